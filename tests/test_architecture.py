@@ -1,0 +1,172 @@
+"""The house keeps its order: imports point one way, files stay small, no machine leaks in."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "tilewright"
+
+ORDER = (
+    "base ir ops rewrites graph superopt capture kernel lang llvm runtime targets tune driver"
+).split()
+RANK = {folder: rank for rank, folder in enumerate(ORDER)}
+
+HARD_DEPENDENCIES = {"numpy", "llvmlite", "rich"}
+MAX_LINES = 700
+
+# Spelled in pieces: this file is searched too.
+MACHINE_PATHS = re.compile(
+    "|".join(
+        rf"(?<![\w.<$}}*~-])/{top}/[\w.-]+"
+        for top in ("ho" + "me", "ro" + "ot", "Us" + "ers", "wo" + "rk", "mn" + "t")
+    )
+)
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(p for folder in folders for p in (ROOT / folder).rglob("*.py"))
+
+
+def imported_modules(path: Path) -> Iterator[tuple[int, str, bool]]:
+    """(line, absolute module name, inside a function?) of every import in a file, however deep.
+
+    `from a import b` yields `a.b`, so that importing a folder by name counts as importing from it.
+    A literal handed to `import_module` or `__import__` is an import as well.
+    """
+    tree = ast.parse(path.read_text(), str(path))
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+
+    def walk(node: ast.AST, local: bool) -> Iterator[tuple[int, str, bool]]:
+        match node:
+            case ast.Import():
+                for name in node.names:
+                    yield node.lineno, name.name, local
+            case ast.ImportFrom():
+                # One dot is the file's own package, each further dot one folder up.
+                up = package[: len(package) - node.level + 1] if node.level else ()
+                stem = ".".join((*up, *([node.module] if node.module else [])))
+                for name in node.names:
+                    yield node.lineno, f"{stem}.{name.name}", local
+            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)) if called in (
+                "import_module",
+                "__import__",
+            ):
+                if node.args and isinstance(node.args[0], ast.Constant):
+                    yield node.lineno, str(node.args[0].value), local
+        inside = local or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, inside)
+
+    yield from walk(tree, False)
+
+
+def folder_of(path: Path) -> str | None:
+    """The folder a file of the package belongs to; None for the package's own `__init__`."""
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else None
+
+
+def violation(folder: str, module: str) -> str | None:
+    """Why a file of `folder` may not import `module`, or None."""
+    parts = module.split(".")
+    if parts[0] != "tilewright":
+        return None
+    target = parts[1] if len(parts) > 1 else None
+    if target not in RANK:
+        return "takes it from the package's own face, which stands above every folder"
+    if RANK[target] > RANK[folder]:
+        return f"points up: {target}/ stands above {folder}/"
+    return None
+
+
+def test_every_folder_has_its_place() -> None:
+    found = {p.parent.relative_to(PACKAGE).parts[0] for p in PACKAGE.rglob("*/*.py")}
+    assert found <= set(ORDER), (
+        f"folders without a place in the order: {sorted(found - set(ORDER))}"
+    )
+
+
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for path in python_files("tilewright"):
+        folder = folder_of(path)
+        if folder is None or folder not in RANK:
+            continue
+        for line, module, _ in imported_modules(path):
+            if why := violation(folder, module):
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module}: {why}")
+    order = " ".join(ORDER)
+    assert not wrong, f"a folder imports itself and those before it ({order}):\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("folder", "module", "refused"),
+    [
+        ("ir", "tilewright.ops.softmax", True),
+        ("ops", "tilewright.ir.node", False),
+        ("ops", "tilewright.ops.core", False),
+        ("base", "tilewright.compile", True),
+        ("ir", "numpy", False),
+    ],
+)
+def test_the_check_itself(folder: str, module: str, refused: bool) -> None:
+    assert (violation(folder, module) is not None) == refused
+
+
+def test_local_imports_are_optional_third_parties() -> None:
+    wrong = []
+    for path in python_files("tilewright"):
+        for line, module, local in imported_modules(path):
+            top = module.split(".")[0]
+            ours = top == "tilewright" or top in HARD_DEPENDENCIES
+            if local and (ours or top in sys.stdlib_module_names):
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module} inside a function")
+    assert not wrong, "only optional third parties are imported late:\n" + "\n".join(wrong)
+
+
+def test_import_needs_hard_dependencies_only() -> None:
+    """`import tilewright` works where torch and every other extra is missing."""
+    allowed = sorted(HARD_DEPENDENCIES | {"tilewright"})
+    program = f"""
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {{"torch", "transformers", "onnx", "scipy", "egglog", "z3"}}:
+            raise ModuleNotFoundError(f"No module named {{name!r}} (only {allowed} are hard)")
+sys.meta_path.insert(0, Refuse())
+import tilewright
+"""
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_files_stay_small() -> None:
+    sizes = {
+        p: p.read_text().count("\n") for p in python_files("tilewright", "tests", "bench", "docs")
+    }
+    long = [f"{p.relative_to(ROOT)}: {n} lines" for p, n in sizes.items() if n > MAX_LINES]
+    assert not long, f"a file over {MAX_LINES} lines is two ideas; find the seam:\n" + "\n".join(
+        long
+    )
+
+
+def test_no_machine_paths() -> None:
+    texts = [
+        p
+        for suffix in ("py", "md", "toml", "json", "txt", "cfg")
+        for folder in ("tilewright", "tests", "bench", "docs")
+        for p in (ROOT / folder).rglob(f"*.{suffix}")
+    ] + [p for p in ROOT.glob("*.*") if p.suffix in (".md", ".toml")]
+    wrong = [
+        f"{p.relative_to(ROOT)}:{number}: {found.group()}"
+        for p in texts
+        for number, line in enumerate(p.read_text().splitlines(), 1)
+        if (found := MACHINE_PATHS.search(line))
+    ]
+    assert not wrong, "absolute paths of one machine:\n" + "\n".join(wrong)
