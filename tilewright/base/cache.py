@@ -1,0 +1,205 @@
+"""A content-addressed disk cache: what was compiled once is read back.
+
+An entry is one file, `<kind>/<hash[:2]>/<hash>.<version>`, holding a header line with a checksum and
+then the payload. Names come from content only, so the directory can be moved or shared. Writes go to
+a temporary file that is renamed into place: of two writers one wins and both are right. Nothing that
+goes wrong with the cache is an error; every miss has a reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import threading
+import time
+from functools import cache as memoize
+from pathlib import Path
+
+from . import knobs
+from .errors import CorruptCache
+from .events import Log
+
+_MAGIC = b"tilewright-cache"
+_TEMPORARY = ".writing-"
+_ABANDONED_AFTER_S = 3600
+# Evicting below the limit keeps the next writes from scanning the directory again.
+_EVICT_TO = 0.9
+
+
+@memoize
+def code_version() -> str:
+    """A fingerprint of this package's source: an entry made by other code is another version."""
+    root = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+        digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+class Cache:
+    """One cache directory. `last_miss` says why the last `get` of this object found nothing."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        version: str | None = None,
+        limit_bytes: int = 2 << 30,
+        enabled: bool = True,
+        log: Log | None = None,
+    ):
+        self.directory = directory
+        self.version = code_version() if version is None else version
+        self.limit_bytes = limit_bytes
+        self.enabled = enabled
+        self.last_miss: str | None = None
+        self._log = Log() if log is None else log
+        self._lock = threading.Lock()
+        self._size: int | None = None
+        self._warned = False
+
+    @classmethod
+    def from_knobs(cls, log: Log | None = None) -> Cache:
+        """The cache that TILEWRIGHT_CACHE, _CACHE_DIR and _CACHE_LIMIT_MB describe."""
+        return cls(
+            knobs.cache_dir.get(),
+            limit_bytes=knobs.cache_limit_mb.get() << 20,
+            enabled=knobs.cache.get(),
+            log=log,
+        )
+
+    def get(self, kind: str, key: str | bytes) -> bytes | None:
+        """The payload stored under this key, or None."""
+        if not self.enabled:
+            return self._miss(kind, "the cache is disabled")
+        path = self._path(kind, key)
+        try:
+            payload = _unpack(path.read_bytes(), path)
+        except FileNotFoundError:
+            return self._miss(kind, self._why_absent(path))
+        except OSError as problem:
+            return self._miss(kind, f"unreadable: {problem.strerror}")
+        except CorruptCache as problem:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return self._miss(kind, f"corrupt: {problem.what}")
+        with contextlib.suppress(OSError):
+            os.utime(path)  # Eviction removes what was used longest ago.
+        self._log.add("cache", f"hit: {kind}", detail=True, entry=path.name)
+        return payload
+
+    def put(self, kind: str, key: str | bytes, payload: bytes) -> bool:
+        """Store a payload; False when the directory cannot be written (told once, as an event)."""
+        if not self.enabled:
+            return False
+        path = self._path(kind, key)
+        data = _pack(payload)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write_atomically(path, data)
+        except OSError as problem:
+            self._warn(problem)
+            return False
+        self._grow(len(data))
+        return True
+
+    def size(self) -> int:
+        """Bytes of all entries."""
+        return sum(size for _, size, _ in self._entries())
+
+    def clear(self) -> None:
+        """Remove every entry."""
+        self._evict(0)
+
+    def _path(self, kind: str, key: str | bytes) -> Path:
+        content = key.encode() if isinstance(key, str) else key
+        name = hashlib.sha256(kind.encode() + b"\0" + content).hexdigest()
+        return self.directory / kind / name[:2] / f"{name}.{self.version}"
+
+    def _miss(self, kind: str, reason: str) -> None:
+        self.last_miss = reason
+        self._log.add("cache", f"miss: {kind}: {reason}", detail=True)
+
+    def _why_absent(self, path: Path) -> str:
+        with contextlib.suppress(OSError):
+            for other in os.listdir(path.parent):
+                if other.startswith(f"{path.stem}."):
+                    return "stored by another version"
+        return "absent"
+
+    def _warn(self, problem: OSError) -> None:
+        with self._lock:
+            first, self._warned = not self._warned, True
+        if first:
+            reason = problem.strerror or str(problem)
+            self._log.add(
+                "cache",
+                f"the cache directory {self.directory} cannot be written ({reason}); "
+                "going on without it. Set TILEWRIGHT_CACHE_DIR to a writable directory",
+            )
+
+    def _grow(self, amount: int) -> None:
+        with self._lock:
+            # The first write counts what earlier processes left; later ones only add.
+            self._size = self.size() if self._size is None else self._size + amount
+            if self._size > self.limit_bytes:
+                self._size = self._evict(int(self.limit_bytes * _EVICT_TO))
+
+    def _evict(self, allowed: int) -> int:
+        """Remove the least recently used entries until at most `allowed` bytes stay."""
+        entries = sorted(self._entries())
+        total = sum(size for _, size, _ in entries)
+        abandoned = time.time() - _ABANDONED_AFTER_S
+        for used, size, path in entries:
+            temporary = path.name.startswith(_TEMPORARY)
+            if temporary and used > abandoned:
+                continue
+            if not temporary and total <= allowed:
+                continue
+            with contextlib.suppress(OSError):
+                path.unlink()
+            total -= size
+        return total
+
+    def _entries(self) -> list[tuple[float, int, Path]]:
+        """(last use, size, path) of every file; those that vanish meanwhile are left out."""
+        found = []
+        for folder, _, names in os.walk(self.directory):
+            for name in names:
+                path = Path(folder, name)
+                with contextlib.suppress(OSError):
+                    status = path.stat()
+                    found.append((status.st_mtime, status.st_size, path))
+        return found
+
+
+def _pack(payload: bytes) -> bytes:
+    checksum = hashlib.sha256(payload).hexdigest().encode()
+    return b"%s %s %d\n%s" % (_MAGIC, checksum, len(payload), payload)
+
+
+def _unpack(data: bytes, path: Path) -> bytes:
+    header, newline, payload = data.partition(b"\n")
+    fields = header.split(b" ")
+    if not newline or len(fields) != 3 or fields[0] != _MAGIC:
+        raise CorruptCache("the header is not one of ours", where=path)
+    if fields[2] != b"%d" % len(payload):
+        raise CorruptCache("the entry is cut short or too long", where=path)
+    if hashlib.sha256(payload).hexdigest().encode() != fields[1]:
+        raise CorruptCache("the checksum does not match", where=path)
+    return payload
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

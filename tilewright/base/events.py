@@ -1,0 +1,94 @@
+"""Events: what the compiler decided, refused or had to do, with the user's place.
+
+A `Log` is passed as an argument to whatever may have something to say. Each event also goes through
+Python logging as `tilewright.<kind>`, shown when TILEWRIGHT_LOGS asks for the kind.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import knobs
+
+_ROOT = "tilewright"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing worth telling; `detail` marks what is shown only with `+kind`."""
+
+    kind: str
+    message: str
+    where: str | None = None
+    data: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    detail: bool = False
+
+    def __str__(self) -> str:
+        place = f"  ({self.where})" if self.where else ""
+        return f"{self.kind}: {self.message}{place}"
+
+
+class Log:
+    """Collects events, oldest first; the count per kind survives when old events are dropped."""
+
+    def __init__(self, limit: int = 10_000):
+        self._events: deque[Event] = deque(maxlen=limit)
+        self.counts: Counter[str] = Counter()
+
+    def emit(self, event: Event) -> Event:
+        self._events.append(event)
+        self.counts[event.kind] += 1
+        _publish(event)
+        return event
+
+    def add(
+        self,
+        kind: str,
+        message: str,
+        *,
+        where: object = None,
+        detail: bool = False,
+        **data: Any,
+    ) -> Event:
+        place = None if where is None else str(where)
+        return self.emit(Event(kind, message, place, data, detail))
+
+    def of(self, kind: str) -> list[Event]:
+        return [event for event in self if event.kind == kind]
+
+    def __iter__(self) -> Iterator[Event]:
+        # A copy: another thread may add events meanwhile.
+        return iter(tuple(self._events))
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+
+def _publish(event: Event) -> None:
+    logger = logging.getLogger(f"{_ROOT}.{event.kind}")
+    level = logging.DEBUG if event.detail else logging.INFO
+    asked = knobs.logs.get().shows(event.kind, detail=event.detail)
+    if not asked and not logger.isEnabledFor(level):
+        return
+    if asked:
+        _show_on_terminal()
+    place = f"  ({event.where})" if event.where else ""
+    # Handled directly: the switch shows a kind without changing the application's logging levels.
+    logger.handle(
+        logger.makeRecord(
+            logger.name, level, "", 0, "%s%s", (event.message, place), None, extra={"event": event}
+        )
+    )
+
+
+def _show_on_terminal() -> None:
+    """Give the root logger a handler unless the application set one up."""
+    logger = logging.getLogger(_ROOT)
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
+        logger.addHandler(handler)

@@ -1,0 +1,219 @@
+"""Every environment switch, declared once: name, type, default, what it does.
+
+Knobs are read when asked, not at import, so a process can change its mind:
+
+    jobs = knobs.compile_jobs.get()
+    with knobs.threads.override(1): ...
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from .errors import Invalid
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Knob(Generic[T]):
+    """One typed environment variable. `parse` raises ValueError with the form it expects."""
+
+    name: str
+    default: Callable[[], T]
+    parse: Callable[[str], T]
+    doc: str
+    show: Callable[[T], str] = str
+
+    def get(self) -> T:
+        text = os.environ.get(self.name, "").strip()
+        if not text:
+            return self.default()
+        try:
+            return self.parse(text)
+        except ValueError as problem:
+            raise Invalid(
+                f"{self.name}={text!r} is not understood: expected {problem}",
+                hint=f"{self.name}: {self.doc}",
+            ) from None
+
+    def is_set(self) -> bool:
+        return bool(os.environ.get(self.name, "").strip())
+
+    @contextmanager
+    def override(self, value: T | None) -> Iterator[None]:
+        """Set the variable for the process (and its children) inside a `with`; None unsets it."""
+        before = os.environ.get(self.name)
+        self._write(None if value is None else self.show(value))
+        try:
+            yield
+        finally:
+            self._write(before)
+
+    def _write(self, text: str | None) -> None:
+        if text is None:
+            os.environ.pop(self.name, None)
+        else:
+            os.environ[self.name] = text
+
+
+@dataclass(frozen=True)
+class LogLevels:
+    """Which kinds of event are shown (`kinds`) and which in detail (`detailed`)."""
+
+    kinds: frozenset[str] = frozenset()
+    detailed: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        plain = self.kinds - self.detailed
+        return ",".join(sorted(plain) + sorted(f"+{kind}" for kind in self.detailed))
+
+    def shows(self, kind: str, *, detail: bool = False) -> bool:
+        chosen = self.detailed if detail else self.kinds
+        return "all" in chosen or _singular(kind) in chosen
+
+
+def _singular(kind: str) -> str:
+    # "recompiles" and "recompile" are the same wish.
+    return kind.removesuffix("s")
+
+
+def _parse_logs(text: str) -> LogLevels:
+    kinds: set[str] = set()
+    detailed: set[str] = set()
+    for item in text.split(","):
+        kind = item.strip()
+        bare = kind.removeprefix("+")
+        if not bare or not bare.replace("-", "").replace("_", "").isalnum():
+            raise ValueError("kinds separated by commas, such as fusion,recompiles,+schedule")
+        kinds.add(_singular(bare))
+        if kind.startswith("+"):
+            detailed.add(_singular(bare))
+    return LogLevels(frozenset(kinds), frozenset(detailed))
+
+
+def _parse_bool(text: str) -> bool:
+    lowered = text.lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("0 or 1")
+
+
+def _show_bool(value: bool) -> str:
+    return "1" if value else "0"
+
+
+def _at_least(low: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        expected = f"a whole number of at least {low}"
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(expected) from None
+        if value < low:
+            raise ValueError(expected)
+        return value
+
+    return parse
+
+
+def _parse_optional_path(text: str) -> Path | None:
+    return Path(text).expanduser()
+
+
+def _parse_optional_name(text: str) -> str | None:
+    return text
+
+
+def _default_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification asks to ignore relative paths.
+    root = Path(base) if os.path.isabs(base) else Path("~").expanduser() / ".cache"
+    return root / "tilewright"
+
+
+def _none() -> None:
+    return None
+
+
+cache_dir: Knob[Path] = Knob(
+    "TILEWRIGHT_CACHE_DIR",
+    _default_cache_dir,
+    lambda text: Path(text).expanduser(),
+    "directory of the compile cache (default: tilewright under the XDG cache directory)",
+)
+cache: Knob[bool] = Knob(
+    "TILEWRIGHT_CACHE",
+    lambda: True,
+    _parse_bool,
+    "0 turns the disk cache off",
+    _show_bool,
+)
+cache_limit_mb: Knob[int] = Knob(
+    "TILEWRIGHT_CACHE_LIMIT_MB",
+    lambda: 2048,
+    _at_least(1),
+    "size in MiB beyond which the least recently used cache entries are removed",
+)
+logs: Knob[LogLevels] = Knob(
+    "TILEWRIGHT_LOGS",
+    LogLevels,
+    _parse_logs,
+    "kinds of event to show, such as fusion,recompiles,+schedule (+ for detail, all for all)",
+)
+dump: Knob[Path | None] = Knob(
+    "TILEWRIGHT_DUMP",
+    _none,
+    _parse_optional_path,
+    "directory in which each stage of a compilation is written as a file",
+)
+threads: Knob[int | None] = Knob(
+    "TILEWRIGHT_THREADS",
+    _none,
+    _at_least(1),
+    "threads that run kernels (default: the cores this process may use)",
+)
+compile_jobs: Knob[int | None] = Knob(
+    "TILEWRIGHT_COMPILE_JOBS",
+    _none,
+    _at_least(1),
+    "kernels compiled at the same time (default: the cores this process may use)",
+)
+check: Knob[bool] = Knob(
+    "TILEWRIGHT_CHECK",
+    lambda: False,
+    _parse_bool,
+    "1 runs the named checks of each level between passes",
+    _show_bool,
+)
+deterministic: Knob[bool] = Knob(
+    "TILEWRIGHT_DETERMINISTIC",
+    lambda: False,
+    _parse_bool,
+    "1 makes the same inputs give the same bits, whatever the thread count",
+    _show_bool,
+)
+seed: Knob[int | None] = Knob(
+    "TILEWRIGHT_SEED",
+    _none,
+    _at_least(0),
+    "seed of random choices in tuning and in random tests",
+)
+target: Knob[str | None] = Knob(
+    "TILEWRIGHT_TARGET",
+    _none,
+    _parse_optional_name,
+    "name of the target to compile for instead of this machine, such as x86-64-v3",
+)
+
+
+def every() -> tuple[Knob, ...]:
+    """All knobs in the order of declaration, for documentation and the command line."""
+    return tuple(value for value in globals().values() if isinstance(value, Knob))

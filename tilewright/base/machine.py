@@ -1,0 +1,56 @@
+"""What the operating system says about this machine: usable cores and cache sizes."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 1024, "M": 1024**2, "G": 1024**3}
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, cut by a container's quota."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    quota = _cgroup_cores(_CGROUP_QUOTA)
+    return max(1, cores if quota is None else min(cores, quota))
+
+
+def _cgroup_cores(path: Path) -> int | None:
+    # More threads than the quota allows would be stopped together for the rest of each period.
+    try:
+        quota, period = path.read_text().split()
+        return None if quota == "max" else max(1, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+@dataclass(frozen=True)
+class CacheSizes:
+    """Bytes of data cache that one core sees at each level."""
+
+    l1: int = 32 * 1024
+    l2: int = 512 * 1024
+    l3: int = 8 * 1024**2
+
+
+def cache_sizes(root: Path = _CPU_CACHES) -> CacheSizes:
+    """The first core's data caches; a level the system does not tell keeps a modest default."""
+    sizes: dict[str, int] = {}
+    for entry in sorted(root.glob("index*")):
+        try:
+            kind = (entry / "type").read_text().strip()
+            level = (entry / "level").read_text().strip()
+            text = (entry / "size").read_text().strip()
+            size = int(text.rstrip("KMG")) * _UNITS.get(text[-1:], 1)
+        except (OSError, ValueError):
+            continue
+        if kind in ("Data", "Unified") and level in ("1", "2", "3") and size > 0:
+            sizes[f"l{level}"] = size
+    return CacheSizes(**sizes)

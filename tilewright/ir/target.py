@@ -1,0 +1,127 @@
+"""Target: what the compiler knows about a machine, as data.
+
+A target prints to text and parses back; instances live in targets/, one folder per architecture.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields
+
+from tilewright.base.errors import Invalid, require
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine to compile for. Sizes are bytes; `features` are LLVM's, such as `+avx2`."""
+
+    name: str
+    triple: str
+    cpu: str
+    features: tuple[str, ...] = ()
+    vector_bits: int = 128
+    vector_registers: int = 16
+    has_fma: bool = False
+    # Native arithmetic, not only conversion, in half precision and in bfloat16.
+    has_f16: bool = False
+    has_bf16: bool = False
+    l1: int = 32 * 1024
+    l2: int = 512 * 1024
+    l3: int = 8 * 1024**2
+    cache_line: int = 64
+    cores: int = 1
+    pointer_bits: int = 64
+    data_layout: str = ""
+
+    def __post_init__(self):
+        for field in ("name", "triple", "cpu"):
+            value = getattr(self, field)
+            require(
+                value and not any(c.isspace() for c in value),
+                f"a target's {field} is one word, not {value!r}",
+            )
+        for field in ("vector_bits", "vector_registers", "cores", "pointer_bits", "cache_line"):
+            require(getattr(self, field) > 0, f"{field} of target {self.name} must be positive")
+        for feature in self.features:
+            require(
+                feature[:1] in ("+", "-") and len(feature) > 1 and "," not in feature,
+                f"feature {feature!r} of target {self.name} should read +name or -name",
+            )
+
+    @property
+    def arch(self) -> str:
+        """The architecture, as the first part of the triple: x86_64, aarch64, …"""
+        return self.triple.split("-")[0]
+
+    def lanes(self, bits: int) -> int:
+        """Elements of `bits` that fill one vector register; 1 when wider than the register."""
+        require(bits > 0, f"an element has a positive number of bits, not {bits}")
+        return max(1, self.vector_bits // bits)
+
+    def has(self, feature: str) -> bool:
+        """Whether an LLVM feature such as `avx512f` is switched on."""
+        return f"+{feature}" in self.features
+
+    def feature_string(self) -> str:
+        """The features as LLVM's target machine takes them."""
+        return ",".join(self.features)
+
+    def codegen_key(self) -> str:
+        """What decides the machine code of a given LLVM text; cores and caches do not."""
+        return f"{self.triple} {self.cpu} {self.feature_string()} {self.data_layout}"
+
+    def key(self) -> str:
+        """A short identity of everything but the name, for caches of schedules and plans."""
+        body = self.text().partition("\n")[2]
+        return hashlib.sha256(body.encode()).hexdigest()[:16]
+
+    def text(self) -> str:
+        """The printed form: `target NAME`, then one line per field."""
+        lines = [f"target {self.name}"]
+        for field in fields(self)[1:]:
+            lines.append(f"  {field.name} {_show(getattr(self, field.name))}".rstrip())
+        return "\n".join(lines) + "\n"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """The inverse of `text`; fields that are left out keep their defaults."""
+        numbered = [
+            (number, line.strip())
+            for number, line in enumerate(text.splitlines(), 1)
+            if line.strip() and not line.strip().startswith("#")
+        ]
+        head = numbered[0][1].split() if numbered else []
+        require(len(head) == 2 and head[0] == "target", "a target's text begins `target NAME`")
+        kinds = {field.name: str(field.type) for field in fields(cls)[1:]}
+        values: dict = {}
+        for number, line in numbered[1:]:
+            name, _, value = line.partition(" ")
+            known = ", ".join(kinds)
+            require(name in kinds, f"a target has no field {name!r}", where=number, hint=known)
+            values[name] = _read(kinds[name], value.strip(), f"line {number}")
+        missing = [name for name in ("triple", "cpu") if name not in values]
+        require(not missing, f"the text of target {head[1]} lacks {', '.join(missing)}")
+        return cls(head[1], **values)
+
+
+def _show(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _read(kind: str, value: str, where: str) -> object:
+    if kind == "str":
+        return value
+    if kind.startswith("tuple"):
+        return tuple(part for part in value.split(",") if part)
+    if kind == "bool":
+        require(value in ("yes", "no"), f"{value!r} should be yes or no", where=where)
+        return value == "yes"
+    try:
+        return int(value)
+    except ValueError:
+        raise Invalid(f"{value!r} should be a whole number", where=where) from None
