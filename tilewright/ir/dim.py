@@ -1,0 +1,627 @@
+"""Symbolic integers: dimensions, loop extents and index functions are one thing.
+
+An `Int` is a polynomial with integer coefficients over *atoms*, in canonical form and interned, so equal
+functions are one object. A constant is a plain Python int: static shapes are the special case that costs nothing.
+Atoms are symbols with bounds (`Sym`: a dimension, or a loop variable whose bound may itself be symbolic),
+the quotient, remainder, minimum or maximum of two Ints, and `Data`, an integer that is read from memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Union
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+INF = 1 << 62
+
+
+class Atom:
+    """An indivisible factor of a polynomial. `key` orders atoms and is unique among equal ones."""
+
+    __slots__ = ("key", "_bounds", "__weakref__")
+    key: str
+    _bounds: tuple[int, int] | None
+
+    def __repr__(self) -> str:
+        return self.key
+
+    def __lt__(self, other: Atom) -> bool:
+        return self.key < other.key
+
+
+class Sym(Atom):
+    """A named integer with inclusive bounds; a dimension (`multiple` = known divisor) or a loop variable."""
+
+    __slots__ = ("name", "lo", "hi", "multiple")
+
+    def __init__(self, name: str, lo: Dim, hi: Dim | None, multiple: int) -> None:
+        self.name, self.lo, self.hi, self.multiple = name, lo, hi, multiple
+
+
+class Quo(Atom):
+    """`floordiv`, `mod`, `min` or `max` of two Ints, which could not be simplified."""
+
+    __slots__ = ("op", "a", "b")
+
+    def __init__(self, op: str, a: Dim, b: Dim) -> None:
+        self.op, self.a, self.b = op, a, b
+
+
+class Data(Atom):
+    """An integer value that is computed from memory (a gathered index); `value` is an ir.expr.Value."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+_atoms: WeakValueDictionary[Any, Atom] = WeakValueDictionary()
+_ints: WeakValueDictionary[Any, Int] = WeakValueDictionary()
+
+Monomial = tuple[Atom, ...]
+
+
+class Int:
+    """A canonical polynomial: `terms` is a tuple of (monomial, coefficient), sorted; never a constant."""
+
+    __slots__ = ("terms", "_str", "_bounds", "_syms", "__weakref__")
+
+    def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
+        self.terms = terms
+        self._str: str | None = None
+        self._bounds: tuple[int, int] | None = None
+        self._syms: frozenset[Sym] | None = None
+
+    def __add__(self, other: Dim) -> Dim:
+        return _sum(((self, 1), (other, 1)))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Dim) -> Dim:
+        return _sum(((self, 1), (other, -1)))
+
+    def __rsub__(self, other: Dim) -> Dim:
+        return _sum(((other, 1), (self, -1)))
+
+    def __neg__(self) -> Dim:
+        return _sum(((self, -1),))
+
+    def __mul__(self, other: Dim) -> Dim:
+        return _mul(self, other)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Dim) -> Dim:
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: Dim) -> Dim:
+        return floordiv(other, self)
+
+    def __mod__(self, other: Dim) -> Dim:
+        return mod(self, other)
+
+    def __rmod__(self, other: Dim) -> Dim:
+        return mod(other, self)
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"the truth of symbolic {self} is not known; use known_* from ir.dim")
+
+    def __repr__(self) -> str:
+        if self._str is None:
+            self._str = _show(self.terms)
+        return self._str
+
+
+Dim = Union[int, Int]
+
+
+def _show(terms: tuple[tuple[Monomial, int], ...]) -> str:
+    parts: list[str] = []
+    for mono, c in sorted(terms, key=lambda t: (not t[0], t[0])):  # the constant comes last
+        text = "*".join(a.key for a in mono)
+        if not mono:
+            text = str(c)
+        elif c == -1:
+            text = "-" + text
+        elif c != 1:
+            text = f"{c}*{text}"
+        parts.append(text if not parts or text.startswith("-") else "+" + text)
+    return "".join(parts)
+
+
+def _make(terms: dict[Monomial, int]) -> Dim:
+    """The only constructor of polynomials."""
+    clean = {m: c for m, c in terms.items() if c}
+    if any(isinstance(a, Quo) and a.op == "mod" for m in clean for a in m):
+        _join_divmod(clean)
+    if not clean:
+        return 0
+    if len(clean) == 1 and () in clean:
+        return clean[()]
+    key = tuple(sorted(clean.items()))
+    found = _ints.get(key)
+    if found is None:
+        found = _ints.setdefault(key, Int(key))
+    return found
+
+
+def _join_divmod(terms: dict[Monomial, int]) -> None:
+    """n*(x//n) + x%n = x, in place."""
+    for mono in list(terms):
+        for k, atom in enumerate(mono):
+            if mono not in terms or not (isinstance(atom, Quo) and atom.op == "mod"):
+                continue
+            c = terms[mono]
+            rest = mono[:k] + mono[k + 1 :]
+            quo = _atom("floordiv", atom.a, atom.b)
+            if isinstance(atom.b, int):
+                other, factor = tuple(sorted((*rest, quo))), atom.b
+            elif len(atom.b.terms) == 1:
+                (bm, factor) = atom.b.terms[0]
+                other = tuple(sorted((*rest, quo, *bm)))
+            else:
+                continue
+            if terms.get(other) != c * factor:
+                continue
+            del terms[other], terms[mono]
+            for m, v in _terms(atom.a):
+                key = tuple(sorted((*m, *rest)))
+                terms[key] = terms.get(key, 0) + v * c
+                if not terms[key]:
+                    del terms[key]
+
+
+def _terms(x: Dim) -> tuple[tuple[Monomial, int], ...]:
+    if isinstance(x, Int):
+        return x.terms
+    return (((), x),) if x else ()
+
+
+def _sum(parts: tuple[tuple[Dim, int], ...]) -> Dim:
+    out: dict[Monomial, int] = {}
+    for x, k in parts:
+        for m, c in _terms(x):
+            out[m] = out.get(m, 0) + c * k
+    return _make(out)
+
+
+def _mul(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int):
+        return a * b
+    out: dict[Monomial, int] = {}
+    for m, c in _terms(a):
+        for n, d in _terms(b):
+            key = tuple(sorted((*m, *n)))
+            out[key] = out.get(key, 0) + c * d
+    return _make(out)
+
+
+def _from_atom(atom: Atom) -> Dim:
+    return _make({(atom,): 1})
+
+
+def _intern(key: Any, build: Callable[[], Atom], text: str) -> Atom:
+    found = _atoms.get(key)
+    if found is None:
+        found = build()
+        found.key = text
+        found._bounds = None
+        found = _atoms.setdefault(key, found)
+    return found
+
+
+def _atom(op: str, a: Dim, b: Dim) -> Quo:
+    sign = {"floordiv": "//", "mod": "%"}.get(op)
+    text = f"({_wrap(a)}{sign}{_wrap(b)})" if sign else f"{op}({a},{b})"
+    atom = _intern((op, a, b), lambda: Quo(op, a, b), text)
+    assert isinstance(atom, Quo)
+    return atom
+
+
+def _wrap(x: Dim) -> str:
+    return f"({x})" if isinstance(x, Int) and (len(x.terms) > 1 or x.terms[0][1] != 1 or len(x.terms[0][0]) > 1) else str(x)  # fmt: skip
+
+
+def sym(name: str, lo: Dim = 0, hi: Dim | None = None, multiple: int = 1) -> Int:
+    """A dimension or variable with inclusive bounds. Symbols of one name and bounds are one symbol."""
+    x = _from_atom(_intern((name, lo, hi, multiple), lambda: Sym(name, lo, hi, multiple), name))
+    assert isinstance(x, Int)
+    return x
+
+
+def var(name: str, extent: Dim) -> Int:
+    """A loop variable over [0, extent)."""
+    return sym(name, 0, extent - 1)
+
+
+def data(value: Any) -> Int:
+    """An index that is read from memory. `value` is an integer ir.expr.Value."""
+    x = _from_atom(_intern(("data", value), lambda: Data(value), f"${{{value!r}}}"))
+    assert isinstance(x, Int)
+    return x
+
+
+def the_sym(x: Dim) -> Sym:
+    """The symbol that `x` is."""
+    if isinstance(x, Int) and len(x.terms) == 1:
+        mono, c = x.terms[0]
+        if c == 1 and len(mono) == 1 and isinstance(mono[0], Sym):
+            return mono[0]
+    raise ValueError(f"{x} is not a single symbol")
+
+
+def is_sym(x: Dim) -> bool:
+    return isinstance(x, Int) and len(x.terms) == 1 and x.terms[0][1] == 1 and len(x.terms[0][0]) == 1 and isinstance(x.terms[0][0][0], Sym)  # fmt: skip
+
+
+def as_int(s: Sym) -> Int:
+    x = _from_atom(s)
+    assert isinstance(x, Int)
+    return x
+
+
+# ---- bounds
+
+
+def bounds(x: Dim) -> tuple[int, int]:
+    """Numeric inclusive bounds; ±INF where unknown."""
+    if isinstance(x, int):
+        return x, x
+    if x._bounds is None:
+        lo = hi = 0
+        for mono, c in x.terms:
+            a = b = c
+            for atom in mono:
+                l, h = _atom_bounds(atom)
+                ends = [_sat(a * l), _sat(a * h), _sat(b * l), _sat(b * h)]
+                a, b = min(ends), max(ends)
+            lo, hi = _sat(lo + a), _sat(hi + b)
+        x._bounds = lo, hi
+    return x._bounds
+
+
+def _sat(v: int) -> int:
+    return max(-INF, min(INF, v))
+
+
+def _atom_bounds(atom: Atom) -> tuple[int, int]:
+    if atom._bounds is None:
+        atom._bounds = _compute_bounds(atom)
+    return atom._bounds
+
+
+def _compute_bounds(atom: Atom) -> tuple[int, int]:
+    if isinstance(atom, Sym):
+        hi = INF if atom.hi is None else bounds(atom.hi)[1]
+        return bounds(atom.lo)[0], hi
+    if not isinstance(atom, Quo):
+        return -INF, INF
+    (la, ha), (lb, hb) = bounds(atom.a), bounds(atom.b)
+    if atom.op == "min":
+        return min(la, lb), min(ha, hb)
+    if atom.op == "max":
+        return max(la, lb), max(ha, hb)
+    if lb <= 0:
+        return -INF, INF
+    if atom.op == "mod":
+        return 0, min(hb - 1, ha) if la >= 0 else hb - 1
+    lo = -INF if la <= -INF else la // (lb if la < 0 else hb)
+    hi = INF if ha >= INF else ha // (hb if ha < 0 else lb)
+    return lo, hi
+
+
+def nonneg(x: Dim, depth: int = 6) -> bool:
+    """Is x >= 0 proved? Variables with symbolic bounds are eliminated one at a time at their worst end."""
+    if isinstance(x, int):
+        return x >= 0
+    if bounds(x)[0] >= 0:
+        return True
+    if depth == 0:
+        return False
+    for atom in {a for m, _ in x.terms for a in m}:
+        if isinstance(atom, Quo) and atom.op in ("min", "max"):
+            rest, coef = _linear(x, atom)
+            if coef is None:
+                continue
+            down = nonneg(coef, 0)
+            up = nonneg(-coef, 0)
+            both = (atom.op == "min") == down  # the worst case must hold for either argument
+            if (down or up) and both:
+                return all(nonneg(rest + coef * e, depth - 1) for e in (atom.a, atom.b))
+        if isinstance(atom, Quo) and atom.op == "floordiv" and isinstance(atom.b, int):
+            rest, coef = _linear(x, atom)
+            if isinstance(coef, int) and coef % atom.b == 0:
+                # n*(a//n) lies in [a-n+1, a]: take the worst end
+                k, n = coef // atom.b, atom.b
+                return nonneg(rest + k * (atom.a if k < 0 else atom.a - n + 1), depth - 1)
+        if not isinstance(atom, Sym) or not (isinstance(atom.lo, Int) or isinstance(atom.hi, Int)):
+            continue
+        rest, coef = _linear(x, atom)
+        if coef is None:
+            continue
+        if nonneg(coef, depth - 1):
+            return nonneg(rest + coef * atom.lo, depth - 1)
+        if atom.hi is not None and nonneg(-coef, depth - 1):
+            return nonneg(rest + coef * atom.hi, depth - 1)
+    return False
+
+
+def _linear(x: Int, atom: Atom) -> tuple[Dim, Dim | None]:
+    """x = rest + coef*atom, or coef None where x is not linear in it."""
+    rest: dict[Monomial, int] = {}
+    coef: dict[Monomial, int] = {}
+    for mono, c in x.terms:
+        n = mono.count(atom)
+        if n > 1 or any(isinstance(a, Quo) and a is not atom and _mentions(a, atom) for a in mono):
+            return 0, None
+        if n:
+            k = mono.index(atom)
+            coef[mono[:k] + mono[k + 1 :]] = c
+        else:
+            rest[mono] = c
+    return _make(rest), _make(coef)
+
+
+def _mentions(q: Quo, atom: Atom) -> bool:
+    return any(isinstance(e, Int) and any(a is atom or (isinstance(a, Quo) and _mentions(a, atom)) for m, _ in e.terms for a in m) for e in (q.a, q.b))  # fmt: skip
+
+
+def known_lt(a: Dim, b: Dim) -> bool:
+    return nonneg(b - a - 1)
+
+
+def known_le(a: Dim, b: Dim) -> bool:
+    return nonneg(b - a)
+
+
+def known_eq(a: Dim, b: Dim) -> bool:
+    """Are the two proved equal? (Canonical forms: mostly `is`.)"""
+    return a is b or a == b
+
+
+def known_ne(a: Dim, b: Dim) -> bool:
+    return known_lt(a, b) or known_lt(b, a)
+
+
+def divisor(x: Dim) -> int:
+    """The greatest known divisor of x (0 for 0)."""
+    if isinstance(x, int):
+        return abs(x)
+    g = 0
+    for mono, c in x.terms:
+        d = abs(c)
+        for a in mono:
+            if isinstance(a, Sym):
+                d *= a.multiple
+        g = math.gcd(g, d)
+    return g
+
+
+# ---- quotient, remainder, minimum, maximum
+
+
+def floordiv(a: Dim, n: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(n, int):
+        return a // n
+    if isinstance(n, int) and n == 1:
+        return a
+    q, rest = _divide(a, n)
+    if rest is None:
+        return q
+    part = _reduce_gcd(rest, n)
+    if part is not None:
+        return q + floordiv(part[0], part[1])
+    if isinstance(rest, Int) and len(rest.terms) == 1 and isinstance(n, int):
+        (mono, c) = rest.terms[0]
+        if c == 1 and len(mono) == 1 and isinstance(mono[0], Quo) and mono[0].op == "floordiv" and isinstance(mono[0].b, int):  # fmt: skip
+            return q + floordiv(mono[0].a, mono[0].b * n)
+    return q + _from_atom(_atom("floordiv", rest, n))
+
+
+def mod(a: Dim, n: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(n, int):
+        return a % n
+    if isinstance(n, int) and n == 1:
+        return 0
+    q, rest = _divide(a, n)
+    if rest is None:
+        return a - q * n
+    part = _reduce_gcd(rest, n)
+    if part is not None:
+        return mod(part[0], part[1]) * part[2] + part[3]
+    return _from_atom(_atom("mod", rest, n))
+
+
+def _divide(a: Dim, n: Dim) -> tuple[Dim, Dim | None]:
+    """a = q*n + rest with everything divisible taken out; rest None when it is proved to be in [0, n)."""
+    q: dict[Monomial, int] = {}
+    for mono, c in _terms(a):
+        if isinstance(n, int):
+            if c % n == 0:
+                q[mono] = c // n
+            elif not mono:
+                q[mono] = c // n
+            else:
+                known = divisor(_make({mono: c}))
+                if known % n == 0 and len(mono) == 1 and isinstance(mono[0], Sym):
+                    pass  # divisible, but the quotient has no name: an atom will say it
+        elif len(n.terms) == 1:
+            nm, nc = n.terms[0]
+            left = list(mono)
+            if c % nc == 0 and all(x in left and not left.remove(x) for x in nm):
+                q[tuple(left)] = c // nc
+    quotient = _make(q)
+    if isinstance(n, Int) and len(n.terms) > 1 and isinstance(a, Int):
+        # a = k*n exactly, for a polynomial divisor: compare the leading terms
+        k = _ratio(a, n)
+        if k is not None:
+            return k, None
+    rest = a - quotient * n
+    if nonneg(rest) and known_lt(rest, n):
+        return quotient, None
+    return quotient, rest
+
+
+def _ratio(a: Int, n: Int) -> Dim | None:
+    (m0, c0), (m1, c1) = a.terms[0], n.terms[0]
+    left = list(m0)
+    if c0 % c1 or not all(x in left and not left.remove(x) for x in m1):
+        return None
+    k = _make({tuple(left): c0 // c1})
+    return k if known_eq(k * n, a) else None
+
+
+def _reduce_gcd(rest: Dim, n: Dim) -> tuple[Dim, int, int, Dim] | None:
+    """rest = g*part + small with 0 <= small < g and g | n: then rest//n = part//(n/g)."""
+    if not isinstance(n, int) or not isinstance(rest, Int):
+        return None
+    gs = {math.gcd(n, abs(c)) for m, c in rest.terms if m}
+    for g in sorted(gs, reverse=True):
+        if g <= 1:
+            break
+        part = {m: c // g for m, c in rest.terms if c % g == 0}
+        if not part:
+            continue
+        small = rest - _make({m: c for m, c in rest.terms if c % g == 0})
+        lo, hi = bounds(small)
+        if lo < 0 <= -lo < g and not isinstance(small, int):
+            continue
+        if 0 <= lo and hi < g:
+            return _make(part), n // g, g, small
+    return None
+
+
+def minimum(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    if known_le(a, b):
+        return a
+    if known_le(b, a):
+        return b
+    return _from_atom(_atom("min", *sorted((a, b), key=str)))
+
+
+def maximum(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    if known_le(a, b):
+        return b
+    if known_le(b, a):
+        return a
+    return _from_atom(_atom("max", *sorted((a, b), key=str)))
+
+
+def ceildiv(a: Dim, n: Dim) -> Dim:
+    return floordiv(a + n - 1, n)
+
+
+# ---- traversal
+
+_COMBINE: dict[str, Callable[[Dim, Dim], Dim]] = {
+    "floordiv": floordiv,
+    "mod": mod,
+    "min": minimum,
+    "max": maximum,
+}
+
+
+def substitute(x: Dim, table: Mapping[Sym, Dim], on_data: Callable[[Any], Any] | None = None) -> Dim:
+    """Replace symbols, simplifying again. `on_data` rewrites the value inside a Data atom."""
+    if isinstance(x, int) or (on_data is None and not (symbols(x) & table.keys())):
+        return x
+    total: Dim = 0
+    for mono, c in x.terms:
+        p: Dim = c
+        for atom in mono:
+            p = p * _sub_atom(atom, table, on_data)
+        total = total + p
+    return total
+
+
+def _sub_atom(atom: Atom, table: Mapping[Sym, Dim], on_data: Callable[[Any], Any] | None) -> Dim:
+    if isinstance(atom, Sym):
+        return table.get(atom, _from_atom(atom))
+    if isinstance(atom, Quo):
+        return _COMBINE[atom.op](
+            substitute(atom.a, table, on_data), substitute(atom.b, table, on_data)
+        )
+    assert isinstance(atom, Data)
+    value = on_data(atom.value) if on_data else atom.value.substitute(table)
+    return value.as_dim()
+
+
+def symbols(x: Dim) -> frozenset[Sym]:
+    """Every symbol that x mentions, inside quotients and data too."""
+    if isinstance(x, int):
+        return frozenset()
+    if x._syms is None:
+        out: set[Sym] = set()
+        for mono, _ in x.terms:
+            for a in mono:
+                if isinstance(a, Sym):
+                    out.add(a)
+                elif isinstance(a, Quo):
+                    out |= symbols(a.a) | symbols(a.b)
+                elif isinstance(a, Data):
+                    out |= a.value.symbols()
+        x._syms = frozenset(out)
+    return x._syms
+
+
+def data_values(x: Dim) -> Iterator[Any]:
+    """The values read from memory that x mentions."""
+    if isinstance(x, int):
+        return
+    for mono, _ in x.terms:
+        for a in mono:
+            if isinstance(a, Data):
+                yield a.value
+            elif isinstance(a, Quo):
+                yield from data_values(a.a)
+                yield from data_values(a.b)
+
+
+def coefficient(x: Dim, s: Sym) -> Dim | None:
+    """The coefficient of s where x is affine in it; None where s hides in a quotient, data or a power."""
+    if isinstance(x, int) or s not in symbols(x):
+        return 0
+    for mono, _ in x.terms:
+        for a in mono:
+            if not isinstance(a, Sym) and s in symbols(_from_atom(a)):
+                return None
+    return _linear(x, s)[1]
+
+
+def evaluate(x: Dim, env: Mapping[str, Any], on_data: Callable[[Any], Any] | None = None) -> Any:
+    """The number for the given values of symbols by name (numpy arrays work too)."""
+    if isinstance(x, int):
+        return x
+    total: Any = 0
+    for mono, c in x.terms:
+        p: Any = c
+        for a in mono:
+            p = p * _eval_atom(a, env, on_data)
+        total = total + p
+    return total
+
+
+def _eval_atom(a: Atom, env: Mapping[str, Any], on_data: Callable[[Any], Any] | None) -> Any:
+    if isinstance(a, Sym):
+        return env[a.name]
+    if isinstance(a, Data):
+        if on_data is None:
+            raise ValueError(f"{a} depends on data")
+        return on_data(a.value)
+    assert isinstance(a, Quo)
+    x, y = evaluate(a.a, env, on_data), evaluate(a.b, env, on_data)
+    if a.op == "floordiv":
+        return x // y
+    if a.op == "mod":
+        return x % y
+    if isinstance(x, int) and isinstance(y, int):
+        return min(x, y) if a.op == "min" else max(x, y)
+    return np.minimum(x, y) if a.op == "min" else np.maximum(x, y)

@@ -1,0 +1,552 @@
+"""The expression language: scalar values over index functions, and tensors defined by them.
+
+A `Tensor` is a function of its index: `compute((m, n), lambda i, j: exp(x[i, j]))`. Operators are defined in it, tensor
+expressions are written in it, and the kernel level schedules it. Values are interned: equal expressions are one
+object, common subexpressions vanish by construction. Variables bound by a definition are numbered, not named
+(`i0, i1` for axes, `r0` for the innermost reduction), so equal definitions are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any, Union
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim, Int, Sym
+from tilewright.ir.scalar import SCALARS
+from tilewright.ir.types import DType, as_dtype, b1, f32, i64
+
+_values: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+
+
+class Value:
+    """A scalar. Subclasses: Const, Index, Load, Fn, Reduce."""
+
+    __slots__ = ("dtype", "_syms", "__weakref__")
+    dtype: DType
+    _syms: frozenset[Sym] | None
+
+    def __add__(self, o: Scalarish) -> Value:
+        return fn("add", self, o)
+
+    def __radd__(self, o: Scalarish) -> Value:
+        return fn("add", o, self)
+
+    def __sub__(self, o: Scalarish) -> Value:
+        return fn("sub", self, o)
+
+    def __rsub__(self, o: Scalarish) -> Value:
+        return fn("sub", o, self)
+
+    def __mul__(self, o: Scalarish) -> Value:
+        return fn("mul", self, o)
+
+    def __rmul__(self, o: Scalarish) -> Value:
+        return fn("mul", o, self)
+
+    def __truediv__(self, o: Scalarish) -> Value:
+        return fn("div", self, o)
+
+    def __rtruediv__(self, o: Scalarish) -> Value:
+        return fn("div", o, self)
+
+    def __neg__(self) -> Value:
+        return fn("neg", self)
+
+    def __lt__(self, o: Scalarish) -> Value:
+        return fn("lt", self, o)
+
+    def __le__(self, o: Scalarish) -> Value:
+        return fn("le", self, o)
+
+    def __gt__(self, o: Scalarish) -> Value:
+        return fn("gt", self, o)
+
+    def __ge__(self, o: Scalarish) -> Value:
+        return fn("ge", self, o)
+
+    def __and__(self, o: Scalarish) -> Value:
+        return fn("and", self, o)
+
+    def __or__(self, o: Scalarish) -> Value:
+        return fn("or", self, o)
+
+    def __xor__(self, o: Scalarish) -> Value:
+        return fn("xor", self, o)
+
+    def __invert__(self) -> Value:
+        return fn("not", self)
+
+    def eq(self, o: Scalarish) -> Value:
+        return fn("eq", self, o)
+
+    def ne(self, o: Scalarish) -> Value:
+        return fn("ne", self, o)
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return ()
+
+    def symbols(self) -> frozenset[Sym]:
+        """Free index symbols."""
+        if self._syms is None:
+            self._syms = self._free()
+        return self._syms
+
+    def _free(self) -> frozenset[Sym]:
+        return frozenset().union(*(a.symbols() for a in self.args))
+
+    def substitute(self, table: Mapping[Sym, Dim]) -> Value:
+        return rewrite(self, table=table)
+
+    def as_dim(self) -> Dim:
+        """This integer value as an index."""
+        if isinstance(self, Index):
+            return self.dim
+        if isinstance(self, Const):
+            return int(self.value)
+        if isinstance(self, Fn) and self.name == "cast" and self.dtype is i64 and isinstance(self.args[0], Index):  # fmt: skip
+            return self.args[0].dim
+        return D.data(self)
+
+
+class Const(Value):
+    __slots__ = ("value",)
+    value: float | int | bool
+
+    def __repr__(self) -> str:
+        return f"{self.value!r}:{self.dtype}"
+
+
+class Index(Value):
+    """An index function used as an i64 value."""
+
+    __slots__ = ("dim",)
+    dim: Dim
+
+    def _free(self) -> frozenset[Sym]:
+        return D.symbols(self.dim)
+
+    def __repr__(self) -> str:
+        return f"#({self.dim})"
+
+
+class Load(Value):
+    """Element of a tensor (in a definition) or of a named buffer (in a kernel)."""
+
+    __slots__ = ("source", "index")
+    source: Tensor | str
+    index: tuple[Dim, ...]
+
+    def _free(self) -> frozenset[Sym]:
+        return frozenset().union(*(D.symbols(i) for i in self.index))
+
+    def __repr__(self) -> str:
+        name = self.source if isinstance(self.source, str) else self.source.name
+        return f"{name}[{','.join(map(str, self.index))}]"
+
+
+class Fn(Value):
+    """A scalar function of values; `cast` has its dtype as result."""
+
+    __slots__ = ("name", "_args")
+    name: str
+    _args: tuple[Value, ...]
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return self._args
+
+    def __repr__(self) -> str:
+        name = f"cast<{self.dtype}>" if self.name == "cast" else self.name
+        return f"{name}({', '.join(map(repr, self._args))})"
+
+
+class Reduce(Value):
+    """`combine` over every point of `axes` of `body`, starting from the combine's identity."""
+
+    __slots__ = ("combine", "axes", "body")
+    combine: str
+    axes: tuple[Sym, ...]
+    body: Value
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return (self.body,)
+
+    def _free(self) -> frozenset[Sym]:
+        extents = frozenset().union(*(D.symbols(extent(a)) for a in self.axes))
+        return (self.body.symbols() - set(self.axes)) | extents
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{a.name}<{extent(a)}" for a in self.axes)
+        return f"reduce({self.combine}, {axes})({self.body!r})"
+
+
+Scalarish = Union[Value, int, float, bool, Int]
+
+
+def extent(s: Sym) -> Dim:
+    """Number of values of a loop variable."""
+    assert s.hi is not None
+    return s.hi + 1
+
+
+def _intern(cls: type[Any], key: Any, **fields: Any) -> Any:
+    found = _values.get((cls, *key))
+    if found is None:
+        found = cls.__new__(cls)
+        found._syms = None
+        for k, v in fields.items():
+            object.__setattr__(found, k, v)
+        found = _values.setdefault((cls, *key), found)
+    return found
+
+
+def const(value: float | int | bool, dtype: DType) -> Const:
+    if dtype.is_float:
+        value = float(as_dtype(np.float64(value), dtype))
+        key = value.hex()  # tells -0.0 from 0.0 and holds NaN
+    else:
+        value = bool(value) if dtype.is_bool else int(as_dtype(np.array(int(value)), dtype))
+        key = repr(value)
+    return _intern(Const, (key, dtype), value=value, dtype=dtype)
+
+
+def index(x: Dim) -> Value:
+    if isinstance(x, int):
+        return const(x, i64)
+    if len(x.terms) == 1:
+        mono, c = x.terms[0]
+        if c == 1 and len(mono) == 1 and isinstance(mono[0], D.Data):
+            return mono[0].value
+    return _intern(Index, (x,), dim=x, dtype=i64)
+
+
+def load(source: Tensor | str, idx: Sequence[Dim | Value], dtype: DType) -> Load:
+    key = tuple(i.as_dim() if isinstance(i, Value) else i for i in idx)
+    return _intern(Load, (source, key, dtype), source=source, index=key, dtype=dtype)
+
+
+def value(x: Scalarish, dtype: DType) -> Value:
+    if isinstance(x, Value):
+        return x
+    if isinstance(x, Int):
+        return cast(index(x), dtype)
+    return const(x, dtype)
+
+
+def fn(name: str, *xs: Scalarish) -> Value:
+    """Apply a scalar function; plain numbers take the dtype of their neighbours."""
+    spec = SCALARS[name]
+    if len(xs) != spec.arity:
+        raise TypeError(f"{name} takes {spec.arity} arguments, not {len(xs)}")
+    typed = [x for x in xs[1 if name == "select" else 0 :] if isinstance(x, Value)]
+    default = typed[0].dtype if typed else (i64 if any(isinstance(x, Int) for x in xs) else f32)
+    args = tuple(
+        value(x, b1 if name == "select" and k == 0 else default) for k, x in enumerate(xs)
+    )
+    rest = args[1:] if name == "select" else args
+    if any(a.dtype is not rest[0].dtype for a in rest):
+        raise TypeError(f"{name} of {', '.join(str(a.dtype) for a in args)}: cast to one dtype first")
+    if rest[0].dtype.kind not in spec.only:
+        raise TypeError(f"{name} is not defined on {rest[0].dtype}")
+    return _fn(name, args, spec.type(tuple(a.dtype for a in args)))
+
+
+def _fn(name: str, args: tuple[Value, ...], dtype: DType) -> Value:
+    folded = _fold(name, args, dtype)
+    if folded is not None:
+        return folded
+    return _intern(Fn, (name, args, dtype), name=name, _args=args, dtype=dtype)
+
+
+_INDEX_OPS: dict[str, Callable[[Dim, Dim], Dim]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "min": D.minimum,
+    "max": D.maximum,
+}
+
+
+def _fold(name: str, args: tuple[Value, ...], dtype: DType) -> Value | None:
+    """What index arithmetic and proofs about bounds decide. No float algebra: that is for proved rules."""
+    if name == "select" and isinstance(args[0], Const):
+        return args[1] if args[0].value else args[2]
+    if name == "select" and args[1] is args[2]:
+        return args[1]
+    if name in ("and", "or") and dtype is b1:
+        for a, b in (args, args[::-1]):
+            if isinstance(a, Const):
+                return (b if a.value else a) if name == "and" else (a if a.value else b)
+    if len(args) == 2 and all(isinstance(a, (Index, Const)) and a.dtype is i64 for a in args):
+        x, y = (a.as_dim() for a in args)
+        if name in _INDEX_OPS:
+            return index(_INDEX_OPS[name](x, y))
+        if name in ("floordiv", "mod") and D.bounds(y)[0] > 0:
+            return index(D.floordiv(x, y) if name == "floordiv" else D.mod(x, y))
+        known = _compare(name, x, y)
+        return None if known is None else const(known, b1)
+    return None
+
+
+def _compare(name: str, x: Dim, y: Dim) -> bool | None:
+    if name in ("gt", "ge"):
+        name, x, y = {"gt": "lt", "ge": "le"}[name], y, x
+    if name == "lt":
+        return True if D.known_lt(x, y) else False if D.known_le(y, x) else None
+    if name == "le":
+        return True if D.known_le(x, y) else False if D.known_lt(y, x) else None
+    if name in ("eq", "ne"):
+        same = True if D.known_eq(x, y) else False if D.known_ne(x, y) else None
+        return None if same is None else same == (name == "eq")
+    return None
+
+
+def cast(x: Value, dtype: DType) -> Value:
+    if x.dtype is dtype:
+        return x
+    if isinstance(x, Const):
+        if dtype.is_bool:
+            return const(x.value != 0, dtype)
+        if dtype.is_float or not isinstance(x.value, float) or abs(x.value) < 2**31:
+            return const(x.value, dtype)
+    return _intern(Fn, ("cast", (x,), dtype), name="cast", _args=(x,), dtype=dtype)
+
+
+def select(c: Value, a: Scalarish, b: Scalarish) -> Value:
+    return fn("select", c, a, b)
+
+
+def all_of(*conditions: Value) -> Value:
+    out: Value = const(True, b1)
+    for c in conditions:
+        out = fn("and", out, c)
+    return out
+
+
+def identity(combine: str, dtype: DType) -> Const:
+    """The neutral element of a reduction."""
+    if combine in ("add", "or", "xor"):
+        return const(0, dtype)
+    if combine in ("mul",):
+        return const(1, dtype)
+    if combine == "and":
+        return const(True if dtype.is_bool else -1, dtype)
+    if combine == "max":
+        return const(dtype.lowest, dtype)
+    if combine == "min":
+        return const(dtype.highest, dtype)
+    raise ValueError(f"{combine} is not a reduction")
+
+
+_fresh = count()
+
+
+def reduce(combine: str, extents: Sequence[Dim], body: Callable[..., Value]) -> Value:
+    """`reduce("add", (k,), lambda r: a[i, r] * b[r, j])`. The innermost reduction binds r0, r1, …"""
+    temps = [D.var(f"?{next(_fresh)}", e) for e in extents]
+    inner = body(*temps)
+    depth = sum(len(r.axes) for r in walk(inner) if isinstance(r, Reduce))
+    axes = [D.var(f"r{depth + k}", e) for k, e in enumerate(extents)]
+    table: dict[Sym, Dim] = {D.the_sym(t): a for t, a in zip(temps, axes, strict=True) if _bound(t)}
+    table_axes = tuple(D.the_sym(a) for a in axes)
+    return make_reduce(combine, table_axes, inner.substitute(table))
+
+
+def _bound(t: Dim) -> bool:
+    return isinstance(t, Int)
+
+
+def make_reduce(combine: str, axes: tuple[Sym, ...], body: Value) -> Value:
+    identity(combine, body.dtype)
+    return _intern(Reduce, (combine, axes, body), combine=combine, axes=axes, body=body, dtype=body.dtype)  # fmt: skip
+
+
+# ---- traversal
+
+
+def walk(v: Value) -> Iterator[Value]:
+    """Every distinct value under v, data inside indices included."""
+    seen: set[int] = set()
+    stack = [v]
+    while stack:
+        x = stack.pop()
+        if id(x) in seen:
+            continue
+        seen.add(id(x))
+        yield x
+        stack.extend(x.args)
+        if isinstance(x, Load):
+            for i in x.index:
+                stack.extend(D.data_values(i))
+        elif isinstance(x, Index):
+            stack.extend(D.data_values(x.dim))
+
+
+def loads(v: Value) -> Iterator[Load]:
+    return (x for x in walk(v) if isinstance(x, Load))
+
+
+def rewrite(
+    v: Value,
+    table: Mapping[Sym, Dim] | None = None,
+    on_load: Callable[[Load], Value] | None = None,
+    on_reduce: Callable[[Reduce], Value] | None = None,
+) -> Value:
+    """Substitute symbols and replace loads (after substitution) and reductions, bottom up."""
+    table = table or {}
+    memo: dict[int, Value] = {}
+
+    def dim(x: Dim) -> Dim:
+        if isinstance(x, int):
+            return x
+        has_data = on_load is not None and any(True for _ in D.data_values(x))
+        return D.substitute(x, table, go if has_data else None)
+
+    def go(x: Value) -> Value:
+        hit = memo.get(id(x))
+        if hit is not None:
+            return hit
+        out = x
+        if isinstance(x, Load):
+            idx = tuple(dim(i) for i in x.index)
+            out = load(x.source, idx, x.dtype)
+            if on_load is not None:
+                out = on_load(out)
+        elif isinstance(x, Index):
+            out = index(dim(x.dim))
+        elif isinstance(x, Fn):
+            args = tuple(go(a) for a in x.args)
+            if any(a is not b for a, b in zip(args, x.args, strict=True)):
+                out = cast(args[0], x.dtype) if x.name == "cast" else _fn(x.name, args, x.dtype)
+        elif isinstance(x, Reduce):
+            axes = tuple(_rebound(a, dim) for a in x.axes)
+            changed = {a: D.as_int(b) for a, b in zip(x.axes, axes, strict=True) if a is not b}
+            body = x.body.substitute(changed) if changed else x.body
+            out = make_reduce(x.combine, axes, go(body))
+            if on_reduce is not None and isinstance(out, Reduce):
+                out = on_reduce(out)
+        memo[id(x)] = out
+        keep.append(x)
+        return out
+
+    keep: list[Value] = []  # ids stay unique while memo lives
+    return go(v)
+
+
+def _rebound(axis: Sym, dim: Callable[[Dim], Dim]) -> Sym:
+    e = extent(axis)
+    new = dim(e)
+    return axis if new is e or new == e else D.the_sym(D.var(axis.name, new))
+
+
+# ---- tensors
+
+
+class Tensor:
+    """A named function of its index.
+
+    placeholder  body None: an input
+    compute      body over `axes`, one value per index
+    scan         like compute, but the body may read the tensor itself at an earlier index along `ordered` axes
+    update       starts as `base`, then for every point of `axes`, in order: self[where] combine= body
+                 (combine None: assignment, the last one wins)
+    """
+
+    __slots__ = ("name", "shape", "dtype", "axes", "body", "ordered", "base", "where", "combine", "__weakref__")  # fmt: skip
+
+    def __init__(self, name: str, shape: tuple[Dim, ...], dtype: DType) -> None:
+        self.name, self.shape, self.dtype = name, shape, dtype
+        self.axes: tuple[Sym, ...] = ()
+        self.body: Value | None = None
+        self.ordered: tuple[int, ...] = ()
+        self.base: Tensor | None = None
+        self.where: tuple[Dim, ...] | None = None
+        self.combine: str | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def kind(self) -> str:
+        if self.body is None:
+            return "placeholder"
+        return "update" if self.where is not None else "scan" if self.ordered else "compute"
+
+    def __getitem__(self, idx: Dim | Value | tuple[Dim | Value, ...]) -> Value:
+        i = idx if isinstance(idx, tuple) else (idx,)
+        if len(i) != len(self.shape):
+            raise IndexError(f"{self.name} has {len(self.shape)} axes, indexed with {len(i)}")
+        return load(self, i, self.dtype)
+
+    def __call__(self, *idx: Dim | Value) -> Value:
+        return self[tuple(idx)]
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Tensors read by the definition, in order of first use, without itself."""
+        out: dict[Tensor, None] = {}
+        if self.base is not None:
+            out[self.base] = None
+        if self.body is not None:
+            values = [self.body, *(v for w in self.where or () for v in D.data_values(w))]
+            for v in values:
+                for x in reversed(list(loads(v))):
+                    if isinstance(x.source, Tensor) and x.source is not self:
+                        out[x.source] = None
+        return tuple(out)
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+def placeholder(shape: Sequence[Dim], dtype: DType = f32, name: str = "x") -> Tensor:
+    return Tensor(name, tuple(shape), dtype)
+
+
+def _axes(shape: Sequence[Dim]) -> tuple[list[Dim], tuple[Sym, ...]]:
+    axes = [D.var(f"i{k}", d) for k, d in enumerate(shape)]
+    return list(axes), tuple(D.the_sym(a) for a in axes)
+
+
+def compute(shape: Sequence[Dim], body: Callable[..., Scalarish], dtype: DType | None = None, name: str = "t") -> Tensor:  # fmt: skip
+    idx, axes = _axes(shape)
+    v = body(*idx)
+    v = value(v, dtype or (i64 if isinstance(v, (int, Int)) and not isinstance(v, bool) else f32))
+    if dtype is not None:
+        v = cast(v, dtype)
+    t = Tensor(name, tuple(shape), v.dtype)
+    t.axes, t.body = axes, v
+    return t
+
+
+def scan(shape: Sequence[Dim], axis: int, body: Callable[..., Value], dtype: DType, name: str = "scan") -> Tensor:  # fmt: skip
+    """`body(self, *index)` may read self at smaller indices along `axis`."""
+    idx, axes = _axes(shape)
+    t = Tensor(name, tuple(shape), dtype)
+    t.axes, t.ordered = axes, (axis,)
+    t.body = cast(body(t, *idx), dtype)
+    return t
+
+
+def update(
+    base: Tensor,
+    domain: Sequence[Dim],
+    where: Callable[..., Sequence[Dim | Value]],
+    body: Callable[..., Scalarish],
+    combine: str | None = None,
+    name: str = "u",
+) -> Tensor:
+    """base, then in order of the domain: self[where(*d)] combine= body(*d). Out-of-range targets must not occur."""
+    idx, axes = _axes(domain)
+    t = Tensor(name, base.shape, base.dtype)
+    t.axes, t.base, t.combine = axes, base, combine
+    t.where = tuple(w.as_dim() if isinstance(w, Value) else w for w in where(*idx))
+    t.body = cast(value(body(*idx), base.dtype), base.dtype)
+    return t

@@ -1,0 +1,245 @@
+"""Target zero: evaluates definitions with numpy. It never calls an operator's reference.
+
+Values are evaluated on whole index grids at once. A load under a `select` is checked only where the condition holds,
+so a definition that reads out of bounds is an error here before it is a crash anywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Const, Fn, Index, Load, Reduce, Tensor, Value, extent, identity
+from tilewright.ir.node import Constant, Graph, Input, Item, Node, topological
+from tilewright.ir.operator import definition, is_composed, stages
+from tilewright.ir.scalar import SCALARS
+from tilewright.ir.types import DType, TensorType, TupleType, as_dtype, bf16, f16
+
+# A reduction grid larger than this is walked one slice of its outermost axis at a time.
+GRID_LIMIT = 1 << 22
+
+
+def evaluate(graph: Graph, args: Sequence[np.ndarray], dims: Mapping[str, int] | None = None) -> list[np.ndarray]:  # fmt: skip
+    """The outputs of a graph for the given inputs (in the order of graph.inputs)."""
+    env: dict[Node, Any] = {}
+    sizes = dict(dims or {})
+    if len(args) != len(graph.inputs):
+        raise Invalid(f"graph {graph.name} takes {len(graph.inputs)} inputs, {len(args)} given")
+    for n, a in zip(graph.inputs, args, strict=True):
+        bind_dims(n.ttype, a.shape, sizes, str(n.op))
+        env[n] = as_dtype(a, n.dtype)
+    for n in graph.nodes():
+        if n not in env:
+            env[n] = _node(n, [env[x] for x in n.inputs], sizes)
+    return [env[o] for o in graph.outputs]
+
+
+def bind_dims(t: TensorType, shape: Sequence[int], sizes: dict[str, int], what: str) -> None:
+    """Learn symbolic dims that stand alone in a shape, check the others."""
+    if len(t.shape) != len(shape):
+        raise Invalid(f"{what} has {len(t.shape)} dims, got shape {tuple(shape)}")
+    for d, s in zip(t.shape, shape, strict=True):
+        if D.is_sym(d):
+            sizes.setdefault(D.the_sym(d).name, int(s))
+    for d, s in zip(t.shape, shape, strict=True):
+        if D.evaluate(d, sizes) != s:
+            raise Invalid(f"{what}: expected {t!r}, got shape {tuple(shape)}")
+
+
+def _node(n: Node, args: list[Any], sizes: Mapping[str, int]) -> Any:
+    op = n.op
+    if isinstance(op, Constant):
+        return np.array(op.literal.array)
+    if isinstance(op, Item):
+        return args[0][op.k]
+    if isinstance(op, Input):
+        raise Invalid(f"{op.label} is used but is not an input of the graph")
+    if hasattr(op, "interpret"):  # control flow: cond
+        return op.interpret(args, lambda g, a: evaluate(g, a, sizes))  # type: ignore[attr-defined]
+    if is_composed(op):
+        out = op.compose(*n.inputs)  # type: ignore[attr-defined]
+        outs = out if isinstance(out, tuple) else (out,)
+        env: dict[Node, Any] = dict(zip(n.inputs, args, strict=True))
+        for x in topological(outs):
+            if x not in env:
+                env[x] = _node(x, [env[y] for y in x.inputs], sizes)
+        vals = [env[o] for o in outs]
+    else:
+        types = tuple(x.ttype for x in n.inputs)
+        ins, outs = definition(op, types)
+        mem: dict[Tensor, np.ndarray] = dict(zip(ins, args, strict=True))
+        for t in stages(outs):
+            mem[t] = tensor(t, mem, sizes)
+        vals = [mem[o] for o in outs]
+    return tuple(vals) if isinstance(n.type, TupleType) else vals[0]
+
+
+def tensor(t: Tensor, mem: Mapping[Tensor, np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
+    """Evaluate one definition whose inputs are in `mem`."""
+    assert t.body is not None
+    shape = tuple(int(D.evaluate(d, sizes)) for d in t.shape)
+    domain = tuple(int(D.evaluate(extent(a), sizes)) for a in t.axes)
+    if t.kind == "compute":
+        if 0 in shape:
+            return np.zeros(shape, t.dtype.numpy)
+        ev = Evaluator(mem, sizes, _grid(t, domain))
+        return np.array(np.broadcast_to(ev(t.body), shape))
+    if t.kind == "scan":
+        out = np.zeros(shape, t.dtype.numpy)
+        if 0 in shape:
+            return out
+        (axis,) = t.ordered
+        own = {**mem, t: out}
+        for k in range(domain[axis]):
+            grid = _grid(t, domain)
+            grid[t.axes[axis].name] = np.full((1,) * len(domain), k)
+            piece = tuple(1 if j == axis else n for j, n in enumerate(domain))
+            v = np.broadcast_to(Evaluator(own, sizes, grid)(t.body), piece)
+            where = tuple(slice(k, k + 1) if j == axis else slice(None) for j in range(len(domain)))
+            out[where] = v
+        return out
+    assert t.base is not None and t.where is not None
+    out = np.array(mem[t.base])
+    if 0 in domain:
+        return out
+    ev = Evaluator({**mem, t: out}, sizes, _grid(t, domain))
+    v = np.broadcast_to(ev(t.body), domain).reshape(-1)
+    at = tuple(np.broadcast_to(ev.dim(w), domain).reshape(-1) for w in t.where)
+    for w, n in zip(at, shape, strict=True):
+        if w.size and (w.min() < 0 or w.max() >= n):
+            raise IndexError(f"{t.name}: update at {w.min()}..{w.max()} of an axis of {n}")
+    if t.combine is None:
+        for k in range(v.size):  # in order: the last one wins
+            out[tuple(w[k] for w in at)] = v[k]
+    else:
+        for k in range(v.size):
+            p = tuple(w[k] for w in at)
+            out[p] = as_dtype(SCALARS[t.combine].numpy(out[p], v[k]), t.dtype)
+    return out
+
+
+def _grid(t: Tensor, domain: tuple[int, ...]) -> dict[str, Any]:
+    n = len(domain)
+    return {
+        a.name: np.arange(e).reshape((1,) * k + (-1,) + (1,) * (n - k - 1))
+        for k, (a, e) in enumerate(zip(t.axes, domain, strict=True))
+    }
+
+
+class Evaluator:
+    """Evaluates values on a grid of index arrays."""
+
+    def __init__(self, mem: Mapping[Any, np.ndarray], sizes: Mapping[str, int], grid: dict[str, Any]) -> None:  # fmt: skip
+        self.mem, self.env = mem, {**sizes, **grid}
+        self.mask: Any = True
+        self.memo: dict[Any, Any] = {}
+
+    def __call__(self, v: Value) -> Any:
+        key = (id(v), id(self.mask) if self.mask is not True else 0)
+        hit = self.memo.get(key)
+        if hit is None:
+            hit = self._eval(v)
+            self.memo[key] = hit
+        return hit
+
+    def dim(self, x: Dim) -> Any:
+        return D.evaluate(x, self.env, lambda v: np.asarray(self(v)).astype(np.int64))
+
+    def _eval(self, v: Value) -> Any:
+        if isinstance(v, Const):
+            return np.asarray(v.value, dtype=v.dtype.numpy)
+        if isinstance(v, Index):
+            return np.asarray(self.dim(v.dim), dtype=np.int64)
+        if isinstance(v, Load):
+            return self._load(v)
+        if isinstance(v, Reduce):
+            return self._reduce(v)
+        assert isinstance(v, Fn)
+        if v.name == "select":
+            c = self(v.args[0])
+            outer = self.mask
+            self.mask = outer & c
+            a = self(v.args[1])
+            self.mask = outer & ~c
+            b = self(v.args[2])
+            self.mask = outer
+            return as_dtype(np.where(c, a, b), v.dtype)
+        args = [self(a) for a in v.args]
+        if v.name == "cast":
+            return _cast(args[0], v.args[0].dtype, v.dtype)
+        return apply(v.name, args, v.dtype)
+
+    def _load(self, v: Load) -> np.ndarray:
+        a = self.mem[v.source]
+        index = []
+        for i, n in zip(v.index, a.shape, strict=True):
+            x = np.asarray(self.dim(i))
+            bad = ((x < 0) | (x >= n)) & self.mask
+            if np.any(bad):
+                raise IndexError(f"{v!r} reads outside an axis of {n}")
+            index.append(np.clip(x, 0, max(n - 1, 0)))
+        if a.size == 0:
+            return np.zeros(np.broadcast_shapes(*(i.shape for i in index)), a.dtype)
+        return np.asarray(a[tuple(index)] if index else a)
+
+    def _reduce(self, v: Reduce) -> np.ndarray:
+        exts = [int(self.dim(extent(a))) for a in v.axes]
+        zero = np.asarray(identity(v.combine, v.dtype).value, dtype=v.dtype.numpy)
+        if 0 in exts:
+            return zero
+        rank = max((np.ndim(x) for x in self.env.values()), default=0)
+        outer = np.broadcast_shapes(*(np.shape(x) for x in self.env.values()))
+        grid = int(np.prod(outer, dtype=np.int64)) * int(np.prod(exts, dtype=np.int64))
+        lead, inner = (v.axes[:1], v.axes[1:]) if grid > GRID_LIMIT else ((), v.axes)
+        acc: Any = None
+        for k in range(exts[0] if lead else 1):
+            env = {n: x[(...,) + (None,) * len(inner)] if np.ndim(x) else x for n, x in self.env.items()}  # fmt: skip
+            if lead:
+                env[lead[0].name] = k
+            for j, (a, e) in enumerate(zip(inner, exts[len(lead) :], strict=True)):
+                env[a.name] = np.arange(e).reshape((1,) * (rank + j) + (-1,) + (1,) * (len(inner) - j - 1))  # fmt: skip
+            sub = Evaluator(self.mem, {}, env)
+            if self.mask is not True:
+                sub.mask = np.asarray(self.mask)[(...,) + (None,) * len(inner)]
+            x = np.asarray(sub(v.body))
+            full = np.broadcast_shapes((1,) * (rank + len(inner)), x.shape)
+            tail = tuple(int(self.dim(extent(a))) for a in inner)
+            x = np.broadcast_to(x, full[: len(full) - len(inner)] + tail)
+            part = _fold(v.combine, x, len(inner), v.dtype)
+            acc = part if acc is None else apply(v.combine, [acc, part], v.dtype)
+        return as_dtype(acc, v.dtype)
+
+
+def _fold(combine: str, x: np.ndarray, n: int, dtype: DType) -> np.ndarray:
+    if n == 0:
+        return x
+    axes = tuple(range(x.ndim - n, x.ndim))
+    ufunc = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[combine]  # fmt: skip
+    if dtype.is_bool:
+        ufunc = {"add": np.logical_or, "mul": np.logical_and, "max": np.logical_or, "min": np.logical_and, "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[combine]  # fmt: skip
+    with np.errstate(all="ignore"):
+        return ufunc.reduce(x, axis=axes, dtype=dtype.numpy if combine in ("add", "mul") else None)
+
+
+def apply(name: str, args: Sequence[Any], dtype: DType) -> np.ndarray:
+    """A scalar function on arrays, with 16-bit floats computed in float32."""
+    wide = [np.asarray(a, dtype=np.float32) if np.asarray(a).dtype == np.float16 else a for a in args]
+    with np.errstate(all="ignore"):
+        r = SCALARS[name].numpy(*wide)
+    return as_dtype(r, dtype) if dtype in (bf16, f16) else np.asarray(r).astype(dtype.numpy)
+
+
+def _cast(x: np.ndarray, src: DType, dst: DType) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        if dst.is_bool:
+            return x != 0
+        if src.is_float and dst.is_int:
+            # Through int64 and wrapped, which is what eager and native code do for the values that fit.
+            wide = np.where(np.isfinite(x), np.trunc(x), 0)
+            return np.clip(wide, -(2.0**63), 2.0**63 - 1024).astype(np.int64).astype(dst.numpy)
+        return as_dtype(x, dst)
