@@ -1,8 +1,8 @@
 """A content-addressed disk cache: what was compiled once is read back.
 
-An entry is one file, `<kind>/<hash[:2]>/<hash>.<version>`, holding a header line with a checksum and
-then the payload. Names come from content only, so the directory can be moved or shared. Writes go to
-a temporary file that is renamed into place: of two writers one wins and both are right. Nothing that
+An entry is one file, `<kind>/<hash[:2]>/<hash>.<version>`: a header line with a checksum, then the
+payload. Names come from content only, so the directory can be moved or shared. Writes go to a
+temporary file that is renamed into place: of two writers one wins and both are right. Nothing that
 goes wrong with the cache is an error; every miss has a reason.
 """
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 @cache
 def import_all(package: str, *, recursive: bool = True) -> tuple[ModuleType, ...]:
-    """Import the modules below `package` in the order of their names, once; `__main__` is left out."""
+    """Import the modules below `package`, sorted by name, once; `__main__` is left out."""
     root = importlib.import_module(package)
     found: list[ModuleType] = []
     for info in sorted(pkgutil.iter_modules(root.__path__), key=lambda info: info.name):

@@ -31,7 +31,6 @@ class Target:
     cache_line: int = 64
     cores: int = 1
     pointer_bits: int = 64
-    data_layout: str = ""
 
     def __post_init__(self):
         for field in ("name", "triple", "cpu"):
@@ -68,7 +67,7 @@ class Target:
 
     def codegen_key(self) -> str:
         """What decides the machine code of a given LLVM text; cores and caches do not."""
-        return f"{self.triple} {self.cpu} {self.feature_string()} {self.data_layout}"
+        return f"{self.triple} {self.cpu} {self.feature_string()}"
 
     def key(self) -> str:
         """A short identity of everything but the name, for caches of schedules and plans."""

@@ -1,0 +1,285 @@
+"""LLVM text → optimised object code.
+
+The text arrives tiled and vectorised, so the pass pipeline is short and nothing vectorises again.
+Each compilation has a context of its own, and llvmlite's global lock is stepped around so that
+kernels compile in parallel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import llvmlite
+import llvmlite.binding as llvm
+from llvmlite.binding import ffi
+
+from tilewright.base.errors import Invalid, TilewrightError, Unsupported
+from tilewright.ir.target import Target
+
+llvm.initialize_all_targets()
+llvm.initialize_all_asmprinters()
+llvm.initialize_native_asmparser()
+
+LLVM_VERSION = ".".join(str(part) for part in llvm.llvm_version_info)
+
+# Measured on vectorised kernels: SROA halves the time of a matmul whose accumulators are allocas,
+# instruction combining pays for itself in the code generator, and O1 to O3 take three times as long
+# to produce code of the same speed. Global DCE comes first so that unused helpers cost nothing.
+PIPELINE = ("GlobalDCE", "AlwaysInliner", "SROA", "InstCombine", "SimplifyCFG")
+
+# Levels 1 to 3 select the same machine passes in the same time; 0 would not optimise.
+_CODEGEN_LEVEL = 2
+
+# Minor versions of llvmlite whose C functions were found to work without its lock.
+_UNLOCKED_VERSIONS = ("0.50",)
+
+_FUNCTIONS = """
+    ContextCreate ContextDispose ParseAssembly DisposeModule SetTarget SetDataLayout VerifyModule
+    GetTargetFromTriple CreateTargetMachine DisposeTargetMachine CreateTargetMachineData
+    CopyStringRepOfTargetData DisposeTargetData TargetMachineEmitToMemory GetBufferStart
+    GetBufferSize DisposeMemoryBuffer CreatePipelineTuningOptions DisposePipelineTuningOptions
+    CreatePassBuilder DisposePassBuilder CreateNewModulePassManager DisposeNewModulePassManger
+    RunNewModulePassManager DisposeString
+""".split()
+
+
+def _bind() -> SimpleNamespace:
+    """The C functions used here, with the signatures llvmlite declares.
+
+    llvmlite takes one lock around every call although LLVM needs none between contexts. In known
+    versions a second handle on the same library gives the same functions without the lock; nothing
+    of llvmlite is changed, so other users in the process keep theirs. In other versions, or
+    should the handle not open, the locked functions serve and compilation is merely serial.
+    """
+    names = [f"LLVMPY_{name}" for name in _FUNCTIONS]
+    names += [f"LLVMPY_module_Add{name}Pass" for name in PIPELINE]
+    locked = {name: getattr(ffi.lib, name) for name in names}
+    if ".".join(llvmlite.__version__.split(".")[:2]) not in _UNLOCKED_VERSIONS:
+        return SimpleNamespace(parallel=False, **locked)
+    try:
+        library = ctypes.CDLL(ffi.lib._name, handle=ffi.lib._handle)
+        unlocked = {name: getattr(library, name) for name in names}
+    except (OSError, AttributeError):
+        return SimpleNamespace(parallel=False, **locked)
+    for name, function in unlocked.items():
+        function.argtypes = locked[name].argtypes
+        function.restype = locked[name].restype
+    return SimpleNamespace(parallel=True, **unlocked)
+
+
+_c = _bind()
+
+
+@dataclass(frozen=True)
+class HostCpu:
+    """This machine in LLVM's words."""
+
+    triple: str
+    cpu: str
+    features: tuple[str, ...]
+
+
+def host_cpu() -> HostCpu:
+    """What LLVM detects of the machine this process runs on."""
+    found = llvm.get_host_cpu_features().flatten()
+    return HostCpu(
+        llvm.get_process_triple(),
+        llvm.get_host_cpu_name(),
+        tuple(feature for feature in found.split(",") if feature),
+    )
+
+
+def compiles_in_parallel() -> bool:
+    """Whether threads compile at the same time, or take turns on llvmlite's lock."""
+    return _c.parallel
+
+
+def object_key(text: str, target: Target) -> str:
+    """What identifies the object code of a text: the text, the target and this compiler."""
+    return f"llvm {LLVM_VERSION} {','.join(PIPELINE)}\n{target.codegen_key()}\n{text}"
+
+
+def compile_object(text: str, target: Target) -> bytes:
+    """The relocatable object of an LLVM module in text form. Safe to call from many threads."""
+    return _emit(text, target, as_object=True)
+
+
+def compile_objects(texts: Sequence[str], target: Target, jobs: int) -> list[bytes]:
+    """The objects of many modules, `jobs` at a time, in the order of the texts."""
+    jobs = min(jobs, len(texts)) if compiles_in_parallel() else 1
+    if jobs <= 1:
+        return [compile_object(text, target) for text in texts]
+    with ThreadPoolExecutor(jobs, thread_name_prefix="tilewright-compile") as pool:
+        return list(pool.map(lambda text: compile_object(text, target), texts))
+
+
+def assembly(text: str, target: Target) -> str:
+    """The assembly of an optimised module, for looking at."""
+    return _emit(text, target, as_object=False).decode()
+
+
+def _emit(text: str, target: Target, *, as_object: bool) -> bytes:
+    _refuse_what_would_abort(text, target)
+    with ExitStack() as owned:
+        context = _c.LLVMPY_ContextCreate()
+        owned.callback(_c.LLVMPY_ContextDispose, context)
+        machine = _target_machine(target, owned)
+        module = _parse(text, context, owned)
+        _c.LLVMPY_SetTarget(module, target.triple.encode())
+        _c.LLVMPY_SetDataLayout(module, _data_layout(machine))
+        message = _Message()
+        if _c.LLVMPY_VerifyModule(module, message.out):
+            raise Invalid(f"the LLVM module is not well formed: {message.take()}")
+        _optimise(module, machine)
+        return _machine_code(module, machine, as_object)
+
+
+class _Message:
+    """A string that LLVM may hand out: taken once, then given back."""
+
+    def __init__(self):
+        self._pointer = ctypes.c_char_p(None)
+        self.out = ctypes.byref(self._pointer)
+
+    def take(self) -> str:
+        text = (self._pointer.value or b"").decode(errors="replace").strip()
+        if self._pointer:
+            _c.LLVMPY_DisposeString(self._pointer)
+        return text
+
+
+def _target_machine(target: Target, owned: ExitStack):
+    message = _Message()
+    found = _c.LLVMPY_GetTargetFromTriple(target.triple.encode(), message.out)
+    if not found:
+        raise Unsupported(
+            f"LLVM cannot compile for {target.triple}: {message.take()}",
+            hint=f"check the triple of target {target.name}",
+        )
+    features = target.feature_string()
+    if target.arch == "x86_64":
+        # Without it, a processor name that LLVM does not know aborts the process.
+        features = f"+64bit,{features}" if features else "+64bit"
+    machine = _c.LLVMPY_CreateTargetMachine(
+        found,
+        target.triple.encode(),
+        target.cpu.encode(),
+        features.encode(),
+        _CODEGEN_LEVEL,
+        # Position independent and small: the loader places a whole object in one reservation and
+        # reaches other symbols through its own stubs and table.
+        b"pic",
+        b"small",
+        0,
+        0,
+        b"",
+    )
+    if not machine:
+        raise Unsupported(f"LLVM made no target machine for target {target.name}")
+    owned.callback(_c.LLVMPY_DisposeTargetMachine, machine)
+    return machine
+
+
+def _data_layout(machine) -> bytes:
+    data = _c.LLVMPY_CreateTargetMachineData(machine)
+    message = _Message()
+    try:
+        _c.LLVMPY_CopyStringRepOfTargetData(data, message.out)
+        return message.take().encode()
+    finally:
+        _c.LLVMPY_DisposeTargetData(data)
+
+
+def _parse(text: str, context, owned: ExitStack):
+    message = _Message()
+    module = _c.LLVMPY_ParseAssembly(context, text.encode(), message.out)
+    if module:
+        owned.callback(_c.LLVMPY_DisposeModule, module)
+    problem = message.take()
+    if problem or not module:
+        raise _parse_error(problem, text)
+    return module
+
+
+def _parse_error(problem: str, text: str) -> TilewrightError:
+    """LLVM's complaint with the offending line, without the invented file name."""
+    found = re.match(r"<string>:(\d+):(\d+): error: ([^\n]*)", problem)
+    if not found:
+        return Invalid(f"the LLVM text does not parse: {problem}")
+    number, _, reason = found.groups()
+    lines = text.splitlines()
+    line = lines[int(number) - 1].strip() if int(number) <= len(lines) else "the end of the text"
+    return Invalid(f"the LLVM text does not parse: {reason}", where=f"line {number}: {line}")
+
+
+def _optimise(module, machine) -> None:
+    with ExitStack() as owned:
+        options = _c.LLVMPY_CreatePipelineTuningOptions()
+        owned.callback(_c.LLVMPY_DisposePipelineTuningOptions, options)
+        builder = _c.LLVMPY_CreatePassBuilder(machine, options)
+        owned.callback(_c.LLVMPY_DisposePassBuilder, builder)
+        passes = _c.LLVMPY_CreateNewModulePassManager()
+        owned.callback(_c.LLVMPY_DisposeNewModulePassManger, passes)
+        for name in PIPELINE:
+            getattr(_c, f"LLVMPY_module_Add{name}Pass")(passes)
+        _c.LLVMPY_RunNewModulePassManager(passes, module, builder)
+
+
+def _machine_code(module, machine, as_object: bool) -> bytes:
+    message = _Message()
+    buffer = _c.LLVMPY_TargetMachineEmitToMemory(machine, module, int(as_object), message.out)
+    if not buffer:
+        raise TilewrightError(f"LLVM emitted no code: {message.take()}")
+    try:
+        start = _c.LLVMPY_GetBufferStart(buffer)
+        return ctypes.string_at(start, _c.LLVMPY_GetBufferSize(buffer))
+    finally:
+        _c.LLVMPY_DisposeMemoryBuffer(buffer)
+
+
+_INLINE_ASSEMBLY = re.compile(r'^\s*module\s+asm\s+"|\bcall\b[^\n;]*\basm\s+(?:\w+\s+)*"', re.M)
+_INTRINSIC = re.compile(
+    r"@llvm\.(x86|aarch64|arm|riscv|wasm|nvvm|amdgcn|r600|ppc|s390|hexagon|mips|loongarch|spv|bpf"
+    r"|dx|ve|xcore)\."
+)
+_INTRINSICS_OF = {
+    "x86_64": "x86",
+    "i386": "x86",
+    "i686": "x86",
+    "aarch64": "aarch64",
+    "arm64": "aarch64",
+    "riscv64": "riscv",
+    "riscv32": "riscv",
+    "wasm32": "wasm",
+    "wasm64": "wasm",
+    "nvptx64": "nvvm",
+}
+
+
+def _refuse_what_would_abort(text: str, target: Target) -> None:
+    """LLVM ends the process, without an error to catch, on code of another architecture."""
+    family = _INTRINSICS_OF.get(target.arch)
+    for found in _INTRINSIC.finditer(text):
+        if found.group(1) != family:
+            raise Invalid(
+                f"an intrinsic of {found.group(1)} cannot be compiled for {target.arch}",
+                where=_line_of(text, found.start()),
+            )
+    native = llvm.get_process_triple().split("-")[0]
+    if target.arch != native and (found := _INLINE_ASSEMBLY.search(text)):
+        raise Invalid(
+            f"inline assembly for {target.arch} can only be compiled on such a machine, "
+            f"and this one is {native}",
+            where=_line_of(text, found.start()),
+        )
+
+
+def _line_of(text: str, position: int) -> str:
+    number = text.count("\n", 0, position) + 1
+    return f"line {number}: {text.splitlines()[number - 1].strip()}"
