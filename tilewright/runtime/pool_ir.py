@@ -1,0 +1,421 @@
+"""The thread pool's code, as LLVM text: no C compiler is needed, and kernels call it directly.
+
+One region runs at a time, under `@busy`. `@word` holds `generation << 32 | chunks not yet claimed`;
+a thread claims a chunk by decrementing it with a compare-exchange. The fields of a region
+(function, context, total) are read between the acquiring load of the word and that exchange. If the exchange
+succeeds, its chunk was unclaimed all along, hence the region had not ended and nobody had written
+the fields of a later one: they belong together. If it fails they are thrown away.
+
+A region ends when `@done` has counted every chunk, not when every thread has reported: a worker
+whose core is busy elsewhere delays nobody as long as it holds no chunk. Each thread adds its chunks
+in one step when it finds no more; a region cannot end before that, so the sum never mixes regions.
+
+Workers spin for a while, then sleep on a condition variable. A worker raises `@sleepers` and then
+looks at the word again, a caller publishes the word and then looks at `@sleepers`, both
+sequentially consistent: one of them sees the other.
+"""
+
+from __future__ import annotations
+
+MAX_THREADS = 1024
+
+# A hint to the core that this is a waiting loop. On arm64 `yield` does nothing on most cores, and
+# an instruction barrier takes about as long as x86's pause.
+_PAUSE = {
+    "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
+    "aarch64": ("declare void @llvm.aarch64.isb(i32)", "call void @llvm.aarch64.isb(i32 15)"),
+}
+
+# What pthread's opaque types take at most on the systems served, with room to spare.
+_OPAQUE = "[128 x i8] zeroinitializer, align 16"
+# Whole cache lines, two of them since processors fetch neighbours in pairs.
+_LINE = "[16 x i64] zeroinitializer, align 128"
+
+_STACK_BYTES = 8 << 20
+_CLOCK_MONOTONIC = 1
+_PAUSES_PER_CLOCK = 32
+
+
+def pool_ir(arch: str) -> str:
+    """The pool's module for an architecture: x86_64, aarch64, …"""
+    declare_pause, pause = _PAUSE.get(arch, ("", ""))
+    return f"""
+@word = internal global {_LINE}
+@done = internal global {_LINE}
+@busy = internal global {_LINE}
+@sleepers = internal global {_LINE}
+@region = internal global {_LINE}
+@settings = internal global {_LINE}
+@mutex = internal global {_OPAQUE}
+@wakeup = internal global {_OPAQUE}
+@threads = internal global [{MAX_THREADS} x i64] zeroinitializer, align 16
+
+; fields of a region
+@total = internal alias i64, getelementptr (i64, ptr @region, i64 0)
+@function = internal alias ptr, getelementptr (i64, ptr @region, i64 1)
+@context = internal alias ptr, getelementptr (i64, ptr @region, i64 2)
+; threads asked for (callers included), workers running, whether they should end, time to spin
+@wanted = internal alias i64, getelementptr (i64, ptr @settings, i64 0)
+@running = internal alias i64, getelementptr (i64, ptr @settings, i64 1)
+@stopping = internal alias i64, getelementptr (i64, ptr @settings, i64 2)
+@spin = internal alias i64, getelementptr (i64, ptr @settings, i64 3)
+
+{declare_pause}
+declare void @llvm.reset.fpmode()
+declare i64 @llvm.umin.i64(i64, i64)
+declare i32 @clock_gettime(i32, ptr)
+declare i32 @sched_yield()
+declare i32 @pthread_create(ptr, ptr, ptr, ptr)
+declare i32 @pthread_join(i64, ptr)
+declare i32 @pthread_attr_init(ptr)
+declare i32 @pthread_attr_setstacksize(ptr, i64)
+declare i32 @pthread_attr_destroy(ptr)
+declare i32 @pthread_mutex_init(ptr, ptr)
+declare i32 @pthread_mutex_lock(ptr)
+declare i32 @pthread_mutex_unlock(ptr)
+declare i32 @pthread_cond_init(ptr, ptr)
+declare i32 @pthread_cond_wait(ptr, ptr)
+declare i32 @pthread_cond_signal(ptr)
+declare i32 @pthread_cond_broadcast(ptr)
+
+; Nanoseconds on a clock that never steps back.
+define internal i64 @now() {{
+  %time = alloca {{ i64, i64 }}, align 8
+  %ignored = call i32 @clock_gettime(i32 {_CLOCK_MONOTONIC}, ptr %time)
+  %seconds = load i64, ptr %time, align 8
+  %rest = getelementptr i64, ptr %time, i64 1
+  %nanos = load i64, ptr %rest, align 8
+  %scaled = mul i64 %seconds, 1000000000
+  %sum = add i64 %scaled, %nanos
+  ret i64 %sum
+}}
+
+; Claims and runs chunks until none is left; returns the generation it saw.
+define internal i64 @drain() {{
+entry:
+  br label %look
+look:
+  %ran = phi i64 [ 0, %entry ], [ %ran, %claim ], [ %ran.next, %run ]
+  %seen = load atomic i64, ptr @word acquire, align 8
+  %left = and i64 %seen, 4294967295
+  %none = icmp eq i64 %left, 0
+  br i1 %none, label %finish, label %claim
+claim:
+  %fn = load atomic ptr, ptr @function monotonic, align 8
+  %ctx = load atomic ptr, ptr @context monotonic, align 8
+  %total = load atomic i64, ptr @total monotonic, align 8
+  %claimed = sub i64 %seen, 1
+  %swap = cmpxchg ptr @word, i64 %seen, i64 %claimed acq_rel monotonic, align 8
+  %mine = extractvalue {{ i64, i1 }} %swap, 1
+  br i1 %mine, label %run, label %look
+run:
+  %chunk = sub i64 %total, %left
+  call void %fn(ptr %ctx, i64 %chunk)
+  %ran.next = add i64 %ran, 1
+  br label %look
+finish:
+  %idle = icmp eq i64 %ran, 0
+  br i1 %idle, label %end, label %report
+report:
+  %before = atomicrmw add ptr @done, i64 %ran release, align 8
+  br label %end
+end:
+  %generation = lshr i64 %seen, 32
+  ret i64 %generation
+}}
+
+; Whether a generation other than the given one arrives while spinning.
+define internal i1 @spin_for_news(i64 %generation) {{
+entry:
+  %limit = load atomic i64, ptr @spin monotonic, align 8
+  %start = call i64 @now()
+  br label %wait
+wait:
+  %i = phi i64 [ 0, %entry ], [ 0, %clock ], [ %next, %step ]
+  %seen = load atomic i64, ptr @word monotonic, align 8
+  %current = lshr i64 %seen, 32
+  %news = icmp ne i64 %current, %generation
+  br i1 %news, label %yes, label %step
+step:
+  {pause}
+  %next = add i64 %i, 1
+  %more = icmp ult i64 %next, {_PAUSES_PER_CLOCK}
+  br i1 %more, label %wait, label %clock
+clock:
+  %time = call i64 @now()
+  %spent = sub i64 %time, %start
+  %on = icmp ult i64 %spent, %limit
+  br i1 %on, label %wait, label %no
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}}
+
+define internal void @sleep_until_news(i64 %generation) {{
+entry:
+  %r0 = call i32 @pthread_mutex_lock(ptr @mutex)
+  %before = atomicrmw add ptr @sleepers, i64 1 seq_cst, align 8
+  br label %look
+look:
+  %seen = load atomic i64, ptr @word seq_cst, align 8
+  %current = lshr i64 %seen, 32
+  %same = icmp eq i64 %current, %generation
+  br i1 %same, label %wait, label %leave
+wait:
+  %r1 = call i32 @pthread_cond_wait(ptr @wakeup, ptr @mutex)
+  br label %look
+leave:
+  %after = atomicrmw sub ptr @sleepers, i64 1 seq_cst, align 8
+  %r2 = call i32 @pthread_mutex_unlock(ptr @mutex)
+  ret void
+}}
+
+; Wakes up to %count sleeping workers.
+define internal void @wake(i64 %count) {{
+entry:
+  %sleeping = load atomic i64, ptr @sleepers seq_cst, align 8
+  %none = icmp eq i64 %sleeping, 0
+  br i1 %none, label %end, label %some
+some:
+  %r0 = call i32 @pthread_mutex_lock(ptr @mutex)
+  %all = icmp ule i64 %sleeping, %count
+  br i1 %all, label %everyone, label %signal
+everyone:
+  %r1 = call i32 @pthread_cond_broadcast(ptr @wakeup)
+  br label %unlock
+signal:
+  %i = phi i64 [ 0, %some ], [ %next, %signal ]
+  %r2 = call i32 @pthread_cond_signal(ptr @wakeup)
+  %next = add i64 %i, 1
+  %more = icmp ult i64 %next, %count
+  br i1 %more, label %signal, label %unlock
+unlock:
+  %r3 = call i32 @pthread_mutex_unlock(ptr @mutex)
+  br label %end
+end:
+  ret void
+}}
+
+define internal ptr @worker(ptr %unused) {{
+entry:
+  ; A thread inherits its creator's rounding and flushing modes; kernels expect the defaults.
+  call void @llvm.reset.fpmode()
+  br label %work
+work:
+  %generation = call i64 @drain()
+  %stop = load atomic i64, ptr @stopping acquire, align 8
+  %stopped = icmp ne i64 %stop, 0
+  br i1 %stopped, label %end, label %spin
+spin:
+  %news = call i1 @spin_for_news(i64 %generation)
+  br i1 %news, label %work, label %sleep
+sleep:
+  call void @sleep_until_news(i64 %generation)
+  br label %work
+end:
+  ret ptr null
+}}
+
+; A new generation with %left chunks to claim. The caller holds @busy.
+define internal void @publish(i64 %left) {{
+  %old = load atomic i64, ptr @word monotonic, align 8
+  %generation = lshr i64 %old, 32
+  %next = add i64 %generation, 1
+  %high = shl i64 %next, 32
+  %new = or i64 %high, %left
+  store atomic i64 %new, ptr @word seq_cst, align 8
+  ret void
+}}
+
+; Ends and joins all workers. The caller holds @busy.
+define internal void @stop_workers() {{
+entry:
+  store atomic i64 1, ptr @stopping release, align 8
+  call void @publish(i64 0)
+  call void @wake(i64 {MAX_THREADS})
+  %count = load atomic i64, ptr @running monotonic, align 8
+  br label %check
+check:
+  %i = phi i64 [ 0, %entry ], [ %next, %join ]
+  %more = icmp ult i64 %i, %count
+  br i1 %more, label %join, label %end
+join:
+  %slot = getelementptr i64, ptr @threads, i64 %i
+  %thread = load i64, ptr %slot, align 8
+  %r = call i32 @pthread_join(i64 %thread, ptr null)
+  %next = add i64 %i, 1
+  br label %check
+end:
+  store atomic i64 0, ptr @running monotonic, align 8
+  store atomic i64 0, ptr @stopping release, align 8
+  ret void
+}}
+
+; Brings the number of workers to one less than @wanted. The caller holds @busy.
+define internal void @adjust() {{
+entry:
+  %attributes = alloca {_OPAQUE.split(" zero")[0]}, align 16
+  call void @stop_workers()
+  %wanted = load atomic i64, ptr @wanted monotonic, align 8
+  %workers = sub i64 %wanted, 1
+  %r0 = call i32 @pthread_attr_init(ptr %attributes)
+  %r1 = call i32 @pthread_attr_setstacksize(ptr %attributes, i64 {_STACK_BYTES})
+  br label %check
+check:
+  %i = phi i64 [ 0, %entry ], [ %next, %created ]
+  %more = icmp ult i64 %i, %workers
+  br i1 %more, label %create, label %end
+create:
+  %slot = getelementptr i64, ptr @threads, i64 %i
+  %r2 = call i32 @pthread_create(ptr %slot, ptr %attributes, ptr @worker, ptr null)
+  %ok = icmp eq i32 %r2, 0
+  br i1 %ok, label %created, label %refused
+created:
+  %next = add i64 %i, 1
+  br label %check
+refused:
+  ; The system gives no more threads: settle for those there are rather than try at every region.
+  %have = add i64 %i, 1
+  store atomic i64 %have, ptr @wanted monotonic, align 8
+  br label %end
+end:
+  %r3 = call i32 @pthread_attr_destroy(ptr %attributes)
+  store atomic i64 %i, ptr @running monotonic, align 8
+  ret void
+}}
+
+; Runs the last %left of %total chunks with all threads. The caller holds @busy.
+define internal void @run_region(ptr %fn, ptr %ctx, i64 %total, i64 %left) {{
+entry:
+  %wanted = load atomic i64, ptr @wanted monotonic, align 8
+  %running = load atomic i64, ptr @running monotonic, align 8
+  %threads = add i64 %running, 1
+  %fits = icmp eq i64 %threads, %wanted
+  br i1 %fits, label %go, label %change
+change:
+  call void @adjust()
+  br label %go
+go:
+  store atomic ptr %fn, ptr @function monotonic, align 8
+  store atomic ptr %ctx, ptr @context monotonic, align 8
+  store atomic i64 %total, ptr @total monotonic, align 8
+  store atomic i64 0, ptr @done monotonic, align 8
+  call void @publish(i64 %left)
+  %others = sub i64 %left, 1
+  call void @wake(i64 %others)
+  %generation = call i64 @drain()
+  br label %wait
+wait:
+  %finished = load atomic i64, ptr @done acquire, align 8
+  %all = icmp eq i64 %finished, %left
+  br i1 %all, label %end, label %patient
+patient:
+  %i = phi i64 [ 0, %wait ], [ %next, %again ]
+  {pause}
+  %count = load atomic i64, ptr @done acquire, align 8
+  %complete = icmp eq i64 %count, %left
+  br i1 %complete, label %end, label %again
+again:
+  %next = add i64 %i, 1
+  %more = icmp ult i64 %next, 4096
+  br i1 %more, label %patient, label %yield
+yield:
+  ; A worker that lost its core while holding a chunk may be waiting for this one.
+  %r = call i32 @sched_yield()
+  br label %wait
+end:
+  ret void
+}}
+
+; Calls fn(ctx, chunk) for every chunk below %chunks and returns when all have returned. While
+; another region runs (of another thread, or around this call) chunks run here, one by one, until
+; the pool is free.
+define void @tw_parallel(ptr %fn, ptr %ctx, i64 %chunks) {{
+entry:
+  %any = icmp sgt i64 %chunks, 0
+  br i1 %any, label %begin, label %end
+begin:
+  %wanted = load atomic i64, ptr @wanted monotonic, align 8
+  %several = icmp ugt i64 %wanted, 1
+  br label %next
+next:
+  %i = phi i64 [ 0, %begin ], [ %i.next, %alone ]
+  %left = sub i64 %chunks, %i
+  %many = icmp ugt i64 %left, 1
+  %small = icmp ult i64 %left, 4294967296
+  %shareable = and i1 %many, %small
+  %share = and i1 %shareable, %several
+  br i1 %share, label %look, label %alone
+look:
+  %taken = load atomic i64, ptr @busy monotonic, align 8
+  %free = icmp eq i64 %taken, 0
+  br i1 %free, label %lock, label %alone
+lock:
+  %swap = cmpxchg ptr @busy, i64 0, i64 1 acquire monotonic, align 8
+  %mine = extractvalue {{ i64, i1 }} %swap, 1
+  br i1 %mine, label %together, label %alone
+together:
+  call void @run_region(ptr %fn, ptr %ctx, i64 %chunks, i64 %left)
+  store atomic i64 0, ptr @busy release, align 8
+  br label %end
+alone:
+  call void %fn(ptr %ctx, i64 %i)
+  %i.next = add i64 %i, 1
+  %more = icmp ult i64 %i.next, %chunks
+  br i1 %more, label %next, label %end
+end:
+  ret void
+}}
+
+; As if the pool had never run: at the start, and in a forked child, which has no workers.
+define void @tw_pool_reset() {{
+  %old = load atomic i64, ptr @word monotonic, align 8
+  %idle = and i64 %old, -4294967296
+  store atomic i64 %idle, ptr @word monotonic, align 8
+  store atomic i64 0, ptr @running monotonic, align 8
+  store atomic i64 0, ptr @stopping monotonic, align 8
+  store atomic i64 0, ptr @sleepers monotonic, align 8
+  %r0 = call i32 @pthread_mutex_init(ptr @mutex, ptr null)
+  %r1 = call i32 @pthread_cond_init(ptr @wakeup, ptr null)
+  store atomic i64 0, ptr @busy release, align 8
+  ret void
+}}
+
+; Sets the number of threads. Surplus workers end now if the pool is idle, else before the next
+; region; missing ones start with the next region.
+define void @tw_pool_resize(i64 %threads) {{
+entry:
+  store atomic i64 %threads, ptr @wanted monotonic, align 8
+  %swap = cmpxchg ptr @busy, i64 0, i64 1 acquire monotonic, align 8
+  %mine = extractvalue {{ i64, i1 }} %swap, 1
+  br i1 %mine, label %idle, label %end
+idle:
+  %running = load atomic i64, ptr @running monotonic, align 8
+  %surplus = icmp uge i64 %running, %threads
+  br i1 %surplus, label %stop, label %unlock
+stop:
+  call void @stop_workers()
+  br label %unlock
+unlock:
+  store atomic i64 0, ptr @busy release, align 8
+  br label %end
+end:
+  ret void
+}}
+
+define void @tw_pool_set_spin(i64 %nanoseconds) {{
+  store atomic i64 %nanoseconds, ptr @spin monotonic, align 8
+  ret void
+}}
+
+define i64 @tw_pool_threads() {{
+  %wanted = load atomic i64, ptr @wanted monotonic, align 8
+  ret i64 %wanted
+}}
+
+define i64 @tw_pool_workers() {{
+  %running = load atomic i64, ptr @running monotonic, align 8
+  ret i64 %running
+}}
+"""
