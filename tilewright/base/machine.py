@@ -1,4 +1,4 @@
-"""What the operating system says about this machine: usable cores and cache sizes."""
+"""What the operating system says about this machine: cores, caches, processor flags."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_CPU_INFO = Path("/proc/cpuinfo")
 _UNITS = {"K": 1024, "M": 1024**2, "G": 1024**3}
 
 
@@ -54,3 +55,16 @@ def cache_sizes(root: Path = _CPU_CACHES) -> CacheSizes:
         if kind in ("Data", "Unified") and level in ("1", "2", "3") and size > 0:
             sizes[f"l{level}"] = size
     return CacheSizes(**sizes)
+
+
+def cpu_flags(path: Path = _CPU_INFO) -> frozenset[str]:
+    """The first processor's feature flags in the kernel's words; empty where it tells none."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip().lower() in ("flags", "features"):
+            return frozenset(value.split())
+    return frozenset()

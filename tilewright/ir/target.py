@@ -22,9 +22,8 @@ class Target:
     vector_bits: int = 128
     vector_registers: int = 16
     has_fma: bool = False
-    # Native arithmetic, not only conversion, in half precision and in bfloat16.
+    # Native arithmetic in half precision, not only conversion.
     has_f16: bool = False
-    has_bf16: bool = False
     l1: int = 32 * 1024
     l2: int = 512 * 1024
     l3: int = 8 * 1024**2

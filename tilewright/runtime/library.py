@@ -15,8 +15,8 @@ from tilewright.llvm.objects import host_cpu
 
 from .elf import read_symbols
 
-# Where code may find what it calls, in this order: the process, then two companions of the C library
-# that an interpreter linked statically would not have loaded.
+# Where code may find what it calls, in this order: the process, then two companions of the C
+# library that an interpreter linked statically would not have loaded.
 _RUNTIME_LIBRARIES = (None, "libm.so.6", "libgcc_s.so.1")
 
 

@@ -2,9 +2,9 @@
 
 One region runs at a time, under `@busy`. `@word` holds `generation << 32 | chunks not yet claimed`;
 a thread claims a chunk by decrementing it with a compare-exchange. The fields of a region
-(function, context, total) are read between the acquiring load of the word and that exchange. If the exchange
-succeeds, its chunk was unclaimed all along, hence the region had not ended and nobody had written
-the fields of a later one: they belong together. If it fails they are thrown away.
+(function, context, total) are read between the acquiring load of the word and that exchange. If
+the exchange succeeds, its chunk was unclaimed all along, hence the region had not ended and nobody
+had written the fields of a later one: they belong together. If it fails they are thrown away.
 
 A region ends when `@done` has counted every chunk, not when every thread has reported: a worker
 whose core is busy elsewhere delays nobody as long as it holds no chunk. Each thread adds its chunks

@@ -1,0 +1,59 @@
+"""Targets by name. Each folder here is one architecture and defines `FAMILY`; nothing lists them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from tilewright.base import knobs
+from tilewright.base.discover import import_all
+from tilewright.base.errors import Invalid, Unsupported
+from tilewright.base.machine import cache_sizes, cpu_flags, usable_cores
+from tilewright.ir.target import Target
+from tilewright.llvm.objects import host_cpu
+
+from .family import Family, Host
+
+
+def families() -> tuple[Family, ...]:
+    """The architectures found in this folder."""
+    modules = import_all(__name__, recursive=False)
+    return tuple(module.FAMILY for module in modules if hasattr(module, "FAMILY"))
+
+
+def host() -> Target:
+    """The machine this process runs on."""
+    return _describe(usable_cores())
+
+
+def names() -> tuple[str, ...]:
+    """Every name that `get` knows."""
+    return ("host", *(preset.name for family in families() for preset in family.presets))
+
+
+def get(name: str) -> Target:
+    """A target by name: `host`, or a preset such as x86-64-v3."""
+    if name == "host":
+        return host()
+    for family in families():
+        for preset in family.presets:
+            if preset.name == name:
+                return preset
+    raise Invalid(f"there is no target {name!r}", hint=f"known targets: {', '.join(names())}")
+
+
+def default() -> Target:
+    """What to compile for when nothing is said: TILEWRIGHT_TARGET, else this machine."""
+    return get(knobs.target.get() or "host")
+
+
+@cache
+def _describe(cores: int) -> Target:
+    cpu = host_cpu()
+    arch = cpu.triple.split("-")[0]
+    for family in families():
+        if arch in family.architectures:
+            return family.describe(Host(cpu, cpu_flags(), cache_sizes(), cores))
+    raise Unsupported(
+        f"this machine's architecture, {arch}, is not among the targets",
+        hint=f"set TILEWRIGHT_TARGET to one of {', '.join(names()[1:])} to compile for another",
+    )

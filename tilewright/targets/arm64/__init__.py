@@ -1,0 +1,55 @@
+"""arm64: NEON, 128-bit vectors in 32 registers, fused multiply-add always."""
+
+from __future__ import annotations
+
+from tilewright.ir.target import Target
+from tilewright.targets.family import Family, Host
+
+# LLVM's detection leaves these out; the kernel tells them under other names.
+_FLAGS = {
+    "asimddp": "+dotprod",
+    "asimdfhm": "+fp16fml",
+    "asimdhp": "+fullfp16",
+    "atomics": "+lse",
+    "bf16": "+bf16",
+    "i8mm": "+i8mm",
+    "lrcpc": "+rcpc",
+}
+
+
+def describe(host: Host) -> Target:
+    """The host's target: NEON, with the extensions the kernel reports."""
+    told = {feature for flag, feature in _FLAGS.items() if flag in host.flags}
+    features = tuple(sorted(told | set(host.cpu.features), key=lambda feature: feature[1:]))
+    return Target(
+        name="host",
+        triple=host.cpu.triple,
+        cpu=host.cpu.cpu,
+        features=features,
+        vector_bits=128,
+        vector_registers=32,
+        has_fma=True,
+        has_f16="+fullfp16" in features,
+        l1=host.caches.l1,
+        l2=host.caches.l2,
+        l3=host.caches.l3,
+        cores=host.cores,
+    )
+
+
+FAMILY = Family(
+    "arm64",
+    ("aarch64", "arm64"),
+    (
+        Target(
+            "arm64",
+            "aarch64-unknown-linux-gnu",
+            "generic",
+            ("+fp-armv8", "+neon"),
+            vector_bits=128,
+            vector_registers=32,
+            has_fma=True,
+        ),
+    ),
+    describe,
+)

@@ -1,0 +1,61 @@
+"""x86-64: SSE2 at least, AVX2 with FMA, AVX-512."""
+
+from __future__ import annotations
+
+from tilewright.ir.target import Target
+from tilewright.targets.family import Family, Host
+
+_TRIPLE = "x86_64-unknown-linux-gnu"
+_V3 = ("+avx", "+avx2", "+bmi", "+bmi2", "+f16c", "+fma", "+lzcnt", "+movbe", "+popcnt")
+_V4 = (*_V3, "+avx512bw", "+avx512cd", "+avx512dq", "+avx512f", "+avx512vl")
+
+
+def describe(host: Host) -> Target:
+    """The host's target: the widest vectors it has."""
+    features = set(host.cpu.features)
+    # 32-bit and 64-bit lanes need F, the narrower ones BW; a processor with F alone stays at AVX2.
+    wide = {"+avx512f", "+avx512bw", "+avx512vl", "+avx512dq"} <= features
+    middle = "+avx2" in features
+    return Target(
+        name="host",
+        triple=host.cpu.triple,
+        cpu=host.cpu.cpu,
+        features=host.cpu.features,
+        vector_bits=512 if wide else 256 if middle else 128,
+        vector_registers=32 if wide else 16,
+        has_fma="+fma" in features,
+        has_f16="+avx512fp16" in features,
+        l1=host.caches.l1,
+        l2=host.caches.l2,
+        l3=host.caches.l3,
+        cores=host.cores,
+    )
+
+
+FAMILY = Family(
+    "x86",
+    ("x86_64",),
+    (
+        Target("x86-64", _TRIPLE, "x86-64", vector_bits=128, vector_registers=16),
+        Target(
+            "x86-64-v3",
+            _TRIPLE,
+            "x86-64-v3",
+            _V3,
+            vector_bits=256,
+            vector_registers=16,
+            has_fma=True,
+        ),
+        Target(
+            "x86-64-v4",
+            _TRIPLE,
+            "x86-64-v4",
+            _V4,
+            vector_bits=512,
+            vector_registers=32,
+            has_fma=True,
+            l2=1024 * 1024,
+        ),
+    ),
+    describe,
+)
