@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class Sample:
     dtypes: tuple[DType, ...] | None = None  # where numpy's dtype does not say it (bfloat16)
 
 
+@dataclass_transform(frozen_default=True)
 def operator(cls: T) -> T:
     """Make a frozen dataclass of the class, check its facets, register it under its name."""
     cls = dataclass(frozen=True)(cls)
