@@ -1,4 +1,4 @@
-"""Targets by name. Each folder here is one architecture and defines `FAMILY`; nothing lists them."""
+"""Targets by name: each folder here is one architecture and defines `FAMILY`."""
 
 from __future__ import annotations
 

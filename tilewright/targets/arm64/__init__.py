@@ -20,7 +20,8 @@ _FLAGS = {
 def describe(host: Host) -> Target:
     """The host's target: NEON, with the extensions the kernel reports."""
     told = {feature for flag, feature in _FLAGS.items() if flag in host.flags}
-    features = tuple(sorted(told | set(host.cpu.features), key=lambda feature: feature[1:]))
+    known = {feature[1:]: feature for feature in (*host.cpu.features, *told)}
+    features = tuple(known[name] for name in sorted(known))
     return Target(
         name="host",
         triple=host.cpu.triple,
