@@ -117,7 +117,7 @@ Type = TensorType | TupleType
 
 def round_bf16(x: np.ndarray) -> np.ndarray:
     """Round float32 values to the nearest bfloat16 (ties to even), kept as float32."""
-    x = np.ascontiguousarray(x, dtype=np.float32)
+    x = np.asarray(x, dtype=np.float32, order="C")  # ascontiguousarray would lose 0-d shapes
     u = x.view(np.uint32)
     r = ((u + 0x7FFF + ((u >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
     return np.where(np.isnan(x), x, r).astype(np.float32)

@@ -1,0 +1,502 @@
+"""Dims and values as text and back: `2*i0+(i1//4)`, `exp(x[i0,i1] - m[i0]) * 0.5`.
+
+Constants are f32 (`0.5`), i64 (`3`) or bool (`true`) unless they say otherwise (`0.5:f64`). An
+index used as a value is `#(i0+1)`, an index read from data is `${idx[i0]}`. A value that shares a lot
+prints as `{t0 = …; t1 = …; result}`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim, Int, Sym
+from tilewright.ir.expr import (
+    Const,
+    Fn,
+    Index,
+    Load,
+    Reduce,
+    Tensor,
+    Value,
+    cast,
+    const,
+    extent,
+    fn,
+    index,
+    load,
+    make_reduce,
+)
+from tilewright.ir.reader import Reader, name_text
+from tilewright.ir.scalar import SCALARS
+from tilewright.ir.types import DTYPES, DType, b1, f32, f64, i64
+
+# Loosest first. The operands of one level print without brackets where they bind tighter.
+_INFIX = (
+    {"|": "or"},
+    {"&": "and"},
+    {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"},
+    {"+": "add", "-": "sub"},
+    {"*": "mul", "/": "div"},
+)
+_SIGN = {name: (sign, level) for level, row in enumerate(_INFIX) for sign, name in row.items()}
+_TIGHT = len(_INFIX)
+_COMPARE = 2  # does not chain
+
+# A value whose tree is this much larger than its graph is printed with names for what it shares.
+_LET_FACTOR, _LET_SIZE = 2, 40
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What names mean: buffers have a dtype (or are the Tensor itself), symbols are Syms."""
+
+    buffers: Mapping[str, DType | Tensor] = field(default_factory=dict)
+    symbols: Mapping[str, Sym | Int] = field(default_factory=dict)
+
+    def binding(self, *syms: Sym) -> Scope:
+        return Scope(self.buffers, {**self.symbols, **{s.name: s for s in syms}})
+
+
+# ---- printing
+
+
+def dim_text(x: Dim) -> str:
+    """A dim as `parse_dim` reads it."""
+    if isinstance(x, int):
+        return str(x)
+    parts: list[str] = []
+    for mono, c in sorted(x.terms, key=lambda t: (not t[0], t[0])):  # the constant comes last
+        text = "*".join(_atom_text(a) for a in mono)
+        if not mono:
+            text = str(c)
+        elif c == -1:
+            text = "-" + text
+        elif c != 1:
+            text = f"{c}*{text}"
+        parts.append(text if not parts or text.startswith("-") else "+" + text)
+    return "".join(parts)
+
+
+def _atom_text(a: D.Atom) -> str:
+    if isinstance(a, D.Sym):
+        return name_text(a.name)
+    if isinstance(a, D.Data):
+        return f"${{{value_text(a.value)}}}"
+    assert isinstance(a, D.Quo)
+    if a.op in ("min", "max"):
+        return f"{a.op}({dim_text(a.a)},{dim_text(a.b)})"
+    sign = {"floordiv": "//", "mod": "%"}[a.op]
+    return f"({_operand(a.a)}{sign}{_operand(a.b)})"
+
+
+def _operand(x: Dim) -> str:
+    text = dim_text(x)
+    simple = (isinstance(x, int) and x >= 0) or D.is_sym(x)
+    if isinstance(x, Int) and len(x.terms) == 1:
+        mono, c = x.terms[0]
+        simple = c == 1 and len(mono) == 1
+    return text if simple else f"({text})"
+
+
+def number_text(x: float | int | bool, dtype: DType) -> str:
+    """The shortest decimal that reads back as this value of the dtype."""
+    if dtype.is_bool:
+        return "true" if x else "false"
+    if not dtype.is_float:
+        return str(int(x))
+    x = float(x)
+    if not math.isfinite(x):
+        return repr(x)
+    if dtype is f64:
+        return repr(x)
+    text = repr(float(str(np.float32(x))))
+    return text if np.float32(text) == np.float32(x) else repr(x)
+
+
+def _const_text(c: Const) -> str:
+    text = number_text(c.value, c.dtype)
+    return text if c.dtype in (f32, i64, b1) else f"{text}:{c.dtype}"
+
+
+def value_text(v: Value) -> str:
+    """A value as `parse_value` reads it."""
+    return _Printer().scope(v)
+
+
+class _Printer:
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}  # values that were given a name
+        self.sizes: dict[int, int] = {}
+        self.count = 0
+
+    def scope(self, v: Value) -> str:
+        """A whole value, or the body of a reduction, with names for what it shares."""
+        order: list[Value] = []
+        uses: dict[int, int] = {}
+        tree = self._survey(v, order, uses)
+        if tree < _LET_SIZE or tree < _LET_FACTOR * len(order):
+            return self.show(v, 0)
+        lines: list[str] = []
+        named: list[int] = []
+        for x in order:
+            if x is not v and isinstance(x, Fn) and uses[id(x)] > 1 and id(x) not in self.names:
+                text = self.show(x, 0)
+                self.names[id(x)] = f"t{self.count}"
+                self.count += 1
+                named.append(id(x))
+                lines.append(f"{self.names[id(x)]} = {text}; ")
+        text = f"{{{''.join(lines)}{self.show(v, 0)}}}" if lines else self.show(v, 0)
+        for k in named:
+            del self.names[k]
+        return text
+
+    def _survey(self, v: Value, order: list[Value], uses: dict[int, int]) -> int:
+        """Distinct values of this scope, operands first, and uses; the size of v as a tree."""
+        size: dict[int, int] = {}
+        stack: list[tuple[Value, bool]] = [(v, False)]
+        while stack:
+            x, done = stack.pop()
+            if id(x) in size:
+                continue
+            inner = () if isinstance(x, Reduce) or id(x) in self.names else x.args
+            if done:
+                size[id(x)] = 1 + sum(size[id(a)] for a in inner)
+                order.append(x)
+                for a in inner:
+                    uses[id(a)] = uses.get(id(a), 0) + 1
+            else:
+                stack.append((x, True))
+                stack.extend((a, False) for a in reversed(inner))
+        return size[id(v)]
+
+    def show(self, v: Value, level: int) -> str:
+        """`level` is how tightly the surroundings bind."""
+        name = self.names.get(id(v))
+        if name is not None:
+            return name
+        if isinstance(v, Const):
+            return _const_text(v)
+        if isinstance(v, Index):
+            return f"#({dim_text(v.dim)})"
+        if isinstance(v, Load):
+            source = v.source if isinstance(v.source, str) else v.source.name
+            return f"{name_text(source)}[{','.join(map(dim_text, v.index))}]"
+        if isinstance(v, Reduce):
+            axes = ", ".join(f"{name_text(a.name)}<{dim_text(extent(a))}" for a in v.axes)
+            return f"reduce({v.combine}, {axes})({self.scope(v.body)})"
+        assert isinstance(v, Fn)
+        if v.name in _SIGN:
+            sign, own = _SIGN[v.name]
+            a = self.show(v.args[0], own + (own == _COMPARE))
+            text = f"{a} {sign} {self.show(v.args[1], own + 1)}"
+            return f"({text})" if own < level else text
+        head = f"cast<{v.dtype}>" if v.name == "cast" else v.name
+        return f"{head}({', '.join(self.show(a, 0) for a in v.args)})"
+
+
+# ---- parsing
+
+
+def parse_dim(text: str, symbols: Mapping[str, Sym | Int] | Scope | None = None) -> Dim:
+    """The dim that `text` says. `symbols` maps names to what they are."""
+    scope = symbols if isinstance(symbols, Scope) else Scope(symbols=symbols or {})
+    r = Reader(text, "dim")
+    out = read_dim(r, scope)
+    r.end()
+    return out
+
+
+def parse_value(text: str, scope: Scope) -> Value:
+    r = Reader(text, "value")
+    out = read_value(r, scope)
+    r.end()
+    return out
+
+
+def read_dim(r: Reader, scope: Scope) -> Dim:
+    """A dim at the cursor of a reader."""
+    total = _product(r, scope)
+    while r.sees("+", "-"):
+        minus = r.next().text == "-"
+        x = _product(r, scope)
+        total = total - x if minus else total + x
+    return total
+
+
+def _product(r: Reader, scope: Scope) -> Dim:
+    out = _factor(r, scope)
+    while r.sees("*", "//", "%"):
+        sign = r.next()
+        x = _factor(r, scope)
+        if sign.text == "*":
+            out = out * x
+        elif isinstance(x, int) and x == 0:
+            r.problem("this divides by zero", sign)
+        else:
+            out = D.floordiv(out, x) if sign.text == "//" else D.mod(out, x)
+    return out
+
+
+def _factor(r: Reader, scope: Scope) -> Dim:
+    if r.take("-"):
+        return -_factor(r, scope)
+    if r.take("("):
+        x = read_dim(r, scope)
+        r.expect(")")
+        return x
+    if r.take("${"):
+        v = read_value(r, scope)
+        r.expect("}")
+        return D.data(v)
+    if r.sees_kind("number"):
+        return r.integer("a dim")
+    t = r.token
+    name = r.name("a dim")
+    if name in ("min", "max") and r.sees("("):
+        r.next()
+        a = read_dim(r, scope)
+        r.expect(",")
+        b = read_dim(r, scope)
+        r.expect(")")
+        return D.minimum(a, b) if name == "min" else D.maximum(a, b)
+    if name not in scope.symbols:
+        known = ", ".join(sorted(scope.symbols)) or "none"
+        r.problem(f"{name} is not a symbol here; known are {known}", t)
+    s = scope.symbols[name]
+    return D.as_int(s) if isinstance(s, Sym) else s
+
+
+def read_value(r: Reader, scope: Scope) -> Value:
+    """A value at the cursor of a reader."""
+    return _ValueReader(r, scope, {}).block()
+
+
+class _ValueReader:
+    def __init__(self, r: Reader, scope: Scope, names: Mapping[str, Value]) -> None:
+        self.r, self.scope, self.names = r, scope, dict(names)
+
+    def block(self) -> Value:
+        if not self.r.take("{"):
+            return self.level(0)
+        own = _ValueReader(self.r, self.scope, self.names)
+        while own.r.sees_kind("name") and own.r.tokens[own.r.at + 1].text == "=":
+            name = own.r.next().text
+            own.r.expect("=")
+            own.names[name] = own.level(0)
+            own.r.expect(";")
+        v = own.level(0)
+        self.r.expect("}")
+        return v
+
+    def level(self, k: int) -> Value:
+        if k == _TIGHT:
+            return self.primary()
+        out = self.level(k + 1)
+        while self.r.token.kind == "sign" and self.r.token.text in _INFIX[k]:
+            sign = self.r.next()
+            right = self.level(k + 1)
+            out = self._apply(_INFIX[k][sign.text], [out, right], sign)
+            if k == _COMPARE:
+                break
+        return out
+
+    def _apply(self, name: str, args: list[Value], at: object) -> Value:
+        try:
+            return fn(name, *args)
+        except TypeError as why:
+            self.r.problem(str(why), at)  # type: ignore[arg-type]
+
+    def primary(self) -> Value:
+        r = self.r
+        if r.take("("):
+            v = self.level(0)
+            r.expect(")")
+            return v
+        if r.sees("{"):
+            return self.block()
+        if r.take("#("):
+            x = read_dim(r, self.scope)
+            r.expect(")")
+            return index(x)
+        if r.sees("-"):
+            minus = r.next()
+            if r.sees_kind("number") or r.sees("inf"):
+                return self.number("-")
+            return self._apply("neg", [self.primary()], minus)
+        if r.sees_kind("number"):
+            return self.number("")
+        if r.sees_kind("name") or r.sees_kind("string"):
+            return self.named()
+        r.fail("a value")
+
+    def number(self, sign: str) -> Const:
+        text = sign + self.r.next().text
+        whole = text.lstrip("-").isdigit()
+        default = i64 if whole else f32
+        dtype = self.dtype() if self.r.take(":") else default
+        return const(int(text) if whole else float(text), dtype)
+
+    def dtype(self) -> DType:
+        t = self.r.token
+        name = self.r.name("a dtype")
+        if name not in DTYPES:
+            self.r.problem(f"{name} is not a dtype; known are {', '.join(DTYPES)}", t)
+        return DTYPES[name]
+
+    def named(self) -> Value:
+        r = self.r
+        after = r.tokens[r.at + 1]
+        t = r.token
+        opens = after.kind == "sign" and after.text in "([<"
+        if t.kind == "name" and not (opens and after.text in "(["):
+            if t.text in self.names:
+                r.next()
+                return self.names[t.text]
+            if t.text in ("inf", "nan"):
+                return self.number("")
+            if t.text in ("true", "false", "True", "False"):
+                r.next()
+                if r.take(":"):
+                    self.dtype()
+                return const(t.text.lower() == "true", b1)
+        name = r.name()
+        if name == "cast" and r.take("<"):
+            dtype = self.dtype()
+            r.expect(">")
+            r.expect("(")
+            v = self.level(0)
+            r.expect(")")
+            return cast(v, dtype)
+        if name == "reduce" and r.sees("("):
+            return self.reduction()
+        if r.take("["):
+            return self.element(name, t)
+        if r.sees("("):
+            if name not in SCALARS:
+                r.problem(f"{name} is not a scalar function", t)
+            r.next()
+            args = r.several(lambda: self.level(0), ")")
+            return self._apply(name, args, t)
+        r.problem(f"{name} is not known here; expected a value", t)
+
+    def element(self, name: str, t: object) -> Value:
+        at = self.r.several(lambda: read_dim(self.r, self.scope), "]")
+        source = self.scope.buffers.get(name)
+        if source is None:
+            known = ", ".join(sorted(self.scope.buffers)) or "none"
+            self.r.problem(f"{name} is not a buffer here; known are {known}", t)  # type: ignore[arg-type]
+        if isinstance(source, Tensor):
+            if len(at) != source.rank:
+                self.r.problem(f"{name} has {source.rank} axes, not {len(at)}", t)  # type: ignore[arg-type]
+            return load(source, at, source.dtype)
+        return load(name, at, source)
+
+    def reduction(self) -> Value:
+        r = self.r
+        r.expect("(")
+        t = r.token
+        combine = r.name("a combine such as add or max")
+        scope = self.scope
+        axes: list[Sym] = []
+        while r.take(","):
+            name = r.name("a reduction variable")
+            r.expect("<")
+            bound = D.var(name, read_dim(r, scope))
+            axes.append(D.the_sym(bound))
+            scope = scope.binding(axes[-1])
+        r.expect(")")
+        r.expect("(")
+        body = _ValueReader(r, scope, self.names).block()
+        r.expect(")")
+        try:
+            return make_reduce(combine, tuple(axes), body)
+        except (ValueError, TypeError) as why:
+            r.problem(str(why), t)
+
+
+def tensor_text(t: Tensor) -> str:
+    """A definition in one line: `t[i0,i1]: f32 = x[i0] + y[i1]`."""
+    shape = ", ".join(f"{name_text(a.name)}<{dim_text(extent(a))}" for a in t.axes)
+    head = f"{name_text(t.name)}: {t.dtype}[{','.join(map(dim_text, t.shape))}]"
+    if t.body is None:
+        return head
+    body = value_text(t.body)
+    if t.kind == "update":
+        assert t.where is not None and t.base is not None
+        at = ",".join(map(dim_text, t.where))
+        how = f"{t.combine}=" if t.combine else "="
+        return f"{head} = {t.base.name}, then for {shape}: [{at}] {how} {body}"
+    order = f" in order of {', '.join(t.axes[k].name for k in t.ordered)}" if t.ordered else ""
+    return f"{head} = for {shape}{order}: {body}"
+
+
+def sym_text(s: Sym) -> str:
+    """`s0: 1..4096 %8`: the bounds are inclusive, an absent upper bound is unknown."""
+    hi = "" if s.hi is None else dim_text(s.hi)
+    multiple = f" %{s.multiple}" if s.multiple != 1 else ""
+    return f"{name_text(s.name)}: {dim_text(s.lo)}..{hi}{multiple}"
+
+
+def read_sym(r: Reader, scope: Scope) -> Sym:
+    """A declared symbol at the cursor of a reader."""
+    t = r.token
+    name = r.name("a symbol")
+    if name in scope.symbols:
+        r.problem(f"{name} is declared twice", t)
+    r.expect(":")
+    lo = read_dim(r, scope)
+    r.expect("..")
+    hi = (
+        None
+        if r.sees("%", ",", "{", "}") or r.sees_kind("end")
+        else read_dim_before_percent(r, scope)
+    )
+    multiple = r.integer() if r.take("%") else 1
+    return D.the_sym(D.sym(name, lo, hi, multiple))
+
+
+def read_dim_before_percent(r: Reader, scope: Scope) -> Dim:
+    """A bound, in which a bare `%` ends the dim (a remainder is bracketed when printed)."""
+    x = _plain_product(r, scope)
+    while r.sees("+", "-"):
+        minus = r.next().text == "-"
+        y = _plain_product(r, scope)
+        x = x - y if minus else x + y
+    return x
+
+
+def _plain_product(r: Reader, scope: Scope) -> Dim:
+    out = _factor(r, scope)
+    while r.take("*"):
+        out = out * _factor(r, scope)
+    return out
+
+
+def declare(syms: set[Sym]) -> list[Sym]:
+    """The symbols and those in their bounds, in an order in which bounds mention earlier ones."""
+    out: dict[Sym, None] = {}
+    names: dict[str, Sym] = {}
+
+    def visit(s: Sym) -> None:
+        if s in out:
+            return
+        for bound in (s.lo, s.hi):
+            if bound is not None:
+                for x in sorted(D.symbols(bound)):
+                    visit(x)
+        if names.setdefault(s.name, s) is not s:
+            raise Invalid(
+                f"two symbols are called {s.name}, with different bounds: "
+                f"{sym_text(names[s.name])} and {sym_text(s)}"
+            )
+        out[s] = None
+
+    for s in sorted(syms, key=lambda s: s.name):
+        visit(s)
+    return list(out)
