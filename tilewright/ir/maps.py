@@ -1,8 +1,8 @@
 """Index maps: how a tensor's elements are laid out anew, `k, j -> j//32, k, j%32`.
 
-A map names the source axes and gives each target coordinate as an index function of them. The blocked family (every
-coordinate is `j`, `j//n`, `j%n`, `(j//n)%m` or `0`) knows the target shape, where a ragged last block is padded,
-and its inverse. Maps print and parse.
+A map names the source axes and gives each target coordinate as an index function of them. The
+blocked family (every coordinate is `j`, `j//n`, `j%n`, `(j//n)%m` or `0`) knows the target shape,
+where a ragged last block is padded, and its inverse. Maps print and parse.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tilewright.ir.dim import Dim
 
 @dataclass(frozen=True)
 class Digit:
-    """Target coordinate `(axis // step) % count` of one source axis; count None: the leading digit."""
+    """Coordinate `(axis // step) % count` of one source axis; count None: the leading digit."""
 
     axis: int
     step: int
@@ -44,7 +44,8 @@ class Map:
         try:
             body = ast.parse(f"({right.strip()},)", mode="eval").body if right.strip() else None
         except SyntaxError:
-            raise Invalid(f"{right.strip()!r} in the map {text!r} is not a list of index functions") from None  # fmt: skip
+            what = f"{right.strip()!r} in the map {text!r} is not a list of index functions"
+            raise Invalid(what) from None
         items = body.elts if isinstance(body, ast.Tuple) else []
         return Map(axes, tuple(_dim(e, axes, text) for e in items))
 
@@ -112,18 +113,18 @@ class Map:
         """Refuse a source of another rank, and a map that loses or doubles elements."""
         require(
             len(source) == len(self.axes),
-            f"the map {self} takes {len(self.axes)} axes, the shape {tuple(source)} has {len(source)}",
+            f"the map {self} takes {len(self.axes)} axes, the shape {list(source)} does not fit",
         )
         for k in range(len(self.axes)):
             self._chain(k)
 
     def _chain(self, axis: int) -> list[tuple[Digit, int]]:
-        """The digits of an axis with their target positions, lowest first, checked to be a numeral system."""
+        """The digits of an axis with target positions, lowest first; none may be missing."""
         own = [(d, p) for p, d in enumerate(self.digits()) if d is not None and d.axis == axis]
         own.sort(key=lambda x: x[0].step)
         step: int | None = 1
         for d, _ in own:
-            if d.step != step:
+            if step is None or d.step != step:
                 break
             step = None if d.count is None else step * d.count
         else:
@@ -183,4 +184,5 @@ def _dim(e: ast.expr, axes: Sequence[str], text: str) -> Dim:
         if isinstance(e.op, (ast.FloorDiv, ast.Mod)):
             require(not isinstance(b, int) or b > 0, f"the map {text!r} divides by {b}")
             return D.floordiv(a, b) if isinstance(e.op, ast.FloorDiv) else D.mod(a, b)
-    raise Invalid(f"{ast.unparse(e)} in the map {text!r} is not an index function", hint="use + - * // %")  # fmt: skip
+    what = f"{ast.unparse(e)} in the map {text!r} is not an index function"
+    raise Invalid(what, hint="use + - * // %")

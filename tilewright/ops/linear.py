@@ -7,30 +7,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from tilewright.base.errors import Invalid, require
+from tilewright.base.errors import require
 from tilewright.ir import dim as D
 from tilewright.ir import expr as E
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Tensor
 from tilewright.ir.node import Node, Op, node
 from tilewright.ir.operator import Sample, operator
-from tilewright.ir.types import TensorType, bf16, round_bf16
-
-
-def broadcast_batch(a: tuple[Dim, ...], b: tuple[Dim, ...], what: str) -> tuple[Dim, ...]:
-    """Numpy broadcasting of leading dimensions."""
-    n = max(len(a), len(b))
-    out: list[Dim] = []
-    for x, y in zip((1,) * (n - len(a)) + a, (1,) * (n - len(b)) + b, strict=True):
-        if D.known_eq(x, y) or D.known_eq(y, 1):
-            out.append(x)
-        elif D.known_eq(x, 1):
-            out.append(y)
-        elif isinstance(x, int) and isinstance(y, int) or D.known_ne(x, y):
-            raise Invalid(f"{what}: batch sizes {list(a)} and {list(b)} do not broadcast")
-        else:
-            out.append(x if isinstance(x, int) else y)
-    return tuple(out)
+from tilewright.ir.positions import may_equal
+from tilewright.ir.types import TensorType, bf16, f16, f64, i8
+from tilewright.ops.samples import booleans, case, integers, normal
+from tilewright.ops.shapes import broadcast_shapes, same_dtype
 
 
 def _batch_index(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> tuple[Dim, ...]:
@@ -40,7 +27,7 @@ def _batch_index(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> tuple[Dim, .
 
 @operator
 class Matmul(Op):
-    """[…, M, K] times […, K, N]; batch dimensions broadcast; 16-bit floats accumulate in float32."""
+    """[…, M, K] times […, K, N]; batch dims broadcast; 16-bit floats accumulate in float32."""
 
     linear: ClassVar[tuple[int, ...]] = (0, 1)
 
@@ -50,15 +37,18 @@ class Matmul(Op):
             f"matmul: {a!r} and {b!r} need at least two axes each",
             hint="reshape a vector to one row or one column",
         )
-        require(a.dtype == b.dtype, f"matmul: {a!r} and {b!r} have different dtypes", hint="cast")
-        k, l = a.shape[-1], b.shape[-2]
-        differ = not D.known_eq(k, l) and (D.known_ne(k, l) or isinstance(k, int) and isinstance(l, int))  # fmt: skip
-        require(not differ, f"matmul: {a!r} has {k} columns, {b!r} has {l} rows")
-        batch = broadcast_batch(a.shape[:-2], b.shape[:-2], "matmul")
-        return TensorType(a.dtype, batch + (a.shape[-2], b.shape[-1]))
+        dtype = same_dtype("matmul", a, b)
+        columns, rows = a.shape[-1], b.shape[-2]
+        require(
+            may_equal(columns, rows),
+            f"matmul: {a!r} has {columns} columns, {b!r} has {rows} rows",
+            hint="transpose one of them",
+        )
+        batch = broadcast_shapes(a.shape[:-2], b.shape[:-2], what="matmul")
+        return TensorType(dtype, batch + (a.shape[-2], b.shape[-1]))
 
     def compute(self, a: Tensor, b: Tensor) -> Tensor:
-        batch = broadcast_batch(a.shape[:-2], b.shape[:-2], "matmul")
+        batch = broadcast_shapes(a.shape[:-2], b.shape[:-2], what="matmul")
         wide = a.dtype.accumulator
 
         def body(*i: Dim) -> E.Value:
@@ -80,23 +70,17 @@ class Matmul(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        rng = np.random.default_rng(0)
-
-        def normal(*shape: int) -> np.ndarray:
-            return rng.standard_normal(shape).astype(np.float32)
-
-        yield Sample(cls(), (normal(5, 7), normal(7, 3)))
-        yield Sample(cls(), (normal(2, 1, 4, 6), normal(3, 6, 5)))
-        yield Sample(cls(), (normal(1, 1), normal(1, 17)))
-        yield Sample(cls(), (normal(3, 0), normal(0, 4)))
-        yield Sample(cls(), (normal(0, 2, 3), normal(3, 4)))
-        yield Sample(cls(), (normal(4, 9).astype(np.float64), normal(9, 2).astype(np.float64)))
-        yield Sample(cls(), (normal(4, 33).astype(np.float16), normal(33, 5).astype(np.float16)))
-        yield Sample(cls(), (round_bf16(normal(3, 20)), round_bf16(normal(20, 6))), (bf16, bf16))
-        ints = rng.integers(-100, 100, (3, 8))
-        yield Sample(cls(), (ints, ints.T.copy()))
-        yield Sample(cls(), (ints.astype(np.int8), ints.T.astype(np.int8)))
-        yield Sample(cls(), (ints > 50, ints.T > 50))
+        yield case(cls(), normal(5, 7), normal(7, 3))
+        yield case(cls(), normal(2, 1, 4, 6), normal(3, 6, 5))
+        yield case(cls(), normal(1, 1), normal(1, 17))
+        yield case(cls(), normal(3, 0), normal(0, 4))
+        yield case(cls(), normal(0, 2, 3), normal(3, 4))
+        yield case(cls(), normal(4, 9), normal(9, 2), dtype=f64)
+        yield case(cls(), normal(4, 33), normal(33, 5), dtype=f16)
+        yield case(cls(), normal(3, 20), normal(20, 6), dtype=bf16)
+        yield case(cls(), integers(3, 8), integers(8, 2))
+        yield case(cls(), integers(3, 8, lo=-99, dtype=i8), integers(8, 2, hi=99, dtype=i8))
+        yield case(cls(), booleans(3, 8), booleans(8, 3))
 
 
 def matmul(a: Node, b: Node) -> Node:
