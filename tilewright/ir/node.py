@@ -163,14 +163,17 @@ class Place:
         return f"{self.file}:{self.line}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Graph:
-    """Inputs, outputs, and the user's lines for nodes. Lines are a side table, never part of identity."""
+    """Inputs, outputs, and the user's lines for nodes. Lines are a side table, never part of equality.
+
+    Equal graphs are equal attributes, so that equal branches of a `cond` are one node.
+    """
 
     name: str
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
-    places: Mapping[Node, frozenset[Place]] = field(default_factory=dict)
+    places: Mapping[Node, frozenset[Place]] = field(default_factory=dict, compare=False)
 
     def nodes(self) -> list[Node]:
         """Every node in topological order, inputs of the graph first."""

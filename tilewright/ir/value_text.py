@@ -1,8 +1,8 @@
 """Dims and values as text and back: `2*i0+(i1//4)`, `exp(x[i0,i1] - m[i0]) * 0.5`.
 
 Constants are f32 (`0.5`), i64 (`3`) or bool (`true`) unless they say otherwise (`0.5:f64`). An
-index used as a value is `#(i0+1)`, an index read from data is `${idx[i0]}`. A value that shares a lot
-prints as `{t0 = …; t1 = …; result}`.
+index used as a value is `#(i0+1)`, an index read from data is `${idx[i0]}`. A value that shares
+a lot prints as `{t0 = …; t1 = …; result}`.
 """
 
 from __future__ import annotations
