@@ -25,6 +25,7 @@ class Op:
     linear: ClassVar[tuple[int, ...]] = ()  # inputs in which the operator is linear, one at a time
     view: ClassVar[bool] = False  # every output element is one input element: moves, computes nothing
     random: ClassVar[bool] = False
+    barrier: ClassVar[bool] = False  # its result is always stored: consumers never recompute it
 
     def infer(self, *types: Any) -> Type:
         raise Invalid(f"operator {self.name} has no type rule")
