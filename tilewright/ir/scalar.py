@@ -42,7 +42,9 @@ def _vectorised(fn: Callable[..., float]) -> Callable[..., Any]:
         a = np.broadcast_arrays(*args)
         out = np.empty(a[0].shape, dtype=np.float64)
         flat = out.reshape(-1)
-        for k, xs in enumerate(zip(*(np.asarray(x, dtype=np.float64).reshape(-1) for x in a), strict=True)):
+        for k, xs in enumerate(
+            zip(*(np.asarray(x, dtype=np.float64).reshape(-1) for x in a), strict=True)
+        ):
             flat[k] = fn(*map(float, xs))
         return out.astype(np.result_type(*args))
 
@@ -99,7 +101,10 @@ def _lgamma(x: float) -> float:
         return x
     if math.isinf(x) or (x <= 0 and x == math.floor(x)):
         return math.inf
-    return math.lgamma(x)
+    try:
+        return math.lgamma(x)
+    except OverflowError:
+        return math.inf
 
 
 def _digamma(x: float) -> float:
@@ -110,9 +115,9 @@ def _digamma(x: float) -> float:
     if x < 0:
         if x == math.floor(x):
             return math.nan
-        return _digamma(1 - x) - math.pi / math.tan(math.pi * x)
+        return _digamma(1 - x) - math.pi / math.tan(math.pi * math.fmod(x, 1.0))
     r = 0.0
-    while x < 12:
+    while x < 20:
         r -= 1 / x
         x += 1
     f = 1 / (x * x)
@@ -130,7 +135,8 @@ def _erfinv(x: float) -> float:
     t = 2 / (math.pi * a) + w / 2
     y = math.copysign(math.sqrt(math.sqrt(t * t - w / a) - t), x) if x else 0.0
     for _ in range(4):  # Newton on erf, with erfc near the ends where 1 - x would cancel
-        err = (math.erf(y) - x) if abs(x) < 0.5 else math.copysign((1 - abs(x)) - math.erfc(abs(y)), x)
+        tail = ((1 - abs(x)) - math.erfc(abs(y))) * math.copysign(1, x)
+        err = math.erf(y) - x if abs(x) < 0.5 else tail
         y -= err / (2 / math.sqrt(math.pi) * math.exp(-y * y))
     return y
 

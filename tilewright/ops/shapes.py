@@ -1,0 +1,78 @@
+"""What type rules share: broadcasting over symbolic dims, axes, sentences for what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Tensor, Value
+from tilewright.ir.types import DType, TensorType
+
+Shape = tuple[Dim, ...]
+
+
+def broadcast_shapes(*shapes: Shape, what: str = "broadcast") -> Shape:
+    """The numpy rule: aligned at the right, dims are equal or 1."""
+    out: list[Dim] = []
+    for k in range(max((len(s) for s in shapes), default=0)):
+        size: Dim = 1
+        for s in shapes:
+            d = s[-1 - k] if k < len(s) else 1
+            if d == 1 or D.known_eq(d, size):
+                continue
+            if size != 1:
+                raise Invalid(
+                    f"{what}: shapes {', '.join(map(show_shape, shapes))} do not broadcast: "
+                    f"{size} and {d} meet at axis {-1 - k}",
+                    hint="dims that meet must be equal or 1; reshape or expand one operand",
+                )
+            size = d
+        out.append(size)
+    return tuple(reversed(out))
+
+
+def at(x: Tensor, idx: Sequence[Dim]) -> Value:
+    """Element of x for an index of the shape that x is broadcast to."""
+    own = idx[len(idx) - x.rank :]
+    return x[tuple(0 if d == 1 else i for d, i in zip(x.shape, own, strict=True))]
+
+
+def show_shape(shape: Sequence[Dim]) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def same_dtype(what: str, *types: TensorType) -> DType:
+    """The one dtype of all operands."""
+    if any(t.dtype is not types[0].dtype for t in types):
+        listed = ", ".join(repr(t) for t in types)
+        raise Invalid(f"{what}: operands {listed} differ in dtype", hint="cast them to one dtype")
+    return types[0].dtype
+
+
+def want_kind(what: str, t: TensorType, kinds: str) -> None:
+    """Refuse a dtype whose kind is not among `kinds` (letters of DType.kind)."""
+    if t.dtype.kind not in kinds:
+        names = {"f": "floats", "i": "signed integers", "u": "unsigned integers", "b": "booleans"}
+        listed = ", ".join(names[k] for k in kinds)
+        raise Invalid(f"{what} is not defined on {t!r}", hint=f"it takes {listed}; cast first")
+
+
+def axis_of(what: str, axis: int, rank: int) -> int:
+    """A non-negative axis. A 0-d tensor has the axis 0 (and -1), as in torch."""
+    n = max(rank, 1)
+    if not -n <= axis < n:
+        raise Invalid(f"{what}: axis {axis} of a tensor with {rank} axes does not exist")
+    return axis % n
+
+
+def axes_of(what: str, axes: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
+    """Sorted non-negative axes; None is all of them."""
+    if axes is None:
+        return tuple(range(rank))
+    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    out = sorted(axis_of(what, a, rank) for a in given)
+    if len(set(out)) != len(out):
+        raise Invalid(f"{what}: axes {given} name one axis twice")
+    return tuple(out) if rank else ()
