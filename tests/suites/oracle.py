@@ -30,10 +30,20 @@ def widen(tree: Any) -> Any:
 
     def one(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return leaf.detach().clone().to(_WIDER.get(leaf.dtype, leaf.dtype))
+            return _widen_tensor(leaf.detach())
         return _WIDER.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
 
     return pytree.tree_map(one, tree)
+
+
+def _widen_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    dtype = _WIDER.get(tensor.dtype, tensor.dtype)
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        return tensor.clone().to(dtype)
+    # The whole storage is widened and viewed again: as_strided sees the strides it was given.
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    storage = tensor.as_strided((count,), (1,), 0).to(dtype, copy=True)
+    return storage.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 class InDouble(TorchFunctionMode):
@@ -47,10 +57,10 @@ class InDouble(TorchFunctionMode):
     ) -> Any:
         if func in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
             return args[0].double()
-        args, kwargs = pytree.tree_map_only(
+        wide_args, wide_kwargs = pytree.tree_map_only(
             torch.dtype, lambda d: _WIDER.get(d, d), (args, kwargs or {})
         )
-        return func(*args, **kwargs)
+        return func(*wide_args, **wide_kwargs)
 
 
 def in_double(function: Callable, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,79 @@
+"""The one place where the suites touch the compiler: how it is called and how its work is counted.
+
+Every suite takes a backend by name. Besides `tilewright`, `counting` captures with the same
+decompositions, counts the operators that reach a backend and runs them in eager: the suites can be
+tried on it, and cold compile time is measured against it.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from functorch.compile import make_boxed_func
+from torch._decomp import core_aten_decompositions
+from torch._dynamo.backends.common import aot_autograd
+
+import tilewright as tw
+
+BACKENDS = ("tilewright", "counting", "aot_eager", "eager")
+
+
+@dataclass
+class Work:
+    """What a backend did while it was watched."""
+
+    kernels: int = 0
+    fallbacks: list[str] = field(default_factory=list)
+    operators: set[str] = field(default_factory=set)
+
+
+def compiled(
+    function: Callable, backend: str, *, strict: bool, fullgraph: bool, work: Work
+) -> Callable:
+    """`function` under torch.compile; a strict one raises where it would fall back to eager."""
+    chosen: Any = counting(work) if backend == "counting" else backend
+    options: Any = {"strict": strict} if backend == "tilewright" else None
+    return torch.compile(function, backend=chosen, fullgraph=fullgraph, options=options)
+
+
+@contextmanager
+def watched(backend: str) -> Iterator[Work]:
+    """Counts native kernels and fallbacks of everything compiled inside."""
+    work = Work()
+    if backend != "tilewright":
+        yield work
+        return
+    with tw.record() as log:
+        yield work
+    for event in log.events:
+        if event.kind == "compile":
+            work.kernels += event.data["kernels"]
+            work.fallbacks.extend(event.data["fallbacks"])
+
+
+def unsupported_operators(error: BaseException) -> list[str]:
+    """The ATen operators a strict refusal names; empty when the error is about something else."""
+    if "strict" not in str(error) and "fallback" not in str(error):
+        return []
+    return sorted(set(re.findall(r"\baten\.\w+(?:\.\w+)?", str(error))))
+
+
+def decompositions() -> dict:
+    """Torch's core table without what the compiler takes whole."""
+    table = core_aten_decompositions()
+    return {op: how for op, how in table.items() if "attention" not in str(op)}
+
+
+def counting(work: Work) -> Callable:
+    """A backend that counts what it is given and runs it in eager, one operator at a time."""
+
+    def run_in_eager(graph: torch.fx.GraphModule, _examples: Any) -> Callable:
+        names = [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]
+        work.operators.update(names)
+        work.kernels += len(names)
+        return make_boxed_func(graph.forward)
+
+    return aot_autograd(fw_compiler=run_in_eager, decompositions=decompositions())

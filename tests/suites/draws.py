@@ -1,0 +1,82 @@
+"""Are two sources of random tensors one distribution? Asked of draws, without knowing which."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tests.suites.oracle import shape_disagreement
+
+DRAWS = 60
+# Normal deviates beyond which means are called different; chance gives it one time in 5e8.
+LIMIT = 6.0
+
+Draw = Callable[[int], Any]
+
+
+def is_random(draw: Draw) -> bool:
+    """Whether two seeds give two results."""
+    return not same_bits(draw(1), draw(2))
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    a, b = pytree.tree_leaves(one), pytree.tree_leaves(other)
+    return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b))
+
+
+def _same(x: Any, y: Any) -> bool:
+    if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
+        if x.shape != y.shape or x.dtype != y.dtype:
+            return False
+        equal = (x == y) | ((x != x) & (y != y))
+        return bool(equal.to_dense().all() if equal.is_sparse else equal.all())
+    if isinstance(x, float) and isinstance(y, float):
+        return x == y or (math.isnan(x) and math.isnan(y))
+    # Callables and other objects among the inputs compare by identity, which copies lose.
+    return not isinstance(x, int | complex | str) or x == y
+
+
+def random_disagreements(ours: Draw, eager: Draw) -> list[str]:
+    """What tells our draws from eager's, one sentence each; empty when nothing does."""
+    if not same_bits(ours(7), ours(7)):
+        return ["the same seed gives two results"]
+    if same_bits(ours(1), ours(2)):
+        return ["two seeds give one result"]
+    a = [pytree.tree_leaves(ours(seed)) for seed in range(DRAWS)]
+    b = [pytree.tree_leaves(eager(seed)) for seed in range(DRAWS)]
+    if len(a[0]) != len(b[0]):
+        return [f"{len(a[0])} results where eager gives {len(b[0])}"]
+    found = []
+    for index, (x, y) in enumerate(zip(a[0], b[0])):
+        if not isinstance(y, torch.Tensor):
+            continue
+        problem = shape_disagreement(x, y) or _moments_disagree(
+            [draw[index] for draw in a], [draw[index] for draw in b]
+        )
+        if problem:
+            found.append(f"result {index}: {problem}")
+    return found
+
+
+def _moments_disagree(ours: list[torch.Tensor], eager: list[torch.Tensor]) -> str | None:
+    if ours[0].numel() == 0:
+        return None
+    x, y = (torch.stack([_real(t) for t in draws]) for draws in (ours, eager))
+    # Values are squeezed into (-1, 1): a Cauchy distribution has no moments of its own.
+    scale = y.abs().nanmedian().clamp_min(1e-6)
+    x, y = (t / (scale + t.abs()) for t in (x, y))
+    for name, power in (("mean", 1), ("mean square", 2)):
+        # One number per draw: elements of one draw may depend on each other, draws do not.
+        p, q = ((t**power).mean(1) for t in (x, y))
+        spread = float(((p.var() + q.var()) / DRAWS).sqrt())
+        gap = abs(float(p.mean() - q.mean()))
+        if gap > LIMIT * spread + 1e-5:
+            return f"the {name} of squeezed draws is {gap / max(spread, 1e-9):.0f} deviations off"
+    return None
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    dense = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return dense.detach().to(torch.float64).flatten()

@@ -1,0 +1,180 @@
+"""Checks one OpInfo entry: compile its first samples, run them, ask the oracle."""
+
+import copy
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch._dynamo.exc import Unsupported, UserError
+from torch.testing._internal import common_methods_invocations as invocations
+from torch.utils import _pytree as pytree
+
+from tests.suites.adapter import compiled, unsupported_operators, watched
+from tests.suites.draws import is_random, random_disagreements
+from tests.suites.oracle import disagreements, in_double, shape_disagreement
+
+
+@dataclass
+class Outcome:
+    """How an entry went. `status` is one of STATUSES; only `right` counts."""
+
+    name: str
+    status: str
+    detail: str = ""
+    kernels: int = 0
+    samples: int = 0
+    fallbacks: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+STATUSES = {
+    "right": "right",
+    "wrong": "wrong numbers",
+    "unsupported": "an operator without a definition (strict)",
+    "no kernel": "no operator reaches the backend",
+    "capture": "torch cannot capture the entry as one graph",
+    "error": "the compiler raised",
+    "crash": "the process died",
+    "timeout": "took too long",
+    "eager": "eager itself refuses the sample",
+}
+
+# Memory nobody wrote: only its shape and dtype can be compared.
+UNINITIALISED = ("empty", "new_empty", "resize_")
+
+
+def call_plainly(op: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for torch's `wrapper_set_seed`, whose generator handling Dynamo refuses to trace.
+
+    About thirty random entries would otherwise never reach a backend; the checks do the seeding.
+    """
+    return op(*args, **kwargs)
+
+
+setattr(invocations, "wrapper_set_seed", call_plainly)  # noqa: B010 (an import there, private to pyright)
+
+
+def entry_name(op: Any) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+def entries(dtype: torch.dtype) -> list[Any]:
+    """The database's entries that take `dtype` on a CPU, in its order."""
+    return [op for op in invocations.op_db if dtype in op.supported_dtypes("cpu")]
+
+
+def check_entry(
+    op: Any, dtype: torch.dtype, samples: int, backend: str, strict: bool, seed: int = 0
+) -> Outcome:
+    """Run an entry's first samples; the first that is not right decides."""
+    outcome = Outcome(entry_name(op), "right")
+    start = time.perf_counter()
+    torch.manual_seed(seed)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        for sample in islice(op.sample_inputs("cpu", dtype, requires_grad=False), samples):
+            outcome.samples += 1
+            _check_sample(outcome, op, sample, backend, strict)
+            if outcome.status != "right":
+                break
+    if outcome.status == "right" and outcome.samples == 0:
+        outcome.status, outcome.detail = "eager", "the entry has no samples of this dtype"
+    if outcome.status == "right" and strict and outcome.kernels == 0:
+        outcome.status = "no kernel"
+    outcome.seconds = time.perf_counter() - start
+    return outcome
+
+
+def _check_sample(outcome: Outcome, op: Any, sample: Any, backend: str, strict: bool) -> None:
+    inputs = ((sample.input, *sample.args), sample.kwargs)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return op.op(*args, **kwargs)
+
+    def draw(function: Callable) -> Callable[[int], Any]:
+        def once(seed: int) -> Any:
+            # Results and inputs: in-place entries are judged by what they leave behind.
+            args, kwargs = _copied(inputs)
+            torch.manual_seed(seed)
+            return function(*args, **kwargs), args, kwargs
+
+        return once
+
+    eager = draw(call)
+    try:
+        expected = eager(0)
+    except Exception as error:
+        outcome.status, outcome.detail = "eager", _first_line(error)
+        return
+    torch._dynamo.reset()
+    try:
+        with watched(backend) as work:
+            ours = draw(compiled(call, backend, strict=strict, fullgraph=strict, work=work))
+            result = ours(0)
+    except Exception as error:
+        outcome.status, outcome.detail = _classify(error)
+        outcome.fallbacks = unsupported_operators(error)
+        return
+    outcome.kernels += work.kernels
+    outcome.fallbacks += work.fallbacks
+    if problems := _problems(op, inputs, call, ours, eager, result, expected):
+        outcome.status, outcome.detail = "wrong", "; ".join(problems)
+
+
+def _copied(inputs: Any) -> Any:
+    try:
+        return copy.deepcopy(inputs)  # keeps strides, offsets and shared storage
+    except RuntimeError:  # compressed sparse tensors have no storage to copy
+        return pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, inputs)
+
+
+def _problems(
+    op: Any, inputs: Any, call: Callable, ours: Any, eager: Any, result: Any, expected: Any
+) -> list[str]:
+    if op.name.startswith(UNINITIALISED):
+        pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(expected))
+        tensors = [(x, y) for x, y in pairs if isinstance(y, torch.Tensor)]
+        return [problem for x, y in tensors if (problem := shape_disagreement(x, y))]
+    if is_random(eager):
+        return random_disagreements(ours, eager)
+    return disagreements(result, expected, _reference(call, inputs, expected))
+
+
+def _reference(call: Callable, inputs: Any, expected: Any) -> Any:
+    def call_and_keep(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs), args, kwargs
+
+    args, kwargs = inputs
+    try:
+        torch.manual_seed(0)
+        reference = in_double(call_and_keep, *args, **kwargs)
+    except (RuntimeError, TypeError, ValueError):
+        # Entries that look at the dtype itself refuse doubles; eager's result is all there is.
+        return expected
+    same = [
+        isinstance(x, torch.Tensor) == isinstance(y, torch.Tensor)
+        and (not isinstance(x, torch.Tensor) or x.shape == y.shape)
+        for x, y in zip(pytree.tree_leaves(reference), pytree.tree_leaves(expected))
+    ]
+    return reference if all(same) else expected
+
+
+def _classify(error: Exception) -> tuple[str, str]:
+    if operators := unsupported_operators(error):
+        return "unsupported", ", ".join(operators)
+    if isinstance(error, Unsupported | UserError) or "DataDependent" in str(error):
+        return "capture", _first_line(error)
+    return "error", f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:300] if lines else type(error).__name__

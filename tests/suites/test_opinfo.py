@@ -1,0 +1,49 @@
+"""A slice of torch's OpInfo database; the whole is `python -m tests.suites.opinfo --strict`."""
+
+import os
+
+import pytest
+import torch
+
+from tests.suites import opinfo
+from tests.suites.opinfo_entry import entries, entry_name
+
+MODES = [pytest.param(True, id="strict"), pytest.param(False, id="lenient")]
+
+
+def all_names() -> list[str]:
+    return [entry_name(op) for op in entries(torch.float32)]
+
+
+def check(names: list[str], strict: bool) -> list[opinfo.Outcome]:
+    settings = opinfo.Settings(strict=strict)
+    outcomes = list(opinfo.run(names, settings))
+    assert sorted(outcome.name for outcome in outcomes) == sorted(names)
+    assert opinfo.surprises(outcomes, opinfo.expected(settings)) == []
+    return outcomes
+
+
+@pytest.mark.parametrize("strict", MODES)
+def test_slice(strict: bool) -> None:
+    """Every thirteenth entry: a prime step, so that families of neighbours all get their turn."""
+    check(all_names()[::13], strict)
+
+
+@pytest.mark.suite
+@pytest.mark.parametrize("strict", MODES)
+def test_whole(strict: bool) -> None:
+    outcomes = check(all_names(), strict)
+    if strict:
+        assert sum(outcome.status == "right" for outcome in outcomes) >= 500
+
+
+def test_a_dying_process_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opinfo, "_work", os._exit)
+    outcomes = list(opinfo.run(["add", "mul", "sub"], opinfo.Settings(backend="counting")))
+    assert [outcome.status for outcome in outcomes] == ["crash"] * 3
+
+
+def test_surprises_go_both_ways() -> None:
+    right, wrong = opinfo.Outcome("add", "right"), opinfo.Outcome("mul", "wrong", "by far")
+    assert opinfo.surprises([right, wrong], {"mul": "known"}) == []
+    assert len(opinfo.surprises([right, wrong], {"add": "known"})) == 2
