@@ -7,6 +7,7 @@ Python logging as `tilewright.<kind>`, shown when TILEWRIGHT_LOGS asks for the k
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -38,10 +39,12 @@ class Log:
     def __init__(self, limit: int = 10_000):
         self._events: deque[Event] = deque(maxlen=limit)
         self.counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
     def emit(self, event: Event) -> Event:
-        self._events.append(event)
-        self.counts[event.kind] += 1
+        with self._lock:
+            self._events.append(event)
+            self.counts[event.kind] += 1
         _publish(event)
         return event
 
@@ -61,8 +64,8 @@ class Log:
         return [event for event in self if event.kind == kind]
 
     def __iter__(self) -> Iterator[Event]:
-        # A copy: another thread may add events meanwhile.
-        return iter(tuple(self._events))
+        with self._lock:
+            return iter(tuple(self._events))
 
     def __len__(self) -> int:
         return len(self._events)

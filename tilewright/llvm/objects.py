@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 
 import llvmlite
@@ -85,6 +86,7 @@ class HostCpu:
     features: tuple[str, ...]
 
 
+@cache
 def host_cpu() -> HostCpu:
     """What LLVM detects of the machine this process runs on."""
     found = llvm.get_host_cpu_features().flatten()
@@ -271,7 +273,7 @@ def _refuse_what_would_abort(text: str, target: Target) -> None:
                 f"an intrinsic of {found.group(1)} cannot be compiled for {target.arch}",
                 where=_line_of(text, found.start()),
             )
-    native = llvm.get_process_triple().split("-")[0]
+    native = host_cpu().triple.split("-")[0]
     if target.arch != native and (found := _INLINE_ASSEMBLY.search(text)):
         raise Invalid(
             f"inline assembly for {target.arch} can only be compiled on such a machine, "

@@ -34,6 +34,7 @@ _LINE = "[16 x i64] zeroinitializer, align 128"
 _STACK_BYTES = 8 << 20
 _CLOCK_MONOTONIC = 1
 _PAUSES_PER_CLOCK = 32
+_POLITE_AFTER_NS = 5000
 
 
 def pool_ir(arch: str) -> str:
@@ -131,7 +132,7 @@ entry:
   %start = call i64 @now()
   br label %wait
 wait:
-  %i = phi i64 [ 0, %entry ], [ 0, %clock ], [ %next, %step ]
+  %i = phi i64 [ 0, %entry ], [ 0, %longer ], [ 0, %yield ], [ %next, %step ]
   %seen = load atomic i64, ptr @word monotonic, align 8
   %current = lshr i64 %seen, 32
   %news = icmp ne i64 %current, %generation
@@ -145,7 +146,15 @@ clock:
   %time = call i64 @now()
   %spent = sub i64 %time, %start
   %on = icmp ult i64 %spent, %limit
-  br i1 %on, label %wait, label %no
+  br i1 %on, label %longer, label %no
+longer:
+  %early = icmp ult i64 %spent, {_POLITE_AFTER_NS}
+  br i1 %early, label %wait, label %yield
+yield:
+  ; On a loaded machine a woken worker may land on the caller's core; spinning there would hold up
+  ; the very thread whose work it waits for.
+  %r = call i32 @sched_yield()
+  br label %wait
 yes:
   ret i1 true
 no:
