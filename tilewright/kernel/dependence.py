@@ -1,0 +1,169 @@
+"""What a loop carries, from index functions alone.
+
+A loop is free when different iterations touch different cells of every buffer that outlives an iteration. Otherwise it carries
+a "reduction" (an associative update of one cell) or an "order". Gathered indices are conservative: an order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim, Sym
+from tilewright.kernel.group import Buffer
+from tilewright.kernel.nest import Alloc, Loop, Nest, Store, inner_vars, store_loads, walk
+
+
+@dataclass(frozen=True)
+class Carried:
+    kind: str  # "reduction" or "order"
+    reason: str
+
+
+def linear_index(b: Buffer, index: tuple[Dim, ...]) -> Dim:
+    total: Dim = 0
+    for i, s in zip(index, b.strides(), strict=True):
+        total = total + i * s
+    return total
+
+
+def carried(n: Nest, loop: Loop, ordered: frozenset[str] = frozenset()) -> list[Carried]:
+    """`ordered` are stages whose iterations must stay in order (scans, scatters)."""
+    inner = set().union(*(inner_vars(s) for s in loop.body))
+    inside = list(walk(loop.body))
+    own = {s.buffer for s, _ in inside if isinstance(s, Alloc)}
+    stores = [s for s, _ in inside if isinstance(s, Store)]
+    out: list[Carried] = []
+    windows: dict[str, list[tuple[int, Dim, Dim]]] = {}
+    for s in stores:
+        if s.buffer in own:
+            continue
+        w = _window(n.buffer(s.buffer), s.index, loop.var, inner)
+        at = f"{s.buffer}[{','.join(map(str, s.index))}]"
+        if w is None:
+            if s.combine:
+                out.append(Carried("reduction", f"every iteration of {loop.name} accumulates into {at}"))
+            else:
+                out.append(Carried("order", f"different iterations of {loop.name} write {at}"))
+        else:
+            windows.setdefault(s.buffer, []).append(w)
+    for s in stores:
+        for x in store_loads(s):
+            if isinstance(x.source, str) and x.source in windows and x.source not in own:
+                for w in windows[x.source]:
+                    if not _same_iteration(n.buffer(x.source), x.index, w, loop.var):
+                        out.append(Carried("order", f"an iteration of {loop.name} reads {x!r}, which another one writes"))
+    for b, ws in windows.items():
+        if len(ws) > 1 and any(not _equal_window(ws[0], w) for w in ws[1:]):
+            out.append(Carried("order", f"two statements write {b} at different places in {loop.name}"))
+    return out
+
+
+def _window(b: Buffer, index: tuple[Dim, ...], v: Sym, inner: set[Sym]) -> tuple[int, Dim, Dim] | None:
+    """(which, coefficient, base): iterations of v touch [c*v + base, c*v + base + |c|) along axis `which` (-1: linear)."""
+    for which, i in [*enumerate(index), (-1, linear_index(b, index))]:
+        c = D.coefficient(i, v)
+        if c is None or c == 0:
+            continue
+        rest = i - c * D.as_int(v)
+        fixed, moving = split_terms(rest, inner)
+        lo, hi = D.bounds(moving)
+        if isinstance(c, int):
+            if lo <= -D.INF or hi - lo >= abs(c):
+                continue
+        elif not (lo == 0 and D.known_lt(moving, c)):
+            continue
+        return which, c, fixed + lo
+    return None
+
+
+def split_terms(x: Dim, moving: set[Sym]) -> tuple[Dim, Dim]:
+    """x as (part without the moving symbols) + (part with them)."""
+    if isinstance(x, int):
+        return x, 0
+    a: Dim = 0
+    b: Dim = 0
+    for mono, c in x.terms:
+        t: Dim = c
+        dep = False
+        for atom in mono:
+            p = D._from_atom(atom)
+            dep = dep or bool(D.symbols(p) & moving)
+            t = t * p
+        if dep:
+            b = b + t
+        else:
+            a = a + t
+    return a, b
+
+
+def _same_iteration(b: Buffer, index: tuple[Dim, ...], w: tuple[int, Dim, Dim], v: Sym) -> bool:
+    which, c, base = w
+    i = linear_index(b, index) if which < 0 else index[which]
+    if D.coefficient(i, v) != c:
+        return False
+    rest = i - c * D.as_int(v) - base
+    size = abs(c) if isinstance(c, int) else c
+    return D.nonneg(rest) and D.known_lt(rest, size)
+
+
+def _equal_window(a: tuple[int, Dim, Dim], b: tuple[int, Dim, Dim]) -> bool:
+    return a[0] == b[0] and D.known_eq(a[1], b[1]) and D.known_eq(a[2], b[2])
+
+
+def region(indices: list[tuple[Dim, ...]], moving: set[Sym], shape: tuple[Dim, ...]) -> list[tuple[Dim, Dim]]:
+    """Per axis (base, extent) of a box that holds every index while the moving symbols take all their values."""
+    out: list[tuple[Dim, Dim]] = []
+    for d, size in enumerate(shape):
+        box: tuple[Dim, Dim] | None = None
+        for idx in indices:
+            fixed, mv = split_terms(idx[d], moving)
+            lo, hi = extremes(mv, moving)
+            here = None if lo is None or hi is None else (fixed + lo, hi - lo + 1)
+            box = here if box is None else _join(box, here)
+            if box is None:
+                break
+        if box is not None and D.known_eq(box[1], size):
+            box = None
+        out.append(box if box is not None else (0, size))
+    return out
+
+
+def _join(a: tuple[Dim, Dim], b: tuple[Dim, Dim] | None) -> tuple[Dim, Dim] | None:
+    if b is None:
+        return None
+    gap = b[0] - a[0]
+    if not isinstance(gap, int):
+        return None
+    base = a[0] if gap >= 0 else b[0]
+    end_a, end_b = a[0] + a[1] - base, b[0] + b[1] - base
+    return base, D.maximum(end_a, end_b)
+
+
+def extremes(x: Dim, moving: set[Sym]) -> tuple[Dim | None, Dim | None]:
+    """Least and greatest value of x over the moving symbols, symbolic in the others; None where unknown."""
+    lo, hi = D.bounds(x)
+    if lo > -D.INF and hi < D.INF:
+        return lo, hi
+    return _extreme(x, moving, False), _extreme(x, moving, True)
+
+
+def _extreme(x: Dim, moving: set[Sym], top: bool) -> Dim | None:
+    for _ in range(16):
+        left = [s for s in D.symbols(x) if s in moving]
+        if not left:
+            return x
+        # A variable whose bound mentions another one goes first.
+        s = max(left, key=lambda a: sum(a in D.symbols(b.hi) for b in left if b.hi is not None) == 0)
+        c = D.coefficient(x, s)
+        if c is None:
+            b = D.bounds(x)[1 if top else 0]
+            return b if abs(b) < D.INF else None
+        up = D.nonneg(c)
+        if not up and not D.nonneg(-c):
+            return None
+        end = s.hi if up == top else s.lo
+        if end is None:
+            return None
+        x = x - c * D.as_int(s) + c * end
+    return None

@@ -1,0 +1,211 @@
+"""Nest form: how. Explicit loops and placed buffers. Schedule steps map nests to nests; the emitter accepts nests only.
+
+A loop variable is a symbol that carries its own bounds, so an index function can always be simplified where it stands.
+A tail is an extent (`min(12, 128-12*i0)`), never a branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Union
+
+from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.expr import Load, Value, extent, loads, rewrite
+from tilewright.kernel.group import Buffer, Group, Stage
+
+# serial    one after the other
+# parallel  any order, on several threads; `grain` iterations are one piece of work
+# unroll    written out
+# lane      the lanes of one vector
+KINDS = ("serial", "parallel", "unroll", "lane")
+
+
+@dataclass(frozen=True)
+class Loop:
+    var: Sym
+    kind: str
+    body: tuple[Stmt, ...]
+    grain: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.var.name
+
+    @property
+    def extent(self) -> Dim:
+        return extent(self.var)
+
+
+@dataclass(frozen=True)
+class Store:
+    """buffer[index] = value, or buffer[index] combine= value."""
+
+    stage: str
+    buffer: str
+    index: tuple[Dim, ...]
+    value: Value
+    combine: str | None = None
+
+
+@dataclass(frozen=True)
+class Alloc:
+    """The buffer lives from here to the end of the enclosing body."""
+
+    buffer: str
+
+
+Stmt = Union[Loop, Store, Alloc]
+
+
+@dataclass(frozen=True)
+class Nest:
+    name: str
+    buffers: tuple[Buffer, ...]
+    body: tuple[Stmt, ...]
+    dims: tuple[Sym, ...] = ()
+
+    def buffer(self, name: str) -> Buffer:
+        for b in self.buffers:
+            if b.name == name:
+                return b
+        raise Invalid(f"nest {self.name} has no buffer {name}")
+
+    def with_buffer(self, b: Buffer) -> Nest:
+        if any(x.name == b.name for x in self.buffers):
+            return replace(self, buffers=tuple(b if x.name == b.name else x for x in self.buffers))
+        return replace(self, buffers=(*self.buffers, b))
+
+    def without_buffer(self, name: str) -> Nest:
+        return replace(self, buffers=tuple(b for b in self.buffers if b.name != name))
+
+
+def start(g: Group) -> Nest:
+    """The naive nest: every stage its own loops and a whole buffer. Runnable, never fast."""
+    body: list[Stmt] = []
+    for s in g.stages:
+        b = g.buffer(s.name)
+        if b.scope == "local":
+            body.append(Alloc(b.name))
+        body.extend(stage_loops(s, b))
+    dims = tuple(sorted(g.dim_symbols(), key=lambda x: x.name))
+    return Nest(g.name, g.buffers, tuple(body), dims)
+
+
+def stage_loops(s: Stage, b: Buffer) -> list[Stmt]:
+    out: list[Stmt] = []
+    if s.init is not None:
+        axes = tuple(D.the_sym(D.var(f"{s.name}.init.i{k}", d)) for k, d in enumerate(b.shape))
+        out.append(wrap(axes, Store(s.name, b.name, tuple(map(D.as_int, axes)), s.init)))
+    out.append(wrap((*s.axes, *s.raxes), Store(s.name, b.name, s.where, s.value, s.combine)))
+    return out
+
+
+def wrap(axes: tuple[Sym, ...], s: Stmt) -> Stmt:
+    for a in reversed(axes):
+        s = Loop(a, "serial", (s,))
+    return s
+
+
+# ---- tree tools
+
+Path = tuple[Loop, ...]
+
+
+def walk(body: tuple[Stmt, ...], path: Path = ()) -> Iterator[tuple[Stmt, Path]]:
+    """Every statement with the loops around it, outermost first."""
+    for s in body:
+        yield s, path
+        if isinstance(s, Loop):
+            yield from walk(s.body, (*path, s))
+
+
+def find(n: Nest, name: str) -> list[tuple[Loop, Path]]:
+    return [(s, p) for s, p in walk(n.body) if isinstance(s, Loop) and s.name == name]
+
+
+def loop_names(n: Nest) -> list[str]:
+    return list(dict.fromkeys(s.name for s, _ in walk(n.body) if isinstance(s, Loop)))
+
+
+def transform(body: tuple[Stmt, ...], f: Callable[[Stmt], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
+    """Rebuild bottom up; loops left without a body disappear."""
+    out: list[Stmt] = []
+    for s in body:
+        if isinstance(s, Loop):
+            inner = transform(s.body, f)
+            if not inner:
+                continue
+            s = s if inner == s.body else replace(s, body=inner)
+        out.extend(f(s))
+    return tuple(out)
+
+
+def on_loops(n: Nest, name: str, f: Callable[[Loop], tuple[Stmt, ...]]) -> Nest:
+    go = lambda s: f(s) if isinstance(s, Loop) and s.name == name else (s,)  # noqa: E731
+    return replace(n, body=transform(n.body, go))
+
+
+OnAccess = Callable[[str, tuple[Dim, ...]], "tuple[str, tuple[Dim, ...]]"]
+
+
+def substitute(
+    s: Stmt,
+    table: Mapping[Sym, Dim],
+    on_load: Callable[[Load], Value] | None = None,
+    on_store: OnAccess | None = None,
+) -> Stmt:
+    """Substitute symbols in a statement. Inner loops whose bounds mention them get a new variable of the same name."""
+    if isinstance(s, Alloc):
+        return s
+    if isinstance(s, Store):
+        data = (lambda v: rewrite(v, table, on_load)) if on_load else None
+        idx = tuple(D.substitute(i, table, data if any(True for _ in D.data_values(i)) else None) for i in s.index)
+        buf = s.buffer
+        if on_store is not None:
+            buf, idx = on_store(buf, idx)
+        return replace(s, buffer=buf, index=idx, value=rewrite(s.value, table, on_load))
+    e = D.substitute(s.extent, table)
+    if e is not s.extent and e != s.extent:
+        v = D.var(s.var.name, e)
+        table = {**table, s.var: v}
+        new = D.the_sym(v) if D.is_sym(v) else s.var
+        s = replace(s, var=new)
+    return replace(s, body=tuple(substitute(x, table, on_load, on_store) for x in s.body))
+
+
+def stages_in(s: Stmt) -> set[str]:
+    if isinstance(s, Store):
+        return {s.stage}
+    return set().union(*(stages_in(x) for x in s.body)) if isinstance(s, Loop) else set()
+
+
+def store_loads(s: Store) -> list[Load]:
+    """Everything a store reads, in its value and its indices; not the implicit read of a combine."""
+    vals = [s.value, *(v for i in s.index for v in D.data_values(i))]
+    return [x for v in vals for x in loads(v)]
+
+
+def reads(s: Stmt) -> list[Load]:
+    if isinstance(s, Store):
+        return store_loads(s)
+    return [x for b in s.body for x in reads(b)] if isinstance(s, Loop) else []
+
+
+def inner_vars(s: Stmt) -> set[Sym]:
+    """Variables of the loops under (and at) a statement."""
+    if isinstance(s, Loop):
+        return {s.var}.union(*(inner_vars(x) for x in s.body))
+    return set()
+
+
+def free_vars(s: Stmt) -> set[Sym]:
+    """Symbols that a statement needs from outside."""
+    if isinstance(s, Store):
+        return set(s.value.symbols()).union(*(D.symbols(i) for i in s.index))
+    if isinstance(s, Loop):
+        inside = set().union(*(free_vars(x) for x in s.body)) - {s.var}
+        return inside | set(D.symbols(s.extent))
+    return set()

@@ -1,0 +1,77 @@
+"""A schedule is a replayable tuple of frozen steps, each a checked map from nest to nest.
+
+`repr(trace)` is Python that `parse_trace` reads back. A step that would change the result, or that cannot be done where the
+nest stands, refuses with a sentence; nothing is half-applied, because nests are immutable.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tilewright.base.errors import Invalid, Refused
+from tilewright.kernel.nest import Loop, Nest, Path, find, loop_names
+
+STEPS: dict[str, type[Step]] = {}
+
+
+@dataclass(frozen=True)
+class Step:
+    """Base of all steps; a subclass registers itself by existing."""
+
+    abstract: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        STEPS[cls.__name__] = cls
+
+    def apply(self, n: Nest) -> Nest:
+        raise Invalid(f"{type(self).__name__} does nothing")
+
+    def __call__(self, n: Nest) -> Nest:
+        return self.apply(n)
+
+    def need(self, condition: object, reason: str, hint: str | None = None) -> None:
+        if not condition:
+            raise Refused(f"{self!r}: {reason}", hint=hint)
+
+    def loops(self, n: Nest, name: str) -> list[tuple[Loop, Path]]:
+        found = find(n, name)
+        self.need(found, f"there is no loop {name}", f"the loops are {', '.join(loop_names(n))}")
+        return found
+
+
+Trace = tuple[Step, ...]
+
+
+def apply(n: Nest, trace: Sequence[Step]) -> Nest:
+    for s in trace:
+        n = s.apply(n)
+    return n
+
+
+def print_trace(trace: Sequence[Step]) -> str:
+    return "\n".join(map(repr, trace)) + ("\n" if trace else "")
+
+
+def parse_trace(text: str) -> Trace:
+    """One step per line, as printed. Only literals are accepted as arguments."""
+    out: list[Step] = []
+    for k, line in enumerate(text.splitlines(), 1):
+        line = line.split("#")[0].strip().rstrip(",")
+        if not line:
+            continue
+        try:
+            call = ast.parse(line, mode="eval").body
+            assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+            cls = STEPS[call.func.id]
+            args = [ast.literal_eval(a) for a in call.args]
+            kwargs = {a.arg: ast.literal_eval(a.value) for a in call.keywords if a.arg}
+            out.append(cls(*args, **kwargs))
+        except (SyntaxError, AssertionError, KeyError, TypeError, ValueError) as e:
+            raise Invalid(
+                f"line {k} of the trace is not a step: {line!r} ({e})",
+                hint=f"the steps are {', '.join(sorted(STEPS))}",
+            ) from None
+    return tuple(out)

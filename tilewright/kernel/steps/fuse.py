@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.ir import dim as D
+from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops, substitute
+from tilewright.kernel.step import Step
+
+
+@dataclass(frozen=True)
+class Fuse(Step):
+    """Two perfectly nested loops become one, named `outer&inner`'s short form `into`.
+
+        for i in 8:              for f in 48:
+          for j in 6:              y[f//6, f%6] = …
+            y[i,j] = …
+    """
+
+    outer: str
+    inner: str
+    into: str
+
+    def apply(self, n: Nest) -> Nest:
+        for found, _ in self.loops(n, self.outer):
+            child = found.body[0]
+            ok = len(found.body) == 1 and isinstance(child, Loop) and child.name == self.inner
+            self.need(ok, f"{self.inner} is not the only thing inside {self.outer}")
+            assert isinstance(child, Loop)
+            plain = found.kind == child.kind == "serial"
+            self.need(plain, "both loops must be serial", "fuse before vectorize, unroll and parallel")
+            free = found.var not in D.symbols(child.extent)
+            self.need(free, f"the extent of {self.inner} depends on {self.outer}")
+
+        def one(s: Loop) -> tuple[Stmt, ...]:
+            child = s.body[0]
+            assert isinstance(child, Loop)
+            f = D.var(self.into, s.extent * child.extent)
+            table = {s.var: f // child.extent, child.var: f % child.extent}
+            return (Loop(D.the_sym(f), "serial", tuple(substitute(b, table) for b in child.body)),)
+
+        return on_loops(n, self.outer, one)

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilewright.kernel.dependence import carried
+from tilewright.kernel.nest import Nest, on_loops
+from tilewright.kernel.step import Step
+
+
+@dataclass(frozen=True)
+class Parallel(Step):
+    """The iterations may run on several threads, `grain` of them as one piece of work. Outermost loops only."""
+
+    loop: str
+    grain: int = 1
+
+    def apply(self, n: Nest) -> Nest:
+        self.need(isinstance(self.grain, int) and self.grain >= 1, f"{self.grain} is not a positive grain")
+        for x, path in self.loops(n, self.loop):
+            self.need(x.kind == "serial", f"{self.loop} is already {x.kind}")
+            self.need(not path, f"{self.loop} is inside {path[-1].name if path else ''}", "reorder or fuse it outwards")
+            bad = carried(n, x)
+            hint = "RFactor first" if bad and bad[0].kind == "reduction" else None
+            self.need(not bad, f"{bad[0].reason}" if bad else "", hint)
+        return on_loops(n, self.loop, lambda s: (replace(s, kind="parallel", grain=self.grain),))

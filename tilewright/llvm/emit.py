@@ -1,0 +1,716 @@
+"""Nest → LLVM text. The emitter decides nothing: loop kinds, scopes and shapes are given, index functions are evaluated.
+
+Evaluating an index function under the lane variable tells how memory is touched: no lane, one scalar; a lane with coefficient
+one, a vector; anything else, one access per lane. Whatever does not change inside a loop is written before it, because the
+short LLVM pipeline moves nothing out of loops. Kernels are `void name(ptr args, ptr dims)`; a parallel loop becomes a function
+of one chunk that `tw_parallel` calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright.base.errors import Unsupported
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Data, Dim, Quo, Sym
+from tilewright.ir.expr import Const, Fn, Index, Load, Value, loads
+from tilewright.ir.target import Target
+from tilewright.kernel.dependence import linear_index
+from tilewright.kernel.group import Buffer
+from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, walk
+from tilewright.llvm.scalars import Arith, memory_type, register_type, vector
+
+# Local buffers up to this many bytes live on the stack; larger ones come from malloc (default traces avoid them).
+STACK_LIMIT = 256 * 1024
+LANE = "lane"
+
+
+@dataclass
+class Level:
+    """One loop around the code being written: what was computed in it, what goes before it, what it writes."""
+
+    pre: list[Any]
+    writes: frozenset[str]
+    memo: dict[Any, Any] = field(default_factory=dict)
+
+
+def emit(n: Nest, target: Target) -> str:
+    """The module of one kernel."""
+    return _Module(n, target).text()
+
+
+class _Module:
+    def __init__(self, n: Nest, target: Target) -> None:
+        self.n, self.target = n, target
+        self.arith = Arith(target.has_fma)
+        self.args = [b for b in n.buffers if b.scope in ("in", "out")]
+        self.shared = [s.buffer for s in n.body if isinstance(s, Alloc)]
+        self.functions: list[str] = []
+
+    def text(self) -> str:
+        main = _Function(self)
+        main.enter("%args", "%dims")
+        ctx = [*self.shared]
+        body = [s for s in self.n.body if not isinstance(s, Alloc)]
+        pieces = [s for s in body if isinstance(s, Loop) and s.kind == "parallel"]
+        for name in ctx:
+            main.allocate(name)
+        if pieces:
+            main.line(f"%ctx = alloca [{2 + len(ctx)} x ptr], align 8", entry=True)
+            for k, p in enumerate(["%args", "%dims", *(main.base[c][0] for c in ctx)]):
+                slot = main.put(f"getelementptr ptr, ptr %ctx, i64 {k}")
+                main.line(f"store ptr {p}, ptr {slot}")
+        count = 0
+        for s in body:
+            if isinstance(s, Loop) and s.kind == "parallel":
+                self._parallel(main, s, f"{self.n.name}.p{count}", ctx)
+                count += 1
+            else:
+                main.statement(s)
+        main.release(ctx)
+        head = f"define void @{self.n.name}(ptr %args, ptr %dims) nounwind {{"
+        self.functions.append("\n".join([head, *main.lines(), "  ret void", "}"]))
+        a = self.arith
+        extra = set(a.declares)
+        if pieces:
+            extra.add("declare void @tw_parallel(ptr, ptr, i64)")
+        if any("@malloc" in f for f in self.functions):
+            extra |= {"declare ptr @malloc(i64)", "declare void @free(ptr)"}
+        return "\n".join([*sorted(extra), *a.defines.values(), *self.functions]) + "\n"
+
+    def _parallel(self, main: _Function, s: Loop, name: str, ctx: list[str]) -> None:
+        extent = main.dim(s.extent)
+        grain = s.grain
+        up = main.put(f"add i64 {extent}, {grain - 1}")
+        chunks = main.put(f"udiv i64 {up}, {grain}")
+        main.line(f"call void @tw_parallel(ptr @{name}, ptr %ctx, i64 {chunks})")
+        main.touch(s)
+        f = _Function(self)
+        for k, p in enumerate(["args", "dims", *(f"l{i}" for i in range(len(ctx)))]):
+            f.line(f"%{p}.slot = getelementptr ptr, ptr %ctx, i64 {k}")
+            f.line(f"%{p} = load ptr, ptr %{p}.slot, align 8")
+        f.enter("%args", "%dims")
+        for i, c in enumerate(ctx):
+            f.base[c] = (f"%l{i}", 0)
+        lo = f.put(f"mul i64 %chunk, {grain}")
+        end = f.put(f"add i64 {lo}, {grain}")
+        hi = f.arith_call("smin", end, f.dim(s.extent))
+        f.loop(s, lo, hi)
+        head = f"define internal void @{name}(ptr %ctx, i64 %chunk) nounwind {{"
+        self.functions.append("\n".join([head, *f.lines(), "  ret void", "}"]))
+
+
+def _flat(code: list[Any]) -> Iterator[str]:
+    for x in code:
+        if isinstance(x, list):
+            yield from _flat(x)
+        else:
+            yield x
+
+
+class _Function:
+    def __init__(self, m: _Module) -> None:
+        self.m, self.n, self.arith = m, m.n, m.arith
+        self.entry: list[Any] = []
+        self.out: list[Any] = []
+        self.code = [self.entry, self.out]
+        self.count = 0
+        self.levels = [Level([], frozenset())]
+        self.depth = 0  # where code is being written; less than len(levels)-1 while hoisting
+        self.env: dict[Sym, Any] = {}  # (ssa, level) | int | LANE
+        self.base: dict[str, tuple[str, int]] = {}
+        self.buffers: dict[str, Buffer] = {b.name: b for b in m.n.buffers}
+        self.epoch: dict[str, int] = {}
+        self.lane: tuple[Sym, int] | None = None
+        self.freed: set[str] = set()
+        self.linear: dict[Any, Dim] = {}
+        written = {s.buffer for s, _ in walk(m.n.body) if isinstance(s, Store)}
+        self.mutable = frozenset(written)
+        self._reads: dict[int, tuple[Value, tuple[str, ...]]] = {}
+        m.arith.put = self.put
+
+    # ---- text
+
+    def put(self, text: str) -> str:
+        self.count += 1
+        r = f"%v{self.count}"
+        self.out.append(f"  {r} = {text}")
+        return r
+
+    def line(self, text: str, entry: bool = False) -> None:
+        (self.entry if entry else self.out).append("  " + text)
+
+    def label(self, name: str) -> None:
+        self.out.append(f"{name}:")
+
+    def fresh(self, stem: str) -> str:
+        self.count += 1
+        return f"{stem}{self.count}"
+
+    def lines(self) -> list[str]:
+        return list(_flat(self.code))
+
+    def arith_call(self, name: str, a: str, b: str) -> str:
+        return self.arith.intrinsic(name, "i64", 1, a, b)
+
+    def enter(self, args: str, dims: str) -> None:
+        for k, b in enumerate(self.m.args):
+            slot = self.put(f"getelementptr ptr, ptr {args}, i64 {k}")
+            self.base[b.name] = (self.put(f"load ptr, ptr {slot}, align 8"), 0)
+        for k, s in enumerate(self.n.dims):
+            slot = self.put(f"getelementptr i64, ptr {dims}, i64 {k}")
+            self.env[s] = (self.put(f"load i64, ptr {slot}, align 8"), 0)
+
+    # ---- where code goes
+
+    def _at(self, level: int) -> list[Any]:
+        return self.out if level >= self.depth else self.levels[level + 1].pre
+
+    class _Hoist:
+        def __init__(self, f: _Function, level: int) -> None:
+            self.f, self.level = f, min(level, f.depth)
+
+        def __enter__(self) -> None:
+            self.saved = (self.f.out, self.f.depth)
+            self.f.out, self.f.depth = self.f._at(self.level), self.level
+
+        def __exit__(self, *_: object) -> None:
+            self.f.out, self.f.depth = self.saved
+
+    def touch(self, s: Stmt) -> None:
+        """Memory written by s is new from here on."""
+        for x, _ in walk((s,)):
+            if isinstance(x, Store):
+                self.epoch[x.buffer] = self.epoch.get(x.buffer, 0) + 1
+
+    # ---- integers
+
+    def dim(self, x: Dim) -> str:
+        """An i64; no lane in it."""
+        if isinstance(x, int):
+            return str(x)
+        key = (x, self._constants(D.symbols(x)), self._epochs_of_dim(x))
+        for level in self.levels[: self.depth + 1]:
+            if key in level.memo:
+                return level.memo[key]
+        const, terms, lane = self._terms(x)
+        assert lane == 0, f"{x} has a lane where a scalar is needed"
+        total = ""
+        where = 0
+        for level in sorted(terms):
+            where = level
+            with self._Hoist(self, level):
+                part = self._sum(terms[level])
+                total = part if not total else self.put(f"add i64 {total}, {part}")
+        if not total:
+            return str(const)
+        if const:
+            with self._Hoist(self, where):
+                total = self.put(f"add i64 {total}, {const}")
+        self.levels[min(where, self.depth)].memo[key] = total
+        return total
+
+    def _sum(self, terms: list[tuple[int, tuple[str, ...]]]) -> str:
+        total = ""
+        for c, factors in terms:
+            p = factors[0]
+            for f in factors[1:]:
+                p = self.put(f"mul i64 {p}, {f}")
+            if c != 1:
+                p = self.put(f"mul i64 {p}, {c}")
+            total = p if not total else self.put(f"add i64 {total}, {p}")
+        return total
+
+    def _constants(self, syms: frozenset[Sym]) -> tuple[Any, ...]:
+        return tuple((s, e) for s in syms if isinstance(e := self.env.get(s), int))
+
+    def _epochs_of_dim(self, x: Dim) -> tuple[Any, ...]:
+        vals = list(D.data_values(x))
+        return tuple(e for v in vals for e in self._epochs(v)) if vals else ()
+
+    def _terms(self, x: Dim) -> tuple[int, dict[int, list[tuple[int, tuple[str, ...]]]], int | None]:
+        """(constant, terms by level, coefficient of the lane; None where the lane is not affine)."""
+        const, lane = 0, 0
+        terms: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
+        if isinstance(x, int):
+            return x, terms, 0
+        for mono, c in x.terms:
+            factors: list[str] = []
+            level, lanes = 0, 0
+            for atom in mono:
+                if isinstance(atom, Sym):
+                    e = self.env[atom]
+                    if isinstance(e, int):
+                        c *= e
+                        continue
+                    if e == LANE:
+                        lanes += 1
+                        continue
+                    ssa, lv = e
+                else:
+                    if self.lane and self.lane[0] in D.symbols(D._from_atom(atom)):
+                        return 0, {}, None
+                    got = self._atom(atom)
+                    if isinstance(got, int):
+                        c *= got
+                        continue
+                    ssa, lv = got
+                factors.append(ssa)
+                level = max(level, lv)
+            if lanes:
+                if lanes > 1 or factors:
+                    return 0, {}, None
+                lane += c
+            elif not factors:
+                const += c
+            elif c:
+                terms.setdefault(level, []).append((c, tuple(factors)))
+        return const, terms, lane
+
+    def _level_of_dim(self, x: Dim) -> int:
+        level = 0
+        for s in D.symbols(x):
+            e = self.env.get(s)
+            if isinstance(e, tuple):
+                level = max(level, e[1])
+        for v in D.data_values(x):
+            level = max(level, self._level(v))
+        return level
+
+    def _atom(self, atom: Any) -> Any:
+        if isinstance(atom, Data):
+            level = min(self._level(atom.value), self.depth)
+            with self._Hoist(self, level):
+                ssa = self._scalar(atom.value)
+                d = atom.value.dtype
+                if d.bits < 64 or d.is_bool:
+                    ext = "sext" if d.kind == "i" else "zext"
+                    ssa = self.put(f"{ext} {register_type(d)} {ssa} to i64")
+            return ssa, level
+        assert isinstance(atom, Quo)
+        whole = D._from_atom(atom)
+        level = min(self._level_of_dim(whole), self.depth)
+        key = ("atom", atom, self._constants(D.symbols(whole)), self._epochs_of_dim(whole))
+        for lv, l in enumerate(self.levels[: self.depth + 1]):
+            if key in l.memo:
+                found = l.memo[key]
+                return found if isinstance(found, int) else (found, lv)
+        with self._Hoist(self, level):
+            a, b = self.dim(atom.a), self.dim(atom.b)
+            if a.lstrip("-").isdigit() and b.lstrip("-").isdigit():
+                x, y = int(a), int(b)
+                r: Any = {"floordiv": lambda: x // y, "mod": lambda: x % y, "min": lambda: min(x, y), "max": lambda: max(x, y)}[atom.op]()  # fmt: skip
+                self.levels[level].memo[key] = r
+                return r
+            if atom.op in ("min", "max"):
+                r = self.arith_call("s" + atom.op, a, b)
+            elif D.bounds(atom.a)[0] >= 0:
+                r = self.put(f"{'udiv' if atom.op == 'floordiv' else 'urem'} i64 {a}, {b}")
+            else:
+                q = self.put(f"sdiv i64 {a}, {b}")
+                rem = self.put(f"sub i64 {a}, {self.put(f'mul i64 {q}, {b}')}")
+                neg = self.put(f"icmp slt i64 {rem}, 0")
+                if atom.op == "floordiv":
+                    r = self.put(f"select i1 {neg}, i64 {self.put(f'sub i64 {q}, 1')}, i64 {q}")
+                else:
+                    r = self.put(f"select i1 {neg}, i64 {self.put(f'add i64 {rem}, {b}')}, i64 {rem}")
+        self.levels[level].memo[key] = r
+        return r, level
+
+    # ---- addresses
+
+    def _linear(self, b: Buffer, index: tuple[Dim, ...]) -> Dim:
+        key = (b.name, index)
+        found = self.linear.get(key)
+        if found is None:
+            found = self.linear[key] = linear_index(b, index)
+        return found
+
+    def pointer(self, b: Buffer, const: int, terms: dict[int, list[tuple[int, tuple[str, ...]]]]) -> str:
+        """Partial addresses are written where they stop changing, outermost first."""
+        p, level0 = self.base[b.name]
+        t = memory_type(b.dtype)
+        key: tuple[Any, ...] = ("ptr", b.name, p)
+        reached = level0
+        for level in sorted(terms):
+            reached = max(reached, level)
+            key = (*key, tuple(terms[level]))
+            found = None
+            for l in self.levels[: self.depth + 1]:
+                found = l.memo.get(key)
+                if found is not None:
+                    break
+            if found is None:
+                with self._Hoist(self, reached):
+                    at = self._sum(terms[level])
+                    found = self.put(f"getelementptr {t}, ptr {p}, i64 {at}")
+                self.levels[min(reached, self.depth)].memo[key] = found
+            p = found
+        return self.put(f"getelementptr {t}, ptr {p}, i64 {const}") if const else p
+
+    # ---- values
+
+    def _reads_of(self, v: Value) -> tuple[str, ...]:
+        hit = self._reads.get(id(v))
+        if hit is None:
+            names = tuple(dict.fromkeys(x.source for x in loads(v) if isinstance(x.source, str)))
+            hit = self._reads[id(v)] = (v, names)
+        return hit[1]
+
+    def _epochs(self, v: Value) -> tuple[Any, ...]:
+        return tuple((b, self.epoch.get(b, 0)) for b in self._reads_of(v) if b in self.mutable)
+
+    def _level(self, v: Value) -> int:
+        level = 0
+        for s in v.symbols():
+            e = self.env.get(s)
+            if isinstance(e, tuple) and e[1] > level:
+                level = e[1]
+        for b in self._reads_of(v):
+            level = max(level, self.base[b][1])
+            if b in self.mutable:
+                for d in range(len(self.levels) - 1, level, -1):
+                    if b in self.levels[d].writes:
+                        level = d
+                        break
+        return level
+
+    def is_vector(self, v: Value) -> bool:
+        return self.lane is not None and self.lane[0] in v.symbols()
+
+    def _scalar(self, v: Value) -> str:
+        assert not self.is_vector(v)
+        return self.value(v)
+
+    def value(self, v: Value, guarded: bool = False) -> str:
+        """SSA of v: a vector if it depends on the lane, else a scalar."""
+        if isinstance(v, Const):
+            return self.arith.const(v.value, v.dtype, 1)
+        key = (v, guarded, self._constants(v.symbols()), self._epochs(v))
+        for level in self.levels[: self.depth + 1]:
+            found = level.memo.get(key)
+            if found is not None:
+                return found
+        level = min(self._level(v), self.depth)
+        with self._Hoist(self, level):
+            r = self._emit(v, guarded)
+        self.levels[level].memo[key] = r
+        return r
+
+    def lanes_of(self, v: Value, guarded: bool = False) -> str:
+        """v as a vector of the current number of lanes (or a scalar outside lane loops)."""
+        if self.lane is None:
+            return self.value(v, guarded)
+        w = self.lane[1]
+        if isinstance(v, Const):
+            return self.arith.const(v.value, v.dtype, w)
+        x = self.value(v, guarded)
+        if self.is_vector(v) or w == 1:
+            return x
+        key = ("splat", x, w)
+        for level in self.levels[: self.depth + 1]:
+            if key in level.memo:
+                return level.memo[key]
+        level = min(self._level(v), self.depth)
+        with self._Hoist(self, level):
+            r = self.arith.splat(x, register_type(v.dtype), w)
+        self.levels[level].memo[key] = r
+        return r
+
+    def _emit(self, v: Value, guarded: bool) -> str:
+        vec = self.is_vector(v)
+        w = self.lane[1] if vec and self.lane else 1
+        get = self.lanes_of if vec else self.value
+        if isinstance(v, Index):
+            return self._index_vector(v.dim, w) if vec else self.dim_value(v.dim)
+        if isinstance(v, Load):
+            return self._load(v, w if vec else 1, guarded)
+        assert isinstance(v, Fn), f"{v!r} cannot be emitted"
+        if v.name == "cast":
+            x = get(v.args[0], guarded)
+            return self.arith.cast(x, v.args[0].dtype, v.dtype, w)
+        if v.name == "select":
+            c = get(v.args[0], guarded)
+            a, b = get(v.args[1], True), get(v.args[2], True)
+            return self.arith.apply("select", v.dtype, w, [c, a, b])
+        args = [get(a, guarded) for a in v.args]
+        return self.arith.apply(v.name, v.args[-1].dtype, w, args)
+
+    def dim_value(self, x: Dim) -> str:
+        return self.dim(x)
+
+    def _index_vector(self, x: Dim, w: int) -> str:
+        assert self.lane is not None
+        const, terms, lane = self._terms(x)
+        if lane is None:
+            return self._build([self._with_lane(k, lambda: self.dim(x)) for k in range(w)], "i64")
+        steps = "<" + ", ".join(f"i64 {const + lane * k}" for k in range(w)) + ">" if w > 1 else str(const)
+        if not terms:
+            return steps
+        rest = x - lane * D.as_int(self.lane[0]) - const
+        base = self.dim(rest)
+        if w == 1:
+            return self.put(f"add i64 {base}, {steps}")
+        v = self.arith.splat(base, "i64", w)
+        return self.put(f"add <{w} x i64> {v}, {steps}")
+
+    def _with_lane(self, k: int, f: Any) -> Any:
+        """Run f with the lane fixed to k: everything is scalar."""
+        assert self.lane is not None
+        s, saved = self.lane[0], self.lane
+        self.lane = None
+        self.env[s] = k
+        try:
+            return f()
+        finally:
+            self.lane = saved
+            self.env[s] = LANE
+
+    def _build(self, xs: list[str], t: str) -> str:
+        if len(xs) == 1:
+            return xs[0]
+        v = vector(t, len(xs))
+        r = "poison"
+        for k, x in enumerate(xs):
+            r = self.put(f"insertelement {v} {r}, {t} {x}, i64 {k}")
+        return r
+
+    def _load(self, v: Load, w: int, guarded: bool) -> str:
+        assert isinstance(v.source, str)
+        b = self.buffers[v.source]
+        if guarded and not self._in_range(b, v.index):
+            return self._guarded_load(b, v, w)
+        return self._load_at(b, v.index, w)
+
+    def _in_range(self, b: Buffer, index: tuple[Dim, ...]) -> bool:
+        return all(D.nonneg(i) and D.known_lt(i, n) for i, n in zip(index, b.shape, strict=True))
+
+    def _load_at(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
+        lin = self._linear(b, index)
+        t = memory_type(b.dtype)
+        if w == 1 and self.lane is None:
+            const, terms, _ = self._terms(lin)
+            p = self.pointer(b, const, terms)
+            return self.arith.widen(self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"), b.dtype, 1)
+        const, terms, lane = self._terms(lin)
+        if lane == 0:
+            p = self.pointer(b, const, terms)
+            x = self.arith.widen(self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"), b.dtype, 1)
+            return self.arith.splat(x, register_type(b.dtype), w) if w > 1 else x
+        if lane is not None and 1 <= abs(lane) <= 4 and w > 1:
+            span = (w - 1) * abs(lane) + 1
+            first = const if lane > 0 else const + lane * (w - 1)
+            p = self.pointer(b, first, terms)
+            x = self.put(f"load <{span} x {t}>, ptr {p}, align {b.dtype.bytes}")
+            if lane != 1:
+                pick = range(0, span, abs(lane)) if lane > 0 else range(span - 1, -1, -abs(lane))
+                mask = ", ".join(f"i32 {k}" for k in pick)
+                x = self.put(f"shufflevector <{span} x {t}> {x}, <{span} x {t}> poison, <{w} x i32> <{mask}>")
+            return self.arith.widen(x, b.dtype, w)
+        xs = [self._with_lane(k, lambda: self._load_at(b, index, 1)) for k in range(w)]
+        return self._build(xs, register_type(b.dtype))
+
+    def _clamped(self, b: Buffer, index: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        out = []
+        for i, n in zip(index, b.shape, strict=True):
+            if not D.known_lt(i, n):
+                i = D.minimum(i, n - 1)
+            if not D.nonneg(i):
+                i = D.maximum(i, 0)
+            out.append(i)
+        return tuple(out)
+
+    def _guarded_load(self, b: Buffer, v: Load, w: int) -> str:
+        """A read that is only used where a condition holds: its address is kept inside the buffer."""
+        safe = self._clamped(b, v.index)
+        if w == 1 or self.lane is None:
+            return self._load_at(b, safe, 1)
+        s = self.lane[0]
+        moving = [k for k, i in enumerate(v.index) if s in D.symbols(i)]
+        _, _, lane = self._terms(self._linear(b, v.index))
+        if lane != 1 or len(moving) != 1 or D.coefficient(v.index[moving[0]], s) != 1:
+            return self._load_at(b, safe, w)
+        # One vector where all lanes are inside, one access per lane at the edges.
+        k = moving[0]
+        first = self._with_lane(0, lambda: self.dim(v.index[k]))
+        last = self._with_lane(w - 1, lambda: self.dim(v.index[k]))
+        low = self.put(f"icmp sge i64 {first}, 0")
+        high = self.put(f"icmp slt i64 {last}, {self.dim(b.shape[k])}")
+        inside = self.put(f"and i1 {low}, {high}")
+        n = self.fresh("g")
+        t = vector(register_type(b.dtype), w)
+        self.line(f"br i1 {inside}, label %{n}.in, label %{n}.edge")
+        level = self.levels[self.depth]
+        saved = dict(level.memo)
+        self.label(f"{n}.in")
+        mixed = tuple(v.index[j] if j == k else i for j, i in enumerate(safe))
+        fast = self._load_at(b, mixed, w)
+        self.line(f"br label %{n}.in.end")
+        self.label(f"{n}.in.end")
+        self.line(f"br label %{n}.join")
+        level.memo = dict(saved)
+        self.label(f"{n}.edge")
+        slow = self._load_at(b, safe, w)
+        self.line(f"br label %{n}.edge.end")
+        self.label(f"{n}.edge.end")
+        self.line(f"br label %{n}.join")
+        level.memo = saved
+        self.label(f"{n}.join")
+        return self.put(f"phi {t} [ {fast}, %{n}.in.end ], [ {slow}, %{n}.edge.end ]")
+
+    # ---- statements
+
+    def statement(self, s: Stmt) -> None:
+        if isinstance(s, Loop):
+            self.loop(s)
+        elif isinstance(s, Store):
+            self.store(s)
+        else:
+            self.allocate(s.buffer)
+
+    def block(self, body: tuple[Stmt, ...]) -> None:
+        for s in body:
+            self.statement(s)
+        self.release([s.buffer for s in body if isinstance(s, Alloc)])
+
+    def allocate(self, name: str) -> None:
+        b = self.buffers[name]
+        size = D.bounds(b.size)[1]
+        t = memory_type(b.dtype)
+        if size * b.dtype.bytes <= STACK_LIMIT:
+            ssa = f"%{self.fresh('m')}"
+            self.line(f"{ssa} = alloca [{max(size, 1)} x {t}], align 64", entry=True)
+            self.base[name] = (ssa, 0)
+        else:
+            total = self.put(f"mul i64 {self.dim(b.size)}, {b.dtype.bytes}")
+            total = self.put(f"add i64 {total}, 64")
+            self.base[name] = (self.put(f"call ptr @malloc(i64 {total})"), self.depth)
+            self.freed.add(name)
+        self.epoch[name] = self.epoch.get(name, 0) + 1
+
+    def release(self, names: list[str]) -> None:
+        for name in names:
+            if name in self.freed:
+                self.line(f"call void @free(ptr {self.base[name][0]})")
+                self.freed.discard(name)
+
+    def loop(self, s: Loop, lo: str = "0", hi: str | None = None) -> None:
+        if s.kind == "unroll":
+            assert isinstance(s.extent, int)
+            for k in range(s.extent):
+                self.env[s.var] = k
+                self.block(s.body)
+            del self.env[s.var]
+            return
+        if s.kind == "lane":
+            self._lanes(s)
+            return
+        if s.kind == "parallel" and hi is None:
+            raise Unsupported(f"parallel loop {s.name} is not outermost")
+        if hi is None and s.extent == 1:
+            self.env[s.var] = 0
+            self.block(s.body)
+            del self.env[s.var]
+            return
+        self._serial(s, lo, hi)
+
+    def _serial(self, s: Loop, lo: str, hi: str | None) -> None:
+        sure = hi is None and D.bounds(s.extent)[0] >= 1
+        end = hi if hi is not None else self.dim(s.extent)
+        n = self.fresh("L")
+        pre: list[Any] = []
+        self.out.append(pre)
+        self.line(f"br label %{n}.pre")
+        self.label(f"{n}.pre")
+        if sure:
+            self.line(f"br label %{n}")
+        else:
+            some = self.put(f"icmp slt i64 {lo}, {end}")
+            self.line(f"br i1 {some}, label %{n}, label %{n}.exit")
+        writes = frozenset(x.buffer for x, _ in walk(s.body) if isinstance(x, Store))
+        self.touch(s)
+        self.levels.append(Level(pre, writes))
+        self.depth += 1
+        assert self.depth == len(self.levels) - 1
+        self.label(n)
+        iv, nx = f"%{n}.i", f"%{n}.next"
+        self.line(f"{iv} = phi i64 [ {lo}, %{n}.pre ], [ {nx}, %{n}.latch ]")
+        self.env[s.var] = (iv, self.depth)
+        self.block(s.body)
+        self.line(f"br label %{n}.latch")
+        self.label(f"{n}.latch")
+        self.line(f"{nx} = add nuw nsw i64 {iv}, 1")
+        more = self.put(f"icmp slt i64 {nx}, {end}")
+        self.line(f"br i1 {more}, label %{n}, label %{n}.exit")
+        self.label(f"{n}.exit")
+        self.levels.pop()
+        self.depth -= 1
+        del self.env[s.var]
+        self.touch(s)
+
+    def _lanes(self, s: Loop) -> None:
+        if self.lane is not None:
+            raise Unsupported(f"lane loop {s.name} is inside lane loop {self.lane[0].name}")
+        assert isinstance(s.extent, int)
+        if s.extent == 1:
+            self.env[s.var] = 0
+        else:
+            self.env[s.var] = LANE
+            self.lane = (s.var, s.extent)
+        self.block(s.body)
+        self.lane = None
+        del self.env[s.var]
+
+    def store(self, s: Store) -> None:
+        b = self.buffers[s.buffer]
+        w = self.lane[1] if self.lane else 1
+        lin = self._linear(b, s.index)
+        const, terms, lane = self._terms(lin)
+        if w == 1 or lane == 0:
+            self._store_one(s, b, const, terms, w)
+        else:
+            self._store_lanes(s, b, lin, const, terms, lane, w)
+        self.epoch[s.buffer] = self.epoch.get(s.buffer, 0) + 1
+
+    def _store_one(self, s: Store, b: Buffer, const: int, terms: Any, w: int) -> None:
+        t = memory_type(b.dtype)
+        if w > 1 and s.combine:
+            x = self.arith.horizontal(s.combine, self.lanes_of(s.value), b.dtype, w)
+        elif w > 1 and self.is_vector(s.value):
+            x = self.put(f"extractelement {vector(register_type(b.dtype), w)} {self.value(s.value)}, i64 {w - 1}")
+        else:
+            x = self.value(s.value)
+        p = self.pointer(b, const, terms)
+        if s.combine:
+            old = self.arith.widen(self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"), b.dtype, 1)
+            x = self.arith.apply(s.combine, b.dtype, 1, [old, x])
+        x = self.arith.narrow(x, b.dtype, 1)
+        self.line(f"store {t} {x}, ptr {p}, align {b.dtype.bytes}")
+
+    def _store_lanes(self, s: Store, b: Buffer, lin: Dim, const: int, terms: Any, lane: int | None, w: int) -> None:
+        t = memory_type(b.dtype)
+        x = self.lanes_of(s.value)
+        if lane == 1:
+            p = self.pointer(b, const, terms)
+            if s.combine:
+                old = self.arith.widen(self.put(f"load <{w} x {t}>, ptr {p}, align {b.dtype.bytes}"), b.dtype, w)
+                x = self.arith.apply(s.combine, b.dtype, w, [old, x])
+            x = self.arith.narrow(x, b.dtype, w)
+            self.line(f"store <{w} x {t}> {x}, ptr {p}, align {b.dtype.bytes}")
+            return
+        r = register_type(b.dtype)
+        for k in range(w):
+            y = self.put(f"extractelement {vector(r, w)} {x}, i64 {k}")
+
+            def where() -> tuple[int, Any, Any]:
+                return self._terms(lin)
+
+            c, tm, _ = self._with_lane(k, where)
+            p = self.pointer(b, c, tm)
+            if s.combine:
+                old = self.arith.widen(self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"), b.dtype, 1)
+                y = self.arith.apply(s.combine, b.dtype, 1, [old, y])
+            y = self.arith.narrow(y, b.dtype, 1)
+            self.line(f"store {t} {y}, ptr {p}, align {b.dtype.bytes}")

@@ -1,0 +1,338 @@
+"""Scalar functions as LLVM instructions, on one value or on the lanes of a vector.
+
+In registers a bool is an i1 and the 16-bit floats are float: they are widened when loaded and rounded when stored or cast.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tilewright.base.errors import Unsupported
+from tilewright.ir.types import DType, b1, bf16, f16, f32, f64, i64
+from tilewright.llvm import vmath
+
+
+def register_type(d: DType) -> str:
+    """LLVM type of one lane in a register."""
+    if d.is_float:
+        return "double" if d is f64 else "float"
+    return "i1" if d.is_bool else f"i{d.bits}"
+
+
+def memory_type(d: DType) -> str:
+    if d is f16:
+        return "half"
+    if d is bf16:
+        return "i16"
+    return "i8" if d.is_bool else register_type(d)
+
+
+def vector(t: str, lanes: int) -> str:
+    return t if lanes == 1 else f"<{lanes} x {t}>"
+
+
+def suffix(t: str, lanes: int) -> str:
+    """The type's name inside an intrinsic's name."""
+    short = {"float": "f32", "double": "f64", "half": "f16"}.get(t, t)
+    return short if lanes == 1 else f"v{lanes}{short}"
+
+
+def literal(v: float | int | bool, d: DType) -> str:
+    if d.is_float:
+        x = float(v)
+        if d is not f64 and x == x and abs(x) != float("inf"):
+            x = struct.unpack("<f", struct.pack("<f", x))[0]
+        return f"0x{struct.unpack('<Q', struct.pack('<d', x))[0]:016X}"
+    if d.is_bool:
+        return "true" if v else "false"
+    bits = d.bits
+    n = int(v) & ((1 << bits) - 1)
+    return str(n - (1 << bits) if n >> (bits - 1) else n)
+
+
+@dataclass
+class Arith:
+    """Appends instructions through `put(text) -> ssa` and collects what the module must declare or define."""
+
+    fma: bool
+    declares: set[str] = field(default_factory=set)
+    defines: dict[str, str] = field(default_factory=dict)
+    put: Callable[[str], str] = lambda text: text
+
+    def splat_literal(self, text: str, t: str, lanes: int) -> str:
+        if lanes == 1:
+            return text
+        return "<" + ", ".join([f"{t} {text}"] * lanes) + ">"
+
+    def const(self, v: float | int | bool, d: DType, lanes: int) -> str:
+        return self.splat_literal(literal(v, d), register_type(d), lanes)
+
+    def splat(self, x: str, t: str, lanes: int) -> str:
+        v = vector(t, lanes)
+        a = self.put(f"insertelement {v} poison, {t} {x}, i64 0")
+        return self.put(f"shufflevector {v} {a}, {v} poison, <{lanes} x i32> zeroinitializer")
+
+    def intrinsic(self, name: str, t: str, lanes: int, *args: str) -> str:
+        v = vector(t, lanes)
+        full = f"@llvm.{name}.{suffix(t, lanes)}"
+        self.declares.add(f"declare {v} {full}({', '.join([v] * len(args))})")
+        return self.put(f"call {v} {full}({', '.join(f'{v} {a}' for a in args)})")
+
+    def math(self, name: str, d: DType, lanes: int, *args: str) -> str:
+        elem = "f64" if d is f64 else "f32"
+        v = vector(register_type(d), lanes)
+        self.defines.update(vmath.functions(name, elem, lanes, self.fma))
+        self.declares |= vmath.declarations(name, elem, lanes, self.fma)
+        call = ", ".join(f"{v} {a}" for a in args)
+        return self.put(f"call {v} @{vmath.symbol(name, elem, lanes)}({call})")
+
+    # ---- the functions
+
+    def apply(self, name: str, d: DType, lanes: int, args: list[str]) -> str:
+        """`d` is the dtype of the arguments (of the last two, for select)."""
+        t = register_type(d)
+        v = vector(t, lanes)
+        if name == "select":
+            m = vector("i1", lanes)
+            return self.put(f"select {m} {args[0]}, {v} {args[1]}, {v} {args[2]}")
+        if name in _COMPARE:
+            return self._compare(name, d, v, args)
+        if d.is_float:
+            return self._float(name, d, t, lanes, args)
+        return self._bool(name, v, lanes, args) if d.is_bool else self._int(name, d, t, lanes, args)
+
+    def _compare(self, name: str, d: DType, v: str, args: list[str]) -> str:
+        if d.is_float:
+            code = "une" if name == "ne" else "o" + name
+            return self.put(f"fcmp {code} {v} {args[0]}, {args[1]}")
+        sign = "" if name in ("eq", "ne") else "s" if d.kind == "i" else "u"
+        return self.put(f"icmp {sign}{name} {v} {args[0]}, {args[1]}")
+
+    def _float(self, name: str, d: DType, t: str, lanes: int, a: list[str]) -> str:
+        v = vector(t, lanes)
+        if name in ("add", "sub", "mul", "div"):
+            return self.put(f"f{name} contract {v} {a[0]}, {a[1]}")
+        if name == "neg":
+            return self.put(f"fneg {v} {a[0]}")
+        if name in ("max", "min"):
+            return self.intrinsic({"max": "maximum", "min": "minimum"}[name], t, lanes, *a)
+        if name in _INTRINSICS:
+            return self.intrinsic(_INTRINSICS[name], t, lanes, *a)
+        if name == "floordiv":
+            q = self.put(f"fdiv {v} {a[0]}, {a[1]}")
+            return self.intrinsic("floor", t, lanes, q)
+        if name == "rem":
+            return self.math("fmod", d, lanes, *a)
+        if name == "mod":
+            return self._float_mod(d, t, lanes, a)
+        if name == "signbit":
+            bits = 64 if d is f64 else 32
+            i = vector(f"i{bits}", lanes)
+            x = self.put(f"bitcast {v} {a[0]} to {i}")
+            return self.put(f"icmp slt {i} {x}, {self.splat_literal('0', f'i{bits}', lanes)}")
+        if name == "nextafter":
+            return self._nextafter(d, t, lanes, a)
+        if name in vmath.names():
+            return self.math(name, d, lanes, *a)
+        raise Unsupported(f"{name} of {d} has no native code")
+
+    def _float_mod(self, d: DType, t: str, lanes: int, a: list[str]) -> str:
+        """The remainder with the sign of the divisor, exactly as Python's %."""
+        v, m = vector(t, lanes), vector("i1", lanes)
+        zero = self.const(0.0, d, lanes)
+        r = self.math("fmod", d, lanes, *a)
+        nonzero = self.put(f"fcmp une {v} {r}, {zero}")
+        neg_r = self.put(f"fcmp olt {v} {r}, {zero}")
+        neg_b = self.put(f"fcmp olt {v} {a[1]}, {zero}")
+        differ = self.put(f"xor {m} {neg_r}, {neg_b}")
+        fix = self.put(f"and {m} {nonzero}, {differ}")
+        moved = self.put(f"fadd {v} {r}, {a[1]}")
+        r2 = self.put(f"select {m} {fix}, {v} {moved}, {v} {r}")
+        signed = self.intrinsic("copysign", t, lanes, zero, a[1])
+        return self.put(f"select {m} {nonzero}, {v} {r2}, {v} {signed}")
+
+    def _nextafter(self, d: DType, t: str, lanes: int, a: list[str]) -> str:
+        if d in (f16, bf16):
+            raise Unsupported(f"nextafter of {d} has no native code", hint="cast to f32")
+        bits = 64 if d is f64 else 32
+        v, m, i = vector(t, lanes), vector("i1", lanes), vector(f"i{bits}", lanes)
+        c = lambda n: self.splat_literal(str(n), f"i{bits}", lanes)  # noqa: E731
+        zero = self.const(0.0, d, lanes)
+        x = self.put(f"bitcast {v} {a[0]} to {i}")
+        up = self.put(f"fcmp ogt {v} {a[1]}, {a[0]}")
+        neg = self.put(f"icmp slt {i} {x}, {c(0)}")
+        grow = self.put(f"xor {m} {up}, {neg}")
+        step = self.put(f"select {m} {grow}, {i} {c(1)}, {i} {c(-1)}")
+        moved = self.put(f"bitcast {i} {self.put(f'add {i} {x}, {step}')} to {v}")
+        tiny = self.put(f"bitcast {i} {c(1)} to {v}")
+        tiny = self.intrinsic("copysign", t, lanes, tiny, a[1])
+        at_zero = self.put(f"fcmp oeq {v} {a[0]}, {zero}")
+        r = self.put(f"select {m} {at_zero}, {v} {tiny}, {v} {moved}")
+        same = self.put(f"fcmp oeq {v} {a[0]}, {a[1]}")
+        r = self.put(f"select {m} {same}, {v} {a[1]}, {v} {r}")
+        nan = self.put(f"fcmp uno {v} {a[0]}, {a[1]}")
+        both = self.put(f"fadd {v} {a[0]}, {a[1]}")
+        return self.put(f"select {m} {nan}, {v} {both}, {v} {r}")
+
+    def _bool(self, name: str, v: str, lanes: int, a: list[str]) -> str:
+        code = {"add": "or", "max": "or", "or": "or", "mul": "and", "min": "and", "and": "and", "xor": "xor"}.get(name)  # fmt: skip
+        if code:
+            return self.put(f"{code} {v} {a[0]}, {a[1]}")
+        if name == "not":
+            return self.put(f"xor {v} {a[0]}, {self.const(True, b1, lanes)}")
+        raise Unsupported(f"{name} of bool has no native code")
+
+    def _int(self, name: str, d: DType, t: str, lanes: int, a: list[str]) -> str:
+        v, m = vector(t, lanes), vector("i1", lanes)
+        signed = d.kind == "i"
+        c = lambda n: self.splat_literal(str(n), t, lanes)  # noqa: E731
+        if name in ("add", "sub", "mul", "and", "or", "xor"):
+            return self.put(f"{name} {v} {a[0]}, {a[1]}")
+        if name in ("max", "min"):
+            return self.intrinsic(("s" if signed else "u") + name, t, lanes, *a)
+        if name == "neg":
+            return self.put(f"sub {v} {c(0)}, {a[0]}")
+        if name == "not":
+            return self.put(f"xor {v} {a[0]}, {c(-1)}")
+        if name == "abs":
+            neg = self.put(f"sub {v} {c(0)}, {a[0]}")
+            return self.intrinsic("smax", t, lanes, a[0], neg) if signed else a[0]
+        if name in ("shl", "shr", "sar"):
+            code = {"shl": "shl", "shr": "lshr", "sar": "ashr" if signed else "lshr"}[name]
+            ok = self.put(f"icmp ult {v} {a[1]}, {c(d.bits)}")
+            top = c(d.bits - 1)
+            n = self.put(f"select {m} {ok}, {v} {a[1]}, {v} {top if code == 'ashr' else c(0)}")
+            r = self.put(f"{code} {v} {a[0]}, {n}")
+            return r if code == "ashr" else self.put(f"select {m} {ok}, {v} {r}, {v} {c(0)}")
+        if name in ("floordiv", "mod", "rem"):
+            return self._int_div(name, v, m, c, signed, a)
+        if name == "mulhi":
+            wide = vector(f"i{2 * d.bits}", lanes)
+            x, y = (self.put(f"sext {v} {e} to {wide}") for e in a)
+            p = self.put(f"mul {wide} {x}, {y}")
+            by = self.splat_literal(str(d.bits), f"i{2 * d.bits}", lanes)
+            return self.put(f"trunc {wide} {self.put(f'lshr {wide} {p}, {by}')} to {v}")
+        raise Unsupported(f"{name} of {d} has no native code")
+
+    def _int_div(self, name: str, v: str, m: str, c: Callable[[int], str], signed: bool, a: list[str]) -> str:
+        """Never traps: x / 0 is 0, and the least integer over -1 wraps."""
+        x, y = a
+        by_zero = self.put(f"icmp eq {v} {y}, {c(0)}")
+        unsafe = by_zero
+        if signed:
+            minus = self.put(f"icmp eq {v} {y}, {c(-1)}")
+            unsafe = self.put(f"or {m} {by_zero}, {minus}")
+        safe = self.put(f"select {m} {unsafe}, {v} {c(1)}, {v} {y}")
+        s = "s" if signed else "u"
+        q = self.put(f"{s}div {v} {x}, {safe}")
+        r = self.put(f"sub {v} {x}, {self.put(f'mul {v} {q}, {safe}')}")
+        if signed and name != "rem":
+            # floor: one less where the remainder is not zero and has the other sign
+            off = self.put(f"icmp slt {v} {self.put(f'xor {v} {r}, {safe}')}, {c(0)}")
+            rest = self.put(f"icmp ne {v} {r}, {c(0)}")
+            down = self.put(f"and {m} {off}, {rest}")
+            less = self.put(f"sub {v} {q}, {c(1)}")
+            q = self.put(f"select {m} {down}, {v} {less}, {v} {q}")
+            more = self.put(f"add {v} {r}, {safe}")
+            r = self.put(f"select {m} {down}, {v} {more}, {v} {r}")
+        if name == "floordiv":
+            if signed:
+                neg = self.put(f"sub {v} {c(0)}, {x}")
+                q = self.put(f"select {m} {minus}, {v} {neg}, {v} {q}")
+            return self.put(f"select {m} {by_zero}, {v} {c(0)}, {v} {q}")
+        return self.put(f"select {m} {unsafe}, {v} {c(0)}, {v} {r}")
+
+    # ---- conversions
+
+    def cast(self, x: str, src: DType, dst: DType, lanes: int) -> str:
+        ts, td = register_type(src), register_type(dst)
+        vs, vd = vector(ts, lanes), vector(td, lanes)
+        if dst.is_bool:
+            if src.is_float:
+                return self.put(f"fcmp une {vs} {x}, {self.const(0.0, src, lanes)}")
+            return self.put(f"icmp ne {vs} {x}, {self.splat_literal('0', ts, lanes)}")
+        if src.is_float and dst.is_float:
+            if ts == "double" and td == "float":
+                x = self.put(f"fptrunc {vs} {x} to {vd}")
+            elif ts == "float" and td == "double":
+                return self.put(f"fpext {vs} {x} to {vd}")
+            return self.round(x, dst, lanes) if dst in (f16, bf16) else x
+        if src.is_float:
+            wide = vector("i64", lanes)
+            name = f"@llvm.fptosi.sat.{suffix('i64', lanes)}.{suffix(ts, lanes)}"
+            self.declares.add(f"declare {wide} {name}({vs})")
+            r = self.put(f"call {wide} {name}({vs} {x})")
+            return r if dst is i64 else self.put(f"trunc {wide} {r} to {vd}")
+        if dst.is_float:
+            code = "sitofp" if src.kind == "i" else "uitofp"
+            x = self.put(f"{code} {vs} {x} to {vd}")
+            return self.round(x, dst, lanes) if dst in (f16, bf16) else x
+        if ts == td:
+            return x
+        if src.is_bool or dst.bits > src.bits:
+            return self.put(f"{'sext' if src.kind == 'i' else 'zext'} {vs} {x} to {vd}")
+        return self.put(f"trunc {vs} {x} to {vd}")
+
+    def round(self, x: str, d: DType, lanes: int) -> str:
+        """A float rounded to what a 16-bit float can hold."""
+        return self.widen(self.narrow(x, d, lanes), d, lanes)
+
+    def narrow(self, x: str, d: DType, lanes: int) -> str:
+        """Register form → memory form."""
+        if d.is_bool:
+            return self.put(f"zext {vector('i1', lanes)} {x} to {vector('i8', lanes)}")
+        if d is f16:
+            return self.put(f"fptrunc {vector('float', lanes)} {x} to {vector('half', lanes)}")
+        if d is not bf16:
+            return x
+        i, m = vector("i32", lanes), vector("i1", lanes)
+        c = lambda n: self.splat_literal(str(n), "i32", lanes)  # noqa: E731
+        u = self.put(f"bitcast {vector('float', lanes)} {x} to {i}")
+        odd = self.put(f"and {i} {self.put(f'lshr {i} {u}, {c(16)}')}, {c(1)}")
+        up = self.put(f"add {i} {self.put(f'add {i} {u}, {odd}')}, {c(0x7FFF)}")
+        nan = self.put(f"fcmp uno {vector('float', lanes)} {x}, {x}")
+        quiet = self.put(f"or {i} {u}, {c(0x400000)}")
+        r = self.put(f"select {m} {nan}, {i} {quiet}, {i} {up}")
+        return self.put(f"trunc {i} {self.put(f'lshr {i} {r}, {c(16)}')} to {vector('i16', lanes)}")
+
+    def widen(self, x: str, d: DType, lanes: int) -> str:
+        """Memory form → register form."""
+        if d.is_bool:
+            return self.put(f"icmp ne {vector('i8', lanes)} {x}, {self.splat_literal('0', 'i8', lanes)}")
+        if d is f16:
+            return self.put(f"fpext {vector('half', lanes)} {x} to {vector('float', lanes)}")
+        if d is not bf16:
+            return x
+        i = vector("i32", lanes)
+        w = self.put(f"zext {vector('i16', lanes)} {x} to {i}")
+        s = self.put(f"shl {i} {w}, {self.splat_literal('16', 'i32', lanes)}")
+        return self.put(f"bitcast {i} {s} to {vector('float', lanes)}")
+
+    def horizontal(self, combine: str, x: str, d: DType, lanes: int) -> str:
+        """All lanes combined into one value."""
+        t = register_type(d)
+        v = vector(t, lanes)
+        name = _REDUCE_FLOAT.get(combine) if d.is_float else _reduce_int(combine, d)
+        if name is None:
+            raise Unsupported(f"a reduction over lanes with {combine} of {d} has no native code")
+        full = f"@llvm.vector.reduce.{name}.{suffix(t, lanes)}"
+        if name in ("fadd", "fmul"):
+            zero = "0x8000000000000000" if name == "fadd" else literal(1.0, f32)
+            self.declares.add(f"declare {t} {full}({t}, {v})")
+            return self.put(f"call reassoc {t} {full}({t} {zero}, {v} {x})")
+        self.declares.add(f"declare {t} {full}({v})")
+        return self.put(f"call {t} {full}({v} {x})")
+
+
+_COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+_INTRINSICS = {"abs": "fabs", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven", "sqrt": "sqrt", "copysign": "copysign"}  # fmt: skip
+_REDUCE_FLOAT = {"add": "fadd", "mul": "fmul", "max": "fmaximum", "min": "fminimum"}
+
+
+def _reduce_int(combine: str, d: DType) -> str | None:
+    if d.is_bool:
+        return {"add": "or", "max": "or", "or": "or", "mul": "and", "min": "and", "and": "and", "xor": "xor"}.get(combine)  # fmt: skip
+    s = "s" if d.kind == "i" else "u"
+    return {"add": "add", "mul": "mul", "max": s + "max", "min": s + "min", "and": "and", "or": "or", "xor": "xor"}.get(combine)  # fmt: skip
