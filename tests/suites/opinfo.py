@@ -73,13 +73,13 @@ def run(names: Sequence[str], settings: Settings) -> Iterator[Outcome]:
 
 
 class Worker:
-    """A process that checks one entry at a time and is replaced when it dies or hangs."""
+    """A process that checks one entry at a time and gives way to another when it dies or hangs."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
         self.entry = ""
         self.started = 0.0
-        self._start()
+        self.alive = False
 
     def _start(self) -> None:
         context = get_context("spawn")
@@ -91,8 +91,11 @@ class Worker:
         self.process = context.Process(target=_work, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
+        self.alive = True
 
     def give(self, entry: str) -> None:
+        if not self.alive:
+            self._start()
         self.entry, self.started = entry, time.monotonic()
         # A worker that is dead by now shows it when its outcome is asked for.
         with suppress(OSError):
@@ -115,9 +118,7 @@ class Worker:
 
     def _replace(self, status: str, detail: str, spent: float) -> Outcome:
         self.stop()
-        outcome = Outcome(self.entry, status, detail, seconds=spent)
-        self._start()
-        return outcome
+        return Outcome(self.entry, status, detail, seconds=spent)
 
     def _last_words(self) -> str:
         self.process.join(5)
@@ -128,6 +129,9 @@ class Worker:
         return f"exit {self.process.exitcode}: {said}"[:300]
 
     def stop(self) -> None:
+        if not self.alive:
+            return
+        self.alive = False
         self.pipe.close()
         # An idle worker leaves when its pipe closes; a hanging one has to be made to.
         self.process.join(0.1 if self.entry else 10)

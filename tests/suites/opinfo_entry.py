@@ -104,7 +104,7 @@ def _check_sample(outcome: Outcome, op: Any, sample: Any, backend: str, strict: 
             # Results and inputs: in-place entries are judged by what they leave behind.
             args, kwargs = _copied(inputs)
             torch.manual_seed(seed)
-            return function(*args, **kwargs), args, kwargs
+            return function(*args, **kwargs), _tensors((args, kwargs))
 
         return once
 
@@ -129,6 +129,10 @@ def _check_sample(outcome: Outcome, op: Any, sample: Any, backend: str, strict: 
         outcome.status, outcome.detail = "wrong", "; ".join(problems)
 
 
+def _tensors(inputs: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+
+
 def _copied(inputs: Any) -> Any:
     try:
         return copy.deepcopy(inputs)  # keeps strides, offsets and shared storage
@@ -150,7 +154,7 @@ def _problems(
 
 def _reference(call: Callable, inputs: Any, expected: Any) -> Any:
     def call_and_keep(*args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs), args, kwargs
+        return call(*args, **kwargs), _tensors((args, kwargs))
 
     args, kwargs = inputs
     try:
