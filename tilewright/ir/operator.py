@@ -70,15 +70,16 @@ def expand(n: Node) -> Node:
     if isinstance(n.op, Item):
         src = n.inputs[0]
         if is_composed(src.op):
-            return _compose(src)[n.op.k]
+            return composition(src)[n.op.k]
         return n
-    out = _compose(n)
+    out = composition(n)
     if len(out) != 1:
         raise Invalid(f"{n.op.name} has {len(out)} outputs; expand its items")
     return out[0]
 
 
-def _compose(n: Node) -> tuple[Node, ...]:
+def composition(n: Node) -> tuple[Node, ...]:
+    """The outputs of a composed node, written one level down."""
     out = n.op.compose(*n.inputs)  # type: ignore[attr-defined]
     out = out if isinstance(out, tuple) else (out,)
     want = n.type.items if isinstance(n.type, TupleType) else (n.type,)

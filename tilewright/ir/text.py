@@ -42,10 +42,12 @@ __all__ = [
     "Scope",
     "attribute_text",
     "dim_text",
+    "graph_around",
     "parse_dim",
     "parse_graph",
     "parse_value",
     "print_graph",
+    "read_attribute",
     "read_graph",
     "type_text",
     "value_text",
@@ -65,6 +67,20 @@ _BETWEEN_PLACES = " ;; "
 def print_graph(graph: Graph, places: bool = True) -> str:
     """The graph as text that `parse_graph` reads; `places` adds the user's lines as comments."""
     return _GraphPrinter(graph, places).text()
+
+
+def graph_around(graph: Graph, fault: Any, context: int = 3) -> str:
+    """The lines of the graph's text around a node, which is marked."""
+    try:
+        lines = list(_GraphPrinter(graph, places=True).lines())
+    except Invalid:
+        return ""  # a graph too broken to print; the message has to do
+    at = next((k for k, (n, _) in enumerate(lines) if n is fault), 0)
+    first, last = max(0, at - context), at + context + 1
+    marked = (
+        ("> " if k == at else "  ") + lines[k][1] for k in range(first, min(last, len(lines)))
+    )
+    return "\n".join(marked)
 
 
 def type_text(t: Type) -> str:
@@ -158,6 +174,10 @@ class _GraphPrinter:
             self.names[n] = name_text(n.op.label)
 
     def text(self) -> str:
+        return "\n".join(text for _, text in self.lines())
+
+    def lines(self) -> Iterator[tuple[Node | None, str]]:
+        """The lines of text, each with the node it defines."""
         syms: set[Sym] = set()
         for n in self.nodes:
             syms.update(symbols_of(n.type))
@@ -165,13 +185,13 @@ class _GraphPrinter:
                 syms.update(symbols_of(x))
         inputs = ", ".join(self._input(n) for n in self.graph.inputs)
         where = f" where {', '.join(map(sym_text, declare(syms)))}" if syms else ""
-        lines = [f"graph {name_text(self.graph.name)}({inputs}){where} {{"]
+        yield None, f"graph {name_text(self.graph.name)}({inputs}){where} {{"
         for n in self.nodes:
             if n not in self.names:
-                lines.append("  " + self._line(n).replace("\n", "\n  "))
+                yield n, "  " + self._line(n).replace("\n", "\n  ")
         outputs = ", ".join(self.names[o] for o in self.graph.outputs)
-        lines += [f"  return {outputs}".rstrip(), "}"]
-        return "\n".join(lines)
+        yield None, f"  return {outputs}".rstrip()
+        yield None, "}"
 
     def _input(self, n: Node) -> str:
         assert isinstance(n.op, Input)
@@ -211,6 +231,11 @@ def parse_graph(text: str) -> Graph:
     graph = read_graph(r, Scope())
     r.end()
     return graph
+
+
+def read_attribute(r: Reader, scope: Scope | None = None) -> Any:
+    """An attribute at the cursor of a reader."""
+    return _GraphReader(r, scope or Scope()).attribute()
 
 
 def read_graph(r: Reader, outer: Scope) -> Graph:

@@ -1,0 +1,206 @@
+"""Folding: what depends on constants only is computed now, what depends on weights only, once.
+
+`FoldConstants` evaluates nodes over literals (small ones: the result is kept in the program text).
+`split_weights` moves what depends on weights only into a graph of its own, the prologue, that runs
+once; its outputs are weights of the main graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.base.events import Log
+from tilewright.ir.interpret import evaluate
+from tilewright.ir.node import (
+    Constant,
+    Graph,
+    Input,
+    Item,
+    Node,
+    constant,
+    input,
+    node,
+    rebuild,
+)
+from tilewright.ir.passes import Pass
+from tilewright.ir.pattern import filled_value, make
+from tilewright.ir.types import DType, TensorType
+
+# A folded weight may be this many times larger than the weights it is made of: packing pads a
+# little, an expand multiplies.
+GROWTH = 2
+
+
+@dataclass(frozen=True)
+class FoldConstants(Pass):
+    """Replace nodes over constants by their value, where it has at most `limit` elements.
+
+    What is filled with one value stays so (`full`), whatever its size. Index ramps (`iota`) are
+    left to the kernels, which compute them in registers.
+    """
+
+    limit: int = 1 << 16
+
+    def apply(self, program: Graph, log: Log) -> Graph:
+        def change(n: Node) -> Node:
+            if not isinstance(n.type, TensorType) or isinstance(n.op, Input):
+                return n
+            uniform = _uniform(n)
+            if uniform is not None:
+                return uniform
+            if not self._foldable(n):
+                return n
+            (value,) = evaluate(Graph("fold", (), (n,)), ())
+            log.add("fold", f"{n.op} computed", where=program.place(n), detail=True)
+            return constant_of(value, n.dtype)
+
+        return rebuild(program, change)
+
+    def _foldable(self, n: Node) -> bool:
+        """Is n an operator over constants, one of them a literal? (Operands were folded before.)"""
+        maker = n.inputs[0] if isinstance(n.op, Item) else n
+        operands = maker.inputs
+        if not operands or maker.op.random or hasattr(maker.op, "interpret"):
+            return False
+        known = all(isinstance(x.op, Constant) or x.op.name == "full" for x in operands)
+        literal = any(isinstance(x.op, Constant) for x in operands)
+        sizes = [x.ttype.size for x in (n, *operands)]
+        return known and literal and all(isinstance(s, int) and s <= self.limit for s in sizes)
+
+
+def _uniform(n: Node) -> Node | None:
+    """n as `full`, where it is a view or an elementwise function of operands of one value each."""
+    if not n.inputs or not (n.op.view or n.op.elementwise):
+        return None
+    values = [filled_value(x) for x in n.inputs]
+    known = [v for v in values if v is not None]
+    if len(known) != len(values):
+        return None
+    if n.op.view:
+        return make("full", shape=n.shape, value=known[0], dtype=n.dtype)
+    scalars = [
+        make("full", shape=(), value=v, dtype=x.dtype) for v, x in zip(known, n.inputs, strict=True)
+    ]
+    (value,) = evaluate(Graph("fold", (), (node(n.op, *scalars),)), ())
+    return make("full", shape=n.shape, value=_number(value, n.dtype), dtype=n.dtype)
+
+
+def _number(value: np.ndarray, dtype: DType) -> float | int | bool:
+    x = value.reshape(-1)[0]
+    return float(x) if dtype.is_float else bool(x) if dtype.is_bool else int(x)
+
+
+def constant_of(value: np.ndarray, dtype: DType) -> Node:
+    """The value as a node: `full` where every element is the same, else a literal."""
+    n = constant(value, dtype)
+    uniform = filled_value(n)
+    if uniform is not None:
+        return make("full", shape=value.shape, value=uniform, dtype=dtype)
+    return n
+
+
+# ---- weights
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What is known of a node over weights: do only weights and constants reach it, and which?"""
+
+    only: bool
+    weights: frozenset[Node]
+
+
+def weight_facts(graph: Graph) -> dict[Node, _Facts]:
+    facts: dict[Node, _Facts] = {}
+    for n in graph.nodes():
+        if isinstance(n.op, Input):
+            weight = n.op.role == "weight"
+            facts[n] = _Facts(weight, frozenset({n}) if weight else frozenset())
+            continue
+        below = [facts[x] for x in n.inputs]
+        only = all(f.only for f in below) and not n.op.random
+        only = only and _is_static(n.type)
+        facts[n] = _Facts(only, frozenset().union(*(f.weights for f in below)))
+    return facts
+
+
+def _is_static(t: Any) -> bool:
+    return t.is_static if isinstance(t, TensorType) else all(x.is_static for x in t.items)
+
+
+# Views that a kernel reads through at no cost; copying them would only use memory.
+_FREE_VIEWS = ("reshape", "expand", "slice")
+
+
+def split_weights(graph: Graph, growth: int = GROWTH) -> tuple[Graph, Graph]:
+    """(prologue, main). Output k of the prologue is the input `folded{k}` of the main graph.
+
+    The inputs of main are those of the graph, less the weights it needs no more, then the folded.
+    """
+    facts = weight_facts(graph)
+    outputs: list[Node] = []
+    taken = {n.op.label for n in graph.inputs if isinstance(n.op, Input)}
+    new: dict[Node, Node] = {}
+
+    def moved(n: Node) -> Node:
+        label = f"folded{len(outputs)}"
+        while label in taken:
+            label = f"{label}_"
+        outputs.append(n)
+        return input(label, n.ttype, "weight")
+
+    def stays(n: Node) -> bool:
+        f = facts[n]
+        if not f.only or not f.weights or n in f.weights or not isinstance(n.type, TensorType):
+            return True
+        if n.op.name in _FREE_VIEWS:
+            return True
+        size, made_of = n.type.size, sum(int(w.ttype.size) for w in f.weights)  # type: ignore[arg-type]
+        return not isinstance(size, int) or size > growth * made_of
+
+    # Only what the main graph reads is moved: visit from the outputs and stop at what moves.
+    stack: list[tuple[Node, bool]] = [(o, False) for o in reversed(graph.outputs)]
+    while stack:
+        n, ready = stack.pop()
+        if n in new:
+            continue
+        if not stays(n):
+            new[n] = moved(n)
+        elif ready or not n.inputs:
+            ins = tuple(new[x] for x in n.inputs)
+            new[n] = n if ins == n.inputs else node(n.op, *ins)
+        else:
+            stack.append((n, True))
+            stack.extend((x, False) for x in reversed(n.inputs))
+
+    used = set(new)
+    kept = [
+        n
+        for n in graph.inputs
+        if n in used or not (isinstance(n.op, Input) and n.op.role == "weight")
+    ]
+    reached = {n for n in graph.inputs if any(n in facts[o].weights for o in outputs)}
+    prologue = Graph(
+        f"{graph.name}_weights",
+        tuple(n for n in graph.inputs if n in reached),
+        tuple(outputs),
+        graph.places,
+    )
+    main = Graph(
+        graph.name,
+        (*kept, *(new[o] for o in outputs)),
+        tuple(new[o] for o in graph.outputs),
+        _moved_places(graph, new),
+    )
+    return prologue, main
+
+
+def _moved_places(graph: Graph, new: dict[Node, Node]) -> dict[Node, Any]:
+    places: dict[Node, Any] = {}
+    for old, n in new.items():
+        if old in graph.places:
+            places[n] = places.get(n, frozenset()) | graph.places[old]
+    return places

@@ -1,0 +1,367 @@
+"""Patterns over graphs, and rules: pairs of patterns with a name, a guard and a proof.
+
+    x, s, p, q = Var("x"), Var("s"), Attr("p"), Attr("q")
+    Rule("double-neg", op.neg(op.neg(x)), x)
+    Rule("permutes", op.permute(op.permute(x, perm=p), perm=q), lambda m: …)
+
+A variable stands for a node (the same node wherever it is repeated), `Attr` for an attribute,
+`Rest` for the remaining operands, a plain number for any tensor filled with it. Operators that say
+they are commutative match in both orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilewright.base.errors import Invalid
+from tilewright.ir.node import Constant, Item, Node, node
+from tilewright.ir.operator import OPERATORS
+from tilewright.ir.types import TensorType
+
+Number = int | float
+
+
+class Pattern:
+    """Something that matches a node. Arithmetic builds larger patterns."""
+
+    def __add__(self, o: Pattern | Number) -> Apply:
+        return op.add(self, o)
+
+    def __radd__(self, o: Number) -> Apply:
+        return op.add(o, self)
+
+    def __sub__(self, o: Pattern | Number) -> Apply:
+        return op.sub(self, o)
+
+    def __rsub__(self, o: Number) -> Apply:
+        return op.sub(o, self)
+
+    def __mul__(self, o: Pattern | Number) -> Apply:
+        return op.mul(self, o)
+
+    def __rmul__(self, o: Number) -> Apply:
+        return op.mul(o, self)
+
+    def __truediv__(self, o: Pattern | Number) -> Apply:
+        return op.div(self, o)
+
+    def __rtruediv__(self, o: Number) -> Apply:
+        return op.div(o, self)
+
+    def __neg__(self) -> Apply:
+        return op.neg(self)
+
+
+@dataclass(frozen=True)
+class Var(Pattern):
+    """Any node; the same one wherever the name is repeated."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Rest(Pattern):
+    """The remaining operands, as a tuple."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"*{self.name}"
+
+
+@dataclass(frozen=True)
+class Filled(Pattern):
+    """A tensor whose every element is this number (0.0 is not -0.0)."""
+
+    value: Number
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+@dataclass(frozen=True)
+class Attr:
+    """The value of an attribute."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"?{self.name}"
+
+
+@dataclass(frozen=True)
+class Apply(Pattern):
+    """An operator by name, applied; attributes that are not mentioned may be anything."""
+
+    op: str
+    args: tuple[Pattern, ...]
+    attrs: tuple[tuple[str, Any], ...] = ()
+
+    def __repr__(self) -> str:
+        attrs = ", ".join(f"{k}={v!r}" for k, v in self.attrs)
+        return f"{self.op}{f'{{{attrs}}}' if attrs else ''}({', '.join(map(repr, self.args))})"
+
+
+class _Namespace:
+    """`op.reshape(x, shape=s)` is the pattern of a reshape."""
+
+    def __getattr__(self, name: str) -> Callable[..., Apply]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def build(*args: Pattern | Number, **attrs: Any) -> Apply:
+            lifted = tuple(a if isinstance(a, Pattern) else Filled(a) for a in args)
+            return Apply(name, lifted, tuple(attrs.items()))
+
+        return build
+
+
+op = _Namespace()
+
+
+# ---- matching
+
+
+@dataclass(frozen=True)
+class Match:
+    """What the variables of a pattern stand for: `m.x` is a node, `m.perm` an attribute."""
+
+    root: Node
+    bindings: Mapping[str, Any]
+    nodes: tuple[Node, ...]  # those the pattern's operators matched, the root first
+    uses: Mapping[Node, int] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.bindings[name]
+        except KeyError:
+            raise AttributeError(f"the pattern has no variable {name}") from None
+
+    def used_once(self, n: Node) -> bool:
+        """Is n known to have one user?"""
+        return self.uses.get(n, 1) <= 1
+
+
+def match(pattern: Pattern, n: Node, uses: Mapping[Node, int] | None = None) -> Iterator[Match]:
+    """Every way in which the pattern matches at n."""
+    for bindings, nodes in _match(pattern, n, {}, ()):
+        yield Match(n, bindings, nodes, uses or {})
+
+
+_State = tuple[dict[str, Any], tuple[Node, ...]]
+
+
+def _match(p: Pattern, n: Node, env: dict[str, Any], seen: tuple[Node, ...]) -> Iterator[_State]:
+    if isinstance(p, Var):
+        bound = env.get(p.name)
+        if bound is None:
+            yield {**env, p.name: n}, seen
+        elif bound is n:
+            yield env, seen
+    elif isinstance(p, Apply):
+        if n.op.name != p.op:
+            return
+        for name, want in p.attrs:
+            have = getattr(n.op, name, _MISSING)
+            if isinstance(want, Attr):
+                if want.name not in env:
+                    env = {**env, want.name: have}
+                elif env[want.name] != have:
+                    return
+            elif have != want:
+                return
+        seen = (*seen, n)
+        yield from _match_all(p.args, n.inputs, env, seen)
+        if n.op.commutative and len(p.args) == 2 and n.inputs[0] is not n.inputs[1]:
+            yield from _match_all(p.args, n.inputs[::-1], env, seen)
+    elif isinstance(p, Filled):
+        value = filled_value(n)
+        if value is not None and same_number(value, p.value):
+            yield env, seen
+    else:
+        raise Invalid(f"{p!r} stands alone in a pattern")
+
+
+_MISSING = object()
+
+
+def _match_all(
+    ps: tuple[Pattern, ...], ns: tuple[Node, ...], env: dict[str, Any], seen: tuple[Node, ...]
+) -> Iterator[_State]:
+    if not ps:
+        if not ns:
+            yield env, seen
+        return
+    first = ps[0]
+    if isinstance(first, Rest):
+        bound = env.get(first.name)
+        if bound is None or bound == ns:
+            yield {**env, first.name: ns}, seen
+        return
+    if not ns:
+        return
+    for inner, nodes in _match(first, ns[0], env, seen):
+        yield from _match_all(ps[1:], ns[1:], inner, nodes)
+
+
+def same_number(a: Number, b: Number) -> bool:
+    """Equal, with -0.0 apart from 0.0 where both are floats, and NaN equal to itself."""
+    if a != a or b != b:
+        return a != a and b != b
+    if isinstance(a, float) and isinstance(b, float) and a == 0 == b:
+        return str(a) == str(b)
+    return a == b
+
+
+def filled_value(n: Node) -> Number | None:
+    """The one value of every element of n, where that is known."""
+    for _ in range(8):
+        if isinstance(n.op, Constant):
+            a = n.op.literal.array
+            if a.size == 0:
+                return None
+            first = a.reshape(-1)[0]
+            # By bytes: 0.0 is not -0.0.
+            return first.item() if a.size == 1 or a.tobytes() == first.tobytes() * a.size else None
+        if n.op.name == "full":
+            value, dtype = n.op.value, n.op.dtype  # type: ignore[attr-defined]
+            if dtype.is_float:
+                return float(np.asarray(value, dtype=dtype.numpy))
+            return value
+        if not n.op.view or len(n.inputs) != 1:
+            return None
+        n = n.inputs[0]  # a view of one value is that value
+    return None
+
+
+# ---- guards and rules
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A condition on a match, in words. Guards combine with `&`, `|` and `~`."""
+
+    text: str
+    holds: Callable[[Match], bool]
+
+    def __call__(self, m: Match) -> bool:
+        return self.holds(m)
+
+    def __and__(self, o: Guard) -> Guard:
+        return Guard(f"{self.text} and {o.text}", lambda m: self(m) and o(m))
+
+    def __or__(self, o: Guard) -> Guard:
+        return Guard(f"({self.text} or {o.text})", lambda m: self(m) or o(m))
+
+    def __invert__(self) -> Guard:
+        return Guard(f"not {self.text}", lambda m: not self(m))
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def guard(text: str) -> Callable[[Callable[[Match], bool]], Guard]:
+    """`@guard("x is whole")` over a function of the match."""
+    return lambda fn: Guard(text, fn)
+
+
+# How a rewritten program may differ from the original.
+CHANGES = ("nothing", "sign of zero", "rounding")
+PROOFS = ("normal form", "evaluation")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`left` may be replaced by `right` where `when` holds.
+
+    right     a pattern, or a function of the match that gives the new node (None: not here)
+    proof     "normal form": both sides have one polynomial normal form, for all shapes of the ranks
+              tried, and agree in exact evaluation; "evaluation": the latter only
+    changes   what may differ: "nothing" means the same bits, NaN and -0.0 included
+    subject   builds a left side to try the rule on, from a `rewrites.subject.Maker`; without it one
+              is made from the pattern
+    """
+
+    name: str
+    left: Pattern
+    right: Pattern | Callable[[Match], Node | None]
+    when: Guard | None = None
+    proof: str = "normal form"
+    changes: str = "nothing"
+    subject: Callable[[Any], Node] | None = None
+    dtypes: str = "fiub"  # kinds of the dtypes that the subject is tried with
+
+    def __post_init__(self) -> None:
+        if self.proof not in PROOFS or self.changes not in CHANGES:
+            raise Invalid(f"rule {self.name}: proof is one of {PROOFS}, changes of {CHANGES}")
+        if not isinstance(self.left, Apply):
+            raise Invalid(f"rule {self.name}: its left side is not an operator")
+
+    @property
+    def root(self) -> str:
+        """The operator at the root of the left side."""
+        assert isinstance(self.left, Apply)
+        return self.left.op
+
+    def apply(self, n: Node, uses: Mapping[Node, int] | None = None) -> tuple[Node, Match] | None:
+        """The replacement of n and how it matched, or None. The type never changes."""
+        for m in match(self.left, n, uses):
+            if self.when is not None and not self.when(m):
+                continue
+            out = build(self.right, m) if isinstance(self.right, Pattern) else self.right(m)
+            if out is None or out is n:
+                continue
+            if n.op.elementwise:
+                out = fit(out, n)
+            if out.type != n.type:
+                raise Invalid(f"rule {self.name} turns {n!r} into {out!r}: the types differ")
+            return out, m
+        return None
+
+    def __repr__(self) -> str:
+        right = self.right if isinstance(self.right, Pattern) else "…"
+        when = f" when {self.when!r}" if self.when else ""
+        return f"{self.name}: {self.left!r} -> {right!r}{when}"
+
+
+def make(name: str, *args: Node, **attrs: Any) -> Node:
+    """A node of a registered operator by name, for code below ops/."""
+    cls = OPERATORS.get(name)
+    if cls is None:
+        if name == "item":
+            return node(Item(**attrs), *args)
+        raise Invalid(f"there is no operator {name}; import tilewright.ops first")
+    return node(cls(**attrs), *args)
+
+
+def build(p: Pattern, m: Match) -> Node:
+    """The node that the right side of a rule stands for."""
+    if isinstance(p, Var):
+        return m.bindings[p.name]
+    if isinstance(p, Filled):
+        return make("full", shape=(), value=p.value, dtype=m.root.dtype)
+    if isinstance(p, Apply):
+        args: list[Node] = []
+        for a in p.args:
+            if isinstance(a, Rest):
+                args.extend(m.bindings[a.name])
+            else:
+                args.append(build(a, m))
+        attrs = {k: m.bindings[v.name] if isinstance(v, Attr) else v for k, v in p.attrs}
+        return make(p.op, *args, **attrs)
+    raise Invalid(f"{p!r} cannot be built")
+
+
+def fit(x: Node, like: Node) -> Node:
+    """x repeated to the shape of `like`: what an elementwise operator did by broadcasting."""
+    if isinstance(x.type, TensorType) and isinstance(like.type, TensorType):
+        if x.type.shape != like.type.shape:
+            return make("expand", x, shape=like.type.shape)
+    return x
