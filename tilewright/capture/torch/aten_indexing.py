@@ -1,0 +1,207 @@
+"""Indexing: gather, scatter, advanced indexing, embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright import ops
+from tilewright.capture.torch.aten_elementwise import count_below
+from tilewright.capture.torch.context import Context, Operand, axis_of, cast
+from tilewright.capture.torch.registry import Untranslated, aten
+from tilewright.ir import dim as D
+from tilewright.ir.node import Node
+from tilewright.ir.types import i64
+
+
+@aten("gather.default")
+def gather(c: Context, x: Node, dim: int, index: Node, sparse_grad: bool = False) -> Node:
+    if x.rank == 0:
+        return ops.reshape(ops.expand(x, index.shape), c.out().shape)
+    if index.rank == 0:
+        index = ops.reshape(index, (1,))
+    return ops.reshape(ops.gather(x, index, axis_of(dim, x.rank)), c.out().shape)
+
+
+@aten("take_along_dim.default")
+def take_along_dim(c: Context, x: Node, index: Node, dim: int | None = None) -> Node:
+    if dim is None:
+        return ops.take(ops.reshape(x, (x.ttype.size,)), index, 0)
+    return ops.gather(x, index, axis_of(dim, x.rank))
+
+
+@aten("index_select.default")
+def index_select(c: Context, x: Node, dim: int, index: Node) -> Node:
+    if x.rank == 0:
+        return x
+    flat = ops.reshape(index, (1,)) if index.rank == 0 else index
+    return ops.take(x, flat, axis_of(dim, x.rank))
+
+
+@aten("take.default")
+def take(c: Context, x: Node, index: Node) -> Node:
+    return ops.take(ops.reshape(x, (x.ttype.size,)), index, 0)
+
+
+@aten("embedding.default")
+def embedding(c: Context, weight: Node, indices: Node, *_: Any, **__: Any) -> Node:
+    return ops.take(weight, indices, 0)
+
+
+def _advanced(x: Node, indices: Sequence[Node | None]) -> tuple[list[Node], list[int]]:
+    """The given index tensors and the axes they index. A boolean mask has no static shape."""
+    used = [(i, k) for k, i in enumerate(indices) if i is not None]
+    if any(i.dtype.is_bool or i.dtype.name == "u8" for i, _ in used):
+        raise Untranslated("a mask selects a number of elements that depends on the data")
+    return [i for i, _ in used], [k for _, k in used]
+
+
+@aten("index.Tensor", "_unsafe_index.Tensor")
+def index(c: Context, x: Node, indices: Sequence[Node | None]) -> Node:
+    nodes, axes = _advanced(x, indices)
+    return ops.index(x, nodes, axes) if nodes else x
+
+
+@aten("index_put.default", "_unsafe_index_put.default", "_index_put_impl.default")
+def index_put(c: Context, x: Node, indices: Sequence[Node | None], values: Node, accumulate: bool = False, *_: Any) -> Node:  # fmt: skip
+    used = [(i, k) for k, i in enumerate(indices) if i is not None]
+    values = cast(values, x.dtype)
+    if len(used) == 1 and used[0][0].dtype.is_bool:
+        return _masked_put(c, x, *used[0], values, accumulate)
+    nodes, axes = _advanced(x, indices)
+    if not nodes:
+        out = ops.expand(values, x.shape)
+        return ops.add(x, out) if accumulate else out
+    return ops.index_put(x, values, nodes, axes, accumulate)
+
+
+def _masked_put(c: Context, x: Node, mask: Node, axis: int, values: Node, accumulate: bool) -> Node:
+    """A mask with one value per selected position has a static form where the values do not vary along it."""
+    after = x.shape[axis + mask.rank :]
+    lead = values.rank - len(after)
+    if lead > 0 and not all(isinstance(d, int) and d == 1 for d in values.shape[:lead]):
+        raise Untranslated("a mask selects a number of elements that depends on the data")
+    if lead > 0:
+        values = ops.reshape(values, values.shape[lead:])
+    m = ops.reshape(mask, (*mask.shape, *(1,) * len(after)))
+    return ops.where(m, ops.add(x, values) if accumulate else values, x)
+
+
+def _scatter(c: Context, x: Node, dim: int, index: Node, src: Operand, reduce: str | None) -> Node:
+    src = c.node(src, x.dtype)
+    if x.rank == 0:
+        x1, i1 = ops.reshape(x, (1,)), ops.reshape(index, (1,))
+        s1 = ops.reshape(src, (1,))
+        return ops.reshape(ops.scatter(x1, i1, s1, 0, reduce), ())
+    if index.rank == 0:
+        index = ops.reshape(index, (1,))
+    if src.rank == 0:
+        src = ops.expand(src, index.shape)
+    for k, (a, b) in enumerate(zip(src.shape, index.shape, strict=True)):
+        if not D.known_eq(a, b):
+            src = ops.slice(src, k, 0, b, 1)
+    return ops.scatter(x, index, src, axis_of(dim, x.rank), reduce)
+
+
+@aten("scatter.src", "scatter.value")
+def scatter(c: Context, x: Node, dim: int, index: Node, src: Operand) -> Node:
+    return _scatter(c, x, dim, index, src, None)
+
+
+@aten("scatter.reduce", "scatter.value_reduce")
+def scatter_named(c: Context, x: Node, dim: int, index: Node, src: Operand, *, reduce: str) -> Node:
+    return _scatter(c, x, dim, index, src, {"add": "add", "multiply": "mul"}[reduce])
+
+
+@aten("scatter_add.default")
+def scatter_add(c: Context, x: Node, dim: int, index: Node, src: Node) -> Node:
+    return _scatter(c, x, dim, index, src, "add")
+
+
+_REDUCE = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "mean": "add"}
+
+
+@aten("scatter_reduce.two")
+def scatter_reduce(c: Context, x: Node, dim: int, index: Node, src: Node, reduce: str, *, include_self: bool = True) -> Node:  # fmt: skip
+    how = _REDUCE[reduce]
+    start = x
+    if not include_self:
+        # Only the places that are written forget what they held.
+        neutral = {"add": 0, "mul": 1, "max": x.dtype.lowest, "min": x.dtype.highest}[how]
+        start = _scatter(c, x, dim, index, c.number(neutral, x.dtype), None)
+    out = _scatter(c, start, dim, index, src, how)
+    if reduce != "mean":
+        return out
+    ones = ops.expand(c.number(1, x.dtype), x.shape) if x.rank else c.number(1, x.dtype)
+    if not include_self:
+        ones = _scatter(c, ones, dim, index, c.number(0, x.dtype), None)
+    count = _scatter(c, ones, dim, index, c.number(1, x.dtype), "add")
+    return ops.div(out, count) if x.dtype.is_float else ops.floordiv(out, count)
+
+
+@aten("index_add.default")
+def index_add(c: Context, x: Node, dim: int, index: Node, source: Node, alpha: Any = 1) -> Node:
+    if alpha != 1:
+        source = ops.mul(cast(source, x.dtype), c.node(alpha, x.dtype))
+    return _along(c, x, dim, index, source, "add")
+
+
+@aten("index_copy.default")
+def index_copy(c: Context, x: Node, dim: int, index: Node, source: Node) -> Node:
+    return _along(c, x, dim, index, source, None)
+
+
+@aten("index_reduce.default")
+def index_reduce(c: Context, x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True) -> Node:  # fmt: skip
+    flat = x if x.rank else ops.reshape(x, (1,))
+    src = ops.reshape(source, (1,)) if source.rank == 0 else source
+    axis = axis_of(dim, flat.rank)
+    wide = _broadcast_index(flat, axis, index, src)
+    name = {"mean": "mean", "prod": "prod", "amax": "amax", "amin": "amin"}[reduce]
+    out = scatter_reduce(c, flat, axis, wide, src, name, include_self=include_self)
+    return ops.reshape(out, x.shape)
+
+
+def _broadcast_index(x: Node, axis: int, index: Node, source: Node) -> Node:
+    shape = [1] * x.rank
+    shape[axis] = -1
+    return ops.expand(ops.reshape(index, shape), source.shape)
+
+
+def _along(c: Context, x: Node, dim: int, index: Node, source: Node, reduce: str | None) -> Node:
+    flat = x if x.rank else ops.reshape(x, (1,))
+    src = ops.reshape(source, (1,)) if source.rank == 0 else source
+    axis = axis_of(dim, flat.rank)
+    wide = _broadcast_index(flat, axis, index, src)
+    return ops.reshape(ops.scatter(flat, wide, cast(src, x.dtype), axis, reduce), x.shape)
+
+
+@aten("put.default")
+def put(c: Context, x: Node, index: Node, source: Node, accumulate: bool = False) -> Node:
+    n = x.ttype.size
+    flat = ops.reshape(x, (n,))
+    idx, src = ops.reshape(index, (index.ttype.size,)), ops.reshape(source, (source.ttype.size,))
+    return ops.reshape(ops.index_put(flat, cast(src, x.dtype), [idx], [0], accumulate), x.shape)
+
+
+@aten("masked_fill")
+def masked_fill(c: Context, x: Node, mask: Node, value: Operand) -> Node:
+    return ops.where(mask, c.node(value, x.dtype), x)
+
+
+@aten("masked_scatter.default")
+def masked_scatter(c: Context, x: Node, mask: Node, source: Node) -> Node:
+    """The k-th selected place takes the k-th element of the source."""
+    m = mask if mask.shape == x.shape else ops.expand(mask, x.shape)
+    flat = ops.reshape(m, (x.ttype.size,))
+    rank = ops.sub(ops.cumsum(ops.cast(flat, i64), 0), c.number(1, i64))
+    picked = ops.take(ops.reshape(cast(source, x.dtype), (source.ttype.size,)), rank, 0)
+    return ops.where(m, ops.reshape(picked, x.shape), x)
+
+
+@aten("searchsorted.Tensor", "searchsorted.Scalar")
+def searchsorted(c: Context, sorted_: Node, x: Operand, *, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Node | None = None) -> Node:  # fmt: skip
+    right = side == "right" if side is not None else right
+    if sorter is not None:
+        sorted_ = ops.gather(sorted_, sorter, sorted_.rank - 1)
+    return count_below(c, sorted_, c.node(x), right, out_int32)

@@ -1,0 +1,81 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright import ops
+from tilewright.capture.torch.context import Context, cast
+from tilewright.capture.torch.registry import aten
+from tilewright.ir.node import Node
+from tilewright.ir.types import bf16, f16, f32
+
+
+def _product(a: Node, b: Node) -> Node:
+    return ops.matmul(a, b)
+
+
+@aten("mm.default", "bmm.default", "matmul.default")
+def mm(c: Context, a: Node, b: Node) -> Node:
+    return _matmul(a, b)
+
+
+def _matmul(a: Node, b: Node) -> Node:
+    """torch's matmul: vectors become a row or a column, and lose the axis again."""
+    if a.rank >= 2 and b.rank >= 2:
+        return _product(a, b)
+    left = ops.reshape(a, (1, a.shape[0])) if a.rank == 1 else a
+    right = ops.reshape(b, (b.shape[0], 1)) if b.rank == 1 else b
+    out = _product(left, right)
+    shape = list(out.shape)
+    if b.rank == 1:
+        shape.pop()
+    if a.rank == 1:
+        shape.pop(-2 if b.rank > 1 else -1)
+    return ops.reshape(out, shape)
+
+
+@aten("mv.default", "dot.default")
+def mv(c: Context, a: Node, b: Node) -> Node:
+    return _matmul(a, b)
+
+
+def _combined(c: Context, bias: Node, product: Node, beta: Any, alpha: Any) -> Node:
+    """beta * bias + alpha * product; a beta of 0 ignores the bias, NaN included."""
+    d = product.dtype
+    plain = alpha == 1 and beta in (0, 1)
+    wide = f32 if d in (f16, bf16) and not plain else d
+    out = cast(product, wide)
+    if alpha != 1:
+        out = ops.mul(out, c.node(alpha, wide))
+    if beta != 0:
+        scaled = cast(bias, wide)
+        scaled = scaled if beta == 1 else ops.mul(scaled, c.node(beta, wide))
+        out = ops.add(out, scaled)
+    return cast(out, d)
+
+
+@aten("addmm.default", "baddbmm.default")
+def addmm(c: Context, bias: Node, a: Node, b: Node, beta: Any = 1, alpha: Any = 1) -> Node:
+    return _combined(c, bias, _product(a, b), beta, alpha)
+
+
+@aten("addmv.default")
+def addmv(c: Context, bias: Node, a: Node, b: Node, beta: Any = 1, alpha: Any = 1) -> Node:
+    return _combined(c, bias, _matmul(a, b), beta, alpha)
+
+
+@aten("addbmm.default")
+def addbmm(c: Context, bias: Node, a: Node, b: Node, beta: Any = 1, alpha: Any = 1) -> Node:
+    return _combined(c, bias, ops.sum(_product(a, b), (0,)), beta, alpha)
+
+
+@aten("_trilinear.default")
+def trilinear(c: Context, i1: Node, i2: Node, i3: Node, expand1: Any, expand2: Any, expand3: Any, sumdim: Any, unroll_dim: int = 1) -> Node:  # fmt: skip
+    def opened(x: Node, at: Any) -> Node:
+        for k in sorted(at):
+            x = ops.unsqueeze(x, k)
+        return x
+
+    out = ops.mul(ops.mul(opened(i1, expand1), opened(i2, expand2)), opened(i3, expand3))
+    return ops.sum(out, tuple(sumdim)) if sumdim else out

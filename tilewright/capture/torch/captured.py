@@ -1,0 +1,147 @@
+"""What a translation yields: native segments and host calls in order, over named slots.
+
+A slot holds one tensor of a call in flight. Graph inputs, results of segments and of host calls all live in slots,
+and the label of an input node of a segment's graph is the slot it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Graph, Place
+from tilewright.ir.types import DType
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor that a segment fills: native code writes it in the order of memory, torch sees `shape` and `stride`."""
+
+    slot: str
+    dtype: DType
+    shape: tuple[Dim, ...]
+    stride: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One native graph. `graph.outputs[k]` fills `buffers[k]`."""
+
+    graph: Graph
+    buffers: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """In the arguments of a host call: the tensor in this slot."""
+
+    label: str
+
+
+@dataclass(frozen=True)
+class SymbolicInt:
+    """In the arguments of a host call or in the results: an integer that depends on the call's dims."""
+
+    value: Dim
+
+
+@dataclass(frozen=True)
+class SymbolicScalar:
+    """A number computed from the call's dims by torch's own expression (a float, or an integer ours cannot say)."""
+
+    slot: str
+    expression: Any  # sympy
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """An operator that runs in eager: `results` go to slots, or bind dims where the result is a symbolic integer."""
+
+    function: Callable[..., Any]
+    operator: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[str | SymbolicInt | None, ...]
+    shapes: tuple[tuple[Dim, ...] | None, ...]  # of tensor results: they may tell dims
+    single: bool  # the function returns one value, not a tuple
+    place: Place | None
+    why: str
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One input of the fx graph. kind: "tensor", "int" (binds a dim), "float" (becomes a 0-d tensor) or "other".
+
+    `symbol` is torch's name of a number in its expressions.
+    """
+
+    slot: str
+    kind: str
+    dtype: DType | None = None
+    shape: tuple[Dim, ...] = ()
+    stride: tuple[Dim, ...] = ()
+    value: Dim | None = None
+    weight: bool = False
+    used: bool = True
+    native: bool = True  # read by a segment, so its memory must be as declared
+    symbol: str | None = None
+
+
+@dataclass(frozen=True)
+class View:
+    """A result that is a view of another slot's tensor, by size, stride and offset in elements from its start."""
+
+    slot: str
+    shape: tuple[Dim, ...]
+    stride: tuple[Dim, ...]
+    offset: Dim
+
+
+@dataclass(frozen=True)
+class Same:
+    """A result that is the tensor of a slot itself."""
+
+    slot: str
+
+
+@dataclass(frozen=True)
+class Restrided:
+    """A result whose memory has gaps in eager: the slot's values are copied to that layout."""
+
+    slot: str
+    shape: tuple[Dim, ...]
+    stride: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A result that is not a tensor."""
+
+    value: Any
+
+
+Result = View | Same | Restrided | Value | SymbolicInt
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A translated fx graph."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+    steps: tuple[Segment | HostCall, ...]
+    results: tuple[Result, ...]
+    mutated: tuple[tuple[str, str], ...] = ()  # (slot of the input, slot of its new value)
+    held: dict[str, Any] = field(default_factory=dict)  # slot -> tensor that belongs to the graph
+    scalars: tuple[SymbolicScalar, ...] = ()
+    seed: str | None = None  # slot of the random seed, drawn once per call
+
+    @property
+    def host_calls(self) -> tuple[HostCall, ...]:
+        return tuple(s for s in self.steps if isinstance(s, HostCall))
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(s for s in self.steps if isinstance(s, Segment))

@@ -1,0 +1,134 @@
+"""What a translation function may ask for: the node at hand, constants, casts, promotion, random streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from tilewright import ops
+from tilewright.capture.torch.dtypes import FROM_TORCH
+from tilewright.capture.torch.promote import as_float, result_type
+from tilewright.capture.torch.registry import Untranslated
+from tilewright.capture.torch.shapes import Shapes
+from tilewright.ir.dim import Dim, Int
+from tilewright.ir.node import Graph, Node, constant, input
+from tilewright.ir.types import DType, TensorType, bf16, f16, f32, i64
+
+Operand = Node | int | float | bool | Int
+
+
+class Context:
+    """One per translated graph; `fx` is the node being translated."""
+
+    def __init__(self, shapes: Shapes, random: str = "own") -> None:
+        self.shapes = shapes
+        self.random = random
+        self.fx: torch.fx.Node
+        self.numbers: set[Node] = set()  # nodes that stand for Python numbers
+        self.subgraph: Callable[..., Graph] = _no_subgraph
+        self.seed_used = False
+        self._drawn = 0
+
+    # ---- the result that torch announced
+
+    @property
+    def val(self) -> Any:
+        return self.fx.meta.get("val")
+
+    def out(self, k: int | None = None) -> TensorType:
+        """The type torch gives the (k-th) result."""
+        v = self.val
+        v = v[k] if isinstance(v, (tuple, list)) and k is not None else v
+        if not isinstance(v, torch.Tensor):
+            raise Untranslated("its result is not a tensor")
+        if v.dtype not in FROM_TORCH:
+            raise Untranslated(f"{v.dtype} has no native form")
+        return TensorType(FROM_TORCH[v.dtype], self.shapes.dims(v.shape))
+
+    def dtype(self, d: torch.dtype | None, default: DType) -> DType:
+        if d is None:
+            return default
+        if d not in FROM_TORCH:
+            raise Untranslated(f"{d} has no native form")
+        return FROM_TORCH[d]
+
+    # ---- operands
+
+    def number(self, x: int | float | bool | Int, dtype: DType) -> Node:
+        """A 0-d tensor of one number; a symbolic integer becomes an index."""
+        if isinstance(x, Int):
+            return ops.cast(ops.reshape(ops.iota(1, x, 1, i64), ()), dtype)
+        if isinstance(x, complex):
+            raise Untranslated("complex numbers have no native form")
+        if not dtype.is_float and isinstance(x, float):
+            x = bool(x) if dtype.is_bool else int(x)
+        if dtype.is_int:  # as torch converts: around the ends of the range
+            span = 1 << dtype.bits
+            x = (int(x) - int(dtype.lowest)) % span + int(dtype.lowest)
+        return ops.full((), x, dtype)
+
+    def node(self, x: Operand, dtype: DType | None = None) -> Node:
+        """An operand as a node, cast to `dtype`."""
+        if isinstance(x, Node):
+            return x if dtype is None else cast(x, dtype)
+        if dtype is None:
+            dtype = result_type((x,))
+        return self.number(x, dtype)
+
+    def promote(self, *xs: Operand, to_float: bool = False) -> tuple[list[Node], DType]:
+        """Operands in the dtype torch would compute in, and that dtype."""
+        d = result_type(xs, self.numbers)
+        d = as_float(d) if to_float else d
+        return [self.node(x, d) for x in xs], d
+
+    def compute(self, fn: Callable[..., Node], *xs: Operand, to_float: bool = False) -> Node:
+        """`fn` of promoted operands.
+
+        16-bit floats with a number beside them go through float32, since eager does not round the number first.
+        """
+        d = result_type(xs, self.numbers)
+        d = as_float(d) if to_float else d
+        if d in (f16, bf16) and any(self._wide(x, d) for x in xs):
+            return cast(fn(*(self.node(x, f32) for x in xs)), d)
+        return fn(*(self.node(x, d) for x in xs))
+
+    def _wide(self, x: Operand, d: DType) -> bool:
+        return not isinstance(x, Node) or (x.rank == 0 and x.dtype is not d)
+
+    def literal(self, array: Any, dtype: DType) -> Node:
+        return constant(array, dtype)
+
+    # ---- random streams
+
+    def stream(self, size: Dim) -> tuple[Node, Node]:
+        """(seed, offset): the call's seed and a stretch of its counter that no other operator uses."""
+        del size  # one operator's counters run over the low 32 bits: its own elements
+        self.seed_used = True
+        self._drawn += 1
+        return input(SEED, TensorType(i64, ()), "scalar"), ops.full((), self._drawn << 32, i64)
+
+
+SEED = "seed"
+
+
+def cast(x: Node, dtype: DType) -> Node:
+    return x if x.dtype is dtype else ops.cast(x, dtype)
+
+
+def axis_of(axis: int, rank: int) -> int:
+    return axis % max(rank, 1)
+
+
+def axes_of(axes: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
+    """Non-negative axes; none given means all."""
+    if axes is None or (isinstance(axes, (list, tuple)) and not axes):
+        return tuple(range(rank))
+    given = (axes,) if isinstance(axes, int) else axes
+    return tuple(sorted({a % max(rank, 1) for a in given})) if rank else ()
+
+
+def _no_subgraph(*_: Any) -> Graph:
+    raise Untranslated("a graph inside a graph cannot be translated here")

@@ -1,0 +1,54 @@
+"""Which of torch's decompositions AOTAutograd applies before we see the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions, decomposition_table
+
+# Taken apart by torch's core table, and defined whole in ops/: kept, so that graphs stay small and a rewrite or a
+# schedule sees the operator the user wrote. Attention first: the core table makes bmm, softmax and masks of it.
+WHOLE = """
+    scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math
+    silu roll logsumexp
+    _softmax_backward_data _log_softmax_backward_data native_layer_norm_backward native_group_norm_backward
+    native_batch_norm_backward
+    adaptive_avg_pool1d adaptive_avg_pool2d avg_pool1d
+    logaddexp logaddexp2 isfinite
+""".split()
+
+# Not in the core table; torch has a decomposition and ops/ has no such operator.
+EXTRA = """
+    addmv addbmm dist _cdist_forward grid_sampler_2d upsample_bicubic2d upsample_bilinear2d upsample_nearest2d
+    _upsample_bilinear2d_aa polygamma _trilinear frexp ldexp angle logspace
+    hardtanh leaky_relu elu
+    special_entr special_log_ndtr special_xlog1py special_zeta mvlgamma
+    _fused_dropout native_dropout_backward _euclidean_dist
+    masked_scatter nanmedian index_reduce _unsafe_masked_index
+    rrelu_with_noise rrelu_with_noise_backward rrelu_with_noise_functional
+    max_pool2d_with_indices_backward
+    adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d
+    unbind_copy split_copy view_copy permute_copy select_copy slice_copy as_strided_copy narrow_copy
+""".split()
+
+
+@cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """The table for AOTAutograd: torch's core one, without what ops/ has whole, with a few more."""
+    table = dict(core_aten_decompositions())
+    for name in WHOLE:
+        for overload in _overloads(name):
+            table.pop(overload, None)
+    for name in EXTRA:
+        for overload in _overloads(name):
+            if overload in decomposition_table:
+                table.setdefault(overload, decomposition_table[overload])
+    return table
+
+
+def _overloads(name: str) -> list[Any]:
+    packet = getattr(torch.ops.aten, name, None)
+    return [] if packet is None else [getattr(packet, o) for o in packet.overloads()]

@@ -1,0 +1,156 @@
+"""Results with eager's strides and sharing: fresh buffers, views of inputs, views of one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+
+from tilewright.base.errors import Invalid
+from tilewright.capture.torch.captured import Argument, Buffer, Restrided, Result, Same, SymbolicInt, Value, View  # fmt: skip
+from tilewright.capture.torch.dtypes import FROM_TORCH
+from tilewright.capture.torch.layout import contiguous, dense, to_memory
+from tilewright.capture.torch.segments import Wanted
+from tilewright.capture.torch.shapes import Shapes
+from tilewright.ir.dim import Int
+from tilewright.ir.node import Input, Node
+
+
+class Outputs:
+    """Collects the results of a graph and the buffers native code has to fill for them."""
+
+    def __init__(
+        self,
+        shapes: Shapes,
+        env: dict[torch.fx.Node, Any],
+        arguments: list[Argument],
+        argument_of: dict[torch.fx.Node, int],
+        mutated: dict[torch.fx.Node, Node],
+    ) -> None:
+        self.shapes, self.env = shapes, env
+        self.wanted: list[Wanted] = []
+        self._arguments, self._argument_of, self._mutated = arguments, argument_of, mutated
+        self._done: dict[torch.fx.Node, Result] = {}
+        # Storage of torch's fake tensor -> (slot that holds it, offset of that tensor in it)
+        self._homes: dict[int, tuple[str, Any]] = {}
+        for n, k in argument_of.items():
+            v = n.meta.get("val")
+            if isinstance(v, torch.Tensor) and n not in mutated and arguments[k].dtype is not None:
+                self._homes[_storage(v)] = arguments[k].slot, v.storage_offset()
+        self._pending: dict[int, list[torch.fx.Node]] = {}
+
+    def add(self, x: Any) -> Any:
+        """One leaf of the fx output. What is returned goes through `resolve` when all leaves are known."""
+        if not isinstance(x, torch.fx.Node):
+            return Value(x)
+        if x not in self._done:
+            found = self._plain(x)
+            if found is None:
+                self._pending.setdefault(_storage(x.meta["val"]), []).append(x)
+                return x
+            self._done[x] = found
+        return self._done[x]
+
+    def resolve(self, r: Any) -> Result:
+        if not isinstance(r, torch.fx.Node):
+            return r
+        if r not in self._done:
+            self._place(self._pending[_storage(r.meta["val"])])
+        return self._done[r]
+
+    def write_back(self, target: torch.fx.Node, value: Node) -> tuple[str, str]:
+        """A buffer for the new value of an input, in the input's own order of memory where it is dense."""
+        for group in self._pending.values():
+            self._place(group)
+        a = self._arguments[self._argument_of[target]]
+        assert a.dtype is not None
+        how = dense(a.shape, a.stride)
+        slot = f"new.{a.slot}"
+        if how is None or how.broadcast:
+            buffer = Buffer(slot, a.dtype, a.shape, contiguous(a.shape))
+            self.wanted.append(Wanted(value, buffer))
+        else:
+            buffer = Buffer(slot, a.dtype, a.shape, a.stride)
+            self.wanted.append(Wanted(to_memory(value, how), buffer))
+        return a.slot, slot
+
+    def _plain(self, x: torch.fx.Node) -> Result | None:
+        """Results that need no buffer; None for the rest."""
+        value = self.env[x]
+        v = x.meta.get("val")
+        if x in self._argument_of and x not in self._mutated:
+            a = self._arguments[self._argument_of[x]]
+            if a.kind == "tensor" or a.kind == "other":
+                return Same(a.slot)
+        if isinstance(value, Int):
+            return SymbolicInt(value)
+        if value is None or isinstance(value, (int, float, bool, str)):
+            return Value(value)
+        slot = getattr(value, "slot", None)
+        if slot is not None:  # opaque
+            return Same(slot)
+        if not isinstance(value, Node):
+            raise Invalid(f"the graph returns {value!r}, which is not a tensor or a number")
+        if isinstance(value.op, Input) and value.op.label.startswith("host"):
+            return Same(value.op.label)
+        if not isinstance(v, torch.Tensor):
+            return Same(value.op.label) if isinstance(value.op, Input) else None
+        home = self._homes.get(_storage(v))
+        if home is not None:
+            return self._view(home, v)
+        return None
+
+    def _view(self, home: tuple[str, Any], v: torch.Tensor) -> View:
+        slot, start = home
+        offset = self.shapes.dim(v.storage_offset() - start)
+        return View(slot, self.shapes.dims(v.shape), self.shapes.dims(v.stride()), offset)
+
+    def _place(self, group: list[torch.fx.Node]) -> None:
+        """Buffers for results that share one storage in eager: one for the largest dense one, views for the rest."""
+        todo = [x for x in dict.fromkeys(group) if x not in self._done]
+        if not todo:
+            return
+        base = self._base(todo)
+        if base is not None:
+            self._fresh(base)
+            done = self._done[base]
+            assert isinstance(done, Same)
+            v = base.meta["val"]
+            for x in todo:
+                if x is not base and x.meta["val"].dtype is v.dtype:
+                    self._done[x] = self._view((done.slot, v.storage_offset()), x.meta["val"])
+        for x in todo:
+            if x not in self._done:
+                self._fresh(x)
+
+    def _base(self, group: list[torch.fx.Node]) -> torch.fx.Node | None:
+        """The result whose memory is the whole storage that the others are views of."""
+        if len(group) < 2:
+            return None
+        for x in group:
+            v = x.meta["val"]
+            how = dense(self.shapes.dims(v.shape), self.shapes.dims(v.stride()))
+            if how is None or how.broadcast or self.shapes.dim(v.storage_offset()) != 0:
+                continue
+            size = v.untyped_storage().nbytes()
+            if self.shapes.dim(v.numel() * v.element_size()) == self.shapes.dim(size):
+                return x
+        return None
+
+    def _fresh(self, x: torch.fx.Node) -> None:
+        value, v = self.env[x], x.meta["val"]
+        assert isinstance(value, Node)
+        shape, stride = self.shapes.dims(v.shape), self.shapes.dims(v.stride())
+        dtype, slot = FROM_TORCH[v.dtype], f"out{len(self.wanted)}"
+        how = dense(shape, stride)
+        if how is None:
+            self.wanted.append(Wanted(value, Buffer(slot, dtype, shape, contiguous(shape))))
+            self._done[x] = Restrided(slot, shape, stride)
+        else:
+            self.wanted.append(Wanted(to_memory(value, how), Buffer(slot, dtype, shape, stride)))
+            self._done[x] = Same(slot)
+
+
+def _storage(v: torch.Tensor) -> int:
+    return v.untyped_storage()._cdata

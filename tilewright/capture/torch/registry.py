@@ -1,0 +1,57 @@
+"""The table from ATen operators to the functions that translate them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tilewright.base.discover import import_all
+
+Rule = Callable[..., Any]
+F = TypeVar("F", bound=Rule)
+
+_RULES: dict[str, Rule] = {}
+
+
+class Untranslated(Exception):
+    """This use of an operator has no native form; the text says why."""
+
+
+def aten(*names: str) -> Callable[[F], F]:
+    """Register a translation for overloads ("add.Tensor") or all overloads of an operator ("add")."""
+
+    def register(rule: F) -> F:
+        for name in names:
+            key = name if "::" in name or name.startswith("operator.") else f"aten.{name}"
+            if key in _RULES:
+                raise TypeError(f"{key} is translated twice")
+            _RULES[key] = rule
+        return rule
+
+    return register
+
+
+def rule_for(target: Any) -> Rule | None:
+    """The translation of an fx target: of the overload first, then of the operator."""
+    import_all("tilewright.capture.torch")
+    name = target_name(target)
+    found = _RULES.get(name)
+    if found is None and name.count(".") == 2:
+        found = _RULES.get(name.rsplit(".", 1)[0])
+    return found
+
+
+def target_name(target: Any) -> str:
+    """"aten.add.Tensor" for an overload, "operator.add" for a function of Python, otherwise its own name."""
+    module = getattr(target, "__module__", "")
+    if module == "_operator":
+        return f"operator.{target.__name__}"
+    if module == "math":
+        return f"math.{target.__name__}"
+    return str(target)
+
+
+def translated() -> tuple[str, ...]:
+    """Every registered name, for documentation and tests."""
+    import_all("tilewright.capture.torch")
+    return tuple(sorted(_RULES))

@@ -1,0 +1,220 @@
+"""Cutting a translated graph into native segments between host calls.
+
+A host call needs some nodes computed, and gives inputs to others. Each node has a level: the number of host calls
+it waits for, in a row. Segment L computes the nodes of level L that someone outside it wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from tilewright.capture.torch.captured import Buffer, HostCall, Segment, Slot
+from tilewright.capture.torch.layout import contiguous
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Int
+from tilewright.ir.node import Graph, Input, Node, Place, input, node, topological
+from tilewright.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class PendingHost:
+    """A host call whose arguments still are nodes."""
+
+    call: HostCall
+    label: str
+    operands: tuple[Node, ...]
+    binds: frozenset[str]  # names of dims that its result tells
+    ordered: bool
+
+
+@dataclass
+class Wanted:
+    """A node whose value someone outside the segments takes, and the buffer it goes to."""
+
+    value: Node
+    buffer: Buffer
+
+
+def cut(
+    name: str,
+    hosts: Sequence[PendingHost],
+    wanted: Sequence[Wanted],
+    places: Mapping[Node, frozenset[Place]],
+) -> tuple[Segment | HostCall, ...]:
+    if not hosts:
+        return (_segment(name, [(w.value, w.buffer) for w in wanted], {}, places),) if wanted else ()
+    levels = _Levels(hosts)
+    slots: dict[Node, str] = {}
+
+    def slot(n: Node) -> str:
+        if isinstance(n.op, Input):
+            return n.op.label
+        return slots.setdefault(n, f"v{len(slots)}")
+
+    roots = [x for h in hosts for x in h.operands] + [w.value for w in wanted]
+    for h in hosts:
+        for x in h.operands:
+            slot(x)
+    for n in topological(roots):
+        for x in n.inputs:
+            if levels.of(x) < levels.of(n) and not levels.free(x):
+                slot(x)
+    out: list[Segment | HostCall] = []
+    top = max((levels.of(x) for x in roots), default=0)
+    last = max(top, max(levels.host.values(), default=0))
+    for level in range(last + 1):
+        crossing = {n: s for n, s in slots.items() if levels.of(n) < level and not levels.free(n)}
+        jobs = [
+            (n, Buffer(s, n.dtype, n.shape, contiguous(n.shape)))
+            for n, s in slots.items()
+            if levels.of(n) == level
+        ]
+        jobs += [(w.value, w.buffer) for w in wanted if levels.of(w.value) == level]
+        if jobs:
+            out.append(_segment(f"{name}.{level}", jobs, crossing, places))
+        out += [_resolved(h.call, slot) for h in hosts if levels.host[h.label] == level]
+    return tuple(out)
+
+
+class _Levels:
+    def __init__(self, hosts: Sequence[PendingHost]) -> None:
+        self.host: dict[str, int] = {}
+        self._slots: dict[str, int] = {}
+        self._dims: dict[str, int] = {}
+        self._memo: dict[Node, int] = {}
+        self._free: dict[Node, bool] = {}
+        latest = 0
+        for h in hosts:
+            level = max((self.of(x) for x in h.operands), default=0)
+            # Opaque operands and inputs come from slots: after the host call that fills them, same level is enough.
+            level = max(level, *(self._slot_level(s) for s in _slots_in((h.call.args, h.call.kwargs))), 0)  # fmt: skip
+            level = max(level, *(self._dims.get(s, 0) for s in _symbols_in((h.call.args, h.call.kwargs))), 0)  # fmt: skip
+            if h.ordered:
+                level = latest = max(level, latest)
+            self.host[h.label] = level
+            for r in h.call.results:
+                if isinstance(r, str):
+                    self._slots[r] = level
+            for s in h.binds:
+                self._dims[s] = level + 1
+
+    def _slot_level(self, slot: str) -> int:
+        return self._slots.get(slot, 0)
+
+    def of(self, n: Node) -> int:
+        found = self._memo.get(n)
+        if found is None:
+            for x in topological((n,)):
+                if x not in self._memo:
+                    self._memo[x] = self._compute(x)
+            found = self._memo[n]
+        return found
+
+    def _compute(self, n: Node) -> int:
+        level = max((self._memo[x] for x in n.inputs), default=0)
+        if isinstance(n.op, Input) and n.op.label in self._slots:
+            level = self._slots[n.op.label] + 1
+        if self._dims:
+            for s in _dims_of(n):
+                level = max(level, self._dims.get(s, 0))
+        return level
+
+    def free(self, n: Node) -> bool:
+        """Is it cheaper to compute the node again than to pass it on: a view of an input, or a constant?"""
+        found = self._free.get(n)
+        if found is None:
+            found = isinstance(n.op, Input) or not n.inputs
+            found = found or (n.op.view and all(self.free(x) for x in n.inputs))
+            self._free[n] = found
+        return found
+
+
+def _dims_of(n: Node) -> set[str]:
+    out: set[str] = set()
+
+    def visit(v: Any) -> None:
+        if isinstance(v, Int):
+            out.update(s.name for s in D.symbols(v))
+        elif isinstance(v, (tuple, list)):
+            for e in v:
+                visit(e)
+        elif isinstance(v, TensorType):
+            visit(v.shape)
+
+    visit(n.type if isinstance(n.type, TensorType) else n.type.items)
+    if not isinstance(n.op, Input):
+        visit([getattr(n.op, f.name) for f in fields(n.op)])
+    return out
+
+
+def _slots_in(tree: Any) -> list[str]:
+    if isinstance(tree, Slot):
+        return [tree.label]
+    if isinstance(tree, dict):
+        return [s for v in tree.values() for s in _slots_in(v)]
+    if isinstance(tree, (tuple, list)):
+        return [s for v in tree for s in _slots_in(v)]
+    return []
+
+
+def _symbols_in(tree: Any) -> list[str]:
+    if isinstance(tree, dict):
+        return [s for v in tree.values() for s in _symbols_in(v)]
+    if isinstance(tree, (tuple, list)):
+        return [s for v in tree for s in _symbols_in(v)]
+    value = getattr(tree, "value", None)
+    return [s.name for s in D.symbols(value)] if isinstance(value, Int) else []
+
+
+def _resolved(call: HostCall, slot: Any) -> HostCall:
+    """The call with slots in place of nodes."""
+
+    def visit(x: Any) -> Any:
+        if isinstance(x, Node):
+            return Slot(slot(x))
+        if isinstance(x, (tuple, list)):
+            return type(x)(visit(e) for e in x)
+        if isinstance(x, dict):
+            return {k: visit(v) for k, v in x.items()}
+        return x
+
+    args = tuple(visit(a) for a in call.args)
+    return replace(call, args=args, kwargs={k: visit(v) for k, v in call.kwargs.items()})
+
+
+def _segment(
+    name: str,
+    jobs: Sequence[tuple[Node, Buffer]],
+    crossing: Mapping[Node, str],
+    places: Mapping[Node, frozenset[Place]],
+) -> Segment:
+    new: dict[Node, Node] = {}
+    for n in _walk([n for n, _ in jobs], crossing):
+        if n in crossing:
+            new[n] = input(crossing[n], n.ttype)
+        elif all(new[x] is x for x in n.inputs):
+            new[n] = n
+        else:
+            new[n] = node(n.op, *(new[x] for x in n.inputs))
+    moved = {new[n]: p for n, p in places.items() if n in new}
+    outputs = tuple(new[n] for n, _ in jobs)
+    inputs = tuple(x for x in topological(outputs) if isinstance(x.op, Input))
+    return Segment(Graph(name, inputs, outputs, moved), tuple(b for _, b in jobs))
+
+
+def _walk(roots: Sequence[Node], stop: Mapping[Node, str]) -> list[Node]:
+    """Topological order that does not go below the nodes in `stop`."""
+    seen: dict[Node, None] = {}
+    stack: list[tuple[Node, bool]] = [(r, False) for r in reversed(roots)]
+    while stack:
+        n, done = stack.pop()
+        if n in seen:
+            continue
+        if done or n in stop:
+            seen[n] = None
+            continue
+        stack.append((n, True))
+        stack.extend((x, False) for x in reversed(n.inputs) if x not in seen)
+    return list(seen)

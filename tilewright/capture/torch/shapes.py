@@ -1,0 +1,107 @@
+"""Symbolic sizes: torch's sympy expressions as dims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy import functions as F
+from torch.utils._sympy.numbers import int_oo
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+
+# Sizes above this are as good as unbounded; sums and products of bounds stay exact below it.
+UNBOUNDED = 1 << 48
+
+
+class Shapes:
+    """Turns sizes into dims; expressions that dims cannot say get a name and are evaluated per call."""
+
+    def __init__(self) -> None:
+        self.opaque: dict[sympy.Expr, str] = {}
+        self._symbols: dict[sympy.Symbol, Dim] = {}
+
+    def dim(self, x: Any) -> Dim:
+        """An int or SymInt as a dim."""
+        if isinstance(x, torch.SymInt):
+            return self.expression(x.node.expr, x.node.shape_env)
+        return int(x)
+
+    def dims(self, xs: Any) -> tuple[Dim, ...]:
+        return tuple(self.dim(x) for x in xs)
+
+    def expression(self, e: sympy.Expr, env: Any) -> Dim:
+        out = self._convert(e, env)
+        if out is not None:
+            return out
+        name = self.opaque.setdefault(e, f"e{len(self.opaque)}")
+        bounds = env.bound_sympy(e) if env is not None else None
+        lo, hi = _limits(bounds)
+        return D.sym(name, lo, hi)
+
+    def _symbol(self, s: sympy.Symbol, env: Any) -> Dim:
+        if s not in self._symbols:
+            bounds = env.var_to_range.get(s) if env is not None else None
+            lo, hi = _limits(bounds)
+            self._symbols[s] = lo if hi is not None and lo == hi else D.sym(str(s), lo, hi)
+        return self._symbols[s]
+
+    def _convert(self, e: sympy.Expr, env: Any) -> Dim | None:
+        if isinstance(e, (int, sympy.Integer)):
+            return int(e)
+        if isinstance(e, sympy.Symbol):
+            return self._symbol(e, env)
+        args = [self._convert(a, env) for a in e.args]
+        if not args or any(a is None for a in args):
+            return None
+        xs: list[Any] = args
+        if isinstance(e, sympy.Add):
+            return sum(xs[1:], xs[0])
+        if isinstance(e, sympy.Mul):
+            out = xs[0]
+            for x in xs[1:]:
+                out = out * x
+            return out
+        if isinstance(e, (sympy.Pow, F.PowByNatural)) and isinstance(xs[1], int) and xs[1] > 0:
+            out = xs[0]
+            for _ in range(xs[1] - 1):
+                out = out * xs[0]
+            return out
+        if isinstance(e, (F.FloorDiv, F.CleanDiv)) and D.bounds(xs[1])[0] > 0:
+            return D.floordiv(xs[0], xs[1])
+        if isinstance(e, (F.Mod, F.PythonMod)) and D.bounds(xs[1])[0] > 0:
+            return D.mod(xs[0], xs[1])
+        if isinstance(e, F.ModularIndexing):
+            return D.mod(D.floordiv(xs[0], xs[1]), xs[2])
+        if isinstance(e, (sympy.Max, F.Max)):
+            out = xs[0]
+            for x in xs[1:]:
+                out = D.maximum(out, x)
+            return out
+        if isinstance(e, (sympy.Min, F.Min)):
+            out = xs[0]
+            for x in xs[1:]:
+                out = D.minimum(out, x)
+            return out
+        if isinstance(e, F.Identity):
+            return xs[0]
+        return None
+
+
+def _limits(bounds: Any) -> tuple[int, int | None]:
+    """Inclusive bounds from torch's value range; None above means unbounded."""
+    if bounds is None:
+        return 0, None
+    lo = int(bounds.lower) if bounds.lower not in (-int_oo, -sympy.oo) else -UNBOUNDED
+    hi = None if bounds.upper in (int_oo, sympy.oo) else int(bounds.upper)
+    return lo, (None if hi is not None and hi >= UNBOUNDED else hi)
+
+
+def hint(x: Any) -> int:
+    """A plausible value of a size: what it was when the program was captured."""
+    if isinstance(x, torch.SymInt):
+        found = x.node.hint
+        return 2 if found is None else int(found)
+    return int(x)

@@ -1,0 +1,433 @@
+"""fx graph → Captured: one walk over the nodes, then cutting into segments.
+
+An operator without a translation becomes a host call; so does one whose translation disagrees with the type that
+torch announced, so that a mistake here is a named fallback and never a wrong number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.fx
+
+from tilewright import ops
+from tilewright.base.errors import TilewrightError
+from tilewright.capture.torch.captured import Argument, Captured, HostCall, Slot, SymbolicInt, SymbolicScalar  # fmt: skip
+from tilewright.capture.torch.context import SEED, Context
+from tilewright.capture.torch.dtypes import FROM_TORCH
+from tilewright.capture.torch.layout import dense, extent, from_memory, memory_shape
+from tilewright.capture.torch.outputs import Outputs
+from tilewright.capture.torch.places import place_of
+from tilewright.capture.torch.registry import Untranslated, rule_for, target_name
+from tilewright.capture.torch.segments import PendingHost, cut
+from tilewright.capture.torch.shapes import Shapes
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim, Int
+from tilewright.ir.node import Graph, Node, Place, input
+from tilewright.ir.types import TensorType, f64
+
+# Checks of what the guards or the user's own code already established; they compute nothing.
+ASSERTIONS = {
+    "aten._assert_scalar.default",
+    "aten._assert_async.msg",
+    "aten._assert_async.default",
+    "aten._assert_tensor_metadata.default",
+    "aten.sym_constrain_range.default",
+    "aten.sym_constrain_range_for_size.default",
+}
+# Constants of the graph up to this many elements become literals, larger ones stay tensors beside the graph.
+LITERAL_LIMIT = 64
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """A tensor only torch can hold (complex, sparse): host calls pass it on."""
+
+    slot: str
+
+
+def translate(
+    gm: torch.fx.GraphModule,
+    *,
+    weights: Collection[int] = (),
+    random: str = "own",
+    name: str = "main",
+) -> Captured:
+    """Translate a graph of ATen operators. `weights`: indices of inputs that may be folded."""
+    return Translation(gm, weights, random, name).run()
+
+
+class Translation:
+    def __init__(self, gm: torch.fx.GraphModule, weights: Collection[int], random: str, name: str) -> None:  # fmt: skip
+        self.gm, self.weights, self.name = gm, set(weights), name
+        self.shapes = Shapes()
+        self.context = Context(self.shapes, random)
+        self.context.subgraph = self._subgraph
+        self.env: dict[torch.fx.Node, Any] = {}
+        self.arguments: list[Argument] = []
+        self.argument_of: dict[torch.fx.Node, int] = {}
+        self.hosts: list[PendingHost] = []
+        self.held: dict[str, torch.Tensor] = {}
+        self.scalars: dict[Any, SymbolicScalar] = {}
+        self.mutated: dict[torch.fx.Node, Node] = {}
+        self.places: dict[Node, set[Place]] = {}
+
+    def run(self) -> Captured:
+        output: torch.fx.Node | None = None
+        for n in self.gm.graph.nodes:
+            if n.op == "placeholder":
+                self._placeholder(n)
+            elif n.op == "get_attr":
+                self.env[n] = self._attribute(n)
+            elif n.op == "output":
+                output = n
+            else:
+                self.env[n] = self._call(n)
+        assert output is not None
+        return self._finish(output)
+
+    # ---- inputs
+
+    def _placeholder(self, n: torch.fx.Node) -> None:
+        index = len(self.arguments)
+        slot, v = f"in{index}", n.meta.get("val")
+        self.argument_of[n] = index
+        if isinstance(v, torch.Tensor):
+            self.arguments.append(self._tensor_argument(n, slot, v, index in self.weights))
+            return
+        if isinstance(v, torch.SymInt) or (isinstance(v, int) and not isinstance(v, bool)):
+            value = self.shapes.dim(v)
+            symbol = str(v.node.expr) if isinstance(v, torch.SymInt) else None
+            self.arguments.append(Argument(slot, "int", value=value, symbol=symbol))
+            self.env[n] = value
+        elif isinstance(v, (torch.SymFloat, float)) and not isinstance(v, bool):
+            symbol = str(v.node.expr) if isinstance(v, torch.SymFloat) else None
+            self.arguments.append(Argument(slot, "float", symbol=symbol))
+            self.env[n] = self._number(slot)
+        else:
+            self.arguments.append(Argument(slot, "other", used=bool(n.users)))
+            self.env[n] = Opaque(slot) if v is not None else None
+
+    def _tensor_argument(self, n: torch.fx.Node, slot: str, v: torch.Tensor, weight: bool) -> Argument:  # fmt: skip
+        used = bool(n.users)
+        if not _plain(v):
+            self.env[n] = Opaque(slot)
+            return Argument(slot, "tensor", used=used, native=False)
+        dtype, shape = FROM_TORCH[v.dtype], self.shapes.dims(v.shape)
+        stride = self.shapes.dims(v.stride())
+        role = "weight" if weight else "arg"
+        how = dense(shape, stride)
+        if how is not None:
+            memory = input(slot, TensorType(dtype, memory_shape(shape, how)), role)
+            self.env[n] = from_memory(memory, shape, how)
+        else:
+            flat = input(slot, TensorType(dtype, (extent(shape, stride),)), role)
+            self.env[n] = ops.as_strided(flat, shape, stride, 0)
+        return Argument(slot, "tensor", dtype, shape, stride, weight=weight, used=used)
+
+    def _number(self, slot: str) -> Node:
+        """A Python number that is known at the call only."""
+        x = input(slot, TensorType(f64, ()), "scalar")
+        self.context.numbers.add(x)
+        return x
+
+    def _attribute(self, n: torch.fx.Node) -> Any:
+        value: Any = self.gm
+        for part in str(n.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            return value
+        if not _plain(value):
+            slot = f"held{len(self.held)}"
+            self.held[slot] = value
+            return Opaque(slot)
+        dtype = FROM_TORCH[value.dtype]
+        value = value.detach()
+        if value.numel() <= LITERAL_LIMIT:
+            array = (value.float() if value.dtype is torch.bfloat16 else value).cpu().numpy()
+            return self.context.literal(array, dtype)
+        slot = f"held{len(self.held)}"
+        self.held[slot] = value.contiguous()
+        return input(slot, TensorType(dtype, tuple(value.shape)), "arg")
+
+    # ---- operators
+
+    def _call(self, n: torch.fx.Node) -> Any:
+        name = target_name(n.target)
+        if name in ASSERTIONS or (name.startswith("aten.") and n.meta.get("val") is None and not n.users and "assert" in name):  # fmt: skip
+            return None
+        if name == "operator.getitem":
+            return self._getitem(n)
+        if name == "aten.copy_.default" and self._is_input(n.args[0]):
+            return self._mutate(n)
+        simple = self._number_of(n)
+        if simple is not None:
+            return simple
+        try:
+            out = self._translate(n)
+        except Untranslated as problem:
+            return self._host(n, str(problem))
+        except TilewrightError as problem:
+            return self._host(n, problem.what)
+        self._remember(n, out)
+        return out
+
+    def _translate(self, n: torch.fx.Node) -> Any:
+        rule = rule_for(n.target)
+        if rule is None:
+            raise Untranslated("it has no native form")
+        self.context.fx = n
+        args = torch.fx.node.map_aggregate(n.args, self._native)
+        kwargs = torch.fx.node.map_aggregate(n.kwargs, self._native)
+        out = rule(self.context, *args, **kwargs)  # type: ignore[misc]
+        out = tuple(out) if isinstance(out, list) else out
+        self._check(n, out)
+        return out
+
+    def _native(self, x: Any) -> Any:
+        if not isinstance(x, torch.fx.Node):
+            return x
+        v = self.env[x]
+        if isinstance(v, Opaque) or (isinstance(v, tuple) and any(isinstance(e, Opaque) for e in v)):
+            raise Untranslated(f"{x.meta.get('val', x)!s} has no native form"[:80])
+        return v
+
+    def _check(self, n: torch.fx.Node, out: Any) -> None:
+        """The types must be what torch announced."""
+        vals = n.meta.get("val")
+        if not isinstance(vals, (tuple, list)):
+            vals, out = (vals,), (out,)
+        for v, x in zip(vals, out):
+            if not isinstance(v, torch.Tensor) or x is None:
+                continue
+            if not isinstance(x, Node):
+                raise Untranslated(f"the translation gave {x!r} for a tensor")
+            want = TensorType(FROM_TORCH[v.dtype], self.shapes.dims(v.shape))
+            same = len(want.shape) == x.rank and not any(
+                D.known_ne(a, b) for a, b in zip(want.shape, x.shape)
+            )
+            if not same or x.dtype is not want.dtype:
+                raise Untranslated(f"the translation gives {x.type!r} where torch says {want!r}")
+
+    def _number_of(self, n: torch.fx.Node) -> Any:
+        """The value of a node whose result is a number of torch's shape arithmetic; None for others."""
+        v = n.meta.get("val")
+        if isinstance(v, torch.SymInt):
+            e = v.node.expr
+            if not isinstance(n.target, torch._ops.OpOverload) or not self._unbound(e):
+                return self.shapes.dim(v)
+            return None
+        if isinstance(v, (torch.SymFloat, torch.SymBool)):
+            e = v.node.expr
+            if self._unbound(e) or e.has(*(s for s in e.free_symbols if str(s).startswith("zuf"))):
+                return None
+            if e not in self.scalars:
+                slot = f"scalar{len(self.scalars)}"
+                self.scalars[e] = SymbolicScalar(slot, e)
+                self._number(slot)
+            return self._number(self.scalars[e].slot)
+        if isinstance(v, (int, float, bool)) and not any(
+            isinstance(self.env.get(a), (Node, Opaque)) for a in n.all_input_nodes
+        ):
+            return v
+        return None
+
+    def _unbound(self, e: Any) -> bool:
+        """Does the expression mention a size that only a host call's result will tell?"""
+        known = {str(s) for h in self.hosts for s in h.binds}
+        return any(str(s)[0] == "u" and str(s) not in known for s in e.free_symbols)
+
+    def _getitem(self, n: torch.fx.Node) -> Any:
+        base, k = n.args
+        assert isinstance(base, torch.fx.Node)
+        return self.env[base][k]
+
+    def _is_input(self, x: Any) -> bool:
+        return isinstance(x, torch.fx.Node) and x.op == "placeholder"
+
+    def _mutate(self, n: torch.fx.Node) -> Any:
+        target, source = n.args[0], n.args[1]
+        assert isinstance(target, torch.fx.Node)
+        old, new = self.env[target], self.env[source] if isinstance(source, torch.fx.Node) else source  # fmt: skip
+        if not isinstance(old, Node) or isinstance(new, Opaque):
+            return self._host(n, "it changes a tensor that has no native form")
+        fresh = self.context.node(new, old.dtype)
+        if fresh.shape != old.shape:
+            fresh = ops.expand(fresh, old.shape)
+        if fresh is not old:
+            self.mutated[target] = fresh
+            self._remember(n, fresh)
+        return fresh
+
+    def _remember(self, n: torch.fx.Node, out: Any) -> None:
+        place = place_of(n)
+        if place is None:
+            return
+        for x in out if isinstance(out, tuple) else (out,):
+            if isinstance(x, Node):
+                self._mark(x, place)
+
+    def _mark(self, x: Node, place: Place) -> None:
+        """The line belongs to every node the translation made, down to nodes that already have one."""
+        stack = [x]
+        while stack:
+            y = stack.pop()
+            known = self.places.get(y)
+            if known is not None and y is not x:
+                continue
+            self.places.setdefault(y, set()).add(place)
+            stack.extend(z for z in y.inputs if z not in self.places)
+
+    # ---- host calls
+
+    def _host(self, n: torch.fx.Node, why: str) -> Any:
+        operands: list[Node] = []
+        label = f"host{len(self.hosts)}"
+
+        def argument(x: Any) -> Any:
+            if not isinstance(x, torch.fx.Node):
+                return x
+            v = self.env[x]
+            if x in self.argument_of and self.arguments[self.argument_of[x]].kind != "int":
+                return Slot(self.arguments[self.argument_of[x]].slot)
+            return host_value(v)
+
+        def host_value(v: Any) -> Any:
+            if isinstance(v, Opaque):
+                return Slot(v.slot)
+            if isinstance(v, Node):
+                operands.append(v)
+                return v
+            if isinstance(v, (tuple, list)):
+                return tuple(host_value(e) for e in v)
+            return SymbolicInt(v) if isinstance(v, Int) else v
+
+        args = tuple(torch.fx.node.map_aggregate(n.args, argument))  # type: ignore[arg-type]
+        kwargs = dict(torch.fx.node.map_aggregate(n.kwargs, argument))  # type: ignore[arg-type]
+        vals = n.meta.get("val")
+        single = not isinstance(vals, (tuple, list))
+        results: list[str | SymbolicInt | None] = []
+        values: list[Any] = []
+        known: list[tuple[Dim, ...] | None] = []
+        binds: set[Any] = set()
+        for k, v in enumerate((vals,) if single else vals):
+            slot = f"{label}.{k}"
+            known.append(self.shapes.dims(v.shape) if isinstance(v, torch.Tensor) else None)
+            if isinstance(v, torch.Tensor):
+                results.append(slot)
+                binds |= {s for d in v.shape if isinstance(d, torch.SymInt) for s in d.node.expr.free_symbols if self._unbound(s)}  # fmt: skip
+                values.append(self._host_result(slot, v))
+            elif isinstance(v, torch.SymInt):
+                binds |= {s for s in v.node.expr.free_symbols if self._unbound(s)}
+                value = self.shapes.dim(v)
+                results.append(SymbolicInt(value))
+                values.append(value)
+            elif isinstance(v, torch.SymFloat):
+                results.append(slot)
+                values.append(self._number(slot))
+            else:
+                results.append(None if v is None else slot)
+                values.append(None if v is None else Opaque(slot))
+        call = HostCall(
+            function=n.target,  # type: ignore[arg-type]
+            operator=target_name(n.target),
+            args=args,
+            kwargs=kwargs,
+            results=tuple(results),
+            shapes=tuple(known),
+            single=single,
+            place=place_of(n),
+            why=why,
+        )
+        names = frozenset(str(s) for s in binds)
+        self.hosts.append(PendingHost(call, label, tuple(operands), names, _ordered(n)))
+        return values[0] if single else tuple(values)
+
+    def _host_result(self, slot: str, v: torch.Tensor) -> Any:
+        if not _plain(v):
+            return Opaque(slot)
+        return input(slot, TensorType(FROM_TORCH[v.dtype], self.shapes.dims(v.shape)), "arg")
+
+    # ---- the end
+
+    def _finish(self, output: torch.fx.Node) -> Captured:
+        made = Outputs(self.shapes, self.env, self.arguments, self.argument_of, self.mutated)
+        leaves = output.args[0]
+        results = [made.add(x) for x in (leaves if isinstance(leaves, (tuple, list)) else (leaves,))]
+        changed = [made.write_back(n, x) for n, x in self.mutated.items()]
+        places = {n: frozenset(p) for n, p in self.places.items()}
+        steps = cut(self.name, self.hosts, made.wanted, places)
+        read = {
+            x.op.label  # type: ignore[attr-defined]
+            for s in steps
+            if not isinstance(s, HostCall)
+            for x in s.graph.inputs
+        }
+        arguments = tuple(_with_use(a, read) for a in self.arguments)
+        scalars = [*self.scalars.values()]
+        scalars += [SymbolicScalar(f"dim:{name}", e) for e, name in self.shapes.opaque.items()]
+        return Captured(
+            self.name,
+            arguments,
+            steps,
+            tuple(made.resolve(r) for r in results),
+            tuple(changed),
+            self.held,
+            tuple(scalars),
+            SEED if self.context.seed_used else None,
+        )
+
+    def _subgraph(self, gm: torch.fx.GraphModule, operands: Sequence[Node], name: str) -> Graph:
+        """A branch as a graph over inputs x0, x1, …; Untranslated where it needs a host call."""
+        inner = Translation(gm, (), self.context.random, name)
+        inner.shapes = inner.context.shapes = self.shapes
+        captured = inner.branch(operands)
+        return captured
+
+    def branch(self, operands: Sequence[Node]) -> Graph:
+        output: Any = None
+        ins = [input(f"x{k}", x.ttype) for k, x in enumerate(operands)]
+        given = iter(ins)
+        for n in self.gm.graph.nodes:
+            if n.op == "placeholder":
+                self.env[n] = next(given)
+            elif n.op == "get_attr":
+                self.env[n] = self._attribute(n)
+            elif n.op == "output":
+                output = n.args[0]
+            else:
+                self.env[n] = self._call(n)
+        if self.hosts:
+            raise Untranslated(f"{self.hosts[0].call.operator} inside a branch has no native form")
+        if self.held or self.context.seed_used:
+            raise Untranslated("a branch holds a large constant or a random operator")
+        leaves = output if isinstance(output, (tuple, list)) else (output,)
+        outs = tuple(self.env[x] for x in leaves)
+        if not all(isinstance(x, Node) for x in outs):
+            raise Untranslated("a branch returns something that is not a tensor")
+        return Graph(self.name, tuple(ins), outs, {n: frozenset(p) for n, p in self.places.items()})
+
+
+def _with_use(a: Argument, read: set[str]) -> Argument:
+    if a.kind != "tensor":
+        return a
+    return replace(a, native=a.slot in read)
+
+
+def _plain(v: torch.Tensor) -> bool:
+    """Can native code read it: a strided CPU tensor of a dtype we have, without torch's lazy bits?"""
+    if v.layout is not torch.strided or v.dtype not in FROM_TORCH:
+        return False
+    return v.device.type in ("cpu", "meta") and not v.is_conj() and not v.is_neg()
+
+
+def _ordered(n: torch.fx.Node) -> bool:
+    """Must it keep its place among other such calls? Random and mutating operators do."""
+    if not isinstance(n.target, torch._ops.OpOverload):
+        return True
+    tags = n.target.tags
+    return torch.Tag.nondeterministic_seeded in tags or n.target._schema.is_mutable
+

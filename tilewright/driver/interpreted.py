@@ -1,0 +1,64 @@
+"""Target zero behind the interface of a compiled program: memory in, definitions evaluated, memory out."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilewright.ir import dim as D
+from tilewright.ir.interpret import evaluate
+from tilewright.ir.node import Graph
+from tilewright.ir.types import TensorType, as_dtype, bf16
+
+
+class InterpretedProgram:
+    """Runs a graph with numpy. Slow, and right by definition: what compiled programs are compared with."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.inputs: tuple[TensorType, ...] = tuple(n.ttype for n in graph.inputs)
+        self.outputs: tuple[TensorType, ...] = tuple(n.ttype for n in graph.outputs)
+        self.dims: tuple[str, ...] = tuple(
+            sorted({s.name for n in graph.nodes() for s in _symbols(n.type)})
+        )
+
+    def run(self, inputs: Sequence[int], outputs: Sequence[int], dims: Sequence[int] = ()) -> None:
+        sizes = dict(zip(self.dims, dims, strict=True))
+        args = [_read(a, t, sizes) for a, t in zip(inputs, self.inputs, strict=True)]
+        results = evaluate(self.graph, args, sizes)
+        for address, t, r in zip(outputs, self.outputs, results, strict=True):
+            _write(address, t, r)
+
+
+def _symbols(t: object) -> set[D.Sym]:
+    items = (t,) if isinstance(t, TensorType) else getattr(t, "items", ())
+    return {s for x in items for d in x.shape for s in D.symbols(d)}
+
+
+def _memory(address: int, size: int, dtype: np.dtype) -> np.ndarray:
+    raw = (ctypes.c_char * (size * dtype.itemsize)).from_address(address)
+    return np.frombuffer(raw, dtype=dtype)
+
+
+def _read(address: int, t: TensorType, sizes: dict[str, int]) -> np.ndarray:
+    shape = tuple(int(D.evaluate(d, sizes)) for d in t.shape)
+    size = int(np.prod(shape, dtype=np.int64))
+    if size == 0:
+        return np.zeros(shape, t.dtype.numpy)
+    if t.dtype is bf16:
+        halves = _memory(address, size, np.dtype(np.uint16))
+        return (halves.astype(np.uint32) << 16).view(np.float32).reshape(shape)
+    return _memory(address, size, t.dtype.numpy).reshape(shape)
+
+
+def _write(address: int, t: TensorType, value: np.ndarray) -> None:
+    if value.size == 0:
+        return
+    flat = as_dtype(value, t.dtype).reshape(-1)
+    if t.dtype is bf16:
+        bits = (np.ascontiguousarray(flat).view(np.uint32) >> 16).astype(np.uint16)
+        _memory(address, flat.size, np.dtype(np.uint16))[:] = bits
+    else:
+        _memory(address, flat.size, t.dtype.numpy)[:] = flat

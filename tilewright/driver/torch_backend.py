@@ -1,0 +1,156 @@
+"""The torch.compile backend `tilewright` (entry point group torch_dynamo_backends)."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import ShortenTraceback
+from torch._guards import CompileContext, TracingContext
+
+from tilewright.base.errors import Invalid, Unsupported
+from tilewright.base.events import Log
+from tilewright.capture.torch.captured import Captured, HostCall
+from tilewright.capture.torch.decompositions import decompositions
+from tilewright.capture.torch.places import place_in_frames
+from tilewright.capture.torch.translate import translate
+from tilewright.driver.interpreted import InterpretedProgram
+from tilewright.driver.torch_call import Program, Unit
+from tilewright.driver.torch_options import TorchOptions
+from tilewright.ir.node import Graph
+
+
+class FallbackError(Unsupported, ShortenTraceback):
+    """Under strict: an operator would run in eager. Torch passes this kind of error on without its own frames."""
+
+    def __init__(self, what: str, *, where: object = None, hint: str | None = None) -> None:
+        self.what, self.hint = what, hint
+        self.where = None if where is None else str(where)
+        RuntimeError.__init__(self, what)
+        self.first_useful_frame = sys._getframe(1)
+
+
+class Session:
+    """Everything that one compiled function or module became: its units and its log."""
+
+    def __init__(self, options: TorchOptions, log: Log | None = None) -> None:
+        self.options = options
+        self.log = log or Log()
+        self.units: list[Unit] = []
+        self.dry = False  # the examples of tw.compile run without changing anything
+
+    def backend(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:  # fmt: skip
+        """Compile what Dynamo captured; AOTAutograd hands forward and backward to `unit`."""
+        require_cpu(example_inputs)
+        self._note_break(gm)
+        self._note_recompile()
+        wrap = aot_autograd(
+            fw_compiler=lambda g, x: self.unit("forward", g),
+            bw_compiler=lambda g, x: self.unit("backward", g),
+            inference_compiler=lambda g, x: self.unit("inference", g),
+            decompositions=decompositions(),
+            keep_inference_input_mutations=True,
+        )
+        return wrap(gm, example_inputs)
+
+    def unit(self, kind: str, gm: torch.fx.GraphModule) -> Unit:
+        captured = translate(
+            gm,
+            weights=static_inputs() if kind == "inference" else (),
+            random=self.options.random,
+            name=f"{kind}{len(self.units)}",
+        )
+        self._report_fallbacks(captured)
+        made = Unit(captured, self.compile_graph, self.log, self.options.specialisations, self, kind)
+        self.units.append(made)
+        return made
+
+    def compile_graph(self, graph: Graph) -> Program:
+        return InterpretedProgram(graph)
+
+    def refresh(self) -> None:
+        """Recompute everything derived from weights, whatever their version counters say."""
+        for u in self.units:
+            u.refresh()
+
+    # ---- events
+
+    def _report_fallbacks(self, captured: Captured) -> None:
+        for call in captured.host_calls:
+            if self.options.strict and not self._asked_for(call):
+                raise FallbackError(
+                    f"{call.operator} would run in eager: {call.why}",
+                    where=call.place,
+                    hint="leave strict out to let it run between native segments, "
+                    "or write it with operators that have a native form",
+                )
+            self.log.add(
+                "fallback",
+                f"{call.operator} runs in eager: {call.why}",
+                where=call.place,
+                operator=call.operator,
+            )
+
+    def _asked_for(self, call: HostCall) -> bool:
+        """random="eager" asks for these calls, so they are not failures."""
+        return self.options.random == "eager" and call.why == RANDOM_IN_EAGER
+
+    def _note_break(self, gm: torch.fx.GraphModule) -> None:
+        reason = getattr(gm, "compile_subgraph_reason", None)
+        if reason is None or not reason.graph_break:
+            return
+        where = place_in_frames(reason.user_stack)
+        first = str(reason.reason).strip().splitlines()[0] if str(reason.reason).strip() else "?"
+        self.log.add("graph-break", first, where=where, reason=str(reason.reason))
+
+    def _note_recompile(self) -> None:
+        context = CompileContext.current_compile_id()
+        again = getattr(context, "frame_compile_id", 0) or 0
+        if again > 0:
+            self.log.add("recompile", f"compiled for the {again + 1}th time ({context})")
+
+
+RANDOM_IN_EAGER = "random operators were asked to run in eager"
+
+# Sessions by torch's compile id: how `explain` finds what became of a torch.compile'd function.
+_sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+
+
+def tilewright_backend(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Mapping[str, Any] | None = None,
+    **rest: Any,
+) -> Callable[..., Any]:
+    """`torch.compile(model, backend="tilewright", options={"strict": True, …})`."""
+    if rest:
+        raise Invalid(f"the tilewright backend does not know {', '.join(rest)}")
+    session = Session(TorchOptions.parse(options or {}))
+    compiled = session.backend(gm, example_inputs)
+    _sessions[str(CompileContext.current_compile_id())] = session
+    return compiled
+
+
+def session_of(compile_id: object) -> Session | None:
+    return _sessions.get(str(compile_id))
+
+
+def static_inputs() -> tuple[int, ...]:
+    """Inputs that AOTAutograd marks static: parameters and buffers."""
+    context = TracingContext.try_get()
+    meta = context.fw_metadata if context is not None else None
+    return tuple(meta.static_input_indices) if meta is not None else ()
+
+
+def require_cpu(inputs: Sequence[Any]) -> None:
+    for k, x in enumerate(inputs):
+        if isinstance(x, torch.Tensor) and x.device.type != "cpu":
+            raise Invalid(
+                f"input {k} is on {x.device}, and tilewright compiles for the CPU",
+                hint="move the model and its inputs with .cpu()",
+            )

@@ -1,0 +1,42 @@
+"""Options of the torch.compile backend and of `tw.compile`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.base.errors import Invalid
+
+_CHOICES = {"random": ("own", "eager"), "executor": ("native", "interpreter")}
+
+
+@dataclass(frozen=True)
+class TorchOptions:
+    """What `options={…}` of torch.compile and the keywords of `tw.compile` may say."""
+
+    strict: bool = False  # an operator that would run in eager is an error
+    random: str = "own"  # "own": our counter-based stream; "eager": random operators run in eager, with its bits
+    executor: str = "native"  # "interpreter": numpy evaluates the definitions (slow, for comparison)
+    specialisations: int = 64  # programs kept per symbolic graph, least recently used dropped
+
+    @staticmethod
+    def parse(given: Mapping[str, Any]) -> TorchOptions:
+        fields = {f.name: f for f in dataclasses.fields(TorchOptions)}
+        for name, value in given.items():
+            if name not in fields:
+                known = ", ".join(fields)
+                raise Invalid(f"option {name!r} is not known", hint=f"the options are {known}")
+            default = fields[name].default
+            if type(value) is not type(default):
+                raise Invalid(
+                    f"option {name}={value!r} is not a {type(default).__name__}",
+                    hint=f"the default is {default!r}",
+                )
+            if name in _CHOICES and value not in _CHOICES[name]:
+                choices = " or ".join(map(repr, _CHOICES[name]))
+                raise Invalid(f"option {name}={value!r} is not known", hint=f"it is {choices}")
+        if given.get("specialisations", 1) < 1:
+            raise Invalid("option specialisations must be at least 1")
+        return TorchOptions(**given)
