@@ -1,0 +1,90 @@
+"""Reshapes move past elementwise work, so that the epilogue of a contraction has its shape.
+
+Frontends flatten the batch for a matrix product and restore it right after:
+`gelu(reshape(x @ w))` becomes `reshape(gelu(x @ w))`, which is one kernel and an alias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright.base.events import Log
+from tilewright.graph.classify import facts
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Graph, Node, node
+from tilewright.ir.types import TupleType
+from tilewright.ops.views import reshape
+
+
+@dataclass(frozen=True)
+class SinkReshapes:
+    """`f(reshape(x), …)` -> `reshape(f(x, …))` where x is a contraction or its epilogue."""
+
+    def __call__(self, graph: Graph, log: Log) -> Graph:
+        new: dict[Node, Node] = {}
+        places = dict(graph.places)
+        epilogue: set[Node] = set()  # contractions and elementwise work of their shape
+        changed = False
+        for n in graph.nodes():
+            ins = tuple([new[x] for x in n.inputs])
+            fresh = n if ins == n.inputs else node(n.op, *ins)
+            if isinstance(fresh.type, TupleType):
+                new[n] = fresh
+                continue
+            f = facts(fresh)
+            if f.kind == "contract":
+                epilogue.add(fresh)
+            elif f.reshape and facts(ins[0]).reshape:
+                fresh = reshape(ins[0].inputs[0], fresh.shape)
+            elif f.pointwise and f.kind == "map":
+                if any(x in epilogue and _same(x.shape, fresh.shape) for x in ins):
+                    epilogue.add(fresh)
+                else:
+                    moved = _sink(fresh, epilogue)
+                    if moved is not None:
+                        epilogue.add(moved)
+                        if n in graph.places:
+                            places[moved] = places.get(moved, frozenset()) | graph.places[n]
+                        fresh, changed = reshape(moved, fresh.shape), True
+            new[n] = fresh
+            if fresh is not n and n in graph.places:
+                places[fresh] = places.get(fresh, frozenset()) | graph.places[n]
+        if not changed:
+            return graph
+        log.add("pass", "reshapes moved past the epilogues of contractions", detail=True)
+        return Graph(graph.name, graph.inputs, tuple(new[o] for o in graph.outputs), places)
+
+
+def _same(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    return len(a) == len(b) and all(D.known_eq(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _sink(n: Node, epilogue: set[Node]) -> Node | None:
+    """n over the shape from before a reshape, or None where an operand has no such form."""
+    for x in n.inputs:
+        if facts(x).reshape and x.inputs[0] in epilogue and _same(x.shape, n.shape):
+            shape = x.inputs[0].shape
+            moved = [_in_shape(o, n.shape, shape) for o in n.inputs]
+            operands = [o for o in moved if o is not None]
+            if len(operands) < len(moved):
+                continue
+            out = node(n.op, *operands)
+            if _same(out.shape, shape):
+                return out
+    return None
+
+
+def _in_shape(x: Node, old: Sequence[Dim], new: Sequence[Dim]) -> Node | None:
+    """x, which broadcasts to `old`, as what broadcasts to `new` with the same elements."""
+    if _same(x.shape, old):
+        base = x.inputs[0] if facts(x).reshape else x
+        return reshape(base, new)
+    common = 0
+    while common < min(len(old), len(new)) and D.known_eq(old[-1 - common], new[-1 - common]):
+        common += 1
+    own = list(x.shape)
+    while own and D.known_eq(own[0], 1):
+        own.pop(0)
+    return reshape(x, own) if len(own) <= common else None

@@ -1,0 +1,570 @@
+"""Fusion: the nodes of a graph become clusters, one kernel each.
+
+Kinds of cluster (what the kernel level schedules):
+  map       maps whose outputs share one shape; other shapes inside are inlined
+  row       reductions of the same trailing axes with maps around them (softmax, layer norm)
+  column    one reduction of any axes, maps inlined before it, maps of its shape after it
+  contract  one contraction, views of its operands before it, and maps of its shape after it
+  program   a scan, an ordered update or a definition of several stages, alone
+
+What is not fused is refused by name: a `Refusal` and an event with the user's file and line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tilewright.base.events import Log
+from tilewright.graph.align import SinkReshapes
+from tilewright.graph.classify import Facts, facts, guess, nbytes, same_index, same_prefix
+from tilewright.graph.cluster import Cluster, Fused, Refusal
+from tilewright.graph.order import few_live_bytes
+from tilewright.graph.regions import (
+    Read,
+    Region,
+    Regions,
+    is_scalar_constant,
+    misaligned,
+    repeats,
+    trace,
+)
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Graph, Item, Node
+from tilewright.ir.types import TupleType
+
+
+@dataclass(frozen=True)
+class Fuse:
+    """The pass and its limits."""
+
+    max_inputs: int = 24
+    max_nodes: int = 128  # beyond this a kernel's compile time grows without gain
+    row_bytes: int = 256 * 1024  # rows that several readers share should stay in the second cache
+    cheap: int = 4  # scalar operations that are computed again rather than stored and loaded
+
+    def __call__(self, graph: Graph, log: Log) -> Fused:
+        return _Fuser(SinkReshapes()(graph, log), log, self).run()
+
+
+def fuse(graph: Graph, log: Log) -> Fused:
+    """Clusters of a graph of primitive operators."""
+    return Fuse()(graph, log)
+
+
+Why = tuple[str, str]  # criterion and detail
+_PRIORITY = {"contract": 0, "row": 1, "column": 2, "map": 3, "program": 4}
+
+
+class _Fuser:
+    def __init__(self, graph: Graph, log: Log, limits: Fuse) -> None:
+        self.graph, self.log, self.limits = graph, log, limits
+        self.order = graph.nodes()
+        self.users = graph.users()
+        self.facts = {n: facts(n) for n in self.order}
+        self.regions = Regions()
+        self.inlined: set[Node] = set()  # copied into each reader: views and cheap maps
+        self.apart: dict[Node, Why] = {}  # stored although their consumers might compute them
+        self.results: set[Node] = set()  # stored because the caller or a program reads memory
+        self.why: dict[tuple[Node, Node], Why] = {}
+        self.readers: dict[Node, list[tuple[Node, Read]]] = {}
+
+    def run(self) -> Fused:
+        self.settle()
+        for n in self.order:
+            if self.facts[n].kind != "source" and n not in self.inlined:
+                self.place(n)
+        self.join_siblings()
+        self.absorb()
+        return self.assemble()
+
+    # ---- what is inlined, what is stored
+
+    def settle(self) -> None:
+        for n, f in self.facts.items():
+            if n.op.barrier:
+                self.apart[n] = ("not fusible", "its result is stored on purpose")
+            elif f.kind == "view" or (f.kind == "map" and not f.accesses and self.is_cheap(n)):
+                self.inlined.add(n)
+        for o in self.graph.outputs:
+            self.results.add(self.store(o))
+        for n, f in self.facts.items():
+            if f.kind == "program" and not isinstance(n.op, Item):
+                for x in n.inputs:
+                    self.store(x)
+            elif f.kind == "contract":
+                self.settle_operands(n, f)
+            elif f.kind == "reduce":
+                self.settle_row(n, f)
+            elif self.is_shared_and_cheap(n, f):
+                self.inlined.add(n)
+
+    def store(self, x: Node, why: Why | None = None) -> Node:
+        """Make x readable from memory: itself, or under reshapes what they rename."""
+        while self.facts[x].reshape and x in self.inlined:
+            x = x.inputs[0]
+        if x in self.inlined:
+            self.inlined.discard(x)
+            if why is not None:
+                self.apart[x] = why
+        return x
+
+    def settle_operands(self, n: Node, f: Facts) -> None:
+        """Operands of a contraction are stored values, or affine views of stored values."""
+        for read in self.reads_of(n, f):
+            x = read.via[0][0].inputs[read.via[0][1].operand]
+            if any(self.facts[v].kind != "view" for v, _ in read.via[1:]):
+                self.store(x)
+                continue
+            while self.facts[x].reshape and x in self.inlined:
+                x = x.inputs[0]
+            if x not in self.inlined or read.source.op.barrier:
+                continue
+            if not all(D.coefficient(i, s) is not None for i in read.index() for s in f.axes):
+                self.store(x, ("misaligned access", "the index of the view is not affine"))
+
+    def settle_row(self, n: Node, f: Facts) -> None:
+        """A view that several readers would gather with a stride is better copied once."""
+        if f.outer is None:
+            return
+        for read in self.reads_of(n, f):
+            x = read.via[0][0].inputs[read.via[0][1].operand]
+            shared = len(self.users[x]) > 1
+            if shared and x in self.inlined and misaligned(read, f):
+                detail = "several readers would gather elements that lie apart"
+                self.store(x, ("misaligned access", detail))
+
+    def reads_of(self, n: Node, f: Facts) -> tuple[Read, ...]:
+        if not any(x in self.inlined for x in n.inputs):
+            return ()
+        return trace(n, self.inlined)
+
+    def is_cheap(self, n: Node) -> bool:
+        return self.facts[n].flops <= self.limits.cheap
+
+    def is_shared_and_cheap(self, n: Node, f: Facts) -> bool:
+        """Maps of sources that are computed again in each reader at less cost than a load."""
+        if f.kind != "map" or n in self.apart or n in self.results or len(self.users[n]) < 2:
+            return False
+        cost, bytes_in = f.flops, 0
+        for x in n.inputs:
+            if self.facts[x].kind != "source":
+                if x not in self.inlined or self.facts[x].kind == "view":
+                    return False
+                cost += self.facts[x].flops
+            elif not is_scalar_constant(x):
+                bytes_in += guess(nbytes(x.ttype))
+        if cost > self.limits.cheap or bytes_in > guess(nbytes(n.ttype)):
+            return False
+        return all(self.computes(u) for u in self.users[n])
+
+    def computes(self, n: Node) -> bool:
+        """Would this reader, or the readers of this view, compute an operand themselves?"""
+        kind = self.facts[n].kind
+        if kind == "view":
+            return n not in self.results and all(self.computes(u) for u in self.users[n])
+        return kind in ("map", "reduce")
+
+    # ---- forward: every node joins a producer's region or starts one
+
+    def place(self, n: Node) -> None:
+        f, regions = self.facts[n], self.regions
+        reads = trace(n, self.inlined)
+        regions.reads[n] = reads
+        for r in reads:
+            self.readers.setdefault(r.source, []).append((n, r))
+        if isinstance(n.op, Item):
+            regions.add(n, regions.of[n.inputs[0]])
+            return
+        if f.kind in ("program", "contract"):
+            regions.new(f.kind, () if f.kind == "program" else n.shape, n).anchor = n
+            return
+        row = f.kind == "reduce" and self.is_row(n, f)
+        found = sorted(regions.producers(n), key=lambda r: _PRIORITY[r.kind])
+        for region in found:
+            why = self.fits(n, f, region) or self.refuse_join(n, f, region)
+            if why is None:
+                self.join(n, f, region)
+                for other in found:
+                    if other is not region:
+                        self.join_also(n, f, other, regions.of[n])
+                return
+            self.note(n, region, why)
+        region = regions.new("map", n.shape, n)
+        if row:
+            self.make_row(region, n, f)
+        elif f.kind == "reduce":
+            region.kind, region.anchor = "column", n
+
+    def note(self, n: Node, region: Region, why: Why) -> None:
+        for r in self.regions.reads[n]:
+            if self.regions.of.get(r.source) is region:
+                self.why[r.source, n] = why
+
+    def is_row(self, n: Node, f: Facts) -> bool:
+        if f.outer is None:
+            return False
+        widest = max(t.dtype.bytes for t in f.inputs)
+        return self.inner_bytes(f.inner, widest) <= self.limits.row_bytes
+
+    @staticmethod
+    def inner_bytes(inner: tuple[Dim, ...], itemsize: int) -> int:
+        n = itemsize
+        for d in inner:
+            n *= guess(d)
+        return n
+
+    def make_row(self, region: Region, n: Node, f: Facts) -> None:
+        assert f.outer is not None
+        region.kind, region.anchor = "row", n
+        region.outer, region.inner = n.shape[: f.outer], f.inner
+        region.domain = region.outer + region.inner
+
+    def fits(self, n: Node, f: Facts, region: Region) -> Why | None:
+        """Why n cannot be computed by the region's kernel, or None."""
+        reads = [r for r in self.regions.reads[n] if self.regions.of.get(r.source) is region]
+        for r in reads:
+            if r.source in self.apart:
+                return self.apart[r.source]
+        if region.kind == "program":
+            return "not fusible", f"{next(iter(region.nodes)).op.name} runs alone"
+        if f.kind == "reduce":
+            return self.fits_reduce(n, f, region, reads)
+        if region.kind == "row":
+            if not _is_row_shape(n.shape, region):
+                rows = _show(region.domain)
+                return "incompatible iteration", f"{_show(n.shape)} against rows of {rows}"
+            if not all(same_prefix(r.axes, r.source.shape, len(region.outer)) for r in reads):
+                return "incompatible iteration", "it reads other rows than its own"
+            return None
+        if not _same(n.shape, region.domain):
+            return "incompatible iteration", f"{_show(n.shape)} against {_show(region.domain)}"
+        if not all(same_index(r.axes, r.source.shape, n.shape) for r in reads):
+            return "incompatible iteration", "it reads other elements than its own"
+        if region.kind == "contract" and not all(a.affine for a in f.accesses):
+            return "misaligned access", "an index read from memory or divided, inside a tile"
+        return None
+
+    def fits_reduce(self, n: Node, f: Facts, region: Region, reads: list[Read]) -> Why | None:
+        if region.kind in ("contract", "column"):
+            return "incompatible iteration", f"a reduction over the result of a {region.kind}"
+        if f.outer is None:
+            return "incompatible iteration", "the reduced axes are not the innermost ones"
+        if not self.is_row(n, f):
+            return "too large", f"a row of {_show(f.inner)} does not fit the cache"
+        whole = n.shape[: f.outer] + f.inner
+        if not _same(region.domain, whole) or (
+            region.kind == "row" and len(region.outer) != f.outer
+        ):
+            return (
+                "incompatible iteration",
+                f"rows of {_show(whole)} against {_show(region.domain)}",
+            )
+        if not all(same_prefix(r.axes, r.source.shape, f.outer) for r in reads):
+            return "incompatible iteration", "it reads other rows than its own"
+        return None
+
+    def refuse_join(self, n: Node, f: Facts, region: Region) -> Why | None:
+        if self.regions.waits(n, region):
+            return "changed semantics", "another operand is computed from this kernel's own result"
+        if len(region.nodes) >= self.limits.max_nodes:
+            return "too large", f"the kernel has {len(region.nodes)} operators"
+        if len(region.inputs) + len(self.regions.reads[n]) > self.limits.max_inputs:
+            fresh = {r.source for r in self.regions.reads[n]} - region.nodes.keys()
+            fresh = {x for x in fresh if not is_scalar_constant(x)} - region.inputs
+            count = self.regions.boundary(region) + len(fresh)
+            if count > self.limits.max_inputs:
+                return "too large", f"the kernel would read {count} values"
+        work = self.row_work(n, region.inner) if region.kind == "row" else 0
+        if region.work + work > self.limits.row_bytes:
+            return "too large", f"rows that are kept would take {region.work + work} bytes"
+        return None
+
+    def row_work(self, n: Node, inner: tuple[Dim, ...]) -> int:
+        """Bytes per row of a value that several readers share."""
+        full = n.rank >= len(inner) and _same(n.shape[n.rank - len(inner) :], inner)
+        return self.inner_bytes(inner, n.dtype.bytes) if full and len(self.users[n]) > 1 else 0
+
+    def join(self, n: Node, f: Facts, region: Region) -> None:
+        self.regions.add(n, region)
+        if region.kind == "map" and f.kind == "reduce":
+            self.make_row(region, n, f)
+            region.work = sum(self.row_work(m, region.inner) for m in region.nodes)
+        elif region.kind == "row":
+            region.work += self.row_work(n, region.inner)
+
+    def join_also(self, n: Node, f: Facts, other: Region, region: Region) -> None:
+        """n joined one producer's region; another producer's may merge with it."""
+        why = self.fits(n, f, other) or self.alike(other, region)
+        if why is None and not self.regions.mergeable(other, region):
+            why = "changed semantics", "a third kernel has to run between the two"
+        if why is None:
+            why = self.too_large(other, region)
+        if why is None:
+            self.unite(other, region)
+        else:
+            self.note(n, other, why)
+
+    def alike(self, a: Region, b: Region) -> Why | None:
+        """Can two regions be one kernel, as far as their iterations go?"""
+        kinds = {a.kind, b.kind}
+        if kinds == {"map"} and _same(a.domain, b.domain):
+            return None
+        if kinds == {"row"} and _same(a.outer, b.outer) and _same(a.inner, b.inner):
+            return None
+        if kinds == {"row", "map"}:
+            row, other = (a, b) if a.kind == "row" else (b, a)
+            if _is_row_shape(other.domain, row):
+                return None
+        return "incompatible iteration", f"{_show(a.domain)} against {_show(b.domain)}"
+
+    def too_large(self, a: Region, b: Region) -> Why | None:
+        if len(a.nodes) + len(b.nodes) > self.limits.max_nodes:
+            return "too large", f"the kernel would have {len(a.nodes) + len(b.nodes)} operators"
+        inputs = (a.inputs | b.inputs) - a.nodes.keys() - b.nodes.keys()
+        count = sum(not is_scalar_constant(x) for x in inputs)
+        if count > self.limits.max_inputs:
+            return "too large", f"the kernel would read {count} values"
+        if a.work + b.work > self.limits.row_bytes:
+            return "too large", f"rows that are kept would take {a.work + b.work} bytes"
+        return None
+
+    def unite(self, a: Region, into: Region) -> None:
+        """Merge; the result has the more demanding kind of the two."""
+        if _PRIORITY[a.kind] < _PRIORITY[into.kind]:
+            into.kind, into.anchor, into.domain = a.kind, a.anchor, a.domain
+            into.outer, into.inner = a.outer, a.inner
+        self.regions.merge(a, into)
+
+    # ---- maps of one shape that read the same value share a kernel
+
+    def join_siblings(self) -> None:
+        for p in self.order:
+            found: dict[tuple[Dim, ...], Region] = {}
+            if p in self.inlined or len(self.readers.get(p, ())) < 2 or p.rank == 0:
+                continue
+            for n, r in self.readers[p]:
+                region = self.regions.of[n]
+                if region.kind != "map" or not same_index(r.axes, p.shape, region.domain):
+                    continue
+                first = found.setdefault(region.domain, region)
+                independent = not (first.ancestors & region.mask or region.ancestors & first.mask)
+                if first is not region and independent and self.too_large(first, region) is None:
+                    self.unite(region, first)
+
+    # ---- backward: a map all of whose readers are in one kernel is computed there
+
+    def absorb(self) -> None:
+        for c in reversed(self.sorted_regions()):
+            if c.kind == "program":
+                continue
+            edges = [
+                (q, r)
+                for p in c.nodes
+                for q, r in self.readers.get(p, ())
+                if self.regions.of[q] is not c
+            ]
+            targets = {id(e): e for e in (self.regions.of[q] for q, _ in edges)}
+            if not targets:
+                continue
+            if any(p in self.results for p in c.nodes):
+                why = "more than one consumer", "its value is also a result"
+            elif len(targets) > 1:
+                why = "more than one consumer", f"{len(targets)} kernels read it"
+            else:
+                (e,) = targets.values()
+                why = self.absorbable(c, e, edges) or self.too_large(c, e)
+                if why is None:
+                    self.unite(c, e)
+                    continue
+            for q, r in edges:
+                if why[0] != "more than one consumer" or (r.source, q) not in self.why:
+                    self.why[r.source, q] = why
+
+    def absorbable(self, c: Region, e: Region, edges: list[tuple[Node, Read]]) -> Why | None:
+        for _, r in edges:
+            if r.source in self.apart:
+                return self.apart[r.source]
+        if e.kind == "program":
+            return "not fusible", f"{next(iter(e.nodes)).op.name} runs alone"
+        if c.kind != "map":
+            return self.absorbable_anchor(c, e, edges)
+        if e.kind == "contract" and any(q is e.anchor for q, _ in edges):
+            return "too large", "an operand would be computed again for every tile"
+        rows = len(e.outer)
+        if (
+            e.kind == "row"
+            and _is_row_shape(c.domain, e)
+            and all(same_prefix(r.axes, r.source.shape, rows) for _, r in edges)
+        ):
+            return None
+        if e.kind == "row" and any(len(self.users[p]) > 1 for p in c.nodes):
+            return "incompatible iteration", f"{_show(c.domain)} against rows of {_show(e.domain)}"
+        return self.recomputed(c, edges)
+
+    def recomputed(self, c: Region, edges: list[tuple[Node, Read]]) -> Why | None:
+        """Is computing a region where it is read too much work, or work on scattered elements?"""
+        cost = sum(self.facts[n].flops for n in c.nodes)
+        points = size = 0
+        apart = False
+        for q, r in edges:
+            p, s = repeats(r, self.facts[q].domain)
+            points, size = points + p, max(size, s)
+            apart = apart or misaligned(r, self.facts[q])
+        times = points / max(size, 1)
+        if times > 1.01 and cost > self.limits.cheap:
+            return "too large", f"{cost} operations per element, computed {times:.3g} times"
+        if apart and (cost > 2 * self.limits.cheap or times > 1.01):
+            return "misaligned access", "its elements would be gathered one by one"
+        return None
+
+    def absorbable_anchor(self, c: Region, e: Region, edges: list[tuple[Node, Read]]) -> Why | None:
+        """The same for a region with a reduction, whose only reader is a region of maps."""
+        if c.kind == "row":
+            why = self.alike(c, e)
+            rows = len(c.outer)
+            if why is None and not all(same_prefix(r.axes, r.source.shape, rows) for _, r in edges):
+                return "incompatible iteration", "other rows are read"
+            if why is None and any(
+                not _is_row_shape(n.shape, c) and len(self.users[n]) > 1 for n in e.nodes
+            ):
+                return "incompatible iteration", "a shared value has another shape than the rows"
+            return why
+        if (
+            e.kind == "map"
+            and all(_same(n.shape, c.domain) for n in e.nodes)
+            and all(same_index(r.axes, r.source.shape, c.domain) for _, r in edges)
+            and (
+                c.kind == "column" or all(a.affine for n in e.nodes for a in self.facts[n].accesses)
+            )
+        ):
+            return None
+        known = self.why.get((edges[0][1].source, edges[0][0]))
+        return known or ("incompatible iteration", f"{_show(c.domain)} against {_show(e.domain)}")
+
+    def sorted_regions(self) -> list[Region]:
+        """Regions, producers first."""
+        out: dict[int, Region] = {}
+        for root in self.regions.live():
+            stack: list[tuple[Region, Iterator[Region]]] = []
+            if id(root) not in out:
+                stack.append((root, iter(self.regions.preceding(root))))
+            while stack:
+                region, rest = stack[-1]
+                for p in rest:
+                    if id(p) not in out:
+                        stack.append((p, iter(self.regions.preceding(p))))
+                        break
+                else:
+                    stack.pop()
+                    out[id(region)] = region
+        return list(out.values())
+
+    # ---- clusters
+
+    def assemble(self) -> Fused:
+        position = {n: k for k, n in enumerate(self.order)}
+        aliases: dict[Node, Node] = {}
+        clusters = [self.cluster(r, position, aliases) for r in self.sorted_regions()]
+        for o in self.graph.outputs:
+            if (base := self.renamed(o)) is not None:
+                aliases[o] = base
+        refusals = tuple(self.refusals())
+        for r in refusals:
+            self.log.add("fusion", str(r), where=r.where, criterion=r.criterion, detail=True)
+        for c in clusters:
+            self.log.add("fusion", str(c), where=self.where(c), detail=True)
+        ordered = few_live_bytes(clusters, self.graph.outputs, aliases)
+        return Fused(self.graph, tuple(ordered), refusals, aliases)
+
+    def where(self, c: Cluster) -> str | None:
+        return next((w for n in (c.anchor, *c.nodes) if n and (w := self.graph.place(n))), None)
+
+    def renamed(self, x: Node) -> Node | None:
+        """The stored value or source that a chain of reshapes renames."""
+        base = x
+        while base in self.inlined and self.facts[base].reshape:
+            base = base.inputs[0]
+        return None if base is x or base in self.inlined else base
+
+    def cluster(
+        self, region: Region, position: Mapping[Node, int], aliases: dict[Node, Node]
+    ) -> Cluster:
+        own = dict(region.nodes)
+        inputs: dict[Node, None] = {}
+        stack = [x for n in region.nodes for x in n.inputs]
+        seen: set[Node] = set()
+        while stack:
+            x = stack.pop()
+            if x in own or x in seen:
+                continue
+            seen.add(x)
+            if is_scalar_constant(x):
+                own[x] = None
+                continue
+            base = self.renamed(x)
+            if base is not None and base not in region.nodes:
+                aliases[x] = base
+                inputs[x] = None
+            elif x in self.inlined:
+                own[x] = None
+                stack.extend(x.inputs)
+            else:
+                inputs[x] = None
+        outputs = [n for n in region.nodes if self.is_output(n, region)]
+        by_place = position.__getitem__
+        return Cluster(
+            tuple(sorted(own, key=by_place)),
+            tuple(sorted(inputs, key=by_place)),
+            tuple(sorted(outputs, key=by_place)),
+            region.kind,
+            region.anchor,
+        )
+
+    def is_output(self, n: Node, region: Region) -> bool:
+        if isinstance(n.type, TupleType):
+            return False
+        read = any(self.regions.of[q] is not region for q, _ in self.readers.get(n, ()))
+        return read or n in self.results
+
+    def refusals(self) -> Iterator[Refusal]:
+        for p, found in self.readers.items():
+            if p not in self.regions.of:
+                continue
+            for q in dict.fromkeys(q for q, _ in found):
+                if self.regions.of[q] is not self.regions.of[p] and not isinstance(q.op, Item):
+                    criterion, detail = self.reason(p, q)
+                    where = self.graph.place(q) or self.graph.place(p)
+                    yield Refusal(p, q, criterion, detail, where)
+
+    def reason(self, p: Node, q: Node) -> Why:
+        of = self.regions.of
+        for n in (q, p):
+            if of[n].kind == "program":
+                return "not fusible", f"{n.op.name} runs alone"
+        if p in self.apart:
+            return self.apart[p]
+        if q is of[q].anchor and of[q].kind == "contract" and of[p].kind != "map":
+            return "incompatible iteration", "a contraction needs whole rows of its operands"
+        if q is of[q].anchor and of[q].kind == "contract":
+            return "too large", "an operand would be computed again for every tile"
+        return self.why.get((p, q), ("incompatible iteration", "their loops differ"))
+
+
+def _same(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
+    return len(a) == len(b) and all(map(D.known_eq, a, b))
+
+
+def _is_row_shape(shape: tuple[Dim, ...], row: Region) -> bool:
+    """Does the shape have one element, or one whole row, for each row?"""
+    p = len(row.outer)
+    if not _same(shape[:p], row.outer):
+        return False
+    rest = shape[p:]
+    ones = len(rest) == len(row.inner) and all(D.known_eq(d, 1) for d in rest)
+    return not rest or ones or _same(rest, row.inner)
+
+
+def _show(shape: tuple[Dim, ...]) -> str:
+    return f"[{','.join(map(str, shape))}]"
