@@ -35,8 +35,8 @@ _STACK_BYTES = 8 << 20
 _CLOCK_MONOTONIC = 1
 _PAUSES_PER_CLOCK = 32
 # How long a worker that took part spins before it offers its core to others between looks; one that
-# came too late offers it at once. Measured with a competing process on each core: regions cost what
-# they cost on one thread, where spinning for all of the time made them up to twice as slow.
+# came too late offers it at once. Measured on a loaded machine with two cores: regions cost what
+# they cost on one thread, where spinning all the time made them up to twice as slow.
 _POLITE_AFTER_NS = 5000
 
 
