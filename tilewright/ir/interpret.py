@@ -65,9 +65,8 @@ def _node(n: Node, args: list[Any], sizes: Mapping[str, int]) -> Any:
         out = op.compose(*n.inputs)  # type: ignore[attr-defined]
         outs = out if isinstance(out, tuple) else (out,)
         env: dict[Node, Any] = dict(zip(n.inputs, args, strict=True))
-        for x in topological(outs):
-            if x not in env:
-                env[x] = _node(x, [env[y] for y in x.inputs], sizes)
+        for x in topological(outs, stop=n.inputs):
+            env[x] = _node(x, [env[y] for y in x.inputs], sizes)
         vals = [env[o] for o in outs]
     else:
         types = tuple(x.ttype for x in n.inputs)

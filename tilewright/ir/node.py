@@ -200,8 +200,12 @@ class Graph:
         return str(min(found, key=str)) if found else None
 
 
-def topological(outputs: Iterable[Node], first: Iterable[Node] = ()) -> list[Node]:
-    seen: dict[Node, None] = {}
+def topological(
+    outputs: Iterable[Node], first: Iterable[Node] = (), stop: Iterable[Node] = ()
+) -> list[Node]:
+    """Operands before users. `stop` nodes are taken as known: neither they nor their operands come."""
+    known = dict.fromkeys(stop)
+    seen: dict[Node, None] = dict(known)
     for root in (*first, *outputs):
         if root in seen:
             continue
@@ -215,7 +219,7 @@ def topological(outputs: Iterable[Node], first: Iterable[Node] = ()) -> list[Nod
             else:
                 stack.pop()
                 seen[n] = None
-    return list(seen)
+    return list(seen)[len(known) :]
 
 
 def rebuild(graph: Graph, change: Any) -> Graph:

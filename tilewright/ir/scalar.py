@@ -116,13 +116,13 @@ def _digamma(x: float) -> float:
         if x == math.floor(x):
             return math.nan
         return _digamma(1 - x) - math.pi / math.tan(math.pi * math.fmod(x, 1.0))
-    r = 0.0
+    steps = []
     while x < 20:
-        r -= 1 / x
+        steps.append(-1 / x)
         x += 1
     f = 1 / (x * x)
     series = f * (1 / 12 - f * (1 / 120 - f * (1 / 252 - f * (1 / 240 - f * (1 / 132)))))
-    return r + math.log(x) - 0.5 / x - series
+    return math.fsum((*steps, math.log(x), -0.5 / x, -series))
 
 
 def _erfinv(x: float) -> float:

@@ -15,6 +15,7 @@ from tilewright.ir.node import Node, Op, node
 from tilewright.ir.operator import operator
 from tilewright.ir.types import DType, TensorType, b1, bf16, f16, f32, f64, i32, i64, u8
 from tilewright.ops.samples import case
+from tilewright.ops.views import reshape
 
 
 @operator
@@ -109,3 +110,10 @@ def full(shape: Sequence[Dim], value: float | int | bool, dtype: DType) -> Node:
 def iota(size: Dim, start: float | Dim = 0, step: float | Dim = 1, dtype: DType = i64) -> Node:
     """`start + step * k` for k < size."""
     return node(Iota(D.maximum(size, 0), start, step, dtype))
+
+
+def number(value: Dim | float, dtype: DType) -> Node:
+    """A dim or plain number as a 0-d tensor; a symbolic dim is evaluated when the program runs."""
+    if isinstance(value, (int, float)):
+        return full((), value, dtype)
+    return reshape(iota(1, value, 1, dtype), ())

@@ -93,19 +93,17 @@ class special:
     @staticmethod
     def digamma(x: float) -> float:
         """By recurrence to large arguments and the asymptotic series; by reflection below zero."""
-        if x == 0:
-            return math.copysign(math.inf, -x)
+        if x == 0 or x == math.inf:
+            return math.copysign(math.inf, -x if x == 0 else x)
         if x < 0:
             if math.isinf(x) or x == math.floor(x):
                 return math.nan
             return special.digamma(1 - x) - math.pi / math.tan(math.pi * math.fmod(x, 1.0))
-        shift = 0.0
-        while x < 25:
-            shift += 1 / x
-            x += 1
-        y = 1 / x / x
-        tail = y / 12 - y**2 / 120 + y**3 / 252 - y**4 / 240
-        return math.log(x) - 0.5 / x - tail - shift
+        whole = max(0, 25 - math.floor(x))
+        y = 1 / (x + whole) ** 2 if x < 1e150 else 0.0
+        tail = (y / 12, -(y**2) / 120, y**3 / 252, -(y**4) / 240)
+        parts = (math.log(x + whole), -0.5 / (x + whole), *(-t for t in tail))
+        return math.fsum(parts + tuple(-1 / (x + k) for k in range(whole)))
 
     @staticmethod
     def erfinv(x: float) -> float:

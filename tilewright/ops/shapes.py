@@ -76,3 +76,17 @@ def axes_of(what: str, axes: Sequence[int] | int | None, rank: int) -> tuple[int
     if len(set(out)) != len(out):
         raise Invalid(f"{what}: axes {given} name one axis twice")
     return tuple(out) if rank else ()
+
+
+def reduced_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
+    """What is left of a shape when `axes` are reduced."""
+    kept = [1 if k in axes else d for k, d in enumerate(shape)]
+    return tuple(d for k, d in enumerate(kept) if keepdims or k not in axes)
+
+
+def count(shape: Shape, axes: Sequence[int]) -> Dim:
+    """The number of elements along `axes`."""
+    n: Dim = 1
+    for a in axes:
+        n = n * shape[a]
+    return n
