@@ -1,8 +1,9 @@
 """The one place where the suites touch the compiler: how it is called and how its work is counted.
 
-Every suite takes a backend by name. Besides `tilewright`, `counting` captures with the same
-decompositions, counts the operators that reach a backend and runs them in eager: the suites can be
-tried on it, and cold compile time is measured against it.
+Every suite takes a backend by name: `tilewright`, `interpreter` for the same with definitions
+evaluated by numpy, or one of torch's. `counting` captures with the same decompositions, counts the
+operators that reach a backend and runs them in eager: the suites can be tried on it, and cold
+compile time is measured against it.
 """
 
 import re
@@ -12,13 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
 import tilewright as tw
+from tilewright.capture.torch.decompositions import decompositions
 
-BACKENDS = ("tilewright", "counting", "aot_eager", "eager")
+OURS = {
+    "tilewright": {},
+    # Numpy evaluates every operator's definition: slow, and right or wrong without code generation.
+    "interpreter": {"executor": "interpreter"},
+}
 
 
 @dataclass
@@ -34,16 +39,18 @@ def compiled(
     function: Callable, backend: str, *, strict: bool, fullgraph: bool, work: Work
 ) -> Callable:
     """`function` under torch.compile; a strict one raises where it would fall back to eager."""
+    if backend in OURS:
+        options: Any = {"strict": strict, **OURS[backend]}
+        return torch.compile(function, backend="tilewright", fullgraph=fullgraph, options=options)
     chosen: Any = counting(work) if backend == "counting" else backend
-    options: Any = {"strict": strict} if backend == "tilewright" else None
-    return torch.compile(function, backend=chosen, fullgraph=fullgraph, options=options)
+    return torch.compile(function, backend=chosen, fullgraph=fullgraph)
 
 
 @contextmanager
 def watched(backend: str) -> Iterator[Work]:
     """Counts native kernels and fallbacks of everything compiled inside."""
     work = Work()
-    if backend != "tilewright":
+    if backend not in OURS:
         yield work
         return
     with tw.record() as log:
@@ -59,12 +66,6 @@ def unsupported_operators(error: BaseException) -> list[str]:
     if "strict" not in str(error) and "fallback" not in str(error):
         return []
     return sorted(set(re.findall(r"\baten\.\w+(?:\.\w+)?", str(error))))
-
-
-def decompositions() -> dict:
-    """Torch's core table without what the compiler takes whole."""
-    table = core_aten_decompositions()
-    return {op: how for op, how in table.items() if "attention" not in str(op)}
 
 
 def counting(work: Work) -> Callable:

@@ -1,0 +1,136 @@
+"""What a call costs besides its kernels, in microseconds."""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch._dynamo
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import tilewright as tw
+from bench.measure import MIN_ROUNDS, interleaved
+from tests.suites.adapter import Work, compiled
+from tests.suites.models import Example, hf, language, tokens
+from tilewright.driver.torch_call import Unit
+from tilewright.runtime.program import Program
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=15, help=f"at least {MIN_ROUNDS}")
+    parser.add_argument("--json", type=Path, help="write every number to this file")
+
+
+def add_up(*tensors: torch.Tensor) -> torch.Tensor:
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total
+
+
+def thin_bert() -> Example:
+    """BERT-base's 200 weights with kernels that take next to no time: width 12, one token."""
+    torch.manual_seed(0)
+    config = hf.BertConfig(
+        hidden_size=12, num_attention_heads=12, intermediate_size=12, vocab_size=11
+    )
+    inner = hf.BertModel(config).eval()
+    return language(inner, tokens(11, 1, 1), "last_hidden_state", "pooler_output")
+
+
+def small_callables(rounds: int) -> list[tuple[str, float]]:
+    """A `tw.compile` callable on one-element tensors: the kernel takes no time worth mention."""
+    rows = []
+    for count in (1, 4, 10):
+        tensors = [torch.ones(1) for _ in range(count)]
+        ours = tw.compile(add_up if count > 1 else torch.neg, *tensors)
+        eager = add_up if count > 1 else torch.neg
+        calls = {"ours": lambda f=ours, t=tensors: f(*t), "eager": lambda f=eager, t=tensors: f(*t)}
+        times = interleaved(calls, rounds)
+        rows.append((f"tw.compile, {count} tensors", median(times["ours"])))
+        rows.append(
+            (f"… the same in eager ({max(count - 1, 1)} operators)", median(times["eager"]))
+        )
+    return rows
+
+
+class Stopwatch:
+    """Adds up the time spent inside one method of a class while it is in place."""
+
+    def __init__(self, owner: type, method: str):
+        self.owner, self.method, self.spent = owner, method, 0.0
+
+    def __enter__(self) -> "Stopwatch":
+        self.original = original = getattr(self.owner, self.method)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.spent += time.perf_counter() - start
+
+        setattr(self.owner, self.method, timed)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self.owner, self.method, self.original)
+
+
+def whole_model(rounds: int) -> list[tuple[str, float]]:
+    """BERT under torch.compile and no_grad: Dynamo's share, ours, and the native code's."""
+    example = thin_bert()
+    torch._dynamo.reset()
+    # In place before compiling: the call path keeps the bound method it was built with.
+    with Stopwatch(Unit, "__call__") as callable_, Stopwatch(Program, "run") as native:
+        fast = compiled(example.module, "tilewright", strict=True, fullgraph=True, work=Work())
+        for _ in range(20):
+            fast(*example.inputs)
+        parts: dict[str, list[float]] = {"all": [], "callable": [], "native": []}
+        for _ in range(max(rounds, MIN_ROUNDS)):
+            for name, seconds in _one_round(fast, example, callable_, native).items():
+                parts[name].append(seconds)
+    whole, inside, kernels = (median(parts[name]) for name in ("all", "callable", "native"))
+    return [
+        ("BERT's 200 weights, the whole call", whole),
+        ("… Dynamo and AOTAutograd", whole - inside),
+        ("… our callable without native code", inside - kernels),
+        ("… native code (width 12, one token)", kernels),
+    ]
+
+
+def _one_round(
+    fast: Callable, example: Example, callable_: Stopwatch, native: Stopwatch, repeats: int = 50
+) -> dict[str, float]:
+    callable_.spent = native.spent = 0.0
+    start = time.perf_counter()
+    for _ in range(repeats):
+        fast(*example.inputs)
+    spent = {"all": time.perf_counter() - start}
+    spent |= {"callable": callable_.spent, "native": native.spent}
+    return {name: seconds / repeats for name, seconds in spent.items()}
+
+
+def main(given: argparse.Namespace) -> int:
+    console = Console()
+    rows: list[tuple[str, float]] = []
+    with torch.no_grad():
+        for measure in track(
+            (small_callables, whole_model), "measuring", console=console, transient=True
+        ):
+            rows += measure(given.rounds)
+    table = Table(title="overhead of a hot call")
+    table.add_column("what")
+    table.add_column("µs", justify="right")
+    for what, seconds in rows:
+        table.add_row(what, f"{1e6 * seconds:.1f}")
+    console.print(table)
+    if given.json:
+        given.json.write_text(json.dumps(dict(rows), indent=1) + "\n")
+    return 0
