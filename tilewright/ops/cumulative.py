@@ -1,0 +1,212 @@
+"""Cumulative operators: each element combines all before it along one axis, as an ordered scan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tilewright.base.errors import Invalid
+from tilewright.ir import expr
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Tensor, Value, fn, select
+from tilewright.ir.node import Node, Op, item, node
+from tilewright.ir.operator import Sample, operator
+from tilewright.ir.types import TensorType, TupleType, b1, bf16, f16, f64, i8, i32, i64, u8
+from tilewright.ops import samples as S
+from tilewright.ops.shapes import axis_of, want_kind
+from tilewright.ops.views import reshape
+
+
+@dataclass(frozen=True)
+class _Cumulative(Op):
+    """out[k] = step(out[k-1], x[k]) along `axis`, carried at the precision of sums."""
+
+    kinds: ClassVar[str] = "fiu"
+    axis: int
+
+    @staticmethod
+    def step(before: Value, x: Value) -> Value:
+        raise NotImplementedError
+
+    def infer(self, x: TensorType) -> TensorType:
+        want_kind(self.name, x, self.kinds)
+        _check_axis(self.name, self.axis, x)
+        return x
+
+    def program(self, x: Tensor) -> Tensor:
+        work = x.dtype.accumulator
+        wide = _scan(x, self.axis, lambda v: expr.cast(v, work), self.step)
+        if work is x.dtype:
+            return wide
+        return expr.compute(x.shape, lambda *i: wide[i], x.dtype)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield S.case(cls(1), S.normal(4, 7))
+        yield S.case(cls(0), S.normal(5, 3), dtype=f64)
+        yield S.case(cls(1), S.normal(2, 33, 3), dtype=bf16)
+        yield S.case(cls(0), S.normal(20), dtype=f16)
+        yield S.case(cls(0), S.normal(0, 3))
+        yield S.case(cls(1), S.normal(0, 3))
+        yield S.case(cls(0), S.normal(1))
+        yield S.case(cls(1), S.extremes(14, 1))
+        for d in (i64, i32, i8, u8):
+            if d.kind in cls.kinds:
+                yield S.case(cls(1), S.integers(3, 9, dtype=d))
+
+
+def _check_axis(name: str, axis: int, x: TensorType) -> None:
+    if not 0 <= axis < x.rank:
+        raise Invalid(f"{name}: axis {axis} is not an axis of {x!r}")
+
+
+def _scan(x: Tensor, axis: int, lift: Any, step: Any) -> Tensor:
+    """A scan along `axis` that starts with the first element itself."""
+
+    def body(own: Tensor, *i: Dim) -> Value:
+        before = i[:axis] + (i[axis] - 1,) + i[axis + 1 :]
+        v = lift(x[i])
+        return select(expr.index(i[axis]) > 0, step(own[before], v), v)
+
+    dtype = lift(x[(0,) * x.rank]).dtype
+    return expr.scan(x.shape, axis, body, dtype)
+
+
+@operator
+class Cumsum(_Cumulative):
+    linear: ClassVar[tuple[int, ...]] = (0,)
+
+    @staticmethod
+    def step(before: Value, x: Value) -> Value:
+        return before + x
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        return np.cumsum(x, axis=self.axis, dtype=x.dtype)
+
+
+@operator
+class Cumprod(_Cumulative):
+    @staticmethod
+    def step(before: Value, x: Value) -> Value:
+        return before * x
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        return np.cumprod(x, axis=self.axis, dtype=x.dtype)
+
+
+@operator
+class Logcumsumexp(_Cumulative):
+    """log(cumsum(exp(x))), each step relative to the larger of the two: nothing overflows."""
+
+    kinds: ClassVar[str] = "f"
+
+    @staticmethod
+    def step(before: Value, x: Value) -> Value:
+        same = x.eq(before) & fn("abs", x).eq(math.inf)  # inf - inf would be NaN
+        more = fn("log1p", fn("exp", -fn("abs", x - before)))
+        return select(same, x, fn("max", x, before) + more)
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return np.logaddexp.accumulate(x, axis=self.axis)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield from super().samples()
+        yield S.case(cls(1), S.uniform(3, 9, lo=-500, hi=500))
+        yield S.case(cls(0), np.array([-np.inf, -np.inf, 1, np.inf, 2, np.nan, 3], np.float32))
+
+
+@dataclass(frozen=True)
+class _Extreme(Op):
+    """Running extreme and where it is; of equal ones the last. A NaN, once seen, stays."""
+
+    axis: int
+
+    combine: ClassVar[str]
+
+    def infer(self, x: TensorType) -> TupleType:
+        _check_axis(self.name, self.axis, x)
+        return TupleType((x, TensorType(i64, x.shape)))
+
+    def program(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        values = _scan(x, self.axis, lambda v: v, lambda before, v: fn(self.combine, before, v))
+
+        # An element is the extreme so far where it equals it, so that the last such place is a
+        # running maximum of places.
+        def here(*i: Dim) -> Value:
+            hit = x[i].eq(values[i]) | x[i].ne(x[i])
+            return select(hit, expr.index(i[self.axis]), expr.const(0, i64))
+
+        places = expr.compute(x.shape, here, i64)
+        last = _scan(places, self.axis, lambda v: v, lambda before, v: fn("max", before, v))
+        return values, last
+
+    def reference(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.moveaxis(x, self.axis, -1)
+        values, places = np.array(rows), np.zeros(rows.shape, np.int64)
+        for at in np.ndindex(rows.shape[:-1]):
+            best, where = (rows[at][0], 0) if rows.shape[-1] else (0, 0)
+            for k, v in enumerate(rows[at]):
+                beats = v >= best if self.combine == "max" else v <= best
+                if np.isnan(v) or beats:
+                    best, where = v, k
+                values[at][k], places[at][k] = best, where
+        return np.moveaxis(values, -1, self.axis), np.moveaxis(places, -1, self.axis)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield S.case(cls(1), S.normal(4, 7))
+        yield S.case(cls(0), S.normal(5, 3, 2), dtype=bf16)
+        yield S.case(cls(1), S.integers(3, 20, lo=0, hi=4))
+        yield S.case(cls(0), S.extremes(20))
+        yield S.case(cls(1), S.extremes(2, 13, dtype=f64), dtype=f64)
+        yield S.case(cls(0), S.normal(0, 2), dtype=f16)
+        yield S.case(cls(1), S.normal(0, 2))
+        yield S.case(cls(0), S.integers(9, dtype=u8))
+        yield S.case(cls(0), S.integers(9, lo=0, hi=2, dtype=b1))
+
+
+@operator
+class Cummax(_Extreme):
+    combine: ClassVar[str] = "max"
+
+
+@operator
+class Cummin(_Extreme):
+    combine: ClassVar[str] = "min"
+
+
+def _along(op: type[Op], x: Node, axis: int) -> Node:
+    if x.rank == 0:
+        axis_of(op.name, axis, 0)
+        return node(op(0), reshape(x, (1,)))  # type: ignore[call-arg]
+    return node(op(axis_of(op.name, axis, x.rank)), x)  # type: ignore[call-arg]
+
+
+def cumsum(x: Node, axis: int) -> Node:
+    return reshape(_along(Cumsum, x, axis), x.shape)
+
+
+def cumprod(x: Node, axis: int) -> Node:
+    return reshape(_along(Cumprod, x, axis), x.shape)
+
+
+def logcumsumexp(x: Node, axis: int) -> Node:
+    return reshape(_along(Logcumsumexp, x, axis), x.shape)
+
+
+def cummax(x: Node, axis: int) -> tuple[Node, Node]:
+    """Running maximum and its index (i64)."""
+    n = _along(Cummax, x, axis)
+    return reshape(item(n, 0), x.shape), reshape(item(n, 1), x.shape)
+
+
+def cummin(x: Node, axis: int) -> tuple[Node, Node]:
+    """Running minimum and its index (i64)."""
+    n = _along(Cummin, x, axis)
+    return reshape(item(n, 0), x.shape), reshape(item(n, 1), x.shape)

@@ -1,0 +1,358 @@
+"""Sorting, stable and without branches: runs by counting, then merges by binary search.
+
+Every output position finds by itself which element comes there (a pure gather), so each pass is an
+ordinary compute over the whole tensor. NaN counts as larger than every number, as in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from tilewright.base.errors import Invalid, Unsupported
+from tilewright.ir import dim as D
+from tilewright.ir import expr
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Tensor, Value, fn, select
+from tilewright.ir.node import Node, Op, item, node
+from tilewright.ir.operator import Sample, operator
+from tilewright.ir.types import TensorType, TupleType, bf16, f16, f64, i8, i32, i64, u8
+from tilewright.ops import elementwise as ew
+from tilewright.ops import samples as S
+from tilewright.ops.indexing import gather
+from tilewright.ops.reductions import amax, argmax, sum
+from tilewright.ops.shapes import axis_of, reduced_shape
+from tilewright.ops.views import reshape, slice
+
+# Runs of this many elements are sorted by counting: every element against every other, no search.
+RUN = 16
+
+
+def _check(name: str, axis: int, x: TensorType) -> None:
+    if not 0 <= axis < x.rank:
+        raise Invalid(f"{name}: axis {axis} is not an axis of {x!r}")
+    if not isinstance(x.shape[axis], int):
+        raise Unsupported(
+            f"{name} along axis {axis} of {x!r}: its size is not known when compiling",
+            hint="make this dimension static (dynamic=False, or mark_static)",
+        )
+
+
+class _Line:
+    """One axis of a tensor: positions along it, everything else passed through."""
+
+    def __init__(self, x: Tensor, axis: int) -> None:
+        size = x.shape[axis]
+        assert isinstance(size, int)
+        self.shape, self.axis, self.size = x.shape, axis, size
+
+    def compute(self, body: Callable[[tuple[Dim, ...], Dim], Any], name: str) -> Tensor:
+        return expr.compute(self.shape, lambda *i: body(i, i[self.axis]), name=name)
+
+    def read(self, x: Tensor, i: tuple[Dim, ...], at: Dim | Value) -> Value:
+        """x at position `at` of the line through i; a position from data is kept in range."""
+        if isinstance(at, Value):
+            at = fn("min", fn("max", at, 0), self.size - 1).as_dim()
+        return x[i[: self.axis] + (at,) + i[self.axis + 1 :]]
+
+
+def _before(a: Value, b: Value, descending: bool) -> Value:
+    """Must a come before b, in strict order?"""
+    if descending:
+        a, b = b, a
+    less = a < b
+    if a.dtype.is_float:
+        less = less | (b.ne(b) & a.eq(a))
+    return less
+
+
+def _runs(x: Tensor, line: _Line, descending: bool) -> Tensor:
+    """Which element comes to each position when every run of RUN elements is sorted by itself."""
+    width = min(RUN, line.size)
+
+    def rank(i: tuple[Dim, ...], p: Dim) -> Value:
+        """How many elements of its run go before the element at p."""
+        start = D.floordiv(p, width) * width
+        mine = line.read(x, i, p)
+
+        def ahead(r: Dim) -> Value:
+            q = start + r
+            inside = expr.index(q) < line.size
+            other = line.read(x, i, D.minimum(q, line.size - 1))
+            tie = (expr.index(q) < expr.index(p)) & ~_before(mine, other, descending)
+            return expr.cast(inside & (_before(other, mine, descending) | tie), i64)
+
+        return expr.reduce("add", (width,), ahead)
+
+    ranks = line.compute(rank, "rank")
+
+    def chosen(i: tuple[Dim, ...], p: Dim) -> Value:
+        start = D.floordiv(p, width) * width
+
+        def hit(r: Dim) -> Value:
+            q = start + r
+            here = line.read(ranks, i, D.minimum(q, line.size - 1)).eq(expr.index(p - start))
+            return select(here & (expr.index(q) < line.size), expr.index(q), expr.const(0, i64))
+
+        return expr.reduce("add", (width,), hit)
+
+    return line.compute(chosen, "run")
+
+
+def _merge(x: Tensor, line: _Line, width: int, descending: bool) -> Tensor:
+    """Which element comes to each position when sorted runs of `width` are merged in pairs."""
+    n = line.size
+
+    def chosen(i: tuple[Dim, ...], p: Dim) -> Value:
+        start = D.floordiv(p, 2 * width) * (2 * width)
+        middle = D.minimum(start + width, n)
+        left, right = middle - start, D.minimum(start + 2 * width, n) - middle
+        k = p - start
+        # Of the k elements before p, `taken` come from the left run: the largest number for which
+        # the last of them does not come after the right element it would displace.
+        taken: Value = expr.index(D.maximum(k - right, 0))
+        most = expr.index(D.minimum(k, left))
+        step = width
+        while step:
+            more = taken + step
+            ours = line.read(x, i, more + expr.index(start - 1))
+            theirs = line.read(x, i, expr.index(middle + k) - more)
+            fits = (more <= most) & ~_before(theirs, ours, descending)
+            taken = taken + select(fits, expr.const(step, i64), 0)
+            step //= 2
+        from_left, from_right = taken + expr.index(start), expr.index(middle + k) - taken
+        left_over = taken < expr.index(left)
+        right_over = expr.index(k) - taken < expr.index(right)
+        ours, theirs = line.read(x, i, from_left), line.read(x, i, from_right)
+        use_left = left_over & (~right_over | ~_before(theirs, ours, descending))
+        return select(use_left, from_left, from_right)
+
+    return line.compute(chosen, "merge")
+
+
+@operator
+class Sort(Op):
+    """Values in order, and where each came from. Equal elements keep their order."""
+
+    axis: int
+    descending: bool
+
+    def infer(self, x: TensorType) -> TupleType:
+        _check(self.name, self.axis, x)
+        return TupleType((x, TensorType(i64, x.shape)))
+
+    def program(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        line = _Line(x, self.axis)
+        if line.size == 0:
+            return line.compute(lambda i, p: x[i], "v"), line.compute(
+                lambda i, p: expr.index(p), "p"
+            )
+
+        def follow(t: Tensor, source: Tensor, name: str) -> Tensor:
+            return line.compute(lambda i, p: line.read(t, i, source[i]), name)
+
+        places = _runs(x, line, self.descending)
+        values = follow(x, places, "values")
+        width = RUN
+        while width < line.size:
+            source = _merge(values, line, width, self.descending)
+            values, places = follow(values, source, "values"), follow(places, source, "places")
+            width *= 2
+        return values, places
+
+    def reference(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self.descending:
+            back = np.argsort(np.flip(x, self.axis), axis=self.axis, kind="stable")
+            order = x.shape[self.axis] - 1 - np.flip(back, self.axis)
+        else:
+            order = np.argsort(x, axis=self.axis, kind="stable")
+        return np.take_along_axis(x, order, self.axis), order.astype(np.int64)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for descending in (False, True):
+            for n in (1, 2, 7, 16, 17, 33, 100):
+                yield S.case(cls(1, descending), S.normal(3, n))
+            yield S.case(cls(0, descending), S.integers(50, 2, lo=0, hi=5))
+            yield S.case(cls(1, descending), S.extremes(2, 40))
+            yield S.case(cls(0, descending), S.extremes(14, dtype=f64), dtype=f64)
+            yield S.case(cls(1, descending), S.normal(2, 20, 3), dtype=bf16)
+            yield S.case(cls(0, descending), S.normal(21), dtype=f16)
+            yield S.case(cls(0, descending), S.booleans(20))
+        yield S.case(cls(0, False), S.extremes(19, dtype=i8))
+        yield S.case(cls(0, True), S.integers(18, lo=0, hi=255, dtype=u8))
+        yield S.case(cls(0, False), S.integers(18, dtype=i32))
+        yield S.case(cls(1, False), S.normal(2, 0))
+        yield S.case(cls(1, True), S.normal(0, 3))
+
+
+@operator
+class Topk(Op):
+    """The k largest (or smallest), in order, and where they are."""
+
+    k: int
+    axis: int
+    largest: bool
+
+    def infer(self, x: TensorType) -> TupleType:
+        _check(self.name, self.axis, x)
+        n = x.shape[self.axis]
+        if not isinstance(n, int) or not 0 <= self.k <= n:
+            raise Invalid(f"topk: k={self.k} of axis {self.axis} of {x!r}", hint=f"0 <= k <= {n}")
+        shape = x.shape[: self.axis] + (self.k,) + x.shape[self.axis + 1 :]
+        return TupleType((TensorType(x.dtype, shape), TensorType(i64, shape)))
+
+    def compose(self, x: Node) -> tuple[Node, Node]:
+        # Not for the smallest: argmin takes NaN for the smallest, sorting for the largest.
+        if self.k == 1 and self.largest:
+            return amax(x, (self.axis,), True), argmax(x, self.axis, True)
+        values, places = sort(x, self.axis, self.largest)
+        return slice(values, self.axis, 0, self.k), slice(places, self.axis, 0, self.k)
+
+    def reference(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values, places = Sort(self.axis, self.largest).reference(x)
+        first = range(self.k)
+        return values.take(first, self.axis), places.take(first, self.axis)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for largest in (True, False):
+            yield S.case(cls(3, 1, largest), S.normal(4, 20))
+            yield S.case(cls(1, 0, largest), S.normal(9, 3), dtype=bf16)
+            yield S.case(cls(1, 1, largest), S.extremes(2, 14))
+            yield S.case(cls(2, 1, largest), S.integers(3, 5, 2))
+            yield S.case(cls(0, 0, largest), S.normal(4))
+            yield S.case(cls(2, 1, largest), S.normal(0, 3), dtype=f16)
+
+
+def _median(x: Node, axis: int, keepdims: bool, ignore_nan: bool) -> tuple[Node, Node]:
+    n = x.shape[axis]
+    assert isinstance(n, int)
+    values, places = sort(x, axis)
+    if x.dtype.is_float:
+        # Sorting leaves the NaNs, in their order, at the end.
+        nans = sum(ew.cast(ew.isnan(x), i64), (axis,), True)
+        if ignore_nan:
+            at = ew.maximum(ew.sar(ew.sub(n - 1, nans), 1), 0)
+        else:
+            at = ew.where(ew.eq(nans, 0), (n - 1) // 2, ew.sub(n, nans))
+        pair = gather(values, at, axis), gather(places, at, axis)
+    else:
+        at = (n - 1) // 2
+        pair = slice(values, axis, at, at + 1), slice(places, axis, at, at + 1)
+    shape = reduced_shape(x.shape, (axis,), keepdims)
+    return reshape(pair[0], shape), reshape(pair[1], shape)
+
+
+def _median_type(name: str, axis: int, keepdims: bool, x: TensorType) -> TupleType:
+    _check(name, axis, x)
+    if x.shape[axis] == 0:
+        raise Invalid(f"{name}: axis {axis} of {x!r} is empty: it has no middle")
+    shape = reduced_shape(x.shape, (axis,), keepdims)
+    return TupleType((TensorType(x.dtype, shape), TensorType(i64, shape)))
+
+
+def _median_reference(
+    x: np.ndarray, axis: int, keepdims: bool, ignore_nan: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    rows = np.moveaxis(x, axis, -1)
+    values, places = np.zeros(rows.shape[:-1], x.dtype), np.zeros(rows.shape[:-1], np.int64)
+    for at in np.ndindex(rows.shape[:-1]):
+        row = rows[at]
+        nan = [k for k, v in enumerate(row.tolist()) if v != v]
+        good = sorted((v, k) for k, v in enumerate(row.tolist()) if v == v)
+        place = good[(len(good) - 1) // 2][1] if good and (ignore_nan or not nan) else nan[0]
+        values[at], places[at] = row[place], place
+    if keepdims:
+        values, places = np.expand_dims(values, axis), np.expand_dims(places, axis)
+    return values, places
+
+
+def _median_samples(cls: Any) -> Iterator[Sample]:
+    yield S.case(cls(1, False), S.normal(4, 7))
+    yield S.case(cls(0, True), S.normal(20, 3), dtype=bf16)
+    yield S.case(cls(1, False), S.extremes(3, 5))
+    yield S.case(cls(0, False), S.extremes(6, 5, dtype=f64), dtype=f64)
+    yield S.case(cls(0, False), np.full((4,), np.nan, np.float32))
+    yield S.case(cls(1, True), S.integers(3, 8))
+    yield S.case(cls(0, False), S.integers(17, dtype=u8))
+    yield S.case(cls(0, False), S.normal(1), dtype=f16)
+    yield S.case(cls(1, False), S.normal(0, 3))
+
+
+@operator
+class Median(Op):
+    """The lower median and its index; NaN, and the first one's index, where the row has one."""
+
+    axis: int
+    keepdims: bool
+
+    def infer(self, x: TensorType) -> TupleType:
+        return _median_type(self.name, self.axis, self.keepdims, x)
+
+    def compose(self, x: Node) -> tuple[Node, Node]:
+        return _median(x, self.axis, self.keepdims, ignore_nan=False)
+
+    def reference(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return _median_reference(x, self.axis, self.keepdims, ignore_nan=False)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield from _median_samples(cls)
+
+
+@operator
+class Nanmedian(Op):
+    """The lower median of what is not NaN."""
+
+    axis: int
+    keepdims: bool
+
+    def infer(self, x: TensorType) -> TupleType:
+        return _median_type(self.name, self.axis, self.keepdims, x)
+
+    def compose(self, x: Node) -> tuple[Node, Node]:
+        return _median(x, self.axis, self.keepdims, ignore_nan=True)
+
+    def reference(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return _median_reference(x, self.axis, self.keepdims, ignore_nan=True)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield from _median_samples(cls)
+
+
+def _pair(op: Callable[[int], Op], name: str, x: Node, axis: int) -> tuple[Node, Node]:
+    """Both outputs; a 0-d tensor is a line of one element."""
+    axis = axis_of(name, axis, x.rank)
+    n = node(op(axis), x if x.rank else reshape(x, (1,)))
+    return item(n, 0), item(n, 1)
+
+
+def sort(x: Node, axis: int = -1, descending: bool = False) -> tuple[Node, Node]:
+    """(values, indices), stable."""
+    values, places = _pair(lambda a: Sort(a, descending), "sort", x, axis)
+    return reshape(values, x.shape), reshape(places, x.shape)
+
+
+def topk(x: Node, k: int, axis: int = -1, largest: bool = True) -> tuple[Node, Node]:
+    """(values, indices) of the k largest or smallest, in order."""
+    values, places = _pair(lambda a: Topk(k, a, largest), "topk", x, axis)
+    return (values, places) if x.rank else (reshape(values, ()), reshape(places, ()))
+
+
+def median(x: Node, axis: int = -1, keepdims: bool = False) -> tuple[Node, Node]:
+    """(values, indices); of an even number the lower of the two in the middle."""
+    return _reduced(lambda a: Median(a, keepdims), "median", x, axis)
+
+
+def nanmedian(x: Node, axis: int = -1, keepdims: bool = False) -> tuple[Node, Node]:
+    """(values, indices) of the median of what is not NaN."""
+    return _reduced(lambda a: Nanmedian(a, keepdims), "nanmedian", x, axis)
+
+
+def _reduced(op: Callable[[int], Op], name: str, x: Node, axis: int) -> tuple[Node, Node]:
+    values, places = _pair(op, name, x, axis)
+    return (values, places) if x.rank else (reshape(values, ()), reshape(places, ()))
