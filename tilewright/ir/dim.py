@@ -240,7 +240,7 @@ def var(name: str, extent: Dim) -> Int:
 
 def data(value: Any) -> Int:
     """An index that is read from memory. `value` is an integer ir.expr.Value."""
-    x = _from_atom(_intern(("data", value), lambda: Data(value), f"${{{value!r}}}"))
+    x = _from_atom(_intern(("data", value), lambda: Data(value), f"${{{value.label()}}}"))
     assert isinstance(x, Int)
     return x
 
@@ -285,7 +285,8 @@ def bounds(x: Dim) -> tuple[int, int]:
 
 
 def _sat(v: int) -> int:
-    return max(-INF, min(INF, v))
+    """Anything near infinity is infinite: INF - 1 is no bound."""
+    return INF if v >= INF // 2 else -INF if v <= -(INF // 2) else v
 
 
 def _atom_bounds(atom: Atom) -> tuple[int, int]:

@@ -92,6 +92,8 @@ def _shr(x: Any, n: Any) -> Any:
 
 
 def _sar(x: Any, n: Any) -> Any:
+    if np.asarray(x).dtype.kind == "u":
+        return _shr(x, n)
     top = np.asarray(x).dtype.itemsize * 8 - 1
     return np.right_shift(x, np.where(_shift_ok(x, n), n, top)).astype(np.asarray(x).dtype)
 

@@ -149,7 +149,9 @@ class _Builder:
         table: dict[Sym, Dim] = {a: D.as_int(b) for a, b in zip(t.axes, axes, strict=True)}
         self.buffers[buffer] = Buffer(buffer, t.dtype, t.shape, scope)
         body = rewrite(t.body, table, named)
-        if isinstance(body, Reduce) and t.kind == "compute":
+        # An output that is a reduction becomes a local reduction and a copy: every output has a plain store,
+        # which is where a schedule places everything else.
+        if isinstance(body, Reduce) and t.kind == "compute" and scope != "out":
             self.reduce(buffer, axes, body)
             return
         body = self.hoist(body, axes)
@@ -175,9 +177,10 @@ class _Builder:
 
     def hoist(self, v: Value, axes: tuple[Sym, ...]) -> Value:
         """Reductions inside an expression become stages of their own, over the axes they depend on."""
+        keep_all = isinstance(v, Reduce)  # the whole value: its axes are the stage's own
 
         def out(r: Reduce) -> Value:
-            used = [a for a in axes if a in r.symbols()]
+            used = [a for a in axes if a in r.symbols() or keep_all]
             name = self.fresh()
             mine = tuple(D.the_sym(D.var(axis_name(name, k), extent(a))) for k, a in enumerate(used))
             self.buffers[name] = Buffer(name, r.dtype, tuple(extent(a) for a in used), "local")

@@ -100,6 +100,7 @@ class _Module:
         f.loop(s, lo, hi)
         head = f"define internal void @{name}(ptr %ctx, i64 %chunk) nounwind {{"
         self.functions.append("\n".join([head, *f.lines(), "  ret void", "}"]))
+        self.arith.put = main.put
 
 
 def _flat(code: list[Any]) -> Iterator[str]:
@@ -223,6 +224,16 @@ class _Function:
             total = p if not total else self.put(f"add i64 {total}, {p}")
         return total
 
+    def _offset(self, terms: list[tuple[int, tuple[str, ...]]], level: int) -> str:
+        """A sum of terms, shared between the addresses that need it."""
+        key = ("sum", tuple(terms))
+        for l in self.levels[: self.depth + 1]:
+            if key in l.memo:
+                return l.memo[key]
+        with self._Hoist(self, level):
+            r = self.levels[min(level, self.depth)].memo[key] = self._sum(terms)
+        return r
+
     def _constants(self, syms: frozenset[Sym]) -> tuple[Any, ...]:
         return tuple((s, e) for s in syms if isinstance(e := self.env.get(s), int))
 
@@ -343,8 +354,8 @@ class _Function:
                 if found is not None:
                     break
             if found is None:
+                at = self._offset(terms[level], level)
                 with self._Hoist(self, reached):
-                    at = self._sum(terms[level])
                     found = self.put(f"getelementptr {t}, ptr {p}, i64 {at}")
                 self.levels[min(reached, self.depth)].memo[key] = found
             p = found

@@ -1,0 +1,294 @@
+"""Graph → program: the pipeline, as a table of contents.
+
+    simplify, decompose, pack operands, split off what depends on weights only
+    fuse → clusters;  plan memory → arena
+    per distinct cluster: group → trace → nest → LLVM text → object (from the cache where it is known)
+    one entry function over all of them → a program
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from tilewright.base import knobs
+from tilewright.base.cache import Cache
+from tilewright.base.errors import Invalid
+from tilewright.base.events import Log
+from tilewright.graph.cluster import Cluster, Fused
+from tilewright.graph.decompose import Decompose
+from tilewright.graph.fold import FoldConstants, split_weights
+from tilewright.graph.fuse import fuse
+from tilewright.graph.memory import Plan, plan
+from tilewright.graph.pack import PackOperands
+from tilewright.graph.simplify import Simplify
+from tilewright.ir import dim as D
+from tilewright.ir import passes
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Constant, Graph, Item, Literal, Node
+from tilewright.ir.target import Target
+from tilewright.ir.types import TensorType
+from tilewright.kernel.group import Group, build_group
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import print_trace
+from tilewright.kernel.text import group_text
+from tilewright.llvm.emit import emit
+from tilewright.llvm.entry import Action, Branch, Call, Copy, Entry, Slot, emit_entries
+from tilewright.llvm.objects import compile_object, object_key
+from tilewright.ops.control import Cond
+from tilewright.runtime import pool
+from tilewright.runtime.library import Library
+from tilewright.runtime.program import KernelInfo, Program
+from tilewright.targets import default as default_target
+
+ALIGN = 64
+
+
+@dataclass(frozen=True)
+class Options:
+    target: Target | None = None
+    fold_weights: bool = True
+    pack: bool = True
+
+
+def prepare(graph: Graph, options: Options, target: Target, log: Log) -> Graph:
+    """The passes before fusion."""
+    table: list[passes.Pass] = [Simplify(), Decompose(), Simplify(), FoldConstants()]
+    if options.pack:
+        table.append(PackOperands(target))
+    table.append(Simplify())
+    return passes.run(table, graph, log)
+
+
+def compile_graph(graph: Graph, options: Options | None = None, log: Log | None = None) -> Program:
+    """Native code for a graph without host calls. Raises Unsupported where a part has no native form."""
+    options, log = options or Options(), log if log is not None else Log()
+    target = options.target or default_target()
+    began = time.perf_counter()
+    ready = prepare(graph, options, target, log)
+    builder = _Builder(target, log)
+    prologue_program: Program | None = None
+    weights: tuple[int, ...] = ()
+    if options.fold_weights and any(n.op.role == "weight" for n in ready.inputs):  # type: ignore[attr-defined]
+        prologue, ready = split_weights(ready)
+        if prologue.outputs:
+            position = {n: k for k, n in enumerate(graph.inputs)}
+            weights = tuple(position[n] for n in prologue.inputs)
+            prologue_program = _Builder(target, log).program(prologue, len(prologue.inputs))
+    program = builder.program(ready, len(graph.inputs), graph.inputs)
+    program = replace(program, weights=weights, prologue=prologue_program)
+    program.details["seconds"] = time.perf_counter() - began
+    log.add(
+        "compile",
+        f"{graph.name}: {len(program.kernels)} kernels in {program.details['seconds']:.2f} s",
+        kernels=sum(k.calls for k in program.kernels),
+        fallbacks=[],
+    )
+    return program
+
+
+@dataclass
+class _Kernel:
+    symbol: str
+    group: Group
+    text: str
+    names: list[str] = field(default_factory=list)
+    trace: str = ""
+    image: bytes = b""
+    dims: tuple[str, ...] = ()
+    cached: bool = False
+    seconds: float = 0.0
+    places: set[str] = field(default_factory=set)
+
+
+class _Builder:
+    """Collects kernels, compiles the distinct ones, writes the entry."""
+
+    def __init__(self, target: Target, log: Log) -> None:
+        self.target, self.log = target, log
+        self.cache = Cache.from_knobs(log)
+        self.kernels: dict[str, _Kernel] = {}
+        self.entries: list[Entry] = []
+        self.constants: dict[Literal, int] = {}
+        self.first_constant = 0
+
+    def program(self, graph: Graph, given: int, order: Sequence[Node] = ()) -> Program:
+        """`given` inputs come from the caller; constants follow them, then what the prologue folds."""
+        own = list(order or graph.inputs)
+        own = own[:given]
+        folded = [n for n in graph.inputs if n not in own]
+        self.first_constant = given
+        literals = self._literals(graph)
+        self.constants = {x: given + k for k, x in enumerate(literals)}
+        inputs = {n: k for k, n in enumerate(own)}
+        inputs |= {n: given + len(literals) + k for k, n in enumerate(folded)}
+        symbol = f"tw_{hashlib.sha256(graph.name.encode()).hexdigest()[:8]}"
+        entry, arena = self.entry(graph, symbol, inputs)
+        self._compile()
+        text = emit_entries(self.entries)
+        key = object_key(text, self.target)
+        image = self.cache.get("entry", key)
+        if image is None:
+            image = compile_object(text, self.target)
+            self.cache.put("entry", key, image)
+        images = [k.image for k in self.kernels.values()]
+        library = Library([*images, image], {"tw_parallel": pool.address()})
+        infos = tuple(
+            KernelInfo(k.names[0], k.symbol, k.text, k.trace, len(k.names), k.cached, k.seconds, tuple(sorted(k.places)))
+            for k in self.kernels.values()
+        )
+        types = tuple(n.ttype for n in own)
+        outs = tuple(n.ttype for n in graph.outputs)
+        program = Program(types, outs, entry.dims, library, symbol, arena, tuple(literals), infos)
+        program.details["fused"] = self.fused
+        program.details["plan"] = self.plan
+        return program
+
+    def _literals(self, graph: Graph) -> list[Literal]:
+        found: dict[Literal, None] = {}
+        for n in graph.nodes():
+            if isinstance(n.op, Constant):
+                found[n.op.literal] = None
+            if isinstance(n.op, Cond):
+                for g in (n.op.then, n.op.other):
+                    found.update(dict.fromkeys(self._literals(g)))
+        return list(found)
+
+    def entry(self, graph: Graph, symbol: str, inputs: dict[Node, int]) -> tuple[Entry, Dim]:
+        fused = fuse(graph, self.log)
+        p = plan(fused)
+        self.fused, self.plan = fused, p
+        where = _Where(p, inputs, self.constants)
+        dims = tuple(sorted(_dims(fused.graph)))
+        actions: list[Action] = []
+        extra: Dim = 0
+        for c in fused.clusters:
+            if any(isinstance(n.op, Cond) for n in c.nodes):
+                branch, size = self._branch(c, where, symbol, len(actions), p.size)
+                actions.append(branch)
+                extra = D.maximum(extra, size)
+                continue
+            if any(o.ttype.size == 0 for o in c.outputs):
+                continue
+            k = self._kernel(c, fused, p)
+            args = (*(where(x) for x in c.inputs), *(where(o) for o in c.outputs))
+            actions.append(Call(k.symbol, args, k.dims))
+        for out, source in p.copies:
+            size = source.ttype.size * source.dtype.bytes
+            actions.append(Copy(Slot("out", out), where(source), size))
+        e = Entry(symbol, tuple(actions), dims)
+        self.entries.append(e)
+        return e, p.size + extra
+
+    def _branch(self, c: Cluster, where: _Where, symbol: str, k: int, base: Dim) -> tuple[Branch, Dim]:
+        (n,) = (x for x in c.nodes if isinstance(x.op, Cond))
+        assert isinstance(n.op, Cond)
+        # Constants are handed down as inputs after the branch's own.
+        passed = tuple(where(x) for x in n.inputs[1:])
+        shared = sorted(self.constants.items(), key=lambda kv: kv[1])
+        saved = self.constants
+        sizes: list[Dim] = []
+        names, sub_dims = [], []
+        kept = (self.fused, self.plan)
+        for label, g in (("then", n.op.then), ("else", n.op.other)):
+            self.constants = {x: len(passed) + j for j, (x, _) in enumerate(shared)}
+            ins = {x: j for j, x in enumerate(g.inputs)}
+            e, size = self.entry(g, f"{symbol}_{label}{k}", ins)
+            names.append(e.symbol)
+            sub_dims.append(e.dims)
+            sizes.append(size)
+        self.fused, self.plan = kept
+        self.constants = saved
+        ins = (*passed, *(Slot("in", j) for _, j in shared))
+        items = {x.op.k: x for x in c.outputs if isinstance(x.op, Item)}
+        count = len(n.op.then.outputs)
+        missing = [j for j in range(count) if j not in items]
+        if missing:
+            raise Invalid(f"output {missing[0]} of cond is not stored anywhere")
+        outs = tuple(where(items[j]) for j in range(count))
+        b = Branch(where(n.inputs[0]), names[0], names[1], ins, outs, (sub_dims[0], sub_dims[1]), base)
+        return b, D.maximum(sizes[0], sizes[1])
+
+    def _kernel(self, c: Cluster, fused: Fused, p: Plan) -> _Kernel:
+        place = {o: i for o, i in p.in_place.items() if o in c.outputs}
+        group = build_group("kernel", c.nodes, c.inputs, c.outputs, place)
+        text = group_text(group)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        k = self.kernels.get(digest)
+        if k is None:
+            symbol = f"k_{digest}"
+            k = _Kernel(symbol, replace(group, name=symbol), text, dims=group.dims())
+            self.kernels[digest] = k
+        k.names.append(_label(c))
+        for n in c.nodes:
+            k.places |= {str(x) for x in fused.graph.places.get(n, ())}
+        return k
+
+    def _compile(self) -> None:
+        """Objects for the distinct kernels, from the cache or in parallel."""
+        todo = []
+        for k in self.kernels.values():
+            key = f"{self.target.key()}\n{k.text}"
+            hit = self.cache.get("kernel", key)
+            if hit is not None:
+                head, _, k.image = hit.partition(b"\n")
+                k.trace = json.loads(head)
+                k.cached = True
+            else:
+                todo.append((k, key))
+
+        def work(item: tuple[_Kernel, str]) -> None:
+            k, key = item
+            began = time.perf_counter()
+            trace, nest = default_schedule(k.group, self.target)
+            k.trace = print_trace(trace)
+            k.image = compile_object(emit(nest, self.target), self.target)
+            k.seconds = time.perf_counter() - began
+            self.cache.put("kernel", key, json.dumps(k.trace).encode() + b"\n" + k.image)
+
+        jobs = knobs.compile_jobs.get() or self.target.cores or 1
+        if len(todo) > 1 and jobs > 1:
+            with ThreadPoolExecutor(jobs) as executor:
+                list(executor.map(work, todo))
+        else:
+            for item in todo:
+                work(item)
+
+
+class _Where:
+    """Where each stored value lives."""
+
+    def __init__(self, p: Plan, inputs: dict[Node, int], constants: dict[Literal, int]) -> None:
+        self.plan, self.inputs, self.constants = p, inputs, constants
+
+    def __call__(self, n: Node) -> Slot:
+        kind, at = self.plan.where(n)
+        if kind == "output":
+            assert isinstance(at, int)
+            return Slot("out", at)
+        if not isinstance(at, Node):
+            return Slot("arena", at)
+        if at in self.inputs:
+            return Slot("in", self.inputs[at])
+        if isinstance(at.op, Constant):
+            return Slot("in", self.constants[at.op.literal])
+        raise Invalid(f"{at!r} has no storage")
+
+
+def _dims(graph: Graph) -> set[str]:
+    out: set[str] = set()
+    for n in graph.nodes():
+        items = (n.type,) if isinstance(n.type, TensorType) else n.type.items
+        for t in items:
+            for d in t.shape:
+                out |= {s.name for s in D.symbols(d)}
+    return out
+
+
+def _label(c: Cluster) -> str:
+    names = [n.op.name for n in c.nodes if not isinstance(n.op, (Item, Constant))]
+    return f"{c.kind}({'+'.join(names[:6])}{'+…' if len(names) > 6 else ''})"

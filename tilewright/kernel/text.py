@@ -1,0 +1,262 @@
+"""Groups and nests as text, and back.
+
+    group k where s0: 1..
+      in a0: f32[s0,768]
+      out y0: f32[s0]
+      local t0: f32[s0]
+      t0[t0.i0] max= a0[t0.i0,t0.r0] for t0.i0 in s0, t0.r0 in 768 from -inf
+      y0[y0.i0] = t0[y0.i0] for y0.i0 in s0
+
+    nest k where s0: 1..
+      …
+      parallel y0.i0 in s0 grain 4:
+        alloc t0
+        t0[0] = -inf
+        for t0.r0 in 768:
+          t0: t0[0] max= a0[y0.i0,t0.r0]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.expr import Value, extent
+from tilewright.ir.reader import Reader
+from tilewright.ir.types import DTYPES
+from tilewright.ir.value_text import (
+    Scope,
+    declare,
+    dim_text,
+    parse_dim,
+    parse_value,
+    read_dim,
+    read_sym,
+    sym_text,
+    value_text,
+)
+from tilewright.kernel.group import Buffer, Group, Stage
+from tilewright.kernel.nest import KINDS, Alloc, Loop, Nest, Stmt, Store
+
+_LOOP = {"serial": "for", "parallel": "parallel", "unroll": "unroll", "lane": "lane"}
+
+
+# ---- printing
+
+
+def _head(what: str, name: str, dims: set[Sym]) -> str:
+    where = ", ".join(sym_text(s) for s in declare(dims))
+    return f"{what} {name}" + (f" where {where}" if where else "")
+
+
+def _buffer_text(b: Buffer) -> str:
+    return f"  {b.scope} {b.name}: {b.dtype}[{','.join(map(dim_text, b.shape))}]"
+
+
+def _at(name: str, index: tuple[Dim, ...]) -> str:
+    return f"{name}[{','.join(map(dim_text, index))}]"
+
+
+def stage_text(s: Stage) -> str:
+    loops = ", ".join(f"{a.name} in {dim_text(extent(a))}" for a in (*s.axes, *s.raxes))
+    text = f"{_at(s.name, s.where)} {s.combine or ''}= {value_text(s.value)}"
+    text += f" for {loops}" if loops else " for once"
+    if s.ordered:
+        text += " in order"
+    if s.init is not None:
+        text += f" from {value_text(s.init)}"
+    return text
+
+
+def group_text(g: Group) -> str:
+    lines = [_head("group", g.name, g.dim_symbols()), *map(_buffer_text, g.buffers)]
+    return "\n".join([*lines, *(f"  {stage_text(s)}" for s in g.stages)]) + "\n"
+
+
+def nest_text(n: Nest) -> str:
+    lines = [_head("nest", n.name, set(n.dims)), *map(_buffer_text, n.buffers)]
+    _body(n.body, 1, lines)
+    return "\n".join(lines) + "\n"
+
+
+def _body(body: tuple[Stmt, ...], depth: int, out: list[str]) -> None:
+    pad = "  " * depth
+    for s in body:
+        if isinstance(s, Loop):
+            grain = f" grain {s.grain}" if s.kind == "parallel" else ""
+            out.append(f"{pad}{_LOOP[s.kind]} {s.name} in {dim_text(s.extent)}{grain}:")
+            _body(s.body, depth + 1, out)
+        elif isinstance(s, Alloc):
+            out.append(f"{pad}alloc {s.buffer}")
+        else:
+            out.append(f"{pad}{s.stage}: {_at(s.buffer, s.index)} {s.combine or ''}= {value_text(s.value)}")
+
+
+# ---- parsing
+
+
+@dataclass
+class _Lines:
+    """Non-empty lines with their number and depth of indentation."""
+
+    lines: list[tuple[int, int, str]]
+
+    @staticmethod
+    def of(text: str) -> _Lines:
+        out = []
+        for k, line in enumerate(text.splitlines(), 1):
+            if line.strip() and not line.strip().startswith("#"):
+                out.append((k, (len(line) - len(line.lstrip())) // 2, line.strip()))
+        return _Lines(out)
+
+
+def _fail(number: int, line: str, what: str) -> Invalid:
+    return Invalid(f"line {number}: {what}: {line!r}")
+
+
+def _read_head(what: str, lines: _Lines) -> tuple[str, Scope, list[Sym]]:
+    if not lines.lines:
+        raise Invalid(f"empty text where a {what} was expected")
+    number, _, line = lines.lines.pop(0)
+    r = Reader(line, what)
+    if r.name("a word") != what:
+        raise _fail(number, line, f"expected '{what} NAME'")
+    name = r.name("a name")
+    scope = Scope()
+    dims: list[Sym] = []
+    if r.take("where"):
+        while True:
+            s = read_sym(r, scope)
+            dims.append(s)
+            scope = scope.binding(s)
+            if not r.take(","):
+                break
+    r.end()
+    return name, scope, dims
+
+
+def _read_buffers(lines: _Lines, scope: Scope) -> tuple[list[Buffer], Scope]:
+    out: list[Buffer] = []
+    while lines.lines:
+        number, depth, line = lines.lines[0]
+        scope_name, _, rest = line.partition(" ")
+        if depth != 1 or scope_name not in ("in", "out", "local", "register") or ": " not in rest:
+            break
+        lines.lines.pop(0)
+        name, _, t = rest.partition(": ")
+        dtype, _, shape = t.partition("[")
+        if dtype not in DTYPES or not shape.endswith("]"):
+            raise _fail(number, line, "expected NAME: dtype[dims]")
+        r = Reader(shape[:-1] + "]", "shape")
+        dims = r.several(lambda r=r: read_dim(r, scope), "]")
+        out.append(Buffer(name, DTYPES[dtype], tuple(dims), scope_name))
+    buffers = {b.name: b.dtype for b in out}
+    return out, Scope(buffers, scope.symbols)
+
+
+def _split_access(text: str, number: int, line: str) -> tuple[str, str, str]:
+    """`name[index] rest` → (name, index, rest); brackets nest."""
+    at = text.find("[")
+    if at < 0:
+        raise _fail(number, line, "expected NAME[index]")
+    level = 0
+    for k in range(at, len(text)):
+        level += {"[": 1, "]": -1}.get(text[k], 0)
+        if level == 0:
+            return text[:at], text[at + 1 : k], text[k + 1 :].strip()
+    raise _fail(number, line, "a bracket is not closed")
+
+
+def _read_index(text: str, scope: Scope) -> tuple[Dim, ...]:
+    r = Reader(text + "]", "index")
+    return tuple(r.several(lambda: read_dim(r, scope), "]"))
+
+
+def _last(text: str, mark: str) -> tuple[str, str] | None:
+    """Split at the last top-level ` mark `."""
+    level = 0
+    for k in range(len(text) - 1, -1, -1):
+        level += {")": 1, "]": 1, "}": 1, "(": -1, "[": -1, "{": -1}.get(text[k], 0)
+        if level == 0 and text.startswith(f" {mark} ", k):
+            return text[:k], text[k + len(mark) + 2 :]
+    return None
+
+
+def parse_group(text: str) -> Group:
+    lines = _Lines.of(text)
+    name, scope, _ = _read_head("group", lines)
+    buffers, scope = _read_buffers(lines, scope)
+    stages = [_read_stage(number, line, scope, buffers) for number, _, line in lines.lines]
+    return Group(name, tuple(buffers), tuple(stages))
+
+
+def _read_stage(number: int, line: str, scope: Scope, buffers: list[Buffer]) -> Stage:
+    name, index, rest = _split_access(line, number, line)
+    combine, eq, rest = rest.partition("= ")
+    shape = next((b.shape for b in buffers if b.name == name), None)
+    if not eq or shape is None:
+        raise _fail(number, line, "expected BUFFER[index] combine= value for …")
+    init_text = None
+    parts = _last(rest, "from")
+    if parts:
+        rest, init_text = parts
+    ordered = rest.endswith(" in order")
+    rest = rest.removesuffix(" in order")
+    parts = _last(rest, "for")
+    if not parts:
+        raise _fail(number, line, "expected 'for VARIABLE in EXTENT, …' or 'for once'")
+    body_text, loops = parts
+    axes: list[Sym] = []
+    inner = scope
+    for piece in [] if loops == "once" else loops.split(", "):
+        var, _, e = piece.partition(" in ")
+        s = D.the_sym(D.var(var, parse_dim(e, scope)))
+        axes.append(s)
+        inner = inner.binding(s)
+    init: Value | None = None
+    if init_text is not None:
+        over = [D.the_sym(D.var(f"{name}.init.i{k}", d)) for k, d in enumerate(shape)]
+        init = parse_value(init_text, scope.binding(*over))
+    data = [a for a in axes if not a.name.startswith(f"{name}.r")]
+    red = [a for a in axes if a.name.startswith(f"{name}.r")]
+    where = _read_index(index, inner)
+    value = parse_value(body_text, inner)
+    return Stage(name, tuple(data), tuple(red), where, value, combine.strip() or None, init, ordered)
+
+
+def parse_nest(text: str) -> Nest:
+    lines = _Lines.of(text)
+    name, scope, dims = _read_head("nest", lines)
+    buffers, scope = _read_buffers(lines, scope)
+    body = _read_body(lines, 1, scope)
+    if lines.lines:
+        number, _, line = lines.lines[0]
+        raise _fail(number, line, "unexpected indentation")
+    return Nest(name, tuple(buffers), body, tuple(sorted(dims, key=lambda s: s.name)))
+
+
+def _read_body(lines: _Lines, depth: int, scope: Scope) -> tuple[Stmt, ...]:
+    out: list[Stmt] = []
+    kinds = {_LOOP[k]: k for k in KINDS}
+    while lines.lines and lines.lines[0][1] == depth:
+        number, _, line = lines.lines.pop(0)
+        word, _, rest = line.partition(" ")
+        if word == "alloc":
+            out.append(Alloc(rest))
+        elif word in kinds and line.endswith(":"):
+            head, _, e = rest[:-1].partition(" in ")
+            e, _, grain = e.partition(" grain ")
+            s = D.the_sym(D.var(head, parse_dim(e, scope)))
+            body = _read_body(lines, depth + 1, scope.binding(s))
+            out.append(Loop(s, kinds[word], body, int(grain or 1)))
+        else:
+            stage, colon, rest = line.partition(": ")
+            if not colon:
+                raise _fail(number, line, "expected a loop, an alloc or a store")
+            name, index, rest = _split_access(rest, number, line)
+            combine, _, value = rest.partition("= ")
+            v = parse_value(value, scope)
+            out.append(Store(stage, name, _read_index(index, scope), v, combine.strip() or None))
+    return tuple(out)

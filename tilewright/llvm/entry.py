@@ -1,0 +1,183 @@
+"""The entry function of a program: every kernel call in order over one arena, so that Python makes one call.
+
+    void entry(ptr in, ptr out, ptr dims, ptr arena)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Union
+
+from tilewright.base.errors import Unsupported
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim, Int, Quo, Sym
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a value lives: in[k], out[k], or at a byte offset of the arena."""
+
+    kind: str  # "in", "out", "arena"
+    at: Dim
+
+
+@dataclass(frozen=True)
+class Call:
+    symbol: str
+    args: tuple[Slot, ...]
+    dims: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Copy:
+    target: Slot
+    source: Slot
+    size: Dim  # bytes
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One of two programs, by the byte at `predicate`. Both share the arena from `arena` on."""
+
+    predicate: Slot
+    then: str
+    other: str
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    dims: tuple[tuple[str, ...], tuple[str, ...]]
+    arena: Dim
+
+
+Action = Union[Call, Copy, Branch]
+
+
+@dataclass(frozen=True)
+class Entry:
+    symbol: str
+    actions: tuple[Action, ...]
+    dims: tuple[str, ...]
+
+
+def emit_entries(entries: Sequence[Entry]) -> str:
+    """One module with the entry functions (a program's own and those of its branches)."""
+    own = {e.symbol for e in entries}
+    needed = {a.symbol for e in entries for a in e.actions if isinstance(a, Call)} - own
+    lines = [f"declare void @{s}(ptr, ptr)" for s in sorted(needed)]
+    lines += [
+        "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
+        "declare i64 @llvm.smin.i64(i64, i64)",
+        "declare i64 @llvm.smax.i64(i64, i64)",
+    ]
+    for e in entries:
+        lines += _Writer(e).lines()
+    return "\n".join(lines) + "\n"
+
+
+class _Writer:
+    def __init__(self, e: Entry) -> None:
+        self.e = e
+        self.out: list[str] = []
+        self.count = 0
+        self.memo: dict[Dim, str] = {}
+
+    def put(self, text: str) -> str:
+        self.count += 1
+        self.out.append(f"  %v{self.count} = {text}")
+        return f"%v{self.count}"
+
+    def lines(self) -> list[str]:
+        e = self.e
+        width = max([len(a.args) for a in e.actions if isinstance(a, Call)] + [1])
+        deep = max([len(a.dims) for a in e.actions if isinstance(a, Call)] + [1])
+        head = [
+            f"define void @{e.symbol}(ptr %in, ptr %out, ptr %dims, ptr %arena) nounwind {{",
+            f"  %args = alloca [{width} x ptr], align 8",
+            f"  %sizes = alloca [{deep} x i64], align 8",
+        ]
+        self.values: dict[str, str] = {}
+        for k, name in enumerate(e.dims):
+            p = self.put(f"getelementptr i64, ptr %dims, i64 {k}")
+            self.values[name] = self.put(f"load i64, ptr {p}, align 8")
+        for a in e.actions:
+            if isinstance(a, Call):
+                self.call(a)
+            elif isinstance(a, Copy):
+                size = self.dim(a.size)
+                target, source = self.slot(a.target), self.slot(a.source)
+                self.out.append(f"  call void @llvm.memcpy.p0.p0.i64(ptr {target}, ptr {source}, i64 {size}, i1 false)")
+            else:
+                self.branch(a)
+        return [*head, *self.out, "  ret void", "}"]
+
+    def slot(self, s: Slot) -> str:
+        if s.kind == "arena":
+            return self.put(f"getelementptr i8, ptr %arena, i64 {self.dim(s.at)}")
+        p = self.put(f"getelementptr ptr, ptr %{s.kind}, i64 {s.at}")
+        return self.put(f"load ptr, ptr {p}, align 8")
+
+    def fill(self, array: str, t: str, values: Sequence[str]) -> None:
+        for k, v in enumerate(values):
+            p = self.put(f"getelementptr {t}, ptr {array}, i64 {k}")
+            self.out.append(f"  store {t} {v}, ptr {p}, align 8")
+
+    def call(self, a: Call) -> None:
+        self.fill("%args", "ptr", [self.slot(s) for s in a.args])
+        sizes = "%dims"
+        if a.dims != self.e.dims:
+            sizes = "%sizes"
+            self.fill(sizes, "i64", [self.values[d] for d in a.dims])
+        self.out.append(f"  call void @{a.symbol}(ptr %args, ptr {sizes})")
+
+    def branch(self, b: Branch) -> None:
+        self.count += 1
+        n = f"b{self.count}"
+        ins = self.put(f"alloca [{max(1, len(b.inputs))} x ptr], align 8")
+        outs = self.put(f"alloca [{max(1, len(b.outputs))} x ptr], align 8")
+        self.fill(ins, "ptr", [self.slot(s) for s in b.inputs])
+        self.fill(outs, "ptr", [self.slot(s) for s in b.outputs])
+        arena = self.put(f"getelementptr i8, ptr %arena, i64 {self.dim(b.arena)}")
+        byte = self.put(f"load i8, ptr {self.slot(b.predicate)}, align 1")
+        yes = self.put(f"icmp ne i8 {byte}, 0")
+        self.out.append(f"  br i1 {yes}, label %{n}.then, label %{n}.else")
+        for label, target, dims in (("then", b.then, b.dims[0]), ("else", b.other, b.dims[1])):
+            self.out.append(f"{n}.{label}:")
+            sizes = self.put(f"alloca [{max(1, len(dims))} x i64], align 8")
+            self.fill(sizes, "i64", [self.values[d] for d in dims])
+            self.out.append(f"  call void @{target}(ptr {ins}, ptr {outs}, ptr {sizes}, ptr {arena})")
+            self.out.append(f"  br label %{n}.end")
+        self.out.append(f"{n}.end:")
+        self.memo = {}
+
+    def dim(self, x: Dim) -> str:
+        if isinstance(x, int):
+            return str(x)
+        found = self.memo.get(x)
+        if found is None:
+            found = self.memo[x] = self._polynomial(x)
+        return found
+
+    def _polynomial(self, x: Int) -> str:
+        total = ""
+        for mono, c in x.terms:
+            p = str(c)
+            for atom in mono:
+                if isinstance(atom, Sym):
+                    f = self.values[atom.name]
+                elif isinstance(atom, Quo):
+                    f = self._quotient(atom)
+                else:
+                    raise Unsupported(f"a size depends on data: {atom}")
+                p = self.put(f"mul i64 {p}, {f}")
+            total = p if not total else self.put(f"add i64 {total}, {p}")
+        return total
+
+    def _quotient(self, q: Quo) -> str:
+        a, b = self.dim(q.a), self.dim(q.b)
+        if q.op in ("min", "max"):
+            return self.put(f"call i64 @llvm.s{q.op}.i64(i64 {a}, i64 {b})")
+        if D.bounds(q.a)[0] < 0:
+            raise Unsupported(f"a size divides what may be negative: {q}")
+        return self.put(f"{'udiv' if q.op == 'floordiv' else 'urem'} i64 {a}, {b}")
+
+
