@@ -8,7 +8,8 @@ object, common subexpressions vanish by construction. Variables bound by a defin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Union
 from weakref import WeakValueDictionary
@@ -26,9 +27,10 @@ _values: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 class Value:
     """A scalar. Subclasses: Const, Index, Load, Fn, Reduce."""
 
-    __slots__ = ("dtype", "_syms", "__weakref__")
+    __slots__ = ("__weakref__", "_label", "_syms", "dtype")
     dtype: DType
     _syms: frozenset[Sym] | None
+    _label: str | None
 
     def __add__(self, o: Scalarish) -> Value:
         return fn("add", self, o)
@@ -100,6 +102,20 @@ class Value:
     def _free(self) -> frozenset[Sym]:
         return frozenset().union(*(a.symbols() for a in self.args))
 
+    def label(self) -> str:
+        """Text that tells values apart, linear in their shared structure: long text is hashed.
+
+        (`repr` writes a shared operand out at every use, which for a binary search is exponential.)
+        """
+        if self._label is None:
+            text = repr(self) if not self.args else self._shallow()
+            digest = hashlib.blake2b(text.encode(), digest_size=12)
+            self._label = text if len(text) < 120 else f"~{digest.hexdigest()}"
+        return self._label
+
+    def _shallow(self) -> str:
+        raise NotImplementedError
+
     def substitute(self, table: Mapping[Sym, Dim]) -> Value:
         return rewrite(self, table=table)
 
@@ -162,8 +178,14 @@ class Fn(Value):
         return self._args
 
     def __repr__(self) -> str:
+        return self._show(map(repr, self._args))
+
+    def _shallow(self) -> str:
+        return self._show(a.label() for a in self._args)
+
+    def _show(self, args: Iterable[str]) -> str:
         name = f"cast<{self.dtype}>" if self.name == "cast" else self.name
-        return f"{name}({', '.join(map(repr, self._args))})"
+        return f"{name}({', '.join(args)})"
 
 
 class Reduce(Value):
@@ -183,8 +205,14 @@ class Reduce(Value):
         return (self.body.symbols() - set(self.axes)) | extents
 
     def __repr__(self) -> str:
+        return self._show(repr(self.body))
+
+    def _shallow(self) -> str:
+        return self._show(self.body.label())
+
+    def _show(self, body: str) -> str:
         axes = ", ".join(f"{a.name}<{extent(a)}" for a in self.axes)
-        return f"reduce({self.combine}, {axes})({self.body!r})"
+        return f"reduce({self.combine}, {axes})({body})"
 
 
 Scalarish = Union[Value, int, float, bool, Int]
@@ -200,7 +228,7 @@ def _intern(cls: type[Any], key: Any, **fields: Any) -> Any:
     found = _values.get((cls, *key))
     if found is None:
         found = cls.__new__(cls)
-        found._syms = None
+        found._syms = found._label = None
         for k, v in fields.items():
             object.__setattr__(found, k, v)
         found = _values.setdefault((cls, *key), found)
