@@ -14,15 +14,17 @@ from tilewright.graph.classify import facts
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Node, node
+from tilewright.ir.passes import Pass
 from tilewright.ir.types import TupleType
 from tilewright.ops.views import reshape
 
 
 @dataclass(frozen=True)
-class SinkReshapes:
+class SinkReshapes(Pass):
     """`f(reshape(x), …)` -> `reshape(f(x, …))` where x is a contraction or its epilogue."""
 
-    def __call__(self, graph: Graph, log: Log) -> Graph:
+    def apply(self, program: Graph, log: Log) -> Graph:
+        graph = program
         new: dict[Node, Node] = {}
         places = dict(graph.places)
         epilogue: set[Node] = set()  # contractions and elementwise work of their shape

@@ -45,7 +45,7 @@ class Fuse:
     cheap: int = 4  # scalar operations that are computed again rather than stored and loaded
 
     def __call__(self, graph: Graph, log: Log) -> Fused:
-        return _Fuser(SinkReshapes()(graph, log), log, self).run()
+        return _Fuser(SinkReshapes().apply(graph, log), log, self).run()
 
 
 def fuse(graph: Graph, log: Log) -> Fused:

@@ -1,0 +1,86 @@
+"""What a cluster costs: counted flops and bytes, and seconds by a roofline or by measurement.
+
+Counts come from definitions. Where someone has measured (a tuner, a database of records), the
+answer comes in as a callable and wins over the estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilewright.graph.classify import facts, flops, guess, nbytes
+from tilewright.graph.cluster import Cluster, Fused
+from tilewright.graph.regions import repeats, trace
+from tilewright.ir.node import Item, Node
+from tilewright.ir.target import Target
+
+Measured = Callable[[Cluster], float | None]
+"""Seconds that a cluster takes, or None where nobody knows."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Scalar operations, and bytes that cross the cluster's edge."""
+
+    flops: int
+    bytes_read: int
+    bytes_written: int
+
+    @property
+    def bytes(self) -> int:
+        return self.bytes_read + self.bytes_written
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.flops + other.flops,
+            self.bytes_read + other.bytes_read,
+            self.bytes_written + other.bytes_written,
+        )
+
+
+def work(c: Cluster) -> Work:
+    """Counts for one run. Elements are counted once however often a kernel reads them, and only
+    those it reads: a gather of ten rows does not count the whole table."""
+    own = set(c.nodes)
+    inlined = own - {n for n in c.nodes if facts(n).kind not in ("view",)}
+    read: dict[Node, int] = {}
+    for n in c.nodes:
+        f = facts(n)
+        if n in inlined or f.kind == "source" or isinstance(n.op, Item):
+            continue
+        for r in trace(n, inlined):
+            if r.source not in own:
+                points = repeats(r, f.domain)[0] if r.via else guess(r.source.ttype.size)
+                read[r.source] = read.get(r.source, 0) + points
+    bytes_read = sum(min(points, guess(x.ttype.size)) * x.dtype.bytes for x, points in read.items())
+    written = sum(guess(nbytes(o.ttype)) for o in c.outputs)
+    return Work(sum(flops(n) for n in c.nodes), bytes_read, written)
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A machine as two rates and a fixed price per kernel."""
+
+    flops_per_second: float
+    bytes_per_second: float
+    seconds_per_kernel: float = 2e-6
+    measured: Measured | None = None
+
+    @staticmethod
+    def of(target: Target, measured: Measured | None = None) -> Roofline:
+        """Rates that a core of this kind sustains: good for comparing plans, not for promises."""
+        per_cycle = target.lanes(32) * (4 if target.has_fma else 2)
+        return Roofline(2e9 * per_cycle * target.cores, 8e9 * max(1, target.cores), 2e-6, measured)
+
+    def seconds(self, c: Cluster) -> float:
+        known = self.measured(c) if self.measured is not None else None
+        if known is not None:
+            return known
+        w = work(c)
+        return self.seconds_per_kernel + max(
+            w.flops / self.flops_per_second, w.bytes / self.bytes_per_second
+        )
+
+    def total(self, fused: Fused) -> float:
+        return sum(map(self.seconds, fused.clusters))

@@ -1,0 +1,271 @@
+"""The static memory plan: one arena, offsets by lifetime, results in place where that is safe.
+
+Every value that a cluster stores gets an offset in one arena, unless it is a result of the program:
+then it is written to the caller's buffer. Reshapes share the storage of what they rename. Sizes may
+be symbolic; then offsets are sums of sizes, and a slot is used again only by what provably fits.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.graph.classify import facts, guess, nbytes
+from tilewright.graph.cluster import Cluster, Fused
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Load, Tensor, loads
+from tilewright.ir.node import Node
+from tilewright.ir.operator import stages
+
+ALIGNMENT = 64  # a cache line, and the widest vector
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Where every stored value lives. Sizes and offsets are bytes."""
+
+    size: Dim  # of the arena
+    offsets: Mapping[Node, Dim]  # in the arena
+    outputs: Mapping[Node, int]  # values stored in the buffer of the result at this position
+    aliases: Mapping[Node, Node]  # a reshape and the stored value or source whose bytes it names
+    in_place: Mapping[Node, Node]  # a cluster's output and its input that it overwrites
+    copies: tuple[tuple[int, Node], ...]  # results that are copied at the end, and from what
+    peak: int  # the arena's size, with usual values for symbols
+    lower_bound: int  # the most bytes of the arena alive at once: no plan is smaller
+
+    def where(self, x: Node) -> tuple[str, Dim | Node]:
+        """("arena", offset), ("output", position) or ("source", node)."""
+        base = self.aliases.get(x, x)
+        if base in self.outputs:
+            return "output", self.outputs[base]
+        if base in self.offsets:
+            return "arena", self.offsets[base]
+        return "source", base
+
+    def __str__(self) -> str:
+        return (
+            f"arena of {self.size} bytes for {len(self.offsets)} values, "
+            f"{len(self.in_place)} in place, {len(self.copies)} copied at the end"
+        )
+
+
+@dataclass
+class _Storage:
+    """Bytes with one lifetime, from the cluster that first writes them to the last that reads."""
+
+    nodes: list[Node]
+    size: Dim
+    first: int
+    last: int
+    output: int | None = None
+
+
+def plan(fused: Fused) -> Plan:
+    return _Planner(fused).run()
+
+
+class _Planner:
+    def __init__(self, fused: Fused) -> None:
+        self.fused = fused
+        self.storage: dict[Node, _Storage] = {}
+        self.in_place: dict[Node, Node] = {}
+
+    def run(self) -> Plan:
+        last, results, copies = self.uses()
+        for k, c in enumerate(self.fused.clusters):
+            taken: set[Node] = set()
+            for o in c.outputs:
+                self.give(k, c, o, last, results, taken)
+        storages = list({id(s): s for s in self.storage.values()}.values())
+        inside = [s for s in storages if s.output is None]
+        size = _place_all(inside, offsets := {})
+        bound = _most_alive([(guess(s.size), s.first, s.last) for s in inside])
+        outputs = {n: s.output for s in storages if s.output is not None for n in s.nodes}
+        return Plan(
+            size,
+            offsets,
+            outputs,
+            dict(self.fused.aliases),
+            self.in_place,
+            tuple(copies),
+            guess(size),
+            bound,
+        )
+
+    def base(self, x: Node) -> Node:
+        return self.fused.aliases.get(x, x)
+
+    def uses(self) -> tuple[dict[Node, int], dict[Node, int], list[tuple[int, Node]]]:
+        """Last reader of each value; position of each result; results that need a copy."""
+        last: dict[Node, int] = {}
+        made: set[Node] = set()
+        for k, c in enumerate(self.fused.clusters):
+            for o in c.outputs:
+                last[o] = k
+                made.add(o)
+            for x in c.inputs:
+                last[self.base(x)] = k
+        results: dict[Node, int] = {}
+        copies: list[tuple[int, Node]] = []
+        for j, o in enumerate(self.fused.graph.outputs):
+            base = self.base(o)
+            if base in made and base not in results:
+                results[base] = j
+            else:  # an input, a constant, or a value that another result already is
+                copies.append((j, base))
+        return last, results, copies
+
+    def give(
+        self,
+        k: int,
+        c: Cluster,
+        o: Node,
+        last: Mapping[Node, int],
+        results: Mapping[Node, int],
+        taken: set[Node],
+    ) -> None:
+        """Storage for output o of cluster k: an input that dies here, or new bytes."""
+        for x in self.overwritable(c, o):
+            base = self.base(x)
+            found = self.storage.get(base)
+            dies = found is not None and last[base] == k and base not in results
+            if found is None or not dies or base in taken:
+                continue
+            taken.add(base)
+            found.nodes.append(o)
+            found.last = last[o]
+            if o in results:
+                found.output = results[o]
+            self.storage[o] = found
+            self.in_place[o] = x
+            return
+        size = _aligned(nbytes(o.ttype))
+        self.storage[o] = _Storage([o], size, k, last[o], results.get(o))
+
+    def overwritable(self, c: Cluster, o: Node) -> Iterator[Node]:
+        """Inputs whose every element is read before, or exactly where, the output replaces it."""
+        if len(c.outputs) != 1:
+            return  # another output's loop might still read what this one's has replaced
+        found = _read_at_output_index(c, o) if c.kind == "map" else _updated_base(c)
+        for x in found:
+            others = [y for y in c.inputs if self.base(y) is self.base(x) and y is not x]
+            if x.dtype.bytes == o.dtype.bytes and not others:
+                yield x
+
+
+def _read_at_output_index(c: Cluster, o: Node) -> list[Node]:
+    """Inputs of a map that are read at exactly the output's index on every path."""
+    elsewhere: set[Node] = set()
+    for q in reversed(c.nodes):
+        f = facts(q)
+        exact = q not in elsewhere
+        for a in f.accesses:
+            x = q.inputs[a.operand]
+            if not (exact and a.pointwise(x.shape, o.shape)):
+                elsewhere.add(x)
+    return [x for x in c.inputs if x not in elsewhere]
+
+
+def _updated_base(c: Cluster) -> list[Node]:
+    """The operand that a single ordered update starts from, where nothing else reads it."""
+    if c.kind != "program" or c.anchor is None:
+        return []
+    f = facts(c.anchor)
+    if len(f.outputs) != 1 or list(stages(f.outputs)) != list(f.outputs):
+        return []
+    (t,) = f.outputs
+    if t.kind != "update" or t.base is None or t.base in _loaded(t):
+        return []
+    x = c.anchor.inputs[f.inputs.index(t.base)]
+    return [x] if c.anchor.inputs.count(x) == 1 else []
+
+
+def _loaded(t: Tensor) -> set[Tensor | str]:
+    assert t.body is not None
+    values = [t.body, *(v for w in t.where or () for v in D.data_values(w))]
+    return {x.source for v in values for x in loads(v) if isinstance(x, Load)}
+
+
+# ---- placement
+
+
+def _aligned(size: Dim) -> Dim:
+    if D.divisor(size) % ALIGNMENT == 0:
+        return size
+    return D.ceildiv(size, ALIGNMENT) * ALIGNMENT
+
+
+_Slot = tuple[Dim, Dim, list[_Storage]]  # offset, size, who lives there
+
+
+def _may_move_in(s: _Storage, slot: _Slot) -> bool:
+    _, size, tenants = slot
+    free = all(s.last < t.first or t.last < s.first for t in tenants)
+    return free and (D.known_eq(s.size, size) or D.known_le(s.size, size))
+
+
+def _place_all(storages: Sequence[_Storage], offsets: dict[Node, Dim]) -> Dim:
+    """Static storages first, then slots of symbolic size behind them; gives the arena's size."""
+    fixed = [s for s in storages if isinstance(s.size, int)]
+    at, top = place([(int(s.size), s.first, s.last) for s in fixed])  # type: ignore[arg-type]
+    for s, offset in zip(fixed, at, strict=True):
+        offsets.update(dict.fromkeys(s.nodes, offset))
+    end: Dim = top
+    slots: list[_Slot] = []
+    open_ended = [s for s in storages if not isinstance(s.size, int)]
+    for s in sorted(open_ended, key=lambda s: (-guess(s.size), s.first)):
+        slot = next((x for x in slots if _may_move_in(s, x)), None)
+        if slot is None:
+            slot = end, s.size, []
+            slots.append(slot)
+            end = end + s.size
+        slot[2].append(s)
+        offsets.update(dict.fromkeys(s.nodes, slot[0]))
+    return end
+
+
+Lifetime = tuple[int, int, int]  # size, first and last moment, both inclusive
+
+
+def place(items: Sequence[Lifetime]) -> tuple[list[int], int]:
+    """Offsets that never overlap in space and time, and the total; the better of two orders."""
+    by_size = sorted(range(len(items)), key=lambda k: (-items[k][0], items[k][1]))
+    by_time = sorted(range(len(items)), key=lambda k: (items[k][1], -items[k][0]))
+    return min((_best_fit(items, order) for order in (by_size, by_time)), key=lambda r: r[1])
+
+
+def _best_fit(items: Sequence[Lifetime], order: Sequence[int]) -> tuple[list[int], int]:
+    """Each item in the smallest gap between those placed before it that are alive with it."""
+    at = [0] * len(items)
+    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
+    total = 0
+    for k in order:
+        size, first, last = items[k]
+        if size == 0:
+            continue
+        best: tuple[int, int] | None = None
+        top = 0
+        for offset, end, f, e in placed:
+            if e < first or last < f:
+                continue
+            if size <= offset - top and (best is None or offset - top < best[0]):
+                best = offset - top, top
+            top = max(top, end)
+        at[k] = top if best is None else best[1]
+        insort(placed, (at[k], at[k] + size, first, last))
+        total = max(total, at[k] + size)
+    return at, total
+
+
+def _most_alive(items: Sequence[Lifetime]) -> int:
+    change: dict[int, int] = {}
+    for size, first, last in items:
+        change[first] = change.get(first, 0) + size
+        change[last + 1] = change.get(last + 1, 0) - size
+    live = best = 0
+    for moment in sorted(change):
+        live += change[moment]
+        best = max(best, live)
+    return best

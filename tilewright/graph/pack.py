@@ -1,0 +1,160 @@
+"""Packing: the operand of a contraction that vectors run along is laid out in tiles.
+
+`w` becomes `unrelayout{map}(relayout{map}(w))`: equal by definition, but the relayout is stored, so
+that the kernel reads whole vectors one after the other. Over constants the relayout folds away into
+what runs once. The map keeps the tile's columns innermost, such as `k, j -> j//12, k, j%12`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.base.events import Log
+from tilewright.graph.classify import Contraction, contraction, factors, facts, guess
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Load, Tensor
+from tilewright.ir.maps import Map
+from tilewright.ir.node import Constant, Graph, Input, Node, node, rebuild
+from tilewright.ir.passes import Pass
+from tilewright.ir.target import Target
+from tilewright.ir.types import DType
+from tilewright.ops.layout import relayout, unrelayout
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows and columns of a product that stay in registers while it is summed up."""
+
+    rows: int
+    columns: int
+
+
+def register_tile(vector_bits: int, registers: int, dtype: DType) -> Tile:
+    """The tile that keeps the multipliers busy: 8x12 on NEON, 6x16 on AVX2, 12x32 on AVX-512.
+
+    Every step loads the columns' vectors and one element per row. Short vectors need three per row
+    to hide that; with long ones two suffice and more rows fit.
+    """
+    vectors = 3 if vector_bits <= 128 and registers >= 32 else 2
+    rows = (registers - vectors - 1) // vectors
+    if rows > 8:
+        rows -= rows % 4
+    return Tile(max(1, rows), vectors * _lanes(vector_bits, dtype))
+
+
+def _lanes(vector_bits: int, dtype: DType) -> int:
+    return max(1, vector_bits // dtype.accumulator.bits)
+
+
+@dataclass(frozen=True)
+class PackOperands(Pass):
+    """Rewrite the packed operand of every contraction where packing pays."""
+
+    vector_bits: int
+    vector_registers: int
+    min_rows: int = 8  # a changing operand is packed for at least this many uses of each element
+
+    @staticmethod
+    def of(target: Target) -> PackOperands:
+        return PackOperands(target.vector_bits, target.vector_registers)
+
+    def apply(self, program: Graph, log: Log) -> Graph:
+        constant: set[Node] = set()
+        packed: list[Node] = []
+
+        def change(n: Node) -> Node:
+            if _is_constant(n, constant):
+                constant.add(n)
+            c = contraction(n)
+            if c is None:
+                return n
+            w = n.inputs[c.right]
+            known = w in constant
+            found = self.map_for(n, c, known)
+            if found is None:
+                return n
+            fresh = unrelayout(relayout(w, found), found, w.shape)
+            out = node(n.op, *(fresh if k == c.right else x for k, x in enumerate(n.inputs)))
+            if n in constant:
+                constant.add(out)
+            packed.append(out)
+            what = "constant" if known else "changing"
+            log.add("pack", f"{what} operand of {n.op.name} as {found}", detail=True)
+            return out
+
+        new = rebuild(program, change)
+        return new if packed else program
+
+    def map_for(self, n: Node, c: Contraction, constant: bool) -> Map | None:
+        """The map of the right operand, or None where it stays as it is."""
+        w = n.inputs[c.right]
+        if facts(w).kind == "view" and w.inputs[0].op.barrier:
+            return None  # packed already
+        rows = prod(guess(n.shape[a]) for a in c.rows)
+        if not constant and rows < self.min_rows:
+            return None  # each element is used too few times to pay for the copy
+        tile = register_tile(self.vector_bits, self.vector_registers, n.dtype)
+        width = _width(n.shape[c.lane], tile.columns, _lanes(self.vector_bits, n.dtype))
+        if width is None or not _whole_groups(n, c, width):
+            return None
+        return _tiled(c, len(n.shape), width)
+
+
+def _is_constant(n: Node, constant: set[Node]) -> bool:
+    """Does it depend on weights and literals only?"""
+    if isinstance(n.op, Input):
+        return n.op.role == "weight"
+    if isinstance(n.op, Constant):
+        return True
+    return bool(n.inputs) and not n.op.random and all(x in constant for x in n.inputs)
+
+
+def _width(extent: Dim, columns: int, lanes: int) -> int | None:
+    """Columns of a tile for an axis; one vector fewer where that pads less; None if too narrow."""
+    if not isinstance(extent, int):
+        return columns
+    if extent < lanes or extent < 2:
+        return None
+    if extent <= columns:
+        return -(-extent // lanes) * lanes
+
+    def padded(width: int) -> float:
+        return -(-extent // width) * width / extent
+
+    smaller = columns - lanes
+    return smaller if padded(columns) > 1.1 and padded(smaller) < padded(columns) else columns
+
+
+def _whole_groups(n: Node, c: Contraction, width: int) -> bool:
+    """In a grouped convolution a tile must not straddle two groups."""
+    if c.lane in c.columns:
+        return True
+    f = facts(n)
+    assert f.reduce is not None
+    lane = f.outputs[0].axes[c.lane]
+    for load in factors(f.reduce) or ():
+        if load.source is f.inputs[c.left]:
+            sizes = list(_divisors(load, lane))
+            return bool(sizes) and all(isinstance(s, int) and s % width == 0 for s in sizes)
+    return False
+
+
+def _divisors(load: Load, lane: D.Sym) -> list[Dim]:
+    """What the lane's variable is divided by in an index."""
+    assert isinstance(load.source, Tensor)
+    atoms = {a for i in load.index if isinstance(i, D.Int) for m, _ in i.terms for a in m}
+    return [
+        a.b for a in atoms if isinstance(a, D.Quo) and a.op == "floordiv" and lane in D.symbols(a.a)
+    ]
+
+
+def _tiled(c: Contraction, rank: int, width: int) -> Map:
+    """Output axes first, then the lane's tiles, the summed axes, and the columns of a tile."""
+    names = [f"a{k}" for k in range(len(c.right_axes))]
+    lane = names[c.right_axes.index(c.lane)]
+    outer = [x for x, a in zip(names, c.right_axes, strict=True) if a < rank and a != c.lane]
+    summed = [x for x, a in zip(names, c.right_axes, strict=True) if a >= rank]
+    target = [*outer, f"{lane}//{width}", *summed, f"{lane}%{width}"]
+    return Map.parse(f"{', '.join(names)} -> {', '.join(target)}")
