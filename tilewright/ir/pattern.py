@@ -144,6 +144,10 @@ class Match:
         except KeyError:
             raise AttributeError(f"the pattern has no variable {name}") from None
 
+    def op(self, k: int) -> Any:
+        """What the k-th operator of the pattern matched (0: the root), for its attributes."""
+        return self.nodes[k].op
+
     def used_once(self, n: Node) -> bool:
         """Is n known to have one user?"""
         return self.uses.get(n, 1) <= 1

@@ -1,0 +1,26 @@
+"""Simplify: the proved rules, to a fixpoint.
+
+Common subexpressions and dead code need no pass: nodes are interned, and a graph is what its
+outputs reach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright import rewrites
+from tilewright.base.events import Log
+from tilewright.ir.node import Graph
+from tilewright.ir.passes import Pass
+from tilewright.ir.rewrite import rewrite
+
+
+@dataclass(frozen=True)
+class Simplify(Pass):
+    """Rules that change no more than `changes`: "nothing", "sign of zero" or "rounding"."""
+
+    rounds: int = 8
+    changes: str = "nothing"
+
+    def apply(self, program: Graph, log: Log) -> Graph:
+        return rewrite(program, rewrites.rules(self.changes), log, self.rounds)
