@@ -131,7 +131,8 @@ def _facts(_: type[Op], op: Op, types: tuple[Type, ...]) -> Facts:
         kind = "contract" if _is_contraction(reduce) else "reduce"
         outer = None if kind == "contract" else _outer(accesses, ins, out, reduce)
         return Facts(kind, ins, outs, reduce, accesses, flops + 1, outer=outer)
-    view = isinstance(out.body, Load) and len(accesses) == 1
+    # A concat whose other parts are empty reads one of several inputs: a map, not a renaming.
+    view = isinstance(out.body, Load) and len(accesses) == len(ins) == 1
     return Facts(
         "view" if view else "map",
         ins,
