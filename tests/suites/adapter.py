@@ -6,6 +6,7 @@ operators that reach a backend and runs them in eager: the suites can be tried o
 compile time is measured against it.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +17,8 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
-import tilewright as tw
 from tilewright.capture.torch.decompositions import decompositions
+from tilewright.driver.torch_backend import FallbackError
 
 OURS = {
     "tilewright": {},
@@ -53,19 +54,40 @@ def watched(backend: str) -> Iterator[Work]:
     if backend not in OURS:
         yield work
         return
-    with tw.record() as log:
+    logger, listener = logging.getLogger("tilewright"), _Listener(work)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(listener)
+    try:
         yield work
-    for event in log.events:
+    finally:
+        logger.removeHandler(listener)
+        logger.setLevel(before)
+
+
+class _Listener(logging.Handler):
+    """Reads the compiler's events as they pass through logging."""
+
+    def __init__(self, work: Work):
+        super().__init__()
+        self.work = work
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event = getattr(record, "event", None)
+        if event is None:
+            return
         if event.kind == "compile":
-            work.kernels += event.data["kernels"]
-            work.fallbacks.extend(event.data["fallbacks"])
+            self.work.kernels += event.data["kernels"]
+        if event.kind == "fallback":
+            self.work.fallbacks.append(event.data["operator"])
 
 
 def unsupported_operators(error: BaseException) -> list[str]:
-    """The ATen operators a strict refusal names; empty when the error is about something else."""
-    if "strict" not in str(error) and "fallback" not in str(error):
+    """The operators that a strict refusal names; empty when the error is about something else."""
+    text = str(error)
+    if not isinstance(error, FallbackError) and "would run in eager" not in text:
         return []
-    return sorted(set(re.findall(r"\baten\.\w+(?:\.\w+)?", str(error))))
+    return sorted(set(re.findall(r"\b(?:aten|prims|torch_nn)\.\w+(?:\.\w+)?", text))) or ["?"]
 
 
 def counting(work: Work) -> Callable:

@@ -27,11 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from tests.suites.opinfo_entry import STATUSES, Outcome, check_entry, entries, entry_name
 
+SHOWN = 40
 EXPECTED = Path(__file__).with_name("opinfo_expected.json")
 
 
@@ -227,10 +229,21 @@ def report(console: Console, outcomes: Sequence[Outcome], settings: Settings) ->
     for status in ("wrong", "error", "crash", "timeout"):
         bad = sorted((o for o in outcomes if o.status == status), key=lambda o: o.name)
         if bad:
-            table = Table(title=STATUSES[status], show_header=False)
-            for outcome in bad:
-                table.add_row(outcome.name, outcome.detail)
-            console.print(table)
+            console.print(_alike(STATUSES[status], bad))
+
+
+def _alike(title: str, outcomes: Sequence[Outcome]) -> Table:
+    """Entries by what they said, the most frequent first."""
+    said: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        said.setdefault(outcome.detail, []).append(outcome.name)
+    table = Table(title=f"{title}: {len(outcomes)}", show_lines=True)
+    table.add_column("entries", ratio=1)
+    table.add_column("what", ratio=2)
+    for detail, names in sorted(said.items(), key=lambda item: -len(item[1])):
+        shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+        table.add_row(shown, escape(detail))
+    return table
 
 
 def chosen(arguments: argparse.Namespace, known: Sequence[str]) -> list[str]:
@@ -293,8 +306,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         update(outcomes, settings)
         return 0
     unexpected = surprises(outcomes, expected(settings))
-    for line in unexpected:
-        console.print(f"[red]unexpected[/] {line}", highlight=False)
+    for line in unexpected[:SHOWN]:
+        console.print(f"[red]unexpected[/] {escape(line)}", highlight=False)
+    if len(unexpected) > SHOWN:
+        console.print(f"… and {len(unexpected) - SHOWN} more; --json FILE has them all.")
     return 1 if unexpected else 0
 
 

@@ -2,10 +2,12 @@
 
 import copy
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,7 +89,8 @@ def check_entry(
                 break
     if outcome.status == "right" and outcome.samples == 0:
         outcome.status, outcome.detail = "eager", "the entry has no samples of this dtype"
-    if outcome.status == "right" and strict and outcome.kernels == 0:
+    # The interpreter compiles no kernels; what it evaluates is judged all the same.
+    if outcome.status == "right" and strict and outcome.kernels == 0 and backend != "interpreter":
         outcome.status = "no kernel"
     outcome.seconds = time.perf_counter() - start
     return outcome
@@ -181,4 +184,16 @@ def _classify(error: Exception) -> tuple[str, str]:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:300] if lines else type(error).__name__
+    said = [line for line in lines if not line.startswith(("Set TORCHDYNAMO", "backend="))]
+    place = _place(error)
+    return " ".join(said[:3])[:300] + (f" ({place})" if place else "")
+
+
+def _place(error: BaseException) -> str:
+    """The compiler's innermost line on the way of an error."""
+    error = getattr(error, "inner_exception", None) or error
+    ours = [f for f in traceback.extract_tb(error.__traceback__) if "/tilewright/" in f.filename]
+    if not ours:
+        return ""
+    path = Path(ours[-1].filename)
+    return f"{path.parent.name}/{path.name}:{ours[-1].lineno}"
