@@ -28,7 +28,8 @@ from tilewright.ir.node import Input, Item, Node, Op, input, item, node
 from tilewright.ir.types import DTYPES, DType, TensorType, TupleType, bf16
 
 OPERATORS: dict[str, type[Op]] = {}
-DEFINITIONS = ("compose", "compute", "program")
+# Control flow has no index functions: it says how to run its subgraphs (`interpret`).
+DEFINITIONS = ("compose", "compute", "program", "interpret")
 FACETS = ("infer", "reference", "samples")
 
 T = TypeVar("T", bound=type[Any])
