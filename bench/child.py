@@ -48,7 +48,7 @@ def cold(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory(request: dict[str, Any]) -> dict[str, Any]:
-    """Peak growth of memory during a hot call; arenas kept for the next call are given back first."""
+    """Peak growth of memory during a hot call, with no arena left over from the calls before."""
     call = contender(request["contender"], example(request))
     for _ in range(3):
         call()
