@@ -1,4 +1,6 @@
-"""Target zero behind the interface of a compiled program: memory in, definitions evaluated, memory out."""
+"""Target zero behind the interface of a compiled program: memory in, definitions evaluated, memory
+out.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,13 @@ from tilewright.ir.types import TensorType, as_dtype, bf16
 
 
 class InterpretedProgram:
-    """Runs a graph with numpy. Slow, and right by definition: what compiled programs are compared with."""
+    """Runs a graph with numpy. Slow, and right by definition: what compiled programs are compared
+    with.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.weights: tuple[int, ...] = ()
         self.inputs: tuple[TensorType, ...] = tuple(n.ttype for n in graph.inputs)
         self.outputs: tuple[TensorType, ...] = tuple(n.ttype for n in graph.outputs)
         self.dims: tuple[str, ...] = tuple(
@@ -30,6 +35,9 @@ class InterpretedProgram:
         results = evaluate(self.graph, args, sizes)
         for address, t, r in zip(outputs, self.outputs, results, strict=True):
             _write(address, t, r)
+
+    def refresh(self) -> None:
+        """Nothing is derived from weights here: every run reads them."""
 
 
 def _symbols(t: object) -> set[D.Sym]:

@@ -16,9 +16,11 @@ from torch._guards import CompileContext, TracingContext
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.captured import Captured, HostCall
+from tilewright.capture.torch.context import RANDOM_IN_EAGER
 from tilewright.capture.torch.decompositions import decompositions
 from tilewright.capture.torch.places import place_in_frames
 from tilewright.capture.torch.translate import translate
+from tilewright.driver.compile import Options, compile_graph
 from tilewright.driver.interpreted import InterpretedProgram
 from tilewright.driver.torch_call import Program, Unit
 from tilewright.driver.torch_options import TorchOptions
@@ -26,7 +28,9 @@ from tilewright.ir.node import Graph
 
 
 class FallbackError(Unsupported, ShortenTraceback):
-    """Under strict: an operator would run in eager. Torch passes this kind of error on without its own frames."""
+    """Under strict: an operator would run in eager. Torch passes this kind of error on without its
+    own frames.
+    """
 
     def __init__(self, what: str, *, where: object = None, hint: str | None = None) -> None:
         self.what, self.hint = what, hint
@@ -44,7 +48,9 @@ class Session:
         self.units: list[Unit] = []
         self.dry = False  # the examples of tw.compile run without changing anything
 
-    def backend(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:  # fmt: skip
+    def backend(
+        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any
+    ) -> Callable[..., Any]:
         """Compile what Dynamo captured; AOTAutograd hands forward and backward to `unit`."""
         require_cpu(example_inputs)
         self._note_break(gm)
@@ -66,12 +72,16 @@ class Session:
             name=f"{kind}{len(self.units)}",
         )
         self._report_fallbacks(captured)
-        made = Unit(captured, self.compile_graph, self.log, self.options.specialisations, self, kind)
+        made = Unit(
+            captured, self.compile_graph, self.log, self.options.specialisations, self, kind
+        )
         self.units.append(made)
         return made
 
     def compile_graph(self, graph: Graph) -> Program:
-        return InterpretedProgram(graph)
+        if self.options.executor == "interpreter":
+            return InterpretedProgram(graph)
+        return compile_graph(graph, Options(), self.log)
 
     def refresh(self) -> None:
         """Recompute everything derived from weights, whatever their version counters say."""
@@ -114,8 +124,6 @@ class Session:
         if again > 0:
             self.log.add("recompile", f"compiled for the {again + 1}th time ({context})")
 
-
-RANDOM_IN_EAGER = "random operators were asked to run in eager"
 
 # Sessions by torch's compile id: how `explain` finds what became of a torch.compile'd function.
 _sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()

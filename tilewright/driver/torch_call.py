@@ -4,32 +4,54 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from threading import Lock
 from typing import Any, Protocol
 
 import sympy
 import torch
 
+from tilewright import ops
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.base.events import Log
-from tilewright.capture.torch.captured import Argument, Buffer, Captured, HostCall, Restrided, Result, Same, Segment, Slot, SymbolicInt, Value, View  # fmt: skip
+from tilewright.capture.torch.captured import (
+    Argument,
+    Buffer,
+    Captured,
+    HostCall,
+    Restrided,
+    Result,
+    Same,
+    Segment,
+    Slot,
+    SymbolicInt,
+    Value,
+    View,
+)
 from tilewright.capture.torch.dtypes import TO_TORCH
-from tilewright.capture.torch.layout import extent
-from tilewright.driver.specialise import specialise, symbols_of
+from tilewright.driver.weights import WeightWatch
+from tilewright.graph.specialise import graph_symbols, specialise
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.node import Graph, Input
+from tilewright.ir.node import Graph, Input, Node, rebuild
 
 data_ptr = torch.Tensor.data_ptr
 
 
 class Program(Protocol):
-    """A compiled graph: addresses of contiguous memory in, addresses of memory to fill, values of `dims`."""
+    """A compiled graph: addresses of contiguous memory in, addresses of memory to fill, values of
+    `dims`.
+    """
 
     dims: tuple[str, ...]
+    weights: tuple[int, ...]  # inputs from which values are derived that outlive a call
 
-    def run(self, inputs: Sequence[int], outputs: Sequence[int], dims: Sequence[int] = ()) -> None: ...
+    def run(
+        self, inputs: Sequence[int], outputs: Sequence[int], dims: Sequence[int] = ()
+    ) -> None: ...
+
+    def refresh(self) -> None:
+        """Derive them again before the next result."""
+        ...
 
 
 class Dry(Protocol):
@@ -42,11 +64,15 @@ Compile = Callable[[Graph], Program]
 
 
 class Unit:
-    """One translated fx graph, callable as AOTAutograd calls: a list of arguments, which it empties."""
+    """One translated fx graph, callable as AOTAutograd calls: a list of arguments, which it
+    empties.
+    """
 
     _boxed_call = True
 
-    def __init__(self, captured: Captured, compile: Compile, log: Log, keep: int, session: Dry, kind: str) -> None:  # fmt: skip
+    def __init__(
+        self, captured: Captured, compile: Compile, log: Log, keep: int, session: Dry, kind: str
+    ) -> None:
         self.captured, self.log, self.session, self.kind = captured, log, session, kind
         self.segments = [SegmentRunner(s, compile, log, keep) for s in captured.segments]
         # Inputs of a backward graph come from autograd, which promises values, not strides.
@@ -78,7 +104,9 @@ class Unit:
         return self._general(args)
 
     def refresh(self) -> None:
-        """Forget what was derived from weights."""
+        """Derive everything from the weights again before the next result."""
+        for p in self.programs:
+            p.refresh()
 
     # ---- the general path: dims, host calls, random seeds
 
@@ -116,7 +144,9 @@ class Unit:
                 env[old].copy_(env[new])
         return [_result(r, env, dims) for r in captured.results]
 
-    def _scalars(self, dims: dict[str, int], numbers: Mapping[str, Any], env: dict[str, Any]) -> dict[str, float]:  # fmt: skip
+    def _scalars(
+        self, dims: dict[str, int], numbers: Mapping[str, Any], env: dict[str, Any]
+    ) -> dict[str, float]:
         """Numbers that torch's own expressions give for these dims."""
         out: dict[str, float] = {}
         for s in self.captured.scalars:
@@ -139,7 +169,9 @@ class Unit:
         args = _filled(call.args, env, dims)
         kwargs = _filled(call.kwargs, env, dims)
         out = call.function(*args, **kwargs)
-        for r, shape, x in zip(call.results, call.shapes, (out,) if call.single else out, strict=False):  # fmt: skip
+        for r, shape, x in zip(
+            call.results, call.shapes, (out,) if call.single else out, strict=False
+        ):
             if isinstance(r, SymbolicInt):
                 dims[D.the_sym(r.value).name] = int(x)
             elif r is not None:
@@ -165,7 +197,9 @@ class Unit:
 
 
 class FastPath:
-    """Static shapes, one program, nothing else to do: as few Python steps per call as there can be."""
+    """Static shapes, one program, nothing else to do: as few Python steps per call as there can
+    be.
+    """
 
     def __init__(self, captured: Captured, segment: SegmentRunner) -> None:
         self.captured = captured
@@ -174,6 +208,8 @@ class FastPath:
         position = {a.slot: k for k, a in enumerate(captured.arguments)}
         graph = segment.graph
         self.reads = [position[_label(n)] for n in graph.inputs]
+        derived = [self.reads[k] for k in self.program.weights]
+        self.watch = WeightWatch(derived) if derived else None
         self.everything = self.reads == list(range(len(captured.arguments)))
         self.buffers = [_allocation(b) for b in segment.segment.buffers]
         self.empty_inputs = any(
@@ -186,7 +222,9 @@ class FastPath:
         whole = len(fresh) == len(captured.results) == len(slots)
         self.direct = whole and [slots[r.slot] for r in fresh] == list(range(len(slots)))
 
-    def _compiled(self, r: Result, position: Mapping[str, int], slots: Mapping[str, int]) -> Callable[[list[Any], list[Any]], Any]:  # fmt: skip
+    def _compiled(
+        self, r: Result, position: Mapping[str, int], slots: Mapping[str, int]
+    ) -> Callable[[list[Any], list[Any]], Any]:
         if isinstance(r, Value):
             value = r.value
             return lambda args, outs: value
@@ -201,7 +239,9 @@ class FastPath:
         if isinstance(r, Same):
             return lambda args, outs: args[k]
         shape, stride, start = r.shape, r.stride, r.offset
-        return lambda args, outs: args[k].as_strided(shape, stride, args[k].storage_offset() + start)
+        return lambda args, outs: args[k].as_strided(
+            shape, stride, args[k].storage_offset() + start
+        )
 
     def __call__(self, args: list[Any], dry: bool) -> list[Any]:
         outs = [make() for make in self.buffers]
@@ -209,6 +249,8 @@ class FastPath:
         addresses = list(map(data_ptr, given))
         if 0 in addresses and not self.empty_inputs:
             _explain_freed(self.captured, args)
+        if self.watch is not None and self.watch.changed(args):
+            self.program.refresh()
         self.run(addresses, list(map(data_ptr, outs)))
         if self.direct:
             args.clear()
@@ -222,12 +264,14 @@ class FastPath:
 
 
 class SegmentRunner:
-    """A segment and its programs: one where shapes are static or compile symbolically, else one per value of dims."""
+    """A segment and its programs: one where shapes are static or compile symbolically, else one
+    per value of dims.
+    """
 
     def __init__(self, segment: Segment, compile: Compile, log: Log, keep: int) -> None:
         self.segment, self.graph = segment, segment.graph
         self.compile, self.log, self.keep = compile, log, keep
-        self.symbols = symbols_of(segment.graph)
+        self.symbols = tuple(sorted(graph_symbols(segment.graph)))
         self._programs: OrderedDict[tuple[Any, ...], Specialised] = OrderedDict()
         self._whole: Specialised | None = None
         self._lock = Lock()
@@ -240,7 +284,8 @@ class SegmentRunner:
         except Unsupported as problem:
             self.log.add(
                 "specialise",
-                f"{self.graph.name} is compiled per value of {', '.join(self.symbols)}: {problem.what}",
+                f"{self.graph.name} is compiled per value of {', '.join(self.symbols)}: "
+                f"{problem.what}",
             )
         else:
             self._whole = Specialised(segment, segment.graph, program)
@@ -254,7 +299,9 @@ class SegmentRunner:
             return [self._whole.program]
         return [s.program for s in self._programs.values()]
 
-    def __call__(self, env: dict[str, Any], dims: Mapping[str, int], numbers: Mapping[str, float]) -> None:  # fmt: skip
+    def __call__(
+        self, env: dict[str, Any], dims: Mapping[str, int], numbers: Mapping[str, float]
+    ) -> None:
         (self._whole or self._for(dims, numbers))(env, dims)
 
     def _for(self, dims: Mapping[str, int], numbers: Mapping[str, float]) -> Specialised:
@@ -273,7 +320,7 @@ class SegmentRunner:
                 f"{self.graph.name} for {values} (program {self.count}, {self.keep} are kept)",
                 values={s: dims[s] for s in self.symbols},
             )
-            graph = specialise(self.graph, dims, known)
+            graph = specialise(with_numbers(self.graph, known), dims)
             made = Specialised(self.segment, graph, self.compile(graph))
             self._programs[key] = made
             if len(self._programs) > self.keep:
@@ -287,7 +334,8 @@ class Specialised:
     def __init__(self, segment: Segment, graph: Graph, program: Program) -> None:
         self.segment, self.program = segment, program
         self.labels = [_label(n) for n in graph.inputs]
-        self.dense = {_label(n): not n.op.role == "scalar" for n in graph.inputs}  # type: ignore[attr-defined]
+        self.watch = WeightWatch(program.weights) if program.weights else None
+        self.dense = {_label(n): n.op.role != "scalar" for n in graph.inputs}  # type: ignore[attr-defined]
 
     def __call__(self, env: dict[str, Any], dims: Mapping[str, int]) -> None:
         for b in self.segment.buffers:
@@ -302,7 +350,24 @@ class Specialised:
             inputs.append(x)
         outs = [env[b.slot].data_ptr() for b in self.segment.buffers]
         values = [dims[s] for s in self.program.dims]
+        if self.watch is not None and self.watch.changed(inputs):
+            self.program.refresh()
         self.program.run(list(map(data_ptr, inputs)), outs, values)
+
+
+def with_numbers(graph: Graph, known: Mapping[str, float]) -> Graph:
+    """Scalar inputs whose value is known become constants."""
+    if not known:
+        return graph
+
+    def known_value(n: Node) -> Node:
+        if isinstance(n.op, Input) and n.op.label in known:
+            return ops.full((), known[n.op.label], n.dtype)
+        return n
+
+    new = rebuild(graph, known_value)
+    inputs = tuple(n for n in graph.inputs if _label(n) not in known)
+    return Graph(graph.name, inputs, new.outputs, new.places)
 
 
 def draw_seed() -> torch.Tensor:
@@ -360,7 +425,9 @@ def _result(r: Result, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
 
 
 def _binders(arguments: Sequence[Argument]) -> list[tuple[str, int, int | None, int]]:
-    """(name of a dim, argument, its axis or None, divisor): where the call tells each dim's value."""
+    """(name of a dim, argument, its axis or None, divisor): where the call tells each dim's
+    value.
+    """
     out: dict[str, tuple[str, int, int | None, int]] = {}
 
     def bind(d: Dim | None, index: int, axis: int | None) -> None:
@@ -385,10 +452,7 @@ def _explain_freed(captured: Captured, args: Sequence[Any]) -> None:
     for k, (a, x) in enumerate(zip(captured.arguments, args, strict=True)):
         if a.native and isinstance(x, torch.Tensor) and x.data_ptr() == 0 and x.numel() > 0:
             raise Invalid(
-                f"input {k} ({tuple(x.shape)}, {x.dtype}) has no memory: its storage was freed or resized",
+                f"input {k} ({tuple(x.shape)}, {x.dtype}) has no memory: "
+                "its storage was freed or resized",
                 hint="pass a tensor that still owns its elements",
             )
-
-
-versions = attrgetter("_version")
-__all__ = ["Program", "Unit", "data_ptr", "draw_seed", "extent", "versions"]

@@ -17,8 +17,11 @@ class TorchOptions:
     """What `options={…}` of torch.compile and the keywords of `tw.compile` may say."""
 
     strict: bool = False  # an operator that would run in eager is an error
-    random: str = "own"  # "own": our counter-based stream; "eager": random operators run in eager, with its bits
-    executor: str = "native"  # "interpreter": numpy evaluates the definitions (slow, for comparison)
+    # "own": our counter-based stream; "eager": random operators run in eager, with its bits
+    random: str = "own"
+    executor: str = (
+        "native"  # "interpreter": numpy evaluates the definitions (slow, for comparison)
+    )
     specialisations: int = 64  # programs kept per symbolic graph, least recently used dropped
 
     @staticmethod

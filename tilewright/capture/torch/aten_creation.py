@@ -51,7 +51,14 @@ def ones(c: Context, *_: Any, **__: Any) -> Node:
 
 
 # Eager leaves memory as it was; zeros are one of the values it may hold.
-@aten("empty.memory_format", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")  # fmt: skip
+@aten(
+    "empty.memory_format",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "empty_permuted",
+)
 def empty(c: Context, *_: Any, **__: Any) -> Node:
     return _filled(c, 0)
 

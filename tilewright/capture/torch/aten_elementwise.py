@@ -14,7 +14,8 @@ from tilewright.ir.types import bf16, f16, f32, f64, i64
 
 # Floats in, floats out; integers become the default float first.
 _FLOAT_UNARY = """
-    exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh
+    exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh
+    acosh atanh
     erf erfc erfinv lgamma digamma sigmoid reciprocal
 """.split()
 # The dtype stays.
@@ -54,7 +55,8 @@ def sign(c: Context, x: Node) -> Node:
         return x
     if not x.dtype.is_float:
         return ops.sign(x)
-    # NaN has no sign and stays NaN in eager's sgn of zero comparisons: (0 < x) - (x < 0) is 0 there.
+    # NaN has no sign and stays NaN in eager's sgn of zero comparisons: (0 < x) - (x < 0) is 0
+    # there.
     return ops.sign(x)
 
 
@@ -62,7 +64,11 @@ def sign(c: Context, x: Node) -> Node:
 def signbit(c: Context, x: Node) -> Node:
     if x.dtype.is_float:
         return ops.signbit(x)
-    return ops.lt(x, c.number(0, x.dtype)) if x.dtype.kind == "i" else ops.logical_and(x, c.number(0, x.dtype))  # fmt: skip
+    return (
+        ops.lt(x, c.number(0, x.dtype))
+        if x.dtype.kind == "i"
+        else ops.logical_and(x, c.number(0, x.dtype))
+    )
 
 
 @aten("round.decimals")
@@ -75,7 +81,11 @@ def round_decimals(c: Context, x: Node, decimals: int = 0) -> Node:
 
     def rounded(v: Node) -> Node:
         k = c.number(ten, v.dtype)
-        return ops.div(ops.round(ops.mul(v, k)), k) if decimals > 0 else ops.mul(ops.round(ops.div(v, k)), k)  # fmt: skip
+        return (
+            ops.div(ops.round(ops.mul(v, k)), k)
+            if decimals > 0
+            else ops.mul(ops.round(ops.div(v, k)), k)
+        )
 
     return _in_float32(x, rounded)
 
@@ -90,7 +100,9 @@ def _in_float32(x: Node, fn: Callable[[Node], Node]) -> Node:
 
 def _scaled(c: Context, y: Operand, alpha: Any, like: Node) -> Node:
     y = c.node(y, like.dtype)
-    return y if alpha == 1 and not isinstance(alpha, Node) else ops.mul(y, c.node(alpha, like.dtype))
+    return (
+        y if alpha == 1 and not isinstance(alpha, Node) else ops.mul(y, c.node(alpha, like.dtype))
+    )
 
 
 def _add(c: Context, fn: Callable[[Node, Node], Node], x: Operand, y: Operand, alpha: Any) -> Node:
@@ -178,7 +190,11 @@ def fmod(c: Context, x: Operand, y: Operand) -> Node:
 
 @aten("pow.Tensor_Tensor", "pow.Scalar", "operator.pow")
 def pow_tensor(c: Context, x: Operand, y: Operand) -> Node:
-    d = c.out().dtype if isinstance(c.fx.target, object) and c.val is not None and hasattr(c.val, "dtype") else f64  # fmt: skip
+    d = (
+        c.out().dtype
+        if isinstance(c.fx.target, object) and c.val is not None and hasattr(c.val, "dtype")
+        else f64
+    )
     if isinstance(x, (int, float)) and x == 2 and d.is_float and isinstance(y, Node):
         return ops.exp2(cast(y, d))
     if isinstance(x, Node) and isinstance(y, Node) and d.is_float:
@@ -317,7 +333,9 @@ def _register_comparisons() -> None:
 
 
 def _beyond_range(c: Context, name: str, x: Operand, y: Operand) -> Node | None:
-    """An integer tensor against a whole number outside its range: decided, where wrapping would be wrong."""
+    """An integer tensor against a whole number outside its range: decided, where wrapping would be
+    wrong.
+    """
     if not isinstance(x, Node) or not x.dtype.is_int or isinstance(y, (Node, float, bool)):
         return None
     if not isinstance(y, int) or int(x.dtype.lowest) <= y <= int(x.dtype.highest):
@@ -405,10 +423,21 @@ def relu6(c: Context, x: Node) -> Node:
 
 
 @aten("nan_to_num.default")
-def nan_to_num(c: Context, x: Node, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Node:  # fmt: skip
+def nan_to_num(
+    c: Context,
+    x: Node,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> Node:
     if not x.dtype.is_float:
         return x
-    largest = {f64: 1.7976931348623157e308, f32: 3.4028234663852886e38, f16: 65504.0, bf16: 3.3895313892515355e38}[x.dtype]  # fmt: skip
+    largest = {
+        f64: 1.7976931348623157e308,
+        f32: 3.4028234663852886e38,
+        f16: 65504.0,
+        bf16: 3.3895313892515355e38,
+    }[x.dtype]
     high = largest if posinf is None else posinf
     low = -largest if neginf is None else neginf
     out = ops.where(ops.isnan(x), c.number(nan or 0.0, x.dtype), x)
@@ -447,7 +476,15 @@ def to_copy(c: Context, x: Node, *_: Any, **options: Any) -> Node:
     return cast(x, c.out().dtype)
 
 
-@aten("clone.default", "alias.default", "detach.default", "lift_fresh_copy.default", "lift.default", "contiguous.default", "alias_copy.default")  # fmt: skip
+@aten(
+    "clone.default",
+    "alias.default",
+    "detach.default",
+    "lift_fresh_copy.default",
+    "lift.default",
+    "contiguous.default",
+    "alias_copy.default",
+)
 def identity(c: Context, x: Node, **_: Any) -> Node:
     return x
 
@@ -469,7 +506,9 @@ def number_neg(c: Context, x: Node) -> Node:
 
 
 @aten("bucketize.Tensor", "bucketize.Scalar")
-def bucketize(c: Context, x: Operand, boundaries: Node, *, out_int32: bool = False, right: bool = False) -> Node:  # fmt: skip
+def bucketize(
+    c: Context, x: Operand, boundaries: Node, *, out_int32: bool = False, right: bool = False
+) -> Node:
     return count_below(c, boundaries, c.node(x), right, out_int32)
 
 

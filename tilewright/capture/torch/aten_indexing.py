@@ -63,7 +63,14 @@ def index(c: Context, x: Node, indices: Sequence[Node | None]) -> Node:
 
 
 @aten("index_put.default", "_unsafe_index_put.default", "_index_put_impl.default")
-def index_put(c: Context, x: Node, indices: Sequence[Node | None], values: Node, accumulate: bool = False, *_: Any) -> Node:  # fmt: skip
+def index_put(
+    c: Context,
+    x: Node,
+    indices: Sequence[Node | None],
+    values: Node,
+    accumulate: bool = False,
+    *_: Any,
+) -> Node:
     used = [(i, k) for k, i in enumerate(indices) if i is not None]
     values = cast(values, x.dtype)
     if len(used) == 1 and used[0][0].dtype.is_bool:
@@ -76,7 +83,9 @@ def index_put(c: Context, x: Node, indices: Sequence[Node | None], values: Node,
 
 
 def _masked_put(c: Context, x: Node, mask: Node, axis: int, values: Node, accumulate: bool) -> Node:
-    """A mask with one value per selected position has a static form where the values do not vary along it."""
+    """A mask with one value per selected position has a static form where the values do not vary
+    along it.
+    """
     after = x.shape[axis + mask.rank :]
     lead = values.rank - len(after)
     if lead > 0 and not all(isinstance(d, int) and d == 1 for d in values.shape[:lead]):
@@ -122,7 +131,9 @@ _REDUCE = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "mean": "a
 
 
 @aten("scatter_reduce.two")
-def scatter_reduce(c: Context, x: Node, dim: int, index: Node, src: Node, reduce: str, *, include_self: bool = True) -> Node:  # fmt: skip
+def scatter_reduce(
+    c: Context, x: Node, dim: int, index: Node, src: Node, reduce: str, *, include_self: bool = True
+) -> Node:
     how = _REDUCE[reduce]
     start = x
     if not include_self:
@@ -152,7 +163,16 @@ def index_copy(c: Context, x: Node, dim: int, index: Node, source: Node) -> Node
 
 
 @aten("index_reduce.default")
-def index_reduce(c: Context, x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True) -> Node:  # fmt: skip
+def index_reduce(
+    c: Context,
+    x: Node,
+    dim: int,
+    index: Node,
+    source: Node,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Node:
     flat = x if x.rank else ops.reshape(x, (1,))
     src = ops.reshape(source, (1,)) if source.rank == 0 else source
     axis = axis_of(dim, flat.rank)
@@ -200,7 +220,16 @@ def masked_scatter(c: Context, x: Node, mask: Node, source: Node) -> Node:
 
 
 @aten("searchsorted.Tensor", "searchsorted.Scalar")
-def searchsorted(c: Context, sorted_: Node, x: Operand, *, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Node | None = None) -> Node:  # fmt: skip
+def searchsorted(
+    c: Context,
+    sorted_: Node,
+    x: Operand,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Node | None = None,
+) -> Node:
     right = side == "right" if side is not None else right
     if sorter is not None:
         sorted_ = ops.gather(sorted_, sorter, sorted_.rank - 1)

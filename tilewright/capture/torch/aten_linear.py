@@ -71,7 +71,17 @@ def addbmm(c: Context, bias: Node, a: Node, b: Node, beta: Any = 1, alpha: Any =
 
 
 @aten("_trilinear.default")
-def trilinear(c: Context, i1: Node, i2: Node, i3: Node, expand1: Any, expand2: Any, expand3: Any, sumdim: Any, unroll_dim: int = 1) -> Node:  # fmt: skip
+def trilinear(
+    c: Context,
+    i1: Node,
+    i2: Node,
+    i3: Node,
+    expand1: Any,
+    expand2: Any,
+    expand3: Any,
+    sumdim: Any,
+    unroll_dim: int = 1,
+) -> Node:
     def opened(x: Node, at: Any) -> Node:
         for k in sorted(at):
             x = ops.unsqueeze(x, k)

@@ -16,7 +16,14 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node
 
 
-@aten("view.default", "_unsafe_view.default", "reshape.default", "view_copy.default", "flatten", "_reshape_alias")  # fmt: skip
+@aten(
+    "view.default",
+    "_unsafe_view.default",
+    "reshape.default",
+    "view_copy.default",
+    "flatten",
+    "_reshape_alias",
+)
 def view(c: Context, x: Node, *_: Any) -> Node:
     return ops.reshape(x, c.out().shape)
 
@@ -64,7 +71,14 @@ def _range(x: Node, axis: int, start: Dim | None, end: Dim | None) -> tuple[Dim,
 
 
 @aten("slice.Tensor", "slice_copy.Tensor")
-def slice_(c: Context, x: Node, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1) -> Node:  # fmt: skip
+def slice_(
+    c: Context,
+    x: Node,
+    dim: int = 0,
+    start: Dim | None = None,
+    end: Dim | None = None,
+    step: int = 1,
+) -> Node:
     axis = axis_of(dim, x.rank)
     lo, hi = _range(x, axis, start, end)
     return ops.slice(x, axis, lo, hi, step)
@@ -87,7 +101,15 @@ def select(c: Context, x: Node, dim: int, index: Dim) -> Node:
     return ops.reshape(one, (*x.shape[:axis], *x.shape[axis + 1 :]))
 
 
-@aten("split.Tensor", "split_with_sizes.default", "split_with_sizes_copy.default", "split_copy.Tensor", "unsafe_split", "chunk", "tensor_split")  # fmt: skip
+@aten(
+    "split.Tensor",
+    "split_with_sizes.default",
+    "split_with_sizes_copy.default",
+    "split_copy.Tensor",
+    "unsafe_split",
+    "chunk",
+    "tensor_split",
+)
 def split(c: Context, x: Node, _sizes: Any, dim: int = 0) -> tuple[Node, ...]:
     axis = axis_of(dim, x.rank)
     sizes = [c.shapes.dim(v.shape[axis]) for v in c.val]
@@ -154,7 +176,13 @@ def constant_pad(c: Context, x: Node, pad: Sequence[Dim], value: Any = 0) -> Nod
 
 
 @aten("as_strided.default", "as_strided_copy.default")
-def as_strided(c: Context, x: Node, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None) -> Node:  # fmt: skip
+def as_strided(
+    c: Context,
+    x: Node,
+    size: Sequence[Dim],
+    stride: Sequence[Dim],
+    storage_offset: Dim | None = None,
+) -> Node:
     """Strides speak of memory: right where the operand is laid out as torch thinks it is."""
     v = c.fx.args[0].meta["val"]  # type: ignore[union-attr]
     base = v.storage_offset()
@@ -182,7 +210,14 @@ def c_hint(x: Any) -> int:
 
 
 @aten("as_strided_scatter.default")
-def as_strided_scatter(c: Context, x: Node, src: Node, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None = None) -> Node:  # fmt: skip
+def as_strided_scatter(
+    c: Context,
+    x: Node,
+    src: Node,
+    size: Sequence[Dim],
+    stride: Sequence[Dim],
+    storage_offset: Dim | None = None,
+) -> Node:
     v = c.fx.args[0].meta["val"]  # type: ignore[union-attr]
     if c.shapes.dims(v.stride()) != contiguous(x.shape):
         raise Untranslated("the memory under it is not contiguous")
@@ -191,7 +226,15 @@ def as_strided_scatter(c: Context, x: Node, src: Node, size: Sequence[Dim], stri
 
 
 @aten("slice_scatter.default")
-def slice_scatter(c: Context, x: Node, src: Node, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1) -> Node:  # fmt: skip
+def slice_scatter(
+    c: Context,
+    x: Node,
+    src: Node,
+    dim: int = 0,
+    start: Dim | None = None,
+    end: Dim | None = None,
+    step: int = 1,
+) -> Node:
     axis = axis_of(dim, x.rank)
     lo, hi = _range(x, axis, start, end)
     if step == 1 and D.known_eq(lo, 0) and D.known_eq(hi, x.shape[axis]):
@@ -214,7 +257,9 @@ def diagonal(c: Context, x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1)
 
 
 @aten("diagonal_scatter.default")
-def diagonal_scatter(c: Context, x: Node, src: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:  # fmt: skip
+def diagonal_scatter(
+    c: Context, x: Node, src: Node, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Node:
     a, b = axis_of(dim1, x.rank), axis_of(dim2, x.rank)
     strides = contiguous(x.shape)
     rest = [k for k in range(x.rank) if k not in (a, b)]

@@ -1,6 +1,7 @@
 """What a translation yields: native segments and host calls in order, over named slots.
 
-A slot holds one tensor of a call in flight. Graph inputs, results of segments and of host calls all live in slots,
+A slot holds one tensor of a call in flight. Graph inputs, results of segments and of host calls
+all live in slots,
 and the label of an input node of a segment's graph is the slot it reads.
 """
 
@@ -17,7 +18,9 @@ from tilewright.ir.types import DType
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor that a segment fills: native code writes it in the order of memory, torch sees `shape` and `stride`."""
+    """A tensor that a segment fills: native code writes it in the order of memory, torch sees
+    `shape` and `stride`.
+    """
 
     slot: str
     dtype: DType
@@ -42,14 +45,18 @@ class Slot:
 
 @dataclass(frozen=True)
 class SymbolicInt:
-    """In the arguments of a host call or in the results: an integer that depends on the call's dims."""
+    """In the arguments of a host call or in the results: an integer that depends on the call's
+    dims.
+    """
 
     value: Dim
 
 
 @dataclass(frozen=True)
 class SymbolicScalar:
-    """A number computed from the call's dims by torch's own expression (a float, or an integer ours cannot say)."""
+    """A number computed from the call's dims by torch's own expression (a float, or an integer
+    ours cannot say).
+    """
 
     slot: str
     expression: Any  # sympy
@@ -57,7 +64,9 @@ class SymbolicScalar:
 
 @dataclass(frozen=True)
 class HostCall:
-    """An operator that runs in eager: `results` go to slots, or bind dims where the result is a symbolic integer."""
+    """An operator that runs in eager: `results` go to slots, or bind dims where the result is a
+    symbolic integer.
+    """
 
     function: Callable[..., Any]
     operator: str
@@ -72,7 +81,8 @@ class HostCall:
 
 @dataclass(frozen=True)
 class Argument:
-    """One input of the fx graph. kind: "tensor", "int" (binds a dim), "float" (becomes a 0-d tensor) or "other".
+    """One input of the fx graph. kind: "tensor", "int" (binds a dim), "float" (becomes a 0-d
+    tensor) or "other".
 
     `symbol` is torch's name of a number in its expressions.
     """
@@ -91,7 +101,9 @@ class Argument:
 
 @dataclass(frozen=True)
 class View:
-    """A result that is a view of another slot's tensor, by size, stride and offset in elements from its start."""
+    """A result that is a view of another slot's tensor, by size, stride and offset in elements
+    from its start.
+    """
 
     slot: str
     shape: tuple[Dim, ...]

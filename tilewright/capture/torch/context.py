@@ -1,4 +1,6 @@
-"""What a translation function may ask for: the node at hand, constants, casts, promotion, random streams."""
+"""What a translation function may ask for: the node at hand, constants, casts, promotion, random
+streams.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from tilewright.capture.torch.dtypes import FROM_TORCH
 from tilewright.capture.torch.promote import as_float, result_type
 from tilewright.capture.torch.registry import Untranslated
 from tilewright.capture.torch.shapes import Shapes
-from tilewright.ir.dim import Dim, Int
+from tilewright.ir.dim import Int
 from tilewright.ir.node import Graph, Node, constant, input
+from tilewright.ir.operator import outputs_of
 from tilewright.ir.types import DType, TensorType, bf16, f16, f32, i64
 
 Operand = Node | int | float | bool | Int
@@ -87,7 +90,8 @@ class Context:
     def compute(self, fn: Callable[..., Node], *xs: Operand, to_float: bool = False) -> Node:
         """`fn` of promoted operands.
 
-        16-bit floats with a number beside them go through float32, since eager does not round the number first.
+        16-bit floats with a number beside them go through float32, since eager does not round the
+        number first.
         """
         d = result_type(xs, self.numbers)
         d = as_float(d) if to_float else d
@@ -103,19 +107,27 @@ class Context:
 
     # ---- random streams
 
-    def stream(self, size: Dim) -> tuple[Node, Node]:
-        """(seed, offset): the call's seed and a stretch of its counter that no other operator uses."""
-        del size  # one operator's counters run over the low 32 bits: its own elements
+    def stream(self) -> tuple[Node, Node]:
+        """(seed, offset): the call's seed and a stretch of its counter that no other operator uses.
+
+        An operator's counters run over the low 32 bits: its own elements.
+        """
         self.seed_used = True
         self._drawn += 1
         return input(SEED, TensorType(i64, ()), "scalar"), ops.full((), self._drawn << 32, i64)
 
 
 SEED = "seed"
+RANDOM_IN_EAGER = "random operators were asked to run in eager"
 
 
 def cast(x: Node, dtype: DType) -> Node:
     return x if x.dtype is dtype else ops.cast(x, dtype)
+
+
+def parts(out: Node | tuple[Node, ...]) -> tuple[Node, ...]:
+    """The components of a multi-output operator."""
+    return out if isinstance(out, tuple) else outputs_of(out)
 
 
 def axis_of(axis: int, rank: int) -> int:

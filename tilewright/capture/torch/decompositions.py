@@ -9,12 +9,16 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 
-# Taken apart by torch's core table, and defined whole in ops/: kept, so that graphs stay small and a rewrite or a
-# schedule sees the operator the user wrote. Attention first: the core table makes bmm, softmax and masks of it.
+# Taken apart by torch's core table, and defined whole in ops/: kept, so that graphs stay small and
+# a rewrite or a
+# schedule sees the operator the user wrote. Attention first: the core table makes bmm, softmax and
+# masks of it.
 WHOLE = """
-    scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math
+    scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu
+    _scaled_dot_product_attention_math
     silu roll logsumexp
-    _softmax_backward_data _log_softmax_backward_data native_layer_norm_backward native_group_norm_backward
+    _softmax_backward_data _log_softmax_backward_data native_layer_norm_backward
+    native_group_norm_backward
     native_batch_norm_backward
     adaptive_avg_pool1d adaptive_avg_pool2d avg_pool1d
     logaddexp logaddexp2 isfinite
@@ -22,7 +26,8 @@ WHOLE = """
 
 # Not in the core table; torch has a decomposition and ops/ has no such operator.
 EXTRA = """
-    addmv addbmm dist _cdist_forward grid_sampler_2d upsample_bicubic2d upsample_bilinear2d upsample_nearest2d
+    addmv addbmm dist _cdist_forward grid_sampler_2d upsample_bicubic2d upsample_bilinear2d
+    upsample_nearest2d
     _upsample_bilinear2d_aa polygamma _trilinear frexp ldexp angle logspace
     hardtanh leaky_relu elu
     special_entr special_log_ndtr special_xlog1py special_zeta mvlgamma

@@ -1,7 +1,9 @@
 """Strides: how a tensor of torch lies in memory, and the operators that say so.
 
-Native code reads and writes contiguous memory. A dense tensor whose axes are permuted is contiguous memory seen
-through a permutation; a broadcast one is smaller memory expanded; anything else is a flat run of memory and `as_strided`.
+Native code reads and writes contiguous memory. A dense tensor whose axes are permuted is
+contiguous memory seen
+through a permutation; a broadcast one is smaller memory expanded; anything else is a flat run of
+memory and `as_strided`.
 """
 
 from __future__ import annotations
@@ -27,14 +29,20 @@ def contiguous(shape: Sequence[Dim]) -> tuple[Dim, ...]:
 
 @dataclass(frozen=True)
 class Dense:
-    """Axes in the order of memory, outermost first; axes in `broadcast` have stride 0 and are not in memory."""
+    """Axes in the order of memory, outermost first; axes in `broadcast` have stride 0 and are not
+    in memory.
+    """
 
     order: tuple[int, ...]
     broadcast: tuple[int, ...] = ()
 
 
-def dense(shape: Sequence[Dim], stride: Sequence[Dim], hints: Sequence[int] | None = None) -> Dense | None:  # fmt: skip
-    """How the strides are a permutation (and expansion) of contiguous memory; None where there are gaps."""
+def dense(
+    shape: Sequence[Dim], stride: Sequence[Dim], hints: Sequence[int] | None = None
+) -> Dense | None:
+    """How the strides are a permutation (and expansion) of contiguous memory; None where there are
+    gaps.
+    """
     if any(isinstance(d, int) and d == 0 for d in shape):
         return Dense(tuple(range(len(shape))))
     if is_contiguous(shape, stride):

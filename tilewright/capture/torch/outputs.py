@@ -1,4 +1,6 @@
-"""Results with eager's strides and sharing: fresh buffers, views of inputs, views of one another."""
+"""Results with eager's strides and sharing: fresh buffers, views of inputs, views of one
+another.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,16 @@ import torch
 import torch.fx
 
 from tilewright.base.errors import Invalid
-from tilewright.capture.torch.captured import Argument, Buffer, Restrided, Result, Same, SymbolicInt, Value, View  # fmt: skip
+from tilewright.capture.torch.captured import (
+    Argument,
+    Buffer,
+    Restrided,
+    Result,
+    Same,
+    SymbolicInt,
+    Value,
+    View,
+)
 from tilewright.capture.torch.dtypes import FROM_TORCH
 from tilewright.capture.torch.layout import contiguous, dense, to_memory
 from tilewright.capture.torch.segments import Wanted
@@ -41,7 +52,9 @@ class Outputs:
         self._pending: dict[int, list[torch.fx.Node]] = {}
 
     def add(self, x: Any) -> Any:
-        """One leaf of the fx output. What is returned goes through `resolve` when all leaves are known."""
+        """One leaf of the fx output. What is returned goes through `resolve` when all leaves are
+        known.
+        """
         if not isinstance(x, torch.fx.Node):
             return Value(x)
         if x not in self._done:
@@ -60,9 +73,9 @@ class Outputs:
         return self._done[r]
 
     def write_back(self, target: torch.fx.Node, value: Node) -> tuple[str, str]:
-        """A buffer for the new value of an input, in the input's own order of memory where it is dense."""
-        for group in self._pending.values():
-            self._place(group)
+        """A buffer for the new value of an input, in the input's own order of memory where it is
+        dense.
+        """
         a = self._arguments[self._argument_of[target]]
         assert a.dtype is not None
         how = dense(a.shape, a.stride)
@@ -107,7 +120,9 @@ class Outputs:
         return View(slot, self.shapes.dims(v.shape), self.shapes.dims(v.stride()), offset)
 
     def _place(self, group: list[torch.fx.Node]) -> None:
-        """Buffers for results that share one storage in eager: one for the largest dense one, views for the rest."""
+        """Buffers for results that share one storage in eager: one for the largest dense one,
+        views for the rest.
+        """
         todo = [x for x in dict.fromkeys(group) if x not in self._done]
         if not todo:
             return

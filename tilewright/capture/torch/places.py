@@ -12,7 +12,8 @@ import torch.fx
 from tilewright.ir.node import Place
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<text>[^\n]*)')
-_LIBRARY = ("/torch/", "/transformers/", str(Path(__file__).parents[2]))
+_LIBRARY = ("/torch/", "/transformers/")
+_OURS = str(Path(__file__).parents[2])
 
 
 def place_of(n: torch.fx.Node) -> Place | None:
@@ -34,6 +35,7 @@ def place_in_frames(frames: Iterable[Any]) -> Place | None:
 
 
 def _innermost(frames: list[Place]) -> Place | None:
+    frames = [f for f in frames if not f.file.startswith(_OURS)]
     if not frames:
         return None
     own = [f for f in frames if not any(part in f.file for part in _LIBRARY)]

@@ -1,4 +1,6 @@
-"""Type promotion as torch does it: tensors with axes decide, then 0-d tensors, then Python's numbers."""
+"""Type promotion as torch does it: tensors with axes decide, then 0-d tensors, then Python's
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _RANK = {"b": 0, "u": 1, "i": 1, "f": 2}
 
 
 def result_type(operands: Iterable[Any], wrapped: Iterable[Node] = ()) -> DType:
-    """The dtype in which an elementwise operator works. `wrapped` are nodes that stand for Python numbers."""
+    """The dtype in which an elementwise operator works. `wrapped` are nodes that stand for Python
+    numbers.
+    """
     numbers = set(wrapped)
     by_rank: list[DType | None] = [None, None, None]
     for x in operands:
@@ -32,7 +36,8 @@ def result_type(operands: Iterable[Any], wrapped: Iterable[Node] = ()) -> DType:
         if out is None:
             out = d
         elif _RANK[d.kind] > _RANK[out.kind]:
-            # A higher category wins; a number brings only its category, so it takes the default dtype.
+            # A higher category wins; a number brings only its category, so it takes the default
+            # dtype.
             out = promoted(out, d)
     assert out is not None
     return out

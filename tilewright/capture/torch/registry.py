@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
 from tilewright.base.discover import import_all
 
 Rule = Callable[..., Any]
@@ -18,11 +20,14 @@ class Untranslated(Exception):
 
 
 def aten(*names: str) -> Callable[[F], F]:
-    """Register a translation for overloads ("add.Tensor") or all overloads of an operator ("add")."""
+    """Register a translation for overloads ("add.Tensor") or all overloads of an operator
+    ("add").
+    """
 
     def register(rule: F) -> F:
         for name in names:
-            key = name if "::" in name or name.startswith("operator.") else f"aten.{name}"
+            own = name.startswith(("operator.", "math.", "higher_order::"))
+            key = name if own else f"aten.{name}"
             if key in _RULES:
                 raise TypeError(f"{key} is translated twice")
             _RULES[key] = rule
@@ -42,10 +47,14 @@ def rule_for(target: Any) -> Rule | None:
 
 
 def target_name(target: Any) -> str:
-    """"aten.add.Tensor" for an overload, "operator.add" for a function of Python, otherwise its own name."""
+    """ "aten.add.Tensor" for an overload, "operator.add" for a function of Python, otherwise its
+    own name.
+    """
     module = getattr(target, "__module__", "")
     if module == "_operator":
         return f"operator.{target.__name__}"
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order::{target.name()}"
     if module == "math":
         return f"math.{target.__name__}"
     return str(target)

@@ -1,6 +1,7 @@
 """Cutting a translated graph into native segments between host calls.
 
-A host call needs some nodes computed, and gives inputs to others. Each node has a level: the number of host calls
+A host call needs some nodes computed, and gives inputs to others. Each node has a level: the
+number of host calls
 it waits for, in a row. Segment L computes the nodes of level L that someone outside it wants.
 """
 
@@ -44,7 +45,9 @@ def cut(
     places: Mapping[Node, frozenset[Place]],
 ) -> tuple[Segment | HostCall, ...]:
     if not hosts:
-        return (_segment(name, [(w.value, w.buffer) for w in wanted], {}, places),) if wanted else ()
+        return (
+            (_segment(name, [(w.value, w.buffer) for w in wanted], {}, places),) if wanted else ()
+        )
     levels = _Levels(hosts)
     slots: dict[Node, str] = {}
 
@@ -88,9 +91,14 @@ class _Levels:
         latest = 0
         for h in hosts:
             level = max((self.of(x) for x in h.operands), default=0)
-            # Opaque operands and inputs come from slots: after the host call that fills them, same level is enough.
-            level = max(level, *(self._slot_level(s) for s in _slots_in((h.call.args, h.call.kwargs))), 0)  # fmt: skip
-            level = max(level, *(self._dims.get(s, 0) for s in _symbols_in((h.call.args, h.call.kwargs))), 0)  # fmt: skip
+            # Opaque operands and inputs come from slots: after the host call that fills them, same
+            # level is enough.
+            level = max(
+                level, *(self._slot_level(s) for s in _slots_in((h.call.args, h.call.kwargs))), 0
+            )
+            level = max(
+                level, *(self._dims.get(s, 0) for s in _symbols_in((h.call.args, h.call.kwargs))), 0
+            )
             if h.ordered:
                 level = latest = max(level, latest)
             self.host[h.label] = level
@@ -122,7 +130,9 @@ class _Levels:
         return level
 
     def free(self, n: Node) -> bool:
-        """Is it cheaper to compute the node again than to pass it on: a view of an input, or a constant?"""
+        """Is it cheaper to compute the node again than to pass it on: a view of an input, or a
+        constant?
+        """
         found = self._free.get(n)
         if found is None:
             found = isinstance(n.op, Input) or not n.inputs

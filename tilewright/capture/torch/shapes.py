@@ -17,7 +17,9 @@ UNBOUNDED = 1 << 48
 
 
 class Shapes:
-    """Turns sizes into dims; expressions that dims cannot say get a name and are evaluated per call."""
+    """Turns sizes into dims; expressions that dims cannot say get a name and are evaluated per
+    call.
+    """
 
     def __init__(self) -> None:
         self.opaque: dict[sympy.Expr, str] = {}

@@ -1,6 +1,7 @@
 """fx graph → Captured: one walk over the nodes, then cutting into segments.
 
-An operator without a translation becomes a host call; so does one whose translation disagrees with the type that
+An operator without a translation becomes a host call; so does one whose translation disagrees with
+the type that
 torch announced, so that a mistake here is a named fallback and never a wrong number.
 """
 
@@ -12,10 +13,18 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from tilewright import ops
 from tilewright.base.errors import TilewrightError
-from tilewright.capture.torch.captured import Argument, Captured, HostCall, Slot, SymbolicInt, SymbolicScalar  # fmt: skip
+from tilewright.capture.torch.captured import (
+    Argument,
+    Captured,
+    HostCall,
+    Slot,
+    SymbolicInt,
+    SymbolicScalar,
+)
 from tilewright.capture.torch.context import SEED, Context
 from tilewright.capture.torch.dtypes import FROM_TORCH
 from tilewright.capture.torch.layout import dense, extent, from_memory, memory_shape
@@ -38,7 +47,8 @@ ASSERTIONS = {
     "aten.sym_constrain_range.default",
     "aten.sym_constrain_range_for_size.default",
 }
-# Constants of the graph up to this many elements become literals, larger ones stay tensors beside the graph.
+# Constants of the graph up to this many elements become literals, larger ones stay tensors beside
+# the graph.
 LITERAL_LIMIT = 64
 
 
@@ -61,7 +71,9 @@ def translate(
 
 
 class Translation:
-    def __init__(self, gm: torch.fx.GraphModule, weights: Collection[int], random: str, name: str) -> None:  # fmt: skip
+    def __init__(
+        self, gm: torch.fx.GraphModule, weights: Collection[int], random: str, name: str
+    ) -> None:
         self.gm, self.weights, self.name = gm, set(weights), name
         self.shapes = Shapes()
         self.context = Context(self.shapes, random)
@@ -111,7 +123,9 @@ class Translation:
             self.arguments.append(Argument(slot, "other", used=bool(n.users)))
             self.env[n] = Opaque(slot) if v is not None else None
 
-    def _tensor_argument(self, n: torch.fx.Node, slot: str, v: torch.Tensor, weight: bool) -> Argument:  # fmt: skip
+    def _tensor_argument(
+        self, n: torch.fx.Node, slot: str, v: torch.Tensor, weight: bool
+    ) -> Argument:
         used = bool(n.users)
         if not _plain(v):
             self.env[n] = Opaque(slot)
@@ -138,6 +152,10 @@ class Translation:
         value: Any = self.gm
         for part in str(n.target).split("."):
             value = getattr(value, part)
+        with unset_fake_temporarily():
+            return self._constant(value)
+
+    def _constant(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         if not _plain(value):
@@ -157,7 +175,12 @@ class Translation:
 
     def _call(self, n: torch.fx.Node) -> Any:
         name = target_name(n.target)
-        if name in ASSERTIONS or (name.startswith("aten.") and n.meta.get("val") is None and not n.users and "assert" in name):  # fmt: skip
+        if name in ASSERTIONS or (
+            name.startswith("aten.")
+            and n.meta.get("val") is None
+            and not n.users
+            and "assert" in name
+        ):
             return None
         if name == "operator.getitem":
             return self._getitem(n)
@@ -191,7 +214,9 @@ class Translation:
         if not isinstance(x, torch.fx.Node):
             return x
         v = self.env[x]
-        if isinstance(v, Opaque) or (isinstance(v, tuple) and any(isinstance(e, Opaque) for e in v)):
+        if isinstance(v, Opaque) or (
+            isinstance(v, tuple) and any(isinstance(e, Opaque) for e in v)
+        ):
             raise Untranslated(f"{x.meta.get('val', x)!s} has no native form"[:80])
         return v
 
@@ -213,7 +238,9 @@ class Translation:
                 raise Untranslated(f"the translation gives {x.type!r} where torch says {want!r}")
 
     def _number_of(self, n: torch.fx.Node) -> Any:
-        """The value of a node whose result is a number of torch's shape arithmetic; None for others."""
+        """The value of a node whose result is a number of torch's shape arithmetic; None for
+        others.
+        """
         v = n.meta.get("val")
         if isinstance(v, torch.SymInt):
             e = v.node.expr
@@ -251,7 +278,10 @@ class Translation:
     def _mutate(self, n: torch.fx.Node) -> Any:
         target, source = n.args[0], n.args[1]
         assert isinstance(target, torch.fx.Node)
-        old, new = self.env[target], self.env[source] if isinstance(source, torch.fx.Node) else source  # fmt: skip
+        old, new = (
+            self.env[target],
+            self.env[source] if isinstance(source, torch.fx.Node) else source,
+        )
         if not isinstance(old, Node) or isinstance(new, Opaque):
             return self._host(n, "it changes a tensor that has no native form")
         fresh = self.context.node(new, old.dtype)
@@ -271,7 +301,9 @@ class Translation:
                 self._mark(x, place)
 
     def _mark(self, x: Node, place: Place) -> None:
-        """The line belongs to every node the translation made, down to nodes that already have one."""
+        """The line belongs to every node the translation made, down to nodes that already have
+        one.
+        """
         stack = [x]
         while stack:
             y = stack.pop()
@@ -318,7 +350,13 @@ class Translation:
             known.append(self.shapes.dims(v.shape) if isinstance(v, torch.Tensor) else None)
             if isinstance(v, torch.Tensor):
                 results.append(slot)
-                binds |= {s for d in v.shape if isinstance(d, torch.SymInt) for s in d.node.expr.free_symbols if self._unbound(s)}  # fmt: skip
+                binds |= {
+                    s
+                    for d in v.shape
+                    if isinstance(d, torch.SymInt)
+                    for s in d.node.expr.free_symbols
+                    if self._unbound(s)
+                }
                 values.append(self._host_result(slot, v))
             elif isinstance(v, torch.SymInt):
                 binds |= {s for s in v.node.expr.free_symbols if self._unbound(s)}
@@ -356,7 +394,10 @@ class Translation:
     def _finish(self, output: torch.fx.Node) -> Captured:
         made = Outputs(self.shapes, self.env, self.arguments, self.argument_of, self.mutated)
         leaves = output.args[0]
-        results = [made.add(x) for x in (leaves if isinstance(leaves, (tuple, list)) else (leaves,))]
+        results = [
+            made.add(x) for x in (leaves if isinstance(leaves, (tuple, list)) else (leaves,))
+        ]
+        resolved = tuple(made.resolve(r) for r in results)
         changed = [made.write_back(n, x) for n, x in self.mutated.items()]
         places = {n: frozenset(p) for n, p in self.places.items()}
         steps = cut(self.name, self.hosts, made.wanted, places)
@@ -373,7 +414,7 @@ class Translation:
             self.name,
             arguments,
             steps,
-            tuple(made.resolve(r) for r in results),
+            resolved,
             tuple(changed),
             self.held,
             tuple(scalars),
@@ -418,7 +459,9 @@ def _with_use(a: Argument, read: set[str]) -> Argument:
 
 
 def _plain(v: torch.Tensor) -> bool:
-    """Can native code read it: a strided CPU tensor of a dtype we have, without torch's lazy bits?"""
+    """Can native code read it: a strided CPU tensor of a dtype we have, without torch's lazy
+    bits?
+    """
     if v.layout is not torch.strided or v.dtype not in FROM_TORCH:
         return False
     return v.device.type in ("cpu", "meta") and not v.is_conj() and not v.is_neg()
@@ -430,4 +473,3 @@ def _ordered(n: torch.fx.Node) -> bool:
         return True
     tags = n.target.tags
     return torch.Tag.nondeterministic_seeded in tags or n.target._schema.is_mutable
-

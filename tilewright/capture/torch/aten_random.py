@@ -1,0 +1,188 @@
+"""Random operators: our own counter-based stream, seeded once per call from torch's default
+generator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tilewright import ops
+from tilewright.capture.torch.context import RANDOM_IN_EAGER, Context, Operand, cast, parts
+from tilewright.capture.torch.registry import Untranslated, aten
+from tilewright.ir.node import Node
+from tilewright.ir.types import DType, bf16, f16, f32, f64, i64
+
+
+def _own(c: Context, generator: Any = None) -> None:
+    if c.random == "eager":
+        raise Untranslated(RANDOM_IN_EAGER)
+    if generator is not None:
+        raise Untranslated("it draws from a generator of its own")
+
+
+def _uniform(c: Context, shape: Any, dtype: DType) -> Node:
+    """Uniform on [0, 1)."""
+    seed, offset = c.stream()
+    return ops.rand(seed, offset, tuple(shape), dtype)
+
+
+def _normal(c: Context, shape: Any, dtype: DType) -> Node:
+    seed, offset = c.stream()
+    return ops.randn(seed, offset, tuple(shape), dtype)
+
+
+@aten("rand.default", "rand_like.default", "rand.generator")
+def rand(c: Context, *_: Any, generator: Any = None, **__: Any) -> Node:
+    _own(c, generator)
+    return _uniform(c, c.out().shape, c.out().dtype)
+
+
+@aten("randn.default", "randn_like.default", "randn.generator")
+def randn(c: Context, *_: Any, generator: Any = None, **__: Any) -> Node:
+    _own(c, generator)
+    return _normal(c, c.out().shape, c.out().dtype)
+
+
+def _integers(c: Context, low: int, high: int) -> Node:
+    seed, offset = c.stream()
+    out = c.out()
+    return cast(ops.randint(seed, offset, out.shape, low, high, i64), out.dtype)
+
+
+@aten("randint.default", "randint_like.default")
+def randint(c: Context, *given: Any, generator: Any = None, **__: Any) -> Node:
+    _own(c, generator)
+    high = given[1] if isinstance(given[0], Node) else given[0]
+    return _integers(c, 0, high)
+
+
+@aten("randint.low", "randint_like.low_dtype")
+def randint_low(c: Context, *given: Any, generator: Any = None, **__: Any) -> Node:
+    _own(c, generator)
+    low, high = given[1:3] if isinstance(given[0], Node) else given[0:2]
+    return _integers(c, low, high)
+
+
+@aten("randperm.default")
+def randperm(c: Context, n: int, *, generator: Any = None, **__: Any) -> Node:
+    """The order of random keys; a tie among 53-bit keys is broken by position."""
+    _own(c, generator)
+    keys = _uniform(c, c.out().shape, f64)
+    return cast(parts(ops.sort(keys, 0, False))[1], c.out().dtype)
+
+
+@aten("bernoulli.p", "bernoulli.default", "bernoulli.Tensor")
+def bernoulli(c: Context, x: Node, p: Any = None, *, generator: Any = None) -> Node:
+    _own(c, generator)
+    out = c.out()
+    chance = x if p is None else c.node(p, f32)
+    wide = f64 if chance.dtype is f64 else f32
+    drawn = ops.lt(_uniform(c, out.shape, wide), cast(chance, wide))
+    return cast(drawn, out.dtype)
+
+
+@aten("native_dropout.default")
+def native_dropout(c: Context, x: Node, p: float, train: bool | None = True) -> tuple[Node, Node]:
+    if train is False or p == 0:
+        return x, ops.full(x.shape, True, c.out(1).dtype)
+    _own(c)
+    if p == 1:
+        return ops.full(x.shape, 0, x.dtype), ops.full(x.shape, False, c.out(1).dtype)
+    keep = ops.ge(_uniform(c, x.shape, f32), ops.full((), p, f32))
+    wide = f32 if x.dtype in (f16, bf16) else x.dtype
+    scaled = ops.mul(cast(x, wide), c.number(1.0 / (1.0 - p), wide))
+    return cast(ops.where(keep, scaled, c.number(0, wide)), x.dtype), keep
+
+
+# ---- distributions over a tensor of the given shape
+
+
+def _open_uniform(c: Context, shape: Any, wide: DType) -> Node:
+    """Uniform on (0, 1]: a logarithm of it is finite."""
+    return ops.sub(ops.full((), 1, wide), _uniform(c, shape, wide))
+
+
+def _drawn(c: Context, fn: Callable[[DType], Node]) -> Node:
+    out = c.out().dtype
+    return cast(fn(f64 if out is f64 else f32), out)
+
+
+@aten("uniform.default")
+def uniform(c: Context, x: Node, low: Any = 0.0, high: Any = 1.0, *, generator: Any = None) -> Node:
+    _own(c, generator)
+
+    def draw(d: DType) -> Node:
+        u = _uniform(c, x.shape, d)
+        return ops.add(ops.mul(u, c.number(high - low, d)), c.number(low, d))
+
+    return _drawn(c, draw)
+
+
+def _scaled_normal(c: Context, mean: Operand, std: Operand) -> Node:
+    def draw(d: DType) -> Node:
+        z = _normal(c, c.out().shape, d)
+        return ops.add(ops.mul(z, c.node(std, d)), c.node(mean, d))
+
+    return _drawn(c, draw)
+
+
+@aten("normal_functional.default")
+def normal_functional(
+    c: Context, x: Node, mean: float = 0.0, std: float = 1.0, *, generator: Any = None
+) -> Node:
+    _own(c, generator)
+    return _scaled_normal(c, mean, std)
+
+
+@aten("normal.Tensor_Tensor", "normal.Tensor_float", "normal.float_Tensor", "normal.float_float")
+def normal(
+    c: Context, mean: Operand = 0.0, std: Operand = 1.0, *_: Any, generator: Any = None, **__: Any
+) -> Node:
+    _own(c, generator)
+    return _scaled_normal(c, mean, std)
+
+
+@aten("log_normal.default")
+def log_normal(
+    c: Context, x: Node, mean: float = 1.0, std: float = 2.0, *, generator: Any = None
+) -> Node:
+    _own(c, generator)
+    return ops.exp(_scaled_normal(c, mean, std))
+
+
+@aten("exponential.default")
+def exponential(c: Context, x: Node, lambd: float = 1.0, *, generator: Any = None) -> Node:
+    _own(c, generator)
+    return _drawn(
+        c,
+        lambda d: ops.mul(ops.log(_open_uniform(c, x.shape, d)), c.number(-1.0 / lambd, d)),
+    )
+
+
+@aten("cauchy.default")
+def cauchy(
+    c: Context, x: Node, median: float = 0.0, sigma: float = 1.0, *, generator: Any = None
+) -> Node:
+    _own(c, generator)
+
+    def draw(d: DType) -> Node:
+        turn = ops.sub(_uniform(c, x.shape, d), c.number(0.5, d))
+        wild = ops.tan(ops.mul(turn, c.number(math.pi, d)))
+        return ops.add(ops.mul(wild, c.number(sigma, d)), c.number(median, d))
+
+    return _drawn(c, draw)
+
+
+@aten("geometric.default")
+def geometric(c: Context, x: Node, p: float, *, generator: Any = None) -> Node:
+    _own(c, generator)
+
+    def draw(d: DType) -> Node:
+        u = _open_uniform(c, x.shape, d)
+        return ops.maximum(
+            ops.ceil(ops.div(ops.log(u), c.number(math.log1p(-p), d))), c.number(1, d)
+        )
+
+    return _drawn(c, draw)

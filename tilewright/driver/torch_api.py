@@ -1,0 +1,149 @@
+"""`tw.compile`: torch.compile ahead of the first call, with a shorter way in.
+
+Dynamo's guards decide whether a compiled entry fits a call; they are asked directly here, and the
+code Dynamo wrote for the entry is called directly, which saves the trip through the interpreter's
+frame hook. A call no entry fits goes through torch.compile and leaves an entry behind.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import torch
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.exc import Unsupported as CannotCapture
+
+from tilewright.base.errors import Invalid, TilewrightError, Unsupported
+from tilewright.base.events import Log
+from tilewright.capture.torch.places import place_in_frames
+from tilewright.driver.torch_backend import Session, require_cpu
+from tilewright.driver.torch_options import TorchOptions
+
+_number = count()
+
+
+def _call(function: Any, args: Any, kwargs: Any) -> Any:
+    """The frame that Dynamo compiles, copied per compiled function."""
+    return function(*args, **kwargs)
+
+
+class Compiled:
+    """A compiled function or module. Attributes are those of the original."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        session: Session,
+        fullgraph: bool,
+        dynamic: bool | None,
+    ) -> None:
+        self.original, self.session = function, session
+        # A code object and a name of its own: Dynamo keeps entries by code, sizes seen by name.
+        name = f"{getattr(function, '__name__', type(function).__name__)}_{next(_number)}"
+        self._frame = types.FunctionType(_call.__code__.replace(co_name=name), globals(), name)
+        self._slow = torch.compile(
+            self._frame, backend=session.backend, fullgraph=fullgraph, dynamic=dynamic
+        )
+        self._entries: list[tuple[Any, Callable[..., Any]]] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        function = self.original
+        seen = {"function": function, "args": args, "kwargs": kwargs}
+        for fits, run in self._entries:
+            if fits(seen):
+                return run(function, args, kwargs)
+        return self._compile(args, kwargs)
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        require_cpu([*args, *kwargs.values()])
+        try:
+            out = self._slow(self.original, args, kwargs)
+        except BackendCompilerFailed as problem:
+            inner = problem.inner_exception
+            if isinstance(inner, TilewrightError):
+                raise inner.with_traceback(None) from None
+            raise
+        except CannotCapture as problem:
+            raise _not_captured(problem) from None
+        self._entries = [
+            (e.guard_manager.root.check, self._runner(e.code))
+            for e in _debug_get_cache_entry_list(self._frame.__code__)
+        ]
+        return out
+
+    def _runner(self, code: types.CodeType) -> Callable[..., Any]:
+        return types.FunctionType(code, globals(), code.co_name)
+
+    @property
+    def log(self) -> Log:
+        return self.session.log
+
+    @property
+    def units(self) -> list[Any]:
+        return self.session.units
+
+    def refresh(self) -> None:
+        """Derive everything from the weights again: after edits torch does not count."""
+        self.session.refresh()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["original"], name)
+
+    def __repr__(self) -> str:
+        return f"tilewright.compile({self.original!r})"
+
+
+def compile(
+    function: Callable[..., Any],
+    *examples: Any,
+    strict: bool = False,
+    dynamic: bool | None = None,
+    fullgraph: bool | None = None,
+    **options: Any,
+) -> Compiled:
+    """Compile a function or module; with examples now, otherwise at the first call.
+
+    The examples are run once. What the call would change (buffers, in-place updates of inputs, the
+    random generator) is left as it was. `strict` makes a fallback an error and implies fullgraph.
+    """
+    if not callable(function):
+        raise Invalid(
+            f"{type(function).__name__} cannot be compiled: it is not callable",
+            hint="pass a function or a torch.nn.Module",
+        )
+    session = Session(TorchOptions.parse({"strict": strict, **options}))
+    compiled = Compiled(function, session, strict if fullgraph is None else fullgraph, dynamic)
+    if examples:
+        state = torch.get_rng_state()
+        session.dry = True
+        try:
+            compiled(*examples)
+        finally:
+            session.dry = False
+            torch.set_rng_state(state)
+    return compiled
+
+
+def refresh(compiled: Any) -> None:
+    """Derive what was folded or packed from weights again, after edits torch does not count."""
+    if not isinstance(compiled, Compiled):
+        raise Invalid(
+            f"{type(compiled).__name__} was not made by tilewright.compile",
+            hint="pass what tw.compile returned",
+        )
+    compiled.refresh()
+
+
+def _not_captured(problem: CannotCapture) -> Unsupported:
+    """Dynamo's refusal in one sentence."""
+    text = str(problem.msg if hasattr(problem, "msg") else problem).strip()
+    stack = getattr(problem, "real_stack", None) or []
+    return Unsupported(
+        f"the function cannot be captured as one graph: {text.splitlines()[0]}",
+        where=place_in_frames(stack),
+        hint="leave strict (or fullgraph) out to compile the parts around it",
+    )
