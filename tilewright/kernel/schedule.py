@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilewright.base.errors import Refused
+from tilewright.graph.pack import register_tile
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.expr import Fn, Index, Load, Value, extent, loads, walk
@@ -24,8 +25,10 @@ from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.fuse_axes import FuseAxes
+from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.peel import Peel
+from tilewright.kernel.steps.permute import Permute
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.set_scope import SetScope
@@ -507,14 +510,6 @@ def _through_casts(v: Value) -> Value:
     return v
 
 
-def tile_shape(target: Target, bits: int) -> tuple[int, int, int]:
-    """(rows, lanes of one vector, vectors) of the register tile: accumulators fill the registers but a few."""
-    lanes = max(1, target.vector_bits // max(bits, 32))
-    vectors = 3 if target.vector_registers >= 32 and lanes <= 4 else 2
-    rows = {32: 8 if vectors == 3 else 12, 16: 6 if lanes > 4 else 4}.get(target.vector_registers, 4)
-    return rows, lanes, vectors
-
-
 def _contract(s: Scheduler, acc: Stage, out: Stage) -> bool:
     """A register tile: rows of one operand times lanes of the other. False where the group has no such shape."""
     host, a = out.name, acc.name
@@ -526,11 +521,15 @@ def _contract(s: Scheduler, acc: Stage, out: Stage) -> bool:
         return False
     ops = _operands(s.store(a).value)
     assert ops is not None
-    rows, lanes, vectors = tile_shape(s.target, s.group.buffer(a).dtype.bits)
-    col = _lane_choice(s, acc, ops, lanes * vectors)
-    row = None if col is None else _row_choice(acc, col)
-    if col is None or row is None:
+    dtype = s.group.buffer(a).dtype
+    tile = register_tile(s.target.vector_bits, s.target.vector_registers, dtype)
+    lanes = s.target.lanes(dtype.bits)
+    choice = _lane_choice(s, acc, ops, tile.columns)
+    row = None if choice is None else _row_choice(acc, choice[0])
+    if choice is None or row is None:
         return False
+    col, width = choice
+    rows, vectors = tile.rows, max(1, width // lanes)
     names = [p.name for p in path]
     axes = [f"i{k}" for k in range(len(names))]
     # Height and width become one row axis, so that small images fill the tile.
@@ -557,29 +556,35 @@ class _Tile:
     vectors: int
 
 
-def _lane_choice(s: Scheduler, acc: Stage, ops: tuple[Load, Load], width: int) -> int | None:
-    """The output axis for lanes: contiguous in one operand (inside a packed block too), absent from the other."""
-    best: tuple[int, int] | None = None
+def _lane_choice(s: Scheduler, acc: Stage, ops: tuple[Load, Load], columns: int) -> tuple[int, int] | None:
+    """(output axis for lanes, width of the tile): contiguous in one operand, within a packed block, absent from the other."""
+    best: tuple[int, int, int] | None = None
     for k, a in enumerate(acc.axes):
-        if isinstance(extent(a), int) and extent(a) == 1 and len(acc.axes) > 1:
+        if extent(a) == 1 and len(acc.axes) > 1:
             continue
+        packed = _block(ops, a)
+        width = packed or columns
         strides = []
         for x in ops:
             lin = linear_index(s.nest.buffer(str(x.source)), x.index)
-            outer = D.var("?o", D.ceildiv(extent(a), width))
-            inner = D.var("?i", width)
+            outer, inner = D.var("?o", D.ceildiv(extent(a), width)), D.var("?i", width)
             lin = D.substitute(lin, {a: outer * width + inner})
             strides.append(D.coefficient(lin, D.the_sym(inner)))
-        score = 0
-        if 0 in strides and 1 in strides:
-            score = 3
-        elif 0 in strides and any(isinstance(c, int) and 1 < c <= 4 for c in strides):
-            score = 2
-        elif strides == [1, 1]:
-            score = 1
+        small = any(isinstance(c, int) and 1 < c <= 4 for c in strides)
+        score = (4 if packed else 3) if 0 in strides and 1 in strides else 2 if 0 in strides and small else 1 if strides == [1, 1] else 0
         if score and (best is None or score >= best[0]):
-            best = (score, k)
-    return best[1] if best else None
+            best = (score, k, width)
+    return best[1:] if best else None
+
+
+def _block(ops: tuple[Load, Load], a: Sym) -> int | None:
+    """The width of the blocks in which an operand was packed along an axis."""
+    for x in ops:
+        for i in x.index:
+            for atom in D.atoms(i):
+                if isinstance(atom, D.Quo) and atom.op == "mod" and isinstance(atom.b, int) and D.is_sym(atom.a) and D.the_sym(atom.a) is a:  # fmt: skip
+                    return atom.b
+    return None
 
 
 def _row_choice(acc: Stage, col: int) -> int | None:
@@ -607,6 +612,9 @@ def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
         width *= max(1, 16 // (em * t.vectors))
     if isinstance(en, int):
         width = min(width, en)
+    ragged = not (isinstance(en, int) and en % width == 0)
+    # Zero padding in the packed operand lets every tile be full; only the store is ragged then.
+    padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, int(t.axes[t.col][1:]), width))
     s.do(Split(m, rows))
     s.do(Split(n, width))
     rest = [x for x in t.names if x not in (m, n)]
@@ -617,20 +625,29 @@ def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
     s.do(Reorder((*rest, *tiles, f"{m}.1", f"{n}.1")))
     s.do(ComputeAt(a, tiles[1]))
     s.attempt(SetScope(a, "register"))
+    last = len(s.nest.buffer(a).shape) - 1
+    if t.col != last:
+        s.do(Permute(a, (*(k for k in range(last + 1) if k != t.col), t.col)))
     red = [p.name for p in s.path(a) if p.name.startswith(f"{a}.r")]
     inner = tuple(x for x in (f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}") if s.loops(x))
     if red and inner:
         s.attempt(Reorder((*red, *inner)))
     for x in tiles:
-        s.attempt(Peel(x))
+        if not (padded and x == f"{n}.0"):
+            s.attempt(Peel(x))
     for stem in (a, f"{a}.init"):
         r, c = f"{stem}.{t.axes[t.row]}", f"{stem}.{t.axes[t.col]}"
-        if s.loops(c):
-            _lanes_of_tile(s, c, t.lanes)
         if s.loops(r):
             s.attempt(Unroll(r))
-    _lanes_of_tile(s, f"{n}.1", t.lanes)
+        if s.loops(c):
+            _lanes_of_tile(s, c, t.lanes)
     s.attempt(Unroll(f"{m}.1"))
+    if padded:
+        s.do(Split(f"{n}.1", t.lanes))
+        s.do(Unroll(f"{n}.1.0", guarded=True))
+        s.do(Vectorize(f"{n}.1.1", masked=True))
+    else:
+        _lanes_of_tile(s, f"{n}.1", t.lanes)
     _unroll_reduction(s, red)
     _parallel_tiles(s, a, host, rest, tiles)
 

@@ -38,7 +38,8 @@ class Step:
 
     def loops(self, n: Nest, name: str) -> list[tuple[Loop, Path]]:
         found = find(n, name)
-        self.need(found, f"there is no loop {name}", f"the loops are {', '.join(loop_names(n))}")
+        if not found:
+            self.need(False, f"there is no loop {name}", f"the loops are {', '.join(loop_names(n))}")
         return found
 
 

@@ -9,7 +9,7 @@ of one chunk that `tw_parallel` calls.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright.base.errors import Unsupported
@@ -126,6 +126,7 @@ class _Function:
         self.epoch: dict[str, int] = {}
         self.lane: tuple[Sym, int] | None = None
         self.freed: set[str] = set()
+        self.guards = 0  # conditions around the code being written
         self.linear: dict[Any, Dim] = {}
         written = {s.buffer for s, _ in walk(m.n.body) if isinstance(s, Store)}
         self.mutable = frozenset(written)
@@ -374,6 +375,8 @@ class _Function:
         return tuple((b, self.epoch.get(b, 0)) for b in self._reads_of(v) if b in self.mutable)
 
     def _level(self, v: Value) -> int:
+        if self.guards and self._reads_of(v):
+            return self.depth  # its address may be valid under the condition only
         level = 0
         for s in v.symbols():
             e = self.env.get(s)
@@ -609,11 +612,7 @@ class _Function:
 
     def loop(self, s: Loop, lo: str = "0", hi: str | None = None) -> None:
         if s.kind == "unroll":
-            assert isinstance(s.extent, int)
-            for k in range(s.extent):
-                self.env[s.var] = k
-                self.block(s.body)
-            del self.env[s.var]
+            self._unrolled(s)
             return
         if s.kind == "lane":
             self._lanes(s)
@@ -661,10 +660,44 @@ class _Function:
         del self.env[s.var]
         self.touch(s)
 
+    def _unrolled(self, s: Loop) -> None:
+        """Every iteration written out; those that may not exist under a condition."""
+        least, most = D.bounds(s.extent)
+        end = self.dim(s.extent)
+        for k in range(most):
+            self.env[s.var] = k
+            if k < least or isinstance(s.extent, int):
+                self.block(s.body)
+            else:
+                there = self.put(f"icmp sgt i64 {end}, {k}")
+                self._guarded(there, lambda: self.block(s.body))
+            del self.env[s.var]
+
+    def _guarded(self, condition: str, then: Any, other: Any = None) -> None:
+        """Code under a condition; what it computes is known inside only, and it moves no loads out."""
+        n = self.fresh("c")
+        no = f"{n}.else" if other else f"{n}.end"
+        self.line(f"br i1 {condition}, label %{n}.then, label %{no}")
+        level = self.levels[self.depth]
+        saved = level.memo
+        for label, body in (("then", then), ("else", other)):
+            if body is None:
+                continue
+            self.label(f"{n}.{label}")
+            level.memo = dict(saved)
+            self.guards += 1
+            body()
+            self.guards -= 1
+            self.line(f"br label %{n}.end")
+        level.memo = saved
+        self.label(f"{n}.end")
+
     def _lanes(self, s: Loop) -> None:
         if self.lane is not None:
             raise Unsupported(f"lane loop {s.name} is inside lane loop {self.lane[0].name}")
-        assert isinstance(s.extent, int)
+        if not isinstance(s.extent, int):
+            self._masked(s)
+            return
         if s.extent == 1:
             self.env[s.var] = 0
         else:
@@ -673,6 +706,21 @@ class _Function:
         self.block(s.body)
         self.lane = None
         del self.env[s.var]
+
+    def _masked(self, s: Loop) -> None:
+        """A vector where all lanes exist, else one lane at a time."""
+        most = D.bounds(s.extent)[1]
+        end = self.dim(s.extent)
+        full = self.put(f"icmp sge i64 {end}, {most}")
+
+        def whole() -> None:
+            self.env[s.var] = LANE
+            self.lane = (s.var, most)
+            self.block(s.body)
+            self.lane = None
+            del self.env[s.var]
+
+        self._guarded(full, whole, lambda: self._unrolled(replace(s, kind="unroll")))
 
     def store(self, s: Store) -> None:
         b = self.buffers[s.buffer]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tilewright.ir import dim as D
 from tilewright.kernel.dependence import carried
 from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, on_loops, walk
 from tilewright.kernel.step import Step
@@ -12,28 +13,36 @@ MAX_LANES = 64
 
 @dataclass(frozen=True)
 class Vectorize(Step):
-    """The iterations become the lanes of one vector. Copies of the loop with a run-time extent (tails) stay serial.
+    """The iterations become the lanes of one vector. Copies of the loop with a run-time extent (tails) stay serial, or,
+    with `masked`, are a vector whose last lanes may not exist.
 
         for l in 4: y[4*i+l] = exp(x[4*i+l])   →   y[4*i : 4*i+4] = exp(x[4*i : 4*i+4])
     """
 
     loop: str
+    masked: bool = False
 
     def apply(self, n: Nest) -> Nest:
-        found = self.loops(n, self.loop)
-        const = [x for x, _ in found if isinstance(x.extent, int)]
-        self.need(const, f"the extent of {self.loop} is not a constant", "Split it by the number of lanes and Peel first")
-        for x in const:
+        found = [x for x, _ in self.loops(n, self.loop) if self._bound(x) is not None]
+        self.need(found, f"the extent of {self.loop} is not a constant", "Split it by the number of lanes and Peel first")
+        for x in found:
             self.need(x.kind == "serial", f"{self.loop} is already {x.kind}")
-            self.need(isinstance(x.extent, int) and x.extent <= MAX_LANES, f"{x.extent} lanes are too many", f"Split by at most {MAX_LANES} first")  # fmt: skip
+            bound = self._bound(x)
+            self.need(bound is not None and bound <= MAX_LANES, f"{bound} lanes are too many", f"Split by at most {MAX_LANES} first")  # fmt: skip
             for s, _ in walk(x.body):
                 loop = isinstance(s, Loop) and s.kind != "unroll"
                 self.need(not loop, f"{getattr(s, 'name', '')} is inside {self.loop}", "reorder it outwards or unroll it")
                 self.need(not isinstance(s, Alloc), f"{getattr(s, 'buffer', '')} is allocated per lane")
-            bad = [c for c in carried(n, x) if c.kind == "order"]
-            self.need(not bad, f"{self.loop} carries an order: {bad[0].reason}" if bad else "")
+            bad = [c for c in carried(n, x) if c.kind == "order" or not isinstance(x.extent, int)]
+            self.need(not bad, f"{self.loop} carries a dependence: {bad[0].reason}" if bad else "")
 
         def one(s: Loop) -> tuple[Stmt, ...]:
-            return (replace(s, kind="lane"),) if isinstance(s.extent, int) else (s,)
+            return (s,) if self._bound(s) is None else (replace(s, kind="lane"),)
 
         return on_loops(n, self.loop, one)
+
+    def _bound(self, x: Loop) -> int | None:
+        if isinstance(x.extent, int):
+            return x.extent
+        hi = D.bounds(x.extent)[1]
+        return hi if self.masked and hi < D.INF else None
