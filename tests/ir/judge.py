@@ -1,0 +1,162 @@
+"""The judge of random graphs, a float64 evaluation, and the shrinker of those that fail."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.interpret import evaluate
+from tilewright.ir.node import Graph, Input, Item, Literal, Node, input, node
+from tilewright.ir.types import DType, TensorType, f64
+
+Args = list[np.ndarray]
+
+# ---- the judge
+
+
+def in_float64(graph: Graph) -> Graph:
+    """The same program with float64 in place of every float."""
+    new: dict[Node, Node] = {}
+    for n in graph.nodes():
+        changed = {
+            f.name: _wide(getattr(n.op, f.name))
+            for f in dataclasses.fields(n.op)
+            if _wide(getattr(n.op, f.name)) is not getattr(n.op, f.name)
+        }
+        op = dataclasses.replace(n.op, **changed) if changed else n.op
+        new[n] = node(op, *(new[x] for x in n.inputs))
+    inputs = tuple(new[n] for n in graph.inputs)
+    return Graph(graph.name, inputs, tuple(new[o] for o in graph.outputs))
+
+
+def _wide(x: Any) -> Any:
+    if isinstance(x, DType):
+        return f64 if x.is_float else x
+    if isinstance(x, TensorType):
+        return TensorType(f64, x.shape) if x.dtype.is_float else x
+    if isinstance(x, Literal):
+        return Literal(x.array.astype(np.float64), f64) if x.dtype.is_float else x
+    return x
+
+
+_EPS = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
+
+
+def reference(graph: Graph, args: Args) -> tuple[list[np.ndarray], list[float]]:
+    """Outputs in float64, and the error each may have: four times that of the same program
+    interpreted in its own precision, and 16 units in the last place of the largest value."""
+    exact = evaluate(in_float64(graph), args)
+    own = evaluate(graph, args)
+    allowed: list[float] = []
+    for o, a, b in zip(graph.outputs, exact, own, strict=True):
+        if not o.dtype.is_float:
+            allowed.append(0.0)
+            continue
+        finite = np.isfinite(a) & np.isfinite(b)
+        error = float(np.max(np.abs(a - b)[finite], initial=0.0))
+        largest = float(np.max(np.abs(a[np.isfinite(a)]), initial=0.0))
+        allowed.append(4 * error + 16 * _EPS[o.dtype.name] * max(largest, 1e-6))
+    return exact, allowed
+
+
+def disagreement(
+    expected: Sequence[np.ndarray], allowed: Sequence[float], got: Sequence[np.ndarray]
+) -> str | None:
+    """How the outputs leave what is allowed, or None."""
+    for k, (a, tolerance, b) in enumerate(zip(expected, allowed, got, strict=True)):
+        if a.shape != b.shape:
+            return f"output {k} has shape {b.shape}, not {a.shape}"
+        if b.dtype.kind != "f":
+            if not np.array_equal(a, b):
+                return f"output {k} differs in {int(np.sum(a != b))} of {a.size} elements"
+            continue
+        odd = ~np.isfinite(a)
+        if not np.array_equal(a[odd], b[odd].astype(np.float64), equal_nan=True):
+            return f"output {k} differs where it is not finite"
+        wrong = np.abs(a - b.astype(np.float64))[~odd]
+        if wrong.size and not wrong.max() <= tolerance:
+            return f"output {k} is off by {wrong.max():.3g}, allowed is {tolerance:.3g}"
+    return None
+
+
+# ---- shrinking
+
+
+def shrink(
+    graph: Graph, args: Args, fails: Callable[[Graph, Args], bool], tries: int = 400
+) -> tuple[Graph, Args]:
+    """A smaller graph that still fails: fewer outputs, nodes replaced by operands or by inputs."""
+    left = tries
+    while left > 0:
+        for smaller in _smaller(graph, args):
+            left -= 1
+            if left <= 0:
+                return graph, args
+            if fails(*smaller):
+                graph, args = smaller
+                break
+        else:
+            return graph, args
+    return graph, args
+
+
+def _smaller(graph: Graph, args: Args) -> Iterator[tuple[Graph, Args]]:
+    if len(graph.outputs) > 1:
+        for o in graph.outputs:
+            yield without_unused(Graph(graph.name, graph.inputs, (o,)), args)
+    nodes = graph.nodes()
+    computed = [n for n in nodes if n.inputs and isinstance(n.type, TensorType)]
+    # An inner value alone is the largest step.
+    for n in computed:
+        if n not in graph.outputs:
+            yield without_unused(Graph(graph.name, graph.inputs, (n,)), args)
+    found = evaluate(Graph("all", graph.inputs, tuple(computed)), args)
+    values = dict(zip(computed, found, strict=True))
+    for n in reversed(computed):
+        if isinstance(n.op, Item) or n in graph.outputs:
+            continue
+        label = _unused_label(graph)
+        cut = input(label, n.ttype)
+        wider = Graph(graph.name, (*graph.inputs, cut), _replaced(graph, n, cut))
+        yield without_unused(wider, [*args, values[n]])
+    for n in computed:
+        for x in n.inputs:
+            if x.type == n.type:
+                smaller = Graph(graph.name, graph.inputs, _replaced(graph, n, x))
+                yield without_unused(smaller, args)
+
+
+def _unused_label(graph: Graph) -> str:
+    taken = {n.op.label for n in graph.inputs if isinstance(n.op, Input)}
+    return next(f"c{k}" for k in range(len(taken) + 1) if f"c{k}" not in taken)
+
+
+def _replaced(graph: Graph, old: Node, new: Node) -> tuple[Node, ...]:
+    done: dict[Node, Node] = {old: new}
+    for n in graph.nodes():
+        if n not in done:
+            ins = tuple(done[x] for x in n.inputs)
+            done[n] = n if ins == n.inputs else node(n.op, *ins)
+    return tuple(done[o] for o in graph.outputs)
+
+
+def nodes_below(n: Node) -> set[Node]:
+    """Every node under n, n apart."""
+    seen: set[Node] = set()
+    stack = list(n.inputs)
+    while stack:
+        x = stack.pop()
+        if x not in seen:
+            seen.add(x)
+            stack.extend(x.inputs)
+    return seen
+
+
+def without_unused(graph: Graph, args: Args) -> tuple[Graph, Args]:
+    used = set(graph.outputs).union(*(nodes_below(o) for o in graph.outputs))
+    kept = [k for k, n in enumerate(graph.inputs) if n in used]
+    inputs = tuple(graph.inputs[k] for k in kept)
+    return Graph(graph.name, inputs, graph.outputs), [args[k] for k in kept]
