@@ -161,8 +161,12 @@ def _contract(c: Cluster) -> None:
     assert _of(c, "contract") == [c.anchor] and not _of(c, "reduce", "program")
     assert c.anchor is not None
     assert all(o.shape == c.anchor.shape for o in c.outputs)
-    before = [n for n in topological([c.anchor]) if n in c.nodes and n is not c.anchor]
-    assert all(facts(n).kind == "view" for n in before)
+    stack = list(c.anchor.inputs)
+    while stack:
+        n = stack.pop()
+        if n in c.nodes:
+            assert facts(n).kind == "view"
+            stack.extend(n.inputs)
 
 
 def _program(c: Cluster) -> None:

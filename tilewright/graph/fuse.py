@@ -342,7 +342,7 @@ class _Fuser:
     def join_siblings(self) -> None:
         for p in self.order:
             found: dict[tuple[Dim, ...], Region] = {}
-            if p in self.inlined or len(self.readers.get(p, ())) < 2 or p.rank == 0:
+            if len(self.readers.get(p, ())) < 2 or isinstance(p.type, TupleType) or p.rank == 0:
                 continue
             for n, r in self.readers[p]:
                 region = self.regions.of[n]
@@ -379,7 +379,7 @@ class _Fuser:
                     self.unite(c, e)
                     continue
             for q, r in edges:
-                if why[0] != "more than one consumer" or (r.source, q) not in self.why:
+                if c.kind == "map" or (r.source, q) not in self.why:
                     self.why[r.source, q] = why
 
     def absorbable(self, c: Region, e: Region, edges: list[tuple[Node, Read]]) -> Why | None:

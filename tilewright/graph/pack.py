@@ -14,7 +14,7 @@ from tilewright.base.events import Log
 from tilewright.graph.classify import Contraction, contraction, factors, facts, guess
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Load, Tensor
+from tilewright.ir.expr import Load
 from tilewright.ir.maps import Map
 from tilewright.ir.node import Constant, Graph, Input, Node, node, rebuild
 from tilewright.ir.passes import Pass
@@ -96,10 +96,12 @@ class PackOperands(Pass):
         if not constant and rows < self.min_rows:
             return None  # each element is used too few times to pay for the copy
         tile = register_tile(self.vector_bits, self.vector_registers, n.dtype)
-        width = _width(n.shape[c.lane], tile.columns, _lanes(self.vector_bits, n.dtype))
-        if width is None or not _whole_groups(n, c, width):
-            return None
-        return _tiled(c, len(n.shape), width)
+        lanes = _lanes(self.vector_bits, n.dtype)
+        if c.lane in c.columns:
+            width = _width(n.shape[c.lane], tile.columns, lanes)
+        else:
+            width = _group_width(n, c, tile.columns, lanes)
+        return None if width is None else _tiled(c, len(n.shape), width)
 
 
 def _is_constant(n: Node, constant: set[Node]) -> bool:
@@ -127,23 +129,25 @@ def _width(extent: Dim, columns: int, lanes: int) -> int | None:
     return smaller if padded(columns) > 1.1 and padded(smaller) < padded(columns) else columns
 
 
-def _whole_groups(n: Node, c: Contraction, width: int) -> bool:
-    """In a grouped convolution a tile must not straddle two groups."""
-    if c.lane in c.columns:
-        return True
+def _group_width(n: Node, c: Contraction, columns: int, lanes: int) -> int | None:
+    """In a grouped convolution no tile straddles two groups: the widest that divides a group."""
     f = facts(n)
     assert f.reduce is not None
     lane = f.outputs[0].axes[c.lane]
-    for load in factors(f.reduce) or ():
-        if load.source is f.inputs[c.left]:
-            sizes = list(_divisors(load, lane))
-            return bool(sizes) and all(isinstance(s, int) and s % width == 0 for s in sizes)
-    return False
+    sizes = [
+        d
+        for load in factors(f.reduce) or ()
+        if load.source is f.inputs[c.left]
+        for d in _divisors(load, lane)
+    ]
+    for width in range(columns, lanes - 1, -lanes):
+        if sizes and all(isinstance(d, int) and d % width == 0 for d in sizes):
+            return width
+    return None
 
 
 def _divisors(load: Load, lane: D.Sym) -> list[Dim]:
     """What the lane's variable is divided by in an index."""
-    assert isinstance(load.source, Tensor)
     atoms = {a for i in load.index if isinstance(i, D.Int) for m, _ in i.terms for a in m}
     return [
         a.b for a in atoms if isinstance(a, D.Quo) and a.op == "floordiv" and lane in D.symbols(a.a)

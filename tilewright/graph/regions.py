@@ -188,8 +188,8 @@ def misaligned(read: Read, reader: Facts) -> bool:
     own = [a for a, d in zip(read.axes, shape, strict=True) if not D.known_eq(d, 1)]
     if not wide or not own or own[-1] == wide[-1]:
         return False
-    if reader.reduce is not None and own[-1] >= 0:
-        return False  # a reduction may run its vectors along any of its axes
+    if reader.reduce is not None and reader.outer is None and own[-1] >= 0:
+        return False  # only the reduction of rows has to run its vectors along the last axis
     if wide[-1] not in own and OTHER not in own:
         return False  # the same element for all neighbours
     if not read.via:

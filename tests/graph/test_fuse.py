@@ -1,0 +1,380 @@
+"""Fusion finds the kernels one would write by hand, and says why where it does not."""
+
+import time
+
+import pytest
+
+from tests.graph.build import (
+    arg,
+    attention_block,
+    average,
+    build,
+    check,
+    check_run,
+    fused,
+    graph,
+    kinds,
+    layer_norm,
+    names,
+    softmax,
+    weight,
+)
+from tests.graph.random_graphs import random_graph
+from tilewright.base.events import Log
+from tilewright.graph.cluster import Fused
+from tilewright.graph.decompose import Decompose
+from tilewright.graph.fuse import Fuse, fuse
+from tilewright.graph.memory import plan
+from tilewright.ir import dim as D
+from tilewright.ir.node import Graph, Node, Place, item, topological
+from tilewright.ir.types import bf16, f32, i64
+
+x = arg("x", 4, 16, 32)
+w, b = weight("w", 32), weight("b", 32)
+
+
+def criteria(f: Fused, producer: str, consumer: str) -> set[str]:
+    return {
+        r.criterion
+        for r in f.refusals
+        if r.producer.op.name == producer and r.consumer.op.name == consumer
+    }
+
+
+# ---- rows
+
+
+def test_softmax_is_one_row() -> None:
+    f = fused(softmax(x))
+    assert kinds(f) == ["row"] and not f.refusals
+    (c,) = f.clusters
+    assert c.inputs == (x,) and c.outputs == f.graph.outputs
+
+
+def test_log_softmax_is_one_row() -> None:
+    shifted = build.sub(x, build.amax(x, (2,), True))
+    f = fused(build.sub(shifted, build.log(build.sum(build.exp(shifted), (2,), True))))
+    assert kinds(f) == ["row"]
+
+
+def test_layer_norm_is_one_row() -> None:
+    f = fused(layer_norm(x, w, b))
+    assert kinds(f) == ["row"] and set(f.clusters[0].inputs) == {x, w, b}
+
+
+def test_residual_in_front_of_a_norm() -> None:
+    total = build.add(x, arg("y", 4, 16, 32))
+    f = fused(layer_norm(total, w, b))
+    assert kinds(f) == ["row"] and "add" in names(f.clusters[0])
+    kept = fused(layer_norm(total, w, b), total)
+    assert kinds(kept) == ["row"]
+    assert set(kept.clusters[0].outputs) == set(kept.graph.outputs)
+
+
+def test_rms_norm_in_bfloat16_is_one_row() -> None:
+    h = arg("h", 4, 16, 32, dtype=bf16)
+    wide = build.cast(h, f32)
+    scale = build.rsqrt(build.add(average(build.square(wide), (2,)), 1e-6))
+    f = fused(build.mul(build.cast(build.mul(wide, scale), bf16), weight("g", 32, dtype=bf16)))
+    assert kinds(f) == ["row"]
+
+
+def test_norms_without_kept_axes() -> None:
+    mean = build.sum(x, (2,))
+    f = fused(build.sub(x, build.reshape(mean, (4, 16, 1))))
+    assert kinds(f) == ["row"]
+
+
+def test_cross_entropy_is_one_row() -> None:
+    logits, target = arg("logits", 64, 50), arg("target", 64, 1, dtype=i64)
+    shifted = build.sub(logits, build.amax(logits, (1,), True))
+    logs = build.sub(shifted, build.log(build.sum(build.exp(shifted), (1,), True)))
+    f = fused(build.neg(build.gather(logs, target, 1)))
+    assert kinds(f) == ["row"]
+
+
+def test_embedding_and_norm() -> None:
+    table, ids = weight("table", 100, 32), arg("ids", 4, 16, dtype=i64)
+    places, positions = weight("places", 64, 32), arg("positions", 1, 16, dtype=i64)
+    f = fused(
+        layer_norm(build.add(build.take(table, ids, 0), build.take(places, positions, 0)), w, b)
+    )
+    assert kinds(f) == ["row"]
+
+
+def test_two_softmaxes_of_equal_rows_share_a_kernel() -> None:
+    f = fused(build.add(softmax(x), softmax(arg("y", 4, 16, 32))))
+    assert kinds(f) == ["row"]
+
+
+def test_long_rows_are_reduced_as_columns() -> None:
+    wide = arg("wide", 8, 200_000)
+    f = fused(softmax(wide))
+    assert "row" not in kinds(f) and kinds(f).count("column") == 2
+
+
+def test_softmax_over_an_outer_axis_is_several_kernels() -> None:
+    e = build.exp(build.sub(x, build.amax(x, (1,), True)))
+    f = fused(build.div(e, build.sum(e, (1,), True)))
+    assert kinds(f).count("column") == 2
+    assert "incompatible iteration" in {r.criterion for r in f.refusals}
+
+
+def test_a_strided_row_is_copied_once() -> None:
+    image = arg("image", 2, 32, 5, 5)
+    f = fused(layer_norm(build.permute(image, (0, 2, 3, 1)), w, b))
+    assert kinds(f) == ["map", "row"] and names(f.clusters[0]) == {"permute"}
+    assert criteria(f, "permute", "sum") == {"misaligned access"}
+
+
+# ---- contractions
+
+
+def test_linear_gelu_residual_is_one_contraction() -> None:
+    y = build.add(build.matmul(x, weight("W", 32, 32)), b)
+    f = fused(build.add(build.gelu(y), x))
+    assert kinds(f) == ["contract"]
+
+
+def test_a_flattened_batch_does_not_stand_in_the_way() -> None:
+    flat = build.reshape(x, (64, 32))
+    h = build.add(build.matmul(flat, weight("W", 32, 128)), weight("c", 128))
+    h = build.reshape(build.gelu(build.reshape(h, (4, 16, 128))), (64, 128))
+    y = build.reshape(build.add(build.matmul(h, weight("V", 128, 32)), b), (4, 16, 32))
+    f = fused(build.add(y, x))
+    assert kinds(f) == ["contract", "contract"]
+    assert names(f.clusters[0]) == {"matmul", "add", "gelu"}
+
+
+def test_conv_bias_residual_relu() -> None:
+    image = arg("image", 2, 8, 6, 6)
+    y = build.conv_valid(image, weight("k", 8, 8, 1, 1), (1, 1), (1, 1), 1)
+    f = fused(build.relu(build.add(build.add(y, weight("c", 8, 1, 1)), image)))
+    assert kinds(f) == ["contract"]
+
+
+def test_views_are_prologues_of_contractions() -> None:
+    f = fused(build.matmul(build.permute(arg("a", 32, 16), (1, 0)), arg("c", 32, 8)))
+    assert kinds(f) == ["contract"] and names(f.clusters[0]) == {"permute", "matmul"}
+
+
+def test_elementwise_prologues_of_contractions_are_refused() -> None:
+    f = fused(build.matmul(build.relu(arg("a", 16, 32)), arg("c", 32, 8)))
+    assert kinds(f) == ["map", "contract"]
+    assert criteria(f, "relu", "matmul") == {"too large"}
+
+
+def test_packed_operands_are_stored() -> None:
+    c = weight("c", 32, 24)
+    packed = build.relayout(c, "k, j -> j//12, k, j%12")
+    f = fused(build.matmul(x, build.unrelayout(packed, "k, j -> j//12, k, j%12", (32, 24))))
+    assert kinds(f) == ["map", "contract"]
+    assert "unrelayout" in names(f.clusters[1])
+    assert criteria(f, "relayout", "matmul") == {"not fusible"}
+
+
+def test_saved_activations_are_further_outputs() -> None:
+    before = build.add(build.matmul(x, weight("W", 32, 32)), b)
+    f = fused(build.gelu(before), before)
+    assert kinds(f) == ["contract"] and len(f.clusters[0].outputs) == 2
+
+
+def test_attention_block() -> None:
+    f = fused(attention_block(x, 4))
+    found = kinds(f)
+    assert found.count("contract") == 6 and found.count("row") == 2 and len(found) == 9
+    (copy,) = (c for c in f.clusters if c.kind == "map")
+    assert names(copy) == {"permute"}
+    scores = next(c for c in f.clusters if "permute" in names(c) and "mul" in names(c))
+    assert scores.kind == "contract" and "add" in names(scores)
+
+
+def test_a_residual_does_not_close_a_cycle() -> None:
+    h = build.matmul(x, weight("W", 32, 32))
+    normed = layer_norm(h, w, b)
+    f = fused(build.add(h, build.matmul(normed, weight("V", 32, 32))))
+    assert sorted(kinds(f)) == ["contract", "contract", "row"]
+
+
+# ---- maps
+
+
+def test_long_chains() -> None:
+    y = x
+    for _ in range(30):
+        y = build.sin(build.add(y, 1.0))
+    assert kinds(fused(y)) == ["map"]
+    limited = Fuse(max_nodes=20)(graph(y), Log())
+    check(limited)
+    assert len(limited.clusters) == 3
+    assert {r.criterion for r in limited.refusals} == {"too large"}
+
+
+def test_many_inputs() -> None:
+    y = x
+    for k in range(40):
+        y = build.add(y, arg(f"y{k}", 4, 16, 32))
+    f = fused(y)
+    assert kinds(f) == ["map", "map"] and all(len(c.inputs) <= 24 for c in f.clusters)
+    assert {r.criterion for r in f.refusals} == {"too large"}
+
+
+def test_scalars_and_broadcasts_are_inlined() -> None:
+    f = fused(build.mul(x, build.exp(arg("s"))))
+    assert kinds(f) == ["map"]
+    per_row = build.exp(arg("r", 4, 16, 1))
+    assert kinds(fused(build.mul(x, per_row))) == ["map"]
+
+
+def test_expensive_broadcasts_are_stored() -> None:
+    f = fused(build.mul(x, build.exp(arg("v", 32))))
+    assert kinds(f) == ["map", "map"]
+    assert criteria(f, "exp", "mul") == {"too large"}
+
+
+def test_rotary_embedding_is_one_map() -> None:
+    q, angles = arg("q", 2, 4, 16, 8), arg("angles", 1, 1, 16, 8)
+    for y in (q, build.mul(q, 2.0)):
+        low, high = build.slice(y, 3, 0, 4), build.slice(y, 3, 4, 8)
+        turned = build.concat([build.neg(high), low], 3)
+        f = fused(build.add(build.mul(y, angles), build.mul(turned, angles)))
+        assert kinds(f) == ["map"]
+
+
+def test_maps_of_one_shape_share_a_kernel() -> None:
+    f = fused(build.sin(x), build.cos(x))
+    assert kinds(f) == ["map"] and len(f.clusters[0].outputs) == 2
+
+
+def test_a_cheap_shared_map_is_computed_twice() -> None:
+    wide = build.cast(arg("h", 4, 16, 32, dtype=bf16), f32)
+    f = fused(softmax(wide), build.sum(wide, (0,)))
+    assert sorted(kinds(f)) == ["column", "row"]
+    assert all("cast" in names(c) for c in f.clusters)
+
+
+def test_an_expensive_shared_map_is_stored() -> None:
+    e = build.exp(x)
+    f = fused(build.sum(e, (0,)), build.sum(e, (1,)))
+    assert sorted(kinds(f)) == ["column", "column", "map"]
+    assert {r.criterion for r in f.refusals} == {"more than one consumer"}
+
+
+def test_reshapes_between_maps() -> None:
+    assert kinds(fused(build.sin(build.reshape(build.exp(x), (4, 16, 4, 8))))) == ["map"]
+    assert kinds(fused(build.sin(build.reshape(build.exp(x), (64, 32))))) == ["map"]
+
+
+def test_expensive_transposes_are_misaligned() -> None:
+    f = fused(build.sin(build.permute(build.exp(x), (0, 2, 1))))
+    assert kinds(f) == ["map", "map"]
+    assert criteria(f, "exp", "sin") == {"misaligned access"}
+
+
+def test_reshapes_at_the_edges_are_aliases() -> None:
+    y = build.reshape(softmax(build.reshape(x, (64, 32))), (4, 512))
+    f = fused(y)
+    assert kinds(f) == ["row"] and "reshape" not in names(f.clusters[0])
+    assert f.aliases[y] is f.clusters[0].outputs[0]
+    assert f.aliases[f.clusters[0].inputs[0]] is x
+
+
+# ---- columns and programs
+
+
+def test_bias_gradient_is_one_column() -> None:
+    f = fused(build.sum(build.mul(x, build.exp(arg("y", 4, 16, 32))), (0, 1)))
+    assert kinds(f) == ["column"]
+
+
+def test_batch_statistics() -> None:
+    image = arg("image", 4, 8, 6, 6)
+    f = fused(average(image, (0, 2, 3)), average(build.square(image), (0, 2, 3)))
+    assert kinds(f) == ["column", "column"]
+
+
+def test_overlapping_windows_recompute_only_cheap_work() -> None:
+    image = arg("image", 2, 8, 6, 6)
+
+    def pooled(y: Node) -> Fused:
+        pool = build.max_pool(y, (3, 3), (2, 2), 1)
+        f = fuse(Decompose().apply(graph(item(pool, 0)), Log()), Log())
+        check(f)
+        return f
+
+    assert kinds(pooled(build.relu(image))) == ["column"]
+    f = pooled(build.exp(image))
+    assert kinds(f) == ["map", "column"] and {r.criterion for r in f.refusals} == {"too large"}
+
+
+def test_programs_run_alone() -> None:
+    total = build.cumsum(build.exp(x), 1)
+    f = fused(build.neg(total))
+    assert kinds(f) == ["map", "program", "map"]
+    assert {r.criterion for r in f.refusals} == {"not fusible"}
+
+
+def test_items_belong_to_their_program() -> None:
+    values, indices = build.sort(x, 1)
+    f = fused(build.neg(values), indices)
+    assert kinds(f) == ["program", "map"]
+    assert set(f.clusters[0].outputs) == {values, indices}
+
+
+# ---- the whole
+
+
+def test_refusals_name_the_users_line() -> None:
+    y = build.matmul(build.relu(arg("a", 16, 32)), arg("c", 32, 8))
+    g = graph(y)
+    placed = Graph(g.name, g.inputs, g.outputs, {y: frozenset([Place("model.py", 7)])})
+    log = Log()
+    (refusal,) = fuse(placed, log).refusals
+    assert refusal.where == "model.py:7"
+    told = [e for e in log.of("fusion") if "not fused" in e.message]
+    assert [e.where for e in told] == ["model.py:7"] and "too large" in told[0].message
+
+
+def test_symbolic_batches() -> None:
+    batch = D.sym("B", 1)
+    y = arg("y", batch, 32)
+    h = build.gelu(build.add(build.matmul(y, weight("W", 32, 64)), weight("c", 64)))
+    f = fused(softmax(build.matmul(h, weight("V", 64, 10))))
+    assert kinds(f) == ["contract", "contract", "row"]
+    z = arg("z", batch, 16, 32)
+    flat = build.matmul(build.reshape(z, (batch * 16, 32)), weight("W", 32, 32))
+    f = fused(build.add(build.reshape(flat, (batch, 16, 32)), z))
+    assert kinds(f) == ["contract"]
+
+
+def test_clusters_run_as_the_graph_does() -> None:
+    g = graph(attention_block(x, 4))
+    f = fuse(g, Log())
+    check_run(f, g, plan(f))
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_random_graphs(seed: int) -> None:
+    g = random_graph(seed)
+    f = fuse(g, Log())
+    check(f)
+    check_run(f, g, plan(f), seed)
+
+
+def test_large_graphs_are_quick() -> None:
+    y: Node = x
+    for k in range(12):
+        y = attention_block(y, 4)
+        h = build.gelu(build.add(build.matmul(y, weight(f"W{k}", 32, 64)), weight(f"c{k}", 64)))
+        y = layer_norm(build.add(build.matmul(h, weight(f"V{k}", 64, 32)), y), w, b)
+    g = graph(y)
+    assert len(topological(g.outputs)) > 700
+    fuse(g, Log())
+    best = min(_seconds(g) for _ in range(5))
+    assert best < 0.5, "fusion of a model's graph is meant to take well under 100 ms"
+
+
+def _seconds(g: Graph) -> float:
+    start = time.process_time()
+    fuse(g, Log())
+    return time.process_time() - start

@@ -1,0 +1,159 @@
+"""Operands of contractions are laid out in tiles where that pays."""
+
+import numpy as np
+import pytest
+
+from tests.graph.build import arg, arguments, build, check, graph, kinds, names, weight
+from tilewright.base.events import Log
+from tilewright.graph.cost import Roofline, work
+from tilewright.graph.fuse import fuse
+from tilewright.graph.memory import plan
+from tilewright.graph.pack import PackOperands, Tile, register_tile
+from tilewright.ir import dim as D
+from tilewright.ir.interpret import evaluate
+from tilewright.ir.node import Node, topological
+from tilewright.ir.passes import parse_passes
+from tilewright.ir.target import Target
+from tilewright.ir.types import bf16, f32, f64, i64
+
+NEON = Target("neon", "aarch64-unknown-linux-gnu", "generic", vector_bits=128, vector_registers=32)
+AVX2 = Target("avx2", "x86_64-unknown-linux-gnu", "haswell", vector_bits=256, vector_registers=16)
+AVX512 = Target(
+    "avx512", "x86_64-unknown-linux-gnu", "znver4", vector_bits=512, vector_registers=32
+)
+
+
+def maps(*outputs: Node, target: Target = NEON) -> list[str]:
+    g = PackOperands.of(target).apply(graph(*outputs), Log())
+    return [str(n.op.map) for n in topological(g.outputs) if n.op.name == "relayout"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("target", "tile"),
+    [(NEON, Tile(8, 12)), (AVX2, Tile(6, 16)), (AVX512, Tile(12, 32))],
+)
+def test_tiles_fill_the_registers(target: Target, tile: Tile) -> None:
+    bits, registers = target.vector_bits, target.vector_registers
+    assert register_tile(bits, registers, f32) == tile
+    assert register_tile(bits, registers, bf16) == tile  # summed in float32
+    assert register_tile(bits, registers, f64) == Tile(tile.rows, tile.columns // 2)
+
+
+@pytest.mark.parametrize(("target", "width"), [(NEON, 12), (AVX2, 16), (AVX512, 32)])
+def test_constant_weights(target: Target, width: int) -> None:
+    y = build.matmul(arg("x", 64, 96), weight("w", 96, 192))
+    assert maps(y, target=target) == [f"a0, a1 -> a1//{width}, a0, a1%{width}"]
+
+
+def test_transposed_weights_are_packed_from_where_they_are() -> None:
+    w = weight("w", 192, 96)
+    y = build.matmul(arg("x", 64, 96), build.permute(w, (1, 0)))
+    g = PackOperands.of(NEON).apply(graph(y), Log())
+    f = fuse(g, Log())
+    check(f)
+    assert kinds(f) == ["map", "contract"]
+    assert names(f.clusters[0]) == {"permute", "relayout"} and f.clusters[0].inputs == (w,)
+
+
+def test_convolution_weights() -> None:
+    y = build.conv_valid(arg("x", 2, 8, 10, 10), weight("w", 24, 8, 3, 3), (1, 1), (1, 1), 1)
+    assert maps(y) == ["a0, a1, a2, a3 -> a0//12, a1, a2, a3, a0%12"]
+
+
+def test_grouped_convolutions_keep_tiles_within_groups() -> None:
+    x = arg("x", 2, 8, 10, 10)
+    fits = build.conv_valid(x, weight("w", 48, 4, 3, 3), (1, 1), (1, 1), 2)
+    assert len(maps(fits)) == 1
+    narrower = build.conv_valid(x, weight("w", 32, 2, 3, 3), (1, 1), (1, 1), 4)
+    assert maps(narrower) == ["a0, a1, a2, a3 -> a0//8, a1, a2, a3, a0%8"]
+    straddles = build.conv_valid(x, weight("w", 20, 2, 3, 3), (1, 1), (1, 1), 4)
+    assert maps(straddles) == []
+    depthwise = build.conv_valid(x, weight("w", 8, 1, 3, 3), (1, 1), (1, 1), 8)
+    assert maps(depthwise) == []
+
+
+def test_attention_operands() -> None:
+    q, k = arg("q", 2, 4, 32, 48), arg("k", 2, 4, 36, 48)
+    y = build.matmul(q, build.permute(k, (0, 1, 3, 2)))
+    assert maps(y) == ["a0, a1, a2, a3 -> a0, a1, a3//12, a2, a3%12"]
+
+
+def test_few_rows() -> None:
+    x = arg("x", 2, 96)
+    assert maps(build.matmul(x, arg("y", 96, 192))) == []
+    assert len(maps(build.matmul(x, weight("w", 96, 192)))) == 1
+
+
+def test_narrow_outputs() -> None:
+    assert maps(build.matmul(arg("x", 64, 96), weight("w", 96, 1))) == []
+    assert maps(build.matmul(arg("x", 64, 96), weight("w", 96, 6))) == ["a0, a1 -> a1//8, a0, a1%8"]
+
+
+def test_less_padding_is_preferred() -> None:
+    assert maps(build.matmul(arg("x", 64, 96), weight("w", 96, 64))) == [
+        "a0, a1 -> a1//8, a0, a1%8"
+    ]
+
+
+def test_symbolic_rows() -> None:
+    y = build.matmul(arg("x", D.sym("B", 1), 96), weight("w", 96, 192))
+    assert len(maps(y)) == 1
+
+
+def test_packing_twice_changes_nothing() -> None:
+    y = build.matmul(arg("x", 64, 96), weight("w", 96, 192))
+    once = PackOperands.of(NEON).apply(graph(y), Log())
+    assert PackOperands.of(NEON).apply(once, Log()) is once
+
+
+def test_shared_weights_are_packed_once() -> None:
+    w = weight("w", 96, 96)
+    y = build.matmul(build.relu(build.matmul(arg("x", 64, 96), w)), w)
+    assert len(maps(y)) == 1
+
+
+@pytest.mark.parametrize("target", [NEON, AVX2, AVX512])
+def test_packed_graphs_compute_the_same(target: Target) -> None:
+    x = arg("x", 2, 8, 6, 6)
+    y = build.conv_valid(x, weight("w", 19, 8, 3, 3), (1, 1), (1, 1), 1)
+    z = build.matmul(build.reshape(y, (2 * 19, 16)), weight("v", 16, 17))
+    s = build.matmul(z, build.permute(z, (1, 0)))
+    g = graph(s)
+    packed = PackOperands.of(target).apply(g, Log())
+    assert len([n for n in packed.nodes() if n.op.barrier]) == 3
+    args = arguments(g)
+    for a, b in zip(evaluate(packed, args), evaluate(g, args), strict=True):
+        np.testing.assert_array_equal(a, b)
+    f = fuse(packed, Log())
+    check(f)
+    assert plan(f).size
+
+
+def test_passes_print_and_parse() -> None:
+    p = PackOperands.of(NEON)
+    assert parse_passes(str(p)) == (p,)
+
+
+# ---- costs
+
+
+def test_work_counts_what_crosses_the_edge() -> None:
+    x, w = arg("x", 64, 96), weight("w", 96, 192)
+    (c,) = fuse(graph(build.relu(build.matmul(x, w))), Log()).clusters
+    found = work(c)
+    assert found.flops == 64 * 192 * (2 * 96 + 1)
+    assert found.bytes_read == 4 * (64 * 96 + 96 * 192)
+    assert found.bytes_written == 4 * 64 * 192
+
+
+def test_a_gather_does_not_read_the_whole_table() -> None:
+    (c,) = fuse(graph(build.take(weight("t", 1000, 8), arg("i", 4, dtype=i64), 0)), Log()).clusters
+    assert work(c).bytes_read == 4 * 8 * 4 + 4 * 8
+
+
+def test_measured_costs_win() -> None:
+    f = fuse(graph(build.exp(arg("x", 64, 96))), Log())
+    estimate = Roofline.of(NEON)
+    assert estimate.total(f) > 0
+    assert Roofline.of(NEON, measured=lambda c: 42.0).total(f) == 42.0
+    assert Roofline.of(NEON, measured=lambda c: None).total(f) == estimate.total(f)
