@@ -42,7 +42,9 @@ def carried(n: Nest, loop: Loop, ordered: frozenset[str] = frozenset()) -> list[
         at = f"{s.buffer}[{','.join(map(str, s.index))}]"
         if w is None:
             if s.combine:
-                out.append(Carried("reduction", f"every iteration of {loop.name} accumulates into {at}"))
+                out.append(
+                    Carried("reduction", f"every iteration of {loop.name} accumulates into {at}")
+                )
             else:
                 out.append(Carried("order", f"different iterations of {loop.name} write {at}"))
         else:
@@ -52,14 +54,23 @@ def carried(n: Nest, loop: Loop, ordered: frozenset[str] = frozenset()) -> list[
             if isinstance(x.source, str) and x.source in windows and x.source not in own:
                 for w in windows[x.source]:
                     if not _same_iteration(n.buffer(x.source), x.index, w, loop.var):
-                        out.append(Carried("order", f"an iteration of {loop.name} reads {x!r}, which another one writes"))
+                        out.append(
+                            Carried(
+                                "order",
+                                f"an iteration of {loop.name} reads {x!r}, which another one writes",
+                            )
+                        )
     for b, ws in windows.items():
         if len(ws) > 1 and any(not _equal_window(ws[0], w) for w in ws[1:]):
-            out.append(Carried("order", f"two statements write {b} at different places in {loop.name}"))
+            out.append(
+                Carried("order", f"two statements write {b} at different places in {loop.name}")
+            )
     return out
 
 
-def _window(b: Buffer, index: tuple[Dim, ...], v: Sym, inner: set[Sym]) -> tuple[int, Dim, Dim] | None:
+def _window(
+    b: Buffer, index: tuple[Dim, ...], v: Sym, inner: set[Sym]
+) -> tuple[int, Dim, Dim] | None:
     """(which, coefficient, base): iterations of v touch [c*v + base, c*v + base + |c|) along axis `which` (-1: linear)."""
     for which, i in [*enumerate(index), (-1, linear_index(b, index))]:
         c = D.coefficient(i, v)
@@ -111,7 +122,9 @@ def _equal_window(a: tuple[int, Dim, Dim], b: tuple[int, Dim, Dim]) -> bool:
     return a[0] == b[0] and D.known_eq(a[1], b[1]) and D.known_eq(a[2], b[2])
 
 
-def region(indices: list[tuple[Dim, ...]], moving: set[Sym], shape: tuple[Dim, ...]) -> list[tuple[Dim, Dim]]:
+def region(
+    indices: list[tuple[Dim, ...]], moving: set[Sym], shape: tuple[Dim, ...]
+) -> list[tuple[Dim, Dim]]:
     """Per axis (base, extent) of a box that holds every index while the moving symbols take all their values."""
     out: list[tuple[Dim, Dim]] = []
     for d, size in enumerate(shape):
@@ -154,7 +167,9 @@ def _extreme(x: Dim, moving: set[Sym], top: bool) -> Dim | None:
         if not left:
             return x
         # A variable whose bound mentions another one goes first.
-        s = max(left, key=lambda a: sum(a in D.symbols(b.hi) for b in left if b.hi is not None) == 0)
+        s = max(
+            left, key=lambda a: sum(a in D.symbols(b.hi) for b in left if b.hi is not None) == 0
+        )
         c = D.coefficient(x, s)
         if c is None:
             b = D.bounds(x)[1 if top else 0]

@@ -136,7 +136,9 @@ class _Builder:
         self.count += 1
         return f"t{self.count - 1}"
 
-    def tensor(self, t: Tensor, buffer: str, names: Mapping[Tensor, str], scope: str, in_place: bool) -> None:
+    def tensor(
+        self, t: Tensor, buffer: str, names: Mapping[Tensor, str], scope: str, in_place: bool
+    ) -> None:
         """Append the stage(s) of one definition, writing `buffer`."""
         assert t.body is not None
         own = {**names, t: buffer}
@@ -145,7 +147,9 @@ class _Builder:
             src = x.source
             return load(own[src], x.index, x.dtype) if isinstance(src, Tensor) else x
 
-        axes = tuple(D.the_sym(D.var(axis_name(buffer, k), extent(a))) for k, a in enumerate(t.axes))
+        axes = tuple(
+            D.the_sym(D.var(axis_name(buffer, k), extent(a))) for k, a in enumerate(t.axes)
+        )
         table: dict[Sym, Dim] = {a: D.as_int(b) for a, b in zip(t.axes, axes, strict=True)}
         self.buffers[buffer] = Buffer(buffer, t.dtype, t.shape, scope)
         body = rewrite(t.body, table, named)
@@ -169,11 +173,15 @@ class _Builder:
         return D.substitute(w, table, lambda v: rewrite(v, table, named))
 
     def reduce(self, buffer: str, axes: tuple[Sym, ...], r: Reduce) -> None:
-        raxes = tuple(D.the_sym(D.var(axis_name(buffer, k, "r"), extent(a))) for k, a in enumerate(r.axes))
+        raxes = tuple(
+            D.the_sym(D.var(axis_name(buffer, k, "r"), extent(a))) for k, a in enumerate(r.axes)
+        )
         body = r.body.substitute({a: D.as_int(b) for a, b in zip(r.axes, raxes, strict=True)})
         body = self.hoist(body, (*axes, *raxes))
         where = tuple(D.as_int(a) for a in axes)
-        self.stages.append(Stage(buffer, axes, raxes, where, body, r.combine, identity(r.combine, r.dtype)))
+        self.stages.append(
+            Stage(buffer, axes, raxes, where, body, r.combine, identity(r.combine, r.dtype))
+        )
 
     def hoist(self, v: Value, axes: tuple[Sym, ...]) -> Value:
         """Reductions inside an expression become stages of their own, over the axes they depend on."""
@@ -182,7 +190,9 @@ class _Builder:
         def out(r: Reduce) -> Value:
             used = [a for a in axes if a in r.symbols() or keep_all]
             name = self.fresh()
-            mine = tuple(D.the_sym(D.var(axis_name(name, k), extent(a))) for k, a in enumerate(used))
+            mine = tuple(
+                D.the_sym(D.var(axis_name(name, k), extent(a))) for k, a in enumerate(used)
+            )
             self.buffers[name] = Buffer(name, r.dtype, tuple(extent(a) for a in used), "local")
             moved = r.substitute({a: D.as_int(b) for a, b in zip(used, mine, strict=True)})
             assert isinstance(moved, Reduce)
@@ -261,7 +271,16 @@ def _inline_literals(found: list[Stage], literals: Mapping[str, Value]) -> list[
     for s in found:
         init = None if s.init is None else rewrite(s.init, on_load=swap)
         out.append(
-            Stage(s.name, s.axes, s.raxes, s.where, rewrite(s.value, on_load=swap), s.combine, init, s.ordered)
+            Stage(
+                s.name,
+                s.axes,
+                s.raxes,
+                s.where,
+                rewrite(s.value, on_load=swap),
+                s.combine,
+                init,
+                s.ordered,
+            )
         )
     return out
 
@@ -270,7 +289,11 @@ def readers(group: Group, name: str) -> list[Stage]:
     """Stages other than itself that read a buffer."""
     out = []
     for s in group.stages:
-        vals = [s.value, *((s.init,) if s.init is not None else ()), *(v for w in s.where for v in D.data_values(w))]
+        vals = [
+            s.value,
+            *((s.init,) if s.init is not None else ()),
+            *(v for w in s.where for v in D.data_values(w)),
+        ]
         if s.name != name and any(x.source == name for v in vals for x in loads(v)):
             out.append(s)
     return out

@@ -162,7 +162,10 @@ def substitute(
         return s
     if isinstance(s, Store):
         data = (lambda v: rewrite(v, table, on_load)) if on_load else None
-        idx = tuple(D.substitute(i, table, data if any(True for _ in D.data_values(i)) else None) for i in s.index)
+        idx = tuple(
+            D.substitute(i, table, data if any(True for _ in D.data_values(i)) else None)
+            for i in s.index
+        )
         buf = s.buffer
         if on_store is not None:
             buf, idx = on_store(buf, idx)

@@ -75,10 +75,16 @@ class Scheduler:
 
     def store(self, stage: str) -> Store:
         """The last store of a stage (its update, where it has an init)."""
-        return [s for s, _ in walk_nest(self.nest.body) if isinstance(s, Store) and s.stage == stage][-1]
+        return [
+            s for s, _ in walk_nest(self.nest.body) if isinstance(s, Store) and s.stage == stage
+        ][-1]
 
     def path(self, stage: str) -> list[Loop]:
-        return [list(p) for s, p in walk_nest(self.nest.body) if isinstance(s, Store) and s.stage == stage][-1]
+        return [
+            list(p)
+            for s, p in walk_nest(self.nest.body)
+            if isinstance(s, Store) and s.stage == stage
+        ][-1]
 
 
 def default_schedule(group: Group, target: Target) -> tuple[Trace, Nest]:
@@ -150,7 +156,9 @@ def _affine_pair(b: Buffer, index: tuple[Dim, ...], outer: Sym, inner: Sym) -> b
 
 def _accesses(s: Scheduler, st: Store) -> list[tuple[Buffer, tuple[Dim, ...]]]:
     out = [(s.nest.buffer(st.buffer), st.index)]
-    out += [(s.nest.buffer(x.source), x.index) for x in _store_reads(st) if isinstance(x.source, str)]
+    out += [
+        (s.nest.buffer(x.source), x.index) for x in _store_reads(st) if isinstance(x.source, str)
+    ]
     return out
 
 
@@ -336,7 +344,9 @@ def _prefix(s: Scheduler, inner: list[Stage], outs: list[Stage], host: str) -> i
                 common = 0
                 for k, i in enumerate(r.index):
                     var = p[k].var if k < len(p) else None
-                    if var is not None and (D.is_sym(i) and D.the_sym(i) is var or (i == 0 and p[k].extent == 1)):
+                    if var is not None and (
+                        (D.is_sym(i) and D.the_sym(i) is var) or (i == 0 and p[k].extent == 1)
+                    ):
                         common += 1
                     else:
                         break
@@ -345,7 +355,9 @@ def _prefix(s: Scheduler, inner: list[Stage], outs: list[Stage], host: str) -> i
         if o.name != host:
             other = s.path(o.name)
             same = 0
-            while same < min(len(other), len(path)) and D.known_eq(other[same].extent, path[same].extent):
+            while same < min(len(other), len(path)) and D.known_eq(
+                other[same].extent, path[same].extent
+            ):
                 same += 1
             deepest = min(deepest, same)
     return deepest
@@ -383,7 +395,11 @@ def _collapse_own(s: Scheduler, stage: str, own: list[Loop]) -> list[str]:
     while len(names) >= 2:
         path = {p.name: p for p in s.path(stage)}
         o, i = path[names[-2]], path[names[-1]]
-        if len(o.body) != 1 or o is s.path(stage)[0] or not _can_fuse(s, s.store(stage), o.var, i.var):
+        if (
+            len(o.body) != 1
+            or o is s.path(stage)[0]
+            or not _can_fuse(s, s.store(stage), o.var, i.var)
+        ):
             break
         into = f"{stage}.g{count}"
         if not s.attempt(Fuse(o.name, i.name, into)):
@@ -517,7 +533,9 @@ def _contract(s: Scheduler, acc: Stage, out: Stage) -> bool:
     reads = [r for r in _store_reads(s.store(host)) if r.source == a]
     if len(reads) != 1 or len(reads[0].index) != len(path):
         return False
-    if not all(D.is_sym(i) and D.the_sym(i) is p.var for i, p in zip(reads[0].index, path, strict=True)):
+    if not all(
+        D.is_sym(i) and D.the_sym(i) is p.var for i, p in zip(reads[0].index, path, strict=True)
+    ):
         return False
     ops = _operands(s.store(a).value)
     assert ops is not None
@@ -556,7 +574,9 @@ class _Tile:
     vectors: int
 
 
-def _lane_choice(s: Scheduler, acc: Stage, ops: tuple[Load, Load], columns: int) -> tuple[int, int] | None:
+def _lane_choice(
+    s: Scheduler, acc: Stage, ops: tuple[Load, Load], columns: int
+) -> tuple[int, int] | None:
     """(output axis for lanes, width of the tile): contiguous in one operand, within a packed block, absent from the other."""
     best: tuple[int, int, int] | None = None
     for k, a in enumerate(acc.axes):
@@ -571,7 +591,15 @@ def _lane_choice(s: Scheduler, acc: Stage, ops: tuple[Load, Load], columns: int)
             lin = D.substitute(lin, {a: outer * width + inner})
             strides.append(D.coefficient(lin, D.the_sym(inner)))
         small = any(isinstance(c, int) and 1 < c <= 4 for c in strides)
-        score = (4 if packed else 3) if 0 in strides and 1 in strides else 2 if 0 in strides and small else 1 if strides == [1, 1] else 0
+        score = (
+            (4 if packed else 3)
+            if 0 in strides and 1 in strides
+            else 2
+            if 0 in strides and small
+            else 1
+            if strides == [1, 1]
+            else 0
+        )
         if score and (best is None or score >= best[0]):
             best = (score, k, width)
     return best[1:] if best else None
@@ -674,7 +702,9 @@ def _unroll_reduction(s: Scheduler, red: list[str]) -> None:
             s.attempt(Unroll(f"{red[-1]}.1"))
 
 
-def _parallel_tiles(s: Scheduler, a: str, host: str, rest: list[str], tiles: tuple[str, str]) -> None:
+def _parallel_tiles(
+    s: Scheduler, a: str, host: str, rest: list[str], tiles: tuple[str, str]
+) -> None:
     """Threads over the outer loops, fused as far as needed for enough pieces."""
     outer = [x for x in (*rest, tiles[0]) if s.loops(x)]
     top = outer[0]

@@ -39,7 +39,9 @@ class Step:
     def loops(self, n: Nest, name: str) -> list[tuple[Loop, Path]]:
         found = find(n, name)
         if not found:
-            self.need(False, f"there is no loop {name}", f"the loops are {', '.join(loop_names(n))}")
+            self.need(
+                False, f"there is no loop {name}", f"the loops are {', '.join(loop_names(n))}"
+            )
         return found
 
 

@@ -1,19 +1,19 @@
 """Groups and nests as text, and back.
 
-    group k where s0: 1..
-      in a0: f32[s0,768]
-      out y0: f32[s0]
-      local t0: f32[s0]
-      t0[t0.i0] max= a0[t0.i0,t0.r0] for t0.i0 in s0, t0.r0 in 768 from -inf
-      y0[y0.i0] = t0[y0.i0] for y0.i0 in s0
+group k where s0: 1..
+  in a0: f32[s0,768]
+  out y0: f32[s0]
+  local t0: f32[s0]
+  t0[t0.i0] max= a0[t0.i0,t0.r0] for t0.i0 in s0, t0.r0 in 768 from -inf
+  y0[y0.i0] = t0[y0.i0] for y0.i0 in s0
 
-    nest k where s0: 1..
-      …
-      parallel y0.i0 in s0 grain 4:
-        alloc t0
-        t0[0] = -inf
-        for t0.r0 in 768:
-          t0: t0[0] max= a0[y0.i0,t0.r0]
+nest k where s0: 1..
+  …
+  parallel y0.i0 in s0 grain 4:
+    alloc t0
+    t0[0] = -inf
+    for t0.r0 in 768:
+      t0: t0[0] max= a0[y0.i0,t0.r0]
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def _body(body: tuple[Stmt, ...], depth: int, out: list[str]) -> None:
         elif isinstance(s, Alloc):
             out.append(f"{pad}alloc {s.buffer}")
         else:
-            out.append(f"{pad}{s.stage}: {_at(s.buffer, s.index)} {s.combine or ''}= {value_text(s.value)}")
+            out.append(
+                f"{pad}{s.stage}: {_at(s.buffer, s.index)} {s.combine or ''}= {value_text(s.value)}"
+            )
 
 
 # ---- parsing
@@ -223,7 +225,9 @@ def _read_stage(number: int, line: str, scope: Scope, buffers: list[Buffer]) -> 
     red = [a for a in axes if a.name.startswith(f"{name}.r")]
     where = _read_index(index, inner)
     value = parse_value(body_text, inner)
-    return Stage(name, tuple(data), tuple(red), where, value, combine.strip() or None, init, ordered)
+    return Stage(
+        name, tuple(data), tuple(red), where, value, combine.strip() or None, init, ordered
+    )
 
 
 def parse_nest(text: str) -> Nest:

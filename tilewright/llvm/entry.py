@@ -1,6 +1,6 @@
 """The entry function of a program: every kernel call in order over one arena, so that Python makes one call.
 
-    void entry(ptr in, ptr out, ptr dims, ptr arena)
+void entry(ptr in, ptr out, ptr dims, ptr arena)
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ class _Writer:
             elif isinstance(a, Copy):
                 size = self.dim(a.size)
                 target, source = self.slot(a.target), self.slot(a.source)
-                self.out.append(f"  call void @llvm.memcpy.p0.p0.i64(ptr {target}, ptr {source}, i64 {size}, i1 false)")
+                self.out.append(
+                    f"  call void @llvm.memcpy.p0.p0.i64(ptr {target}, ptr {source}, i64 {size}, i1 false)"
+                )
             else:
                 self.branch(a)
         return [*head, *self.out, "  ret void", "}"]
@@ -144,7 +146,9 @@ class _Writer:
             self.out.append(f"{n}.{label}:")
             sizes = self.put(f"alloca [{max(1, len(dims))} x i64], align 8")
             self.fill(sizes, "i64", [self.values[d] for d in dims])
-            self.out.append(f"  call void @{target}(ptr {ins}, ptr {outs}, ptr {sizes}, ptr {arena})")
+            self.out.append(
+                f"  call void @{target}(ptr {ins}, ptr {outs}, ptr {sizes}, ptr {arena})"
+            )
             self.out.append(f"  br label %{n}.end")
         self.out.append(f"{n}.end:")
         self.memo = {}
@@ -179,5 +183,3 @@ class _Writer:
         if D.bounds(q.a)[0] < 0:
             raise Unsupported(f"a size divides what may be negative: {q}")
         return self.put(f"{'udiv' if q.op == 'floordiv' else 'urem'} i64 {a}, {b}")
-
-

@@ -216,7 +216,9 @@ class Arith:
             return self.put(f"trunc {wide} {self.put(f'lshr {wide} {p}, {by}')} to {v}")
         raise Unsupported(f"{name} of {d} has no native code")
 
-    def _int_div(self, name: str, v: str, m: str, c: Callable[[int], str], signed: bool, a: list[str]) -> str:
+    def _int_div(
+        self, name: str, v: str, m: str, c: Callable[[int], str], signed: bool, a: list[str]
+    ) -> str:
         """Never traps: x / 0 is 0, and the least integer over -1 wraps."""
         x, y = a
         by_zero = self.put(f"icmp eq {v} {y}, {c(0)}")
@@ -300,7 +302,9 @@ class Arith:
     def widen(self, x: str, d: DType, lanes: int) -> str:
         """Memory form → register form."""
         if d.is_bool:
-            return self.put(f"icmp ne {vector('i8', lanes)} {x}, {self.splat_literal('0', 'i8', lanes)}")
+            return self.put(
+                f"icmp ne {vector('i8', lanes)} {x}, {self.splat_literal('0', 'i8', lanes)}"
+            )
         if d is f16:
             return self.put(f"fpext {vector('half', lanes)} {x} to {vector('float', lanes)}")
         if d is not bf16:

@@ -28,9 +28,9 @@ from tilewright.kernel.step import Step
 class ComputeAt(Step):
     """A stage is computed inside a loop of its consumer, only the part which one iteration reads.
 
-        for i: for c: e[i,c] = …           for i:
-        for i: for c: y[i,c] = e[i,c]        for c: e[c] = …
-                                             for c: y[i,c] = e[c]
+    for i: for c: e[i,c] = …           for i:
+    for i: for c: y[i,c] = e[i,c]        for c: e[c] = …
+                                         for c: y[i,c] = e[c]
     """
 
     stage: str
@@ -38,14 +38,28 @@ class ComputeAt(Step):
 
     def apply(self, n: Nest) -> Nest:
         b = n.buffer(self.stage)
-        self.need(b.scope not in ("in", "out"), f"{self.stage} is an argument", "ComputeWith places outputs")
+        self.need(
+            b.scope not in ("in", "out"),
+            f"{self.stage} is an argument",
+            "ComputeWith places outputs",
+        )
         mine = lambda s: stages_in(s) == {self.stage}  # noqa: E731
         own = [(s, p) for s, p in walk(n.body) if isinstance(s, (Loop, Store)) and mine(s) and not any(mine(q) for q in p)]  # fmt: skip
         self.need(own, f"there is no stage {self.stage}")
-        rest = replace(n, body=transform(n.body, lambda s: () if mine(s) or s == Alloc(self.stage) else (s,)))
-        targets = [(x, p) for x, p in self.loops(rest, self.at) if any(r.source == self.stage for r in reads(x))]
+        rest = replace(
+            n, body=transform(n.body, lambda s: () if mine(s) or s == Alloc(self.stage) else (s,))
+        )
+        targets = [
+            (x, p)
+            for x, p in self.loops(rest, self.at)
+            if any(r.source == self.stage for r in reads(x))
+        ]
         self.need(targets, f"nothing inside {self.at} reads {self.stage}")
-        self.need(len(targets) == 1, f"{self.at} has {len(targets)} copies that read {self.stage}", "place before Peel")
+        self.need(
+            len(targets) == 1,
+            f"{self.at} has {len(targets)} copies that read {self.stage}",
+            "place before Peel",
+        )
         target, path = targets[0]
         self.need(target.kind in ("serial", "parallel"), f"{self.at} is {target.kind}: nothing can be allocated there", "place before Vectorize and Unroll")  # fmt: skip
         around = {*path, target}
@@ -69,7 +83,9 @@ class ComputeAt(Step):
         def rebase(x: Load) -> Value:
             if x.source != self.stage:
                 return x
-            return load(self.stage, [i - base for i, (base, _) in zip(x.index, box, strict=True)], x.dtype)
+            return load(
+                self.stage, [i - base for i, (base, _) in zip(x.index, box, strict=True)], x.dtype
+            )
 
         def rebase_store(buf: str, idx: tuple[Dim, ...]) -> tuple[str, tuple[Dim, ...]]:
             if buf != self.stage:
@@ -84,7 +100,9 @@ class ComputeAt(Step):
             if x != target:
                 return (x,)
             body = tuple(substitute(y, {}, rebase) for y in x.body)
-            first = next(k for k, y in enumerate(x.body) if any(r.source == self.stage for r in reads(y)))
+            first = next(
+                k for k, y in enumerate(x.body) if any(r.source == self.stage for r in reads(y))
+            )
             return (replace(x, body=(*body[:first], *moved, *body[first:])),)
 
         out = on_loops(rest, self.at, place)
@@ -100,7 +118,9 @@ class ComputeAt(Step):
                 for k, i in enumerate(s.index):
                     if i == 0 and b.shape[k] == 1:
                         continue
-                    whole = D.is_sym(i) and any(q.var is D.the_sym(i) and q.kind == "serial" for q in p)
+                    whole = D.is_sym(i) and any(
+                        q.var is D.the_sym(i) and q.kind == "serial" for q in p
+                    )
                     self.need(whole and D.known_eq(D.the_sym(i).hi + 1, b.shape[k]), f"{self.stage} is no longer one whole loop per axis", "place first, then split")  # type: ignore[operator]  # fmt: skip
                     if D.the_sym(i) not in out[k]:
                         out[k].append(D.the_sym(i))

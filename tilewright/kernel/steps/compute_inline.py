@@ -5,7 +5,17 @@ from dataclasses import dataclass, replace
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Load, Value, loads, rewrite
-from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, stages_in, substitute, transform, walk
+from tilewright.kernel.nest import (
+    Alloc,
+    Loop,
+    Nest,
+    Stmt,
+    Store,
+    stages_in,
+    substitute,
+    transform,
+    walk,
+)
 from tilewright.kernel.step import Step
 
 
@@ -13,8 +23,8 @@ from tilewright.kernel.step import Step
 class ComputeInline(Step):
     """A stage without reduction disappears into its readers.
 
-        for i: t[i] = exp(x[i])          for i: y[i] = exp(x[i]) + 1
-        for i: y[i] = t[i] + 1
+    for i: t[i] = exp(x[i])          for i: y[i] = exp(x[i]) + 1
+    for i: y[i] = t[i] + 1
     """
 
     stage: str
@@ -23,10 +33,17 @@ class ComputeInline(Step):
         found = [(s, p) for s, p in walk(n.body) if isinstance(s, Store) and s.stage == self.stage]
         self.need(found, f"there is no stage {self.stage}")
         self.need(n.buffer(self.stage).scope not in ("in", "out"), f"{self.stage} is an output")
-        self.need(len(found) == 1 and found[0][0].combine is None, "only a stage with one plain store can be inlined")
+        self.need(
+            len(found) == 1 and found[0][0].combine is None,
+            "only a stage with one plain store can be inlined",
+        )
         s, path = found[0]
         assert isinstance(s, Store)
-        self.need(all(D.is_sym(i) for i in s.index), f"{self.stage} is already split or placed", "inline first")
+        self.need(
+            all(D.is_sym(i) for i in s.index),
+            f"{self.stage} is already split or placed",
+            "inline first",
+        )
         axes = [D.the_sym(i) for i in s.index]
         self.need(len(set(axes)) == len(axes) and {p.var for p in path} == set(axes), f"{self.stage} is placed inside other loops", "inline first")  # fmt: skip
         own = any(x.source == self.stage for x in loads(s.value))
@@ -46,5 +63,3 @@ class ComputeInline(Step):
 
         body = tuple(substitute(x, {}, on_load) for x in transform(n.body, drop))
         return replace(n, body=body).without_buffer(self.stage)
-
-

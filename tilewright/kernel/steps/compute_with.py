@@ -5,7 +5,18 @@ from dataclasses import dataclass, replace
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.kernel.dependence import carried
-from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops, stages_in, substitute, transform, walk
+from tilewright.kernel.nest import (
+    Loop,
+    Nest,
+    Stmt,
+    Store,
+    on_loops,
+    reads,
+    stages_in,
+    substitute,
+    transform,
+    walk,
+)
 from tilewright.kernel.step import Step
 
 
@@ -13,9 +24,9 @@ from tilewright.kernel.step import Step
 class ComputeWith(Step):
     """A stage shares the loops of another one, paired from the outermost, down to the loop `at`. Nothing is recomputed.
 
-        for i: a[i] = …               for i:
-        for j: b[j] = …                 a[i] = …
-                                        b[i] = …
+    for i: a[i] = …               for i:
+    for j: b[j] = …                 a[i] = …
+                                    b[i] = …
     """
 
     stage: str
@@ -39,9 +50,14 @@ class ComputeWith(Step):
             x: Stmt = s
             for q in shared:
                 ok = isinstance(x, Loop) and D.known_eq(x.extent, q.extent)
-                self.need(ok, f"{self.stage} has no loop of extent {q.extent} to share with {q.name}")
+                self.need(
+                    ok, f"{self.stage} has no loop of extent {q.extent} to share with {q.name}"
+                )
                 assert isinstance(x, Loop)
-                self.need(x is s or len(last.body) == 1, f"the loops of {self.stage} are not perfectly nested")  # type: ignore[name-defined]  # noqa: F821,E501
+                self.need(
+                    x is s or len(last.body) == 1,
+                    f"the loops of {self.stage} are not perfectly nested",
+                )  # type: ignore[name-defined]  # noqa: F821,E501
                 table[x.var] = D.as_int(q.var)
                 last = x
                 x = x.body[0]
@@ -64,7 +80,5 @@ class ComputeWith(Step):
 
 
 def _touch(s: Stmt) -> set[str]:
-    from tilewright.kernel.nest import Store, reads
-
     out = {x.source for x in reads(s) if isinstance(x.source, str)}
     return out | {y.buffer for y, _ in walk((s,)) if isinstance(y, Store)}

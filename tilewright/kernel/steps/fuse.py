@@ -11,9 +11,9 @@ from tilewright.kernel.step import Step
 class Fuse(Step):
     """Two perfectly nested loops become one, named `outer&inner`'s short form `into`.
 
-        for i in 8:              for f in 48:
-          for j in 6:              y[f//6, f%6] = …
-            y[i,j] = …
+    for i in 8:              for f in 48:
+      for j in 6:              y[f//6, f%6] = …
+        y[i,j] = …
     """
 
     outer: str
@@ -27,7 +27,9 @@ class Fuse(Step):
             self.need(ok, f"{self.inner} is not the only thing inside {self.outer}")
             assert isinstance(child, Loop)
             plain = found.kind == child.kind == "serial"
-            self.need(plain, "both loops must be serial", "fuse before vectorize, unroll and parallel")
+            self.need(
+                plain, "both loops must be serial", "fuse before vectorize, unroll and parallel"
+            )
             free = found.var not in D.symbols(child.extent)
             self.need(free, f"the extent of {self.inner} depends on {self.outer}")
 

@@ -5,7 +5,17 @@ from dataclasses import dataclass, replace
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Load, Value, load
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Alloc, Nest, Stmt, Store, reads, stages_in, substitute, walk, wrap
+from tilewright.kernel.nest import (
+    Alloc,
+    Nest,
+    Stmt,
+    Store,
+    reads,
+    stages_in,
+    substitute,
+    walk,
+    wrap,
+)
 from tilewright.kernel.step import Step
 
 
@@ -13,8 +23,8 @@ from tilewright.kernel.step import Step
 class Materialise(Step):
     """A stage reads a copy `into` of a buffer instead of the buffer; ComputeAt then places and narrows the copy.
 
-        for i: y[i] = x[i] + 1        for j: xc[j] = x[j]
-                                      for i: y[i] = xc[i] + 1
+    for i: y[i] = x[i] + 1        for j: xc[j] = x[j]
+                                  for i: y[i] = xc[i] + 1
     """
 
     buffer: str
@@ -22,12 +32,18 @@ class Materialise(Step):
     into: str
 
     def apply(self, n: Nest) -> Nest:
-        self.need(all(b.name != self.into for b in n.buffers), f"there is a buffer {self.into} already")
+        self.need(
+            all(b.name != self.into for b in n.buffers), f"there is a buffer {self.into} already"
+        )
         b = n.buffer(self.buffer)
         first = next((k for k, s in enumerate(n.body) if self.stage in stages_in(s) and any(x.source == self.buffer for x in reads(s))), None)  # fmt: skip
-        self.need(first is not None, f"{self.stage} does not read {self.buffer} in a nest of its own")
+        self.need(
+            first is not None, f"{self.stage} does not read {self.buffer} in a nest of its own"
+        )
         assert first is not None
-        written = any(isinstance(s, Store) and s.buffer == self.buffer for s, _ in walk(n.body[first:]))
+        written = any(
+            isinstance(s, Store) and s.buffer == self.buffer for s, _ in walk(n.body[first:])
+        )
         self.need(not written, f"{self.buffer} is written while {self.stage} runs")
         whole = b.scope in ("in", "out") or Alloc(self.buffer) in n.body
         self.need(whole, f"{self.buffer} is placed inside a loop")

@@ -3,7 +3,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
-from tilewright.kernel.nest import Loop, Nest, Stmt, Store, find, on_loops, store_loads, substitute, walk
+from tilewright.kernel.nest import (
+    Loop,
+    Nest,
+    Stmt,
+    Store,
+    find,
+    on_loops,
+    store_loads,
+    substitute,
+    walk,
+)
 from tilewright.kernel.step import Step
 
 
@@ -11,7 +21,7 @@ from tilewright.kernel.step import Step
 class Pad(Step):
     """A stage is computed on a multiple of `factor` points along an axis; the extra ones are never read.
 
-        for j in 64: t[j] = w[j//12, j%12]        for j in 72: t[j] = w[j//12, j%12]
+    for j in 64: t[j] = w[j//12, j%12]        for j in 72: t[j] = w[j//12, j%12]
     """
 
     stage: str
@@ -26,7 +36,11 @@ class Pad(Step):
         for stem in (self.stage, f"{self.stage}.init"):
             name = f"{stem}.i{self.axis}"
             for x, _ in find(n, name):
-                self.need(D.known_eq(x.extent, b.shape[self.axis]), f"{name} is already split or placed", "pad first")
+                self.need(
+                    D.known_eq(x.extent, b.shape[self.axis]),
+                    f"{name} is already split or placed",
+                    "pad first",
+                )
 
             def grow(x: Loop, name: str = name) -> tuple[Stmt, ...]:
                 v = D.var(name, size)
@@ -34,11 +48,16 @@ class Pad(Step):
                 return (replace(x, var=D.the_sym(v), body=body),)
 
             n = on_loops(n, name, grow)
-        n = n.with_buffer(replace(b, shape=(*b.shape[: self.axis], size, *b.shape[self.axis + 1 :])))
+        n = n.with_buffer(
+            replace(b, shape=(*b.shape[: self.axis], size, *b.shape[self.axis + 1 :]))
+        )
         for s, _ in walk(n.body):
             if isinstance(s, Store) and s.stage == self.stage:
                 for x in store_loads(s):
                     shape = n.buffer(str(x.source)).shape
-                    inside = all(D.nonneg(i) and D.known_lt(i, d) for i, d in zip(x.index, shape, strict=True))
+                    inside = all(
+                        D.nonneg(i) and D.known_lt(i, d)
+                        for i, d in zip(x.index, shape, strict=True)
+                    )
                     self.need(inside, f"{x!r} would read outside {x.source}")
         return n

@@ -15,10 +15,16 @@ class Parallel(Step):
     grain: int = 1
 
     def apply(self, n: Nest) -> Nest:
-        self.need(isinstance(self.grain, int) and self.grain >= 1, f"{self.grain} is not a positive grain")
+        self.need(
+            isinstance(self.grain, int) and self.grain >= 1, f"{self.grain} is not a positive grain"
+        )
         for x, path in self.loops(n, self.loop):
             self.need(x.kind == "serial", f"{self.loop} is already {x.kind}")
-            self.need(not path, f"{self.loop} is inside {path[-1].name if path else ''}", "reorder or fuse it outwards")
+            self.need(
+                not path,
+                f"{self.loop} is inside {path[-1].name if path else ''}",
+                "reorder or fuse it outwards",
+            )
             bad = carried(n, x)
             hint = "RFactor first" if bad and bad[0].kind == "reduction" else None
             self.need(not bad, f"{bad[0].reason}" if bad else "", hint)

@@ -12,9 +12,9 @@ from tilewright.kernel.step import Step
 class Peel(Step):
     """The ragged last iteration of a split loop becomes a copy, so that the others are full.
 
-        for i.0 in 7:                             for i.0 in 6:
-          for i.1 in min(16, 100-16*i.0): …         for i.1 in 16: …
-                                                  for i.1 in 4: …          # i.0 = 6
+    for i.0 in 7:                             for i.0 in 6:
+      for i.1 in min(16, 100-16*i.0): …         for i.1 in 16: …
+                                              for i.1 in 4: …          # i.0 = 6
     """
 
     loop: str
@@ -31,7 +31,10 @@ class Peel(Step):
                 return (s,)
             for x, path in walk(s.body):
                 inside = any(s.var in D.symbols(p.extent) for p in path)
-                self.need(not isinstance(x, Store) or inside, f"{getattr(x, 'stage', '')} is outside the ragged loop")
+                self.need(
+                    not isinstance(x, Store) or inside,
+                    f"{getattr(x, 'stage', '')} is outside the ragged loop",
+                )
             tail = tuple(substitute(b, {s.var: full}) for b in s.body)
             tail = tuple(t for t in tail if not (isinstance(t, Loop) and t.extent == 0))
             if full == 0:

@@ -12,8 +12,8 @@ from tilewright.kernel.step import Step
 class Permute(Step):
     """The axes of a local buffer in another order, so that lanes lie next to each other. Loops stay as they are.
 
-        alloc t: f32[12,8]               alloc t: f32[8,12]
-        t[j,i] = …                       t[i,j] = …
+    alloc t: f32[12,8]               alloc t: f32[8,12]
+    t[j,i] = …                       t[i,j] = …
     """
 
     buffer: str
@@ -22,7 +22,10 @@ class Permute(Step):
     def apply(self, n: Nest) -> Nest:
         b = n.buffer(self.buffer)
         self.need(b.scope not in ("in", "out"), f"{self.buffer} is an argument")
-        self.need(sorted(self.order) == list(range(len(b.shape))), f"{self.order} is not an order of {len(b.shape)} axes")
+        self.need(
+            sorted(self.order) == list(range(len(b.shape))),
+            f"{self.order} is not an order of {len(b.shape)} axes",
+        )
 
         def move(idx: tuple[Dim, ...]) -> tuple[Dim, ...]:
             return tuple(idx[k] for k in self.order)

@@ -12,7 +12,7 @@ from tilewright.kernel.step import Step
 class Reorder(Step):
     """Perfectly nested loops in the given order, outermost first; loops between them keep their place.
 
-        Reorder(("j", "i")):   for i: for j: …   →   for j: for i: …
+    Reorder(("j", "i")):   for i: for j: …   →   for j: for i: …
     """
 
     order: tuple[str, ...]
@@ -47,7 +47,10 @@ class Reorder(Step):
             for x in chain:
                 late = {y.var for y in chain} - seen
                 blocked = D.symbols(x.extent) & late
-                self.need(not blocked, f"the extent of {x.name} depends on {', '.join(v.name for v in blocked)}")
+                self.need(
+                    not blocked,
+                    f"the extent of {x.name} depends on {', '.join(v.name for v in blocked)}",
+                )
                 seen.add(x.var)
             for x in reversed(chain):
                 body = (replace(x, body=body),)

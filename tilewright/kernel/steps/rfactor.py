@@ -14,9 +14,9 @@ from tilewright.kernel.step import Step
 class RFactor(Step):
     """Some loops of a reduction become axes of partial results `into`; the stage then reduces over those only.
 
-        for r.0: for r.1 in 4: s += x[…]       for r.1 in 4: p[r.1] = 0
-                                               for r.0: for r.1: p[r.1] += x[…]
-                                               for r.1 in 4: s += p[r.1]
+    for r.0: for r.1 in 4: s += x[…]       for r.1 in 4: p[r.1] = 0
+                                           for r.0: for r.1: p[r.1] += x[…]
+                                           for r.1 in 4: s += p[r.1]
     """
 
     stage: str
@@ -24,7 +24,9 @@ class RFactor(Step):
     into: str
 
     def apply(self, n: Nest) -> Nest:
-        self.need(all(b.name != self.into for b in n.buffers), f"there is a buffer {self.into} already")
+        self.need(
+            all(b.name != self.into for b in n.buffers), f"there is a buffer {self.into} already"
+        )
         shape: list[Dim] = []
         made: list[Buffer] = []
 
@@ -44,15 +46,22 @@ class RFactor(Step):
             data = [x for x in chain if x.var in used]
             kept = [x for x in chain if x.name in self.loops_kept]
             self.need(not any(x in data for x in kept), f"{', '.join(x.name for x in kept if x in data)} is not a reduction loop")  # fmt: skip
-            self.need(all(x.kind == "serial" for x in chain), "the loops already have a kind", "rfactor first")
+            self.need(
+                all(x.kind == "serial" for x in chain),
+                "the loops already have a kind",
+                "rfactor first",
+            )
             for i in st.index:
-                self.need(D.is_sym(i) and any(D.the_sym(i) is x.var for x in chain) or i == 0, f"{self.stage} is split or placed by its data axes", "rfactor first")  # fmt: skip
+                self.need((D.is_sym(i) and any(D.the_sym(i) is x.var for x in chain)) or i == 0, f"{self.stage} is split or placed by its data axes", "rfactor first")  # fmt: skip
             # A ragged axis keeps its full width: partials that are never touched stay neutral.
             sizes = {x: _width(x.extent) for x in kept}
             for x, w in sizes.items():
                 self.need(w is not None, f"the extent of {x.name} has no constant bound")
             rename = {x.var: f"{self.into}.{x.name.split('.', 1)[-1]}" for x in chain}
-            axes = [*(next(x for x in data if D.the_sym(i) is x.var) for i in st.index if D.is_sym(i)), *kept]
+            axes = [
+                *(next(x for x in data if D.the_sym(i) is x.var) for i in st.index if D.is_sym(i)),
+                *kept,
+            ]
             shape.extend(sizes[x] if x in sizes else x.extent for x in axes)  # type: ignore[misc]
             table: dict[Sym, Dim] = {}
             order: list[Sym] = []
@@ -61,11 +70,20 @@ class RFactor(Step):
                 table[x.var] = v
                 order.append(D.the_sym(v))
             zero = identity(st.combine, st.value.dtype)
-            init_axes = tuple(D.the_sym(D.var(f"{self.into}.init.i{k}", d)) for k, d in enumerate(shape))
-            init = wrap(init_axes, Store(self.into, self.into, tuple(map(D.as_int, init_axes)), zero))
+            init_axes = tuple(
+                D.the_sym(D.var(f"{self.into}.init.i{k}", d)) for k, d in enumerate(shape)
+            )
+            init = wrap(
+                init_axes, Store(self.into, self.into, tuple(map(D.as_int, init_axes)), zero)
+            )
             at = tuple(table[x.var] for x in axes)
-            part = wrap(tuple(order), Store(self.into, self.into, at, st.value.substitute(table), st.combine))
-            fin_vars = {x.var: D.var(x.name, sizes[x]) if x in sizes else D.as_int(x.var) for x in axes}  # type: ignore[arg-type]
+            part = wrap(
+                tuple(order),
+                Store(self.into, self.into, at, st.value.substitute(table), st.combine),
+            )
+            fin_vars = {
+                x.var: D.var(x.name, sizes[x]) if x in sizes else D.as_int(x.var) for x in axes
+            }  # type: ignore[arg-type]
             fin_axes = tuple(D.the_sym(v) for v in fin_vars.values())
             value = load(self.into, list(fin_vars.values()), st.value.dtype)
             final = wrap(fin_axes, replace(st, value=value))
@@ -73,7 +91,10 @@ class RFactor(Step):
             return (Alloc(self.into), init, part, final)
 
         body = _outermost(n.body, one)
-        self.need(len(made) == 1, f"{', '.join(self.loops_kept)} are not loops of the reduction {self.stage}")
+        self.need(
+            len(made) == 1,
+            f"{', '.join(self.loops_kept)} are not loops of the reduction {self.stage}",
+        )
         return replace(n, body=body).with_buffer(made[0])
 
 
@@ -91,5 +112,3 @@ def _outermost(body: tuple[Stmt, ...], f) -> tuple[Stmt, ...]:
 def _width(e: Dim) -> int | None:
     hi = D.bounds(e)[1]
     return hi if hi < D.INF else None
-
-

@@ -15,7 +15,9 @@ class SetScope(Step):
     scope: str
 
     def apply(self, n: Nest) -> Nest:
-        self.need(self.scope in ("local", "register"), f"{self.scope} is not a scope", "local or register")
+        self.need(
+            self.scope in ("local", "register"), f"{self.scope} is not a scope", "local or register"
+        )
         b = n.buffer(self.buffer)
         self.need(b.scope not in ("in", "out"), f"{self.buffer} is an argument")
         fixed = not any(isinstance(d, Int) for d in b.shape)

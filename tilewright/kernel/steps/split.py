@@ -11,16 +11,19 @@ from tilewright.kernel.step import Step
 class Split(Step):
     """One loop becomes two; the inner one has `factor` iterations, fewer in a ragged tail.
 
-        for i in 100:            for i.0 in 7:
-          y[i] = …                 for i.1 in min(16, 100-16*i.0):
-                                     y[16*i.0+i.1] = …
+    for i in 100:            for i.0 in 7:
+      y[i] = …                 for i.1 in min(16, 100-16*i.0):
+                                 y[16*i.0+i.1] = …
     """
 
     loop: str
     factor: int
 
     def apply(self, n: Nest) -> Nest:
-        self.need(isinstance(self.factor, int) and self.factor >= 1, f"{self.factor} is not a positive factor")
+        self.need(
+            isinstance(self.factor, int) and self.factor >= 1,
+            f"{self.factor} is not a positive factor",
+        )
         for found, _ in self.loops(n, self.loop):
             self.need(found.kind == "serial", f"{self.loop} is already {found.kind}", "split first")
 

@@ -24,15 +24,25 @@ class Vectorize(Step):
 
     def apply(self, n: Nest) -> Nest:
         found = [x for x, _ in self.loops(n, self.loop) if self._bound(x) is not None]
-        self.need(found, f"the extent of {self.loop} is not a constant", "Split it by the number of lanes and Peel first")
+        self.need(
+            found,
+            f"the extent of {self.loop} is not a constant",
+            "Split it by the number of lanes and Peel first",
+        )
         for x in found:
             self.need(x.kind == "serial", f"{self.loop} is already {x.kind}")
             bound = self._bound(x)
             self.need(bound is not None and bound <= MAX_LANES, f"{bound} lanes are too many", f"Split by at most {MAX_LANES} first")  # fmt: skip
             for s, _ in walk(x.body):
                 loop = isinstance(s, Loop) and s.kind != "unroll"
-                self.need(not loop, f"{getattr(s, 'name', '')} is inside {self.loop}", "reorder it outwards or unroll it")
-                self.need(not isinstance(s, Alloc), f"{getattr(s, 'buffer', '')} is allocated per lane")
+                self.need(
+                    not loop,
+                    f"{getattr(s, 'name', '')} is inside {self.loop}",
+                    "reorder it outwards or unroll it",
+                )
+                self.need(
+                    not isinstance(s, Alloc), f"{getattr(s, 'buffer', '')} is allocated per lane"
+                )
             bad = [c for c in carried(n, x) if c.kind == "order" or not isinstance(x.extent, int)]
             self.need(not bad, f"{self.loop} carries a dependence: {bad[0].reason}" if bad else "")
 

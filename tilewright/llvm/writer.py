@@ -1,0 +1,328 @@
+"""Writing a function of LLVM text: where code goes, integers, addresses.
+
+Every loop around the code being written is a level. A value is written at the outermost level at which all it depends on
+is known (before the loops that do not change it), once, and remembered there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Data, Dim, Quo, Sym
+from tilewright.ir.expr import Value, loads
+from tilewright.kernel.dependence import linear_index
+from tilewright.kernel.group import Buffer
+from tilewright.kernel.nest import Nest, Stmt, Store, walk
+from tilewright.llvm.scalars import Arith, memory_type, register_type
+
+LANE = "lane"
+
+
+@dataclass
+class Level:
+    """One loop around the code being written: what was computed in it, what goes before it, what it writes."""
+
+    pre: list[Any]
+    writes: frozenset[str]
+    memo: dict[Any, Any] = field(default_factory=dict)
+
+
+def _flat(code: list[Any]) -> Iterator[str]:
+    for x in code:
+        if isinstance(x, list):
+            yield from _flat(x)
+        else:
+            yield x
+
+
+class Writer:
+    def __init__(self, n: Nest, arith: Arith, args: list[Buffer]) -> None:
+        self.n, self.arith, self.args = n, arith, args
+        self.entry: list[Any] = []
+        self.out: list[Any] = []
+        self.code = [self.entry, self.out]
+        self.count = 0
+        self.levels = [Level([], frozenset())]
+        self.depth = 0  # where code is being written; less than len(levels)-1 while hoisting
+        self.env: dict[Sym, Any] = {}  # (ssa, level) | int | LANE
+        self.base: dict[str, tuple[str, int]] = {}
+        self.buffers: dict[str, Buffer] = {b.name: b for b in n.buffers}
+        self.epoch: dict[str, int] = {}
+        self.lane: tuple[Sym, int] | None = None
+        self.freed: set[str] = set()
+        self.guards = 0  # conditions around the code being written
+        self.linear: dict[Any, Dim] = {}
+        written = {s.buffer for s, _ in walk(n.body) if isinstance(s, Store)}
+        self.mutable = frozenset(written)
+        self._reads: dict[int, tuple[Value, tuple[str, ...]]] = {}
+        arith.put = self.put
+
+    # ---- text
+
+    def put(self, text: str) -> str:
+        self.count += 1
+        r = f"%v{self.count}"
+        self.out.append(f"  {r} = {text}")
+        return r
+
+    def line(self, text: str, entry: bool = False) -> None:
+        (self.entry if entry else self.out).append("  " + text)
+
+    def label(self, name: str) -> None:
+        self.out.append(f"{name}:")
+
+    def fresh(self, stem: str) -> str:
+        self.count += 1
+        return f"{stem}{self.count}"
+
+    def lines(self) -> list[str]:
+        return list(_flat(self.code))
+
+    def arith_call(self, name: str, a: str, b: str) -> str:
+        return self.arith.intrinsic(name, "i64", 1, a, b)
+
+    def enter(self, args: str, dims: str) -> None:
+        for k, b in enumerate(self.args):
+            slot = self.put(f"getelementptr ptr, ptr {args}, i64 {k}")
+            self.base[b.name] = (self.put(f"load ptr, ptr {slot}, align 8"), 0)
+        for k, s in enumerate(self.n.dims):
+            slot = self.put(f"getelementptr i64, ptr {dims}, i64 {k}")
+            self.env[s] = (self.put(f"load i64, ptr {slot}, align 8"), 0)
+
+    # ---- where code goes
+
+    def _at(self, level: int) -> list[Any]:
+        return self.out if level >= self.depth else self.levels[level + 1].pre
+
+    class _Hoist:
+        def __init__(self, f: Writer, level: int) -> None:
+            self.f, self.level = f, min(level, f.depth)
+
+        def __enter__(self) -> None:
+            self.saved = (self.f.out, self.f.depth)
+            self.f.out, self.f.depth = self.f._at(self.level), self.level
+
+        def __exit__(self, *_: object) -> None:
+            self.f.out, self.f.depth = self.saved
+
+    def touch(self, s: Stmt) -> None:
+        """Memory written by s is new from here on."""
+        for x, _ in walk((s,)):
+            if isinstance(x, Store):
+                self.epoch[x.buffer] = self.epoch.get(x.buffer, 0) + 1
+
+    # ---- integers
+
+    def dim(self, x: Dim) -> str:
+        """An i64; no lane in it."""
+        if isinstance(x, int):
+            return str(x)
+        key = (x, self._constants(D.symbols(x)), self._epochs_of_dim(x))
+        for level in self.levels[: self.depth + 1]:
+            if key in level.memo:
+                return level.memo[key]
+        const, terms, lane = self._terms(x)
+        assert lane == 0, f"{x} has a lane where a scalar is needed"
+        total = ""
+        where = 0
+        for level in sorted(terms):
+            where = level
+            with self._Hoist(self, level):
+                part = self._sum(terms[level])
+                total = part if not total else self.put(f"add i64 {total}, {part}")
+        if not total:
+            return str(const)
+        if const:
+            with self._Hoist(self, where):
+                total = self.put(f"add i64 {total}, {const}")
+        self.levels[min(where, self.depth)].memo[key] = total
+        return total
+
+    def _sum(self, terms: list[tuple[int, tuple[str, ...]]]) -> str:
+        total = ""
+        for c, factors in terms:
+            p = factors[0]
+            for f in factors[1:]:
+                p = self.put(f"mul i64 {p}, {f}")
+            if c != 1:
+                p = self.put(f"mul i64 {p}, {c}")
+            total = p if not total else self.put(f"add i64 {total}, {p}")
+        return total
+
+    def _offset(self, terms: list[tuple[int, tuple[str, ...]]], level: int) -> str:
+        """A sum of terms, shared between the addresses that need it."""
+        key = ("sum", tuple(terms))
+        for l in self.levels[: self.depth + 1]:
+            if key in l.memo:
+                return l.memo[key]
+        with self._Hoist(self, level):
+            r = self.levels[min(level, self.depth)].memo[key] = self._sum(terms)
+        return r
+
+    def _constants(self, syms: frozenset[Sym]) -> tuple[Any, ...]:
+        return tuple((s, e) for s in syms if isinstance(e := self.env.get(s), int))
+
+    def _epochs_of_dim(self, x: Dim) -> tuple[Any, ...]:
+        vals = list(D.data_values(x))
+        return tuple(e for v in vals for e in self._epochs(v)) if vals else ()
+
+    def _terms(
+        self, x: Dim
+    ) -> tuple[int, dict[int, list[tuple[int, tuple[str, ...]]]], int | None]:
+        """(constant, terms by level, coefficient of the lane; None where the lane is not affine)."""
+        const, lane = 0, 0
+        terms: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
+        if isinstance(x, int):
+            return x, terms, 0
+        for mono, c in x.terms:
+            factors: list[str] = []
+            level, lanes = 0, 0
+            for atom in mono:
+                if isinstance(atom, Sym):
+                    e = self.env[atom]
+                    if isinstance(e, int):
+                        c *= e
+                        continue
+                    if e == LANE:
+                        lanes += 1
+                        continue
+                    ssa, lv = e
+                else:
+                    if self.lane and self.lane[0] in D.symbols(D._from_atom(atom)):
+                        return 0, {}, None
+                    got = self._atom(atom)
+                    if isinstance(got, int):
+                        c *= got
+                        continue
+                    ssa, lv = got
+                factors.append(ssa)
+                level = max(level, lv)
+            if lanes:
+                if lanes > 1 or factors:
+                    return 0, {}, None
+                lane += c
+            elif not factors:
+                const += c
+            elif c:
+                terms.setdefault(level, []).append((c, tuple(factors)))
+        return const, terms, lane
+
+    def _level_of_dim(self, x: Dim) -> int:
+        level = 0
+        for s in D.symbols(x):
+            e = self.env.get(s)
+            if isinstance(e, tuple):
+                level = max(level, e[1])
+        for v in D.data_values(x):
+            level = max(level, self._level(v))
+        return level
+
+    def _atom(self, atom: Any) -> Any:
+        if isinstance(atom, Data):
+            level = min(self._level(atom.value), self.depth)
+            with self._Hoist(self, level):
+                ssa = self.value(atom.value)
+                d = atom.value.dtype
+                if d.bits < 64 or d.is_bool:
+                    ext = "sext" if d.kind == "i" else "zext"
+                    ssa = self.put(f"{ext} {register_type(d)} {ssa} to i64")
+            return ssa, level
+        assert isinstance(atom, Quo)
+        whole = D._from_atom(atom)
+        level = min(self._level_of_dim(whole), self.depth)
+        key = ("atom", atom, self._constants(D.symbols(whole)), self._epochs_of_dim(whole))
+        for lv, l in enumerate(self.levels[: self.depth + 1]):
+            if key in l.memo:
+                found = l.memo[key]
+                return found if isinstance(found, int) else (found, lv)
+        with self._Hoist(self, level):
+            a, b = self.dim(atom.a), self.dim(atom.b)
+            if a.lstrip("-").isdigit() and b.lstrip("-").isdigit():
+                x, y = int(a), int(b)
+                r: Any = {"floordiv": lambda: x // y, "mod": lambda: x % y, "min": lambda: min(x, y), "max": lambda: max(x, y)}[atom.op]()  # fmt: skip
+                self.levels[level].memo[key] = r
+                return r
+            if atom.op in ("min", "max"):
+                r = self.arith_call("s" + atom.op, a, b)
+            elif D.bounds(atom.a)[0] >= 0:
+                r = self.put(f"{'udiv' if atom.op == 'floordiv' else 'urem'} i64 {a}, {b}")
+            else:
+                q = self.put(f"sdiv i64 {a}, {b}")
+                rem = self.put(f"sub i64 {a}, {self.put(f'mul i64 {q}, {b}')}")
+                neg = self.put(f"icmp slt i64 {rem}, 0")
+                if atom.op == "floordiv":
+                    r = self.put(f"select i1 {neg}, i64 {self.put(f'sub i64 {q}, 1')}, i64 {q}")
+                else:
+                    r = self.put(
+                        f"select i1 {neg}, i64 {self.put(f'add i64 {rem}, {b}')}, i64 {rem}"
+                    )
+        self.levels[level].memo[key] = r
+        return r, level
+
+    # ---- addresses
+
+    def _linear(self, b: Buffer, index: tuple[Dim, ...]) -> Dim:
+        key = (b.name, index)
+        found = self.linear.get(key)
+        if found is None:
+            found = self.linear[key] = linear_index(b, index)
+        return found
+
+    def pointer(
+        self, b: Buffer, const: int, terms: dict[int, list[tuple[int, tuple[str, ...]]]]
+    ) -> str:
+        """Partial addresses are written where they stop changing, outermost first."""
+        p, level0 = self.base[b.name]
+        t = memory_type(b.dtype)
+        key: tuple[Any, ...] = ("ptr", b.name, p)
+        reached = level0
+        for level in sorted(terms):
+            reached = max(reached, level)
+            key = (*key, tuple(terms[level]))
+            found = None
+            for l in self.levels[: self.depth + 1]:
+                found = l.memo.get(key)
+                if found is not None:
+                    break
+            if found is None:
+                at = self._offset(terms[level], level)
+                with self._Hoist(self, reached):
+                    found = self.put(f"getelementptr {t}, ptr {p}, i64 {at}")
+                self.levels[min(reached, self.depth)].memo[key] = found
+            p = found
+        return self.put(f"getelementptr {t}, ptr {p}, i64 {const}") if const else p
+
+    # ---- what a value depends on
+
+    def _reads_of(self, v: Value) -> tuple[str, ...]:
+        hit = self._reads.get(id(v))
+        if hit is None:
+            names = tuple(dict.fromkeys(x.source for x in loads(v) if isinstance(x.source, str)))
+            hit = self._reads[id(v)] = (v, names)
+        return hit[1]
+
+    def _epochs(self, v: Value) -> tuple[Any, ...]:
+        return tuple((b, self.epoch.get(b, 0)) for b in self._reads_of(v) if b in self.mutable)
+
+    def _level(self, v: Value) -> int:
+        if self.guards and self._reads_of(v):
+            return self.depth  # its address may be valid under the condition only
+        level = 0
+        for s in v.symbols():
+            e = self.env.get(s)
+            if isinstance(e, tuple) and e[1] > level:
+                level = e[1]
+        for b in self._reads_of(v):
+            level = max(level, self.base[b][1])
+            if b in self.mutable:
+                for d in range(len(self.levels) - 1, level, -1):
+                    if b in self.levels[d].writes:
+                        level = d
+                        break
+        return level
+
+    def value(self, v: Value, guarded: bool = False) -> str:
+        raise AssertionError("values are written by the emitter")
