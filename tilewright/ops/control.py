@@ -34,7 +34,7 @@ class Cond(Op):
         for which, graph in (("then", self.then), ("other", self.other)):
             if _types(graph.inputs) != operands:
                 raise Invalid(
-                    f"cond: branch {which} takes {_types(graph.inputs)}, the operands are {operands}"
+                    f"cond: branch {which} takes {_types(graph.inputs)}, it is given {operands}"
                 )
         outputs = _types(self.then.outputs)
         if _types(self.other.outputs) != outputs:
