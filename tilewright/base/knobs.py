@@ -174,6 +174,12 @@ dump: Knob[Path | None] = Knob(
     _parse_optional_path,
     "directory in which each stage of a compilation is written as a file",
 )
+resume: Knob[Path | None] = Knob(
+    "TILEWRIGHT_RESUME",
+    _none,
+    _parse_optional_path,
+    "directory of dumped stages whose edited files replace what the compiler would have made",
+)
 threads: Knob[int | None] = Knob(
     "TILEWRIGHT_THREADS",
     _none,

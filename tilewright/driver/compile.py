@@ -1,9 +1,11 @@
 """Graph → program: the pipeline, as a table of contents.
 
-    simplify, decompose, pack operands, split off what depends on weights only
-    fuse → clusters;  plan memory → arena
-    per distinct cluster: group → trace → nest → LLVM text → object (from the cache where it is known)
-    one entry function over all of them → a program
+simplify, decompose, pack operands, split off what depends on weights only
+fuse → clusters;  plan memory → arena
+per distinct cluster: group → trace → nest → LLVM text → object (from the cache where it is known)
+one entry function over all of them → a program
+
+Each of these forms can be written to a file, edited and put back: `stages` stands between them.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from tilewright.base import knobs
 from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
+from tilewright.driver.phases import Phases
+from tilewright.driver.stages import KernelStages, Stages
 from tilewright.graph.cluster import Cluster, Fused
 from tilewright.graph.decompose import Decompose
 from tilewright.graph.fold import FoldConstants, split_weights
@@ -53,38 +58,47 @@ class Options:
     target: Target | None = None
     fold_weights: bool = True
     pack: bool = True
+    dump: Path | None = None  # where stages are written; None: as TILEWRIGHT_DUMP says
+    resume: Path | None = None  # where edited stages are read; None: as TILEWRIGHT_RESUME says
 
 
-def prepare(graph: Graph, options: Options, target: Target, log: Log) -> Graph:
+def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: Stages) -> Graph:
     """The passes before fusion."""
     table: list[passes.Pass] = [Simplify(), Decompose(), Simplify(), FoldConstants()]
     if options.pack:
-        table.append(PackOperands(target))
+        table.append(PackOperands.of(target))
     table.append(Simplify())
-    return passes.run(table, graph, log)
+    return passes.run(table, graph, log, between=stages.graph)
 
 
 def compile_graph(graph: Graph, options: Options | None = None, log: Log | None = None) -> Program:
     """Native code for a graph without host calls. Raises Unsupported where a part has no native form."""
     options, log = options or Options(), log if log is not None else Log()
     target = options.target or default_target()
-    began = time.perf_counter()
-    ready = prepare(graph, options, target, log)
-    builder = _Builder(target, log)
+    phases = Phases()
+    stages = Stages.of(graph, log, options.dump, options.resume)
+    with phases("passes"):
+        ready = prepare(graph, options, target, log, stages)
     prologue_program: Program | None = None
     weights: tuple[int, ...] = ()
     if options.fold_weights and any(n.op.role == "weight" for n in ready.inputs):  # type: ignore[attr-defined]
-        prologue, ready = split_weights(ready)
+        with phases("passes"):
+            prologue, ready = split_weights(ready)
         if prologue.outputs:
+            ready = stages.graph("main", ready)
+            below = stages.inside("weights")
+            prologue = below.graph("input", prologue)
             position = {n: k for k, n in enumerate(graph.inputs)}
             weights = tuple(position[n] for n in prologue.inputs)
-            prologue_program = _Builder(target, log).program(prologue, len(prologue.inputs))
+            builder = _Builder(target, log, below, phases)
+            prologue_program = builder.program(prologue, len(prologue.inputs))
+    builder = _Builder(target, log, stages, phases)
     program = builder.program(ready, len(graph.inputs), graph.inputs)
     program = replace(program, weights=weights, prologue=prologue_program)
-    program.details["seconds"] = time.perf_counter() - began
+    program.details |= {"graph": graph, "seconds": phases.total, "phases": phases}
     log.add(
         "compile",
-        f"{graph.name}: {len(program.kernels)} kernels in {program.details['seconds']:.2f} s",
+        f"{graph.name}: {len(program.kernels)} kernels in {phases.total:.2f} s",
         kernels=sum(k.calls for k in program.kernels),
         fallbacks=[],
     )
@@ -108,8 +122,8 @@ class _Kernel:
 class _Builder:
     """Collects kernels, compiles the distinct ones, writes the entry."""
 
-    def __init__(self, target: Target, log: Log) -> None:
-        self.target, self.log = target, log
+    def __init__(self, target: Target, log: Log, stages: Stages, phases: Phases) -> None:
+        self.target, self.log, self.stages, self.phases = target, log, stages, phases
         self.cache = Cache.from_knobs(log)
         self.kernels: dict[str, _Kernel] = {}
         self.entries: list[Entry] = []
@@ -127,18 +141,31 @@ class _Builder:
         inputs = {n: k for k, n in enumerate(own)}
         inputs |= {n: given + len(literals) + k for k, n in enumerate(folded)}
         symbol = f"tw_{hashlib.sha256(graph.name.encode()).hexdigest()[:8]}"
-        entry, arena = self.entry(graph, symbol, inputs)
-        self._compile()
-        text = emit_entries(self.entries)
-        key = object_key(text, self.target)
-        image = self.cache.get("entry", key)
-        if image is None:
-            image = compile_object(text, self.target)
-            self.cache.put("entry", key, image)
-        images = [k.image for k in self.kernels.values()]
-        library = Library([*images, image], {"tw_parallel": pool.address()})
+        with self.phases("fusion and memory"):
+            entry, arena = self.entry(graph, symbol, inputs)
+        with self.phases("kernels"):
+            self._compile()
+        with self.phases("entry and loading"):
+            text = self.stages.entry(emit_entries(self.entries))
+            key = object_key(text, self.target)
+            image = self.cache.get("entry", key)
+            if image is None:
+                image = compile_object(text, self.target)
+                self.cache.put("entry", key, image)
+            images = [k.image for k in self.kernels.values()]
+            library = Library([*images, image], {"tw_parallel": pool.address()})
+        self.stages.close()
         infos = tuple(
-            KernelInfo(k.names[0], k.symbol, k.text, k.trace, len(k.names), k.cached, k.seconds, tuple(sorted(k.places)))
+            KernelInfo(
+                k.names[0],
+                k.symbol,
+                k.text,
+                k.trace,
+                len(k.names),
+                k.cached,
+                k.seconds,
+                tuple(sorted(k.places)),
+            )
             for k in self.kernels.values()
         )
         types = tuple(n.ttype for n in own)
@@ -165,6 +192,7 @@ class _Builder:
         where = _Where(p, inputs, self.constants)
         dims = tuple(sorted(_dims(fused.graph)))
         actions: list[Action] = []
+        symbols: dict[Cluster, str] = {}
         extra: Dim = 0
         for c in fused.clusters:
             if any(isinstance(n.op, Cond) for n in c.nodes):
@@ -175,16 +203,20 @@ class _Builder:
             if any(o.ttype.size == 0 for o in c.outputs):
                 continue
             k = self._kernel(c, fused, p)
+            symbols[c] = k.symbol
             args = (*(where(x) for x in c.inputs), *(where(o) for o in c.outputs))
             actions.append(Call(k.symbol, args, k.dims))
         for out, source in p.copies:
             size = source.ttype.size * source.dtype.bytes
             actions.append(Copy(Slot("out", out), where(source), size))
+        self.stages.clusters(fused, p, symbols.get)
         e = Entry(symbol, tuple(actions), dims)
         self.entries.append(e)
         return e, p.size + extra
 
-    def _branch(self, c: Cluster, where: _Where, symbol: str, k: int, base: Dim) -> tuple[Branch, Dim]:
+    def _branch(
+        self, c: Cluster, where: _Where, symbol: str, k: int, base: Dim
+    ) -> tuple[Branch, Dim]:
         (n,) = (x for x in c.nodes if isinstance(x.op, Cond))
         assert isinstance(n.op, Cond)
         # Constants are handed down as inputs after the branch's own.
@@ -210,7 +242,9 @@ class _Builder:
         if missing:
             raise Invalid(f"output {missing[0]} of cond is not stored anywhere")
         outs = tuple(where(items[j]) for j in range(count))
-        b = Branch(where(n.inputs[0]), names[0], names[1], ins, outs, (sub_dims[0], sub_dims[1]), base)
+        b = Branch(
+            where(n.inputs[0]), names[0], names[1], ins, outs, (sub_dims[0], sub_dims[1]), base
+        )
         return b, D.maximum(sizes[0], sizes[1])
 
     def _kernel(self, c: Cluster, fused: Fused, p: Plan) -> _Kernel:
@@ -230,25 +264,28 @@ class _Builder:
 
     def _compile(self) -> None:
         """Objects for the distinct kernels, from the cache or in parallel."""
-        todo = []
+        todo: list[tuple[_Kernel, KernelStages, str]] = []
         for k in self.kernels.values():
+            stages = self.stages.kernel(k.symbol)
             key = f"{self.target.key()}\n{k.text}"
-            hit = self.cache.get("kernel", key)
+            hit = None if stages.dumping or stages.is_edited else self.cache.get("kernel", key)
             if hit is not None:
                 head, _, k.image = hit.partition(b"\n")
                 k.trace = json.loads(head)
                 k.cached = True
             else:
-                todo.append((k, key))
+                todo.append((k, stages, key))
 
-        def work(item: tuple[_Kernel, str]) -> None:
-            k, key = item
+        def work(item: tuple[_Kernel, KernelStages, str]) -> None:
+            k, stages, key = item
             began = time.perf_counter()
-            trace, nest = default_schedule(k.group, self.target)
+            group = stages.group(k.group)
+            trace, nest = stages.schedule(group, lambda: default_schedule(group, self.target))
             k.trace = print_trace(trace)
-            k.image = compile_object(emit(nest, self.target), self.target)
+            k.image = stages.compiled(emit(nest, self.target), self.target)
             k.seconds = time.perf_counter() - began
-            self.cache.put("kernel", key, json.dumps(k.trace).encode() + b"\n" + k.image)
+            if not stages.is_edited:
+                self.cache.put("kernel", key, json.dumps(k.trace).encode() + b"\n" + k.image)
 
         jobs = knobs.compile_jobs.get() or self.target.cores or 1
         if len(todo) > 1 and jobs > 1:

@@ -7,7 +7,7 @@ run when asked, and every stage can be written to a file that parses back.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -96,20 +96,25 @@ def run(
     check: bool | None = None,
     dump: Path | None = None,
     prefix: str = "",
+    between: Callable[[str, Any], Any] | None = None,
 ) -> Any:
-    """Apply the passes in order. `check` and `dump` default to their environment switches."""
+    """Apply the passes in order. `check` and `dump` default to their environment switches.
+
+    `between` sees the program before the first pass ("input") and after each one, by the pass's
+    name, and gives the program to go on with; it then takes the place of `dump`.
+    """
     check = knobs.check.get() if check is None else check
-    dump = knobs.dump.get() if dump is None else dump
-    if check:
-        verify(program)
-    if dump is not None:
-        _write(dump, 0, f"{prefix}input", program)
-    for k, p in enumerate(passes, 1):
-        program = p.apply(program, log)
+    dump = knobs.dump.get() if dump is None and between is None else dump
+    for k, p in enumerate((None, *passes)):
+        name = p.name if p is not None else "input"
+        if p is not None:
+            program = p.apply(program, log)
+        if between is not None:
+            program = between(name, program)
         if check:
-            verify(program, after=str(p))
+            verify(program, after=str(p) if p is not None else "")
         if dump is not None:
-            _write(dump, k, f"{prefix}{p.name}", program)
+            _write(dump, k, f"{prefix}{name}", program)
     return program
 
 
