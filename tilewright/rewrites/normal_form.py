@@ -29,6 +29,7 @@ from tilewright.ir.expr import (
     Reduce,
     Tensor,
     Value,
+    cast,
     const,
     extent,
     fn,
@@ -215,7 +216,18 @@ def _function(v: Fn) -> Terms:
     if v.name == "select":
         yes, no = conditions(a[0])
         return _times(yes, terms(a[1])) + _times(no, terms(a[2]))
+    for k, x in enumerate(a):
+        if isinstance(x, Fn) and x.name == "select" and not x.dtype.is_bool:
+            # A function of a choice is a choice of functions.
+            yes, no = conditions(x.args[0])
+            first, second = (_with_argument(v, k, y) for y in x.args[1:])
+            return _times(yes, terms(first)) + _times(no, terms(second))
     return opaque
+
+
+def _with_argument(v: Fn, k: int, x: Value) -> Value:
+    args = (*v.args[:k], x, *v.args[k + 1 :])
+    return cast(args[0], v.dtype) if v.name == "cast" else fn(v.name, *args)
 
 
 def conditions(c: Value) -> tuple[Terms, Terms]:
