@@ -136,6 +136,7 @@ class Evaluator:
     def __init__(self, mem: Mapping[Any, np.ndarray], sizes: Mapping[str, int], grid: dict[str, Any]) -> None:  # fmt: skip
         self.mem, self.env = mem, {**sizes, **grid}
         self.mask: Any = True
+        self.masks: list[Any] = []  # kept alive: the memo knows them by identity
         self.memo: dict[Any, Any] = {}
 
     def __call__(self, v: Value) -> Any:
@@ -162,9 +163,11 @@ class Evaluator:
         if v.name == "select":
             c = self(v.args[0])
             outer = self.mask
-            self.mask = outer & c
+            yes, no = outer & c, outer & ~c
+            self.masks += (yes, no)
+            self.mask = yes
             a = self(v.args[1])
-            self.mask = outer & ~c
+            self.mask = no
             b = self(v.args[2])
             self.mask = outer
             return as_dtype(np.where(c, a, b), v.dtype)

@@ -1,0 +1,74 @@
+"""A nest as a native function on numpy arrays, with canaries around what it writes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+
+import numpy as np
+
+from tilewright.ir import dim as D
+from tilewright.ir.target import Target
+from tilewright.ir.types import DType, as_dtype, bf16
+from tilewright.kernel.nest import Nest
+from tilewright.llvm.emit import emit
+from tilewright.llvm.objects import compile_object
+from tilewright.runtime import pool
+from tilewright.runtime.library import Library
+from tilewright.targets import default
+
+# Bytes before and after each output that no kernel may touch.
+MARGIN = 1024
+CANARY = 0xA5
+
+
+def to_memory(a: np.ndarray, d: DType) -> np.ndarray:
+    a = np.ascontiguousarray(as_dtype(a, d))
+    return (a.view(np.uint32) >> 16).astype(np.uint16) if d is bf16 else a
+
+
+def from_memory(a: np.ndarray, d: DType) -> np.ndarray:
+    return (a.astype(np.uint32) << 16).view(np.float32) if d is bf16 else a
+
+
+class Native:
+    """A compiled nest; call it like the interpreter's `run`."""
+
+    def __init__(self, nest: Nest, target: Target | None = None) -> None:
+        target = target or default()
+        self.nest = nest
+        self.text = emit(nest, target)
+        image = compile_object(self.text, target)
+        self.library = Library([image], {"tw_parallel": pool.address()})
+        signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+        self.function = signature(self.library.address(nest.name))
+
+    def __call__(
+        self, arrays: Mapping[str, np.ndarray], dims: Mapping[str, int] | None = None
+    ) -> dict[str, np.ndarray]:
+        sizes = dict(dims or {})
+        kept: list[np.ndarray] = []
+        addresses: list[int] = []
+        outs: dict[str, tuple[np.ndarray, np.ndarray, DType]] = {}
+        for b in self.nest.buffers:
+            if b.scope == "in":
+                kept.append(to_memory(arrays[b.name], b.dtype))
+                addresses.append(kept[-1].ctypes.data)
+            elif b.scope == "out":
+                shape = tuple(int(D.evaluate(d, sizes)) for d in b.shape)
+                item = np.dtype(np.uint16) if b.dtype is bf16 else b.dtype.numpy
+                size = int(np.prod(shape)) * item.itemsize
+                raw = np.full(size + 2 * MARGIN, CANARY, np.uint8)
+                view = raw[MARGIN : MARGIN + size].view(item).reshape(shape)
+                if b.name in arrays:
+                    view[...] = to_memory(arrays[b.name], b.dtype)
+                outs[b.name] = raw, view, b.dtype
+                addresses.append(view.ctypes.data)
+        args = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
+        values = [sizes[s.name] for s in self.nest.dims]
+        numbers = (ctypes.c_int64 * max(1, len(values)))(*values)
+        self.function(ctypes.addressof(args), ctypes.addressof(numbers))
+        for name, (raw, _, _) in outs.items():
+            edges = np.concatenate([raw[:MARGIN], raw[len(raw) - MARGIN :]])
+            assert (edges == CANARY).all(), f"native code writes outside {name}"
+        return {name: from_memory(view, d) for name, (_, view, d) in outs.items()}
