@@ -66,8 +66,8 @@ def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: St
     """The passes before fusion."""
     table: list[passes.Pass] = [Simplify(), Decompose(), Simplify(), FoldConstants()]
     if options.pack:
+        # Last: simplification would cancel a relayout and its inverse.
         table.append(PackOperands.of(target))
-    table.append(Simplify())
     return passes.run(table, graph, log, between=stages.graph)
 
 
