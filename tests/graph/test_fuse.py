@@ -353,9 +353,13 @@ def test_clusters_run_as_the_graph_does() -> None:
     check_run(f, g, plan(f))
 
 
-@pytest.mark.parametrize("seed", range(120))
-def test_random_graphs(seed: int) -> None:
-    g = random_graph(seed)
+# Kept because it failed once: a cheap map, shared in a row, of another shape than the rows.
+FAILED_ONCE = ((1253, 73), (1484, 64))
+
+
+@pytest.mark.parametrize(("seed", "size"), [*((k, 25) for k in range(120)), *FAILED_ONCE])
+def test_random_graphs(seed: int, size: int) -> None:
+    g = random_graph(seed, size)
     f = fuse(g, Log())
     check(f)
     check_run(f, g, plan(f), seed)

@@ -45,7 +45,15 @@ class Fuse:
     cheap: int = 4  # scalar operations that are computed again rather than stored and loaded
 
     def __call__(self, graph: Graph, log: Log) -> Fused:
-        return _Fuser(SinkReshapes().apply(graph, log), log, self).run()
+        graph = SinkReshapes().apply(graph, log)
+        stored: set[Node] = set()
+        while True:
+            attempt = _Fuser(graph, log, self, stored)
+            attempt.run()
+            unfit = attempt.unfit_for_rows()
+            if not unfit:
+                return attempt.assemble()
+            stored |= unfit
 
 
 def fuse(graph: Graph, log: Log) -> Fused:
@@ -58,8 +66,8 @@ _PRIORITY = {"contract": 0, "row": 1, "column": 2, "map": 3, "program": 4}
 
 
 class _Fuser:
-    def __init__(self, graph: Graph, log: Log, limits: Fuse) -> None:
-        self.graph, self.log, self.limits = graph, log, limits
+    def __init__(self, graph: Graph, log: Log, limits: Fuse, stored: set[Node]) -> None:
+        self.graph, self.log, self.limits, self.stored = graph, log, limits, stored
         self.order = graph.nodes()
         self.users = graph.users()
         self.facts = {n: facts(n) for n in self.order}
@@ -70,14 +78,13 @@ class _Fuser:
         self.why: dict[tuple[Node, Node], Why] = {}
         self.readers: dict[Node, list[tuple[Node, Read]]] = {}
 
-    def run(self) -> Fused:
+    def run(self) -> None:
         self.settle()
         for n in self.order:
             if self.facts[n].kind != "source" and n not in self.inlined:
                 self.place(n)
         self.join_siblings()
         self.absorb()
-        return self.assemble()
 
     # ---- what is inlined, what is stored
 
@@ -145,7 +152,9 @@ class _Fuser:
 
     def is_shared_and_cheap(self, n: Node, f: Facts) -> bool:
         """Maps of sources that are computed again in each reader at less cost than a load."""
-        if f.kind != "map" or n in self.apart or n in self.results or len(self.users[n]) < 2:
+        if f.kind != "map" or n in self.apart or n in self.results or n in self.stored:
+            return False
+        if len(self.users[n]) < 2:
             return False
         cost, bytes_in = f.flops, 0
         for x in n.inputs:
@@ -463,6 +472,21 @@ class _Fuser:
 
     # ---- clusters
 
+    def unfit_for_rows(self) -> set[Node]:
+        """Cheap maps that a row's kernel would share although they are neither rows nor per row."""
+        cheap = [n for n in self.inlined if self.facts[n].kind == "map" and n.inputs]
+        if not cheap:
+            return set()
+        out: set[Node] = set()
+        for region in self.regions.live():
+            if region.kind == "row":
+                own = self.contents(region)[0]
+                for n in cheap:
+                    if n in own and not _is_row_shape(n.shape, region):
+                        if sum(n in q.inputs for q in own) > 1:
+                            out.add(n)
+        return out
+
     def assemble(self) -> Fused:
         position = {n: k for k, n in enumerate(self.order)}
         aliases: dict[Node, Node] = {}
@@ -488,9 +512,8 @@ class _Fuser:
             base = base.inputs[0]
         return None if base is x or base in self.inlined else base
 
-    def cluster(
-        self, region: Region, position: Mapping[Node, int], aliases: dict[Node, Node]
-    ) -> Cluster:
+    def contents(self, region: Region) -> tuple[dict[Node, None], dict[Node, None]]:
+        """The nodes of the region's kernel, inlined ones included, and what it reads."""
         own = dict(region.nodes)
         inputs: dict[Node, None] = {}
         stack = [x for n in region.nodes for x in n.inputs]
@@ -505,13 +528,21 @@ class _Fuser:
                 continue
             base = self.renamed(x)
             if base is not None and base not in region.nodes:
-                aliases[x] = base
                 inputs[x] = None
             elif x in self.inlined:
                 own[x] = None
                 stack.extend(x.inputs)
             else:
                 inputs[x] = None
+        return own, inputs
+
+    def cluster(
+        self, region: Region, position: Mapping[Node, int], aliases: dict[Node, Node]
+    ) -> Cluster:
+        own, inputs = self.contents(region)
+        for x in inputs:
+            if (base := self.renamed(x)) is not None:
+                aliases[x] = base
         outputs = [n for n in region.nodes if self.is_output(n, region)]
         by_place = position.__getitem__
         return Cluster(
