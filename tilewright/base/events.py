@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,11 +43,18 @@ class Log:
         self._lock = threading.Lock()
 
     def emit(self, event: Event) -> Event:
+        self.hear(event)
+        for listener in _listeners:
+            if listener is not self:
+                listener.hear(event)
+        _publish(event)
+        return event
+
+    def hear(self, event: Event) -> None:
+        """Keep an event of another log, which has told everyone else of it."""
         with self._lock:
             self._events.append(event)
             self.counts[event.kind] += 1
-        _publish(event)
-        return event
 
     def add(
         self,
@@ -60,6 +68,10 @@ class Log:
         place = None if where is None else str(where)
         return self.emit(Event(kind, message, place, data, detail))
 
+    @property
+    def events(self) -> list[Event]:
+        return list(self)
+
     def of(self, kind: str) -> list[Event]:
         return [event for event in self if event.kind == kind]
 
@@ -69,6 +81,22 @@ class Log:
 
     def __len__(self) -> int:
         return len(self._events)
+
+
+# Logs that hear every other log of the process; a tuple, so that emitting needs no lock.
+_listeners: tuple[Log, ...] = ()
+
+
+@contextmanager
+def recording() -> Iterator[Log]:
+    """A log that hears what every log of the process is told, from any thread, while it lasts."""
+    global _listeners
+    log = Log()
+    _listeners = (*_listeners, log)
+    try:
+        yield log
+    finally:
+        _listeners = tuple(x for x in _listeners if x is not log)
 
 
 def _publish(event: Event) -> None:

@@ -72,7 +72,7 @@ def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: St
 
 
 def compile_graph(graph: Graph, options: Options | None = None, log: Log | None = None) -> Program:
-    """Native code for a graph without host calls. Raises Unsupported where a part has no native form."""
+    """Native code for a graph without host calls; Unsupported where a part has no native form."""
     options, log = options or Options(), log if log is not None else Log()
     target = options.target or default_target()
     phases = Phases()
@@ -131,7 +131,7 @@ class _Builder:
         self.first_constant = 0
 
     def program(self, graph: Graph, given: int, order: Sequence[Node] = ()) -> Program:
-        """`given` inputs come from the caller; constants follow them, then what the prologue folds."""
+        """`given` inputs come from the caller; after them constants, then what the prologue folds."""
         own = list(order or graph.inputs)
         own = own[:given]
         folded = [n for n in graph.inputs if n not in own]

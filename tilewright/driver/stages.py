@@ -194,7 +194,9 @@ class KernelStages:
         self._write("group", lambda: group_text(g))
         return g
 
-    def schedule(self, group: Group, choose: Callable[[], tuple[Trace, Nest]]) -> tuple[Trace, Nest]:
+    def schedule(
+        self, group: Group, choose: Callable[[], tuple[Trace, Nest]]
+    ) -> tuple[Trace, Nest]:
         """The trace and the nest, `choose`n unless the user wrote them."""
         trace = self._edited("trace", parse_trace)
         if trace is None:
@@ -233,9 +235,7 @@ class KernelStages:
     def _write(self, kind: str, text: Callable[[], str]) -> None:
         self.stages.write(f"{self.stem}.{kind}", text)
 
-    def _same_arguments(
-        self, new: tuple[Buffer, ...], old: tuple[Buffer, ...], kind: str
-    ) -> None:
+    def _same_arguments(self, new: tuple[Buffer, ...], old: tuple[Buffer, ...], kind: str) -> None:
         arguments = [[b for b in x if b.scope in ("in", "out")] for x in (new, old)]
         if arguments[0] != arguments[1]:
             raise Invalid(

@@ -1,0 +1,90 @@
+"""Tilewright: a machine-learning compiler in Python.
+
+    import tilewright as tw
+    fast = torch.compile(model, backend="tilewright")      # or
+    fast = tw.compile(model, *example_inputs, strict=True)
+    print(tw.explain(fast))
+
+Names are imported when they are first used: `import tilewright` costs next to nothing and needs
+no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewright import ir, ops
+    from tilewright.base import errors
+    from tilewright.base.errors import (
+        Invalid,
+        MissingExtra,
+        Refused,
+        TilewrightError,
+        Unsupported,
+    )
+    from tilewright.base.events import recording as record
+    from tilewright.driver.api import compile, refresh
+    from tilewright.driver.compile import Options, compile_graph
+    from tilewright.driver.explain import explain
+    from tilewright.runtime.pool import get_threads, set_threads
+
+__version__ = "0.1.0"
+
+# name: module that holds it (the name itself, or `module:name` where they differ)
+_FACE = {
+    "compile": "tilewright.driver.api",
+    "refresh": "tilewright.driver.api",
+    "explain": "tilewright.driver.explain",
+    "record": "tilewright.base.events:recording",
+    "compile_graph": "tilewright.driver.compile",
+    "Options": "tilewright.driver.compile",
+    "set_threads": "tilewright.runtime.pool",
+    "get_threads": "tilewright.runtime.pool",
+    "TilewrightError": "tilewright.base.errors",
+    "Invalid": "tilewright.base.errors",
+    "MissingExtra": "tilewright.base.errors",
+    "Refused": "tilewright.base.errors",
+    "Unsupported": "tilewright.base.errors",
+}
+_MODULES = {
+    "errors": "tilewright.base.errors",
+    "ir": "tilewright.ir",
+    "ops": "tilewright.ops",
+}
+
+__all__ = [
+    "Invalid",
+    "MissingExtra",
+    "Options",
+    "Refused",
+    "TilewrightError",
+    "Unsupported",
+    "compile",
+    "compile_graph",
+    "errors",
+    "explain",
+    "get_threads",
+    "ir",
+    "ops",
+    "record",
+    "refresh",
+    "set_threads",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        found: Any = import_module(_MODULES[name])
+    elif name in _FACE:
+        module, _, attribute = _FACE[name].partition(":")
+        found = getattr(import_module(module), attribute or name)
+    else:
+        raise AttributeError(f"module 'tilewright' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,52 @@
+"""What `import tilewright as tw` offers for functions and modules; the torch side is loaded when
+it is first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from tilewright.base.errors import MissingExtra
+from tilewright.runtime.program import Program
+
+_TORCH_API = "tilewright.driver.torch_api"
+_TORCH_LOOKUP = "tilewright.driver.torch_lookup"
+
+
+def compile(
+    function: Callable[..., Any], *examples: Any, strict: bool = False, **options: Any
+) -> Any:
+    """Compile a function or `torch.nn.Module`: now, if examples are given, or at the first call.
+
+    `strict` makes an error of an operator that would run in eager, and of a graph break. Other
+    options are those of `torch.compile(…, backend="tilewright", options={…})`.
+    """
+    return torch_side(_TORCH_API, "tw.compile").compile(
+        function, *examples, strict=strict, **options
+    )
+
+
+def refresh(compiled: Any) -> None:
+    """Derive everything from the weights again before the next result.
+
+    Needed only after edits that torch does not count: through `.data`, or a numpy view.
+    """
+    if isinstance(compiled, Program):
+        compiled.refresh()
+        return
+    for session in sessions_of(compiled):
+        session.refresh()
+
+
+def sessions_of(compiled: Any) -> list[Any]:
+    """What the torch side made of something compiled; an error if that is nothing."""
+    return torch_side(_TORCH_LOOKUP, "a compiled function").sessions_of(compiled)
+
+
+def torch_side(module: str, purpose: str) -> Any:
+    """A module that imports torch, or a sentence about what to install."""
+    if find_spec("torch") is None:
+        raise MissingExtra("torch", purpose)
+    return import_module(module)
