@@ -1,0 +1,199 @@
+"""A random step for a nest: mostly one that has a chance, sometimes nonsense."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from tilewright.kernel.nest import Loop, Nest, Path, Store, loop_names, reads, stages_in, walk
+from tilewright.kernel.step import Step
+from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.compute_with import ComputeWith
+from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.fuse_axes import FuseAxes
+from tilewright.kernel.steps.materialise import Materialise
+from tilewright.kernel.steps.pad import Pad
+from tilewright.kernel.steps.parallel import Parallel
+from tilewright.kernel.steps.peel import Peel
+from tilewright.kernel.steps.permute import Permute
+from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.rfactor import RFactor
+from tilewright.kernel.steps.set_scope import SetScope
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.steps.vectorize import Vectorize
+
+Maker = Callable[[Nest, random.Random], "Step | None"]
+
+
+def random_step(n: Nest, rng: random.Random) -> Step | None:
+    if not loop_names(n):
+        return None
+    for _ in range(20):
+        made = rng.choices(_MAKERS, _WEIGHTS)[0](n, rng)
+        if made is not None:
+            return made
+    return None
+
+
+def _loops(n: Nest) -> list[tuple[Loop, Path]]:
+    return [(s, p) for s, p in walk(n.body) if isinstance(s, Loop)]
+
+
+def _loop(n: Nest, rng: random.Random) -> str:
+    return rng.choice(loop_names(n))
+
+
+def _stages(n: Nest) -> list[str]:
+    return list(dict.fromkeys(s.stage for s, _ in walk(n.body) if isinstance(s, Store)))
+
+
+def _locals(n: Nest) -> list[str]:
+    return [b.name for b in n.buffers if b.scope not in ("in", "out")]
+
+
+def _new(n: Nest, rng: random.Random, stem: str) -> str:
+    """A fresh name, rarely one that is taken."""
+    taken = {b.name for b in n.buffers} | set(loop_names(n))
+    if rng.random() < 0.03:
+        return rng.choice(sorted(taken))
+    return next(f"{stem}{k}" for k in range(100) if f"{stem}{k}" not in taken)
+
+
+def _split(n: Nest, rng: random.Random) -> Step:
+    return Split(_loop(n, rng), rng.choice([0, 1, 2, 2, 3, 4, 4, 4, 5, 7, 8, 16]))
+
+
+def _chain(n: Nest, rng: random.Random) -> list[Loop]:
+    """Loops perfectly nested in one another, from a random one down."""
+    s, _ = rng.choice(_loops(n))
+    chain = [s]
+    while len(chain[-1].body) == 1 and isinstance(chain[-1].body[0], Loop):
+        chain.append(chain[-1].body[0])
+    return chain
+
+
+def _reorder(n: Nest, rng: random.Random) -> Step | None:
+    names = [x.name for x in _chain(n, rng)]
+    if len(names) < 2:
+        return None
+    some = rng.sample(names, rng.randint(2, min(4, len(names))))
+    return Reorder(tuple(some))
+
+
+def _fuse(n: Nest, rng: random.Random) -> Step | None:
+    chain = _chain(n, rng)
+    if len(chain) < 2:
+        return None
+    k = rng.randrange(len(chain) - 1)
+    return Fuse(chain[k].name, chain[k + 1].name, _new(n, rng, "f"))
+
+
+def _fuse_axes(n: Nest, rng: random.Random) -> Step | None:
+    found = [b for b in n.buffers if len(b.shape) > 1]
+    if not found:
+        return None
+    b = rng.choice(found)
+    return FuseAxes(b.name, rng.randrange(len(b.shape)))
+
+
+def _parallel(n: Nest, rng: random.Random) -> Step | None:
+    top = [s.name for s in n.body if isinstance(s, Loop)]
+    name = rng.choice(top) if top and rng.random() < 0.9 else _loop(n, rng)
+    return Parallel(name, rng.choice([1, 1, 2, 3, 16]))
+
+
+def _innermost(n: Nest, rng: random.Random) -> str:
+    inner = [s.name for s, _ in _loops(n) if not any(isinstance(x, Loop) for x in s.body)]
+    return rng.choice(inner) if rng.random() < 0.8 else _loop(n, rng)
+
+
+def _vectorize(n: Nest, rng: random.Random) -> Step:
+    return Vectorize(_innermost(n, rng), rng.random() < 0.3)
+
+
+def _unroll(n: Nest, rng: random.Random) -> Step:
+    return Unroll(_innermost(n, rng), rng.random() < 0.3)
+
+
+def _peel(n: Nest, rng: random.Random) -> Step | None:
+    outer = [x for x in loop_names(n) if x.endswith(".0")]
+    return Peel(rng.choice(outer) if outer and rng.random() < 0.95 else _loop(n, rng))
+
+
+def _compute_at(n: Nest, rng: random.Random) -> Step | None:
+    stages = [s for s in _stages(n) if s in _locals(n)] or _stages(n)
+    stage = rng.choice(stages)
+    users = [s.name for s, _ in _loops(n) if any(r.source == stage for r in reads(s))]
+    at = rng.choice(users) if users and rng.random() < 0.95 else _loop(n, rng)
+    return ComputeAt(stage, at)
+
+
+def _compute_with(n: Nest, rng: random.Random) -> Step | None:
+    stages = _stages(n)
+    if len(stages) < 2:
+        return None
+    stage = rng.choice(stages)
+    other = [s.name for s, _ in _loops(n) if stage not in stages_in(s)]
+    return ComputeWith(stage, rng.choice(other)) if other else None
+
+
+def _compute_inline(n: Nest, rng: random.Random) -> Step | None:
+    return ComputeInline(rng.choice(_locals(n) or _stages(n)))
+
+
+def _materialise(n: Nest, rng: random.Random) -> Step | None:
+    stores = [s for s, _ in walk(n.body) if isinstance(s, Store)]
+    s = rng.choice(stores)
+    sources = [str(r.source) for r in reads(s)]
+    buffer = rng.choice(sources) if sources else rng.choice([b.name for b in n.buffers])
+    return Materialise(buffer, s.stage, _new(n, rng, "c"))
+
+
+def _rfactor(n: Nest, rng: random.Random) -> Step | None:
+    found = [(s, p) for s, p in walk(n.body) if isinstance(s, Store) and s.combine and p]
+    if not found:
+        return None
+    s, p = rng.choice(found)
+    names = [q.name for q in p if ".r" in q.name] or [q.name for q in p]
+    some = rng.sample(names, rng.randint(1, min(2, len(names))))
+    return RFactor(s.stage, tuple(some), _new(n, rng, "p"))
+
+
+def _set_scope(n: Nest, rng: random.Random) -> Step | None:
+    return SetScope(rng.choice(n.buffers).name, rng.choice(["register", "register", "local"]))
+
+
+def _pad(n: Nest, rng: random.Random) -> Step | None:
+    b = rng.choice([n.buffer(x) for x in _locals(n)] or list(n.buffers))
+    return Pad(b.name, rng.randrange(max(1, len(b.shape))), rng.choice([2, 3, 4, 8]))
+
+
+def _permute(n: Nest, rng: random.Random) -> Step | None:
+    b = rng.choice([n.buffer(x) for x in _locals(n)] or list(n.buffers))
+    order = list(range(len(b.shape)))
+    rng.shuffle(order)
+    return Permute(b.name, tuple(order)) if len(order) > 1 else None
+
+
+_TABLE: list[tuple[Maker, int]] = [
+    (_split, 8),
+    (_reorder, 5),
+    (_fuse, 4),
+    (_fuse_axes, 1),
+    (_parallel, 3),
+    (_vectorize, 5),
+    (_unroll, 3),
+    (_peel, 5),
+    (_compute_at, 7),
+    (_compute_with, 3),
+    (_compute_inline, 2),
+    (_materialise, 3),
+    (_rfactor, 4),
+    (_set_scope, 1),
+    (_pad, 2),
+    (_permute, 1),
+]
+_MAKERS = [maker for maker, _ in _TABLE]
+_WEIGHTS = [weight for _, weight in _TABLE]
