@@ -315,7 +315,8 @@ def test_programs_run_alone() -> None:
 
 
 def test_items_belong_to_their_program() -> None:
-    values, indices = build.sort(x, 1)
+    ordered = build.sort(x, 1)
+    values, indices = item(ordered, 0), item(ordered, 1)
     f = fused(build.neg(values), indices)
     assert kinds(f) == ["program", "map"]
     assert set(f.clusters[0].outputs) == {values, indices}
