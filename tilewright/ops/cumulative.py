@@ -13,12 +13,11 @@ from tilewright.base.errors import Invalid
 from tilewright.ir import expr
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Tensor, Value, fn, select
-from tilewright.ir.node import Node, Op, item, node
+from tilewright.ir.node import Node, Op, node
 from tilewright.ir.operator import Sample, operator
 from tilewright.ir.types import TensorType, TupleType, b1, bf16, f16, f64, i8, i32, i64, u8
 from tilewright.ops import samples as S
 from tilewright.ops.shapes import axis_of, want_kind
-from tilewright.ops.views import reshape
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,7 @@ class _Cumulative(Op):
         yield S.case(cls(0), S.normal(0, 3))
         yield S.case(cls(1), S.normal(0, 3))
         yield S.case(cls(0), S.normal(1))
+        yield S.case(cls(0), S.normal())
         yield S.case(cls(1), S.extremes(14, 1))
         for d in (i64, i32, i8, u8):
             if d.kind in cls.kinds:
@@ -60,12 +60,14 @@ class _Cumulative(Op):
 
 
 def _check_axis(name: str, axis: int, x: TensorType) -> None:
-    if not 0 <= axis < x.rank:
+    if not 0 <= axis < max(x.rank, 1):
         raise Invalid(f"{name}: axis {axis} is not an axis of {x!r}")
 
 
 def _scan(x: Tensor, axis: int, lift: Any, step: Any) -> Tensor:
-    """A scan along `axis` that starts with the first element itself."""
+    """A scan along `axis` that starts with the first element itself; a 0-d tensor is its own."""
+    if not x.rank:
+        return expr.compute((), lambda: lift(x[()]))
 
     def body(own: Tensor, *i: Dim) -> Value:
         before = i[:axis] + (i[axis] - 1,) + i[axis + 1 :]
@@ -85,7 +87,7 @@ class Cumsum(_Cumulative):
         return before + x
 
     def reference(self, x: np.ndarray) -> np.ndarray:
-        return np.cumsum(x, axis=self.axis, dtype=x.dtype)
+        return np.cumsum(x, axis=self.axis, dtype=x.dtype).reshape(x.shape)
 
 
 @operator
@@ -95,7 +97,7 @@ class Cumprod(_Cumulative):
         return before * x
 
     def reference(self, x: np.ndarray) -> np.ndarray:
-        return np.cumprod(x, axis=self.axis, dtype=x.dtype)
+        return np.cumprod(x, axis=self.axis, dtype=x.dtype).reshape(x.shape)
 
 
 @operator
@@ -112,7 +114,7 @@ class Logcumsumexp(_Cumulative):
 
     def reference(self, x: np.ndarray) -> np.ndarray:
         with np.errstate(all="ignore"):
-            return np.logaddexp.accumulate(x, axis=self.axis)
+            return np.logaddexp.accumulate(x, axis=self.axis) if x.ndim else x
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -140,13 +142,16 @@ class _Extreme(Op):
         # running maximum of places.
         def here(*i: Dim) -> Value:
             hit = x[i].eq(values[i]) | x[i].ne(x[i])
-            return select(hit, expr.index(i[self.axis]), expr.const(0, i64))
+            place = expr.index(i[self.axis]) if i else expr.const(0, i64)
+            return select(hit, place, expr.const(0, i64))
 
         places = expr.compute(x.shape, here, i64)
         last = _scan(places, self.axis, lambda v: v, lambda before, v: fn("max", before, v))
         return values, last
 
     def reference(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if not x.ndim:
+            return x, np.zeros((), np.int64)
         rows = np.moveaxis(x, self.axis, -1)
         values, places = np.array(rows), np.zeros(rows.shape, np.int64)
         for at in np.ndindex(rows.shape[:-1]):
@@ -169,6 +174,7 @@ class _Extreme(Op):
         yield S.case(cls(1), S.normal(0, 2))
         yield S.case(cls(0), S.integers(9, dtype=u8))
         yield S.case(cls(0), S.integers(9, lo=0, hi=2, dtype=b1))
+        yield S.case(cls(0), S.normal())
 
 
 @operator
@@ -181,32 +187,23 @@ class Cummin(_Extreme):
     combine: ClassVar[str] = "min"
 
 
-def _along(op: type[Op], x: Node, axis: int) -> Node:
-    if x.rank == 0:
-        axis_of(op.name, axis, 0)
-        return node(op(0), reshape(x, (1,)))  # type: ignore[call-arg]
-    return node(op(axis_of(op.name, axis, x.rank)), x)  # type: ignore[call-arg]
-
-
 def cumsum(x: Node, axis: int) -> Node:
-    return reshape(_along(Cumsum, x, axis), x.shape)
+    return node(Cumsum(axis_of("cumsum", axis, x.rank)), x)
 
 
 def cumprod(x: Node, axis: int) -> Node:
-    return reshape(_along(Cumprod, x, axis), x.shape)
+    return node(Cumprod(axis_of("cumprod", axis, x.rank)), x)
 
 
 def logcumsumexp(x: Node, axis: int) -> Node:
-    return reshape(_along(Logcumsumexp, x, axis), x.shape)
+    return node(Logcumsumexp(axis_of("logcumsumexp", axis, x.rank)), x)
 
 
-def cummax(x: Node, axis: int) -> tuple[Node, Node]:
-    """Running maximum and its index (i64)."""
-    n = _along(Cummax, x, axis)
-    return reshape(item(n, 0), x.shape), reshape(item(n, 1), x.shape)
+def cummax(x: Node, axis: int) -> Node:
+    """(running maximum, its index)"""
+    return node(Cummax(axis_of("cummax", axis, x.rank)), x)
 
 
-def cummin(x: Node, axis: int) -> tuple[Node, Node]:
-    """Running minimum and its index (i64)."""
-    n = _along(Cummin, x, axis)
-    return reshape(item(n, 0), x.shape), reshape(item(n, 1), x.shape)
+def cummin(x: Node, axis: int) -> Node:
+    """(running minimum, its index)"""
+    return node(Cummin(axis_of("cummin", axis, x.rank)), x)

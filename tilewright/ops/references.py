@@ -75,7 +75,7 @@ class special:
 
     @staticmethod
     def sar(a: int, n: int, bits: int, signed: bool) -> int:
-        return a >> (n if 0 <= n < bits else bits - 1)
+        return a >> (n if 0 <= n < bits else bits)  # Python's integers have endless sign bits
 
     @staticmethod
     def shr(a: int, n: int, bits: int, signed: bool) -> int:

@@ -21,6 +21,7 @@ from tilewright.ir.operator import Sample, operator
 from tilewright.ir.types import TensorType, TupleType, bf16, f16, f64, i8, i32, i64, u8
 from tilewright.ops import elementwise as ew
 from tilewright.ops import samples as S
+from tilewright.ops.creation import full
 from tilewright.ops.indexing import gather
 from tilewright.ops.reductions import amax, argmax, sum
 from tilewright.ops.shapes import axis_of, reduced_shape
@@ -31,9 +32,9 @@ RUN = 16
 
 
 def _check(name: str, axis: int, x: TensorType) -> None:
-    if not 0 <= axis < x.rank:
+    if not 0 <= axis < max(x.rank, 1):
         raise Invalid(f"{name}: axis {axis} is not an axis of {x!r}")
-    if not isinstance(x.shape[axis], int):
+    if x.rank and not isinstance(x.shape[axis], int):
         raise Unsupported(
             f"{name} along axis {axis} of {x!r}: its size is not known when compiling",
             hint="make this dimension static (dynamic=False, or mark_static)",
@@ -144,6 +145,8 @@ class Sort(Op):
         return TupleType((x, TensorType(i64, x.shape)))
 
     def program(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if not x.rank:  # one element, as torch has it
+            return expr.compute((), lambda: x[()]), expr.compute((), lambda: expr.const(0, i64))
         line = _Line(x, self.axis)
         if line.size == 0:
             return line.compute(lambda i, p: x[i], "v"), line.compute(
@@ -163,6 +166,8 @@ class Sort(Op):
         return values, places
 
     def reference(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if not x.ndim:
+            return x, np.zeros((), np.int64)
         if self.descending:
             back = np.argsort(np.flip(x, self.axis), axis=self.axis, kind="stable")
             order = x.shape[self.axis] - 1 - np.flip(back, self.axis)
@@ -181,6 +186,7 @@ class Sort(Op):
             yield S.case(cls(1, descending), S.normal(2, 20, 3), dtype=bf16)
             yield S.case(cls(0, descending), S.normal(21), dtype=f16)
             yield S.case(cls(0, descending), S.booleans(20))
+            yield S.case(cls(0, descending), S.normal())
         yield S.case(cls(0, False), S.extremes(19, dtype=i8))
         yield S.case(cls(0, True), S.integers(18, lo=0, hi=255, dtype=u8))
         yield S.case(cls(0, False), S.integers(18, dtype=i32))
@@ -198,20 +204,25 @@ class Topk(Op):
 
     def infer(self, x: TensorType) -> TupleType:
         _check(self.name, self.axis, x)
-        n = x.shape[self.axis]
-        if not isinstance(n, int) or not 0 <= self.k <= n:
+        n = x.shape[self.axis] if x.rank else 1
+        if not isinstance(n, int) or not (0 if x.rank else 1) <= self.k <= n:
             raise Invalid(f"topk: k={self.k} of axis {self.axis} of {x!r}", hint=f"0 <= k <= {n}")
-        shape = x.shape[: self.axis] + (self.k,) + x.shape[self.axis + 1 :]
+        shape = x.shape[: self.axis] + (self.k,) + x.shape[self.axis + 1 :] if x.rank else ()
         return TupleType((TensorType(x.dtype, shape), TensorType(i64, shape)))
 
     def compose(self, x: Node) -> tuple[Node, Node]:
+        if not x.rank:
+            return x, full((), 0, i64)
         # Not for the smallest: argmin takes NaN for the smallest, sorting for the largest.
         if self.k == 1 and self.largest:
             return amax(x, (self.axis,), True), argmax(x, self.axis, True)
-        values, places = sort(x, self.axis, self.largest)
+        ordered = sort(x, self.axis, self.largest)
+        values, places = item(ordered, 0), item(ordered, 1)
         return slice(values, self.axis, 0, self.k), slice(places, self.axis, 0, self.k)
 
     def reference(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if not x.ndim:
+            return x, np.zeros((), np.int64)
         values, places = Sort(self.axis, self.largest).reference(x)
         first = range(self.k)
         return values.take(first, self.axis), places.take(first, self.axis)
@@ -225,12 +236,16 @@ class Topk(Op):
             yield S.case(cls(2, 1, largest), S.integers(3, 5, 2))
             yield S.case(cls(0, 0, largest), S.normal(4))
             yield S.case(cls(2, 1, largest), S.normal(0, 3), dtype=f16)
+            yield S.case(cls(1, 0, largest), S.normal())
 
 
 def _median(x: Node, axis: int, keepdims: bool, ignore_nan: bool) -> tuple[Node, Node]:
+    if not x.rank:
+        return x, full((), 0, i64)
     n = x.shape[axis]
     assert isinstance(n, int)
-    values, places = sort(x, axis)
+    ordered = sort(x, axis)
+    values, places = item(ordered, 0), item(ordered, 1)
     if x.dtype.is_float:
         # Sorting leaves the NaNs, in their order, at the end.
         nans = sum(ew.cast(ew.isnan(x), i64), (axis,), True)
@@ -248,15 +263,17 @@ def _median(x: Node, axis: int, keepdims: bool, ignore_nan: bool) -> tuple[Node,
 
 def _median_type(name: str, axis: int, keepdims: bool, x: TensorType) -> TupleType:
     _check(name, axis, x)
-    if x.shape[axis] == 0:
+    if x.rank and x.shape[axis] == 0:
         raise Invalid(f"{name}: axis {axis} of {x!r} is empty: it has no middle")
-    shape = reduced_shape(x.shape, (axis,), keepdims)
+    shape = reduced_shape(x.shape, (axis,), keepdims) if x.rank else ()
     return TupleType((TensorType(x.dtype, shape), TensorType(i64, shape)))
 
 
 def _median_reference(
     x: np.ndarray, axis: int, keepdims: bool, ignore_nan: bool
 ) -> tuple[np.ndarray, np.ndarray]:
+    if not x.ndim:
+        return x, np.zeros((), np.int64)
     rows = np.moveaxis(x, axis, -1)
     values, places = np.zeros(rows.shape[:-1], x.dtype), np.zeros(rows.shape[:-1], np.int64)
     for at in np.ndindex(rows.shape[:-1]):
@@ -280,6 +297,7 @@ def _median_samples(cls: Any) -> Iterator[Sample]:
     yield S.case(cls(0, False), S.integers(17, dtype=u8))
     yield S.case(cls(0, False), S.normal(1), dtype=f16)
     yield S.case(cls(1, False), S.normal(0, 3))
+    yield S.case(cls(0, False), S.normal())
 
 
 @operator
@@ -324,35 +342,21 @@ class Nanmedian(Op):
         yield from _median_samples(cls)
 
 
-def _pair(op: Callable[[int], Op], name: str, x: Node, axis: int) -> tuple[Node, Node]:
-    """Both outputs; a 0-d tensor is a line of one element."""
-    axis = axis_of(name, axis, x.rank)
-    n = node(op(axis), x if x.rank else reshape(x, (1,)))
-    return item(n, 0), item(n, 1)
-
-
-def sort(x: Node, axis: int = -1, descending: bool = False) -> tuple[Node, Node]:
+def sort(x: Node, axis: int = -1, descending: bool = False) -> Node:
     """(values, indices), stable."""
-    values, places = _pair(lambda a: Sort(a, descending), "sort", x, axis)
-    return reshape(values, x.shape), reshape(places, x.shape)
+    return node(Sort(axis_of("sort", axis, x.rank), descending), x)
 
 
-def topk(x: Node, k: int, axis: int = -1, largest: bool = True) -> tuple[Node, Node]:
+def topk(x: Node, k: int, axis: int = -1, largest: bool = True) -> Node:
     """(values, indices) of the k largest or smallest, in order."""
-    values, places = _pair(lambda a: Topk(k, a, largest), "topk", x, axis)
-    return (values, places) if x.rank else (reshape(values, ()), reshape(places, ()))
+    return node(Topk(k, axis_of("topk", axis, x.rank), largest), x)
 
 
-def median(x: Node, axis: int = -1, keepdims: bool = False) -> tuple[Node, Node]:
+def median(x: Node, axis: int = -1, keepdims: bool = False) -> Node:
     """(values, indices); of an even number the lower of the two in the middle."""
-    return _reduced(lambda a: Median(a, keepdims), "median", x, axis)
+    return node(Median(axis_of("median", axis, x.rank), keepdims), x)
 
 
-def nanmedian(x: Node, axis: int = -1, keepdims: bool = False) -> tuple[Node, Node]:
+def nanmedian(x: Node, axis: int = -1, keepdims: bool = False) -> Node:
     """(values, indices) of the median of what is not NaN."""
-    return _reduced(lambda a: Nanmedian(a, keepdims), "nanmedian", x, axis)
-
-
-def _reduced(op: Callable[[int], Op], name: str, x: Node, axis: int) -> tuple[Node, Node]:
-    values, places = _pair(op, name, x, axis)
-    return (values, places) if x.rank else (reshape(values, ()), reshape(places, ()))
+    return node(Nanmedian(axis_of("nanmedian", axis, x.rank), keepdims), x)

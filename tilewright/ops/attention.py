@@ -1,0 +1,354 @@
+"""Scaled dot-product attention and its gradients, as compositions.
+
+Shapes are [.., heads, length, width]. Fewer heads of keys and values than of queries are shared by
+groups of query heads (grouped-query attention). A boolean mask says what may be seen, a float mask
+is added to the scores. A row that may see nothing gives zeros, as in torch. 16-bit floats are
+computed in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Node, Op, node
+from tilewright.ir.operator import Sample, operator
+from tilewright.ir.types import TensorType, TupleType, bf16, f16, f64, i64
+from tilewright.ops import elementwise as ew
+from tilewright.ops import samples as S
+from tilewright.ops.creation import iota
+from tilewright.ops.linear import matmul
+from tilewright.ops.reductions import amax, sum
+from tilewright.ops.shapes import broadcast_shapes, same_dtype, want_kind
+from tilewright.ops.views import reshape, transpose
+
+NOTHING = float("-inf")
+
+
+def _groups(q: tuple[Dim, ...], k: tuple[Dim, ...]) -> int:
+    """How many query heads share one head of keys."""
+    if len(q) < 3 or len(k) < 3 or D.known_eq(q[-3], k[-3]) or k[-3] == 1 or q[-3] == 1:
+        return 1
+    heads, shared = q[-3], k[-3]
+    if isinstance(heads, int) and isinstance(shared, int) and shared and heads % shared == 0:
+        return heads // shared
+    raise Invalid(
+        f"attention: {heads} heads of queries do not divide among {shared} heads of keys",
+        hint="the number of query heads is a multiple of the number of key heads",
+    )
+
+
+@dataclass(frozen=True)
+class _Attention(Op):
+    causal: bool
+    scale: float
+
+    def _check(self, q: TensorType, k: TensorType, v: TensorType, *mask: TensorType) -> None:
+        same_dtype(self.name, q, k, v)
+        want_kind(self.name, q, "f")
+        if min(q.rank, k.rank, v.rank) < 2:
+            raise Invalid(f"{self.name}: {q!r}, {k!r}, {v!r} need a length and a width")
+        if not D.known_eq(q.shape[-1], k.shape[-1]):
+            raise Invalid(f"{self.name}: queries {q!r} and keys {k!r} differ in width")
+        if not D.known_eq(k.shape[-2], v.shape[-2]):
+            raise Invalid(f"{self.name}: keys {k!r} and values {v!r} differ in length")
+        _groups(q.shape, k.shape)
+        if mask:
+            want_kind(f"{self.name} (its mask)", mask[0], "fb")
+
+    def _out(self, q: TensorType, k: TensorType, v: TensorType) -> tuple[Dim, ...]:
+        groups = _groups(q.shape, k.shape)
+        batch = q.shape[:-3] if groups > 1 else q.shape[:-2]
+        other = v.shape[:-3] if groups > 1 else v.shape[:-2]
+        batch = broadcast_shapes(batch, other, what=self.name)
+        return batch + q.shape[-3 if groups > 1 else -2 : -1] + v.shape[-1:]
+
+    def _scores(self, q: Node, k: Node, mask: tuple[Node, ...]) -> Node:
+        """Scaled and masked; what may not be seen is -inf."""
+        scores = ew.mul(_product(q, transpose(k, -2, -1)), self.scale)
+        if self.causal:
+            rows = reshape(iota(q.shape[-2], dtype=i64), (q.shape[-2], 1))
+            columns = iota(k.shape[-2], dtype=i64)
+            scores = ew.where(ew.ge(rows, columns), scores, NOTHING)
+        for m in mask:
+            if m.dtype.is_bool:
+                scores = ew.where(m, scores, NOTHING)
+            else:
+                scores = ew.add(scores, ew.cast(m, scores.dtype))
+        return scores
+
+
+def _product(a: Node, b: Node) -> Node:
+    """[.., heads, L, K] times [.., shared, K, N]: heads of one group are rows of one product."""
+    groups = _groups(a.shape, b.shape)
+    if groups == 1:
+        return matmul(a, b)
+    heads, rows = a.shape[-3], a.shape[-2]
+    folded = reshape(a, a.shape[:-3] + (b.shape[-3], groups * rows, a.shape[-1]))
+    out = matmul(folded, b)
+    return reshape(out, out.shape[:-3] + (heads, rows, b.shape[-1]))
+
+
+def _weights(scores: Node) -> tuple[Node, Node, Node]:
+    """exp(scores - top), its sum per row, top; rows without anything to see have sum 0, top 0."""
+    axis = (scores.rank - 1,)
+    top = amax(scores, axis, True)
+    top = ew.where(ew.eq(top, NOTHING), 0.0, top)
+    e = ew.exp(ew.sub(scores, top))
+    return e, sum(e, axis, True), top
+
+
+def _shared(x: Node, heads: Dim, groups: int) -> Node:
+    """[.., heads, L, N] with the query heads of one group as rows beside each other."""
+    if groups == 1:
+        return x
+    shared = D.floordiv(heads, groups)
+    return reshape(x, x.shape[:-3] + (shared, groups * x.shape[-2], x.shape[-1]))
+
+
+def _wide(*xs: Node) -> list[Node]:
+    return [ew.cast(x, x.dtype.accumulator) for x in xs]
+
+
+def _numpy_weights(
+    op: _Attention, q: np.ndarray, k: np.ndarray, mask: tuple[np.ndarray, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(softmax, log of its denominator), row by row as the definition in words says."""
+    scores = np.einsum("...ld,...sd->...ls", q, _repeated(k, q)) * op.scale
+    visible = np.ones(scores.shape, bool)
+    if op.causal:
+        visible &= np.tri(q.shape[-2], k.shape[-2], dtype=bool)
+    for m in mask:
+        if m.dtype == bool:
+            visible &= m
+        else:
+            scores = scores + m
+    scores = np.where(visible, scores, -np.inf)
+    top = np.max(scores, -1, keepdims=True, initial=-np.inf)
+    top = np.where(np.isfinite(top), top, 0)
+    e = np.exp(scores - top)
+    total = e.sum(-1, keepdims=True)
+    return np.where(total > 0, e / np.where(total > 0, total, 1), 0), (np.log(total) + top)[..., 0]
+
+
+def _repeated(k: np.ndarray, q: np.ndarray) -> np.ndarray:
+    if q.ndim < 3 or k.shape[-3] in (1, q.shape[-3]):
+        return k
+    return np.repeat(k, q.shape[-3] // k.shape[-3], axis=-3)
+
+
+def _sample_args() -> Iterator[tuple[bool, tuple[np.ndarray, ...]]]:
+    def qkv(*shape: int, keys: tuple[int, ...] = ()) -> tuple[np.ndarray, ...]:
+        keys = keys or shape
+        return S.normal(*shape), S.normal(*keys, seed=1), S.normal(*keys, seed=2)
+
+    yield False, qkv(2, 3, 5, 4)
+    yield True, qkv(2, 2, 5, 4)
+    yield True, qkv(1, 2, 3, 4, keys=(1, 2, 7, 4))
+    yield False, qkv(2, 4, 3, 4, keys=(2, 2, 5, 4))
+    yield True, qkv(1, 6, 3, 4, keys=(1, 2, 3, 4))
+    yield False, qkv(5, 4)
+    hidden = S.booleans(5, 5)
+    hidden[1] = False
+    yield False, (*qkv(2, 3, 5, 4), hidden)
+    yield False, (*qkv(2, 3, 5, 4), S.normal(2, 1, 5, 5, seed=3))
+    yield False, (*qkv(2, 4, 3, 4, keys=(2, 2, 3, 4)), S.booleans(2, 4, 3, 3))
+    yield False, (*qkv(2, 3, 4), np.where(S.booleans(3, 3), 0, -np.inf).astype(np.float32))
+    yield False, qkv(2, 2, 0, 4)
+
+
+@operator
+class Attention(_Attention):
+    """softmax(q kᵀ · scale + mask) v"""
+
+    def infer(self, q: TensorType, k: TensorType, v: TensorType, *mask: TensorType) -> TensorType:
+        self._check(q, k, v, *mask)
+        return TensorType(q.dtype, self._out(q, k, v))
+
+    def compose(self, q: Node, k: Node, v: Node, *mask: Node) -> Node:
+        wide_q, wide_k, wide_v = _wide(q, k, v)
+        e, total, _ = _weights(self._scores(wide_q, wide_k, mask))
+        # Dividing what was seen, not the weights: one division per row and width.
+        seen = _product(e, wide_v)
+        safe = ew.where(ew.eq(total, 0.0), 1.0, total)
+        return ew.cast(ew.div(seen, safe), q.dtype)
+
+    def reference(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *mask: np.ndarray
+    ) -> np.ndarray:
+        return _numpy_weights(self, q, k, mask)[0] @ _repeated(v, q)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for causal, args in _sample_args():
+            yield S.case(cls(causal, 0.5), *args)
+        for dtype in (f64, f16, bf16):
+            args = (
+                S.normal(1, 2, 6, 8),
+                S.normal(1, 2, 6, 8, seed=1),
+                S.normal(1, 2, 6, 8, seed=2),
+            )
+            yield S.case(cls(True, 8**-0.5), *args, dtype=dtype)
+
+
+@operator
+class AttentionForward(_Attention):
+    """attention -> (out, log of each row's denominator), which its gradient needs."""
+
+    def infer(self, q: TensorType, k: TensorType, v: TensorType, *mask: TensorType) -> TupleType:
+        self._check(q, k, v, *mask)
+        shape = self._out(q, k, v)
+        return TupleType((TensorType(q.dtype, shape), TensorType(q.dtype.accumulator, shape[:-1])))
+
+    def compose(self, q: Node, k: Node, v: Node, *mask: Node) -> tuple[Node, Node]:
+        wide_q, wide_k, wide_v = _wide(q, k, v)
+        e, total, top = _weights(self._scores(wide_q, wide_k, mask))
+        safe = ew.where(ew.eq(total, 0.0), 1.0, total)
+        out = ew.cast(ew.div(_product(e, wide_v), safe), q.dtype)
+        return out, reshape(ew.add(ew.log(total), top), out.shape[:-1])
+
+    def reference(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *mask: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        weights, log_total = _numpy_weights(self, q, k, mask)
+        return weights @ _repeated(v, q), log_total
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for causal, args in _sample_args():
+            yield S.case(cls(causal, 0.5), *args)
+        yield S.case(cls(True, 0.3), *(S.normal(2, 5, 4, seed=k) for k in range(3)), dtype=bf16)
+
+
+@operator
+class AttentionBackward(_Attention):
+    """Gradients of q, k and v from (grad, q, k, v, out, log denominator[, mask])."""
+
+    linear: ClassVar[tuple[int, ...]] = ()
+
+    def infer(
+        self,
+        grad: TensorType,
+        q: TensorType,
+        k: TensorType,
+        v: TensorType,
+        out: TensorType,
+        log_total: TensorType,
+        *mask: TensorType,
+    ) -> TupleType:
+        self._check(q, k, v, *mask)
+        for what, t in (("gradient", grad), ("output", out)):
+            if t.shape != self._out(q, k, v):
+                raise Invalid(f"{self.name}: the {what} {t!r} has not the shape of the result")
+        if q.rank != k.rank or q.shape[:-3] != k.shape[:-3] or k.shape[:-2] != v.shape[:-2]:
+            raise Invalid(f"{self.name}: {q!r}, {k!r} and {v!r} should have equal batch dims")
+        return TupleType((q, k, v))
+
+    def compose(
+        self, grad: Node, q: Node, k: Node, v: Node, out: Node, log_total: Node, *mask: Node
+    ) -> tuple[Node, Node, Node]:
+        g, wide_q, wide_k, wide_v, o, total = _wide(grad, q, k, v, out, log_total)
+        groups = _groups(q.shape, k.shape)
+        heads = q.shape[-3] if q.rank > 2 else 1
+        scores = self._scores(wide_q, wide_k, mask)
+        # A row that sees nothing has -inf here; its scores are -inf too and must give 0, not NaN.
+        total = reshape(ew.where(ew.eq(total, NOTHING), 0.0, total), total.shape + (1,))
+        p = ew.exp(ew.sub(scores, total))
+        inner = sum(ew.mul(g, o), (g.rank - 1,), True)
+        dp = _product(g, transpose(wide_v, -2, -1))
+        ds = ew.mul(ew.mul(p, ew.sub(dp, inner)), self.scale)
+        dq = _product(ds, wide_k)
+        rows = [_shared(x, heads, groups) for x in (ds, wide_q, p, g)]
+        dk = matmul(transpose(rows[0], -2, -1), rows[1])
+        dv = matmul(transpose(rows[2], -2, -1), rows[3])
+        return ew.cast(dq, q.dtype), ew.cast(dk, k.dtype), ew.cast(dv, v.dtype)
+
+    def reference(
+        self,
+        grad: np.ndarray,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        out: np.ndarray,
+        log_total: np.ndarray,
+        *mask: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        p, _ = _numpy_weights(self, q, k, mask)
+        dp = grad @ np.swapaxes(_repeated(v, q), -1, -2)
+        ds = p * (dp - (grad * out).sum(-1, keepdims=True)) * self.scale
+        dk, dv = np.swapaxes(ds, -1, -2) @ q, np.swapaxes(p, -1, -2) @ grad
+        if q.ndim > 2 and k.shape[-3] != q.shape[-3]:
+            split = (*k.shape[:-3], k.shape[-3], -1)
+            dk = dk.reshape(*split, *dk.shape[-2:]).sum(-3)
+            dv = dv.reshape(*split, *dv.shape[-2:]).sum(-3)
+        return ds @ _repeated(k, q), dk, dv
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for causal, (q, k, v, *mask) in _sample_args():
+            if 0 in q.shape:
+                continue
+            forward = AttentionForward(causal, 0.5)
+            with np.errstate(divide="ignore"):
+                out, log_total = (a.astype(np.float32) for a in forward.reference(q, k, v, *mask))
+            grad = S.normal(*out.shape, seed=9)
+            yield S.case(cls(causal, 0.5), grad, q, k, v, out, log_total, *mask)
+
+
+def _default(q: Node, scale: float | None) -> float:
+    if scale is not None:
+        return float(scale)
+    width = q.shape[-1]
+    if not isinstance(width, int):
+        raise Invalid("attention: the width of the heads is symbolic", hint="give the scale")
+    return 1 / math.sqrt(width) if width else 1.0
+
+
+def attention(
+    q: Node,
+    k: Node,
+    v: Node,
+    mask: Node | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Node:
+    """The scale is 1 / sqrt(width) where none is given."""
+    given = () if mask is None else (mask,)
+    return node(Attention(causal, _default(q, scale)), q, k, v, *given)
+
+
+def attention_forward(
+    q: Node,
+    k: Node,
+    v: Node,
+    mask: Node | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Node:
+    """(out, log of each row's denominator)"""
+    given = () if mask is None else (mask,)
+    return node(AttentionForward(causal, _default(q, scale)), q, k, v, *given)
+
+
+def attention_backward(
+    grad: Node,
+    q: Node,
+    k: Node,
+    v: Node,
+    out: Node,
+    log_total: Node,
+    mask: Node | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Node:
+    """(dq, dk, dv)"""
+    given = () if mask is None else (mask,)
+    op = AttentionBackward(causal, _default(q, scale))
+    return node(op, grad, q, k, v, out, log_total, *given)
