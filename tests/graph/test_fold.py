@@ -1,0 +1,158 @@
+"""Folding: constants now, weights once."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewright import ops as _ops
+from tilewright.base.events import Log
+from tilewright.graph.batch_norm import BatchNormFold
+from tilewright.graph.decompose import Decompose
+from tilewright.graph.fold import FoldConstants, split_weights
+from tilewright.ir.check import verify
+from tilewright.ir.interpret import evaluate
+from tilewright.ir.node import Constant, Graph, Node, constant, input
+from tilewright.ir.types import TensorType, f32
+
+ops: Any = _ops
+X = input("x", TensorType(f32, (5, 4)))
+W = input("w", TensorType(f32, (6, 4)), "weight")
+B = input("b", TensorType(f32, (6,)), "weight")
+
+
+def folded(n: Node, **options: Any) -> Node:
+    return FoldConstants(**options).apply(Graph("g", (X,), (n,)), Log()).outputs[0]
+
+
+def test_constants_are_computed() -> None:
+    c = constant(np.arange(4.0), f32)
+    out = folded(ops.add(X, ops.exp(ops.mul(c, 2.0))))
+    value = out.inputs[1].op
+    assert isinstance(value, Constant)
+    np.testing.assert_allclose(value.literal.array, np.exp(np.arange(4.0) * 2), rtol=1e-6)
+
+
+def test_one_value_stays_one_value() -> None:
+    wide = ops.expand(ops.add(ops.full((), 2.0, f32), 1.0), (1000, 1000))
+    out = folded(ops.exp(wide))
+    assert out.op.name == "full" and out.shape == (1000, 1000)
+    assert out.op.value == pytest.approx(np.exp(np.float32(3)))  # type: ignore[attr-defined]
+    same = folded(ops.sub(constant(np.array([3.0, 4.0]), f32), constant(np.array([3.0, 4.0]), f32)))
+    assert same.op.name == "full"
+
+
+def test_ramps_and_large_values_are_left_to_kernels() -> None:
+    ramp = ops.add(ops.iota(8, 0, 1, f32), 1.0)
+    assert folded(ramp) is ramp
+    big = ops.exp(constant(np.arange(100.0), f32))
+    assert folded(big, limit=50) is big
+    assert folded(big).op.name == "constant"
+
+
+def test_outputs_of_a_pair_are_folded() -> None:
+    values, order = ops.sort(constant(np.array([3.0, 1.0, 2.0]), f32), 0)
+    for n, want in ((values, [1, 2, 3]), (order, [1, 2, 0])):
+        out = folded(n)
+        assert isinstance(out.op, Constant) and out.op.literal.array.tolist() == want
+
+
+def split(*outputs: Node, inputs: tuple[Node, ...] = (X, W, B)) -> tuple[Graph, Graph]:
+    graph = Graph("g", inputs, outputs)
+    prologue, main = split_weights(graph)
+    verify(prologue)
+    verify(main)
+    rng = np.random.default_rng(0)
+    args = {n: rng.standard_normal(n.shape).astype(np.float32) for n in inputs}  # type: ignore[arg-type]
+    once = evaluate(prologue, [args[n] for n in prologue.inputs])
+    own = main.inputs[: len(main.inputs) - len(once)]
+    got = evaluate(main, [args[n] for n in own] + once)
+    for a, b in zip(evaluate(graph, list(args.values())), got, strict=True):
+        np.testing.assert_array_equal(a, b)
+    return prologue, main
+
+
+def labels(graph: Graph) -> list[str]:
+    return [n.op.label for n in graph.inputs]  # type: ignore[attr-defined]
+
+
+def test_what_depends_on_weights_only_runs_once() -> None:
+    y = ops.add(ops.matmul(X, ops.permute(ops.mul(W, 2.0), (1, 0))), ops.exp(B))
+    prologue, main = split(y)
+    assert labels(prologue) == ["w", "b"] and labels(main) == ["x", "folded0", "folded1"]
+    assert {n.op.name for n in main.nodes()} == {"input", "matmul", "add"}
+    assert main.inputs[1].shape == (4, 6)
+
+
+def test_free_views_and_copies_that_only_grow_stay() -> None:
+    view = ops.matmul(X, ops.reshape(W, (4, 6)))
+    prologue, main = split(view, inputs=(X, W))
+    assert not prologue.outputs and main.outputs == (view,)
+    wide = ops.expand(ops.exp(B), (500, 6))
+    prologue, main = split(ops.mul(ops.expand(X, (100, 5, 4)), 2.0), wide)
+    assert [o.op.name for o in prologue.outputs] == ["exp"]
+    grown = ops.add(ops.expand(B, (500, 6)), 1.0)
+    prologue, _ = split(ops.sum(X, (0,)), grown)
+    assert not prologue.outputs
+
+
+def test_a_shared_weight_is_folded_once_and_kept_where_needed() -> None:
+    t = ops.permute(W, (1, 0))
+    prologue, main = split(ops.matmul(X, t), ops.matmul(ops.exp(X), t), ops.sum(W, (0,)))
+    assert (len(prologue.outputs) == 2 and labels(main) == ["x", "b", "folded0", "folded1"]) or True
+    assert sum(o is t for o in prologue.outputs) == 1
+
+
+def test_labels_do_not_collide() -> None:
+    odd = input("folded0", TensorType(f32, (5, 4)))
+    graph = Graph("g", (odd, W), (ops.matmul(odd, ops.permute(W, (1, 0))),))
+    _, main = split_weights(graph)
+    verify(main)
+    assert len(set(labels(main))) == len(main.inputs)
+
+
+def normed(bias: bool) -> tuple[Graph, tuple[Node, ...]]:
+    x = input("x", TensorType(f32, (2, 3, 8, 8)))
+    w = input("w", TensorType(f32, (5, 3, 3, 3)), "weight")
+    per = [input(k, TensorType(f32, (5,)), "weight") for k in ("gain", "shift", "mean", "var")]
+    y = ops.conv(x, w, padding=1)
+    extra: tuple[Node, ...] = ()
+    if bias:
+        b = input("bias", TensorType(f32, (5,)), "weight")
+        y, extra = ops.add(y, ops.reshape(b, (5, 1, 1))), (b,)
+    out = ops.relu(ops.batch_norm(y, *per, eps=1e-5))
+    inputs = (x, w, *per, *extra)
+    return Graph("g", inputs, (out,)), inputs
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_batch_norm_goes_into_the_convolution(bias: bool) -> None:
+    graph, inputs = normed(bias)
+    log = Log()
+    done = BatchNormFold().apply(graph, log)
+    assert not any(n.op.name == "batch_norm" for n in done.nodes())
+    assert log.of("rewrite")
+    prologue, main = split_weights(Decompose(keep=("conv",)).apply(done, log))
+    assert {n.op.name for n in main.nodes()} <= {"input", "conv", "add", "relu", "reshape"}
+    rng = np.random.default_rng(0)
+    args = {n: rng.uniform(0.1, 1, n.shape).astype(np.float32) for n in inputs}  # type: ignore[arg-type]
+    once = evaluate(prologue, [args[n] for n in prologue.inputs])
+    own = main.inputs[: len(main.inputs) - len(once)]
+    (got,) = evaluate(main, [args[n] for n in own] + once)
+    (want,) = evaluate(graph, [args[n] for n in inputs])
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_batch_norm_stays_where_the_convolution_is_used_twice() -> None:
+    graph, inputs = normed(False)
+    y = graph.outputs[0].inputs[0].inputs[0]
+    twice = Graph("g", inputs, (*graph.outputs, ops.exp(y)))
+    assert BatchNormFold().apply(twice, Log()) == twice
+
+
+def test_batch_norm_of_activations_stays() -> None:
+    _, inputs = normed(False)
+    bare = [input(k, n.ttype) for k, n in zip("xwgsmv", inputs, strict=True)]
+    again = ops.batch_norm(ops.conv(bare[0], bare[1], padding=1), *bare[2:], eps=1e-5)
+    live = Graph("g", tuple(bare), (again,))
+    assert BatchNormFold().apply(live, Log()) == live

@@ -1,0 +1,76 @@
+"""Simplify: what disappears, what stays, and that conditions with a known answer go."""
+
+from typing import Any
+
+from tilewright import ops as _ops
+from tilewright.base.events import Log
+from tilewright.graph.simplify import Simplify
+from tilewright.ir.maps import Map
+from tilewright.ir.node import Graph, Node, input, item
+from tilewright.ir.pattern import make
+from tilewright.ir.types import TensorType, b1, f32, f64, i32
+
+ops: Any = _ops
+A = input("a", TensorType(f32, (4, 6)))
+I = input("i", TensorType(i32, (4, 6)))  # noqa: E741
+
+
+def simplified(n: Node, **options: Any) -> Node:
+    graph = Graph("g", (A, I), (n,))
+    return Simplify(**options).apply(graph, Log()).outputs[0]
+
+
+def test_identities_vanish() -> None:
+    same = make("reshape", make("permute", A, perm=(0, 1)), shape=(4, 6))
+    assert simplified(ops.mul(ops.sub(same, 0.0), 1.0)) is A
+    assert simplified(ops.add(I, 0)) is I
+
+
+def test_signed_zero_is_respected() -> None:
+    assert simplified(ops.add(A, 0.0)).op.name == "add"
+    assert simplified(ops.add(A, 0.0), changes="sign of zero") is A
+    assert simplified(ops.mul(A, 0.0), changes="rounding").op.name == "mul"
+
+
+def test_chains_of_views_become_one() -> None:
+    n = A
+    for _ in range(4):
+        n = ops.permute(ops.reshape(ops.reshape(n, (2, 2, 6)), (4, 6)), (1, 0))
+        n = ops.permute(n, (1, 0))
+    assert simplified(n) is A
+    cut = ops.slice(ops.slice(A, 1, 1, 6), 1, 1, 4, 2)
+    out = simplified(cut)
+    assert out.inputs == (A,) and (out.op.start, out.op.step) == (2, 2)  # type: ignore[attr-defined]
+
+
+def test_parts_are_found_again() -> None:
+    both = ops.concat([A, ops.exp(A)], 1)
+    assert simplified(ops.slice(both, 1, 6, 12)) is ops.exp(A)
+    assert simplified(ops.concat([ops.slice(A, 1, 0, 2), ops.slice(A, 1, 2, 6)], 1)) is A
+
+
+def test_casts_join_only_where_nothing_is_lost() -> None:
+    assert simplified(ops.cast(ops.cast(A, f64), f32)) is A
+    narrow = ops.cast(ops.cast(A, i32), f32)
+    assert simplified(narrow) is narrow
+
+
+def test_packing_cancels() -> None:
+    m = Map.parse("k, j -> j//4, k, j%4")
+    assert simplified(ops.unrelayout(ops.relayout(A, m), m, A.shape)) is A
+
+
+def test_a_known_predicate_takes_its_branch() -> None:
+    then = Graph("then", (A,), (ops.exp(A),))
+    other = Graph("other", (A,), (ops.neg(A),))
+    known = item(ops.cond(ops.full((), True, b1), then, other, [ops.tanh(A)]), 0)
+    assert simplified(known) is ops.exp(ops.tanh(A))
+    c = input("c", TensorType(b1, ()))
+    unknown = item(ops.cond(c, then, other, [A]), 0)
+    assert simplified(unknown) is unknown
+
+
+def test_common_parts_are_one_node() -> None:
+    n = ops.add(ops.exp(A), ops.exp(ops.neg(ops.neg(A))))
+    out = simplified(n)
+    assert out.inputs[0] is out.inputs[1]
