@@ -131,7 +131,7 @@ class _Builder:
         self.first_constant = 0
 
     def program(self, graph: Graph, given: int, order: Sequence[Node] = ()) -> Program:
-        """`given` inputs come from the caller; after them constants, then what the prologue folds."""
+        """`given` inputs come from the caller; then constants, then what the prologue folds."""
         own = list(order or graph.inputs)
         own = own[:given]
         folded = [n for n in graph.inputs if n not in own]
