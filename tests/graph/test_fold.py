@@ -12,7 +12,7 @@ from tilewright.graph.decompose import Decompose
 from tilewright.graph.fold import FoldConstants, split_weights
 from tilewright.ir.check import verify
 from tilewright.ir.interpret import evaluate
-from tilewright.ir.node import Constant, Graph, Node, constant, input
+from tilewright.ir.node import Constant, Graph, Node, constant, input, item
 from tilewright.ir.types import TensorType, f32
 
 ops: Any = _ops
@@ -51,9 +51,9 @@ def test_ramps_and_large_values_are_left_to_kernels() -> None:
 
 
 def test_outputs_of_a_pair_are_folded() -> None:
-    values, order = ops.sort(constant(np.array([3.0, 1.0, 2.0]), f32), 0)
-    for n, want in ((values, [1, 2, 3]), (order, [1, 2, 0])):
-        out = folded(n)
+    both = ops.sort(constant(np.array([3.0, 1.0, 2.0]), f32), 0)
+    for k, want in enumerate(([1, 2, 3], [1, 2, 0])):
+        out = folded(item(both, k))
         assert isinstance(out.op, Constant) and out.op.literal.array.tolist() == want
 
 

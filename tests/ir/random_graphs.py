@@ -29,7 +29,7 @@ from tests.ir.judge import (
 )
 from tilewright import ops as _ops
 from tilewright.base.errors import Invalid
-from tilewright.ir.node import Graph, Node, constant, input
+from tilewright.ir.node import Graph, Node, constant, input, item
 from tilewright.ir.types import DTYPES, DType, TensorType, as_dtype, b1, i64
 
 ops: Any = _ops  # builders are found at import, which a type checker cannot follow
@@ -321,9 +321,9 @@ def ordering(g: Generator) -> Node | None:
     x = g.ranked()
     if x is None:
         return None
-    values, order = ops.sort(x, g.axis(x), descending=g.rng.random() < 0.5)
-    g.add(order, 40, True)
-    return g.add(values, g.bound(x), True)
+    both = ops.sort(x, g.axis(x), descending=g.rng.random() < 0.5)
+    g.add(item(both, 1), 40, True)
+    return g.add(item(both, 0), g.bound(x), True)
 
 
 def reshaped(g: Generator) -> Node | None:

@@ -49,7 +49,7 @@ def test_types_are_inferred_again() -> None:
 
 
 def test_items_exist_and_tuples_are_taken_apart() -> None:
-    pair = ops.sort(A, 1)[0].inputs[0]
+    pair = ops.sort(A, 1)
     wrong = Node(Item(7), (pair,), TensorType(f32, (4, 3)))
     fails(Graph("g", (A,), (wrong,)), "items-in-range", "item 7 of")
     fails(Graph("g", (A,), (pair,)), "operands-first", "several outputs")
