@@ -275,12 +275,12 @@ def fn(name: str, *xs: Scalarish) -> Value:
         raise TypeError(f"{name} takes {spec.arity} arguments, not {len(xs)}")
     typed = [x for x in xs[1 if name == "select" else 0 :] if isinstance(x, Value)]
     default = typed[0].dtype if typed else (i64 if any(isinstance(x, Int) for x in xs) else f32)
-    args = tuple(
-        value(x, b1 if name == "select" and k == 0 else default) for k, x in enumerate(xs)
-    )
+    args = tuple(value(x, b1 if name == "select" and k == 0 else default) for k, x in enumerate(xs))
     rest = args[1:] if name == "select" else args
     if any(a.dtype is not rest[0].dtype for a in rest):
-        raise TypeError(f"{name} of {', '.join(str(a.dtype) for a in args)}: cast to one dtype first")
+        raise TypeError(
+            f"{name} of {', '.join(str(a.dtype) for a in args)}: cast to one dtype first"
+        )
     if rest[0].dtype.kind not in spec.only:
         raise TypeError(f"{name} is not defined on {rest[0].dtype}")
     return _fn(name, args, spec.type(tuple(a.dtype for a in args)))

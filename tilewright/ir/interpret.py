@@ -230,7 +230,9 @@ def _fold(combine: str, x: np.ndarray, n: int, dtype: DType) -> np.ndarray:
 
 def apply(name: str, args: Sequence[Any], dtype: DType) -> np.ndarray:
     """A scalar function on arrays, with 16-bit floats computed in float32."""
-    wide = [np.asarray(a, dtype=np.float32) if np.asarray(a).dtype == np.float16 else a for a in args]
+    wide = [
+        np.asarray(a, dtype=np.float32) if np.asarray(a).dtype == np.float16 else a for a in args
+    ]
     with np.errstate(all="ignore"):
         r = SCALARS[name].numpy(*wide)
     return as_dtype(r, dtype) if dtype in (bf16, f16) else np.asarray(r).astype(dtype.numpy)

@@ -23,7 +23,9 @@ class Op:
     elementwise: ClassVar[bool] = False  # out[i] depends on the inputs at (broadcast) i only
     commutative: ClassVar[bool] = False
     linear: ClassVar[tuple[int, ...]] = ()  # inputs in which the operator is linear, one at a time
-    view: ClassVar[bool] = False  # every output element is one input element: moves, computes nothing
+    view: ClassVar[bool] = (
+        False  # every output element is one input element: moves, computes nothing
+    )
     random: ClassVar[bool] = False
     barrier: ClassVar[bool] = False  # its result is always stored: consumers never recompute it
 
@@ -187,7 +189,9 @@ class Graph:
                 out[x].append(n)
         return out
 
-    def with_outputs(self, outputs: Iterable[Node], moved: Mapping[Node, Node] | None = None) -> Graph:
+    def with_outputs(
+        self, outputs: Iterable[Node], moved: Mapping[Node, Node] | None = None
+    ) -> Graph:
         """The same graph with new outputs; `moved` maps old nodes to what replaced them (their lines follow)."""
         places = dict(self.places)
         for old, new in (moved or {}).items():

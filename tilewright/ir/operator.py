@@ -55,7 +55,9 @@ def operator(cls: T) -> T:
     if missing:
         raise TypeError(f"operator {cls.name} lacks {', '.join(missing)}")
     if len(definitions) != 1:
-        raise TypeError(f"operator {cls.name} needs exactly one of {DEFINITIONS}, has {definitions}")
+        raise TypeError(
+            f"operator {cls.name} needs exactly one of {DEFINITIONS}, has {definitions}"
+        )
     if cls.name in OPERATORS and OPERATORS[cls.name].__qualname__ != cls.__qualname__:
         raise TypeError(f"operator {cls.name} is registered twice")
     OPERATORS[cls.name] = cls
@@ -91,7 +93,9 @@ def composition(n: Node) -> tuple[Node, ...]:
     return out
 
 
-def definition(op: Op, types: tuple[TensorType, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+def definition(
+    op: Op, types: tuple[TensorType, ...]
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """(placeholders, outputs) of an operator defined by `compute` or `program`."""
     ins = tuple(placeholder(t.shape, t.dtype, f"x{k}") for k, t in enumerate(types))
     build: Callable[..., Any] = getattr(op, "compute", None) or op.program  # type: ignore[attr-defined]

@@ -316,6 +316,8 @@ class Rule:
 
     def apply(self, n: Node, uses: Mapping[Node, int] | None = None) -> tuple[Node, Match] | None:
         """The replacement of n and how it matched, or None. The type never changes."""
+        if not self._may_match(n):
+            return None
         for m in match(self.left, n, uses):
             if self.when is not None and not self.when(m):
                 continue
@@ -328,6 +330,17 @@ class Rule:
                 raise Invalid(f"rule {self.name} turns {n!r} into {out!r}: the types differ")
             return out, m
         return None
+
+    def _may_match(self, n: Node) -> bool:
+        """A quick look at the operands' operators, which refuses most nodes."""
+        assert isinstance(self.left, Apply)
+        for k, a in enumerate(self.left.args):
+            if isinstance(a, Rest) or k >= len(n.inputs):
+                break
+            if isinstance(a, Apply) and n.inputs[k].op.name != a.op:
+                if not n.op.commutative or all(x.op.name != a.op for x in n.inputs):
+                    return False
+        return True
 
     def __repr__(self) -> str:
         right = self.right if isinstance(self.right, Pattern) else "…"

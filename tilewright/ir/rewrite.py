@@ -50,7 +50,9 @@ def rewrite(
 
 
 def map_subgraphs(op: Op, change: Callable[[Graph], Graph]) -> Op:
-    """The operator with the graphs among its attributes changed."""
+    """The operator with the graphs among its attributes changed (operators of control flow)."""
+    if not hasattr(op, "interpret"):
+        return op
     new = {
         f.name: change(x)
         for f in dataclasses.fields(op)
