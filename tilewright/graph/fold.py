@@ -156,8 +156,8 @@ def split_weights(graph: Graph, growth: int = GROWTH) -> tuple[Graph, Graph]:
         f = facts[n]
         if not f.only or not f.weights or n in f.weights or not isinstance(n.type, TensorType):
             return True
-        if n.op.name in _FREE_VIEWS:
-            return True
+        if n.op.name in _FREE_VIEWS or any(x.op.barrier for x in n.inputs):
+            return True  # behind a barrier: the packed form is what is kept, and read through
         size, made_of = n.type.size, sum(int(w.ttype.size) for w in f.weights)  # type: ignore[arg-type]
         return not isinstance(size, int) or size > growth * made_of
 
