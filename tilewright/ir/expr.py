@@ -434,7 +434,8 @@ def rewrite(
     def dim(x: Dim) -> Dim:
         if isinstance(x, int):
             return x
-        has_data = on_load is not None and any(True for _ in D.data_values(x))
+        # Through `go`, whose memo they share: data within data would else be walked once per path.
+        has_data = any(True for _ in D.data_values(x))
         return D.substitute(x, table, go if has_data else None)
 
     def go(x: Value) -> Value:
