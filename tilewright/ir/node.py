@@ -56,7 +56,7 @@ class Literal:
     __slots__ = ("array", "dtype", "_key")
 
     def __init__(self, array: np.ndarray, dtype: DType) -> None:
-        self.array = np.ascontiguousarray(array, dtype=dtype.numpy)
+        self.array = np.array(array, dtype=dtype.numpy, order="C")  # not ascontiguousarray: 0-d stays
         self.array.setflags(write=False)
         self.dtype = dtype
         self._key = (dtype.name, self.array.shape, self.array.tobytes())

@@ -132,12 +132,12 @@ def rsub(c: Context, x: Operand, y: Operand, alpha: Any = 1) -> Node:
 
 @aten("mul.Tensor", "mul.Scalar", "operator.mul")
 def mul(c: Context, x: Operand, y: Operand) -> Node:
-    return c.compute(ops.mul, x, y)
+    return c.compute(ops.mul, x, y, wide=True)
 
 
 @aten("div.Tensor", "div.Scalar", "true_divide.Tensor", "operator.truediv")
 def div(c: Context, x: Operand, y: Operand) -> Node:
-    return c.compute(ops.div, x, y, to_float=True)
+    return c.compute(ops.div, x, y, to_float=True, wide=True)
 
 
 @aten("div.Tensor_mode", "div.Scalar_mode")

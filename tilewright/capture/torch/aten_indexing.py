@@ -96,11 +96,12 @@ def _masked_put(c: Context, x: Node, mask: Node, axis: int, values: Node, accumu
     return ops.where(m, ops.add(x, values) if accumulate else values, x)
 
 
-def _scatter(c: Context, x: Node, dim: int, index: Node, src: Operand, reduce: str | None) -> Node:
-    src = c.node(src, x.dtype)
+def _scatter(
+    c: Context, x: Node, dim: int, index: Node, source: Operand, reduce: str | None
+) -> Node:
+    src = c.node(source, x.dtype)
     if x.rank == 0:
-        x1, i1 = ops.reshape(x, (1,)), ops.reshape(index, (1,))
-        s1 = ops.reshape(src, (1,))
+        x1, i1, s1 = (ops.reshape(n, (1,)) for n in (x, index, src))
         return ops.reshape(ops.scatter(x1, i1, s1, 0, reduce), ())
     if index.rank == 0:
         index = ops.reshape(index, (1,))

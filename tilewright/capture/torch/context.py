@@ -87,15 +87,16 @@ class Context:
         d = as_float(d) if to_float else d
         return [self.node(x, d) for x in xs], d
 
-    def compute(self, fn: Callable[..., Node], *xs: Operand, to_float: bool = False) -> Node:
+    def compute(
+        self, fn: Callable[..., Node], *xs: Operand, to_float: bool = False, wide: bool = False
+    ) -> Node:
         """`fn` of promoted operands.
 
-        16-bit floats with a number beside them go through float32, since eager does not round the
-        number first.
+        `wide`: eager does not round a number beside 16-bit floats first, so they meet in float32.
         """
         d = result_type(xs, self.numbers)
         d = as_float(d) if to_float else d
-        if d in (f16, bf16) and any(self._wide(x, d) for x in xs):
+        if wide and d in (f16, bf16) and any(self._wide(x, d) for x in xs):
             return cast(fn(*(self.node(x, f32) for x in xs)), d)
         return fn(*(self.node(x, d) for x in xs))
 

@@ -50,7 +50,7 @@ class Shapes:
             self._symbols[s] = lo if hi is not None and lo == hi else D.sym(str(s), lo, hi)
         return self._symbols[s]
 
-    def _convert(self, e: sympy.Expr, env: Any) -> Dim | None:
+    def _convert(self, e: Any, env: Any) -> Dim | None:
         if isinstance(e, (int, sympy.Integer)):
             return int(e)
         if isinstance(e, sympy.Symbol):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.node import map_aggregate
 
 from tilewright import ops
 from tilewright.base.errors import TilewrightError
@@ -203,8 +204,8 @@ class Translation:
         if rule is None:
             raise Untranslated("it has no native form")
         self.context.fx = n
-        args = torch.fx.node.map_aggregate(n.args, self._native)
-        kwargs = torch.fx.node.map_aggregate(n.kwargs, self._native)
+        args = map_aggregate(n.args, self._native)
+        kwargs = map_aggregate(n.kwargs, self._native)
         out = rule(self.context, *args, **kwargs)  # type: ignore[misc]
         out = tuple(out) if isinstance(out, list) else out
         self._check(n, out)
@@ -278,10 +279,8 @@ class Translation:
     def _mutate(self, n: torch.fx.Node) -> Any:
         target, source = n.args[0], n.args[1]
         assert isinstance(target, torch.fx.Node)
-        old, new = (
-            self.env[target],
-            self.env[source] if isinstance(source, torch.fx.Node) else source,
-        )
+        old = self.env[target]
+        new: Any = self.env[source] if isinstance(source, torch.fx.Node) else source
         if not isinstance(old, Node) or isinstance(new, Opaque):
             return self._host(n, "it changes a tensor that has no native form")
         fresh = self.context.node(new, old.dtype)
@@ -337,8 +336,8 @@ class Translation:
                 return tuple(host_value(e) for e in v)
             return SymbolicInt(v) if isinstance(v, Int) else v
 
-        args = tuple(torch.fx.node.map_aggregate(n.args, argument))  # type: ignore[arg-type]
-        kwargs = dict(torch.fx.node.map_aggregate(n.kwargs, argument))  # type: ignore[arg-type]
+        args = tuple(map_aggregate(n.args, argument))  # type: ignore[arg-type]
+        kwargs = dict(map_aggregate(n.kwargs, argument))  # type: ignore[arg-type]
         vals = n.meta.get("val")
         single = not isinstance(vals, (tuple, list))
         results: list[str | SymbolicInt | None] = []

@@ -1,0 +1,363 @@
+"""Every family of ATen operators, through definitions, against eager."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.capture.running import check
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    if dtype is torch.bool:
+        return torch.rand(shape) > 0.5
+    if dtype.is_floating_point:
+        return torch.randn(shape, dtype=torch.float64).to(dtype)
+    return torch.randint(0 if dtype is torch.uint8 else -9, 10, shape, dtype=dtype)
+
+
+UNARY = [
+    "exp exp2 expm1 sin cos tan atan sinh cosh tanh asinh erf erfc sigmoid reciprocal neg abs sign",
+    "floor ceil trunc round square isnan isinf isfinite logical_not sgn relu positive frac deg2rad",
+]
+
+
+@pytest.mark.parametrize("name", " ".join(UNARY).split())
+def test_unary(name: str) -> None:
+    check(getattr(torch, name), numbers(3, 5))
+
+
+@pytest.mark.parametrize("name", "log log2 log10 log1p sqrt rsqrt lgamma digamma acosh".split())
+def test_unary_positive(name: str) -> None:
+    check(getattr(torch, name), numbers(4, 3).abs() + 1.1)
+
+
+@pytest.mark.parametrize("name", "asin acos atanh erfinv".split())
+def test_unary_on_the_unit_interval(name: str) -> None:
+    check(getattr(torch, name), torch.rand(7) * 1.8 - 0.9)
+
+
+@pytest.mark.parametrize("dtype", (*FLOATS, *INTEGERS, torch.bool))
+def test_arithmetic_in_every_dtype(dtype: torch.dtype) -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> Any:
+        plain = (x + y, x * y, x == y, x < y, torch.maximum(x, y), torch.where(x > y, x, y))
+        return plain if dtype is torch.bool else (*plain, x - y, -x, x.clamp(0, 3), x.sum(0))
+
+    check(program, numbers(3, 4, dtype=dtype), numbers(4, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", (*FLOATS, *INTEGERS, torch.bool))
+def test_numbers_beside_tensors(dtype: torch.dtype) -> None:
+    def program(x: torch.Tensor) -> Any:
+        return x + 1, x * 2.5, x / 3, 1.1 + x, x > 0.3, x == 1, x.float() ** 2
+
+    check(program, numbers(6, dtype=dtype))
+
+
+def test_promotion_of_mixed_dtypes() -> None:
+    def program(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> Any:
+        return a + b, a * c, b / c, a + d, b == a, torch.where(c > 0, a, b), torch.cat([b, c])
+
+    check(
+        program,
+        numbers(5),
+        numbers(5, dtype=torch.int32),
+        numbers(5, dtype=torch.uint8),
+        torch.tensor(2.5, dtype=torch.float64),
+    )
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.int32, torch.int64))
+def test_division(dtype: torch.dtype) -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return (
+            x / y,
+            torch.div(x, y, rounding_mode="floor"),
+            torch.div(x, y, rounding_mode="trunc"),
+            x % y,
+            torch.fmod(x, y),
+            x // 3,
+        )
+
+    y = numbers(40, dtype=dtype)
+    check(program, numbers(40, dtype=dtype), torch.where(y == 0, torch.ones_like(y), y))
+
+
+def test_powers() -> None:
+    def program(x: torch.Tensor, n: torch.Tensor) -> Any:
+        return x**2, x**3, x**0.5, x**-1, x**-0.5, x**2.2, x**x, 2**x, n**2, n**3, x**0
+
+    check(program, torch.rand(9) + 0.2, numbers(9, dtype=torch.int64), tolerance=1e-5)
+
+
+def test_bits() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return x & y, x | y, x ^ y, ~x, x << 2, x >> 1
+
+    check(program, numbers(8, dtype=torch.int32), numbers(8, dtype=torch.int32))
+
+
+VIEWS: dict[str, Callable] = {
+    "reshape": lambda x: x.reshape(4, 6),
+    "permute": lambda x: x.permute(2, 0, 1),
+    "transpose": lambda x: x.transpose(0, 2),
+    "squeeze": lambda x: x.unsqueeze(1).squeeze(1),
+    "expand": lambda x: x[:1].expand(5, 3, 4),
+    "slice": lambda x: x[:, 1:, ::2],
+    "negative slice": lambda x: x[-1:, :-1],
+    "select": lambda x: x[1, :, -1],
+    "flip": lambda x: x.flip(0, 2),
+    "roll": lambda x: x.roll((1, -2), (0, 2)),
+    "roll flat": lambda x: x.roll(5),
+    "repeat": lambda x: x.repeat(2, 1, 3),
+    "split": lambda x: x.split([1, 2], 1),
+    "chunk": lambda x: x.chunk(2, 2),
+    "unbind": lambda x: x.unbind(1),
+    "cat": lambda x: torch.cat([x, x * 2], 1),
+    "stack": lambda x: torch.stack([x, -x], -1),
+    "pad": lambda x: F.pad(x, (1, 2, 0, 1), value=3.0),
+    "crop": lambda x: F.pad(x, (-1, 0)),
+    "reflect": lambda x: F.pad(x, (1, 2), mode="reflect"),
+    "diagonal": lambda x: x.diagonal(1, 1, 2),
+    "unfold": lambda x: x.unfold(2, 2, 1),
+    "as_strided": lambda x: x.as_strided((2, 3), (1, 4), 2),
+    "tril": lambda x: x.tril(1),
+    "triu": lambda x: x.triu(-1),
+    "movedim": lambda x: x.movedim(0, 2),
+    "tile": lambda x: x.tile(2, 2),
+    "rot90": lambda x: x.rot90(1, (1, 2)),
+    "pixel shuffle": lambda x: F.pixel_shuffle(x.repeat(2, 1, 1)[None], 2),
+    "meshgrid": lambda x: torch.meshgrid(x[0, 0], x[0, :, 0], indexing="ij"),
+    "kron": lambda x: torch.kron(x[0], x[1]),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views(name: str) -> None:
+    check(VIEWS[name], numbers(2, 3, 4))
+
+
+def test_scatters_into_slices() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> Any:
+        a = x.slice_scatter(y[:, :2], 1, 1, 3)
+        b = x.select_scatter(y[0], 0, -1)
+        c = x.diagonal_scatter(y[0, :3], 1)
+        d = x.as_strided_scatter(y[0, :2], (2,), (3,), 1)
+        return a, b, c, d
+
+    check(program, numbers(3, 4), numbers(3, 4))
+
+
+CREATION: dict[str, Callable] = {
+    "full": lambda x: torch.full((2, 3), 1.5),
+    "like": lambda x: (torch.zeros_like(x), torch.ones_like(x), torch.full_like(x, 7)),
+    "arange": lambda x: (torch.arange(5), torch.arange(1, 9, 3), torch.arange(0, 1, 0.3)),
+    "linspace": lambda x: torch.linspace(-1, 1, 7),
+    "eye": lambda x: torch.eye(3, 4) + 0 * x.sum(),
+    "literal": lambda x: torch.tensor([1.0, 2.0, 4.0]) * x[0, :3],
+    "tril_indices": lambda x: torch.tril_indices(3, 3) + 0,
+}
+
+
+@pytest.mark.parametrize("name", CREATION)
+def test_creation(name: str) -> None:
+    check(CREATION[name], numbers(3, 4))
+
+
+REDUCTIONS: dict[str, Callable] = {
+    "sum": lambda x: (x.sum(), x.sum(1), x.sum((0, 2), keepdim=True)),
+    "mean": lambda x: (x.mean(), x.mean(-1, keepdim=True)),
+    "prod": lambda x: (x.prod(), x.prod(1)),
+    "extremes": lambda x: (x.amax((0, 1)), x.amin(), x.max(), x.min(2), x.max(1, keepdim=True)),
+    "arguments": lambda x: (x.argmax(), x.argmin(1), x.argmax(2, keepdim=True)),
+    "truth": lambda x: ((x > 0).any(), (x > 0).all(1), (x > -9).all(), x.any(2)),
+    "variance": lambda x: (x.var(), x.std(1), torch.var_mean(x, 2, correction=0)),
+    "norms": lambda x: (x.norm(), x.norm(1, 2), torch.linalg.vector_norm(x, float("inf"), 1)),
+    "logsumexp": lambda x: x.logsumexp((1, 2)),
+    "cumulative": lambda x: (x.cumsum(1), x.cumprod(2), x.logcumsumexp(0), x.cummax(2)),
+    "sort": lambda x: (x.sort(1), x.sort(2, descending=True), x.argsort(0)),
+    "topk": lambda x: x.topk(2, -1),
+    "kth": lambda x: x.kthvalue(2, 1),
+    "median": lambda x: (x.median(), x.median(1), x.nanmedian(2)),
+    "count": lambda x: (x > 0).count_nonzero(1),
+    "aminmax": lambda x: torch.aminmax(x, dim=1),
+    "histc": lambda x: x.histc(5, -1, 1),
+    "cdist": lambda x: torch.cdist(x, x + 1),
+}
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions(name: str) -> None:
+    check(REDUCTIONS[name], numbers(3, 4, 5), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("dtype", (torch.int32, torch.uint8, torch.bool, torch.bfloat16))
+def test_sums_in_other_dtypes(dtype: torch.dtype) -> None:
+    check(lambda x: (x.sum(), x.sum(1), x.cumsum(0)), numbers(4, 6, dtype=dtype))
+
+
+INDEXING: dict[str, Callable] = {
+    "gather": lambda x, i: x.gather(1, i),
+    "index_select": lambda x, i: x.index_select(1, i[0]),
+    "advanced": lambda x, i: (x[i[:, 0]], x[:, i], x[i[:, 0], i[:, 1]], x[i[:3, :1], :, None]),
+    "negative": lambda x, i: x[-i[0] - 1],
+    "embedding": lambda x, i: F.embedding(i, x),
+    "take": lambda x, i: x.take(i),
+    "scatter": lambda x, i: x.scatter(1, i, x * 2),
+    "scatter value": lambda x, i: x.scatter(1, i, 7.0),
+    "scatter add": lambda x, i: x.scatter_add(0, i, x),
+    "scatter reduce": lambda x, i: (
+        x.scatter_reduce(1, i, x + 1, "amax"),
+        x.scatter_reduce(1, i, x + 1, "mean", include_self=False),
+        x.scatter_reduce(1, i, x + 1, "prod"),
+    ),
+    "index_put": lambda x, i: x.index_put((i[:, 0],), x[:1], accumulate=True),
+    "index_add": lambda x, i: x.index_add(1, i[0], x[:, :2], alpha=2),
+    "index_copy": lambda x, i: x.index_copy(0, torch.tensor([2, 0]), x[:2] + 1),
+    "index_fill": lambda x, i: x.index_fill(0, torch.tensor([1]), 4.0),
+    "masked_fill": lambda x, i: x.masked_fill(x > 0, -1.0),
+    "masked_scatter": lambda x, i: x.masked_scatter(x > 0, x * 10),
+    "mask put": lambda x, i: x.index_put((x > 0,), torch.tensor(5.0)),
+    "one_hot": lambda x, i: F.one_hot(i, 3),
+    "searchsorted": lambda x, i: (
+        torch.searchsorted(x.sort(1)[0], x + 0.1),
+        torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0]), right=True),
+    ),
+    "put": lambda x, i: x.put(i[0], x[0, :2]),
+}
+
+
+@pytest.mark.parametrize("name", INDEXING)
+def test_indexing(name: str) -> None:
+    check(INDEXING[name], numbers(3, 3), torch.tensor([[0, 2], [1, 0], [2, 1]]))
+
+
+def test_products() -> None:
+    def program(a: torch.Tensor, b: torch.Tensor, v: torch.Tensor) -> Any:
+        return (
+            a[0] @ b[0],
+            a @ b,
+            torch.addmm(v, a[0], b[0]),
+            torch.addmm(v, a[0], b[0], beta=0.5, alpha=2),
+            a[0] @ b[0] @ v,
+            torch.einsum("bij,bjk->ik", a, b),
+            torch.outer(v, v),
+            v.dot(v),
+            torch.baddbmm(a @ b, a, b, alpha=0.3),
+        )
+
+    check(program, numbers(2, 3, 4), numbers(2, 4, 5), numbers(5), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float64, torch.int64))
+def test_products_in_other_dtypes(dtype: torch.dtype) -> None:
+    tolerance = 0.05 if dtype in (torch.float16, torch.bfloat16) else None
+    check(
+        lambda a, b: a @ b,
+        numbers(3, 4, dtype=dtype),
+        numbers(4, 2, dtype=dtype),
+        tolerance=tolerance,
+    )
+
+
+CONVOLUTIONS: dict[str, Callable] = {
+    "plain": lambda x, w, b: F.conv2d(x, w, b),
+    "strided": lambda x, w, b: F.conv2d(x, w, stride=(2, 1), padding=(1, 2)),
+    "dilated": lambda x, w, b: F.conv2d(x, w, b, dilation=2, padding=2),
+    "grouped": lambda x, w, b: F.conv2d(x, w[:, :2], b, groups=2),
+    "no batch": lambda x, w, b: F.conv2d(x[0], w, b),
+    "transposed": lambda x, w, b: F.conv_transpose2d(x, w[:4], stride=2, output_padding=1),
+    "one axis": lambda x, w, b: F.conv1d(x[:, :, 0], w[:, :, 0], b),
+    "three axes": lambda x, w, b: F.conv3d(x[:, :, None], w[:, :, None], b),
+    "max pool": lambda x, w, b: F.max_pool2d(x, 2, return_indices=True),
+    "max pool padded": lambda x, w, b: F.max_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "average pool": lambda x, w, b: (F.avg_pool2d(x, 2), F.avg_pool2d(x, 3, 2, 1)),
+    "adaptive": lambda x, w, b: (F.adaptive_avg_pool2d(x, 3), F.adaptive_max_pool2d(x, (2, 1))),
+    "nearest": lambda x, w, b: F.interpolate(x, scale_factor=2),
+    "bilinear": lambda x, w, b: F.interpolate(x, (7, 4), mode="bilinear", align_corners=True),
+    "bicubic": lambda x, w, b: F.interpolate(x, (7, 4), mode="bicubic"),
+    "unfold": lambda x, w, b: F.unfold(x, 2),
+    "grid": lambda x, w, b: F.grid_sample(
+        x, torch.linspace(-1, 1, 16).reshape(1, 2, 4, 2).expand(2, 2, 4, 2), align_corners=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolution_and_pooling(name: str) -> None:
+    x, w, b = numbers(2, 4, 6, 5), numbers(6, 4, 3, 3), numbers(6)
+    check(CONVOLUTIONS[name], x, w, b, tolerance=1e-4)
+
+
+NORMS: dict[str, Callable] = {
+    "softmax": lambda x, w: (x.softmax(-1), x.log_softmax(1), F.softmin(x, 0)),
+    "layer": lambda x, w: (F.layer_norm(x, (6,), w, w), F.layer_norm(x, (4, 6))),
+    "group": lambda x, w: F.group_norm(x, 2, w[:4], w[:4]),
+    "batch": lambda x, w: F.batch_norm(x, w[:4], w[:4].abs() + 1, w[:4], w[:4]),
+    "batch training": lambda x, w: F.batch_norm(x, None, None, training=True),
+    "instance": lambda x, w: F.instance_norm(x),
+    "rms": lambda x, w: F.rms_norm(x, (6,), w),
+    "normalize": lambda x, w: F.normalize(x, dim=1),
+    "local response": lambda x, w: F.local_response_norm(x, 3),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_normalisation(name: str) -> None:
+    check(NORMS[name], numbers(3, 4, 6), numbers(6), tolerance=1e-5)
+
+
+ACTIVATIONS = (
+    "silu gelu elu leaky_relu hardtanh relu6 selu celu mish softplus hardswish hardsigmoid"
+    " logsigmoid softshrink hardshrink tanhshrink softsign glu"
+).split()
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_activations(name: str, dtype: torch.dtype) -> None:
+    check(getattr(F, name), numbers(4, 6, dtype=dtype) * 3)
+
+
+@pytest.mark.parametrize(
+    "name", "mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy".split()
+)
+def test_losses(name: str) -> None:
+    check(getattr(F, name), torch.rand(4, 5) * 0.8 + 0.1, torch.rand(4, 5) * 0.8 + 0.1)
+
+
+def test_classification_losses() -> None:
+    def program(x: torch.Tensor, t: torch.Tensor) -> Any:
+        smooth = F.cross_entropy(x, t, label_smoothing=0.1)
+        return F.cross_entropy(x, t), smooth, F.nll_loss(x, t), F.multi_margin_loss(x, t)
+
+    check(program, numbers(4, 5), torch.tensor([1, 0, 4, 2]), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("how", ["plain", "causal", "mask", "boolean mask", "grouped", "scaled"])
+def test_attention(how: str) -> None:
+    q, k, v = numbers(2, 4, 5, 8), numbers(2, 4, 7, 8), numbers(2, 4, 7, 8)
+    options: dict[str, Any] = {
+        "plain": {},
+        "causal": {"is_causal": True},
+        "mask": {"attn_mask": numbers(5, 7)},
+        "boolean mask": {"attn_mask": torch.ones(5, 7).tril(2) > 0},
+        "grouped": {"enable_gqa": True},
+        "scaled": {"scale": 0.2},
+    }[how]
+    if how == "grouped":
+        k, v = k[:, :2], v[:, :2]
+    check(lambda *qkv: F.scaled_dot_product_attention(*qkv, **options), q, k, v, tolerance=1e-5)
+
+
+def test_cond() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda t: t.sin() + 1, lambda t: t * 2, (x,))
+
+    check(program, torch.ones(3))
+    check(program, -torch.ones(3))
