@@ -252,7 +252,9 @@ def build_group(
         raise Invalid(f"cluster {name} does not compute its output {missing[0]!r}")
     done = _inline_literals(b.stages, literals)
     order = {"in": 0, "out": 1}
-    bufs = sorted(b.buffers.values(), key=lambda x: order.get(x.scope, 2))
+    # Outputs as they were asked for, whichever of them was computed first.
+    asked = {buf: k for k, buf in enumerate(wanted.values())}
+    bufs = sorted(b.buffers.values(), key=lambda x: (order.get(x.scope, 2), asked.get(x.name, 0)))
     return Group(name, tuple(bufs), tuple(done))
 
 
