@@ -86,7 +86,7 @@ class Generator:
             a = self.data.integers(0 if dtype.kind == "u" else -9, 10, shape)
         self.inputs.append(n)
         self.args.append(as_dtype(np.asarray(a), dtype))
-        return self.add(n, 9.0, True)
+        return self.add(n, 4.0 if dtype.is_float else 9.0, True)
 
     def add(self, n: Node, bound: float, exact: bool) -> Node:
         if not n.dtype.is_float:
@@ -131,7 +131,15 @@ class Generator:
             except ValueError:
                 return False
 
-        return self.pick(fits)
+        found = self.pick(lambda o: o is not n and fits(o))
+        if found is not None and self.rng.random() < 0.7:
+            return found
+        if self.rng.random() < 0.1:
+            return n
+        shape = tuple(1 if self.rng.random() < 0.25 else int(d) for d in n.shape)  # type: ignore[arg-type]
+        if self.rng.random() < 0.2:
+            shape = shape[self.rng.randint(0, len(shape)) :]
+        return self.add_input(shape, n.dtype)
 
     # ---- one more node
 
@@ -284,6 +292,8 @@ def reduction(g: Generator) -> Node | None:
         name = g.rng.choice(("sum", "mean", "var", "logsumexp"))
         size = int(np.prod([x.shape[a] for a in axes]))  # type: ignore[arg-type]
         b = g.bound(x)
+        if name == "sum" and b * size > LARGEST:
+            x, b = ops.mul(x, 1 / size), b / size
         bound = {"sum": b * size, "mean": b, "var": 4 * b * b, "logsumexp": b + size}[name]
         if bound > LARGEST or (name == "var" and size < 2):
             return None
@@ -453,18 +463,8 @@ def another_input(g: Generator) -> Node | None:
     return g.add_input(g.shape())
 
 
-def same_shape_input(g: Generator) -> Node | None:
-    x = g.pick()
-    if x is None:
-        return None
-    shape = tuple(1 if g.rng.random() < 0.3 else int(d) for d in x.shape)  # type: ignore[arg-type]
-    return g.add_input(
-        shape[g.rng.randint(0, len(shape)) if g.rng.random() < 0.3 else 0 :], x.dtype
-    )
-
-
 STEPS: tuple[tuple[Callable[[Generator], Node | None], int], ...] = (
-    (unary_smooth, 5),
+    (unary_smooth, 7),
     (unary_guarded, 3),
     (unary_exact, 3),
     (unary_jump, 1),
@@ -486,14 +486,13 @@ STEPS: tuple[tuple[Callable[[Generator], Node | None], int], ...] = (
     (joined, 2),
     (scattered, 1),
     (gathered, 2),
-    (product, 3),
+    (product, 5),
     (convolution, 1),
     (pooling, 1),
     (composed, 2),
     (ramp, 1),
     (literal, 1),
     (another_input, 1),
-    (same_shape_input, 4),
 )
 
 
