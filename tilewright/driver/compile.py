@@ -47,6 +47,7 @@ from tilewright.llvm.objects import compile_object, object_key
 from tilewright.ops.control import Cond
 from tilewright.runtime import pool
 from tilewright.runtime.library import Library
+from tilewright.runtime.profile import Marks
 from tilewright.runtime.program import KernelInfo, Program
 from tilewright.targets import default as default_target
 
@@ -58,6 +59,7 @@ class Options:
     target: Target | None = None
     fold_weights: bool = True
     pack: bool = True
+    profile: bool = False  # the program's details["marks"] then tell where time goes
     dump: Path | None = None  # where stages are written; None: as TILEWRIGHT_DUMP says
     resume: Path | None = None  # where edited stages are read; None: as TILEWRIGHT_RESUME says
 
@@ -90,9 +92,9 @@ def compile_graph(graph: Graph, options: Options | None = None, log: Log | None 
             prologue = below.graph("input", prologue)
             position = {n: k for k, n in enumerate(graph.inputs)}
             weights = tuple(position[n] for n in prologue.inputs)
-            builder = _Builder(target, log, below, phases)
+            builder = _Builder(target, log, below, phases, options.profile)
             prologue_program = builder.program(prologue, len(prologue.inputs))
-    builder = _Builder(target, log, stages, phases)
+    builder = _Builder(target, log, stages, phases, options.profile)
     program = builder.program(ready, len(graph.inputs), graph.inputs)
     program = replace(program, weights=weights, prologue=prologue_program)
     program.details |= {"graph": graph, "seconds": phases.total, "phases": phases}
@@ -122,7 +124,10 @@ class _Kernel:
 class _Builder:
     """Collects kernels, compiles the distinct ones, writes the entry."""
 
-    def __init__(self, target: Target, log: Log, stages: Stages, phases: Phases) -> None:
+    def __init__(
+        self, target: Target, log: Log, stages: Stages, phases: Phases, profile: bool = False
+    ) -> None:
+        self.marks = Marks() if profile else None
         self.target, self.log, self.stages, self.phases = target, log, stages, phases
         self.cache = Cache.from_knobs(log)
         self.kernels: dict[str, _Kernel] = {}
@@ -146,14 +151,18 @@ class _Builder:
         with self.phases("kernels"):
             self._compile()
         with self.phases("entry and loading"):
-            text = self.stages.entry(emit_entries(self.entries))
+            text = self.stages.entry(emit_entries(self.entries, self.marks is not None))
             key = object_key(text, self.target)
             image = self.cache.get("entry", key)
             if image is None:
                 image = compile_object(text, self.target)
                 self.cache.put("entry", key, image)
             images = [k.image for k in self.kernels.values()]
-            library = Library([*images, image], {"tw_parallel": pool.address()})
+            symbols = {"tw_parallel": pool.address()}
+            if self.marks is not None:
+                symbols["tw_mark"] = self.marks.address()
+                self.marks.names = [_action_name(a, self.kernels) for a in entry.actions]
+            library = Library([*images, image], symbols)
         self.stages.close()
         infos = tuple(
             KernelInfo(
@@ -172,6 +181,7 @@ class _Builder:
         outs = tuple(n.ttype for n in graph.outputs)
         program = Program(types, outs, entry.dims, library, symbol, arena, tuple(literals), infos)
         program.details["fused"] = self.fused
+        program.details["marks"] = self.marks
         program.details["plan"] = self.plan
         return program
 
@@ -324,6 +334,13 @@ def _dims(graph: Graph) -> set[str]:
             for d in t.shape:
                 out |= {s.name for s in D.symbols(d)}
     return out
+
+
+def _action_name(a: Action, kernels: dict[str, _Kernel]) -> str:
+    if not isinstance(a, Call):
+        return type(a).__name__.lower()
+    k = next(k for k in kernels.values() if k.symbol == a.symbol)
+    return f"{k.names[0]} {k.symbol}"
 
 
 def _label(c: Cluster) -> str:

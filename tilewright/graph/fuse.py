@@ -126,7 +126,7 @@ class _Fuser:
                 continue
             while self.facts[x].reshape and x in self.inlined:
                 x = x.inputs[0]
-            if x not in self.inlined or read.source.op.barrier:
+            if x not in self.inlined or read.source.op.barrier or x.op.inline:
                 continue
             if not all(D.coefficient(i, s) is not None for i in read.index() for s in f.axes):
                 self.store(x, ("misaligned access", "the index of the view is not affine"))

@@ -28,6 +28,7 @@ class Op:
     )
     random: ClassVar[bool] = False
     barrier: ClassVar[bool] = False  # its result is always stored: consumers never recompute it
+    inline: ClassVar[bool] = False  # kernels read through it; it is never stored
 
     def infer(self, *types: Any) -> Type:
         raise Invalid(f"operator {self.name} has no type rule")

@@ -286,28 +286,20 @@ def _rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
             _alone(s, o.name)
         return
     names = [o.name for o in outs]
+    if prefix == len(s.path(host)) and len(names) == 1 and _lane_axis(s, inner):
+        _columns(s, inner[0].name, host)
+        return
     for o in names:
         for j in range(prefix - 1):
             p = s.path(o)
             if not s.attempt(Fuse(p[0].name, p[1].name, f"{o}.o{j}")):
                 break
     at = s.path(host)[0].name
-    # A host whose every axis is outer (a column of results): give each iteration a vector of them.
-    tile = None
-    if len(s.path(host)) == 1 and len(names) == 1 and _lane_axis(s, inner, host):
-        lanes = _lanes(s, host)
-        e = s.path(host)[0].extent
-        if not (isinstance(e, int) and e < 4):
-            s.do(Split(at, lanes))
-            tile = f"{at}.1"
-            at = f"{at}.0"
     for o in names:
         if o != host:
             s.attempt(ComputeWith(o, at))
     for st in reversed(inner):
         s.attempt(ComputeAt(st.name, at))
-    if tile and not (isinstance(e, int) and e % lanes == 0):
-        s.attempt(Peel(at))
     row = 1
     for st in inner:
         row += _work(s, st.name) * _points(s, st.name)
@@ -320,6 +312,25 @@ def _rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
         _inner_vector(s, o)
     if s.loops(at):
         s.attempt(Parallel(at, _grain(row)))
+
+
+def _columns(s: Scheduler, stage: str, host: str) -> None:
+    """A reduction whose results lie next to each other: a vector of results per iteration."""
+    path = s.path(host)
+    last, e = path[-1].name, path[-1].extent
+    lanes = _lanes(s, host)
+    s.do(Split(last, lanes))
+    s.do(ComputeAt(stage, f"{last}.0"))
+    if not (isinstance(e, int) and e % lanes == 0):
+        s.attempt(Peel(f"{last}.0"))
+    work = _work(s, stage) * _points(s, stage)
+    _reduction(s, stage)
+    s.attempt(Vectorize(f"{last}.1"))
+    for j in range(len(path) - 2):
+        s.attempt(Fuse(s.path(host)[0].name, s.path(host)[1].name, f"{host}.o{j}"))
+    top = s.path(host)[0].name
+    if s.loops(top):
+        s.attempt(Parallel(top, _grain(work if len(path) == 1 else work * 4)))
 
 
 def _points(s: Scheduler, stage: str) -> int:
@@ -363,7 +374,7 @@ def _prefix(s: Scheduler, inner: list[Stage], outs: list[Stage], host: str) -> i
     return deepest
 
 
-def _lane_axis(s: Scheduler, inner: list[Stage], host: str) -> bool:
+def _lane_axis(s: Scheduler, inner: list[Stage]) -> bool:
     """Is the host's last axis the contiguous one in what the (single) reduction reads?"""
     if len(inner) != 1 or not inner[0].is_reduce or not inner[0].axes:
         return False
@@ -533,10 +544,9 @@ def _contract(s: Scheduler, acc: Stage, out: Stage) -> bool:
     reads = [r for r in _store_reads(s.store(host)) if r.source == a]
     if len(reads) != 1 or len(reads[0].index) != len(path):
         return False
-    if not all(
-        D.is_sym(i) and D.the_sym(i) is p.var for i, p in zip(reads[0].index, path, strict=True)
-    ):
-        return False
+    for i, p in zip(reads[0].index, path, strict=True):
+        if not (D.is_sym(i) and D.the_sym(i) is p.var) and not (i == 0 and p.extent == 1):
+            return False
     ops = _operands(s.store(a).value)
     assert ops is not None
     dtype = s.group.buffer(a).dtype

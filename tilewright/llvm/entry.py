@@ -59,8 +59,11 @@ class Entry:
     dims: tuple[str, ...]
 
 
-def emit_entries(entries: Sequence[Entry]) -> str:
-    """One module with the entry functions (a program's own and those of its branches)."""
+def emit_entries(entries: Sequence[Entry], marks: bool = False) -> str:
+    """One module with the entry functions (a program's own and those of its branches).
+
+    With `marks`, `tw_mark(k)` is called after the k-th action of an entry: how a profile is taken.
+    """
     own = {e.symbol for e in entries}
     needed = {a.symbol for e in entries for a in e.actions if isinstance(a, Call)} - own
     lines = [f"declare void @{s}(ptr, ptr)" for s in sorted(needed)]
@@ -69,14 +72,16 @@ def emit_entries(entries: Sequence[Entry]) -> str:
         "declare i64 @llvm.smin.i64(i64, i64)",
         "declare i64 @llvm.smax.i64(i64, i64)",
     ]
+    if marks:
+        lines.append("declare void @tw_mark(i64)")
     for e in entries:
-        lines += _Writer(e).lines()
+        lines += _Writer(e, marks).lines()
     return "\n".join(lines) + "\n"
 
 
 class _Writer:
-    def __init__(self, e: Entry) -> None:
-        self.e = e
+    def __init__(self, e: Entry, marks: bool) -> None:
+        self.e, self.marks = e, marks
         self.out: list[str] = []
         self.count = 0
         self.memo: dict[Dim, str] = {}
@@ -99,7 +104,9 @@ class _Writer:
         for k, name in enumerate(e.dims):
             p = self.put(f"getelementptr i64, ptr %dims, i64 {k}")
             self.values[name] = self.put(f"load i64, ptr {p}, align 8")
-        for a in e.actions:
+        for k, a in enumerate(e.actions):
+            if self.marks:
+                self.out.append(f"  call void @tw_mark(i64 {k})")
             if isinstance(a, Call):
                 self.call(a)
             elif isinstance(a, Copy):

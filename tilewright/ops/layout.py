@@ -151,6 +151,7 @@ def as_strided_scatter(x: Node, src: Node, strides: Sequence[Dim], offset: Dim =
 class Relayout(Op):
     """x laid out by a map: blocked, permuted, its last blocks padded with zeros."""
 
+    barrier: ClassVar[bool] = True  # packing pays only once it is stored
     linear: ClassVar[tuple[int, ...]] = (0,)
     map: Map
 
@@ -192,6 +193,7 @@ def relayout(x: Node, map: Map | str) -> Node:
 class Unrelayout(Op):
     """The tensor of `shape` that a map laid out: reads the packed one, never its padding."""
 
+    inline = True
     view: ClassVar[bool] = True
     linear: ClassVar[tuple[int, ...]] = (0,)
     map: Map
