@@ -1,7 +1,7 @@
-"""Sorting, stable and without branches: runs by counting, then merges by binary search.
+"""Sorting, stable: short runs by counting, then a merge sort whose passes are scans.
 
-Every output position finds by itself which element comes there (a pure gather), so each pass is an
-ordinary compute over the whole tensor. NaN counts as larger than every number, as in torch.
+A merge only says which element comes to each position; values and places follow by gathers. NaN
+counts as larger than every number, as in torch.
 """
 
 from __future__ import annotations
@@ -102,35 +102,43 @@ def _runs(x: Tensor, line: _Line, descending: bool) -> Tensor:
     return line.compute(chosen, "run")
 
 
-def _merge(x: Tensor, line: _Line, width: int, descending: bool) -> Tensor:
-    """Which element comes to each position when sorted runs of `width` are merged in pairs."""
-    n = line.size
+def _merge(x: Tensor, line: _Line, width: int, descending: bool) -> Callable[..., Value]:
+    """The place each position takes its element from when sorted runs of `width` merge in pairs.
 
-    def chosen(i: tuple[Dim, ...], p: Dim) -> Value:
-        start = D.floordiv(p, 2 * width) * (2 * width)
+    A scan per pair walks its two runs: taken[b, k] of the first k elements come from the left run.
+    Pairs are independent of each other; within one, each step looks at two elements.
+    """
+    n, axis = line.size, line.axis
+    pair = 2 * width
+    blocks = -(-n // pair)
+
+    def step(own: Tensor, *i: Dim) -> Value:
+        block, k = i[axis], i[axis + 1]
+        rest = i[:axis] + (0,) + i[axis + 2 :]
+        start = block * pair
         middle = D.minimum(start + width, n)
-        left, right = middle - start, D.minimum(start + 2 * width, n) - middle
-        k = p - start
-        # Of the k elements before p, `taken` come from the left run: the largest number for which
-        # the last of them does not come after the right element it would displace.
-        taken: Value = expr.index(D.maximum(k - right, 0))
-        most = expr.index(D.minimum(k, left))
-        step = width
-        while step:
-            more = taken + step
-            ours = line.read(x, i, more + expr.index(start - 1))
-            theirs = line.read(x, i, expr.index(middle + k) - more)
-            fits = (more <= most) & ~_before(theirs, ours, descending)
-            taken = taken + select(fits, expr.const(step, i64), 0)
-            step //= 2
-        from_left, from_right = taken + expr.index(start), expr.index(middle + k) - taken
-        left_over = taken < expr.index(left)
-        right_over = expr.index(k) - taken < expr.index(right)
-        ours, theirs = line.read(x, i, from_left), line.read(x, i, from_right)
-        use_left = left_over & (~right_over | ~_before(theirs, ours, descending))
-        return select(use_left, from_left, from_right)
+        end = D.minimum(start + pair, n)
+        before = own[i[: axis + 1] + (k - 1,) + i[axis + 2 :]]
+        left, right = before + expr.index(start), expr.index(middle + k - 1) - before
+        ours, theirs = line.read(x, rest, left), line.read(x, rest, right)
+        # The left run goes first among equals, and alone when the right one is used up.
+        first = ~_before(theirs, ours, descending) | (right >= expr.index(end))
+        from_left = (left < expr.index(middle)) & first
+        one, none = expr.const(1, i64), expr.const(0, i64)
+        return select(expr.index(k) > 0, before + select(from_left, one, none), none)
 
-    return line.compute(chosen, "merge")
+    shape = line.shape[:axis] + (blocks, pair + 1) + line.shape[axis + 1 :]
+    taken = expr.scan(shape, axis + 1, step, i64, "taken")
+
+    def source(i: tuple[Dim, ...], p: Dim) -> Value:
+        block, k = D.floordiv(p, pair), D.mod(p, pair)
+        start = block * pair
+        middle = D.minimum(start + width, n)
+        now = taken[i[:axis] + (block, k) + i[axis + 1 :]]
+        then = taken[i[:axis] + (block, k + 1) + i[axis + 1 :]]
+        return select(then > now, now + expr.index(start), expr.index(middle + k) - now)
+
+    return source
 
 
 @operator
@@ -153,11 +161,11 @@ class Sort(Op):
                 lambda i, p: expr.index(p), "p"
             )
 
-        def follow(t: Tensor, source: Tensor, name: str) -> Tensor:
-            return line.compute(lambda i, p: line.read(t, i, source[i]), name)
+        def follow(t: Tensor, source: Callable[..., Value], name: str) -> Tensor:
+            return line.compute(lambda i, p: line.read(t, i, source(i, p)), name)
 
         places = _runs(x, line, self.descending)
-        values = follow(x, places, "values")
+        values = follow(x, lambda i, p: places[i], "values")
         width = RUN
         while width < line.size:
             source = _merge(values, line, width, self.descending)
