@@ -13,7 +13,7 @@ from tilewright.graph.fold import FoldConstants, split_weights
 from tilewright.ir.check import verify
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Constant, Graph, Node, constant, input, item
-from tilewright.ir.types import TensorType, f32
+from tilewright.ir.types import TensorType, b1, f32
 
 ops: Any = _ops
 X = input("x", TensorType(f32, (5, 4)))
@@ -55,6 +55,14 @@ def test_outputs_of_a_pair_are_folded() -> None:
     for k, want in enumerate(([1, 2, 3], [1, 2, 0])):
         out = folded(item(both, k))
         assert isinstance(out.op, Constant) and out.op.literal.array.tolist() == want
+
+
+def test_branches_are_folded() -> None:
+    c = input("c", TensorType(b1, ()))
+    then = Graph("then", (X,), (ops.add(X, ops.exp(constant(np.arange(4.0), f32))),))
+    n = item(ops.cond(c, then, Graph("other", (X,), (X,)), [X]), 0)
+    inner = folded(n).inputs[0].op.then  # type: ignore[attr-defined]
+    assert not any(m.op.name == "exp" for m in inner.nodes())
 
 
 def split(*outputs: Node, inputs: tuple[Node, ...] = (X, W, B)) -> tuple[Graph, Graph]:

@@ -12,18 +12,18 @@ from tilewright.ir.types import TensorType, b1, f32, f64, i32
 
 ops: Any = _ops
 A = input("a", TensorType(f32, (4, 6)))
-I = input("i", TensorType(i32, (4, 6)))  # noqa: E741
+INTS = input("i", TensorType(i32, (4, 6)))
 
 
 def simplified(n: Node, **options: Any) -> Node:
-    graph = Graph("g", (A, I), (n,))
+    graph = Graph("g", (A, INTS), (n,))
     return Simplify(**options).apply(graph, Log()).outputs[0]
 
 
 def test_identities_vanish() -> None:
     same = make("reshape", make("permute", A, perm=(0, 1)), shape=(4, 6))
     assert simplified(ops.mul(ops.sub(same, 0.0), 1.0)) is A
-    assert simplified(ops.add(I, 0)) is I
+    assert simplified(ops.add(INTS, 0)) is INTS
 
 
 def test_signed_zero_is_respected() -> None:

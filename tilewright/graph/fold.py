@@ -27,6 +27,7 @@ from tilewright.ir.node import (
 )
 from tilewright.ir.passes import Pass
 from tilewright.ir.pattern import filled_value, make
+from tilewright.ir.rewrite import map_subgraphs
 from tilewright.ir.types import DType, TensorType
 
 # A folded weight may be this many times larger than the weights it is made of: packing pads a
@@ -47,7 +48,8 @@ class FoldConstants(Pass):
     def apply(self, program: Graph, log: Log) -> Graph:
         def change(n: Node) -> Node:
             if not isinstance(n.type, TensorType) or isinstance(n.op, Input):
-                return n
+                op = map_subgraphs(n.op, lambda g: self.apply(g, log))
+                return n if op is n.op else node(op, *n.inputs)
             uniform = _uniform(n)
             if uniform is not None:
                 return uniform

@@ -132,7 +132,6 @@ def value_text(v: Value) -> str:
 class _Printer:
     def __init__(self) -> None:
         self.names: dict[int, str] = {}  # values that were given a name
-        self.sizes: dict[int, int] = {}
         self.count = 0
 
     def scope(self, v: Value) -> str:

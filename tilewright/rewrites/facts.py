@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.node import Constant, Input, Node, topological
+from tilewright.ir.node import Input, Node, topological
 from tilewright.ir.pattern import Guard, Match, Number, filled_value
 from tilewright.ir.types import DType
 
@@ -12,12 +12,6 @@ from tilewright.ir.types import DType
 def kind_is(kinds: str, name: str = "x") -> Guard:
     """The dtype of a variable is of one of the kinds (letters of DType.kind)."""
     return Guard(f"{name} is of kind {kinds}", lambda m: m.bindings[name].dtype.kind in kinds)
-
-
-def used_once(*names: str) -> Guard:
-    """Variables that no one else uses: rewriting them does not compute anything twice."""
-    listed = ", ".join(names)
-    return Guard(f"{listed} used once", lambda m: all(m.used_once(m.bindings[n]) for n in names))
 
 
 def is_weight(n: Node) -> bool:
@@ -28,10 +22,6 @@ def is_weight(n: Node) -> bool:
         if x.op.random:
             return False
     return True
-
-
-def is_constant(n: Node) -> bool:
-    return isinstance(n.op, Constant) or filled_value(n) is not None
 
 
 def weights(*names: str) -> Guard:
@@ -67,13 +57,6 @@ def holds_exactly(narrow: DType, wide: DType) -> bool:
 # Significant bits (with the implied one) and exponent bits.
 _FRACTION = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
 _EXPONENT = {"f64": 11, "f32": 8, "f16": 5, "bf16": 8}
-
-
-def same_shape(*names: str) -> Guard:
-    return Guard(
-        f"{', '.join(names)} of one shape",
-        lambda m: len({m.bindings[n].shape for n in names}) == 1,
-    )
 
 
 def along_axis(n: Node, axis: int, rank: int, size: Dim) -> bool:

@@ -10,7 +10,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node, input
 from tilewright.ir.pattern import Apply, Filled, Pattern, Rest, Rule, Var, make
-from tilewright.ir.types import DType, TensorType, b1, f32, i64
+from tilewright.ir.types import DType, TensorType, b1, f32
 
 
 class Maker:
@@ -84,7 +84,3 @@ def subject_of(rule: Rule, maker: Maker) -> Node:
         raise Invalid(f"rule {rule.name} needs a subject: {p!r} cannot be made up")
 
     return go(rule.left)
-
-
-def index_tensor(maker: Maker, label: str, shape: Sequence[Dim]) -> Node:
-    return maker.tensor(label, shape, i64)
