@@ -128,16 +128,6 @@ def compile(
     return compiled
 
 
-def refresh(compiled: Any) -> None:
-    """Derive what was folded or packed from weights again, after edits torch does not count."""
-    if not isinstance(compiled, Compiled):
-        raise Invalid(
-            f"{type(compiled).__name__} was not made by tilewright.compile",
-            hint="pass what tw.compile returned",
-        )
-    compiled.refresh()
-
-
 def _not_captured(problem: CannotCapture) -> Unsupported:
     """Dynamo's refusal in one sentence."""
     text = str(problem.msg if hasattr(problem, "msg") else problem).strip()

@@ -68,12 +68,11 @@ class Unit:
     empties.
     """
 
-    _boxed_call = True
-
     def __init__(
         self, captured: Captured, compile: Compile, log: Log, keep: int, session: Dry, kind: str
     ) -> None:
         self.captured, self.log, self.session, self.kind = captured, log, session, kind
+        self._boxed_call = True  # on the object: torch's wrappers copy its attributes
         self.segments = [SegmentRunner(s, compile, log, keep) for s in captured.segments]
         # Inputs of a backward graph come from autograd, which promises values, not strides.
         self.check = kind == "backward"
