@@ -1,7 +1,8 @@
 """What a loop carries, from index functions alone.
 
-A loop is free when different iterations touch different cells of every buffer that outlives an iteration. Otherwise it carries
-a "reduction" (an associative update of one cell) or an "order". Gathered indices are conservative: an order.
+A loop is free when different iterations touch different cells of every buffer that outlives an
+iteration. Otherwise it carries a "reduction" (an associative update of one cell, which nothing else
+in the loop reads or writes) or an "order". Gathered indices are conservative: an order.
 """
 
 from __future__ import annotations
@@ -27,51 +28,49 @@ def linear_index(b: Buffer, index: tuple[Dim, ...]) -> Dim:
     return total
 
 
-def carried(n: Nest, loop: Loop, ordered: frozenset[str] = frozenset()) -> list[Carried]:
-    """`ordered` are stages whose iterations must stay in order (scans, scatters)."""
+def carried(n: Nest, loop: Loop) -> list[Carried]:
     inner = set().union(*(inner_vars(s) for s in loop.body))
     inside = list(walk(loop.body))
     own = {s.buffer for s, _ in inside if isinstance(s, Alloc)}
     stores = [s for s, _ in inside if isinstance(s, Store)]
     out: list[Carried] = []
     windows: dict[str, list[tuple[int, Dim, Dim]]] = {}
+    sums: dict[str, str] = {}  # buffers that different iterations accumulate into, and how
+    order = lambda why: out.append(Carried("order", why))  # noqa: E731
     for s in stores:
         if s.buffer in own:
             continue
         w = _window(n.buffer(s.buffer), s.index, loop.var, inner)
         at = f"{s.buffer}[{','.join(map(str, s.index))}]"
-        if w is None:
-            if s.combine:
-                out.append(
-                    Carried("reduction", f"every iteration of {loop.name} accumulates into {at}")
-                )
-            else:
-                out.append(Carried("order", f"different iterations of {loop.name} write {at}"))
-        else:
+        if w is not None:
             windows.setdefault(s.buffer, []).append(w)
+        elif s.combine:
+            sums[s.buffer] = s.combine
+            why = f"every iteration of {loop.name} accumulates into {at}"
+            out.append(Carried("reduction", why))
+        else:
+            order(f"different iterations of {loop.name} write {at}")
     for s in stores:
+        if s.combine != sums.get(s.buffer, s.combine):
+            order(f"{s.buffer} is accumulated and written in {loop.name}")
         for x in store_loads(s):
-            if isinstance(x.source, str) and x.source in windows and x.source not in own:
-                for w in windows[x.source]:
-                    if not _same_iteration(n.buffer(x.source), x.index, w, loop.var):
-                        out.append(
-                            Carried(
-                                "order",
-                                f"an iteration of {loop.name} reads {x!r}, which another one writes",
-                            )
-                        )
+            name = str(x.source)
+            if name in sums:
+                order(f"{x!r} is read in {loop.name} while it is accumulated")
+            for w in windows.get(name, ()):
+                if not _same_iteration(n.buffer(name), x.index, w, loop.var):
+                    order(f"an iteration of {loop.name} reads {x!r}, which another one writes")
     for b, ws in windows.items():
         if len(ws) > 1 and any(not _equal_window(ws[0], w) for w in ws[1:]):
-            out.append(
-                Carried("order", f"two statements write {b} at different places in {loop.name}")
-            )
+            order(f"two statements write {b} at different places in {loop.name}")
     return out
 
 
 def _window(
     b: Buffer, index: tuple[Dim, ...], v: Sym, inner: set[Sym]
 ) -> tuple[int, Dim, Dim] | None:
-    """(which, coefficient, base): iterations of v touch [c*v + base, c*v + base + |c|) along axis `which` (-1: linear)."""
+    """(which, coefficient, base): iterations of v touch [c*v + base, c*v + base + |c|) along the axis
+    `which` (-1: of linear memory)."""
     for which, i in [*enumerate(index), (-1, linear_index(b, index))]:
         c = D.coefficient(i, v)
         if c is None or c == 0:
@@ -125,7 +124,8 @@ def _equal_window(a: tuple[int, Dim, Dim], b: tuple[int, Dim, Dim]) -> bool:
 def region(
     indices: list[tuple[Dim, ...]], moving: set[Sym], shape: tuple[Dim, ...]
 ) -> list[tuple[Dim, Dim]]:
-    """Per axis (base, extent) of a box that holds every index while the moving symbols take all their values."""
+    """Per axis (base, extent) of a box that holds every index while the moving symbols take all
+    their values; the whole axis where the box would be no smaller or is not known."""
     out: list[tuple[Dim, Dim]] = []
     for d, size in enumerate(shape):
         box: tuple[Dim, Dim] | None = None
@@ -136,7 +136,8 @@ def region(
             box = here if box is None else _join(box, here)
             if box is None:
                 break
-        if box is not None and D.known_eq(box[1], size):
+        gathered = any(True for idx in indices for _ in D.data_values(idx[d]))
+        if box is not None and (gathered or D.known_le(size, box[1])):
             box = None
         out.append(box if box is not None else (0, size))
     return out
@@ -154,7 +155,7 @@ def _join(a: tuple[Dim, Dim], b: tuple[Dim, Dim] | None) -> tuple[Dim, Dim] | No
 
 
 def extremes(x: Dim, moving: set[Sym]) -> tuple[Dim | None, Dim | None]:
-    """Least and greatest value of x over the moving symbols, symbolic in the others; None where unknown."""
+    """Least and greatest value of x over the moving symbols, symbolic in the others."""
     lo, hi = D.bounds(x)
     if lo > -D.INF and hi < D.INF:
         return lo, hi

@@ -294,10 +294,12 @@ def _rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
             p = s.path(o)
             if not s.attempt(Fuse(p[0].name, p[1].name, f"{o}.o{j}")):
                 break
+    # From the last output back, each with what it alone reads: no nest on the way reads ahead of its producer.
+    for later, earlier in zip(names[:0:-1], names[-2::-1], strict=True):
+        for st in reversed(inner):
+            s.attempt(ComputeAt(st.name, s.path(later)[0].name))
+        s.attempt(ComputeWith(later, s.path(earlier)[0].name))
     at = s.path(host)[0].name
-    for o in names:
-        if o != host:
-            s.attempt(ComputeWith(o, at))
     for st in reversed(inner):
         s.attempt(ComputeAt(st.name, at))
     row = 1

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilewright.base.errors import Invalid, Refused
+from tilewright.ir.reader import is_plain_name
+from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Loop, Nest, Path, find, loop_names
 
 STEPS: dict[str, type[Step]] = {}
@@ -35,6 +37,22 @@ class Step:
     def need(self, condition: object, reason: str, hint: str | None = None) -> None:
         if not condition:
             raise Refused(f"{self!r}: {reason}", hint=hint)
+
+    def internal(self, n: Nest, name: str) -> Buffer:
+        """A buffer that belongs to the nest, not to its caller."""
+        found = [b for b in n.buffers if b.name == name]
+        own = [b.name for b in n.buffers if b.scope not in ("in", "out")]
+        hint = f"the internal buffers are {', '.join(own)}" if own else "the nest has none inside"
+        self.need(found, f"there is no buffer {name}", hint)
+        self.need(found[0].scope not in ("in", "out"), f"{name} is an argument", hint)
+        return found[0]
+
+    def fresh(self, n: Nest, name: str) -> None:
+        """A name that a step introduces means nothing yet."""
+        self.need(is_plain_name(name), f"{name!r} is not a name")
+        taken = name in loop_names(n) or any(b.name == name for b in n.buffers)
+        below = any(x.startswith(name + ".") for x in loop_names(n))
+        self.need(not taken and not below, f"there is something called {name} already")
 
     def loops(self, n: Nest, name: str) -> list[tuple[Loop, Path]]:
         found = find(n, name)

@@ -37,12 +37,7 @@ class ComputeAt(Step):
     at: str
 
     def apply(self, n: Nest) -> Nest:
-        b = n.buffer(self.stage)
-        self.need(
-            b.scope not in ("in", "out"),
-            f"{self.stage} is an argument",
-            "ComputeWith places outputs",
-        )
+        b = self.internal(n, self.stage)
         mine = lambda s: stages_in(s) == {self.stage}  # noqa: E731
         own = [(s, p) for s, p in walk(n.body) if isinstance(s, (Loop, Store)) and mine(s) and not any(mine(q) for q in p)]  # fmt: skip
         self.need(own, f"there is no stage {self.stage}")
@@ -71,12 +66,16 @@ class ComputeAt(Step):
         axes = self._axes([s for s, _ in own], b)
         moving = set().union(*(inner_vars(s) for s in target.body))
         box = region([x.index for x in reads(target) if x.source == self.stage], moving, b.shape)
+        self._self_reads([s for s, _ in own], box, b)
         table: dict[Sym, Dim] = {}
-        for (base, size), names, full in zip(box, axes, b.shape, strict=True):
-            clipped = D.minimum(size, full - base)
+        for k, (names, full) in enumerate(zip(axes, b.shape, strict=True)):
+            base, size = box[k]
+            low = base if D.nonneg(base) else D.maximum(base, 0)
+            count = _overlap(base, size, low, full)
+            box[k] = low, size
             for a in names:
-                inner = D.var(a.name, clipped)
-                table[a] = base + inner if not (isinstance(size, int) and size == 1) else base
+                inner = D.var(a.name, count)
+                table[a] = low if isinstance(count, int) and count == 1 else low + inner
         shape = tuple(size for _, size in box)
         self.need(not any(D.symbols(d) & {q.var for q in around} for d in shape), f"the size of {self.stage} under {self.at} varies")  # fmt: skip
 
@@ -105,11 +104,27 @@ class ComputeAt(Step):
             )
             return (replace(x, body=(*body[:first], *moved, *body[first:])),)
 
-        out = on_loops(rest, self.at, place)
-        return out.with_buffer(Buffer(b.name, b.dtype, shape, b.scope))
+        out = on_loops(rest, self.at, place).with_buffer(Buffer(b.name, b.dtype, shape, b.scope))
+        self.need(out != n, f"{self.stage} is computed at {self.at} already")
+        return out
+
+    def _self_reads(self, own: list[Stmt], box: list[tuple[Dim, Dim]], b: Buffer) -> None:
+        """A stage that reads itself keeps whole every axis along which it does."""
+        for top in own:
+            for s, _ in walk((top,)):
+                if not isinstance(s, Store):
+                    continue
+                for x in reads(s):
+                    if x.source != self.stage:
+                        continue
+                    for i, j, (_, size), full in zip(x.index, s.index, box, b.shape, strict=True):
+                        kept = D.known_eq(i, j) or D.known_eq(size, full)
+                        self.need(
+                            kept, f"{self.stage} reads itself at {x!r}, which would not be there"
+                        )
 
     def _axes(self, own: list[Stmt], b: Buffer) -> list[list[Sym]]:
-        """Per buffer axis, the loop variables (of init and update) that run over it; each must still be whole."""
+        """Per buffer axis, the variables (of init and update) that run over it; each still whole."""
         out: list[list[Sym]] = [[] for _ in b.shape]
         for top in own:
             for s, p in walk((top,)):
@@ -125,6 +140,13 @@ class ComputeAt(Step):
                     if D.the_sym(i) not in out[k]:
                         out[k].append(D.the_sym(i))
         return out
+
+
+def _overlap(base: Dim, size: Dim, low: Dim, full: Dim) -> Dim:
+    """How many points of [base, base+size) lie in [0, full). `low` is max(base, 0): a box may stick out
+    on either side where what is read there is not used."""
+    count = D.minimum(size, full - base) if low is base else D.minimum(base + size, full) - low
+    return count if D.nonneg(count) else D.maximum(count, 0)
 
 
 def _narrow(s: Stmt, table: dict[Sym, Dim], rebase, rebase_store) -> list[Stmt]:

@@ -6,11 +6,12 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.kernel.dependence import carried
 from tilewright.kernel.nest import (
+    Alloc,
     Loop,
     Nest,
+    Path,
     Stmt,
     Store,
-    on_loops,
     reads,
     stages_in,
     substitute,
@@ -22,63 +23,97 @@ from tilewright.kernel.step import Step
 
 @dataclass(frozen=True)
 class ComputeWith(Step):
-    """A stage shares the loops of another one, paired from the outermost, down to the loop `at`. Nothing is recomputed.
+    """The nest of a stage, with all that was placed in it, shares the loops of another one, paired
+    from the outermost down to the loop `at`. Nothing is recomputed.
 
-    for i: a[i] = …               for i:
-    for j: b[j] = …                 a[i] = …
-                                    b[i] = …
+        for i: a[i] = …               for i:
+        for j: b[j] = …                 a[i] = …
+                                        b[i] = …
     """
 
     stage: str
     at: str
 
     def apply(self, n: Nest) -> Nest:
-        mine = lambda s: stages_in(s) == {self.stage}  # noqa: E731
-        own = [s for s in n.body if isinstance(s, Loop) and mine(s)]
-        self.need(own, f"{self.stage} is not a nest of its own at the outermost level")
-        targets = [(x, p) for x, p in self.loops(n, self.at)]
+        own = [s for s in n.body if isinstance(s, Loop) and self.stage in stages_in(s)]
+        self.need(own, f"{self.stage} has no loops at the outermost level")
+        targets = self.loops(n, self.at)
         self.need(len(targets) == 1, f"{self.at} has {len(targets)} copies")
         target, path = targets[0]
-        self.need(not mine(target), f"{self.at} belongs to {self.stage}")
         shared = (*path, target)
+        self.need(all(shared[0] is not s for s in own), f"{self.at} is a loop of {self.stage}")
+        kinds = all(q.kind in ("serial", "parallel") for q in shared)
+        self.need(kinds, f"{self.at} is {target.kind}", "share loops before Vectorize and Unroll")
+        host = next(k for k, s in enumerate(n.body) if s is shared[0])
         positions = [k for k, s in enumerate(n.body) if s in own]
-        host = next(k for k, s in enumerate(n.body) if s is shared[0] or s == shared[0])
-        self.need(all(k not in range(min(positions) + 1, host) or n.body[k] in own or not isinstance(n.body[k], Loop) or not (_touch(n.body[k]) & _touch(own[0])) for k in range(len(n.body))), "another stage in between touches the same memory")  # fmt: skip
-        moved: list[Stmt] = []
-        for s in own:
-            table: dict[Sym, Dim] = {}
-            x: Stmt = s
-            for q in shared:
-                ok = isinstance(x, Loop) and D.known_eq(x.extent, q.extent)
-                self.need(
-                    ok, f"{self.stage} has no loop of extent {q.extent} to share with {q.name}"
-                )
-                assert isinstance(x, Loop)
-                self.need(
-                    x is s or len(last.body) == 1,
-                    f"the loops of {self.stage} are not perfectly nested",
-                )  # type: ignore[name-defined]  # noqa: F821,E501
-                table[x.var] = D.as_int(q.var)
-                last = x
-                x = x.body[0]
-            moved.extend(substitute(y, table) for y in last.body)
-        before = max(positions) < host
-        body = transform(n.body, lambda s: () if mine(s) and s in own else (s,))
-        at = target
-
-        def place(y: Loop) -> tuple[Stmt, ...]:
-            if y != at:
-                return (y,)
-            return (replace(y, body=(*moved, *y.body) if before else (*y.body, *moved)),)
-
-        out = on_loops(replace(n, body=body), self.at, place)
+        self._free_to_move(n, own, positions, host)
+        moved = [y for s in own for y in self._inside(s, shared)]
+        body = _placed(n.body, own, target, tuple(moved), max(positions) < host)
+        # Memory of what moves forward is allocated in time.
+        late = [
+            s
+            for s in n.body[host:]
+            if isinstance(s, Alloc) and any(s.buffer in _writes(x) for x in own)
+        ]
+        if late:
+            rest = [s for s in body if s not in late]
+            at = next(
+                k for k, s in enumerate(rest) if isinstance(s, Loop) and s.var is shared[0].var
+            )
+            body = (*rest[:at], *late, *rest[at:])
+        out = replace(n, body=body)
         for y, _ in walk(out.body):
             if isinstance(y, Loop) and any(y.var is q.var for q in shared):
-                bad = [c for c in carried(out, y) if c.kind == "order"]
+                bad = [c for c in carried(out, y) if c.kind == "order" or y.kind == "parallel"]
                 self.need(not bad, bad[0].reason if bad else "")
         return out
 
+    def _free_to_move(self, n: Nest, own: list[Loop], positions: list[int], host: int) -> None:
+        """Nothing between the stage and the host writes what it touches or touches what it writes."""
+        for s, k in zip(own, positions, strict=True):
+            for other in n.body[min(k, host) + 1 : max(k, host)]:
+                if isinstance(other, Alloc) or other in own:
+                    continue
+                clash = (_writes(s) & (_writes(other) | _reads(other))) | (
+                    _reads(s) & _writes(other)
+                )
+                self.need(
+                    not clash,
+                    f"{', '.join(sorted(clash))} is used between {self.stage} and {self.at}",
+                )
 
-def _touch(s: Stmt) -> set[str]:
-    out = {x.source for x in reads(s) if isinstance(x.source, str)}
-    return out | {y.buffer for y, _ in walk((s,)) if isinstance(y, Store)}
+    def _inside(self, s: Loop, shared: Path) -> list[Stmt]:
+        """What is inside the loops of the stage that are paired with the shared ones."""
+        table: dict[Sym, Dim] = {}
+        body: tuple[Stmt, ...] = (s,)
+        for q in shared:
+            x = body[0]
+            fits = isinstance(x, Loop) and D.known_eq(D.substitute(x.extent, table), q.extent)
+            what = f"{self.stage} has no loop of extent {q.extent} to share with {q.name}"
+            self.need(fits and len(body) == 1, what)
+            assert isinstance(x, Loop)
+            self.need(x.kind == "serial", f"{x.name} is {x.kind}", "share loops first")
+            table[x.var] = D.as_int(q.var)
+            body = x.body
+        return [substitute(y, table) for y in body]
+
+
+def _placed(
+    body: tuple[Stmt, ...], own: list[Loop], target: Loop, moved: tuple[Stmt, ...], before: bool
+) -> tuple[Stmt, ...]:
+    def one(s: Stmt) -> tuple[Stmt, ...]:
+        if s in own:
+            return ()
+        if isinstance(s, Loop) and s.var is target.var:
+            return (replace(s, body=(*moved, *s.body) if before else (*s.body, *moved)),)
+        return (s,)
+
+    return transform(body, one)
+
+
+def _reads(s: Stmt) -> set[str]:
+    return {str(x.source) for x in reads(s)}
+
+
+def _writes(s: Stmt) -> set[str]:
+    return {x.buffer for x, _ in walk((s,)) if isinstance(x, Store)}

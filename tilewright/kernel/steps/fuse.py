@@ -9,7 +9,7 @@ from tilewright.kernel.step import Step
 
 @dataclass(frozen=True)
 class Fuse(Step):
-    """Two perfectly nested loops become one, named `outer&inner`'s short form `into`.
+    """Two perfectly nested loops become one, named `into`.
 
     for i in 8:              for f in 48:
       for j in 6:              y[f//6, f%6] = …
@@ -21,6 +21,7 @@ class Fuse(Step):
     into: str
 
     def apply(self, n: Nest) -> Nest:
+        self.fresh(n, self.into)
         for found, _ in self.loops(n, self.outer):
             child = found.body[0]
             ok = len(found.body) == 1 and isinstance(child, Loop) and child.name == self.inner

@@ -21,9 +21,8 @@ class FuseAxes(Step):
     axis: int
 
     def apply(self, n: Nest) -> Nest:
-        b = n.buffer(self.stage)
+        b = self.internal(n, self.stage)
         k = self.axis
-        self.need(b.scope not in ("in", "out"), f"{self.stage} is an argument")
         self.need(0 <= k < len(b.shape) - 1, f"{self.stage} has no axes {k} and {k + 1}")
         for stem in (self.stage, f"{self.stage}.init"):
             outer, inner = f"{stem}.i{k}", f"{stem}.i{k + 1}"

@@ -32,8 +32,9 @@ class Materialise(Step):
     into: str
 
     def apply(self, n: Nest) -> Nest:
+        self.fresh(n, self.into)
         self.need(
-            all(b.name != self.into for b in n.buffers), f"there is a buffer {self.into} already"
+            any(b.name == self.buffer for b in n.buffers), f"there is no buffer {self.buffer}"
         )
         b = n.buffer(self.buffer)
         first = next((k for k, s in enumerate(n.body) if self.stage in stages_in(s) and any(x.source == self.buffer for x in reads(s))), None)  # fmt: skip

@@ -29,9 +29,22 @@ class Pad(Step):
     factor: int
 
     def apply(self, n: Nest) -> Nest:
-        b = n.buffer(self.stage)
-        self.need(b.scope not in ("in", "out"), f"{self.stage} is an argument")
+        b = self.internal(n, self.stage)
         self.need(0 <= self.axis < len(b.shape), f"{self.stage} has no axis {self.axis}")
+        positive = isinstance(self.factor, int) and self.factor >= 1
+        self.need(positive, f"{self.factor} is not a positive factor")
+        for s, p in walk(n.body):
+            if isinstance(s, Store) and s.buffer == self.stage:
+                loops = [
+                    q
+                    for q in p
+                    if q.name in (f"{self.stage}.i{self.axis}", f"{self.stage}.init.i{self.axis}")
+                ]
+                plain = all(s.index[self.axis] == D.as_int(q.var) for q in loops)
+                self.need(
+                    plain,
+                    f"{self.stage} is not written along its loop {loops[0].name if loops else ''}",
+                )
         size = D.ceildiv(b.shape[self.axis], self.factor) * self.factor
         for stem in (self.stage, f"{self.stage}.init"):
             name = f"{stem}.i{self.axis}"

@@ -23,19 +23,22 @@ class Peel(Step):
         found = self.loops(n, self.loop)
         for x, _ in found:
             self.need(x.kind == "serial", f"{self.loop} is already {x.kind}", "peel first")
-        self.need(any(_full(x) is not None for x, _ in found), f"{self.loop} has no ragged tail")
+        self.need(any(_ragged(x) is not None for x, _ in found), f"{self.loop} has no ragged tail")
 
         def one(s: Loop) -> tuple[Stmt, ...]:
-            full = _full(s)
-            if full is None:
+            ragged = _ragged(s)
+            if ragged is None:
                 return (s,)
-            for x, path in walk(s.body):
-                inside = any(s.var in D.symbols(p.extent) for p in path)
-                self.need(
-                    not isinstance(x, Store) or inside,
-                    f"{getattr(x, 'stage', '')} is outside the ragged loop",
-                )
-            tail = tuple(substitute(b, {s.var: full}) for b in s.body)
+            total, factor = ragged
+            full = D.floordiv(total, factor)
+            if not isinstance(total, int):
+                # There may be no tail: then its statements must be inside loops that vanish.
+                for x, path in walk(s.body):
+                    gone = any(_empty_at_end(p.extent, s.var, total, factor) for p in path)
+                    inside = not isinstance(x, Store) or gone
+                    self.need(inside, f"{getattr(x, 'stage', '')} is outside the ragged loop")
+            rest = [_shortened(b, s.var, total, factor) for b in s.body]
+            tail = tuple(substitute(b, {s.var: full}) for b in rest)
             tail = tuple(t for t in tail if not (isinstance(t, Loop) and t.extent == 0))
             if full == 0:
                 return tail
@@ -46,23 +49,63 @@ class Peel(Step):
         return on_loops(n, self.loop, one)
 
 
-def _full(s: Loop) -> Dim | None:
-    """Number of full iterations: N//f from an inner extent min(f, N - f*var)."""
+def _ragged(s: Loop) -> tuple[Dim, int] | None:
+    """(N, f) where s runs over ceil(N/f) and an inner loop has the extent min(f, N - f*s)."""
     for x, _ in walk(s.body):
-        if isinstance(x, Loop):
-            found = _match(x.extent, s.var)
-            if found is not None:
+        for a in _atoms(x.extent) if isinstance(x, Loop) else ():
+            found = _tail_of(a, s.var)
+            if found is not None and D.known_eq(s.extent, D.ceildiv(*found)):
                 return found
     return None
 
 
-def _match(e: Dim, v: Sym) -> Dim | None:
-    if not isinstance(e, Int):
-        return None
-    for mono, _ in e.terms:
-        for a in mono:
-            if isinstance(a, Quo) and a.op == "min":
-                for f, rest in ((a.a, a.b), (a.b, a.a)):
-                    if isinstance(f, int) and D.coefficient(rest, v) == -f:
-                        return D.floordiv(rest + f * D.as_int(v), f)
+def _atoms(e: Dim) -> list[D.Atom]:
+    return [a for mono, _ in e.terms for a in mono] if isinstance(e, Int) else []
+
+
+def _tail_of(a: D.Atom, v: Sym) -> tuple[Dim, int] | None:
+    """(N, f) of an atom min(f, N - f*v)."""
+    if isinstance(a, Quo) and a.op == "min":
+        for f, rest in ((a.a, a.b), (a.b, a.a)):
+            if isinstance(f, int) and f > 0 and D.coefficient(rest, v) == -f:
+                return rest + f * D.as_int(v), f
     return None
+
+
+def _empty_at_end(e: Dim, v: Sym, total: Dim, factor: int) -> bool:
+    """Is the extent 0 after the last full iteration, when factor divides total?"""
+    end = _at_end(e, v, total, factor, 0)
+    return isinstance(end, int) and end <= 0
+
+
+def _shortened(s: Stmt, v: Sym, total: Dim, factor: int) -> Stmt:
+    """The loops of the tail: total % factor says their extent better than what is left of a minimum."""
+    if not isinstance(s, Loop):
+        return s
+    body = tuple(_shortened(b, v, total, factor) for b in s.body)
+    e = _at_end(s.extent, v, total, factor, D.mod(total, factor))
+    if e == s.extent:
+        return replace(s, body=body)
+    new = D.var(s.name, e)
+    return replace(s, var=D.the_sym(new), body=tuple(substitute(b, {s.var: new}) for b in body))
+
+
+def _at_end(e: Dim, v: Sym, total: Dim, factor: int, left: Dim) -> Dim:
+    """e with min(factor, total - factor*v) replaced by what is left there."""
+    if not isinstance(e, Int):
+        return e
+    out: Dim = 0
+    for mono, c in e.terms:
+        p: Dim = c
+        for a in mono:
+            q: Dim = D._from_atom(a)
+            found = _tail_of(a, v)
+            if found is not None and found[1] == factor and D.known_eq(found[0], total):
+                q = left
+            elif isinstance(a, Quo):
+                x, y = (_at_end(z, v, total, factor, left) for z in (a.a, a.b))
+                combine = {"floordiv": D.floordiv, "mod": D.mod, "min": D.minimum, "max": D.maximum}
+                q = combine[a.op](x, y)
+            p = p * q
+        out = out + p
+    return out

@@ -20,8 +20,7 @@ class Permute(Step):
     order: tuple[int, ...]
 
     def apply(self, n: Nest) -> Nest:
-        b = n.buffer(self.buffer)
-        self.need(b.scope not in ("in", "out"), f"{self.buffer} is an argument")
+        b = self.internal(n, self.buffer)
         self.need(
             sorted(self.order) == list(range(len(b.shape))),
             f"{self.order} is not an order of {len(b.shape)} axes",

@@ -10,7 +10,7 @@ from tilewright.kernel.step import Step
 
 @dataclass(frozen=True)
 class Reorder(Step):
-    """Perfectly nested loops in the given order, outermost first; loops between them keep their place.
+    """Perfectly nested loops in the given order, outermost first; others keep their place.
 
     Reorder(("j", "i")):   for i: for j: …   →   for j: for i: …
     """
@@ -41,8 +41,14 @@ class Reorder(Step):
                 bad = [c for c in carried(n, x) if c.kind == "order"]
                 self.need(not bad, f"{x.name} carries an order: {bad[0].reason}" if bad else "")
             new = {x.name: x for x in chain if x.name in wanted}
+            for x in new.values():
+                free = x.kind in ("serial", "unroll")
+                self.need(free, f"{x.name} is already {x.kind}", "reorder first")
             slots = iter(self.order)
             chain = [new[next(slots)] if x.name in wanted else x for x in chain]
+            lanes = next((k for k, x in enumerate(chain) if x.kind == "lane"), len(chain))
+            late = [x.name for x in chain[lanes + 1 :] if x.kind != "unroll"]
+            self.need(not late, f"{', '.join(late)} would be inside lanes")
             seen: set[D.Sym] = set()
             for x in chain:
                 late = {y.var for y in chain} - seen

@@ -24,9 +24,10 @@ class RFactor(Step):
     into: str
 
     def apply(self, n: Nest) -> Nest:
-        self.need(
-            all(b.name != self.into for b in n.buffers), f"there is a buffer {self.into} already"
-        )
+        self.fresh(n, self.into)
+        self.need(self.loops_kept, "name the loops that become axes")
+        for name in self.loops_kept:
+            self.loops(n, name)
         shape: list[Dim] = []
         made: list[Buffer] = []
 
@@ -58,11 +59,20 @@ class RFactor(Step):
             for x, w in sizes.items():
                 self.need(w is not None, f"the extent of {x.name} has no constant bound")
             rename = {x.var: f"{self.into}.{x.name.split('.', 1)[-1]}" for x in chain}
+            self.need(
+                len(set(rename.values())) == len(chain), "two of its loops would have one name"
+            )
             axes = [
                 *(next(x for x in data if D.the_sym(i) is x.var) for i in st.index if D.is_sym(i)),
                 *kept,
             ]
-            shape.extend(sizes[x] if x in sizes else x.extent for x in axes)  # type: ignore[misc]
+            for x in axes:
+                width = sizes[x] if x in sizes else x.extent
+                if width is not None and not D.symbols(width) <= set(n.dims):
+                    width = _width(x.extent)
+                self.need(width is not None, f"the extent of {x.name} has no constant bound")
+                assert width is not None
+                shape.append(width)
             table: dict[Sym, Dim] = {}
             order: list[Sym] = []
             for x in chain:

@@ -18,8 +18,7 @@ class SetScope(Step):
         self.need(
             self.scope in ("local", "register"), f"{self.scope} is not a scope", "local or register"
         )
-        b = n.buffer(self.buffer)
-        self.need(b.scope not in ("in", "out"), f"{self.buffer} is an argument")
+        b = self.internal(n, self.buffer)
         fixed = not any(isinstance(d, Int) for d in b.shape)
         self.need(self.scope == "local" or fixed, f"the size of {self.buffer} is not a constant")
         return n.with_buffer(replace(b, scope=self.scope))
