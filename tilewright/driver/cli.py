@@ -1,0 +1,263 @@
+"""The command line: `tilewright demo | compile | run | bench | explain`."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from tilewright.base import knobs
+from tilewright.base.errors import Invalid, TilewrightError
+from tilewright.driver import demo as demos
+from tilewright.driver.api import torch_side
+from tilewright.driver.compile import Options, compile_graph
+from tilewright.driver.explain import Explanation, explain
+from tilewright.driver.graph_run import judge, random_array, random_inputs, run_arrays
+from tilewright.driver.inputs import FORM, Loaded, load, parse_type
+from tilewright.ir.node import Graph
+
+_COMPARE = "tilewright.driver.torch_compare"
+_TORCH_API = "tilewright.driver.torch_api"
+KERNEL_FORMS = ("group", "trace", "nest", "llvm", "assembly")
+SUITES = ("models", "overhead")  # of the repository's own bench/
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0, 1 where a result is not right, 2 where the command cannot be done."""
+    console, errors = Console(), Console(stderr=True)
+    parser = _parser()
+    given, rest = parser.parse_known_args(arguments)
+    if rest and not (given.command == "bench" and given.program in SUITES):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        given.rest = rest
+        return given.do(given, console)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as problem:
+        return _report(problem, errors)
+
+
+def _report(problem: Exception, errors: Console) -> int:
+    """A sentence, and the way here only for those who ask."""
+    ours = isinstance(problem, TilewrightError)
+    if knobs.logs.get().shows("debug"):
+        errors.print("".join(traceback.format_exception(problem)), markup=False, highlight=False)
+    what = str(problem) if ours else f"{type(problem).__name__}: {problem}"
+    errors.print("[bold red]error:[/]", end=" ")
+    errors.print(what, markup=False, highlight=False, soft_wrap=True)
+    if not ours and not knobs.logs.get().shows("debug"):
+        errors.print(f"  hint: {knobs.logs.name}=debug shows where it came from", highlight=False)
+    return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tilewright",
+        description="A machine-learning compiler: PyTorch programs in, native code out.",
+        epilog=f"PROGRAM is {FORM}. Inputs come from --input, or from the variable or function "
+        "NAME_inputs or inputs of the file.",
+    )
+    parser.add_argument("--version", action="version", version=f"tilewright {_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, do: Callable[..., int], about: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=about, description=about)
+        made.set_defaults(do=do)
+        return made
+
+    show = command("demo", _demo, "compile a real model, check it, time it beside eager")
+    show.add_argument("model", nargs="?", default=demos.DEFAULT, help=_models())
+    show.add_argument("--rounds", type=_positive, default=demos.ROUNDS, help="of timing")
+
+    for name, do, about in (
+        ("compile", _compile, "compile a program and say what became of it"),
+        ("run", _run, "compile a program, run it, and check it against eager"),
+        ("explain", _explain, "show kernels, schedules, refusals, memory and compile time"),
+        ("bench", _bench, "time a program beside eager, or run the suites of the repository"),
+    ):
+        made = command(name, do, about)
+        what = f"{FORM}; or {' or '.join(SUITES)}" if name == "bench" else FORM
+        made.add_argument("program", metavar="PROGRAM", help=what)
+        made.add_argument(
+            "-i", "--input", action="append", metavar="TYPE[DIMS]", help="such as f32[8,16]"
+        )
+        made.add_argument("--strict", action="store_true", help="a fallback is an error")
+        if name == "compile":
+            made.add_argument("--dump", type=Path, metavar="DIR", help="write every stage there")
+        if name == "explain":
+            made.add_argument("--kernel", type=int, metavar="K", help="one kernel in full")
+            made.add_argument("--form", choices=KERNEL_FORMS, help="of that kernel (all)")
+        if name == "bench":
+            made.add_argument("--rounds", type=_positive, default=demos.ROUNDS, help="of timing")
+    return parser
+
+
+def _version() -> str:
+    try:
+        return version("tilewright")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _models() -> str:
+    known = ", ".join(f"{name} ({m.about})" for name, m in demos.MODELS.items())
+    return f"one of {known}; the default is {demos.DEFAULT}"
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return value
+
+
+# ---- commands
+
+
+def _demo(given: argparse.Namespace, console: Console) -> int:
+    return 0 if demos.demo(given.model, given.rounds, console) else 1
+
+
+def _compile(given: argparse.Namespace, console: Console) -> int:
+    loaded = load(given.program)
+    dump = given.dump.resolve() if given.dump else None
+    with demos.shown(console, f"compiling {loaded.name}"), knobs.dump.override(dump):
+        made = _explained(loaded, given)
+    for p in made.programs:
+        line = f"{p.name}: {p.operators} operators, {p.calls} kernel calls, "
+        line += f"{len(p.kernels)} distinct kernels, {p.seconds:.2f} s"
+        console.print(line, highlight=False)
+    console.print(f"{len(made.fallbacks)} fallbacks, {len(made.graph_breaks)} graph breaks")
+    if dump:
+        console.print(f"stages are in {dump}; edit one and set {knobs.resume.name}", soft_wrap=True)
+    return 0
+
+
+def _explain(given: argparse.Namespace, console: Console) -> int:
+    made = _explained(load(given.program), given)
+    if given.kernel is None:
+        console.print(made)
+        return 0
+    for form in KERNEL_FORMS if given.form is None else (given.form,):
+        text = getattr(made, form)(given.kernel)
+        console.rule(f"kernel {given.kernel}: {form}")
+        language = {"llvm": "llvm", "trace": "python"}.get(form)
+        if language and console.is_terminal:
+            console.print(Syntax(text, language))
+        else:
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _run(given: argparse.Namespace, console: Console) -> int:
+    loaded = load(given.program)
+    if loaded.graph is not None:
+        return _run_graph(loaded.graph, console)
+    compare = torch_side(_COMPARE, "running a torch program")
+    step = lambda text: demos.shown(console, text)  # noqa: E731
+    inputs = _torch_inputs(loaded, given)
+    found = compare.compare(loaded.program, inputs, strict=given.strict, step=step)
+    console.print(_error_table([("all results", found.error.ours, found.error.allowed)]))
+    console.print(demos.verdict(found))
+    return 0 if found.error.right else 1
+
+
+def _bench(given: argparse.Namespace, console: Console) -> int:
+    if given.program in SUITES:
+        return _suite(given.program, given.rest)
+    loaded = load(given.program)
+    if loaded.graph is not None:
+        raise Invalid(
+            "a graph has no eager to be timed beside", hint="bench takes FILE.py:NAME or a suite"
+        )
+    compare = torch_side(_COMPARE, "timing a torch program")
+    found = compare.compare(
+        loaded.program,
+        _torch_inputs(loaded, given),
+        strict=given.strict,
+        rounds=given.rounds,
+        step=lambda text: demos.shown(console, text),
+    )
+    console.print(demos.comparison_table(found))
+    console.print(demos.verdict(found))
+    return 0 if found.error.right else 1
+
+
+def _suite(name: str, arguments: Sequence[str]) -> int:
+    """The repository's own benchmarks, which compare with other compilers too."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "bench" / "__main__.py").is_file():
+        raise Invalid(
+            f"the {name} benchmarks are part of the repository, not of the installed package",
+            hint="run this from a checkout installed with pip install -e, "
+            "or time a program of your own: tilewright bench FILE.py:NAME",
+        )
+    return subprocess.run([sys.executable, "-m", "bench", name, *arguments], cwd=root).returncode
+
+
+# ---- programs and inputs
+
+
+def _explained(loaded: Loaded, given: argparse.Namespace) -> Explanation:
+    if loaded.graph is not None:
+        return explain(compile_graph(loaded.graph, Options()))
+    api, torch = torch_side(_TORCH_API, "compiling a torch program"), torch_side("torch", "it")
+    with torch.no_grad():
+        inputs = _torch_inputs(loaded, given)
+        return explain(api.compile(loaded.program, *inputs, strict=given.strict))
+
+
+def _torch_inputs(loaded: Loaded, given: argparse.Namespace) -> list[Any]:
+    torch = torch_side("torch", "running a torch program")
+    if given.input:
+        rng = np.random.default_rng(0)
+        types = [parse_type(x) for x in given.input]
+        arrays = [random_array(t, rng) for t in types]
+        bf16 = [t.dtype.name == "bf16" for t in types]
+        tensors = map(torch.from_numpy, arrays)
+        return [x.bfloat16() if b else x for x, b in zip(tensors, bf16, strict=True)]
+    if loaded.inputs is None:
+        raise Invalid(
+            f"{loaded.name} needs inputs to be compiled for",
+            hint=f"give --input 'f32[8,16]' for each, or define {loaded.name}_inputs in the file",
+        )
+    one = isinstance(loaded.inputs, torch.Tensor)
+    return [loaded.inputs] if one else list(loaded.inputs)
+
+
+def _run_graph(graph: Graph, console: Console) -> int:
+    """Random inputs through native code and through the interpreter."""
+    arrays = random_inputs(graph)
+    with demos.shown(console, f"compiling {graph.name}"):
+        program = compile_graph(graph)
+    got = run_arrays(program, arrays)
+    with demos.shown(console, "running on the interpreter"):
+        judged = judge(graph, arrays, got)
+    rows = [(f"{k}: {r.type!r}", r.error, r.allowed) for k, r in enumerate(judged)]
+    console.print(_error_table(rows))
+    return 0 if all(r.right for r in judged) else 1
+
+
+def _error_table(rows: Sequence[tuple[str, float, float]]) -> Table:
+    table = Table(show_edge=False, pad_edge=False, header_style="bold")
+    for name in ("result", "error", "allowed", ""):
+        table.add_column(name)
+    for name, error, allowed in rows:
+        ok = "[green]right[/]" if error <= allowed else "[bold red]wrong[/]"
+        table.add_row(name, f"{error:.2e}", f"{allowed:.2e}", ok)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())
