@@ -24,6 +24,7 @@ from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
 from tilewright.driver.phases import Phases
 from tilewright.driver.stages import KernelStages, Stages
+from tilewright.graph.batch_norm import BatchNormFold
 from tilewright.graph.cluster import Cluster, Fused
 from tilewright.graph.decompose import Decompose
 from tilewright.graph.fold import FoldConstants, split_weights
@@ -66,7 +67,10 @@ class Options:
 
 def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: Stages) -> Graph:
     """The passes before fusion."""
-    table: list[passes.Pass] = [Simplify(), Decompose(), Simplify(), FoldConstants()]
+    table: list[passes.Pass] = [Simplify()]
+    if options.fold_weights:
+        table.append(BatchNormFold())
+    table += [Decompose(), Simplify(), FoldConstants()]
     if options.pack:
         # Last: simplification would cancel a relayout and its inverse.
         table.append(PackOperands.of(target))
