@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tilewright.ir.interpret import evaluate
-from tilewright.ir.node import Graph, Node, Op
+from tilewright.ir.node import Graph, Node, input, node
 from tilewright.ir.operator import OPERATORS, Sample, operator, outputs_of, sample_node
 from tilewright.ir.types import DType, TensorType, as_dtype, bf16, f16, f32, f64
 from tilewright.ops import BUILDERS
@@ -24,29 +24,37 @@ from tilewright.ops.samples import case, extremes, normal
 assert BUILDERS  # importing the folder fills OPERATORS
 
 EAGER_FACTOR, ULPS = 2.0, 4.0
+QUICK = 5  # compiled samples per operator in the everyday run
 DIGITS = {f64: 52, f32: 23, f16: 10, bf16: 7}
 LEAST_EXPONENT = {f64: -1022, f32: -126, f16: -14, bf16: -126}
 
-Executor = Callable[[Node, Sequence[np.ndarray]], list[np.ndarray]]
+Case = tuple[Node, Sequence[np.ndarray]]
+Executor = Callable[[Sequence[Case]], list[list[np.ndarray]]]
 
 
-def graph_of(n: Node) -> Graph:
-    return Graph("sample", n.inputs, outputs_of(n))
+def run_interpreter(cases: Sequence[Case]) -> list[list[np.ndarray]]:
+    return [evaluate(Graph("sample", n.inputs, outputs_of(n)), args) for n, args in cases]
 
 
-def run_interpreter(n: Node, args: Sequence[np.ndarray]) -> list[np.ndarray]:
-    return evaluate(graph_of(n), args)
-
-
-def run_native(n: Node, args: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The compiled CPU path; bfloat16 travels as its upper sixteen bits."""
-    events = importlib.import_module("tilewright.base.events")
+def run_native(cases: Sequence[Case]) -> list[list[np.ndarray]]:
+    """The compiled CPU path, all cases as one program; bfloat16 travels as its upper 16 bits."""
     driver = importlib.import_module("tilewright.driver.compile")
-    program = driver.compile_graph(graph_of(n), driver.Options(), events.Log())
-    ins = [_to_memory(a, x.dtype) for a, x in zip(args, n.inputs, strict=True)]
-    outs = [np.zeros(t.shape, _memory_dtype(t.dtype)) for t in program.outputs]
-    program.run([a.ctypes.data for a in ins], [a.ctypes.data for a in outs], [])
-    return [_from_memory(a, t.dtype) for a, t in zip(outs, program.outputs, strict=True)]
+    inputs: list[Node] = []
+    outputs: list[Node] = []
+    memory: list[np.ndarray] = []
+    ends = []
+    for k, (n, args) in enumerate(cases):
+        own = [input(f"s{k}x{j}", x.ttype) for j, x in enumerate(n.inputs)]
+        inputs += own
+        outputs += outputs_of(node(n.op, *own))
+        memory += [_to_memory(a, x.dtype) for a, x in zip(args, own, strict=True)]
+        ends.append(len(outputs))
+    program = driver.compile_graph(Graph("samples", tuple(inputs), tuple(outputs)))
+    shapes = [[d for d in o.shape if isinstance(d, int)] for o in outputs]
+    results = [np.zeros(d, _memory_dtype(o.dtype)) for d, o in zip(shapes, outputs, strict=True)]
+    program.run([a.ctypes.data for a in memory], [a.ctypes.data for a in results], [])
+    held = [_from_memory(a, o.dtype) for a, o in zip(results, outputs, strict=True)]
+    return [held[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _memory_dtype(dtype: DType) -> np.dtype:
@@ -55,20 +63,15 @@ def _memory_dtype(dtype: DType) -> np.dtype:
 
 def _to_memory(a: np.ndarray, dtype: DType) -> np.ndarray:
     held = np.ascontiguousarray(as_dtype(a, dtype)).reshape(np.shape(a))
-    return (held.view(np.uint32) >> 16).astype(np.uint16) if dtype is bf16 else held
+    return np.asarray(held.view(np.uint32) >> 16, np.uint16) if dtype is bf16 else held
 
 
 def _from_memory(a: np.ndarray, dtype: DType) -> np.ndarray:
-    return (a.astype(np.uint32) << 16).view(np.float32) if dtype is bf16 else a
+    return np.asarray(a.astype(np.uint32) << 16).view(np.float32) if dtype is bf16 else a
 
 
 def has_native() -> bool:
     return importlib.util.find_spec("tilewright.driver.compile") is not None
-
-
-EXECUTORS: dict[str, Executor] = {"interpreter": run_interpreter}
-if has_native():
-    EXECUTORS["native"] = run_native
 
 
 def ulp(x: np.ndarray, dtype: DType) -> np.ndarray:
@@ -91,22 +94,27 @@ def reference(s: Sample, n: Node, wide: bool) -> list[np.ndarray]:
     return list(out) if isinstance(out, tuple) else [out]
 
 
-def problems(s: Sample, run: Executor) -> Iterator[str]:
-    """What is wrong with the operator on this sample, one sentence per output."""
-    n = sample_node(s)
-    results = run(n, s.args)
+def problems(samples: Sequence[Sample], run: Executor) -> Iterator[str]:
+    """What is wrong with the operator on these samples, one sentence per output."""
+    nodes = [sample_node(s) for s in samples]
+    results = run([(n, s.args) for n, s in zip(nodes, samples, strict=True)])
+    for s, n, got in zip(samples, nodes, results, strict=True):
+        shown = ", ".join(repr(x.type) for x in n.inputs)
+        for k, problem in _wrong(s, n, got):
+            yield f"{s.op} of ({shown}), output {k}: {problem}"
+
+
+def _wrong(s: Sample, n: Node, results: list[np.ndarray]) -> Iterator[tuple[int, str]]:
     wanted, rough = reference(s, n, wide=True), reference(s, n, wide=False)
-    nodes = outputs_of(n)
-    if not len(results) == len(wanted) == len(nodes):
-        yield f"{len(results)} results, {len(wanted)} from the reference, {len(nodes)} typed"
-        return
-    for k, (got, want, near, o) in enumerate(zip(results, wanted, rough, nodes, strict=True)):
-        if problem := _problem(np.asarray(got), np.asarray(want), np.asarray(near), o.ttype, s.op):
-            yield f"output {k}: {problem}"
+    outs = outputs_of(n)
+    assert len(results) == len(wanted) == len(outs), f"{s.op}: {len(outs)} outputs typed"
+    for k, (got, want, near, o) in enumerate(zip(results, wanted, rough, outs, strict=True)):
+        if problem := _problem(np.asarray(got), np.asarray(want), np.asarray(near), o.ttype, s):
+            yield k, problem
 
 
 def _problem(
-    got: np.ndarray, want: np.ndarray, near: np.ndarray, t: TensorType, op: Op
+    got: np.ndarray, want: np.ndarray, near: np.ndarray, t: TensorType, s: Sample
 ) -> str | None:
     if not got.shape == want.shape == t.shape:
         return f"shape {got.shape}, reference {want.shape}, type rule {t!r}"
@@ -125,8 +133,12 @@ def _problem(
         noise = np.where(np.isfinite(y), np.abs(y - z), 0)
     if not x.size:
         return None
-    if op.elementwise:
-        allowed = EAGER_FACTOR * noise + ULPS * ulp(z, t.dtype)
+    if s.op.elementwise:
+        size = np.abs(z)
+        if getattr(s.op, "cancels", False):  # a sum of the operands' size that nearly vanishes
+            finite_args = [np.where(np.isfinite(a), np.abs(a), 0) for a in s.args]
+            size = np.maximum(size, np.maximum(*np.broadcast_arrays(*finite_args))[finite])
+        allowed = EAGER_FACTOR * noise + ULPS * ulp(size, t.dtype)
     else:
         allowed = EAGER_FACTOR * noise.max() + ULPS * ulp(np.abs(z).max(), t.dtype)
     worst = int(np.argmax(np.abs(x - z) - allowed))
@@ -142,17 +154,38 @@ def _same_places(x: np.ndarray, y: np.ndarray) -> bool:
     return same_nan and bool(np.all(x[infinite] == y[infinite]))
 
 
+def samples_of(name: str) -> list[Sample]:
+    found = list(OPERATORS[name].samples())  # type: ignore[attr-defined]
+    assert found, f"{name} has no samples"
+    return found
+
+
 @pytest.mark.parametrize("name", sorted(OPERATORS))
-@pytest.mark.parametrize("executor", sorted(EXECUTORS))
-def test_definition_agrees_with_reference(name: str, executor: str) -> None:
-    samples: list[Sample] = list(OPERATORS[name].samples())  # type: ignore[attr-defined]
-    assert samples, f"{name} has no samples"
-    found = [
-        f"{s.op} on {', '.join(f'{d}{list(a.shape)}' for d, a in zip(s.dtypes or (), s.args))}: {p}"
-        for s in samples
-        for p in problems(s, EXECUTORS[executor])
-    ]
+def test_interpreter_agrees_with_reference(name: str) -> None:
+    found = list(problems(samples_of(name), run_interpreter))
     assert not found, "\n".join(found)
+
+
+@pytest.mark.skipif(not has_native(), reason="this checkout has no native compiler")
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_native_agrees_with_reference(name: str) -> None:
+    """A few samples of each operator, spread over all of them; the slow test takes the rest."""
+    found = samples_of(name)
+    few = found[:: max(1, len(found) // QUICK)]
+    wrong = list(problems(few, run_native))
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_native(), reason="this checkout has no native compiler")
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_native_agrees_on_every_sample(name: str) -> None:
+    wrong = list(problems(samples_of(name), run_native))
+    assert not wrong, "\n".join(wrong)
+
+
+def once(n: Node, args: Sequence[np.ndarray]) -> np.ndarray:
+    return run_interpreter([(n, args)])[0][0]
 
 
 @pytest.mark.parametrize("name", sorted(OPERATORS))
@@ -164,19 +197,17 @@ def test_properties_hold(name: str) -> None:
     for s in cls.samples():
         n = sample_node(s)
         if cls.commutative:
-            got = run_interpreter(n, s.args)[0]
             flipped = Sample(s.op, s.args[::-1], s.dtypes[::-1] if s.dtypes else None)
-            np.testing.assert_array_equal(
-                got, run_interpreter(sample_node(flipped), flipped.args)[0]
-            )
+            other = once(sample_node(flipped), flipped.args)
+            np.testing.assert_array_equal(once(n, s.args), other)
         dtype = n.inputs[0].dtype if n.inputs else f32
         # Doubling is exact in every float format, far from the ends of its range.
         tame = all(np.abs(a).max(initial=0) < 2**10 for a in s.args)
         for k in cls.linear if dtype.is_float and tame else ():
             doubled = tuple(a * a.dtype.type(2) if j == k else a for j, a in enumerate(s.args))
-            once, twice = run_interpreter(n, s.args)[0], run_interpreter(n, doubled)[0]
             rtol = 1e-2 if DIGITS[dtype] < 12 else 1e-5
-            np.testing.assert_allclose(twice, 2 * once, rtol=rtol, atol=1e-6)
+            twice = 2 * once(n, s.args)
+            np.testing.assert_allclose(once(n, doubled), twice, rtol=rtol, atol=1e-6)
 
 
 def test_a_wrong_definition_is_caught() -> None:
@@ -192,15 +223,17 @@ def test_a_wrong_definition_is_caught() -> None:
 
     wrong: Any = operator(Wrong)
     try:
-        bad = [p for s in wrong.samples() for p in problems(s, run_interpreter)]
+        assert list(problems(list(wrong.samples()), run_interpreter))
     finally:
         del OPERATORS["wrong_for_test"]
-    assert bad
+
     right = case(add(), normal(3, 5), normal(3, 5, seed=1))
-    assert not list(problems(right, run_interpreter))
-    one_off = lambda n, args: [evaluate(graph_of(n), args)[0] + np.float32(1e-3)]  # noqa: E731
-    assert list(problems(right, one_off))
-    lost_nan = lambda n, args: [np.nan_to_num(evaluate(graph_of(n), args)[0])]  # noqa: E731
-    assert list(problems(case(add(), extremes(14), normal(14)), lost_nan))
-    narrow = lambda n, args: [evaluate(graph_of(n), args)[0].astype(np.float16)]  # noqa: E731
-    assert list(problems(right, narrow))
+    assert not list(problems([right], run_interpreter))
+
+    def changed(how: Callable[[np.ndarray], np.ndarray]) -> Executor:
+        return lambda cases: [[how(a) for a in outs] for outs in run_interpreter(cases)]
+
+    assert list(problems([right], changed(lambda a: a + np.float32(1e-5))))
+    assert list(problems([right], changed(lambda a: a.astype(np.float16))))
+    odd = case(add(), extremes(14), normal(14))
+    assert list(problems([odd], changed(np.nan_to_num)))

@@ -35,6 +35,7 @@ class _Map(Op):
     to_bool: ClassVar[bool] = False
     least_bits: ClassVar[int] = 0
     exact: ClassVar[bool] = False  # the reference depends on the dtype: never give it float64
+    cancels: ClassVar[bool] = False  # a sum: its error is relative to the operands, not to itself
     domain: ClassVar[tuple[float, float]] = (-4.0, 4.0)
 
     @staticmethod
@@ -268,7 +269,7 @@ atanh = _unary("atanh", np.arctanh, domain=(-1, 1))
 erf = _unary("erf", by_element(math.erf))
 erfc = _unary("erfc", by_element(math.erfc))
 erfinv = _unary("erfinv", by_element(special.erfinv), domain=(-1, 1))
-lgamma = _unary("lgamma", by_element(special.lgamma))
+lgamma = _unary("lgamma", by_element(special.lgamma), domain=(3, 9))
 digamma = _unary("digamma", by_element(special.digamma), domain=(2, 9))
 sigmoid = _unary("sigmoid", lambda x: 1 / (1 + np.exp(-x)), domain=(-9, 9))
 floor = _unary("floor", np.floor)
@@ -309,8 +310,9 @@ fmax = _binary("fmax", np.fmax, _other_if_nan("max"), kinds=_ANY, commutative=Tr
 fmin = _binary("fmin", np.fmin, _other_if_nan("min"), kinds=_ANY, commutative=True)
 atan2 = _binary("atan2", np.arctan2)
 hypot = _binary("hypot", np.hypot, _wide(_hypot), commutative=True)
-logaddexp = _binary("logaddexp", np.logaddexp, _wide(_logaddexp), commutative=True)
-logaddexp2 = _binary("logaddexp2", np.logaddexp2, _wide(_logaddexp2), commutative=True)
+_SUM = {"commutative": True, "cancels": True}
+logaddexp = _binary("logaddexp", np.logaddexp, _wide(_logaddexp), **_SUM)
+logaddexp2 = _binary("logaddexp2", np.logaddexp2, _wide(_logaddexp2), **_SUM)
 copysign = _binary("copysign", np.copysign)
 nextafter = _binary("nextafter", np.nextafter, least_bits=32, exact=True)
 lt = _binary("lt", np.less, **_COMPARE)
