@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Quo, Sym
-from tilewright.kernel.nest import Loop, Nest, Stmt, Store, on_loops, substitute, walk
+from tilewright.kernel.nest import Loop, Nest, Stmt, Store, on_loops, substitute, transform, walk
 from tilewright.kernel.step import Step
 
 
@@ -39,7 +39,7 @@ class Peel(Step):
                     self.need(inside, f"{getattr(x, 'stage', '')} is outside the ragged loop")
             rest = [_shortened(b, s.var, total, factor) for b in s.body]
             tail = tuple(substitute(b, {s.var: full}) for b in rest)
-            tail = tuple(t for t in tail if not (isinstance(t, Loop) and t.extent == 0))
+            tail = transform(tail, lambda t: () if isinstance(t, Loop) and t.extent == 0 else (t,))
             if full == 0:
                 return tail
             main = D.var(self.loop, full)

@@ -53,6 +53,6 @@ class Vectorize(Step):
 
     def _bound(self, x: Loop) -> int | None:
         if isinstance(x.extent, int):
-            return x.extent
+            return x.extent or None  # no lanes at all: nothing to do
         hi = D.bounds(x.extent)[1]
         return hi if self.masked and hi < D.INF else None
