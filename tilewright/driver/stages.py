@@ -323,14 +323,15 @@ def _same_interface(new: Graph, old: Graph, path: Path) -> None:
 def clusters_text(fused: Fused, plan: Plan, kernel: Callable[[Cluster], str | None]) -> str:
     """Clusters with their operators, then refusals, then memory, in the names of the graph."""
     names = node_names(fused.graph)
-    lines = [f"{len(fused.clusters)} clusters"]
+    count = len(fused.clusters)
+    lines = [f"{count} cluster" + "s" * (count != 1)]
     for k, c in enumerate(fused.clusters):
         symbol = kernel(c)
         lines += ["", f"cluster {k}: {c.kind}" + (f", kernel {symbol}" if symbol else "")]
         lines += [f"  {_node_line(n, names)}" for n in c.nodes]
         lines.append(f"  stores {', '.join(f'{names[o]} {_where(o, plan)}' for o in c.outputs)}")
     if fused.refusals:
-        lines += ["", f"{len(fused.refusals)} refusals"]
+        lines += ["", "not fused:"]
         lines += [
             f"  {names.get(r.producer, '?')} | {names.get(r.consumer, '?')}  {r}"
             + (f"  ({r.where})" if r.where else "")
