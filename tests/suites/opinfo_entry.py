@@ -41,7 +41,7 @@ STATUSES = {
     "right": "right",
     "wrong": "wrong numbers",
     "unsupported": "an operator without a definition (strict)",
-    "no kernel": "no operator reaches the backend",
+    "no kernel": "right, but no native kernel ran",
     "capture": "torch cannot capture the entry as one graph",
     "error": "the compiler raised",
     "crash": "the process died",
