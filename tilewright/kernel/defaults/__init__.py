@@ -1,0 +1,1 @@
+"""Default schedules: the traces a compiler without a tuner starts from."""

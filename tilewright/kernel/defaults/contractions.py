@@ -1,0 +1,243 @@
+"""Contractions: a register tile of rows times lanes, with the reduction inside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.graph.pack import register_tile
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Sym
+from tilewright.ir.expr import Fn, Load, Value, extent
+from tilewright.kernel.defaults.scheduler import (
+    Scheduler,
+    grain,
+    store_reads,
+)
+from tilewright.kernel.dependence import linear_index
+from tilewright.kernel.group import Stage
+from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.fuse_axes import FuseAxes
+from tilewright.kernel.steps.pad import Pad
+from tilewright.kernel.steps.parallel import Parallel
+from tilewright.kernel.steps.peel import Peel
+from tilewright.kernel.steps.permute import Permute
+from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.set_scope import SetScope
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.steps.vectorize import Vectorize
+
+
+def is_contraction(s: Scheduler, st: Stage) -> bool:
+    return bool(_operands(s.store(st.name).value)) and bool(st.raxes) and st.combine == "add"
+
+
+def _operands(v: Value) -> tuple[Load, Load] | None:
+    """The two loads of a product, through casts."""
+    if isinstance(v, Fn) and v.name == "mul":
+        a, b = (_through_casts(x) for x in v.args)
+        if isinstance(a, Load) and isinstance(b, Load):
+            return a, b
+    return None
+
+
+def _through_casts(v: Value) -> Value:
+    while isinstance(v, Fn) and v.name == "cast":
+        v = v.args[0]
+    return v
+
+
+def schedule_contraction(s: Scheduler, acc: Stage, out: Stage) -> bool:
+    """A register tile: rows of one operand times lanes of the other. False where the group has no such shape."""
+    host, a = out.name, acc.name
+    path = s.path(host)
+    reads = [r for r in store_reads(s.store(host)) if r.source == a]
+    if len(reads) != 1 or len(reads[0].index) != len(path):
+        return False
+    for i, p in zip(reads[0].index, path, strict=True):
+        if not (D.is_sym(i) and D.the_sym(i) is p.var) and not (i == 0 and p.extent == 1):
+            return False
+    ops = _operands(s.store(a).value)
+    assert ops is not None
+    dtype = s.group.buffer(a).dtype
+    tile = register_tile(s.target.vector_bits, s.target.vector_registers, dtype)
+    lanes = s.target.lanes(dtype.bits)
+    choice = _lane_choice(s, acc, ops, tile.columns)
+    row = None if choice is None else _row_choice(acc, choice[0])
+    if choice is None or row is None:
+        return False
+    col, width = choice
+    rows, vectors = tile.rows, max(1, width // lanes)
+    names = [p.name for p in path]
+    axes = [f"i{k}" for k in range(len(names))]
+    # Height and width become one row axis, so that small images fill the tile.
+    if row >= 1 and row - 1 != col and _walks_together(acc, ops, row):
+        s.do(FuseAxes(a, row - 1))
+        s.do(Fuse(names[row - 1], names[row], f"{host}.p"))
+        names[row - 1 : row + 1] = [f"{host}.p"]
+        axes[row - 1 : row + 1] = ["p"]
+        col, row = (col - 1 if col > row else col), row - 1
+    _tile(s, a, host, _Tile(names, axes, row, col, rows, lanes, vectors))
+    return True
+
+
+@dataclass
+class _Tile:
+    """A register tile: host loops and accumulator axes by position, which are rows and lanes, and how many."""
+
+    names: list[str]
+    axes: list[str]
+    row: int
+    col: int
+    rows: int
+    lanes: int
+    vectors: int
+
+
+def _lane_choice(
+    s: Scheduler, acc: Stage, ops: tuple[Load, Load], columns: int
+) -> tuple[int, int] | None:
+    """(output axis for lanes, width of the tile): contiguous in one operand, within a packed block, absent from the other."""
+    best: tuple[int, int, int] | None = None
+    for k, a in enumerate(acc.axes):
+        if extent(a) == 1 and len(acc.axes) > 1:
+            continue
+        packed = _block(ops, a)
+        width = packed or columns
+        strides = []
+        for x in ops:
+            lin = linear_index(s.nest.buffer(str(x.source)), x.index)
+            outer, inner = D.var("?o", D.ceildiv(extent(a), width)), D.var("?i", width)
+            lin = D.substitute(lin, {a: outer * width + inner})
+            strides.append(D.coefficient(lin, D.the_sym(inner)))
+        small = any(isinstance(c, int) and 1 < c <= 4 for c in strides)
+        score = (
+            (4 if packed else 3)
+            if 0 in strides and 1 in strides
+            else 2
+            if 0 in strides and small
+            else 1
+            if strides == [1, 1]
+            else 0
+        )
+        if score and (best is None or score >= best[0]):
+            best = (score, k, width)
+    return best[1:] if best else None
+
+
+def _block(ops: tuple[Load, Load], a: Sym) -> int | None:
+    """The width of the blocks in which an operand was packed along an axis."""
+    for x in ops:
+        for i in x.index:
+            for atom in D.atoms(i):
+                if isinstance(atom, D.Quo) and atom.op == "mod" and isinstance(atom.b, int) and D.is_sym(atom.a) and D.the_sym(atom.a) is a:  # fmt: skip
+                    return atom.b
+    return None
+
+
+def _row_choice(acc: Stage, col: int) -> int | None:
+    """The last other axis with more than one point."""
+    others = [k for k in range(len(acc.axes)) if k != col]
+    many = [k for k in others if extent(acc.axes[k]) != 1] or others
+    return many[-1] if many else None
+
+
+def _walks_together(acc: Stage, ops: tuple[Load, Load], row: int) -> bool:
+    """Do axes row-1 and row appear in the same operand only (height and width of an image)?"""
+    hi, lo = acc.axes[row - 1], acc.axes[row]
+    a = [hi in x.symbols() for x in ops]
+    b = [lo in x.symbols() for x in ops]
+    return a == b and sum(a) == 1 and isinstance(extent(lo), int) and isinstance(extent(hi), int)
+
+
+def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
+    m, n = t.names[t.row], t.names[t.col]
+    em, en = s.loops(m)[0].extent, s.loops(n)[0].extent
+    rows, width = t.rows, t.lanes * t.vectors
+    if isinstance(em, int) and em < rows:
+        # Few rows: more vectors keep enough sums in flight.
+        rows = em
+        width *= max(1, 16 // (em * t.vectors))
+    if isinstance(en, int):
+        width = min(width, en)
+    ragged = not (isinstance(en, int) and en % width == 0)
+    # Zero padding in the packed operand lets every tile be full; only the store is ragged then.
+    padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, int(t.axes[t.col][1:]), width))
+    s.do(Split(m, rows))
+    s.do(Split(n, width))
+    rest = [x for x in t.names if x not in (m, n)]
+    count_n = D.ceildiv(en, width)
+    # A panel of the lane operand stays in the cache while the rows pass by, unless there are too few panels to share.
+    panels = not isinstance(count_n, int) or count_n >= 4 or (isinstance(em, int) and em <= rows)
+    tiles = (f"{n}.0", f"{m}.0") if panels else (f"{m}.0", f"{n}.0")
+    s.do(Reorder((*rest, *tiles, f"{m}.1", f"{n}.1")))
+    s.do(ComputeAt(a, tiles[1]))
+    s.attempt(SetScope(a, "register"))
+    last = len(s.nest.buffer(a).shape) - 1
+    if t.col != last:
+        s.do(Permute(a, (*(k for k in range(last + 1) if k != t.col), t.col)))
+    red = [p.name for p in s.path(a) if p.name.startswith(f"{a}.r")]
+    inner = tuple(x for x in (f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}") if s.loops(x))
+    if red and inner:
+        s.attempt(Reorder((*red, *inner)))
+    for x in tiles:
+        if not (padded and x == f"{n}.0"):
+            s.attempt(Peel(x))
+    for stem in (a, f"{a}.init"):
+        r, c = f"{stem}.{t.axes[t.row]}", f"{stem}.{t.axes[t.col]}"
+        if s.loops(r):
+            s.attempt(Unroll(r))
+        if s.loops(c):
+            _lanes_of_tile(s, c, t.lanes)
+    s.attempt(Unroll(f"{m}.1"))
+    if padded:
+        s.do(Split(f"{n}.1", t.lanes))
+        s.do(Unroll(f"{n}.1.0", guarded=True))
+        s.do(Vectorize(f"{n}.1.1", masked=True))
+    else:
+        _lanes_of_tile(s, f"{n}.1", t.lanes)
+    _unroll_reduction(s, red)
+    _parallel_tiles(s, a, host, rest, tiles)
+
+
+def _lanes_of_tile(s: Scheduler, loop: str, lanes: int) -> None:
+    s.do(Split(loop, lanes))
+    s.attempt(Peel(f"{loop}.0"))
+    if s.loops(f"{loop}.0"):
+        s.attempt(Unroll(f"{loop}.0"))
+    if s.loops(f"{loop}.1"):
+        s.attempt(Vectorize(f"{loop}.1"))
+
+
+def _unroll_reduction(s: Scheduler, red: list[str]) -> None:
+    if not red:
+        return
+    last = s.loops(red[-1])
+    e = last[0].extent if last else 1
+    if isinstance(e, int) and 1 < e <= 4:
+        s.attempt(Unroll(red[-1]))
+    elif not isinstance(e, int) or e > 4:
+        if s.attempt(Split(red[-1], 4)):
+            s.attempt(Peel(f"{red[-1]}.0"))
+            s.attempt(Unroll(f"{red[-1]}.1"))
+
+
+def _parallel_tiles(
+    s: Scheduler, a: str, host: str, rest: list[str], tiles: tuple[str, str]
+) -> None:
+    """Threads over the outer loops, fused as far as needed for enough pieces."""
+    outer = [x for x in (*rest, tiles[0]) if s.loops(x)]
+    top = outer[0]
+    for k, nxt in enumerate(outer[1:]):
+        into = f"{host}.q{k}"
+        if not s.attempt(Fuse(top, nxt, into)):
+            break
+        top = into
+    found = s.loops(top)
+    if not found:
+        return
+    per = 1
+    for p in s.path(a)[1:]:
+        per *= p.extent if isinstance(p.extent, int) else 64
+    s.attempt(Parallel(top, grain(per)))

@@ -1,0 +1,125 @@
+"""Maps: contiguous axes fused, lanes over the innermost one, threads over the rest."""
+
+from __future__ import annotations
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.kernel.defaults.scheduler import (
+    Scheduler,
+    can_fuse,
+    cost,
+    grain,
+    lanes_for,
+    store_reads,
+    vector_loop,
+    work_per_point,
+)
+from tilewright.kernel.group import Stage
+from tilewright.kernel.nest import Store
+from tilewright.kernel.nest import walk as walk_nest
+from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.compute_with import ComputeWith
+from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.parallel import Parallel
+
+
+def inline_maps(s: Scheduler) -> list[Stage]:
+    """Inline every map that is cheap or read once; the stages that stay, in order."""
+    kept: list[Stage] = []
+    for st in s.group.stages:
+        if st.is_map and s.group.buffer(st.name).scope == "local":
+            users = [x for x, _ in walk_nest(s.nest.body) if isinstance(x, Store) and any(r.source == st.name for r in store_reads(x))]  # fmt: skip
+            reads = {r for u in users for r in store_reads(u) if r.source == st.name}
+            value = s.store(st.name).value
+            once = len(reads) <= 1 and not any(_reused(s, u, st) for u in users)
+            if (once or not cost(value)) and s.attempt(ComputeInline(st.name)):
+                continue
+        kept.append(st)
+    return kept
+
+
+def _reused(s: Scheduler, user: Store, st: Stage) -> bool:
+    """Would inlining st into the user compute its points more than once?"""
+    points = s.group.buffer(st.name).size
+    total: Dim = 1
+    for p in s.path(user.stage):
+        total = total * p.extent
+    return not D.known_le(total, points)
+
+
+def _collapse(s: Scheduler, stages: list[str], first: int = 0) -> list[str]:
+    """Fuse neighbouring loops that are one walk through memory, the same way in all stages; the loops of stages[0]."""
+    names = [p.name for p in s.path(stages[0])]
+    k = len(names) - 2
+    fused = 0
+    while k >= first:
+        ok = True
+        for st in stages:
+            path = s.path(st)
+            store = s.store(st)
+            ok = ok and len(path) > k + 1 and can_fuse(s, store, path[k].var, path[k + 1].var)
+        if ok:
+            for st in stages:
+                path = s.path(st)
+                s.do(Fuse(path[k].name, path[k + 1].name, f"{st}.f{fused}"))
+            fused += 1
+        k -= 1
+    return [p.name for p in s.path(stages[0])]
+
+
+def _fuse_outer(s: Scheduler, stages: list[str], count: int) -> None:
+    """The first `count` loops of each stage become one."""
+    for j in range(count - 1):
+        for st in stages:
+            path = s.path(st)
+            s.do(Fuse(path[0].name, path[1].name, f"{st}.o{j}"))
+
+
+def schedule_map(s: Scheduler, outs: list[Stage]) -> None:
+    host = outs[0].name
+    names = [x.name for x in outs]
+    loops = _collapse(s, names) if all(len(s.path(n)) == len(s.path(host)) for n in names) else []
+    for other in names[1:]:
+        path = s.path(host)
+        if path and not s.attempt(ComputeWith(other, path[-1].name)):
+            schedule_alone(s, other)
+    loops = [p.name for p in s.path(host)]
+    if not loops:
+        return
+    schedule_alone(s, host)
+
+
+def schedule_alone(s: Scheduler, host: str) -> None:
+    """Lanes and threads for a stage's own perfect nest."""
+    path = s.path(host)
+    if not path:
+        return
+    if len(path) > 2:
+        _fuse_outer(s, [host], len(path) - 1)
+        path = s.path(host)
+    work = work_per_point(s, host)
+    lanes = lanes_for(s, host)
+    inner = path[-1].name
+    e = path[-1].extent
+    over = vector_loop(s, inner, lanes)
+    if len(path) == 1:
+        if over is not None and s.loops(over):
+            s.attempt(Parallel(over, grain(work * lanes // 2)))
+    else:
+        size = e if isinstance(e, int) else 256
+        s.attempt(Parallel(path[0].name, grain(work * max(size, 1) // 2)))
+
+
+def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
+    """Scans and scatters: one iteration per outer index where that is legal, naive loops inside."""
+    for st in [*inner, *outs]:
+        path = s.path(st.name)
+        if len(path) > 1 and path[0].kind == "serial":
+            size = 1
+            for p in path[1:]:
+                size *= p.extent if isinstance(p.extent, int) else 64
+            s.attempt(Parallel(path[0].name, grain(work_per_point(s, st.name) * size)))
+        init = s.loops(f"{st.name}.init.i0")
+        if init:
+            last = f"{st.name}.init.i{len(s.nest.buffer(st.name).shape) - 1}"
+            vector_loop(s, last, 16)

@@ -1,0 +1,239 @@
+"""Rows and columns: everything of one row in one iteration; reductions as partial results over lanes."""
+
+from __future__ import annotations
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Int, Sym
+from tilewright.ir.expr import Index, Load, walk
+from tilewright.kernel.defaults.maps import schedule_alone
+from tilewright.kernel.defaults.scheduler import (
+    Scheduler,
+    accesses,
+    affine_pair,
+    can_fuse,
+    contiguous,
+    grain,
+    lanes_for,
+    points,
+    store_reads,
+    vector_loop,
+    work_per_point,
+)
+from tilewright.kernel.dependence import linear_index
+from tilewright.kernel.group import Stage
+from tilewright.kernel.nest import Loop, Store
+from tilewright.kernel.nest import walk as walk_nest
+from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.compute_with import ComputeWith
+from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.parallel import Parallel
+from tilewright.kernel.steps.peel import Peel
+from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.rfactor import RFactor
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.vectorize import Vectorize
+
+
+def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
+    """Everything of one row in one iteration of the host output's outer loops."""
+    host = max(outs, key=lambda x: len(x.axes)).name
+    prefix = _prefix(s, inner, outs, host)
+    if prefix == 0:
+        for st in inner:
+            _reduction(s, st.name)
+        for o in outs:
+            schedule_alone(s, o.name)
+        return
+    names = [o.name for o in outs]
+    if prefix == len(s.path(host)) and len(names) == 1 and _lane_axis(s, inner):
+        _columns(s, inner[0].name, host)
+        return
+    for o in names:
+        for j in range(prefix - 1):
+            p = s.path(o)
+            if not s.attempt(Fuse(p[0].name, p[1].name, f"{o}.o{j}")):
+                break
+    # From the last output back, each with what it alone reads: no nest on the way reads ahead of its producer.
+    for later, earlier in zip(names[:0:-1], names[-2::-1], strict=True):
+        for st in reversed(inner):
+            s.attempt(ComputeAt(st.name, s.path(later)[0].name))
+        s.attempt(ComputeWith(later, s.path(earlier)[0].name))
+    at = s.path(host)[0].name
+    for st in reversed(inner):
+        s.attempt(ComputeAt(st.name, at))
+    row = 1
+    for st in inner:
+        row += work_per_point(s, st.name) * points(s, st.name)
+        if st.is_reduce:
+            _reduction(s, st.name)
+        else:
+            _inner_vector(s, st.name)
+    for o in names:
+        row += work_per_point(s, o) * points(s, o)
+        _inner_vector(s, o)
+    if s.loops(at):
+        s.attempt(Parallel(at, grain(row)))
+
+
+def _columns(s: Scheduler, stage: str, host: str) -> None:
+    """A reduction whose results lie next to each other: a vector of results per iteration."""
+    path = s.path(host)
+    last, e = path[-1].name, path[-1].extent
+    lanes = lanes_for(s, host)
+    s.do(Split(last, lanes))
+    s.do(ComputeAt(stage, f"{last}.0"))
+    if not (isinstance(e, int) and e % lanes == 0):
+        s.attempt(Peel(f"{last}.0"))
+    work = work_per_point(s, stage) * points(s, stage)
+    _reduction(s, stage)
+    s.attempt(Vectorize(f"{last}.1"))
+    for j in range(len(path) - 2):
+        s.attempt(Fuse(s.path(host)[0].name, s.path(host)[1].name, f"{host}.o{j}"))
+    top = s.path(host)[0].name
+    if s.loops(top):
+        s.attempt(Parallel(top, grain(work if len(path) == 1 else work * 4)))
+
+
+def _prefix(s: Scheduler, inner: list[Stage], outs: list[Stage], host: str) -> int:
+    """How many leading loops of the host index every internal stage in the same way."""
+    path = s.path(host)
+    deepest = len(path)
+    for st in inner:
+        for x, p in walk_nest(s.nest.body):
+            if not isinstance(x, Store):
+                continue
+            for r in store_reads(x):
+                if r.source != st.name:
+                    continue
+                common = 0
+                for k, i in enumerate(r.index):
+                    var = p[k].var if k < len(p) else None
+                    if var is not None and (
+                        (D.is_sym(i) and D.the_sym(i) is var) or (i == 0 and p[k].extent == 1)
+                    ):
+                        common += 1
+                    else:
+                        break
+                deepest = min(deepest, common)
+    for o in outs:
+        if o.name != host:
+            other = s.path(o.name)
+            same = 0
+            while same < min(len(other), len(path)) and D.known_eq(
+                other[same].extent, path[same].extent
+            ):
+                same += 1
+            deepest = min(deepest, same)
+    return deepest
+
+
+def _lane_axis(s: Scheduler, inner: list[Stage]) -> bool:
+    """Is the host's last axis the contiguous one in what the (single) reduction reads?"""
+    if len(inner) != 1 or not inner[0].is_reduce or not inner[0].axes:
+        return False
+    st = s.store(inner[0].name)
+    last = inner[0].axes[-1]
+    found = False
+    for b, idx in accesses(s, st)[1:]:
+        c = D.coefficient(linear_index(b, idx), last)
+        if c is None or (isinstance(c, int) and c not in (0, 1)) or isinstance(c, Int):
+            return False
+        found = found or c == 1
+    return found
+
+
+def _inner_vector(s: Scheduler, stage: str) -> None:
+    """Lanes for the innermost loop of a stage inside a row."""
+    path = s.path(stage)
+    own = [p for p in path if p.name.startswith(stage + ".")]
+    if not own or own[-1] is path[0]:
+        return
+    names = _collapse_own(s, stage, own)
+    loop = names[-1]
+    vector_loop(s, loop, lanes_for(s, stage))
+
+
+def _collapse_own(s: Scheduler, stage: str, own: list[Loop]) -> list[str]:
+    names = [p.name for p in own]
+    count = 0
+    while len(names) >= 2:
+        path = {p.name: p for p in s.path(stage)}
+        o, i = path[names[-2]], path[names[-1]]
+        if (
+            len(o.body) != 1
+            or o is s.path(stage)[0]
+            or not can_fuse(s, s.store(stage), o.var, i.var)
+        ):
+            break
+        into = f"{stage}.g{count}"
+        if not s.attempt(Fuse(o.name, i.name, into)):
+            break
+        count += 1
+        names = [*names[:-2], into]
+    return names
+
+
+def _reduction(s: Scheduler, stage: str) -> None:
+    """Partial results over lanes for a reduction over the contiguous axis; lanes over data otherwise."""
+    path = s.path(stage)
+    st = s.store(stage)
+    used: set[Sym] = set().union(*(D.symbols(i) for i in st.index)) if st.index else set()
+    own = [p for p in path if p.name.startswith(stage + ".")]
+    red = [p for p in own if p.var not in used]
+    data = [p for p in own if p.var in used]
+    if not red:
+        return
+    lanes = lanes_for(s, stage)
+    if data and contiguous(s, st, data[-1].var) and _extent_at_least(data[-1], 4):
+        # Lanes over data: the reduction loops go outside the last data loop.
+        order = tuple(p.name for p in (*data[:-1], *red, data[-1]))
+        if [p.name for p in own] != list(order):
+            s.attempt(Reorder(order))
+        vector_loop(s, data[-1].name, lanes)
+        init = f"{stage}.init.i{len(s.nest.buffer(stage).shape) - 1}"
+        if s.loops(init):
+            vector_loop(s, init, lanes)
+        return
+    names = [p.name for p in red]
+    count = 0
+    while len(names) >= 2:
+        p = {q.name: q for q in s.path(stage)}
+        o, i = p[names[-2]], p[names[-1]]
+        if not _can_fuse_reads(s, s.store(stage), o.var, i.var) or not s.attempt(Fuse(o.name, i.name, f"{stage}.k{count}")):  # fmt: skip
+            break
+        names = [*names[:-2], f"{stage}.k{count}"]
+        count += 1
+    loop = next(q for q in s.path(stage) if q.name == names[-1])
+    if not contiguous(s, s.store(stage), loop.var):
+        return
+    if isinstance(loop.extent, int) and loop.extent <= lanes:
+        return
+    if not s.attempt(Split(loop.name, lanes)):
+        return
+    part = f"{stage}p"
+    if not s.attempt(RFactor(stage, (f"{loop.name}.1",), part)):
+        return
+    tail = loop.name.split(".", 1)[-1]
+    host = data[-1].name if data else None
+    if host and s.loops(host):
+        s.attempt(ComputeAt(part, host))
+    s.attempt(Peel(f"{part}.{tail}.0"))
+    for name in (f"{part}.{tail}.1", f"{loop.name}.1"):
+        if s.loops(name):
+            s.attempt(Vectorize(name))
+    width = len(s.nest.buffer(part).shape) - 1
+    if s.loops(f"{part}.init.i{width}"):
+        s.attempt(Vectorize(f"{part}.init.i{width}"))
+
+
+def _extent_at_least(p: Loop, n: int) -> bool:
+    return not isinstance(p.extent, int) or p.extent >= n
+
+
+def _can_fuse_reads(s: Scheduler, st: Store, outer: Sym, inner: Sym) -> bool:
+    for v in walk(st.value):
+        if isinstance(v, Index) and D.symbols(v.dim) & {outer, inner}:
+            return False
+        if isinstance(v, Load) and any(True for i in v.index for _ in D.data_values(i)):
+            return False
+    return all(affine_pair(b, i, outer, inner) for b, i in accesses(s, st)[1:])

@@ -1,0 +1,160 @@
+"""A nest under construction with its trace, and what a default schedule asks about memory and work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilewright.base.errors import Refused
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim, Int, Sym
+from tilewright.ir.expr import Fn, Index, Load, Value, extent, loads, walk
+from tilewright.ir.target import Target
+from tilewright.kernel.dependence import linear_index
+from tilewright.kernel.group import Buffer, Group
+from tilewright.kernel.nest import Loop, Nest, Store, find, start
+from tilewright.kernel.nest import walk as walk_nest
+from tilewright.kernel.step import Step
+from tilewright.kernel.steps.peel import Peel
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.vectorize import Vectorize
+
+# Functions worth computing once rather than in every reader.
+EXPENSIVE = frozenset(
+    "exp exp2 expm1 log log2 log10 log1p tanh sigmoid sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh erf erfc "
+    "erfinv lgamma digamma pow rem mod floordiv".split()
+)
+# A piece of parallel work should cost tens of microseconds: about this many simple element operations.
+PIECE = 16384
+# Values of this many bytes or fewer per row are worth keeping in a local buffer.
+ROW_BYTES = 192 * 1024
+
+
+@dataclass
+class Scheduler:
+    """A nest under construction with the trace that led to it."""
+
+    group: Group
+    target: Target
+    nest: Nest = field(init=False)
+    trace: list[Step] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.nest = start(self.group)
+
+    def do(self, step: Step) -> None:
+        self.nest = step.apply(self.nest)
+        self.trace.append(step)
+
+    def attempt(self, step: Step) -> bool:
+        try:
+            self.do(step)
+        except Refused:
+            return False
+        return True
+
+    def loops(self, name: str) -> list[Loop]:
+        return [x for x, _ in find(self.nest, name)]
+
+    def store(self, stage: str) -> Store:
+        """The last store of a stage (its update, where it has an init)."""
+        return [
+            s for s, _ in walk_nest(self.nest.body) if isinstance(s, Store) and s.stage == stage
+        ][-1]
+
+    def path(self, stage: str) -> list[Loop]:
+        return [
+            list(p)
+            for s, p in walk_nest(self.nest.body)
+            if isinstance(s, Store) and s.stage == stage
+        ][-1]
+
+
+def cost(v: Value) -> int:
+    return sum(1 for x in walk(v) if isinstance(x, Fn) and x.name in EXPENSIVE)
+
+
+def store_reads(x: Store) -> list[Load]:
+    vals = [x.value, *(v for i in x.index for v in D.data_values(i))]
+    return [r for v in vals for r in loads(v)]
+
+
+def affine_pair(b: Buffer, index: tuple[Dim, ...], outer: Sym, inner: Sym) -> bool:
+    lin = linear_index(b, index)
+    o, i = D.coefficient(lin, outer), D.coefficient(lin, inner)
+    if o is None or i is None:
+        return False
+    return D.known_eq(o, i * extent(inner))
+
+
+def accesses(s: Scheduler, st: Store) -> list[tuple[Buffer, tuple[Dim, ...]]]:
+    out = [(s.nest.buffer(st.buffer), st.index)]
+    out += [
+        (s.nest.buffer(x.source), x.index) for x in store_reads(st) if isinstance(x.source, str)
+    ]
+    return out
+
+
+def can_fuse(s: Scheduler, st: Store, outer: Sym, inner: Sym) -> bool:
+    """Do both loops walk through memory as one, in every access?"""
+    for v in walk(st.value):
+        if isinstance(v, Index) and D.symbols(v.dim) & {outer, inner}:
+            return False
+        if isinstance(v, Load) and any(True for i in v.index for _ in D.data_values(i)):
+            data = [d for i in v.index for d in D.data_values(i)]
+            if any(d.symbols() & {outer, inner} for d in data):
+                return False
+    return all(affine_pair(b, i, outer, inner) for b, i in accesses(s, st))
+
+
+def contiguous(s: Scheduler, st: Store, v: Sym) -> bool:
+    """Does v walk through memory with stride one (or not at all) in every read, with one somewhere?"""
+    some = False
+    for b, idx in accesses(s, st)[1:]:
+        c = D.coefficient(linear_index(b, idx), v)
+        if c is None or isinstance(c, Int) or c not in (0, 1):
+            return False
+        some = some or c == 1
+    return some
+
+
+def points(s: Scheduler, stage: str) -> int:
+    """Points of a stage inside one outer iteration."""
+    n = 1
+    for p in s.path(stage)[1:]:
+        n *= p.extent if isinstance(p.extent, int) else 64
+    return min(n, 1 << 24)
+
+
+def lanes_for(s: Scheduler, stage: str, wide: int = 16) -> int:
+    """Lanes for the inner loop of a map: several registers' worth for instruction-level parallelism."""
+    st = s.store(stage)
+    dtypes = [s.nest.buffer(b.name).dtype for b, _ in accesses(s, st)]
+    bits = max([min(d.bits, 64) for d in dtypes] or [32])
+    one = max(1, s.target.vector_bits // max(bits, 32))
+    return min(wide, max(one * (2 if cost(st.value) else 4), 4))
+
+
+def vector_loop(s: Scheduler, loop: str, lanes: int) -> str | None:
+    """Split off lanes and peel the tail; the name of the loop over vectors (None when it is one vector)."""
+    found = s.loops(loop)
+    if not found:
+        return None
+    e = found[0].extent
+    if isinstance(e, int) and e <= lanes:
+        s.attempt(Vectorize(loop))
+        return None
+    s.do(Split(loop, lanes))
+    if not (isinstance(e, int) and e % lanes == 0):
+        s.attempt(Peel(f"{loop}.0"))
+    s.attempt(Vectorize(f"{loop}.1"))
+    return f"{loop}.0"
+
+
+def work_per_point(s: Scheduler, stage: str) -> int:
+    """Rough operations per element of a stage's value."""
+    v = s.store(stage).value
+    return 1 + sum(1 for x in walk(v) if isinstance(x, (Fn, Load))) + 12 * cost(v)
+
+
+def grain(work: int) -> int:
+    return max(1, PIECE // max(1, work))
