@@ -24,3 +24,9 @@ def fixed_seed() -> Iterator[None]:
         return
     torch.manual_seed(0)
     yield
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write golden files instead of comparing"
+    )
