@@ -1,0 +1,247 @@
+"""Every step: the loops before and after as golden text, the same result, and its refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.kernel.fuzz import Judge
+from tilewright.base.errors import Refused
+from tilewright.kernel.check import verify
+from tilewright.kernel.nest import start
+from tilewright.kernel.step import STEPS, apply, parse_trace
+from tilewright.kernel.text import nest_text, parse_group
+
+MAP = """
+group map
+  in x: f32[100]
+  out y: f32[100]
+  y[y.i0] = exp(x[y.i0]) for y.i0 in 100
+"""
+GRID = """
+group grid
+  in x: f32[8,6]
+  out y: f32[8,6]
+  y[y.i0,y.i1] = exp(x[y.i0,y.i1]) for y.i0 in 8, y.i1 in 6
+"""
+SYMBOLIC = """
+group symbolic where n: 1..
+  in x: f32[n]
+  out y: f32[n]
+  y[y.i0] = x[y.i0] + 1.0 for y.i0 in n
+"""
+TWO = """
+group two
+  in x: f32[8,6]
+  out y: f32[8,6]
+  local t: f32[8,6]
+  t[t.i0,t.i1] = exp(x[t.i0,t.i1]) for t.i0 in 8, t.i1 in 6
+  y[y.i0,y.i1] = t[y.i0,y.i1] + 1.0 for y.i0 in 8, y.i1 in 6
+"""
+OUTPUTS = """
+group outputs
+  in x: f32[20]
+  out a: f32[20]
+  out b: f32[20]
+  a[a.i0] = x[a.i0] + 1.0 for a.i0 in 20
+  b[b.i0] = x[b.i0] * 2.0 for b.i0 in 20
+"""
+SUM = """
+group sum
+  in x: f32[5,64]
+  out y: f32[5]
+  local s: f32[5]
+  s[s.i0] add= x[s.i0,s.r0] for s.i0 in 5, s.r0 in 64 from 0.0
+  y[y.i0] = s[y.i0] for y.i0 in 5
+"""
+WINDOW = """
+group window
+  in x: f32[20]
+  out y: f32[20]
+  local t: f32[20]
+  t[t.i0] = x[t.i0] * 2.0 for t.i0 in 20
+  y[y.i0] = select(#(y.i0-1) >= 0, t[y.i0-1], 0.0) + t[y.i0] for y.i0 in 20
+"""
+SCAN = """
+group scan
+  in x: f32[4,9]
+  out y: f32[4,9]
+  local s: f32[4,9]
+  s[s.i0,s.i1] = select(#(s.i1) == 0, x[s.i0,s.i1], s[s.i0,max(0,s.i1-1)] + x[s.i0,s.i1]) for s.i0 in 4, s.i1 in 9 in order
+  y[y.i0,y.i1] = s[y.i0,y.i1] for y.i0 in 4, y.i1 in 9
+"""
+SCATTER = """
+group scatter
+  in x: f32[9]
+  in k: i64[9]
+  out y: f32[5]
+  y[${max(min(k[y.i0], 4), 0)}] = x[y.i0] for y.i0 in 9 in order from 0.0
+"""
+PACKED = """
+group packed
+  in w: f32[6,12]
+  out y: f32[64]
+  local t: f32[64]
+  t[t.i0] = w[(t.i0//12),(t.i0%12)] for t.i0 in 64
+  y[y.i0] = t[y.i0] for y.i0 in 64
+"""
+CHAIN = """
+group chain
+  in x: f32[8]
+  out y: f32[8]
+  out z: f32[8]
+  local t: f32[8]
+  y[y.i0] = x[y.i0] + 1.0 for y.i0 in 8
+  t[t.i0] = x[-t.i0+7] * 2.0 for t.i0 in 8
+  z[z.i0] = t[z.i0] for z.i0 in 8
+"""
+
+# name of the golden file: (group, steps before, the step)
+EXAMPLES = {
+    "split": (MAP, "", "Split('y.i0', 16)"),
+    "split-symbolic": (SYMBOLIC, "", "Split('y.i0', 4)"),
+    "reorder": (GRID, "", "Reorder(('y.i1', 'y.i0'))"),
+    "fuse": (GRID, "", "Fuse('y.i0', 'y.i1', 'y.f')"),
+    "fuse-axes": (TWO, "", "FuseAxes('t', 0)"),
+    "parallel": (GRID, "", "Parallel('y.i0', 2)"),
+    "vectorize": (GRID, "", "Vectorize('y.i1')"),
+    "vectorize-masked": (SYMBOLIC, "Split('y.i0', 4)", "Vectorize('y.i0.1', masked=True)"),
+    "vectorize-reduction": (SUM, "Split('s.r0', 8)", "Vectorize('s.r0.1')"),
+    "unroll": (GRID, "", "Unroll('y.i1')"),
+    "unroll-guarded": (SYMBOLIC, "Split('y.i0', 4)", "Unroll('y.i0.1', guarded=True)"),
+    "peel": (MAP, "Split('y.i0', 16)", "Peel('y.i0.0')"),
+    "peel-symbolic": (SYMBOLIC, "Split('y.i0', 4)", "Peel('y.i0.0')"),
+    "compute-at": (TWO, "", "ComputeAt('t', 'y.i0')"),
+    "compute-at-reduction": (SUM, "", "ComputeAt('s', 'y.i0')"),
+    "compute-at-window": (WINDOW, "Split('y.i0', 8)", "ComputeAt('t', 'y.i0.0')"),
+    "compute-at-scan": (SCAN, "", "ComputeAt('s', 'y.i0')"),
+    "compute-with": (OUTPUTS, "", "ComputeWith('b', 'a.i0')"),
+    "compute-with-guest": (CHAIN, "ComputeAt('t', 'z.i0')", "ComputeWith('z', 'y.i0')"),
+    "compute-inline": (TWO, "", "ComputeInline('t')"),
+    "materialise": (MAP, "", "Materialise('x', 'y', 'xc')"),
+    "rfactor": (SUM, "Split('s.r0', 4)", "RFactor('s', ('s.r0.1',), 'p')"),
+    "set-scope": (TWO, "ComputeAt('t', 'y.i0')", "SetScope('t', 'register')"),
+    "pad": (PACKED, "", "Pad('t', 0, 12)"),
+    "permute": (TWO, "", "Permute('t', (1, 0))"),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_before_and_after(name: str, golden: Callable[[str, str], None]) -> None:
+    text, before, step = EXAMPLES[name]
+    g = parse_group(text)
+    n = apply(start(g), parse_trace(before))
+    (s,) = parse_trace(step)
+    after = s.apply(n)
+    golden(name, f"{nest_text(n)}\n{s!r}\n\n{nest_text(after)}")
+    sizes = [{"n": k} for k in (1, 4, 7)] if g.dims() else [{}]
+    judge = Judge(g, sizes)
+    judge.exact = False
+    for k in range(len(sizes)):
+        judge.nest(after, k)
+    judge.native(after)
+    assert nest_text(after) != nest_text(n)
+
+
+def test_every_step_has_an_example() -> None:
+    shown = {type(parse_trace(step)[0]).__name__ for _, _, step in EXAMPLES.values()}
+    assert shown == set(STEPS)
+
+
+# (group, steps before, the step, what its refusal says)
+REFUSALS = [
+    (MAP, "", "Split('y.i7', 4)", "there is no loop y.i7"),
+    (MAP, "", "Split('y.i0', 0)", "0 is not a positive factor"),
+    (MAP, "", "Split('y.i0', -2)", "-2 is not a positive factor"),
+    (GRID, "Vectorize('y.i1')", "Split('y.i1', 2)", "y.i1 is already lane"),
+    (GRID, "", "Reorder(('y.i0',))", "two or more"),
+    (GRID, "", "Reorder(('y.i0', 'y.i0'))", "two or more different"),
+    (TWO, "", "Reorder(('y.i0', 't.i1'))", "not perfectly nested"),
+    (GRID, "Parallel('y.i0')", "Reorder(('y.i1', 'y.i0'))", "y.i0 is already parallel"),
+    (GRID, "Vectorize('y.i1')", "Reorder(('y.i1', 'y.i0'))", "y.i1 is already lane"),
+    (MAP, "Split('y.i0', 16)", "Reorder(('y.i0.1', 'y.i0.0'))", "depends on y.i0.0"),
+    (SCAN, "", "Reorder(('s.i1', 's.i0'))", "s.i1 carries an order"),
+    (GRID, "", "Fuse('y.i1', 'y.i0', 'f')", "y.i0 is not the only thing inside y.i1"),
+    (GRID, "", "Fuse('y.i0', 'y.i1', 'y.i0')", "something called y.i0 already"),
+    (GRID, "", "Fuse('y.i0', 'y.i1', 'two words')", "'two words' is not a name"),
+    (GRID, "Parallel('y.i0')", "Fuse('y.i0', 'y.i1', 'f')", "both loops must be serial"),
+    (MAP, "Split('y.i0', 16)", "Fuse('y.i0.0', 'y.i0.1', 'f')", "depends on y.i0.0"),
+    (GRID, "", "FuseAxes('y', 0)", "y is an argument"),
+    (TWO, "", "FuseAxes('t', 1)", "t has no axes 1 and 2"),
+    (GRID, "", "Parallel('y.i0', 0)", "0 is not a positive grain"),
+    (GRID, "", "Parallel('y.i1')", "y.i1 is inside y.i0"),
+    (SUM, "Reorder(('s.r0', 's.i0'))", "Parallel('s.r0')", "accumulates into s"),
+    (SCAN, "Split('s.i1', 9)", "Parallel('s.i1.0')", "s.i1.0 is inside s.i0"),
+    (SCATTER, "", "Parallel('y.i0')", "different iterations of y.i0 write y"),
+    (SCATTER, "Split('y.i0', 3)", "Vectorize('y.i0.1')", "different iterations"),
+    (SCAN, "", "Vectorize('s.i1')", "which another one writes"),
+    (MAP, "", "Vectorize('y.i0')", "100 lanes are too many"),
+    (SYMBOLIC, "", "Vectorize('y.i0')", "not a constant"),
+    (GRID, "", "Vectorize('y.i0')", "y.i1 is inside y.i0"),
+    (TWO, "ComputeAt('t', 'y.i0')", "Vectorize('y.i0')", "inside y.i0|allocated per lane"),
+    (SYMBOLIC, "", "Unroll('y.i0')", "not a constant"),
+    (MAP, "", "Unroll('y.i0')", "100 copies are too many"),
+    (GRID, "", "Peel('y.i0')", "y.i0 has no ragged tail"),
+    (MAP, "Split('y.i0', 16); Parallel('y.i0.0')", "Peel('y.i0.0')", "already parallel"),
+    (TWO, "", "ComputeAt('x', 'y.i0')", "x is an argument"),
+    (TWO, "", "ComputeAt('q', 'y.i0')", "there is no buffer q"),
+    (TWO, "", "ComputeAt('t', 'y.i9')", "there is no loop y.i9"),
+    (TWO, "", "ComputeAt('t', 't.i0')", "there is no loop t.i0|nothing inside"),
+    (TWO, "ComputeAt('t', 'y.i1')", "ComputeAt('t', 'y.i0')", "moves inwards only"),
+    (TWO, "ComputeAt('t', 'y.i0')", "ComputeAt('t', 'y.i0')", "computed at y.i0 already"),
+    (TWO, "Vectorize('y.i1')", "ComputeAt('t', 'y.i1')", "nothing can be allocated there"),
+    (TWO, "Split('t.i1', 2)", "ComputeAt('t', 'y.i0')", "no longer one whole loop"),
+    (MAP, "Split('y.i0', 16); Peel('y.i0.0'); Materialise('x', 'y', 'c')", "ComputeAt('c', 'y.i0.1')", "2 copies that read c"),  # noqa: E501
+    (SCAN, "", "ComputeAt('s', 'y.i1')", "s reads itself"),
+    (WINDOW, "ComputeAt('t', 'y.i0')", "ComputeInline('t')", "split or placed|placed inside"),
+    (CHAIN, "", "ComputeWith('z', 'y.i0')", "t is used between z and y.i0"),
+    (TWO, "", "ComputeWith('y', 'y.i0')", "y.i0 is a loop of y"),
+    (SUM, "", "ComputeWith('y', 's.r0')", "has no loop of extent 64"),
+    (WINDOW, "", "ComputeWith('y', 't.i0')", "which another one writes"),
+    (SUM, "", "ComputeInline('s')", "only a stage with one plain store"),
+    (TWO, "", "ComputeInline('y')", "y is an output"),
+    (TWO, "", "ComputeInline('nothing')", "there is no stage nothing"),
+    (SCAN, "", "ComputeInline('s')", "s reads itself"),
+    (TWO, "Materialise('x', 't', 'c'); ComputeAt('c', 't.i0')", "ComputeInline('t')", "c is placed inside"),  # noqa: E501
+    (MAP, "", "Materialise('x', 'y', 'x')", "something called x already"),
+    (MAP, "", "Materialise('y', 'y', 'c')", "y does not read y"),
+    (MAP, "", "Materialise('q', 'y', 'c')", "there is no buffer q"),
+    (SCAN, "", "Materialise('s', 's', 'c')", "s is written while s runs"),
+    (SUM, "", "RFactor('s', ('s.i0',), 'p')", "s.i0 is not a reduction loop"),
+    (SUM, "", "RFactor('s', ('s.r0',), 's')", "something called s already"),
+    (SUM, "", "RFactor('s', (), 'p')", "name the loops"),
+    (SUM, "", "RFactor('y', ('s.r0',), 'p')", "not loops of the reduction y"),
+    (SUM, "Split('s.i0', 2)", "RFactor('s', ('s.r0',), 'p')", "split or placed"),
+    (TWO, "", "SetScope('t', 'cache')", "cache is not a scope"),
+    (TWO, "", "SetScope('y', 'register')", "y is an argument"),
+    (PACKED, "", "Pad('t', 0, 0)", "0 is not a positive factor"),
+    (PACKED, "", "Pad('t', 1, 4)", "t has no axis 1"),
+    (PACKED, "", "Pad('t', 0, 50)", "would read outside w"),
+    (TWO, "", "Permute('t', (0, 0))", "is not an order of 2 axes"),
+    (TWO, "", "Permute('y', (1, 0))", "y is an argument"),
+]
+
+
+@pytest.mark.parametrize(("text", "before", "step", "says"), REFUSALS, ids=lambda x: str(x)[:40])
+def test_refusals(text: str, before: str, step: str, says: str) -> None:
+    n = apply(start(parse_group(text)), parse_trace(before.replace("; ", "\n")))
+    (s,) = parse_trace(step)
+    with pytest.raises(Refused, match=says) as refusal:
+        s.apply(n)
+    assert str(refusal.value).startswith(type(s).__name__), "a refusal names its step"
+    verify(n)
+
+
+def test_a_hint_says_what_there_is() -> None:
+    n = start(parse_group(TWO))
+    with pytest.raises(Refused) as refusal:
+        parse_trace("Split('t.i5', 2)")[0].apply(n)
+    assert refusal.value.hint == "the loops are t.i0, t.i1, y.i0, y.i1"
+
+
+def test_steps_do_not_change_the_nest_they_are_given() -> None:
+    n = start(parse_group(MAP))
+    text = nest_text(n)
+    apply(n, parse_trace("Split('y.i0', 16)\nPeel('y.i0.0')\nVectorize('y.i0.1')"))
+    assert nest_text(n) == text
