@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import io
-import os
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -273,15 +273,16 @@ def short_trace(trace: str) -> str:
 
 
 def short_place(place: str | None) -> str:
-    """A place relative to the current directory where that is shorter."""
+    """A place below the current directory as seen from there, others by their last two names."""
     if not place:
         return ""
     file, _, line = place.rpartition(":")
-    try:
-        near = os.path.relpath(file)
-    except ValueError:  # another drive
-        return place
-    return f"{near if len(near) < len(file) else file}:{line}"
+    path = Path(file)
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    elif len(path.parts) > 3:
+        path = Path("…", *path.parts[-2:])
+    return f"{path}:{line}"
 
 
 def _places(places: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.external_utils import wrap_inline
 from torch._dynamo.resume_execution import ContinueExecutionCache
 
 from tilewright.base.errors import Invalid
@@ -29,7 +30,7 @@ def sessions_of(compiled: Any) -> list[Session]:
                 hint="call it once, or give tw.compile example inputs",
             )
         return found
-    sessions = {order: s for code in _codes(compiled) for order, s in _of_code(code)}
+    sessions = {order: s for code in _codes(compiled) for order, s in _of_code(code, compiled)}
     if not sessions:
         raise Invalid(
             f"nothing that Tilewright compiled is behind this {type(compiled).__name__}",
@@ -39,13 +40,27 @@ def sessions_of(compiled: Any) -> list[Session]:
     return [sessions[order] for order in sorted(sessions)]
 
 
-def _of_code(code: types.CodeType) -> Iterator[tuple[tuple[int, int], Session]]:
+def _of_code(code: types.CodeType, compiled: Any) -> Iterator[tuple[tuple[int, int], Session]]:
     """Sessions with when they began: torch numbers frames, and the compilations of each."""
-    for entry in _debug_get_cache_entry_list(code):
+    entries = _debug_get_cache_entry_list(code)
+    if code is wrap_inline(compiled).__code__:
+        # Every module of torch's own classes runs in this frame: those that another call of
+        # torch.compile left are left out, unless they serve this one too.
+        own = [e for e in entries if e.backend is _backend(compiled)]
+        entries = own or entries
+    for entry in entries:
         made = entry.compile_id
         session = session_of(made)
         if session is not None:
             yield (made.frame_id or 0, made.frame_compile_id or 0), session
+
+
+def _backend(compiled: Any) -> Any:
+    """What torch.compile was given, under the layers it put around it."""
+    found: Any = getattr(getattr(compiled, "dynamo_ctx", None), "callback", None)
+    while hasattr(found, "_torchdynamo_orig_backend"):
+        found = found._torchdynamo_orig_backend
+    return found
 
 
 def _codes(compiled: Any) -> Iterator[types.CodeType]:
@@ -53,6 +68,7 @@ def _codes(compiled: Any) -> Iterator[types.CodeType]:
     if isinstance(compiled, torch.nn.Module):
         inner = getattr(compiled, "_orig_mod", compiled)
         roots: list[Any] = [type(m).forward for m in inner.modules()]
+        roots.append(getattr(compiled.forward, "_torchdynamo_orig_callable", None))
     else:
         roots = [getattr(compiled, "_torchdynamo_orig_callable", compiled)]
     seen: set[types.CodeType] = set()

@@ -1,0 +1,197 @@
+"""The command line: what it does, and that it answers bad input with a sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tilewright.base.errors import MissingExtra
+from tilewright.driver import cli, demo
+
+torch = pytest.importorskip("torch")
+ROOT = Path(__file__).resolve().parents[2]
+
+FILE = """
+import torch
+
+def scores(x, y):
+    return torch.softmax(x @ y, -1)
+
+scores_inputs = (torch.randn(4, 8), torch.randn(8, 5))
+layer = torch.nn.Linear(8, 3)
+inputs = lambda: [torch.randn(2, 8)]
+number = 3
+
+def unlucky(x):
+    raise RuntimeError("unlucky")
+
+class Fragile(torch.nn.Module):
+    def __init__(self):
+        raise RuntimeError("fragile")
+"""
+
+GRAPH = """
+graph main(x: f32[4,8], w: weight f32[8]) {
+  %0: f32[4,8] = mul(x, w)
+  %1: f32[4,1] = sum{axes=(1,), keepdims=True}(%0)
+  return %1
+}
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(FILE)
+    return path
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    path = tmp_path / "main.tw"
+    path.write_text(GRAPH)
+    return path
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    status = cli.main([str(a) for a in arguments])
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def test_compile(capsys: pytest.CaptureFixture[str], program: Path, tmp_path: Path) -> None:
+    there = tmp_path / "stages"
+    status, out, err = call(capsys, "compile", f"{program}:scores", "--dump", there)
+    assert status == 0, err
+    assert "distinct kernels" in out and "0 fallbacks" in out
+    assert list(there.glob("*/00-input.tw"))
+
+
+def test_run(capsys: pytest.CaptureFixture[str], program: Path) -> None:
+    status, out, err = call(capsys, "run", f"{program}:layer", "--strict")
+    assert status == 0, err
+    assert "right" in out and "wrong" not in out
+
+
+def test_inputs_by_type(capsys: pytest.CaptureFixture[str], program: Path) -> None:
+    status, out, err = call(capsys, "run", f"{program}:scores", "-i", "f32[2,3]", "-i", "f32[3,7]")
+    assert status == 0, err
+    assert "right" in out
+
+
+def test_explain(capsys: pytest.CaptureFixture[str], program: Path) -> None:
+    status, out, err = call(capsys, "explain", f"{program}:scores")
+    assert status == 0, err
+    assert "clusters" in out and "program.py:5" in out
+    status, out, _ = call(capsys, "explain", f"{program}:scores", "--kernel", 0)
+    assert status == 0
+    assert all(form in out for form in ("group", "trace", "nest", "define void @", "assembly"))
+
+
+def test_bench(capsys: pytest.CaptureFixture[str], program: Path) -> None:
+    status, out, err = call(capsys, "bench", f"{program}:scores", "--rounds", 1)
+    assert status == 0, err
+    for row in ("cold compile", "time per call", "speedup", "memory of activations", "kernels"):
+        assert row in out
+
+
+def test_graphs(capsys: pytest.CaptureFixture[str], graph: Path) -> None:
+    for command in ("compile", "run", "explain"):
+        status, out, err = call(capsys, command, graph)
+        assert status == 0, err
+        assert "main" in out
+    status, _, err = call(capsys, "bench", graph)
+    assert status == 2 and "no eager" in err
+
+
+def test_demo(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    status, out, err = call(capsys, "demo", "tiny", "--rounds", 1)
+    assert status == 0, err
+    assert "compiling" in out, "it says what it is doing"
+    for row in ("cold compile", "time per call", "speedup", "memory", "kernels", "fallbacks"):
+        assert row in out
+    assert "right: " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "missing.py:f"], "there is no file missing.py"),
+        (["run", "{program}"], "which function or module"),
+        (["run", "{program}:nothing"], "has no nothing"),
+        (["run", "{program}:number"], "cannot be called"),
+        (["run", "{program}:Fragile"], "raised RuntimeError: fragile"),
+        (["run", "{program}:unlucky"], "unlucky"),
+        (["run", "{program}:layer", "-i", "f32"], "does not say an input"),
+        (["run", "{program}:layer", "-i", "f99[3]"], "does not say an input"),
+        (["run", "{program}:layer", "-i", "f32[2,9]"], "shapes cannot be multiplied"),
+        (["explain", "{program}:layer", "--kernel", "99"], "there is no kernel 99"),
+        (["demo", "nothing"], "there is no demo model 'nothing'"),
+    ],
+)
+def test_bad_input_gets_a_sentence(
+    capsys: pytest.CaptureFixture[str], program: Path, arguments: list[str], says: str
+) -> None:
+    given = [a.replace("{program}", str(program)) for a in arguments]
+    status, _, err = call(capsys, *given)
+    assert status == 2
+    assert err.startswith("error: ") and says in err
+    assert "Traceback" not in err
+
+
+def test_a_broken_graph_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "broken.tw"
+    path.write_text(GRAPH.replace("mul(", "mull("))
+    status, _, err = call(capsys, "run", path)
+    assert status == 2 and "no operator mull" in err and "broken.tw" in err
+
+
+def test_tracebacks_for_those_who_ask(
+    capsys: pytest.CaptureFixture[str], program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_LOGS", "debug")
+    _, _, err = call(capsys, "run", f"{program}:nothing")
+    assert "Traceback" in err and "has no nothing" in err
+
+
+def test_no_inputs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "bare.py"
+    path.write_text("def twice(x):\n    return x * 2\n")
+    status, _, err = call(capsys, "run", f"{path}:twice")
+    assert status == 2 and "needs inputs" in err and "--input" in err
+
+
+def test_missing_extras(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    status, _, err = call(capsys, "demo")
+    assert status == 2 and "pip install 'tilewright[demo]'" in err
+    with pytest.raises(MissingExtra):
+        demo.demo()
+
+
+def test_unknown_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["fly"], ["demo", "--fly"]):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(arguments)
+        assert stopped.value.code == 2
+    assert "usage: tilewright" in capsys.readouterr().err
+
+
+def test_suites_of_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    class Done:
+        returncode = 0
+
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, cwd: seen.append((command, cwd)) or Done()
+    )
+    assert cli.main(["bench", "overhead", "--rounds", "7", "--json", "x"]) == 0
+    ((command, where),) = seen
+    assert command[:4] == [sys.executable, "-m", "bench", "overhead"] and where == ROOT
