@@ -34,7 +34,7 @@ NOTHING = float("-inf")
 
 def _groups(q: tuple[Dim, ...], k: tuple[Dim, ...]) -> int:
     """How many query heads share one head of keys."""
-    if len(q) < 3 or len(k) < 3 or D.known_eq(q[-3], k[-3]) or k[-3] == 1 or q[-3] == 1:
+    if len(q) < 3 or len(k) < 3 or D.known_eq(q[-3], k[-3]) or q[-3] == 1:
         return 1
     heads, shared = q[-3], k[-3]
     if isinstance(heads, int) and isinstance(shared, int) and shared and heads % shared == 0:
