@@ -6,7 +6,6 @@ operators that reach a backend and runs them in eager: the suites can be tried o
 compile time is measured against it.
 """
 
-import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
+import tilewright as tw
 from tilewright.capture.torch.decompositions import decompositions
 from tilewright.driver.torch_backend import FallbackError
 
@@ -54,32 +54,12 @@ def watched(backend: str) -> Iterator[Work]:
     if backend not in OURS:
         yield work
         return
-    logger, listener = logging.getLogger("tilewright"), _Listener(work)
-    before = logger.level
-    logger.setLevel(logging.INFO)
-    logger.addHandler(listener)
-    try:
-        yield work
-    finally:
-        logger.removeHandler(listener)
-        logger.setLevel(before)
-
-
-class _Listener(logging.Handler):
-    """Reads the compiler's events as they pass through logging."""
-
-    def __init__(self, work: Work):
-        super().__init__()
-        self.work = work
-
-    def emit(self, record: logging.LogRecord) -> None:
-        event = getattr(record, "event", None)
-        if event is None:
-            return
-        if event.kind == "compile":
-            self.work.kernels += event.data["kernels"]
-        if event.kind == "fallback":
-            self.work.fallbacks.append(event.data["operator"])
+    with tw.record() as log:
+        try:
+            yield work
+        finally:
+            work.kernels += sum(event.data["kernels"] for event in log.of("compile"))
+            work.fallbacks += [event.data["operator"] for event in log.of("fallback")]
 
 
 def unsupported_operators(error: BaseException) -> list[str]:
