@@ -1,10 +1,13 @@
 """The tour runs, and shows every level on the way."""
 
+import re
 import runpy
 import time
 from pathlib import Path
 
 import pytest
+
+from tilewright.base import knobs
 
 TOUR = Path(__file__).resolve().parent.parent / "docs" / "tour.py"
 
@@ -31,3 +34,20 @@ def test_the_tour(capsys: pytest.CaptureFixture[str]) -> None:
         "no fallbacks",
     ):
         assert level in text, level
+
+
+def test_the_architecture_names_what_exists() -> None:
+    """Files and folders that docs/architecture.md names are there, and no folder is left out."""
+    root = TOUR.parent.parent
+    text = (root / "docs" / "architecture.md").read_text()
+    assert text.count("\n") <= 250
+    named = set(re.findall(r"`([\w/.]+(?:\.py|\.md|/))`", text))
+    homes = [root, root / "tilewright", *(p for p in (root / "tilewright").iterdir() if p.is_dir())]
+    homes += [root / "tilewright" / "capture" / "torch"]
+    missing = [name for name in named if not any((home / name).exists() for home in homes)]
+    assert not missing, f"docs/architecture.md names what is not there: {missing}"
+    folders = {p.parent.name for p in (root / "tilewright").glob("*/__init__.py")}
+    described = set(re.findall(r"\*\*(\w+)(?:/torch)?/\*\*", text))
+    assert folders <= described, f"docs/architecture.md leaves out {folders - described}"
+    for name in re.findall(r"`(TILEWRIGHT_\w+)", text):
+        assert name in {knob.name for knob in knobs.every()}
