@@ -1,9 +1,10 @@
 """Symbolic integers: dimensions, loop extents and index functions are one thing.
 
-An `Int` is a polynomial with integer coefficients over *atoms*, in canonical form and interned, so equal
-functions are one object. A constant is a plain Python int: static shapes are the special case that costs nothing.
-Atoms are symbols with bounds (`Sym`: a dimension, or a loop variable whose bound may itself be symbolic),
-the quotient, remainder, minimum or maximum of two Ints, and `Data`, an integer that is read from memory.
+An `Int` is a polynomial with integer coefficients over *atoms*, in canonical form and interned, so
+equal functions are one object. A constant is a plain Python int: static shapes are the special case
+that costs nothing. Atoms are symbols with bounds (`Sym`: a dimension, or a loop variable whose
+bound may itself be symbolic), the quotient, remainder, minimum or maximum of two Ints, and `Data`,
+an integer that is read from memory.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Atom:
 
 
 class Sym(Atom):
-    """A named integer with inclusive bounds; a dimension (`multiple` = known divisor) or a loop variable."""
+    """A named integer with inclusive bounds: a dimension or a loop variable. It is known to be a
+    multiple of `multiple`."""
 
     __slots__ = ("name", "lo", "hi", "multiple")
 
@@ -51,7 +53,7 @@ class Quo(Atom):
 
 
 class Data(Atom):
-    """An integer value that is computed from memory (a gathered index); `value` is an ir.expr.Value."""
+    """An integer computed from memory (a gathered index); `value` is an ir.expr.Value."""
 
     __slots__ = ("value",)
 
@@ -66,7 +68,7 @@ Monomial = tuple[Atom, ...]
 
 
 class Int:
-    """A canonical polynomial: `terms` is a tuple of (monomial, coefficient), sorted; never a constant."""
+    """A canonical polynomial, never a constant; `terms`: sorted (monomial, coefficient) pairs."""
 
     __slots__ = ("terms", "_str", "_bounds", "_syms", "__weakref__")
 
@@ -223,11 +225,20 @@ def _atom(op: str, a: Dim, b: Dim) -> Quo:
 
 
 def _wrap(x: Dim) -> str:
-    return f"({x})" if isinstance(x, Int) and (len(x.terms) > 1 or x.terms[0][1] != 1 or len(x.terms[0][0]) > 1) else str(x)  # fmt: skip
+    return f"({x})" if isinstance(x, Int) and _only_atom(x) is None else str(x)
+
+
+def _only_atom(x: Dim) -> Atom | None:
+    """The atom that `x` is, if it is nothing more."""
+    if isinstance(x, Int) and len(x.terms) == 1:
+        mono, c = x.terms[0]
+        if c == 1 and len(mono) == 1:
+            return mono[0]
+    return None
 
 
 def sym(name: str, lo: Dim = 0, hi: Dim | None = None, multiple: int = 1) -> Int:
-    """A dimension or variable with inclusive bounds. Symbols of one name and bounds are one symbol."""
+    """A dimension or variable with inclusive bounds. One name and equal bounds: one symbol."""
     x = _from_atom(_intern((name, lo, hi, multiple), lambda: Sym(name, lo, hi, multiple), name))
     assert isinstance(x, Int)
     return x
@@ -247,15 +258,14 @@ def data(value: Any) -> Int:
 
 def the_sym(x: Dim) -> Sym:
     """The symbol that `x` is."""
-    if isinstance(x, Int) and len(x.terms) == 1:
-        mono, c = x.terms[0]
-        if c == 1 and len(mono) == 1 and isinstance(mono[0], Sym):
-            return mono[0]
+    atom = _only_atom(x)
+    if isinstance(atom, Sym):
+        return atom
     raise ValueError(f"{x} is not a single symbol")
 
 
 def is_sym(x: Dim) -> bool:
-    return isinstance(x, Int) and len(x.terms) == 1 and x.terms[0][1] == 1 and len(x.terms[0][0]) == 1 and isinstance(x.terms[0][0][0], Sym)  # fmt: skip
+    return isinstance(_only_atom(x), Sym)
 
 
 def as_int(s: Sym) -> Int:
@@ -316,7 +326,7 @@ def _compute_bounds(atom: Atom) -> tuple[int, int]:
 
 
 def nonneg(x: Dim, depth: int = 6) -> bool:
-    """Is x >= 0 proved? Variables with symbolic bounds are eliminated one at a time at their worst end."""
+    """Is x >= 0 proved? Variables with symbolic bounds are eliminated at their worst end."""
     if isinstance(x, int):
         return x >= 0
     if bounds(x)[0] >= 0:
@@ -368,7 +378,7 @@ def _linear(x: Int, atom: Atom) -> tuple[Dim, Dim | None]:
 
 
 def _mentions(q: Quo, atom: Atom) -> bool:
-    return any(isinstance(e, Int) and any(a is atom or (isinstance(a, Quo) and _mentions(a, atom)) for m, _ in e.terms for a in m) for e in (q.a, q.b))  # fmt: skip
+    return any(a is atom for e in (q.a, q.b) for a in atoms(e))
 
 
 def known_lt(a: Dim, b: Dim) -> bool:
@@ -416,10 +426,10 @@ def floordiv(a: Dim, n: Dim) -> Dim:
     part = _reduce_gcd(rest, n)
     if part is not None:
         return q + floordiv(part[0], part[1])
-    if isinstance(rest, Int) and len(rest.terms) == 1 and isinstance(n, int):
-        (mono, c) = rest.terms[0]
-        if c == 1 and len(mono) == 1 and isinstance(mono[0], Quo) and mono[0].op == "floordiv" and isinstance(mono[0].b, int):  # fmt: skip
-            return q + floordiv(mono[0].a, mono[0].b * n)
+    inner = _only_atom(rest)
+    if isinstance(inner, Quo) and inner.op == "floordiv":
+        if isinstance(inner.b, int) and isinstance(n, int):
+            return q + floordiv(inner.a, inner.b * n)
     return q + _from_atom(_atom("floordiv", rest, n))
 
 
@@ -438,18 +448,12 @@ def mod(a: Dim, n: Dim) -> Dim:
 
 
 def _divide(a: Dim, n: Dim) -> tuple[Dim, Dim | None]:
-    """a = q*n + rest with everything divisible taken out; rest None when it is proved to be in [0, n)."""
+    """a = q*n + rest with everything divisible taken out; rest None where proved in [0, n)."""
     q: dict[Monomial, int] = {}
     for mono, c in _terms(a):
         if isinstance(n, int):
-            if c % n == 0:
+            if c % n == 0 or not mono:
                 q[mono] = c // n
-            elif not mono:
-                q[mono] = c // n
-            else:
-                known = divisor(_make({mono: c}))
-                if known % n == 0 and len(mono) == 1 and isinstance(mono[0], Sym):
-                    pass  # divisible, but the quotient has no name: an atom will say it
         elif len(n.terms) == 1:
             nm, nc = n.terms[0]
             left = list(mono)
@@ -530,7 +534,9 @@ _COMBINE: dict[str, Callable[[Dim, Dim], Dim]] = {
 }
 
 
-def substitute(x: Dim, table: Mapping[Sym, Dim], on_data: Callable[[Any], Any] | None = None) -> Dim:
+def substitute(
+    x: Dim, table: Mapping[Sym, Dim], on_data: Callable[[Any], Any] | None = None
+) -> Dim:
     """Replace symbols, simplifying again. `on_data` rewrites the value inside a Data atom."""
     if isinstance(x, int) or (on_data is None and not (symbols(x) & table.keys())):
         return x
@@ -586,8 +592,19 @@ def data_values(x: Dim) -> Iterator[Any]:
                 yield from data_values(a.b)
 
 
+def atoms(x: Dim) -> Iterator[Atom]:
+    """Every atom of x, inside quotients too."""
+    if isinstance(x, Int):
+        for mono, _ in x.terms:
+            for a in mono:
+                yield a
+                if isinstance(a, Quo):
+                    yield from atoms(a.a)
+                    yield from atoms(a.b)
+
+
 def coefficient(x: Dim, s: Sym) -> Dim | None:
-    """The coefficient of s where x is affine in it; None where s hides in a quotient, data or a power."""
+    """The coefficient of s where x is affine in it; None where it hides (quotient, data, power)."""
     if isinstance(x, int) or s not in symbols(x):
         return 0
     for mono, _ in x.terms:

@@ -1,9 +1,10 @@
 """The expression language: scalar values over index functions, and tensors defined by them.
 
-A `Tensor` is a function of its index: `compute((m, n), lambda i, j: exp(x[i, j]))`. Operators are defined in it, tensor
-expressions are written in it, and the kernel level schedules it. Values are interned: equal expressions are one
-object, common subexpressions vanish by construction. Variables bound by a definition are numbered, not named
-(`i0, i1` for axes, `r0` for the innermost reduction), so equal definitions are equal.
+A `Tensor` is a function of its index: `compute((m, n), lambda i, j: exp(x[i, j]))`. Operators are
+defined in it, tensor expressions are written in it, and the kernel level schedules it. Values are
+interned: equal expressions are one object, common subexpressions vanish by construction. Variables
+bound by a definition are numbered, not named (`i0, i1` for axes, `r0` for the innermost reduction),
+so equal definitions are equal.
 """
 
 from __future__ import annotations
@@ -125,8 +126,9 @@ class Value:
             return self.dim
         if isinstance(self, Const):
             return int(self.value)
-        if isinstance(self, Fn) and self.name == "cast" and self.dtype is i64 and isinstance(self.args[0], Index):  # fmt: skip
-            return self.args[0].dim
+        if isinstance(self, Fn) and self.name == "cast" and self.dtype is i64:
+            if isinstance(self.args[0], Index):
+                return self.args[0].dim
         return D.data(self)
 
 
@@ -227,7 +229,7 @@ def extent(s: Sym) -> Dim:
 def _intern(cls: type[Any], key: Any, **fields: Any) -> Any:
     found = _values.get((cls, *key))
     if found is None:
-        found = cls.__new__(cls)
+        found: Any = object.__new__(cls)
         found._syms = found._label = None
         for k, v in fields.items():
             object.__setattr__(found, k, v)
@@ -237,7 +239,7 @@ def _intern(cls: type[Any], key: Any, **fields: Any) -> Any:
 
 def const(value: float | int | bool, dtype: DType) -> Const:
     if dtype.is_float:
-        value = float(as_dtype(np.float64(value), dtype))
+        value = float(as_dtype(np.array(value, dtype=np.float64), dtype))
         key = value.hex()  # tells -0.0 from 0.0 and holds NaN
     else:
         value = bool(value) if dtype.is_bool else int(as_dtype(np.array(int(value)), dtype))
@@ -303,7 +305,7 @@ _INDEX_OPS: dict[str, Callable[[Dim, Dim], Dim]] = {
 
 
 def _fold(name: str, args: tuple[Value, ...], dtype: DType) -> Value | None:
-    """What index arithmetic and proofs about bounds decide. No float algebra: that is for proved rules."""
+    """What index arithmetic and proofs about bounds decide. Float algebra is for proved rules."""
     if name == "select" and isinstance(args[0], Const):
         return args[1] if args[0].value else args[2]
     if name == "select" and args[1] is args[2]:
@@ -377,7 +379,7 @@ _fresh = count()
 
 
 def reduce(combine: str, extents: Sequence[Dim], body: Callable[..., Value]) -> Value:
-    """`reduce("add", (k,), lambda r: a[i, r] * b[r, j])`. The innermost reduction binds r0, r1, …"""
+    """`reduce("add", (k,), lambda r: a[i, r] * b[r, j])`. The innermost one binds r0, r1, …"""
     temps = [D.var(f"?{next(_fresh)}", e) for e in extents]
     inner = body(*temps)
     depth = sum(len(r.axes) for r in walk(inner) if isinstance(r, Reduce))
@@ -393,7 +395,8 @@ def _bound(t: Dim) -> bool:
 
 def make_reduce(combine: str, axes: tuple[Sym, ...], body: Value) -> Value:
     identity(combine, body.dtype)
-    return _intern(Reduce, (combine, axes, body), combine=combine, axes=axes, body=body, dtype=body.dtype)  # fmt: skip
+    key = (combine, axes, body)
+    return _intern(Reduce, key, combine=combine, axes=axes, body=body, dtype=body.dtype)
 
 
 # ---- traversal
@@ -483,12 +486,24 @@ class Tensor:
 
     placeholder  body None: an input
     compute      body over `axes`, one value per index
-    scan         like compute, but the body may read the tensor itself at an earlier index along `ordered` axes
-    update       starts as `base`, then for every point of `axes`, in order: self[where] combine= body
-                 (combine None: assignment, the last one wins)
+    scan         like compute, but the body may read the tensor itself at an earlier index along
+                 `ordered` axes
+    update       starts as `base`, then for every point of `axes`, in order:
+                 self[where] combine= body (combine None: assignment, the last one wins)
     """
 
-    __slots__ = ("name", "shape", "dtype", "axes", "body", "ordered", "base", "where", "combine", "__weakref__")  # fmt: skip
+    __slots__ = (
+        "name",
+        "shape",
+        "dtype",
+        "axes",
+        "body",
+        "ordered",
+        "base",
+        "where",
+        "combine",
+        "__weakref__",
+    )
 
     def __init__(self, name: str, shape: tuple[Dim, ...], dtype: DType) -> None:
         self.name, self.shape, self.dtype = name, shape, dtype
@@ -544,7 +559,12 @@ def _axes(shape: Sequence[Dim]) -> tuple[list[Dim], tuple[Sym, ...]]:
     return list(axes), tuple(D.the_sym(a) for a in axes)
 
 
-def compute(shape: Sequence[Dim], body: Callable[..., Scalarish], dtype: DType | None = None, name: str = "t") -> Tensor:  # fmt: skip
+def compute(
+    shape: Sequence[Dim],
+    body: Callable[..., Scalarish],
+    dtype: DType | None = None,
+    name: str = "t",
+) -> Tensor:
     idx, axes = _axes(shape)
     v = body(*idx)
     v = value(v, dtype or (i64 if isinstance(v, (int, Int)) and not isinstance(v, bool) else f32))
@@ -555,7 +575,13 @@ def compute(shape: Sequence[Dim], body: Callable[..., Scalarish], dtype: DType |
     return t
 
 
-def scan(shape: Sequence[Dim], axis: int, body: Callable[..., Value], dtype: DType, name: str = "scan") -> Tensor:  # fmt: skip
+def scan(
+    shape: Sequence[Dim],
+    axis: int,
+    body: Callable[..., Value],
+    dtype: DType,
+    name: str = "scan",
+) -> Tensor:
     """`body(self, *index)` may read self at smaller indices along `axis`."""
     idx, axes = _axes(shape)
     t = Tensor(name, tuple(shape), dtype)
@@ -572,7 +598,10 @@ def update(
     combine: str | None = None,
     name: str = "u",
 ) -> Tensor:
-    """base, then in order of the domain: self[where(*d)] combine= body(*d). Out-of-range targets must not occur."""
+    """base, then in order of the domain: self[where(*d)] combine= body(*d).
+
+    Out-of-range targets must not occur.
+    """
     idx, axes = _axes(domain)
     t = Tensor(name, base.shape, base.dtype)
     t.axes, t.base, t.combine = axes, base, combine

@@ -1,7 +1,8 @@
 """Target zero: evaluates definitions with numpy. It never calls an operator's reference.
 
-Values are evaluated on whole index grids at once. A load under a `select` is checked only where the condition holds,
-so a definition that reads out of bounds is an error here before it is a crash anywhere else.
+Values are evaluated on whole index grids at once. A load under a `select` is checked only where the
+condition holds, so a definition that reads out of bounds is an error here before it is a crash
+anywhere else.
 """
 
 from __future__ import annotations
@@ -23,8 +24,29 @@ from tilewright.ir.types import DType, TensorType, TupleType, as_dtype, bf16, f1
 # A reduction grid larger than this is walked one slice of its outermost axis at a time.
 GRID_LIMIT = 1 << 22
 
+_COMBINE: dict[str, np.ufunc] = {
+    "add": np.add,
+    "mul": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+_COMBINE_BOOL: dict[str, np.ufunc] = {
+    "add": np.logical_or,
+    "mul": np.logical_and,
+    "max": np.logical_or,
+    "min": np.logical_and,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "xor": np.logical_xor,
+}
 
-def evaluate(graph: Graph, args: Sequence[np.ndarray], dims: Mapping[str, int] | None = None) -> list[np.ndarray]:  # fmt: skip
+
+def evaluate(
+    graph: Graph, args: Sequence[np.ndarray], dims: Mapping[str, int] | None = None
+) -> list[np.ndarray]:
     """The outputs of a graph for the given inputs (in the order of graph.inputs)."""
     env: dict[Node, Any] = {}
     sizes = dict(dims or {})
@@ -133,7 +155,9 @@ def _grid(t: Tensor, domain: tuple[int, ...]) -> dict[str, Any]:
 class Evaluator:
     """Evaluates values on a grid of index arrays."""
 
-    def __init__(self, mem: Mapping[Any, np.ndarray], sizes: Mapping[str, int], grid: dict[str, Any]) -> None:  # fmt: skip
+    def __init__(
+        self, mem: Mapping[Any, np.ndarray], sizes: Mapping[str, int], grid: dict[str, Any]
+    ) -> None:
         self.mem, self.env = mem, {**sizes, **grid}
         self.mask: Any = True
         self.masks: list[Any] = []  # kept alive: the memo knows them by identity
@@ -198,16 +222,18 @@ class Evaluator:
         outer = np.broadcast_shapes(*(np.shape(x) for x in self.env.values()))
         grid = int(np.prod(outer, dtype=np.int64)) * int(np.prod(exts, dtype=np.int64))
         lead, inner = (v.axes[:1], v.axes[1:]) if grid > GRID_LIMIT else ((), v.axes)
+        with_inner_axes = (...,) + (None,) * len(inner)
         acc: Any = None
         for k in range(exts[0] if lead else 1):
-            env = {n: x[(...,) + (None,) * len(inner)] if np.ndim(x) else x for n, x in self.env.items()}  # fmt: skip
+            env = {n: x[with_inner_axes] if np.ndim(x) else x for n, x in self.env.items()}
             if lead:
                 env[lead[0].name] = k
             for j, (a, e) in enumerate(zip(inner, exts[len(lead) :], strict=True)):
-                env[a.name] = np.arange(e).reshape((1,) * (rank + j) + (-1,) + (1,) * (len(inner) - j - 1))  # fmt: skip
+                before, after = rank + j, len(inner) - j - 1
+                env[a.name] = np.arange(e).reshape((1,) * before + (-1,) + (1,) * after)
             sub = Evaluator(self.mem, {}, env)
             if self.mask is not True:
-                sub.mask = np.asarray(self.mask)[(...,) + (None,) * len(inner)]
+                sub.mask = np.asarray(self.mask)[with_inner_axes]
             x = np.asarray(sub(v.body))
             full = np.broadcast_shapes((1,) * (rank + len(inner)), x.shape)
             tail = tuple(int(self.dim(extent(a))) for a in inner)
@@ -221,9 +247,7 @@ def _fold(combine: str, x: np.ndarray, n: int, dtype: DType) -> np.ndarray:
     if n == 0:
         return x
     axes = tuple(range(x.ndim - n, x.ndim))
-    ufunc = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[combine]  # fmt: skip
-    if dtype.is_bool:
-        ufunc = {"add": np.logical_or, "mul": np.logical_and, "max": np.logical_or, "min": np.logical_and, "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[combine]  # fmt: skip
+    ufunc = (_COMBINE_BOOL if dtype.is_bool else _COMBINE)[combine]
     with np.errstate(all="ignore"):
         return ufunc.reduce(x, axis=axes, dtype=dtype.numpy if combine in ("add", "mul") else None)
 
@@ -243,7 +267,7 @@ def _cast(x: np.ndarray, src: DType, dst: DType) -> np.ndarray:
         if dst.is_bool:
             return x != 0
         if src.is_float and dst.is_int:
-            # Through int64 and wrapped, which is what eager and native code do for the values that fit.
+            # Through int64 and wrapped, as eager and native code do for the values that fit.
             wide = np.where(np.isfinite(x), np.trunc(x), 0)
             return np.clip(wide, -(2.0**63), 2.0**63 - 1024).astype(np.int64).astype(dst.numpy)
         return as_dtype(x, dst)

@@ -1,4 +1,6 @@
-"""The graph: interned immutable nodes, operators that carry every facet, graphs with named inputs and outputs."""
+"""The graph: interned immutable nodes, operators that carry every facet, graphs with named inputs
+and outputs.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ class Op:
 
 @dataclass(frozen=True)
 class Input(Op):
-    """A graph input. Its identity is its name and type. role: "arg", "weight" (may be folded) or "scalar"."""
+    """A graph input. Its identity is its name and type.
+
+    role: "arg", "weight" (may be folded) or "scalar".
+    """
 
     name: ClassVar[str] = "input"
     label: str = ""
@@ -57,7 +62,8 @@ class Literal:
     __slots__ = ("array", "dtype", "_key")
 
     def __init__(self, array: np.ndarray, dtype: DType) -> None:
-        self.array = np.array(array, dtype=dtype.numpy, order="C")  # not ascontiguousarray: 0-d stays
+        # Not ascontiguousarray, which would give a 0-d array an axis.
+        self.array = np.array(array, dtype=dtype.numpy, order="C")
         self.array.setflags(write=False)
         self.dtype = dtype
         self._key = (dtype.name, self.array.shape, self.array.tobytes())
@@ -69,7 +75,8 @@ class Literal:
         return isinstance(other, Literal) and self._key == other._key
 
     def __repr__(self) -> str:
-        return f"Literal('{self.dtype.name}', {list(self.array.shape)}, '{self.array.tobytes().hex()}')"
+        shape, content = list(self.array.shape), self.array.tobytes().hex()
+        return f"Literal('{self.dtype.name}', {shape}, '{content}')"
 
     @staticmethod
     def from_hex(dtype: str, shape: Iterable[int], text: str) -> Literal:
@@ -169,9 +176,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Graph:
-    """Inputs, outputs, and the user's lines for nodes. Lines are a side table, never part of equality.
+    """Inputs, outputs, and the user's lines for nodes.
 
-    Equal graphs are equal attributes, so that equal branches of a `cond` are one node.
+    Lines are a side table, never part of equality. Equal graphs are equal attributes, so that equal
+    branches of a `cond` are one node.
     """
 
     name: str
@@ -193,7 +201,8 @@ class Graph:
     def with_outputs(
         self, outputs: Iterable[Node], moved: Mapping[Node, Node] | None = None
     ) -> Graph:
-        """The same graph with new outputs; `moved` maps old nodes to what replaced them (their lines follow)."""
+        """The same graph with new outputs; the lines of old nodes follow to what replaced them
+        (`moved`)."""
         places = dict(self.places)
         for old, new in (moved or {}).items():
             if old is not new and old in self.places:
@@ -208,7 +217,7 @@ class Graph:
 def topological(
     outputs: Iterable[Node], first: Iterable[Node] = (), stop: Iterable[Node] = ()
 ) -> list[Node]:
-    """Operands before users. `stop` nodes are taken as known: neither they nor their operands come."""
+    """Operands before users. `stop` nodes are known: neither they nor their operands come."""
     known = dict.fromkeys(stop)
     seen: dict[Node, None] = dict(known)
     for root in (*first, *outputs):

@@ -9,8 +9,9 @@
         @classmethod
         def samples(cls): yield Sample(cls(axis=1), (normal(4, 7),))
 
-Exactly one definition: `compose` (in other operators), `compute` (index functions and reductions) or `program`
-(scans and ordered updates too). The interpreter, the fuser and the code generator read the definition only.
+Exactly one definition: `compose` (in other operators), `compute` (index functions and reductions)
+or `program` (scans and ordered updates too). The interpreter, the fuser and the code generator read
+the definition only.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ T = TypeVar("T", bound=type[Any])
 
 @dataclass(frozen=True)
 class Sample:
-    """An operator instance with arguments to try it on. bfloat16 arguments are rounded float32 arrays."""
+    """An operator instance with arguments to try it on. bfloat16 is held in rounded float32."""
 
     op: Op
     args: tuple[np.ndarray, ...]
@@ -69,7 +70,7 @@ def is_composed(op: Op) -> bool:
 
 
 def expand(n: Node) -> Node:
-    """The node written in the operators its `compose` uses; a tuple becomes the tuple of its items' nodes."""
+    """The node (one output, or an item of several) in the operators its `compose` uses."""
     if isinstance(n.op, Item):
         src = n.inputs[0]
         if is_composed(src.op):

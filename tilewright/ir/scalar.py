@@ -1,7 +1,8 @@
 """The scalar functions: the one vocabulary of operators, tensor expressions, tiles and emitters.
 
-Each has a name, an arity, a result rule and a numpy meaning, which is what the interpreter runs. Floats of 16 bits
-are computed in float32 and rounded. Integer division by zero is 0 here and in native code: no trap, no surprise.
+Each has a name, an arity, a result rule and a numpy meaning, which is what the interpreter runs.
+Floats of 16 bits are computed in float32 and rounded. Integer division by zero is 0 here and in
+native code: no trap, no surprise.
 """
 
 from __future__ import annotations
@@ -152,7 +153,31 @@ def _sigmoid(x: Any) -> Any:
         return (1 / (1 + np.exp(-np.asarray(x, dtype=np.float64)))).astype(np.asarray(x).dtype)
 
 
-_add("add", 2, lambda a, b: np.logical_or(a, b) if np.asarray(a).dtype == bool else a + b, commutative=True, associative=True)  # fmt: skip
+def _rsqrt(x: Any) -> Any:
+    return (1 / np.sqrt(np.asarray(x, dtype=np.float64))).astype(np.asarray(x).dtype)
+
+
+def _sum(a: Any, b: Any) -> Any:
+    return np.logical_or(a, b) if np.asarray(a).dtype == bool else a + b
+
+
+def _mulhi(a: Any, b: Any) -> Any:
+    if np.ndim(a) or np.ndim(b):
+        return ((a.astype(object) * b.astype(object)) >> 64).astype(np.int64)
+    return np.int64((int(a) * int(b)) >> 64)
+
+
+_COMPARISONS: dict[str, Callable[..., Any]] = {
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+}
+_NAMED_AS_IN_NUMPY = "exp exp2 expm1 log log2 log10 log1p tanh sin cos tan sinh cosh".split()
+
+_add("add", 2, _sum, commutative=True, associative=True)
 _add("sub", 2, lambda a, b: a - b, only="fiu")
 _add("mul", 2, lambda a, b: a * b, commutative=True, associative=True)
 _add("div", 2, lambda a, b: a / b, only="f")
@@ -171,8 +196,8 @@ _add("xor", 2, np.bitwise_xor, only="iub", commutative=True, associative=True)
 _add("shl", 2, _shl, only="iu")
 _add("shr", 2, _shr, only="iu")  # logical
 _add("sar", 2, _sar, only="iu")  # arithmetic
-_add("mulhi", 2, lambda a, b: ((a.astype(object) * b.astype(object)) >> 64).astype(np.int64) if np.ndim(a) or np.ndim(b) else np.int64((int(a) * int(b)) >> 64), only="iu")  # fmt: skip
-for _n, _f in {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal}.items():  # fmt: skip
+_add("mulhi", 2, _mulhi, only="iu")
+for _n, _f in _COMPARISONS.items():
     _add(_n, 2, _f, result="bool", commutative=_n in ("eq", "ne"))
 _add("select", 3, lambda c, a, b: np.where(c, a, b))
 _add("neg", 1, lambda a: -a, only="fiu")
@@ -183,9 +208,9 @@ _add("ceil", 1, np.ceil, only="f")
 _add("trunc", 1, np.trunc, only="f")
 _add("round", 1, np.rint, only="f")  # half to even
 _add("sqrt", 1, np.sqrt, only="f")
-_add("rsqrt", 1, lambda a: (1 / np.sqrt(np.asarray(a, dtype=np.float64))).astype(np.asarray(a).dtype), only="f")  # fmt: skip
+_add("rsqrt", 1, _rsqrt, only="f")
 _add("signbit", 1, np.signbit, only="f", result="bool")
-for _n in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sin", "cos", "tan", "sinh", "cosh"):  # fmt: skip
+for _n in _NAMED_AS_IN_NUMPY:
     _add(_n, 1, getattr(np, _n), only="f")
 for _n in ("asin", "acos", "atan", "asinh", "acosh", "atanh"):
     _add(_n, 1, getattr(np, "arc" + _n[1:]), only="f")
