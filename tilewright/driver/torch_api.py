@@ -7,12 +7,14 @@ frame hook. A call no entry fits goes through torch.compile and leaves an entry 
 
 from __future__ import annotations
 
+import builtins
 import types
 from collections.abc import Callable
 from itertools import count
 from typing import Any
 
 import torch
+import torch._dynamo.utils
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.exc import Unsupported as CannotCapture
@@ -31,6 +33,23 @@ def _call(function: Any, args: Any, kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
+# How Dynamo's code names its helpers.
+_UTILS = "__import_torch_dot__dynamo_dot_utils"
+
+
+class _Unrecorded:
+    """Dynamo's helpers without the two calls that record profiling spans around fetching inputs."""
+
+    def record_pregraph_bytecode_enter(self) -> None:
+        return None
+
+    def record_pregraph_bytecode_exit(self, span: Any) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch._dynamo.utils, name)
+
+
 class Compiled:
     """A compiled function or module. Attributes are those of the original."""
 
@@ -44,7 +63,10 @@ class Compiled:
         self.original, self.session = function, session
         # A code object and a name of its own: Dynamo keeps entries by code, sizes seen by name.
         name = f"{getattr(function, '__name__', type(function).__name__)}_{next(_number)}"
-        self._frame = types.FunctionType(_call.__code__.replace(co_name=name), globals(), name)
+        # Dynamo leaves compiled functions in the globals of the frame: they die with this dict.
+        self._scope = {"__name__": __name__, "__file__": __file__, "__builtins__": builtins}
+        code = _call.__code__.replace(co_name=name)
+        self._frame = types.FunctionType(code, self._scope, name)
         self._slow = torch.compile(
             self._frame, backend=session.backend, fullgraph=fullgraph, dynamic=dynamic
         )
@@ -70,13 +92,25 @@ class Compiled:
         except CannotCapture as problem:
             raise _not_captured(problem) from None
         self._entries = [
-            (e.guard_manager.root.check, self._runner(e.code))
+            (e.guard_manager.root.check, self._runner(e))
             for e in _debug_get_cache_entry_list(self._frame.__code__)
         ]
         return out
 
-    def _runner(self, code: types.CodeType) -> Callable[..., Any]:
-        return types.FunctionType(code, globals(), code.co_name)
+    def _runner(self, entry: Any) -> Callable[..., Any]:
+        """The code that Dynamo wrote: it fetches weights, calls the graph, makes up the result."""
+        code: types.CodeType = entry.code
+        scope: dict[str, Any] = self._scope
+        called = [name for name in code.co_names if name.startswith("__compiled_fn")]
+        unit = self.session.direct.get(str(entry.compile_id))
+        if unit is not None and len(called) == 1:
+            direct = unit.direct
+            scope = {
+                **scope,
+                called[0]: lambda *inputs: direct(list(inputs)),
+                _UTILS: _Unrecorded(),
+            }
+        return types.FunctionType(code, scope, code.co_name)
 
     @property
     def log(self) -> Log:

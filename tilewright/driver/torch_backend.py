@@ -11,6 +11,7 @@ import torch
 import torch.fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import ShortenTraceback
+from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import CompileContext, TracingContext
 
 from tilewright.base.errors import Invalid, Unsupported
@@ -22,7 +23,8 @@ from tilewright.capture.torch.places import place_in_frames
 from tilewright.capture.torch.translate import translate
 from tilewright.driver.compile import Options, compile_graph
 from tilewright.driver.interpreted import InterpretedProgram
-from tilewright.driver.torch_call import Program, Unit
+from tilewright.driver.torch_call import Unit
+from tilewright.driver.torch_fast import Program
 from tilewright.driver.torch_options import TorchOptions
 from tilewright.ir.node import Graph
 
@@ -46,6 +48,8 @@ class Session:
         self.options = options
         self.log = log or Log()
         self.units: list[Unit] = []
+        # By compile id: units that AOTAutograd's wrapper only passes arguments and results to.
+        self.direct: dict[str, Unit] = {}
         self.dry = False  # the examples of tw.compile run without changing anything
 
     def backend(
@@ -76,6 +80,8 @@ class Session:
             captured, self.compile_graph, self.log, self.options.specialisations, self, kind
         )
         self.units.append(made)
+        if kind == "inference" and wrapper_is_trivial(len(captured.arguments)):
+            self.direct[str(CompileContext.current_compile_id())] = made
         return made
 
     def compile_graph(self, graph: Graph) -> Program:
@@ -153,6 +159,23 @@ def static_inputs() -> tuple[int, ...]:
     context = TracingContext.try_get()
     meta = context.fw_metadata if context is not None else None
     return tuple(meta.static_input_indices) if meta is not None else ()
+
+
+def wrapper_is_trivial(arguments: int) -> bool:
+    """Does AOTAutograd's wrapper do nothing: no views to make again, no inputs to update?"""
+    context = TracingContext.try_get()
+    meta = context.fw_metadata if context is not None else None
+    return (
+        meta is not None
+        and len(meta.input_info) == arguments
+        and all(
+            type(x) is int or type(x).__name__ == "PlainTensorMeta" for x in meta.subclass_inp_meta
+        )
+        and all(o.output_type is OutputType.non_alias for o in meta.output_info)
+        and not any(i.mutates_data or i.mutates_metadata for i in meta.input_info)
+        and not meta.tokens
+        and not meta.num_intermediate_bases
+    )
 
 
 def require_cpu(inputs: Sequence[Any]) -> None:

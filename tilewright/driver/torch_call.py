@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import sympy
 import torch
 
 from tilewright import ops
-from tilewright.base.errors import Invalid, Unsupported
+from tilewright.base.errors import Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.captured import (
     Argument,
-    Buffer,
     Captured,
     HostCall,
     Restrided,
@@ -28,6 +27,7 @@ from tilewright.capture.torch.captured import (
     View,
 )
 from tilewright.capture.torch.dtypes import TO_TORCH
+from tilewright.driver.torch_fast import Dry, Program, fast_call, is_plain, label
 from tilewright.driver.weights import WeightWatch
 from tilewright.graph.specialise import graph_symbols, specialise
 from tilewright.ir import dim as D
@@ -35,29 +35,6 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Input, Node, rebuild
 
 data_ptr = torch.Tensor.data_ptr
-
-
-class Program(Protocol):
-    """A compiled graph: addresses of contiguous memory in, addresses of memory to fill, values of
-    `dims`.
-    """
-
-    dims: tuple[str, ...]
-    weights: tuple[int, ...]  # inputs from which values are derived that outlive a call
-
-    def run(
-        self, inputs: Sequence[int], outputs: Sequence[int], dims: Sequence[int] = ()
-    ) -> None: ...
-
-    def refresh(self) -> None:
-        """Derive them again before the next result."""
-        ...
-
-
-class Dry(Protocol):
-    """Tells whether a call must leave its inputs as they are."""
-
-    dry: bool
 
 
 Compile = Callable[[Graph], Program]
@@ -76,18 +53,10 @@ class Unit:
         self.segments = [SegmentRunner(s, compile, log, keep) for s in captured.segments]
         # Inputs of a backward graph come from autograd, which promises values, not strides.
         self.check = kind == "backward"
-        symbolic = any(s.symbols for s in self.segments)
-        plain = (
-            len(captured.steps) == 1
-            and len(self.segments) == 1
-            and not symbolic
-            and captured.seed is None
-            and not captured.held
-            and not captured.scalars
-            and all(a.kind != "float" for a in captured.arguments)
-            and all(isinstance(r, (Same, Value, View)) and _static(r) for r in captured.results)
-        )
-        self._fast = FastPath(captured, self.segments[0]) if plain else None
+        plain = is_plain(captured) and not any(s.symbols for s in self.segments)
+        self._fast = None
+        if plain:
+            self._fast = fast_call(captured, self.segments[0].static_program(), session)
         self._binders = _binders(captured.arguments)
 
     @property
@@ -95,11 +64,16 @@ class Unit:
         """Every program compiled so far."""
         return [p for s in self.segments for p in s.programs()]
 
+    @property
+    def direct(self) -> Callable[[list[Any]], list[Any]]:
+        """The shortest way to call it."""
+        return self._fast if self._fast is not None and not self.check else self
+
     def __call__(self, args: list[Any]) -> list[Any]:
         if self.check:
             self._restore_layouts(args)
         if self._fast is not None:
-            return self._fast(args, self.session.dry)
+            return self._fast(args)
         return self._general(args)
 
     def refresh(self) -> None:
@@ -195,73 +169,6 @@ class Unit:
                 args[k] = fixed.copy_(x)
 
 
-class FastPath:
-    """Static shapes, one program, nothing else to do: as few Python steps per call as there can
-    be.
-    """
-
-    def __init__(self, captured: Captured, segment: SegmentRunner) -> None:
-        self.captured = captured
-        self.program = segment.static_program()
-        self.run = self.program.run
-        position = {a.slot: k for k, a in enumerate(captured.arguments)}
-        graph = segment.graph
-        self.reads = [position[_label(n)] for n in graph.inputs]
-        derived = [self.reads[k] for k in self.program.weights]
-        self.watch = WeightWatch(derived) if derived else None
-        self.everything = self.reads == list(range(len(captured.arguments)))
-        self.buffers = [_allocation(b) for b in segment.segment.buffers]
-        self.empty_inputs = any(
-            isinstance(d, int) and d == 0 for n in graph.inputs for d in n.shape
-        )
-        slots = {b.slot: k for k, b in enumerate(segment.segment.buffers)}
-        self.mutated = [(position[old], slots[new]) for old, new in captured.mutated]
-        self.results = [self._compiled(r, position, slots) for r in captured.results]
-        fresh = [r for r in captured.results if isinstance(r, Same) and r.slot in slots]
-        whole = len(fresh) == len(captured.results) == len(slots)
-        self.direct = whole and [slots[r.slot] for r in fresh] == list(range(len(slots)))
-
-    def _compiled(
-        self, r: Result, position: Mapping[str, int], slots: Mapping[str, int]
-    ) -> Callable[[list[Any], list[Any]], Any]:
-        if isinstance(r, Value):
-            value = r.value
-            return lambda args, outs: value
-        assert isinstance(r, (Same, View))
-        if r.slot in slots:
-            k = slots[r.slot]
-            if isinstance(r, Same):
-                return lambda args, outs: outs[k]
-            shape, stride, offset = r.shape, r.stride, r.offset
-            return lambda args, outs: outs[k].as_strided(shape, stride, offset)
-        k = position[r.slot]
-        if isinstance(r, Same):
-            return lambda args, outs: args[k]
-        shape, stride, start = r.shape, r.stride, r.offset
-        return lambda args, outs: args[k].as_strided(
-            shape, stride, args[k].storage_offset() + start
-        )
-
-    def __call__(self, args: list[Any], dry: bool) -> list[Any]:
-        outs = [make() for make in self.buffers]
-        given = args if self.everything else [args[k] for k in self.reads]
-        addresses = list(map(data_ptr, given))
-        if 0 in addresses and not self.empty_inputs:
-            _explain_freed(self.captured, args)
-        if self.watch is not None and self.watch.changed(args):
-            self.program.refresh()
-        self.run(addresses, list(map(data_ptr, outs)))
-        if self.direct:
-            args.clear()
-            return outs
-        if not dry:
-            for old, new in self.mutated:
-                args[old].copy_(outs[new])
-        results = [r(args, outs) for r in self.results]
-        args.clear()
-        return results
-
-
 class SegmentRunner:
     """A segment and its programs: one where shapes are static or compile symbolically, else one
     per value of dims.
@@ -304,7 +211,7 @@ class SegmentRunner:
         (self._whole or self._for(dims, numbers))(env, dims)
 
     def _for(self, dims: Mapping[str, int], numbers: Mapping[str, float]) -> Specialised:
-        labels = [_label(n) for n in self.graph.inputs]
+        labels = [label(n) for n in self.graph.inputs]
         known = {k: v for k, v in numbers.items() if k in labels}
         key = (*(dims[s] for s in self.symbols), *known.values())
         with self._lock:
@@ -332,9 +239,9 @@ class Specialised:
 
     def __init__(self, segment: Segment, graph: Graph, program: Program) -> None:
         self.segment, self.program = segment, program
-        self.labels = [_label(n) for n in graph.inputs]
+        self.labels = [label(n) for n in graph.inputs]
         self.watch = WeightWatch(program.weights) if program.weights else None
-        self.dense = {_label(n): n.op.role != "scalar" for n in graph.inputs}  # type: ignore[attr-defined]
+        self.dense = {label(n): n.op.role != "scalar" for n in graph.inputs}  # type: ignore[attr-defined]
 
     def __call__(self, env: dict[str, Any], dims: Mapping[str, int]) -> None:
         for b in self.segment.buffers:
@@ -365,7 +272,7 @@ def with_numbers(graph: Graph, known: Mapping[str, float]) -> Graph:
         return n
 
     new = rebuild(graph, known_value)
-    inputs = tuple(n for n in graph.inputs if _label(n) not in known)
+    inputs = tuple(n for n in graph.inputs if label(n) not in known)
     return Graph(graph.name, inputs, new.outputs, new.places)
 
 
@@ -374,25 +281,8 @@ def draw_seed() -> torch.Tensor:
     return torch.empty((), dtype=torch.int64).random_()
 
 
-def _label(n: Any) -> str:
-    assert isinstance(n.op, Input)
-    return n.op.label
-
-
 def _numbers(dims: Sequence[Dim], values: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(d if isinstance(d, int) else int(D.evaluate(d, values)) for d in dims)
-
-
-def _static(r: Result) -> bool:
-    if isinstance(r, View):
-        return all(isinstance(d, int) for d in (*r.shape, *r.stride, r.offset))
-    return True
-
-
-def _allocation(b: Buffer) -> Callable[[], torch.Tensor]:
-    shape, stride, dtype = b.shape, b.stride, TO_TORCH[b.dtype]
-    make = torch.empty_strided
-    return lambda: make(shape, stride, dtype=dtype)  # type: ignore[arg-type]
 
 
 def _filled(tree: Any, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
@@ -444,14 +334,3 @@ def _binders(arguments: Sequence[Argument]) -> list[tuple[str, int, int | None, 
         for axis, d in enumerate(a.shape):
             bind(d, k, axis)
     return list(out.values())
-
-
-def _explain_freed(captured: Captured, args: Sequence[Any]) -> None:
-    """An address of 0 where elements were promised: the tensor's memory was given back."""
-    for k, (a, x) in enumerate(zip(captured.arguments, args, strict=True)):
-        if a.native and isinstance(x, torch.Tensor) and x.data_ptr() == 0 and x.numel() > 0:
-            raise Invalid(
-                f"input {k} ({tuple(x.shape)}, {x.dtype}) has no memory: "
-                "its storage was freed or resized",
-                hint="pass a tensor that still owns its elements",
-            )

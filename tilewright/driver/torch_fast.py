@@ -1,0 +1,194 @@
+"""Static shapes, one program, nothing else to do: the shortest way from tensors to native code.
+
+The call is written as Python source for the graph at hand, since every loop and lookup it saves
+counts: the whole of it should cost a few microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch._C._dynamo import guards
+
+from tilewright.base.errors import Invalid
+from tilewright.capture.torch.captured import Argument, Captured, Result, Same, Segment, Value, View
+from tilewright.capture.torch.dtypes import TO_TORCH
+from tilewright.driver.weights import STEPS, WeightWatch
+from tilewright.ir.node import Graph, Input
+
+Call = Callable[[list[Any]], list[Any]]
+
+# Up to this many arguments each is named in the source; beyond, lists are shorter than names.
+NAMED_LIMIT = 32
+
+
+class Program(Protocol):
+    """A compiled graph over addresses of contiguous memory."""
+
+    @property
+    def dims(self) -> tuple[str, ...]: ...
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """Inputs from which values are derived that outlive a call."""
+        ...
+
+    def run(
+        self, inputs: Sequence[int], outputs: Sequence[int], dims: Sequence[int] = ()
+    ) -> None: ...
+
+    def refresh(self) -> None:
+        """Derive them again before the next result."""
+        ...
+
+
+class Dry(Protocol):
+    """Tells whether a call must leave its inputs as they are."""
+
+    dry: bool
+
+
+def is_plain(captured: Captured) -> bool:
+    """One segment over static shapes, and results that are its buffers, inputs or views of them."""
+    return (
+        len(captured.steps) == 1
+        and len(captured.segments) == 1
+        and captured.seed is None
+        and not captured.held
+        and not captured.scalars
+        and all(a.kind != "float" for a in captured.arguments)
+        and all(isinstance(r, (Same, Value, View)) and _is_static(r) for r in captured.results)
+    )
+
+
+def fast_call(captured: Captured, program: Program, session: Dry) -> Call:
+    """A function of the list of arguments, which it empties, to the list of results."""
+    return _Writer(captured, program, session).function()
+
+
+class _Writer:
+    def __init__(self, captured: Captured, program: Program, session: Dry) -> None:
+        self.captured, self.program = captured, program
+        self.segment: Segment = captured.segments[0]
+        self.graph: Graph = self.segment.graph
+        self.position = {a.slot: k for k, a in enumerate(captured.arguments)}
+        self.named = len(captured.arguments) <= NAMED_LIMIT
+        self.reads = [self.position[label(n)] for n in self.graph.inputs]
+        self.slots = {b.slot: k for k, b in enumerate(self.segment.buffers)}
+        self.names: dict[str, Any] = {
+            "captured": captured,
+            "explain_freed": explain_freed,
+            "empty": allocator(),
+            "data_ptr": torch.Tensor.data_ptr,
+            "program": program,
+            "run": program.run,
+            "steps": STEPS,
+            "session": session,
+        }
+
+    def argument(self, k: int) -> str:
+        return f"a{k}" if self.named else f"args[{k}]"
+
+    def function(self) -> Call:
+        lines = [*self._take(), *self._allocate(), *self._addresses(), *self._watch()]
+        outs = "".join(f"o{k}.data_ptr(), " for k in range(len(self.slots)))
+        lines.append(f"run(addresses, [{outs}])")
+        lines += self._write_back()
+        results = ", ".join(self._result(r) for r in self.captured.results)
+        lines += [f"results = [{results}]", "args.clear()", "return results"]
+        source = "def call(args):\n" + "".join(f"    {line}\n" for line in lines)
+        scope = dict(self.names)
+        exec(source, scope)
+        return scope["call"]
+
+    def _take(self) -> list[str]:
+        count = len(self.captured.arguments)
+        if not self.named or not count:
+            return []
+        return [f"{', '.join(f'a{k}' for k in range(count))}, = args"]
+
+    def _allocate(self) -> list[str]:
+        lines = []
+        for k, b in enumerate(self.segment.buffers):
+            self.names[f"d{k}"] = TO_TORCH[b.dtype]
+            lines.append(f"o{k} = empty({b.shape!r}, {b.stride!r}, d{k})")
+        return lines
+
+    def _addresses(self) -> list[str]:
+        if self.named:
+            listed = ", ".join(f"a{k}.data_ptr()" for k in self.reads)
+            lines = [f"addresses = [{listed}]"]
+        elif self.reads == list(range(len(self.captured.arguments))):
+            lines = ["addresses = list(map(data_ptr, args))"]
+        else:
+            self.names["reads"] = self.reads
+            lines = ["addresses = list(map(data_ptr, [args[k] for k in reads]))"]
+        empty = any(isinstance(d, int) and d == 0 for n in self.graph.inputs for d in n.shape)
+        if not empty:
+            lines.append("if 0 in addresses: explain_freed(captured, args)")
+        return lines
+
+    def _watch(self) -> list[str]:
+        derived = [self.reads[k] for k in self.program.weights]
+        if not derived:
+            return []
+        self.names["changed"] = WeightWatch(derived).changed
+        return ["if changed(args): program.refresh()"]
+
+    def _write_back(self) -> list[str]:
+        if not self.captured.mutated:
+            return []
+        copies = [
+            f"{self.argument(self.position[old])}.copy_(o{self.slots[new]})"
+            for old, new in self.captured.mutated
+        ]
+        return [f"if not session.dry: {'; '.join(copies)}"]
+
+    def _result(self, r: Result) -> str:
+        if isinstance(r, Value):
+            name = f"value{len(self.names)}"
+            self.names[name] = r.value
+            return name
+        assert isinstance(r, (Same, View))
+        fresh = r.slot in self.slots
+        base = f"o{self.slots[r.slot]}" if fresh else self.argument(self.position[r.slot])
+        if isinstance(r, Same):
+            return base
+        start = r.offset if fresh else f"{base}.storage_offset() + {r.offset}"
+        return f"{base}.as_strided({r.shape!r}, {r.stride!r}, {start})"
+
+
+def allocator() -> Callable[..., torch.Tensor]:
+    """torch's short way to fresh CPU memory where it has one."""
+    short = getattr(guards, "_empty_strided_cpu", None)
+    if short is not None:
+        return short
+    return lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype)
+
+
+def label(n: Any) -> str:
+    assert isinstance(n.op, Input)
+    return n.op.label
+
+
+def _is_static(r: Result) -> bool:
+    if isinstance(r, View):
+        return all(isinstance(d, int) for d in (*r.shape, *r.stride, r.offset))
+    return True
+
+
+def explain_freed(captured: Captured, args: Sequence[Any]) -> None:
+    """An address of 0 where elements were promised: the tensor's memory was given back."""
+    for k, (a, x) in enumerate(zip(captured.arguments, args, strict=True)):
+        if _lost(a, x):
+            raise Invalid(
+                f"input {k} ({tuple(x.shape)}, {x.dtype}) has no memory: "
+                "its storage was freed or resized",
+                hint="pass a tensor that still owns its elements",
+            )
+
+
+def _lost(a: Argument, x: Any) -> bool:
+    return a.native and isinstance(x, torch.Tensor) and x.numel() > 0 and x.data_ptr() == 0
