@@ -1,8 +1,9 @@
-"""Group form: what one fused kernel computes. Named stages over index functions, in order; no loops.
+"""Group form: what one fused kernel computes. Stages over index functions, in order; no loops.
 
-A stage `t[where] combine= value` holds for every point of its axes and reduction axes. Three shapes cover everything:
-a map (where = axes, no combine), a reduction (combine over reduction axes, starting from `init`) and an ordered update
-(a computed `where`: scatter; or a value that reads the stage itself at an earlier index: scan).
+A stage `t[where] combine= value` holds for every point of its axes and reduction axes. Three shapes
+cover everything: a map (where = axes, no combine), a reduction (combine over reduction axes,
+starting from `init`) and an ordered update (a computed `where`: scatter; or a value that reads the
+stage itself at an earlier index: scan).
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ from tilewright.ir.types import DType, TupleType
 
 @dataclass(frozen=True)
 class Buffer:
-    """Named memory. scope: "in", "out" (arguments), "local" (owned by one iteration of where it is allocated),
-    "register" (local, indexed by constants only)."""
+    """Named memory.
+
+    scope: "in", "out" (arguments), "local" (owned by one iteration of where it is allocated),
+    "register" (local, indexed by constants only).
+    """
 
     name: str
     dtype: DType
@@ -153,8 +157,8 @@ class _Builder:
         table: dict[Sym, Dim] = {a: D.as_int(b) for a, b in zip(t.axes, axes, strict=True)}
         self.buffers[buffer] = Buffer(buffer, t.dtype, t.shape, scope)
         body = rewrite(t.body, table, named)
-        # An output that is a reduction becomes a local reduction and a copy: every output has a plain store,
-        # which is where a schedule places everything else.
+        # An output that is a reduction becomes a local reduction and a copy: every output has a
+        # plain store, which is where a schedule places everything else.
         if isinstance(body, Reduce) and t.kind == "compute" and scope != "out":
             self.reduce(buffer, axes, body)
             return
@@ -184,7 +188,7 @@ class _Builder:
         )
 
     def hoist(self, v: Value, axes: tuple[Sym, ...]) -> Value:
-        """Reductions inside an expression become stages of their own, over the axes they depend on."""
+        """Reductions inside an expression become stages, over the axes they depend on."""
         keep_all = isinstance(v, Reduce)  # the whole value: its axes are the stage's own
 
         def out(r: Reduce) -> Value:
@@ -209,7 +213,10 @@ def build_group(
     outputs: Sequence[Node],
     in_place: Mapping[Node, Node] | None = None,
 ) -> Group:
-    """The group of a cluster of primitive nodes (topological order). Inputs are a0…, outputs y0…, the rest t0…"""
+    """The group of a cluster of primitive nodes (topological order).
+
+    Inputs are a0…, outputs y0…, the rest t0…
+    """
     b = _Builder(name)
     names: dict[Node, str] = {}
     for k, n in enumerate(inputs):

@@ -1,7 +1,8 @@
-"""Nest form: how. Explicit loops and placed buffers. Schedule steps map nests to nests; the emitter accepts nests only.
+"""Nest form: how. Explicit loops and placed buffers.
 
-A loop variable is a symbol that carries its own bounds, so an index function can always be simplified where it stands.
-A tail is an extent (`min(12, 128-12*i0)`), never a branch.
+Schedule steps map nests to nests; the emitter accepts nests only. A loop variable is a symbol that
+carries its own bounds, so an index function can always be simplified where it stands. A tail is an
+extent (`min(12, 128-12*i0)`), never a branch.
 """
 
 from __future__ import annotations
@@ -157,7 +158,10 @@ def substitute(
     on_load: Callable[[Load], Value] | None = None,
     on_store: OnAccess | None = None,
 ) -> Stmt:
-    """Substitute symbols in a statement. Inner loops whose bounds mention them get a new variable of the same name."""
+    """Substitute symbols in a statement.
+
+    Inner loops whose bounds mention them get a new variable of the same name.
+    """
     if isinstance(s, Alloc):
         return s
     if isinstance(s, Store):
@@ -186,7 +190,7 @@ def stages_in(s: Stmt) -> set[str]:
 
 
 def store_loads(s: Store) -> list[Load]:
-    """Everything a store reads, in its value and its indices; not the implicit read of a combine."""
+    """What a store reads, in its value and its indices; not the implicit read of a combine."""
     vals = [s.value, *(v for i in s.index for v in D.data_values(i))]
     return [x for v in vals for x in loads(v)]
 

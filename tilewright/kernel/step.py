@@ -1,7 +1,8 @@
 """A schedule is a replayable tuple of frozen steps, each a checked map from nest to nest.
 
-`repr(trace)` is Python that `parse_trace` reads back. A step that would change the result, or that cannot be done where the
-nest stands, refuses with a sentence; nothing is half-applied, because nests are immutable.
+`repr(trace)` is Python that `parse_trace` reads back. A step that would change the result, or that
+cannot be done where the nest stands, refuses with a sentence; nothing is half-applied, because
+nests are immutable.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ class ComputeInline(Step):
             "inline first",
         )
         axes = [D.the_sym(i) for i in s.index]
-        self.need(len(set(axes)) == len(axes) and {p.var for p in path} == set(axes), f"{self.stage} is placed inside other loops", "inline first")  # fmt: skip
+        own_loops = len(set(axes)) == len(axes) and {p.var for p in path} == set(axes)
+        self.need(own_loops, f"{self.stage} is placed inside other loops", "inline first")
         guests = set().union(*(stages_in(p) for p in path)) - {self.stage}
         self.need(not guests, f"{', '.join(sorted(guests))} is placed inside it", "inline first")
         own = any(x.source == self.stage for x in loads(s.value))

@@ -11,7 +11,8 @@ from tilewright.kernel.steps.fuse import Fuse
 
 @dataclass(frozen=True)
 class FuseAxes(Step):
-    """Two neighbouring axes of a stage's own buffer become one, and so do the stage's loops over them (`stage.p`).
+    """Two neighbouring axes of a stage's own buffer become one, and so do the stage's loops over
+    them (`stage.p`).
 
     for h in 4: for w in 5: t[h,w] = …          for p in 20: t[p] = …(p//5, p%5)
     … t[h,w]                                    … t[5*h+w]

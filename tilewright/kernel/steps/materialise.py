@@ -21,7 +21,8 @@ from tilewright.kernel.step import Step
 
 @dataclass(frozen=True)
 class Materialise(Step):
-    """A stage reads a copy `into` of a buffer instead of the buffer; ComputeAt then places and narrows the copy.
+    """A stage reads a copy `into` of a buffer instead of the buffer; ComputeAt then places and
+    narrows the copy.
 
     for i: y[i] = x[i] + 1        for j: xc[j] = x[j]
                                   for i: y[i] = xc[i] + 1
@@ -37,7 +38,7 @@ class Materialise(Step):
             any(b.name == self.buffer for b in n.buffers), f"there is no buffer {self.buffer}"
         )
         b = n.buffer(self.buffer)
-        first = next((k for k, s in enumerate(n.body) if self.stage in stages_in(s) and any(x.source == self.buffer for x in reads(s))), None)  # fmt: skip
+        first = next((k for k, s in enumerate(n.body) if self._reads_buffer(s)), None)
         self.need(
             first is not None, f"{self.stage} does not read {self.buffer} in a nest of its own"
         )
@@ -60,3 +61,7 @@ class Materialise(Step):
 
         body = (*n.body[:first], Alloc(self.into), copy, *(one(s) for s in n.body[first:]))
         return replace(n, body=body).with_buffer(Buffer(self.into, b.dtype, b.shape, "local"))
+
+    def _reads_buffer(self, s: Stmt) -> bool:
+        """Is the statement where the stage stands, and does it read the buffer?"""
+        return self.stage in stages_in(s) and any(x.source == self.buffer for x in reads(s))

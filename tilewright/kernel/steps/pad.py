@@ -19,7 +19,8 @@ from tilewright.kernel.step import Step
 
 @dataclass(frozen=True)
 class Pad(Step):
-    """A stage is computed on a multiple of `factor` points along an axis; the extra ones are never read.
+    """A stage is computed on a multiple of `factor` points along an axis; the extra ones are
+    never read.
 
     for j in 64: t[j] = w[j//12, j%12]        for j in 72: t[j] = w[j//12, j%12]
     """

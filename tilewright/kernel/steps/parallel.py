@@ -9,7 +9,10 @@ from tilewright.kernel.step import Step
 
 @dataclass(frozen=True)
 class Parallel(Step):
-    """The iterations may run on several threads, `grain` of them as one piece of work. Outermost loops only."""
+    """The iterations may run on several threads, `grain` of them as one piece of work.
+
+    Outermost loops only.
+    """
 
     loop: str
     grain: int = 1

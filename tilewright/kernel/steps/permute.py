@@ -10,7 +10,8 @@ from tilewright.kernel.step import Step
 
 @dataclass(frozen=True)
 class Permute(Step):
-    """The axes of a local buffer in another order, so that lanes lie next to each other. Loops stay as they are.
+    """The axes of a local buffer in another order, so that lanes lie next to each other. Loops stay
+    as they are.
 
     alloc t: f32[12,8]               alloc t: f32[8,12]
     t[j,i] = …                       t[i,j] = …

@@ -9,7 +9,8 @@ from tilewright.kernel.step import Step
 
 @dataclass(frozen=True)
 class SetScope(Step):
-    """Where a stage's buffer lives: "local" memory or "register" (then every index must become a constant)."""
+    """Where a stage's buffer lives: "local" memory or "register" (then every index must become a
+    constant)."""
 
     buffer: str
     scope: str

@@ -12,8 +12,9 @@ MAX_UNROLL = 64
 
 @dataclass(frozen=True)
 class Unroll(Step):
-    """The iterations are written out one after the other. Copies with a run-time extent stay serial, or, with
-    `guarded`, are written out up to their constant bound, each under the condition that it exists.
+    """The iterations are written out one after the other. Copies with a run-time extent stay
+    serial, or, with `guarded`, are written out up to their constant bound, each under the condition
+    that it exists.
 
         for u in 3: t[u] = 0                t[0] = 0; t[1] = 0; t[2] = 0
         for u in min(3, n): t[u] = 0        if 0 < n: t[0] = 0; if 1 < n: t[1] = 0; …
@@ -28,7 +29,11 @@ class Unroll(Step):
         for x in found:
             self.need(x.kind == "serial", f"{self.loop} is already {x.kind}")
             bound = self._bound(x)
-            self.need(bound is not None and bound <= MAX_UNROLL, f"{bound} copies are too many", f"Split by at most {MAX_UNROLL} first")  # fmt: skip
+            self.need(
+                bound is not None and bound <= MAX_UNROLL,
+                f"{bound} copies are too many",
+                f"Split by at most {MAX_UNROLL} first",
+            )
 
         def one(s: Loop) -> tuple[Stmt, ...]:
             return (s,) if self._bound(s) is None else (replace(s, kind="unroll"),)

@@ -13,8 +13,8 @@ MAX_LANES = 64
 
 @dataclass(frozen=True)
 class Vectorize(Step):
-    """The iterations become the lanes of one vector. Copies of the loop with a run-time extent (tails) stay serial, or,
-    with `masked`, are a vector whose last lanes may not exist.
+    """The iterations become the lanes of one vector. Copies of the loop with a run-time extent
+    (tails) stay serial, or, with `masked`, are a vector whose last lanes may not exist.
 
         for l in 4: y[4*i+l] = exp(x[4*i+l])   →   y[4*i : 4*i+4] = exp(x[4*i : 4*i+4])
     """
@@ -32,7 +32,11 @@ class Vectorize(Step):
         for x in found:
             self.need(x.kind == "serial", f"{self.loop} is already {x.kind}")
             bound = self._bound(x)
-            self.need(bound is not None and bound <= MAX_LANES, f"{bound} lanes are too many", f"Split by at most {MAX_LANES} first")  # fmt: skip
+            self.need(
+                bound is not None and bound <= MAX_LANES,
+                f"{bound} lanes are too many",
+                f"Split by at most {MAX_LANES} first",
+            )
             for s, _ in walk(x.body):
                 loop = isinstance(s, Loop) and s.kind != "unroll"
                 self.need(
