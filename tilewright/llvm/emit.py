@@ -1,9 +1,10 @@
-"""Nest → LLVM text. The emitter decides nothing: loop kinds, scopes and shapes are given, index functions are evaluated.
+"""Nest → LLVM text. The emitter decides nothing: loop kinds, scopes and shapes are given.
 
-Evaluating an index function under the lane variable tells how memory is touched: no lane, one scalar; a lane with coefficient
-one, a vector; anything else, one access per lane. Whatever does not change inside a loop is written before it, because the
-short LLVM pipeline moves nothing out of loops. Kernels are `void name(ptr args, ptr dims)`; a parallel loop becomes a function
-of one chunk that `tw_parallel` calls.
+Evaluating an index function under the lane variable tells how memory is touched: no lane, one
+scalar; a lane with coefficient one, a vector; anything else, one access per lane. Whatever does not
+change inside a loop is written before it, because the short LLVM pipeline moves nothing out of
+loops. Kernels are `void name(ptr args, ptr dims)`; a parallel loop becomes a function of one chunk
+that `tw_parallel` calls.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, walk
 from tilewright.llvm.scalars import Arith, memory_type, register_type, vector
 from tilewright.llvm.writer import LANE, Level, Writer
 
-# Local buffers up to this many bytes live on the stack; larger ones come from malloc (default traces avoid them).
+# Local buffers up to this many bytes live on the stack; larger ones come from malloc (default
+# traces avoid them).
 STACK_LIMIT = 256 * 1024
 
 
@@ -247,7 +249,7 @@ class _Function(Writer):
         return tuple(out)
 
     def _guarded_load(self, b: Buffer, v: Load, w: int) -> str:
-        """A read that is only used where a condition holds: its address is kept inside the buffer."""
+        """A read only used where a condition holds: its address is kept inside the buffer."""
         safe = self._clamped(b, v.index)
         if w == 1 or self.lane is None:
             return self._load_at(b, safe, 1)
@@ -384,7 +386,7 @@ class _Function(Writer):
             del self.env[s.var]
 
     def _guarded(self, condition: str, then: Any, other: Any = None) -> None:
-        """Code under a condition; what it computes is known inside only, and it moves no loads out."""
+        """Code under a condition; what it computes is known inside only, no loads move out."""
         n = self.fresh("c")
         no = f"{n}.else" if other else f"{n}.end"
         self.line(f"br i1 {condition}, label %{n}.then, label %{no}")
@@ -448,9 +450,8 @@ class _Function(Writer):
         if w > 1 and s.combine:
             x = self.arith.horizontal(s.combine, self.lanes_of(s.value), b.dtype, w)
         elif w > 1 and self.is_vector(s.value):
-            x = self.put(
-                f"extractelement {vector(register_type(b.dtype), w)} {self.value(s.value)}, i64 {w - 1}"
-            )
+            lanes = f"{vector(register_type(b.dtype), w)} {self.value(s.value)}"
+            x = self.put(f"extractelement {lanes}, i64 {w - 1}")
         else:
             x = self.value(s.value)
         p = self.pointer(b, const, terms)

@@ -1,4 +1,5 @@
-"""The entry function of a program: every kernel call in order over one arena, so that Python makes one call.
+"""The entry function of a program: every kernel call in order over one arena, so that Python makes
+one call.
 
 void entry(ptr in, ptr out, ptr dims, ptr arena)
 """
@@ -112,9 +113,8 @@ class _Writer:
             elif isinstance(a, Copy):
                 size = self.dim(a.size)
                 target, source = self.slot(a.target), self.slot(a.source)
-                self.out.append(
-                    f"  call void @llvm.memcpy.p0.p0.i64(ptr {target}, ptr {source}, i64 {size}, i1 false)"
-                )
+                args = f"ptr {target}, ptr {source}, i64 {size}, i1 false"
+                self.out.append(f"  call void @llvm.memcpy.p0.p0.i64({args})")
             else:
                 self.branch(a)
         return [*head, *self.out, "  ret void", "}"]

@@ -1,6 +1,7 @@
 """Scalar functions as LLVM instructions, on one value or on the lanes of a vector.
 
-In registers a bool is an i1 and the 16-bit floats are float: they are widened when loaded and rounded when stored or cast.
+In registers a bool is an i1 and the 16-bit floats are float: they are widened when loaded and
+rounded when stored or cast.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def literal(v: float | int | bool, d: DType) -> str:
 
 @dataclass
 class Arith:
-    """Appends instructions through `put(text) -> ssa` and collects what the module must declare or define."""
+    """Appends instructions through `put(text) -> ssa` and collects what the module must declare or
+    define."""
 
     fma: bool
     declares: set[str] = field(default_factory=set)
@@ -177,7 +179,7 @@ class Arith:
         return self.put(f"select {m} {nan}, {v} {both}, {v} {r}")
 
     def _bool(self, name: str, v: str, lanes: int, a: list[str]) -> str:
-        code = {"add": "or", "max": "or", "or": "or", "mul": "and", "min": "and", "and": "and", "xor": "xor"}.get(name)  # fmt: skip
+        code = _BOOL.get(name)
         if code:
             return self.put(f"{code} {v} {a[0]}, {a[1]}")
         if name == "not":
@@ -331,12 +333,30 @@ class Arith:
 
 
 _COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
-_INTRINSICS = {"abs": "fabs", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven", "sqrt": "sqrt", "copysign": "copysign"}  # fmt: skip
+_INTRINSICS = {
+    "abs": "fabs",
+    "floor": "floor",
+    "ceil": "ceil",
+    "trunc": "trunc",
+    "round": "roundeven",
+    "sqrt": "sqrt",
+    "copysign": "copysign",
+}
+_BOOL = {
+    "add": "or",
+    "max": "or",
+    "or": "or",
+    "mul": "and",
+    "min": "and",
+    "and": "and",
+    "xor": "xor",
+}
 _REDUCE_FLOAT = {"add": "fadd", "mul": "fmul", "max": "fmaximum", "min": "fminimum"}
 
 
 def _reduce_int(combine: str, d: DType) -> str | None:
     if d.is_bool:
-        return {"add": "or", "max": "or", "or": "or", "mul": "and", "min": "and", "and": "and", "xor": "xor"}.get(combine)  # fmt: skip
-    s = "s" if d.kind == "i" else "u"
-    return {"add": "add", "mul": "mul", "max": s + "max", "min": s + "min", "and": "and", "or": "or", "xor": "xor"}.get(combine)  # fmt: skip
+        return _BOOL.get(combine)
+    if combine in ("max", "min"):
+        return ("s" if d.kind == "i" else "u") + combine
+    return combine if combine in ("add", "mul", "and", "or", "xor") else None

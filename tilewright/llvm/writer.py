@@ -1,12 +1,14 @@
 """Writing a function of LLVM text: where code goes, integers, addresses.
 
-Every loop around the code being written is a level. A value is written at the outermost level at which all it depends on
-is known (before the loops that do not change it), once, and remembered there.
+Every loop around the code being written is a level. A value is written at the outermost level at
+which all it depends on is known (before the loops that do not change it), once, and remembered
+there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +22,18 @@ from tilewright.llvm.scalars import Arith, memory_type, register_type
 
 LANE = "lane"
 
+_ON_NUMBERS: dict[str, Callable[[int, int], int]] = {
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "min": min,
+    "max": max,
+}
+
 
 @dataclass
 class Level:
-    """One loop around the code being written: what was computed in it, what goes before it, what it writes."""
+    """One loop around the code being written: what was computed in it, what goes before it, what it
+    writes."""
 
     pre: list[Any]
     writes: frozenset[str]
@@ -172,7 +182,7 @@ class Writer:
     def _terms(
         self, x: Dim
     ) -> tuple[int, dict[int, list[tuple[int, tuple[str, ...]]]], int | None]:
-        """(constant, terms by level, coefficient of the lane; None where the lane is not affine)."""
+        """(constant, terms by level, coefficient of the lane; None where it is not affine)."""
         const, lane = 0, 0
         terms: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
         if isinstance(x, int):
@@ -241,8 +251,7 @@ class Writer:
         with self._Hoist(self, level):
             a, b = self.dim(atom.a), self.dim(atom.b)
             if a.lstrip("-").isdigit() and b.lstrip("-").isdigit():
-                x, y = int(a), int(b)
-                r: Any = {"floordiv": lambda: x // y, "mod": lambda: x % y, "min": lambda: min(x, y), "max": lambda: max(x, y)}[atom.op]()  # fmt: skip
+                r: Any = _ON_NUMBERS[atom.op](int(a), int(b))
                 self.levels[level].memo[key] = r
                 return r
             if atom.op in ("min", "max"):

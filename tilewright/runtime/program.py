@@ -1,8 +1,8 @@
 """A compiled program: one native entry function, the memory it owns, and calls that may overlap.
 
-Memory is contiguous and row-major. A call in flight owns a frame (argument arrays and an arena); frames are reused, so a hot
-call allocates nothing. Values derived from weights are computed by a second program, the prologue, and kept until a weight's
-address changes or `refresh` is called.
+Memory is contiguous and row-major. A call in flight owns a frame (argument arrays and an arena);
+frames are reused, so a hot call allocates nothing. Values derived from weights are computed by a
+second program, the prologue, and kept until a weight's address changes or `refresh` is called.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Program:
         self._folded_for = None
 
     def run(self, inputs: Sequence[int], outputs: Sequence[int], dims: Sequence[int] = ()) -> None:
-        """Addresses of contiguous memory in, addresses of memory to fill. Safe from several threads."""
+        """Addresses of contiguous memory in, of memory to fill out. Safe from several threads."""
         addresses = [*inputs, *self._fixed]
         if self.prologue is not None:
             folded = self._fold([inputs[k] for k in self.weights])
