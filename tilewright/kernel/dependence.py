@@ -7,12 +7,23 @@ in the loop reads or writes) or an "order". Gathered indices are conservative: a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Alloc, Loop, Nest, Store, inner_vars, store_loads, walk
+from tilewright.kernel.nest import (
+    Alloc,
+    Loop,
+    Nest,
+    Stmt,
+    Store,
+    inner_vars,
+    store_loads,
+    substitute,
+    walk,
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,42 @@ def linear_index(b: Buffer, index: tuple[Dim, ...]) -> Dim:
 
 
 def carried(n: Nest, loop: Loop) -> list[Carried]:
+    """What different iterations of a loop do to each other."""
+    found = _carried(n, loop)
+    if not found:
+        return found
+    # A fused loop writes at (v//m, v%m): it is free where both loops that it was are free.
+    apart = _unfused(loop)
+    if apart is None:
+        return found
+    (inner,) = apart.body
+    assert isinstance(inner, Loop)
+    return [*carried(n, apart), *carried(n, inner)]
+
+
+def _unfused(loop: Loop) -> Loop | None:
+    """The loop as two, by the first m for which something inside is indexed by v//m or v%m."""
+    m = next((m for s, _ in walk(loop.body) for m in _moduli(s, loop.var)), None)
+    if m is None or m in (1, loop.extent):
+        return None
+    outer, inner = D.var(f"{loop.name}/", D.ceildiv(loop.extent, m)), D.var(f"{loop.name}%", m)
+    if D.known_eq(loop.extent, m * D.floordiv(loop.extent, m)):
+        outer = D.var(f"{loop.name}/", D.floordiv(loop.extent, m))
+    body = tuple(substitute(s, {loop.var: outer * m + inner}) for s in loop.body)
+    return Loop(D.the_sym(outer), loop.kind, (Loop(D.the_sym(inner), "serial", body),))
+
+
+def _moduli(s: Stmt, v: Sym) -> Iterator[Dim]:
+    if not isinstance(s, Store):
+        return
+    for i in s.index:
+        for a in D.atoms(i):
+            quotient = isinstance(a, D.Quo) and a.op in ("floordiv", "mod")
+            if quotient and D.is_sym(a.a) and D.the_sym(a.a) is v:
+                yield a.b
+
+
+def _carried(n: Nest, loop: Loop) -> list[Carried]:
     inner = set().union(*(inner_vars(s) for s in loop.body))
     inside = list(walk(loop.body))
     own = {s.buffer for s, _ in inside if isinstance(s, Alloc)}

@@ -26,8 +26,8 @@ def default_schedule(group: Group, target: Target) -> tuple[Trace, Nest]:
         schedule_program(s, inner, outs)
     elif not inner:
         schedule_map(s, outs)
-    elif len(inner) == 1 and is_contraction(s, inner[0]) and len(outs) == 1:
-        if not schedule_contraction(s, inner[0], outs[0]):
+    elif len(inner) == 1 and is_contraction(s, inner[0]):
+        if not schedule_contraction(s, inner[0], outs):
             s = Scheduler(group, target)
             kept = inline_maps(s)
             schedule_rows(s, [x for x in kept if x not in outs], outs)

@@ -16,6 +16,7 @@ from tilewright.kernel.defaults.scheduler import (
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Stage
 from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.fuse_axes import FuseAxes
 from tilewright.kernel.steps.pad import Pad
@@ -48,9 +49,9 @@ def _through_casts(v: Value) -> Value:
     return v
 
 
-def schedule_contraction(s: Scheduler, acc: Stage, out: Stage) -> bool:
+def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
     """A register tile: rows of one operand times lanes of the other. False where the group has no such shape."""
-    host, a = out.name, acc.name
+    host, a = outs[0].name, acc.name
     path = s.path(host)
     reads = [r for r in store_reads(s.store(host)) if r.source == a]
     if len(reads) != 1 or len(reads[0].index) != len(path):
@@ -69,6 +70,10 @@ def schedule_contraction(s: Scheduler, acc: Stage, out: Stage) -> bool:
         return False
     col, width = choice
     rows, vectors = tile.rows, max(1, width // lanes)
+    # Other outputs of the same shape are stored in the same loops, before any of them is split.
+    for other in outs[1:]:
+        if not s.attempt(ComputeWith(other.name, path[-1].name)):
+            return False
     names = [p.name for p in path]
     axes = [f"i{k}" for k in range(len(names))]
     # Height and width become one row axis, so that small images fill the tile.
