@@ -49,6 +49,8 @@ def test_a_program(program: Program) -> None:
     assert (report.name, report.operators) == ("main", 3)
     assert report.clusters >= 2 and len(report.kernels) >= 2
     assert report.seconds > 0 and "kernels" in report.phases
+    assert report.calls == sum(k.calls for k in program.kernels), "the prologue does not count"
+    assert program.prologue is None or report.once == len(program.prologue.kernels)
     assert made.refusals and {r.criterion for r in made.refusals} <= set(CRITERIA)
     text = str(made)
     assert "main: 3 operators" in text and "distinct kernel" in text
@@ -174,8 +176,10 @@ def test_not_called_yet() -> None:
 
 
 def test_short_forms() -> None:
-    trace = "Split(loop='a', factor=4)\nSplit(loop='b', factor=4)\nParallel(loop='a.0', grain=8)\n"
-    assert short_trace(trace) == "Split×2 Parallel(grain 8)"
+    trace = "Split(loop='a', factor=4)\nUnroll(loop='c')\nSplit(loop='b', factor=4)\n"
+    assert short_trace(f"{trace}Parallel(loop='a.0', grain=8)\n") == (
+        "Split×2 Unroll Parallel(grain 8)"
+    )
     assert short_trace("") == "as it is"
     assert short_place(None) == "" and short_place("x.py:3") == "x.py:3"
     assert short_place("/a/b/c/d/x.py:3") == "…/d/x.py:3"

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -69,7 +70,7 @@ MODELS = {
     "resnet50": Model("ResNet-50, one image of 224 x 224", _resnet("bottleneck")),
     "tiny": Model("a BERT of two small layers, 32 tokens", _tiny),
 }
-DEFAULT = "bert"
+DEFAULT = "resnet18"
 
 
 def _picked(torch: Any, inner: Any, argument: str, result: str) -> Any:
@@ -121,7 +122,10 @@ def _late() -> tuple[Any, Any]:
 def shown(console: Console, text: str) -> Iterator[None]:
     """A line for something that takes a while: turning while it lasts, with its time after."""
     began = perf_counter()
-    with console.status(f"{text} …"):
+    columns = SpinnerColumn(), TextColumn("{task.description} …"), TimeElapsedColumn()
+    # Lines that are drawn again and again belong on terminals only.
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as p:
+        p.add_task(text)
         yield
     console.print(f"  {text:<28}{perf_counter() - began:8.1f} s", highlight=False)
 
@@ -143,7 +147,7 @@ def comparison_table(c: Any) -> Table:
     )
     table.add_row("largest error", f"{c.error.eager:.2e}", f"{c.error.ours:.2e}")
     distinct, calls = len(c.explanation.kernels), sum(p.calls for p in programs)
-    table.add_row("kernels", "", f"{distinct} distinct, {calls} calls")
+    table.add_row("kernels", "", f"{distinct} distinct, {calls} calls per run")
     table.add_row("fallbacks to eager", "", str(len(c.explanation.fallbacks)))
     return table
 

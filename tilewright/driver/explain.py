@@ -12,7 +12,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +50,7 @@ class ProgramReport:
     folded_bytes: int = 0
     phases: dict[str, float] = field(default_factory=dict)
     dims: tuple[str, ...] = ()
+    once: int = 0  # so many of the kernels, the first ones, run only when weights have changed
 
     @property
     def seconds(self) -> float:
@@ -58,7 +58,8 @@ class ProgramReport:
 
     @property
     def calls(self) -> int:
-        return sum(k.calls for k in self.kernels)
+        """Kernel calls per run."""
+        return sum(k.calls for k in self.kernels[self.once :])
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,7 @@ def _reports(programs: Iterable[Any]) -> Iterator[ProgramReport]:
             _folded_bytes(p),
             dict(p.details["phases"]),
             p.dims,
+            len(p.prologue.kernels) if p.prologue is not None else 0,
         )
 
 
@@ -238,8 +240,9 @@ def _program(p: ProgramReport, first: int) -> Iterator[Any]:
         table = _table("#", "kernel", "calls", "schedule", "where", "seconds")
         for k, info in enumerate(p.kernels, first):
             time = "cached" if info.cached else f"{info.seconds:.3f}"
+            calls = f"{info.calls} once" if k - first < p.once else str(info.calls)
             places = _places(info.places)
-            table.add_row(str(k), info.name, str(info.calls), short_trace(info.trace), places, time)
+            table.add_row(str(k), info.name, calls, short_trace(info.trace), places, time)
         yield table
     if p.refusals:
         yield Group(Text(""), _refusals(p.refusals))
@@ -261,15 +264,15 @@ def _refusals(refusals: Sequence[Refusal]) -> Table:
 
 
 def short_trace(trace: str) -> str:
-    """A trace in one line: steps by name with how often, and the grain of parallel loops."""
+    """A trace in one line: the steps by name with how often, and the grain of parallel loops."""
     names = []
     for line in trace.splitlines():
         name, _, rest = line.partition("(")
         if name == "Parallel" and "grain=" in rest:
             name = f"Parallel(grain {rest.partition('grain=')[2].rstrip('),')})"
         names.append(name)
-    runs = [(name, len(list(run))) for name, run in groupby(names)]
-    return " ".join(f"{name}×{n}" if n > 1 else name for name, n in runs) or "as it is"
+    counts = Counter(names).items()  # in the order of first use
+    return " ".join(f"{name}×{n}" if n > 1 else name for name, n in counts) or "as it is"
 
 
 def short_place(place: str | None) -> str:
