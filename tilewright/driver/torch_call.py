@@ -132,7 +132,7 @@ class Unit:
             if s.slot.startswith("dim:"):
                 dims[s.slot.removeprefix("dim:")] = int(value)
                 continue
-            number = float(value)
+            number = float(bool(value) if value.is_Boolean else value)
             env[s.slot] = torch.tensor(number, dtype=torch.float64)
             if names <= dims.keys():
                 out[s.slot] = number

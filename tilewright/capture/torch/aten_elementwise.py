@@ -468,6 +468,11 @@ def conjugate(c: Context, x: Node) -> Node:
     return x
 
 
+@aten("prims.convert_element_type.default")
+def convert_element_type(c: Context, x: Operand, dtype: Any) -> Node:
+    return c.node(x, c.out().dtype)
+
+
 @aten("_to_copy.default", "to.dtype")
 def to_copy(c: Context, x: Node, *_: Any, **options: Any) -> Node:
     device = options.get("device")

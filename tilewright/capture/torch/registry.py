@@ -26,7 +26,7 @@ def aten(*names: str) -> Callable[[F], F]:
 
     def register(rule: F) -> F:
         for name in names:
-            own = name.startswith(("operator.", "math.", "higher_order::"))
+            own = name.startswith(("operator.", "math.", "prims.", "higher_order::"))
             key = name if own else f"aten.{name}"
             if key in _RULES:
                 raise TypeError(f"{key} is translated twice")

@@ -94,7 +94,7 @@ class _Levels:
             # Opaque operands and inputs come from slots: after the host call that fills them, same
             # level is enough.
             level = max(
-                level, *(self._slot_level(s) for s in _slots_in((h.call.args, h.call.kwargs))), 0
+                level, *(self._slot_level(s) for s in slots_in((h.call.args, h.call.kwargs))), 0
             )
             level = max(
                 level, *(self._dims.get(s, 0) for s in _symbols_in((h.call.args, h.call.kwargs))), 0
@@ -159,13 +159,13 @@ def _dims_of(n: Node) -> set[str]:
     return out
 
 
-def _slots_in(tree: Any) -> list[str]:
+def slots_in(tree: Any) -> list[str]:
     if isinstance(tree, Slot):
         return [tree.label]
     if isinstance(tree, dict):
-        return [s for v in tree.values() for s in _slots_in(v)]
+        return [s for v in tree.values() for s in slots_in(v)]
     if isinstance(tree, (tuple, list)):
-        return [s for v in tree for s in _slots_in(v)]
+        return [s for v in tree for s in slots_in(v)]
     return []
 
 

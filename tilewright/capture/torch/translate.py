@@ -32,7 +32,7 @@ from tilewright.capture.torch.layout import dense, extent, from_memory, memory_s
 from tilewright.capture.torch.outputs import Outputs
 from tilewright.capture.torch.places import place_of
 from tilewright.capture.torch.registry import Untranslated, rule_for, target_name
-from tilewright.capture.torch.segments import PendingHost, cut
+from tilewright.capture.torch.segments import PendingHost, cut, slots_in
 from tilewright.capture.torch.shapes import Shapes
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int
@@ -407,7 +407,8 @@ class Translation:
             for x in s.graph.inputs
         }
         arguments = tuple(_with_use(a, read) for a in self.arguments)
-        scalars = [*self.scalars.values()]
+        read |= {x for s in steps if isinstance(s, HostCall) for x in slots_in((s.args, s.kwargs))}
+        scalars = [s for s in self.scalars.values() if s.slot in read]
         scalars += [SymbolicScalar(f"dim:{name}", e) for e, name in self.shapes.opaque.items()]
         return Captured(
             self.name,
