@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from tilewright.graph.pack import register_tile
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Sym
+from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Fn, Load, Value, extent
 from tilewright.kernel.defaults.scheduler import (
+    PIECE,
     Scheduler,
     grain,
     store_reads,
@@ -242,7 +243,12 @@ def _parallel_tiles(
     found = s.loops(top)
     if not found:
         return
-    per = 1
-    for p in s.path(a)[1:]:
-        per *= p.extent if isinstance(p.extent, int) else 64
-    s.attempt(Parallel(top, grain(per)))
+    total: Dim = 1
+    st = s.group.stage(a)
+    for axis in (*st.axes, *st.raxes):
+        total = total * extent(axis)
+    trips = D.bounds(found[0].extent)[1]
+    per = D.bounds(total)[1] // max(1, min(trips, D.INF // 2))
+    if not isinstance(total, int):
+        per = PIECE
+    s.attempt(Parallel(top, grain(per // 8)))  # eight multiply-adds are one simple operation

@@ -30,7 +30,8 @@ class Split(Step):
         def one(s: Loop) -> tuple[Stmt, ...]:
             outer = D.var(f"{self.loop}.0", D.ceildiv(s.extent, self.factor))
             tail = D.minimum(self.factor, s.extent - outer * self.factor)
-            inner = D.var(f"{self.loop}.1", tail)
+            least, most = D.bounds(tail)
+            inner = D.var(f"{self.loop}.1", most if least == most else tail)
             table = {s.var: outer * self.factor + inner}
             body = tuple(substitute(b, table) for b in s.body)
             return (Loop(D.the_sym(outer), "serial", (Loop(D.the_sym(inner), "serial", body),)),)
