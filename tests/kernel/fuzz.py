@@ -59,7 +59,9 @@ class Counts:
     def table(self) -> str:
         lines = []
         for name in sorted({*self.accepted, *self.refused}):
-            lines.append(f"  {name:14} {self.accepted[name]:6} accepted {self.refused[name]:6} refused")
+            lines.append(
+                f"  {name:14} {self.accepted[name]:6} accepted {self.refused[name]:6} refused"
+            )
         a, r = self.accepted.total(), self.refused.total()
         lines.append(f"  {'all':14} {a:6} accepted {r:6} refused, {self.native} nests run natively")
         lines += [f"  not emitted: {what} ({n})" for what, n in self.unsupported.items()]
@@ -98,7 +100,9 @@ class Judge:
         for name, want in self.want[which].items():
             d = self.group.buffer(name).dtype
             if not same(got[name], want, d, self.exact):
-                bad = np.argwhere(~np.isclose(got[name].astype("d"), want.astype("d"), equal_nan=True))
+                bad = np.argwhere(
+                    ~np.isclose(got[name].astype("d"), want.astype("d"), equal_nan=True)
+                )
                 at = tuple(int(i) for i in bad[0]) if len(bad) else ()
                 raise Wrong(
                     f"{who} disagrees at {name}[{','.join(map(str, at))}]: "
@@ -264,6 +268,8 @@ def fuzz(seeds: Sequence[int], say: bool = False) -> tuple[Counts, list[str]]:
     reports = []
     for seed in seeds:
         group, dims, trace, why = explore(seed, counts)
+        if say and (seed + 1) % 500 == 0:
+            print(f"… up to seed {seed}: {counts.accepted.total()} steps accepted", flush=True)
         if why is None:
             continue
         counts.wrong.append(seed)

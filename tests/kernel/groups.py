@@ -184,12 +184,12 @@ group max_pool
 """),
     "matmul": Example("""
 group matmul
-  in a0: f32[19,15]
-  in a1: f32[15,29]
-  out y0: f32[19,29]
-  local t0: f32[19,29]
-  t0[t0.i0,t0.i1] add= a0[t0.i0,t0.r0] * a1[t0.r0,t0.i1] for t0.i0 in 19, t0.i1 in 29, t0.r0 in 15 from 0.0
-  y0[y0.i0,y0.i1] = t0[y0.i0,y0.i1] for y0.i0 in 19, y0.i1 in 29
+  in a0: f32[13,6]
+  in a1: f32[6,29]
+  out y0: f32[13,29]
+  local t0: f32[13,29]
+  t0[t0.i0,t0.i1] add= a0[t0.i0,t0.r0] * a1[t0.r0,t0.i1] for t0.i0 in 13, t0.i1 in 29, t0.r0 in 6 from 0.0
+  y0[y0.i0,y0.i1] = t0[y0.i0,y0.i1] for y0.i0 in 13, y0.i1 in 29
 """),
     "symbolic-matmul": Example(
         """

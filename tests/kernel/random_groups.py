@@ -87,7 +87,9 @@ class _Maker:
         self.rough = self.dtype.is_float and r.random() < 0.2
         self.extents = self._extents()
         for k in range(r.randint(1, 3)):
-            dtype = self.dtype if k == 0 or r.random() < 0.7 else r.choice([i64, i32, b1, self.dtype])
+            dtype = (
+                self.dtype if k == 0 or r.random() < 0.7 else r.choice([i64, i32, b1, self.dtype])
+            )
             shape = self._shape(r.choice([0, 1, 1, 2, 2, 2, 3]) if k else r.choice([1, 2, 2, 3]))
             self.buffers.append(Buffer(f"a{k}", dtype, shape, "in"))
         count = r.choice([1, 2, 2, 3, 3, 4])
@@ -113,7 +115,9 @@ class _Maker:
 
     def _extents(self) -> list[Dim]:
         r = self.rng
-        out: list[Dim] = [r.choice([1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 20]) for _ in range(3)]
+        out: list[Dim] = [
+            r.choice([1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 20]) for _ in range(3)
+        ]
         if r.random() < 0.3:
             for name in ["S", "T"][: r.choice([1, 1, 2])]:
                 top = r.choice([None, 20, 64])

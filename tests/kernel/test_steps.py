@@ -192,7 +192,12 @@ REFUSALS = [
     (TWO, "ComputeAt('t', 'y.i0')", "ComputeAt('t', 'y.i0')", "computed at y.i0 already"),
     (TWO, "Vectorize('y.i1')", "ComputeAt('t', 'y.i1')", "nothing can be allocated there"),
     (TWO, "Split('t.i1', 2)", "ComputeAt('t', 'y.i0')", "no longer one whole loop"),
-    (MAP, "Split('y.i0', 16); Peel('y.i0.0'); Materialise('x', 'y', 'c')", "ComputeAt('c', 'y.i0.1')", "2 copies that read c"),  # noqa: E501
+    (
+        MAP,
+        "Split('y.i0', 16); Peel('y.i0.0'); Materialise('x', 'y', 'c')",
+        "ComputeAt('c', 'y.i0.1')",
+        "2 copies that read c",
+    ),  # noqa: E501
     (SCAN, "", "ComputeAt('s', 'y.i1')", "s reads itself"),
     (WINDOW, "ComputeAt('t', 'y.i0')", "ComputeInline('t')", "split or placed|placed inside"),
     (CHAIN, "", "ComputeWith('z', 'y.i0')", "t is used between z and y.i0"),
@@ -203,7 +208,12 @@ REFUSALS = [
     (TWO, "", "ComputeInline('y')", "y is an output"),
     (TWO, "", "ComputeInline('nothing')", "there is no stage nothing"),
     (SCAN, "", "ComputeInline('s')", "s reads itself"),
-    (TWO, "Materialise('x', 't', 'c'); ComputeAt('c', 't.i0')", "ComputeInline('t')", "c is placed inside"),  # noqa: E501
+    (
+        TWO,
+        "Materialise('x', 't', 'c'); ComputeAt('c', 't.i0')",
+        "ComputeInline('t')",
+        "c is placed inside",
+    ),  # noqa: E501
     (MAP, "", "Materialise('x', 'y', 'x')", "something called x already"),
     (MAP, "", "Materialise('y', 'y', 'c')", "y does not read y"),
     (MAP, "", "Materialise('q', 'y', 'c')", "there is no buffer q"),

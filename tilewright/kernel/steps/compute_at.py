@@ -137,6 +137,8 @@ class ComputeAt(Step):
                         q.var is D.the_sym(i) and q.kind == "serial" for q in p
                     )
                     self.need(whole and D.known_eq(D.the_sym(i).hi + 1, b.shape[k]), f"{self.stage} is no longer one whole loop per axis", "place first, then split")  # type: ignore[operator]  # fmt: skip
+                    once = s.index.count(i) == 1
+                    self.need(once, f"{self.stage} is written along {i} in two axes")
                     if D.the_sym(i) not in out[k]:
                         out[k].append(D.the_sym(i))
         return out

@@ -62,10 +62,8 @@ class RFactor(Step):
             self.need(
                 len(set(rename.values())) == len(chain), "two of its loops would have one name"
             )
-            axes = [
-                *(next(x for x in data if D.the_sym(i) is x.var) for i in st.index if D.is_sym(i)),
-                *kept,
-            ]
+            along = [D.the_sym(i) for i in st.index if D.is_sym(i)]
+            axes = [next(x for x in data if v is x.var) for v in dict.fromkeys(along)] + kept
             for x in axes:
                 width = sizes[x] if x in sizes else x.extent
                 if width is not None and not D.symbols(width) <= set(n.dims):

@@ -1,0 +1,57 @@
+"""Default schedules: every prefix of the trace is a runnable nest with the same result."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel.fuzz import Judge
+from tests.kernel.groups import EXAMPLES
+from tests.kernel.random_groups import sample
+from tilewright.ir.target import Target
+from tilewright.kernel.nest import start
+from tilewright.kernel.schedule import default_schedule
+from tilewright.targets import default, get
+
+# A narrow and a wide machine take different traces.
+TARGETS = ("host", "x86-64-v4")
+
+
+def check(judge: Judge, target: Target) -> int:
+    trace, final = default_schedule(judge.group, target)
+    n = start(judge.group)
+    judge.nest(n)
+    for k, step in enumerate(trace):
+        n = step.apply(n)
+        judge.nest(n, k % len(judge.dims))
+    assert n == final
+    for k in range(len(judge.dims)):
+        judge.nest(n, k)
+    if target is default():
+        judge.native(n)
+    return len(trace)
+
+
+@pytest.mark.parametrize("machine", TARGETS)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_prefix_computes_the_same(name: str, machine: str) -> None:
+    example = EXAMPLES[name]
+    judge = Judge(example.group, example.dims)
+    judge.exact = False
+    check(judge, get(machine) if machine != "host" else default())
+
+
+def test_random_groups() -> None:
+    """What fusion would never make runs too: prefixes in the interpreter, the end natively.
+
+    As in the groups of clusters, no output is itself a reduction.
+    """
+    steps = 0
+    for seed in range(80):
+        s = sample(seed)
+        if any(x.is_reduce and s.group.buffer(x.name).scope == "out" for x in s.group.stages):
+            continue
+        try:
+            steps += check(Judge(s.group, s.dims, seed), default())
+        except Exception as why:
+            raise AssertionError(f"seed {seed}: {why}") from why
+    assert steps > 100, "default schedules of random groups do something"

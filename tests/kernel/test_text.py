@@ -1,0 +1,95 @@
+"""Groups, nests and traces print and parse back; what does not parse is told by its line."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel.groups import EXAMPLES
+from tests.kernel.random_groups import sample
+from tilewright.base.errors import Invalid
+from tilewright.kernel.check import verify
+from tilewright.kernel.nest import start
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import apply, parse_trace, print_trace
+from tilewright.kernel.text import group_text, nest_text, parse_group, parse_nest
+from tilewright.targets import default
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_groups_and_every_nest_on_the_way(name: str) -> None:
+    text = EXAMPLES[name].text.lstrip()
+    g = parse_group(text)
+    verify(g)
+    assert group_text(g) == text
+    trace, final = default_schedule(g, default())
+    for k in range(len(trace) + 1):
+        n = apply(start(g), trace[:k])
+        assert parse_nest(nest_text(n)) == n
+    assert n == final
+    assert parse_trace(print_trace(trace)) == trace
+    assert eval(repr(trace), {type(s).__name__: type(s) for s in trace}) == trace
+
+
+def test_random_groups() -> None:
+    for seed in range(200):
+        g = sample(seed).group
+        assert parse_group(group_text(g)) == g, f"seed {seed}"
+        assert parse_nest(nest_text(start(g))) == start(g), f"seed {seed}"
+
+
+def test_a_trace_may_have_comments_and_empty_lines() -> None:
+    text = "# first\nSplit('i', 4)\n\n  Peel('i.0')  # then\n"
+    assert [repr(s) for s in parse_trace(text)] == ["Split(loop='i', factor=4)", "Peel(loop='i.0')"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("Split('i', 4)\nSplot('i', 4)", "line 2 of the trace is not a step: .*Splot"),
+        ("Split('i')", "line 1 of the trace is not a step"),
+        ("Split('i', open('f'))", "line 1 of the trace is not a step"),
+        ("__import__('os')", "line 1 of the trace is not a step"),
+        ("Split('i', 4", "line 1 of the trace is not a step"),
+    ],
+)
+def test_bad_traces(text: str, says: str) -> None:
+    with pytest.raises(Invalid, match=says):
+        parse_trace(text)
+
+
+HEAD = "group g\n  in x: f32[4]\n  out y: f32[4]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "empty text where a group was expected"),
+        ("nest g\n", "expected 'group NAME'"),
+        ("group g\n  in x: f99[4]\n", "line 2: expected NAME: dtype"),
+        (HEAD + "  y[y.i0] = x[y.i0]\n", "line 4: expected 'for VARIABLE in EXTENT"),
+        (HEAD + "  z[z.i0] = x[z.i0] for z.i0 in 4\n", "line 4: expected BUFFER"),
+        (HEAD + "  y[y.i0 = x[y.i0] for y.i0 in 4\n", "line 4: a bracket is not closed"),
+        (HEAD + "  y[y.i0] = x[q] for y.i0 in 4\n", "q"),
+        (HEAD + "  y[y.i0] = cosine(x[y.i0]) for y.i0 in 4\n", "cosine"),
+    ],
+)
+def test_bad_groups(text: str, says: str) -> None:
+    with pytest.raises(Invalid, match=says):
+        parse_group(text)
+
+
+NEST = "nest g\n  in x: f32[4]\n  out y: f32[4]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("group g\n", "expected 'nest NAME'"),
+        (NEST + "  for i in 4:\n    hello\n", "line 5: expected a loop, an alloc or a store"),
+        (NEST + "  for i in 4:\n        y: y[i] = x[i]\n", "line 5: unexpected indentation"),
+        (NEST + "  for i in 4:\n    y: y[j] = x[i]\n", "j"),
+    ],
+)
+def test_bad_nests(text: str, says: str) -> None:
+    with pytest.raises(Invalid, match=says):
+        parse_nest(text)

@@ -1,0 +1,68 @@
+"""The emitter decides nothing: the same nest gives the same text, and every step shows in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel.groups import EXAMPLES
+from tilewright.base.errors import Refused
+from tilewright.kernel.nest import Nest, find, start
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import Step, Trace, apply, parse_trace, print_trace
+from tilewright.kernel.steps.set_scope import SetScope
+from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.text import group_text, parse_group
+from tilewright.llvm.emit import emit
+from tilewright.llvm.objects import compile_object
+from tilewright.targets import default, get
+
+MACHINES = ("x86-64", "x86-64-v3", "x86-64-v4")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_replaying_the_printed_trace_on_the_printed_group_gives_the_same_bytes(name: str) -> None:
+    target = default()
+    group = EXAMPLES[name].group
+    trace, nest = default_schedule(group, target)
+    text = emit(nest, target)
+    again = apply(start(parse_group(group_text(group))), parse_trace(print_trace(trace)))
+    assert emit(again, target) == text
+    assert emit(nest, target) == text
+
+
+def without(group_nest: Nest, trace: Trace, k: int) -> Nest:
+    """The trace less one step; later steps that needed it fall away too."""
+    n = group_nest
+    for step in trace[:k] + trace[k + 1 :]:
+        try:
+            n = step.apply(n)
+        except Refused:
+            continue
+    return n
+
+
+def writes_no_loop(step: Step, before: Nest) -> bool:
+    """A scope is where memory lives; one iteration written out is that iteration."""
+    if isinstance(step, Unroll):
+        return all(x.extent == 1 for x, _ in find(before, step.loop))
+    return isinstance(step, SetScope)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_deleting_a_step_changes_the_emitted_loops(name: str) -> None:
+    target = default()
+    group = EXAMPLES[name].group
+    trace, nest = default_schedule(group, target)
+    text = emit(nest, target)
+    for k, step in enumerate(trace):
+        if writes_no_loop(step, apply(start(group), trace[:k])):
+            continue
+        assert emit(without(start(group), trace, k), target) != text, f"without {step!r}"
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_objects_for_other_machines(name: str, machine: str) -> None:
+    target = get(machine)
+    _, nest = default_schedule(EXAMPLES[name].group, target)
+    assert compile_object(emit(nest, target), target)[:4] == b"\x7fELF"
