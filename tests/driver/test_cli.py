@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tilewright.base.errors import MissingExtra
-from tilewright.driver import cli, demo
+from tilewright.driver import cli, demo, torch_compare
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,3 +195,31 @@ def test_suites_of_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["bench", "overhead", "--rounds", "7", "--json", "x"]) == 0
     ((command, where),) = seen
     assert command[:4] == [sys.executable, "-m", "bench", "overhead"] and where == ROOT
+
+
+def test_the_judge_of_torch_programs() -> None:
+    x = torch.randn(100).double()
+    eager = x.float()
+    assert torch_compare.check(eager, eager, x).right
+    assert torch_compare.check([eager, 3], [eager, 3], [x, 3]).right
+    wrong = [
+        eager * 1.0001,
+        eager[:50],
+        eager.double(),
+        torch.where(eager > 0, eager, torch.nan),
+        "text",
+    ]
+    for given in wrong:
+        assert not torch_compare.check(given, eager, x).right
+    counts = torch.arange(3)
+    assert torch_compare.check(counts, counts, counts).right
+    assert "1 of 3" in (torch_compare.check(counts, counts.clamp(max=1), counts).problem or "")
+    assert not torch_compare.check([eager], [eager, eager], [x, x]).right
+
+
+def test_memory_of_eager() -> None:
+    layers = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
+    x = torch.randn(32, 64)
+    with torch.no_grad():
+        peak = torch_compare.peak_of_results(lambda: layers(x))
+    assert peak == 2 * x.nbytes, "a layer's input and output, not the weights"

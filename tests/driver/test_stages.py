@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tilewright as tw
 from tilewright import ops
 from tilewright.base import knobs
 from tilewright.base.errors import Invalid, Refused, TilewrightError
 from tilewright.base.events import Log
 from tilewright.driver.compile import Options, compile_graph
 from tilewright.driver.stages import DIGESTS, clusters_text
-from tilewright.ir.node import Graph, Place, input
+from tilewright.ir import dim as D
+from tilewright.ir.node import Graph, Place, input, item
 from tilewright.ir.text import parse_graph, print_graph
-from tilewright.ir.types import TensorType, f32
+from tilewright.ir.types import TensorType, b1, f32
 from tilewright.kernel.step import parse_trace, print_trace
 from tilewright.kernel.text import group_text, nest_text, parse_group, parse_nest
 from tilewright.runtime.program import Program
@@ -268,3 +270,46 @@ def test_digests_name_every_file(dumped: Path) -> None:
     for where in (folder, folder / "weights"):
         listed = json.loads((where / DIGESTS).read_text())
         assert set(listed) == {p.name for p in where.iterdir() if p.is_file()} - {DIGESTS}
+
+
+def test_symbolic_dims_and_branches(tmp_path: Path) -> None:
+    """Stages of a graph with a symbol and a branch read back and can be edited."""
+    s0 = D.sym("s0", 1, 64)
+    x = input("x", TensorType(f32, (s0, 4)))
+    p = input("p", TensorType(b1, ()))
+    inner = input("v", TensorType(f32, (s0, 4)))
+    branches = [Graph(n, (inner,), (build.mul(inner, f),)) for n, f in (("a", 3.0), ("b", 7.0))]
+    chosen = item(build.cond(p, branches[0], branches[1], [x]), 0)
+    graph = Graph("branchy", (x, p), (build.amax(chosen, (1,), True),))
+
+    def largest(program: Program, which: bool) -> float:
+        a, flag = np.ones((5, 4), np.float32), np.array(which)
+        out = np.empty((5, 1), np.float32)
+        program.run([a.ctypes.data, flag.ctypes.data], [out.ctypes.data], [5])
+        return float(out[0, 0])
+
+    first = compile_graph(graph, Options(dump=tmp_path / "first"))
+    assert (largest(first, True), largest(first, False)) == (3.0, 7.0)
+    (path,) = (tmp_path / "first").glob("branchy-*/00-input.tw")
+    edit(path, lambda t: t.replace("3.0", "4.0"))
+    second = compile_graph(graph, Options(resume=tmp_path / "first", dump=tmp_path / "second"))
+    assert (largest(second, True), largest(second, False)) == (4.0, 7.0)
+    for path in (tmp_path / "second").rglob("*"):
+        if path.suffix == ".nest":
+            assert nest_text(parse_nest(path.read_text())) == path.read_text()
+
+
+def test_a_torch_program(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    def function(x: Any) -> Any:
+        return x * 3.0 + 1.0
+
+    x = torch.ones(8)
+    with knobs.dump.override(tmp_path):
+        assert tw.compile(function, x)(x)[0] == 4.0
+    (path,) = tmp_path.glob("inference0-*/00-input.tw")
+    assert "test_stages.py:" in path.read_text(), "the user's lines are in the text"
+    edit(path, lambda t: t.replace("3.0", "5.0"))
+    with knobs.resume.override(tmp_path):
+        assert tw.compile(function, x)(x)[0] == 6.0

@@ -131,7 +131,7 @@ def _demo(given: argparse.Namespace, console: Console) -> int:
 
 def _compile(given: argparse.Namespace, console: Console) -> int:
     loaded = load(given.program)
-    dump = given.dump.resolve() if given.dump else None
+    dump = given.dump.resolve() if given.dump else knobs.dump.get()
     with demos.shown(console, f"compiling {loaded.name}"), knobs.dump.override(dump):
         made = _explained(loaded, given)
     for p in made.programs:

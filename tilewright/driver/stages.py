@@ -61,7 +61,8 @@ class Stages:
     @staticmethod
     def of(graph: Graph, log: Log, dump: Path | None = None, resume: Path | None = None) -> Stages:
         """What the options, or else TILEWRIGHT_DUMP and TILEWRIGHT_RESUME, ask for."""
-        dump, resume = dump or knobs.dump.get(), resume or knobs.resume.get()
+        dump = Path(dump) if dump is not None else knobs.dump.get()
+        resume = Path(resume) if resume is not None else knobs.resume.get()
         if dump is None and resume is None:
             return Stages()
         if dump is not None and resume is not None and dump.resolve() == resume.resolve():
