@@ -105,7 +105,8 @@ def compile_graph(graph: Graph, options: Options | None = None, log: Log | None 
     log.add(
         "compile",
         f"{graph.name}: {len(program.kernels)} kernels in {phases.total:.2f} s",
-        kernels=sum(k.calls for k in program.kernels),
+        # A result that is an argument is copied by the entry itself: native work too.
+        kernels=sum(k.calls for k in program.kernels) + program.details["copies"],
         fallbacks=[],
     )
     return program
@@ -185,6 +186,7 @@ class _Builder:
         outs = tuple(n.ttype for n in graph.outputs)
         program = Program(types, outs, entry.dims, library, symbol, arena, tuple(literals), infos)
         program.details["fused"] = self.fused
+        program.details["copies"] = sum(isinstance(a, Copy) for a in entry.actions)
         program.details["marks"] = self.marks
         program.details["plan"] = self.plan
         return program
@@ -222,7 +224,8 @@ class _Builder:
             actions.append(Call(k.symbol, args, k.dims))
         for out, source in p.copies:
             size = source.ttype.size * source.dtype.bytes
-            actions.append(Copy(Slot("out", out), where(source), size))
+            if size != 0:
+                actions.append(Copy(Slot("out", out), where(source), size))
         self.stages.clusters(fused, p, symbols.get)
         e = Entry(symbol, tuple(actions), dims)
         self.entries.append(e)
