@@ -218,6 +218,7 @@ class _Builder:
                 continue
             if any(o.ttype.size == 0 for o in c.outputs):
                 continue
+            c = _by_first_use(c)
             k = self._kernel(c, fused, p)
             symbols[c] = k.symbol
             args = (*(where(x) for x in c.inputs), *(where(o) for o in c.outputs))
@@ -348,6 +349,13 @@ def _action_name(a: Action, kernels: dict[str, _Kernel]) -> str:
         return type(a).__name__.lower()
     k = next(k for k in kernels.values() if k.symbol == a.symbol)
     return f"{k.names[0]} {k.symbol}"
+
+
+def _by_first_use(c: Cluster) -> Cluster:
+    """Inputs in the order in which the nodes read them, so that equal layers are one kernel."""
+    own = set(c.inputs)
+    used = dict.fromkeys(x for n in c.nodes for x in n.inputs if x in own)
+    return replace(c, inputs=tuple(used | dict.fromkeys(c.inputs)))
 
 
 def _label(c: Cluster) -> str:
