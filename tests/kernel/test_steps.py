@@ -227,7 +227,7 @@ REFUSALS = [
     (TWO, "", "SetScope('y', 'register')", "y is an argument"),
     (PACKED, "", "Pad('t', 0, 0)", "0 is not a positive factor"),
     (PACKED, "", "Pad('t', 1, 4)", "t has no axis 1"),
-    (PACKED, "", "Pad('t', 0, 50)", "would read outside w"),
+    (PACKED, "", "Pad('t', 0, 50)", "would touch w"),
     (TWO, "", "Permute('t', (0, 0))", "is not an order of 2 axes"),
     (TWO, "", "Permute('y', (1, 0))", "y is an argument"),
 ]

@@ -160,6 +160,10 @@ def _narrow(s: Stmt, table: dict[Sym, Dim], rebase, rebase_store) -> list[Stmt]:
             return new
         return [Loop(inner[0], "serial", tuple(new))]
     if isinstance(s, Loop):
+        e = D.substitute(s.extent, table)
+        if e != s.extent:  # ragged along a narrowed axis
+            v = D.var(s.name, e)
+            table, s = {**table, s.var: v}, replace(s, var=D.the_sym(v))
         body = tuple(y for x in s.body for y in _narrow(x, table, rebase, rebase_store))
         return [replace(s, body=body)]
     return [substitute(s, table, rebase, rebase_store)]

@@ -34,21 +34,13 @@ class Pad(Step):
         self.need(0 <= self.axis < len(b.shape), f"{self.stage} has no axis {self.axis}")
         positive = isinstance(self.factor, int) and self.factor >= 1
         self.need(positive, f"{self.factor} is not a positive factor")
+        grown = [f"{stem}.i{self.axis}" for stem in (self.stage, f"{self.stage}.init")]
         for s, p in walk(n.body):
-            if isinstance(s, Store) and s.buffer == self.stage:
-                loops = [
-                    q
-                    for q in p
-                    if q.name in (f"{self.stage}.i{self.axis}", f"{self.stage}.init.i{self.axis}")
-                ]
-                plain = all(s.index[self.axis] == D.as_int(q.var) for q in loops)
-                self.need(
-                    plain,
-                    f"{self.stage} is not written along its loop {loops[0].name if loops else ''}",
-                )
+            for q in p if isinstance(s, Store) and s.buffer == self.stage else ():
+                plain = q.name not in grown or s.index[self.axis] == D.as_int(q.var)
+                self.need(plain, f"{self.stage} is not written along its loop {q.name}")
         size = D.ceildiv(b.shape[self.axis], self.factor) * self.factor
-        for stem in (self.stage, f"{self.stage}.init"):
-            name = f"{stem}.i{self.axis}"
+        for name in grown:
             for x, _ in find(n, name):
                 self.need(
                     D.known_eq(x.extent, b.shape[self.axis]),
@@ -65,13 +57,12 @@ class Pad(Step):
         n = n.with_buffer(
             replace(b, shape=(*b.shape[: self.axis], size, *b.shape[self.axis + 1 :]))
         )
-        for s, _ in walk(n.body):
-            if isinstance(s, Store) and s.stage == self.stage:
-                for x in store_loads(s):
-                    shape = n.buffer(str(x.source)).shape
-                    inside = all(
-                        D.nonneg(i) and D.known_lt(i, d)
-                        for i, d in zip(x.index, shape, strict=True)
-                    )
-                    self.need(inside, f"{x!r} would read outside {x.source}")
+        for s, p in walk(n.body):
+            if isinstance(s, Store) and any(q.name in grown for q in p):
+                touched = [(s.buffer, s.index), *((str(x.source), x.index) for x in store_loads(s))]
+                for source, index in touched:
+                    shape = n.buffer(source).shape
+                    inside = all(D.nonneg(i) and D.known_lt(i, d) for i, d in zip(index, shape))
+                    at = ",".join(map(str, index))
+                    self.need(inside, f"{s.stage} would touch {source}[{at}] outside {source}")
         return n
