@@ -58,7 +58,9 @@ def watched(backend: str) -> Iterator[Work]:
         try:
             yield work
         finally:
-            work.kernels += sum(event.data["kernels"] for event in log.of("compile"))
+            for event in log.of("compile"):
+                # A copy of an argument into a result is no kernel: nothing was computed.
+                work.kernels += event.data["kernels"] - event.data.get("copies", 0)
             work.fallbacks += [event.data["operator"] for event in log.of("fallback")]
 
 

@@ -30,8 +30,8 @@ def _same(x: Any, y: Any) -> bool:
     if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
         if x.shape != y.shape or x.dtype != y.dtype:
             return False
-        equal = (x == y) | ((x != x) & (y != y))
-        return bool(equal.to_dense().all() if equal.is_sparse else equal.all())
+        x, y = x.to_dense(), y.to_dense()
+        return bool(((x == y) | ((x != x) & (y != y))).all())
     if isinstance(x, float) and isinstance(y, float):
         return x == y or (math.isnan(x) and math.isnan(y))
     # Callables and other objects among the inputs compare by identity, which copies lose.
