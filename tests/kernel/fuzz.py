@@ -33,15 +33,23 @@ from tilewright.kernel.check import verify
 from tilewright.kernel.group import Group, readers
 from tilewright.kernel.interpret import run, run_group
 from tilewright.kernel.nest import Nest, start
-from tilewright.kernel.step import Step, parse_trace, print_trace
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import Step, apply, parse_trace, print_trace
 from tilewright.kernel.text import group_text, nest_text, parse_group, parse_nest
+from tilewright.targets import default
 
 MAX_STEPS = 12
 ATTEMPTS = 30
+DEFAULT_FIRST = 0.3
 # Relative to the largest value; 16-bit floats are rounded at every store.
 TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "f16": 3e-2, "bf16": 2e-1}
 
 Sizes = Mapping[str, int]
+
+
+def plain_outputs(g: Group) -> bool:
+    """Is no output a reduction itself? (So it is in the groups of clusters.)"""
+    return not any(s.is_reduce and g.buffer(s.name).scope == "out" for s in g.stages)
 
 
 class Wrong(Exception):
@@ -134,7 +142,13 @@ def explore(seed: int, counts: Counts) -> tuple[Group, list[Sizes], list[Step], 
             raise Wrong("the group does not come back from its text")
         judge = Judge(s.group, dims, seed)
         n = start(s.group)
-        want = rng.randint(2, MAX_STEPS)
+        if rng.random() < DEFAULT_FIRST and plain_outputs(s.group):
+            # Deeper nests than random steps alone reach: some of what a default schedule does.
+            steps, _ = default_schedule(s.group, default())
+            trace.extend(steps[: rng.randint(0, len(steps))])
+            n = apply(n, trace)
+            judge.nest(n)
+        want = len(trace) + rng.randint(2, MAX_STEPS)
         for _ in range(ATTEMPTS):
             if len(trace) >= want:
                 break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from tilewright.ir import dim as D
 from tilewright.kernel.nest import Loop, Nest, Path, Store, loop_names, reads, stages_in, walk
 from tilewright.kernel.step import Step
 from tilewright.kernel.steps.compute_at import ComputeAt
@@ -118,8 +119,13 @@ def _unroll(n: Nest, rng: random.Random) -> Step:
 
 
 def _peel(n: Nest, rng: random.Random) -> Step | None:
-    outer = [x for x in loop_names(n) if x.endswith(".0")]
-    return Peel(rng.choice(outer) if outer and rng.random() < 0.95 else _loop(n, rng))
+    ragged = [
+        s.name
+        for s, _ in _loops(n)
+        if s.kind == "serial"
+        and any(isinstance(x, Loop) and s.var in D.symbols(x.extent) for x, _ in walk(s.body))
+    ]
+    return Peel(rng.choice(ragged) if ragged and rng.random() < 0.95 else _loop(n, rng))
 
 
 def _compute_at(n: Nest, rng: random.Random) -> Step | None:
@@ -135,8 +141,11 @@ def _compute_with(n: Nest, rng: random.Random) -> Step | None:
     if len(stages) < 2:
         return None
     stage = rng.choice(stages)
-    other = [s.name for s, _ in _loops(n) if stage not in stages_in(s)]
-    return ComputeWith(stage, rng.choice(other)) if other else None
+    own = next((s for s in n.body if isinstance(s, Loop) and stage in stages_in(s)), None)
+    other = [s for s, p in _loops(n) if stage not in stages_in(s) and len(p) < 3]
+    fits = [s for s in other if own is not None and D.known_eq(s.extent, own.extent)]
+    host = fits if fits and rng.random() < 0.9 else other
+    return ComputeWith(stage, rng.choice(host).name) if host else None
 
 
 def _compute_inline(n: Nest, rng: random.Random) -> Step | None:
@@ -187,7 +196,7 @@ _TABLE: list[tuple[Maker, int]] = [
     (_unroll, 3),
     (_peel, 5),
     (_compute_at, 7),
-    (_compute_with, 3),
+    (_compute_with, 5),
     (_compute_inline, 2),
     (_materialise, 3),
     (_rfactor, 4),
