@@ -1,7 +1,7 @@
-"""The default schedule of a group: an ordinary trace, chosen from the group and the target's numbers alone.
+"""The default schedule of a group: an ordinary trace, from the group and the target's numbers alone.
 
-Three shapes cover what fusion makes: maps, rows and contractions (see kernel/defaults/). What fits none of them keeps its
-naive loops where a step refuses.
+Three shapes cover what fusion makes: maps, rows and contractions (see kernel/defaults/). What fits
+none of them keeps its naive loops where a step refuses.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def _through_casts(v: Value) -> Value:
 
 
 def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
-    """A register tile: rows of one operand times lanes of the other. False where the group has no such shape."""
+    """A register tile: rows of one operand times lanes of the other. False where none fits."""
     host, a = outs[0].name, acc.name
     path = s.path(host)
     reads = [r for r in store_reads(s.store(host)) if r.source == a]
@@ -90,7 +90,7 @@ def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
 
 @dataclass
 class _Tile:
-    """A register tile: host loops and accumulator axes by position, which are rows and lanes, and how many."""
+    """A register tile: host loops and accumulator axes by position; which are rows and lanes."""
 
     names: list[str]
     axes: list[str]
@@ -104,7 +104,8 @@ class _Tile:
 def _lane_choice(
     s: Scheduler, acc: Stage, ops: tuple[Load, Load], columns: int
 ) -> tuple[int, int] | None:
-    """(output axis for lanes, width of the tile): contiguous in one operand, within a packed block, absent from the other."""
+    """(output axis for lanes, width of the tile): an axis that is contiguous in one operand, within
+    a packed block, and absent from the other."""
     best: tuple[int, int, int] | None = None
     for k, a in enumerate(acc.axes):
         if extent(a) == 1 and len(acc.axes) > 1:
@@ -137,7 +138,10 @@ def _block(ops: tuple[Load, Load], a: Sym) -> int | None:
     for x in ops:
         for i in x.index:
             for atom in D.atoms(i):
-                if isinstance(atom, D.Quo) and atom.op == "mod" and isinstance(atom.b, int) and D.is_sym(atom.a) and D.the_sym(atom.a) is a:  # fmt: skip
+                remainder = isinstance(atom, D.Quo) and atom.op == "mod"
+                if not remainder or not isinstance(atom.b, int):
+                    continue
+                if D.is_sym(atom.a) and D.the_sym(atom.a) is a:
                     return atom.b
     return None
 
@@ -174,7 +178,8 @@ def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
     s.do(Split(n, width))
     rest = [x for x in t.names if x not in (m, n)]
     count_n = D.ceildiv(en, width)
-    # A panel of the lane operand stays in the cache while the rows pass by, unless there are too few panels to share.
+    # A panel of the lane operand stays in the cache while the rows pass by, unless there are too
+    # few panels to share among threads.
     panels = not isinstance(count_n, int) or count_n >= 4 or (isinstance(em, int) and em <= rows)
     tiles = (f"{n}.0", f"{m}.0") if panels else (f"{m}.0", f"{n}.0")
     s.do(Reorder((*rest, *tiles, f"{m}.1", f"{n}.1")))

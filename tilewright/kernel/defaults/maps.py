@@ -28,7 +28,8 @@ def inline_maps(s: Scheduler) -> list[Stage]:
     kept: list[Stage] = []
     for st in s.group.stages:
         if st.is_map and s.group.buffer(st.name).scope == "local":
-            users = [x for x, _ in walk_nest(s.nest.body) if isinstance(x, Store) and any(r.source == st.name for r in store_reads(x))]  # fmt: skip
+            stores = [x for x, _ in walk_nest(s.nest.body) if isinstance(x, Store)]
+            users = [x for x in stores if any(r.source == st.name for r in store_reads(x))]
             reads = {r for u in users for r in store_reads(u) if r.source == st.name}
             value = s.store(st.name).value
             once = len(reads) <= 1 and not any(_reused(s, u, st) for u in users)
@@ -48,7 +49,10 @@ def _reused(s: Scheduler, user: Store, st: Stage) -> bool:
 
 
 def _collapse(s: Scheduler, stages: list[str], first: int = 0) -> list[str]:
-    """Fuse neighbouring loops that are one walk through memory, the same way in all stages; the loops of stages[0]."""
+    """Fuse neighbouring loops that are one walk through memory, the same way in all stages.
+
+    Gives the loops that stages[0] then has.
+    """
     names = [p.name for p in s.path(stages[0])]
     k = len(names) - 2
     fused = 0

@@ -1,4 +1,4 @@
-"""Rows and columns: everything of one row in one iteration; reductions as partial results over lanes."""
+"""Rows and columns: all of one row in one iteration; reductions as partial results over lanes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
             p = s.path(o)
             if not s.attempt(Fuse(p[0].name, p[1].name, f"{o}.o{j}")):
                 break
-    # From the last output back, each with what it alone reads: no nest on the way reads ahead of its producer.
+    # From the last output back, each with what it alone reads: no nest on the way reads ahead of
+    # its producer.
     for later, earlier in zip(names[:0:-1], names[-2::-1], strict=True):
         for st in reversed(inner):
             s.attempt(ComputeAt(st.name, s.path(later)[0].name))
@@ -174,7 +175,7 @@ def _collapse_own(s: Scheduler, stage: str, own: list[Loop]) -> list[str]:
 
 
 def _reduction(s: Scheduler, stage: str) -> None:
-    """Partial results over lanes for a reduction over the contiguous axis; lanes over data otherwise."""
+    """Partial results over lanes where the contiguous axis is reduced; else lanes over data."""
     path = s.path(stage)
     st = s.store(stage)
     used: set[Sym] = set().union(*(D.symbols(i) for i in st.index)) if st.index else set()
@@ -199,7 +200,8 @@ def _reduction(s: Scheduler, stage: str) -> None:
     while len(names) >= 2:
         p = {q.name: q for q in s.path(stage)}
         o, i = p[names[-2]], p[names[-1]]
-        if not _can_fuse_reads(s, s.store(stage), o.var, i.var) or not s.attempt(Fuse(o.name, i.name, f"{stage}.k{count}")):  # fmt: skip
+        together = _can_fuse_reads(s, s.store(stage), o.var, i.var)
+        if not together or not s.attempt(Fuse(o.name, i.name, f"{stage}.k{count}")):
             break
         names = [*names[:-2], f"{stage}.k{count}"]
         count += 1

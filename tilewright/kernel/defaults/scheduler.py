@@ -1,4 +1,4 @@
-"""A nest under construction with its trace, and what a default schedule asks about memory and work."""
+"""A nest under construction with its trace, and what default schedules ask of memory and work."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from tilewright.kernel.steps.vectorize import Vectorize
 
 # Functions worth computing once rather than in every reader.
 EXPENSIVE = frozenset(
-    "exp exp2 expm1 log log2 log10 log1p tanh sigmoid sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh erf erfc "
+    "exp exp2 expm1 log log2 log10 log1p tanh sigmoid sin cos tan asin acos atan atan2 "
+    "sinh cosh asinh acosh atanh erf erfc "
     "erfinv lgamma digamma pow rem mod floordiv".split()
 )
-# A piece of parallel work should cost tens of microseconds: about this many simple element operations.
+# A piece of parallel work should cost tens of microseconds: about this many simple operations.
 PIECE = 16384
 # Values of this many bytes or fewer per row are worth keeping in a local buffer.
 ROW_BYTES = 192 * 1024
@@ -107,7 +108,7 @@ def can_fuse(s: Scheduler, st: Store, outer: Sym, inner: Sym) -> bool:
 
 
 def contiguous(s: Scheduler, st: Store, v: Sym) -> bool:
-    """Does v walk through memory with stride one (or not at all) in every read, with one somewhere?"""
+    """Has v stride one in some read, and one or zero in all of them?"""
     some = False
     for b, idx in accesses(s, st)[1:]:
         c = D.coefficient(linear_index(b, idx), v)
@@ -126,7 +127,7 @@ def points(s: Scheduler, stage: str) -> int:
 
 
 def lanes_for(s: Scheduler, stage: str, wide: int = 16) -> int:
-    """Lanes for the inner loop of a map: several registers' worth for instruction-level parallelism."""
+    """Lanes for the inner loop of a map: several registers' worth, to keep the units busy."""
     st = s.store(stage)
     dtypes = [s.nest.buffer(b.name).dtype for b, _ in accesses(s, st)]
     bits = max([min(d.bits, 64) for d in dtypes] or [32])
@@ -135,7 +136,7 @@ def lanes_for(s: Scheduler, stage: str, wide: int = 16) -> int:
 
 
 def vector_loop(s: Scheduler, loop: str, lanes: int) -> str | None:
-    """Split off lanes and peel the tail; the name of the loop over vectors (None when it is one vector)."""
+    """Split off lanes and peel the tail; the loop over vectors (None when it is one vector)."""
     found = s.loops(loop)
     if not found:
         return None
