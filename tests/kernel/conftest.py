@@ -12,7 +12,7 @@ GOLDEN = Path(__file__).resolve().parent / "golden"
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """`golden(name, text)`: the text is what golden/name.txt holds (`--update-golden` writes it)."""
+    """`golden(name, text)`: the text is what golden/name.txt holds; `--update-golden` writes it."""
 
     def compare(name: str, text: str) -> None:
         path = GOLDEN / f"{name}.txt"

@@ -1,12 +1,12 @@
-"""The step fuzzer: random groups, random steps; every accepted step must leave a nest that passes the
-checks, prints and parses, and computes what the naive nest computes; the last one natively too.
+"""The step fuzzer: random groups, random steps. Every accepted step must leave a nest that passes
+the checks, prints and parses, and computes what the naive nest computes; the last one natively too.
 
     python -m tests.kernel.fuzz --count 5000             # seeds 0..4999
     python -m tests.kernel.fuzz --seed 1234              # one of them again
     python -m tests.kernel.fuzz --replay case.txt        # a printed reproducer
 
-A failing case is shrunk (fewer steps, fewer stages) and printed as a reproducer: a group, `dims`,
-then one step per line. Kept reproducers live in tests/kernel/cases and run with the tests.
+A failing case is shrunk (fewer steps, fewer stages) and printed as a reproducer: a group, its
+`dims`, then one step per line. Kept reproducers live in tests/kernel/cases and run with the tests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 import tilewright.kernel.steps  # noqa: F401  (fills STEPS)
 from tests.kernel.native import Native
-from tests.kernel.random_groups import arrays, is_exact, sample
+from tests.kernel.random_groups import alive, arrays, is_exact, sample
 from tests.kernel.random_steps import random_step
 from tilewright.base.errors import TilewrightError, Unsupported
 from tilewright.ir.types import DType
@@ -252,8 +252,8 @@ def _trimmed(g: Group, name: str, scope: str | None) -> Group:
     bufs = [b for b in g.buffers if b.name != name]
     if scope is not None:
         bufs.append(replace(g.buffer(name), scope=scope))
-    out = Group(g.name, tuple(bufs), rest)
-    used = {s.name for s in rest}
+    out = alive(Group(g.name, tuple(bufs), rest))
+    used = {s.name for s in out.stages}
     bufs = [b for b in bufs if b.name in used or readers(out, b.name)]
     order = {"in": 0, "out": 1}
     return replace(out, buffers=tuple(sorted(bufs, key=lambda b: order.get(b.scope, 2))))
@@ -269,11 +269,11 @@ def case_text(group: Group, dims: Sequence[Sizes], trace: Sequence[Step]) -> str
 
 def parse_case(text: str) -> tuple[Group, list[Sizes], tuple[Step, ...]]:
     lines = [x for x in text.splitlines() if x.strip() and not x.startswith("#")]
-    at = next(k for k, x in enumerate(lines) if x.startswith("dims"))
-    sizes = [x for x in lines[at:] if x.startswith("dims")]
-    dims = [{k: int(v) for k, v in (p.split("=") for p in x.split()[1:])} for x in sizes]
-    trace = parse_trace("\n".join(lines[at + len(sizes) :]))
-    return parse_group("\n".join(lines[:at])), list(dims), trace
+    sizes = [x.split()[1:] for x in lines if x.startswith("dims")]
+    dims: list[Sizes] = [{k: int(v) for k, v in (p.split("=") for p in x)} for x in sizes]
+    group = [x for x in lines if x.startswith(("group ", "  "))]
+    trace = [x for x in lines if not x.startswith(("group ", "  ", "dims"))]
+    return parse_group("\n".join(group)), dims or [{}], parse_trace("\n".join(trace))
 
 
 def fuzz(seeds: Sequence[int], say: bool = False) -> tuple[Counts, list[str]]:

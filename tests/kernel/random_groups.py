@@ -1,5 +1,5 @@
-"""Random groups: maps with broadcast, transposed, strided, padded and gathered reads, reductions over
-any axes, contractions, scans and scatters, with ragged and symbolic extents.
+"""Random groups: maps with broadcast, transposed, strided, padded and gathered reads, reductions
+over any axes, contractions, scans and scatters, with ragged and symbolic extents.
 
 Floats hold small whole numbers unless a group says that it is inexact, so that any order of
 additions gives the same bits and results can be compared for equality.
@@ -28,8 +28,8 @@ from tilewright.ir.expr import (
     select,
     walk,
 )
-from tilewright.ir.types import DType, as_dtype, b1, bf16, f16, f32, f64, i32, i64, u8
-from tilewright.kernel.group import Buffer, Group, Stage
+from tilewright.ir.types import as_dtype, b1, bf16, f16, f32, f64, i32, i64, u8
+from tilewright.kernel.group import Buffer, Group, Stage, readers
 
 # Every stage and every reduction has at most this many points: the interpreter runs them all.
 MAX_POINTS = 2500
@@ -73,6 +73,15 @@ def sample(seed: int) -> Sample:
     return _Maker(random.Random(seed)).make()
 
 
+def alive(g: Group) -> Group:
+    """Without stages that nothing reads."""
+    dead = {b.name for b in g.buffers if b.scope == "local" and not readers(g, b.name)}
+    if not dead:
+        return g
+    stages = tuple(s for s in g.stages if s.name not in dead)
+    return alive(Group(g.name, tuple(b for b in g.buffers if b.name not in dead), stages))
+
+
 @dataclass
 class _Maker:
     rng: random.Random
@@ -106,7 +115,7 @@ class _Maker:
                 self.unread.append(name)
         order = {"in": 0, "out": 1}
         bufs = tuple(sorted(self.buffers, key=lambda b: order.get(b.scope, 2)))
-        g = Group(f"g{self.rng.randint(0, 999)}", bufs, tuple(self.stages))
+        g = alive(Group(f"g{self.rng.randint(0, 999)}", bufs, tuple(self.stages)))
         names = g.dims()
         sizes = [tuple((n, self.values[n][j]) for n in names) for j in range(2 if names else 1)]
         return Sample(g, tuple(sizes))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.kernel.groups import EXAMPLES
+from tests.kernel.examples import EXAMPLES
 from tilewright.ir.check import CHECKS, CheckFailed, verify
 from tilewright.ir.dim import the_sym, var
 from tilewright.ir.expr import const, load, make_reduce
@@ -70,7 +70,7 @@ def test_nests(name: str) -> None:
         (
             "  alloc t\n  lane i in 8:\n    alloc t\n    y: y[i] = 0.0\n",
             "t is allocated inside the lanes i|while it is live",
-        ),  # noqa: E501
+        ),
     ],
 )
 def test_more_faults_of_nests(body: str, says: str) -> None:
@@ -190,7 +190,8 @@ def test_every_prefix_of_a_default_trace_is_sound(name: str) -> None:
 
 
 def test_registers_that_are_not_settled() -> None:
-    text = "nest k\n  out y: f32[8]\n  register t: f32[8]\n  alloc t\n  {} i in 8:\n    t: t[i] = 0.0\n"
+    head = "nest k\n  out y: f32[8]\n  register t: f32[8]\n  alloc t\n"
+    text = head + "  {} i in 8:\n    t: t[i] = 0.0\n"
     assert not unsettled(parse_nest(text.format("unroll")))
     (fault,) = unsettled(parse_nest(text.format("for")))
     assert fault.message == "the register buffer t is indexed by i, which is not unrolled"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kernel.examples import EXAMPLES
 from tests.kernel.fuzz import Judge, plain_outputs
-from tests.kernel.groups import EXAMPLES
 from tests.kernel.random_groups import sample
 from tilewright.ir.target import Target
 from tilewright.kernel.nest import start

@@ -63,12 +63,13 @@ group window
   t[t.i0] = x[t.i0] * 2.0 for t.i0 in 20
   y[y.i0] = select(#(y.i0-1) >= 0, t[y.i0-1], 0.0) + t[y.i0] for y.i0 in 20
 """
-SCAN = """
+BEFORE = "select(#(s.i1) == 0, 0.0, s[s.i0,max(0,s.i1-1)])"
+SCAN = f"""
 group scan
   in x: f32[4,9]
   out y: f32[4,9]
   local s: f32[4,9]
-  s[s.i0,s.i1] = select(#(s.i1) == 0, x[s.i0,s.i1], s[s.i0,max(0,s.i1-1)] + x[s.i0,s.i1]) for s.i0 in 4, s.i1 in 9 in order
+  s[s.i0,s.i1] = {BEFORE} + x[s.i0,s.i1] for s.i0 in 4, s.i1 in 9 in order
   y[y.i0,y.i1] = s[y.i0,y.i1] for y.i0 in 4, y.i1 in 9
 """
 SCATTER = """
@@ -197,7 +198,7 @@ REFUSALS = [
         "Split('y.i0', 16); Peel('y.i0.0'); Materialise('x', 'y', 'c')",
         "ComputeAt('c', 'y.i0.1')",
         "2 copies that read c",
-    ),  # noqa: E501
+    ),
     (SCAN, "", "ComputeAt('s', 'y.i1')", "s reads itself"),
     (WINDOW, "ComputeAt('t', 'y.i0')", "ComputeInline('t')", "split or placed|placed inside"),
     (CHAIN, "", "ComputeWith('z', 'y.i0')", "t is used between z and y.i0"),
@@ -213,7 +214,7 @@ REFUSALS = [
         "Materialise('x', 't', 'c'); ComputeAt('c', 't.i0')",
         "ComputeInline('t')",
         "c is placed inside",
-    ),  # noqa: E501
+    ),
     (MAP, "", "Materialise('x', 'y', 'x')", "something called x already"),
     (MAP, "", "Materialise('y', 'y', 'c')", "y does not read y"),
     (MAP, "", "Materialise('q', 'y', 'c')", "there is no buffer q"),

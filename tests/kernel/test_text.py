@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kernel.groups import EXAMPLES
+from tests.kernel.examples import EXAMPLES
 from tests.kernel.random_groups import sample
 from tilewright.base.errors import Invalid
 from tilewright.kernel.check import verify
@@ -17,7 +17,7 @@ from tilewright.targets import default
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_groups_and_every_nest_on_the_way(name: str) -> None:
-    text = EXAMPLES[name].text.lstrip()
+    text = EXAMPLES[name].text
     g = parse_group(text)
     verify(g)
     assert group_text(g) == text

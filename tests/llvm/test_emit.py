@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kernel.groups import EXAMPLES
+from tests.kernel.examples import EXAMPLES
 from tilewright.base.errors import Refused
 from tilewright.kernel.nest import Nest, find, start
 from tilewright.kernel.schedule import default_schedule

@@ -70,9 +70,9 @@ def _moduli(s: Stmt, v: Sym) -> Iterator[Dim]:
         return
     for i in s.index:
         for a in D.atoms(i):
-            quotient = isinstance(a, D.Quo) and a.op in ("floordiv", "mod")
-            if quotient and D.is_sym(a.a) and D.the_sym(a.a) is v:
-                yield a.b
+            if isinstance(a, D.Quo) and a.op in ("floordiv", "mod"):
+                if D.is_sym(a.a) and D.the_sym(a.a) is v:
+                    yield a.b
 
 
 def _carried(n: Nest, loop: Loop) -> list[Carried]:
@@ -116,8 +116,8 @@ def _carried(n: Nest, loop: Loop) -> list[Carried]:
 def _window(
     b: Buffer, index: tuple[Dim, ...], v: Sym, inner: set[Sym]
 ) -> tuple[int, Dim, Dim] | None:
-    """(which, coefficient, base): iterations of v touch [c*v + base, c*v + base + |c|) along the axis
-    `which` (-1: of linear memory)."""
+    """(which, coefficient, base): iterations of v touch [c*v + base, c*v + base + |c|) along the
+    axis `which` (-1: of linear memory)."""
     for which, i in [*enumerate(index), (-1, linear_index(b, index))]:
         c = D.coefficient(i, v)
         if c is None or c == 0:

@@ -1,9 +1,9 @@
 """Target zero for nests: runs the loops on numpy and trusts nobody.
 
-Serial loops run in order, parallel ones in shuffled order with every cell watched for races, lanes as
-vectors (all values are computed before any is stored, so an unsound Vectorize shows). Fresh memory
-holds garbage. An access outside its buffer is an error that names it; under a `select` only the
-points that are taken count.
+Serial loops run in order, parallel ones in shuffled order with every cell watched for races, lanes
+as vectors (all values are computed before any is stored, so an unsound Vectorize shows). Fresh
+memory holds garbage. An access outside its buffer is an error that names it; under a `select` only
+the points that are taken count.
 
 A chain of loops around one store that does not read its own target is evaluated on all its points
 at once, in order: the same result, a hundred times faster.
@@ -266,7 +266,7 @@ class _Reader(Evaluator):
 
 
 class _Race:
-    """Which iterations of a parallel loop touch which cells of memory that outlives an iteration."""
+    """Which iterations of a parallel loop touch which cells of memory that outlives one."""
 
     def __init__(self, loop: str, shared: set[str]) -> None:
         self.loop, self.shared = loop, shared
@@ -297,6 +297,5 @@ class _Race:
             owner[pairs[:, 0]] = pairs[:, 1]
             for what, p in self.reads.get(name, []):
                 if ((owner[p[:, 0]] >= 0) & (owner[p[:, 0]] != p[:, 1])).any():
-                    raise RunError(
-                        f"an iteration of parallel {self.loop} reads {what}, which another one writes"
-                    )
+                    who = f"an iteration of parallel {self.loop}"
+                    raise RunError(f"{who} reads {what}, which another one writes")

@@ -69,7 +69,7 @@ class ComputeWith(Step):
         return out
 
     def _free_to_move(self, n: Nest, own: list[Loop], positions: list[int], host: int) -> None:
-        """Nothing between the stage and the host writes what it touches or touches what it writes."""
+        """Nothing in between writes what the stage touches or touches what it writes."""
         for s, k in zip(own, positions, strict=True):
             for other in n.body[min(k, host) + 1 : max(k, host)]:
                 if isinstance(other, Alloc) or other in own:

@@ -36,7 +36,9 @@ class Pad(Step):
         self.need(positive, f"{self.factor} is not a positive factor")
         grown = [f"{stem}.i{self.axis}" for stem in (self.stage, f"{self.stage}.init")]
         for s, p in walk(n.body):
-            for q in p if isinstance(s, Store) and s.buffer == self.stage else ():
+            if not isinstance(s, Store) or s.buffer != self.stage:
+                continue
+            for q in p:
                 plain = q.name not in grown or s.index[self.axis] == D.as_int(q.var)
                 self.need(plain, f"{self.stage} is not written along its loop {q.name}")
         size = D.ceildiv(b.shape[self.axis], self.factor) * self.factor

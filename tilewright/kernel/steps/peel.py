@@ -79,7 +79,7 @@ def _empty_at_end(e: Dim, v: Sym, total: Dim, factor: int) -> bool:
 
 
 def _shortened(s: Stmt, v: Sym, total: Dim, factor: int) -> Stmt:
-    """The loops of the tail: total % factor says their extent better than what is left of a minimum."""
+    """The loops of the tail: total % factor says their extent better than a minimum does."""
     if not isinstance(s, Loop):
         return s
     body = tuple(_shortened(b, v, total, factor) for b in s.body)

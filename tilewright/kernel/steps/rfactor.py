@@ -12,11 +12,12 @@ from tilewright.kernel.step import Step
 
 @dataclass(frozen=True)
 class RFactor(Step):
-    """Some loops of a reduction become axes of partial results `into`; the stage then reduces over those only.
+    """Some loops of a reduction become axes of partial results `into`; the stage then reduces over
+    those only.
 
-    for r.0: for r.1 in 4: s += x[…]       for r.1 in 4: p[r.1] = 0
-                                           for r.0: for r.1: p[r.1] += x[…]
-                                           for r.1 in 4: s += p[r.1]
+        for r.0: for r.1 in 4: s += x[…]       for r.1 in 4: p[r.1] = 0
+                                               for r.0: for r.1: p[r.1] += x[…]
+                                               for r.1 in 4: s += p[r.1]
     """
 
     stage: str
@@ -28,95 +29,88 @@ class RFactor(Step):
         self.need(self.loops_kept, "name the loops that become axes")
         for name in self.loops_kept:
             self.loops(n, name)
-        shape: list[Dim] = []
         made: list[Buffer] = []
-
-        def one(s: Stmt) -> tuple[Stmt, ...]:
-            if not isinstance(s, Loop) or stages_in(s) != {self.stage}:
-                return (s,)
-            chain = [s]
-            while len(chain[-1].body) == 1 and isinstance(chain[-1].body[0], Loop):
-                chain.append(chain[-1].body[0])
-            st = chain[-1].body[0]
-            if len(chain[-1].body) != 1 or not isinstance(st, Store) or st.combine is None:
-                return (s,)
-            names = [x.name for x in chain]
-            if not set(self.loops_kept) <= set(names):
-                return (s,)
-            used: set[Sym] = set().union(*(D.symbols(i) for i in st.index)) if st.index else set()
-            data = [x for x in chain if x.var in used]
-            kept = [x for x in chain if x.name in self.loops_kept]
-            self.need(not any(x in data for x in kept), f"{', '.join(x.name for x in kept if x in data)} is not a reduction loop")  # fmt: skip
-            self.need(
-                all(x.kind == "serial" for x in chain),
-                "the loops already have a kind",
-                "rfactor first",
-            )
-            for i in st.index:
-                self.need((D.is_sym(i) and any(D.the_sym(i) is x.var for x in chain)) or i == 0, f"{self.stage} is split or placed by its data axes", "rfactor first")  # fmt: skip
-            # A ragged axis keeps its full width: partials that are never touched stay neutral.
-            sizes = {x: _width(x.extent) for x in kept}
-            for x, w in sizes.items():
-                self.need(w is not None, f"the extent of {x.name} has no constant bound")
-            rename = {x.var: f"{self.into}.{x.name.split('.', 1)[-1]}" for x in chain}
-            self.need(
-                len(set(rename.values())) == len(chain), "two of its loops would have one name"
-            )
-            along = [D.the_sym(i) for i in st.index if D.is_sym(i)]
-            axes = [next(x for x in data if v is x.var) for v in dict.fromkeys(along)] + kept
-            for x in axes:
-                width = sizes[x] if x in sizes else x.extent
-                if width is not None and not D.symbols(width) <= set(n.dims):
-                    width = _width(x.extent)
-                self.need(width is not None, f"the extent of {x.name} has no constant bound")
-                assert width is not None
-                shape.append(width)
-            table: dict[Sym, Dim] = {}
-            order: list[Sym] = []
-            for x in chain:
-                v = D.var(rename[x.var], D.substitute(x.extent, table))
-                table[x.var] = v
-                order.append(D.the_sym(v))
-            zero = identity(st.combine, st.value.dtype)
-            init_axes = tuple(
-                D.the_sym(D.var(f"{self.into}.init.i{k}", d)) for k, d in enumerate(shape)
-            )
-            init = wrap(
-                init_axes, Store(self.into, self.into, tuple(map(D.as_int, init_axes)), zero)
-            )
-            at = tuple(table[x.var] for x in axes)
-            part = wrap(
-                tuple(order),
-                Store(self.into, self.into, at, st.value.substitute(table), st.combine),
-            )
-            fin_vars = {
-                x.var: D.var(x.name, sizes[x]) if x in sizes else D.as_int(x.var) for x in axes
-            }  # type: ignore[arg-type]
-            fin_axes = tuple(D.the_sym(v) for v in fin_vars.values())
-            value = load(self.into, list(fin_vars.values()), st.value.dtype)
-            final = wrap(fin_axes, replace(st, value=value))
-            made.append(Buffer(self.into, st.value.dtype, tuple(shape), "local"))
-            return (Alloc(self.into), init, part, final)
-
-        body = _outermost(n.body, one)
-        self.need(
-            len(made) == 1,
-            f"{', '.join(self.loops_kept)} are not loops of the reduction {self.stage}",
-        )
+        body = self._rebuilt(n, n.body, made)
+        lost = f"{', '.join(self.loops_kept)} are not loops of the reduction {self.stage}"
+        self.need(len(made) == 1, lost)
         return replace(n, body=body).with_buffer(made[0])
 
+    def _rebuilt(self, n: Nest, body: tuple[Stmt, ...], made: list[Buffer]) -> tuple[Stmt, ...]:
+        """The body with the outermost chain of loops around the reduction taken apart."""
+        out: list[Stmt] = []
+        for s in body:
+            found = self._chain(s) if isinstance(s, Loop) else None
+            if found is not None:
+                out.extend(self._factored(n, *found, made))
+            elif isinstance(s, Loop):
+                out.append(replace(s, body=self._rebuilt(n, s.body, made)))
+            else:
+                out.append(s)
+        return tuple(out)
 
-def _outermost(body: tuple[Stmt, ...], f) -> tuple[Stmt, ...]:
-    """Apply f to the outermost statements for which it answers something new."""
-    out: list[Stmt] = []
-    for s in body:
-        new = f(s)
-        if new == (s,) and isinstance(s, Loop):
-            new = (replace(s, body=_outermost(s.body, f)),)
-        out.extend(new)
-    return tuple(out)
+    def _chain(self, s: Loop) -> tuple[list[Loop], Store] | None:
+        """The loops from s down to the reduction's store, if they hold it and the loops to keep."""
+        if stages_in(s) != {self.stage}:
+            return None
+        chain = [s]
+        while len(chain[-1].body) == 1 and isinstance(inner := chain[-1].body[0], Loop):
+            chain.append(inner)
+        st = chain[-1].body[0]
+        alone = len(chain[-1].body) == 1 and isinstance(st, Store) and st.combine is not None
+        if not alone or not set(self.loops_kept) <= {x.name for x in chain}:
+            return None
+        assert isinstance(st, Store)
+        return chain, st
 
+    def _factored(self, n: Nest, chain: list[Loop], st: Store, made: list[Buffer]) -> list[Stmt]:
+        assert st.combine is not None
+        dtype = st.value.dtype
+        axes, widths = self._axes(n, chain, st)
+        names = {x.var: f"{self.into}.{x.name.split('.', 1)[-1]}" for x in chain}
+        self.need(len(set(names.values())) == len(chain), "two of its loops would have one name")
+        over = tuple(D.the_sym(D.var(f"{self.into}.init.i{k}", d)) for k, d in enumerate(widths))
+        zero = identity(st.combine, dtype)
+        init = wrap(over, Store(self.into, self.into, tuple(map(D.as_int, over)), zero))
+        table: dict[Sym, Dim] = {}
+        for x in chain:
+            table[x.var] = D.var(names[x.var], D.substitute(x.extent, table))
+        at = tuple(table[x.var] for x in axes)
+        value = st.value.substitute(table)
+        part = Store(self.into, self.into, at, value, st.combine)
+        kept = set(self.loops_kept)
+        last = [
+            D.var(x.name, w) if x.name in kept else D.as_int(x.var)
+            for x, w in zip(axes, widths, strict=True)
+        ]
+        final = replace(st, value=load(self.into, last, dtype))
+        made.append(Buffer(self.into, dtype, tuple(widths), "local"))
+        return [
+            Alloc(self.into),
+            init,
+            wrap(tuple(map(D.the_sym, table.values())), part),
+            wrap(tuple(map(D.the_sym, last)), final),
+        ]
 
-def _width(e: Dim) -> int | None:
-    hi = D.bounds(e)[1]
-    return hi if hi < D.INF else None
+    def _axes(self, n: Nest, chain: list[Loop], st: Store) -> tuple[list[Loop], list[Dim]]:
+        """The loops that index the partial results, data axes first, and how wide each axis is."""
+        serial = all(x.kind == "serial" for x in chain)
+        self.need(serial, "the loops already have a kind", "rfactor first")
+        where = {x.var: x for x in chain}
+        for i in st.index:
+            plain = i == 0 or (D.is_sym(i) and D.the_sym(i) in where)
+            broken = f"{self.stage} is split or placed by its data axes"
+            self.need(plain, broken, "rfactor first")
+        along = dict.fromkeys(D.the_sym(i) for i in st.index if D.is_sym(i))
+        kept = [x for x in chain if x.name in self.loops_kept]
+        wrong = [x.name for x in kept if x.var in along]
+        self.need(not wrong, f"{', '.join(wrong)} is not a reduction loop")
+        axes = [*(where[v] for v in along), *kept]
+        widths: list[Dim] = []
+        for x in axes:
+            # A ragged axis has its full width: partials that are never touched stay neutral.
+            fixed = D.symbols(x.extent) <= set(n.dims) and x not in kept
+            width = x.extent if fixed else D.bounds(x.extent)[1]
+            bounded = isinstance(width, D.Int) or width < D.INF
+            self.need(bounded, f"the extent of {x.name} has no constant bound")
+            widths.append(width)
+        return axes, widths
