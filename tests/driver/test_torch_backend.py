@@ -1,4 +1,4 @@
-"""The backend keeps its promises: fallbacks and breaks named, weights fresh, bad input explained."""
+"""The backend keeps its promises: fallbacks and breaks named, weights fresh, bad input told."""
 
 import threading
 from typing import Any
@@ -114,28 +114,47 @@ def linear() -> nn.Linear:
     return nn.Linear(8, 6).eval().requires_grad_(False)
 
 
-def test_weights_are_never_stale() -> None:
-    layer, x = linear(), torch.randn(3, 8)
+@pytest.mark.parametrize("layers", [1, 12], ids=["few", "many"])
+def test_weights_are_never_stale(layers: int) -> None:
+    """Many weights are asked for their addresses together, few one by one."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers))).eval().requires_grad_(False)
+    layer, x = model[-1], torch.randn(3, 8)
+    other = nn.Linear(8, 8).requires_grad_(False)
     with torch.no_grad():
-        fast = tw.compile(layer, x, strict=True)
-        assert any(u.captured.arguments[0].weight for u in fast.units)
+        fast = tw.compile(model, x, strict=True)
+        assert sum(a.weight for u in fast.units for a in u.captured.arguments) == 2 * layers
 
         def agrees() -> None:
-            assert_same(fast(x), layer(x), 1e-5)
+            assert_same(fast(x), model(x), 1e-5)
+            assert_same(fast(x + 1), model(x + 1), 1e-5)
 
         agrees()
         layer.weight.mul_(2)
         agrees()
         layer.weight[0, 0] = 9
         agrees()
-        layer.weight = nn.Parameter(torch.randn(6, 8), requires_grad=False)
+        layer.weight = nn.Parameter(torch.randn(8, 8), requires_grad=False)
         agrees()
-        layer.weight.data = torch.randn(6, 8)
+        layer.weight.data = torch.randn(8, 8)
         agrees()
-        layer.load_state_dict(linear().state_dict())
+        layer.load_state_dict(other.state_dict())
         agrees()
-        layer.load_state_dict(linear().state_dict(), assign=True)
+        layer.load_state_dict(nn.Linear(8, 8).state_dict(), assign=True)
+        layer.requires_grad_(False)
         agrees()
+
+
+def test_weights_are_derived_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12))).eval().requires_grad_(False)
+    with torch.no_grad():
+        fast = tw.compile(model, torch.randn(3, 8), strict=True)
+        fast(torch.randn(3, 8))
+        (program,) = fast.units[0].programs
+        times: list[int] = []
+        monkeypatch.setattr(program, "_derive", lambda weights: times.append(1))
+        for _ in range(3):
+            fast(torch.randn(3, 8))
+    assert program.weights and not times
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])

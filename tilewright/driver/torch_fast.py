@@ -7,6 +7,7 @@ counts: the whole of it should cost a few microseconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -15,13 +16,16 @@ from torch._C._dynamo import guards
 from tilewright.base.errors import Invalid
 from tilewright.capture.torch.captured import Argument, Captured, Result, Same, Segment, Value, View
 from tilewright.capture.torch.dtypes import TO_TORCH
-from tilewright.driver.weights import STEPS, WeightWatch
+from tilewright.driver.torch_addresses import MOVED, NULL, OTHER_OBJECT, Addresses
+from tilewright.driver.weights import WeightWatch
 from tilewright.ir.node import Graph, Input
 
 Call = Callable[[list[Any]], list[Any]]
 
 # Up to this many arguments each is named in the source; beyond, lists are shorter than names.
 NAMED_LIMIT = 32
+# Fewer weights than this are asked for their addresses one by one sooner.
+TOGETHER = 16
 
 
 class Program(Protocol):
@@ -74,17 +78,18 @@ class _Writer:
         self.segment: Segment = captured.segments[0]
         self.graph: Graph = self.segment.graph
         self.position = {a.slot: k for k, a in enumerate(captured.arguments)}
-        self.named = len(captured.arguments) <= NAMED_LIMIT
         self.reads = [self.position[label(n)] for n in self.graph.inputs]
+        self.named = len(captured.arguments) <= NAMED_LIMIT
+        # How many weights, the first inputs of the graph, are asked for their addresses together.
+        weights = sum(captured.arguments[k].weight for k in self.reads)
+        self.together = weights if weights >= TOGETHER else 0
         self.slots = {b.slot: k for k, b in enumerate(self.segment.buffers)}
         self.names: dict[str, Any] = {
             "captured": captured,
             "explain_freed": explain_freed,
             "empty": allocator(),
-            "data_ptr": torch.Tensor.data_ptr,
             "program": program,
             "run": program.run,
-            "steps": STEPS,
             "session": session,
         }
 
@@ -117,25 +122,36 @@ class _Writer:
         return lines
 
     def _addresses(self) -> list[str]:
-        if self.named:
-            listed = ", ".join(f"a{k}.data_ptr()" for k in self.reads)
-            lines = [f"addresses = [{listed}]"]
-        elif self.reads == list(range(len(self.captured.arguments))):
-            lines = ["addresses = list(map(data_ptr, args))"]
-        else:
-            self.names["reads"] = self.reads
-            lines = ["addresses = list(map(data_ptr, [args[k] for k in reads]))"]
         empty = any(isinstance(d, int) and d == 0 for n in self.graph.inputs for d in n.shape)
-        if not empty:
-            lines.append("if 0 in addresses: explain_freed(captured, args)")
-        return lines
+        names = [f"{self.argument(k)}.data_ptr()" for k in self.reads]
+        lost = "0 in addresses"
+        if not self.together:
+            lines = [f"addresses = [{', '.join(names)}]"]
+        else:
+            ask = Addresses(self.together)
+            self.names |= {"pick": itemgetter(*self.reads[: self.together]), "ask": ask}
+            lines = [
+                "addresses, flags = ask(pick(args))",
+                f"others = [{', '.join(names[self.together :])}]",
+                "addresses = addresses + others",
+            ]
+            lost = f"flags & {NULL} or 0 in others"
+        return lines if empty else [*lines, f"if {lost}: explain_freed(captured, args)"]
 
     def _watch(self) -> list[str]:
         derived = [self.reads[k] for k in self.program.weights]
         if not derived:
             return []
-        self.names["changed"] = WeightWatch(derived).changed
-        return ["if changed(args): program.refresh()"]
+        self.names["watch"] = watch = WeightWatch(derived)
+        self.names["edited"] = watch.edited
+        if not self.together:
+            self.names["changed"] = watch.changed
+            return ["if changed(args): program.refresh()"]
+        return [
+            f"if edited(args) or flags & {OTHER_OBJECT | MOVED}:",
+            "    watch.hold(args)",
+            "    program.refresh()",
+        ]
 
     def _write_back(self) -> list[str]:
         if not self.captured.mutated:

@@ -47,15 +47,26 @@ class WeightWatch:
         self._held: tuple[Any, ...] = ()
 
     def changed(self, args: Sequence[Any]) -> bool:
-        """True the first time and after every change."""
-        weights = self._pick(args)
-        ids = list(map(id, weights))
+        """Other tensors, or edited ones? True the first time and once after every change."""
+        ids = list(map(id, self._pick(args)))
+        if ids == self._ids and not self.edited(args):
+            return False
+        self.hold(args)
+        self._ids = ids
+        return True
+
+    def edited(self, args: Sequence[Any]) -> bool:
+        """The same for tensors that are known to be the same objects."""
         try:
-            versions = list(map(_version, weights))
+            versions = list(map(_version, self._pick(args)))
         except RuntimeError:
             return True  # inference tensors have no version counter: what they hold is never known
-        if versions == self._versions and ids == self._ids and self._steps == STEPS.count:
-            return False
-        self._ids, self._versions, self._steps = ids, versions, STEPS.count
-        self._held = (weights, [w.detach() for w in weights])
-        return True
+        return versions != self._versions or self._steps != STEPS.count
+
+    def hold(self, args: Sequence[Any]) -> None:
+        """These are the weights from now on."""
+        weights = self._pick(args)
+        self._held = weights, [w.detach() for w in weights]
+        if not any(w.is_inference() for w in weights):
+            self._versions = list(map(_version, weights))
+        self._steps = STEPS.count

@@ -210,7 +210,9 @@ def _segment(
             new[n] = node(n.op, *(new[x] for x in n.inputs))
     moved = {new[n]: p for n, p in places.items() if n in new}
     outputs = tuple(new[n] for n, _ in jobs)
-    inputs = tuple(x for x in topological(outputs) if isinstance(x.op, Input))
+    read = [x for x in topological(outputs) if isinstance(x.op, Input)]
+    # Weights first: a call asks for their addresses together.
+    inputs = tuple(sorted(read, key=lambda x: x.op.role != "weight"))  # type: ignore[attr-defined]
     return Segment(Graph(name, inputs, outputs, moved), tuple(b for _, b in jobs))
 
 
