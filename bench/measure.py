@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +12,15 @@ from statistics import median
 MIN_ROUNDS = 7
 # A round shorter than this would time the clock and the scheduler.
 ROUND_SECONDS = 0.05
+
+
+def busy() -> str | None:
+    """What makes numbers taken now untrustworthy, if something does."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load < 0.5:
+        return None
+    # Peers that wait for each other's threads lose tens of times their speed to one other process.
+    return f"the load was {load:.1f} on {cores} cores at the start: do not trust these ratios"
 
 
 def interleaved(

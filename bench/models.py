@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.measure import MIN_ROUNDS, geometric_mean, ratio
+from bench.measure import MIN_ROUNDS, busy, geometric_mean, ratio
 from tests.suites.models import BUILDERS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -164,6 +164,7 @@ def main(given: argparse.Namespace) -> int:
         console.print(f"No model is called {', '.join(unknown)}; there are {', '.join(BUILDERS)}.")
         return 2
     given.models = given.models or list(BUILDERS)
+    warning = busy()
     rows: list[dict[str, Any]] = []
     with Progress(console=console, transient=True) as progress:
         rounds = max(given.rounds, MIN_ROUNDS)
@@ -175,6 +176,9 @@ def main(given: argparse.Namespace) -> int:
             except Failed as problem:
                 rows.append({"model": name, "failed": str(problem)})
     show(console, rows, given)
+    if warning:
+        console.print(f"[yellow]{warning}[/]", highlight=False)
     if given.json:
-        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+        found = {"warning": warning, "models": rows}
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
     return 1 if any("failed" in row for row in rows) else 0

@@ -15,7 +15,7 @@ from rich.progress import track
 from rich.table import Table
 
 import tilewright as tw
-from bench.measure import MIN_ROUNDS, interleaved
+from bench.measure import MIN_ROUNDS, busy, interleaved
 from tests.suites.adapter import Work, compiled
 from tests.suites.models import Example, hf, language, tokens
 from tilewright.driver.torch_call import Unit
@@ -119,6 +119,7 @@ def _one_round(
 
 def main(given: argparse.Namespace) -> int:
     console = Console()
+    warning = busy()
     rows: list[tuple[str, float]] = []
     with torch.no_grad():
         for measure in track(
@@ -131,6 +132,9 @@ def main(given: argparse.Namespace) -> int:
     for what, seconds in rows:
         table.add_row(what, f"{1e6 * seconds:.1f}")
     console.print(table)
+    if warning:
+        console.print(f"[yellow]{warning}[/]", highlight=False)
     if given.json:
-        given.json.write_text(json.dumps(dict(rows), indent=1) + "\n")
+        found = {"warning": warning, "seconds": dict(rows)}
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0
