@@ -65,6 +65,15 @@ class _Frame:
         self.size = 0
 
 
+@dataclass(frozen=True)
+class _Derived:
+    """What the prologue made of the weights at these addresses."""
+
+    weights: list[int]
+    memory: list[np.ndarray]
+    addresses: list[int]
+
+
 @dataclass
 class Program:
     inputs: tuple[TensorType, ...]
@@ -85,8 +94,7 @@ class Program:
         self._fixed = [ctypes.addressof(c) for c in self._constants]
         self._frames: list[_Frame] = []
         self._lock = Lock()
-        self._folded: list[tuple[np.ndarray, int]] = []
-        self._folded_for: list[int] | None = None
+        self._derived: _Derived | None = None
         self._static_arena = self.arena if isinstance(self.arena, int) else None
 
     def arena_size(self, dims: Sequence[int] = ()) -> int:
@@ -94,18 +102,20 @@ class Program:
 
     @property
     def folded_bytes(self) -> int:
-        return sum(a.nbytes for a, _ in self._folded)
+        return sum(a.nbytes for a in self._derived.memory) if self._derived else 0
 
     def refresh(self) -> None:
         """Derive everything from the weights again before the next result."""
-        self._folded_for = None
+        self._derived = None
 
     def run(self, inputs: Sequence[int], outputs: Sequence[int], dims: Sequence[int] = ()) -> None:
         """Addresses of contiguous memory in, of memory to fill out. Safe from several threads."""
         addresses = [*inputs, *self._fixed]
+        derived = None
         if self.prologue is not None:
-            folded = self._fold([inputs[k] for k in self.weights])
-            addresses += folded
+            # Held until the call is over: another thread may derive anew meanwhile.
+            derived = self._fold([inputs[k] for k in self.weights])
+            addresses += derived.addresses
         try:
             frame = self._frames.pop()
         except IndexError:
@@ -122,27 +132,28 @@ class Program:
             frame.size = size
         self._call(frame.ins, frame.outs, frame.dims, frame.arena)
         self._frames.append(frame)
+        del derived
 
-    def _fold(self, weights: list[int]) -> list[int]:
-        if weights != self._folded_for:
+    def _fold(self, weights: list[int]) -> _Derived:
+        found = self._derived
+        if found is None or found.weights != weights:
             with self._lock:
-                if weights != self._folded_for:
-                    self._folded = self._derive(weights)
-                    self._addresses = [a for _, a in self._folded]
-                    self._folded_for = weights
-        return self._addresses
+                found = self._derived
+                if found is None or found.weights != weights:
+                    found = self._derived = self._derive(weights)
+        return found
 
-    def _derive(self, weights: list[int]) -> list[tuple[np.ndarray, int]]:
+    def _derive(self, weights: list[int]) -> _Derived:
         assert self.prologue is not None
-        out = []
+        made = []
         for t in self.prologue.outputs:
-            if not t.is_static:
+            if not isinstance(t.size, int):
                 raise Invalid(f"a folded weight has a symbolic shape {t!r}")
-            assert isinstance(t.size, int)
-            out.append(aligned(t.size * t.dtype.bytes))
-        self.prologue.run(weights, [a for _, a in out])
+            made.append(aligned(t.size * t.dtype.bytes))
+        addresses = [a for _, a in made]
+        self.prologue.run(weights, addresses)
         self.prologue.trim()
-        return out
+        return _Derived(weights, [m for m, _ in made], addresses)
 
     def trim(self) -> None:
         """Give back the frames of calls that are over."""
