@@ -186,3 +186,45 @@ def geometric(c: Context, x: Node, p: float, *, generator: Any = None) -> Node:
         )
 
     return _drawn(c, draw)
+
+
+@aten("multinomial.default")
+def multinomial(
+    c: Context, x: Node, num_samples: int, replacement: bool = False, *, generator: Any = None
+) -> Node:
+    """With replacement by inversion; without, the largest of weight / exponential are the draws."""
+    _own(c, generator)
+    wide = ops.cast(x, f64)
+    axis = x.rank - 1
+    if not replacement:
+        shape = x.shape
+        keys = ops.div(wide, ops.neg(ops.log(_open_uniform(c, shape, f64))))
+        return parts(ops.topk(keys, num_samples, axis, True))[1]
+    total = ops.cumsum(wide, axis)
+    whole = ops.slice(total, axis, x.shape[axis] - 1, x.shape[axis], 1)
+    draws = ops.mul(_uniform(c, (*x.shape[:-1], num_samples), f64), whole)
+    below = ops.le(ops.unsqueeze(total, axis), ops.unsqueeze(draws, axis + 1))
+    return ops.sum(ops.cast(below, i64), (axis + 1,), False)
+
+
+@aten("rrelu_with_noise_functional.default")
+def rrelu(
+    c: Context,
+    x: Node,
+    noise: Node,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> tuple[Node, Node]:
+    negative = ops.le(x, c.number(0, x.dtype))
+    if not training:
+        slope = c.number((lower + upper) / 2, x.dtype)
+        return ops.where(negative, ops.mul(x, slope), x), noise
+    _own(c, generator)
+    drawn = _uniform(c, x.shape, f64 if x.dtype is f64 else f32)
+    drawn = ops.add(
+        ops.mul(drawn, c.number(upper - lower, drawn.dtype)), c.number(lower, drawn.dtype)
+    )
+    slope = ops.where(negative, cast(drawn, x.dtype), c.number(1, x.dtype))
+    return ops.mul(x, slope), slope

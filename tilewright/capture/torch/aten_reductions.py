@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tilewright import ops
 from tilewright.capture.torch.context import Context, axes_of, axis_of, cast, parts
 from tilewright.capture.torch.registry import Untranslated, aten
@@ -306,3 +308,14 @@ def histc(c: Context, x: Node, bins: int = 100, min: Any = 0, max: Any = 0) -> N
 def count_nonzero(c: Context, x: Node, dim: Any = None) -> Node:
     truth = ops.cast(ops.ne(x, c.number(0, x.dtype)), i64)
     return ops.sum(truth, axes_of(dim, x.rank), False)
+
+
+@aten("_pdist_forward.default")
+def pdist(c: Context, x: Node, p: float = 2) -> Node:
+    """Distances between the rows above the diagonal, row by row."""
+    rows = x.shape[0]
+    if not isinstance(rows, int):
+        raise Untranslated("the number of rows is not known")
+    first, second = np.triu_indices(rows, 1)
+    a, b = (ops.take(x, c.literal(i, i64), 0) for i in (first, second))
+    return ops.norm(ops.sub(a, b), float(p), (1,), False)

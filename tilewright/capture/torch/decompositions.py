@@ -28,7 +28,7 @@ WHOLE = """
 EXTRA = """
     addmv addbmm dist _cdist_forward grid_sampler_2d upsample_bicubic2d upsample_bilinear2d
     upsample_nearest2d
-    _upsample_bilinear2d_aa polygamma _trilinear frexp ldexp angle logspace
+    _upsample_bilinear2d_aa ldexp logspace
     hardtanh leaky_relu elu
     special_entr special_log_ndtr special_xlog1py special_zeta mvlgamma
     _fused_dropout native_dropout_backward _euclidean_dist
