@@ -52,8 +52,8 @@ def _lanes(vector_bits: int, dtype: DType) -> int:
 class PackOperands(Pass):
     """Rewrite the packed operand of every contraction where packing pays."""
 
-    vector_bits: int
-    vector_registers: int
+    vector_bits: int = 128  # without a target: NEON
+    vector_registers: int = 32
     min_rows: int = 8  # a changing operand is packed for at least this many uses of each element
 
     @staticmethod
