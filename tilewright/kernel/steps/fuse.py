@@ -31,6 +31,7 @@ class Fuse(Step):
             self.need(
                 plain, "both loops must be serial", "fuse before vectorize, unroll and parallel"
             )
+            self.need(child.extent != 0, f"{self.inner} has no iterations")
             free = found.var not in D.symbols(child.extent)
             self.need(free, f"the extent of {self.inner} depends on {self.outer}")
 
