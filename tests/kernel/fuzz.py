@@ -28,11 +28,12 @@ from tests.kernel.native import Native
 from tests.kernel.random_groups import alive, arrays, is_exact, sample
 from tests.kernel.random_steps import random_step
 from tilewright.base.errors import TilewrightError, Unsupported
+from tilewright.ir import dim as D
 from tilewright.ir.types import DType
 from tilewright.kernel.check import verify
 from tilewright.kernel.group import Group, readers
 from tilewright.kernel.interpret import run, run_group
-from tilewright.kernel.nest import Nest, start
+from tilewright.kernel.nest import Loop, Nest, Stmt, Store, reads, start, walk
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Step, apply, parse_trace, print_trace
 from tilewright.kernel.text import group_text, nest_text, parse_group, parse_nest
@@ -40,6 +41,7 @@ from tilewright.targets import default
 
 MAX_STEPS = 12
 ATTEMPTS = 30
+MAX_EFFORT = 3000
 DEFAULT_FIRST = 0.3
 # Relative to the largest value; 16-bit floats are rounded at every store.
 TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "f16": 3e-2, "bf16": 2e-1}
@@ -103,6 +105,9 @@ class Judge:
         compiled = Native(n)
         for k, (a, d) in enumerate(zip(self.inputs, self.dims)):
             self.compare(compiled(a, d), k, "native code")
+        stray = compiled.strays(self.inputs[-1], self.dims[-1])
+        if stray is not None:
+            raise Wrong(stray)
 
     def compare(self, got: Mapping[str, np.ndarray], which: int, who: str) -> None:
         for name, want in self.want[which].items():
@@ -163,6 +168,8 @@ def explore(seed: int, counts: Counts) -> tuple[Group, list[Sizes], list[Step], 
             except TilewrightError:
                 counts.refused[name] += 1
                 continue
+            if effort(after.body) > MAX_EFFORT:
+                continue
             counts.accepted[name] += 1
             trace.append(step)
             n = after
@@ -177,6 +184,22 @@ def explore(seed: int, counts: Counts) -> tuple[Group, list[Sizes], list[Step], 
     except Exception as why:
         return s.group, dims, trace, describe(why)
     return s.group, dims, trace, None
+
+
+def effort(body: tuple[Stmt, ...]) -> float:
+    """About how often the interpreter evaluates a store; steps may recompute without bound."""
+    total = 0.0
+    for s in body:
+        if isinstance(s, Store):
+            total += 1
+        elif isinstance(s, Loop):
+            inside = [x for x, _ in walk(s.body) if not isinstance(x, Loop)]
+            alone = inside[0] if len(inside) == 1 else None
+            at_once = isinstance(alone, Store) and all(r.source != alone.buffer for r in reads(s))
+            inner = effort(s.body)
+            times = min(20, D.bounds(s.extent)[1])
+            total += inner * (1 + times / 500 if at_once else times)
+    return total
 
 
 def describe(why: Exception) -> str:

@@ -1,15 +1,20 @@
-"""A nest as a native function on numpy arrays, with canaries around what it writes."""
+"""A nest as a native function on numpy arrays, with canaries around what it writes, and a way to
+see that it touches nothing else: memory that ends (or begins) at a page which may not be touched.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import mmap
+import os
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.ir.types import DType, as_dtype, bf16
+from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Nest
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import compile_object
@@ -64,11 +69,58 @@ class Native:
                     view[...] = to_memory(arrays[b.name], b.dtype)
                 outs[b.name] = raw, view, b.dtype
                 addresses.append(view.ctypes.data)
-        args = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
-        values = [sizes[s.name] for s in self.nest.dims]
-        numbers = (ctypes.c_int64 * max(1, len(values)))(*values)
-        self.function(ctypes.addressof(args), ctypes.addressof(numbers))
+        self.call(addresses, sizes)
         for name, (raw, _, _) in outs.items():
             edges = np.concatenate([raw[:MARGIN], raw[len(raw) - MARGIN :]])
             assert (edges == CANARY).all(), f"native code writes outside {name}"
         return {name: from_memory(view, d) for name, (_, view, d) in outs.items()}
+
+    def call(self, addresses: Sequence[int], sizes: Mapping[str, int]) -> None:
+        args = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
+        values = [sizes[s.name] for s in self.nest.dims]
+        numbers = (ctypes.c_int64 * max(1, len(values)))(*values)
+        self.function(ctypes.addressof(args), ctypes.addressof(numbers))
+
+    def strays(
+        self, arrays: Mapping[str, np.ndarray], dims: Mapping[str, int] | None = None
+    ) -> str | None:
+        """What becomes of a process in which touching memory outside the arguments is fatal."""
+        sizes = dict(dims or {})
+        for at_end in (True, False):
+            child = os.fork()
+            if child == 0:
+                try:
+                    memory = [self._guarded(b, arrays, sizes, at_end) for b in self.arguments]
+                    self.call([address for _, address in memory], sizes)
+                finally:
+                    os._exit(0)
+            _, status = os.waitpid(child, 0)
+            if status:
+                side = "after the end" if at_end else "before the beginning"
+                return f"native code touches memory {side} of an argument (status {status})"
+        return None
+
+    @property
+    def arguments(self) -> list[Buffer]:
+        return [b for b in self.nest.buffers if b.scope in ("in", "out")]
+
+    def _guarded(
+        self, b: Buffer, arrays: Mapping[str, np.ndarray], sizes: Mapping[str, int], at_end: bool
+    ) -> tuple[mmap.mmap, int]:
+        """The buffer next to a page that must not be touched, and its address."""
+        shape = tuple(int(D.evaluate(d, sizes)) for d in b.shape)
+        item = 2 if b.dtype is bf16 else b.dtype.numpy.itemsize
+        size = int(np.prod(shape)) * item
+        pages = -(-max(size, 1) // mmap.PAGESIZE)
+        memory = mmap.mmap(-1, (pages + 2) * mmap.PAGESIZE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        first = start + mmap.PAGESIZE
+        address = first + pages * mmap.PAGESIZE - size if at_end else first
+        if b.name in arrays:
+            data = to_memory(arrays[b.name], b.dtype).tobytes()
+            ctypes.memmove(address, data, len(data))
+        protect = ctypes.CDLL(None).mprotect
+        protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        for page in (start, first + pages * mmap.PAGESIZE):
+            assert protect(page, mmap.PAGESIZE, 0) == 0
+        return memory, address
