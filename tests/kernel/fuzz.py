@@ -41,7 +41,7 @@ from tilewright.targets import default
 
 MAX_STEPS = 12
 ATTEMPTS = 30
-MAX_EFFORT = 3000
+MAX_EFFORT = 400
 DEFAULT_FIRST = 0.3
 # Relative to the largest value; 16-bit floats are rounded at every store.
 TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "f16": 3e-2, "bf16": 2e-1}

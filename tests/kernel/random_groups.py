@@ -25,6 +25,7 @@ from tilewright.ir.expr import (
     identity,
     index,
     load,
+    loads,
     select,
     walk,
 )
@@ -32,7 +33,7 @@ from tilewright.ir.types import as_dtype, b1, bf16, f16, f32, f64, i32, i64, u8
 from tilewright.kernel.group import Buffer, Group, Stage, readers
 
 # Every stage and every reduction has at most this many points: the interpreter runs them all.
-MAX_POINTS = 2500
+MAX_POINTS = 1500
 # Read values are kept this small, so that products and sums of them are exact in float32.
 SMALL = 30
 INEXACT = ("exp", "sqrt", "div", "tanh")
@@ -58,10 +59,12 @@ def is_exact(g: Group) -> bool:
 
 
 def arrays(g: Group, dims: Mapping[str, int], seed: int = 0) -> dict[str, np.ndarray]:
-    """Contents for the inputs: small whole numbers, some outside any index range."""
+    """Contents for the inputs (and for outputs that are updated in place): small whole numbers,
+    some outside any index range."""
     rng = np.random.default_rng(seed)
     out = {}
-    for b in g.inputs:
+    updated = {s.name for s in g.stages if s.ordered and s.init is None and not self_reading(s)}
+    for b in (*g.inputs, *(b for b in g.outputs if b.name in updated)):
         shape = tuple(int(D.evaluate(d, dims)) for d in b.shape)
         low = 0 if b.dtype.kind in "ub" else -3
         high = 25 if b.dtype in (i64,) else 2 if b.dtype.is_bool else 4
@@ -71,6 +74,10 @@ def arrays(g: Group, dims: Mapping[str, int], seed: int = 0) -> dict[str, np.nda
 
 def sample(seed: int) -> Sample:
     return _Maker(random.Random(seed)).make()
+
+
+def self_reading(s: Stage) -> bool:
+    return any(x.source == s.name for x in loads(s.value))
 
 
 def alive(g: Group) -> Group:
@@ -325,7 +332,9 @@ class _Maker:
         v = self._read(axes)
         combine = self.rng.choice(["add", "max", None, None])
         over = self._axes(f"{name}.init", shape)
-        init = const(1, self.dtype) if self.rng.random() < 0.5 else self._read(over)
+        init: Value | None = const(1, self.dtype) if self.rng.random() < 0.5 else self._read(over)
+        if scope == "out" and self.rng.random() < 0.3:
+            init = None  # in place
         self._add(Stage(name, axes, (), tuple(where), v, combine, init, True), shape, scope)
 
 
