@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.capture.running import check
+from tests.capture.running import captured, check
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -361,3 +361,67 @@ def test_cond() -> None:
 
     check(program, torch.ones(3))
     check(program, -torch.ones(3))
+
+
+def test_complex_numbers() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> Any:
+        z = torch.view_as_complex(x)
+        w = torch.polar(y.abs(), y)
+        product = z * w + 2 - z / w
+        return (
+            product,
+            torch.view_as_real(product),
+            product.conj().t(),
+            product.abs(),
+            product.angle(),
+            z.sum(0),
+            (z @ z.t()).real,
+            z.exp(),
+            torch.complex(y, y)[1:],
+        )
+
+    check(program, numbers(3, 4, 2), numbers(3, 4), tolerance=1e-5)
+
+
+def test_complex_inputs_in_every_layout() -> None:
+    z = torch.complex(numbers(4, 5), numbers(4, 5))
+    check(lambda a, b, c: (a * 2, b + 1j, c.conj() * c), z, z.t(), z[:, ::2], tolerance=1e-5)
+
+
+def test_complex_mutation() -> None:
+    check(lambda z: z.mul_(2j), torch.complex(numbers(3, 2), numbers(3, 2)))
+
+
+@pytest.mark.parametrize("n", [2, 4, 7])
+def test_fourier(n: int) -> None:
+    def program(x: torch.Tensor) -> Any:
+        z = torch.fft.fft2(x)
+        return z, torch.fft.ifft(z), torch.fft.rfft(x), torch.fft.irfftn(z, norm="ortho")
+
+    check(program, numbers(3, n), tolerance=1e-5)
+
+
+SPECIAL = (
+    "bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1"
+    " modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1"
+    " airy_ai spherical_bessel_j0 i0 i0e i1 i1e erfcx ndtri log_ndtr ndtr"
+).split()
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_functions(name: str) -> None:
+    """Against eager in double precision, which is nearer the truth than eager in single."""
+    function = getattr(torch.special, name)
+    x = torch.cat([torch.linspace(0.01, 20, 300), torch.linspace(0.001, 0.999, 50)])
+    if name == "ndtri":
+        x = torch.rand(300) * 0.998 + 0.001
+    elif "bessel_k" not in name and "bessel_y" not in name and name != "erfcx":
+        x = torch.cat([x, -x])
+    with torch.no_grad():
+        ours, exact = captured(function, x), function(x.double())
+    # torch's own series for these are good to about six digits.
+    torch.testing.assert_close(ours.double(), exact, rtol=2e-5, atol=4e-6)
+
+
+def test_polygamma() -> None:
+    check(lambda x: [torch.polygamma(k, x) for k in range(4)], numbers(50) * 3, tolerance=1e-4)

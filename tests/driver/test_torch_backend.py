@@ -61,13 +61,14 @@ def test_several_fallbacks_in_a_row_and_side_by_side() -> None:
     assert len(fast.log.of("fallback")) == 3
 
 
-def test_complex_numbers_stay_in_torch() -> None:
+def test_complex_numbers_cross_the_border() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
-        return torch.fft.irfft(torch.fft.rfft(x * 2) * 3) + 1
+        z = torch.linalg.eigvals(x * 2) * 3j
+        return torch.linalg.inv(torch.diag(z)).abs().sum() + z.abs().sum()
 
-    x = torch.randn(8)
+    x = torch.randn(4, 4)
     fast = tw.compile(program)
-    assert_same(fast(x), program(x), 1e-5)
+    assert_same(fast(x), program(x), 1e-3)
     assert fast.log.of("fallback")
 
 
@@ -118,7 +119,8 @@ def linear() -> nn.Linear:
 def test_weights_are_never_stale(layers: int) -> None:
     """Many weights are asked for their addresses together, few one by one."""
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers))).eval().requires_grad_(False)
-    layer, x = model[-1], torch.randn(3, 8)
+    layer: Any = model[-1]
+    x = torch.randn(3, 8)
     other = nn.Linear(8, 8).requires_grad_(False)
     with torch.no_grad():
         fast = tw.compile(model, x, strict=True)
@@ -222,12 +224,13 @@ def test_a_second_size_becomes_a_symbol_and_programs_are_counted() -> None:
 
 
 def test_symbolic_sizes_in_training() -> None:
-    layer = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Tanh())
+    norm = nn.BatchNorm1d(5)
+    layer = nn.Sequential(nn.Linear(5, 5), norm, nn.Tanh())
     fast = tw.compile(layer, dynamic=True, strict=True)
     for n in (4, 6, 9):
         x = torch.randn(n, 5)
         ours = torch.autograd.grad(fast(x).sum(), list(layer.parameters()))
-        layer[1].reset_running_stats()
+        norm.reset_running_stats()
         eager = torch.autograd.grad(layer(x).sum(), list(layer.parameters()))
         assert_same(ours, eager, 1e-4)
 

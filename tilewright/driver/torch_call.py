@@ -26,7 +26,7 @@ from tilewright.capture.torch.captured import (
     Value,
     View,
 )
-from tilewright.capture.torch.dtypes import TO_TORCH
+from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch_fast import Dry, Program, fast_call, is_plain, label
 from tilewright.driver.weights import WeightWatch
 from tilewright.graph.specialise import graph_symbols, specialise
@@ -246,7 +246,9 @@ class Specialised:
     def __call__(self, env: dict[str, Any], dims: Mapping[str, int]) -> None:
         for b in self.segment.buffers:
             env[b.slot] = torch.empty_strided(
-                _numbers(b.shape, dims), _numbers(b.stride, dims), dtype=TO_TORCH[b.dtype]
+                _numbers(b.shape, dims),
+                _numbers(b.stride, dims),
+                dtype=torch_dtype(b.dtype, b.paired),
             )
         inputs = []
         for slot in self.labels:

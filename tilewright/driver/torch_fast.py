@@ -15,7 +15,7 @@ from torch._C._dynamo import guards
 
 from tilewright.base.errors import Invalid
 from tilewright.capture.torch.captured import Argument, Captured, Result, Same, Segment, Value, View
-from tilewright.capture.torch.dtypes import TO_TORCH
+from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.torch_addresses import MOVED, NULL, OTHER_OBJECT, Addresses
 from tilewright.driver.weights import WeightWatch
 from tilewright.ir.node import Graph, Input
@@ -117,7 +117,7 @@ class _Writer:
     def _allocate(self) -> list[str]:
         lines = []
         for k, b in enumerate(self.segment.buffers):
-            self.names[f"d{k}"] = TO_TORCH[b.dtype]
+            self.names[f"d{k}"] = torch_dtype(b.dtype, b.paired)
             lines.append(f"o{k} = empty({b.shape!r}, {b.stride!r}, d{k})")
         return lines
 

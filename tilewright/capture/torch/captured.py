@@ -26,6 +26,7 @@ class Buffer:
     dtype: DType
     shape: tuple[Dim, ...]
     stride: tuple[Dim, ...]
+    paired: bool = False  # complex: two of `dtype` per element
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class Argument:
     value: Dim | None = None
     weight: bool = False
     used: bool = True
+    paired: bool = False  # complex: two of `dtype` per element
     native: bool = True  # read by a segment, so its memory must be as declared
     symbol: str | None = None
 

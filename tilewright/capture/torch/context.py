@@ -11,7 +11,7 @@ import torch
 import torch.fx
 
 from tilewright import ops
-from tilewright.capture.torch.dtypes import FROM_TORCH
+from tilewright.capture.torch.dtypes import FROM_TORCH, has_native_form, real_dtype
 from tilewright.capture.torch.promote import as_float, result_type
 from tilewright.capture.torch.registry import Untranslated
 from tilewright.capture.torch.shapes import Shapes
@@ -42,14 +42,14 @@ class Context:
         return self.fx.meta.get("val")
 
     def out(self, k: int | None = None) -> TensorType:
-        """The type torch gives the (k-th) result."""
+        """The type torch gives the (k-th) result; of a complex one, that of its two parts."""
         v = self.val
         v = v[k] if isinstance(v, (tuple, list)) and k is not None else v
         if not isinstance(v, torch.Tensor):
             raise Untranslated("its result is not a tensor")
-        if v.dtype not in FROM_TORCH:
+        if not has_native_form(v.dtype):
             raise Untranslated(f"{v.dtype} has no native form")
-        return TensorType(FROM_TORCH[v.dtype], self.shapes.dims(v.shape))
+        return TensorType(real_dtype(v.dtype), self.shapes.dims(v.shape))
 
     def dtype(self, d: torch.dtype | None, default: DType) -> DType:
         if d is None:

@@ -19,6 +19,26 @@ FROM_TORCH: dict[torch.dtype, DType] = {
     torch.bool: b1,
 }
 TO_TORCH: dict[DType, torch.dtype] = {ours: theirs for theirs, ours in FROM_TORCH.items()}
+# Pairs of a real dtype in memory.
+FROM_COMPLEX: dict[torch.dtype, DType] = {
+    torch.complex128: f64,
+    torch.complex64: f32,
+    torch.complex32: f16,
+}
+TO_COMPLEX: dict[DType, torch.dtype] = {ours: theirs for theirs, ours in FROM_COMPLEX.items()}
+
+
+def torch_dtype(dtype: DType, paired: bool) -> torch.dtype:
+    return TO_COMPLEX[dtype] if paired else TO_TORCH[dtype]
+
+
+def real_dtype(dtype: torch.dtype) -> DType:
+    """The dtype of a tensor's elements, of each of a pair where it is complex."""
+    return FROM_COMPLEX[dtype] if dtype in FROM_COMPLEX else FROM_TORCH[dtype]
+
+
+def has_native_form(dtype: torch.dtype) -> bool:
+    return dtype in FROM_TORCH or dtype in FROM_COMPLEX
 
 
 def default_float() -> DType:

@@ -20,12 +20,13 @@ from tilewright.capture.torch.captured import (
     Value,
     View,
 )
-from tilewright.capture.torch.dtypes import FROM_TORCH
-from tilewright.capture.torch.layout import contiguous, dense, to_memory
+from tilewright.capture.torch.dtypes import real_dtype
+from tilewright.capture.torch.layout import Dense, contiguous, dense, to_memory
 from tilewright.capture.torch.segments import Wanted
 from tilewright.capture.torch.shapes import Shapes
+from tilewright.capture.torch.values import Complex, Opaque, joined, parted
 from tilewright.ir.dim import Int
-from tilewright.ir.node import Input, Node
+from tilewright.ir.node import Input, Node, topological
 
 
 class Outputs:
@@ -37,18 +38,18 @@ class Outputs:
         env: dict[torch.fx.Node, Any],
         arguments: list[Argument],
         argument_of: dict[torch.fx.Node, int],
-        mutated: dict[torch.fx.Node, Node],
+        mutated: dict[torch.fx.Node, Node | Complex],
     ) -> None:
         self.shapes, self.env = shapes, env
         self.wanted: list[Wanted] = []
         self._arguments, self._argument_of, self._mutated = arguments, argument_of, mutated
         self._done: dict[torch.fx.Node, Result] = {}
         # Storage of torch's fake tensor -> (slot that holds it, offset of that tensor in it)
-        self._homes: dict[int, tuple[str, Any]] = {}
+        self._homes: dict[int, tuple[str, Any, torch.dtype]] = {}
         for n, k in argument_of.items():
             v = n.meta.get("val")
             if isinstance(v, torch.Tensor) and n not in mutated and arguments[k].dtype is not None:
-                self._homes[_storage(v)] = arguments[k].slot, v.storage_offset()
+                self._homes[_storage(v)] = arguments[k].slot, v.storage_offset(), v.dtype
         self._pending: dict[int, list[torch.fx.Node]] = {}
 
     def add(self, x: Any) -> Any:
@@ -72,7 +73,7 @@ class Outputs:
             self._place(self._pending[_storage(r.meta["val"])])
         return self._done[r]
 
-    def write_back(self, target: torch.fx.Node, value: Node) -> tuple[str, str]:
+    def write_back(self, target: torch.fx.Node, value: Node | Complex) -> tuple[str, str]:
         """A buffer for the new value of an input, in the input's own order of memory where it is
         dense.
         """
@@ -81,11 +82,11 @@ class Outputs:
         how = dense(a.shape, a.stride)
         slot = f"new.{a.slot}"
         if how is None or how.broadcast:
-            buffer = Buffer(slot, a.dtype, a.shape, contiguous(a.shape))
-            self.wanted.append(Wanted(value, buffer))
+            buffer = Buffer(slot, a.dtype, a.shape, contiguous(a.shape), a.paired)
+            self.wanted.append(Wanted(joined(value), buffer))
         else:
-            buffer = Buffer(slot, a.dtype, a.shape, a.stride)
-            self.wanted.append(Wanted(to_memory(value, how), buffer))
+            buffer = Buffer(slot, a.dtype, a.shape, a.stride, a.paired)
+            self.wanted.append(Wanted(_in_memory(value, how), buffer))
         return a.slot, slot
 
     def _plain(self, x: torch.fx.Node) -> Result | None:
@@ -100,22 +101,23 @@ class Outputs:
             return SymbolicInt(value)
         if value is None or isinstance(value, (int, float, bool, str)):
             return Value(value)
-        slot = getattr(value, "slot", None)
-        if slot is not None:  # opaque
-            return Same(slot)
-        if not isinstance(value, Node):
+        if isinstance(value, Opaque):
+            return Same(value.slot)
+        if not isinstance(value, (Node, Complex)):
             raise Invalid(f"the graph returns {value!r}, which is not a tensor or a number")
-        if isinstance(value.op, Input) and value.op.label.startswith("host"):
-            return Same(value.op.label)
+        slot = _host_slot(value)
+        if slot is not None:
+            return Same(slot)
         if not isinstance(v, torch.Tensor):
+            assert isinstance(value, Node)
             return Same(value.op.label) if isinstance(value.op, Input) else None
         home = self._homes.get(_storage(v))
-        if home is not None:
+        if home is not None and home[2] is v.dtype and not _lazy(v):
             return self._view(home, v)
         return None
 
-    def _view(self, home: tuple[str, Any], v: torch.Tensor) -> View:
-        slot, start = home
+    def _view(self, home: tuple[str, Any, torch.dtype], v: torch.Tensor) -> View:
+        slot, start, _ = home
         offset = self.shapes.dim(v.storage_offset() - start)
         return View(slot, self.shapes.dims(v.shape), self.shapes.dims(v.stride()), offset)
 
@@ -133,8 +135,11 @@ class Outputs:
             assert isinstance(done, Same)
             v = base.meta["val"]
             for x in todo:
-                if x is not base and x.meta["val"].dtype is v.dtype:
-                    self._done[x] = self._view((done.slot, v.storage_offset()), x.meta["val"])
+                y = x.meta["val"]
+                if x is not base and y.dtype is v.dtype and not _lazy(y):
+                    self._done[x] = self._view(
+                        (done.slot, v.storage_offset(), v.dtype), x.meta["val"]
+                    )
         for x in todo:
             if x not in self._done:
                 self._fresh(x)
@@ -148,6 +153,8 @@ class Outputs:
             how = dense(self.shapes.dims(v.shape), self.shapes.dims(v.stride()))
             if how is None or how.broadcast or self.shapes.dim(v.storage_offset()) != 0:
                 continue
+            if _lazy(v):
+                continue
             size = v.untyped_storage().nbytes()
             if self.shapes.dim(v.numel() * v.element_size()) == self.shapes.dim(size):
                 return x
@@ -155,16 +162,46 @@ class Outputs:
 
     def _fresh(self, x: torch.fx.Node) -> None:
         value, v = self.env[x], x.meta["val"]
-        assert isinstance(value, Node)
+        assert isinstance(value, (Node, Complex))
         shape, stride = self.shapes.dims(v.shape), self.shapes.dims(v.stride())
-        dtype, slot = FROM_TORCH[v.dtype], f"out{len(self.wanted)}"
+        dtype, slot = real_dtype(v.dtype), f"out{len(self.wanted)}"
+        paired = isinstance(value, Complex)
         how = dense(shape, stride)
         if how is None:
-            self.wanted.append(Wanted(value, Buffer(slot, dtype, shape, contiguous(shape))))
+            buffer = Buffer(slot, dtype, shape, contiguous(shape), paired)
+            self.wanted.append(Wanted(joined(value), buffer))
             self._done[x] = Restrided(slot, shape, stride)
         else:
-            self.wanted.append(Wanted(to_memory(value, how), Buffer(slot, dtype, shape, stride)))
+            buffer = Buffer(slot, dtype, shape, stride, paired)
+            self.wanted.append(Wanted(_in_memory(value, how), buffer))
             self._done[x] = Same(slot)
+
+
+def _in_memory(x: Node | Complex, how: Dense) -> Node:
+    if isinstance(x, Complex):
+        return joined(Complex(to_memory(x.re, how), to_memory(x.im, how)))
+    return to_memory(x, how)
+
+
+def _host_slot(x: Node | Complex) -> str | None:
+    """The slot of a value that is the result of a host call as it is."""
+    if isinstance(x, Complex):
+        whole = joined(x)
+        sources = {n for n in topological((whole,)) if isinstance(n.op, Input)}
+        if len(sources) != 1:
+            return None
+        (source,) = sources
+        if source.shape != (*x.shape, 2) or parted(source) != x:
+            return None
+        x = source
+    if isinstance(x.op, Input) and x.op.label.startswith("host"):
+        return x.op.label
+    return None
+
+
+def _lazy(v: torch.Tensor) -> bool:
+    """Does torch see something else than what is in memory: its conjugate, or its negative?"""
+    return v.is_conj() or v.is_neg()
 
 
 def _storage(v: torch.Tensor) -> int:

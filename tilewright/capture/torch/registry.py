@@ -13,13 +13,14 @@ Rule = Callable[..., Any]
 F = TypeVar("F", bound=Rule)
 
 _RULES: dict[str, Rule] = {}
+_COMPLEX: dict[str, Rule] = {}
 
 
 class Untranslated(Exception):
     """This use of an operator has no native form; the text says why."""
 
 
-def aten(*names: str) -> Callable[[F], F]:
+def aten(*names: str, numbers: str = "real") -> Callable[[F], F]:
     """Register a translation for overloads ("add.Tensor") or all overloads of an operator
     ("add").
     """
@@ -28,21 +29,23 @@ def aten(*names: str) -> Callable[[F], F]:
         for name in names:
             own = name.startswith(("operator.", "math.", "prims.", "higher_order::"))
             key = name if own else f"aten.{name}"
-            if key in _RULES:
+            table = _COMPLEX if numbers == "complex" else _RULES
+            if key in table:
                 raise TypeError(f"{key} is translated twice")
-            _RULES[key] = rule
+            table[key] = rule
         return rule
 
     return register
 
 
-def rule_for(target: Any) -> Rule | None:
+def rule_for(target: Any, numbers: str = "real") -> Rule | None:
     """The translation of an fx target: of the overload first, then of the operator."""
     import_all("tilewright.capture.torch")
     name = target_name(target)
-    found = _RULES.get(name)
+    table = _COMPLEX if numbers == "complex" else _RULES
+    found = table.get(name)
     if found is None and name.count(".") == 2:
-        found = _RULES.get(name.rsplit(".", 1)[0])
+        found = table.get(name.rsplit(".", 1)[0])
     return found
 
 

@@ -30,6 +30,13 @@ class PendingHost:
     ordered: bool
 
 
+@dataclass(frozen=True)
+class Paired:
+    """In the arguments of a pending host call: pairs that torch sees as complex numbers."""
+
+    node: Node
+
+
 @dataclass
 class Wanted:
     """A node whose value someone outside the segments takes, and the buffer it goes to."""
@@ -60,6 +67,7 @@ def cut(
     for h in hosts:
         for x in h.operands:
             slot(x)
+    paired = {x for h in hosts for x in _paired_in((h.call.args, h.call.kwargs))}
     for n in topological(roots):
         for x in n.inputs:
             if levels.of(x) < levels.of(n) and not levels.free(x):
@@ -69,11 +77,7 @@ def cut(
     last = max(top, max(levels.host.values(), default=0))
     for level in range(last + 1):
         crossing = {n: s for n, s in slots.items() if levels.of(n) < level and not levels.free(n)}
-        jobs = [
-            (n, Buffer(s, n.dtype, n.shape, contiguous(n.shape)))
-            for n, s in slots.items()
-            if levels.of(n) == level
-        ]
+        jobs = [(n, _buffer(s, n, n in paired)) for n, s in slots.items() if levels.of(n) == level]
         jobs += [(w.value, w.buffer) for w in wanted if levels.of(w.value) == level]
         if jobs:
             out.append(_segment(f"{name}.{level}", jobs, crossing, places))
@@ -178,10 +182,27 @@ def _symbols_in(tree: Any) -> list[str]:
     return [s.name for s in D.symbols(value)] if isinstance(value, Int) else []
 
 
+def _buffer(slot: str, n: Node, paired: bool) -> Buffer:
+    shape = n.shape[:-1] if paired else n.shape
+    return Buffer(slot, n.dtype, shape, contiguous(shape), paired)
+
+
+def _paired_in(tree: Any) -> list[Node]:
+    if isinstance(tree, Paired):
+        return [tree.node]
+    if isinstance(tree, dict):
+        return [n for v in tree.values() for n in _paired_in(v)]
+    if isinstance(tree, (tuple, list)):
+        return [n for v in tree for n in _paired_in(v)]
+    return []
+
+
 def _resolved(call: HostCall, slot: Any) -> HostCall:
     """The call with slots in place of nodes."""
 
     def visit(x: Any) -> Any:
+        if isinstance(x, Paired):
+            return Slot(slot(x.node))
         if isinstance(x, Node):
             return Slot(slot(x))
         if isinstance(x, (tuple, list)):

@@ -8,7 +8,7 @@ torch announced, so that a mistake here is a named fallback and never a wrong nu
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,17 +27,18 @@ from tilewright.capture.torch.captured import (
     SymbolicScalar,
 )
 from tilewright.capture.torch.context import SEED, Context
-from tilewright.capture.torch.dtypes import FROM_TORCH
-from tilewright.capture.torch.layout import dense, extent, from_memory, memory_shape
+from tilewright.capture.torch.dtypes import FROM_COMPLEX, FROM_TORCH, has_native_form, real_dtype
+from tilewright.capture.torch.layout import contiguous, dense, extent, from_memory, memory_shape
 from tilewright.capture.torch.outputs import Outputs
 from tilewright.capture.torch.places import place_of
 from tilewright.capture.torch.registry import Untranslated, rule_for, target_name
-from tilewright.capture.torch.segments import PendingHost, cut, slots_in
+from tilewright.capture.torch.segments import Paired, PendingHost, cut, slots_in
 from tilewright.capture.torch.shapes import Shapes
+from tilewright.capture.torch.values import Complex, Opaque, is_complex, is_opaque, joined, parted
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int
 from tilewright.ir.node import Graph, Node, Place, input
-from tilewright.ir.types import TensorType, f64
+from tilewright.ir.types import DType, TensorType, f64
 
 # Checks of what the guards or the user's own code already established; they compute nothing.
 ASSERTIONS = {
@@ -51,13 +52,6 @@ ASSERTIONS = {
 # Constants of the graph up to this many elements become literals, larger ones stay tensors beside
 # the graph.
 LITERAL_LIMIT = 64
-
-
-@dataclass(frozen=True)
-class Opaque:
-    """A tensor only torch can hold (complex, sparse): host calls pass it on."""
-
-    slot: str
 
 
 def translate(
@@ -85,7 +79,7 @@ class Translation:
         self.hosts: list[PendingHost] = []
         self.held: dict[str, torch.Tensor] = {}
         self.scalars: dict[Any, SymbolicScalar] = {}
-        self.mutated: dict[torch.fx.Node, Node] = {}
+        self.mutated: dict[torch.fx.Node, Node | Complex] = {}
         self.places: dict[Node, set[Place]] = {}
 
     def run(self) -> Captured:
@@ -131,17 +125,34 @@ class Translation:
         if not _plain(v):
             self.env[n] = Opaque(slot)
             return Argument(slot, "tensor", used=used, native=False)
-        dtype, shape = FROM_TORCH[v.dtype], self.shapes.dims(v.shape)
+        dtype, shape = real_dtype(v.dtype), self.shapes.dims(v.shape)
         stride = self.shapes.dims(v.stride())
-        role = "weight" if weight else "arg"
+        paired = v.dtype in FROM_COMPLEX
+        self.env[n] = self._read(slot, dtype, shape, stride, paired, "weight" if weight else "arg")
+        return Argument(
+            slot, "tensor", dtype, shape, stride, weight=weight, used=used, paired=paired
+        )
+
+    def _read(
+        self,
+        slot: str,
+        dtype: DType,
+        shape: tuple[Dim, ...],
+        stride: tuple[Dim, ...],
+        paired: bool,
+        role: str = "arg",
+    ) -> Node | Complex:
+        """The tensor in a slot, as it lies in memory and as torch sees it."""
+        if paired:
+            shape, stride = (*shape, 2), (*(2 * s for s in stride), 1)
         how = dense(shape, stride)
         if how is not None:
             memory = input(slot, TensorType(dtype, memory_shape(shape, how)), role)
-            self.env[n] = from_memory(memory, shape, how)
+            x = from_memory(memory, shape, how)
         else:
             flat = input(slot, TensorType(dtype, (extent(shape, stride),)), role)
-            self.env[n] = ops.as_strided(flat, shape, stride, 0)
-        return Argument(slot, "tensor", dtype, shape, stride, weight=weight, used=used)
+            x = ops.as_strided(flat, shape, stride, 0)
+        return parted(x) if paired else x
 
     def _number(self, slot: str) -> Node:
         """A Python number that is known at the call only."""
@@ -163,6 +174,10 @@ class Translation:
             slot = f"held{len(self.held)}"
             self.held[slot] = value
             return Opaque(slot)
+        if value.dtype in FROM_COMPLEX:
+            value = torch.view_as_real(value)
+            found = self._constant(value)
+            return parted(found)
         dtype = FROM_TORCH[value.dtype]
         value = value.detach()
         if value.numel() <= LITERAL_LIMIT:
@@ -200,12 +215,13 @@ class Translation:
         return out
 
     def _translate(self, n: torch.fx.Node) -> Any:
-        rule = rule_for(n.target)
-        if rule is None:
-            raise Untranslated("it has no native form")
         self.context.fx = n
         args = map_aggregate(n.args, self._native)
         kwargs = map_aggregate(n.kwargs, self._native)
+        pairs = is_complex((args, kwargs)) or _gives_complex(n.meta.get("val"))
+        rule = rule_for(n.target, "complex" if pairs else "real")
+        if rule is None:
+            raise Untranslated(f"it has no native form{' on complex numbers' if pairs else ''}")
         out = rule(self.context, *args, **kwargs)  # type: ignore[misc]
         out = tuple(out) if isinstance(out, list) else out
         self._check(n, out)
@@ -215,9 +231,7 @@ class Translation:
         if not isinstance(x, torch.fx.Node):
             return x
         v = self.env[x]
-        if isinstance(v, Opaque) or (
-            isinstance(v, tuple) and any(isinstance(e, Opaque) for e in v)
-        ):
+        if is_opaque(v):
             raise Untranslated(f"{x.meta.get('val', x)!s} has no native form"[:80])
         return v
 
@@ -229,14 +243,15 @@ class Translation:
         for v, x in zip(vals, out):
             if not isinstance(v, torch.Tensor) or x is None:
                 continue
-            if not isinstance(x, Node):
+            if not isinstance(x, Complex if v.dtype in FROM_COMPLEX else Node):
                 raise Untranslated(f"the translation gave {x!r} for a tensor")
-            want = TensorType(FROM_TORCH[v.dtype], self.shapes.dims(v.shape))
+            want = TensorType(real_dtype(v.dtype), self.shapes.dims(v.shape))
             same = len(want.shape) == x.rank and not any(
                 D.known_ne(a, b) for a, b in zip(want.shape, x.shape)
             )
             if not same or x.dtype is not want.dtype:
-                raise Untranslated(f"the translation gives {x.type!r} where torch says {want!r}")
+                found = TensorType(x.dtype, x.shape)
+                raise Untranslated(f"the translation gives {found!r} where torch says {want!r}")
 
     def _number_of(self, n: torch.fx.Node) -> Any:
         """The value of a node whose result is a number of torch's shape arithmetic; None for
@@ -258,7 +273,7 @@ class Translation:
                 self._number(slot)
             return self._number(self.scalars[e].slot)
         if isinstance(v, (int, float, bool)) and not any(
-            isinstance(self.env.get(a), (Node, Opaque)) for a in n.all_input_nodes
+            isinstance(self.env.get(a), (Node, Complex, Opaque)) for a in n.all_input_nodes
         ):
             return v
         return None
@@ -281,11 +296,17 @@ class Translation:
         assert isinstance(target, torch.fx.Node)
         old = self.env[target]
         new: Any = self.env[source] if isinstance(source, torch.fx.Node) else source
-        if not isinstance(old, Node) or isinstance(new, Opaque):
+        if is_opaque(old) or is_opaque(new):
             return self._host(n, "it changes a tensor that has no native form")
-        fresh = self.context.node(new, old.dtype)
-        if fresh.shape != old.shape:
-            fresh = ops.expand(fresh, old.shape)
+        fresh: Node | Complex
+        if isinstance(old, Complex):
+            if not isinstance(new, Complex) or new.shape != old.shape or new.dtype is not old.dtype:
+                return self._host(n, "it changes a complex tensor in a way that has no native form")
+            fresh = new
+        else:
+            fresh = self.context.node(new, old.dtype)
+            if fresh.shape != old.shape:
+                fresh = ops.expand(fresh, old.shape)
         if fresh is not old:
             self.mutated[target] = fresh
             self._remember(n, fresh)
@@ -296,7 +317,10 @@ class Translation:
         if place is None:
             return
         for x in out if isinstance(out, tuple) else (out,):
-            if isinstance(x, Node):
+            if isinstance(x, Complex):
+                self._mark(x.re, place)
+                self._mark(x.im, place)
+            elif isinstance(x, Node):
                 self._mark(x, place)
 
     def _mark(self, x: Node, place: Place) -> None:
@@ -329,9 +353,10 @@ class Translation:
         def host_value(v: Any) -> Any:
             if isinstance(v, Opaque):
                 return Slot(v.slot)
-            if isinstance(v, Node):
-                operands.append(v)
-                return v
+            if isinstance(v, (Node, Complex)):
+                memory = joined(v)
+                operands.append(memory)
+                return Paired(memory) if isinstance(v, Complex) else memory
             if isinstance(v, (tuple, list)):
                 return tuple(host_value(e) for e in v)
             return SymbolicInt(v) if isinstance(v, Int) else v
@@ -386,7 +411,9 @@ class Translation:
     def _host_result(self, slot: str, v: torch.Tensor) -> Any:
         if not _plain(v):
             return Opaque(slot)
-        return input(slot, TensorType(FROM_TORCH[v.dtype], self.shapes.dims(v.shape)), "arg")
+        shape = self.shapes.dims(v.shape)
+        paired = v.dtype in FROM_COMPLEX
+        return self._read(slot, real_dtype(v.dtype), shape, contiguous(shape), paired)
 
     # ---- the end
 
@@ -462,9 +489,14 @@ def _plain(v: torch.Tensor) -> bool:
     """Can native code read it: a strided CPU tensor of a dtype we have, without torch's lazy
     bits?
     """
-    if v.layout is not torch.strided or v.dtype not in FROM_TORCH:
+    if v.layout is not torch.strided or not has_native_form(v.dtype):
         return False
     return v.device.type in ("cpu", "meta") and not v.is_conj() and not v.is_neg()
+
+
+def _gives_complex(vals: Any) -> bool:
+    several = vals if isinstance(vals, (tuple, list)) else (vals,)
+    return any(isinstance(v, torch.Tensor) and v.dtype in FROM_COMPLEX for v in several)
 
 
 def _ordered(n: torch.fx.Node) -> bool:
