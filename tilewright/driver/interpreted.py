@@ -47,7 +47,7 @@ def _symbols(t: object) -> set[D.Sym]:
 
 def _memory(address: int, size: int, dtype: np.dtype) -> np.ndarray:
     raw = (ctypes.c_char * (size * dtype.itemsize)).from_address(address)
-    return np.frombuffer(raw, dtype=dtype)
+    return np.frombuffer(memoryview(raw), dtype=dtype)
 
 
 def _read(address: int, t: TensorType, sizes: dict[str, int]) -> np.ndarray:
