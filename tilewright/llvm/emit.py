@@ -15,7 +15,7 @@ from typing import Any
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Const, Fn, Index, Load, Value
+from tilewright.ir.expr import Const, Fn, Index, Load, Value, load, rewrite
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, walk
@@ -202,12 +202,22 @@ class _Function(Writer):
     def _load(self, v: Load, w: int, guarded: bool) -> str:
         assert isinstance(v.source, str)
         b = self.buffers[v.source]
-        if guarded and not self._in_range(b, v.index):
-            return self._guarded_load(b, v, w)
+        if guarded and not self.in_range(b, v.index):
+            return self._guarded_load(b, self._indices_inside(v.index), w)
         return self._load_at(b, v.index, w)
 
-    def _in_range(self, b: Buffer, index: tuple[Dim, ...]) -> bool:
-        return all(D.nonneg(i) and D.known_lt(i, n) for i, n in zip(index, b.shape, strict=True))
+    def _indices_inside(self, index: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        """Where an index is itself read from memory, that read is kept inside its buffer too."""
+
+        def inside(x: Load) -> Value:
+            return load(x.source, self._clamped(self.buffers[str(x.source)], x.index), x.dtype)
+
+        return tuple(
+            D.substitute(i, {}, lambda v: rewrite(v, on_load=inside))
+            if any(True for _ in D.data_values(i))
+            else i
+            for i in index
+        )
 
     def _load_at(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
         lin = self._linear(b, index)
@@ -248,20 +258,20 @@ class _Function(Writer):
             out.append(i)
         return tuple(out)
 
-    def _guarded_load(self, b: Buffer, v: Load, w: int) -> str:
+    def _guarded_load(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
         """A read only used where a condition holds: its address is kept inside the buffer."""
-        safe = self._clamped(b, v.index)
+        safe = self._clamped(b, index)
         if w == 1 or self.lane is None:
             return self._load_at(b, safe, 1)
         s = self.lane[0]
-        moving = [k for k, i in enumerate(v.index) if s in D.symbols(i)]
-        _, _, lane = self._terms(self._linear(b, v.index))
-        if lane != 1 or len(moving) != 1 or D.coefficient(v.index[moving[0]], s) != 1:
+        moving = [k for k, i in enumerate(index) if s in D.symbols(i)]
+        _, _, lane = self._terms(self._linear(b, index))
+        if lane != 1 or len(moving) != 1 or D.coefficient(index[moving[0]], s) != 1:
             return self._load_at(b, safe, w)
         # One vector where all lanes are inside, one access per lane at the edges.
         k = moving[0]
-        first = self._with_lane(0, lambda: self.dim(v.index[k]))
-        last = self._with_lane(w - 1, lambda: self.dim(v.index[k]))
+        first = self._with_lane(0, lambda: self.dim(index[k]))
+        last = self._with_lane(w - 1, lambda: self.dim(index[k]))
         low = self.put(f"icmp sge i64 {first}, 0")
         high = self.put(f"icmp slt i64 {last}, {self.dim(b.shape[k])}")
         inside = self.put(f"and i1 {low}, {high}")
@@ -271,7 +281,7 @@ class _Function(Writer):
         level = self.levels[self.depth]
         saved = dict(level.memo)
         self.label(f"{n}.in")
-        mixed = tuple(v.index[j] if j == k else i for j, i in enumerate(safe))
+        mixed = tuple(index[j] if j == k else i for j, i in enumerate(safe))
         fast = self._load_at(b, mixed, w)
         self.line(f"br label %{n}.in.end")
         self.label(f"{n}.in.end")
@@ -353,7 +363,8 @@ class _Function(Writer):
             self.line(f"br i1 {some}, label %{n}, label %{n}.exit")
         writes = frozenset(x.buffer for x, _ in walk(s.body) if isinstance(x, Store))
         self.touch(s)
-        self.levels.append(Level(pre, writes))
+        # A chunk of a parallel loop (its end is given) is never empty.
+        self.levels.append(Level(pre, writes, sure or hi is not None))
         self.depth += 1
         assert self.depth == len(self.levels) - 1
         self.label(n)

@@ -37,6 +37,7 @@ class Level:
 
     pre: list[Any]
     writes: frozenset[str]
+    sure: bool = True  # it runs at least once
     memo: dict[Any, Any] = field(default_factory=dict)
 
 
@@ -63,6 +64,7 @@ class Writer:
         self.epoch: dict[str, int] = {}
         self.lane: tuple[Sym, int] | None = None
         self.freed: set[str] = set()
+        self._valid: dict[int, tuple[Value, bool]] = {}
         self.guards = 0  # conditions around the code being written
         self.linear: dict[Any, Dim] = {}
         written = {s.buffer for s, _ in walk(n.body) if isinstance(s, Store)}
@@ -331,7 +333,22 @@ class Writer:
                     if b in self.levels[d].writes:
                         level = d
                         break
+        for d in range(len(self.levels) - 1, level, -1):
+            # Where a loop may not run, an address in it may not be valid before it.
+            if not self.levels[d].sure and not self.valid(v):
+                return d
         return level
+
+    def valid(self, v: Value) -> bool:
+        """Is every read of v proved to be inside its buffer?"""
+        hit = self._valid.get(id(v))
+        if hit is None:
+            read = ((self.buffers[str(x.source)], x.index) for x in loads(v))
+            hit = self._valid[id(v)] = (v, all(self.in_range(b, i) for b, i in read))
+        return hit[1]
+
+    def in_range(self, b: Buffer, index: tuple[Dim, ...]) -> bool:
+        return all(D.nonneg(i) and D.known_lt(i, n) for i, n in zip(index, b.shape, strict=True))
 
     def value(self, v: Value, guarded: bool = False) -> str:
         raise AssertionError("values are written by the emitter")
