@@ -102,6 +102,35 @@ def test_graph_break_is_an_event_with_its_line() -> None:
     assert event.message
 
 
+def test_what_follows_a_break_is_native_every_time() -> None:
+    fast = tw.compile(breaks)
+    x = torch.ones(3)
+    calls: list[str] = []
+    assert_same(fast(x), breaks(x))
+    for unit in fast.units:
+        was = unit._fast
+        unit._fast = lambda args, was=was: calls.append("") or was(args)
+    assert_same(fast(x), breaks(x))
+    assert len(fast.units) == len(calls) == 2
+
+
+def test_a_function_compiled_too_often_says_that_it_runs_in_eager() -> None:
+    def program(x: torch.Tensor, key: str) -> torch.Tensor:
+        return x + len(key)
+
+    x = torch.ones(3)
+    lenient = tw.compile(program)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for key in ("a", "bb", "ccc"):
+            assert_same(lenient(x, key), program(x, key))
+        (event,) = lenient.log.of("fallback")
+        assert "compiled 2 times" in event.message
+        strict = tw.compile(program, strict=True)
+        with pytest.raises(Unsupported, match="compiled 2 times"):
+            for key in ("a", "bb", "ccc"):
+                strict(x, key)
+
+
 def test_data_dependent_branch_under_strict_says_so() -> None:
     with pytest.raises(Unsupported, match="cannot be captured as one graph") as caught:
         tw.compile(breaks, torch.ones(3), strict=True)

@@ -198,3 +198,24 @@ def test_gradients_that_arrive_in_another_layout() -> None:
     seed = torch.randn(4, 3).t()
     (ours,) = torch.autograd.grad(fast(x), x, seed)
     assert_same(ours, x.cos().detach() * 2 * seed)
+
+
+def test_results_go_where_the_caller_says() -> None:
+    layer = nn.Linear(4, 3).requires_grad_(False)
+
+    def program(x: torch.Tensor) -> Any:
+        y = layer(x)
+        return {"y": y, "t": y.relu().t()}
+
+    x = torch.randn(5, 4)
+    fast = tw.compile(program, strict=True)
+    out = {"y": torch.empty(5, 3), "t": torch.empty(5, 3).t()}
+    found = fast(x, out=out)
+    assert found["y"] is out["y"] and found["t"] is out["t"]
+    assert_same(out, program(x))
+    with pytest.raises(tw.Invalid, match="out= for result 0 is"):
+        fast(x, out=[torch.empty(5, 2), torch.empty(3, 5)])
+    with pytest.raises(tw.Invalid, match="out= holds 1"):
+        fast(x, out=torch.empty(5, 3))
+    with pytest.raises(tw.Unsupported, match="shares memory"):
+        tw.compile(lambda t: t.view(-1), x)(x, out=torch.empty(20))

@@ -8,6 +8,7 @@ frame hook. A call no entry fits goes through torch.compile and leaves an entry 
 from __future__ import annotations
 
 import builtins
+import inspect
 import types
 from collections.abc import Callable
 from itertools import count
@@ -16,8 +17,9 @@ from typing import Any
 import torch
 import torch._dynamo.utils
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
 from torch._dynamo.exc import Unsupported as CannotCapture
+from torch.utils import _pytree as pytree
 
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.base.events import Log
@@ -33,6 +35,10 @@ def _call(function: Any, args: Any, kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
+_TOO_OFTEN = (
+    "pass what varies as a tensor, mark sizes with dynamic=True, "
+    "or raise torch._dynamo.config.recompile_limit"
+)
 # How Dynamo's code names its helpers.
 _UTILS = "__import_torch_dot__dynamo_dot_utils"
 
@@ -51,7 +57,11 @@ class _Unrecorded:
 
 
 class Compiled:
-    """A compiled function or module. Attributes are those of the original."""
+    """A compiled function or module. Attributes are those of the original.
+
+    `fast(*args, out=…)` fills tensors (one, or any container of them) instead of fresh ones, unless
+    the original takes an `out` of its own.
+    """
 
     def __init__(
         self,
@@ -71,8 +81,11 @@ class Compiled:
             self._frame, backend=session.backend, fullgraph=fullgraph, dynamic=dynamic
         )
         self._entries: list[tuple[Any, Callable[..., Any]]] = []
+        self._takes_out = _has_parameter(function, "out")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs and "out" in kwargs and not self._takes_out:
+            return self._fill(kwargs.pop("out"), args, kwargs)
         function = self.original
         seen = {"function": function, "args": args, "kwargs": kwargs}
         for fits, run in self._entries:
@@ -80,8 +93,28 @@ class Compiled:
                 return run(function, args, kwargs)
         return self._compile(args, kwargs)
 
+    def _fill(self, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Results go to the tensors of `out`, in the order of the results."""
+        seen = {"function": self.original, "args": args, "kwargs": kwargs}
+        entries = _debug_get_cache_entry_list(self._frame.__code__)
+        entry = next((e for e in entries if e.guard_manager.root.check(seen)), None)
+        if entry is None:
+            self._compile(args, kwargs)
+            return self._fill(out, args, kwargs)
+        unit = self.session.direct.get(str(entry.compile_id))
+        if unit is None or self._runner(entry) is self._slow:
+            raise Unsupported(
+                "out= works where the whole function is one graph without gradients, "
+                "and no result shares memory with an input",
+                hint="leave out= away and copy the result",
+            )
+        given = pytree.tree_leaves(out)
+        run = self._runner(entry, lambda inputs: unit.into(inputs, given))
+        return run(self.original, args, kwargs)
+
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         require_cpu([*args, *kwargs.values()])
+        known = len(self._entries)
         try:
             out = self._slow(self.original, args, kwargs)
         except BackendCompilerFailed as problem:
@@ -91,20 +124,36 @@ class Compiled:
             raise
         except CannotCapture as problem:
             raise _not_captured(problem) from None
+        except FailOnRecompileLimitHit:
+            raise Unsupported(self._too_often(), hint=_TOO_OFTEN) from None
         self._entries = [
             (e.guard_manager.root.check, self._runner(e))
             for e in _debug_get_cache_entry_list(self._frame.__code__)
         ]
+        if len(self._entries) <= known:
+            self.log.add(
+                "fallback", f"{self._too_often()}: it ran in eager", operator="the function"
+            )
         return out
 
-    def _runner(self, entry: Any) -> Callable[..., Any]:
+    def _too_often(self) -> str:
+        limit = torch._dynamo.config.recompile_limit
+        name = getattr(self.original, "__name__", type(self.original).__name__)
+        return f"{name} was compiled {limit} times, for as many kinds of arguments, and no more"
+
+    def _runner(
+        self, entry: Any, call: Callable[[list[Any]], list[Any]] | None = None
+    ) -> Callable[..., Any]:
         """The code that Dynamo wrote: it fetches weights, calls the graph, makes up the result."""
         code: types.CodeType = entry.code
         scope: dict[str, Any] = self._scope
         called = [name for name in code.co_names if name.startswith("__compiled_fn")]
+        if len(called) != 1 or any(name.startswith("__resume") for name in code.co_names):
+            # The graph breaks: Dynamo has to see the frames in which the rest of it runs.
+            return self._slow
         unit = self.session.direct.get(str(entry.compile_id))
-        if unit is not None and len(called) == 1:
-            direct = unit.direct
+        if unit is not None:
+            direct = call or unit.direct
             scope = {
                 **scope,
                 called[0]: lambda *inputs: direct(list(inputs)),
@@ -129,6 +178,14 @@ class Compiled:
 
     def __repr__(self) -> str:
         return f"tilewright.compile({self.original!r})"
+
+
+def _has_parameter(function: Any, name: str) -> bool:
+    try:
+        given = inspect.signature(getattr(function, "forward", function)).parameters
+    except (TypeError, ValueError):
+        return False
+    return name in given
 
 
 def compile(

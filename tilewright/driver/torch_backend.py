@@ -11,6 +11,7 @@ import torch
 import torch.fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import CompileContext, TracingContext
 
@@ -121,8 +122,10 @@ class Session:
         if reason is None or not reason.graph_break:
             return
         where = place_in_frames(reason.user_stack)
-        first = str(reason.reason).strip().splitlines()[0] if str(reason.reason).strip() else "?"
-        self.log.add("graph-break", first, where=where, reason=str(reason.reason))
+        # Torch's short reason is for its developers; the title of its latest complaint is not.
+        titles = [str(t).strip().splitlines()[0] for t in counters["graph_break"] if str(t).strip()]
+        what = titles[-1] if titles else str(reason.reason)
+        self.log.add("graph-break", what, where=where, reason=str(reason.reason))
 
     def _note_recompile(self) -> None:
         context = CompileContext.current_compile_id()

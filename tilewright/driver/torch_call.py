@@ -11,10 +11,11 @@ import sympy
 import torch
 
 from tilewright import ops
-from tilewright.base.errors import Unsupported
+from tilewright.base.errors import Invalid, Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.captured import (
     Argument,
+    Buffer,
     Captured,
     HostCall,
     Restrided,
@@ -63,6 +64,22 @@ class Unit:
     def programs(self) -> list[Program]:
         """Every program compiled so far."""
         return [p for s in self.segments for p in s.programs()]
+
+    def into(self, args: list[Any], given: Sequence[Any]) -> list[Any]:
+        """Fill the given tensors, one per result, instead of fresh ones."""
+        buffers = self.captured.segments[0].buffers if self._fast is not None else ()
+        fresh = [r.slot for r in self.captured.results if isinstance(r, Same)]
+        if fresh != [b.slot for b in buffers] or len(fresh) != len(self.captured.results):
+            raise Unsupported(
+                "out= works where every result is fresh and of a static shape",
+                hint="leave out= away and copy the result",
+            )
+        if len(given) != len(buffers):
+            raise Invalid(f"out= holds {len(given)} tensors for {len(buffers)} results")
+        for k, (b, x) in enumerate(zip(buffers, given, strict=True)):
+            _require_like(k, b, x)
+        assert self._fast is not None
+        return self._fast(args, given)
 
     @property
     def direct(self) -> Callable[[list[Any]], list[Any]]:
@@ -313,6 +330,17 @@ def _result(r: Result, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
         return x.as_strided(shape, stride, start)
     assert isinstance(r, Restrided)
     return torch.empty_strided(shape, stride, dtype=x.dtype).copy_(x)
+
+
+def _require_like(k: int, b: Buffer, x: Any) -> None:
+    dtype = torch_dtype(b.dtype, b.paired)
+    wanted = f"{tuple(b.shape)} with strides {tuple(b.stride)}, {dtype}, on the CPU"
+    if not isinstance(x, torch.Tensor):
+        raise Invalid(f"out= for result {k} is a {type(x).__name__}", hint=f"a tensor of {wanted}")
+    same = tuple(x.shape) == b.shape and x.stride() == b.stride and x.dtype is dtype
+    if not same or x.device.type != "cpu":
+        found = f"{tuple(x.shape)} with strides {x.stride()}, {x.dtype}, on {x.device}"
+        raise Invalid(f"out= for result {k} is {found}", hint=f"it has to be {wanted}")
 
 
 def _binders(arguments: Sequence[Argument]) -> list[tuple[str, int, int | None, int]]:

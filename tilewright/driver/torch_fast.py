@@ -20,7 +20,8 @@ from tilewright.driver.torch_addresses import MOVED, NULL, OTHER_OBJECT, Address
 from tilewright.driver.weights import WeightWatch
 from tilewright.ir.node import Graph, Input
 
-Call = Callable[[list[Any]], list[Any]]
+# Arguments, which it empties, and optionally tensors to fill; results.
+Call = Callable[..., list[Any]]
 
 # Up to this many arguments each is named in the source; beyond, lists are shorter than names.
 NAMED_LIMIT = 32
@@ -103,7 +104,7 @@ class _Writer:
         lines += self._write_back()
         results = ", ".join(self._result(r) for r in self.captured.results)
         lines += [f"results = [{results}]", "args.clear()", "return results"]
-        source = "def call(args):\n" + "".join(f"    {line}\n" for line in lines)
+        source = "def call(args, given=None):\n" + "".join(f"    {line}\n" for line in lines)
         scope = dict(self.names)
         exec(source, scope)
         return scope["call"]
@@ -119,7 +120,10 @@ class _Writer:
         for k, b in enumerate(self.segment.buffers):
             self.names[f"d{k}"] = torch_dtype(b.dtype, b.paired)
             lines.append(f"o{k} = empty({b.shape!r}, {b.stride!r}, d{k})")
-        return lines
+        if not lines:
+            return []
+        taken = ", ".join(f"o{k}" for k in range(len(lines)))
+        return ["if given is None:", *(f"    {line}" for line in lines), f"else: {taken}, = given"]
 
     def _addresses(self) -> list[str]:
         empty = any(isinstance(d, int) and d == 0 for n in self.graph.inputs for d in n.shape)
