@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.kernel.fuzz import Counts, case_text, explore, fuzz, parse_case, replay, shrink
-from tests.kernel.random_steps import random_step  # noqa: F401  (what the fuzzer draws from)
 from tilewright.kernel.step import STEPS
+from tilewright.kernel.steps import vectorize
 
 CASES = sorted((Path(__file__).resolve().parent / "cases").glob("*.txt"))
 SLICES, PER_SLICE = 8, 50
@@ -43,7 +43,6 @@ def test_what_failed_once(path: Path) -> None:
 
 def test_a_wrong_step_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fuzzer notices a Vectorize that ignores what a loop carries, and shrinks the case."""
-    vectorize = __import__("tilewright.kernel.steps.vectorize", fromlist=["carried"])
     monkeypatch.setattr(vectorize, "carried", lambda n, x: [])
     for seed in range(400):
         group, dims, trace, why = explore(seed, Counts())

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilewright.base.errors import Invalid, Refused
+from tilewright.ir import dim as D
 from tilewright.ir.reader import is_plain_name
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Loop, Nest, Path, find, loop_names
+from tilewright.kernel.nest import Loop, Nest, Path, find, loop_names, walk
 
 STEPS: dict[str, type[Step]] = {}
 
@@ -54,6 +55,15 @@ class Step:
         taken = name in loop_names(n) or any(b.name == name for b in n.buffers)
         below = any(x.startswith(name + ".") for x in loop_names(n))
         self.need(not taken and not below, f"there is something called {name} already")
+
+    def bounded(self, n: Nest) -> Nest:
+        """The nest, if its unrolled and lane loops still have a constant bound."""
+        for s, _ in walk(n.body):
+            if isinstance(s, Loop) and s.kind in ("unroll", "lane"):
+                kept = D.bounds(s.extent)[1] < D.INF
+                what = f"{s.name} is {s.kind} and its extent would have no constant bound"
+                self.need(kept, what, f"do this before {s.name} becomes {s.kind}")
+        return n
 
     def loops(self, n: Nest, name: str) -> list[tuple[Loop, Path]]:
         found = find(n, name)

@@ -42,4 +42,4 @@ class Fuse(Step):
             table = {s.var: f // child.extent, child.var: f % child.extent}
             return (Loop(D.the_sym(f), "serial", tuple(substitute(b, table) for b in child.body)),)
 
-        return on_loops(n, self.outer, one)
+        return self.bounded(on_loops(n, self.outer, one))

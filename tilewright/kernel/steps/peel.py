@@ -46,7 +46,7 @@ class Peel(Step):
             body = tuple(substitute(b, {s.var: main}) for b in s.body)
             return (replace(s, var=D.the_sym(main), body=body), *tail)
 
-        return on_loops(n, self.loop, one)
+        return self.bounded(on_loops(n, self.loop, one))
 
 
 def _ragged(s: Loop) -> tuple[Dim, int] | None:

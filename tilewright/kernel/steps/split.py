@@ -36,4 +36,4 @@ class Split(Step):
             body = tuple(substitute(b, table) for b in s.body)
             return (Loop(D.the_sym(outer), "serial", (Loop(D.the_sym(inner), "serial", body),)),)
 
-        return on_loops(n, self.loop, one)
+        return self.bounded(on_loops(n, self.loop, one))
