@@ -1,4 +1,4 @@
-"""The default schedule of a group: an ordinary trace, from the group and the target's numbers alone.
+"""The default schedule of a group: a trace, from the group and the numbers of the target alone.
 
 Three shapes cover what fusion makes: maps, rows and contractions (see kernel/defaults/). What fits
 none of them keeps its naive loops where a step refuses.
@@ -6,12 +6,13 @@ none of them keeps its naive loops where a step refuses.
 
 from __future__ import annotations
 
+from tilewright.base.errors import Refused
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.contractions import is_contraction, schedule_contraction
 from tilewright.kernel.defaults.maps import inline_maps, schedule_map, schedule_program
 from tilewright.kernel.defaults.rows import schedule_rows
 from tilewright.kernel.defaults.scheduler import Scheduler
-from tilewright.kernel.group import Group
+from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.step import Trace
 
@@ -27,10 +28,17 @@ def default_schedule(group: Group, target: Target) -> tuple[Trace, Nest]:
     elif not inner:
         schedule_map(s, outs)
     elif len(inner) == 1 and is_contraction(s, inner[0]):
-        if not schedule_contraction(s, inner[0], outs):
+        if not _tiled(s, inner[0], outs):
             s = Scheduler(group, target)
             kept = inline_maps(s)
             schedule_rows(s, [x for x in kept if x not in outs], outs)
     else:
         schedule_rows(s, inner, outs)
     return tuple(s.trace), s.nest
+
+
+def _tiled(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
+    try:
+        return schedule_contraction(s, acc, outs)
+    except Refused:  # a shape the tile does not fit; the caller starts anew
+        return False

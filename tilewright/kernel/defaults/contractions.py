@@ -25,6 +25,7 @@ from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.permute import Permute
 from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.unroll import Unroll
@@ -174,6 +175,7 @@ def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
     ragged = not (isinstance(en, int) and en % width == 0)
     # Zero padding in the packed operand lets every tile be full; only the store is ragged then.
     padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, int(t.axes[t.col][1:]), width))
+    blocks = _blocked(s, a)
     s.do(Split(m, rows))
     s.do(Split(n, width))
     rest = [x for x in t.names if x not in (m, n)]
@@ -184,19 +186,26 @@ def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
     tiles = (f"{n}.0", f"{m}.0") if panels else (f"{m}.0", f"{n}.0")
     s.do(Reorder((*rest, *tiles, f"{m}.1", f"{n}.1")))
     s.do(ComputeAt(a, tiles[1]))
-    s.attempt(SetScope(a, "register"))
-    last = len(s.nest.buffer(a).shape) - 1
-    if t.col != last:
-        s.do(Permute(a, (*(k for k in range(last + 1) if k != t.col), t.col)))
-    red = [p.name for p in s.path(a) if p.name.startswith(f"{a}.r")]
-    inner = tuple(x for x in (f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}") if s.loops(x))
-    if red and inner:
-        s.attempt(Reorder((*red, *inner)))
+    own = [f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}"]
+    stems = [own, [f"{a}.init.{t.axes[t.row]}", f"{a}.init.{t.axes[t.col]}"]]
+    inmost = a
+    if blocks is not None:
+        _reorder(s, (f"{a}.r0.0", *own))
+        s.do(ComputeAt(blocks, f"{a}.r0.0"))
+        inmost = blocks
+        own = [f"{blocks}.{t.axes[t.row]}", f"{blocks}.{t.axes[t.col]}"]
+        stems += [own, [f"{blocks}.init.i{k}" for k in (t.row, t.col)]]
+    s.attempt(SetScope(inmost, "register"))
+    for stage in dict.fromkeys((a, inmost)):
+        last = len(s.nest.buffer(stage).shape) - 1
+        if t.col != last:
+            s.do(Permute(stage, (*(k for k in range(last + 1) if k != t.col), t.col)))
+    red = [p.name for p in s.path(inmost) if p.name.startswith(f"{inmost}.r")]
+    _reorder(s, (*red, *own))
     for x in tiles:
         if not (padded and x == f"{n}.0"):
             s.attempt(Peel(x))
-    for stem in (a, f"{a}.init"):
-        r, c = f"{stem}.{t.axes[t.row]}", f"{stem}.{t.axes[t.col]}"
+    for r, c in stems:
         if s.loops(r):
             s.attempt(Unroll(r))
         if s.loops(c):
@@ -210,6 +219,36 @@ def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
         _lanes_of_tile(s, f"{n}.1", t.lanes)
     _unroll_reduction(s, red)
     _parallel_tiles(s, a, host, rest, tiles)
+
+
+# A chain of more additions than this loses accuracy against a library that sums in blocks.
+CHAIN = 512
+
+
+def _blocked(s: Scheduler, a: str) -> str | None:
+    """Sum in blocks of the first reduction axis: the name of the stage of partial sums."""
+    loops = [p for p in s.path(a) if p.name.startswith(f"{a}.r")]
+    if not loops or not all(isinstance(p.extent, int) for p in loops):
+        return None
+    sizes = [p.extent for p in loops if isinstance(p.extent, int)]
+    inner = 1
+    for size in sizes[1:]:
+        inner *= size
+    if sizes[0] * inner <= CHAIN:
+        return None
+    fits = [d for d in range(8, sizes[0]) if sizes[0] % d == 0 and d * inner <= CHAIN]
+    if not fits:
+        return None
+    s.do(Split(loops[0].name, fits[-1]))
+    name = f"{a}b"
+    s.do(RFactor(a, (f"{loops[0].name}.0",), name))
+    return name
+
+
+def _reorder(s: Scheduler, order: tuple[str, ...]) -> None:
+    present = tuple(x for x in order if s.loops(x))
+    if len(present) > 1:
+        s.attempt(Reorder(present))
 
 
 def _lanes_of_tile(s: Scheduler, loop: str, lanes: int) -> None:
