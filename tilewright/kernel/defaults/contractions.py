@@ -139,8 +139,7 @@ def _block(ops: tuple[Load, Load], a: Sym) -> int | None:
     for x in ops:
         for i in x.index:
             for atom in D.atoms(i):
-                remainder = isinstance(atom, D.Quo) and atom.op == "mod"
-                if not remainder or not isinstance(atom.b, int):
+                if not isinstance(atom, D.Quo) or atom.op != "mod" or not isinstance(atom.b, int):
                     continue
                 if D.is_sym(atom.a) and D.the_sym(atom.a) is a:
                     return atom.b
