@@ -436,3 +436,31 @@ def test_the_inverse_of_the_normal_distribution() -> None:
 
 def test_polygamma() -> None:
     check(lambda x: [torch.polygamma(k, x) for k in range(4)], numbers(50) * 3, tolerance=1e-4)
+
+
+def test_small_matrices() -> None:
+    def program(a: torch.Tensor, b: torch.Tensor, s: torch.Tensor) -> Any:
+        low = torch.linalg.cholesky(s)
+        return {
+            "inv": torch.linalg.inv(a),
+            "solve": torch.linalg.solve(a, b),
+            "one vector": torch.linalg.solve(a[0], b[0, :, 0]),
+            "det": torch.linalg.det(a),
+            "slogdet": torch.linalg.slogdet(a),
+            "lu": torch.linalg.lu(a[:, :, :2]),
+            "factor": torch.linalg.lu_factor(a),
+            "from factor": torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b),
+            "cholesky": low,
+            "upper": torch.linalg.cholesky(s, upper=True),
+            "from cholesky": torch.cholesky_solve(b, low),
+            "triangle": torch.linalg.solve_triangular(a.triu(), b, upper=True),
+            "from the right": torch.linalg.solve_triangular(low, b.mT, upper=False, left=False),
+        }
+
+    a = numbers(2, 3, 3) + 3 * torch.eye(3)
+    check(program, a, numbers(2, 3, 2), a @ a.mT, tolerance=1e-4)
+
+
+def test_a_singular_matrix_raises_as_in_eager() -> None:
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        captured(torch.linalg.inv, torch.zeros(3, 3))

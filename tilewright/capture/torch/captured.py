@@ -78,6 +78,7 @@ class HostCall:
     single: bool  # the function returns one value, not a tuple
     place: Place | None
     why: str
+    check: bool = False  # looks at a native result and raises; computes nothing
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,8 @@ class Captured:
 
     @property
     def host_calls(self) -> tuple[HostCall, ...]:
-        return tuple(s for s in self.steps if isinstance(s, HostCall))
+        """Operators that run in eager."""
+        return tuple(s for s in self.steps if isinstance(s, HostCall) and not s.check)
 
     @property
     def segments(self) -> tuple[Segment, ...]:

@@ -49,6 +49,7 @@ ASSERTIONS = {
     "aten.sym_constrain_range.default",
     "aten.sym_constrain_range_for_size.default",
 }
+CHECK_ERRORS = torch.ops.aten._linalg_check_errors.default
 # Constants of the graph up to this many elements become literals, larger ones stay tensors beside
 # the graph.
 LITERAL_LIMIT = 64
@@ -73,6 +74,7 @@ class Translation:
         self.shapes = Shapes()
         self.context = Context(self.shapes, random)
         self.context.subgraph = self._subgraph
+        self.context.check_errors = self._add_check
         self.env: dict[torch.fx.Node, Any] = {}
         self.arguments: list[Argument] = []
         self.argument_of: dict[torch.fx.Node, int] = {}
@@ -200,6 +202,8 @@ class Translation:
             return None
         if name == "operator.getitem":
             return self._getitem(n)
+        if name == "higher_order::with_effects" and n.args[1] is CHECK_ERRORS:
+            return self._check_errors(n)
         if name == "aten.copy_.default" and self._is_input(n.args[0]):
             return self._mutate(n)
         simple = self._number_of(n)
@@ -287,6 +291,35 @@ class Translation:
         base, k = n.args
         assert isinstance(base, torch.fx.Node)
         return self.env[base][k]
+
+    def _check_errors(self, n: torch.fx.Node) -> Any:
+        """torch's own sentence where a factorisation failed; the order token passes through."""
+        token, _, info, name = n.args
+        assert isinstance(token, torch.fx.Node) and isinstance(info, torch.fx.Node)
+        self._add_check(self.env[info], str(name), bool(n.kwargs["is_matrix"]), place_of(n))
+        # At run time the token is None, whatever torch's fake of it looks like.
+        argument = self.argument_of.get(token)
+        return (
+            self.env[token] if argument is None else Opaque(self.arguments[argument].slot),
+            None,
+        )
+
+    def _add_check(self, info: Any, name: str, is_matrix: bool, place: Place | None = None) -> None:
+        call = HostCall(
+            function=CHECK_ERRORS,
+            operator=target_name(CHECK_ERRORS),
+            args=(Slot(info.slot) if isinstance(info, Opaque) else info, name),
+            kwargs={"is_matrix": is_matrix},
+            results=(),
+            shapes=(),
+            single=False,
+            place=place,
+            why="it checks a result",
+            check=True,
+        )
+        operands = (info,) if isinstance(info, Node) else ()
+        label = f"host{len(self.hosts)}"
+        self.hosts.append(PendingHost(call, label, operands, frozenset(), True))
 
     def _is_input(self, x: Any) -> bool:
         return isinstance(x, torch.fx.Node) and x.op == "placeholder"
