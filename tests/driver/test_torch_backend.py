@@ -102,6 +102,13 @@ def test_graph_break_is_an_event_with_its_line() -> None:
     assert event.message
 
 
+def test_a_break_under_strict_without_fullgraph() -> None:
+    backend: Any = "tilewright"
+    strict = torch.compile(breaks, backend=backend, options={"strict": True})
+    with pytest.raises(TilewrightError, match="the graph breaks: Data-dependent"):
+        strict(torch.ones(3))
+
+
 def test_what_follows_a_break_is_native_every_time() -> None:
     fast = tw.compile(breaks)
     x = torch.ones(3)
@@ -250,6 +257,15 @@ def test_a_second_size_becomes_a_symbol_and_programs_are_counted() -> None:
         assert_same(fast(x), rows(x), 1e-5)
     assert len(fast.units) == 2  # static, then symbolic
     assert all(len(s.programs()) <= 2 for u in fast.units for s in u.segments)
+
+
+def test_a_recompilation_is_an_event_with_its_reason() -> None:
+    fast = tw.compile(rows, strict=True)
+    fast(torch.randn(3, 5))
+    fast(torch.randn(3, 5, dtype=torch.float64))
+    (event,) = fast.log.of("recompile")
+    assert "dtype" in event.message
+    assert event.where is not None and "test_torch_backend.py" in event.where
 
 
 def test_symbolic_sizes_in_training() -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import ShortenTraceback
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import counters, get_metrics_context
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import CompileContext, TracingContext
 
@@ -20,7 +20,7 @@ from tilewright.base.events import Log
 from tilewright.capture.torch.captured import Captured, HostCall
 from tilewright.capture.torch.context import RANDOM_IN_EAGER
 from tilewright.capture.torch.decompositions import decompositions
-from tilewright.capture.torch.places import place_in_frames
+from tilewright.capture.torch.places import place_in_frames, place_of
 from tilewright.capture.torch.translate import translate
 from tilewright.driver.compile import Options, compile_graph
 from tilewright.driver.interpreted import InterpretedProgram
@@ -59,7 +59,7 @@ class Session:
         """Compile what Dynamo captured; AOTAutograd hands forward and backward to `unit`."""
         require_cpu(example_inputs)
         self._note_break(gm)
-        self._note_recompile()
+        self._note_recompile(gm)
         wrap = aot_autograd(
             fw_compiler=lambda g, x: self.unit("forward", g),
             bw_compiler=lambda g, x: self.unit("backward", g),
@@ -125,13 +125,23 @@ class Session:
         # Torch's short reason is for its developers; the title of its latest complaint is not.
         titles = [str(t).strip().splitlines()[0] for t in counters["graph_break"] if str(t).strip()]
         what = titles[-1] if titles else str(reason.reason)
+        if self.options.strict:
+            raise FallbackError(
+                f"the graph breaks: {what}",
+                where=where,
+                hint="leave strict out to compile the parts around it",
+            )
         self.log.add("graph-break", what, where=where, reason=str(reason.reason))
 
-    def _note_recompile(self) -> None:
+    def _note_recompile(self, gm: torch.fx.GraphModule) -> None:
         context = CompileContext.current_compile_id()
         again = getattr(context, "frame_compile_id", 0) or 0
-        if again > 0:
-            self.log.add("recompile", f"compiled for the {again + 1}th time ({context})")
+        if again == 0:
+            return
+        why = recompile_reason() or "a guard failed"
+        places = (place_of(n) for n in gm.graph.nodes)
+        where = next((p for p in places if p is not None), None)
+        self.log.add("recompile", f"compiled again ({again + 1} times by now): {why}", where=where)
 
 
 # Sessions by torch's compile id: how `explain` finds what became of a torch.compile'd function.
@@ -155,6 +165,17 @@ def tilewright_backend(
 
 def session_of(compile_id: object) -> Session | None:
     return _sessions.get(str(compile_id))
+
+
+def recompile_reason() -> str | None:
+    """The guard that failed, in torch's words: what a recompilation records of itself."""
+    metrics = getattr(get_metrics_context(), "_metrics", {})
+    reason = metrics.get("recompile_reason")
+    if not reason:
+        return None
+    # "0/0: tensor 'x' size mismatch at index 0. expected 3, actual 4": the first number is an id.
+    first = str(reason).strip().splitlines()[0]
+    return first.split(": ", 1)[-1]
 
 
 def static_inputs() -> tuple[int, ...]:
