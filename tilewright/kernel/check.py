@@ -296,6 +296,8 @@ def _nest_lanes(n: Nest) -> Iterator[Fault]:
             for x, _ in walk_nest(s.body):
                 if isinstance(x, Alloc):
                     yield Fault(f"{x.buffer} is allocated inside the lanes {s.name}", x)
+                if isinstance(x, Loop) and s.var in D.symbols(x.extent):
+                    yield Fault(f"the extent of {x.name} differs between the lanes {s.name}", x)
                 if isinstance(x, Loop) and x.kind != "unroll":
                     yield Fault(f"{x.kind} {x.name} is inside the lanes {s.name}", x)
 

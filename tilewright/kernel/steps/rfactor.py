@@ -77,18 +77,19 @@ class RFactor(Step):
         at = tuple(table[x.var] for x in axes)
         value = st.value.substitute(table)
         part = Store(self.into, self.into, at, value, st.combine)
-        kept = set(self.loops_kept)
-        last = [
-            D.var(x.name, w) if x.name in kept else D.as_int(x.var)
-            for x, w in zip(axes, widths, strict=True)
-        ]
-        final = replace(st, value=load(self.into, last, dtype))
+        last: dict[Sym, Dim] = {}
+        for x, w in zip(axes, widths, strict=True):
+            # Wide where the loop itself is ragged along a loop that is summed up already.
+            ragged = x.name in self.loops_kept or bool(D.symbols(x.extent) & set(table))
+            last[x.var] = D.var(x.name, w) if ragged else D.as_int(x.var)
+        where = tuple(D.substitute(i, last) for i in st.index)
+        final = replace(st, index=where, value=load(self.into, list(last.values()), dtype))
         made.append(Buffer(self.into, dtype, tuple(widths), "local"))
         return [
             Alloc(self.into),
             init,
             wrap(tuple(map(D.the_sym, table.values())), part),
-            wrap(tuple(map(D.the_sym, last)), final),
+            wrap(tuple(map(D.the_sym, last.values())), final),
         ]
 
     def _axes(self, n: Nest, chain: list[Loop], st: Store) -> tuple[list[Loop], list[Dim]]:

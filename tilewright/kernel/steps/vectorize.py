@@ -44,6 +44,8 @@ class Vectorize(Step):
                     f"{getattr(s, 'name', '')} is inside {self.loop}",
                     "reorder it outwards or unroll it",
                 )
+                varies = isinstance(s, Loop) and x.var in D.symbols(s.extent)
+                self.need(not varies, f"the extent of {getattr(s, 'name', '')} differs per lane")
                 self.need(
                     not isinstance(s, Alloc), f"{getattr(s, 'buffer', '')} is allocated per lane"
                 )
