@@ -462,5 +462,5 @@ def test_small_matrices() -> None:
 
 
 def test_a_singular_matrix_raises_as_in_eager() -> None:
-    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+    with pytest.raises(RuntimeError, match="singular"):
         captured(torch.linalg.inv, torch.zeros(3, 3))

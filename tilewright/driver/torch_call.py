@@ -189,8 +189,8 @@ class Unit:
 
 
 class SegmentRunner:
-    """A segment and its programs: one where shapes are static or compile symbolically, else one
-    per value of dims.
+    """A segment and its programs: one where shapes are static or compile symbolically, else one per
+    value of dims.
     """
 
     def __init__(self, segment: Segment, compile: Compile, log: Log, keep: int) -> None:
@@ -346,9 +346,7 @@ def _require_like(k: int, b: Buffer, x: Any) -> None:
 
 
 def _binders(arguments: Sequence[Argument]) -> list[tuple[str, int, int | None, int]]:
-    """(name of a dim, argument, its axis or None, divisor): where the call tells each dim's
-    value.
-    """
+    """(name of a dim, argument, its axis or None, divisor): where a call tells each dim's value."""
     out: dict[str, tuple[str, int, int | None, int]] = {}
 
     def bind(d: Dim | None, index: int, axis: int | None) -> None:

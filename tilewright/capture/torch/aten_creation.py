@@ -9,7 +9,7 @@ import numpy as np
 from tilewright import ops
 from tilewright.capture.torch.context import Context
 from tilewright.capture.torch.registry import Untranslated, aten
-from tilewright.ir.dim import Dim, Int
+from tilewright.ir.dim import Int
 from tilewright.ir.node import Node
 from tilewright.ir.types import i64
 
@@ -78,10 +78,6 @@ def eye(c: Context, *_: Any, **__: Any) -> Node:
     rows = ops.reshape(ops.iota(out.shape[0], 0, 1, i64), (out.shape[0], 1))
     cols = ops.reshape(ops.iota(out.shape[1], 0, 1, i64), (1, out.shape[1]))
     return ops.cast(ops.eq(rows, cols), out.dtype)
-
-
-def index_grid(size: Dim) -> Node:
-    return ops.iota(size, 0, 1, i64)
 
 
 @aten("tril_indices.default", "triu_indices.default")

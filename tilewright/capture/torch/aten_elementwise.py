@@ -10,16 +10,15 @@ from tilewright import ops
 from tilewright.capture.torch.context import Context, Operand, cast
 from tilewright.capture.torch.registry import Untranslated, aten
 from tilewright.ir.node import Node
-from tilewright.ir.types import bf16, f16, f32, f64, i64
+from tilewright.ir.types import b1, bf16, f16, f32, f64, i64
 
 # Floats in, floats out; integers become the default float first.
 _FLOAT_UNARY = """
     exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh
-    acosh atanh
-    erf erfc erfinv lgamma digamma sigmoid reciprocal
+    acosh atanh erf erfc erfinv lgamma digamma sigmoid reciprocal
 """.split()
 # The dtype stays.
-_SAME_UNARY = "neg abs sign relu square bitwise_not".split()
+_SAME_UNARY = "neg abs relu square bitwise_not".split()
 # Integers are whole already.
 _ROUNDING = "floor ceil trunc round".split()
 _TO_BOOL = "isnan isinf isfinite logical_not".split()
@@ -38,8 +37,7 @@ def _register_unary() -> None:
     for name in _FLOAT_UNARY:
         aten(f"{name}.default")(float_unary(name))
     for name in _SAME_UNARY:
-        if name != "sign":
-            aten(f"{name}.default")(same_unary(name))
+        aten(f"{name}.default")(same_unary(name))
     for name in _ROUNDING:
         aten(f"{name}.default")(rounding(name))
     for name in _TO_BOOL:
@@ -51,24 +49,16 @@ _register_unary()
 
 @aten("sign.default", "sgn.default")
 def sign(c: Context, x: Node) -> Node:
-    if x.dtype.is_bool:
-        return x
-    if not x.dtype.is_float:
-        return ops.sign(x)
-    # NaN has no sign and stays NaN in eager's sgn of zero comparisons: (0 < x) - (x < 0) is 0
-    # there.
-    return ops.sign(x)
+    return x if x.dtype.is_bool else ops.sign(x)
 
 
 @aten("signbit.default")
 def signbit(c: Context, x: Node) -> Node:
     if x.dtype.is_float:
         return ops.signbit(x)
-    return (
-        ops.lt(x, c.number(0, x.dtype))
-        if x.dtype.kind == "i"
-        else ops.logical_and(x, c.number(0, x.dtype))
-    )
+    if x.dtype.kind == "i":
+        return ops.lt(x, c.number(0, x.dtype))
+    return ops.full(x.shape, False, b1)
 
 
 @aten("round.decimals")
@@ -81,11 +71,9 @@ def round_decimals(c: Context, x: Node, decimals: int = 0) -> Node:
 
     def rounded(v: Node) -> Node:
         k = c.number(ten, v.dtype)
-        return (
-            ops.div(ops.round(ops.mul(v, k)), k)
-            if decimals > 0
-            else ops.mul(ops.round(ops.div(v, k)), k)
-        )
+        if decimals > 0:
+            return ops.div(ops.round(ops.mul(v, k)), k)
+        return ops.mul(ops.round(ops.div(v, k)), k)
 
     return _in_float32(x, rounded)
 
@@ -190,15 +178,8 @@ def fmod(c: Context, x: Operand, y: Operand) -> Node:
 
 @aten("pow.Tensor_Tensor", "pow.Scalar", "operator.pow")
 def pow_tensor(c: Context, x: Operand, y: Operand) -> Node:
-    d = (
-        c.out().dtype
-        if isinstance(c.fx.target, object) and c.val is not None and hasattr(c.val, "dtype")
-        else f64
-    )
-    if isinstance(x, (int, float)) and x == 2 and d.is_float and isinstance(y, Node):
-        return ops.exp2(cast(y, d))
-    if isinstance(x, Node) and isinstance(y, Node) and d.is_float:
-        return ops.pow(cast(x, d), cast(y, d))
+    if isinstance(x, (int, float)) and x == 2 and isinstance(y, Node) and y.dtype.is_float:
+        return ops.exp2(y)
     return c.compute(ops.pow, x, y)
 
 

@@ -11,6 +11,7 @@ from tilewright import ops
 from tilewright.capture.torch.context import Context, axes_of, axis_of, cast
 from tilewright.capture.torch.layout import contiguous
 from tilewright.capture.torch.registry import Untranslated, aten
+from tilewright.capture.torch.shapes import hint
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node
@@ -198,15 +199,11 @@ def _memory_of(c: Context, x: Node, v: Any) -> Node:
     shape, stride = x.shape, c.shapes.dims(v.stride())
     if stride == contiguous(shape) or any(isinstance(d, int) and d == 0 for d in shape):
         return x
-    order = sorted(range(x.rank), key=lambda k: -c_hint(v.stride()[k]))
+    order = sorted(range(x.rank), key=lambda k: -hint(v.stride()[k]))
     moved = [shape[k] for k in order]
     if tuple(stride[k] for k in order) != contiguous(moved):
         raise Untranslated("the memory under it has gaps or overlaps")
     return ops.permute(x, order)
-
-
-def c_hint(x: Any) -> int:
-    return int(x.node.hint) if isinstance(x, torch.SymInt) else int(x)
 
 
 @aten("as_strided_scatter.default")

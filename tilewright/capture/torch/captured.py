@@ -1,8 +1,7 @@
 """What a translation yields: native segments and host calls in order, over named slots.
 
-A slot holds one tensor of a call in flight. Graph inputs, results of segments and of host calls
-all live in slots,
-and the label of an input node of a segment's graph is the slot it reads.
+A slot holds one tensor of a call in flight. Graph inputs, results of segments and of host calls all
+live in slots, and the label of an input node of a segment's graph is the slot it reads.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ class SymbolicInt:
 
 @dataclass(frozen=True)
 class SymbolicScalar:
-    """A number computed from the call's dims by torch's own expression (a float, or an integer
-    ours cannot say).
+    """A number computed from the call's dims by torch's own expression (a float, or an integer ours
+    cannot say).
     """
 
     slot: str
@@ -104,8 +103,8 @@ class Argument:
 
 @dataclass(frozen=True)
 class View:
-    """A result that is a view of another slot's tensor, by size, stride and offset in elements
-    from its start.
+    """A result that is a view of another slot's tensor, by size, stride and offset in elements from
+    its start.
     """
 
     slot: str

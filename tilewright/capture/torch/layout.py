@@ -1,9 +1,8 @@
 """Strides: how a tensor of torch lies in memory, and the operators that say so.
 
-Native code reads and writes contiguous memory. A dense tensor whose axes are permuted is
-contiguous memory seen
-through a permutation; a broadcast one is smaller memory expanded; anything else is a flat run of
-memory and `as_strided`.
+Native code reads and writes contiguous memory. A dense tensor whose axes are permuted is contiguous
+memory seen through a permutation; a broadcast one is smaller memory expanded; anything else is a
+flat run of memory and `as_strided`.
 """
 
 from __future__ import annotations
@@ -37,9 +36,7 @@ class Dense:
     broadcast: tuple[int, ...] = ()
 
 
-def dense(
-    shape: Sequence[Dim], stride: Sequence[Dim], hints: Sequence[int] | None = None
-) -> Dense | None:
+def dense(shape: Sequence[Dim], stride: Sequence[Dim]) -> Dense | None:
     """How the strides are a permutation (and expansion) of contiguous memory; None where there are
     gaps.
     """
@@ -50,7 +47,7 @@ def dense(
     big = [k for k, d in enumerate(shape) if not (isinstance(d, int) and d == 1)]
     broadcast = tuple(k for k in big if isinstance(stride[k], int) and stride[k] == 0)
     ones = [k for k in range(len(shape)) if k not in big]
-    guess = [_guess(s) if hints is None else hints[k] for k, s in enumerate(stride)]
+    guess = [_guess(s) for s in stride]
     moving = sorted((k for k in big if k not in broadcast), key=lambda k: (-guess[k], k))
     step: Dim = 1
     for k in reversed(moving):

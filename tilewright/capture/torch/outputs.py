@@ -1,6 +1,4 @@
-"""Results with eager's strides and sharing: fresh buffers, views of inputs, views of one
-another.
-"""
+"""Results with eager's strides and sharing: fresh buffers, views of inputs, views of another."""
 
 from __future__ import annotations
 
@@ -122,8 +120,8 @@ class Outputs:
         return View(slot, self.shapes.dims(v.shape), self.shapes.dims(v.stride()), offset)
 
     def _place(self, group: list[torch.fx.Node]) -> None:
-        """Buffers for results that share one storage in eager: one for the largest dense one,
-        views for the rest.
+        """Buffers for results that share one storage in eager: one for the largest dense one, views
+        for the rest.
         """
         todo = [x for x in dict.fromkeys(group) if x not in self._done]
         if not todo:

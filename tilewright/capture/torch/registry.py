@@ -21,9 +21,7 @@ class Untranslated(Exception):
 
 
 def aten(*names: str, numbers: str = "real") -> Callable[[F], F]:
-    """Register a translation for overloads ("add.Tensor") or all overloads of an operator
-    ("add").
-    """
+    """Register a translation for overloads ("add.Tensor") or every overload ("add")."""
 
     def register(rule: F) -> F:
         for name in names:
@@ -50,9 +48,7 @@ def rule_for(target: Any, numbers: str = "real") -> Rule | None:
 
 
 def target_name(target: Any) -> str:
-    """ "aten.add.Tensor" for an overload, "operator.add" for a function of Python, otherwise its
-    own name.
-    """
+    """For an overload "aten.add.Tensor", for Python's own "operator.add", else its name."""
     module = getattr(target, "__module__", "")
     if module == "_operator":
         return f"operator.{target.__name__}"

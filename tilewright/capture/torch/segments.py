@@ -1,8 +1,8 @@
 """Cutting a translated graph into native segments between host calls.
 
-A host call needs some nodes computed, and gives inputs to others. Each node has a level: the
-number of host calls
-it waits for, in a row. Segment L computes the nodes of level L that someone outside it wants.
+A host call needs some nodes computed, and gives inputs to others. Each node has a level: the number
+of host calls it waits for, in a row. Segment L computes the nodes of level L that someone outside
+it wants.
 """
 
 from __future__ import annotations

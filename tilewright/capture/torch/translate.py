@@ -1,8 +1,7 @@
 """fx graph → Captured: one walk over the nodes, then cutting into segments.
 
 An operator without a translation becomes a host call; so does one whose translation disagrees with
-the type that
-torch announced, so that a mistake here is a named fallback and never a wrong number.
+the type that torch announced, so that a mistake here is a named fallback and never a wrong number.
 """
 
 from __future__ import annotations
@@ -357,9 +356,7 @@ class Translation:
                 self._mark(x, place)
 
     def _mark(self, x: Node, place: Place) -> None:
-        """The line belongs to every node the translation made, down to nodes that already have
-        one.
-        """
+        """The line belongs to every node the translation made, down to those that have one."""
         stack = [x]
         while stack:
             y = stack.pop()
@@ -519,9 +516,7 @@ def _with_use(a: Argument, read: set[str]) -> Argument:
 
 
 def _plain(v: torch.Tensor) -> bool:
-    """Can native code read it: a strided CPU tensor of a dtype we have, without torch's lazy
-    bits?
-    """
+    """Can native code read it: strided, on the CPU, of a dtype we have, no lazy bits of torch?"""
     if v.layout is not torch.strided or not has_native_form(v.dtype):
         return False
     return v.device.type in ("cpu", "meta") and not v.is_conj() and not v.is_neg()

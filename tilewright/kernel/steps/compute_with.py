@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
@@ -46,9 +47,16 @@ class ComputeWith(Step):
         self.need(kinds, f"{self.at} is {target.kind}", "share loops before Vectorize and Unroll")
         host = next(k for k, s in enumerate(n.body) if s is shared[0])
         positions = [k for k, s in enumerate(n.body) if s in own]
-        self._free_to_move(n, own, positions, host)
+        before = max(positions) < host
+        self.need(before or min(positions) > host, f"{self.at} is in the middle of {self.stage}")
+        for s, k in zip(own, positions, strict=True):
+            between = [x for x in n.body[min(k, host) + 1 : max(k, host)] if x not in own]
+            for outer, child in pairwise(shared):
+                at = next(j for j, x in enumerate(outer.body) if x is child)
+                between += outer.body[:at] if before else outer.body[at + 1 :]
+            self._free_to_pass(s, between)
         moved = [y for s in own for y in self._inside(s, shared)]
-        body = _placed(n.body, own, target, tuple(moved), max(positions) < host)
+        body = _placed(n.body, own, target, tuple(moved), before)
         # Memory of what moves forward is allocated in time.
         late = [
             s
@@ -68,19 +76,12 @@ class ComputeWith(Step):
                 self.need(not bad, bad[0].reason if bad else "")
         return out
 
-    def _free_to_move(self, n: Nest, own: list[Loop], positions: list[int], host: int) -> None:
-        """Nothing in between writes what the stage touches or touches what it writes."""
-        for s, k in zip(own, positions, strict=True):
-            for other in n.body[min(k, host) + 1 : max(k, host)]:
-                if isinstance(other, Alloc) or other in own:
-                    continue
-                clash = (_writes(s) & (_writes(other) | _reads(other))) | (
-                    _reads(s) & _writes(other)
-                )
-                self.need(
-                    not clash,
-                    f"{', '.join(sorted(clash))} is used between {self.stage} and {self.at}",
-                )
+    def _free_to_pass(self, s: Loop, between: list[Stmt]) -> None:
+        """Nothing in between writes what the nest touches or touches what it writes."""
+        for other in between:
+            clash = _writes(s) & (_writes(other) | _reads(other)) | _reads(s) & _writes(other)
+            what = f"{', '.join(sorted(clash))} is used between {self.stage} and {self.at}"
+            self.need(not clash, what)
 
     def _inside(self, s: Loop, shared: Path) -> list[Stmt]:
         """What is inside the loops of the stage that are paired with the shared ones."""
