@@ -41,6 +41,8 @@ def linear_index(b: Buffer, index: tuple[Dim, ...]) -> Dim:
 
 def carried(n: Nest, loop: Loop) -> list[Carried]:
     """What different iterations of a loop do to each other."""
+    if D.bounds(loop.extent)[1] <= 1:
+        return []  # there is one iteration at most
     found = _carried(n, loop)
     if not found:
         return found

@@ -174,7 +174,7 @@ def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
     ragged = not (isinstance(en, int) and en % width == 0)
     # Zero padding in the packed operand lets every tile be full; only the store is ragged then.
     padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, int(t.axes[t.col][1:]), width))
-    blocks = _blocked(s, a)
+    blocks = _blocked(s, a, CHAIN if rows == t.rows else SHORT_CHAIN)
     s.do(Split(m, rows))
     s.do(Split(n, width))
     rest = [x for x in t.names if x not in (m, n)]
@@ -222,9 +222,11 @@ def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
 
 # A chain of more additions than this loses accuracy against a library that sums in blocks.
 CHAIN = 512
+# With few rows memory is the limit, blocks cost nothing, and libraries sum along their lanes.
+SHORT_CHAIN = 64
 
 
-def _blocked(s: Scheduler, a: str) -> str | None:
+def _blocked(s: Scheduler, a: str, chain: int) -> str | None:
     """Sum in blocks of the first reduction axis: the name of the stage of partial sums."""
     loops = [p for p in s.path(a) if p.name.startswith(f"{a}.r")]
     if not loops or not all(isinstance(p.extent, int) for p in loops):
@@ -233,9 +235,9 @@ def _blocked(s: Scheduler, a: str) -> str | None:
     inner = 1
     for size in sizes[1:]:
         inner *= size
-    if sizes[0] * inner <= CHAIN:
+    if sizes[0] * inner <= chain:
         return None
-    fits = [d for d in range(8, sizes[0]) if sizes[0] % d == 0 and d * inner <= CHAIN]
+    fits = [d for d in range(1, sizes[0]) if sizes[0] % d == 0 and 16 <= d * inner <= chain]
     if not fits:
         return None
     s.do(Split(loops[0].name, fits[-1]))
