@@ -1,13 +1,14 @@
 """Timing and memory that can be believed on a machine that does other things too."""
 
-import ctypes
-import gc
 import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from itertools import accumulate
 from statistics import median
+from typing import Any
+
+import torch
 
 MIN_ROUNDS = 7
 # A round shorter than this would time the clock and the scheduler.
@@ -64,28 +65,13 @@ def geometric_mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def peak_growth(call: Callable[[], object]) -> int | None:
-    """Bytes by which a call grows the resident set at its peak; None where nothing tells."""
-    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    if not clear.exists():
-        return None
-    gc.collect()
-    _give_back_free_memory()
-    try:
-        clear.write_text("5")  # sets the peak to what is resident now
-    except OSError:
-        return None
-    before = _field(status, "VmRSS")
-    call()
-    return max(0, _field(status, "VmHWM") - before)
-
-
-def _field(status: Path, name: str) -> int:
-    line = next(line for line in status.read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1]) * 1024
-
-
-def _give_back_free_memory() -> None:
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+def peak_allocated(call: Callable[[], object]) -> int:
+    """Bytes that a call has from torch's allocator at its peak: results, temporaries, scratch."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as found:
+        held = call()
+    del held
+    profiler: Any = found.profiler
+    events = [e for e in profiler.kineto_results.events() if e.name() == "[memory]"]
+    changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+    return max(accumulate(changes), default=0)

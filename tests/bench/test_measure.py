@@ -3,10 +3,9 @@
 import math
 import time
 
-import pytest
 import torch
 
-from bench.measure import MIN_ROUNDS, geometric_mean, interleaved, peak_growth, ratio
+from bench.measure import MIN_ROUNDS, geometric_mean, interleaved, peak_allocated, ratio
 from bench.models import ask
 
 
@@ -32,11 +31,10 @@ def test_ratios() -> None:
 
 
 def test_peak_sees_what_a_call_frees_again() -> None:
-    size = 64 * 2**20
-    grown = peak_growth(lambda: torch.ones(size // 4).sum())
-    if grown is None:
-        pytest.skip("this system does not tell the peak of the resident set")
-    assert size * 0.9 < grown < size * 1.5
+    size = 2**20
+    assert peak_allocated(lambda: torch.ones(size // 4).sum()) in range(size, size + 4096)
+    two = peak_allocated(lambda: (torch.ones(size // 4) + 1).sum())
+    assert two in range(2 * size, 2 * size + 4096)
 
 
 def test_a_child_measures() -> None:

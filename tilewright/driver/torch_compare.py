@@ -53,7 +53,8 @@ class Comparison:
     error: Error
     ours: float = math.nan  # seconds per call
     eager: float = math.nan
-    eager_peak: int = 0  # bytes of intermediate results alive at once in eager
+    eager_peak: int = 0  # bytes of intermediate and final results alive at once in eager
+    result_bytes: int = 0
 
     @property
     def speedup(self) -> float:
@@ -90,7 +91,8 @@ def compare(
             ours, eager = take_turns(lambda: fast(*inputs), lambda: program(*inputs), rounds)
         with step("measuring eager's memory"):
             peak = peak_of_results(lambda: program(*inputs))
-    return Comparison(seconds, made, error, ours, eager, peak)
+    results = sum(x.nbytes for x in pytree.tree_leaves(expected) if _is_tensor(x))
+    return Comparison(seconds, made, error, ours, eager, peak, results)
 
 
 # ---- right

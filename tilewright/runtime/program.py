@@ -155,6 +155,11 @@ class Program:
         self.prologue.trim()
         return _Derived(weights, [m for m, _ in made], addresses)
 
+    @property
+    def held(self) -> int:
+        """Bytes of arenas that are kept for the next calls."""
+        return sum(f.size for f in self._frames)
+
     def trim(self) -> None:
         """Give back the frames of calls that are over."""
         self._frames.clear()
