@@ -94,7 +94,7 @@ def test_explain(capsys: pytest.CaptureFixture[str], program: Path) -> None:
 def test_bench(capsys: pytest.CaptureFixture[str], program: Path) -> None:
     status, out, err = call(capsys, "bench", f"{program}:scores", "--rounds", 1)
     assert status == 0, err
-    for row in ("cold compile", "time per call", "speedup", "memory of activations", "kernels"):
+    for row in ("cold compile", "time per call", "speedup", "memory of a call", "kernels"):
         assert row in out
 
 

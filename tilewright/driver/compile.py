@@ -13,13 +13,14 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tilewright.base import knobs
 from tilewright.base.cache import Cache
+from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
 from tilewright.driver.phases import Phases
@@ -77,6 +78,7 @@ def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: St
     return passes.run(table, graph, log, between=stages.graph)
 
 
+@garbage_waits()
 def compile_graph(graph: Graph, options: Options | None = None, log: Log | None = None) -> Program:
     """Native code for a graph without host calls; Unsupported where a part has no native form."""
     options, log = options or Options(), log if log is not None else Log()
@@ -136,6 +138,7 @@ class _Builder:
         self.target, self.log, self.stages, self.phases = target, log, stages, phases
         self.cache = Cache.from_knobs(log)
         self.kernels: dict[str, _Kernel] = {}
+        self.alike: dict[Hashable, _Kernel] = {}
         self.entries: list[Entry] = []
         self.constants: dict[Literal, int] = {}
         self.first_constant = 0
@@ -267,14 +270,18 @@ class _Builder:
 
     def _kernel(self, c: Cluster, fused: Fused, p: Plan) -> _Kernel:
         place = {o: i for o, i in p.in_place.items() if o in c.outputs}
-        group = build_group("kernel", c.nodes, c.inputs, c.outputs, place)
-        text = group_text(group)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        k = self.kernels.get(digest)
+        alike = _structure(c, place)
+        k = self.alike.get(alike)
         if k is None:
-            symbol = f"k_{digest}"
-            k = _Kernel(symbol, replace(group, name=symbol), text, dims=group.dims())
-            self.kernels[digest] = k
+            group = build_group("kernel", c.nodes, c.inputs, c.outputs, place)
+            text = group_text(group)
+            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+            k = self.kernels.get(digest)
+            if k is None:
+                symbol = f"k_{digest}"
+                k = _Kernel(symbol, replace(group, name=symbol), text, dims=group.dims())
+                self.kernels[digest] = k
+            self.alike[alike] = k
         k.names.append(_label(c))
         for n in c.nodes:
             k.places |= {str(x) for x in fused.graph.places.get(n, ())}
@@ -312,6 +319,16 @@ class _Builder:
         else:
             for item in todo:
                 work(item)
+
+
+def _structure(c: Cluster, in_place: Mapping[Node, Node]) -> Hashable:
+    """Equal for clusters whose groups are equal; cheaper than the groups themselves."""
+    number = {n: k for k, n in enumerate((*c.inputs, *c.nodes))}
+    return (
+        tuple(n.ttype for n in c.inputs),
+        tuple((n.op, n.type, *(number[x] for x in n.inputs)) for n in c.nodes),
+        tuple((number[o], o in in_place) for o in c.outputs),
+    )
 
 
 class _Where:

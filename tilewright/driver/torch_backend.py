@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters, get_metrics_context
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import CompileContext, TracingContext
 
+from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.captured import Captured, HostCall
@@ -69,6 +70,7 @@ class Session:
         )
         return wrap(gm, example_inputs)
 
+    @garbage_waits()
     def unit(self, kind: str, gm: torch.fx.GraphModule) -> Unit:
         captured = translate(
             gm,
