@@ -19,6 +19,7 @@ from bench.measure import MIN_ROUNDS, busy, geometric_mean, ratio
 from tests.suites.models import BUILDERS
 
 ROOT = Path(__file__).resolve().parent.parent
+COLD_ROUNDS = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,13 +92,16 @@ def measure(name: str, given: argparse.Namespace, tick: Callable[[], None]) -> d
 def cold(common: dict[str, Any], ours: str) -> dict[str, float]:
     """First calls in fresh processes: ours with an empty and with a full cache, and capture alone.
 
-    Capture alone is a backend with the same decompositions that runs the graph in eager.
+    Capture alone is a backend with the same decompositions that runs the graph in eager. Medians:
+    capture varies by more than what is left beyond it.
     """
-    with tempfile.TemporaryDirectory(prefix="tilewright-bench-") as cache:
-        empty = ask(common | {"contender": ours}, cache)["seconds"]
-        full = ask(common | {"contender": ours}, cache)["seconds"]
-    capture = ask(common | {"contender": "counting"})["seconds"]
-    return {"empty cache": empty, "full cache": full, "capture": capture}
+    times: dict[str, list[float]] = {"empty cache": [], "full cache": [], "capture": []}
+    for _ in range(COLD_ROUNDS):
+        with tempfile.TemporaryDirectory(prefix="tilewright-bench-") as cache:
+            times["empty cache"].append(ask(common | {"contender": ours}, cache)["seconds"])
+            times["full cache"].append(ask(common | {"contender": ours}, cache)["seconds"])
+        times["capture"].append(ask(common | {"contender": "counting"})["seconds"])
+    return {what: median(found) for what, found in times.items()}
 
 
 def show(console: Console, rows: list[dict[str, Any]], given: argparse.Namespace) -> None:

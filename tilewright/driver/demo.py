@@ -141,9 +141,7 @@ def comparison_table(c: Any) -> Table:
     table.add_row("time per call", milliseconds(c.eager), milliseconds(c.ours))
     table.add_row("speedup", "1.00×", f"{c.speedup:.2f}×")
     arena = sum(p.arena if isinstance(p.arena, int) else 0 for p in programs)
-    table.add_row(
-        "memory of a call", bytes_text(c.eager_peak), bytes_text(arena + c.result_bytes)
-    )
+    table.add_row("memory of a call", bytes_text(c.eager_peak), bytes_text(arena + c.result_bytes))
     table.add_row(
         "folded and packed weights", "", bytes_text(sum(p.folded_bytes for p in programs))
     )

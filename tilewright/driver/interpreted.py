@@ -36,6 +36,18 @@ class InterpretedProgram:
         for address, t, r in zip(outputs, self.outputs, results, strict=True):
             _write(address, t, r)
 
+    def bind(self, addresses: Sequence[int]) -> Sequence[int]:
+        return addresses
+
+    def run_bound(
+        self, bound: Sequence[int], others: Sequence[int], outputs: Sequence[int]
+    ) -> None:
+        self.run([*bound, *others], outputs)
+
+    @property
+    def derived(self) -> object:
+        return None
+
     def refresh(self) -> None:
         """Nothing is derived from weights here: every run reads them."""
 

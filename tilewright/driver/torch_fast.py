@@ -16,8 +16,7 @@ from torch._C._dynamo import guards
 from tilewright.base.errors import Invalid
 from tilewright.capture.torch.captured import Argument, Captured, Result, Same, Segment, Value, View
 from tilewright.capture.torch.dtypes import torch_dtype
-from tilewright.driver.torch_addresses import MOVED, NULL, OTHER_OBJECT, Addresses
-from tilewright.driver.weights import WeightWatch
+from tilewright.driver.bound_weights import BoundWeights
 from tilewright.ir.node import Graph, Input
 
 # Arguments, which it empties, and optionally tensors to fill; results.
@@ -25,8 +24,6 @@ Call = Callable[..., list[Any]]
 
 # Up to this many arguments each is named in the source; beyond, lists are shorter than names.
 NAMED_LIMIT = 32
-# Fewer weights than this are asked for their addresses one by one sooner.
-TOGETHER = 16
 
 
 class Program(Protocol):
@@ -46,6 +43,19 @@ class Program(Protocol):
 
     def refresh(self) -> None:
         """Derive them again before the next result."""
+        ...
+
+    @property
+    def derived(self) -> object:
+        """What is derived now."""
+        ...
+
+    def bind(self, addresses: Sequence[int]) -> Any:
+        """With the first inputs at these addresses."""
+        ...
+
+    def run_bound(self, bound: Any, others: Sequence[int], outputs: Sequence[int]) -> None:
+        """With the other inputs at these."""
         ...
 
 
@@ -81,16 +91,14 @@ class _Writer:
         self.position = {a.slot: k for k, a in enumerate(captured.arguments)}
         self.reads = [self.position[label(n)] for n in self.graph.inputs]
         self.named = len(captured.arguments) <= NAMED_LIMIT
-        # How many weights, the first inputs of the graph, are asked for their addresses together.
-        weights = sum(captured.arguments[k].weight for k in self.reads)
-        self.together = weights if weights >= TOGETHER else 0
+        # Weights, the first inputs of the graph, are looked at together.
+        self.weights = sum(captured.arguments[k].weight for k in self.reads)
         self.slots = {b.slot: k for k, b in enumerate(self.segment.buffers)}
         self.names: dict[str, Any] = {
             "captured": captured,
             "explain_freed": explain_freed,
             "empty": allocator(),
-            "program": program,
-            "run": program.run,
+            "run": program.run_bound,
             "session": session,
         }
 
@@ -98,9 +106,9 @@ class _Writer:
         return f"a{k}" if self.named else f"args[{k}]"
 
     def function(self) -> Call:
-        lines = [*self._take(), *self._allocate(), *self._addresses(), *self._watch()]
+        lines = [*self._take(), *self._allocate(), *self._inputs()]
         outs = "".join(f"o{k}.data_ptr(), " for k in range(len(self.slots)))
-        lines.append(f"run(addresses, [{outs}])")
+        lines.append(f"run(bound, addresses, [{outs}])")
         lines += self._write_back()
         results = ", ".join(self._result(r) for r in self.captured.results)
         lines += [f"results = [{results}]", "args.clear()", "return results"]
@@ -125,37 +133,26 @@ class _Writer:
         taken = ", ".join(f"o{k}" for k in range(len(lines)))
         return ["if given is None:", *(f"    {line}" for line in lines), f"else: {taken}, = given"]
 
-    def _addresses(self) -> list[str]:
-        empty = any(isinstance(d, int) and d == 0 for n in self.graph.inputs for d in n.shape)
-        names = [f"{self.argument(k)}.data_ptr()" for k in self.reads]
-        lost = "0 in addresses"
-        if not self.together:
-            lines = [f"addresses = [{', '.join(names)}]"]
+    def _inputs(self) -> list[str]:
+        lines = []
+        if not self.weights:
+            self.names["bound"] = self.program.bind(())
         else:
-            ask = Addresses(self.together)
-            self.names |= {"pick": itemgetter(*self.reads[: self.together]), "ask": ask}
+            first = self.reads[: self.weights]
+            one = lambda args: (args[first[0]],)  # noqa: E731
+            pick = itemgetter(*first) if len(first) > 1 else one
+            self.names |= {"pick": pick, "bind": BoundWeights(self.program, self.weights)}
             lines = [
-                "addresses, flags = ask(pick(args))",
-                f"others = [{', '.join(names[self.together :])}]",
-                "addresses = addresses + others",
+                "bound = bind(pick(args))",
+                "if bound is None: explain_freed(captured, args)",
             ]
-            lost = f"flags & {NULL} or 0 in others"
-        return lines if empty else [*lines, f"if {lost}: explain_freed(captured, args)"]
-
-    def _watch(self) -> list[str]:
-        derived = [self.reads[k] for k in self.program.weights]
-        if not derived:
-            return []
-        self.names["watch"] = watch = WeightWatch(derived)
-        self.names["edited"] = watch.edited
-        if not self.together:
-            self.names["changed"] = watch.changed
-            return ["if changed(args): program.refresh()"]
-        return [
-            f"if edited(args) or flags & {OTHER_OBJECT | MOVED}:",
-            "    watch.hold(args)",
-            "    program.refresh()",
-        ]
+        rest = self.reads[self.weights :]
+        inputs = self.graph.inputs[self.weights :]
+        names = [f"{self.argument(k)}.data_ptr()" for k in rest]
+        lines.append(f"addresses = [{', '.join(names)}]")
+        if rest and not any(isinstance(d, int) and d == 0 for n in inputs for d in n.shape):
+            lines.append("if 0 in addresses: explain_freed(captured, args)")
+        return lines
 
     def _write_back(self) -> list[str]:
         if not self.captured.mutated:

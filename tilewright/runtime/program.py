@@ -55,7 +55,7 @@ class KernelInfo:
 
 
 class _Frame:
-    __slots__ = ("ins", "outs", "dims", "arena", "memory", "size")
+    __slots__ = ("ins", "outs", "dims", "arena", "memory", "size", "bound")
 
     def __init__(self, n_in: int, n_out: int, n_dims: int) -> None:
         self.ins = (ctypes.c_void_p * max(1, n_in))()
@@ -63,6 +63,7 @@ class _Frame:
         self.dims = (ctypes.c_int64 * max(1, n_dims))()
         self.memory, self.arena = aligned(0)
         self.size = 0
+        self.bound: Bound | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,17 @@ class _Derived:
     weights: list[int]
     memory: list[np.ndarray]
     addresses: list[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A program's arguments as far as they are known: its first `count` inputs, constants, and what
+    was derived from weights.
+    """
+
+    ins: Any
+    count: int
+    derived: _Derived | None
 
 
 @dataclass
@@ -108,19 +120,44 @@ class Program:
         """Derive everything from the weights again before the next result."""
         self._derived = None
 
+    @property
+    def derived(self) -> object:
+        """What is derived from weights now; another object whenever it was derived anew."""
+        return self._derived
+
+    def bind(self, addresses: Sequence[int]) -> Bound:
+        """The program with its first inputs, all weights among them, at these addresses."""
+        # Held by the binding: another thread may derive anew meanwhile.
+        derived = None
+        rest = list(self._fixed)
+        if self.prologue is not None:
+            derived = self._fold([addresses[k] for k in self.weights])
+            rest += derived.addresses
+        others = [0] * (len(self.inputs) - len(addresses))
+        ins = (ctypes.c_void_p * max(1, len(self.inputs) + len(rest)))(*addresses, *others, *rest)
+        return Bound(ins, len(addresses), derived)
+
     def run(self, inputs: Sequence[int], outputs: Sequence[int], dims: Sequence[int] = ()) -> None:
         """Addresses of contiguous memory in, of memory to fill out. Safe from several threads."""
-        addresses = [*inputs, *self._fixed]
-        derived = None
-        if self.prologue is not None:
-            # Held until the call is over: another thread may derive anew meanwhile.
-            derived = self._fold([inputs[k] for k in self.weights])
-            addresses += derived.addresses
+        self.run_bound(self.bind(inputs), (), outputs, dims)
+
+    def run_bound(
+        self,
+        bound: Bound,
+        others: Sequence[int],
+        outputs: Sequence[int],
+        dims: Sequence[int] = (),
+    ) -> None:
+        """The same with the inputs that the binding leaves open."""
         try:
             frame = self._frames.pop()
         except IndexError:
-            frame = _Frame(len(addresses), len(self.outputs), len(self.dims))
-        frame.ins[: len(addresses)] = addresses
+            frame = _Frame(len(bound.ins), len(self.outputs), len(self.dims))
+        if frame.bound is not bound:
+            ctypes.memmove(frame.ins, bound.ins, ctypes.sizeof(bound.ins))
+            frame.bound = bound
+        if others:
+            frame.ins[bound.count : len(self.inputs)] = others
         frame.outs[: len(self.outputs)] = outputs
         size = self._static_arena
         if self.dims:
@@ -132,7 +169,6 @@ class Program:
             frame.size = size
         self._call(frame.ins, frame.outs, frame.dims, frame.arena)
         self._frames.append(frame)
-        del derived
 
     def _fold(self, weights: list[int]) -> _Derived:
         found = self._derived
