@@ -59,8 +59,7 @@ def watched(backend: str) -> Iterator[Work]:
             yield work
         finally:
             for event in log.of("compile"):
-                # A copy of an argument into a result is no kernel: nothing was computed.
-                work.kernels += event.data["kernels"] - event.data.get("copies", 0)
+                work.kernels += event.data["kernels"]
             work.fallbacks += [event.data["operator"] for event in log.of("fallback")]
 
 

@@ -39,12 +39,12 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.node import Constant, Graph, Item, Literal, Node
 from tilewright.ir.target import Target
 from tilewright.ir.types import TensorType
-from tilewright.kernel.group import Group, build_group
+from tilewright.kernel.group import Group, build_group, copy_group
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import print_trace
 from tilewright.kernel.text import group_text
 from tilewright.llvm.emit import emit
-from tilewright.llvm.entry import Action, Branch, Call, Copy, Entry, Slot, emit_entries
+from tilewright.llvm.entry import Action, Branch, Call, Entry, Slot, emit_entries
 from tilewright.llvm.objects import compile_object, object_key
 from tilewright.ops.control import Cond
 from tilewright.runtime import pool
@@ -107,8 +107,7 @@ def compile_graph(graph: Graph, options: Options | None = None, log: Log | None 
     log.add(
         "compile",
         f"{graph.name}: {len(program.kernels)} kernels in {phases.total:.2f} s",
-        # A result that is an argument is copied by the entry itself: native work too.
-        kernels=sum(k.calls for k in program.kernels) + program.details["copies"],
+        kernels=sum(k.calls for k in program.kernels),
         fallbacks=[],
     )
     return program
@@ -189,7 +188,6 @@ class _Builder:
         outs = tuple(n.ttype for n in graph.outputs)
         program = Program(types, outs, entry.dims, library, symbol, arena, tuple(literals), infos)
         program.details["fused"] = self.fused
-        program.details["copies"] = sum(isinstance(a, Copy) for a in entry.actions)
         program.details["marks"] = self.marks
         program.details["plan"] = self.plan
         return program
@@ -227,9 +225,10 @@ class _Builder:
             args = (*(where(x) for x in c.inputs), *(where(o) for o in c.outputs))
             actions.append(Call(k.symbol, args, k.dims))
         for out, source in p.copies:
-            size = source.ttype.size * source.dtype.bytes
-            if size != 0:
-                actions.append(Copy(Slot("out", out), where(source), size))
+            if source.ttype.size != 0:
+                k = self._distinct(copy_group("kernel", source.ttype))
+                k.names.append("copy")
+                actions.append(Call(k.symbol, (where(source), Slot("out", out)), k.dims))
         self.stages.clusters(fused, p, symbols.get)
         e = Entry(symbol, tuple(actions), dims)
         self.entries.append(e)
@@ -273,19 +272,21 @@ class _Builder:
         alike = _structure(c, place)
         k = self.alike.get(alike)
         if k is None:
-            group = build_group("kernel", c.nodes, c.inputs, c.outputs, place)
-            text = group_text(group)
-            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-            k = self.kernels.get(digest)
-            if k is None:
-                symbol = f"k_{digest}"
-                k = _Kernel(symbol, replace(group, name=symbol), text, dims=group.dims())
-                self.kernels[digest] = k
+            k = self._distinct(build_group("kernel", c.nodes, c.inputs, c.outputs, place))
             self.alike[alike] = k
         k.names.append(_label(c))
         for n in c.nodes:
             k.places |= {str(x) for x in fused.graph.places.get(n, ())}
         return k
+
+    def _distinct(self, group: Group) -> _Kernel:
+        text = group_text(group)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        if digest not in self.kernels:
+            symbol = f"k_{digest}"
+            named = replace(group, name=symbol)
+            self.kernels[digest] = _Kernel(symbol, named, text, dims=group.dims())
+        return self.kernels[digest]
 
     def _compile(self) -> None:
         """Objects for the distinct kernels, from the cache or in parallel."""

@@ -30,7 +30,7 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.node import Constant, Input, Item, Node
 from tilewright.ir.operator import definition, stages
-from tilewright.ir.types import DType, TupleType
+from tilewright.ir.types import DType, TensorType, TupleType
 
 
 @dataclass(frozen=True)
@@ -263,6 +263,15 @@ def build_group(
     asked = {buf: k for k, buf in enumerate(wanted.values())}
     bufs = sorted(b.buffers.values(), key=lambda x: (order.get(x.scope, 2), asked.get(x.name, 0)))
     return Group(name, tuple(bufs), tuple(done))
+
+
+def copy_group(name: str, t: TensorType) -> Group:
+    """The elements of one tensor in another, in the order of memory."""
+    source, target = (Buffer(x, t.dtype, (t.size,), k) for x, k in (("a0", "in"), ("y0", "out")))
+    axis = D.the_sym(D.var(axis_name("y0", 0), t.size))
+    index = (D.as_int(axis),)
+    stage = Stage("y0", (axis,), (), index, load("a0", index, t.dtype))
+    return Group(name, (source, target), (stage,))
 
 
 def _copy(b: _Builder, buf: str, src: str, t: Tensor, scope: str) -> None:

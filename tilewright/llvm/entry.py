@@ -31,13 +31,6 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Copy:
-    target: Slot
-    source: Slot
-    size: Dim  # bytes
-
-
-@dataclass(frozen=True)
 class Branch:
     """One of two programs, by the byte at `predicate`. Both share the arena from `arena` on."""
 
@@ -50,7 +43,7 @@ class Branch:
     arena: Dim
 
 
-Action = Union[Call, Copy, Branch]
+Action = Union[Call, Branch]
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,6 @@ def emit_entries(entries: Sequence[Entry], marks: bool = False) -> str:
     needed = {a.symbol for e in entries for a in e.actions if isinstance(a, Call)} - own
     lines = [f"declare void @{s}(ptr, ptr)" for s in sorted(needed)]
     lines += [
-        "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
         "declare i64 @llvm.smin.i64(i64, i64)",
         "declare i64 @llvm.smax.i64(i64, i64)",
     ]
@@ -110,11 +102,6 @@ class _Writer:
                 self.out.append(f"  call void @tw_mark(i64 {k})")
             if isinstance(a, Call):
                 self.call(a)
-            elif isinstance(a, Copy):
-                size = self.dim(a.size)
-                target, source = self.slot(a.target), self.slot(a.source)
-                args = f"ptr {target}, ptr {source}, i64 {size}, i1 false"
-                self.out.append(f"  call void @llvm.memcpy.p0.p0.i64({args})")
             else:
                 self.branch(a)
         return [*head, *self.out, "  ret void", "}"]
