@@ -133,10 +133,6 @@ def _is_static(t: Any) -> bool:
     return t.is_static if isinstance(t, TensorType) else all(x.is_static for x in t.items)
 
 
-# Views that a kernel reads through at no cost; copying them would only use memory.
-_FREE_VIEWS = ("reshape", "expand", "slice")
-
-
 def split_weights(graph: Graph, growth: int = GROWTH) -> tuple[Graph, Graph]:
     """(prologue, main). Output k of the prologue is the input `folded{k}` of the main graph.
 
@@ -158,8 +154,10 @@ def split_weights(graph: Graph, growth: int = GROWTH) -> tuple[Graph, Graph]:
         f = facts[n]
         if not f.only or not f.weights or n in f.weights or not isinstance(n.type, TensorType):
             return True
-        if n.op.name in _FREE_VIEWS or any(x.op.barrier for x in n.inputs):
-            return True  # behind a barrier: the packed form is what is kept, and read through
+        # A kernel reads through such a view at no cost. Behind a barrier the packed form is what is
+        # kept, and read through.
+        if n.op.ordered or any(x.op.barrier for x in n.inputs):
+            return True
         size, made_of = n.type.size, sum(int(w.ttype.size) for w in f.weights)  # type: ignore[arg-type]
         return not isinstance(size, int) or size > growth * made_of
 

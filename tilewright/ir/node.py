@@ -25,9 +25,9 @@ class Op:
     elementwise: ClassVar[bool] = False  # out[i] depends on the inputs at (broadcast) i only
     commutative: ClassVar[bool] = False
     linear: ClassVar[tuple[int, ...]] = ()  # inputs in which the operator is linear, one at a time
-    view: ClassVar[bool] = (
-        False  # every output element is one input element: moves, computes nothing
-    )
+    # Every output element is one input element: moves, computes nothing …
+    view: ClassVar[bool] = False
+    ordered: ClassVar[bool] = False  # … in the order of memory: reading through it costs nothing
     random: ClassVar[bool] = False
     barrier: ClassVar[bool] = False  # its result is always stored: consumers never recompute it
     inline: ClassVar[bool] = False  # kernels read through it; it is never stored

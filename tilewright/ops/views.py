@@ -28,6 +28,7 @@ class Reshape(Op):
     """The same elements in row-major order under another shape."""
 
     view: ClassVar[bool] = True
+    ordered: ClassVar[bool] = True
     linear: ClassVar[tuple[int, ...]] = (0,)
     shape: Shape
 
@@ -138,6 +139,7 @@ class Expand(Op):
     """Axes of size 1, and missing leading axes, repeated to `shape`."""
 
     view: ClassVar[bool] = True
+    ordered: ClassVar[bool] = True
     linear: ClassVar[tuple[int, ...]] = (0,)
     shape: Shape
 
@@ -191,6 +193,7 @@ class Slice(Op):
     """x[start:stop:step] along one axis; the bounds are in range, the step is positive."""
 
     view: ClassVar[bool] = True
+    ordered: ClassVar[bool] = True
     linear: ClassVar[tuple[int, ...]] = (0,)
     axis: int
     start: Dim

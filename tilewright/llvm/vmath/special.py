@@ -15,7 +15,6 @@ from tilewright.llvm.vmath.builder import (
     fma,
     polynomial,
     power_of_two,
-    round_to_integer,
     where,
 )
 from tilewright.llvm.vmath.double_word import split_constant, two_product
@@ -83,10 +82,9 @@ def _in_float64(x: Value) -> tuple[Value, bool]:
 
 
 def _fraction(a: Value) -> Value:
-    """a minus the nearest integer, for a >= 0; from 2**51 on every float64 counts as even."""
-    near = a < 2.0**51
-    whole, _ = round_to_integer(where(near, a, 0.0))
-    return where(near, a - whole, 0.0)
+    """a minus the nearest integer, for a >= 0; from 2**52 on every float64 is one."""
+    whole = (a + 2.0**52) - 2.0**52
+    return where(a < 2.0**52, a - whole, 0.0)
 
 
 def _sine_over_pi(r: Value) -> Value:
@@ -108,7 +106,9 @@ def lgamma(x: Value) -> Value:
         """log(pi / (a * |sin(pi*a)|)) - lgamma(a)."""
         sine = _sine_over_pi(_fraction(a)).abs()
         value = -log(a * sine) - positive
-        value = where(a < _TINY, positive, where(a.eq(INF), INF, value))
+        # A pole at every integer, and every number is one from 2^52 on.
+        value = where(sine.eq(0.0), INF, where(a.eq(INF), INF, value))
+        value = where(a < _TINY, positive, value)
         return (where(x < 0.0, value, positive),)
 
     (result,) = x.builder.if_any(x < 0.0, (positive,), reflected)
