@@ -190,29 +190,34 @@ def test_an_unwritable_cache_is_no_obstacle(tmp_path, monkeypatch: pytest.Monkey
     np.testing.assert_allclose(got, np.tanh(v), rtol=1e-5, atol=1e-6)
 
 
-def test_many_compiles_do_not_grow_the_process() -> None:
-    """40 warm-up compiles, then 120 more: what stays is noise, not programs."""
-    x = tensor("x", 33)
-
-    def once(k: int) -> None:
-        c = constant(np.float32(k), f32)
-        run_graph(Graph("g", (x,), (ops.add(ops.exp(x), c),)), [normal(33)], Options())
-
-    for k in range(40):
-        once(k)
-    gc.collect()
-    before = resident_kib()
-    for k in range(120):
-        once(1000 + k)
-    gc.collect()
-    assert resident_kib() - before < 24 * 1024  # a leak of one program each shows at 200 KiB apiece
-
-
-def resident_kib() -> int:
-    with open("/proc/self/status") as f:
-        return next(int(line.split()[1]) for line in f if line.startswith("VmRSS"))
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_random_graphs(seed: int) -> None:
     check_seed(seed)
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as status:
+        return int(status.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(100, id="100"), pytest.param(1000, id="1000", marks=pytest.mark.slow)]
+)
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="no /proc on this system")
+def test_many_compiles_do_not_grow_the_process(count: int) -> None:
+    def compile_one(k: int) -> None:
+        x = tensor("x", 8 + k % 50, 16)
+        scale = ops.full(x.shape, float(k), f32)
+        program = compile_graph(Graph(f"g{k}", (x,), (ops.softmax(ops.mul(x, scale), 1),)))
+        (got,) = call(program, [like(x)])
+        np.testing.assert_allclose(got.sum(1), 1, rtol=1e-5)
+
+    for k in range(50):
+        compile_one(k)
+    gc.collect()
+    before = _resident()
+    for k in range(50, 50 + count):
+        compile_one(k)
+    gc.collect()
+    # A program that stayed would be some 200 KiB of code and loops each.
+    assert _resident() - before < 8 * 2**20 + count * 8 * 2**10

@@ -26,6 +26,9 @@ _TEMPORARY = ".writing-"
 _ABANDONED_AFTER_S = 3600
 # Evicting below the limit keeps the next writes from scanning the directory again.
 _EVICT_TO = 0.9
+# Bytes in the directories that this process writes to.
+_sizes: dict[Path, int] = {}
+_sizes_lock = threading.Lock()
 
 
 @memoize
@@ -58,7 +61,6 @@ class Cache:
         self.last_miss: str | None = None
         self._log = Log() if log is None else log
         self._lock = threading.Lock()
-        self._size: int | None = None
         self._warned = False
 
     @classmethod
@@ -142,11 +144,13 @@ class Cache:
             )
 
     def _grow(self, amount: int) -> None:
-        with self._lock:
+        with _sizes_lock:
             # The first write counts what earlier processes left; later ones only add.
-            self._size = self.size() if self._size is None else self._size + amount
-            if self._size > self.limit_bytes:
-                self._size = self._evict(int(self.limit_bytes * _EVICT_TO))
+            known = _sizes.get(self.directory)
+            size = self.size() if known is None else known + amount
+            if size > self.limit_bytes:
+                size = self._evict(int(self.limit_bytes * _EVICT_TO))
+            _sizes[self.directory] = size
 
     def _evict(self, allowed: int) -> int:
         """Remove the least recently used entries until at most `allowed` bytes stay."""

@@ -107,7 +107,7 @@ def _understand(n: Node) -> Facts:
     return _facts(type(op), op, tuple([x.type for x in n.inputs]))
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=1024)
 def _facts(_: type[Op], op: Op, types: tuple[Type, ...]) -> Facts:
     if is_composed(op):
         raise Invalid(f"{op.name} is a composition; decompose the graph before fusing it")
