@@ -13,7 +13,7 @@ from tests.driver.random_programs import check_seed
 from tests.driver.running import call, run_graph
 from tilewright import ops
 from tilewright.base.events import Log
-from tilewright.driver.compile import Options, compile_graph
+from tilewright.driver.compile import compile_graph
 from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Node, constant, input, item
 from tilewright.ir.types import TensorType, bf16, f32, i64

@@ -8,7 +8,7 @@ second program, the prologue, and kept until a weight's address changes or `refr
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -101,7 +101,7 @@ class Program:
     details: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._call = _ENTRY(self.library.address(self.entry))
+        self._call: Callable[..., None] = _ENTRY(self.library.address(self.entry))
         self._constants = [ctypes.create_string_buffer(literal_bytes(c)) for c in self.constants]
         self._fixed = [ctypes.addressof(c) for c in self._constants]
         self._frames: list[_Frame] = []
