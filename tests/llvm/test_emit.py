@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
 
 from tests.kernel.examples import EXAMPLES
+from tests.kernel.native import Native
 from tilewright.base.errors import Refused
+from tilewright.kernel.interpret import run
 from tilewright.kernel.nest import Nest, find, start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Step, Trace, apply, parse_trace, print_trace
@@ -66,3 +71,27 @@ def test_objects_for_other_machines(name: str, machine: str) -> None:
     target = get(machine)
     _, nest = default_schedule(EXAMPLES[name].group, target)
     assert compile_object(emit(nest, target), target)[:4] == b"\x7fELF"
+
+
+ODD = """
+group k
+  in a0: bf16[{n}]
+  out y0: bf16[{n}]
+  out y1: i8[{n}]
+  y0[y0.i0] = cast<bf16>(#(y0.i0)) for y0.i0 in {n}
+  y1[y1.i0] = cast<i8>(max(y0[y1.i0], a0[y1.i0])) for y1.i0 in {n}
+"""
+
+
+@pytest.mark.parametrize("n", range(2, 24))
+def test_vectors_are_powers_of_two_wide(n: int) -> None:
+    """Of other widths LLVM aborts on some: this cast of three, for one."""
+    group = parse_group(ODD.format(n=n).strip())
+    nest = apply(start(group), parse_trace("Vectorize('y0.i0')\nVectorize('y1.i0')"))
+    native = Native(nest)
+    widths = {int(w) for w in re.findall(r"<(\d+) x ", native.text)}
+    assert all(w & (w - 1) == 0 for w in widths)
+    a = np.linspace(-3, 20, n).astype(np.float32)
+    got, expected = native({"a0": a}), run(nest, {"a0": a})
+    np.testing.assert_array_equal(got["y0"], expected["y0"])
+    np.testing.assert_array_equal(got["y1"], expected["y1"])

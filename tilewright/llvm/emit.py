@@ -14,11 +14,11 @@ from typing import Any
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim
+from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Index, Load, Value, load, rewrite
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, walk
+from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, substitute, walk
 from tilewright.llvm.scalars import Arith, memory_type, register_type, vector
 from tilewright.llvm.writer import LANE, Level, Writer
 
@@ -418,32 +418,40 @@ class _Function(Writer):
     def _lanes(self, s: Loop) -> None:
         if self.lane is not None:
             raise Unsupported(f"lane loop {s.name} is inside lane loop {self.lane[0].name}")
-        if not isinstance(s.extent, int):
-            self._masked(s)
-            return
-        if s.extent == 1:
-            self.env[s.var] = 0
+        if isinstance(s.extent, int):
+            self._vectors(s, s.extent)
         else:
-            self.env[s.var] = LANE
-            self.lane = (s.var, s.extent)
-        self.block(s.body)
+            self._masked(s)
+
+    def _vectors(self, s: Loop, count: int) -> None:
+        """Vectors of powers of two, as machines have them; LLVM fails on some of the others."""
+        at = 0
+        while at < count:
+            width = 1 << ((count - at).bit_length() - 1)
+            if width == count:
+                self._vector(s.var, s.body, width)
+            else:
+                part = D.var(s.name, width)
+                body = tuple(substitute(x, {s.var: part + at}) for x in s.body)
+                self._vector(D.the_sym(part), body, width)
+            at += width
+
+    def _vector(self, var: Sym, body: tuple[Stmt, ...], width: int) -> None:
+        self.env[var] = 0
+        if width > 1:
+            self.env[var] = LANE
+            self.lane = (var, width)
+        self.block(body)
         self.lane = None
-        del self.env[s.var]
+        del self.env[var]
 
     def _masked(self, s: Loop) -> None:
         """A vector where all lanes exist, else one lane at a time."""
         most = D.bounds(s.extent)[1]
         end = self.dim(s.extent)
         full = self.put(f"icmp sge i64 {end}, {most}")
-
-        def whole() -> None:
-            self.env[s.var] = LANE
-            self.lane = (s.var, most)
-            self.block(s.body)
-            self.lane = None
-            del self.env[s.var]
-
-        self._guarded(full, whole, lambda: self._unrolled(replace(s, kind="unroll")))
+        one_by_one = replace(s, kind="unroll")
+        self._guarded(full, lambda: self._vectors(s, most), lambda: self._unrolled(one_by_one))
 
     def store(self, s: Store) -> None:
         b = self.buffers[s.buffer]
