@@ -10,6 +10,7 @@ from torch import nn
 
 import tilewright as tw
 from tests.capture.running import assert_same
+from tests.driver.random_torch import check_seed
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 
 
@@ -409,3 +410,9 @@ def test_a_non_tensor_is_a_constant() -> None:
     x = torch.randn(3)
     assert_same(fast(x, 2, "up"), x * 2)
     assert_same(fast(x, 2, "down"), x)
+
+
+@pytest.mark.parametrize("first", range(0, 100, 10))
+def test_random_programs(first: int) -> None:
+    for seed in range(first, first + 10):
+        check_seed(seed)
