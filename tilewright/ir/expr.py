@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Union
 from weakref import WeakValueDictionary
@@ -20,7 +21,7 @@ import numpy as np
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.scalar import SCALARS
-from tilewright.ir.types import DType, as_dtype, b1, f32, i64
+from tilewright.ir.types import DType, TupleDType, as_dtype, b1, f32, i64, tuple_dtype
 
 _values: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
@@ -194,7 +195,7 @@ class Reduce(Value):
     """`combine` over every point of `axes` of `body`, starting from the combine's identity."""
 
     __slots__ = ("combine", "axes", "body")
-    combine: str
+    combine: Combine
     axes: tuple[Sym, ...]
     body: Value
 
@@ -306,6 +307,9 @@ _INDEX_OPS: dict[str, Callable[[Dim, Dim], Dim]] = {
 
 def _fold(name: str, args: tuple[Value, ...], dtype: DType) -> Value | None:
     """What index arithmetic and proofs about bounds decide. Float algebra is for proved rules."""
+    if name == "item" and isinstance(args[0], Fn) and args[0].name == "tuple":
+        assert isinstance(args[1], Const)
+        return args[0].args[int(args[1].value)]
     if name == "select" and isinstance(args[0], Const):
         return args[1] if args[0].value else args[2]
     if name == "select" and args[1] is args[2]:
@@ -360,8 +364,67 @@ def all_of(*conditions: Value) -> Value:
     return out
 
 
-def identity(combine: str, dtype: DType) -> Const:
+def tuple_of(*items: Value) -> Value:
+    """Several components as one value."""
+    return _fn("tuple", items, tuple_dtype(tuple(x.dtype for x in items)))
+
+
+def item(v: Value, k: int) -> Value:
+    """One component of a tuple."""
+    if not isinstance(v.dtype, TupleDType) or not 0 <= k < len(v.dtype.items):
+        raise TypeError(f"{v.dtype} has no component {k}")
+    return _fn("item", (v, const(k, i64)), v.dtype.items[k])
+
+
+@dataclass(frozen=True)
+class Combiner:
+    """How a reduction of a user's own puts two partial results together, component by component.
+
+    `results` are over loads `l0[]`, `l1[]`, … and `r0[]`, `r1[]`, …, the components of both sides.
+    That it is associative and commutative, and `neutral` its neutral element, is the author's word.
+    """
+
+    name: str
+    results: tuple[Value, ...]
+    neutral: tuple[Const, ...]
+
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        return tuple(x.dtype for x in self.neutral)
+
+    def __call__(self, left: Sequence[Value], right: Sequence[Value]) -> tuple[Value, ...]:
+        sides = {f"l{k}": x for k, x in enumerate(left)} | {f"r{k}": x for k, x in enumerate(right)}
+        put = lambda x: sides[str(x.source)]  # noqa: E731
+        return tuple(rewrite(v, on_load=put) for v in self.results)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Combine = Union[str, Combiner]
+
+
+def combiner(
+    name: str,
+    combine: Callable[[tuple[Value, ...], tuple[Value, ...]], Sequence[Value]],
+    neutral: Sequence[Const],
+) -> Combiner:
+    """`combine(left, right)` gives the components of both together."""
+    sides = [tuple(load(f"{s}{k}", (), x.dtype) for k, x in enumerate(neutral)) for s in "lr"]
+    results = tuple(combine(*sides))
+    want, got = [x.dtype for x in neutral], [x.dtype for x in results]
+    if want != got:
+        raise TypeError(f"{name} makes {got} of {want}")
+    return Combiner(name, results, tuple(neutral))
+
+
+def identity(combine: Combine, dtype: DType) -> Value:
     """The neutral element of a reduction."""
+    if isinstance(combine, Combiner):
+        neutral = combine.neutral[0] if len(combine.neutral) == 1 else tuple_of(*combine.neutral)
+        if neutral.dtype is not dtype:
+            raise TypeError(f"{combine} reduces {neutral.dtype}, not {dtype}")
+        return neutral
     if combine in ("add", "or", "xor"):
         return const(0, dtype)
     if combine in ("mul",):
@@ -378,7 +441,7 @@ def identity(combine: str, dtype: DType) -> Const:
 _fresh = count()
 
 
-def reduce(combine: str, extents: Sequence[Dim], body: Callable[..., Value]) -> Value:
+def reduce(combine: Combine, extents: Sequence[Dim], body: Callable[..., Value]) -> Value:
     """`reduce("add", (k,), lambda r: a[i, r] * b[r, j])`. The innermost one binds r0, r1, …"""
     temps = [D.var(f"?{next(_fresh)}", e) for e in extents]
     inner = body(*temps)
@@ -393,7 +456,7 @@ def _bound(t: Dim) -> bool:
     return isinstance(t, Int)
 
 
-def make_reduce(combine: str, axes: tuple[Sym, ...], body: Value) -> Value:
+def make_reduce(combine: Combine, axes: tuple[Sym, ...], body: Value) -> Value:
     identity(combine, body.dtype)
     key = (combine, axes, body)
     return _intern(Reduce, key, combine=combine, axes=axes, body=body, dtype=body.dtype)

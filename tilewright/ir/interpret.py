@@ -15,7 +15,18 @@ import numpy as np
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Const, Fn, Index, Load, Reduce, Tensor, Value, extent, identity
+from tilewright.ir.expr import (
+    Combiner,
+    Const,
+    Fn,
+    Index,
+    Load,
+    Reduce,
+    Tensor,
+    Value,
+    extent,
+    identity,
+)
 from tilewright.ir.node import Constant, Graph, Input, Item, Node, topological
 from tilewright.ir.operator import definition, is_composed, stages
 from tilewright.ir.scalar import SCALARS
@@ -109,7 +120,10 @@ def tensor(t: Tensor, mem: Mapping[Tensor, np.ndarray], sizes: Mapping[str, int]
         if 0 in shape:
             return np.zeros(shape, t.dtype.numpy)
         ev = Evaluator(mem, sizes, _grid(t, domain))
-        return np.array(np.broadcast_to(ev(t.body), shape))
+        found = ev(t.body)
+        if isinstance(found, tuple):
+            return tuple(np.array(np.broadcast_to(x, shape)) for x in found)  # type: ignore[return-value]
+        return np.array(np.broadcast_to(found, shape))
     if t.kind == "scan":
         out = np.zeros(shape, t.dtype.numpy)
         if 0 in shape:
@@ -195,13 +209,22 @@ class Evaluator:
             b = self(v.args[2])
             self.mask = outer
             return as_dtype(np.where(c, a, b), v.dtype)
+        if v.name == "item":
+            return self(v.args[0])[int(v.args[1].value)]  # type: ignore[attr-defined]
         args = [self(a) for a in v.args]
+        if v.name == "tuple":
+            return tuple(args)
         if v.name == "cast":
             return _cast(args[0], v.args[0].dtype, v.dtype)
         return apply(v.name, args, v.dtype)
 
-    def _load(self, v: Load) -> np.ndarray:
+    def _load(self, v: Load) -> Any:
         a = self.mem[v.source]
+        if isinstance(a, tuple):
+            return tuple(self._element(v, x) for x in a)
+        return self._element(v, a)
+
+    def _element(self, v: Load, a: np.ndarray) -> np.ndarray:
         index = []
         for i, n in zip(v.index, a.shape, strict=True):
             x = np.asarray(self.dim(i))
@@ -213,9 +236,13 @@ class Evaluator:
             return np.zeros(np.broadcast_shapes(*(i.shape for i in index)), a.dtype)
         return np.asarray(a[tuple(index)] if index else a)
 
-    def _reduce(self, v: Reduce) -> np.ndarray:
+    def _reduce(self, v: Reduce) -> Any:
         exts = [int(self.dim(extent(a))) for a in v.axes]
-        zero = np.asarray(identity(v.combine, v.dtype).value, dtype=v.dtype.numpy)
+        if isinstance(v.combine, Combiner):
+            return self._combined(v, v.combine, exts)
+        neutral = identity(v.combine, v.dtype)
+        assert isinstance(neutral, Const)
+        zero = np.asarray(neutral.value, dtype=v.dtype.numpy)
         if 0 in exts:
             return zero
         rank = max((np.ndim(x) for x in self.env.values()), default=0)
@@ -241,6 +268,31 @@ class Evaluator:
             part = _fold(v.combine, x, len(inner), v.dtype)
             acc = part if acc is None else apply(v.combine, [acc, part], v.dtype)
         return as_dtype(acc, v.dtype)
+
+    def _combined(self, v: Reduce, c: Combiner, exts: list[int]) -> Any:
+        """Point after point: a user's combiner is no ufunc."""
+        acc = [np.asarray(x.value, x.dtype.numpy) for x in c.neutral]
+        for point in np.ndindex(*exts):
+            at = {a.name: k for a, k in zip(v.axes, point, strict=True)}
+            sub = Evaluator(self.mem, {}, {**self.env, **at})
+            sub.mask = self.mask
+            x = sub(v.body)
+            acc = list(combined(c, acc, x if isinstance(x, tuple) else (x,)))
+        return tuple(acc) if len(acc) > 1 else acc[0]
+
+
+class _Sides(Evaluator):
+    """A combiner's results on arrays in place of its parameters."""
+
+    def _load(self, v: Load) -> Any:
+        return self.mem[v.source]
+
+
+def combined(c: Combiner, left: Sequence[Any], right: Sequence[Any]) -> tuple[Any, ...]:
+    """Two partial results put together, on arrays."""
+    mem = {f"l{k}": x for k, x in enumerate(left)} | {f"r{k}": x for k, x in enumerate(right)}
+    ev = _Sides(mem, {}, {})
+    return tuple(ev(v) for v in c.results)
 
 
 def _fold(combine: str, x: np.ndarray, n: int, dtype: DType) -> np.ndarray:

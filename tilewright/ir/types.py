@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -64,6 +65,29 @@ bf16 = DType("bf16", "f", 16)
 i64, i32, i16, i8 = (DType(f"i{b}", "i", b) for b in (64, 32, 16, 8))
 u8 = DType("u8", "u", 8)
 b1 = DType("bool", "b", 8)  # one byte in memory, as in numpy and torch
+
+
+@dataclass(frozen=True, repr=False)
+class TupleDType(DType):
+    """Several components that one reduction carries; only memory inside a kernel has it."""
+
+    items: tuple[DType, ...] = ()
+
+
+@cache
+def tuple_dtype(items: tuple[DType, ...]) -> TupleDType:
+    name = f"({','.join(d.name for d in items)})"
+    return TupleDType(name, "t", sum(max(8, d.bits) for d in items), items)
+
+
+def dtype_named(name: str) -> DType | None:
+    """The dtype that prints so: `f32`, or `(i64,f32)` for a tuple."""
+    if name.startswith("(") and name.endswith(")"):
+        items = [DTYPES.get(x) for x in name[1:-1].split(",")]
+        known = tuple(d for d in items if d is not None)
+        return tuple_dtype(known) if len(known) == len(items) else None
+    return DTYPES.get(name)
+
 
 DTYPES: dict[str, DType] = {d.name: d for d in (f64, f32, f16, bf16, i64, i32, i16, i8, u8, b1)}
 _NUMPY = {

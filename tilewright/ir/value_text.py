@@ -29,8 +29,10 @@ from tilewright.ir.expr import (
     extent,
     fn,
     index,
+    item,
     load,
     make_reduce,
+    tuple_of,
 )
 from tilewright.ir.reader import Reader, name_text
 from tilewright.ir.scalar import SCALARS
@@ -376,6 +378,12 @@ class _ValueReader:
             return self.reduction()
         if r.take("["):
             return self.element(name, t)
+        if name in ("tuple", "item") and r.take("("):
+            args = r.several(lambda: self.level(0), ")")
+            try:
+                return tuple_of(*args) if name == "tuple" else _item(*args)
+            except TypeError as why:
+                r.problem(str(why), t)
         if r.sees("("):
             if name not in SCALARS:
                 r.problem(f"{name} is not a scalar function", t)
@@ -417,6 +425,12 @@ class _ValueReader:
             return make_reduce(combine, tuple(axes), body)
         except (ValueError, TypeError) as why:
             r.problem(str(why), t)
+
+
+def _item(v: Value, k: Value) -> Value:
+    if not isinstance(k, Const) or k.dtype is not i64:
+        raise TypeError("the component of a tuple is a whole number")
+    return item(v, int(k.value))
 
 
 def tensor_text(t: Tensor) -> str:

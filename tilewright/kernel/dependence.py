@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.expr import Combine
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import (
     Alloc,
+    Barrier,
     Loop,
     Nest,
     Stmt,
@@ -84,8 +86,10 @@ def _carried(n: Nest, loop: Loop) -> list[Carried]:
     stores = [s for s, _ in inside if isinstance(s, Store)]
     out: list[Carried] = []
     windows: dict[str, list[tuple[int, Dim, Dim]]] = {}
-    sums: dict[str, str] = {}  # buffers that different iterations accumulate into, and how
+    sums: dict[str, Combine] = {}  # buffers that different iterations accumulate into, and how
     order = lambda why: out.append(Carried("order", why))  # noqa: E731
+    if any(isinstance(s, Barrier) for s, _ in inside):
+        order(f"there is a barrier in {loop.name}")
     for s in stores:
         if s.buffer in own:
             continue

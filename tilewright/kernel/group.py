@@ -16,6 +16,7 @@ from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import (
+    Combine,
     Load,
     Reduce,
     Tensor,
@@ -69,7 +70,7 @@ class Stage:
     raxes: tuple[Sym, ...]
     where: tuple[Dim, ...]
     value: Value
-    combine: str | None = None
+    combine: Combine | None = None
     init: Value | None = None  # over variables `{name}.init.i{k}` of the buffer's shape
     ordered: bool = False
 

@@ -22,7 +22,8 @@ from tilewright.ir.expr import Load
 from tilewright.ir.interpret import Evaluator
 from tilewright.ir.types import DType, as_dtype, bf16
 from tilewright.kernel.group import Buffer, Group
-from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, start, store_loads
+from tilewright.kernel.nest import Alloc, Barrier, Loop, Nest, Stmt, Store, start, store_loads
+from tilewright.kernel.untuple import untuple
 
 # Chains of more points than this are walked one iteration of their outermost loop at a time.
 BATCH_LIMIT = 1 << 18
@@ -46,7 +47,12 @@ def run(
     seed: int = 0,
 ) -> dict[str, np.ndarray]:
     """The outputs by name. An output among `arrays` starts with those contents (in place)."""
-    machine = _Machine(nest, dict(dims or {}), seed)
+    return execute(Machine(nest, dict(dims or {}), seed), arrays)
+
+
+def execute(machine: Machine, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Gives a machine its arguments, runs its nest and takes the outputs."""
+    nest = machine.nest
     outs = {}
     for b in nest.buffers:
         if b.scope not in ("in", "out"):
@@ -68,9 +74,9 @@ def run(
 Env = dict[str, Any]  # loop variables: numbers, or arrays over the points that run at once
 
 
-class _Machine:
+class Machine:
     def __init__(self, nest: Nest, sizes: dict[str, int], seed: int) -> None:
-        self.nest, self.sizes = nest, sizes
+        self.nest, self.sizes = untuple(nest), sizes
         missing = [s.name for s in nest.dims if s.name not in sizes]
         if missing:
             raise Invalid(f"nest {nest.name} needs a value for {', '.join(missing)}")
@@ -102,7 +108,7 @@ class _Machine:
                 fresh.append(s.buffer)
             elif isinstance(s, Store):
                 self.store(s, env)
-            else:
+            elif not isinstance(s, Barrier):  # one thread has nobody to wait for
                 self.loop(s, env)
         for name in fresh:
             del self.memory[name]
@@ -191,15 +197,15 @@ class _Machine:
         if self.race is not None:
             self.race.write(s.buffer, what, cells, env)
         flat = a.reshape(-1)
-        if s.combine is None:
+        if s.function is None:
             flat[cells] = v  # in order: the last one wins
         elif b.dtype is bf16:
-            f = _combine(s.combine, b.dtype)
+            f = _combine(s.function, b.dtype)
             for c, x in zip(cells, v, strict=True):
                 flat[c] = as_dtype(f(flat[c], x), bf16)
         else:
             with np.errstate(all="ignore"):
-                _combine(s.combine, b.dtype).at(flat, cells, v)
+                _combine(s.function, b.dtype).at(flat, cells, v)
 
 
 def _places(env: Env, bad: np.ndarray) -> str:
@@ -231,7 +237,7 @@ def _combine(name: str, d: DType) -> np.ufunc:
 class _Reader(Evaluator):
     """Evaluates what a store reads at the points of `env`; every load is checked and watched."""
 
-    def __init__(self, machine: _Machine, store: Store, env: Env) -> None:
+    def __init__(self, machine: Machine, store: Store, env: Env) -> None:
         super().__init__(machine.memory, machine.sizes, env)
         self.machine, self.store, self.points = machine, store, env
 

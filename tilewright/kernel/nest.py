@@ -14,14 +14,20 @@ from typing import Union
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Load, Value, extent, loads, rewrite
+from tilewright.ir.expr import Combine, Combiner, Load, Value, extent, loads, rewrite
 from tilewright.kernel.group import Buffer, Group, Stage
 
 # serial    one after the other
 # parallel  any order, on several threads; `grain` iterations are one piece of work
 # unroll    written out
 # lane      the lanes of one vector
-KINDS = ("serial", "parallel", "unroll", "lane")
+# block.*   the blocks of a grid, in any order
+# thread.*  the threads of a block (the rules are in kernel/threads.py)
+BLOCKS = ("block.x", "block.y", "block.z")
+THREADS = ("thread.x", "thread.y", "thread.z")
+KINDS = ("serial", "parallel", "unroll", "lane", *BLOCKS, *THREADS)
+# shared: one per block of threads; the others are explained at group.Buffer
+SCOPES = ("in", "out", "local", "register", "shared")
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,13 @@ class Store:
     buffer: str
     index: tuple[Dim, ...]
     value: Value
-    combine: str | None = None
+    combine: Combine | None = None
+
+    @property
+    def function(self) -> str | None:
+        """The scalar function that combines, where `untuple` has taken combiners apart."""
+        assert not isinstance(self.combine, Combiner)
+        return self.combine
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,12 @@ class Alloc:
     buffer: str
 
 
-Stmt = Union[Loop, Store, Alloc]
+@dataclass(frozen=True)
+class Barrier:
+    """The threads of a block wait here for one another."""
+
+
+Stmt = Union[Loop, Store, Alloc, Barrier]
 
 
 @dataclass(frozen=True)
@@ -162,7 +179,7 @@ def substitute(
 
     Inner loops whose bounds mention them get a new variable of the same name.
     """
-    if isinstance(s, Alloc):
+    if isinstance(s, (Alloc, Barrier)):
         return s
     if isinstance(s, Store):
         data = (lambda v: rewrite(v, table, on_load)) if on_load else None

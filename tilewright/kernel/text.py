@@ -18,14 +18,15 @@ nest k where s0: 1..
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Value, extent
+from tilewright.ir.expr import Combine, Combiner, Const, Value, extent
 from tilewright.ir.reader import Reader
-from tilewright.ir.types import DTYPES
+from tilewright.ir.types import dtype_named
 from tilewright.ir.value_text import (
     Scope,
     declare,
@@ -38,9 +39,9 @@ from tilewright.ir.value_text import (
     value_text,
 )
 from tilewright.kernel.group import Buffer, Group, Stage
-from tilewright.kernel.nest import KINDS, Alloc, Loop, Nest, Stmt, Store
+from tilewright.kernel.nest import KINDS, SCOPES, Alloc, Barrier, Loop, Nest, Stmt, Store, walk
 
-_LOOP = {"serial": "for", "parallel": "parallel", "unroll": "unroll", "lane": "lane"}
+_LOOP = {k: "for" if k == "serial" else k for k in KINDS}
 
 
 # ---- printing
@@ -70,13 +71,28 @@ def stage_text(s: Stage) -> str:
     return text
 
 
+def _combiner_text(c: Combiner) -> str:
+    """`combine argmax: RESULT; RESULT from NEUTRAL; NEUTRAL`, over l0[], r0[] and so on."""
+    results, neutral = ("; ".join(map(value_text, x)) for x in (c.results, c.neutral))
+    return f"  combine {c.name}: {results} from {neutral}"
+
+
+def _combiners(uses: Iterable[Combine | None]) -> list[str]:
+    found = dict.fromkeys(c for c in uses if isinstance(c, Combiner))
+    if len({c.name for c in found}) != len(found):
+        raise Invalid(f"two combiners are called {', '.join(sorted(c.name for c in found))}")
+    return [_combiner_text(c) for c in found]
+
+
 def group_text(g: Group) -> str:
     lines = [_head("group", g.name, g.dim_symbols()), *map(_buffer_text, g.buffers)]
+    lines += _combiners(s.combine for s in g.stages)
     return "\n".join([*lines, *(f"  {stage_text(s)}" for s in g.stages)]) + "\n"
 
 
 def nest_text(n: Nest) -> str:
     lines = [_head("nest", n.name, set(n.dims)), *map(_buffer_text, n.buffers)]
+    lines += _combiners(s.combine for s, _ in walk(n.body) if isinstance(s, Store))
     _body(n.body, 1, lines)
     return "\n".join(lines) + "\n"
 
@@ -90,6 +106,8 @@ def _body(body: tuple[Stmt, ...], depth: int, out: list[str]) -> None:
             _body(s.body, depth + 1, out)
         elif isinstance(s, Alloc):
             out.append(f"{pad}alloc {s.buffer}")
+        elif isinstance(s, Barrier):
+            out.append(f"{pad}barrier")
         else:
             out.append(
                 f"{pad}{s.stage}: {_at(s.buffer, s.index)} {s.combine or ''}= {value_text(s.value)}"
@@ -144,18 +162,41 @@ def _read_buffers(lines: _Lines, scope: Scope) -> tuple[list[Buffer], Scope]:
     while lines.lines:
         number, depth, line = lines.lines[0]
         scope_name, _, rest = line.partition(" ")
-        if depth != 1 or scope_name not in ("in", "out", "local", "register") or ": " not in rest:
+        if depth != 1 or scope_name not in SCOPES or ": " not in rest:
             break
         lines.lines.pop(0)
         name, _, t = rest.partition(": ")
         dtype, _, shape = t.partition("[")
-        if dtype not in DTYPES or not shape.endswith("]"):
+        known = dtype_named(dtype)
+        if known is None or not shape.endswith("]"):
             raise _fail(number, line, "expected NAME: dtype[dims]")
         r = Reader(shape[:-1] + "]", "shape")
         dims = r.several(lambda r=r: read_dim(r, scope), "]")
-        out.append(Buffer(name, DTYPES[dtype], tuple(dims), scope_name))
+        out.append(Buffer(name, known, tuple(dims), scope_name))
     buffers = {b.name: b.dtype for b in out}
     return out, Scope(buffers, scope.symbols)
+
+
+def _read_combiners(lines: _Lines) -> dict[str, Combiner]:
+    out: dict[str, Combiner] = {}
+    while lines.lines and lines.lines[0][2].startswith("combine "):
+        number, _, line = lines.lines.pop(0)
+        name, colon, rest = line.removeprefix("combine ").partition(": ")
+        results, mark, neutral = rest.rpartition(" from ")
+        if not colon or not mark:
+            raise _fail(number, line, "expected combine NAME: results from neutral elements")
+        zero = tuple(parse_value(x, Scope()) for x in neutral.split("; "))
+        sides = {f"{s}{k}": x.dtype for s in "lr" for k, x in enumerate(zero)}
+        made = tuple(parse_value(x, Scope(sides)) for x in results.split("; "))
+        constants = tuple(x for x in zero if isinstance(x, Const))
+        if len(constants) != len(zero) or len(made) != len(zero):
+            raise _fail(number, line, "expected one constant per component after from")
+        out[name] = Combiner(name, made, constants)
+    return out
+
+
+def _combine(text: str, known: Mapping[str, Combiner]) -> Combine | None:
+    return known.get(text.strip(), text.strip()) or None
 
 
 def _split_access(text: str, number: int, line: str) -> tuple[str, str, str]:
@@ -190,11 +231,14 @@ def parse_group(text: str) -> Group:
     lines = _Lines.of(text)
     name, scope, _ = _read_head("group", lines)
     buffers, scope = _read_buffers(lines, scope)
-    stages = [_read_stage(number, line, scope, buffers) for number, _, line in lines.lines]
+    own = _read_combiners(lines)
+    stages = [_read_stage(number, line, scope, buffers, own) for number, _, line in lines.lines]
     return Group(name, tuple(buffers), tuple(stages))
 
 
-def _read_stage(number: int, line: str, scope: Scope, buffers: list[Buffer]) -> Stage:
+def _read_stage(
+    number: int, line: str, scope: Scope, buffers: list[Buffer], own: Mapping[str, Combiner]
+) -> Stage:
     name, index, rest = _split_access(line, number, line)
     combine, eq, rest = rest.partition("= ")
     shape = next((b.shape for b in buffers if b.name == name), None)
@@ -225,23 +269,23 @@ def _read_stage(number: int, line: str, scope: Scope, buffers: list[Buffer]) -> 
     red = [a for a in axes if a.name.startswith(f"{name}.r")]
     where = _read_index(index, inner)
     value = parse_value(body_text, inner)
-    return Stage(
-        name, tuple(data), tuple(red), where, value, combine.strip() or None, init, ordered
-    )
+    return Stage(name, tuple(data), tuple(red), where, value, _combine(combine, own), init, ordered)
 
 
 def parse_nest(text: str) -> Nest:
     lines = _Lines.of(text)
     name, scope, dims = _read_head("nest", lines)
     buffers, scope = _read_buffers(lines, scope)
-    body = _read_body(lines, 1, scope)
+    body = _read_body(lines, 1, scope, _read_combiners(lines))
     if lines.lines:
         number, _, line = lines.lines[0]
         raise _fail(number, line, "unexpected indentation")
     return Nest(name, tuple(buffers), body, tuple(sorted(dims, key=lambda s: s.name)))
 
 
-def _read_body(lines: _Lines, depth: int, scope: Scope) -> tuple[Stmt, ...]:
+def _read_body(
+    lines: _Lines, depth: int, scope: Scope, own: Mapping[str, Combiner]
+) -> tuple[Stmt, ...]:
     out: list[Stmt] = []
     kinds = {_LOOP[k]: k for k in KINDS}
     while lines.lines and lines.lines[0][1] == depth:
@@ -249,18 +293,20 @@ def _read_body(lines: _Lines, depth: int, scope: Scope) -> tuple[Stmt, ...]:
         word, _, rest = line.partition(" ")
         if word == "alloc":
             out.append(Alloc(rest))
+        elif line == "barrier":
+            out.append(Barrier())
         elif word in kinds and line.endswith(":"):
             head, _, e = rest[:-1].partition(" in ")
             e, _, grain = e.partition(" grain ")
             s = D.the_sym(D.var(head, parse_dim(e, scope)))
-            body = _read_body(lines, depth + 1, scope.binding(s))
+            body = _read_body(lines, depth + 1, scope.binding(s), own)
             out.append(Loop(s, kinds[word], body, int(grain or 1)))
         else:
             stage, colon, rest = line.partition(": ")
             if not colon:
-                raise _fail(number, line, "expected a loop, an alloc or a store")
+                raise _fail(number, line, "expected a loop, an alloc, a barrier or a store")
             name, index, rest = _split_access(rest, number, line)
             combine, _, value = rest.partition("= ")
             v = parse_value(value, scope)
-            out.append(Store(stage, name, _read_index(index, scope), v, combine.strip() or None))
+            out.append(Store(stage, name, _read_index(index, scope), v, _combine(combine, own)))
     return tuple(out)

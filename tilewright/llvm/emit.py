@@ -18,7 +18,8 @@ from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Index, Load, Value, load, rewrite
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, substitute, walk
+from tilewright.kernel.nest import BLOCKS, THREADS, Alloc, Loop, Nest, Stmt, Store, substitute, walk
+from tilewright.kernel.untuple import untuple
 from tilewright.llvm.scalars import Arith, memory_type, register_type, vector
 from tilewright.llvm.writer import LANE, Level, Writer
 
@@ -29,7 +30,7 @@ STACK_LIMIT = 256 * 1024
 
 def emit(n: Nest, target: Target) -> str:
     """The module of one kernel."""
-    return _Module(n, target).text()
+    return _Module(untuple(n), target).text()
 
 
 class _Module:
@@ -303,8 +304,10 @@ class _Function(Writer):
             self.loop(s)
         elif isinstance(s, Store):
             self.store(s)
-        else:
+        elif isinstance(s, Alloc):
             self.allocate(s.buffer)
+        else:
+            raise Unsupported("a barrier between threads: a CPU has no thread blocks")
 
     def block(self, body: tuple[Stmt, ...]) -> None:
         for s in body:
@@ -313,6 +316,9 @@ class _Function(Writer):
 
     def allocate(self, name: str) -> None:
         b = self.buffers[name]
+        if b.scope == "shared":
+            what = f"{name} is shared by the threads of a block, which a CPU does not have"
+            raise Unsupported(what, hint=f"SetScope('{name}', 'local')")
         size = D.bounds(b.size)[1]
         t = memory_type(b.dtype)
         if size * b.dtype.bytes <= STACK_LIMIT:
@@ -341,6 +347,9 @@ class _Function(Writer):
             return
         if s.kind == "parallel" and hi is None:
             raise Unsupported(f"parallel loop {s.name} is not outermost")
+        if s.kind in (*BLOCKS, *THREADS):
+            hint = "make it Parallel instead"
+            raise Unsupported(f"{s.name} is bound to {s.kind}, which a CPU does not have", hint=hint)
         if hi is None and s.extent == 1:
             self.env[s.var] = 0
             self.block(s.body)
@@ -466,19 +475,19 @@ class _Function(Writer):
 
     def _store_one(self, s: Store, b: Buffer, const: int, terms: Any, w: int) -> None:
         t = memory_type(b.dtype)
-        if w > 1 and s.combine:
-            x = self.arith.horizontal(s.combine, self.lanes_of(s.value), b.dtype, w)
+        if w > 1 and s.function:
+            x = self.arith.horizontal(s.function, self.lanes_of(s.value), b.dtype, w)
         elif w > 1 and self.is_vector(s.value):
             lanes = f"{vector(register_type(b.dtype), w)} {self.value(s.value)}"
             x = self.put(f"extractelement {lanes}, i64 {w - 1}")
         else:
             x = self.value(s.value)
         p = self.pointer(b, const, terms)
-        if s.combine:
+        if s.function:
             old = self.arith.widen(
                 self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"), b.dtype, 1
             )
-            x = self.arith.apply(s.combine, b.dtype, 1, [old, x])
+            x = self.arith.apply(s.function, b.dtype, 1, [old, x])
         x = self.arith.narrow(x, b.dtype, 1)
         self.line(f"store {t} {x}, ptr {p}, align {b.dtype.bytes}")
 
@@ -489,11 +498,11 @@ class _Function(Writer):
         x = self.lanes_of(s.value)
         if lane == 1:
             p = self.pointer(b, const, terms)
-            if s.combine:
+            if s.function:
                 old = self.arith.widen(
                     self.put(f"load <{w} x {t}>, ptr {p}, align {b.dtype.bytes}"), b.dtype, w
                 )
-                x = self.arith.apply(s.combine, b.dtype, w, [old, x])
+                x = self.arith.apply(s.function, b.dtype, w, [old, x])
             x = self.arith.narrow(x, b.dtype, w)
             self.line(f"store <{w} x {t}> {x}, ptr {p}, align {b.dtype.bytes}")
             return
@@ -506,10 +515,10 @@ class _Function(Writer):
 
             c, tm, _ = self._with_lane(k, where)
             p = self.pointer(b, c, tm)
-            if s.combine:
+            if s.function:
                 old = self.arith.widen(
                     self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"), b.dtype, 1
                 )
-                y = self.arith.apply(s.combine, b.dtype, 1, [old, y])
+                y = self.arith.apply(s.function, b.dtype, 1, [old, y])
             y = self.arith.narrow(y, b.dtype, 1)
             self.line(f"store {t} {y}, ptr {p}, align {b.dtype.bytes}")
