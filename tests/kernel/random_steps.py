@@ -22,6 +22,7 @@ from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.storage_align import StorageAlign
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 
@@ -63,6 +64,8 @@ def _new(n: Nest, rng: random.Random, stem: str) -> str:
 
 
 def _split(n: Nest, rng: random.Random) -> Step:
+    if rng.random() < 0.15:
+        return Split(_loop(n, rng), parts=rng.choice([1, 2, 3, 4]))
     return Split(_loop(n, rng), rng.choice([0, 1, 2, 2, 3, 4, 4, 4, 5, 7, 8, 16]))
 
 
@@ -186,6 +189,14 @@ def _permute(n: Nest, rng: random.Random) -> Step | None:
     return Permute(b.name, tuple(order)) if len(order) > 1 else None
 
 
+def _storage_align(n: Nest, rng: random.Random) -> Step | None:
+    b = rng.choice([n.buffer(x) for x in _locals(n)] or list(n.buffers))
+    if len(b.shape) < 2 and rng.random() < 0.9:
+        return None
+    axis = rng.randrange(max(1, len(b.shape) - 1))
+    return StorageAlign(b.name, axis, rng.choice([2, 4, 8]), rng.choice([0, 0, 1]))
+
+
 _TABLE: list[tuple[Maker, int]] = [
     (_split, 8),
     (_reorder, 5),
@@ -203,6 +214,7 @@ _TABLE: list[tuple[Maker, int]] = [
     (_set_scope, 1),
     (_pad, 2),
     (_permute, 1),
+    (_storage_align, 1),
 ]
 _MAKERS = [maker for maker, _ in _TABLE]
 _WEIGHTS = [weight for _, weight in _TABLE]

@@ -1,7 +1,7 @@
 """A schedule is a replayable tuple of frozen steps, each a checked map from nest to nest.
 
-`repr(trace)` is Python that `parse_trace` reads back. A step that would change the result, or that
-cannot be done where the nest stands, refuses with a sentence; nothing is half-applied, because
+`print_trace` gives Python that `parse_trace` reads back. A step that would change the result, or
+that cannot be done where the nest stands, refuses with a sentence; nothing is half-applied, because
 nests are immutable.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from tilewright.base.errors import Invalid, Refused
@@ -36,9 +36,15 @@ class Step:
     def __call__(self, n: Nest) -> Nest:
         return self.apply(n)
 
+    def __str__(self) -> str:
+        """As `parse_trace` reads it, without what is as it always is."""
+        given = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
+        shown = ", ".join(f"{name}={value!r}" for name, value, usual in given if value != usual)
+        return f"{type(self).__name__}({shown})"
+
     def need(self, condition: object, reason: str, hint: str | None = None) -> None:
         if not condition:
-            raise Refused(f"{self!r}: {reason}", hint=hint)
+            raise Refused(f"{self}: {reason}", hint=hint)
 
     def internal(self, n: Nest, name: str) -> Buffer:
         """A buffer that belongs to the nest, not to its caller."""
@@ -84,7 +90,7 @@ def apply(n: Nest, trace: Sequence[Step]) -> Nest:
 
 
 def print_trace(trace: Sequence[Step]) -> str:
-    return "\n".join(map(repr, trace)) + ("\n" if trace else "")
+    return "\n".join(map(str, trace)) + ("\n" if trace else "")
 
 
 def parse_trace(text: str) -> Trace:

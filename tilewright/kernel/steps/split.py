@@ -14,25 +14,30 @@ class Split(Step):
     for i in 100:            for i.0 in 7:
       y[i] = …                 for i.1 in min(16, 100-16*i.0):
                                  y[16*i.0+i.1] = …
+
+    With `parts` instead, the outer one has so many iterations (fewer where they would be empty).
     """
 
     loop: str
-    factor: int
+    factor: int = 0
+    parts: int = 0
 
     def apply(self, n: Nest) -> Nest:
-        self.need(
-            isinstance(self.factor, int) and self.factor >= 1,
-            f"{self.factor} is not a positive factor",
-        )
+        given = [x for x in (self.factor, self.parts) if x != 0]
+        self.need(given, f"{self.factor} is not a positive factor", "give a factor or parts")
+        self.need(len(given) == 1, "a factor and parts are given", "one follows from the other")
+        positive = isinstance(given[0], int) and given[0] >= 1
+        self.need(positive, f"{given[0]} is not a positive {'factor' if self.factor else 'number'}")
         for found, _ in self.loops(n, self.loop):
             self.need(found.kind == "serial", f"{self.loop} is already {found.kind}", "split first")
 
         def one(s: Loop) -> tuple[Stmt, ...]:
-            outer = D.var(f"{self.loop}.0", D.ceildiv(s.extent, self.factor))
-            tail = D.minimum(self.factor, s.extent - outer * self.factor)
+            factor = self.factor or D.maximum(1, D.ceildiv(s.extent, self.parts))
+            outer = D.var(f"{self.loop}.0", D.ceildiv(s.extent, factor))
+            tail = D.minimum(factor, s.extent - outer * factor)
             least, most = D.bounds(tail)
             inner = D.var(f"{self.loop}.1", most if least == most else tail)
-            table = {s.var: outer * self.factor + inner}
+            table = {s.var: outer * factor + inner}
             body = tuple(substitute(b, table) for b in s.body)
             return (Loop(D.the_sym(outer), "serial", (Loop(D.the_sym(inner), "serial", body),)),)
 

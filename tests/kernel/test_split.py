@@ -1,0 +1,53 @@
+"""Split by a factor or into parts, ragged or not."""
+
+import numpy as np
+import pytest
+
+from tests.kernel.native import Native
+from tilewright.base.errors import Refused
+from tilewright.kernel.interpret import run
+from tilewright.kernel.nest import find, start
+from tilewright.kernel.step import parse_trace, print_trace
+from tilewright.kernel.steps.parallel import Parallel
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.text import parse_group
+
+DOUBLED = """
+group k
+  in a0: f32[{n}]
+  out y0: f32[{n}]
+  y0[y0.i0] = a0[y0.i0] * 2.0 for y0.i0 in {n}
+"""
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 5, 8, 9, 100])
+@pytest.mark.parametrize("split", [Split("y0.i0", 4), Split("y0.i0", parts=4)], ids=str)
+def test_every_point_once(n: int, split: Split) -> None:
+    nest = split.apply(start(parse_group(DOUBLED.format(n=n).strip())))
+    ((outer, _),) = find(nest, "y0.i0.0")
+    count = -(-n // 4) if split.factor else -(-n // -(-n // 4))
+    assert outer.extent == count
+    nest = Parallel("y0.i0.0").apply(nest)
+    a = np.arange(n, dtype=np.float32)
+    for got in (run(nest, {"a0": a}), Native(nest)({"a0": a})):
+        np.testing.assert_array_equal(got["y0"], 2 * a)
+
+
+def test_steps_print_what_is_given() -> None:
+    trace = (Split("y0.i0", 4), Split("y0.i0.0", parts=2))
+    text = "Split(loop='y0.i0', factor=4)\nSplit(loop='y0.i0.0', parts=2)\n"
+    assert print_trace(trace) == text
+    assert parse_trace(text) == trace
+
+
+@pytest.mark.parametrize(
+    ("split", "reason"),
+    [
+        (Split("y0.i0"), "0 is not a positive factor"),
+        (Split("y0.i0", 2, 2), "a factor and parts are given"),
+        (Split("y0.i0", parts=-1), "-1 is not a positive number"),
+    ],
+)
+def test_refusals(split: Split, reason: str) -> None:
+    with pytest.raises(Refused, match=reason):
+        split.apply(start(parse_group(DOUBLED.format(n=5).strip())))
