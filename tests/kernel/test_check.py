@@ -46,6 +46,10 @@ NESTS = {
         HEAD + "  alloc t\n  lane i in 8:\n    for j in 2:\n      y: y[i] = x[i]\n",
         "serial j is inside the lanes i",
     ),
+    "threads-sound": (
+        HEAD + "  alloc t\n  for i in 8:\n    block.x j in 2:\n      y: y[i] = x[i]\n",
+        "block.x j is inside serial i",
+    ),
 }
 
 

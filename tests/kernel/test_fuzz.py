@@ -28,11 +28,12 @@ def test_slice(piece: int) -> None:
 
 def test_every_step_is_drawn_and_accepted() -> None:
     counts = Counts()
+    native = set(STEPS) - {"Bind", "Synchronise"}  # those are drawn in test_simt.py
     for seed in range(10_000, 10_200):
         explore(seed, counts)
-        if set(counts.accepted) == set(STEPS):
+        if set(counts.accepted) == native:
             return
-    raise AssertionError(f"never accepted: {sorted(set(STEPS) - set(counts.accepted))}")
+    raise AssertionError(f"never accepted: {sorted(native - set(counts.accepted))}")
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)

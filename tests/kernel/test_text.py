@@ -85,7 +85,10 @@ NEST = "nest g\n  in x: f32[4]\n  out y: f32[4]\n"
     ("text", "says"),
     [
         ("group g\n", "expected 'nest NAME'"),
-        (NEST + "  for i in 4:\n    hello\n", "line 5: expected a loop, an alloc, a barrier or a store"),
+        (
+            NEST + "  for i in 4:\n    hello\n",
+            "line 5: expected a loop, an alloc, a barrier or a store",
+        ),
         (NEST + "  for i in 4:\n        y: y[i] = x[i]\n", "line 5: unexpected indentation"),
         (NEST + "  for i in 4:\n    y: y[j] = x[i]\n", "j"),
     ],

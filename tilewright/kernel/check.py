@@ -15,13 +15,13 @@ from tilewright.ir.check import CheckFailed, Fault, check, level, verify
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.expr import Load, Reduce, Value, extent, loads, walk
 from tilewright.kernel.group import Buffer, Group, Stage
-from tilewright.kernel.nest import KINDS, Alloc, Loop, Nest, Path, Stmt, Store, store_loads
+from tilewright.kernel.nest import KINDS, SCOPES, Alloc, Loop, Nest, Path, Stmt, Store, store_loads
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.text import group_text, nest_text
+from tilewright.kernel.threads import thread_faults
 
 __all__ = ["CheckFailed", "unsettled", "verify"]
 
-SCOPES = ("in", "out", "local", "register")
 # Lines of a nest shown above and below a fault.
 AROUND = 4
 
@@ -218,8 +218,10 @@ def _nest_symbols(n: Nest) -> Iterator[Fault]:
             lost = _unbound(_symbols(s.value, s.index), bound)
         elif isinstance(s, Loop):
             lost = _unbound(D.symbols(s.extent), bound)
-        else:
+        elif isinstance(s, Alloc):
             lost = _unbound(set().union(*(D.symbols(d) for d in n.buffer(s.buffer).shape)), dims)
+        else:
+            lost = []
         if lost:
             yield Fault(f"{', '.join(lost)} is bound by no loop around", s)
 
@@ -264,7 +266,7 @@ def _nest_live(n: Nest) -> Iterator[Fault]:
                 live.add(s.buffer)
             elif isinstance(s, Loop):
                 yield from body(s.body, live)
-            else:
+            elif isinstance(s, Store):
                 for name in dict.fromkeys([s.buffer, *(str(x.source) for x in store_loads(s))]):
                     if name not in live:
                         yield Fault(f"{s.stage} uses {name}, which is not allocated here", s)
@@ -300,6 +302,13 @@ def _nest_lanes(n: Nest) -> Iterator[Fault]:
                     yield Fault(f"the extent of {x.name} differs between the lanes {s.name}", x)
                 if isinstance(x, Loop) and x.kind != "unroll":
                     yield Fault(f"{x.kind} {x.name} is inside the lanes {s.name}", x)
+
+
+@check("nest", "threads-sound")
+def _nest_threads(n: Nest) -> Iterator[Fault]:
+    """Blocks outside threads, no axis inside itself, shared memory per block, safe barriers."""
+    for what, s in thread_faults(n):
+        yield Fault(what, s)
 
 
 def unsettled(n: Nest) -> list[Fault]:

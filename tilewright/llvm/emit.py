@@ -349,7 +349,9 @@ class _Function(Writer):
             raise Unsupported(f"parallel loop {s.name} is not outermost")
         if s.kind in (*BLOCKS, *THREADS):
             hint = "make it Parallel instead"
-            raise Unsupported(f"{s.name} is bound to {s.kind}, which a CPU does not have", hint=hint)
+            raise Unsupported(
+                f"{s.name} is bound to {s.kind}, which a CPU does not have", hint=hint
+            )
         if hi is None and s.extent == 1:
             self.env[s.var] = 0
             self.block(s.body)

@@ -1,0 +1,388 @@
+"""Target zero for nests with blocks and threads: runs them on numpy and reports every race.
+
+Blocks run in shuffled order. The threads of a block step together, statement by statement, as
+vectors in shuffled order; that stands for every interleaving, because two threads that touch one
+cell of shared or global memory between two barriers, one of them writing, are an error and not a
+result (writing the same value twice is none, until somebody reads it). So are two blocks that touch
+one global cell, a barrier that some threads of the block do not reach, an access outside its buffer
+and a thread that reads what another one left in its own private memory.
+
+Fresh memory holds garbage. A shared buffer that is allocated in a loop is the same memory every
+time. What a nest means here is written in kernel/threads.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Load
+from tilewright.ir.interpret import Evaluator
+from tilewright.ir.types import as_dtype, bf16
+from tilewright.kernel.interpret import Env, Machine, RunError, _combine, execute
+from tilewright.kernel.nest import (
+    THREADS,
+    Alloc,
+    Barrier,
+    Loop,
+    Nest,
+    Stmt,
+    Store,
+    substitute,
+    walk,
+)
+from tilewright.kernel.threads import grid_of, launches
+
+NOBODY, MANY = -1, -2
+
+
+def run(
+    nest: Nest,
+    arrays: Mapping[str, np.ndarray],
+    dims: Mapping[str, int] | None = None,
+    seed: int = 0,
+) -> dict[str, np.ndarray]:
+    """The outputs by name, like kernel.interpret.run. A RunError says what went wrong and where."""
+    return execute(_Grid(nest, dict(dims or {}), seed), arrays)
+
+
+class _Grid(Machine):
+    """The device: global memory and the launches of a nest, one after the other."""
+
+    def block(self, body: tuple[Stmt, ...], env: Env) -> None:
+        table: dict[D.Sym, Dim] = {s: self.sizes[s.name] for s in self.nest.dims}
+        for s in body:
+            if isinstance(s, Alloc) and self.nest.buffer(s.buffer).scope != "shared":
+                self.memory[s.buffer] = self.garbage(self.nest.buffer(s.buffer))
+        # With numbers for the dimensions every extent has a bound: the size of the block.
+        fixed = tuple(substitute(s, table) for s in body)
+        for launch in launches(fixed):
+            self._launch(launch)
+
+    def _launch(self, launch: tuple[Stmt, ...]) -> None:
+        loops, body = grid_of(launch)
+        points: list[Env] = [{}]
+        for x in loops:
+            points = [
+                {**p, x.name: k}
+                for p in points
+                for k in range(int(D.evaluate(x.extent, {**self.sizes, **p})))
+            ]
+        size = [1, 1, 1]
+        for s, _ in walk(body):
+            if isinstance(s, Loop) and s.kind in THREADS:
+                axis = THREADS.index(s.kind)
+                size[axis] = max(size[axis], D.bounds(s.extent)[1])
+        written = [x for x in self.memory if self.nest.buffer(x).scope != "in"]
+        by_block = {name: _Watch(self.memory[name].size) for name in written}
+        by_thread = {name: _Watch(self.memory[name].size) for name in written}
+        for k in self.random.permutation(len(points)):
+            shape = size[0], size[1], size[2]
+            _Block(self, int(k), points[k], shape, by_block, by_thread).run(body)
+            for watch in by_thread.values():
+                watch.clear()
+
+
+class _Watch:
+    """Who wrote and who read each cell, as numbers; MANY wrote one value."""
+
+    def __init__(self, size: int) -> None:
+        self.writer = np.full(size, NOBODY, np.int64)
+        self.reader = np.full(size, NOBODY, np.int64)
+        self.sites: list[str] = []
+        self.written_at = np.zeros(size, np.int64)
+        self.read_at = np.zeros(size, np.int64)
+        self.touched: list[np.ndarray] = []
+
+    def clear(self) -> None:
+        for c in self.touched:
+            self.writer[c] = self.reader[c] = NOBODY
+        self.touched = []
+
+    def site(self, what: str) -> int:
+        if not self.sites or self.sites[-1] != what:
+            self.sites.append(what)
+        return len(self.sites) - 1
+
+    def read(self, cells: np.ndarray, who: np.ndarray, what: str) -> tuple[int, int, str] | None:
+        """Notes a read; (reader, writer, where it wrote) if another one wrote the cell."""
+        w = self.writer[cells]
+        bad = np.flatnonzero((w != NOBODY) & (w != who))
+        if bad.size:
+            k = bad[0]
+            return int(who[k]), int(w[k]), self.sites[self.written_at[cells[k]]]
+        self._note(self.reader, cells, who)
+        self.read_at[cells] = self.site(what)
+        self.touched.append(cells)
+        return None
+
+    def write(
+        self, cells: np.ndarray, who: np.ndarray, what: str, harmless: np.ndarray
+    ) -> tuple[int, int, str] | None:
+        """Notes a write; (writer, the other one, what it did) if another one was there. A write is
+        harmless to other writes where it changes nothing."""
+        r, w = self.reader[cells], self.writer[cells]
+        bad = np.flatnonzero((r != NOBODY) & (r != who))
+        if bad.size:
+            k = bad[0]
+            return int(who[k]), int(r[k]), f"reads {self.sites[self.read_at[cells[k]]]}"
+        bad = np.flatnonzero((w != NOBODY) & (w != who) & ~harmless)
+        if bad.size:
+            k = bad[0]
+            return int(who[k]), int(w[k]), f"writes {self.sites[self.written_at[cells[k]]]}"
+        self._note(self.writer, cells, who)
+        self.written_at[cells] = self.site(what)
+        self.touched.append(cells)
+        return None
+
+    def _note(self, owner: np.ndarray, cells: np.ndarray, who: np.ndarray) -> None:
+        old = owner[cells]
+        owner[cells] = who
+        many = cells[((old != NOBODY) & (old != who)) | (owner[cells] != who)]
+        owner[many] = MANY
+
+
+class _Block:
+    """One block: its threads, its shared memory and the private memory of each thread."""
+
+    def __init__(
+        self,
+        grid: _Grid,
+        number: int,
+        at: Env,
+        size: tuple[int, int, int],
+        by_block: dict[str, _Watch],
+        by_thread: dict[str, _Watch],
+    ) -> None:
+        self.grid, self.number, self.at, self.size = grid, number, at, size
+        self.count = size[0] * size[1] * size[2]
+        everyone = np.arange(self.count)
+        x, y = size[0], size[1]
+        self.coords = {
+            "thread.x": everyone % x,
+            "thread.y": everyone // x % y,
+            "thread.z": everyone // (x * y),
+        }
+        self.by_block = by_block  # global memory
+        self.by_thread = dict(by_thread)  # global memory and the shared one
+        self.memory = dict(grid.memory)
+        self.private: dict[str, np.ndarray] = {}  # per thread and cell: has it been written?
+
+    def run(self, body: tuple[Stmt, ...]) -> None:
+        self.statements(body, dict(self.at), self.grid.random.permutation(self.count))
+
+    # ---- statements: `who` is the thread of each point that runs
+
+    def statements(self, body: tuple[Stmt, ...], env: Env, who: np.ndarray) -> None:
+        for s in body:
+            if isinstance(s, Alloc):
+                self._allocate(s.buffer)
+            elif isinstance(s, Barrier):
+                self._barrier(who)
+            elif isinstance(s, Store):
+                self.store(s, env, who)
+            else:
+                self._loop(s, env, who)
+
+    def _allocate(self, name: str) -> None:
+        b = self.grid.nest.buffer(name)
+        if name in self.grid.memory:
+            return  # global, allocated before the launch
+        if b.scope == "shared":
+            self.memory[name] = self.grid.garbage(b)
+            self.by_thread.setdefault(name, _Watch(self.memory[name].size))
+        else:
+            one = self.grid.garbage(b)
+            self.memory[name] = np.tile(one, (self.count,) + (1,) * one.ndim)
+            self.private[name] = np.zeros((self.count, one.size), np.bool_)
+
+    def _barrier(self, who: np.ndarray) -> None:
+        absent = np.setdiff1d(np.arange(self.count), who)
+        if absent.size:
+            some = f"{self.thread(who[0])} waits at a barrier" if who.size else "a barrier"
+            raise RunError(f"{some} that {self.thread(absent[0])} does not reach")
+        for w in self.by_thread.values():
+            w.clear()
+
+    def _loop(self, s: Loop, env: Env, who: np.ndarray) -> None:
+        if s.name in env:
+            raise RunError(f"loop {s.name} is inside another loop of that name")
+        raw = D.evaluate(s.extent, {**self.grid.sizes, **env})
+        count = np.broadcast_to(np.maximum(np.asarray(raw, np.int64), 0), who.shape)
+        if s.kind in THREADS:
+            mine = self.coords[s.kind][who]
+            there = mine < count
+            self._some(s.body, {**env, s.name: mine}, who, there)
+        elif s.kind == "lane":
+            wide = {k: np.repeat(v, count) if np.ndim(v) else v for k, v in env.items()}
+            begin = np.repeat(np.cumsum(count) - count, count)
+            wide[s.name] = np.arange(len(begin)) - begin
+            if len(begin):
+                self.statements(s.body, wide, np.repeat(who, count))
+        else:
+            for k in range(int(count.max(initial=0))):
+                self._some(s.body, {**env, s.name: k}, who, count > k)
+
+    def _some(self, body: tuple[Stmt, ...], env: Env, who: np.ndarray, there: np.ndarray) -> None:
+        if there.all():
+            self.statements(body, env, who)
+        elif there.any():
+            part = {k: v[there] if np.ndim(v) else v for k, v in env.items()}
+            self.statements(body, part, who[there])
+
+    def store(self, s: Store, env: Env, who: np.ndarray) -> None:
+        n = len(who)
+        b = self.grid.nest.buffer(s.buffer)
+        if s.buffer not in self.memory:
+            raise RunError(f"{s.stage}: {s.buffer} is written where it is not allocated")
+        if b.scope == "in":
+            raise RunError(f"{s.stage}: the input {s.buffer} is written")
+        ev = _Reader(self, s, env, who)
+        v = as_dtype(np.broadcast_to(ev(s.value), (n,)), b.dtype)
+        what = f"{s.buffer}[{','.join(map(str, s.index))}]"
+        index = [np.broadcast_to(ev.dim(i), (n,)) for i in s.index]
+        cells = self.cells(s.buffer, index, who, True, f"{s.stage}: {what} writes")
+        flat = self.memory[s.buffer].reshape(-1)
+        if s.buffer in self.private:
+            size = self.private[s.buffer].shape[1]
+            self.private[s.buffer][who, cells] = True
+            at = who * size + cells
+        else:
+            at = cells
+            if s.function is not None:
+                self.touch(s, s.buffer, what, cells, who)
+            distinct, which = np.unique(cells, return_inverse=True)
+            last = np.zeros(len(distinct), np.int64)
+            last[which] = np.arange(n)
+            last = last[which]  # per point, the last one at its cell
+            same = _equal(v, flat[cells]) & (s.function is None)
+            # Threads that write one cell together may if they agree; lanes of one thread are it.
+            agree = _equal(v, v[last]) & (s.function is None)
+            odd = np.flatnonzero((who != who[last]) & ~agree)
+            if odd.size:
+                k = odd[0]
+                self.race(s, what, int(who[k]), int(who[last[k]]), f"writes {what}")
+            self.touch(s, s.buffer, what, cells, who, same)
+        if s.function is None:
+            flat[at] = v
+        elif b.dtype is bf16:
+            f = _combine(s.function, b.dtype)
+            for c, x in zip(at, v, strict=True):
+                flat[c] = as_dtype(f(flat[c], x), bf16)
+        else:
+            with np.errstate(all="ignore"):
+                _combine(s.function, b.dtype).at(flat, at, v)
+
+    # ---- cells and who touches them
+
+    def cells(
+        self, name: str, index: list[np.ndarray], who: np.ndarray, mask: Any, what: str
+    ) -> np.ndarray:
+        """The cells of points, each inside the buffer where the mask holds."""
+        shape = self.memory[name].shape[1 if name in self.private else 0 :]
+        if len(index) != len(shape):
+            raise RunError(f"{what} with {len(index)} indices, {name} has {len(shape)} axes")
+        out = np.zeros(len(who), np.int64)
+        for k, (x, size) in enumerate(zip(index, shape, strict=True)):
+            bad = np.flatnonzero(((x < 0) | (x >= size)) & mask)
+            if bad.size:
+                at = f"index {int(x[bad[0]])} in {self.thread(who[bad[0]])}"
+                raise RunError(f"{what} outside axis {k} of {size}: {at}")
+            out = out * size + np.clip(x, 0, max(size - 1, 0))
+        return out
+
+    def touch(
+        self,
+        s: Store,
+        name: str,
+        what: str,
+        cells: np.ndarray,
+        who: np.ndarray,
+        harmless: np.ndarray | None = None,
+    ) -> None:
+        """Notes a read, or a write where `harmless` is given; another thread or block is a race."""
+        watch = self.by_thread.get(name)
+        if watch is None or not cells.size:
+            return
+        if harmless is None:
+            found = watch.read(cells, who, what)
+            if found is not None:
+                self.race(s, what, found[0], found[1], f"writes {found[2]}", "reads")
+        else:
+            found = watch.write(cells, who, what, harmless)
+            if found is not None:
+                self.race(s, what, *found)
+        whole = self.by_block.get(name)
+        if whole is None:
+            return
+        me = np.full(len(cells), self.number)
+        if harmless is None:
+            clash = whole.read(cells, me, what)
+        else:
+            clash = whole.write(cells, me, what, np.zeros(len(cells), np.bool_))
+        if clash is not None:
+            verb = "reads" if harmless is None else "writes"
+            other = f"writes {clash[2]}" if harmless is None else clash[2]
+            raise RunError(
+                f"{s.stage}: {self._block()} {verb} {what}, of which another block {other} one cell"
+            )
+
+    def race(
+        self, s: Store, what: str, one: int, other: int, did: str, verb: str = "writes"
+    ) -> None:
+        them = "other threads" if other == MANY else self.thread(other, short=True)
+        did = (
+            did.replace("writes", "write", 1).replace("reads", "read", 1) if other == MANY else did
+        )
+        raise RunError(
+            f"{s.stage}: {self.thread(one)} {verb} {what} and {them} {did}: "
+            "one cell, with no barrier between"
+        )
+
+    def thread(self, t: Any, short: bool = False) -> str:
+        axes = [a for a, n in zip(THREADS, self.size, strict=True) if n > 1] or [THREADS[0]]
+        at = ", ".join(f"{a[-1]}={int(self.coords[a][t])}" for a in axes)
+        return f"thread ({at})" + ("" if short else f" of {self._block()}")
+
+    def _block(self) -> str:
+        return f"block ({', '.join(f'{k}={v}' for k, v in self.at.items())})"
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a == b) | ((a != a) & (b != b))
+
+
+class _Reader(Evaluator):
+    """Evaluates what a store reads at its points; every load is checked and watched."""
+
+    def __init__(self, block: _Block, store: Store, env: Env, who: np.ndarray) -> None:
+        super().__init__(block.memory, block.grid.sizes, env)
+        self.block, self.store, self.who = block, store, who
+
+    def _load(self, v: Load) -> np.ndarray:
+        name, block, who = str(v.source), self.block, self.who
+        if name not in block.memory:
+            raise RunError(f"{self.store.stage}: {v!r} reads memory that is not allocated")
+        a = block.memory[name]
+        index = [np.broadcast_to(self.dim(i), who.shape) for i in v.index]
+        mask = np.broadcast_to(self.mask, who.shape)
+        cells = block.cells(name, index, who, mask, f"{self.store.stage}: {v!r} reads")
+        if a.size == 0:
+            return np.zeros(who.shape, a.dtype)
+        if name in block.private:
+            written = block.private[name]
+            lost = ~written[who, cells] & written[:, cells].any(axis=0) & mask
+            if lost.any():
+                k = np.flatnonzero(lost)[0]
+                other = int(np.flatnonzero(written[:, cells[k]])[0])
+                raise RunError(
+                    f"{self.store.stage}: {block.thread(who[k])} reads {v!r} of its own, "
+                    f"private {name}, which {block.thread(other, short=True)} wrote"
+                )
+            return a.reshape(-1)[who * written.shape[1] + cells]
+        block.touch(self.store, name, repr(v), cells[mask], who[mask])
+        return a.reshape(-1)[cells]

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Sym
+from tilewright.kernel.nest import (
+    THREADS,
+    Alloc,
+    Barrier,
+    Loop,
+    Nest,
+    Path,
+    Stmt,
+    inner_vars,
+    transform,
+    walk,
+)
+from tilewright.kernel.step import Step
+from tilewright.kernel.threads import (
+    Access,
+    accesses,
+    advances,
+    grid_of,
+    has_threads,
+    launches,
+    same_thread,
+    thread_axes,
+)
+
+
+@dataclass(frozen=True)
+class Synchronise(Step):
+    """Barriers exactly where threads of a block may talk through shared or global memory: one
+    writes a cell that another touches later, also in a later iteration of a loop around both.
+    Barriers that are there already are computed anew, so this is the last step.
+
+    thread.x i: t[i] = …               thread.x i: t[i] = …
+    thread.x j: y[j] = t[31-j]         barrier
+                                       thread.x j: y[j] = t[31-j]
+
+    Sibling thread loops share one block; a thread extent smaller than the block is a predicate; a
+    statement outside thread loops runs in every thread (see kernel/threads.py). A nest in which
+    this gives another result than the loops in order is refused.
+    """
+
+    def apply(self, n: Nest) -> Nest:
+        bare = transform(n.body, lambda s: () if isinstance(s, Barrier) else (s,))
+        n = replace(n, body=bare)
+        self.need(has_threads(bare), "no loop is bound to threads", "Bind first")
+        out: list[Stmt] = []
+        for launch in launches(bare):
+            loops, body = grid_of(launch)
+            if has_threads(body):
+                scan = _Scan(self, n, thread_axes(body))
+                scan.refuse_lost(body, tuple(loops))
+                body, _ = scan.body(body, tuple(loops), [])
+            for x in reversed(loops):
+                body = (replace(x, body=body),)
+            out.extend(body)
+        return replace(n, body=tuple(out))
+
+
+class _Scan:
+    """One block, statement by statement, with what was touched since the last barrier."""
+
+    def __init__(self, step: Synchronise, n: Nest, axes: tuple[str, ...]) -> None:
+        self.step, self.n, self.axes = step, n, axes
+        outermost = {s.buffer for s in n.body if isinstance(s, Alloc)}
+        self.private = {
+            b.name
+            for b in n.buffers
+            if b.scope in ("local", "register") and b.name not in outermost
+        }
+        self.common = {b.name for b in n.buffers if b.scope != "in" and b.name not in self.private}
+
+    def body(
+        self, stmts: tuple[Stmt, ...], path: Path, pending: list[Access]
+    ) -> tuple[tuple[Stmt, ...], list[Access]]:
+        out: list[Stmt] = []
+        for s in stmts:
+            if isinstance(s, Loop) and s.kind not in (*THREADS, "lane"):
+                what = f"{s.name} is parallel, beside threads of one block"
+                self.step.need(s.kind != "parallel", what, "Bind it instead")
+                inner, after = self._loop(s, path, [])
+                met, left = self._loop(s, path, pending)
+                if _barriers(met) > _barriers(inner):  # once before the loop, not in every round
+                    out.append(Barrier())
+                else:
+                    inner, after = met, left
+                out.append(replace(s, body=inner))
+                pending = after
+                continue
+            here = [a for a in accesses(s, path) if a.buffer in self.common]
+            self._refuse_replicas(s, here)
+            self._refuse_inside(here, {q.var for q in path})
+            if self._talk(pending, here, {q.var for q in path}):
+                out.append(Barrier())
+                pending = []
+            pending = _union(pending, here)
+            out.append(s)
+        return tuple(out), pending
+
+    def _loop(
+        self, s: Loop, path: Path, pending: list[Access]
+    ) -> tuple[tuple[Stmt, ...], list[Access]]:
+        """A loop that all threads run: an iteration also meets what earlier ones left."""
+        before = pending
+        once = D.bounds(s.extent)[1] <= 1
+        while True:
+            inner, after = self.body(s.body, (*path, s), before)
+            after = [a.elsewhere(s) for a in after]
+            grown = _union(before, after)
+            if once or len(grown) == len(before):
+                break
+            before = grown
+        ran = D.bounds(s.extent)[0] >= 1
+        return inner, after if ran else _union(pending, after)
+
+    def _talk(self, old: list[Access], new: list[Access], uniform: set[Sym]) -> bool:
+        uniform = uniform | set(self.n.dims)
+        return any(
+            a.buffer == b.buffer
+            and (a.writes or b.writes)
+            and not same_thread(self.n, a, b, self.axes, uniform)
+            for b in new
+            for a in old
+        )
+
+    def _refuse_replicas(self, s: Stmt, here: list[Access]) -> None:
+        """What runs in every thread along an axis may write a cell once, not update it."""
+        inner = inner_vars(s)
+        for w in here:
+            missing = [x for x in self.axes if x not in dict(w.threads)]
+            others = [a for a in here if a.buffer == w.buffer and a is not w]
+            again = any(not advances(self.n, w, v, inner - {v}) for v in inner)
+            bad = w.writes and missing and (w.accumulates or others or again)
+            what = f"{w.stage} updates {w} in every thread of {', '.join(missing)}"
+            self.step.need(not bad, what, "bind its loops, or keep it in local memory")
+
+    def _refuse_inside(self, here: list[Access], uniform: set[Sym]) -> None:
+        """There is no place for a barrier inside a thread loop: threads do not talk there."""
+        uniform = uniform | set(self.n.dims)
+        for w in (a for a in here if a.writes):
+            for a in (a for a in here if a.buffer == w.buffer):
+                # Bind has seen to it that one index is one thread.
+                if a.index == w.index and a.threads == w.threads:
+                    continue
+                axes = dict([*w.threads, *a.threads])
+                what = f"{a.stage} touches {a}, which another thread may write as {w}"
+                alone = same_thread(self.n, w, a, axes, uniform)
+                self.step.need(alone, f"{what}, inside one thread loop", "bind inner loops only")
+
+    def refuse_lost(self, body: tuple[Stmt, ...], path: Path) -> None:
+        """Private memory is read by the thread that wrote it."""
+        for s, p in walk(body, path):
+            if not isinstance(s, Alloc) or s.buffer not in self.private:
+                continue
+            touched = [a for x in body for a in accesses(x, path) if a.buffer == s.buffer]
+            uniform = {q.var for q in p} | set(self.n.dims)
+            for w in (a for a in touched if a.writes):
+                axes = [axis for axis, v in w.threads if v not in uniform]
+                for r in touched:
+                    kept = same_thread(self.n, w, r, axes, uniform)
+                    what = f"{r.stage} touches {r} of the private {s.buffer}, which other threads "
+                    hint = f"SetScope('{s.buffer}', 'shared'), or bind both to the same axes"
+                    self.step.need(kept, f"{what}write as {w}", hint)
+
+
+def _barriers(body: tuple[Stmt, ...]) -> int:
+    return sum(isinstance(s, Barrier) for s, _ in walk(body))
+
+
+def _union(a: list[Access], b: list[Access]) -> list[Access]:
+    return list(dict.fromkeys([*a, *b]))

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilewright.ir import dim as D
+from tilewright.kernel.dependence import carried
+from tilewright.kernel.nest import BLOCKS, THREADS, Nest, on_loops
+from tilewright.kernel.step import Step
+from tilewright.kernel.threads import thread_faults
+
+
+@dataclass(frozen=True)
+class Bind(Step):
+    """The iterations become the blocks of a grid (block.x, .y, .z) or the threads of a block
+    (thread.x, .y, .z). The rules are in kernel/threads.py; Synchronise comes after the last Bind.
+
+    for i.0 in 7:                             block.x i.0 in 7:
+      for i.1 in min(16, 100-16*i.0):           thread.x i.1 in min(16, 100-16*i.0):
+        y[16*i.0+i.1] = …                         y[16*i.0+i.1] = …
+    """
+
+    loop: str
+    axis: str
+
+    def apply(self, n: Nest) -> Nest:
+        axes = (*BLOCKS, *THREADS)
+        self.need(self.axis in axes, f"{self.axis} is not an axis", f"one of {', '.join(axes)}")
+        for x, _ in self.loops(n, self.loop):
+            self.need(x.kind == "serial", f"{self.loop} is already {x.kind}")
+            bad = carried(n, x)
+            hint = "RFactor first" if bad and bad[0].kind == "reduction" else None
+            self.need(not bad, f"{bad[0].reason}" if bad else "", hint)
+            bounded = self.axis in BLOCKS or D.bounds(x.extent)[1] < D.INF
+            self.need(bounded, f"{self.loop} has no constant bound for its threads", "Split first")
+        out = on_loops(n, self.loop, lambda s: (replace(s, kind=self.axis),))
+        for what, _ in thread_faults(out):
+            self.need(False, what, "place and reorder first; bind blocks from the outermost in")
+        return out

@@ -1,0 +1,178 @@
+"""Blocks and threads in a nest: what bound loops mean, what holds for them, who talks to whom.
+
+Three rules make a nest a program for many threads:
+
+1. Sibling thread loops share one block: `thread.x` of one loop and of the next are the same
+   threads, and only a barrier orders what they do to shared or global memory.
+2. A thread extent smaller than the block is a predicate: the other threads skip the loop.
+3. A statement outside thread loops runs in every thread (outside those of one axis: in every
+   thread along it). So a "local" buffer allocated there is private: every thread has its own.
+
+A grid is the block loops at the outermost level of a nest, alone in one another. Statements beside
+them are launches of their own, neighbours without block loops together as one block. Memory that is
+allocated at the outermost level is global, unless it is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.expr import extent
+from tilewright.kernel.dependence import _same_iteration, _window
+from tilewright.kernel.nest import (
+    BLOCKS,
+    THREADS,
+    Alloc,
+    Barrier,
+    Loop,
+    Nest,
+    Path,
+    Stmt,
+    Store,
+    store_loads,
+    walk,
+)
+
+
+def launches(body: tuple[Stmt, ...]) -> list[tuple[Stmt, ...]]:
+    """The outermost statements as launches: a grid alone, what is between grids as one block."""
+    out: list[tuple[Stmt, ...]] = []
+    between: list[Stmt] = []
+    for s in body:
+        if isinstance(s, Loop) and s.kind in BLOCKS:
+            out += [tuple(between), (s,)]
+            between = []
+        else:
+            between.append(s)
+    return [x for x in (*out, tuple(between)) if x]
+
+
+def grid_of(launch: tuple[Stmt, ...]) -> tuple[list[Loop], tuple[Stmt, ...]]:
+    """The block loops of a launch and what one block does."""
+    loops: list[Loop] = []
+    body = launch
+    while len(body) == 1 and isinstance(s := body[0], Loop) and s.kind in BLOCKS:
+        loops.append(s)
+        body = s.body
+    return loops, body
+
+
+def has_threads(body: tuple[Stmt, ...]) -> bool:
+    return any(isinstance(s, Loop) and s.kind in THREADS for s, _ in walk(body))
+
+
+def thread_axes(body: tuple[Stmt, ...]) -> tuple[str, ...]:
+    """The thread axes that a block has."""
+    found = {s.kind for s, _ in walk(body) if isinstance(s, Loop)}
+    return tuple(a for a in THREADS if a in found)
+
+
+def thread_faults(n: Nest) -> Iterator[tuple[str, Stmt]]:
+    """What is wrong with the bound loops, shared buffers and barriers of a nest, and where."""
+    for s, p in walk(n.body):
+        threads = [q for q in p if q.kind in THREADS]
+        if isinstance(s, Loop) and s.kind in (*BLOCKS, *THREADS):
+            yield from ((what, s) for what in _bound_faults(s, p))
+        elif isinstance(s, Alloc) and n.buffer(s.buffer).scope == "shared":
+            if threads:
+                yield f"the shared {s.buffer} is allocated inside the threads {threads[0].name}", s
+            if not p and _used_in_other_launches(n, s):
+                yield f"the shared {s.buffer} is allocated outside the blocks that use it", s
+        elif isinstance(s, Barrier):
+            if any(q.kind in ("lane", "parallel") for q in p):
+                yield f"there is a barrier inside {p[-1].kind} {p[-1].name}", s
+            moving = {q.var for q in threads}
+            for q in p:
+                if q.kind not in THREADS and D.symbols(q.extent) & moving:
+                    yield f"there is a barrier inside {q.name}, which differs between threads", s
+
+
+def _bound_faults(s: Loop, p: Path) -> Iterator[str]:
+    for q in p:
+        if q.kind == s.kind:
+            yield f"{s.kind} {s.name} is inside {q.name}, which is {q.kind} too"
+        if q.kind in ("parallel", "lane"):
+            yield f"{s.kind} {s.name} is inside {q.kind} {q.name}"
+    if s.kind in BLOCKS and p:
+        around = next((q for q in p if q.kind not in BLOCKS), None)
+        if around is not None:
+            yield f"{s.kind} {s.name} is inside {around.kind} {around.name}"
+        elif len(p[-1].body) != 1:
+            yield f"{s.kind} {s.name} is not alone in {p[-1].kind} {p[-1].name}"
+
+
+def _used_in_other_launches(n: Nest, alloc: Alloc) -> bool:
+    rest = [x for x in launches(n.body) if all(s is not alloc for s in x)]
+    return any(a.buffer == alloc.buffer for x in rest for s in x for a in accesses(s, ()))
+
+
+# ---- who talks to whom
+
+
+@dataclass(frozen=True)
+class Access:
+    """A store or a read, with the thread axes around it and their variables."""
+
+    buffer: str
+    index: tuple[Dim, ...]
+    writes: bool
+    accumulates: bool
+    stage: str
+    threads: tuple[tuple[str, Sym], ...]
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{','.join(map(str, self.index))}]"
+
+    def elsewhere(self, loop: Loop) -> Access:
+        """The same access in any iteration of a loop."""
+        other = D.var(f"{loop.name}'", loop.extent)
+        index = tuple(D.substitute(i, {loop.var: other}) for i in self.index)
+        return Access(self.buffer, index, self.writes, self.accumulates, self.stage, self.threads)
+
+
+def accesses(s: Stmt, path: Path) -> list[Access]:
+    """What a statement inside `path` does to memory, itself included."""
+    out: list[Access] = []
+    for x, p in walk((s,), path):
+        if isinstance(x, Store):
+            red = x.combine is not None
+            t = tuple((q.kind, q.var) for q in p if q.kind in THREADS)
+            out += [
+                Access(str(r.source), r.index, False, False, x.stage, t) for r in store_loads(x)
+            ]
+            out.append(Access(x.buffer, x.index, True, red, x.stage, t))
+    return out
+
+
+def same_thread(n: Nest, a: Access, b: Access, axes: Iterable[str], uniform: set[Sym]) -> bool:
+    """Where both touch one cell, is it surely one thread that does, along these axes? The uniform
+    symbols have one value for both."""
+    mine, other = dict(a.threads), dict(b.threads)
+    return all(
+        axis in mine and axis in other and _pinned(n, a, b, mine[axis], other[axis], uniform)
+        for axis in axes
+    )
+
+
+def _pinned(n: Nest, a: Access, b: Access, va: Sym, vb: Sym, uniform: set[Sym]) -> bool:
+    buffer = n.buffer(a.buffer)
+    # One variable for both, which may be any thread of either: i%7 is i for some of them only.
+    most = max(D.bounds(extent(va))[1], D.bounds(extent(vb))[1])
+    both = D.var("thread", most)
+    if most >= D.INF or not D.is_sym(both):
+        return most <= 1
+    v = D.the_sym(both)
+    first = tuple(D.substitute(i, {va: both}) for i in a.index)
+    second = tuple(D.substitute(i, {vb: both}) for i in b.index)
+    moving = set().union(*(D.symbols(i) for i in first)) - uniform - {v}
+    w = _window(buffer, first, v, moving)
+    return w is not None and _same_iteration(buffer, second, w, v)
+
+
+def advances(n: Nest, a: Access, v: Sym, moving: set[Sym]) -> bool:
+    """Do different values of a loop variable touch different cells?"""
+    once = v.hi is not None and D.bounds(v.hi)[1] <= 0
+    return once or _window(n.buffer(a.buffer), a.index, v, moving) is not None
