@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tilewright import ir, ops
+    from tilewright import ir, ops, te
     from tilewright.base import errors
     from tilewright.base.errors import (
         Invalid,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tilewright.driver.api import compile, refresh
     from tilewright.driver.compile import Options, compile_graph
     from tilewright.driver.explain import explain
+    from tilewright.driver.te_build import build, lower
     from tilewright.runtime.pool import get_threads, set_threads
 
 __version__ = "0.1.0"
@@ -37,6 +38,8 @@ _FACE = {
     "compile": "tilewright.driver.api",
     "refresh": "tilewright.driver.api",
     "explain": "tilewright.driver.explain",
+    "lower": "tilewright.driver.te_build",
+    "build": "tilewright.driver.te_build",
     "record": "tilewright.base.events:recording",
     "compile_graph": "tilewright.driver.compile",
     "Options": "tilewright.driver.compile",
@@ -52,6 +55,7 @@ _MODULES = {
     "errors": "tilewright.base.errors",
     "ir": "tilewright.ir",
     "ops": "tilewright.ops",
+    "te": "tilewright.te",
 }
 
 __all__ = [
@@ -61,16 +65,19 @@ __all__ = [
     "Refused",
     "TilewrightError",
     "Unsupported",
+    "build",
     "compile",
     "compile_graph",
     "errors",
     "explain",
     "get_threads",
     "ir",
+    "lower",
     "ops",
     "record",
     "refresh",
     "set_threads",
+    "te",
 ]
 
 

@@ -1,0 +1,125 @@
+"""Scheduled tensor expressions as text and as native functions."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
+from tilewright.ir.target import Target
+from tilewright.ir.types import bf16
+from tilewright.kernel.group import Buffer
+from tilewright.kernel.nest import Nest
+from tilewright.kernel.text import nest_text
+from tilewright.lang.te.expression import Tensor
+from tilewright.lang.te.schedule import Schedule
+from tilewright.llvm.emit import emit
+from tilewright.llvm.objects import compile_object
+from tilewright.runtime import pool
+from tilewright.runtime.library import Library
+from tilewright.targets import default, get, host
+
+
+class Lowered:
+    """The loops of a schedule; `str` shows them."""
+
+    def __init__(self, s: Schedule, args: Sequence[Tensor], simple_mode: bool = False) -> None:
+        self.nest: Nest = s.nest
+        self.simple_mode = simple_mode
+        table = {b.name: b for b in s.group.buffers}
+        named = [s.name_of(t) for t in args]
+        self.arguments: list[Buffer] = [table.get(n) or s.nest.buffer(n) for n in named]
+        for b in self.arguments:
+            if b.scope not in ("in", "out"):
+                hint = "give it to te.create_schedule as well"
+                raise Invalid(f"{b.name} is computed inside and cannot be an argument", hint=hint)
+        missing = [b.name for b in (*s.group.inputs, *s.group.outputs) if b.name not in named]
+        if missing or len(set(named)) != len(named):
+            what = f"{', '.join(missing)} missing" if missing else "one is given twice"
+            raise Invalid(f"the arguments are {', '.join(named)}: {what}")
+        plain = {d for b in self.arguments for d in b.shape if D.is_sym(d)}
+        lost = [x.name for x in self.nest.dims if D.as_int(x) not in plain]
+        if lost:
+            raise Invalid(f"no argument has {', '.join(lost)} as an extent: it cannot be known")
+
+    def __str__(self) -> str:
+        text = nest_text(self.nest)
+        if not self.simple_mode:
+            return text
+        return "\n".join(text.splitlines()[1 + len(self.nest.buffers) :]) + "\n"
+
+
+def lower(s: Schedule, args: Sequence[Tensor], simple_mode: bool = False) -> Lowered:
+    """What the schedule has become; `simple_mode` shows the loops alone."""
+    return Lowered(s, args, simple_mode)
+
+
+class Built:
+    """A native function on numpy arrays or torch tensors; outputs are arguments, as in TVM."""
+
+    def __init__(self, lowered: Lowered, target: Target) -> None:
+        self.lowered, self.target = lowered, target
+        self.text = emit(lowered.nest, target)
+        image = compile_object(self.text, target)
+        self._library = Library([image], {"tw_parallel": pool.address()})
+        signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+        self._function = signature(self._library.address(lowered.nest.name))
+
+    def __call__(self, *arrays: Any) -> None:
+        buffers = self.lowered.arguments
+        if len(arrays) != len(buffers):
+            names = ", ".join(b.name for b in buffers)
+            raise Invalid(f"{len(arrays)} arguments were given, {len(buffers)} are needed: {names}")
+        sizes: dict[str, int] = {}
+        spans = [_span(a, b, sizes) for a, b in zip(arrays, buffers, strict=True)]
+        for a, b in zip(arrays, buffers, strict=True):
+            want = tuple(int(D.evaluate(d, sizes)) for d in b.shape)
+            if tuple(a.shape) != want:
+                raise Invalid(f"{b.name} has shape {tuple(a.shape)}, {want} is needed")
+        where = {b.name: span for b, span in zip(buffers, spans, strict=True)}
+        for b in buffers:
+            for other in buffers:
+                (p, n), (q, m) = where[b.name], where[other.name]
+                if b.scope == "out" and other is not b and n and m and p < q + m and q < p + n:
+                    raise Invalid(f"the output {b.name} overlaps {other.name} in memory")
+        order = [b for b in self.lowered.nest.buffers if b.scope in ("in", "out")]
+        pointers = (ctypes.c_void_p * len(order))(*(where[b.name][0] for b in order))
+        values = [sizes[x.name] for x in self.lowered.nest.dims]
+        numbers = (ctypes.c_int64 * max(1, len(values)))(*values)
+        self._function(ctypes.addressof(pointers), ctypes.addressof(numbers))
+
+
+def _span(a: Any, b: Buffer, sizes: dict[str, int]) -> tuple[int, int]:
+    """Where an argument begins and how many bytes it has, once it is seen to fit."""
+    is_torch = hasattr(a, "data_ptr")
+    if not is_torch and not issubclass(type(a), np.ndarray):
+        raise Invalid(f"{b.name} is a {type(a).__name__}, not a numpy array or torch tensor")
+    got = str(a.dtype).removeprefix("torch.")
+    need = "bfloat16" if b.dtype is bf16 else str(b.dtype.numpy)
+    if got != need:
+        raise Invalid(f"{b.name} is of {got}, {need} is needed")
+    if is_torch and a.device.type != "cpu":
+        raise Invalid(f"{b.name} is on {a.device}, the function runs on the CPU")
+    if not (a.is_contiguous() if is_torch else a.flags.c_contiguous):
+        raise Invalid(f"{b.name} is not contiguous", hint="pass a contiguous copy")
+    if not is_torch and b.scope == "out" and not a.flags.writeable:
+        raise Invalid(f"the output {b.name} may not be written")
+    if len(a.shape) != len(b.shape):
+        raise Invalid(f"{b.name} has {len(a.shape)} axes, {len(b.shape)} are needed")
+    for d, n in zip(b.shape, a.shape, strict=True):
+        if D.is_sym(d) and sizes.setdefault(D.the_sym(d).name, int(n)) != n:
+            known = sizes[D.the_sym(d).name]
+            raise Invalid(f"{b.name} says {d} = {n}, another argument says {known}")
+    return (a.data_ptr(), a.nbytes) if is_torch else (a.ctypes.data, a.nbytes)
+
+
+def build(s: Schedule, args: Sequence[Tensor], target: str | Target | None = None) -> Built:
+    """The schedule as a native function of this machine."""
+    chosen = default() if target is None else get(target) if isinstance(target, str) else target
+    if chosen.arch != host().arch:
+        raise Invalid(f"{chosen.name} is not the architecture of this machine: it cannot run here")
+    return Built(lower(s, args), chosen)

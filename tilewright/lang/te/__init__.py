@@ -1,0 +1,1 @@
+"""Tensor expressions in TVM's spelling; `tilewright.te` is the public face."""

@@ -1,0 +1,292 @@
+"""Tensors of tensor expressions: inputs, definitions, reductions and scans."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Union
+
+from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
+from tilewright.ir import expr as E
+from tilewright.ir.dim import Dim
+from tilewright.ir.types import DType
+
+from .scalars import (
+    Expr,
+    IterVar,
+    Operand,
+    Var,
+    applied,
+    as_extent,
+    as_index,
+    binary,
+    dtype_of,
+    lifted,
+)
+
+
+class Tensor(E.Tensor):
+    """A tensor of the shared language which is indexed with te expressions and knows its axes."""
+
+    __slots__ = ("op",)
+    op: Operation
+
+    def __getitem__(self, idx: Any) -> Expr:  # type: ignore[override]
+        at = idx if isinstance(idx, tuple) else (idx,)
+        if len(at) != len(self.shape):
+            axes = f"{len(self.shape)} axes"
+            raise Invalid(f"{self.name} has {axes} and is indexed with {len(at)}")
+        where = [as_index(i, f"index {k} of {self.name}") for k, i in enumerate(at)]
+        return Expr(E.load(self, where, self.dtype))
+
+    def __call__(self, *idx: Any) -> Expr:  # type: ignore[override]
+        return self[tuple(idx)]
+
+
+class Operation:
+    """What computes a tensor: its name, its axes and what it reads."""
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        axis: tuple[IterVar, ...] = (),
+        reduce_axis: tuple[IterVar, ...] = (),
+    ) -> None:
+        self.tensor, self.axis, self.reduce_axis = tensor, axis, reduce_axis
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def input_tensors(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensor.inputs() if isinstance(t, Tensor))
+
+    def output(self, k: int) -> Tensor:
+        if k != 0:
+            raise Invalid(f"{self.name} has one output, there is no number {k}")
+        return self.tensor
+
+    def __repr__(self) -> str:
+        return f"operation {self.name}"
+
+
+Axes = Union[IterVar, Sequence[IterVar]]
+
+
+def var(name: str = "n") -> Var:
+    """A symbolic extent. Two of one name are one."""
+    if not name.isidentifier():
+        raise Invalid(f"{name!r} is not a name for an extent", hint="use letters, digits and _")
+    return Var(name)
+
+
+size_var = var
+
+
+def _shape(shape: object, what: str) -> tuple[Dim, ...]:
+    dims = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    return tuple(as_extent(d, f"extent {k} of {what}") for k, d in enumerate(dims))
+
+
+def placeholder(shape: Any, dtype: str | DType = "float32", name: str = "placeholder") -> Tensor:
+    """An input."""
+    t = Tensor(name, _shape(shape, name), dtype_of(dtype))
+    t.op = Operation(t)
+    return t
+
+
+def reduce_axis(dom: tuple[Any, Any], name: str = "k") -> IterVar:
+    """An axis to reduce over: [low, high)."""
+    if not isinstance(dom, (tuple, list)) or len(dom) != 2:
+        raise Invalid(f"the domain of {name} is {dom!r}", hint="write (0, n)")
+    low, high = (as_extent(d, f"a bound of {name}") for d in dom)
+    extent = high - low
+    if D.bounds(extent)[1] < 0:
+        raise Invalid(f"the domain of {name} ends at {high}, before it begins at {low}")
+    return IterVar(name, extent, "reduce", low)
+
+
+def compute(shape: Any, fcompute: Callable[..., Any], name: str = "compute") -> Any:
+    """The tensor whose element at (i, j, …) is `fcompute(i, j, …)`; several tensors of that shape
+    where it returns a tuple. A shape of () has one element."""
+    dims = _shape(shape, name)
+    axes = tuple(IterVar(a, d) for a, d in zip(_axis_names(fcompute, len(dims), name), dims))
+    found = fcompute(*axes)
+    if not isinstance(found, (tuple, list)):
+        return _computed(dims, axes, found, name)
+    if not found:
+        raise Invalid(f"{name} computes an empty tuple", hint="return one expression per output")
+    return tuple(_computed(dims, axes, v, f"{name}_{k}") for k, v in enumerate(found))
+
+
+def _axis_names(f: Callable[..., Any], rank: int, name: str) -> list[str]:
+    kinds = inspect.Parameter
+    own = list(inspect.signature(f).parameters.values())
+    plain = [p for p in own if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    rest = builtins.any(p.kind is kinds.VAR_POSITIONAL for p in own)
+    needed = [p for p in plain if p.default is kinds.empty]
+    if len(needed) > rank or (len(plain) < rank and not rest):
+        takes = f"{len(plain)} indices"
+        raise Invalid(f"the function of {name} takes {takes}, its shape has {rank} axes")
+    return [p.name for p in plain[:rank]] + [f"i{k}" for k in range(len(plain), rank)]
+
+
+def _computed(dims: tuple[Dim, ...], axes: tuple[IterVar, ...], body: Operand, name: str) -> Tensor:
+    v = lifted(body)
+    t = Tensor(name, dims, v.dtype)
+    t.axes, t.body = tuple(a.sym for a in axes), v
+    over = body.axes if isinstance(body, Reduction) else ()
+    t.op = Operation(t, axes, over)
+    own = {a.sym for a in axes}
+    lost = sorted(s.name.split("?")[0] for s in v.symbols() - own if "?" in s.name)
+    if lost:
+        raise Invalid(
+            f"{name} mentions {', '.join(lost)}, which is no axis of it",
+            hint="a reduction axis is given to te.sum(…, axis=k)",
+        )
+    return t
+
+
+class Reduction(Expr):
+    """A reduction and the axes, as the user holds them, that it runs over."""
+
+    __slots__ = ("axes",)
+
+    def __init__(self, value: E.Value, axes: tuple[IterVar, ...]) -> None:
+        super().__init__(value)
+        self.axes = axes
+
+
+def _reduced(combine: str, x: Operand, axis: Axes, where: Operand | None) -> Reduction:
+    axes: tuple[IterVar, ...] = (axis,) if isinstance(axis, IterVar) else tuple(axis)
+    wrong = [a for a in axes if not isinstance(a, IterVar) or a.kind != "reduce"]
+    if wrong or not axes:
+        what = f"{wrong[0]!r} is not a reduction axis" if wrong else "there is no axis to reduce"
+        raise Invalid(what, hint="make one with te.reduce_axis((0, n), name='k')")
+    if len({id(a) for a in axes}) != len(axes):
+        raise Invalid(f"an axis of {', '.join(a.name for a in axes)} is reduced twice")
+    v = lifted(x)
+    if combine in ("and", "or") and not v.dtype.is_bool:
+        raise Invalid(f"te.all and te.any reduce conditions, not {v.dtype}")
+    if where is not None:
+        v = applied("select", lifted(where), v, E.identity(combine, v.dtype)).value
+    return Reduction(E.make_reduce(combine, tuple(a.sym for a in axes), v), axes)
+
+
+def sum(expr: Operand, axis: Axes, where: Operand | None = None) -> Expr:
+    """The sum over reduction axes, of the points where `where` holds."""
+    return _reduced("add", expr, axis, where)
+
+
+def prod(expr: Operand, axis: Axes, where: Operand | None = None) -> Expr:
+    """The product over reduction axes."""
+    return _reduced("mul", expr, axis, where)
+
+
+def max(expr: Operand, axis: Any, where: Operand | None = None) -> Expr:
+    """The greatest over reduction axes, or of two scalars. NaN wins."""
+    return _extreme("max", expr, axis, where)
+
+
+def min(expr: Operand, axis: Any, where: Operand | None = None) -> Expr:
+    """The least over reduction axes, or of two scalars. NaN wins."""
+    return _extreme("min", expr, axis, where)
+
+
+def _extreme(name: str, expr: Operand, axis: Any, where: Operand | None) -> Expr:
+    reduces = isinstance(axis, (tuple, list))
+    if reduces or (isinstance(axis, IterVar) and axis.kind == "reduce"):
+        return _reduced(name, expr, axis, where)
+    return binary(name, expr, axis)
+
+
+def all(*conditions: Operand, axis: Axes | None = None) -> Expr:
+    """Do all of the conditions hold; with `axis`, does one hold at every point."""
+    return _logical("and", conditions, axis)
+
+
+def any(*conditions: Operand, axis: Axes | None = None) -> Expr:
+    """Does one of the conditions hold; with `axis`, does one hold at some point."""
+    return _logical("or", conditions, axis)
+
+
+def _logical(combine: str, conditions: tuple[Operand, ...], axis: Axes | None) -> Expr:
+    if not conditions:
+        raise Invalid("there is no condition", hint="write te.all(i >= 1, i < n)")
+    wrong = [c for c in map(lifted, conditions) if not c.dtype.is_bool]
+    if wrong:
+        raise Invalid(f"a condition is bool, not {wrong[0].dtype}", hint="compare, as in x > 0")
+    out = Expr(lifted(conditions[0]))
+    for c in conditions[1:]:
+        out = binary(combine, out, c)
+    return out if axis is None else _reduced(combine, out, axis, None)
+
+
+def scan(
+    init: Tensor,
+    update: Tensor,
+    state: Tensor,
+    inputs: object = None,
+    name: str = "scan",
+) -> Tensor:
+    """The recurrence along axis 0: the rows of `init` first, then `update`, which may read `state`
+    (a placeholder for the result) at earlier rows. `inputs` is accepted as TVM has it; what is
+    read is known anyway."""
+    for t, what in ((init, "init"), (update, "update"), (state, "state")):
+        if not isinstance(t, Tensor):
+            raise Invalid(f"the {what} of scan {name} is {t!r}, not one tensor")
+    if state.body is not None or update.body is None:
+        raise Invalid(f"scan {name}: state is a placeholder, update is computed from it")
+    if not state.shape or init.shape[1:] != state.shape[1:] or update.shape != state.shape:
+        shapes = ", ".join(f"{t!r}" for t in (init, update, state))
+        raise Invalid(f"scan {name}: the shapes do not fit: {shapes}")
+    if not init.dtype is update.dtype is state.dtype:
+        raise Invalid(f"scan {name}: init, update and state have different dtypes")
+    if isinstance(init.shape[0], int) and init.shape[0] < 1:
+        raise Invalid(f"scan {name}: init has no rows to begin with")
+    late = [t for t in update.op.input_tensors if t is not state and reads(t, state)]
+    if late:
+        raise Invalid(
+            f"scan {name}: {late[0].name} reads the state and is a tensor of its own",
+            hint="write it into the update's expression",
+        )
+    values = list(E.walk(update.body))
+    if [v for v in values if isinstance(v, E.Reduce)]:
+        raise Invalid(f"scan {name}: the update reduces, which a recurrence cannot do yet")
+    t = Tensor(name, state.shape, state.dtype)
+    axes = tuple(IterVar(a.name, a.extent) for a in update.op.axis)
+    row, rows = D.as_int(axes[0].sym), init.shape[0]
+    at = [D.minimum(row, rows - 1), *(D.as_int(a.sym) for a in axes[1:])]
+    table = {a: D.as_int(b.sym) for a, b in zip(update.axes, axes, strict=True)}
+
+    def own(x: E.Load) -> E.Value:
+        return E.load(t, x.index, x.dtype) if x.source is state else x
+
+    later = E.rewrite(update.body, table, own)
+    first = E.load(init, at, init.dtype)
+    t.axes, t.ordered = tuple(a.sym for a in axes), (0,)
+    t.body = E.select(E.fn("lt", row, rows), first, later)
+    for x in E.loads(later):
+        if x.source is t and not D.known_lt(x.index[0], row):
+            raise Invalid(
+                f"scan {name}: the update reads the state at {x.index[0]}, not at an earlier row",
+                hint="read it at t - 1",
+            )
+    t.op = Operation(t, axes)
+    return t
+
+
+def reads(t: E.Tensor, what: E.Tensor) -> bool:
+    """Does a definition read a tensor, itself or through others?"""
+    seen: set[E.Tensor] = set()
+    stack = [t]
+    while stack:
+        x = stack.pop()
+        if x in seen:
+            continue
+        seen.add(x)
+        stack.extend(x.inputs())
+    return what in seen
