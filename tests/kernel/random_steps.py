@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tilewright.ir import dim as D
 from tilewright.kernel.nest import Loop, Nest, Path, Store, loop_names, reads, stages_in, walk
 from tilewright.kernel.step import Step
+from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
@@ -163,6 +164,10 @@ def _materialise(n: Nest, rng: random.Random) -> Step | None:
     return Materialise(buffer, s.stage, _new(n, rng, "c"))
 
 
+def _cache_write(n: Nest, rng: random.Random) -> Step | None:
+    return CacheWrite(rng.choice(_stages(n)), _new(n, rng, "w"))
+
+
 def _rfactor(n: Nest, rng: random.Random) -> Step | None:
     found = [(s, p) for s, p in walk(n.body) if isinstance(s, Store) and s.combine and p]
     if not found:
@@ -215,6 +220,7 @@ _TABLE: list[tuple[Maker, int]] = [
     (_pad, 2),
     (_permute, 1),
     (_storage_align, 1),
+    (_cache_write, 2),
 ]
 _MAKERS = [maker for maker, _ in _TABLE]
 _WEIGHTS = [weight for _, weight in _TABLE]

@@ -132,6 +132,7 @@ EXAMPLES = {
     ),
     "pad": (PACKED, "", "Pad('t', 0, 12)"),
     "permute": (TWO, "", "Permute('t', (1, 0))"),
+    "cache-write": (SUM, "", "CacheWrite('s', 'c')"),
     "split-parts": (MAP, "", "Split('y.i0', parts=4)"),
     "storage-align": (TWO, "", "StorageAlign('t', 0, 16)"),
 }

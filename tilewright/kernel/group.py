@@ -130,7 +130,7 @@ def axis_name(stage: str, k: int, kind: str = "i") -> str:
     return f"{stage}.{kind}{k}"
 
 
-class _Builder:
+class GroupBuilder:
     def __init__(self, name: str) -> None:
         self.name = name
         self.buffers: dict[str, Buffer] = {}
@@ -218,7 +218,7 @@ def build_group(
 
     Inputs are a0…, outputs y0…, the rest t0…
     """
-    b = _Builder(name)
+    b = GroupBuilder(name)
     names: dict[Node, str] = {}
     for k, n in enumerate(inputs):
         names[n] = f"a{k}"
@@ -275,7 +275,7 @@ def copy_group(name: str, t: TensorType) -> Group:
     return Group(name, (source, target), (stage,))
 
 
-def _copy(b: _Builder, buf: str, src: str, t: Tensor, scope: str) -> None:
+def _copy(b: GroupBuilder, buf: str, src: str, t: Tensor, scope: str) -> None:
     axes = tuple(D.the_sym(D.var(axis_name(buf, k), d)) for k, d in enumerate(t.shape))
     idx = tuple(D.as_int(a) for a in axes)
     b.buffers[buf] = Buffer(buf, t.dtype, t.shape, scope)

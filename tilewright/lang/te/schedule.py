@@ -15,6 +15,7 @@ from tilewright.ir import dim as D
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Loop, Nest, find, start
 from tilewright.kernel.step import Step, Trace
+from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.fuse import Fuse
@@ -29,7 +30,6 @@ from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 from tilewright.kernel.text import nest_text
 
-from .cache_write import CacheWrite
 from .expression import Operation, Tensor
 from .scalars import IterVar
 from .stages import group_of

@@ -10,12 +10,12 @@ from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir import expr as E
 from tilewright.kernel.check import verify
-from tilewright.kernel.group import Buffer, Group, _Builder
+from tilewright.kernel.group import Buffer, Group, GroupBuilder
 
 from .expression import Tensor
 
 
-class _Stages(_Builder):
+class _Stages(GroupBuilder):
     """Stages whose invented names keep clear of the user's."""
 
     def __init__(self, name: str, taken: set[str]) -> None:

@@ -40,6 +40,8 @@ class CacheWrite(Step):
         self.need(alone, f"{self.stage} shares its loops with others", "cache first, then place")
         between = [s for s in n.body[own[0] : own[-1]] if self.stage not in stages_in(s)]
         self.need(not between, f"other stages are computed in the middle of {self.stage}")
+        partly = f"{self.stage} does not write all of {b.name}, or is split already"
+        self.need(self._writes_all(n.body[own[0]], b), partly, "cache first, then split")
         axes = tuple(D.the_sym(D.var(f"{self.stage}.i{k}", d)) for k, d in enumerate(b.shape))
         at = tuple(map(D.as_int, axes))
         copy = wrap(axes, Store(self.stage, self.stage, at, load(self.into, at, b.dtype)))
@@ -49,6 +51,20 @@ class CacheWrite(Step):
         return replace(n, body=tuple(body)).with_buffer(
             Buffer(self.into, b.dtype, b.shape, "local")
         )
+
+    def _writes_all(self, s: Stmt, b: Buffer) -> bool:
+        """Does the first nest of the stage give every cell a value, whatever was there?"""
+        extents: dict[Sym, Dim] = {}
+        while isinstance(s, Loop) and len(s.body) == 1:
+            extents[s.var] = s.extent
+            s = s.body[0]
+        if not isinstance(s, Store) or s.combine is not None:
+            return False
+        plain = [D.the_sym(i) for i in s.index if D.is_sym(i)]
+        if len(plain) != len(s.index) or len(set(plain)) != len(plain):
+            return False
+        ends = zip(plain, b.shape, strict=True)
+        return all(v in extents and D.known_eq(extents[v], d) for v, d in ends)
 
     def _moved(self, s: Stmt, table: dict[Sym, Dim]) -> Stmt:
         """A statement of the stage as one of the buffer which it is computed in."""
