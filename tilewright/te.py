@@ -16,6 +16,7 @@ from tilewright.lang.te.expression import (
     sum,
     var,
 )
+from tilewright.lang.te.reducers import comm_reducer, const, max_value, min_value
 from tilewright.lang.te.scalars import (
     Expr,
     IterVar,
@@ -79,7 +80,9 @@ __all__ = [
     "atanh",
     "cast",
     "ceil",
+    "comm_reducer",
     "compute",
+    "const",
     "copysign",
     "cos",
     "cosh",
@@ -98,7 +101,9 @@ __all__ = [
     "log2",
     "log10",
     "max",
+    "max_value",
     "min",
+    "min_value",
     "nextafter",
     "placeholder",
     "pow",

@@ -11,7 +11,7 @@ from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir import expr as E
 from tilewright.ir.dim import Dim
-from tilewright.ir.types import DType
+from tilewright.ir.types import DType, TupleDType
 
 from .scalars import (
     Expr,
@@ -115,11 +115,25 @@ def compute(shape: Any, fcompute: Callable[..., Any], name: str = "compute") -> 
     dims = _shape(shape, name)
     axes = tuple(IterVar(a, d) for a, d in zip(_axis_names(fcompute, len(dims), name), dims))
     found = fcompute(*axes)
+    if isinstance(found, Reduction) and isinstance(found.value.dtype, TupleDType):
+        return _components(_computed(dims, axes, found, name), found.value.dtype)
     if not isinstance(found, (tuple, list)):
         return _computed(dims, axes, found, name)
     if not found:
         raise Invalid(f"{name} computes an empty tuple", hint="return one expression per output")
     return tuple(_computed(dims, axes, v, f"{name}_{k}") for k, v in enumerate(found))
+
+
+def _components(whole: Tensor, dtype: TupleDType) -> tuple[Tensor, ...]:
+    """One tensor per component; the reduction itself is what they read."""
+
+    def one(k: int) -> Tensor:
+        axes = tuple(IterVar(a.name, a.extent) for a in whole.op.axis)
+        at = [D.as_int(a.sym) for a in axes]
+        value = E.item(E.load(whole, at, whole.dtype), k)
+        return _computed(whole.shape, axes, Expr(value), f"{whole.name}_v{k}")
+
+    return tuple(one(k) for k in range(len(dtype.items)))
 
 
 def _axis_names(f: Callable[..., Any], rank: int, name: str) -> list[str]:
@@ -160,7 +174,8 @@ class Reduction(Expr):
         self.axes = axes
 
 
-def _reduced(combine: str, x: Operand, axis: Axes, where: Operand | None) -> Reduction:
+def reduction_axes(axis: Axes) -> tuple[IterVar, ...]:
+    """One axis or several, each of them a reduction axis and no other."""
     axes: tuple[IterVar, ...] = (axis,) if isinstance(axis, IterVar) else tuple(axis)
     wrong = [a for a in axes if not isinstance(a, IterVar) or a.kind != "reduce"]
     if wrong or not axes:
@@ -168,6 +183,11 @@ def _reduced(combine: str, x: Operand, axis: Axes, where: Operand | None) -> Red
         raise Invalid(what, hint="make one with te.reduce_axis((0, n), name='k')")
     if len({id(a) for a in axes}) != len(axes):
         raise Invalid(f"an axis of {', '.join(a.name for a in axes)} is reduced twice")
+    return axes
+
+
+def _reduced(combine: str, x: Operand, axis: Axes, where: Operand | None) -> Reduction:
+    axes = reduction_axes(axis)
     v = lifted(x)
     if combine in ("and", "or") and not v.dtype.is_bool:
         raise Invalid(f"te.all and te.any reduce conditions, not {v.dtype}")

@@ -1,0 +1,83 @@
+"""Reducers of the user's own: a combine over one or several components and its neutral element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilewright.base.errors import Invalid
+from tilewright.ir import expr as E
+from tilewright.ir.reader import is_plain_name
+from tilewright.ir.types import DType
+
+from .expression import Axes, Reduction, reduction_axes
+from .scalars import Expr, Operand, dtype_of, lifted
+
+
+def const(value: float | int | bool, dtype: str | DType = "float32") -> Expr:
+    """A number of a dtype."""
+    return Expr(E.const(value, dtype_of(dtype)))
+
+
+def min_value(dtype: str | DType) -> Expr:
+    """The least number of a dtype."""
+    return const(dtype_of(dtype).lowest, dtype)
+
+
+def max_value(dtype: str | DType) -> Expr:
+    """The greatest number of a dtype."""
+    return const(dtype_of(dtype).highest, dtype)
+
+
+def comm_reducer(
+    fcombine: Callable[[Any, Any], Any],
+    fidentity: Callable[..., Any],
+    name: str = "reducer",
+) -> Callable[..., Reduction]:
+    """`reducer(expr, axis=k)`, or `reducer((a, b), axis=k)` for several components at once.
+
+    `fcombine(x, y)` puts two partial results together, `fidentity(*dtypes)` changes nothing; both
+    take and give tuples where there are several components. That `fcombine` is associative and
+    commutative is its author's word: steps rely on it.
+    """
+    if not is_plain_name(name) or name in E.SCALARS:
+        raise Invalid(f"{name!r} is not a name for a reducer", hint="use letters, digits and _")
+
+    def reducer(expr: Any, axis: Axes, where: Operand | None = None) -> Reduction:
+        several = isinstance(expr, (tuple, list))
+        values = [lifted(x) for x in (expr if several else (expr,))]
+        dtypes = [v.dtype for v in values]
+        neutral = _neutral(name, fidentity(*dtypes), dtypes)
+
+        def combine(left: tuple[E.Value, ...], right: tuple[E.Value, ...]) -> list[E.Value]:
+            x, y = tuple(map(Expr, left)), tuple(map(Expr, right))
+            found = fcombine(x, y) if several else (fcombine(x[0], y[0]),)
+            if not isinstance(found, (tuple, list)) or len(found) != len(values):
+                raise Invalid(f"{name} combines {len(values)} components into {found!r}")
+            return [lifted(v) for v in found]
+
+        try:
+            made = E.combiner(name, combine, neutral)
+        except TypeError as why:
+            raise Invalid(str(why), hint="cast what the combine gives") from None
+        if where is not None:
+            holds = lifted(where)
+            values = [E.select(holds, v, z) for v, z in zip(values, neutral, strict=True)]
+        value = E.tuple_of(*values) if several else values[0]
+        axes = reduction_axes(axis)
+        return Reduction(E.make_reduce(made, tuple(a.sym for a in axes), value), axes)
+
+    return reducer
+
+
+def _neutral(name: str, given: Any, dtypes: Sequence[DType]) -> list[E.Const]:
+    found = list(given) if isinstance(given, (tuple, list)) else [given]
+    if len(found) != len(dtypes):
+        raise Invalid(f"{name} has {len(dtypes)} components, its identity has {len(found)}")
+    out = []
+    for x, d in zip(found, dtypes, strict=True):
+        v = E.cast(lifted(x), d)
+        if not isinstance(v, E.Const):
+            raise Invalid(f"the identity of {name} is no number: {x!r}")
+        out.append(v)
+    return out
