@@ -60,7 +60,7 @@ from tilewright.lang.te.scalars import (
     tanh,
     trunc,
 )
-from tilewright.lang.te.schedule import Schedule, create_schedule
+from tilewright.lang.te.schedule import Schedule, create_schedule, thread_axis
 
 __all__ = [
     "Expr",
@@ -122,6 +122,7 @@ __all__ = [
     "sum",
     "tan",
     "tanh",
+    "thread_axis",
     "trunc",
     "var",
 ]

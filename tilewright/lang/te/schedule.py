@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Union
 
 from tilewright.base.errors import Invalid, Refused
-from tilewright.ir import dim as D
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Loop, Nest, find, start
 from tilewright.kernel.step import Step, Trace
+from tilewright.kernel.steps.barrier import Synchronise
+from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
@@ -26,6 +27,7 @@ from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.storage_align import StorageAlign
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 from tilewright.kernel.text import nest_text
@@ -38,6 +40,24 @@ Key = Union[Tensor, Operation]
 
 # TVM's words for memory which this machine has one of.
 _SCOPES = {"global": "local"}
+
+
+_GRID = {"blockIdx": "block", "threadIdx": "thread"}
+
+
+@dataclass(frozen=True)
+class ThreadAxis:
+    """One axis of a grid: `kind` is what a loop bound to it becomes."""
+
+    kind: str
+
+
+def thread_axis(tag: str) -> ThreadAxis:
+    """`thread_axis("blockIdx.x")`, `thread_axis("threadIdx.y")`: what `bind` binds to."""
+    what, _, axis = tag.partition(".") if isinstance(tag, str) else ("", "", "")
+    if what not in _GRID or axis not in ("x", "y", "z"):
+        raise Invalid(f"there is no thread axis {tag!r}", hint="blockIdx or threadIdx, .x .y or .z")
+    return ThreadAxis(f"{_GRID[what]}.{axis}")
 
 
 @dataclass
@@ -105,6 +125,10 @@ class Schedule:
         for s in steps:
             nest = s.apply(nest)
         self.nest, self.trace = nest, (*self.trace, *steps)
+
+    def synchronise(self) -> None:
+        """Barriers where threads of a block read what others wrote; the last step of all."""
+        self.apply(Synchronise())
 
     def cache_write(self, tensor: Key, scope: str = "global") -> Tensor:
         """The tensor is computed in a buffer of its own, which is copied when it is done; the
@@ -231,14 +255,7 @@ class StageHandle:
         loop = self._loop(parent)
         if (factor is None) == (nparts is None):
             raise Refused(f"split of {loop}: say factor= or nparts=, one of them")
-        if nparts is not None:
-            found = find(self.schedule.nest, loop)
-            extent = found[0][0].extent if found else 1
-            if not isinstance(extent, int) or not isinstance(nparts, int) or nparts < 1:
-                raise Refused(f"split of {loop}, {extent} long, in {nparts} parts", hint="factor=")
-            factor = max(1, D.ceildiv(extent, nparts))  # type: ignore[type-var]
-        assert factor is not None
-        self.schedule.apply(Split(loop, factor))
+        self.schedule.apply(Split(loop, factor or 0, nparts or 0))
         outer = self._axis(f"{loop}.0", f"{parent.name}.outer", parent.kind)
         inner = self._axis(f"{loop}.1", f"{parent.name}.inner", parent.kind)
         self.schedule.replaced(self.name, [parent], {outer: f"{loop}.0", inner: f"{loop}.1"})
@@ -288,6 +305,21 @@ class StageHandle:
     def parallel(self, axis: IterVar) -> None:
         """The iterations may run on several threads."""
         self.schedule.apply(Parallel(self._loop(axis)))
+
+    def bind(self, axis: IterVar, thread: ThreadAxis) -> None:
+        """The iterations are the blocks of a grid or the threads of a block."""
+        if not isinstance(thread, ThreadAxis):
+            raise Invalid(f"{thread!r} is no thread axis", hint='te.thread_axis("threadIdx.x")')
+        self.schedule.apply(Bind(self._loop(axis), thread.kind))
+
+    def storage_align(self, axis: IterVar, factor: int, offset: int = 0) -> None:
+        """Rows of the stage's buffer start `offset` elements after multiples of `factor`."""
+        places = [k for k, a in enumerate(self.op.axis) if a is axis]
+        if not places:
+            names = ", ".join(a.name for a in self.op.axis) or "none"
+            what = f"{axis!r} is no axis of {self.name} as it was written"
+            raise Refused(what, hint=f"its axes are {names}")
+        self.schedule.apply(StorageAlign(self.name, places[0], factor, offset))
 
     def peel(self, axis: IterVar) -> None:
         """The ragged last iteration of a split axis becomes a copy."""
