@@ -5,6 +5,7 @@ import pytest
 
 import tilewright as tw
 from tilewright import te
+from tilewright.base.errors import Invalid
 
 
 def test_conv2d_with_compute_at() -> None:
@@ -98,3 +99,20 @@ def test_bad_expressions_are_told_in_words() -> None:
         te.compute((4,), lambda i: x[i, k])
     with pytest.raises(tw.Invalid, match="is not known while"):
         te.compute((4,), lambda i: x[i, 0] if i < 2 else x[i, 1])
+
+
+def test_a_read_outside_its_tensor_is_refused() -> None:
+    a = te.placeholder((8,), name="a")
+    k = te.reduce_axis((0, 3), "k")
+
+    def schedule(n: int, read) -> None:
+        te.create_schedule(te.compute((n,), read, name="b").op)
+
+    with pytest.raises(Invalid, match="b reads a at 8 of axis 0, which has 8"):
+        schedule(8, lambda i: a[i + 1])
+    with pytest.raises(Invalid, match="b reads a at -1 of axis 0"):
+        schedule(8, lambda i: a[i - 1])
+    with pytest.raises(Invalid, match="b reads a at 9"):
+        schedule(8, lambda i: te.sum(a[i + k], axis=k))
+    schedule(8, lambda i: te.if_then_else(i < 7, a[i + 1], 0.0))
+    schedule(6, lambda i: te.sum(a[i + k], axis=k))

@@ -164,6 +164,34 @@ def _computed(dims: tuple[Dim, ...], axes: tuple[IterVar, ...], body: Operand, n
     return t
 
 
+def require_inside(name: str, body: E.Value) -> None:
+    """No read that is surely outside its tensor, other than one that a condition guards."""
+    stack, seen = [body], {id(body)}
+    while stack:
+        v = stack.pop()
+        if isinstance(v, E.Load) and isinstance(v.source, E.Tensor):
+            for k, (i, d) in enumerate(zip(v.index, v.source.shape, strict=True)):
+                least, most = D.bounds(i) if _is_linear(i) else (0, 0)
+                if least < 0 or (isinstance(d, int) and most >= d and d > 0):
+                    where = f"{least if least < 0 else most} of axis {k}, which has {d}"
+                    raise Invalid(
+                        f"{name} reads {v.source.name} at {where}",
+                        hint="guard the read with te.if_then_else(condition, read, other)",
+                    )
+        guarded = isinstance(v, E.Fn) and v.name == "select"
+        for x in v.args[:1] if guarded else v.args:
+            if id(x) not in seen:
+                seen.add(id(x))
+                stack.append(x)
+
+
+def _is_linear(x: Dim) -> bool:
+    """Sums of variables alone: their bounds are reached."""
+    atoms = [a for mono, _ in x.terms for a in mono] if isinstance(x, D.Int) else []
+    simple = builtins.all(isinstance(a, D.Sym) for a in atoms)
+    return simple and len(set(atoms)) == len(atoms)
+
+
 class Reduction(Expr):
     """A reduction and the axes, as the user holds them, that it runs over."""
 

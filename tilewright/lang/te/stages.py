@@ -12,7 +12,7 @@ from tilewright.ir import expr as E
 from tilewright.kernel.check import verify
 from tilewright.kernel.group import Buffer, Group, GroupBuilder
 
-from .expression import Tensor
+from .expression import Tensor, require_inside
 
 
 class _Stages(GroupBuilder):
@@ -78,6 +78,7 @@ def group_of(outputs: Sequence[Tensor]) -> tuple[Group, dict[Tensor, str]]:
         if t.body is None:
             b.buffers[name] = Buffer(name, t.dtype, t.shape, "in")
         else:
+            require_inside(t.name, t.body)
             # Local first, so that a reduction keeps its loops: an output's stage is what the
             # user schedules, not a copy of it.
             b.tensor(t, name, known, "local", False)
