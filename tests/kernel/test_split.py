@@ -51,3 +51,9 @@ def test_steps_print_what_is_given() -> None:
 def test_refusals(split: Split, reason: str) -> None:
     with pytest.raises(Refused, match=reason):
         split.apply(start(parse_group(DOUBLED.format(n=5).strip())))
+
+
+def test_parts_of_a_ragged_loop_are_refused() -> None:
+    nest = Split("y0.i0", 4).apply(start(parse_group(DOUBLED.format(n=5).strip())))
+    with pytest.raises(Refused, match="no constant extent to divide"):
+        Split("y0.i0.1", parts=2).apply(nest)

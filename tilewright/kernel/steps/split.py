@@ -15,7 +15,8 @@ class Split(Step):
       y[i] = …                 for i.1 in min(16, 100-16*i.0):
                                  y[16*i.0+i.1] = …
 
-    With `parts` instead, the outer one has so many iterations (fewer where they would be empty).
+    With `parts` instead, the outer one has so many iterations (fewer where they would be empty);
+    the extent must be a constant then.
     """
 
     loop: str
@@ -30,9 +31,14 @@ class Split(Step):
         self.need(positive, f"{given[0]} is not a positive {'factor' if self.factor else 'number'}")
         for found, _ in self.loops(n, self.loop):
             self.need(found.kind == "serial", f"{self.loop} is already {found.kind}", "split first")
+            fixed = self.factor or isinstance(found.extent, int)
+            self.need(fixed, f"{self.loop} has no constant extent to divide", "give a factor")
 
         def one(s: Loop) -> tuple[Stmt, ...]:
-            factor = self.factor or D.maximum(1, D.ceildiv(s.extent, self.parts))
+            factor = self.factor
+            if not factor:
+                assert isinstance(s.extent, int)
+                factor = max(1, -(-s.extent // self.parts))
             outer = D.var(f"{self.loop}.0", D.ceildiv(s.extent, factor))
             tail = D.minimum(factor, s.extent - outer * factor)
             least, most = D.bounds(tail)
