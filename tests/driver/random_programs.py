@@ -5,15 +5,12 @@ python -m tests.driver.random_programs --count 2000 [--first SEED]
 
 from __future__ import annotations
 
-import argparse
 import warnings
-
-from rich.console import Console
-from rich.progress import track
 
 from tests.driver.running import run_graph
 from tests.ir.judge import disagreement, reference, shrink
 from tests.ir.random_graphs import random_graph
+from tests.seeds import run_seeds
 from tilewright.ir.node import Graph
 from tilewright.ir.text import print_graph
 
@@ -41,23 +38,5 @@ def check_seed(seed: int) -> None:
     raise AssertionError(f"seed {seed}: {problem}\n{print_graph(small)}")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--first", type=int, default=0)
-    options = parser.parse_args()
-    console = Console()
-    bad = 0
-    seeds = range(options.first, options.first + options.count)
-    for seed in track(seeds, description="random graphs", console=console):
-        try:
-            check_seed(seed)
-        except AssertionError as problem:
-            bad += 1
-            console.print(str(problem), markup=False)
-    console.print(f"{options.count} graphs from seed {options.first}: {bad} wrong")
-    return 1 if bad else 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_seeds(check_seed, "graphs", 2000, __doc__))
