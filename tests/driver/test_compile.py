@@ -203,7 +203,10 @@ def _resident() -> int:
 @pytest.mark.parametrize(
     "count", [pytest.param(100, id="100"), pytest.param(1000, id="1000", marks=pytest.mark.slow)]
 )
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="no /proc on this system")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/statm"),
+    reason="how much memory a process holds is read from Linux's /proc",
+)
 def test_many_compiles_do_not_grow_the_process(count: int) -> None:
     def compile_one(k: int) -> None:
         x = tensor("x", 8 + k % 50, 16)
