@@ -388,6 +388,12 @@ def test_complex_inputs_in_every_layout() -> None:
     check(lambda a, b, c: (a * 2, b + 1j, c.conj() * c), z, z.t(), z[:, ::2], tolerance=1e-5)
 
 
+def test_an_infinite_real_number_has_no_imaginary_part() -> None:
+    # Of rank 0 as of any other: nought times infinity would be no number.
+    for infinite in (torch.tensor(float("inf")), torch.full((3,), float("-inf"))):
+        check(lambda x: x.to(torch.complex64), infinite)
+
+
 def test_complex_mutation() -> None:
     check(lambda z: z.mul_(2j), torch.complex(numbers(3, 2), numbers(3, 2)))
 

@@ -70,7 +70,7 @@ def _pair(c: Context, x: Any, d: DType) -> Complex:
     if isinstance(x, complex):
         return Complex(c.number(x.real, d), c.number(x.imag, d))
     re = c.node(x, d)
-    return Complex(re, ops.mul(re, c.number(0, d)) if re.rank == 0 else ops.full(re.shape, 0, d))
+    return Complex(re, ops.full(re.shape, 0, d))
 
 
 def _scaled(c: Context, x: Complex, by: Any, d: DType) -> Complex:
