@@ -115,6 +115,21 @@ def test_eviction_removes_what_was_used_longest_ago(tmp_path: Path) -> None:
     assert cache.size() == 0
 
 
+def test_a_cleared_directory_counts_from_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path, limit_bytes=20_000)
+    for i in range(10):
+        cache.put("object", f"key {i}", b"x" * 1500)
+    cache.clear()
+
+    def evict(allowed: int) -> int:
+        raise AssertionError("the directory holds less than its limit")
+
+    monkeypatch.setattr(cache, "_evict", evict)
+    cache.put("object", "key", b"x" * 9000)
+
+
 def test_abandoned_temporary_files_go(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     cache.put("object", "key", b"payload")

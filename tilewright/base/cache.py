@@ -114,7 +114,8 @@ class Cache:
 
     def clear(self) -> None:
         """Remove every entry."""
-        self._evict(0)
+        with _sizes_lock:
+            _sizes[self.directory] = self._evict(0)
 
     def _path(self, kind: str, key: str | bytes) -> Path:
         content = key.encode() if isinstance(key, str) else key
