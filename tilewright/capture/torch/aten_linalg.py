@@ -203,9 +203,11 @@ def lu(c: Context, a: Node, *, pivot: bool = True) -> tuple[Node, Node, Node]:
 
 def _order(pivots: Node, m: int) -> Node:
     """The order of rows after LAPACK's exchanges."""
-    batch = pivots.shape[:-1]
+    *batch, count = pivots.shape
+    if not isinstance(count, int):
+        raise Untranslated("the number of pivots is not known")
     order = ops.expand(ops.iota(m), (*batch, m))
-    for k in range(int(pivots.shape[-1])):  # type: ignore[arg-type]
+    for k in range(count):
         best = ops.reshape(ops.cast(_cut(pivots, -1, k, k + 1), i64), batch)
         picked = _swap(ops.sub(best, ops.full((), 1, i64)), k, m)
         order = ops.gather(order, picked, len(batch))
