@@ -16,7 +16,7 @@ from tilewright.lang.te.expression import (
     sum,
     var,
 )
-from tilewright.lang.te.reducers import comm_reducer, const, max_value, min_value
+from tilewright.lang.te.reducers import argmax, argmin, comm_reducer, const, max_value, min_value
 from tilewright.lang.te.scalars import (
     Expr,
     IterVar,
@@ -73,6 +73,8 @@ __all__ = [
     "acosh",
     "all",
     "any",
+    "argmax",
+    "argmin",
     "asin",
     "asinh",
     "atan",

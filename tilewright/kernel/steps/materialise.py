@@ -21,16 +21,20 @@ from tilewright.kernel.step import Step
 
 @dataclass(frozen=True)
 class Materialise(Step):
-    """A stage reads a copy `into` of a buffer instead of the buffer; ComputeAt then places and
-    narrows the copy.
+    """A stage (or several, which share it) reads a copy `into` of a buffer instead of the buffer;
+    ComputeAt then places and narrows the copy.
 
     for i: y[i] = x[i] + 1        for j: xc[j] = x[j]
                                   for i: y[i] = xc[i] + 1
     """
 
     buffer: str
-    stage: str
+    stage: str | tuple[str, ...]
     into: str
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        return (self.stage,) if isinstance(self.stage, str) else self.stage
 
     def apply(self, n: Nest) -> Nest:
         self.fresh(n, self.into)
@@ -38,15 +42,17 @@ class Materialise(Step):
             any(b.name == self.buffer for b in n.buffers), f"there is no buffer {self.buffer}"
         )
         b = n.buffer(self.buffer)
-        first = next((k for k, s in enumerate(n.body) if self._reads_buffer(s)), None)
-        self.need(
-            first is not None, f"{self.stage} does not read {self.buffer} in a nest of its own"
-        )
-        assert first is not None
+        self.need(self.readers, "name a stage that reads the copy")
+        places = []
+        for stage in self.readers:
+            own = [k for k, s in enumerate(n.body) if self._reads_buffer(stage, s)]
+            self.need(own, f"{stage} does not read {self.buffer} in a nest of its own")
+            places += own
+        first = min(places)
         written = any(
             isinstance(s, Store) and s.buffer == self.buffer for s, _ in walk(n.body[first:])
         )
-        self.need(not written, f"{self.buffer} is written while {self.stage} runs")
+        self.need(not written, f"{self.buffer} is written while {', '.join(self.readers)} runs")
         whole = b.scope in ("in", "out") or Alloc(self.buffer) in n.body
         self.need(whole, f"{self.buffer} is placed inside a loop")
         axes = tuple(D.the_sym(D.var(f"{self.into}.i{k}", d)) for k, d in enumerate(b.shape))
@@ -57,11 +63,11 @@ class Materialise(Step):
             return load(self.into, x.index, x.dtype) if x.source == self.buffer else x
 
         def one(s: Stmt) -> Stmt:
-            return substitute(s, {}, through) if self.stage in stages_in(s) else s
+            return substitute(s, {}, through) if stages_in(s) & {*self.readers} else s
 
         body = (*n.body[:first], Alloc(self.into), copy, *(one(s) for s in n.body[first:]))
         return replace(n, body=body).with_buffer(Buffer(self.into, b.dtype, b.shape, "local"))
 
-    def _reads_buffer(self, s: Stmt) -> bool:
+    def _reads_buffer(self, stage: str, s: Stmt) -> bool:
         """Is the statement where the stage stands, and does it read the buffer?"""
-        return self.stage in stages_in(s) and any(x.source == self.buffer for x in reads(s))
+        return stage in stages_in(s) and any(x.source == self.buffer for x in reads(s))

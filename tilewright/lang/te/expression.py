@@ -64,6 +64,15 @@ class Operation:
     def input_tensors(self) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensor.inputs() if isinstance(t, Tensor))
 
+    @property
+    def body(self) -> list[Expr]:
+        """What an element is, over `axis`; nothing for an input."""
+        return [] if self.tensor.body is None else [Expr(self.tensor.body)]
+
+    @property
+    def num_outputs(self) -> int:
+        return 1
+
     def output(self, k: int) -> Tensor:
         if k != 0:
             raise Invalid(f"{self.name} has one output, there is no number {k}")

@@ -11,7 +11,7 @@ from tilewright.ir.reader import is_plain_name
 from tilewright.ir.types import DType
 
 from .expression import Axes, Reduction, reduction_axes
-from .scalars import Expr, Operand, dtype_of, lifted
+from .scalars import Expr, IterVar, Operand, dtype_of, isnan, lifted, select
 
 
 def const(value: float | int | bool, dtype: str | DType = "float32") -> Expr:
@@ -68,6 +68,42 @@ def comm_reducer(
         return Reduction(E.make_reduce(made, tuple(a.sym for a in axes), value), axes)
 
     return reducer
+
+
+def argmax(expr: Operand, axis: IterVar, where: Operand | None = None) -> Reduction:
+    """The first place of the greatest value along one axis, and that value: te.compute gives two
+    tensors, int64 places and values. The first NaN wins."""
+    return _arg_extreme("argmax", lambda x, y: x > y, min_value, expr, axis, where)
+
+
+def argmin(expr: Operand, axis: IterVar, where: Operand | None = None) -> Reduction:
+    """The first place of the least value along one axis, and that value."""
+    return _arg_extreme("argmin", lambda x, y: x < y, max_value, expr, axis, where)
+
+
+def _arg_extreme(
+    name: str,
+    better: Callable[[Any, Any], Expr],
+    worst: Callable[[DType], Expr],
+    expr: Operand,
+    axis: IterVar,
+    where: Operand | None,
+) -> Reduction:
+    (only,) = reduction_axes(axis)
+    nowhere = (1 << 63) - 1  # later than any place: it loses against every point
+
+    def fcombine(x: Any, y: Any) -> tuple[Expr, Expr]:
+        earlier = x[0] < y[0]
+        wins = better(x[1], y[1]) | ((x[1] == y[1]) & earlier)
+        if x[1].dtype.is_float:
+            lost, odd = isnan(y[1]), isnan(x[1])
+            wins = (odd & (~lost | earlier)) | (wins & ~lost)
+        return select(wins, x[0], y[0]), select(wins, x[1], y[1])
+
+    def fidentity(place: DType, value: DType) -> tuple[Expr, Expr]:
+        return const(nowhere, place), worst(value)
+
+    return comm_reducer(fcombine, fidentity, name)((only + 0, expr), axis, where)
 
 
 def _neutral(name: str, given: Any, dtypes: Sequence[DType]) -> list[E.Const]:

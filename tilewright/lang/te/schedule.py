@@ -12,56 +12,27 @@ from typing import Union
 
 from tilewright.base.errors import Invalid, Refused
 from tilewright.kernel.group import Group
-from tilewright.kernel.nest import Loop, Nest, find, start
-from tilewright.kernel.step import Step, Trace
+from tilewright.kernel.nest import Nest, loop_names, start
+from tilewright.kernel.step import Step, Trace, apply
 from tilewright.kernel.steps.barrier import Synchronise
-from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.cache_write import CacheWrite
-from tilewright.kernel.steps.compute_at import ComputeAt
-from tilewright.kernel.steps.compute_inline import ComputeInline
-from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.materialise import Materialise
-from tilewright.kernel.steps.parallel import Parallel
-from tilewright.kernel.steps.peel import Peel
-from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.set_scope import SetScope
-from tilewright.kernel.steps.split import Split
-from tilewright.kernel.steps.storage_align import StorageAlign
-from tilewright.kernel.steps.unroll import Unroll
-from tilewright.kernel.steps.vectorize import Vectorize
 from tilewright.kernel.text import nest_text
 
 from .expression import Operation, Tensor
+from .handle import StageHandle, scope_named, thread_axis
 from .scalars import IterVar
 from .stages import group_of
 
+__all__ = ["Schedule", "create_schedule", "thread_axis"]
+
 Key = Union[Tensor, Operation]
-
-# TVM's words for memory which this machine has one of.
-_SCOPES = {"global": "local"}
-
-
-_GRID = {"blockIdx": "block", "threadIdx": "thread"}
-
-
-@dataclass(frozen=True)
-class ThreadAxis:
-    """One axis of a grid: `kind` is what a loop bound to it becomes."""
-
-    kind: str
-
-
-def thread_axis(tag: str) -> ThreadAxis:
-    """`thread_axis("blockIdx.x")`, `thread_axis("threadIdx.y")`: what `bind` binds to."""
-    what, _, axis = tag.partition(".") if isinstance(tag, str) else ("", "", "")
-    if what not in _GRID or axis not in ("x", "y", "z"):
-        raise Invalid(f"there is no thread axis {tag!r}", hint="blockIdx or threadIdx, .x .y or .z")
-    return ThreadAxis(f"{_GRID[what]}.{axis}")
 
 
 @dataclass
-class _Axes:
+class StageAxes:
     """What a schedule knows about the loops of one stage."""
 
     op: Operation
@@ -97,7 +68,7 @@ class Schedule:
         self.outputs = tuple(dict.fromkeys(outputs))
         self.group, self._names = group_of(self.outputs)
         self.nest, self.trace = start(self.group), ()
-        self._axes: dict[str, _Axes] = {}
+        self._axes: dict[str, StageAxes] = {}
         for t, name in self._names.items():
             self._know(t, name)
 
@@ -105,7 +76,7 @@ class Schedule:
         loops = {a: f"{name}.i{k}" for k, a in enumerate(t.op.axis)}
         loops |= {a: f"{name}.r{k}" for k, a in enumerate(t.op.reduce_axis)}
         self._names[t] = name
-        self._axes[name] = _Axes(t.op, loops, {})
+        self._axes[name] = StageAxes(t.op, loops, {})
 
     def __getitem__(self, key: Key) -> StageHandle:
         return StageHandle(self, self.name_of(key))
@@ -126,13 +97,21 @@ class Schedule:
             nest = s.apply(nest)
         self.nest, self.trace = nest, (*self.trace, *steps)
 
+    def replay(self, trace: Sequence[Step]) -> None:
+        """Start anew with these steps, which name the same loops as those so far."""
+        self.nest, self.trace = apply(start(self.group), trace), tuple(trace)
+
     def synchronise(self) -> None:
         """Barriers where threads of a block read what others wrote; the last step of all."""
         self.apply(Synchronise())
 
     def cache_write(self, tensor: Key, scope: str = "global") -> Tensor:
         """The tensor is computed in a buffer of its own, which is copied when it is done; the
-        buffer's tensor is returned."""
+        buffer's tensor is returned.
+
+        for i: for k: C[i] += A[i,k]     for i: for k: C_global[i] += A[i,k]
+                                         for i: C[i] = C_global[i]
+        """
         t, name = _tensor(tensor), self.name_of(tensor)
         known = self._axes[name]
         if known.gone or any(b.name == name for b in self.group.inputs):
@@ -154,24 +133,29 @@ class Schedule:
         return made
 
     def cache_read(self, tensor: Key, scope: str, readers: Key | Sequence[Key]) -> Tensor:
-        """A stage reads a copy of the tensor, whose tensor is returned."""
+        """The readers read one copy of the tensor, whose tensor is returned.
+
+        for i: C[i] = A[i] + 1           for j: A_shared[j] = A[j]
+                                         for i: C[i] = A_shared[i] + 1
+        """
         t, name = _tensor(tensor), self.name_of(tensor)
-        single = isinstance(readers, (Tensor, Operation))
-        several: list[Key] = [readers] if single else list(readers)
-        if len(several) != 1:
-            raise Refused(
-                f"cache_read of {name} for {len(several)} readers: a copy serves one stage",
-                hint="call it once for each reader",
-            )
+        several = [readers] if isinstance(readers, (Tensor, Operation)) else list(readers)
+        if not several:
+            raise Refused(f"cache_read of {name} for no reader", hint="give the stages that read")
         into = self._unused(f"{name}_{scope}")
-        reader = self.name_of(several[0])
-        self.apply(Materialise(name, reader, into), *self._scoped(into, scope))
+        names = tuple(dict.fromkeys(map(self.name_of, several)))
+        which = names[0] if len(names) == 1 else names
+        self.apply(Materialise(name, which, into), *self._scoped(into, scope))
         axes = tuple(IterVar(f"i{k}", d) for k, d in enumerate(t.shape))
         return self._made(t, into, axes, ())
 
     def rfactor(self, tensor: Key, axis: IterVar) -> Tensor:
         """The reduction's axis becomes an axis of partial results, whose tensor is returned (the
-        factored axis first); the stage then reduces over that axis only."""
+        factored axis first); the stage then reduces over that axis only.
+
+        for k.0: for k.1: C += A[…]      for k.1: for k.0: C_rf[k.1] += A[…]
+                                         for k.1: C += C_rf[k.1]
+        """
         t, name = _tensor(tensor), self.name_of(tensor)
         known, loop = self._axes[name], self.loop(name, axis)
         into = self._unused(f"{name}_rf")
@@ -206,8 +190,16 @@ class Schedule:
         return out
 
     def _scoped(self, name: str, scope: str) -> tuple[Step, ...]:
-        scope = _SCOPES.get(scope, scope)
+        scope = scope_named(scope)
         return () if scope == "local" else (SetScope(name, scope),)
+
+    def known(self, stage: str) -> StageAxes:
+        """What is known about the loops of a stage."""
+        return self._axes[stage]
+
+    def loop_order(self) -> list[str]:
+        """The loops of the nest, outermost first."""
+        return loop_names(self.nest)
 
     def loop(self, stage: str, axis: object) -> str:
         """The loop that an axis of a stage is now."""
@@ -229,113 +221,3 @@ class Schedule:
 
     def __str__(self) -> str:
         return nest_text(self.nest)
-
-
-class StageHandle:
-    """One stage of a schedule; its methods are TVM's."""
-
-    def __init__(self, schedule: Schedule, name: str) -> None:
-        self.schedule, self.name = schedule, name
-
-    @property
-    def op(self) -> Operation:
-        return self.schedule._axes[self.name].op
-
-    def _loop(self, axis: object) -> str:
-        return self.schedule.loop(self.name, axis)
-
-    def _axis(self, loop: str, name: str, kind: str) -> IterVar:
-        found: list[tuple[Loop, object]] = list(find(self.schedule.nest, loop))
-        return IterVar(name, found[0][0].extent if found else 1, kind)
-
-    def split(
-        self, parent: IterVar, factor: int | None = None, nparts: int | None = None
-    ) -> tuple[IterVar, IterVar]:
-        """The axis as two: `factor` iterations inside, or `nparts` outside."""
-        loop = self._loop(parent)
-        if (factor is None) == (nparts is None):
-            raise Refused(f"split of {loop}: say factor= or nparts=, one of them")
-        self.schedule.apply(Split(loop, factor or 0, nparts or 0))
-        outer = self._axis(f"{loop}.0", f"{parent.name}.outer", parent.kind)
-        inner = self._axis(f"{loop}.1", f"{parent.name}.inner", parent.kind)
-        self.schedule.replaced(self.name, [parent], {outer: f"{loop}.0", inner: f"{loop}.1"})
-        return outer, inner
-
-    def tile(
-        self, x: IterVar, y: IterVar, x_factor: int, y_factor: int
-    ) -> tuple[IterVar, IterVar, IterVar, IterVar]:
-        """Two axes as four: the tiles, then the places in a tile."""
-        a, b = self._loop(x), self._loop(y)
-        order = (f"{a}.0", f"{b}.0", f"{a}.1", f"{b}.1")
-        self.schedule.apply(Split(a, x_factor), Split(b, y_factor), Reorder(order))
-        new = []
-        for axis, stem in ((x, a), (y, b)):
-            pair = [self._axis(f"{stem}.{k}", f"{axis.name}.{w}", axis.kind) for k, w in _PARTS]
-            names = {p: f"{stem}.{k}" for p, (k, _) in zip(pair, _PARTS, strict=True)}
-            self.schedule.replaced(self.name, [axis], names)
-            new.append(pair)
-        return new[0][0], new[1][0], new[0][1], new[1][1]
-
-    def fuse(self, outer: IterVar, inner: IterVar) -> IterVar:
-        """Two axes, one right inside the other, as one."""
-        a, b = self._loop(outer), self._loop(inner)
-        into = f"{self.name}.f{len(self.schedule._axes[self.name].gone)}"
-        self.schedule.apply(Fuse(a, b, into))
-        made = self._axis(into, f"{outer.name}.{inner.name}.fused", outer.kind)
-        self.schedule.replaced(self.name, [outer, inner], {made: into})
-        return made
-
-    def reorder(self, *axes: IterVar) -> None:
-        """The axes in this order, outermost first."""
-        self.schedule.apply(Reorder(tuple(self._loop(a) for a in axes)))
-
-    def _ragged(self, loop: str) -> bool:
-        return all(not isinstance(x.extent, int) for x, _ in find(self.schedule.nest, loop))
-
-    def vectorize(self, axis: IterVar) -> None:
-        """The iterations are the lanes of a vector; a ragged one is masked."""
-        loop = self._loop(axis)
-        self.schedule.apply(Vectorize(loop, self._ragged(loop)))
-
-    def unroll(self, axis: IterVar) -> None:
-        """The iterations are written out."""
-        loop = self._loop(axis)
-        self.schedule.apply(Unroll(loop, self._ragged(loop)))
-
-    def parallel(self, axis: IterVar) -> None:
-        """The iterations may run on several threads."""
-        self.schedule.apply(Parallel(self._loop(axis)))
-
-    def bind(self, axis: IterVar, thread: ThreadAxis) -> None:
-        """The iterations are the blocks of a grid or the threads of a block."""
-        if not isinstance(thread, ThreadAxis):
-            raise Invalid(f"{thread!r} is no thread axis", hint='te.thread_axis("threadIdx.x")')
-        self.schedule.apply(Bind(self._loop(axis), thread.kind))
-
-    def storage_align(self, axis: IterVar, factor: int, offset: int = 0) -> None:
-        """Rows of the stage's buffer start `offset` elements after multiples of `factor`."""
-        places = [k for k, a in enumerate(self.op.axis) if a is axis]
-        if not places:
-            names = ", ".join(a.name for a in self.op.axis) or "none"
-            what = f"{axis!r} is no axis of {self.name} as it was written"
-            raise Refused(what, hint=f"its axes are {names}")
-        self.schedule.apply(StorageAlign(self.name, places[0], factor, offset))
-
-    def peel(self, axis: IterVar) -> None:
-        """The ragged last iteration of a split axis becomes a copy."""
-        self.schedule.apply(Peel(self._loop(axis)))
-
-    def compute_at(self, parent: StageHandle, axis: IterVar) -> None:
-        """The stage is computed inside an axis of the one which reads it."""
-        self.schedule.apply(ComputeAt(self.name, self.schedule.loop(parent.name, axis)))
-
-    def compute_inline(self) -> None:
-        """The stage disappears into what reads it."""
-        self.schedule.apply(ComputeInline(self.name))
-
-    def set_scope(self, scope: str) -> None:
-        """Where the stage's buffer lives."""
-        self.schedule.apply(SetScope(self.name, _SCOPES.get(scope, scope)))
-
-
-_PARTS = ((0, "outer"), (1, "inner"))

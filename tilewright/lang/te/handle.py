@@ -1,0 +1,284 @@
+"""`s[C]`: one stage of a schedule, with TVM's methods. Each makes kernel steps, applied at once.
+
+The drawings show the loops of a stage before a call and after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilewright.base.errors import Invalid, Refused
+from tilewright.kernel.nest import find
+from tilewright.kernel.step import Step
+from tilewright.kernel.steps.bind import Bind
+from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.compute_with import ComputeWith
+from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.parallel import Parallel
+from tilewright.kernel.steps.peel import Peel
+from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.set_scope import SetScope
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.storage_align import StorageAlign
+from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.steps.vectorize import Vectorize
+
+from .expression import Operation
+from .scalars import IterVar
+
+if TYPE_CHECKING:
+    from .schedule import Schedule
+
+_GRID = {"blockIdx": "block", "threadIdx": "thread"}
+_PARTS = ((0, "outer"), (1, "inner"))
+# TVM's words for memory which this machine has one of.
+_SCOPES = {"global": "local"}
+
+
+def scope_named(scope: str) -> str:
+    """The kernel's word for a scope."""
+    return _SCOPES.get(scope, scope)
+
+
+@dataclass(frozen=True)
+class ThreadAxis:
+    """One axis of a grid: `kind` is what a loop bound to it becomes."""
+
+    kind: str
+
+
+def thread_axis(dom: object = None, tag: str = "", name: str = "") -> ThreadAxis:
+    """`thread_axis("blockIdx.x")` or `thread_axis((0, 32), "threadIdx.y")`: what `bind` binds to.
+    The extent is that of the loop, whatever `dom` says."""
+    tag = dom if isinstance(dom, str) else tag
+    what, _, axis = tag.partition(".") if isinstance(tag, str) else ("", "", "")
+    if what not in _GRID or axis not in ("x", "y", "z"):
+        raise Invalid(f"there is no thread axis {tag!r}", hint="blockIdx or threadIdx, .x .y or .z")
+    return ThreadAxis(f"{_GRID[what]}.{axis}")
+
+
+class StageHandle:
+    """One stage of a schedule; its methods are TVM's."""
+
+    def __init__(self, schedule: Schedule, name: str) -> None:
+        self.schedule, self.name = schedule, name
+
+    @property
+    def op(self) -> Operation:
+        """What the stage computes; `.axis` and `.reduce_axis` are its loops as written."""
+        return self.schedule.known(self.name).op
+
+    @property
+    def leaf_iter_vars(self) -> tuple[IterVar, ...]:
+        """The axes that are loops now, outermost first."""
+        named = {loop: axis for axis, loop in self.schedule.known(self.name).loops.items()}
+        order = self.schedule.loop_order()
+        return tuple(named[x] for x in order if x in named)
+
+    def __repr__(self) -> str:
+        return f"stage {self.name}: {', '.join(a.name for a in self.leaf_iter_vars) or 'no loops'}"
+
+    # ---- loops
+
+    def split(
+        self, parent: IterVar, factor: int | None = None, nparts: int | None = None
+    ) -> tuple[IterVar, IterVar]:
+        """The axis as two: `factor` iterations inside, or `nparts` outside. A tail is shorter.
+
+        for i in 100:            for i.outer in 7:
+          C[i] = …                 for i.inner in min(16, 100-16*i.outer):
+                                     C[16*i.outer + i.inner] = …
+        """
+        loop = self._loop(parent)
+        if (factor is None) == (nparts is None):
+            raise Refused(f"split of {loop}: say factor= or nparts=, one of them")
+        self.schedule.apply(Split(loop, factor or 0, nparts or 0))
+        outer, inner = self._halves(parent, loop)
+        return outer, inner
+
+    def tile(
+        self, x: IterVar, y: IterVar, x_factor: int, y_factor: int
+    ) -> tuple[IterVar, IterVar, IterVar, IterVar]:
+        """Two axes as four: the tiles, then the places in a tile.
+
+        for x in 64:             for x.outer in 8: for y.outer in 8:
+          for y in 64:             for x.inner in 8: for y.inner in 8:
+            C[x,y] = …               C[8*x.outer + x.inner, 8*y.outer + y.inner] = …
+        """
+        a, b = self._loop(x), self._loop(y)
+        order = (f"{a}.0", f"{b}.0", f"{a}.1", f"{b}.1")
+        self.schedule.apply(Split(a, x_factor), Split(b, y_factor), Reorder(order))
+        (xo, xi), (yo, yi) = self._halves(x, a), self._halves(y, b)
+        return xo, yo, xi, yi
+
+    def fuse(self, *axes: IterVar) -> IterVar:
+        """Axes, each right inside the one before, as one.
+
+        for i in 8:              for i.j.fused in 48:
+          for j in 6:              C[i.j.fused // 6, i.j.fused % 6] = …
+            C[i,j] = …
+        """
+        if not axes:
+            raise Refused(f"fuse of {self.name}: there is no axis", hint="give two or more")
+        loops = [self._loop(a) for a in axes]
+        if len(axes) == 1:
+            return axes[0]
+        first, steps, into = len(self.schedule.known(self.name).gone), [], loops[0]
+        for k, inner in enumerate(loops[1:]):
+            outer, into = into, f"{self.name}.f{first + k}"
+            steps.append(Fuse(outer, inner, into))
+        self.schedule.apply(*steps)
+        made = self._axis(into, f"{'.'.join(a.name for a in axes)}.fused", axes[0].kind)
+        self.schedule.replaced(self.name, list(axes), {made: into})
+        return made
+
+    def reorder(self, *axes: IterVar) -> None:
+        """The axes in this order, outermost first; others keep their places.
+
+        for i: for j: for k: …   reorder(k, i)   for k: for j: for i: …
+        """
+        names = [self._loop(a) for a in axes]
+        if len(set(names)) != len(names):
+            raise Refused(f"reorder of {', '.join(names)}: an axis is named twice")
+        present = [x for x in names if not self._single(x)]
+        if len(present) > 1:
+            self.schedule.apply(Reorder(tuple(present)))
+
+    def vectorize(self, axis: IterVar) -> None:
+        """The iterations are the lanes of a vector; a ragged one is masked.
+
+        for l in 4: C[4*i + l] = A[4*i + l] + 1     C[4*i : 4*i+4] = A[4*i : 4*i+4] + 1
+        """
+        loop = self._loop(axis)
+        if not self._single(loop):
+            self.schedule.apply(Vectorize(loop, self._ragged(loop)))
+
+    def unroll(self, axis: IterVar) -> None:
+        """The iterations are written out.
+
+        for u in 3: C[u] = 0     C[0] = 0; C[1] = 0; C[2] = 0
+        """
+        loop = self._loop(axis)
+        if not self._single(loop):
+            self.schedule.apply(Unroll(loop, self._ragged(loop)))
+
+    def parallel(self, axis: IterVar) -> None:
+        """The iterations of an outermost loop may run on several threads.
+
+        for i: …                 parallel i: …
+        """
+        self.schedule.apply(Parallel(self._loop(axis)))
+
+    def bind(self, axis: IterVar, thread: ThreadAxis) -> None:
+        """The iterations are the blocks of a grid or the threads of a block.
+
+        for i.outer: for i.inner: …      block.x i.outer: thread.x i.inner: …
+        """
+        if not isinstance(thread, ThreadAxis):
+            raise Invalid(f"{thread!r} is no thread axis", hint='te.thread_axis("threadIdx.x")')
+        self.schedule.apply(Bind(self._loop(axis), thread.kind))
+
+    def peel(self, axis: IterVar) -> None:
+        """The ragged last iteration of a split axis becomes a copy, so that the others are full.
+
+        for i.outer in 7:                              for i.outer in 6:
+          for i.inner in min(16, 100-16*i.outer): …      for i.inner in 16: …
+                                                       for i.inner in 4: …
+        """
+        self.schedule.apply(Peel(self._loop(axis)))
+
+    # ---- places
+
+    def compute_at(self, parent: StageHandle, axis: IterVar) -> None:
+        """The stage is computed inside an axis of the one which reads it, only what is read there.
+
+        for i: for j: B[i,j] = …         for i:
+        for i: for j: C[i,j] = B[i,j]      for j: B[j] = …
+                                           for j: C[i,j] = B[j]
+        """
+        self.schedule.apply(ComputeAt(self.name, self._loop_of(parent, axis)))
+
+    def compute_with(self, parent: StageHandle, axis: IterVar) -> None:
+        """The stage shares the loops of another one, from the outermost down to the axis.
+
+        for i: B[i] = …          for i:
+        for i: C[i] = …            B[i] = …
+                                   C[i] = …
+        """
+        self.schedule.apply(ComputeWith(self.name, self._loop_of(parent, axis)))
+
+    def compute_inline(self) -> None:
+        """The stage disappears into what reads it.
+
+        for i: B[i] = exp(A[i])          for i: C[i] = exp(A[i]) + 1
+        for i: C[i] = B[i] + 1
+        """
+        self.schedule.apply(ComputeInline(self.name))
+
+    def compute_root(self) -> None:
+        """The stage has loops of its own again: takes back its compute_at or compute_inline.
+
+        for i:                           for i: for j: B[i,j] = …
+          for j: B[j] = …                for i: for j: C[i,j] = B[i,j]
+          for j: C[i,j] = B[j]
+        """
+
+        def placed(s: Step) -> bool:
+            return isinstance(s, (ComputeAt, ComputeInline)) and s.stage == self.name
+
+        kept = tuple(s for s in self.schedule.trace if not placed(s))
+        if len(kept) != len(self.schedule.trace):
+            self.schedule.replay(kept)
+
+    # ---- memory
+
+    def set_scope(self, scope: str) -> None:
+        """Where the stage's buffer lives: "global", "shared" (by a block's threads), "local",
+        "register".
+
+        local B: f32[8]          register B: f32[8]
+        """
+        self.schedule.apply(SetScope(self.name, scope_named(scope)))
+
+    def storage_align(self, axis: IterVar, factor: int, offset: int = 0) -> None:
+        """Rows of the stage's buffer start `offset` elements after multiples of `factor`.
+
+        local B: f32[16,32]      local B: f32[16,33]        # storage_align(axis 0, 32, 1)
+        """
+        places = [k for k, a in enumerate(self.op.axis) if a is axis]
+        if not places:
+            names = ", ".join(a.name for a in self.op.axis) or "none"
+            what = f"{axis!r} is no axis of {self.name} as it was written"
+            raise Refused(what, hint=f"its axes are {names}")
+        self.schedule.apply(StorageAlign(self.name, places[0], factor, offset))
+
+    # ---- what an axis is now
+
+    def _loop(self, axis: object) -> str:
+        return self.schedule.loop(self.name, axis)
+
+    def _loop_of(self, parent: object, axis: IterVar) -> str:
+        if not isinstance(parent, StageHandle) or parent.schedule is not self.schedule:
+            raise Invalid(f"{parent!r} is no stage of this schedule", hint="give s[C]")
+        return self.schedule.loop(parent.name, axis)
+
+    def _axis(self, loop: str, name: str, kind: str) -> IterVar:
+        found = find(self.schedule.nest, loop)
+        return IterVar(name, found[0][0].extent if found else 1, kind)
+
+    def _halves(self, parent: IterVar, loop: str) -> Sequence[IterVar]:
+        """The two axes that a split one has become."""
+        pair = [self._axis(f"{loop}.{k}", f"{parent.name}.{w}", parent.kind) for k, w in _PARTS]
+        names = {p: f"{loop}.{k}" for p, (k, _) in zip(pair, _PARTS, strict=True)}
+        self.schedule.replaced(self.name, [parent], names)
+        return pair
+
+    def _ragged(self, loop: str) -> bool:
+        return all(not isinstance(x.extent, int) for x, _ in find(self.schedule.nest, loop))
+
+    def _single(self, loop: str) -> bool:
+        """Has the loop vanished, as one of a single iteration does when its stage is placed?"""
+        return not find(self.schedule.nest, loop)
