@@ -32,6 +32,9 @@ from tilewright.ir.operator import definition, is_composed, stages
 from tilewright.ir.scalar import SCALARS
 from tilewright.ir.types import DType, TensorType, TupleType, as_dtype, bf16, f16
 
+# What memory holds of a tensor: an array, or one for each component of a tuple.
+Stored = np.ndarray | tuple[np.ndarray, ...]
+
 # A reduction grid larger than this is walked one slice of its outermost axis at a time.
 GRID_LIMIT = 1 << 22
 
@@ -104,14 +107,14 @@ def _node(n: Node, args: list[Any], sizes: Mapping[str, int]) -> Any:
     else:
         types = tuple(x.ttype for x in n.inputs)
         ins, outs = definition(op, types)
-        mem: dict[Tensor, np.ndarray] = dict(zip(ins, args, strict=True))
+        mem: dict[Tensor, Stored] = dict(zip(ins, args, strict=True))
         for t in stages(outs):
             mem[t] = tensor(t, mem, sizes)
         vals = [mem[o] for o in outs]
     return tuple(vals) if isinstance(n.type, TupleType) else vals[0]
 
 
-def tensor(t: Tensor, mem: Mapping[Tensor, np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
+def tensor(t: Tensor, mem: Mapping[Tensor, Stored], sizes: Mapping[str, int]) -> Stored:
     """Evaluate one definition whose inputs are in `mem`."""
     assert t.body is not None
     shape = tuple(int(D.evaluate(d, sizes)) for d in t.shape)
@@ -122,7 +125,7 @@ def tensor(t: Tensor, mem: Mapping[Tensor, np.ndarray], sizes: Mapping[str, int]
         ev = Evaluator(mem, sizes, _grid(t, domain))
         found = ev(t.body)
         if isinstance(found, tuple):
-            return tuple(np.array(np.broadcast_to(x, shape)) for x in found)  # type: ignore[return-value]
+            return tuple(np.array(np.broadcast_to(x, shape)) for x in found)
         return np.array(np.broadcast_to(found, shape))
     if t.kind == "scan":
         out = np.zeros(shape, t.dtype.numpy)
@@ -170,7 +173,7 @@ class Evaluator:
     """Evaluates values on a grid of index arrays."""
 
     def __init__(
-        self, mem: Mapping[Any, np.ndarray], sizes: Mapping[str, int], grid: dict[str, Any]
+        self, mem: Mapping[Any, Any], sizes: Mapping[str, int], grid: dict[str, Any]
     ) -> None:
         self.mem, self.env = mem, {**sizes, **grid}
         self.mask: Any = True
@@ -210,7 +213,9 @@ class Evaluator:
             self.mask = outer
             return as_dtype(np.where(c, a, b), v.dtype)
         if v.name == "item":
-            return self(v.args[0])[int(v.args[1].value)]  # type: ignore[attr-defined]
+            whole, k = v.args
+            assert isinstance(k, Const)
+            return self(whole)[int(k.value)]
         args = [self(a) for a in v.args]
         if v.name == "tuple":
             return tuple(args)
