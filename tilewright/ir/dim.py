@@ -493,8 +493,6 @@ def _reduce_gcd(rest: Dim, n: Dim) -> tuple[Dim, int, int, Dim] | None:
             continue
         small = rest - _make({m: c for m, c in rest.terms if c % g == 0})
         lo, hi = bounds(small)
-        if lo < 0 <= -lo < g and not isinstance(small, int):
-            continue
         if 0 <= lo and hi < g:
             return _make(part), n // g, g, small
     return None
