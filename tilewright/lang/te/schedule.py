@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Union
 
 from tilewright.base.errors import Invalid, Refused
@@ -24,6 +25,7 @@ from tilewright.kernel.text import nest_text
 from .expression import Operation, Tensor
 from .handle import StageHandle, scope_named, thread_axis
 from .scalars import IterVar
+from .show import show_trace
 from .stages import group_of
 
 __all__ = ["Schedule", "create_schedule", "thread_axis"]
@@ -221,3 +223,14 @@ class Schedule:
 
     def __str__(self) -> str:
         return nest_text(self.nest)
+
+    def show(self, html: str | Path | None = None) -> Path | None:
+        """Print the loops, the buffers with scope and size, and the steps; with `html`, write a
+        page with the loops before and after each step there instead, and return its path."""
+        shown = show_trace(self.group, self.trace)
+        if html is None:
+            print(shown.text(), end="")
+            return None
+        path = Path(html)
+        path.write_text(shown.html(), encoding="utf-8")
+        return path
