@@ -14,21 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tilewright.ir import dim as D
+from tilewright.ir.combine import identity
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import (
-    Fn,
-    Value,
-    all_of,
-    cast,
-    const,
-    fn,
-    identity,
-    index,
-    load,
-    loads,
-    select,
-    walk,
-)
+from tilewright.ir.expr import Fn, Value, all_of, cast, const, fn, index, load, loads, select, walk
 from tilewright.ir.types import as_dtype, b1, bf16, f16, f32, f64, i32, i64, u8
 from tilewright.kernel.group import Buffer, Group, Stage, readers
 

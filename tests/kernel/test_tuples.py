@@ -9,6 +9,7 @@ import tilewright.kernel.steps  # noqa: F401  (a trace names its steps)
 from tests.kernel.native import Native
 from tilewright.base.errors import Invalid
 from tilewright.ir import expr as E
+from tilewright.ir.combine import combiner
 from tilewright.ir.interpret import tensor
 from tilewright.ir.types import f32, i64
 from tilewright.kernel.group import Group
@@ -112,7 +113,7 @@ def test_a_combiner_that_is_no_combiner() -> None:
 
 
 def test_definitions_reduce_tuples_too() -> None:
-    first = E.combiner(
+    first = combiner(
         "first_largest",
         lambda l, r: (
             E.select((l[1] > r[1]) | (l[1].eq(r[1]) & (l[0] < r[0])), l[0], r[0]),

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Sym
-from tilewright.ir.scalar import SCALARS
+from tilewright.ir.scalar import SCALARS, neutral
 from tilewright.ir.types import DType, TupleDType, as_dtype, b1, f32, i64, tuple_dtype
+
+if TYPE_CHECKING:
+    from tilewright.ir.combine import Combine
 
 _values: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
@@ -376,68 +378,6 @@ def item(v: Value, k: int) -> Value:
     return _fn("item", (v, const(k, i64)), v.dtype.items[k])
 
 
-@dataclass(frozen=True)
-class Combiner:
-    """How a reduction of a user's own puts two partial results together, component by component.
-
-    `results` are over loads `l0[]`, `l1[]`, … and `r0[]`, `r1[]`, …, the components of both sides.
-    That it is associative and commutative, and `neutral` its neutral element, is the author's word.
-    """
-
-    name: str
-    results: tuple[Value, ...]
-    neutral: tuple[Const, ...]
-
-    @property
-    def dtypes(self) -> tuple[DType, ...]:
-        return tuple(x.dtype for x in self.neutral)
-
-    def __call__(self, left: Sequence[Value], right: Sequence[Value]) -> tuple[Value, ...]:
-        sides = {f"l{k}": x for k, x in enumerate(left)} | {f"r{k}": x for k, x in enumerate(right)}
-        put = lambda x: sides[str(x.source)]  # noqa: E731
-        return tuple(rewrite(v, on_load=put) for v in self.results)
-
-    def __str__(self) -> str:
-        return self.name
-
-
-Combine = Union[str, Combiner]
-
-
-def combiner(
-    name: str,
-    combine: Callable[[tuple[Value, ...], tuple[Value, ...]], Sequence[Value]],
-    neutral: Sequence[Const],
-) -> Combiner:
-    """`combine(left, right)` gives the components of both together."""
-    sides = [tuple(load(f"{s}{k}", (), x.dtype) for k, x in enumerate(neutral)) for s in "lr"]
-    results = tuple(combine(*sides))
-    want, got = [x.dtype for x in neutral], [x.dtype for x in results]
-    if want != got:
-        raise TypeError(f"{name} makes {got} of {want}")
-    return Combiner(name, results, tuple(neutral))
-
-
-def identity(combine: Combine, dtype: DType) -> Value:
-    """The neutral element of a reduction."""
-    if isinstance(combine, Combiner):
-        neutral = combine.neutral[0] if len(combine.neutral) == 1 else tuple_of(*combine.neutral)
-        if neutral.dtype is not dtype:
-            raise TypeError(f"{combine} reduces {neutral.dtype}, not {dtype}")
-        return neutral
-    if combine in ("add", "or", "xor"):
-        return const(0, dtype)
-    if combine in ("mul",):
-        return const(1, dtype)
-    if combine == "and":
-        return const(True if dtype.is_bool else -1, dtype)
-    if combine == "max":
-        return const(dtype.lowest, dtype)
-    if combine == "min":
-        return const(dtype.highest, dtype)
-    raise ValueError(f"{combine} is not a reduction")
-
-
 _fresh = count()
 
 
@@ -457,7 +397,10 @@ def _bound(t: Dim) -> bool:
 
 
 def make_reduce(combine: Combine, axes: tuple[Sym, ...], body: Value) -> Value:
-    identity(combine, body.dtype)
+    if isinstance(combine, str):
+        neutral(combine, body.dtype)  # an error for what is no reduction
+    else:
+        combine.check(body.dtype)
     key = (combine, axes, body)
     return _intern(Reduce, key, combine=combine, axes=axes, body=body, dtype=body.dtype)
 

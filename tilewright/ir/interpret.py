@@ -14,19 +14,9 @@ import numpy as np
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
+from tilewright.ir.combine import Combiner, identity
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import (
-    Combiner,
-    Const,
-    Fn,
-    Index,
-    Load,
-    Reduce,
-    Tensor,
-    Value,
-    extent,
-    identity,
-)
+from tilewright.ir.expr import Const, Fn, Index, Load, Reduce, Tensor, Value, extent
 from tilewright.ir.node import Constant, Graph, Input, Item, Node, topological
 from tilewright.ir.operator import definition, is_composed, stages
 from tilewright.ir.scalar import SCALARS

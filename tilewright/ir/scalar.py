@@ -220,3 +220,18 @@ _add("erfc", 1, _vectorised(_erfc), only="f")
 _add("erfinv", 1, _vectorised(_erfinv), only="f")
 _add("lgamma", 1, _vectorised(_lgamma), only="f")
 _add("digamma", 1, _vectorised(_digamma), only="f")
+
+
+def neutral(combine: str, dtype: DType) -> float | int | bool:
+    """The number that a reduction with this function starts from."""
+    if combine in ("add", "or", "xor"):
+        return 0
+    if combine == "mul":
+        return 1
+    if combine == "and":
+        return True if dtype.is_bool else -1
+    if combine == "max":
+        return dtype.lowest
+    if combine == "min":
+        return dtype.highest
+    raise ValueError(f"{combine} is not a reduction")

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilewright.ir import dim as D
+from tilewright.ir.combine import Combine
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Combine
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import (
     Alloc,

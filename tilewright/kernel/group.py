@@ -14,16 +14,15 @@ from typing import Any
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
+from tilewright.ir.combine import Combine, identity
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import (
-    Combine,
     Load,
     Reduce,
     Tensor,
     Value,
     const,
     extent,
-    identity,
     load,
     loads,
     make_reduce,

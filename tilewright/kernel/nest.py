@@ -13,8 +13,9 @@ from typing import Union
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
+from tilewright.ir.combine import Combine, Combiner
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Combine, Combiner, Load, Value, extent, loads, rewrite
+from tilewright.ir.expr import Load, Value, extent, loads, rewrite
 from tilewright.kernel.group import Buffer, Group, Stage
 
 # serial    one after the other

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
+from tilewright.ir.combine import Combine, Combiner
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Combine, Combiner, Const, Value, extent
+from tilewright.ir.expr import Const, Value, extent
 from tilewright.ir.reader import Reader
 from tilewright.ir.types import dtype_named
 from tilewright.ir.value_text import (

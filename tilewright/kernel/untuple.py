@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.ir import dim as D
+from tilewright.ir.combine import Combiner
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Combiner, Load, Value, item, load, tuple_of
+from tilewright.ir.expr import Load, Value, item, load, tuple_of
 from tilewright.ir.types import TupleDType
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, substitute, walk

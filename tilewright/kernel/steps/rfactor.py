@@ -3,8 +3,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
+from tilewright.ir.combine import identity
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import identity, load
+from tilewright.ir.expr import load
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, stages_in, wrap
 from tilewright.kernel.step import Step

@@ -10,6 +10,7 @@ from typing import Any, Union
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir import expr as E
+from tilewright.ir.combine import identity
 from tilewright.ir.dim import Dim
 from tilewright.ir.types import DType, TupleDType
 
@@ -229,7 +230,7 @@ def _reduced(combine: str, x: Operand, axis: Axes, where: Operand | None) -> Red
     if combine in ("and", "or") and not v.dtype.is_bool:
         raise Invalid(f"te.all and te.any reduce conditions, not {v.dtype}")
     if where is not None:
-        v = applied("select", lifted(where), v, E.identity(combine, v.dtype)).value
+        v = applied("select", lifted(where), v, identity(combine, v.dtype)).value
     return Reduction(E.make_reduce(combine, tuple(a.sym for a in axes), v), axes)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import expr as E
+from tilewright.ir.combine import combiner
 from tilewright.ir.reader import is_plain_name
 from tilewright.ir.types import DType
 
@@ -57,7 +58,7 @@ def comm_reducer(
             return [lifted(v) for v in found]
 
         try:
-            made = E.combiner(name, combine, neutral)
+            made = combiner(name, combine, neutral)
         except TypeError as why:
             raise Invalid(str(why), hint="cast what the combine gives") from None
         if where is not None:
