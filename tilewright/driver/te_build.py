@@ -55,6 +55,10 @@ class Lowered:
 
 def lower(s: Schedule, args: Sequence[Tensor], simple_mode: bool = False) -> Lowered:
     """What the schedule has become; `simple_mode` shows the loops alone."""
+    if not isinstance(s, Schedule):
+        raise Invalid(f"{s!r} is no schedule", hint="make one with te.create_schedule(C.op)")
+    if isinstance(args, Tensor) or not isinstance(args, Sequence):
+        raise Invalid(f"the arguments are {args!r}, not a list", hint="write [A, B, C]")
     return Lowered(s, args, simple_mode)
 
 
@@ -106,6 +110,10 @@ def _span(a: Any, b: Buffer, sizes: dict[str, int]) -> tuple[int, int]:
         raise Invalid(f"{b.name} is on {a.device}, the function runs on the CPU")
     if not (a.is_contiguous() if is_torch else a.flags.c_contiguous):
         raise Invalid(f"{b.name} is not contiguous", hint="pass a contiguous copy")
+    if not is_torch and not a.flags.aligned:
+        raise Invalid(
+            f"{b.name} does not start at a multiple of {a.itemsize} bytes", hint="copy it"
+        )
     if not is_torch and b.scope == "out" and not a.flags.writeable:
         raise Invalid(f"the output {b.name} may not be written")
     if len(a.shape) != len(b.shape):
@@ -120,6 +128,8 @@ def _span(a: Any, b: Buffer, sizes: dict[str, int]) -> tuple[int, int]:
 def build(s: Schedule, args: Sequence[Tensor], target: str | Target | None = None) -> Built:
     """The schedule as a native function of this machine."""
     chosen = default() if target is None else get(target) if isinstance(target, str) else target
+    if not isinstance(chosen, Target):
+        raise Invalid(f"{target!r} is no target", hint='give a name such as "host"')
     if chosen.arch != host().arch:
         raise Invalid(f"{chosen.name} is not the architecture of this machine: it cannot run here")
     return Built(lower(s, args), chosen)

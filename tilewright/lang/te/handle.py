@@ -109,6 +109,8 @@ class StageHandle:
             C[x,y] = …               C[8*x.outer + x.inner, 8*y.outer + y.inner] = …
         """
         a, b = self._loop(x), self._loop(y)
+        if a == b:
+            raise Refused(f"tile of {a} by itself", hint="give two axes")
         order = (f"{a}.0", f"{b}.0", f"{a}.1", f"{b}.1")
         self.schedule.apply(Split(a, x_factor), Split(b, y_factor), Reorder(order))
         (xo, xi), (yo, yi) = self._halves(x, a), self._halves(y, b)
