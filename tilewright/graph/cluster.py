@@ -15,6 +15,7 @@ CRITERIA = (
     "too large",
     "not fusible",
 )
+Why = tuple[str, str]  # a criterion and its detail
 
 
 @dataclass(frozen=True, eq=False)

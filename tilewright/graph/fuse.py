@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from tilewright.base.events import Log
 from tilewright.graph.align import SinkReshapes
-from tilewright.graph.classify import Facts, facts, guess, nbytes, same_index, same_prefix
-from tilewright.graph.cluster import Cluster, Fused, Refusal
+from tilewright.graph.classify import Facts, facts, guess, same_index, same_prefix
+from tilewright.graph.cluster import Cluster, Fused, Refusal, Why
+from tilewright.graph.inline import settle
 from tilewright.graph.order import few_live_bytes
 from tilewright.graph.regions import (
     Read,
@@ -61,119 +62,27 @@ def fuse(graph: Graph, log: Log) -> Fused:
     return Fuse()(graph, log)
 
 
-Why = tuple[str, str]  # criterion and detail
 _PRIORITY = {"contract": 0, "row": 1, "column": 2, "map": 3, "program": 4}
 
 
 class _Fuser:
     def __init__(self, graph: Graph, log: Log, limits: Fuse, stored: set[Node]) -> None:
-        self.graph, self.log, self.limits, self.stored = graph, log, limits, stored
+        self.graph, self.log, self.limits = graph, log, limits
         self.order = graph.nodes()
         self.users = graph.users()
         self.facts = {n: facts(n) for n in self.order}
+        settled = settle(graph, self.facts, limits.cheap, stored)
+        self.inlined, self.apart, self.results = settled.inlined, settled.apart, settled.results
         self.regions = Regions()
-        self.inlined: set[Node] = set()  # copied into each reader: views and cheap maps
-        self.apart: dict[Node, Why] = {}  # stored although their consumers might compute them
-        self.results: set[Node] = set()  # stored because the caller or a program reads memory
         self.why: dict[tuple[Node, Node], Why] = {}
         self.readers: dict[Node, list[tuple[Node, Read]]] = {}
 
     def run(self) -> None:
-        self.settle()
         for n in self.order:
             if self.facts[n].kind != "source" and n not in self.inlined:
                 self.place(n)
         self.join_siblings()
         self.absorb()
-
-    # ---- what is inlined, what is stored
-
-    def settle(self) -> None:
-        for n, f in self.facts.items():
-            if n.op.barrier:
-                self.apart[n] = ("not fusible", "its result is stored on purpose")
-            elif f.kind == "view" or (f.kind == "map" and not f.accesses and self.is_cheap(n)):
-                self.inlined.add(n)
-        for o in self.graph.outputs:
-            self.results.add(self.store(o))
-        for n, f in self.facts.items():
-            if f.kind == "program" and not isinstance(n.op, Item):
-                for x in n.inputs:
-                    self.store(x)
-            elif f.kind == "contract":
-                self.settle_operands(n, f)
-            elif f.kind == "reduce":
-                self.settle_row(n, f)
-            elif self.is_shared_and_cheap(n, f):
-                self.inlined.add(n)
-
-    def store(self, x: Node, why: Why | None = None) -> Node:
-        """Make x readable from memory: itself, or under reshapes what they rename."""
-        while self.facts[x].reshape and x in self.inlined:
-            x = x.inputs[0]
-        if x in self.inlined:
-            self.inlined.discard(x)
-            if why is not None:
-                self.apart[x] = why
-        return x
-
-    def settle_operands(self, n: Node, f: Facts) -> None:
-        """Operands of a contraction are stored values, or affine views of stored values."""
-        for read in self.reads_of(n, f):
-            x = read.via[0][0].inputs[read.via[0][1].operand]
-            if any(self.facts[v].kind != "view" for v, _ in read.via[1:]):
-                self.store(x)
-                continue
-            while self.facts[x].reshape and x in self.inlined:
-                x = x.inputs[0]
-            if x not in self.inlined or read.source.op.barrier or x.op.inline:
-                continue
-            if not all(D.coefficient(i, s) is not None for i in read.index() for s in f.axes):
-                self.store(x, ("misaligned access", "the index of the view is not affine"))
-
-    def settle_row(self, n: Node, f: Facts) -> None:
-        """A view that several readers would gather with a stride is better copied once."""
-        if f.outer is None:
-            return
-        for read in self.reads_of(n, f):
-            x = read.via[0][0].inputs[read.via[0][1].operand]
-            shared = len(self.users[x]) > 1
-            if shared and x in self.inlined and misaligned(read, f):
-                detail = "several readers would gather elements that lie apart"
-                self.store(x, ("misaligned access", detail))
-
-    def reads_of(self, n: Node, f: Facts) -> tuple[Read, ...]:
-        if not any(x in self.inlined for x in n.inputs):
-            return ()
-        return trace(n, self.inlined)
-
-    def is_cheap(self, n: Node) -> bool:
-        return self.facts[n].flops <= self.limits.cheap
-
-    def is_shared_and_cheap(self, n: Node, f: Facts) -> bool:
-        """Maps of sources that are computed again in each reader at less cost than a load."""
-        if f.kind != "map" or n in self.apart or n in self.results or n in self.stored:
-            return False
-        if len(self.users[n]) < 2:
-            return False
-        cost, bytes_in = f.flops, 0
-        for x in n.inputs:
-            if self.facts[x].kind != "source":
-                if x not in self.inlined or self.facts[x].kind == "view":
-                    return False
-                cost += self.facts[x].flops
-            elif not is_scalar_constant(x):
-                bytes_in += guess(nbytes(x.ttype))
-        if cost > self.limits.cheap or bytes_in > guess(nbytes(n.ttype)):
-            return False
-        return all(self.computes(u) for u in self.users[n])
-
-    def computes(self, n: Node) -> bool:
-        """Would this reader, or the readers of this view, compute an operand themselves?"""
-        kind = self.facts[n].kind
-        if kind == "view":
-            return n not in self.results and all(self.computes(u) for u in self.users[n])
-        return kind in ("map", "reduce")
 
     # ---- forward: every node joins a producer's region or starts one
 

@@ -1,0 +1,122 @@
+"""What is computed in each reader, and what is stored: settled before clusters grow.
+
+Views and cheap maps are inlined: every reader computes the elements that it needs. What the caller
+or a program reads has to lie in memory, and so has what a reader would gather badly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+from tilewright.graph.classify import Facts, guess, nbytes
+from tilewright.graph.cluster import Why
+from tilewright.graph.regions import Read, is_scalar_constant, misaligned, trace
+from tilewright.ir import dim as D
+from tilewright.ir.node import Graph, Item, Node
+
+
+class Settled:
+    """Which values of a graph are inlined and which are stored. `settle` makes it."""
+
+    def __init__(
+        self, graph: Graph, facts: Mapping[Node, Facts], cheap: int, stored: Set[Node]
+    ) -> None:
+        self.graph, self.facts, self.cheap, self.stored = graph, facts, cheap, stored
+        self.users = graph.users()
+        self.inlined: set[Node] = set()  # copied into each reader: views and cheap maps
+        self.apart: dict[Node, Why] = {}  # stored although their consumers might compute them
+        self.results: set[Node] = set()  # stored because the caller reads them
+
+    def run(self) -> None:
+        for n, f in self.facts.items():
+            if n.op.barrier:
+                self.apart[n] = ("not fusible", "its result is stored on purpose")
+            elif f.kind == "view" or (f.kind == "map" and not f.accesses and self.is_cheap(n)):
+                self.inlined.add(n)
+        for o in self.graph.outputs:
+            self.results.add(self.store(o))
+        for n, f in self.facts.items():
+            if f.kind == "program" and not isinstance(n.op, Item):
+                for x in n.inputs:
+                    self.store(x)
+            elif f.kind == "contract":
+                self.settle_operands(n, f)
+            elif f.kind == "reduce":
+                self.settle_row(n, f)
+            elif self.is_shared_and_cheap(n, f):
+                self.inlined.add(n)
+
+    def store(self, x: Node, why: Why | None = None) -> Node:
+        """Make x readable from memory: itself, or under reshapes what they rename."""
+        while self.facts[x].reshape and x in self.inlined:
+            x = x.inputs[0]
+        if x in self.inlined:
+            self.inlined.discard(x)
+            if why is not None:
+                self.apart[x] = why
+        return x
+
+    def settle_operands(self, n: Node, f: Facts) -> None:
+        """Operands of a contraction are stored values, or affine views of stored values."""
+        for read in self.reads_of(n):
+            x = read.via[0][0].inputs[read.via[0][1].operand]
+            if any(self.facts[v].kind != "view" for v, _ in read.via[1:]):
+                self.store(x)
+                continue
+            while self.facts[x].reshape and x in self.inlined:
+                x = x.inputs[0]
+            if x not in self.inlined or read.source.op.barrier or x.op.inline:
+                continue
+            if not all(D.coefficient(i, s) is not None for i in read.index() for s in f.axes):
+                self.store(x, ("misaligned access", "the index of the view is not affine"))
+
+    def settle_row(self, n: Node, f: Facts) -> None:
+        """A view that several readers would gather with a stride is better copied once."""
+        if f.outer is None:
+            return
+        for read in self.reads_of(n):
+            x = read.via[0][0].inputs[read.via[0][1].operand]
+            shared = len(self.users[x]) > 1
+            if shared and x in self.inlined and misaligned(read, f):
+                detail = "several readers would gather elements that lie apart"
+                self.store(x, ("misaligned access", detail))
+
+    def reads_of(self, n: Node) -> tuple[Read, ...]:
+        if not any(x in self.inlined for x in n.inputs):
+            return ()
+        return trace(n, self.inlined)
+
+    def is_cheap(self, n: Node) -> bool:
+        return self.facts[n].flops <= self.cheap
+
+    def is_shared_and_cheap(self, n: Node, f: Facts) -> bool:
+        """Maps of sources that are computed again in each reader at less cost than a load."""
+        if f.kind != "map" or n in self.apart or n in self.results or n in self.stored:
+            return False
+        if len(self.users[n]) < 2:
+            return False
+        cost, bytes_in = f.flops, 0
+        for x in n.inputs:
+            if self.facts[x].kind != "source":
+                if x not in self.inlined or self.facts[x].kind == "view":
+                    return False
+                cost += self.facts[x].flops
+            elif not is_scalar_constant(x):
+                bytes_in += guess(nbytes(x.ttype))
+        if cost > self.cheap or bytes_in > guess(nbytes(n.ttype)):
+            return False
+        return all(self.computes(u) for u in self.users[n])
+
+    def computes(self, n: Node) -> bool:
+        """Would this reader, or the readers of this view, compute an operand themselves?"""
+        kind = self.facts[n].kind
+        if kind == "view":
+            return n not in self.results and all(self.computes(u) for u in self.users[n])
+        return kind in ("map", "reduce")
+
+
+def settle(graph: Graph, facts: Mapping[Node, Facts], cheap: int, stored: Set[Node]) -> Settled:
+    """Maps of at most `cheap` operations may be inlined, those in `stored` are not."""
+    settled = Settled(graph, facts, cheap, stored)
+    settled.run()
+    return settled
