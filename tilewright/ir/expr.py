@@ -387,13 +387,9 @@ def reduce(combine: Combine, extents: Sequence[Dim], body: Callable[..., Value])
     inner = body(*temps)
     depth = sum(len(r.axes) for r in walk(inner) if isinstance(r, Reduce))
     axes = [D.var(f"r{depth + k}", e) for k, e in enumerate(extents)]
-    table: dict[Sym, Dim] = {D.the_sym(t): a for t, a in zip(temps, axes, strict=True) if _bound(t)}
+    table: dict[Sym, Dim] = {D.the_sym(t): a for t, a in zip(temps, axes, strict=True)}
     table_axes = tuple(D.the_sym(a) for a in axes)
     return make_reduce(combine, table_axes, inner.substitute(table))
-
-
-def _bound(t: Dim) -> bool:
-    return isinstance(t, Int)
 
 
 def make_reduce(combine: Combine, axes: tuple[Sym, ...], body: Value) -> Value:
