@@ -12,6 +12,7 @@ at once, in order: the same result, a hundred times faster.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,17 @@ from tilewright.ir.expr import Load
 from tilewright.ir.interpret import Evaluator
 from tilewright.ir.types import DType, as_dtype, bf16
 from tilewright.kernel.group import Buffer, Group
-from tilewright.kernel.nest import Alloc, Barrier, Loop, Nest, Stmt, Store, start, store_loads
+from tilewright.kernel.nest import (
+    Alloc,
+    Loop,
+    Nest,
+    Prefetch,
+    Stmt,
+    Store,
+    start,
+    store_loads,
+    transform,
+)
 from tilewright.kernel.untuple import untuple
 
 # Chains of more points than this are walked one iteration of their outermost loop at a time.
@@ -76,7 +87,8 @@ Env = dict[str, Any]  # loop variables: numbers, or arrays over the points that 
 
 class Machine:
     def __init__(self, nest: Nest, sizes: dict[str, int], seed: int) -> None:
-        self.nest, self.sizes = untuple(nest), sizes
+        silent = transform(nest.body, lambda s: () if isinstance(s, Prefetch) else (s,))
+        self.nest, self.sizes = untuple(replace(nest, body=silent)), sizes
         missing = [s.name for s in nest.dims if s.name not in sizes]
         if missing:
             raise Invalid(f"nest {nest.name} needs a value for {', '.join(missing)}")
@@ -108,8 +120,9 @@ class Machine:
                 fresh.append(s.buffer)
             elif isinstance(s, Store):
                 self.store(s, env)
-            elif not isinstance(s, Barrier):  # one thread has nobody to wait for
+            elif isinstance(s, Loop):
                 self.loop(s, env)
+            # The rest orders threads and copies: one thread has nobody and nothing to wait for.
         for name in fresh:
             del self.memory[name]
 

@@ -22,11 +22,13 @@ from tilewright.kernel.group import Buffer, Group, Stage
 # parallel  any order, on several threads; `grain` iterations are one piece of work
 # unroll    written out
 # lane      the lanes of one vector
+# tensor    the loops of one declared instruction (kernel/intrinsic.py), which the outermost names;
+#           they say what it computes and run one after the other where there is no such instruction
 # block.*   the blocks of a grid, in any order
 # thread.*  the threads of a block (the rules are in kernel/threads.py)
 BLOCKS = ("block.x", "block.y", "block.z")
 THREADS = ("thread.x", "thread.y", "thread.z")
-KINDS = ("serial", "parallel", "unroll", "lane", *BLOCKS, *THREADS)
+KINDS = ("serial", "parallel", "unroll", "lane", "tensor", *BLOCKS, *THREADS)
 # shared: one per block of threads; the others are explained at group.Buffer
 SCOPES = ("in", "out", "local", "register", "shared")
 
@@ -37,6 +39,8 @@ class Loop:
     kind: str
     body: tuple[Stmt, ...]
     grain: int = 1
+    instruction: str = ""  # of the outermost tensor loop
+    pragmas: tuple[tuple[str, int], ...] = ()  # hints for what comes after (steps/pragma.py)
 
     @property
     def name(self) -> str:
@@ -49,13 +53,18 @@ class Loop:
 
 @dataclass(frozen=True)
 class Store:
-    """buffer[index] = value, or buffer[index] combine= value."""
+    """buffer[index] = value, or buffer[index] combine= value.
+
+    An asynchronous store is a copy that is only asked for: it belongs to the next Commit of its
+    thread and has arrived after the Wait for that. One thread alone sees no difference.
+    """
 
     stage: str
     buffer: str
     index: tuple[Dim, ...]
     value: Value
     combine: Combine | None = None
+    asynchronous: bool = False
 
     @property
     def function(self) -> str | None:
@@ -76,7 +85,27 @@ class Barrier:
     """The threads of a block wait here for one another."""
 
 
-Stmt = Union[Loop, Store, Alloc, Barrier]
+@dataclass(frozen=True)
+class Commit:
+    """The asynchronous stores of a thread since its last Commit are one group (maybe an empty
+    one)."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A thread waits until all of its groups but the `pending` latest have arrived."""
+
+    pending: int
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """Asks for the cache line of an element, which may lie outside its buffer; reads nothing."""
+
+    load: Load
+
+
+Stmt = Union[Loop, Store, Alloc, Barrier, Commit, Wait, Prefetch]
 
 
 @dataclass(frozen=True)
@@ -85,6 +114,7 @@ class Nest:
     buffers: tuple[Buffer, ...]
     body: tuple[Stmt, ...]
     dims: tuple[Sym, ...] = ()
+    precision: str = "reassociate"  # what steps may do to sums of floats; see group.Group
 
     def buffer(self, name: str) -> Buffer:
         for b in self.buffers:
@@ -110,7 +140,7 @@ def start(g: Group) -> Nest:
             body.append(Alloc(b.name))
         body.extend(stage_loops(s, b))
     dims = tuple(sorted(g.dim_symbols(), key=lambda x: x.name))
-    return Nest(g.name, g.buffers, tuple(body), dims)
+    return Nest(g.name, g.buffers, tuple(body), dims, g.precision)
 
 
 def stage_loops(s: Stage, b: Buffer) -> list[Stmt]:
@@ -180,8 +210,12 @@ def substitute(
 
     Inner loops whose bounds mention them get a new variable of the same name.
     """
-    if isinstance(s, (Alloc, Barrier)):
+    if isinstance(s, (Alloc, Barrier, Commit, Wait)):
         return s
+    if isinstance(s, Prefetch):
+        found = rewrite(s.load, table, on_load)
+        assert isinstance(found, Load), f"{s} asks for what is no longer read"
+        return Prefetch(found)
     if isinstance(s, Store):
         data = (lambda v: rewrite(v, table, on_load)) if on_load else None
         idx = tuple(
@@ -191,7 +225,9 @@ def substitute(
         buf = s.buffer
         if on_store is not None:
             buf, idx = on_store(buf, idx)
-        return replace(s, buffer=buf, index=idx, value=rewrite(s.value, table, on_load))
+        value = rewrite(s.value, table, on_load)
+        copies = s.asynchronous and isinstance(value, Load)  # what computes cannot be a copy
+        return replace(s, buffer=buf, index=idx, value=value, asynchronous=copies)
     e = D.substitute(s.extent, table)
     if e is not s.extent and e != s.extent:
         v = D.var(s.var.name, e)
@@ -230,6 +266,8 @@ def free_vars(s: Stmt) -> set[Sym]:
     """Symbols that a statement needs from outside."""
     if isinstance(s, Store):
         return set(s.value.symbols()).union(*(D.symbols(i) for i in s.index))
+    if isinstance(s, Prefetch):
+        return set(s.load.symbols())
     if isinstance(s, Loop):
         inside = set().union(*(free_vars(x) for x in s.body)) - {s.var}
         return inside | set(D.symbols(s.extent))

@@ -25,7 +25,7 @@ from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.combine import Combine, Combiner
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Const, Value, extent
+from tilewright.ir.expr import Const, Load, Value, extent
 from tilewright.ir.reader import Reader
 from tilewright.ir.types import dtype_named
 from tilewright.ir.value_text import (
@@ -40,7 +40,20 @@ from tilewright.ir.value_text import (
     value_text,
 )
 from tilewright.kernel.group import Buffer, Group, Stage
-from tilewright.kernel.nest import KINDS, SCOPES, Alloc, Barrier, Loop, Nest, Stmt, Store, walk
+from tilewright.kernel.nest import (
+    KINDS,
+    SCOPES,
+    Alloc,
+    Barrier,
+    Commit,
+    Loop,
+    Nest,
+    Prefetch,
+    Stmt,
+    Store,
+    Wait,
+    walk,
+)
 
 _LOOP = {k: "for" if k == "serial" else k for k in KINDS}
 
@@ -48,9 +61,10 @@ _LOOP = {k: "for" if k == "serial" else k for k in KINDS}
 # ---- printing
 
 
-def _head(what: str, name: str, dims: set[Sym]) -> str:
+def _head(what: str, name: str, dims: set[Sym], precision: str) -> str:
     where = ", ".join(sym_text(s) for s in declare(dims))
-    return f"{what} {name}" + (f" where {where}" if where else "")
+    how = "" if precision == "reassociate" else f" {precision}"
+    return f"{what} {name}{how}" + (f" where {where}" if where else "")
 
 
 def _buffer_text(b: Buffer) -> str:
@@ -86,33 +100,45 @@ def _combiners(uses: Iterable[Combine | None]) -> list[str]:
 
 
 def group_text(g: Group) -> str:
-    lines = [_head("group", g.name, g.dim_symbols()), *map(_buffer_text, g.buffers)]
+    lines = [_head("group", g.name, g.dim_symbols(), g.precision), *map(_buffer_text, g.buffers)]
     lines += _combiners(s.combine for s in g.stages)
     return "\n".join([*lines, *(f"  {stage_text(s)}" for s in g.stages)]) + "\n"
 
 
 def nest_text(n: Nest) -> str:
-    lines = [_head("nest", n.name, set(n.dims)), *map(_buffer_text, n.buffers)]
+    lines = [_head("nest", n.name, set(n.dims), n.precision), *map(_buffer_text, n.buffers)]
     lines += _combiners(s.combine for s, _ in walk(n.body) if isinstance(s, Store))
     _body(n.body, 1, lines)
     return "\n".join(lines) + "\n"
 
 
 def _body(body: tuple[Stmt, ...], depth: int, out: list[str]) -> None:
-    pad = "  " * depth
     for s in body:
+        out.append("  " * depth + line_text(s))
         if isinstance(s, Loop):
-            grain = f" grain {s.grain}" if s.kind == "parallel" else ""
-            out.append(f"{pad}{_LOOP[s.kind]} {s.name} in {dim_text(s.extent)}{grain}:")
             _body(s.body, depth + 1, out)
-        elif isinstance(s, Alloc):
-            out.append(f"{pad}alloc {s.buffer}")
-        elif isinstance(s, Barrier):
-            out.append(f"{pad}barrier")
-        else:
-            out.append(
-                f"{pad}{s.stage}: {_at(s.buffer, s.index)} {s.combine or ''}= {value_text(s.value)}"
-            )
+
+
+def line_text(s: Stmt) -> str:
+    """A statement on one line; of a loop, its head."""
+    if isinstance(s, Loop):
+        grain = f" grain {s.grain}" if s.kind == "parallel" else ""
+        by = f" by {s.instruction}" if s.instruction else ""
+        hints = ", ".join(f"{key} {value}" for key, value in s.pragmas)
+        after = f"{grain}{by}" + (f" pragma {hints}" if hints else "")
+        return f"{_LOOP[s.kind]} {s.name} in {dim_text(s.extent)}{after}:"
+    if isinstance(s, Alloc):
+        return f"alloc {s.buffer}"
+    if isinstance(s, Barrier):
+        return "barrier"
+    if isinstance(s, Commit):
+        return "commit"
+    if isinstance(s, Wait):
+        return f"wait {s.pending}"
+    if isinstance(s, Prefetch):
+        return f"prefetch {value_text(s.load)}"
+    at = ("async " if s.asynchronous else "") + _at(s.buffer, s.index)
+    return f"{s.stage}: {at} {s.combine or ''}= {value_text(s.value)}"
 
 
 # ---- parsing
@@ -137,7 +163,7 @@ def _fail(number: int, line: str, what: str) -> Invalid:
     return Invalid(f"line {number}: {what}: {line!r}")
 
 
-def _read_head(what: str, lines: _Lines) -> tuple[str, Scope, list[Sym]]:
+def _read_head(what: str, lines: _Lines) -> tuple[str, Scope, list[Sym], str]:
     if not lines.lines:
         raise Invalid(f"empty text where a {what} was expected")
     number, _, line = lines.lines.pop(0)
@@ -145,6 +171,7 @@ def _read_head(what: str, lines: _Lines) -> tuple[str, Scope, list[Sym]]:
     if r.name("a word") != what:
         raise _fail(number, line, f"expected '{what} NAME'")
     name = r.name("a name")
+    precision = "strict" if r.take("strict") else "reassociate"
     scope = Scope()
     dims: list[Sym] = []
     if r.take("where"):
@@ -155,7 +182,7 @@ def _read_head(what: str, lines: _Lines) -> tuple[str, Scope, list[Sym]]:
             if not r.take(","):
                 break
     r.end()
-    return name, scope, dims
+    return name, scope, dims, precision
 
 
 def _read_buffers(lines: _Lines, scope: Scope) -> tuple[list[Buffer], Scope]:
@@ -230,11 +257,11 @@ def _last(text: str, mark: str) -> tuple[str, str] | None:
 
 def parse_group(text: str) -> Group:
     lines = _Lines.of(text)
-    name, scope, _ = _read_head("group", lines)
+    name, scope, _, precision = _read_head("group", lines)
     buffers, scope = _read_buffers(lines, scope)
     own = _read_combiners(lines)
     stages = [_read_stage(number, line, scope, buffers, own) for number, _, line in lines.lines]
-    return Group(name, tuple(buffers), tuple(stages))
+    return Group(name, tuple(buffers), tuple(stages), precision)
 
 
 def _read_stage(
@@ -275,13 +302,14 @@ def _read_stage(
 
 def parse_nest(text: str) -> Nest:
     lines = _Lines.of(text)
-    name, scope, dims = _read_head("nest", lines)
+    name, scope, dims, precision = _read_head("nest", lines)
     buffers, scope = _read_buffers(lines, scope)
     body = _read_body(lines, 1, scope, _read_combiners(lines))
     if lines.lines:
         number, _, line = lines.lines[0]
         raise _fail(number, line, "unexpected indentation")
-    return Nest(name, tuple(buffers), body, tuple(sorted(dims, key=lambda s: s.name)))
+    known = tuple(sorted(dims, key=lambda s: s.name))
+    return Nest(name, tuple(buffers), body, known, precision)
 
 
 def _read_body(
@@ -296,18 +324,43 @@ def _read_body(
             out.append(Alloc(rest))
         elif line == "barrier":
             out.append(Barrier())
+        elif line == "commit":
+            out.append(Commit())
+        elif word == "wait" and rest.isdecimal():
+            out.append(Wait(int(rest)))
+        elif word == "prefetch":
+            out.append(Prefetch(_read_load(rest, scope, number, line)))
         elif word in kinds and line.endswith(":"):
             head, _, e = rest[:-1].partition(" in ")
+            e, _, hints = e.partition(" pragma ")
+            e, _, by = e.partition(" by ")
             e, _, grain = e.partition(" grain ")
             s = D.the_sym(D.var(head, parse_dim(e, scope)))
             body = _read_body(lines, depth + 1, scope.binding(s), own)
-            out.append(Loop(s, kinds[word], body, int(grain or 1)))
+            pragmas = _read_pragmas(hints, number, line)
+            out.append(Loop(s, kinds[word], body, int(grain or 1), by, pragmas))
         else:
             stage, colon, rest = line.partition(": ")
             if not colon:
                 raise _fail(number, line, "expected a loop, an alloc, a barrier or a store")
-            name, index, rest = _split_access(rest, number, line)
+            copies = rest.startswith("async ")
+            name, index, rest = _split_access(rest.removeprefix("async "), number, line)
             combine, _, value = rest.partition("= ")
-            v = parse_value(value, scope)
-            out.append(Store(stage, name, _read_index(index, scope), v, _combine(combine, own)))
+            v, how = parse_value(value, scope), _combine(combine, own)
+            out.append(Store(stage, name, _read_index(index, scope), v, how, copies))
     return tuple(out)
+
+
+def _read_load(text: str, scope: Scope, number: int, line: str) -> Load:
+    v = parse_value(text, scope)
+    if not isinstance(v, Load):
+        raise _fail(number, line, "expected BUFFER[index] after prefetch")
+    return v
+
+
+def _read_pragmas(text: str, number: int, line: str) -> tuple[tuple[str, int], ...]:
+    """`unroll 4, nontemporal 1`"""
+    words = [x.split() for x in text.split(", ")] if text else []
+    if not all(len(w) == 2 and w[1].isdecimal() for w in words):
+        raise _fail(number, line, "expected KEY NUMBER, … after pragma")
+    return tuple((key, int(value)) for key, value in words)

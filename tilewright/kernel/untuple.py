@@ -16,7 +16,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load, Value, item, load, tuple_of
 from tilewright.ir.types import TupleDType
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, substitute, walk
+from tilewright.kernel.nest import Alloc, Loop, Nest, Prefetch, Stmt, Store, substitute, walk
 
 
 def untuple(n: Nest) -> Nest:
@@ -62,6 +62,10 @@ class _Apart:
             elif isinstance(s, Alloc) and s.buffer in self.tuples:
                 count = len(self.tuples[s.buffer].items)
                 out += (Alloc(component(s.buffer, k)) for k in range(count))
+            elif isinstance(s, Prefetch) and s.load.source in self.tuples:
+                name, d = str(s.load.source), self.tuples[str(s.load.source)]
+                parts = enumerate(d.items)
+                out += (Prefetch(load(component(name, k), s.load.index, x)) for k, x in parts)
             else:
                 out.append(s)
         return tuple(out)

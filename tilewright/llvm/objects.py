@@ -34,6 +34,9 @@ LLVM_VERSION = ".".join(str(part) for part in llvm.llvm_version_info)
 # to produce code of the same speed. Global DCE comes first so that unused helpers cost nothing.
 PIPELINE = ("GlobalDCE", "AlwaysInliner", "SROA", "InstCombine", "SimplifyCFG")
 
+# Only for modules in which a loop asks for it: on others it would unroll what is tiled already.
+UNROLLING = ("LoopUnroll", "InstCombine")
+
 # Levels 1 to 3 select the same machine passes in the same time; 0 would not optimise.
 _CODEGEN_LEVEL = 2
 
@@ -59,7 +62,7 @@ def _bind() -> SimpleNamespace:
     should the handle not open, the locked functions serve and compilation is merely serial.
     """
     names = [f"LLVMPY_{name}" for name in _FUNCTIONS]
-    names += [f"LLVMPY_module_Add{name}Pass" for name in PIPELINE]
+    names += [f"LLVMPY_module_Add{name}Pass" for name in {*PIPELINE, *UNROLLING}]
     locked = {name: getattr(ffi.lib, name) for name in names}
     if ".".join(llvmlite.__version__.split(".")[:2]) not in _UNLOCKED_VERSIONS:
         return SimpleNamespace(parallel=False, **locked)
@@ -104,7 +107,8 @@ def compiles_in_parallel() -> bool:
 
 def object_key(text: str, target: Target) -> str:
     """What identifies the object code of a text: the text, the target and this compiler."""
-    return f"llvm {LLVM_VERSION} {','.join(PIPELINE)}\n{target.codegen_key()}\n{text}"
+    passes = ",".join((*PIPELINE, *UNROLLING))
+    return f"llvm {LLVM_VERSION} {passes}\n{target.codegen_key()}\n{text}"
 
 
 def compile_object(text: str, target: Target) -> bytes:
@@ -138,7 +142,10 @@ def _emit(text: str, target: Target, *, as_object: bool) -> bytes:
         message = _Message()
         if _c.LLVMPY_VerifyModule(module, message.out):
             raise Invalid(f"the LLVM module is not well formed: {message.take()}")
-        _optimise(module, machine)
+        passes = PIPELINE
+        if '!"llvm.loop.unroll.count"' in text:
+            passes = (*PIPELINE, *UNROLLING)
+        _optimise(module, machine, passes)
         return _machine_code(module, machine, as_object)
 
 
@@ -220,7 +227,7 @@ def _parse_error(problem: str, text: str) -> TilewrightError:
     return Invalid(f"the LLVM text does not parse: {reason}", where=f"line {number}: {line}")
 
 
-def _optimise(module, machine) -> None:
+def _optimise(module, machine, wanted: Sequence[str]) -> None:
     with ExitStack() as owned:
         options = _c.LLVMPY_CreatePipelineTuningOptions()
         owned.callback(_c.LLVMPY_DisposePipelineTuningOptions, options)
@@ -228,7 +235,7 @@ def _optimise(module, machine) -> None:
         owned.callback(_c.LLVMPY_DisposePassBuilder, builder)
         passes = _c.LLVMPY_CreateNewModulePassManager()
         owned.callback(_c.LLVMPY_DisposeNewModulePassManger, passes)
-        for name in PIPELINE:
+        for name in wanted:
             getattr(_c, f"LLVMPY_module_Add{name}Pass")(passes)
         _c.LLVMPY_RunNewModulePassManager(passes, module, builder)
 

@@ -41,6 +41,34 @@ class Level:
     memo: dict[Any, Any] = field(default_factory=dict)
 
 
+class Metadata:
+    """The numbered metadata of a module."""
+
+    def __init__(self, unrolls: bool = False) -> None:
+        self.lines: list[str] = []
+        self.unrolls = unrolls  # some loop of the module asks to be unrolled
+
+    def node(self, content: str) -> str:
+        """The number of a node, which is shared by all who ask for this content."""
+        for line in self.lines:
+            number, _, known = line.partition(" = ")
+            if known == content:
+                return number
+        self.lines.append(f"!{len(self.lines)} = {content}")
+        return f"!{len(self.lines) - 1}"
+
+    def unroll(self, count: int | None) -> str:
+        """What the branch of a loop that is unrolled so many times says; where LLVM unrolls at all,
+        all others say that they are not. Each loop has a node of its own."""
+        if not self.unrolls:
+            return ""
+        how = f'!"llvm.loop.unroll.count", i32 {count}' if count else '!"llvm.loop.unroll.disable"'
+        times = self.node(f"!{{{how}}}")
+        own = f"!{len(self.lines)}"
+        self.lines.append(f"{own} = distinct !{{{own}, {times}}}")
+        return f", !llvm.loop {own}"
+
+
 def _flat(code: list[Any]) -> Iterator[str]:
     for x in code:
         if isinstance(x, list):
@@ -66,6 +94,8 @@ class Writer:
         self.freed: set[str] = set()
         self._valid: dict[int, tuple[Value, bool]] = {}
         self.guards = 0  # conditions around the code being written
+        self.metadata = Metadata()
+        self.streams = False  # results go past the caches
         self.linear: dict[Any, Dim] = {}
         written = {s.buffer for s, _ in walk(n.body) if isinstance(s, Store)}
         self.mutable = frozenset(written)
