@@ -72,6 +72,14 @@ group scan
   s[s.i0,s.i1] = {BEFORE} + x[s.i0,s.i1] for s.i0 in 4, s.i1 in 9 in order
   y[y.i0,y.i1] = s[y.i0,y.i1] for y.i0 in 4, y.i1 in 9
 """
+# What is above and to the right comes first only while whole rows do.
+DIAGONAL = """
+group diagonal
+  in x: f32[4,9]
+  out s: f32[4,9]
+  s[s.i0,s.i1] = s[max(0,s.i0-1),min(8,s.i1+1)] + x[s.i0,s.i1] for s.i0 in 4, s.i1 in 9 in order
+"""
+AHEAD = WINDOW.replace("y.i0-1", "y.i0+1").replace(">= 0", "< 20")
 SCATTER = """
 group scatter
   in x: f32[9]
@@ -175,7 +183,7 @@ REFUSALS = [
     (GRID, "Parallel('y.i0')", "Reorder(('y.i1', 'y.i0'))", "y.i0 is already parallel"),
     (GRID, "Vectorize('y.i1')", "Reorder(('y.i1', 'y.i0'))", "y.i1 is already lane"),
     (MAP, "Split('y.i0', 16)", "Reorder(('y.i0.1', 'y.i0.0'))", "depends on y.i0.0"),
-    (SCAN, "", "Reorder(('s.i1', 's.i0'))", "s.i1 carries an order"),
+    (DIAGONAL, "", "Reorder(('s.i1', 's.i0'))", "s.i0 carries an order: an iteration .* reads"),
     (GRID, "", "Fuse('y.i1', 'y.i0', 'f')", "y.i0 is not the only thing inside y.i1"),
     (GRID, "", "Fuse('y.i0', 'y.i1', 'y.i0')", "something called y.i0 already"),
     (GRID, "", "Fuse('y.i0', 'y.i1', 'two words')", "'two words' is not a name"),
@@ -217,7 +225,7 @@ REFUSALS = [
     (CHAIN, "", "ComputeWith('z', 'y.i0')", "t is used between z and y.i0"),
     (TWO, "", "ComputeWith('y', 'y.i0')", "y.i0 is a loop of y"),
     (SUM, "", "ComputeWith('y', 's.r0')", "has no loop of extent 64"),
-    (WINDOW, "", "ComputeWith('y', 't.i0')", "which another one writes"),
+    (AHEAD, "", "ComputeWith('y', 't.i0')", "which another one writes as t"),
     (SUM, "", "ComputeInline('s')", "only a stage with one plain store"),
     (TWO, "", "ComputeInline('y')", "y is an output"),
     (TWO, "", "ComputeInline('nothing')", "there is no stage nothing"),

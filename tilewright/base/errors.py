@@ -31,7 +31,21 @@ class Unsupported(TilewrightError):
 
 
 class Refused(TilewrightError):
-    """A schedule step, fusion or rewrite whose precondition does not hold."""
+    """A schedule step, fusion or rewrite whose precondition does not hold. `details` shows the
+    place: some lines of the program, with what is at fault marked."""
+
+    def __init__(
+        self, what: str, *, where: object = None, hint: str | None = None, details: str = ""
+    ):
+        super().__init__(what, where=where, hint=hint)
+        self.details = details
+
+    def __str__(self) -> str:
+        shown = "\n".join(f"    {line}" for line in self.details.splitlines())
+        return f"{super().__str__()}\n{shown}" if shown else super().__str__()
+
+    def __reduce__(self):
+        return _refused, (self.what, self.where, self.hint, self.details)
 
 
 class Invalid(TilewrightError, ValueError):
@@ -53,6 +67,10 @@ class MissingExtra(TilewrightError, ImportError):
 
 class CorruptCache(TilewrightError):
     """A cache entry whose checksum or header is wrong; callers treat it as a miss."""
+
+
+def _refused(what: str, where: str | None, hint: str | None, details: str) -> Refused:
+    return Refused(what, where=where, hint=hint, details=details)
 
 
 def _rebuild(

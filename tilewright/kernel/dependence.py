@@ -1,37 +1,74 @@
-"""What a loop carries, from index functions alone.
+"""What the order of iterations carries, from index functions alone.
 
-A loop is free when different iterations touch different cells of every buffer that outlives an
-iteration. Otherwise it carries a "reduction" (an associative update of one cell, which nothing else
-in the loop reads or writes) or an "order". Gathered indices are conservative: an order.
+Two uses of memory depend on each other when they may touch one cell and one of them writes it. They
+are an "order", or a "reduction" where both accumulate in the same way: those may trade places,
+unless they round and the nest's precision is strict. Each function here asks one question: do
+iterations of a loop depend on each other at all (`carried`), and would a step run two that do in
+the wrong order (`reordered`, `across_lanes`, `interleaved`).
+
+Windows (`_window`) settle what matters most at once: different iterations touch different pieces of
+every buffer. What they leave open is asked pair by pair, in kernel/meet.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import dim as D
-from tilewright.ir.combine import Combine
+from tilewright.ir.combine import Combiner
 from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.expr import loads
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.meet import EARLIER, LATER, OTHER, SAME, Relation, Use, meet, uses
 from tilewright.kernel.nest import (
     Alloc,
     Barrier,
+    Commit,
     Loop,
     Nest,
+    Path,
     Stmt,
     Store,
+    Wait,
     inner_vars,
     store_loads,
     substitute,
     walk,
 )
 
+_FENCES = (Barrier, Commit, Wait)
+
 
 @dataclass(frozen=True)
 class Carried:
+    """Two uses that depend on each other, in different iterations of a loop or (None) one after
+    the other."""
+
     kind: str  # "reduction" or "order"
-    reason: str
+    loop: Loop | None
+    first: Use | None = None  # None: a barrier
+    second: Use | None = None
+
+    @property
+    def reason(self) -> str:
+        loop, a, b = self.loop.name if self.loop else "", self.first, self.second
+        if a is None or b is None:
+            return f"there is a barrier in {loop}"
+        if self.loop is None:
+            did = ["written" if x.writes else "read" for x in (a, b)]
+            return f"{a} is {did[0]} before {b} is {did[1]}"
+        if self.kind == "reduction":
+            return f"every iteration of {loop} accumulates into {_both(a, b)}"
+        if a.writes and b.writes:
+            return f"different iterations of {loop} write {_both(a, b)}"
+        read, write = (b, a) if a.writes else (a, b)
+        how = "accumulates into" if write.combine else "writes"
+        return f"an iteration of {loop} reads {read}, which another one {how} as {write}"
+
+
+def _both(a: Use, b: Use) -> str:
+    return str(a) if str(a) == str(b) else f"{a} and {b}"
 
 
 def linear_index(b: Buffer, index: tuple[Dim, ...]) -> Dim:
@@ -41,11 +78,181 @@ def linear_index(b: Buffer, index: tuple[Dim, ...]) -> Dim:
     return total
 
 
+def rounds(s: Store) -> bool:
+    """Does the order of accumulation show in the result?"""
+    if isinstance(s.combine, Combiner):
+        return any(d.is_float for d in s.combine.dtypes)
+    return s.combine in ("add", "mul") and s.value.dtype.is_float
+
+
+# ---- the questions
+
+
 def carried(n: Nest, loop: Loop) -> list[Carried]:
     """What different iterations of a loop do to each other."""
+    if not _kinds(n, loop):
+        return []
+    barriers = any(isinstance(s, _FENCES) for s, _ in walk(loop.body))
+    out = [Carried("order", loop)] if barriers else []
+    here = _Pairs(n, (loop,))
+    return [*out, *here.faults(here.all(), [({loop.var: OTHER}, loop)], reductions=True)]
+
+
+def reordered(n: Nest, chain: Sequence[Loop], order: Sequence[Loop]) -> list[Carried]:
+    """What goes wrong when loops, each alone in the one before, stand in another order."""
+    strict = n.precision == "strict"
+    kinds = set().union(*(_kinds(n, x) for x in chain))
+    if "order" not in kinds and not (strict and "reduction" in kinds):
+        return []
+    # Lanes are the innermost loop, wherever they stand.
+    old, new = (sorted(c, key=lambda x: x.kind == "lane") for c in (chain, order))
+    place = {x.name: k for k, x in enumerate(new)}
+    relations: list[tuple[Relation, Loop]] = []
+    for p, x in enumerate(old):
+        for y in old[p + 1 :]:
+            if place[y.name] < place[x.name]:
+                same = [*old[:p], *new[: place[y.name]]]
+                relation: dict[Sym, str] = dict.fromkeys((z.var for z in same), SAME)
+                relations.append(({**relation, x.var: LATER, y.var: EARLIER}, x))
+    here = _Pairs(n, (chain[0],))
+    return list(here.faults(here.all(), relations))
+
+
+def across_lanes(n: Nest, loop: Loop) -> list[Carried]:
+    """What goes wrong when every statement inside runs for all iterations at once, reading before
+    it writes."""
+    strict = n.precision == "strict"
+    kinds = _kinds(n, loop)
+    if "order" not in kinds and not (strict and "reduction" in kinds):
+        return []
+    out: list[Carried] = []
+    here = _Pairs(n, (loop,))
+    for a, b in here.all():
+        shared = [q for q in _common(a.path, b.path) if q.var is not loop.var]
+        relations: list[tuple[Relation, Loop]] = []
+        for k, q in enumerate(shared):
+            same: dict[Sym, str] = dict.fromkeys((x.var for x in shared[:k]), SAME)
+            relations.append(({**same, loop.var: LATER, q.var: EARLIER}, loop))
+        late = a.place > b.place or (a.place == b.place and a.writes)
+        if late:
+            same = dict.fromkeys((x.var for x in shared), SAME)
+            relations.append(({**same, loop.var: LATER}, loop))
+        out += here.faults([(a, b)], relations)
+    return out
+
+
+def interleaved(n: Nest, outer: Loop, moved: Sequence[Stmt], before: bool) -> list[Carried]:
+    """What goes wrong where statements that ran before (or after) everything else in a loop now
+    take turns with it."""
+    ids = {id(s) for s in moved}
+    here = _Pairs(n, (outer,))
+    mine = [u for u in here.uses if id(u.store) in ids or any(id(q) in ids for q in u.path)]
+    rest = [u for u in here.uses if u not in mine]
+    out: list[Carried] = []
+    for a, b in here.clashes(*((mine, rest) if before else (rest, mine))):
+        relations: list[tuple[Relation, Loop]] = []
+        shared = _common(a.path, b.path)
+        for k, q in enumerate(shared):
+            same: dict[Sym, str] = dict.fromkeys((x.var for x in shared[:k]), SAME)
+            relations.append(({**same, q.var: EARLIER}, q))
+        if b.place < a.place:
+            relations.append((dict.fromkeys((x.var for x in shared), SAME), shared[-1]))
+        out += here.faults([(a, b)], relations)
+    return out
+
+
+def exchanged(n: Nest, first: Stmt, second: Stmt) -> list[Carried]:
+    """What goes wrong when two statements, one after the other, trade places."""
+    here = _Pairs(n, (first, second))
+    clashes = here.clashes(*(uses((s,)) for s in (first, second)))
+    met = (p for p in clashes if meet(n.buffer(p[0].buffer), *p, {}, here.written))
+    return [Carried("order", None, a, b) for a, b in met]
+
+
+def _common(a: Path, b: Path) -> list[Loop]:
+    out: list[Loop] = []
+    for x, y in zip(a, b):
+        if x is not y:
+            break
+        out.append(x)
+    return out
+
+
+class _Pairs:
+    """The uses in some statements, and which of them get in each other's way."""
+
+    def __init__(self, n: Nest, body: tuple[Stmt, ...]) -> None:
+        self.n = n
+        inside = [s for s, _ in walk(body)]
+        self.own = {s.buffer for s in inside if isinstance(s, Alloc)}
+        self.written = {s.buffer for s in inside if isinstance(s, Store)}
+        self.uses = uses(body)
+
+    def all(self) -> Iterator[tuple[Use, Use]]:
+        return self.clashes(self.uses, self.uses)
+
+    def clashes(self, first: Sequence[Use], second: Sequence[Use]) -> Iterator[tuple[Use, Use]]:
+        """Pairs of uses of one buffer that outlives an iteration, at least one of which writes."""
+        for a in first:
+            if a.buffer not in self.written or a.buffer in self.own:
+                continue
+            for b in second:
+                if a.buffer == b.buffer and (a.writes or b.writes):
+                    yield a, b
+
+    def faults(
+        self,
+        pairs: Iterator[tuple[Use, Use]] | list[tuple[Use, Use]],
+        relations: list[tuple[Relation, Loop]],
+        reductions: bool = False,
+    ) -> Iterator[Carried]:
+        """The pairs that meet in one of the relations. Accumulations may trade places, unless
+        `reductions` asks for them or their order shows."""
+        strict = self.n.precision == "strict"
+        for a, b in pairs:
+            both = a.combine is not None and a.combine == b.combine
+            if both and not reductions and not (strict and rounds(a.store)):
+                continue
+            for relation, loop in relations:
+                if meet(self.n.buffer(a.buffer), a, b, relation, self.written):
+                    yield Carried("reduction" if both else "order", loop, a, b)
+                    break
+
+
+# ---- what would help
+
+
+def apart_hint(n: Nest, found: Sequence[Carried]) -> str | None:
+    """What makes iterations independent of each other, where something does."""
+    if found and all(c.kind == "reduction" for c in found):
+        return "RFactor first" if n.precision != "strict" else None
+    return _free_loops(n, found[0].loop) if found else None
+
+
+def lanes_hint(n: Nest, loop: Loop, found: Sequence[Carried]) -> str | None:
+    if all(c.kind == "reduction" for c in found):
+        return None  # only the strict precision minds
+    return _free_loops(n, loop)
+
+
+def _free_loops(n: Nest, loop: Loop | None) -> str | None:
+    """The loops around and inside that carry nothing."""
+    if loop is None:
+        return None
+    inside = [x for x, _ in walk(loop.body) if isinstance(x, Loop)]
+    outside = next((p for x, p in walk(n.body) if x is loop), ())
+    free = [x.name for x in (*outside, *inside) if x.kind == "serial" and not _kinds(n, x)]
+    return f"{', '.join(dict.fromkeys(free))} carries nothing" if free else None
+
+
+# ---- at once, by windows
+
+
+def _kinds(n: Nest, loop: Loop) -> set[str]:
+    """What a loop may carry, said fast and with caution."""
     if D.bounds(loop.extent)[1] <= 1:
-        return []  # there is one iteration at most
-    found = _carried(n, loop)
+        return set()  # there is one iteration at most
+    found = _windowed(n, loop)
     if not found:
         return found
     # A fused loop writes at (v//m, v%m): it is free where both loops that it was are free.
@@ -54,7 +261,7 @@ def carried(n: Nest, loop: Loop) -> list[Carried]:
         return found
     (inner,) = apart.body
     assert isinstance(inner, Loop)
-    return [*carried(n, apart), *carried(n, inner)]
+    return _kinds(n, apart) | _kinds(n, inner)
 
 
 def _unfused(loop: Loop) -> Loop | None:
@@ -79,43 +286,46 @@ def _moduli(s: Stmt, v: Sym) -> Iterator[Dim]:
                     yield a.b
 
 
-def _carried(n: Nest, loop: Loop) -> list[Carried]:
+def _windowed(n: Nest, loop: Loop) -> set[str]:
     inner = set().union(*(inner_vars(s) for s in loop.body))
     inside = list(walk(loop.body))
     own = {s.buffer for s, _ in inside if isinstance(s, Alloc)}
     stores = [s for s, _ in inside if isinstance(s, Store)]
-    out: list[Carried] = []
+    written = {s.buffer for s in stores}
+    out: set[str] = set()
     windows: dict[str, list[tuple[int, Dim, Dim]]] = {}
-    sums: dict[str, Combine] = {}  # buffers that different iterations accumulate into, and how
-    order = lambda why: out.append(Carried("order", why))  # noqa: E731
-    if any(isinstance(s, Barrier) for s, _ in inside):
-        order(f"there is a barrier in {loop.name}")
+    sums: dict[str, object] = {}  # buffers that different iterations accumulate into, and how
+    if any(isinstance(s, _FENCES) for s, _ in inside):
+        out.add("order")
     for s in stores:
         if s.buffer in own:
             continue
         w = _window(n.buffer(s.buffer), s.index, loop.var, inner)
-        at = f"{s.buffer}[{','.join(map(str, s.index))}]"
+        if any(
+            str(x.source) in written for i in s.index for v in D.data_values(i) for x in loads(v)
+        ):
+            w = None  # where it writes changes meanwhile
         if w is not None:
             windows.setdefault(s.buffer, []).append(w)
         elif s.combine:
-            sums[s.buffer] = s.combine
-            why = f"every iteration of {loop.name} accumulates into {at}"
-            out.append(Carried("reduction", why))
+            if sums.setdefault(s.buffer, s.combine) != s.combine:
+                out.add("order")
+            out.add("reduction")
         else:
-            order(f"different iterations of {loop.name} write {at}")
+            out.add("order")
     for s in stores:
         if s.combine != sums.get(s.buffer, s.combine):
-            order(f"{s.buffer} is accumulated and written in {loop.name}")
+            out.add("order")
         for x in store_loads(s):
             name = str(x.source)
             if name in sums:
-                order(f"{x!r} is read in {loop.name} while it is accumulated")
+                out.add("order")
             for w in windows.get(name, ()):
                 if not _same_iteration(n.buffer(name), x.index, w, loop.var):
-                    order(f"an iteration of {loop.name} reads {x!r}, which another one writes")
-    for b, ws in windows.items():
-        if len(ws) > 1 and any(not _equal_window(ws[0], w) for w in ws[1:]):
-            order(f"two statements write {b} at different places in {loop.name}")
+                    out.add("order")
+    for ws in windows.values():
+        if any(not _equal_window(ws[0], w) for w in ws[1:]):
+            out.add("order")
     return out
 
 
@@ -217,7 +427,7 @@ def extremes(x: Dim, moving: set[Sym]) -> tuple[Dim | None, Dim | None]:
 
 def _extreme(x: Dim, moving: set[Sym], top: bool) -> Dim | None:
     for _ in range(16):
-        left = [s for s in D.symbols(x) if s in moving]
+        left = sorted((s for s in D.symbols(x) if s in moving), key=lambda s: s.name)
         if not left:
             return x
         # A variable whose bound mentions another one goes first.

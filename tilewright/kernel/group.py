@@ -82,11 +82,16 @@ class Stage:
         return bool(self.raxes) or (self.combine is not None and not self.ordered)
 
 
+PRECISIONS = ("reassociate", "strict")
+
+
 @dataclass(frozen=True)
 class Group:
     name: str
     buffers: tuple[Buffer, ...]  # inputs, outputs, then one per internal stage
     stages: tuple[Stage, ...]
+    # "reassociate": steps may change the order in which floats are accumulated; "strict": none does
+    precision: str = "reassociate"
 
     def buffer(self, name: str) -> Buffer:
         for b in self.buffers:

@@ -15,6 +15,8 @@ from typing import ClassVar
 from tilewright.base.errors import Invalid, Refused
 from tilewright.ir import dim as D
 from tilewright.ir.reader import is_plain_name
+from tilewright.kernel.around import around
+from tilewright.kernel.dependence import Carried
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Loop, Nest, Path, find, loop_names, walk
 
@@ -45,6 +47,20 @@ class Step:
     def need(self, condition: object, reason: str, hint: str | None = None) -> None:
         if not condition:
             raise Refused(f"{self}: {reason}", hint=hint)
+
+    def keep(
+        self, n: Nest, faults: Sequence[Carried], saying: str = "", hint: str | None = None
+    ) -> None:
+        """Refuses what would change the result: unlike `need`, which asks whether a step can be
+        done at all. The nest is the one in which the faulty uses stand."""
+        if not faults:
+            return
+        bad = next((f for f in faults if f.kind == "order"), faults[0])
+        why = saying.replace("{loop}", bad.loop.name if bad.loop else "") + bad.reason
+        if bad.kind == "reduction" and n.precision == "strict":
+            why += ", in an order which the strict precision keeps"
+        details = around(n, (bad.first, bad.second), bad.loop)
+        raise Refused(f"{self}: {why}", hint=hint, details=details)
 
     def internal(self, n: Nest, name: str) -> Buffer:
         """A buffer that belongs to the nest, not to its caller."""

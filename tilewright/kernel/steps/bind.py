@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
-from tilewright.kernel.dependence import carried
+from tilewright.kernel.dependence import apart_hint, carried
 from tilewright.kernel.nest import BLOCKS, THREADS, Nest, on_loops
 from tilewright.kernel.step import Step
 from tilewright.kernel.threads import thread_faults
@@ -28,8 +28,7 @@ class Bind(Step):
         for x, _ in self.loops(n, self.loop):
             self.need(x.kind == "serial", f"{self.loop} is already {x.kind}")
             bad = carried(n, x)
-            hint = "RFactor first" if bad and bad[0].kind == "reduction" else None
-            self.need(not bad, f"{bad[0].reason}" if bad else "", hint)
+            self.keep(n, bad, hint=apart_hint(n, bad))
             bounded = self.axis in BLOCKS or D.bounds(x.extent)[1] < D.INF
             self.need(bounded, f"{self.loop} has no constant bound for its threads", "Split first")
         out = on_loops(n, self.loop, lambda s: (replace(s, kind=self.axis),))

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
-from tilewright.kernel.dependence import carried
+from tilewright.kernel.dependence import carried, exchanged, interleaved
 from tilewright.kernel.nest import (
     Alloc,
     Loop,
@@ -50,11 +49,9 @@ class ComputeWith(Step):
         before = max(positions) < host
         self.need(before or min(positions) > host, f"{self.at} is in the middle of {self.stage}")
         for s, k in zip(own, positions, strict=True):
-            between = [x for x in n.body[min(k, host) + 1 : max(k, host)] if x not in own]
-            for outer, child in pairwise(shared):
-                at = next(j for j, x in enumerate(outer.body) if x is child)
-                between += outer.body[:at] if before else outer.body[at + 1 :]
-            self._free_to_pass(s, between)
+            for other in n.body[min(k, host) + 1 : max(k, host)]:
+                if other not in own:
+                    self._pass(n, s, other, before)
         moved = [y for s in own for y in self._inside(s, shared)]
         body = _placed(n.body, own, target, tuple(moved), before)
         # Memory of what moves forward is allocated in time.
@@ -70,18 +67,20 @@ class ComputeWith(Step):
             )
             body = (*rest[:at], *late, *rest[at:])
         out = replace(n, body=body)
+        hint = "ComputeAt computes it anew where it is read"
+        top = next(y for y in out.body if isinstance(y, Loop) and y.var is shared[0].var)
+        self.keep(out, interleaved(out, top, moved, before), hint=hint)
         for y, _ in walk(out.body):
-            if isinstance(y, Loop) and any(y.var is q.var for q in shared):
-                bad = [c for c in carried(out, y) if c.kind == "order" or y.kind == "parallel"]
-                self.need(not bad, bad[0].reason if bad else "")
+            if isinstance(y, Loop) and y.kind == "parallel" and y.var is shared[0].var:
+                self.keep(out, carried(out, y), hint=hint)
         return out
 
-    def _free_to_pass(self, s: Loop, between: list[Stmt]) -> None:
+    def _pass(self, n: Nest, s: Loop, other: Stmt, before: bool) -> None:
         """Nothing in between writes what the nest touches or touches what it writes."""
-        for other in between:
-            clash = _writes(s) & (_writes(other) | _reads(other)) | _reads(s) & _writes(other)
-            what = f"{', '.join(sorted(clash))} is used between {self.stage} and {self.at}"
-            self.need(not clash, what)
+        clash = _writes(s) & (_writes(other) | _reads(other)) | _reads(s) & _writes(other)
+        if clash:
+            saying = f"{', '.join(sorted(clash))} is used between {self.stage} and {self.at}: "
+            self.keep(n, exchanged(n, *((s, other) if before else (other, s))), saying)
 
     def _inside(self, s: Loop, shared: Path) -> list[Stmt]:
         """What is inside the loops of the stage that are paired with the shared ones."""

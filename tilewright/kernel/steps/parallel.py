@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilewright.kernel.dependence import carried
+from tilewright.kernel.dependence import apart_hint, carried
 from tilewright.kernel.nest import Nest, on_loops
 from tilewright.kernel.step import Step
 
@@ -29,6 +29,5 @@ class Parallel(Step):
                 "reorder or fuse it outwards",
             )
             bad = carried(n, x)
-            hint = "RFactor first" if bad and bad[0].kind == "reduction" else None
-            self.need(not bad, f"{bad[0].reason}" if bad else "", hint)
+            self.keep(n, bad, hint=apart_hint(n, bad))
         return on_loops(n, self.loop, lambda s: (replace(s, kind="parallel", grain=self.grain),))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
-from tilewright.kernel.dependence import carried
+from tilewright.kernel.dependence import reordered
 from tilewright.kernel.nest import Loop, Nest, Stmt, transform
 from tilewright.kernel.step import Step
 
@@ -37,9 +37,7 @@ class Reorder(Step):
                 return (s,)
             hits += 1
             body = chain[-1].body
-            for x in chain:
-                bad = [c for c in carried(n, x) if c.kind == "order"]
-                self.need(not bad, f"{x.name} carries an order: {bad[0].reason}" if bad else "")
+            before = list(chain)
             new = {x.name: x for x in chain if x.name in wanted}
             for x in new.values():
                 free = x.kind in ("serial", "unroll")
@@ -58,6 +56,7 @@ class Reorder(Step):
                     f"the extent of {x.name} depends on {', '.join(v.name for v in blocked)}",
                 )
                 seen.add(x.var)
+            self.keep(n, reordered(n, before, chain), "{loop} carries an order: ")
             for x in reversed(chain):
                 body = (replace(x, body=body),)
             return body

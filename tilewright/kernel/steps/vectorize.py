@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
-from tilewright.kernel.dependence import carried
+from tilewright.kernel.dependence import across_lanes, carried, lanes_hint
 from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, on_loops, walk
 from tilewright.kernel.step import Step
 
@@ -49,8 +49,13 @@ class Vectorize(Step):
                 self.need(
                     not isinstance(s, Alloc), f"{getattr(s, 'buffer', '')} is allocated per lane"
                 )
-            bad = [c for c in carried(n, x) if c.kind == "order" or not isinstance(x.extent, int)]
-            self.need(not bad, f"{self.loop} carries a dependence: {bad[0].reason}" if bad else "")
+            bad = across_lanes(n, x)
+            hint = lanes_hint(n, x, bad) if bad else None
+            self.keep(n, bad, "{loop} carries a dependence: ", hint)
+            if not isinstance(x.extent, int):
+                sums = carried(n, x)
+                ragged = f"{sums[0].reason}, and some lanes do not exist" if sums else ""
+                self.need(not sums, ragged, "Split and Peel first")
 
         def one(s: Loop) -> tuple[Stmt, ...]:
             return (s,) if self._bound(s) is None else (replace(s, kind="lane"),)
