@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright.ir.target import Target
+from tilewright.targets.arm64 import intrinsics as intrinsics  # declares them
 from tilewright.targets.family import Family, Host
 
 # LLVM's detection leaves these out; the kernel tells them under other names.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.ir.target import Target
 from tilewright.targets.family import Family, Host
+from tilewright.targets.x86 import intrinsics as intrinsics  # declares them
 
 _TRIPLE = "x86_64-unknown-linux-gnu"
 _V3 = ("+avx", "+avx2", "+bmi", "+bmi2", "+f16c", "+fma", "+lzcnt", "+movbe", "+popcnt")

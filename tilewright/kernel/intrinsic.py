@@ -1,0 +1,326 @@
+"""Instructions as declarations: a small tensor expression, where its operands lie, its emission.
+
+A nest never calls an instruction. Its loops stay, marked as tensor loops, and go on saying what is
+computed; every executor but the emitter runs them as they are. `match` proves that they compute the
+declared expression on memory laid out as declared, when Tensorize marks them and again when code is
+emitted, so nothing can come between.
+
+    c[c.i] add= cast<i32>(a[c.p]) * cast<i32>(b[c.i,c.p]) for c.i in n, c.p in 4
+    maps: a (1), b (4, 1), c (1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.expr import Const, Fn, Load, Value, extent, loads
+from tilewright.ir.scalar import SCALARS
+from tilewright.kernel.dependence import linear_index
+from tilewright.kernel.group import Group
+from tilewright.kernel.nest import Loop, Nest, Stmt, Store, walk
+from tilewright.kernel.text import parse_group
+
+ANY = None  # a stride that the instruction is told
+Sizes = Mapping[str, "int | None"]  # extent per axis; None where only the running program knows
+
+
+@dataclass(frozen=True)
+class Intrinsic:
+    """One instruction, or a family of them sized by what it is matched with.
+
+    `expression` is one stage in the text form of groups, its output first among equals: the last
+    buffer. `maps` gives the stride of every axis of every operand. `emission(sizes)` is the body of
+    an LLVM function of the operands' addresses (`%a`), the strides they leave open (`%a.0`, in
+    elements) and the sizes that are not constant (`%size.k`).
+    """
+
+    name: str
+    expression: str
+    maps: Mapping[str, tuple[int | None, ...]]
+    emission: Callable[[Sizes], str] = field(repr=False)
+    declares: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()  # what LLVM must be told that the machine has
+    multiples: Mapping[str, int] = field(default_factory=dict)  # of an axis's extent
+    dynamic: tuple[str, ...] = ()  # axes whose extent need not be a constant
+    exact: bool = True  # does it round as its loops do?
+    enter: tuple[str, ...] = ()  # LLVM, once where a function begins that uses it
+    leave: tuple[str, ...] = ()  # and before it returns
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    @cached_property
+    def group(self) -> Group:
+        return parse_group(self.expression)
+
+
+INTRINSICS: dict[str, Intrinsic] = {}
+
+
+def declare(i: Intrinsic) -> Intrinsic:
+    """Makes an instruction known by its name."""
+    g = i.group
+    lost = [b.name for b in g.buffers if len(i.maps.get(b.name, ())) != len(b.shape)]
+    if len(g.stages) != 1 or lost:
+        what = f"no map for {', '.join(lost)}" if lost else "it is not one stage"
+        raise Invalid(f"the declaration of {i.name} is incomplete: {what}")
+    if i.name in INTRINSICS:
+        raise Invalid(f"there is an instruction {i.name} already")
+    INTRINSICS[i.name] = i
+    return i
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where an operand begins in a buffer of the nest, and the strides it leaves open."""
+
+    name: str
+    buffer: str
+    base: Dim
+    strides: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Match:
+    intrinsic: Intrinsic
+    sizes: dict[str, Dim]
+    operands: tuple[Operand, ...]  # as the declaration lists its buffers
+
+    @property
+    def constants(self) -> Sizes:
+        return {a: s if isinstance(s, int) else None for a, s in self.sizes.items()}
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    reason: str
+    depth: int = 0  # how far a comparison came: the most telling reason is the deepest
+
+
+def match(i: Intrinsic, n: Nest, loop: Loop) -> Match | Mismatch:
+    """The nest at a loop as one use of an instruction, or why it is none."""
+    chain = [loop]
+    while len(chain[-1].body) == 1 and isinstance(inner := chain[-1].body[0], Loop):
+        chain.append(inner)
+    body = chain[-1].body
+    if len(body) != 1 or not isinstance(body[0], Store):
+        return Mismatch(f"{chain[-1].name} holds more than one statement")
+    store, stage = body[0], i.group.stages[0]
+    if store.combine != stage.combine:
+        does = lambda c: f"accumulates by {c}" if c else "overwrites"  # noqa: E731
+        return Mismatch(f"{i.name} {does(stage.combine)}, {store.stage} {does(store.combine)}")
+    best = Mismatch(
+        f"{i.name} has {len(stage.axes) + len(stage.raxes)} loops "
+        f"({_declared(i)}), there are {len(chain)} ({_extents(chain)})"
+    )
+    for pairs in _pairings([*stage.axes, *stage.raxes], chain):
+        found = _compared(i, n, store, chain, pairs)
+        if isinstance(found, Match):
+            return found
+        if found.depth > best.depth:
+            best = found
+    return best
+
+
+def _declared(i: Intrinsic) -> str:
+    s = i.group.stages[0]
+    return ", ".join(f"{short(a)} in {extent(a)}" for a in (*s.axes, *s.raxes))
+
+
+def _extents(chain: list[Loop]) -> str:
+    return ", ".join(f"{x.name} in {x.extent}" for x in chain)
+
+
+def short(a: Sym) -> str:
+    """The axis without the name of its stage."""
+    return a.name.split(".", 1)[-1]
+
+
+Pairs = list[tuple[Sym, "Loop | None"]]  # an axis without a loop has one point
+
+
+def _pairings(axes: list[Sym], loops: list[Loop]) -> Iterator[Pairs]:
+    if not axes:
+        if not loops:
+            yield []
+        return
+    first, rest = axes[0], axes[1:]
+    for k, x in enumerate(loops):
+        for more in _pairings(rest, [*loops[:k], *loops[k + 1 :]]):
+            yield [(first, x), *more]
+    if len(loops) < len(axes) and not isinstance(extent(first), int):
+        for more in _pairings(rest, loops):
+            yield [(first, None), *more]
+
+
+def _compared(
+    i: Intrinsic, n: Nest, store: Store, chain: list[Loop], pairs: Pairs
+) -> Match | Mismatch:
+    sizes: dict[str, Dim] = {}
+    for axis, x in pairs:
+        wrong = _misfit(i, axis, 1 if x is None else x.extent, chain)
+        if wrong is not None:
+            return Mismatch(wrong if x is None else f"{wrong} ({x.name})", 1)
+        sizes[short(axis)] = 1 if x is None else x.extent
+    stage, out = i.group.stages[0], i.group.outputs[0]
+    if n.buffer(store.buffer).dtype is not out.dtype:
+        what = f"{store.buffer} holds {n.buffer(store.buffer).dtype}"
+        return Mismatch(f"{i.name} accumulates in {out.dtype}, {what}", 2)
+    best, wrong = Mismatch(""), list[str]()
+    for bound in _unified(stage.value, store.value, {}, wrong):
+        found = _located(i, n, store, bound, sizes, pairs)
+        if isinstance(found, Match):
+            return found
+        best = max(best, found, key=lambda x: x.depth)
+    return best if best.depth else Mismatch(f"{i.name} computes {stage.value!r}; {wrong[0]}", 2)
+
+
+def _located(
+    i: Intrinsic,
+    n: Nest,
+    store: Store,
+    bound: dict[str, Load],
+    sizes: dict[str, Dim],
+    pairs: Pairs,
+) -> Match | Mismatch:
+    """The match with these loads as operands, if each lies in memory as it must."""
+    stage, out = i.group.stages[0], i.group.outputs[0]
+    if store.buffer in (str(x.source) for x in bound.values()):
+        return Mismatch(f"{store.stage} reads {store.buffer}, which it writes", 3)
+    declared = {str(x.source): x.index for x in loads(stage.value)} | {out.name: stage.where}
+    operands: list[Operand] = []
+    for b in i.group.buffers:
+        x = bound.get(b.name)
+        name, index = (store.buffer, store.index) if x is None else (str(x.source), x.index)
+        found = _placed(i, n, b.name, declared[b.name], name, index, pairs)
+        if isinstance(found, Mismatch):
+            return found
+        operands.append(found)
+    return Match(i, sizes, tuple(operands))
+
+
+def _misfit(i: Intrinsic, axis: Sym, size: Dim, chain: list[Loop]) -> str | None:
+    want, name = extent(axis), short(axis)
+    if not isinstance(size, int):
+        inner = D.symbols(size) & {x.var for x in chain}
+        fits = name in i.dynamic and not inner
+        return None if fits else f"{name} of {i.name} has a constant extent, not {size}"
+    if isinstance(want, int):
+        return None if size == want else f"{name} of {i.name} is {want}, not {size}"
+    least, most = D.bounds(want)
+    if not least <= size <= most:
+        return f"{name} of {i.name} is from {least} to {most}, not {size}"
+    by = i.multiples.get(name, 1)
+    return None if size % by == 0 else f"{name} of {i.name} is a multiple of {by}, not {size}"
+
+
+def _unified(
+    d: Value, v: Value, bound: dict[str, Load], wrong: list[str]
+) -> Iterator[dict[str, Load]]:
+    """Every way in which v is the declared value with loads of the nest for the operands; what
+    stood against it goes to `wrong`."""
+    if isinstance(d, Load):
+        name = str(d.source)
+        if not isinstance(v, Load):
+            wrong.append(f"{v!r} is computed where {name} is read")
+        elif v.dtype is not d.dtype:
+            wrong.append(f"{v!r} is {v.dtype} where {name} is {d.dtype}")
+        elif bound.get(name, v) is not v:
+            wrong.append(f"{name} is {bound[name]!r} and {v!r}")
+        else:
+            yield {**bound, name: v}
+        return
+    if isinstance(d, Const):
+        if isinstance(v, Const) and v.dtype is d.dtype and v.value == d.value:
+            yield bound
+        else:
+            wrong.append(f"{v!r} stands where {d!r} is declared")
+        return
+    assert isinstance(d, Fn), f"{d!r} in a declaration"
+    if not isinstance(v, Fn) or (v.name, v.dtype, len(v.args)) != (d.name, d.dtype, len(d.args)):
+        wrong.append(f"{v!r} stands where {d!r} is declared")
+        return
+    orders = [tuple(v.args)]
+    if d.name in SCALARS and SCALARS[d.name].commutative and v.args[0] is not v.args[1]:
+        orders.append((v.args[1], v.args[0]))
+    for args in orders:
+        ways = [bound]
+        for x, y in zip(d.args, args, strict=True):
+            ways = [w for found in ways for w in _unified(x, y, found, wrong)]
+        yield from ways
+
+
+def _placed(
+    i: Intrinsic,
+    n: Nest,
+    operand: str,
+    declared: tuple[Dim, ...],
+    buffer: str,
+    index: tuple[Dim, ...],
+    pairs: Pairs,
+) -> Operand | Mismatch:
+    """The operand's place in memory, if it has the declared strides along every loop."""
+    linear = linear_index(n.buffer(buffer), index)
+    inside = {x.var for _, x in pairs if x is not None}
+    along: dict[Sym, Dim] = {}
+    for axis, x in pairs:
+        c = 0 if x is None else D.coefficient(linear, x.var)
+        if c is None or D.symbols(c) & inside:
+            where = x.name if x is not None else ""
+            return Mismatch(f"{buffer} is not walked through evenly along {where}", 3)
+        along[axis] = c
+    strides: list[Dim] = []
+    for k, fixed in enumerate(i.maps[operand]):
+        told: Dim | None = fixed
+        for axis, x in pairs:
+            if told is None and x is not None and D.coefficient(declared[k], axis) == 1:
+                others = sum(
+                    (D.coefficient(declared[j], axis) or 0) * (i.maps[operand][j] or 0)
+                    for j in range(len(declared))
+                    if j != k
+                )
+                told = along[axis] - others
+        strides.append(0 if told is None else told)
+    for axis, x in pairs:
+        if x is None:
+            continue
+        want: Dim = 0
+        for position, stride in zip(declared, strides, strict=True):
+            want = want + (D.coefficient(position, axis) or 0) * stride
+        if not D.known_eq(want, along[axis]):
+            what = f"{operand} of {i.name} has stride {want} along {short(axis)}"
+            return Mismatch(f"{what}, {buffer} has {along[axis]} along {x.name}", 3)
+    base = D.substitute(linear, dict.fromkeys(inside, 0))
+    free = [s for s, fixed in zip(strides, i.maps[operand], strict=True) if fixed is None]
+    return Operand(operand, buffer, base, tuple(free))
+
+
+def tensor_faults(n: Nest) -> Iterator[tuple[str, Stmt]]:
+    """What is no longer the instruction it is marked as."""
+    inside: set[int] = set()
+    for s, path in walk(n.body):
+        if not isinstance(s, Loop) or s.kind != "tensor":
+            if isinstance(s, Loop) and s.instruction:
+                yield f"{s.name} names {s.instruction} and is no tensor loop", s
+            if isinstance(s, Loop) and path and path[-1].kind == "tensor":
+                yield f"{s.name} is {s.kind} inside the instruction {path[-1].name}", s
+            continue
+        if s.instruction:
+            i = INTRINSICS.get(s.instruction)
+            found = Mismatch("it is not declared") if i is None else match(i, n, s)
+            if isinstance(found, Mismatch):
+                yield f"{s.name} is not {s.instruction}: {found.reason}", s
+        elif id(s) not in inside:
+            yield f"tensor {s.name} belongs to no instruction", s
+        inside.update(id(x) for x in s.body)
+
+
+def marked(loop: Loop, name: str) -> Loop:
+    """The loop and those inside it as the loops of an instruction."""
+    body = tuple(marked(x, "") if isinstance(x, Loop) else x for x in loop.body)
+    return replace(loop, kind="tensor", instruction=name, body=body)

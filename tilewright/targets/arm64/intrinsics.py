@@ -1,0 +1,58 @@
+"""The instructions of arm64 that schedules may ask for."""
+
+from __future__ import annotations
+
+from tilewright.kernel.intrinsic import ANY, Intrinsic, declare
+from tilewright.llvm.products import FmaTile, dot
+
+declare(
+    Intrinsic(
+        "arm64.fma",
+        """
+group fma where rows: 1..8, columns: 4..16, depth: 1..
+  in a: f32[rows,depth]
+  in b: f32[depth,columns]
+  out c: f32[rows,columns]
+  c[c.i,c.j] add= a[c.i,c.k] * b[c.k,c.j] for c.i in rows, c.j in columns, c.k in depth
+""",
+        {"a": (ANY, 1), "b": (ANY, 1), "c": (ANY, 1)},
+        FmaTile(4, by_element=True),
+        ("declare <4 x float> @llvm.fma.v4f32(<4 x float>, <4 x float>, <4 x float>)",),
+        multiples={"j": 4},
+        dynamic=("k",),
+    )
+)
+
+
+def _dot(name: str, a: str, b: str, feature: str, accumulator: str, width: int) -> None:
+    """One of the dot products of 32 bits with 32 bits, four lanes at a time."""
+    sums = {"i32": "i32", "f32": "float"}[accumulator]
+    operand = "<8 x bfloat>" if width == 2 else "<16 x i8>"
+    types = ("v4i32", "v16i8") if width == 4 else ("v4f32", "v8bf16")
+    function = f"@llvm.aarch64.neon.{name}.{types[0]}.{types[1]}"
+    c = f"<4 x {sums}>"
+    product = f"cast<{accumulator}>(a[c.p]) * cast<{accumulator}>(b[c.j,c.p])"
+    declare(
+        Intrinsic(
+            f"arm64.{name}",
+            f"""
+group {name} where columns: 4..16
+  in a: {a}[{width}]
+  in b: {b}[columns,{width}]
+  out c: {accumulator}[columns]
+  c[c.j] add= {product} for c.j in columns, c.p in {width}
+""",
+            {"a": (1,), "b": (width, 1), "c": (1,)},
+            dot(function, 4, sums, operand),
+            (f"declare {c} {function}({c}, {operand}, {operand})",),
+            (feature,),
+            {"j": 4},
+            exact=accumulator == "i32",
+        )
+    )
+
+
+_dot("sdot", "i8", "i8", "dotprod", "i32", 4)
+_dot("udot", "u8", "u8", "dotprod", "i32", 4)
+_dot("usdot", "u8", "i8", "i8mm", "i32", 4)
+_dot("bfdot", "bf16", "bf16", "bf16", "f32", 2)

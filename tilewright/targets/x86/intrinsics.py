@@ -1,0 +1,171 @@
+"""The instructions of x86-64 that schedules may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilewright.kernel.intrinsic import ANY, Intrinsic, Sizes, declare
+from tilewright.llvm.products import FmaTile, dot
+
+
+def _fma(name: str, lanes: int, rows: int, feature: str) -> None:
+    v = f"<{lanes} x float>"
+    declare(
+        Intrinsic(
+            name,
+            f"""
+group fma where rows: 1..{rows}, columns: {lanes}..{2 * lanes}, depth: 1..
+  in a: f32[rows,depth]
+  in b: f32[depth,columns]
+  out c: f32[rows,columns]
+  c[c.i,c.j] add= a[c.i,c.k] * b[c.k,c.j] for c.i in rows, c.j in columns, c.k in depth
+""",
+            {"a": (ANY, ANY), "b": (ANY, 1), "c": (ANY, 1)},
+            FmaTile(lanes, by_element=False),
+            (f"declare {v} @llvm.fma.v{lanes}f32({v}, {v}, {v})",),
+            (feature,),
+            {"j": lanes},
+            ("k",),
+        )
+    )
+
+
+_fma("x86.avx2.fma", 8, 6, "fma")
+_fma("x86.avx512.fma", 16, 14, "avx512f")
+
+
+def _dot(name: str, function: str, types: tuple[str, str, str], feature: str) -> None:
+    """A dot product of 32 bits with 32 bits in each of sixteen lanes."""
+    a, b, c = types
+    width = 2 if a == "bf16" else 4
+    sums = {"i32": "i32", "f32": "float"}[c]
+    operand = "<32 x bfloat>" if a == "bf16" else "<64 x i8>"
+    v = f"<16 x {sums}>"
+    declare(
+        Intrinsic(
+            name,
+            f"""
+group dot where columns: 16..64
+  in a: {a}[{width}]
+  in b: {b}[columns,{width}]
+  out c: {c}[columns]
+  c[c.j] add= cast<{c}>(a[c.p]) * cast<{c}>(b[c.j,c.p]) for c.j in columns, c.p in {width}
+""",
+            {"a": (1,), "b": (width, 1), "c": (1,)},
+            dot(function, 16, sums, operand),
+            (f"declare {v} {function}({v}, {operand}, {operand})",),
+            (feature,),
+            {"j": 16},
+            exact=c == "i32",
+        )
+    )
+
+
+_dot("x86.vpdpbusd", "@llvm.x86.avx512.vpdpbusd.512", ("u8", "i8", "i32"), "avx512vnni")
+_dot("x86.vdpbf16ps", "@llvm.x86.avx512bf16.dpbf16ps.512", ("bf16", "bf16", "f32"), "avx512bf16")
+
+# Eight tiles of 16 rows of 64 bytes each (palette 1, as the manual lays the table out).
+_TILES = bytes([1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8])
+_CONFIG = "".join(f"\\{byte:02X}" for byte in _TILES)
+
+
+def _tile_product(operation: str, element: int) -> Callable[[Sizes], str]:
+    """c[i,j] += sum over k and p of a[i,k*g+p] * b[k,j,p], up to 2 by 2 tiles of sums in registers
+    while k runs; `element` bytes make g of a 32-bit group."""
+    group = 4 // element
+
+    def body(sizes: Sizes) -> str:
+        rows, columns, depth = sizes["i"], sizes["j"], sizes["k"]
+        assert rows is not None and columns is not None and depth is not None
+        tall, wide = rows // 16, columns // 16
+        lines: list[str] = []
+        put = lines.append
+        put("  %c.row = mul i64 %c.0, 4")
+        put("  %c.down = mul i64 %c.row, 16")
+        put(f"  %a.row = mul i64 %a.0, {element}")
+        put("  %a.down = mul i64 %a.row, 16")
+        put(f"  %b.row = mul i64 %b.0, {element}")
+        for r in range(tall):
+            for c in range(wide):
+                put(f"  %c{r}{c}.r = mul i64 %c.down, {r}")
+                put(f"  %c{r}{c}.p = getelementptr i8, ptr %c, i64 %c{r}{c}.r")
+                put(f"  %c{r}{c} = getelementptr i8, ptr %c{r}{c}.p, i64 {64 * c}")
+                where = f"ptr %c{r}{c}, i64 %c.row"
+                put(f"  call void @llvm.x86.tileloadd64(i8 {2 * r + c}, {where})")
+        put("  br label %entry")
+        put("entry:")
+        put("  br label %loop")
+        put("loop:")
+        put("  %k = phi i64 [ 0, %entry ], [ %next, %loop ]")
+        # 16 groups of k at a time: 64 bytes of a row of a, 16 rows of b.
+        put("  %ka = mul i64 %k, 64")
+        put("  %a0 = getelementptr i8, ptr %a, i64 %ka")
+        put("  %a1 = getelementptr i8, ptr %a0, i64 %a.down")
+        put("  %kb = mul i64 %k, 16")
+        put("  %kd = mul i64 %kb, %b.row")
+        put("  %b0 = getelementptr i8, ptr %b, i64 %kd")
+        put("  %b1 = getelementptr i8, ptr %b0, i64 64")
+        order = [("b", 0), ("a", 0), *([("b", 1)] if wide > 1 else [])]
+        order += [("a", 1)] if tall > 1 else []
+        have: set[tuple[str, int]] = set()
+        for x, n in order:
+            number = {"a": 4, "b": 6}[x] + n
+            put(f"  call void @llvm.x86.tileloadd64(i8 {number}, ptr %{x}{n}, i64 %{x}.row)")
+            have.add((x, n))
+            for r in range(tall):
+                for c in range(wide):
+                    ready = {("a", r), ("b", c)} <= have
+                    if ready and (x, n) in (("a", r), ("b", c)):
+                        tiles = f"i8 {2 * r + c}, i8 {4 + r}, i8 {6 + c}"
+                        put(f"  call void @llvm.x86.{operation}({tiles})")
+        put("  %next = add nuw nsw i64 %k, 1")
+        put(f"  %more = icmp ult i64 %next, {depth // 16}")
+        put("  br i1 %more, label %loop, label %done")
+        put("done:")
+        for r in range(tall):
+            for c in range(wide):
+                where = f"ptr %c{r}{c}, i64 %c.row"
+                put(f"  call void @llvm.x86.tilestored64(i8 {2 * r + c}, {where})")
+        put("  ret void")
+        assert group in (2, 4)
+        return "\n".join(lines) + "\n"
+
+    return body
+
+
+def _amx(name: str, operation: str, types: tuple[str, str, str], feature: str) -> None:
+    a, b, c = types
+    group = 2 if a == "bf16" else 4
+    product = f"cast<{c}>(a[c.i,{group}*c.k+c.p]) * cast<{c}>(b[c.k,c.j,c.p])"
+    loops = f"c.i in rows, c.j in columns, c.k in depth, c.p in {group}"
+    declare(
+        Intrinsic(
+            name,
+            f"""
+group tile where rows: 16..32, columns: 16..32, depth: 16..
+  in a: {a}[rows,{group}*depth]
+  in b: {b}[depth,columns,{group}]
+  out c: {c}[rows,columns]
+  c[c.i,c.j] add= {product} for {loops}
+""",
+            {"a": (ANY, 1), "b": (ANY, group, 1), "c": (ANY, 1)},
+            _tile_product(operation, 4 // group),
+            (
+                f'@tw.tiles = internal constant [64 x i8] c"{_CONFIG}", align 64',
+                "declare void @llvm.x86.ldtilecfg(ptr)",
+                "declare void @llvm.x86.tilerelease()",
+                "declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)",
+                "declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)",
+                f"declare void @llvm.x86.{operation}(i8 immarg, i8 immarg, i8 immarg)",
+            ),
+            ("amx-tile", feature),
+            {"i": 16, "j": 16, "k": 16},
+            exact=c == "i32",
+            enter=("call void @llvm.x86.ldtilecfg(ptr @tw.tiles)",),
+            leave=("call void @llvm.x86.tilerelease()",),
+        )
+    )
+
+
+_amx("x86.amx.bf16", "tdpbf16ps", ("bf16", "bf16", "f32"), "amx-bf16")
+_amx("x86.amx.u8s8", "tdpbusd", ("u8", "i8", "i32"), "amx-int8")
