@@ -84,11 +84,16 @@ def clipped(base: Dim, size: Dim, full: Dim) -> tuple[Dim, Dim]:
     return low, count if D.nonneg(count) else D.maximum(count, 0)
 
 
-def narrowed_axes(axes: Sequence[Sequence[Sym]], box: Box, full: Sequence[Dim]) -> dict[Sym, Dim]:
-    """What the variables over each axis become when they run over the box only."""
+def narrowed_axes(
+    axes: Sequence[Sequence[Sym]], box: Box, full: Sequence[Dim], written: bool = False
+) -> dict[Sym, Dim]:
+    """What the variables over each axis become when they run over the box only. Where the box is
+    `written`, not just read, one cell is surely inside."""
     table: dict[Sym, Dim] = {}
     for names, (base, size), end in zip(axes, box, full, strict=True):
         low, count = clipped(base, size, end)
+        if written and size == 1:
+            low, count = base, size
         for a in names:
             once = isinstance(count, int) and count == 1
             table[a] = low if once else low + D.var(a.name, count)
