@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Load
+from tilewright.kernel.box import own_statements
+from tilewright.kernel.nest import (
+    Alloc,
+    Commit,
+    Loop,
+    Nest,
+    Stmt,
+    Store,
+    Wait,
+    reads,
+    substitute,
+    transform,
+    walk,
+)
+from tilewright.kernel.step import Step
+from tilewright.kernel.versions import loop_of, version_of
+
+# Every version takes memory, and latency is hidden long before this.
+MAX_AHEAD = 7
+
+
+@dataclass(frozen=True)
+class Pipeline(Step):
+    """What an iteration of a loop needs of a stage is computed `ahead` iterations early, so that
+    its latency is hidden behind the work of those between. Bind first, Synchronise afterwards.
+
+    for k in n:                        t[0] = …(0)                          # if 0 < n
+      alloc t                          for k in n:
+      t = …(k)                           for s in min(1, n-1-k): t[(k+1)%2] = …(k+1)
+      y += t                             y += t[k%2]
+
+    With `asynchronous`, the stage is a copy to shared memory which a thread asks for and waits for
+    before it is needed; stages of one loop that are as far ahead share their groups.
+
+      async t[0] = x[0]; commit
+      for k in n:
+        wait 0
+        for s in min(1, n-1-k): async t[(k+1)%2] = x[k+1]
+        commit
+        y += t[k%2]
+    """
+
+    loop: str
+    stage: str
+    ahead: int = 1
+    asynchronous: bool = False
+
+    def apply(self, n: Nest) -> Nest:
+        enough = isinstance(self.ahead, int) and 1 <= self.ahead <= MAX_AHEAD
+        self.need(enough, f"{self.ahead} iterations ahead", f"1 to {MAX_AHEAD}")
+        self.loops(n, self.loop)
+        loop, _ = loop_of(self, n, self.stage)
+        inside = f"{self.stage} is allocated in {loop.name}, not in {self.loop}"
+        self.need(loop.name == self.loop, inside, f"ComputeAt('{self.stage}', '{self.loop}') first")
+        own = self._producers(n, loop)
+        self._independent(own, loop)
+        if self.asynchronous:
+            self._copy(n, own)
+        body = self._rebuilt(n.body, loop, own)
+        b = n.buffer(self.stage)
+        return replace(n, body=body).with_buffer(replace(b, shape=(self.ahead + 1, *b.shape)))
+
+    def _producers(self, n: Nest, loop: Loop) -> list[Stmt]:
+        """The statements of the loop that compute the stage, and nothing else."""
+        own = [s for s, p in own_statements(n, self.stage) if p and p[-1] is loop]
+        stores = [s for s, _ in walk(n.body) if isinstance(s, Store) and s.buffer == self.stage]
+        mine = [s for s, _ in walk(tuple(own)) if isinstance(s, Store)]
+        mixed = f"{self.stage} is not computed by statements of its own in {self.loop}"
+        self.need(own and stores == mine, mixed)
+        return own
+
+    def _independent(self, own: list[Stmt], loop: Loop) -> None:
+        """What is computed early needs nothing that the loop makes on its way."""
+        rest = [s for s in loop.body if all(s is not x for x in own)]
+        made = {s.buffer for s, _ in walk(tuple(rest)) if isinstance(s, Store)}
+        for x in (x for s in own for x in reads(s)):
+            late = f"{self.stage} reads {x!r}, which {self.loop} writes on its way"
+            self.need(x.source not in made, late, f"keep {self.stage} in its iteration")
+
+    def _copy(self, n: Nest, own: list[Stmt]) -> None:
+        stores = [s for s, _ in walk(tuple(own)) if isinstance(s, Store)]
+        plain = len(stores) == 1 and isinstance(stores[0].value, Load) and not stores[0].combine
+        self.need(plain, f"{self.stage} is not a plain copy", "leave out asynchronous")
+        shared = n.buffer(self.stage).scope == "shared"
+        hint = f"SetScope('{self.stage}', 'shared') first"
+        self.need(shared, f"{self.stage} is not shared memory, to which copies go", hint)
+
+    def _rebuilt(self, body: tuple[Stmt, ...], loop: Loop, own: list[Stmt]) -> tuple[Stmt, ...]:
+        at = next((k for k, s in enumerate(body) if s is loop), None)
+        if at is None:
+            inner = ((s, self._rebuilt(s.body, loop, own)) for s in body if isinstance(s, Loop))
+            new = {id(s): replace(s, body=b) for s, b in inner if b != s.body}
+            return tuple(new.get(id(s), s) for s in body)
+        main = self._main(loop, own)
+        grouped = self.asynchronous and any(isinstance(s, Wait) for s in loop.body)
+        if not grouped:
+            return *body[:at], Alloc(self.stage), *self._begin(loop, own), main, *body[at + 1 :]
+        # The copies join those of another stage, which stand right before the loop.
+        first = max((k for k in range(at) if self._commits(body[k])), default=None)
+        self.need(first is not None, f"{self.loop} is not where its first copies are any more")
+        assert first is not None
+        group = body[first]
+        if isinstance(group, Loop):
+            made = self._made(loop, own, D.as_int(group.var), loop.extent - D.as_int(group.var))
+            joined: tuple[Stmt, ...] = (replace(group, body=_before_commit(group.body, made)),)
+        else:
+            joined = (*self._made(loop, own, 0, loop.extent), group)
+        before = (*body[:first], Alloc(self.stage), *joined, *body[first + 1 : at])
+        return *before, main, *body[at + 1 :]
+
+    def _commits(self, s: Stmt) -> bool:
+        if isinstance(s, Loop):
+            return s.name == self._first and Commit() in s.body
+        return isinstance(s, Commit) and self.ahead == 1
+
+    @property
+    def _first(self) -> str:
+        return f"{self.loop}.first"
+
+    def _made(self, loop: Loop, own: list[Stmt], u: Dim, left: Dim) -> list[Stmt]:
+        """The stage of iteration u, if there is one: if any are left."""
+        turn = version_of(self.stage, D.mod(u, self.ahead + 1))
+        made = [self._marked(substitute(s, {loop.var: u}, *turn)) for s in own]
+        there = D.minimum(1, D.maximum(left, 0))
+        if isinstance(there, int):
+            return made if there else []
+        return [Loop(D.the_sym(D.var(f"{self.stage}.some", there)), "serial", tuple(made))]
+
+    def _marked(self, s: Stmt) -> Stmt:
+        if not self.asynchronous:
+            return s
+        mark = lambda x: (replace(x, asynchronous=True),) if isinstance(x, Store) else (x,)  # noqa: E731
+        return transform((s,), mark)[0]
+
+    def _begin(self, loop: Loop, own: list[Stmt]) -> list[Stmt]:
+        """The first iterations' stage. There are always as many groups, some maybe empty."""
+        end: list[Stmt] = [Commit()] if self.asynchronous else []
+        if self.ahead == 1:
+            return [*self._made(loop, own, 0, loop.extent), *end]
+        count = self.ahead if self.asynchronous else D.minimum(self.ahead, loop.extent)
+        u = D.var(self._first, count)
+        left = loop.extent - u if self.asynchronous else 1
+        made = self._made(loop, own, u, left)
+        return [Loop(D.the_sym(u), "serial", (*made, *end))] if made or end else []
+
+    def _main(self, loop: Loop, own: list[Stmt]) -> Loop:
+        """The loop, which computes the stage of a later iteration, then uses that of its own."""
+        v = D.as_int(loop.var)
+        made = self._made(loop, own, v + self.ahead, loop.extent - self.ahead - v)
+        turn = version_of(self.stage, D.mod(v, self.ahead + 1))
+        kept = [s for s in loop.body if s != Alloc(self.stage) and all(s is not x for x in own)]
+        body = tuple(substitute(s, {}, *turn) for s in kept)
+        waits = [s for s in body if isinstance(s, Wait)]
+        if not self.asynchronous:
+            return replace(loop, body=(*waits, *made, *(s for s in body if s not in waits)))
+        if not waits:
+            return replace(loop, body=(Wait(self.ahead - 1), *made, Commit(), *body))
+        together = f"{self.loop} copies another stage {waits[0].pending + 1} iterations ahead"
+        self.need(waits[0].pending == self.ahead - 1, together, "use the same number for all")
+        return replace(loop, body=_before_commit(body, made))
+
+
+def _before_commit(body: tuple[Stmt, ...], made: list[Stmt]) -> tuple[Stmt, ...]:
+    at = body.index(Commit())
+    return *body[:at], *made, *body[at:]
