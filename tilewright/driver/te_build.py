@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -12,8 +15,9 @@ from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.ir.types import bf16
-from tilewright.kernel.group import Buffer
+from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.nest import Nest
+from tilewright.kernel.step import Trace
 from tilewright.kernel.text import nest_text
 from tilewright.lang.te.expression import Tensor
 from tilewright.lang.te.schedule import Schedule
@@ -25,14 +29,18 @@ from tilewright.targets import default, get, host
 
 
 class Lowered:
-    """The loops of a schedule; `str` shows them."""
+    """The loops of a schedule; `str` shows them. `trace` has the schedule's steps and those which
+    finish it: replayed on `group` they give `nest`."""
 
     def __init__(self, s: Schedule, args: Sequence[Tensor], simple_mode: bool = False) -> None:
-        self.nest: Nest = s.nest
+        self.group: Group = s.group
+        self.trace: Trace
+        self.nest: Nest
+        self.trace, self.nest = s.finished()
         self.simple_mode = simple_mode
         table = {b.name: b for b in s.group.buffers}
         named = [s.name_of(t) for t in args]
-        self.arguments: list[Buffer] = [table.get(n) or s.nest.buffer(n) for n in named]
+        self.arguments: list[Buffer] = [table.get(n) or self.nest.buffer(n) for n in named]
         for b in self.arguments:
             if b.scope not in ("in", "out"):
                 hint = "give it to te.create_schedule as well"
@@ -74,6 +82,10 @@ class Built:
         self._function = signature(self._library.address(lowered.nest.name))
 
     def __call__(self, *arrays: Any) -> None:
+        self.prepared(*arrays)()
+
+    def prepared(self, *arrays: Any) -> Callable[[], None]:
+        """One call with these arguments, which are checked here and must stay alive."""
         buffers = self.lowered.arguments
         if len(arrays) != len(buffers):
             names = ", ".join(b.name for b in buffers)
@@ -94,7 +106,50 @@ class Built:
         pointers = (ctypes.c_void_p * len(order))(*(where[b.name][0] for b in order))
         values = [sizes[x.name] for x in self.lowered.nest.dims]
         numbers = (ctypes.c_int64 * max(1, len(values)))(*values)
-        self._function(ctypes.addressof(pointers), ctypes.addressof(numbers))
+
+        def run() -> None:
+            self._function(ctypes.addressof(pointers), ctypes.addressof(numbers))
+
+        return run
+
+    def time_evaluator(
+        self, name: str | None = None, device: object = None, number: int = 1, repeat: int = 1
+    ) -> Callable[..., Times]:
+        """`f.time_evaluator(repeat=5)(a, b, c)`: seconds per call, as the mean of `number` calls,
+        `repeat` times. Name and device are accepted as TVM has them."""
+        if number < 1 or repeat < 1:
+            raise Invalid(f"{number} calls, {repeat} times, measure nothing", hint="1 or more")
+
+        def evaluate(*arrays: Any) -> Times:
+            run, found = self.prepared(*arrays), []
+            run()  # pages are touched and caches are warm, as in the calls that count
+            for _ in range(repeat):
+                began = perf_counter()
+                for _ in range(number):
+                    run()
+                found.append((perf_counter() - began) / number)
+            return Times(tuple(found))
+
+        return evaluate
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds per call, one per repetition."""
+
+    results: tuple[float, ...]
+
+    @property
+    def min(self) -> float:
+        return min(self.results)
+
+    @property
+    def mean(self) -> float:
+        return mean(self.results)
+
+    @property
+    def median(self) -> float:
+        return median(self.results)
 
 
 def _span(a: Any, b: Buffer, sizes: dict[str, int]) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Union
+from typing import Union, overload
 
 from tilewright.base.errors import Invalid, Refused
 from tilewright.kernel.group import Group
@@ -23,6 +23,7 @@ from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.text import nest_text
 
 from .expression import Operation, Tensor
+from .finish import finished
 from .handle import StageHandle, scope_named, thread_axis
 from .scalars import IterVar
 from .show import show_trace
@@ -103,9 +104,16 @@ class Schedule:
         """Start anew with these steps, which name the same loops as those so far."""
         self.nest, self.trace = apply(start(self.group), trace), tuple(trace)
 
+    def finished(self) -> tuple[Trace, Nest]:
+        """The steps so far with those that `tw.lower` adds (see finish.py), and their nest."""
+        return finished(self.group, self.trace, self.nest)
+
     def synchronise(self) -> None:
-        """Barriers where threads of a block read what others wrote; the last step of all."""
-        self.apply(Synchronise())
+        """Barriers where threads of a block read what others wrote; the last step of all, so the
+        steps which finish a schedule come right before it."""
+        trace, nest = self.finished()
+        last = Synchronise()
+        self.nest, self.trace = last.apply(nest), (*trace, last)
 
     def cache_write(self, tensor: Key, scope: str = "global") -> Tensor:
         """The tensor is computed in a buffer of its own, which is copied when it is done; the
@@ -224,6 +232,10 @@ class Schedule:
     def __str__(self) -> str:
         return nest_text(self.nest)
 
+    @overload
+    def show(self) -> None: ...
+    @overload
+    def show(self, html: str | Path) -> Path: ...
     def show(self, html: str | Path | None = None) -> Path | None:
         """Print the loops, the buffers with scope and size, and the steps; with `html`, write a
         page with the loops before and after each step there instead, and return its path."""
