@@ -376,6 +376,25 @@ def test_freed_input() -> None:
         fast(x)
 
 
+def test_freed_input_of_a_symbolic_size() -> None:
+    fast = tw.compile(lambda t: t + 1, torch.randn(3), strict=True, dynamic=True)
+    x = torch.randn(5)
+    assert_same(fast(x), x + 1)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(Invalid, match="freed or resized"):
+        fast(x)
+    assert fast(torch.empty(0)).shape == (0,)
+
+
+def test_freed_input_beside_an_empty_one() -> None:
+    x, empty = torch.randn(3), torch.empty(0)
+    fast = tw.compile(lambda t, e: torch.cat((t + 1, e)), x, empty, strict=True)
+    assert_same(fast(x, empty), x + 1)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(Invalid, match=r"input 0 .* freed or resized"):
+        fast(x, empty)
+
+
 def test_resized_input() -> None:
     x = torch.randn(3)
     fast = tw.compile(lambda t: t + 1, x, strict=True)

@@ -219,3 +219,35 @@ def test_results_go_where_the_caller_says() -> None:
         fast(x, out=torch.empty(5, 3))
     with pytest.raises(tw.Unsupported, match="shares memory"):
         tw.compile(lambda t: t.view(-1), x)(x, out=torch.empty(20))
+
+
+def test_results_do_not_go_where_operands_lie() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return x.softmax(-1).cumsum(-1) + x.sum(0), x * 2
+
+    both = torch.randn(8, 4)
+    x = both[:4]
+    fast = tw.compile(program, x, strict=True)
+    expected = program(x)
+    fresh = torch.empty(4, 4)
+    for out, what in (((x, fresh), "input 0"), ((fresh, fresh), "out= for result 0")):
+        with pytest.raises(tw.Invalid, match=f"shares memory with {what}"):
+            fast(x, out=out)
+    # Another part of the same storage is not the operand's memory.
+    assert_same(fast(x, out=(both[4:], fresh)), expected)
+
+
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_out_of_a_function_that_is_compiled_no_more() -> None:
+    fast = tw.compile(lambda x, text: x * len(text))
+    x = torch.randn(4)
+    for text in ("a", "ab"):
+        fast(x, text)
+    with pytest.raises(tw.Unsupported, match="was compiled 2 times"):
+        fast(x, "abc", out=torch.empty(4))
+
+
+def test_a_compiled_function_can_be_copied() -> None:
+    x = torch.randn(4)
+    fast = tw.compile(lambda x: x * 2, x)
+    assert_same(copy.copy(fast)(x), x * 2)

@@ -96,11 +96,12 @@ class Compiled:
     def _fill(self, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Results go to the tensors of `out`, in the order of the results."""
         seen = {"function": self.original, "args": args, "kwargs": kwargs}
-        entries = _debug_get_cache_entry_list(self._frame.__code__)
-        entry = next((e for e in entries if e.guard_manager.root.check(seen)), None)
+        entry = self._entry_for(seen)
         if entry is None:
             self._compile(args, kwargs)
-            return self._fill(out, args, kwargs)
+            entry = self._entry_for(seen)
+        if entry is None:
+            raise Unsupported(self._too_often(), hint=_TOO_OFTEN)
         unit = self.session.direct.get(str(entry.compile_id))
         if unit is None or self._runner(entry) is self._slow:
             raise Unsupported(
@@ -111,6 +112,10 @@ class Compiled:
         given = pytree.tree_leaves(out)
         run = self._runner(entry, lambda inputs: unit.into(inputs, given))
         return run(self.original, args, kwargs)
+
+    def _entry_for(self, seen: dict[str, Any]) -> Any:
+        entries = _debug_get_cache_entry_list(self._frame.__code__)
+        return next((e for e in entries if e.guard_manager.root.check(seen)), None)
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         require_cpu([*args, *kwargs.values()])
@@ -174,7 +179,9 @@ class Compiled:
         self.session.refresh()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["original"], name)
+        if "original" not in self.__dict__:  # a copy that is being made
+            raise AttributeError(name)
+        return getattr(self.original, name)
 
     def __repr__(self) -> str:
         return f"tilewright.compile({self.original!r})"

@@ -28,7 +28,14 @@ from tilewright.capture.torch.captured import (
     View,
 )
 from tilewright.capture.torch.dtypes import torch_dtype
-from tilewright.driver.torch_fast import Dry, Program, fast_call, is_plain, label
+from tilewright.driver.torch_fast import (
+    Dry,
+    Program,
+    fast_call,
+    is_plain,
+    label,
+    require_memory,
+)
 from tilewright.driver.weights import WeightWatch
 from tilewright.graph.specialise import graph_symbols, specialise
 from tilewright.ir import dim as D
@@ -78,6 +85,7 @@ class Unit:
             raise Invalid(f"out= holds {len(given)} tensors for {len(buffers)} results")
         for k, (b, x) in enumerate(zip(buffers, given, strict=True)):
             _require_like(k, b, x)
+        _require_apart(args, given)
         assert self._fast is not None
         return self._fast(args, given)
 
@@ -222,7 +230,7 @@ class SegmentRunner:
     def programs(self) -> list[Program]:
         if self._whole is not None:
             return [self._whole.program]
-        return [s.program for s in self._programs.values()]
+        return [s.program for s in list(self._programs.values())]  # other threads may add to it
 
     def __call__(
         self, env: dict[str, Any], dims: Mapping[str, int], numbers: Mapping[str, float]
@@ -260,7 +268,6 @@ class Specialised:
         self.segment, self.program = segment, program
         self.labels = [label(n) for n in graph.inputs]
         self.watch = WeightWatch(program.weights) if program.weights else None
-        self.dense = {label(n): n.op.role != "scalar" for n in graph.inputs}  # type: ignore[attr-defined]
 
     def __call__(self, env: dict[str, Any], dims: Mapping[str, int]) -> None:
         for b in self.segment.buffers:
@@ -277,9 +284,13 @@ class Specialised:
             inputs.append(x)
         outs = [env[b.slot].data_ptr() for b in self.segment.buffers]
         values = [dims[s] for s in self.program.dims]
+        addresses = list(map(data_ptr, inputs))
+        if 0 in addresses:
+            names = (slot.removeprefix("in") for slot in self.labels)
+            require_memory(zip(names, inputs, strict=True))
         if self.watch is not None and self.watch.changed(inputs):
             self.program.refresh()
-        self.program.run(list(map(data_ptr, inputs)), outs, values)
+        self.program.run(addresses, outs, values)
 
 
 def with_numbers(graph: Graph, known: Mapping[str, float]) -> Graph:
@@ -343,6 +354,30 @@ def _require_like(k: int, b: Buffer, x: Any) -> None:
     if not same or x.device.type != "cpu":
         found = f"{tuple(x.shape)} with strides {x.stride()}, {x.dtype}, on {x.device}"
         raise Invalid(f"out= for result {k} is {found}", hint=f"it has to be {wanted}")
+
+
+def _require_apart(args: Sequence[Any], given: Sequence[torch.Tensor]) -> None:
+    """A result that lies in an operand's memory would change what is still to be read."""
+    tensors = [(f"input {k}", x) for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
+    others = [(what, _span(x)) for what, x in tensors]
+    for k, x in enumerate(given):
+        start, end = _span(x)
+        for what, (first, last) in others:
+            if start < last and first < end:
+                raise Invalid(
+                    f"out= for result {k} shares memory with {what}",
+                    hint="pass a tensor with memory of its own, or leave out= away",
+                )
+        others.append((f"out= for result {k}", (start, end)))
+
+
+def _span(x: torch.Tensor) -> tuple[int, int]:
+    """The address of the first byte of a tensor and of that behind its last."""
+    start = x.data_ptr()
+    if x.numel() == 0:
+        return start, start
+    last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return start, start + (last + 1) * x.element_size()
 
 
 def _binders(arguments: Sequence[Argument]) -> list[tuple[str, int, int | None, int]]:

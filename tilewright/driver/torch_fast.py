@@ -6,7 +6,7 @@ counts: the whole of it should cost a few microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ import torch
 from torch._C._dynamo import guards
 
 from tilewright.base.errors import Invalid
-from tilewright.capture.torch.captured import Argument, Captured, Result, Same, Segment, Value, View
+from tilewright.capture.torch.captured import Captured, Result, Same, Segment, Value, View
 from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.bound_weights import BoundWeights
 from tilewright.ir.node import Graph, Input
@@ -95,9 +95,9 @@ class _Writer:
         self.weights = sum(captured.arguments[k].weight for k in self.reads)
         self.slots = {b.slot: k for k, b in enumerate(self.segment.buffers)}
         self.names: dict[str, Any] = {
-            "captured": captured,
-            "explain_freed": explain_freed,
             "empty": allocator(),
+            "reads": self.reads,
+            "require_memory": require_memory,
             "run": program.run_bound,
             "session": session,
         }
@@ -144,14 +144,13 @@ class _Writer:
             self.names |= {"pick": pick, "bind": BoundWeights(self.program, self.weights)}
             lines = [
                 "bound = bind(pick(args))",
-                "if bound is None: explain_freed(captured, args)",
+                "if bound is None: require_memory((k, args[k]) for k in reads)",
             ]
         rest = self.reads[self.weights :]
-        inputs = self.graph.inputs[self.weights :]
         names = [f"{self.argument(k)}.data_ptr()" for k in rest]
         lines.append(f"addresses = [{', '.join(names)}]")
-        if rest and not any(isinstance(d, int) and d == 0 for n in inputs for d in n.shape):
-            lines.append("if 0 in addresses: explain_freed(captured, args)")
+        if rest:
+            lines.append("if 0 in addresses: require_memory((k, args[k]) for k in reads)")
         return lines
 
     def _write_back(self) -> list[str]:
@@ -196,16 +195,12 @@ def _is_static(r: Result) -> bool:
     return True
 
 
-def explain_freed(captured: Captured, args: Sequence[Any]) -> None:
-    """An address of 0 where elements were promised: the tensor's memory was given back."""
-    for k, (a, x) in enumerate(zip(captured.arguments, args, strict=True)):
-        if _lost(a, x):
+def require_memory(inputs: Iterable[tuple[object, Any]]) -> None:
+    """For when an address is 0: that of no elements is, any other's memory was given back."""
+    for name, x in inputs:
+        if isinstance(x, torch.Tensor) and x.numel() > 0 and x.data_ptr() == 0:
             raise Invalid(
-                f"input {k} ({tuple(x.shape)}, {x.dtype}) has no memory: "
+                f"input {name} ({tuple(x.shape)}, {x.dtype}) has no memory: "
                 "its storage was freed or resized",
                 hint="pass a tensor that still owns its elements",
             )
-
-
-def _lost(a: Argument, x: Any) -> bool:
-    return a.native and isinstance(x, torch.Tensor) and x.numel() > 0 and x.data_ptr() == 0
