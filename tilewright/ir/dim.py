@@ -30,7 +30,13 @@ class Atom:
         return self.key
 
     def __lt__(self, other: Atom) -> bool:
-        return self.key < other.key
+        if self.key != other.key:
+            return self.key < other.key
+        return self.rank() < other.rank()
+
+    def rank(self) -> tuple[str, ...]:
+        """What orders atoms, also symbols of one name with different bounds."""
+        return (self.key,)
 
 
 class Sym(Atom):
@@ -41,6 +47,9 @@ class Sym(Atom):
 
     def __init__(self, name: str, lo: Dim, hi: Dim | None, multiple: int) -> None:
         self.name, self.lo, self.hi, self.multiple = name, lo, hi, multiple
+
+    def rank(self) -> tuple[str, ...]:
+        return self.key, str(self.lo), str(self.hi), str(self.multiple)
 
 
 class Quo(Atom):
@@ -333,7 +342,8 @@ def nonneg(x: Dim, depth: int = 6) -> bool:
         return True
     if depth == 0:
         return False
-    for atom in {a for m, _ in x.terms for a in m}:
+    # In the order of the terms: a set's order would differ from run to run, and so the proof.
+    for atom in dict.fromkeys(a for m, _ in x.terms for a in m):
         if isinstance(atom, Quo) and atom.op in ("min", "max"):
             rest, coef = _linear(x, atom)
             if coef is None:

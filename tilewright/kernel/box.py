@@ -68,7 +68,7 @@ def whole_axes(step: Step, stage: str, tops: Sequence[Stmt], b: Buffer) -> list[
                 for q in p
             )
             broken = f"{stage} is no longer one whole loop per axis"
-            step.need(whole, broken, "place first, then split")
+            step.need(whole, broken, "place first, then split, pad or align")
             once = isinstance(s, Store) and s.index.count(i) == 1
             step.need(once, f"{stage} is written along {i} in two axes")
             if D.the_sym(i) not in out[k]:

@@ -59,6 +59,7 @@ class Arith:
     define."""
 
     fma: bool
+    strict: bool = False  # every operation rounds: no product is added without it
     declares: set[str] = field(default_factory=set)
     defines: dict[str, str] = field(default_factory=dict)
     put: Callable[[str], str] = lambda text: text
@@ -115,7 +116,8 @@ class Arith:
     def _float(self, name: str, d: DType, t: str, lanes: int, a: list[str]) -> str:
         v = vector(t, lanes)
         if name in ("add", "sub", "mul", "div"):
-            return self.put(f"f{name} contract {v} {a[0]}, {a[1]}")
+            how = "" if self.strict else "contract "
+            return self.put(f"f{name} {how}{v} {a[0]}, {a[1]}")
         if name == "neg":
             return self.put(f"fneg {v} {a[0]}")
         if name in ("max", "min"):

@@ -6,7 +6,9 @@ from tilewright.ir import dim as D
 from tilewright.ir.combine import identity
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import load
+from tilewright.kernel.dependence import Carried, rounds
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.meet import Use
 from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, stages_in, wrap
 from tilewright.kernel.step import Step
 
@@ -65,6 +67,10 @@ class RFactor(Step):
 
     def _factored(self, n: Nest, chain: list[Loop], st: Store, made: list[Buffer]) -> list[Stmt]:
         assert st.combine is not None
+        if n.precision == "strict" and rounds(st):
+            use = Use(st, None, tuple(chain), 0)
+            kept = next(x for x in chain if x.name in self.loops_kept)
+            self.keep(n, [Carried("reduction", kept, use, use)])
         dtype = st.value.dtype
         axes, widths = self._axes(n, chain, st)
         names = {x.var: f"{self.into}.{x.name.split('.', 1)[-1]}" for x in chain}
