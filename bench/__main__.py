@@ -1,4 +1,4 @@
-"""`python -m bench models` and `python -m bench overhead`; each takes `--help`."""
+"""`python -m bench models`, `overhead` or `schedules`; each takes `--help`."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from importlib import import_module
 PARTS = {
     "models": "time per call, cold compile time and memory, beside the peers'",
     "overhead": "what a call costs besides its kernels",
+    "schedules": "a matrix product by schedule steps alone, against the measured peak",
 }
 
 

@@ -1,0 +1,272 @@
+"""A matrix product of 1024 cubed by schedule steps alone, against the measured peak and torch.
+
+One thread. Every kernel is a group and a trace in their text forms, nothing else; `--show` prints
+them. Times are medians of rounds in which all contenders take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import tilewright.kernel.steps  # noqa: F401  (the steps that traces name)
+from bench.measure import busy, interleaved
+from bench.peak import Peak
+from tilewright.ir.target import Target
+from tilewright.kernel.nest import Nest, start
+from tilewright.kernel.step import apply, parse_trace, print_trace
+from tilewright.kernel.text import parse_group
+from tilewright.llvm.emit import emit
+from tilewright.llvm.objects import compile_object
+from tilewright.runtime import pool
+from tilewright.runtime.library import Library
+from tilewright.targets import default
+
+SIZE = 1024
+LOOPS = f"C.i0 in {SIZE}, C.i1 in {SIZE}, C.r0 in {SIZE}"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows and columns in registers, values of k and rows that stay in caches."""
+
+    rows: int
+    columns: int
+    depth: int
+    block: int
+    instruction: str
+
+
+def tile_for(t: Target) -> Tile:
+    if t.arch == "x86_64" and t.vector_bits >= 512:
+        return Tile(8, 32, 512, 64, "x86.avx512.fma")
+    if t.arch == "x86_64":
+        return Tile(4, 16, 512, 64, "x86.avx2.fma")
+    return Tile(4, 16, 512, 64, "arm64.fma")
+
+
+def naive() -> tuple[str, str]:
+    return (
+        f"""
+group naive
+  in A: f32[{SIZE},{SIZE}]
+  in B: f32[{SIZE},{SIZE}]
+  out C: f32[{SIZE},{SIZE}]
+  C[C.i0,C.i1] add= A[C.i0,C.r0] * B[C.r0,C.i1] for {LOOPS} from 0.0
+""",
+        "",
+    )
+
+
+def blocked(lanes: int) -> tuple[str, str]:
+    """The classic: tiles of 32, k split by 4, the inner axis as vectors."""
+    steps = f"""
+Split('C.i0', 32)
+Split('C.i1', 32)
+Split('C.r0', 4)
+Reorder(('C.i0.0', 'C.i1.0', 'C.r0.0', 'C.i0.1', 'C.r0.1', 'C.i1.1'))
+Split('C.i1.1', {lanes})
+Vectorize('C.i1.1.1')
+Unroll('C.i1.1.0')
+"""
+    return naive()[0].replace("group naive", "group blocked"), steps
+
+
+def tuned(t: Tile, lanes: int, inside: bool) -> tuple[str, str]:
+    """Panels of B, blocks of k and of rows of A, sums in a register tile; B packed in the call or
+    before. Rows of the block of A are padded, or they would fall into the same sets of a cache."""
+    n, c, panels = SIZE, t.columns, SIZE // t.columns
+    copy = f"P[P.i0,P.i1,P.i2] = B[P.i1,{c}*P.i0+P.i2]"
+    pack = f"  {copy} for P.i0 in {panels}, P.i1 in {n}, P.i2 in {c}\n"
+    product = f"C[C.i0,C.i1] add= A[C.i0,C.r0] * P[C.i1//{c},C.r0,C.i1%{c}]"
+    group = f"""
+group tuned{"_inside" if inside else ""}
+  in A: f32[{n},{n}]
+  in {f"B: f32[{n},{n}]" if inside else f"P: f32[{panels},{n},{c}]"}
+  out C: f32[{n},{n}]
+{f"  local P: f32[{panels},{n},{c}]" if inside else ""}
+{pack if inside else ""}  {product} for {LOOPS} from 0.0
+"""
+    steps = f"""
+{"Vectorize('P.i2')" if inside else ""}
+Materialise('A', 'C', 'Ap')
+Split('C.r0', {t.depth})
+RFactor('C', ('C.r0.0',), 'T')
+Split('C.i0', {t.block})
+Split('C.i0.1', {t.rows})
+Split('C.i1', {c})
+Reorder(('C.r0.0', 'C.i0.0', 'C.i1.0', 'C.i0.1.0', 'C.i0.1.1', 'C.i1.1'))
+ComputeAt('T', 'C.i0.1.0')
+ComputeAt('Ap', 'C.i0.0')
+StorageAlign('Ap', 0, {t.depth}, 16)
+Split('Ap.i1', {4 * lanes})
+Vectorize('Ap.i1.1')
+SetScope('T', 'register')
+Tensorize('T.i0', '{t.instruction}')
+Unroll('T.init.i0')
+Split('T.init.i1', {lanes})
+Unroll('T.init.i1.0')
+Vectorize('T.init.i1.1')
+Unroll('C.i0.1.1')
+Split('C.i1.1', {lanes})
+Unroll('C.i1.1.0')
+Vectorize('C.i1.1.1')
+Split('C.init.i1', {lanes})
+Vectorize('C.init.i1.1')
+"""
+    return group, steps
+
+
+def amx(depth: int, block: int) -> tuple[str, str]:
+    """bfloat16 on tile registers: B in panels of pairs, a block of A packed beside it."""
+    n, half = SIZE, SIZE // 2
+    product = "cast<f32>(A[C.i0,2*C.r0+C.r1]) * cast<f32>(P[C.i1//32,C.r0,C.i1%32,C.r1])"
+    loops = f"C.i0 in {n}, C.i1 in {n}, C.r0 in {half}, C.r1 in 2"
+    group = f"""
+group amx
+  in A: bf16[{n},{n}]
+  in P: bf16[{n // 32},{half},32,2]
+  out C: f32[{n},{n}]
+  C[C.i0,C.i1] add= {product} for {loops} from 0.0
+"""
+    steps = f"""
+Materialise('A', 'C', 'Ap')
+Split('C.r0', {depth // 2})
+Split('C.i0', {block})
+Split('C.i0.1', 32)
+Split('C.i1', 32)
+Reorder(('C.r0.0', 'C.i0.0', 'C.i1.0', 'C.i0.1.0', 'C.i0.1.1', 'C.i1.1', 'C.r0.1', 'C.r1'))
+ComputeAt('Ap', 'C.i0.0')
+Split('Ap.i1', 32)
+Vectorize('Ap.i1.1')
+Tensorize('C.i0.1.1', 'x86.amx.bf16')
+Split('C.init.i1', 16)
+Vectorize('C.init.i1.1')
+"""
+    return group, steps
+
+
+@dataclass
+class Kernel:
+    """A trace applied and compiled, and what Python spent on it."""
+
+    nest: Nest
+    apply_ms: float
+    emit_ms: float
+    text_ms: float
+    text: str
+    function: Callable[..., None]
+
+
+def build(source: tuple[str, str], target: Target) -> Kernel:
+    group, trace = parse_group(source[0]), parse_trace(source[1])
+    apply(start(group), trace)  # what is computed once per process
+    t0 = time.perf_counter()
+    nest = apply(start(group), trace)
+    t1 = time.perf_counter()
+    code = emit(nest, target)
+    t2 = time.perf_counter()
+    printed = print_trace(trace)
+    assert parse_trace(printed) == trace
+    t3 = time.perf_counter()
+    library = Library([compile_object(code, target)], {"tw_parallel": pool.address()})
+    signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+    function = signature(library.address(nest.name))
+
+    def call(*arrays: torch.Tensor, keep: object = library) -> None:
+        pointers = (ctypes.c_void_p * len(arrays))(*(a.data_ptr() for a in arrays))
+        function(ctypes.addressof(pointers), None)
+
+    ms = [1e3 * (b - a) for a, b in ((t0, t1), (t1, t2), (t2, t3))]
+    return Kernel(nest, ms[0], ms[1], ms[2], printed, call)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--show", action="store_true", help="print the traces")
+
+
+def main(given: argparse.Namespace) -> int:
+    console, target = Console(), default()
+    warning = busy()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    lanes, tile = target.lanes(32), tile_for(target)
+    sources = {
+        "naive loops": naive(),
+        "blocked": blocked(lanes),
+        "packed inside": tuned(tile, lanes, True),
+        "packed before": tuned(tile, lanes, False),
+    }
+    kernels = {name: build(source, target) for name, source in sources.items()}
+    a, b = torch.randn(SIZE, SIZE), torch.randn(SIZE, SIZE)
+    panels = b.reshape(SIZE, -1, tile.columns).permute(1, 0, 2).contiguous()
+    out, want = torch.empty(SIZE, SIZE), a.double() @ b.double()
+    right = {name: panels if name == "packed before" else b for name in kernels}
+    calls: dict[str, Callable[[], object]] = {}
+    for name, k in kernels.items():
+        k.function(a, right[name], out)
+        wrong = float((out - want).abs().max())
+        assert wrong < 1e-2, f"{name} is wrong by {wrong}"
+        calls[name] = lambda k=k, name=name: k.function(a, right[name], out)
+    calls["torch float32"] = lambda: torch.mm(a, b, out=out)
+    if target.has("amx-bf16"):
+        kernels["amx bfloat16"] = _add_amx(calls, a, b, target)
+    peak, found = Peak(target), list[float]()
+    times = interleaved(calls, given.rounds, lambda: found.append(peak()))
+    _report(console, kernels, times, median(found))
+    if warning:
+        console.print(f"[yellow]{warning}[/]")
+    if given.show:
+        for name, k in kernels.items():
+            console.print(f"\n[bold]{name}[/]\n{k.text}")
+    return 0
+
+
+def _add_amx(
+    calls: dict[str, Callable[[], object]], a: torch.Tensor, b: torch.Tensor, target: Target
+) -> Kernel:
+    k = build(amx(512, 128), target)
+    x, y = a.bfloat16(), b.bfloat16()
+    pairs = y.reshape(SIZE // 2, 2, -1, 32).permute(2, 0, 3, 1).contiguous()
+    out, half = torch.empty(SIZE, SIZE), torch.empty(SIZE, SIZE, dtype=torch.bfloat16)
+    k.function(x, pairs, out)
+    wrong = float((out - x.double() @ y.double()).abs().max())
+    assert wrong < 1e-1, f"amx is wrong by {wrong}"
+    calls["amx bfloat16"] = lambda: k.function(x, pairs, out)
+    calls["torch bfloat16"] = lambda: torch.mm(x, y, out=half)
+    return k
+
+
+def _report(
+    console: Console, kernels: dict[str, Kernel], times: dict[str, list[float]], peak: float
+) -> None:
+    table = Table(title=f"matmul {SIZE}³, one thread; peak {peak / 1e9:.1f} GFLOP/s measured")
+    for heading in ("", "ms", "GFLOP/s", "of peak", "naive / it", "torch / it"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for heading in ("apply ms", "emit ms", "print + parse ms"):
+        table.add_column(heading, justify="right")
+    middle = {name: median(found) for name, found in times.items()}
+    for name, seconds in middle.items():
+        rate = 2 * SIZE**3 / seconds
+        other = "torch bfloat16" if "bfloat16" in name else "torch float32"
+        k = kernels.get(name)
+        python = [f"{x:.2f}" for x in (k.apply_ms, k.emit_ms, k.text_ms)] if k else ["", "", ""]
+        table.add_row(
+            name,
+            f"{seconds * 1e3:.2f}",
+            f"{rate / 1e9:.1f}",
+            f"{rate / peak:.1%}",
+            f"{middle['naive loops'] / seconds:.1f}",
+            f"{middle[other] / seconds:.2f}",
+            *python,
+        )
+    console.print(table)
