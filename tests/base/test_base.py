@@ -59,7 +59,7 @@ def test_values(monkeypatch: pytest.MonkeyPatch) -> None:
         ("TILEWRIGHT_THREADS", "many", "a whole number of at least 1"),
         ("TILEWRIGHT_THREADS", "0", "a whole number of at least 1"),
         ("TILEWRIGHT_CACHE", "maybe", "0 or 1"),
-        ("TILEWRIGHT_SEED", "-1", "at least 0"),
+        ("TILEWRIGHT_COMPILE_JOBS", "-1", "at least 1"),
         ("TILEWRIGHT_LOGS", "fusion,,", "kinds separated by commas"),
         ("TILEWRIGHT_LOGS", "a b", "kinds separated by commas"),
     ],
@@ -82,10 +82,11 @@ def test_override_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
         with knobs.threads.override(None):
             assert knobs.threads.get() is None
     assert knobs.threads.get() == 3
-    with pytest.raises(RuntimeError), knobs.deterministic.override(True):
-        assert knobs.deterministic.get()
+    monkeypatch.delenv("TILEWRIGHT_CHECK", raising=False)
+    with pytest.raises(RuntimeError), knobs.check.override(True):
+        assert knobs.check.get()
         raise RuntimeError
-    assert not knobs.deterministic.get()
+    assert not knobs.check.get()
 
 
 def test_log_levels() -> None:

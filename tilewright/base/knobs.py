@@ -199,19 +199,6 @@ check: Knob[bool] = Knob(
     "1 runs the named checks of each level between passes",
     _show_bool,
 )
-deterministic: Knob[bool] = Knob(
-    "TILEWRIGHT_DETERMINISTIC",
-    lambda: False,
-    _parse_bool,
-    "1 makes the same inputs give the same bits, whatever the thread count",
-    _show_bool,
-)
-seed: Knob[int | None] = Knob(
-    "TILEWRIGHT_SEED",
-    _none,
-    _at_least(0),
-    "seed of random choices in tuning and in random tests",
-)
 target: Knob[str | None] = Knob(
     "TILEWRIGHT_TARGET",
     _none,
