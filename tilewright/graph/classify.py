@@ -389,11 +389,3 @@ def _stage_flops(t: Tensor) -> int:
         elif isinstance(v, Reduce):
             total += guess(_size([E.extent(a) for a in v.axes]))
     return total
-
-
-def traffic(n: Node) -> int:
-    """Estimated bytes read and written when the node runs alone, each operand once."""
-    out = n.type.items if isinstance(n.type, TupleType) else (n.type,)
-    ins = [x.type for x in dict.fromkeys(n.inputs)]
-    flat = [t for i in ins for t in (i.items if isinstance(i, TupleType) else (i,))]
-    return sum(guess(nbytes(t)) for t in (*out, *flat))
