@@ -1,12 +1,15 @@
-"""The tour runs, and shows every level on the way."""
+"""The tour runs and shows every level on the way; what the documents say is so."""
 
 import re
 import runpy
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import tilewright as tw
 from tilewright.base import knobs
 
 TOUR = Path(__file__).resolve().parent.parent / "docs" / "tour.py"
@@ -51,3 +54,20 @@ def test_the_architecture_names_what_exists() -> None:
     assert folders <= described, f"docs/architecture.md leaves out {folders - described}"
     for name in re.findall(r"`(TILEWRIGHT_\w+)", text):
         assert name in {knob.name for knob in knobs.every()}
+
+
+def test_the_tensor_expression_of_the_readme() -> None:
+    text = (TOUR.parent.parent / "README.md").read_text()
+    (source,) = [x for x in re.findall(r"```python\n(.*?)```", text, re.S) if "te.compute" in x]
+    made: dict[str, Any] = {"tw": tw}
+    exec(source, made)
+    n = int(made["n"])
+    a, b = np.random.default_rng(0).random((2, n, n), np.float32)
+    c = np.empty((n, n), np.float32)
+    made["multiply"](a, b, c)
+    np.testing.assert_allclose(c, a.astype(np.float64) @ b, rtol=1e-5)
+
+
+def test_the_switches_of_the_readme_exist() -> None:
+    text = (TOUR.parent.parent / "README.md").read_text()
+    assert set(re.findall(r"TILEWRIGHT_\w+", text)) <= {knob.name for knob in knobs.every()}
