@@ -4,8 +4,9 @@ Blocks run in shuffled order. The threads of a block step together, statement by
 vectors in shuffled order; that stands for every interleaving, because two threads that touch one
 cell of shared or global memory between two barriers, one of them writing, are an error and not a
 result (writing the same value twice is none, until somebody reads it). So are two blocks that touch
-one global cell, a barrier that some threads of the block do not reach, an access outside its buffer
-and a thread that reads what another one left in its own private memory.
+one global cell, a barrier that some threads of the block do not reach, an access outside its
+buffer, a thread that reads what another one left in its own private memory, and any access to a
+cell for which a copy is on its way.
 
 Fresh memory holds garbage. A shared buffer that is allocated in a loop is the same memory every
 time. What a nest means here is written in kernel/threads.py.
@@ -23,15 +24,18 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load
 from tilewright.ir.interpret import Evaluator
 from tilewright.ir.types import as_dtype, bf16
+from tilewright.kernel.copies import Copies, Copy
 from tilewright.kernel.interpret import Env, Machine, RunError, _combine, execute
 from tilewright.kernel.nest import (
     THREADS,
     Alloc,
     Barrier,
+    Commit,
     Loop,
     Nest,
     Stmt,
     Store,
+    Wait,
     substitute,
     walk,
 )
@@ -171,6 +175,7 @@ class _Block:
         self.by_thread = dict(by_thread)  # global memory and the shared one
         self.memory = dict(grid.memory)
         self.private: dict[str, np.ndarray] = {}  # per thread and cell: has it been written?
+        self.copies = Copies(self.count)
 
     def run(self, body: tuple[Stmt, ...]) -> None:
         self.statements(body, dict(self.at), self.grid.random.permutation(self.count))
@@ -185,7 +190,11 @@ class _Block:
                 self._barrier(who)
             elif isinstance(s, Store):
                 self.store(s, env, who)
-            else:
+            elif isinstance(s, Commit):
+                self.copies.commit(who)
+            elif isinstance(s, Wait):
+                self._wait(s, who)
+            elif isinstance(s, Loop):
                 self._loop(s, env, who)
 
     def _allocate(self, name: str) -> None:
@@ -207,6 +216,13 @@ class _Block:
             raise RunError(f"{some} that {self.thread(absent[0])} does not reach")
         for w in self.by_thread.values():
             w.clear()
+
+    def _wait(self, s: Wait, who: np.ndarray) -> None:
+        """What arrives is written now, by the thread that asked for it."""
+        for x in self.copies.wait(who, s.pending):
+            self.memory[x.buffer].reshape(-1)[x.cells] = x.values
+            none = np.zeros(len(x.cells), np.bool_)
+            self.by_thread[x.buffer].write(x.cells, x.threads, x.what, none)
 
     def _loop(self, s: Loop, env: Env, who: np.ndarray) -> None:
         if s.name in env:
@@ -247,6 +263,9 @@ class _Block:
         index = [np.broadcast_to(ev.dim(i), (n,)) for i in s.index]
         cells = self.cells(s.buffer, index, who, True, f"{s.stage}: {what} writes")
         flat = self.memory[s.buffer].reshape(-1)
+        if s.asynchronous:
+            self._ask(s, what, cells, who, v)
+            return
         if s.buffer in self.private:
             size = self.private[s.buffer].shape[1]
             self.private[s.buffer][who, cells] = True
@@ -276,6 +295,28 @@ class _Block:
         else:
             with np.errstate(all="ignore"):
                 _combine(s.function, b.dtype).at(flat, at, v)
+
+    def _ask(self, s: Store, what: str, cells: np.ndarray, who: np.ndarray, v: np.ndarray) -> None:
+        """An asynchronous copy: a write from now on, the data of which comes later."""
+        if self.grid.nest.buffer(s.buffer).scope != "shared":
+            raise RunError(f"{s.stage}: {what} is copied to asynchronously and is not shared")
+        none = np.zeros(len(cells), np.bool_)
+        again = np.setdiff1d(np.arange(len(cells)), np.unique(cells, return_index=True)[1])
+        if again.size:
+            k = again[0]
+            self._busy(s, what, int(who[k]), int(cells[k]), int(who[cells == cells[k]][0]))
+        self.touch(s, s.buffer, what, cells, who, none)
+        self.copies.ask(Copy(s.buffer, cells, who, v, what), self.memory[s.buffer].size)
+
+    def _busy(
+        self, s: Store, what: str, one: int, cell: int, other: int, verb: str = "writes"
+    ) -> None:
+        name = what.partition("[")[0]
+        at = ",".join(str(int(k)) for k in np.unravel_index(cell, self.memory[name].shape))
+        raise RunError(
+            f"{s.stage}: {self.thread(one)} {verb} {what}, but {name}[{at}] is in flight: "
+            f"{self.thread(other, short=True)} asked for it and has not waited"
+        )
 
     # ---- cells and who touches them
 
@@ -308,6 +349,11 @@ class _Block:
         watch = self.by_thread.get(name)
         if watch is None or not cells.size:
             return
+        found = self.copies.over(name, cells)
+        if found is not None:
+            k, cell, other = found
+            verb = "reads" if harmless is None else "writes"
+            self._busy(s, what, int(who[k]), cell, other, verb)
         if harmless is None:
             found = watch.read(cells, who, what)
             if found is not None:

@@ -16,7 +16,7 @@ allocated at the outermost level is global, unless it is shared.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
@@ -122,15 +122,21 @@ class Access:
     accumulates: bool
     stage: str
     threads: tuple[tuple[str, Sym], ...]
+    asynchronous: bool = False
 
     def __str__(self) -> str:
         return f"{self.buffer}[{','.join(map(str, self.index))}]"
 
     def elsewhere(self, loop: Loop) -> Access:
         """The same access in any iteration of a loop."""
-        other = D.var(f"{loop.name}'", loop.extent)
-        index = tuple(D.substitute(i, {loop.var: other}) for i in self.index)
-        return Access(self.buffer, index, self.writes, self.accumulates, self.stage, self.threads)
+        return self._at(loop, D.var(f"{loop.name}'", loop.extent))
+
+    def before(self, loop: Loop) -> Access:
+        """The same access in the iteration before."""
+        return self._at(loop, D.as_int(loop.var) - 1)
+
+    def _at(self, loop: Loop, where: Dim) -> Access:
+        return replace(self, index=tuple(D.substitute(i, {loop.var: where}) for i in self.index))
 
 
 def accesses(s: Stmt, path: Path) -> list[Access]:
@@ -143,8 +149,36 @@ def accesses(s: Stmt, path: Path) -> list[Access]:
             out += [
                 Access(str(r.source), r.index, False, False, x.stage, t) for r in store_loads(x)
             ]
-            out.append(Access(x.buffer, x.index, True, red, x.stage, t))
+            out.append(Access(x.buffer, x.index, True, red, x.stage, t, x.asynchronous))
     return out
+
+
+def apart(a: Access, b: Access, uniform: set[Sym]) -> bool:
+    """Are the cells that two accesses touch surely different ones, whatever the threads are? The
+    uniform symbols have one value for both."""
+    for i, j in zip(a.index, b.index, strict=True):
+        if any(True for x in (i, j) for _ in D.data_values(x)):
+            continue
+        own = {s: D.sym(f"{s.name}*", s.lo, s.hi) for s in D.symbols(j) - uniform}
+        j = D.substitute(j, own)
+        if D.known_ne(i, j) or _other_turn(i, j):
+            return True
+    return False
+
+
+def _other_turn(i: Dim, j: Dim) -> bool:
+    """x%m and (x+k)%m: versions of a buffer, used in turn."""
+    (p, m), (q, k) = _turn(i), _turn(j)
+    gap = p - q
+    return isinstance(m, int) and m > 0 and m == k and isinstance(gap, int) and gap % m != 0
+
+
+def _turn(i: Dim) -> tuple[Dim, Dim]:
+    """(x, m) of an index x%m; m is 0 where it is none."""
+    for mono, c in i.terms if isinstance(i, D.Int) and len(i.terms) == 1 else ():
+        if c == 1 and len(mono) == 1 and isinstance(q := mono[0], D.Quo) and q.op == "mod":
+            return q.a, q.b
+    return i, 0
 
 
 def same_thread(n: Nest, a: Access, b: Access, axes: Iterable[str], uniform: set[Sym]) -> bool:

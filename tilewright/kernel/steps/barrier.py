@@ -12,6 +12,7 @@ from tilewright.kernel.nest import (
     Nest,
     Path,
     Stmt,
+    Wait,
     inner_vars,
     transform,
     walk,
@@ -21,6 +22,7 @@ from tilewright.kernel.threads import (
     Access,
     accesses,
     advances,
+    apart,
     grid_of,
     has_threads,
     launches,
@@ -54,6 +56,7 @@ class Synchronise(Step):
             if has_threads(body):
                 scan = _Scan(self, n, thread_axes(body))
                 scan.refuse_lost(body, tuple(loops))
+                scan.copies = _copies(body, tuple(loops))
                 body, _ = scan.body(body, tuple(loops), [])
             for x in reversed(loops):
                 body = (replace(x, body=body),)
@@ -62,7 +65,11 @@ class Synchronise(Step):
 
 
 class _Scan:
-    """One block, statement by statement, with what was touched since the last barrier."""
+    """One block, statement by statement, with what was touched since the last barrier.
+
+    An asynchronous copy is a write where it is asked for and again where a thread waits: that is
+    when other threads have yet to hear of it.
+    """
 
     def __init__(self, step: Synchronise, n: Nest, axes: tuple[str, ...]) -> None:
         self.step, self.n, self.axes = step, n, axes
@@ -72,6 +79,7 @@ class _Scan:
             for b in n.buffers
             if b.scope in ("local", "register") and b.name not in outermost
         }
+        self.copies: list[Access] = []  # asynchronous ones, in any iteration
         self.common = {b.name for b in n.buffers if b.scope != "in" and b.name not in self.private}
 
     def body(
@@ -97,23 +105,26 @@ class _Scan:
             if self._talk(pending, here, {q.var for q in path}):
                 out.append(Barrier())
                 pending = []
-            pending = _union(pending, here)
+            arrived = self.copies if isinstance(s, Wait) else []
+            pending = _union(pending, [*(_anywhere(a, s) for a in here), *arrived])
             out.append(s)
         return tuple(out), pending
 
     def _loop(
         self, s: Loop, path: Path, pending: list[Access]
     ) -> tuple[tuple[Stmt, ...], list[Access]]:
-        """A loop that all threads run: an iteration also meets what earlier ones left."""
+        """A loop that all threads run: an iteration also meets what the one before left, and what
+        the ones before that did if no barrier came between."""
         before = pending
         once = D.bounds(s.extent)[1] <= 1
         while True:
             inner, after = self.body(s.body, (*path, s), before)
-            after = [a.elsewhere(s) for a in after]
-            grown = _union(before, after)
-            if once or len(grown) == len(before):
+            left = [a.elsewhere(s) if a in before else a.before(s) for a in after]
+            grown = _union(before, left)
+            if once or set(grown) == set(before):
                 break
             before = grown
+        after = _union([], [a.elsewhere(s) for a in after])
         ran = D.bounds(s.extent)[0] >= 1
         return inner, after if ran else _union(pending, after)
 
@@ -122,6 +133,7 @@ class _Scan:
         return any(
             a.buffer == b.buffer
             and (a.writes or b.writes)
+            and not apart(a, b, uniform)
             and not same_thread(self.n, a, b, self.axes, uniform)
             for b in new
             for a in old
@@ -134,8 +146,9 @@ class _Scan:
             missing = [x for x in self.axes if x not in dict(w.threads)]
             others = [a for a in here if a.buffer == w.buffer and a is not w]
             again = any(not advances(self.n, w, v, inner - {v}) for v in inner)
-            bad = w.writes and missing and (w.accumulates or others or again)
-            what = f"{w.stage} updates {w} in every thread of {', '.join(missing)}"
+            bad = w.writes and missing and (w.accumulates or others or again or w.asynchronous)
+            verb = "copies to" if w.asynchronous else "updates"
+            what = f"{w.stage} {verb} {w} in every thread of {', '.join(missing)}"
             self.step.need(not bad, what, "bind its loops, or keep it in local memory")
 
     def _refuse_inside(self, here: list[Access], uniform: set[Sym]) -> None:
@@ -165,6 +178,22 @@ class _Scan:
                     what = f"{r.stage} touches {r} of the private {s.buffer}, which other threads "
                     hint = f"SetScope('{s.buffer}', 'shared'), or bind both to the same axes"
                     self.step.need(kept, f"{what}write as {w}", hint)
+
+
+def _copies(body: tuple[Stmt, ...], path: Path) -> list[Access]:
+    """The asynchronous copies of a block, each in any iteration of the loops inside it."""
+    found = [a for s in body for a in accesses(s, path) if a.asynchronous]
+    for s, _ in walk(body):
+        found = [_anywhere(a, s) for a in found]
+    return found
+
+
+def _anywhere(a: Access, s: Stmt) -> Access:
+    """An access inside a statement, in any iteration of the loops there."""
+    for x, _ in walk((s,)):
+        if isinstance(x, Loop) and x.kind not in THREADS:
+            a = a.elsewhere(x)
+    return a
 
 
 def _barriers(body: tuple[Stmt, ...]) -> int:
