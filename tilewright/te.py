@@ -61,6 +61,7 @@ from tilewright.lang.te.scalars import (
     trunc,
 )
 from tilewright.lang.te.schedule import Schedule, create_schedule, thread_axis
+from tilewright.targets import families
 
 __all__ = [
     "Expr",
@@ -128,3 +129,6 @@ __all__ = [
     "trunc",
     "var",
 ]
+
+# Declares the instructions that `tensorize` knows by name.
+families()

@@ -16,13 +16,18 @@ from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
+from tilewright.kernel.steps.double_buffer import DoubleBuffer
 from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.init_at import InitAt
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.peel import Peel
+from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.reverse_compute_at import ReverseComputeAt
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.storage_align import StorageAlign
+from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     from .schedule import Schedule
 
 _GRID = {"blockIdx": "block", "threadIdx": "thread"}
+_PLACING = (ComputeAt, ComputeInline, ComputeWith, ReverseComputeAt)
 _PARTS = ((0, "outer"), (1, "inner"))
 # TVM's words for memory which this machine has one of.
 _SCOPES = {"global": "local"}
@@ -192,6 +198,14 @@ class StageHandle:
         """
         self.schedule.apply(Peel(self._loop(axis)))
 
+    def tensorize(self, axis: IterVar, instruction: str) -> None:
+        """The axis and all inside it are one use of a declared instruction, which is proved.
+
+        for j in 4: for p in 4:            tensor j in 4 by arm64.sdot: tensor p in 4:
+          C[j] += A[p] * B[j,p]              C[j] += A[p] * B[j,p]
+        """
+        self.schedule.apply(Tensorize(self._loop(axis), instruction))
+
     # ---- places
 
     def compute_at(self, parent: StageHandle, axis: IterVar) -> None:
@@ -202,6 +216,18 @@ class StageHandle:
                                            for j: C[i,j] = B[j]
         """
         self.schedule.apply(ComputeAt(self.name, self._loop_of(parent, axis)))
+
+    def reverse_compute_at(self, parent: StageHandle, axis: IterVar) -> None:
+        """The stage is computed inside an axis of what it reads, as soon as that is complete.
+
+        for i: for j: B[i,j] = …         for i:
+        for i: for j: C[i,j] = B[i,j]      for j: B[j] = …
+                                           for j: C[i,j] = B[j]
+        """
+        loop = self._loop_of(parent, axis)
+        # Where the other one is a reduction, its first values are set there too.
+        if not self.schedule.attempt(InitAt(parent.name, loop), ReverseComputeAt(self.name, loop)):
+            self.schedule.apply(ReverseComputeAt(self.name, loop))
 
     def compute_with(self, parent: StageHandle, axis: IterVar) -> None:
         """The stage shares the loops of another one, from the outermost down to the axis.
@@ -221,7 +247,7 @@ class StageHandle:
         self.schedule.apply(ComputeInline(self.name))
 
     def compute_root(self) -> None:
-        """The stage has loops of its own again: takes back its compute_at or compute_inline.
+        """The stage has loops of its own again: takes back compute_at, compute_inline and the like.
 
         for i:                           for i: for j: B[i,j] = …
           for j: B[j] = …                for i: for j: C[i,j] = B[i,j]
@@ -229,7 +255,7 @@ class StageHandle:
         """
 
         def placed(s: Step) -> bool:
-            return isinstance(s, (ComputeAt, ComputeInline)) and s.stage == self.name
+            return isinstance(s, _PLACING) and s.stage == self.name
 
         kept = tuple(s for s in self.schedule.trace if not placed(s))
         if len(kept) != len(self.schedule.trace):
@@ -256,6 +282,29 @@ class StageHandle:
             what = f"{axis!r} is no axis of {self.name} as it was written"
             raise Refused(what, hint=f"its axes are {names}")
         self.schedule.apply(StorageAlign(self.name, places[0], factor, offset))
+
+    def double_buffer(self) -> None:
+        """The stage's buffer has two versions, used in turn by the loop it is computed in.
+
+        for k:                           for k:
+          B[…] = …                         B[k%2, …] = …
+          C[…] += B[…]                     C[…] += B[k%2, …]
+        """
+        self.schedule.apply(DoubleBuffer(self.name))
+
+    def pipeline(
+        self, parent: StageHandle, axis: IterVar, ahead: int = 1, asynchronous: bool = False
+    ) -> None:
+        """The stage, computed at an axis of another one, runs `ahead` iterations early there;
+        asynchronously, where it is a copy to shared memory.
+
+        for k in n:                      B[0] = …(0)
+          B = …(k)                       for k in n:
+          C += B                           if k+1 < n: B[(k+1)%2] = …(k+1)
+                                           C += B[k%2]
+        """
+        loop = self._loop_of(parent, axis)
+        self.schedule.apply(Pipeline(loop, self.name, ahead, asynchronous))
 
     # ---- what an axis is now
 

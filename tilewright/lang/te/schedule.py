@@ -7,12 +7,12 @@ words, and the schedule stays as it was.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Union, overload
 
 from tilewright.base.errors import Invalid, Refused
-from tilewright.kernel.group import Group
+from tilewright.kernel.group import PRECISIONS, Group
 from tilewright.kernel.nest import Nest, loop_names, start
 from tilewright.kernel.step import Step, Trace, apply
 from tilewright.kernel.steps.barrier import Synchronise
@@ -43,13 +43,16 @@ class StageAxes:
     gone: dict[IterVar, str]  # what became of the others
 
 
-def create_schedule(ops: Key | Sequence[Key]) -> Schedule:
-    """The schedule of the operations asked for: one naive nest per stage."""
+def create_schedule(ops: Key | Sequence[Key], precision: str = "reassociate") -> Schedule:
+    """The schedule of the operations asked for: one naive nest per stage. Under the precision
+    "strict" no step may change the order in which floats are added up."""
+    if precision not in PRECISIONS:
+        raise Invalid(f"there is no precision {precision!r}", hint=" or ".join(PRECISIONS))
     several = list(ops) if isinstance(ops, (tuple, list)) else [ops]
     outputs = [_tensor(x) for x in several]
     if not outputs:
         raise Invalid("there is nothing to schedule", hint="write te.create_schedule(C.op)")
-    return Schedule(outputs)
+    return Schedule(outputs, precision)
 
 
 def _tensor(x: object) -> Tensor:
@@ -67,9 +70,10 @@ class Schedule:
     nest: Nest
     trace: Trace
 
-    def __init__(self, outputs: Sequence[Tensor]) -> None:
+    def __init__(self, outputs: Sequence[Tensor], precision: str = "reassociate") -> None:
         self.outputs = tuple(dict.fromkeys(outputs))
-        self.group, self._names = group_of(self.outputs)
+        group, self._names = group_of(self.outputs)
+        self.group = replace(group, precision=precision)
         self.nest, self.trace = start(self.group), ()
         self._axes: dict[str, StageAxes] = {}
         for t, name in self._names.items():
@@ -99,6 +103,14 @@ class Schedule:
         for s in steps:
             nest = s.apply(nest)
         self.nest, self.trace = nest, (*self.trace, *steps)
+
+    def attempt(self, *steps: Step) -> bool:
+        """The same, and whether they were accepted."""
+        try:
+            self.apply(*steps)
+        except Refused:
+            return False
+        return True
 
     def replay(self, trace: Sequence[Step]) -> None:
         """Start anew with these steps, which name the same loops as those so far."""
