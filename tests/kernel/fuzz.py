@@ -1,12 +1,16 @@
 """The step fuzzer: random groups, random steps. Every accepted step must leave a nest that passes
 the checks, prints and parses, and computes what the naive nest computes; the last one natively too.
 
-    python -m tests.kernel.fuzz --count 5000             # seeds 0..4999
-    python -m tests.kernel.fuzz --seed 1234              # one of them again
+    python -m tests.kernel.fuzz --count 3000             # so many traces of five steps or more
+    python -m tests.kernel.fuzz --count 0 --threads 500  # with blocks, threads and shared memory
+    python -m tests.kernel.fuzz --seed 1234 --favour Pad # one of them again
     python -m tests.kernel.fuzz --replay case.txt        # a printed reproducer
 
-A failing case is shrunk (fewer steps, fewer stages) and printed as a reproducer: a group, its
-`dims`, then one step per line. Kept reproducers live in tests/kernel/cases and run with the tests.
+At least half of the traces are on groups of three stages or more with a reduction; kinds of steps
+that are rarely accepted are drawn more often. Groups whose precision is strict are compared bit by
+bit, on numbers whose sums show their order. A failing case is shrunk (fewer steps, fewer stages),
+printed as a reproducer (a group, its `dims`, then one step per line) and, with --keep, kept in
+tests/kernel/cases, which runs with the tests.
 """
 
 from __future__ import annotations
@@ -22,31 +26,47 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from rich.progress import Progress
 
-import tilewright.kernel.steps  # noqa: F401  (fills STEPS)
 from tests.kernel.native import Native
 from tests.kernel.random_groups import alive, arrays, is_exact, sample
-from tests.kernel.random_steps import random_step
-from tilewright.base.errors import TilewrightError, Unsupported
+from tests.kernel.random_steps import DRAWN, random_step
+from tilewright.base.errors import Refused, TilewrightError, Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.types import DType
+from tilewright.kernel import simt
 from tilewright.kernel.check import verify
 from tilewright.kernel.group import Group, readers
 from tilewright.kernel.interpret import run, run_group
-from tilewright.kernel.nest import Loop, Nest, Stmt, Store, reads, start, walk
+from tilewright.kernel.nest import (
+    BLOCKS,
+    THREADS,
+    Loop,
+    Nest,
+    Stmt,
+    Store,
+    loop_names,
+    reads,
+    start,
+    walk,
+)
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Step, apply, parse_trace, print_trace
+from tilewright.kernel.steps.barrier import Synchronise
+from tilewright.kernel.steps.bind import Bind
+from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.text import group_text, nest_text, parse_group, parse_nest
 from tilewright.targets import default
 
-MAX_STEPS = 12
-ATTEMPTS = 30
+MIN_STEPS, MAX_STEPS = 5, 12
+ATTEMPTS = 60
 MAX_EFFORT = 400
 DEFAULT_FIRST = 0.3
 # Relative to the largest value; 16-bit floats are rounded at every store.
 TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "f16": 3e-2, "bf16": 2e-1}
 
 Sizes = Mapping[str, int]
+CASES = Path(__file__).resolve().parent / "cases"
 
 
 def plain_outputs(g: Group) -> bool:
@@ -65,9 +85,14 @@ class Counts:
     native: int = 0
     unsupported: Counter[str] = field(default_factory=Counter)
     wrong: list[int] = field(default_factory=list)
+    traces: Counter[str] = field(default_factory=Counter)  # what is special about them
+
+    def rarest(self) -> str:
+        """The kind of step that was accepted least."""
+        return min(DRAWN, key=lambda kind: (self.accepted[kind], kind))
 
     def table(self) -> str:
-        lines = []
+        lines = [f"  {n:6} {what}" for what, n in self.traces.items()]
         for name in sorted({*self.accepted, *self.refused}):
             lines.append(
                 f"  {name:14} {self.accepted[name]:6} accepted {self.refused[name]:6} refused"
@@ -109,6 +134,10 @@ class Judge:
         if stray is not None:
             raise Wrong(stray)
 
+    def simt(self, n: Nest) -> None:
+        for k, (a, d) in enumerate(zip(self.inputs, self.dims)):
+            self.compare(simt.run(n, a, d, self.seed), k, "the SIMT executor")
+
     def compare(self, got: Mapping[str, np.ndarray], which: int, who: str) -> None:
         for name, want in self.want[which].items():
             d = self.group.buffer(name).dtype
@@ -124,6 +153,11 @@ class Judge:
                 )
 
 
+def threaded(n: Nest) -> bool:
+    """Is the nest for threads, with the barriers that they need?"""
+    return any(isinstance(s, Loop) and s.kind in (*BLOCKS, *THREADS) for s, _ in walk(n.body))
+
+
 def same(got: np.ndarray, want: np.ndarray, d: DType, exact: bool) -> bool:
     if exact or not d.is_float:
         return np.array_equal(got, want, equal_nan=d.is_float)
@@ -135,7 +169,10 @@ def same(got: np.ndarray, want: np.ndarray, d: DType, exact: bool) -> bool:
 # ---- one case
 
 
-def explore(seed: int, counts: Counts) -> tuple[Group, list[Sizes], list[Step], str | None]:
+Found = tuple[Group, list[Sizes], list[Step], "str | None"]
+
+
+def explore(seed: int, counts: Counts, favour: str | None = None) -> Found:
     """A random group under random steps; the accepted ones, and what went wrong."""
     s = sample(seed)
     rng = random.Random(seed * 7919 + 1)
@@ -147,17 +184,18 @@ def explore(seed: int, counts: Counts) -> tuple[Group, list[Sizes], list[Step], 
             raise Wrong("the group does not come back from its text")
         judge = Judge(s.group, dims, seed)
         n = start(s.group)
-        if rng.random() < DEFAULT_FIRST and plain_outputs(s.group):
+        default_first = rng.random() < DEFAULT_FIRST and s.group.precision != "strict"
+        if default_first and plain_outputs(s.group):
             # Deeper nests than random steps alone reach: some of what a default schedule does.
             steps, _ = default_schedule(s.group, default())
             trace.extend(steps[: rng.randint(0, len(steps))])
             n = apply(n, trace)
             judge.nest(n)
-        want = len(trace) + rng.randint(2, MAX_STEPS)
+        want = len(trace) + rng.randint(MIN_STEPS, MAX_STEPS)
         for _ in range(ATTEMPTS):
             if len(trace) >= want:
                 break
-            step = random_step(n, rng)
+            step = random_step(n, rng, favour)
             if step is None:
                 break
             if parse_trace(print_trace((step,))) != (step,):
@@ -181,6 +219,54 @@ def explore(seed: int, counts: Counts) -> tuple[Group, list[Sizes], list[Step], 
             counts.native += 1
         except Unsupported as why:
             counts.unsupported[why.what] += 1
+    except Exception as why:
+        return s.group, dims, trace, describe(why)
+    return s.group, dims, trace, None
+
+
+def explore_threads(seed: int, counts: Counts) -> Found:
+    """A random group under random steps, then with random blocks, threads and shared buffers, on
+    the SIMT executor. Without barriers in the end (they were refused) nothing is run."""
+    s = sample(seed)
+    rng = random.Random(seed)
+    trace: list[Step] = []
+    dims: list[Sizes] = list(s.dims)
+    n = start(s.group)
+
+    def attempt(step: Step | None) -> bool:
+        nonlocal n
+        if step is None:
+            return False
+        name = type(step).__name__
+        try:
+            after = step.apply(n)
+        except TilewrightError:
+            counts.refused[name] += 1
+            return False
+        if effort(after.body) > MAX_EFFORT / 2:
+            return False
+        counts.accepted[name] += 1
+        trace.append(step)
+        n = after
+        return True
+
+    try:
+        judge = Judge(s.group, dims, seed)
+        for _ in range(rng.randint(0, 10)):
+            attempt(random_step(n, rng, rng.choice([None, "ComputeAt"])))
+        for name in loop_names(n):
+            if rng.random() < 0.5:
+                attempt(Bind(name, rng.choice(["block.x", "block.y"])))
+        one = rng.random() < 0.6
+        for name in loop_names(n):
+            if rng.random() < 0.9:
+                attempt(Bind(name, "thread.x" if one else rng.choice(["thread.x", "thread.y"])))
+        for b in n.buffers:
+            if b.scope == "local" and rng.random() < 0.8:
+                attempt(SetScope(b.name, "shared"))
+        if attempt(Synchronise()):
+            judge.nest(n)
+            judge.simt(n)
     except Exception as why:
         return s.group, dims, trace, describe(why)
     return s.group, dims, trace, None
@@ -215,16 +301,20 @@ def replay(group: Group, dims: Sequence[Sizes], trace: Sequence[Step], seed: int
         verify(group)
         judge = Judge(group, dims, seed)
         n = start(group)
+        last: Step | None = None
         for step in trace:
             try:
-                n = step.apply(n)
+                n, last = step.apply(n), step
             except TilewrightError:
                 continue
             for k in range(len(dims)):
                 judge.nest(n, k)
         try:
-            judge.native(n)
-        except Unsupported:
+            if threaded(n):
+                judge.simt(n if isinstance(last, Synchronise) else Synchronise().apply(n))
+            else:
+                judge.native(n)
+        except (Unsupported, Refused):
             return None
     except Exception as why:
         return describe(why)
@@ -275,7 +365,7 @@ def _trimmed(g: Group, name: str, scope: str | None) -> Group:
     bufs = [b for b in g.buffers if b.name != name]
     if scope is not None:
         bufs.append(replace(g.buffer(name), scope=scope))
-    out = alive(Group(g.name, tuple(bufs), rest))
+    out = alive(replace(g, buffers=tuple(bufs), stages=rest))
     used = {s.name for s in out.stages}
     bufs = [b for b in bufs if b.name in used or readers(out, b.name)]
     order = {"in": 0, "out": 1}
@@ -299,31 +389,99 @@ def parse_case(text: str) -> tuple[Group, list[Sizes], tuple[Step, ...]]:
     return parse_group("\n".join(group)), dims or [{}], parse_trace("\n".join(trace))
 
 
-def fuzz(seeds: Sequence[int], say: bool = False) -> tuple[Counts, list[str]]:
+def special(group: Group, trace: Sequence[Step]) -> list[str]:
+    """What a trace counts for."""
+    out = []
+    if len(trace) >= MIN_STEPS:
+        out.append(f"traces of {MIN_STEPS} steps or more")
+        if len(group.stages) >= 3 and any(s.is_reduce for s in group.stages):
+            out.append("of these on three stages or more with a reduction")
+        if group.precision == "strict":
+            out.append("of these with strict precision")
+        if group.dims():
+            out.append("of these with symbolic extents")
+    return out
+
+
+def fuzz(seeds: Sequence[int]) -> tuple[Counts, list[str]]:
     """Explore the seeds; the counts and a report per failure."""
     counts = Counts()
     reports = []
     for seed in seeds:
-        group, dims, trace, why = explore(seed, counts)
-        if say and (seed + 1) % 500 == 0:
-            print(f"… up to seed {seed}: {counts.accepted.total()} steps accepted", flush=True)
-        if why is None:
-            continue
-        counts.wrong.append(seed)
-        small = shrink(group, dims, trace, seed)
-        now = replay(*small, seed)
-        reports.append(f"# seed {seed}: {now or why}\n{case_text(*small)}")
-        if say:
-            print(reports[-1], flush=True)
+        favour = counts.rarest()
+        found = explore(seed, counts, favour)
+        counts.traces.update(special(found[0], found[2]))
+        if found[3] is not None:
+            reports.append(report(seed, found, counts, favour))
     return counts, reports
+
+
+def report(seed: int, found: Found, counts: Counts, favour: str | None = None) -> str:
+    """A failure, shrunk, as a reproducer."""
+    counts.wrong.append(seed)
+    group, dims, trace, why = found
+    small = shrink(group, dims, trace, seed)
+    now = replay(*small, seed)
+    which = f"seed {seed}" + (f" favouring {favour}" if favour else "")
+    return f"# {which}: {now or why}\n{case_text(*small)}"
+
+
+def campaign(count: int, threads: int, first: int, keep: bool) -> Counts:
+    """So many traces on the CPU and so many with shared memory on the SIMT executor."""
+    counts = Counts()
+    seed = first
+
+    def note(found: Found, favour: str | None = None) -> None:
+        if found[3] is None:
+            return
+        text = report(seed, found, counts, favour)
+        bar.console.print(text, markup=False, highlight=False)
+        if keep:
+            (CASES / f"seed-{seed}.txt").write_text(text)
+
+    with Progress() as bar:
+        task = bar.add_task("traces", total=count, visible=count > 0)
+        plain = 0
+        while bar.tasks[0].completed < count:
+            seed += 1
+            g = sample(seed).group
+            rich = len(g.stages) >= 3 and any(s.is_reduce for s in g.stages)
+            if not rich and plain >= count // 2:
+                continue
+            favour = counts.rarest()
+            found = explore(seed, counts, favour)
+            note(found, favour)
+            what = special(found[0], found[2])
+            counts.traces.update(what)
+            if what:
+                plain += not rich
+                bar.advance(task)
+        task = bar.add_task("threads", total=threads, visible=threads > 0)
+        ran = 0
+        while ran < threads:
+            seed += 1
+            found = explore_threads(seed, counts)
+            note(found)
+            kinds = {type(s).__name__ for s in found[2]}
+            shared = any(isinstance(s, SetScope) and s.scope == "shared" for s in found[2])
+            if {"Bind", "Synchronise"} <= kinds:
+                counts.traces["with blocks or threads"] += 1
+                counts.traces["of these with shared memory"] += shared
+                ran += shared
+                bar.update(task, completed=ran)
+    print(f"  seeds {first + 1} to {seed}")
+    return counts
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=1000, help="how many seeds")
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--count", type=int, default=1000, help="how many traces on the CPU")
+    parser.add_argument("--threads", type=int, default=0, help="how many with shared memory")
+    parser.add_argument("--first", type=int, default=0, help="the seed before the first one")
     parser.add_argument("--seed", type=int, help="one seed only")
+    parser.add_argument("--favour", help="with --seed: the kind of step that was drawn more often")
     parser.add_argument("--replay", type=Path, help="a file with a printed reproducer")
+    parser.add_argument("--keep", action="store_true", help="write failures to tests/kernel/cases")
     options = parser.parse_args()
     if options.replay is not None:
         group, dims, trace = parse_case(options.replay.read_text())
@@ -337,9 +495,18 @@ def main() -> int:
         why = replay(group, dims, trace)
         print(why or "agrees")
         return int(why is not None)
-    seeds = range(options.first, options.first + options.count)
     began = time.monotonic()
-    counts, _ = fuzz([options.seed] if options.seed is not None else seeds, say=True)
+    if options.seed is not None:
+        counts = Counts()
+        found = (
+            explore_threads(options.seed, counts)
+            if options.threads
+            else explore(options.seed, counts, options.favour)
+        )
+        if found[3] is not None:
+            print(report(options.seed, found, counts, options.favour))
+    else:
+        counts = campaign(options.count, options.threads, options.first, options.keep)
     print(counts.table())
     print(f"  {time.monotonic() - began:.0f} s")
     return int(bool(counts.wrong))

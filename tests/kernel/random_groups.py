@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -48,7 +48,7 @@ def is_exact(g: Group) -> bool:
 
 def arrays(g: Group, dims: Mapping[str, int], seed: int = 0) -> dict[str, np.ndarray]:
     """Contents for the inputs (and for outputs that are updated in place): small whole numbers,
-    some outside any index range."""
+    some outside any index range; any numbers where the precision is strict."""
     rng = np.random.default_rng(seed)
     out = {}
     updated = {s.name for s in g.stages if s.ordered and s.init is None and not self_reading(s)}
@@ -56,7 +56,10 @@ def arrays(g: Group, dims: Mapping[str, int], seed: int = 0) -> dict[str, np.nda
         shape = tuple(int(D.evaluate(d, dims)) for d in b.shape)
         low = 0 if b.dtype.kind in "ub" else -3
         high = 25 if b.dtype in (i64,) else 2 if b.dtype.is_bool else 4
-        out[b.name] = as_dtype(rng.integers(low, high, shape), b.dtype)
+        whole = rng.integers(low, high, shape)
+        # Where order is to be kept, it must show.
+        broken = g.precision == "strict" and b.dtype.is_float
+        out[b.name] = as_dtype(whole * rng.random(shape) if broken else whole, b.dtype)
     return out
 
 
@@ -74,7 +77,9 @@ def alive(g: Group) -> Group:
     if not dead:
         return g
     stages = tuple(s for s in g.stages if s.name not in dead)
-    return alive(Group(g.name, tuple(b for b in g.buffers if b.name not in dead), stages))
+    return alive(
+        replace(g, buffers=tuple(b for b in g.buffers if b.name not in dead), stages=stages)
+    )
 
 
 @dataclass
@@ -96,7 +101,7 @@ class _Maker:
             )
             shape = self._shape(r.choice([0, 1, 1, 2, 2, 2, 3]) if k else r.choice([1, 2, 2, 3]))
             self.buffers.append(Buffer(f"a{k}", dtype, shape, "in"))
-        count = r.choice([1, 2, 2, 3, 3, 4])
+        count = r.choice([1, 2, 3, 3, 4, 4, 5])
         outs = 0
         for k in range(count):
             out = k == count - 1 or r.random() < 0.2
@@ -110,7 +115,9 @@ class _Maker:
                 self.unread.append(name)
         order = {"in": 0, "out": 1}
         bufs = tuple(sorted(self.buffers, key=lambda b: order.get(b.scope, 2)))
-        g = alive(Group(f"g{self.rng.randint(0, 999)}", bufs, tuple(self.stages)))
+        name = f"g{self.rng.randint(0, 999)}"
+        precision = "strict" if self.dtype.is_float and r.random() < 0.25 else "reassociate"
+        g = alive(Group(name, bufs, tuple(self.stages), precision))
         names = g.dims()
         sizes = [tuple((n, self.values[n][j]) for n in names) for j in range(2 if names else 1)]
         return Sample(g, tuple(sizes))

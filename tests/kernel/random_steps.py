@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import cache
 
 from tilewright.ir import dim as D
+from tilewright.kernel.intrinsic import INTRINSICS, Match, match
 from tilewright.kernel.nest import Loop, Nest, Path, Store, loop_names, reads, stages_in, walk
-from tilewright.kernel.step import Step
+from tilewright.kernel.step import STEPS, Step
 from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
@@ -19,22 +21,33 @@ from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.permute import Permute
+from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.storage_align import StorageAlign
+from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
+from tilewright.targets import default
 
 Maker = Callable[[Nest, random.Random], "Step | None"]
 
 
-def random_step(n: Nest, rng: random.Random) -> Step | None:
+# How often a favoured kind is tried first.
+FAVOUR = 0.4
+
+
+def random_step(n: Nest, rng: random.Random, favour: str | None = None) -> Step | None:
+    """Some step, rather often of the favoured kind."""
     if not loop_names(n):
         return None
     for _ in range(20):
-        made = rng.choices(_MAKERS, _WEIGHTS)[0](n, rng)
+        wanted = _BY_KIND.get(favour or "")
+        if wanted is None or rng.random() >= FAVOUR:
+            wanted = rng.choices(_MAKERS, _WEIGHTS)[0]
+        made = wanted(n, rng)
         if made is not None:
             return made
     return None
@@ -202,6 +215,39 @@ def _storage_align(n: Nest, rng: random.Random) -> Step | None:
     return StorageAlign(b.name, axis, rng.choice([2, 4, 8]), rng.choice([0, 0, 1]))
 
 
+def _relayout(n: Nest, rng: random.Random) -> Step | None:
+    """Some axes in blocks, all in another order."""
+    b = rng.choice([x for x in n.buffers if x.scope != "out"] or list(n.buffers))
+    axes = [f"i{k}" for k in range(len(b.shape))]
+    target = []
+    for a in axes:
+        block = rng.choice([0, 0, 2, 3, 4])
+        target += [f"{a}//{block}", f"{a}%{block}"] if block else [a]
+    rng.shuffle(target)
+    return Relayout(b.name, f"{', '.join(axes)} -> {', '.join(target)}") if axes else None
+
+
+def _tensorize(n: Nest, rng: random.Random) -> Step | None:
+    """A loop that is an instruction of this machine, if there is one; rarely another."""
+    names = sorted(i for i in INTRINSICS if _runs_here(i))
+    if rng.random() < 0.05:
+        return Tensorize(_loop(n, rng), rng.choice(names)) if names else None
+    fits = [
+        Tensorize(s.name, i)
+        for s, _ in _loops(n)
+        for i in names
+        if s.kind == "serial" and isinstance(match(INTRINSICS[i], n, s), Match)
+    ]
+    return rng.choice(fits) if fits else None
+
+
+@cache
+def _runs_here(name: str) -> bool:
+    here = default()
+    family = {"aarch64": "arm64", "x86_64": "x86"}.get(here.arch)
+    return name.split(".")[0] == family and all(map(here.has, INTRINSICS[name].features))
+
+
 _TABLE: list[tuple[Maker, int]] = [
     (_split, 8),
     (_reorder, 5),
@@ -221,6 +267,11 @@ _TABLE: list[tuple[Maker, int]] = [
     (_permute, 1),
     (_storage_align, 1),
     (_cache_write, 2),
+    (_relayout, 1),
+    (_tensorize, 2),
 ]
 _MAKERS = [maker for maker, _ in _TABLE]
 _WEIGHTS = [weight for _, weight in _TABLE]
+_KINDS = {name.lower(): name for name in STEPS}
+_BY_KIND = {_KINDS[m.__name__.replace("_", "")]: m for m in _MAKERS}
+DRAWN = tuple(sorted(_BY_KIND))

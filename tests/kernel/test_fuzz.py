@@ -1,20 +1,36 @@
 """A slice of the step fuzzer, and every case it once found.
 
-The long run: python -m tests.kernel.fuzz --count 5000
+The long run: python -m tests.kernel.fuzz --count 3000 --threads 500
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.kernel.fuzz import Counts, case_text, explore, fuzz, parse_case, replay, shrink
-from tilewright.kernel.step import STEPS
+from tests.kernel.fuzz import (
+    CASES,
+    Counts,
+    Judge,
+    Wrong,
+    case_text,
+    explore,
+    explore_threads,
+    fuzz,
+    parse_case,
+    replay,
+    shrink,
+)
+from tests.kernel.random_steps import DRAWN
+from tilewright.base.errors import Refused
+from tilewright.kernel.nest import start
+from tilewright.kernel.step import parse_trace
 from tilewright.kernel.steps import vectorize
+from tilewright.kernel.text import parse_group
 
-CASES = sorted((Path(__file__).resolve().parent / "cases").glob("*.txt"))
-SLICES, PER_SLICE = 8, 50
+SLICES, PER_SLICE = 8, 25
 
 
 @pytest.mark.parametrize("piece", range(SLICES))
@@ -28,15 +44,40 @@ def test_slice(piece: int) -> None:
 
 def test_every_step_is_drawn_and_accepted() -> None:
     counts = Counts()
-    native = set(STEPS) - {"Bind", "Synchronise"}  # those are drawn in test_simt.py
     for seed in range(10_000, 10_200):
-        explore(seed, counts)
-        if set(counts.accepted) == native:
+        explore(seed, counts, counts.rarest())
+        if set(counts.accepted) >= set(DRAWN):
             return
-    raise AssertionError(f"never accepted: {sorted(native - set(counts.accepted))}")
+    raise AssertionError(f"never accepted: {sorted(set(DRAWN) - set(counts.accepted))}")
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
+def test_threads() -> None:
+    """Some of the traces with blocks, threads and shared memory run on the SIMT executor."""
+    counts = Counts()
+    for seed in range(20_000, 20_060):
+        group, dims, trace, why = explore_threads(seed, counts)
+        assert why is None, f"seed {seed}: {why}\n{case_text(group, dims, trace)}"
+    assert counts.accepted["Synchronise"] > 5, counts.table()
+
+
+def test_strict_precision_is_judged_bit_by_bit() -> None:
+    """A Reorder that ignores the policy shows in the results of some strict group."""
+    text = """
+group sums strict
+  in x: f32[6,7]
+  out s: f32[1]
+  s[0] add= x[s.r0,s.r1] for s.r0 in 6, s.r1 in 7 from 0.0
+"""
+    group = parse_group(text)
+    (step,) = parse_trace("Reorder(('s.r1', 's.r0'))")
+    with pytest.raises(Refused, match="strict precision"):
+        step.apply(start(group))
+    loose = step.apply(replace(start(group), precision="reassociate"))
+    with pytest.raises(Wrong):
+        Judge(group, [{}]).nest(loose)
+
+
+@pytest.mark.parametrize("path", sorted(CASES.glob("*.txt")), ids=lambda p: p.stem)
 def test_what_failed_once(path: Path) -> None:
     group, dims, trace = parse_case(path.read_text())
     assert replay(group, dims, trace) is None
@@ -44,7 +85,7 @@ def test_what_failed_once(path: Path) -> None:
 
 def test_a_wrong_step_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fuzzer notices a Vectorize that ignores what a loop carries, and shrinks the case."""
-    monkeypatch.setattr(vectorize, "carried", lambda n, x: [])
+    monkeypatch.setattr(vectorize, "across_lanes", lambda n, x: [])
     for seed in range(400):
         group, dims, trace, why = explore(seed, Counts())
         if why is None:
