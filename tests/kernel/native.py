@@ -36,6 +36,10 @@ def from_memory(a: np.ndarray, d: DType) -> np.ndarray:
     return (a.astype(np.uint32) << 16).view(np.float32) if d is bf16 else a
 
 
+def _as_asked(a: np.ndarray, b: Buffer) -> np.ndarray:
+    return a if b.asked is None else b.asked.map.pack(a)
+
+
 class Native:
     """A compiled nest; call it like the interpreter's `run`."""
 
@@ -57,7 +61,7 @@ class Native:
         outs: dict[str, tuple[np.ndarray, np.ndarray, DType]] = {}
         for b in self.nest.buffers:
             if b.scope == "in":
-                kept.append(to_memory(arrays[b.name], b.dtype))
+                kept.append(to_memory(_as_asked(arrays[b.name], b), b.dtype))
                 addresses.append(kept[-1].ctypes.data)
             elif b.scope == "out":
                 shape = tuple(int(D.evaluate(d, sizes)) for d in b.shape)
@@ -117,7 +121,7 @@ class Native:
         first = start + mmap.PAGESIZE
         address = first + pages * mmap.PAGESIZE - size if at_end else first
         if b.name in arrays:
-            data = to_memory(arrays[b.name], b.dtype).tobytes()
+            data = to_memory(_as_asked(arrays[b.name], b), b.dtype).tobytes()
             ctypes.memmove(address, data, len(data))
         protect = ctypes.CDLL(None).mprotect
         protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

@@ -12,6 +12,9 @@ from tilewright.kernel.check import verify
 from tilewright.kernel.nest import start
 from tilewright.kernel.step import STEPS, apply, parse_trace
 from tilewright.kernel.text import nest_text, parse_group
+from tilewright.targets import families
+
+families()  # declares the instructions that steps may name
 
 MAP = """
 group map
@@ -106,6 +109,14 @@ group chain
   z[z.i0] = t[z.i0] for z.i0 in 8
 """
 
+DOT = """
+group dot
+  in a: i8[4]
+  in b: i8[8,4]
+  out c: i32[8]
+  c[c.i0] add= cast<i32>(a[c.r0]) * cast<i32>(b[c.i0,c.r0]) for c.i0 in 8, c.r0 in 4 from 0:i32
+"""
+
 # name of the golden file: (group, steps before, the step)
 EXAMPLES = {
     "split": (MAP, "", "Split('y.i0', 16)"),
@@ -143,9 +154,12 @@ EXAMPLES = {
     "cache-write": (SUM, "", "CacheWrite('s', 'c')"),
     "split-parts": (MAP, "", "Split('y.i0', parts=4)"),
     "storage-align": (TWO, "", "StorageAlign('t', 0, 16)"),
+    "relayout": (TWO, "", "Relayout('t', 'i, j -> j//4, i, j%4')"),
+    "relayout-asked": (TWO, "", "Relayout('x', 'i, j -> j//4, i, j%4')"),
+    "tensorize": (DOT, "", "Tensorize('c.i0', 'arm64.sdot')"),
 }
-# What a CPU does not have; test_simt.py runs these.
-NOT_NATIVE = ("bind", "synchronise", "set-scope-shared")
+# What not every CPU has; test_simt.py and tests/targets run these.
+NOT_NATIVE = ("bind", "synchronise", "set-scope-shared", "tensorize")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -252,6 +266,17 @@ REFUSALS = [
     (PACKED, "", "Pad('t', 0, 50)", "would touch w"),
     (TWO, "", "Permute('t', (0, 0))", "is not an order of 2 axes"),
     (TWO, "", "Permute('y', (1, 0))", "y is an argument"),
+    (TWO, "", "Relayout('y', 'i, j -> j, i')", "y is an output"),
+    (TWO, "", "Relayout('q', 'i, j -> j, i')", "there is no buffer q"),
+    (TWO, "", "Relayout('t', 'i, j -> j//4, i')", "cannot be read back from its blocks"),
+    (TWO, "", "Relayout('t', 'i -> i')", "takes 1 axes"),
+    (TWO, "", "Relayout('t', 'i, j')", "has no '->'"),
+    (
+        TWO,
+        "Relayout('x', 'i, j -> j, i')",
+        "Relayout('x', 'i, j -> j, i')",
+        "laid out by i, j -> j, i already",
+    ),
 ]
 
 

@@ -196,7 +196,7 @@ group inlined
   out c: i32[8]
   local a: i8[4]
   a[a.i0] = x[3-a.i0] for a.i0 in 4
-  c[c.i0] add= cast<i32>(a[c.r0]) * cast<i32>(b[c.i0,c.r0]) for c.i0 in 8, c.r0 in 4 from 0
+  c[c.i0] add= cast<i32>(a[c.r0]) * cast<i32>(b[c.i0,c.r0]) for c.i0 in 8, c.r0 in 4 from 0:i32
 """
 
 

@@ -11,6 +11,8 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tilewright.base.errors import Invalid, require
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
@@ -134,6 +136,14 @@ class Map:
             f"axis {self.axes[axis]} of the map {self} cannot be read back from its blocks",
             hint="every axis needs j//n together with j%n, or j alone",
         )
+
+    def pack(self, x: np.ndarray) -> np.ndarray:
+        """The array laid out by the map, padding as zeros."""
+        out = np.zeros(tuple(int(d) for d in self.shape(x.shape) if isinstance(d, int)), x.dtype)
+        where = dict(zip(self.axes, np.indices(x.shape), strict=True))
+        at = (np.broadcast_to(D.evaluate(t, where), x.shape) for t in self.target)
+        out[tuple(at)] = x
+        return out
 
     def inverse(self) -> Map:
         """From target coordinates t0, t1, … back to the source index."""

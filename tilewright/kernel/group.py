@@ -28,9 +28,18 @@ from tilewright.ir.expr import (
     make_reduce,
     rewrite,
 )
+from tilewright.ir.maps import Map
 from tilewright.ir.node import Constant, Input, Item, Node
 from tilewright.ir.operator import definition, stages
 from tilewright.ir.types import DType, TensorType, TupleType
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a kernel wants an argument: what the caller has, of this shape, laid out by the map."""
+
+    map: Map
+    shape: tuple[Dim, ...]
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,7 @@ class Buffer:
     dtype: DType
     shape: tuple[Dim, ...]
     scope: str
+    asked: Asked | None = None  # of an argument; see steps/relayout.py
 
     @property
     def size(self) -> Dim:

@@ -72,6 +72,8 @@ def execute(machine: Machine, arrays: Mapping[str, np.ndarray]) -> dict[str, np.
         if given is None and b.scope == "in":
             raise Invalid(f"nest {nest.name} reads {b.name}, which is not given")
         shape = machine.shape(b)
+        if given is not None and b.asked is not None:
+            given = b.asked.map.pack(given)  # the caller does as asked
         if given is not None and tuple(given.shape) != shape:
             raise Invalid(f"{b.name} has shape {shape}, not {tuple(given.shape)}")
         mem = machine.garbage(b) if given is None else np.array(as_dtype(given, b.dtype))

@@ -26,6 +26,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.combine import Combine, Combiner
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Load, Value, extent
+from tilewright.ir.maps import Map
 from tilewright.ir.reader import Reader
 from tilewright.ir.types import dtype_named
 from tilewright.ir.value_text import (
@@ -39,7 +40,7 @@ from tilewright.ir.value_text import (
     sym_text,
     value_text,
 )
-from tilewright.kernel.group import Buffer, Group, Stage
+from tilewright.kernel.group import Asked, Buffer, Group, Stage
 from tilewright.kernel.nest import (
     KINDS,
     SCOPES,
@@ -68,7 +69,12 @@ def _head(what: str, name: str, dims: set[Sym], precision: str) -> str:
 
 
 def _buffer_text(b: Buffer) -> str:
-    return f"  {b.scope} {b.name}: {b.dtype}[{','.join(map(dim_text, b.shape))}]"
+    text = f"  {b.scope} {b.name}: {b.dtype}{_shape_text(b.shape)}"
+    return f"{text} as {b.asked.map} of {_shape_text(b.asked.shape)}" if b.asked else text
+
+
+def _shape_text(shape: tuple[Dim, ...]) -> str:
+    return f"[{','.join(map(dim_text, shape))}]"
 
 
 def _at(name: str, index: tuple[Dim, ...]) -> str:
@@ -194,13 +200,16 @@ def _read_buffers(lines: _Lines, scope: Scope) -> tuple[list[Buffer], Scope]:
             break
         lines.lines.pop(0)
         name, _, t = rest.partition(": ")
+        t, _, layout = t.partition(" as ")
         dtype, _, shape = t.partition("[")
         known = dtype_named(dtype)
         if known is None or not shape.endswith("]"):
             raise _fail(number, line, "expected NAME: dtype[dims]")
-        r = Reader(shape[:-1] + "]", "shape")
-        dims = r.several(lambda r=r: read_dim(r, scope), "]")
-        out.append(Buffer(name, known, tuple(dims), scope_name))
+        asked = None
+        if layout:
+            by, _, source = layout.partition(" of [")
+            asked = Asked(Map.parse(by), _read_index(source[:-1], scope))
+        out.append(Buffer(name, known, _read_index(shape[:-1], scope), scope_name, asked))
     buffers = {b.name: b.dtype for b in out}
     return out, Scope(buffers, scope.symbols)
 
