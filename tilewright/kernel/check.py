@@ -15,7 +15,20 @@ from tilewright.ir.check import CheckFailed, Fault, check, level, verify
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.expr import Load, Reduce, Value, extent, loads, walk
 from tilewright.kernel.group import Buffer, Group, Stage
-from tilewright.kernel.nest import KINDS, SCOPES, Alloc, Loop, Nest, Path, Stmt, Store, store_loads
+from tilewright.kernel.intrinsic import tensor_faults
+from tilewright.kernel.nest import (
+    KINDS,
+    SCOPES,
+    Alloc,
+    Loop,
+    Nest,
+    Path,
+    Prefetch,
+    Stmt,
+    Store,
+    Wait,
+    store_loads,
+)
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.text import group_text, nest_text
 from tilewright.kernel.threads import thread_faults
@@ -216,6 +229,8 @@ def _nest_symbols(n: Nest) -> Iterator[Fault]:
         bound = dims | {q.var for q in p}
         if isinstance(s, Store):
             lost = _unbound(_symbols(s.value, s.index), bound)
+        elif isinstance(s, Prefetch):
+            lost = _unbound(s.load.symbols(), bound)
         elif isinstance(s, Loop):
             lost = _unbound(D.symbols(s.extent), bound)
         elif isinstance(s, Alloc):
@@ -245,7 +260,14 @@ def _nest_accesses(n: Nest) -> Iterator[Fault]:
             yield Fault(f"{s.stage} computes {s.value.dtype}, {b.name} holds {b.dtype}", s)
         if any(isinstance(x, Reduce) for x in walk(s.value)):
             yield Fault(f"{s.stage} has a reduction inside its value", s)
+        if s.asynchronous and (s.combine is not None or not isinstance(s.value, Load)):
+            yield Fault(f"the asynchronous {s.stage} is not a copy", s)
         yield from _load_faults(table, store_loads(s), s)
+    for s, _ in walk_nest(n.body):
+        if isinstance(s, Prefetch):
+            yield from _load_faults(table, [s.load], s)
+        elif isinstance(s, Wait) and s.pending < 0:
+            yield Fault(f"nothing can wait for {s.pending} groups to be left", s)
 
 
 @check("nest", "buffers-live")
@@ -270,6 +292,8 @@ def _nest_live(n: Nest) -> Iterator[Fault]:
                 for name in dict.fromkeys([s.buffer, *(str(x.source) for x in store_loads(s))]):
                     if name not in live:
                         yield Fault(f"{s.stage} uses {name}, which is not allocated here", s)
+            elif isinstance(s, Prefetch) and s.load.source not in live:
+                yield Fault(f"{s.load!r} is asked for where it is not allocated", s)
 
     yield from body(n.body, {b.name for b in n.buffers if b.scope in ("in", "out")})
     for b in n.buffers:
@@ -302,6 +326,13 @@ def _nest_lanes(n: Nest) -> Iterator[Fault]:
                     yield Fault(f"the extent of {x.name} differs between the lanes {s.name}", x)
                 if isinstance(x, Loop) and x.kind != "unroll":
                     yield Fault(f"{x.kind} {x.name} is inside the lanes {s.name}", x)
+
+
+@check("nest", "instructions-match")
+def _nest_tensor(n: Nest) -> Iterator[Fault]:
+    """Tensor loops compute what the instruction that they name computes."""
+    for what, s in tensor_faults(n):
+        yield Fault(what, s)
 
 
 @check("nest", "threads-sound")

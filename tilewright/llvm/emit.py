@@ -18,10 +18,24 @@ from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Index, Load, Value, load, rewrite
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import BLOCKS, THREADS, Alloc, Loop, Nest, Stmt, Store, substitute, walk
+from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, match
+from tilewright.kernel.nest import (
+    BLOCKS,
+    THREADS,
+    Alloc,
+    Commit,
+    Loop,
+    Nest,
+    Prefetch,
+    Stmt,
+    Store,
+    Wait,
+    substitute,
+    walk,
+)
 from tilewright.kernel.untuple import untuple
 from tilewright.llvm.scalars import Arith, memory_type, register_type, vector
-from tilewright.llvm.writer import LANE, Level, Writer
+from tilewright.llvm.writer import LANE, Level, Metadata, Writer
 
 # Local buffers up to this many bytes live on the stack; larger ones come from malloc (default
 # traces avoid them).
@@ -36,13 +50,16 @@ def emit(n: Nest, target: Target) -> str:
 class _Module:
     def __init__(self, n: Nest, target: Target) -> None:
         self.n, self.target = n, target
-        self.arith = Arith(target.has_fma)
+        self.arith = Arith(target.has_fma, n.precision == "strict")
         self.args = [b for b in n.buffers if b.scope in ("in", "out")]
         self.shared = [s.buffer for s in n.body if isinstance(s, Alloc)]
         self.functions: list[str] = []
+        asked = any(dict(s.pragmas).get("unroll") for s, _ in walk(n.body) if isinstance(s, Loop))
+        self.metadata = Metadata(asked)
 
     def text(self) -> str:
-        main = _Function(self.n, self.arith, self.args)
+        main = _Function(self.n, self.arith, self.args, self.target)
+        main.metadata = self.metadata
         main.enter("%args", "%dims")
         ctx = [*self.shared]
         body = [s for s in self.n.body if not isinstance(s, Alloc)]
@@ -63,14 +80,15 @@ class _Module:
                 main.statement(s)
         main.release(ctx)
         head = f"define void @{self.n.name}(ptr %args, ptr %dims) nounwind {{"
-        self.functions.append("\n".join([head, *main.lines(), "  ret void", "}"]))
+        self.functions.append("\n".join([head, *main.around()]))
         a = self.arith
         extra = set(a.declares)
         if pieces:
             extra.add("declare void @tw_parallel(ptr, ptr, i64)")
         if any("@malloc" in f for f in self.functions):
             extra |= {"declare ptr @malloc(i64)", "declare void @free(ptr)"}
-        return "\n".join([*sorted(extra), *a.defines.values(), *self.functions]) + "\n"
+        code = [*sorted(extra), *a.defines.values(), *self.functions]
+        return "\n".join([*code, *self.metadata.lines]) + "\n"
 
     def _parallel(self, main: _Function, s: Loop, name: str, ctx: list[str]) -> None:
         extent = main.dim(s.extent)
@@ -79,7 +97,8 @@ class _Module:
         chunks = main.put(f"udiv i64 {up}, {grain}")
         main.line(f"call void @tw_parallel(ptr @{name}, ptr %ctx, i64 {chunks})")
         main.touch(s)
-        f = _Function(self.n, self.arith, self.args)
+        f = _Function(self.n, self.arith, self.args, self.target)
+        f.metadata = self.metadata
         for k, p in enumerate(["args", "dims", *(f"l{i}" for i in range(len(ctx)))]):
             f.line(f"%{p}.slot = getelementptr ptr, ptr %ctx, i64 {k}")
             f.line(f"%{p} = load ptr, ptr %{p}.slot, align 8")
@@ -91,12 +110,17 @@ class _Module:
         hi = f.arith_call("smin", end, f.dim(s.extent))
         f.loop(s, lo, hi)
         head = f"define internal void @{name}(ptr %ctx, i64 %chunk) nounwind {{"
-        self.functions.append("\n".join([head, *f.lines(), "  ret void", "}"]))
+        self.functions.append("\n".join([head, *f.around()]))
         self.arith.put = main.put
 
 
 class _Function(Writer):
     """The values and statements of a nest."""
+
+    def __init__(self, n: Nest, arith: Arith, args: list[Buffer], target: Target) -> None:
+        super().__init__(n, arith, args)
+        self.target = target
+        self.used: dict[str, Intrinsic] = {}  # instructions in this function
 
     # ---- values
 
@@ -306,7 +330,9 @@ class _Function(Writer):
             self.store(s)
         elif isinstance(s, Alloc):
             self.allocate(s.buffer)
-        else:
+        elif isinstance(s, Prefetch):
+            self._prefetch(s.load)
+        elif not isinstance(s, (Commit, Wait)):  # copies arrive at once here
             raise Unsupported("a barrier between threads: a CPU has no thread blocks")
 
     def block(self, body: tuple[Stmt, ...]) -> None:
@@ -338,12 +364,32 @@ class _Function(Writer):
                 self.line(f"call void @free(ptr {self.base[name][0]})")
                 self.freed.discard(name)
 
+    def _prefetch(self, x: Load) -> None:
+        """Only an address is computed, so it does not matter where it points."""
+        if self.lane is not None:
+            self._with_lane(0, lambda: self._prefetch(x))
+            return
+        b = self.buffers[str(x.source)]
+        const, terms, _ = self._terms(self._linear(b, x.index))
+        p = self.pointer(b, const, terms)
+        self.arith.declares.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        self.line(f"call void @llvm.prefetch.p0(ptr {p}, i32 0, i32 3, i32 1)")
+
     def loop(self, s: Loop, lo: str = "0", hi: str | None = None) -> None:
+        if dict(s.pragmas).get("nontemporal") and not self.streams:
+            self.streams = True
+            self.loop(s, lo, hi)
+            self.streams = False
+            self.line("fence seq_cst")  # other threads see such stores after a full fence only
+            return
         if s.kind == "unroll":
             self._unrolled(s)
             return
         if s.kind == "lane":
             self._lanes(s)
+            return
+        if s.kind == "tensor":
+            self._instruction(s)
             return
         if s.kind == "parallel" and hi is None:
             raise Unsupported(f"parallel loop {s.name} is not outermost")
@@ -387,7 +433,8 @@ class _Function(Writer):
         self.label(f"{n}.latch")
         self.line(f"{nx} = add nuw nsw i64 {iv}, 1")
         more = self.put(f"icmp slt i64 {nx}, {end}")
-        self.line(f"br i1 {more}, label %{n}, label %{n}.exit")
+        times = self.metadata.unroll(dict(s.pragmas).get("unroll"))
+        self.line(f"br i1 {more}, label %{n}, label %{n}.exit{times}")
         self.label(f"{n}.exit")
         self.levels.pop()
         self.depth -= 1
@@ -425,6 +472,42 @@ class _Function(Writer):
             self.line(f"br label %{n}.end")
         level.memo = saved
         self.label(f"{n}.end")
+
+    def _instruction(self, s: Loop) -> None:
+        """A call of the declared instruction, which is inlined."""
+        i = INTRINSICS[s.instruction]
+        lacking = [f for f in i.features if not self.target.has(f)]
+        if lacking:
+            what = f"{i.name} needs {', '.join(lacking)}, which {self.target.name} does not have"
+            raise Unsupported(what, hint="leave out the Tensorize for this target")
+        found = match(i, self.n, s)
+        assert isinstance(found, Match), found.reason
+        args: list[tuple[str, str, str]] = []
+        for x in found.operands:
+            const, terms, _ = self._terms(x.base)
+            args.append(("ptr", f"%{x.name}", self.pointer(self.buffers[x.buffer], const, terms)))
+            for k, d in enumerate(x.strides):
+                args.append(("i64", f"%{x.name}.{k}", self.dim(d)))
+        for axis, size in found.sizes.items():
+            if not isinstance(size, int):
+                args.append(("i64", f"%size.{axis}", self.dim(size)))
+        sizes = "_".join(str(n) if n is not None else "n" for n in found.constants.values())
+        name = f"{i.name}.{sizes}"
+        head = ", ".join(f"{t} {name}" for t, name, _ in args)
+        body = i.emission(found.constants).rstrip()
+        self.arith.defines[name] = (
+            f'define internal void @"{name}"({head}) alwaysinline nounwind {{\n{body}\n}}'
+        )
+        self.arith.declares |= set(i.declares)
+        self.line(f'call void @"{name}"({", ".join(f"{t} {v}" for t, _, v in args)})')
+        self.used[i.name] = i
+        self.touch(s)
+
+    def around(self) -> list[str]:
+        """The function's lines between what its instructions need where it begins and ends."""
+        enter = [f"  {x}" for i in self.used.values() for x in i.enter]
+        leave = [f"  {x}" for i in self.used.values() for x in i.leave]
+        return [*enter, *self.lines(), *leave, "  ret void", "}"]
 
     def _lanes(self, s: Loop) -> None:
         if self.lane is not None:
@@ -491,7 +574,12 @@ class _Function(Writer):
             )
             x = self.arith.apply(s.function, b.dtype, 1, [old, x])
         x = self.arith.narrow(x, b.dtype, 1)
-        self.line(f"store {t} {x}, ptr {p}, align {b.dtype.bytes}")
+        self.line(f"store {t} {x}, ptr {p}, align {b.dtype.bytes}{self._past_caches(b)}")
+
+    def _past_caches(self, b: Buffer) -> str:
+        """Only results: what stays inside the kernel is about to be read again."""
+        streams = self.streams and b.scope == "out"
+        return f", !nontemporal {self.metadata.node('!{i32 1}')}" if streams else ""
 
     def _store_lanes(
         self, s: Store, b: Buffer, lin: Dim, const: int, terms: Any, lane: int | None, w: int
@@ -506,7 +594,8 @@ class _Function(Writer):
                 )
                 x = self.arith.apply(s.function, b.dtype, w, [old, x])
             x = self.arith.narrow(x, b.dtype, w)
-            self.line(f"store <{w} x {t}> {x}, ptr {p}, align {b.dtype.bytes}")
+            hint = self._past_caches(b)
+            self.line(f"store <{w} x {t}> {x}, ptr {p}, align {b.dtype.bytes}{hint}")
             return
         r = register_type(b.dtype)
         for k in range(w):
@@ -523,4 +612,4 @@ class _Function(Writer):
                 )
                 y = self.arith.apply(s.function, b.dtype, 1, [old, y])
             y = self.arith.narrow(y, b.dtype, 1)
-            self.line(f"store {t} {y}, ptr {p}, align {b.dtype.bytes}")
+            self.line(f"store {t} {y}, ptr {p}, align {b.dtype.bytes}{self._past_caches(b)}")

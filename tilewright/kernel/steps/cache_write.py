@@ -77,7 +77,7 @@ class CacheWrite(Step):
             moved = substitute(s, table, self._through, lambda _, index: (self.into, index))
             assert isinstance(moved, Store)
             return replace(moved, stage=self.into)
-        return s
+        return substitute(s, table, self._through)
 
     def _renamed(self, loop: str) -> str:
         return self.into + loop.removeprefix(self.stage)

@@ -9,6 +9,7 @@ from tilewright.kernel.nest import (
     Alloc,
     Loop,
     Nest,
+    Prefetch,
     Stmt,
     Store,
     stages_in,
@@ -59,8 +60,10 @@ class ComputeInline(Step):
             return rewrite(s.value, table)
 
         def drop(x: Stmt) -> tuple[Stmt, ...]:
-            gone = (isinstance(x, Alloc) and x.buffer == self.stage) or (
-                isinstance(x, (Store, Loop)) and stages_in(x) == {self.stage}
+            gone = (
+                (isinstance(x, Alloc) and x.buffer == self.stage)
+                or (isinstance(x, (Store, Loop)) and stages_in(x) == {self.stage})
+                or (isinstance(x, Prefetch) and x.load.source == self.stage)
             )
             return () if gone else (x,)
 

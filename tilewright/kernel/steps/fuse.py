@@ -40,6 +40,8 @@ class Fuse(Step):
             assert isinstance(child, Loop)
             f = D.var(self.into, s.extent * child.extent)
             table = {s.var: f // child.extent, child.var: f % child.extent}
-            return (Loop(D.the_sym(f), "serial", tuple(substitute(b, table) for b in child.body)),)
+            body = tuple(substitute(b, table) for b in child.body)
+            hints = tuple({**dict(s.pragmas), **dict(child.pragmas)}.items())
+            return (Loop(D.the_sym(f), "serial", body, pragmas=hints),)
 
         return self.bounded(on_loops(n, self.outer, one))

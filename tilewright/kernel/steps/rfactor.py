@@ -101,8 +101,8 @@ class RFactor(Step):
 
     def _axes(self, n: Nest, chain: list[Loop], st: Store) -> tuple[list[Loop], list[Dim]]:
         """The loops that index the partial results, data axes first, and how wide each axis is."""
-        serial = all(x.kind == "serial" for x in chain)
-        self.need(serial, "the loops already have a kind", "rfactor first")
+        plain = all(x.kind == "serial" and not x.pragmas for x in chain)
+        self.need(plain, "the loops already have a kind or a pragma", "rfactor first")
         where = {x.var: x for x in chain}
         for i in st.index:
             plain = i == 0 or (D.is_sym(i) and D.the_sym(i) in where)

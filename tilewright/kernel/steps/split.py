@@ -45,6 +45,7 @@ class Split(Step):
             inner = D.var(f"{self.loop}.1", most if least == most else tail)
             table = {s.var: outer * factor + inner}
             body = tuple(substitute(b, table) for b in s.body)
-            return (Loop(D.the_sym(outer), "serial", (Loop(D.the_sym(inner), "serial", body),)),)
+            inside = Loop(D.the_sym(inner), "serial", body, pragmas=s.pragmas)
+            return (Loop(D.the_sym(outer), "serial", (inside,)),)
 
         return self.bounded(on_loops(n, self.loop, one))

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops
+from tilewright.kernel.step import Step
+
+# unroll       so many iterations are written out by LLVM, with a loop for the rest
+# nontemporal  results written inside go past the caches (1), or do not (0)
+PRAGMAS = ("unroll", "nontemporal")
+MAX_COUNT = 64
+
+
+@dataclass(frozen=True)
+class Pragma(Step):
+    """A hint for what comes after the schedule; it changes no result.
+
+    for i in 100: …   Pragma('i', 'unroll', 4)   for i in 100 pragma unroll 4: …
+
+    "unroll": LLVM writes so many iterations out. "nontemporal": with 1, what is written to results
+    inside goes past the caches.
+    """
+
+    loop: str
+    key: str
+    value: int = 1
+
+    def apply(self, n: Nest) -> Nest:
+        self.need(self.key in PRAGMAS, f"{self.key} is no pragma", f"one of {', '.join(PRAGMAS)}")
+        most = MAX_COUNT if self.key == "unroll" else 1
+        fits = isinstance(self.value, int) and 0 <= self.value <= most
+        self.need(fits, f"{self.value} is not a value of {self.key}", f"0 to {most}")
+        for x, _ in self.loops(n, self.loop):
+            serial = self.key != "unroll" or x.kind in ("serial", "parallel")
+            self.need(serial, f"{self.loop} is already {x.kind}", "only loops can be unrolled")
+        given = (self.key, int(self.value))
+
+        def one(s: Loop) -> tuple[Stmt, ...]:
+            others = tuple(p for p in s.pragmas if p[0] != self.key)
+            return (replace(s, pragmas=(*others, given)),)
+
+        return on_loops(n, self.loop, one)
