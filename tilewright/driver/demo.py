@@ -146,8 +146,10 @@ def comparison_table(c: Any) -> Table:
         "folded and packed weights", "", bytes_text(sum(p.folded_bytes for p in programs))
     )
     table.add_row("largest error", f"{c.error.eager:.2e}", f"{c.error.ours:.2e}")
-    distinct, calls = len(c.explanation.kernels), sum(p.calls for p in programs)
+    once, calls = sum(p.once for p in programs), sum(p.calls for p in programs)
+    distinct = len(c.explanation.kernels) - once
     table.add_row("kernels", "", f"{distinct} distinct, {calls} calls per run")
+    table.add_row("kernels that pack weights, once", "", str(once))
     table.add_row("fallbacks to eager", "", str(len(c.explanation.fallbacks)))
     return table
 
