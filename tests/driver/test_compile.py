@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import threading
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from tests.driver.random_programs import check_seed
 from tests.driver.running import call, run_graph
 from tilewright import ops
 from tilewright.base.events import Log
-from tilewright.driver.compile import compile_graph
+from tilewright.driver.compile import Options, compile_graph
 from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Node, constant, input, item
 from tilewright.ir.types import TensorType, bf16, f32, i64
@@ -224,3 +227,22 @@ def test_many_compiles_do_not_grow_the_process(count: int) -> None:
     gc.collect()
     # A program that stayed would be some 200 KiB of code and loops each.
     assert _resident() - before < 8 * 2**20 + count * 8 * 2**10
+
+
+def test_a_profile_names_what_ran(tmp_path: Path) -> None:
+    x, w = tensor("x", 64, 64), tensor("w", 64, 64)
+    product = ops.matmul(x, w)
+    graph = Graph("profiled", (x, w), (ops.matmul(ops.softmax(product, 1), x),))
+    program = compile_graph(graph, Options(profile=True))
+    for _ in range(2):
+        call(program, [like(x), like(w)])
+    marks = program.details["marks"]
+    for name, calls, milliseconds in marks.totals():
+        assert calls % 2 == 0 and milliseconds > 0
+        assert name.split()[1] in {k.symbol for k in program.kernels}
+    assert any(name.startswith("row") for name, _, _ in marks.totals())
+    marks.chrome_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert len(events) == sum(calls for _, calls, _ in marks.totals())
+    # Microseconds as floats: one action ends where the next begins, or before.
+    assert all(a["ts"] + a["dur"] <= b["ts"] + 0.01 for a, b in pairwise(events))
