@@ -8,21 +8,37 @@ from functools import cache
 
 from tilewright.ir import dim as D
 from tilewright.kernel.intrinsic import INTRINSICS, Match, match
-from tilewright.kernel.nest import Loop, Nest, Path, Store, loop_names, reads, stages_in, walk
+from tilewright.kernel.nest import (
+    Alloc,
+    Loop,
+    Nest,
+    Path,
+    Store,
+    loop_names,
+    reads,
+    stages_in,
+    walk,
+)
 from tilewright.kernel.step import STEPS, Step
 from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
+from tilewright.kernel.steps.double_buffer import DoubleBuffer
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.fuse_axes import FuseAxes
+from tilewright.kernel.steps.init_at import InitAt
 from tilewright.kernel.steps.materialise import Materialise
 from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.permute import Permute
+from tilewright.kernel.steps.pipeline import Pipeline
+from tilewright.kernel.steps.pragma import Pragma
+from tilewright.kernel.steps.prefetch import Prefetch
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.reverse_compute_at import ReverseComputeAt
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
@@ -248,6 +264,52 @@ def _runs_here(name: str) -> bool:
     return name.split(".")[0] == family and all(map(here.has, INTRINSICS[name].features))
 
 
+def _init_at(n: Nest, rng: random.Random) -> Step | None:
+    found = [(s, p) for s, p in walk(n.body) if isinstance(s, Store) and s.combine and p]
+    if not found:
+        return None
+    s, p = rng.choice(found)
+    return InitAt(s.stage, rng.choice(p).name)
+
+
+def _reverse_compute_at(n: Nest, rng: random.Random) -> Step | None:
+    """A stage into a loop of something that it reads."""
+    users = {s.stage: [r.source for r in reads(s)] for s, _ in walk(n.body) if isinstance(s, Store)}
+    stage = rng.choice(list(users))
+    made = [p for s, p in walk(n.body) if isinstance(s, Store) and s.buffer in users[stage] and p]
+    return ReverseComputeAt(stage, rng.choice(rng.choice(made)).name) if made else None
+
+
+def _placed(n: Nest) -> list[tuple[str, str]]:
+    """Buffers that are allocated in a loop, and the loop."""
+    return [(s.buffer, p[-1].name) for s, p in walk(n.body) if isinstance(s, Alloc) and p]
+
+
+def _double_buffer(n: Nest, rng: random.Random) -> Step | None:
+    found = _placed(n)
+    return DoubleBuffer(rng.choice(found)[0]) if found else None
+
+
+def _pipeline(n: Nest, rng: random.Random) -> Step | None:
+    found = _placed(n)
+    if not found:
+        return None
+    buffer, loop = rng.choice(found)
+    return Pipeline(loop, buffer, rng.choice([1, 1, 2, 3]), rng.random() < 0.1)
+
+
+def _prefetch(n: Nest, rng: random.Random) -> Step | None:
+    s, _ = rng.choice(_loops(n))
+    sources = [str(r.source) for r in reads(s)]
+    return Prefetch(rng.choice(sources), s.name, rng.choice([1, 1, 2, 8])) if sources else None
+
+
+def _pragma(n: Nest, rng: random.Random) -> Step | None:
+    if rng.random() < 0.5:
+        return Pragma(_loop(n, rng), "nontemporal")
+    return Pragma(_loop(n, rng), "unroll", rng.choice([2, 3, 4, 8]))
+
+
 _TABLE: list[tuple[Maker, int]] = [
     (_split, 8),
     (_reorder, 5),
@@ -269,6 +331,12 @@ _TABLE: list[tuple[Maker, int]] = [
     (_cache_write, 2),
     (_relayout, 1),
     (_tensorize, 2),
+    (_init_at, 2),
+    (_reverse_compute_at, 3),
+    (_double_buffer, 1),
+    (_pipeline, 2),
+    (_prefetch, 1),
+    (_pragma, 1),
 ]
 _MAKERS = [maker for maker, _ in _TABLE]
 _WEIGHTS = [weight for _, weight in _TABLE]

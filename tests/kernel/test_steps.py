@@ -117,6 +117,55 @@ group dot
   c[c.i0] add= cast<i32>(a[c.r0]) * cast<i32>(b[c.i0,c.r0]) for c.i0 in 8, c.r0 in 4 from 0:i32
 """
 
+ROWS = """
+group rows
+  in x: f32[7,6]
+  out y: f32[7]
+  local t: f32[7,6]
+  t[t.i0,t.i1] = exp(x[t.i0,t.i1]) for t.i0 in 7, t.i1 in 6
+  y[y.i0] add= t[y.i0,y.r0] for y.i0 in 7, y.r0 in 6 from 0.0
+"""
+TURNED = """
+group turned
+  in x: f32[8]
+  out y: f32[8]
+  local t: f32[8]
+  t[t.i0] = exp(x[t.i0]) for t.i0 in 8
+  y[y.i0] = t[-y.i0+7] + 1.0 for y.i0 in 8
+"""
+LATE = """
+group late
+  in x: f32[8]
+  out y: f32[8]
+  local t: f32[8]
+  local u: f32[8]
+  t[t.i0] = exp(x[t.i0]) for t.i0 in 8
+  u[u.i0] = x[u.i0] * 2.0 for u.i0 in 8
+  y[y.i0] = t[y.i0] + u[y.i0] for y.i0 in 8
+"""
+PART = """
+group part
+  in x: f32[5]
+  out y: f32[9]
+  y[y.i0] add= x[y.i0] for y.i0 in 5 in order from 1.0
+"""
+GATHER = """
+group gather
+  in x: f32[9]
+  in k: i64[9]
+  out y: f32[9]
+  y[y.i0] = x[${max(min(k[y.i0], 8), 0)}] for y.i0 in 9
+"""
+STEPPED = """
+group stepped where n: 1..
+  in x: f32[n]
+  out y: f32[n]
+  local t: f32[n]
+  t[t.i0] = x[t.i0] for t.i0 in n
+  y[y.i0] = t[y.i0] + 1.0 for y.i0 in n
+"""
+PLACED = "Split('y.i0', 4)\nComputeAt('t', 'y.i0.0')"
+
 # name of the golden file: (group, steps before, the step)
 EXAMPLES = {
     "split": (MAP, "", "Split('y.i0', 16)"),
@@ -154,12 +203,26 @@ EXAMPLES = {
     "cache-write": (SUM, "", "CacheWrite('s', 'c')"),
     "split-parts": (MAP, "", "Split('y.i0', parts=4)"),
     "storage-align": (TWO, "", "StorageAlign('t', 0, 16)"),
+    "init-at": (SUM, "Split('s.i0', 2)", "InitAt('s', 's.i0.0')"),
+    "reverse-compute-at": (TWO, "Split('t.i1', 4)", "ReverseComputeAt('y', 't.i1.0')"),
+    "reverse-compute-at-reduction": (SUM, "InitAt('s', 's.i0')", "ReverseComputeAt('y', 's.i0')"),
+    "double-buffer": (TWO, "ComputeAt('t', 'y.i0')", "DoubleBuffer('t')"),
+    "pipeline": (TWO, "ComputeAt('t', 'y.i0')", "Pipeline('y.i0', 't')"),
+    "pipeline-symbolic": (STEPPED, PLACED, "Pipeline('y.i0.0', 't', 2)"),
+    "pipeline-asynchronous": (
+        STEPPED,
+        f"{PLACED}\nSetScope('t', 'shared')",
+        "Pipeline('y.i0.0', 't', asynchronous=True)",
+    ),
+    "prefetch": (SUM, "", "Prefetch('x', 's.i0', 2)"),
+    "pragma": (MAP, "", "Pragma('y.i0', 'unroll', 4)"),
+    "pragma-nontemporal": (GRID, "", "Pragma('y.i0', 'nontemporal')"),
     "relayout": (TWO, "", "Relayout('t', 'i, j -> j//4, i, j%4')"),
     "relayout-asked": (TWO, "", "Relayout('x', 'i, j -> j//4, i, j%4')"),
     "tensorize": (DOT, "", "Tensorize('c.i0', 'arm64.sdot')"),
 }
 # What not every CPU has; test_simt.py and tests/targets run these.
-NOT_NATIVE = ("bind", "synchronise", "set-scope-shared", "tensorize")
+NOT_NATIVE = ("bind", "synchronise", "set-scope-shared", "tensorize", "pipeline-asynchronous")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -261,6 +324,35 @@ REFUSALS = [
     (SUM, "Split('s.i0', 2)", "RFactor('s', ('s.r0',), 'p')", "split or placed"),
     (TWO, "", "SetScope('t', 'cache')", "cache is not a scope"),
     (TWO, "", "SetScope('y', 'register')", "y is an argument"),
+    (SUM, "", "InitAt('y', 'y.i0')", "y is not a reduction"),
+    (SUM, "", "InitAt('s', 's.r0')", "s.r0 accumulates into the same cells of s again"),
+    (SUM, "Reorder(('s.r0', 's.i0'))", "InitAt('s', 's.i0')", "s.r0 accumulates into the same"),
+    (SUM, "", "InitAt('s', 'y.i0')", "y.i0 is not a loop of the update alone"),
+    (SUM, "ComputeAt('s', 'y.i0')", "InitAt('s', 'y.i0')", "not a loop of the update alone"),
+    (SUM, "Split('s.init.i0', 2)", "InitAt('s', 's.i0')", "no longer one whole loop"),
+    (SUM, "Split('s.i0', 2); Peel('s.i0.0')", "InitAt('s', 's.i0.0')", "1 and 2 statements"),
+    (SUM, "ReverseComputeAt('y', 's.i0')", "InitAt('s', 's.i0')", "y reads s on the way"),
+    (SCATTER, "", "InitAt('y', 'y.i0')", "y is not a reduction"),
+    (PART, "", "InitAt('y', 'y.i0')", "do not reach all cells of y"),
+    (SUM, "", "ReverseComputeAt('y', 's.r0')", "s is not complete in one iteration of s.r0"),
+    (SUM, "", "ReverseComputeAt('s', 'y.i0')", "nothing inside y.i0 computes what s reads"),
+    (ROWS, "", "ReverseComputeAt('y', 't.i1')", "t.i1 would compute the same cells of y piece"),
+    (WINDOW, "", "ReverseComputeAt('y', 't.i0')", "y reads t at different places"),
+    (TURNED, "", "ReverseComputeAt('y', 't.i0')", "does not read t along a loop of its own"),
+    (CHAIN, "", "ReverseComputeAt('z', 'y.i0')", "nothing inside y.i0 computes what z reads"),
+    (LATE, "", "ReverseComputeAt('y', 't.i0')", "y also reads u, which is computed there or later"),
+    (TWO, "Vectorize('t.i1')", "ReverseComputeAt('y', 't.i1')", "t.i1 is lane"),
+    (TWO, "Split('y.i0', 2)", "ReverseComputeAt('y', 't.i0')", "along a loop of its own"),
+    (TWO, "", "DoubleBuffer('x')", "x is an argument"),
+    (TWO, "", "DoubleBuffer('t')", "t is not allocated inside a loop"),
+    (TWO, "", "Prefetch('q', 'y.i0')", "there is no buffer q"),
+    (TWO, "", "Prefetch('x', 'y.i0')", "nothing in y.i0 reads x"),
+    (TWO, "", "Prefetch('x', 't.i0', 0)", "0 is not a positive distance"),
+    (TWO, "ComputeAt('t', 'y.i0')", "Prefetch('t', 'y.i0')", "t is made anew in every iteration"),
+    (GATHER, "", "Prefetch('x', 'y.i0')", "where x is read is itself read from memory"),
+    (MAP, "", "Pragma('y.i0', 'fast', 1)", "fast is no pragma.*\n.*unroll, nontemporal"),
+    (MAP, "", "Pragma('y.i0', 'unroll', 1000)", "1000 is not a value of unroll"),
+    (GRID, "Unroll('y.i1')", "Pragma('y.i1', 'unroll', 2)", "y.i1 is already unroll"),
     (PACKED, "", "Pad('t', 0, 0)", "0 is not a positive factor"),
     (PACKED, "", "Pad('t', 1, 4)", "t has no axis 1"),
     (PACKED, "", "Pad('t', 0, 50)", "would touch w"),
