@@ -138,3 +138,47 @@ def test_strict_precision() -> None:
     with pytest.raises(tw.Invalid, match="there is no precision 'sloppy'"):
         te.create_schedule(c.op, precision="sloppy")
     assert s.trace == before and "strict" in str(s).splitlines()[0]
+
+
+def test_an_input_in_a_layout_of_its_own() -> None:
+    a, b, c, k = matmul(12, 40, 9)
+    s = te.create_schedule(c.op)
+    s[b].transform_layout(lambda k, j: (j // 16, k, j % 16))
+    jo, ji = s[c].split(c.op.axis[1], factor=16)
+    s[c].reorder(jo, c.op.axis[0], k, ji)
+    s[c].vectorize(ji)
+    f = tw.build(s, [a, b, c])
+    x, y, out = numbers(0, 12, 9), numbers(1, 9, 40), np.full((12, 40), np.nan, "f4")
+    with pytest.raises(tw.Invalid, match="B has 2 axes, 3 are needed") as why:
+        f(x, y, out)
+    assert why.value.hint is not None and "f.pack(B, array)" in why.value.hint
+    packed = f.pack(b, y)
+    assert packed.shape == (3, 9, 16) and f.pack(a, x) is x
+    f(x, packed, out)
+    np.testing.assert_allclose(out, x.astype("f8") @ y, rtol=1e-4, atol=1e-5)
+    before = s.trace
+    with pytest.raises(tw.Refused, match="cannot be read back"):
+        s[a].transform_layout(lambda i, k: (i // 4, k))
+    with pytest.raises(tw.Invalid, match="takes 1 indices"):
+        s[a].transform_layout(lambda i: (i,))
+    assert s.trace == before
+
+
+def test_hints_change_no_result() -> None:
+    a, b, c, k = matmul(20, 24, 9)
+    s = te.create_schedule(c.op)
+    i, j = c.op.axis
+    s[c].reorder(i, k, j)
+    s[c].pragma(j, "unroll", 4)
+    s[c].prefetch(a, i, 2)
+    text = str(s)
+    assert "pragma unroll 4" in text and "prefetch A[" in text
+    x, y, out = numbers(0, 20, 9), numbers(1, 9, 24), np.full((20, 24), np.nan, "f4")
+    tw.build(s, [a, b, c])(x, y, out)
+    np.testing.assert_allclose(out, x.astype("f8") @ y, rtol=1e-4, atol=1e-5)
+    before = s.trace
+    with pytest.raises(tw.Refused, match="auto is no pragma"):
+        s[c].pragma(j, "auto")
+    with pytest.raises(tw.Refused, match="0 is not a positive distance"):
+        s[c].prefetch(a, i, 0)
+    assert s.trace == before

@@ -38,9 +38,11 @@ class Lowered:
         self.nest: Nest
         self.trace, self.nest = s.finished()
         self.simple_mode = simple_mode
-        table = {b.name: b for b in s.group.buffers}
+        self.schedule = s
+        # An input may have been given another layout, so the nest's own buffers come first.
+        table = {b.name: b for b in (*s.group.buffers, *self.nest.buffers)}
         named = [s.name_of(t) for t in args]
-        self.arguments: list[Buffer] = [table.get(n) or self.nest.buffer(n) for n in named]
+        self.arguments: list[Buffer] = [table[n] for n in named]
         for b in self.arguments:
             if b.scope not in ("in", "out"):
                 hint = "give it to te.create_schedule as well"
@@ -95,7 +97,8 @@ class Built:
         for a, b in zip(arrays, buffers, strict=True):
             want = tuple(int(D.evaluate(d, sizes)) for d in b.shape)
             if tuple(a.shape) != want:
-                raise Invalid(f"{b.name} has shape {tuple(a.shape)}, {want} is needed")
+                what = f"{b.name} has shape {tuple(a.shape)}, {want} is needed"
+                raise Invalid(what, hint=_layout_hint(b))
         where = {b.name: span for b, span in zip(buffers, spans, strict=True)}
         for b in buffers:
             for other in buffers:
@@ -111,6 +114,14 @@ class Built:
             self._function(ctypes.addressof(pointers), ctypes.addressof(numbers))
 
         return run
+
+    def pack(self, tensor: Tensor, array: np.ndarray) -> np.ndarray:
+        """The array as this function takes that input: in the layout which the schedule gave it."""
+        name = self.lowered.schedule.name_of(tensor)
+        (b,) = [b for b in self.lowered.arguments if b.name == name] or [None]
+        if b is None:
+            raise Invalid(f"{name} is no argument of this function")
+        return array if b.asked is None else b.asked.map.pack(array)
 
     def time_evaluator(
         self, name: str | None = None, device: object = None, number: int = 1, repeat: int = 1
@@ -152,6 +163,10 @@ class Times:
         return median(self.results)
 
 
+def _layout_hint(b: Buffer) -> str | None:
+    return f"it is laid out by {b.asked.map}: give f.pack({b.name}, array)" if b.asked else None
+
+
 def _span(a: Any, b: Buffer, sizes: dict[str, int]) -> tuple[int, int]:
     """Where an argument begins and how many bytes it has, once it is seen to fit."""
     is_torch = hasattr(a, "data_ptr")
@@ -172,7 +187,8 @@ def _span(a: Any, b: Buffer, sizes: dict[str, int]) -> tuple[int, int]:
     if not is_torch and b.scope == "out" and not a.flags.writeable:
         raise Invalid(f"the output {b.name} may not be written")
     if len(a.shape) != len(b.shape):
-        raise Invalid(f"{b.name} has {len(a.shape)} axes, {len(b.shape)} are needed")
+        what = f"{b.name} has {len(a.shape)} axes, {len(b.shape)} are needed"
+        raise Invalid(what, hint=_layout_hint(b))
     for d, n in zip(b.shape, a.shape, strict=True):
         if D.is_sym(d) and sizes.setdefault(D.the_sym(d).name, int(n)) != n:
             known = sizes[D.the_sym(d).name]

@@ -123,7 +123,7 @@ def compute(shape: Any, fcompute: Callable[..., Any], name: str = "compute") -> 
     """The tensor whose element at (i, j, …) is `fcompute(i, j, …)`; several tensors of that shape
     where it returns a tuple. A shape of () has one element."""
     dims = _shape(shape, name)
-    axes = tuple(IterVar(a, d) for a, d in zip(_axis_names(fcompute, len(dims), name), dims))
+    axes = tuple(IterVar(a, d) for a, d in zip(axis_names(fcompute, len(dims), name), dims))
     found = fcompute(*axes)
     if isinstance(found, Reduction) and isinstance(found.value.dtype, TupleDType):
         return _components(_computed(dims, axes, found, name), found.value.dtype)
@@ -146,7 +146,8 @@ def _components(whole: Tensor, dtype: TupleDType) -> tuple[Tensor, ...]:
     return tuple(one(k) for k in range(len(dtype.items)))
 
 
-def _axis_names(f: Callable[..., Any], rank: int, name: str) -> list[str]:
+def axis_names(f: Callable[..., Any], rank: int, name: str) -> list[str]:
+    """What a function of `rank` indices calls them."""
     kinds = inspect.Parameter
     own = list(inspect.signature(f).parameters.values())
     plain = [p for p in own if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]

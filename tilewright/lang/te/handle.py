@@ -5,11 +5,14 @@ The drawings show the loops of a stage before a call and after it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilewright.base.errors import Invalid, Refused
+from tilewright.ir import dim as D
+from tilewright.ir import expr as E
+from tilewright.ir.maps import Map
 from tilewright.kernel.nest import find
 from tilewright.kernel.step import Step
 from tilewright.kernel.steps.bind import Bind
@@ -22,6 +25,9 @@ from tilewright.kernel.steps.init_at import InitAt
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.pipeline import Pipeline
+from tilewright.kernel.steps.pragma import Pragma
+from tilewright.kernel.steps.prefetch import Prefetch
+from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.reverse_compute_at import ReverseComputeAt
 from tilewright.kernel.steps.set_scope import SetScope
@@ -31,8 +37,8 @@ from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 
-from .expression import Operation
-from .scalars import IterVar
+from .expression import Operation, Tensor, axis_names
+from .scalars import Expr, IterVar, as_index
 
 if TYPE_CHECKING:
     from .schedule import Schedule
@@ -206,6 +212,26 @@ class StageHandle:
         """
         self.schedule.apply(Tensorize(self._loop(axis), instruction))
 
+    def pragma(self, axis: IterVar, pragma_type: str, pragma_value: int | None = None) -> None:
+        """A hint for what comes after the schedule: "unroll" (by LLVM, so many iterations) or
+        "nontemporal" (results go past the caches).
+
+        for i in 100: …          for i in 100 pragma unroll 4: …
+        """
+        value = 1 if pragma_value is None else pragma_value
+        self.schedule.apply(Pragma(self._loop(axis), pragma_type, value))
+
+    def prefetch(self, tensor: Tensor | Operation, axis: IterVar, offset: int = 1) -> None:
+        """Each iteration asks for the first cache line of a tensor that the one `offset` later
+        reads.
+
+        for i: for k: C[i] += A[i,k]     for i:
+                                           prefetch A[i+1,0]
+                                           for k: C[i] += A[i,k]
+        """
+        buffer = self.schedule.name_of(tensor)
+        self.schedule.apply(Prefetch(buffer, self._loop(axis), offset))
+
     # ---- places
 
     def compute_at(self, parent: StageHandle, axis: IterVar) -> None:
@@ -282,6 +308,21 @@ class StageHandle:
             what = f"{axis!r} is no axis of {self.name} as it was written"
             raise Refused(what, hint=f"its axes are {names}")
         self.schedule.apply(StorageAlign(self.name, places[0], factor, offset))
+
+    def transform_layout(self, mapping: Callable[..., Sequence[Any]]) -> None:
+        """The tensor lies in memory by a map of its indices: `lambda k, j: (j // 16, k, j % 16)`.
+        An input is then taken in that layout; `f.pack(B, array)` of the built function gives it.
+
+        in B: f32[64,48]                 in B: f32[3,64,16]
+        … B[k,j]                         … B[j//16, k, j%16]
+        """
+        shape = self.op.tensor.shape
+        names = axis_names(mapping, len(shape), f"the layout of {self.name}")
+        found = mapping(*(Expr(E.index(D.sym(a))) for a in names))
+        several = found if isinstance(found, (tuple, list)) else (found,)
+        what = f"the layout of {self.name}"
+        by = Map(tuple(names), tuple(as_index(x, what) for x in several))
+        self.schedule.apply(Relayout(self.name, str(by)))
 
     def double_buffer(self) -> None:
         """The stage's buffer has two versions, used in turn by the loop it is computed in.

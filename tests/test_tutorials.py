@@ -1,0 +1,110 @@
+"""The tutorial pages run, are right, and what they say in words holds."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import tilewright as tw
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "tutorials"
+
+
+def page(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"tutorial_{name}", FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def matmul() -> ModuleType:
+    return page("matmul")
+
+
+@pytest.fixture(scope="module")
+def conv_softmax() -> ModuleType:
+    return page("conv_softmax")
+
+
+def by_name(results: list) -> dict[str, float]:
+    return {r.name: r.seconds for r in results}
+
+
+def test_matmul(matmul: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    results = matmul.main(["--size", "192", "--rounds", "2"])
+    shown = capsys.readouterr().out
+    assert [r.name for r in results] == [s.__name__ for s in matmul.STEPS]
+    for r in results:
+        assert r.error < 1e-5, r
+        assert r.name in shown and r.what and r.what.split()[0] in shown
+    t = by_name(results)
+    # Every comparison has a wide margin: only the order is claimed, on a busy machine too.
+    assert t["blocked"] < t["naive"] and t["vectorized"] < t["blocked"]
+    for fast in ("register_tile", "unrolled", "blocks_of_k"):
+        assert t[fast] < t["vectorized"] and t[fast] < t["naive"] / 4
+
+
+@pytest.mark.parametrize("n", [37, 64, 100])
+def test_matmul_of_sizes_that_no_tile_divides(matmul: ModuleType, n: int) -> None:
+    for machine in (matmul.Machine.here(), matmul.Machine(8, 2, 6), matmul.Machine(16, 2, 12)):
+        for r in matmul.measure(n, rounds=1, m=machine):
+            assert r.error < 1e-5, r
+
+
+def test_the_matmul_page_tells_the_truth_about_its_loops(matmul: ModuleType) -> None:
+    m = matmul.Machine.here()
+    text = {s.__name__: matmul.loops(s(480, m)) for s in matmul.STEPS}
+    assert text["naive"].count("for ") == 3
+    assert "lane" not in text["blocked"] and "lane" in text["vectorized"]
+    assert "alloc panels" in text["packed"] and "panels" not in text["vectorized"]
+    version = matmul.register_tile(480, m)
+    (tile,) = [b for b in tw.lower(version.schedule, version.args).nest.buffers if "C_" in b.name]
+    assert tile.scope == "register" and tile.shape == (m.rows, m.columns)
+    assert "parallel" in text["threads"] and "parallel" not in text["blocks_of_k"]
+
+
+def test_convolution_and_softmax(
+    conv_softmax: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = conv_softmax.main(["--image", "32", "--rows", "256", "--rounds", "2"])
+    shown = capsys.readouterr().out
+    for results in found.values():
+        for r in results:
+            assert r.error < 1e-5, r
+            assert r.name in shown and r.what and r.what.split()[0] in shown
+    t = by_name(found["convolution"])
+    assert t["conv_vectors"] < t["conv_naive"] / 2 and t["conv_filters"] < t["conv_vectors"]
+    t = by_name(found["softmax"])
+    assert t["softmax_vectors"] < t["softmax_naive"]
+
+
+@pytest.mark.parametrize("n", [19, 33])
+def test_odd_sizes(conv_softmax: ModuleType, n: int) -> None:
+    for steps in (conv_softmax.CONVOLUTION, conv_softmax.SOFTMAX):
+        for r in conv_softmax.measure(steps, n, rounds=1):
+            assert r.error < 1e-5, r
+
+
+def test_the_second_page_tells_the_truth_about_its_loops(conv_softmax: ModuleType) -> None:
+    def shape(step, name: str) -> tuple:
+        v = step(64)
+        return tw.lower(v.schedule, v.args).nest.buffer(name).shape
+
+    assert shape(conv_softmax.conv_naive, "conv") == (32, 64, 64)
+    assert shape(conv_softmax.conv_placed, "conv") == (1, 1, 64)
+    assert shape(conv_softmax.softmax_naive, "e") == (64, 64)
+    assert shape(conv_softmax.softmax_rows, "e") == (1, 64)
+    v = conv_softmax.softmax_rows(64)
+    assert len(tw.lower(v.schedule, v.args).nest.body) == 1  # rows around everything
+    s = conv_softmax.softmax(8, 64)
+    strict = tw.te.create_schedule(s.y.op, precision="strict")
+    _, lane = strict[s.total].split(s.total.op.reduce_axis[0], factor=8)
+    with pytest.raises(tw.Refused, match="strict"):  # as the page says
+        strict.rfactor(s.total, lane)
