@@ -85,14 +85,14 @@ def clipped(base: Dim, size: Dim, full: Dim) -> tuple[Dim, Dim]:
 
 
 def narrowed_axes(
-    axes: Sequence[Sequence[Sym]], box: Box, full: Sequence[Dim], written: bool = False
+    axes: Sequence[Sequence[Sym]], box: Box, full: Sequence[Dim], written: Sequence[Dim] = ()
 ) -> dict[Sym, Dim]:
     """What the variables over each axis become when they run over the box only. Where the box is
-    `written`, not just read, one cell is surely inside."""
+    part of what is `written`, not just read, one cell is surely inside."""
     table: dict[Sym, Dim] = {}
-    for names, (base, size), end in zip(axes, box, full, strict=True):
+    for k, (names, (base, size), end) in enumerate(zip(axes, box, full, strict=True)):
         low, count = clipped(base, size, end)
-        if written and size == 1:
+        if size == 1 and written and D.known_eq(written[k], end):
             low, count = base, size
         for a in names:
             once = isinstance(count, int) and count == 1

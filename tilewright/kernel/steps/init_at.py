@@ -51,7 +51,7 @@ class InitAt(Step):
         self.need(whole, missed)
         moving = set().union(*(inner_vars(s) for s in target.body))
         box = region([update.index], moving, b.shape)
-        moved = narrow(top, narrowed_axes(axes, box, b.shape, written=True))
+        moved = narrow(top, narrowed_axes(axes, box, b.shape, b.shape))
 
         def one(s: Stmt) -> tuple[Stmt, ...]:
             if s is top:

@@ -16,6 +16,7 @@ from tilewright.kernel.box import (
 )
 from tilewright.kernel.dependence import region
 from tilewright.kernel.nest import (
+    BLOCKS,
     Alloc,
     Barrier,
     Loop,
@@ -89,6 +90,10 @@ class ReverseComputeAt(Step):
         updates = [s for s in tops if _accumulates(s)]
         firsts = [s for s in tops if updates and not _accumulates(s)]
         users = updates or tops
+        for s, _ in walk(tuple(users)):
+            outer = isinstance(s, Loop) and s.kind in ("parallel", *BLOCKS)
+            what = f"{s.name} is {s.kind}: it stands outermost" if isinstance(s, Loop) else ""
+            self.need(not outer, what, "move first")
         copies = f"{self.stage} is computed by {len(users)} statements"
         self.need(len(users) == 1, copies, "move it before Peel")
         return path[-1].body if path else n.body, firsts, users[0]
@@ -132,7 +137,7 @@ class ReverseComputeAt(Step):
         axes, full = self._axes(user, source, b.shape, box)
         reached = covers(store.index, path, full, chain)
         self.need(reached, f"{host.name} does not reach all of {source} that {self.stage} reads")
-        return narrow(user, narrowed_axes(axes, box, full, written=True)), box
+        return narrow(user, narrowed_axes(axes, box, full, b.shape)), box
 
     def _axes(
         self, user: Stmt, source: str, shape: tuple[Dim, ...], box: Box
