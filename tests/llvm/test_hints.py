@@ -1,0 +1,123 @@
+"""Hints in the code: prefetches, loops that LLVM unrolls, results that go past the caches."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import tilewright.kernel.steps  # noqa: F401  (fills STEPS)
+from tests.kernel.native import Native
+from tilewright.kernel.nest import Nest, start
+from tilewright.kernel.step import apply, parse_trace
+from tilewright.kernel.text import nest_text, parse_group, parse_nest
+from tilewright.llvm.emit import emit
+from tilewright.llvm.objects import assembly
+from tilewright.targets import default, get
+
+MAP = """
+group map where n: 1..
+  in x: f32[n]
+  out y: f32[n]
+  y[y.i0] = x[y.i0] + 1.0 for y.i0 in n
+"""
+SUM = """
+group sum
+  in x: f32[5,64]
+  out y: f32[5]
+  local s: f32[5]
+  s[s.i0] add= x[s.i0,s.r0] for s.i0 in 5, s.r0 in 64 from 0.0
+  y[y.i0] = s[y.i0] for y.i0 in 5
+"""
+X86, ARM = "x86-64-v3", "arm64"
+VECTORS = "Split('y.i0', 8)\nPeel('y.i0.0')\nVectorize('y.i0.1')\n"
+
+
+def scheduled(group: str, steps: str) -> Nest:
+    n = apply(start(parse_group(group)), parse_trace(steps))
+    assert parse_nest(nest_text(n)) == n
+    return n
+
+
+def code(n: Nest, target: str) -> str:
+    return assembly(emit(n, get(target)), get(target))
+
+
+@pytest.mark.parametrize(("target", "word"), [(X86, "prefetcht0"), (ARM, "prfm\tpldl1keep")])
+def test_a_prefetch_is_an_instruction_and_no_load(target: str, word: str) -> None:
+    steps = "Prefetch('x', 'y.i0.0', 4)\n"
+    plain, asked = (code(scheduled(MAP, VECTORS + s), target) for s in ("", steps))
+    assert word in asked and word not in plain
+    n = scheduled(MAP, VECTORS + steps)
+    text = emit(n, get(target))
+    assert text.count("load <8 x float>") == 1  # the prefetched address is not read
+
+
+def test_a_prefetch_past_the_end_touches_nothing() -> None:
+    compiled = Native(scheduled(MAP, "Prefetch('x', 'y.i0', 100000)"))
+    x = np.arange(7, dtype="f")
+    assert compiled.strays({"x": x}, {"n": 7}) is None
+    np.testing.assert_array_equal(compiled({"x": x}, {"n": 7})["y"], x + 1)
+
+
+def test_a_prefetch_among_lanes_asks_once() -> None:
+    n = scheduled(MAP, "Prefetch('x', 'y.i0')\nSplit('y.i0', 4)\nPeel('y.i0.0')\n")
+    n = apply(n, parse_trace("Vectorize('y.i0.1')"))
+    text = emit(n, default())
+    assert text.count("call void @llvm.prefetch") == 2  # for the vectors and for the rest
+    x = np.arange(11, dtype="f")
+    np.testing.assert_array_equal(Native(n)({"x": x}, {"n": 11})["y"], x + 1)
+
+
+@pytest.mark.parametrize("target", [X86, ARM])
+def test_llvm_unrolls_what_asks_for_it_and_nothing_else(target: str) -> None:
+    adds = re.compile(r"^\s+v?f?adds?s?\s.*(xmm|\bs\d)", re.M)
+    plain = len(adds.findall(code(scheduled(SUM, ""), target)))
+    inner = len(adds.findall(code(scheduled(SUM, "Pragma('s.r0', 'unroll', 8)"), target)))
+    outer = len(adds.findall(code(scheduled(SUM, "Pragma('s.i0', 'unroll', 5)"), target)))
+    assert plain == 1
+    assert inner == 8
+    assert outer == 5
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 11])
+def test_an_unrolled_loop_computes_the_same(n: int) -> None:
+    x = np.arange(n, dtype="f")
+    compiled = Native(scheduled(MAP, "Pragma('y.i0', 'unroll', 4)"))
+    np.testing.assert_array_equal(compiled({"x": x}, {"n": n})["y"], x + 1)
+
+
+def test_no_pass_for_modules_that_do_not_ask() -> None:
+    assert "llvm.loop" not in emit(scheduled(SUM, ""), default())
+    text = emit(scheduled(SUM, "Pragma('s.r0', 'unroll', 8)"), default())
+    assert text.count("!llvm.loop !") == text.count("distinct !{")
+    assert text.count('!"llvm.loop.unroll.count", i32 8') == 1
+    assert text.count('!"llvm.loop.unroll.disable"') == 1
+
+
+def test_results_go_past_the_caches_and_others_do_not() -> None:
+    stream = "Pragma('y.i0.0', 'nontemporal')\n"
+    n = scheduled(MAP, VECTORS + stream)
+    text = emit(n, get(X86))
+    assert text.count("!nontemporal !0") == 1  # the peeled rest is outside
+    assert text.count("fence seq_cst") == 1
+    off = emit(scheduled(MAP, VECTORS + stream + stream.replace("')", "', 0)")), get(X86))
+    assert "nontemporal" not in off and "fence" not in off
+    kept = scheduled(SUM, "ComputeAt('s', 'y.i0')\nPragma('y.i0', 'nontemporal')")
+    assert emit(kept, get(X86)).count("!nontemporal") == 1  # y, not s
+    x = np.arange(19, dtype="f")
+    np.testing.assert_array_equal(Native(n)({"x": x}, {"n": 19})["y"], x + 1)
+
+
+@pytest.mark.parametrize("target", ["x86-64", X86, "x86-64-v4", ARM])
+def test_every_target_takes_every_hint(target: str) -> None:
+    hints = "Prefetch('x', 'y.i0.0')\nPragma('y.i0.0', 'nontemporal')\n"
+    assert code(scheduled(MAP, VECTORS + hints + "Pragma('y.i0.0', 'unroll', 2)"), target)
+
+
+def test_hints_stay_on_loops_that_are_split_and_fused() -> None:
+    n = scheduled(SUM, "Pragma('s.r0', 'unroll', 4)\nSplit('s.r0', 16)\n")
+    assert "for s.r0.1 in 16 pragma unroll 4:" in nest_text(n)
+    n = scheduled(SUM, "Pragma('s.i0', 'nontemporal')\nFuse('s.i0', 's.r0', 'f')\n")
+    assert "for f in 320 pragma nontemporal 1:" in nest_text(n)
