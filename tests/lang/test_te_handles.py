@@ -101,9 +101,38 @@ def test_axes_that_vanished_are_one_iteration() -> None:
     check(s, a, c)
 
 
-def test_stages_that_share_loops() -> None:
+def test_several_outputs_are_one_stage() -> None:
     x = te.placeholder((8, 3), name="X")
     p, q = te.compute((8, 3), lambda i, j: (x[i, j] + 1, te.max(x[i, j], 0.0)), name="two")
+    assert p.op is q.op and p.op.outputs == (p, q) and len(p.op.body) == 2
+    s = te.create_schedule(p.op)
+    assert s[q].name == s[p].name and len(s.nest.body) == 1
+    s[q].fuse(*q.op.axis)
+    v, a, b = numbers(8, 3), np.empty((8, 3), "f4"), np.empty((8, 3), "f4")
+    tw.build(s, [x, p, q])(v, a, b)
+    np.testing.assert_array_equal(a, v + 1)
+    np.testing.assert_array_equal(b, np.maximum(v, 0))
+    with pytest.raises(tw.Invalid, match="there is no number 2"):
+        p.op.output(2)
+
+
+def test_several_results_that_others_read() -> None:
+    x = te.placeholder((8, 3), name="X")
+    p, q = te.compute((8, 3), lambda i, j: (x[i, j] + 1, x[i, j] * 2), name="two")
+    y = te.compute((8, 3), lambda i, j: p[i, j] + q[i, j], name="Y")
+    s = te.create_schedule(y.op)
+    assert s[q].name != s[p].name  # each may be placed on its own
+    s[p].compute_at(s[y], y.op.axis[0])
+    s[q].compute_inline()
+    v, out = numbers(8, 3), np.empty((8, 3), "f4")
+    tw.build(s, [x, y])(v, out)
+    np.testing.assert_allclose(out, v * 3.0 + 1, rtol=1e-5, atol=1e-6)
+
+
+def test_stages_that_share_loops() -> None:
+    x = te.placeholder((8, 3), name="X")
+    p = te.compute((8, 3), lambda i, j: x[i, j] + 1, name="P")
+    q = te.compute((8, 3), lambda i, j: te.max(x[i, j], 0.0), name="Q")
     s = te.create_schedule([p.op, q.op])
     s[q].compute_with(s[p], p.op.axis[1])
     assert len(s.nest.body) == 1
@@ -124,10 +153,9 @@ def test_the_first_place_of_an_extreme(reducer, judge) -> None:
     a = te.placeholder((6, 37), name="A")
     k = te.reduce_axis((0, 37), "k")
     place, value = te.compute((6,), lambda i: reducer(a[i, k], axis=k), name="T")
-    s = te.create_schedule([place.op, value.op])
-    (both,) = place.op.input_tensors
-    _, inner = s[both].split(k, factor=8)
-    s.rfactor(both, inner)  # places meet out of order
+    s = te.create_schedule(place.op)
+    _, inner = s[place].split(k, factor=8)
+    s.rfactor(place, inner)  # places meet out of order
     x = np.random.default_rng(0).integers(0, 4, (6, 37)).astype("f4")
     x[2, [7, 30]], x[3], x[4] = np.nan, -np.inf, np.inf
     at, top = np.empty(6, "i8"), np.empty(6, "f4")

@@ -35,12 +35,12 @@ def largest(m: int, n: int):
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_argmax(scheduled: bool) -> None:
     idx, val, k, first, value = largest(6, 37)
-    s = te.create_schedule([first.op, value.op])
-    (both,) = first.op.input_tensors
-    assert value.op.input_tensors == (both,) and both.op.reduce_axis == (k,)
+    s = te.create_schedule(first.op)
+    assert value.op is first.op and first.op.output(1) is value and first.op.num_outputs == 2
+    assert first.op.reduce_axis == (k,) and first.op.input_tensors == (idx, val)
     if scheduled:
-        _, inner = s[both].split(k, factor=8)
-        s.rfactor(both, inner)
+        _, inner = s[first].split(s[value].op.reduce_axis[0], factor=8)
+        s.rfactor(first, inner)
     f = tw.build(s, [idx, val, first, value])
     a = numbers(6, 37)
     where = np.broadcast_to(np.arange(37, dtype=np.int32), (6, 37)).copy()

@@ -47,37 +47,50 @@ class Tensor(E.Tensor):
 
 
 class Operation:
-    """What computes a tensor: its name, its axes and what it reads."""
+    """What computes a tensor, or several at once: its name, its axes and what it reads.
+
+    `tensor` is the stage that its axes are loops of. `outputs` are the tensors of its user: that
+    one, others of the same loops, or the components of a reduction over tuples.
+    """
 
     def __init__(
         self,
         tensor: Tensor,
         axis: tuple[IterVar, ...] = (),
         reduce_axis: tuple[IterVar, ...] = (),
+        outputs: tuple[Tensor, ...] = (),
     ) -> None:
         self.tensor, self.axis, self.reduce_axis = tensor, axis, reduce_axis
+        self.outputs = outputs or (tensor,)
 
     @property
     def name(self) -> str:
         return self.tensor.name
 
     @property
+    def _computed(self) -> tuple[Tensor, ...]:
+        """The tensors that have a definition of the user's."""
+        return self.outputs if self.tensor in self.outputs else (self.tensor,)
+
+    @property
     def input_tensors(self) -> tuple[Tensor, ...]:
-        return tuple(t for t in self.tensor.inputs() if isinstance(t, Tensor))
+        found = dict.fromkeys(x for t in self._computed for x in t.inputs())
+        return tuple(x for x in found if isinstance(x, Tensor))
 
     @property
     def body(self) -> list[Expr]:
         """What an element is, over `axis`; nothing for an input."""
-        return [] if self.tensor.body is None else [Expr(self.tensor.body)]
+        return [Expr(t.body) for t in self._computed if t.body is not None]
 
     @property
     def num_outputs(self) -> int:
-        return 1
+        return len(self.outputs)
 
     def output(self, k: int) -> Tensor:
-        if k != 0:
-            raise Invalid(f"{self.name} has one output, there is no number {k}")
-        return self.tensor
+        if not 0 <= k < len(self.outputs):
+            count = len(self.outputs)
+            raise Invalid(f"{self.name} has {count} outputs, there is no number {k}")
+        return self.outputs[k]
 
     def __repr__(self) -> str:
         return f"operation {self.name}"
@@ -131,11 +144,16 @@ def compute(shape: Any, fcompute: Callable[..., Any], name: str = "compute") -> 
         return _computed(dims, axes, found, name)
     if not found:
         raise Invalid(f"{name} computes an empty tuple", hint="return one expression per output")
-    return tuple(_computed(dims, axes, v, f"{name}_{k}") for k, v in enumerate(found))
+    several = tuple(_computed(dims, axes, v, f"{name}_v{k}") for k, v in enumerate(found))
+    if not builtins.any(isinstance(v, Reduction) for v in found):
+        op = Operation(several[0], axes, (), several)
+        for t in several:
+            t.op = op
+    return several
 
 
 def _components(whole: Tensor, dtype: TupleDType) -> tuple[Tensor, ...]:
-    """One tensor per component; the reduction itself is what they read."""
+    """One tensor per component; the reduction itself is what they read, and their operation."""
 
     def one(k: int) -> Tensor:
         axes = tuple(IterVar(a.name, a.extent) for a in whole.op.axis)
@@ -143,7 +161,11 @@ def _components(whole: Tensor, dtype: TupleDType) -> tuple[Tensor, ...]:
         value = E.item(E.load(whole, at, whole.dtype), k)
         return _computed(whole.shape, axes, Expr(value), f"{whole.name}_v{k}")
 
-    return tuple(one(k) for k in range(len(dtype.items)))
+    found = tuple(one(k) for k in range(len(dtype.items)))
+    op = Operation(whole, whole.op.axis, whole.op.reduce_axis, found)
+    for t in (whole, *found):
+        t.op = op
+    return found
 
 
 def axis_names(f: Callable[..., Any], rank: int, name: str) -> list[str]:

@@ -17,6 +17,8 @@ from tilewright.kernel.nest import Nest, loop_names, start
 from tilewright.kernel.step import Step, Trace, apply
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.cache_write import CacheWrite
+from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.materialise import Materialise
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.set_scope import SetScope
@@ -49,7 +51,9 @@ def create_schedule(ops: Key | Sequence[Key], precision: str = "reassociate") ->
     if precision not in PRECISIONS:
         raise Invalid(f"there is no precision {precision!r}", hint=" or ".join(PRECISIONS))
     several = list(ops) if isinstance(ops, (tuple, list)) else [ops]
-    outputs = [_tensor(x) for x in several]
+    outputs: list[Tensor] = []
+    for x in several:
+        outputs += x.outputs if isinstance(x, Operation) else (_tensor(x),)
     if not outputs:
         raise Invalid("there is nothing to schedule", hint="write te.create_schedule(C.op)")
     return Schedule(outputs, precision)
@@ -78,15 +82,37 @@ class Schedule:
         self._axes: dict[str, StageAxes] = {}
         for t, name in self._names.items():
             self._know(t, name)
+        self._joined: set[Operation] = set()
+        for op in dict.fromkeys(t.op for t in self._names):
+            self._join(op)
+
+    def _join(self, op: Operation) -> None:
+        """Several outputs of one operation are one stage to their user: components of a reduction
+        that only others read disappear into those, outputs of the same shape share their loops."""
+        stage, *others = (op.tensor, *(t for t in op.outputs if t is not op.tensor))
+        if stage not in op.outputs:
+            inside = [t for t in others if t in self._names and t not in self.outputs]
+            self.apply(*(ComputeInline(self._names[t]) for t in inside))
+            self._joined.add(op)
+        elif others and op.axis and all(t in self.outputs for t in op.outputs):
+            at = f"{self._names[stage]}.i{len(op.axis) - 1}"
+            if self.attempt(*(ComputeWith(self._names[t], at) for t in others)):
+                self._joined.add(op)
+
+    def _stage(self, key: Key) -> Tensor:
+        """The tensor whose loops a user means."""
+        t = _tensor(key)
+        return t.op.tensor if t.op in self._joined else t
 
     def _know(self, t: Tensor, name: str) -> None:
         loops = {a: f"{name}.i{k}" for k, a in enumerate(t.op.axis)}
-        loops |= {a: f"{name}.r{k}" for k, a in enumerate(t.op.reduce_axis)}
+        if t is t.op.tensor:
+            loops |= {a: f"{name}.r{k}" for k, a in enumerate(t.op.reduce_axis)}
         self._names[t] = name
         self._axes[name] = StageAxes(t.op, loops, {})
 
     def __getitem__(self, key: Key) -> StageHandle:
-        return StageHandle(self, self.name_of(key))
+        return StageHandle(self, self.name_of(self._stage(key)))
 
     def name_of(self, key: Key) -> str:
         """The stage or buffer that a tensor is here."""
@@ -134,7 +160,8 @@ class Schedule:
         for i: for k: C[i] += A[i,k]     for i: for k: C_global[i] += A[i,k]
                                          for i: C[i] = C_global[i]
         """
-        t, name = _tensor(tensor), self.name_of(tensor)
+        t = self._stage(tensor)
+        name = self.name_of(t)
         known = self._axes[name]
         if known.gone or any(b.name == name for b in self.group.inputs):
             why = "is an input" if not known.gone else "is scheduled already"
@@ -151,7 +178,7 @@ class Schedule:
         for a in known.op.reduce_axis:
             known.gone[a] = f"a loop of {into} now"
             known.loops.pop(a, None)
-        known.op = Operation(t, known.op.axis)
+        known.op = Operation(t, known.op.axis, (), known.op.outputs)
         return made
 
     def cache_read(self, tensor: Key, scope: str, readers: Key | Sequence[Key]) -> Tensor:
@@ -160,12 +187,13 @@ class Schedule:
         for i: C[i] = A[i] + 1           for j: A_shared[j] = A[j]
                                          for i: C[i] = A_shared[i] + 1
         """
-        t, name = _tensor(tensor), self.name_of(tensor)
+        t = self._stage(tensor)
+        name = self.name_of(t)
         several = [readers] if isinstance(readers, (Tensor, Operation)) else list(readers)
         if not several:
             raise Refused(f"cache_read of {name} for no reader", hint="give the stages that read")
         into = self._unused(f"{name}_{scope}")
-        names = tuple(dict.fromkeys(map(self.name_of, several)))
+        names = tuple(dict.fromkeys(self.name_of(self._stage(x)) for x in several))
         which = names[0] if len(names) == 1 else names
         self.apply(Materialise(name, which, into), *self._scoped(into, scope))
         axes = tuple(IterVar(f"i{k}", d) for k, d in enumerate(t.shape))
@@ -178,7 +206,8 @@ class Schedule:
         for k.0: for k.1: C += A[…]      for k.1: for k.0: C_rf[k.1] += A[…]
                                          for k.1: C += C_rf[k.1]
         """
-        t, name = _tensor(tensor), self.name_of(tensor)
+        t = self._stage(tensor)
+        name = self.name_of(t)
         known, loop = self._axes[name], self.loop(name, axis)
         into = self._unused(f"{name}_rf")
         self.apply(RFactor(name, (loop,), into))
@@ -193,7 +222,7 @@ class Schedule:
         for a in rest:
             known.gone[a] = f"a loop of {into} now"
             del known.loops[a]
-        known.op = Operation(t, known.op.axis, (axis,))
+        known.op = Operation(t, known.op.axis, (axis,), known.op.outputs)
         return made
 
     def _made(

@@ -39,7 +39,8 @@ def in_order(outputs: Sequence[Tensor]) -> list[Tensor]:
             done[t] = None
             continue
         stack.append((t, True))
-        stack.extend((x, False) for x in reversed(t.op.input_tensors) if x not in done)
+        inputs = [x for x in t.inputs() if isinstance(x, Tensor) and x not in done]
+        stack.extend((x, False) for x in reversed(inputs))
     return list(done)
 
 
