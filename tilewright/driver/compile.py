@@ -24,6 +24,7 @@ from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
 from tilewright.driver.phases import Phases
+from tilewright.driver.schedules import Schedules, by_first_use, symbol_of
 from tilewright.driver.stages import KernelStages, Stages
 from tilewright.graph.batch_norm import BatchNormFold
 from tilewright.graph.cluster import Cluster, Fused
@@ -36,12 +37,13 @@ from tilewright.graph.simplify import Simplify
 from tilewright.ir import dim as D
 from tilewright.ir import passes
 from tilewright.ir.dim import Dim
-from tilewright.ir.node import Constant, Graph, Item, Literal, Node
+from tilewright.ir.node import Constant, Graph, Input, Item, Literal, Node
 from tilewright.ir.target import Target
 from tilewright.ir.types import TensorType
-from tilewright.kernel.group import Group, build_group, copy_group
+from tilewright.kernel.group import Group, copy_group
+from tilewright.kernel.nest import Nest
 from tilewright.kernel.schedule import default_schedule
-from tilewright.kernel.step import print_trace
+from tilewright.kernel.step import Trace, print_trace
 from tilewright.kernel.text import group_text
 from tilewright.llvm.emit import emit
 from tilewright.llvm.entry import Action, Branch, Call, Entry, Slot, emit_entries
@@ -64,6 +66,7 @@ class Options:
     profile: bool = False  # the program's details["marks"] then tell where time goes
     dump: Path | None = None  # where stages are written; None: as TILEWRIGHT_DUMP says
     resume: Path | None = None  # where edited stages are read; None: as TILEWRIGHT_RESUME says
+    schedules: Mapping[str, str] = field(default_factory=dict)  # traces by the names of kernels
 
 
 def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: Stages) -> Graph:
@@ -87,9 +90,12 @@ def compile_graph(graph: Graph, options: Options | None = None, log: Log | None 
     stages = Stages.of(graph, log, options.dump, options.resume)
     with phases("passes"):
         ready = prepare(graph, options, target, log, stages)
+        fold = options.fold_weights and any(_is_weight(n) for n in ready.inputs)
+        schedules = Schedules.parse(options.schedules)
+        ready = schedules.granted(ready, fold, log)
     prologue_program: Program | None = None
     weights: tuple[int, ...] = ()
-    if options.fold_weights and any(n.op.role == "weight" for n in ready.inputs):  # type: ignore[attr-defined]
+    if fold:
         with phases("passes"):
             prologue, ready = split_weights(ready)
         if prologue.outputs:
@@ -98,11 +104,15 @@ def compile_graph(graph: Graph, options: Options | None = None, log: Log | None 
             prologue = below.graph("input", prologue)
             position = {n: k for k, n in enumerate(graph.inputs)}
             weights = tuple(position[n] for n in prologue.inputs)
-            builder = _Builder(target, log, below, phases, options.profile)
+            builder = _Builder(target, log, below, phases, options.profile, schedules)
             prologue_program = builder.program(prologue, len(prologue.inputs))
-    builder = _Builder(target, log, stages, phases, options.profile)
+    builder = _Builder(target, log, stages, phases, options.profile, schedules)
     program = builder.program(ready, len(graph.inputs), graph.inputs)
     program = replace(program, weights=weights, prologue=prologue_program)
+    known = {k.symbol for q in (program, prologue_program) if q is not None for k in q.kernels}
+    for name in schedules.traces:
+        if name not in known:
+            log.add("schedule", f"{graph.name} has no kernel {name}: the trace for it is not used")
     program.details |= {"graph": graph, "seconds": phases.total, "phases": phases}
     log.add(
         "compile",
@@ -131,8 +141,15 @@ class _Builder:
     """Collects kernels, compiles the distinct ones, writes the entry."""
 
     def __init__(
-        self, target: Target, log: Log, stages: Stages, phases: Phases, profile: bool = False
+        self,
+        target: Target,
+        log: Log,
+        stages: Stages,
+        phases: Phases,
+        profile: bool,
+        schedules: Schedules,
     ) -> None:
+        self.schedules = schedules
         self.marks = Marks() if profile else None
         self.target, self.log, self.stages, self.phases = target, log, stages, phases
         self.cache = Cache.from_knobs(log)
@@ -219,10 +236,10 @@ class _Builder:
                 continue
             if any(o.ttype.size == 0 for o in c.outputs):
                 continue
-            c = _by_first_use(c)
-            k = self._kernel(c, fused, p)
+            c = by_first_use(c)
+            k, ins = self._kernel(c, fused, p)
             symbols[c] = k.symbol
-            args = (*(where(x) for x in c.inputs), *(where(o) for o in c.outputs))
+            args = (*(where(x) for x in ins), *(where(o) for o in c.outputs))
             actions.append(Call(k.symbol, args, k.dims))
         for out, source in p.copies:
             if source.ttype.size != 0:
@@ -267,33 +284,42 @@ class _Builder:
         )
         return b, D.maximum(sizes[0], sizes[1])
 
-    def _kernel(self, c: Cluster, fused: Fused, p: Plan) -> _Kernel:
+    def _kernel(self, c: Cluster, fused: Fused, p: Plan) -> tuple[_Kernel, tuple[Node, ...]]:
+        """The kernel of a cluster, and the inputs in its order."""
         place = {o: i for o, i in p.in_place.items() if o in c.outputs}
         alike = _structure(c, place)
-        k = self.alike.get(alike)
-        if k is None:
-            k = self._distinct(build_group("kernel", c.nodes, c.inputs, c.outputs, place))
-            self.alike[alike] = k
-        k.names.append(_label(c))
+        found = self.alike.get(alike) if not self.schedules else None
+        inputs = c.inputs
+        if found is None:
+            cluster, group = self.schedules.kernel_of(c, p)
+            found, inputs = self._distinct(group), cluster.inputs
+            self.alike[alike] = found
+        found.names.append(_label(c))
         for n in c.nodes:
-            k.places |= {str(x) for x in fused.graph.places.get(n, ())}
-        return k
+            found.places |= {str(x) for x in fused.graph.places.get(n, ())}
+        return found, inputs
 
     def _distinct(self, group: Group) -> _Kernel:
-        text = group_text(group)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        if digest not in self.kernels:
-            symbol = f"k_{digest}"
+        symbol = symbol_of(group)
+        if symbol not in self.kernels:
             named = replace(group, name=symbol)
-            self.kernels[digest] = _Kernel(symbol, named, text, dims=group.dims())
-        return self.kernels[digest]
+            self.kernels[symbol] = _Kernel(symbol, named, group_text(group), dims=group.dims())
+        return self.kernels[symbol]
+
+    def _scheduled(self, symbol: str, group: Group) -> tuple[Trace, Nest]:
+        """By the user's trace, or else by the default one."""
+        given = self.schedules.traces.get(symbol)
+        if given is None:
+            return default_schedule(group, self.target)
+        return given, self.schedules.applied(symbol, group, given)
 
     def _compile(self) -> None:
         """Objects for the distinct kernels, from the cache or in parallel."""
         todo: list[tuple[_Kernel, KernelStages, str]] = []
         for k in self.kernels.values():
             stages = self.stages.kernel(k.symbol)
-            key = f"{self.target.key()}\n{k.text}"
+            given = self.schedules.traces.get(k.symbol)
+            key = f"{self.target.key()}\n{k.text}" + (f"\n{print_trace(given)}" if given else "")
             hit = None if stages.dumping or stages.is_edited else self.cache.get("kernel", key)
             if hit is not None:
                 head, _, k.image = hit.partition(b"\n")
@@ -306,13 +332,16 @@ class _Builder:
             k, stages, key = item
             began = time.perf_counter()
             group = stages.group(k.group)
-            trace, nest = stages.schedule(group, lambda: default_schedule(group, self.target))
+            trace, nest = stages.schedule(group, lambda: self._scheduled(k.symbol, group))
             k.trace = print_trace(trace)
             k.image = stages.compiled(emit(nest, self.target), self.target)
             k.seconds = time.perf_counter() - began
             if not stages.is_edited:
                 self.cache.put("kernel", key, json.dumps(k.trace).encode() + b"\n" + k.image)
 
+        for k, _, _ in todo:
+            if k.symbol in self.schedules.traces:
+                self.log.add("schedule", f"{k.symbol} is scheduled by the given trace")
         jobs = knobs.compile_jobs.get() or self.target.cores or 1
         if len(todo) > 1 and jobs > 1:
             with ThreadPoolExecutor(jobs) as executor:
@@ -320,6 +349,10 @@ class _Builder:
         else:
             for item in todo:
                 work(item)
+
+
+def _is_weight(n: Node) -> bool:
+    return isinstance(n.op, Input) and n.op.role == "weight"
 
 
 def _structure(c: Cluster, in_place: Mapping[Node, Node]) -> Hashable:
@@ -367,13 +400,6 @@ def _action_name(a: Action, kernels: dict[str, _Kernel]) -> str:
         return type(a).__name__.lower()
     k = next(k for k in kernels.values() if k.symbol == a.symbol)
     return f"{k.names[0]} {k.symbol}"
-
-
-def _by_first_use(c: Cluster) -> Cluster:
-    """Inputs in the order in which the nodes read them, so that equal layers are one kernel."""
-    own = set(c.inputs)
-    used = dict.fromkeys(x for n in c.nodes for x in n.inputs if x in own)
-    return replace(c, inputs=tuple(used | dict.fromkeys(c.inputs)))
 
 
 def _label(c: Cluster) -> str:

@@ -90,7 +90,7 @@ class Session:
     def compile_graph(self, graph: Graph) -> Program:
         if self.options.executor == "interpreter":
             return InterpretedProgram(graph)
-        return compile_graph(graph, Options(), self.log)
+        return compile_graph(graph, Options(schedules=self.options.schedules), self.log)
 
     def refresh(self) -> None:
         """Recompute everything derived from weights, whatever their version counters say."""

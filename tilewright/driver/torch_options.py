@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.base.errors import Invalid
@@ -23,15 +23,17 @@ class TorchOptions:
         "native"  # "interpreter": numpy evaluates the definitions (slow, for comparison)
     )
     specialisations: int = 64  # programs kept per symbolic graph, least recently used dropped
+    # Traces in place of default schedules, by the names that `tw.explain` gives to kernels.
+    schedules: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def parse(given: Mapping[str, Any]) -> TorchOptions:
-        fields = {f.name: f for f in dataclasses.fields(TorchOptions)}
+        fields = [f.name for f in dataclasses.fields(TorchOptions)]
         for name, value in given.items():
             if name not in fields:
                 known = ", ".join(fields)
                 raise Invalid(f"option {name!r} is not known", hint=f"the options are {known}")
-            default = fields[name].default
+            default = getattr(TorchOptions(), name)
             if type(value) is not type(default):
                 raise Invalid(
                     f"option {name}={value!r} is not a {type(default).__name__}",

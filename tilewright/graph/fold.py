@@ -156,7 +156,7 @@ def split_weights(graph: Graph, growth: int = GROWTH) -> tuple[Graph, Graph]:
             return True
         # A kernel reads through such a view at no cost. Behind a barrier the packed form is what is
         # kept, and read through.
-        if n.op.ordered or any(x.op.barrier for x in n.inputs):
+        if n.op.ordered or (not n.op.barrier and _reads_packed(n)):
             return True
         size, made_of = n.type.size, sum(int(w.ttype.size) for w in f.weights)  # type: ignore[arg-type]
         return not isinstance(size, int) or size > growth * made_of
@@ -196,6 +196,11 @@ def split_weights(graph: Graph, growth: int = GROWTH) -> tuple[Graph, Graph]:
         _moved_places(graph, new),
     )
     return prologue, main
+
+
+def _reads_packed(n: Node) -> bool:
+    """Is it computed from what a barrier stores, perhaps through views of that?"""
+    return any(x.op.barrier or (x.op.view and _reads_packed(x)) for x in n.inputs)
 
 
 def _moved_places(graph: Graph, new: dict[Node, Node]) -> dict[Node, Any]:

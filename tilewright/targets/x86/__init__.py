@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+
 from tilewright.ir.target import Target
 from tilewright.targets.family import Family, Host
 from tilewright.targets.x86 import intrinsics as intrinsics  # declares them
@@ -11,9 +14,22 @@ _V3 = ("+avx", "+avx2", "+bmi", "+bmi2", "+f16c", "+fma", "+lzcnt", "+movbe", "+
 _V4 = (*_V3, "+avx512bw", "+avx512cd", "+avx512dq", "+avx512f", "+avx512vl")
 
 
+def _tiles_permitted() -> bool:
+    """Asks Linux once for the state of tile registers, without which the first use is fatal."""
+    arch_prctl, request, tile_data = 158, 0x1023, 18
+    try:
+        call = ctypes.CDLL(None).syscall
+        return sys.platform == "linux" and call(arch_prctl, request, tile_data) == 0
+    except (OSError, AttributeError):
+        return False
+
+
 def describe(host: Host) -> Target:
-    """The host's target: the widest vectors it has."""
-    features = set(host.cpu.features)
+    """The host's target: the widest vectors it has, tiles if the system lets us use them."""
+    told = host.cpu.features
+    if "+amx-tile" in told and not _tiles_permitted():
+        told = tuple(f for f in told if not f.startswith("+amx"))
+    features = set(told)
     # 32-bit and 64-bit lanes need F, the narrower ones BW; a processor with F alone stays at AVX2.
     wide = {"+avx512f", "+avx512bw", "+avx512vl", "+avx512dq"} <= features
     middle = "+avx2" in features
@@ -21,7 +37,7 @@ def describe(host: Host) -> Target:
         name="host",
         triple=host.cpu.triple,
         cpu=host.cpu.cpu,
-        features=host.cpu.features,
+        features=told,
         vector_bits=512 if wide else 256 if middle else 128,
         vector_registers=32 if wide else 16,
         has_fma="+fma" in features,
