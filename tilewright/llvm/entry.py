@@ -56,7 +56,8 @@ class Entry:
 def emit_entries(entries: Sequence[Entry], marks: bool = False) -> str:
     """One module with the entry functions (a program's own and those of its branches).
 
-    With `marks`, `tw_mark(k)` is called after the k-th action of an entry: how a profile is taken.
+    With `marks`, the last entry calls `tw_mark(k)` before its k-th action and once at the end: how
+    a profile is taken. Entries before it are branches, which belong to an action of the last.
     """
     own = {e.symbol for e in entries}
     needed = {a.symbol for e in entries for a in e.actions if isinstance(a, Call)} - own
@@ -68,7 +69,7 @@ def emit_entries(entries: Sequence[Entry], marks: bool = False) -> str:
     if marks:
         lines.append("declare void @tw_mark(i64)")
     for e in entries:
-        lines += _Writer(e, marks).lines()
+        lines += _Writer(e, marks and e is entries[-1]).lines()
     return "\n".join(lines) + "\n"
 
 
@@ -104,6 +105,8 @@ class _Writer:
                 self.call(a)
             else:
                 self.branch(a)
+        if self.marks:
+            self.out.append(f"  call void @tw_mark(i64 {len(e.actions)})")
         return [*head, *self.out, "  ret void", "}"]
 
     def slot(self, s: Slot) -> str:

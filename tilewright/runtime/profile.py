@@ -1,4 +1,4 @@
-"""Where the time of a program goes: a mark before each action of its entry, and a Chrome trace."""
+"""Where the time of a program goes: marks between the actions of its entry, and a Chrome trace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Marks:
         return address
 
     def spans(self) -> list[tuple[str, int, int]]:
-        """(name, start, nanoseconds) of every action but the last of each call."""
+        """(name, start, nanoseconds) of every action of each call."""
         out = []
         for (k, start), (after, end) in zip(self.times, self.times[1:], strict=False):
             if after == k + 1:
