@@ -1,14 +1,19 @@
 """Schedules to look at: as text, and as a page that needs nothing else."""
 
+import inspect
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+import tilewright as tw
 from tests.kernel.examples import EXAMPLES
 from tilewright import te
 from tilewright.kernel.schedule import default_schedule
+from tilewright.lang.te.handle import StageHandle
+from tilewright.lang.te.schedule import Schedule
 from tilewright.lang.te.show import show_trace
 from tilewright.targets import get
 
@@ -37,6 +42,32 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
         "  1  ComputeAt(stage='C', at='D.i0')",
     ):
         assert line in text, line
+
+
+def test_the_finished_schedule(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    k = te.reduce_axis((0, 6), "k")
+    a = te.placeholder((4, 6), name="A")
+    b = te.compute((4,), lambda i: te.sum(a[i, k], axis=k), name="B")
+    s = te.create_schedule(b.op)
+    low = tw.lower(s, [a, b])
+    low.show()
+    assert "InitAt(stage='B', at='B.i0')" in capsys.readouterr().out
+    path = low.show(html=tmp_path / "low.html")
+    assert path is not None and "InitAt" in path.read_text(encoding="utf-8")
+    s.show()
+    assert "InitAt" not in capsys.readouterr().out
+
+
+STEPS = [f for n, f in vars(StageHandle).items() if inspect.isfunction(f) and n[0] != "_"]
+
+
+@pytest.mark.parametrize("method", [*STEPS, Schedule.cache_read, Schedule.cache_write])
+def test_every_handle_shows_its_loops(method: Callable) -> None:
+    """A sentence, then a drawing: before on the left, after on the right."""
+    text, _, drawing = inspect.cleandoc(method.__doc__ or "").partition("\n\n")
+    assert text.rstrip().endswith((".", ":")) and drawing, method.__name__
+    first = drawing.splitlines()[0].strip()
+    assert len(re.split(r"\s{3,}", first)) >= 2, method.__name__
 
 
 class _Page(HTMLParser):

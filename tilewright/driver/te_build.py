@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
 from typing import Any
@@ -21,6 +22,7 @@ from tilewright.kernel.step import Trace
 from tilewright.kernel.text import nest_text
 from tilewright.lang.te.expression import Tensor
 from tilewright.lang.te.schedule import Schedule
+from tilewright.lang.te.show import loop_lines, present
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import compile_object
 from tilewright.runtime import pool
@@ -60,7 +62,11 @@ class Lowered:
         text = nest_text(self.nest)
         if not self.simple_mode:
             return text
-        return "\n".join(text.splitlines()[1 + len(self.nest.buffers) :]) + "\n"
+        return "\n".join(loop_lines(self.nest)) + "\n"
+
+    def show(self, html: str | Path | None = None) -> Path | None:
+        """As `Schedule.show`, of the finished schedule."""
+        return present(self.group, self.trace, html)
 
 
 def lower(s: Schedule, args: Sequence[Tensor], simple_mode: bool = False) -> Lowered:

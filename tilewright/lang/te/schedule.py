@@ -28,7 +28,7 @@ from .expression import Operation, Tensor
 from .finish import finished
 from .handle import StageHandle, scope_named, thread_axis
 from .scalars import IterVar
-from .show import show_trace
+from .show import present
 from .stages import group_of
 
 __all__ = ["Schedule", "create_schedule", "thread_axis"]
@@ -280,10 +280,4 @@ class Schedule:
     def show(self, html: str | Path | None = None) -> Path | None:
         """Print the loops, the buffers with scope and size, and the steps; with `html`, write a
         page with the loops before and after each step there instead, and return its path."""
-        shown = show_trace(self.group, self.trace)
-        if html is None:
-            print(shown.text(), end="")
-            return None
-        path = Path(html)
-        path.write_text(shown.html(), encoding="utf-8")
-        return path
+        return present(self.group, self.trace, html)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from tilewright.ir import dim as D
 from tilewright.kernel.group import Buffer, Group
@@ -68,6 +69,17 @@ class Shown:
             count_text(len(inside), "internal buffer"),
         ]
         return " · ".join(counts)
+
+
+def present(group: Group, trace: Sequence[Step], html: str | Path | None) -> Path | None:
+    """Print a trace, or write its page."""
+    shown = show_trace(group, trace)
+    if html is None:
+        print(shown.text(), end="")
+        return None
+    path = Path(html)
+    path.write_text(shown.html(), encoding="utf-8")
+    return path
 
 
 def show_trace(group: Group, trace: Sequence[Step]) -> Shown:
