@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Value, all_of, const, fn, index, load, select
+from tilewright.ir.expr import Value, all_of, const, extent, fn, index, load, select
 from tilewright.ir.types import i32, i64
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store
@@ -126,7 +126,7 @@ class _Maker:
             case "difference":
                 return v - w + r.choice([0, 4])
             case "fused":
-                return D.the_sym(v).hi * w + w + v if D.the_sym(v).hi is not None else v
+                return v + w * extent(D.the_sym(v))
             case "fixed":
                 return r.randint(0, 3)
             case "quotient":

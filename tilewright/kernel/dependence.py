@@ -12,7 +12,7 @@ every buffer. What they leave open is asked pair by pair, in kernel/meet.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import dim as D
@@ -20,7 +20,7 @@ from tilewright.ir.combine import Combiner
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import loads
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.meet import EARLIER, LATER, OTHER, SAME, Relation, Use, meet, uses
+from tilewright.kernel.meet import EARLIER, LATER, OTHER, SAME, Relation, Use, meet, same_last, uses
 from tilewright.kernel.nest import (
     Alloc,
     Barrier,
@@ -31,6 +31,7 @@ from tilewright.kernel.nest import (
     Stmt,
     Store,
     Wait,
+    free_vars,
     inner_vars,
     store_loads,
     substitute,
@@ -81,7 +82,7 @@ def linear_index(b: Buffer, index: tuple[Dim, ...]) -> Dim:
 def rounds(s: Store) -> bool:
     """Does the order of accumulation show in the result?"""
     if isinstance(s.combine, Combiner):
-        return any(d.is_float for d in s.combine.dtypes)
+        return any(x.dtype.is_float for x in s.combine.neutral)
     return s.combine in ("add", "mul") and s.value.dtype.is_float
 
 
@@ -115,7 +116,10 @@ def reordered(n: Nest, chain: Sequence[Loop], order: Sequence[Loop]) -> list[Car
                 relation: dict[Sym, str] = dict.fromkeys((z.var for z in same), SAME)
                 relations.append(({**relation, x.var: LATER, y.var: EARLIER}, x))
     here = _Pairs(n, (chain[0],))
-    return list(here.faults(here.all(), relations))
+    orders = [x.var for x in old], [x.var for x in new]
+    # What one store alone writes over and over is in the end what it wrote last.
+    pairs = ((a, b) for a, b in here.all() if not (here.alone(a) and same_last(a, *orders)))
+    return list(here.faults(pairs, relations))
 
 
 def across_lanes(n: Nest, loop: Loop) -> list[Carried]:
@@ -128,6 +132,8 @@ def across_lanes(n: Nest, loop: Loop) -> list[Carried]:
     out: list[Carried] = []
     here = _Pairs(n, (loop,))
     for a, b in here.all():
+        if a is b and a.combine is None and loop.var not in free_vars(a.store):
+            continue  # every lane writes the same
         shared = [q for q in _common(a.path, b.path) if q.var is not loop.var]
         relations: list[tuple[Relation, Loop]] = []
         for k, q in enumerate(shared):
@@ -191,6 +197,11 @@ class _Pairs:
     def all(self) -> Iterator[tuple[Use, Use]]:
         return self.clashes(self.uses, self.uses)
 
+    def alone(self, use: Use) -> bool:
+        """Is this plain store all that touches its buffer?"""
+        plain = use.writes and use.combine is None
+        return plain and all(u is use for u in self.uses if u.buffer == use.buffer)
+
     def clashes(self, first: Sequence[Use], second: Sequence[Use]) -> Iterator[tuple[Use, Use]]:
         """Pairs of uses of one buffer that outlives an iteration, at least one of which writes."""
         for a in first:
@@ -202,7 +213,7 @@ class _Pairs:
 
     def faults(
         self,
-        pairs: Iterator[tuple[Use, Use]] | list[tuple[Use, Use]],
+        pairs: Iterable[tuple[Use, Use]],
         relations: list[tuple[Relation, Loop]],
         reductions: bool = False,
     ) -> Iterator[Carried]:

@@ -9,7 +9,7 @@ an index is read from memory, the two are taken to meet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -212,6 +212,29 @@ def _listed(
     keys = [[*c, *(s[v] for v in equal)] for s, c in zip(sides, cells)]
     moved = [(v, relation[v]) for v in related if relation[v] != SAME]
     return _pairs(keys, sides, moved)
+
+
+def same_last(use: Use, old: Sequence[Sym], new: Sequence[Sym]) -> bool:
+    """Is the last iteration to touch a cell the same in both orders of the loops? (False where that
+    is not known.)"""
+    if any(_reads(i) for i in use.index):
+        return False
+    points = _points({*old, *(s for i in use.index for s in D.symbols(i))})
+    if points is None:
+        return False
+    size = len(next(iter(points.values())))
+    env: dict[str, Any] = {s.name: x for s, x in points.items()}
+    inner = {q.var for q in use.path} - set(old)
+    keys = [np.broadcast_to(D.evaluate(i, env), (size,)) for i in use.index]
+    keys += (x for s, x in points.items() if s not in old and s not in inner)
+    cells = np.unique(np.stack(keys, 1), axis=0, return_inverse=True)[1].reshape(-1)
+    # Sorted by cell and then in order: the last row of every cell.
+    last = []
+    for order in (old, new):
+        rows = np.lexsort((*(points[v] for v in reversed(order)), cells))
+        ends = np.flatnonzero(np.append(np.diff(cells[rows]), 1))
+        last.append(np.stack([points[v][rows[ends]] for v in old]))
+    return np.array_equal(*last)
 
 
 def _size(side: Mapping[Sym, np.ndarray], cells: list[np.ndarray]) -> int:
