@@ -203,7 +203,10 @@ def require_inside(name: str, body: E.Value) -> None:
     while stack:
         v = stack.pop()
         if isinstance(v, E.Load) and isinstance(v.source, E.Tensor):
+            never = builtins.any(_is_empty(x) for i in v.index for x in D.symbols(i))
             for k, (i, d) in enumerate(zip(v.index, v.source.shape, strict=True)):
+                if never:
+                    continue  # an axis without points reads nothing
                 least, most = D.bounds(i) if _is_linear(i) else (0, 0)
                 if least < 0 or (isinstance(d, int) and most >= d and d > 0):
                     where = f"{least if least < 0 else most} of axis {k}, which has {d}"
@@ -216,6 +219,10 @@ def require_inside(name: str, body: E.Value) -> None:
             if id(x) not in seen:
                 seen.add(id(x))
                 stack.append(x)
+
+
+def _is_empty(x: D.Sym) -> bool:
+    return x.hi is not None and E.extent(x) == 0
 
 
 def _is_linear(x: Dim) -> bool:
