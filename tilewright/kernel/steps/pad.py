@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
 from tilewright.kernel.nest import (
+    Alloc,
     Loop,
     Nest,
     Stmt,
@@ -49,6 +50,11 @@ class Pad(Step):
                     f"{name} is already split or placed",
                     "pad first",
                 )
+                fresh = {s.buffer for s, _ in walk(x.body) if isinstance(s, Alloc)} | {self.stage}
+                for s, _ in walk(x.body):
+                    mine = not isinstance(s, Store) or s.buffer in fresh
+                    what = f"{getattr(s, 'stage', '')} shares {name} and would be computed for more"
+                    self.need(mine, what, "pad first")
 
             def grow(x: Loop, name: str = name) -> tuple[Stmt, ...]:
                 v = D.var(name, size)
