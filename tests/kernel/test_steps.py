@@ -189,6 +189,7 @@ EXAMPLES = {
     "compute-with-guest": (CHAIN, "ComputeAt('t', 'z.i0')", "ComputeWith('z', 'y.i0')"),
     "compute-inline": (TWO, "", "ComputeInline('t')"),
     "materialise": (MAP, "", "Materialise('x', 'y', 'xc')"),
+    "materialise-several": (OUTPUTS, "", "Materialise('x', ('a', 'b'), 'xc')"),
     "rfactor": (SUM, "Split('s.r0', 4)", "RFactor('s', ('s.r0.1',), 'p')"),
     "set-scope": (TWO, "ComputeAt('t', 'y.i0')", "SetScope('t', 'register')"),
     "set-scope-shared": (TWO, "ComputeAt('t', 'y.i0')", "SetScope('t', 'shared')"),

@@ -1,14 +1,21 @@
 """What `tw.lower` adds to a schedule: first values of reductions follow their update."""
 
+import contextlib
+import random
+
 import numpy as np
 import pytest
 
 import tilewright as tw
+from tests.kernel.fuzz import Judge
+from tests.kernel.random_groups import sample
+from tests.kernel.random_steps import random_step
 from tilewright import te
 from tilewright.kernel.nest import Loop, Store, start, walk
 from tilewright.kernel.simt import run
 from tilewright.kernel.step import apply, parse_trace, print_trace
 from tilewright.kernel.text import nest_text, parse_nest
+from tilewright.lang.te.finish import finished as finish
 
 
 def matmul(m: object = 70, n: object = 50, k: object = 40):
@@ -152,3 +159,19 @@ def test_threads_start_their_own_sums(ragged: bool) -> None:
     assert len(stores) == 2 and all(len(p) >= 4 for p in stores)
     x, y = (np.random.default_rng(q).integers(-3, 4, (n, n)).astype("f4") for q in (0, 1))
     np.testing.assert_array_equal(run(s.nest, {"A": x, "B": y})["C"], x @ y)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_schedules_are_finished_without_changing_them(seed: int) -> None:
+    s, rng = sample(seed), random.Random(seed)
+    nest, trace = start(s.group), []
+    while len(trace) < 6 and rng.random() < 0.95:
+        step = random_step(nest, rng)
+        if step is None:
+            break
+        with contextlib.suppress(tw.TilewrightError):
+            nest = step.apply(nest)
+            trace.append(step)
+    full, last = finish(s.group, trace, nest)
+    assert parse_trace(print_trace(full)) == full and apply(start(s.group), full) == last
+    Judge(s.group, list(s.dims), seed).nest(last)
