@@ -147,17 +147,25 @@ def _show(terms: tuple[tuple[Monomial, int], ...]) -> str:
 def _make(terms: dict[Monomial, int]) -> Dim:
     """The only constructor of polynomials."""
     clean = {m: c for m, c in terms.items() if c}
-    if any(isinstance(a, Quo) and a.op == "mod" for m in clean for a in m):
+    if _has_mod(clean):
         _join_divmod(clean)
     if not clean:
         return 0
     if len(clean) == 1 and () in clean:
         return clean[()]
-    key = tuple(sorted(clean.items()))
+    key = tuple(sorted(clean.items()) if len(clean) > 1 else clean.items())
     found = _ints.get(key)
     if found is None:
         found = _ints.setdefault(key, Int(key))
     return found
+
+
+def _has_mod(terms: dict[Monomial, int]) -> bool:
+    for mono in terms:
+        for a in mono:
+            if type(a) is Quo and a.op == "mod":
+                return True
+    return False
 
 
 def _join_divmod(terms: dict[Monomial, int]) -> None:
