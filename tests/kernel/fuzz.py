@@ -30,7 +30,7 @@ from rich.progress import Progress
 
 from tests.kernel.native import Native
 from tests.kernel.random_groups import alive, arrays, is_exact, sample
-from tests.kernel.random_steps import DRAWN, random_step
+from tests.kernel.random_steps import DRAWN, placed, random_step
 from tilewright.base.errors import Refused, TilewrightError, Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.types import DType
@@ -54,6 +54,8 @@ from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Step, apply, parse_trace, print_trace
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
+from tilewright.kernel.steps.double_buffer import DoubleBuffer
+from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.text import group_text, nest_text, parse_group, parse_nest
 from tilewright.targets import default
@@ -264,6 +266,10 @@ def explore_threads(seed: int, counts: Counts) -> Found:
         for b in n.buffers:
             if b.scope == "local" and rng.random() < 0.8:
                 attempt(SetScope(b.name, "shared"))
+        for buffer, loop in placed(n):
+            if rng.random() < 0.5:
+                far, copies = rng.choice([1, 1, 2, 3]), rng.random() < 0.5
+                attempt(rng.choice([DoubleBuffer(buffer), Pipeline(loop, buffer, far, copies)]))
         if attempt(Synchronise()):
             judge.nest(n)
             judge.simt(n)
@@ -456,6 +462,9 @@ def campaign(count: int, threads: int, first: int, keep: bool) -> Counts:
             if what:
                 plain += not rich
                 bar.advance(task)
+                done = int(bar.tasks[0].completed)
+                if not bar.console.is_terminal and done % 250 == 0:
+                    print(f"… {done} traces, {counts.accepted.total()} steps", flush=True)
         task = bar.add_task("threads", total=threads, visible=threads > 0)
         ran = 0
         while ran < threads:
@@ -469,6 +478,8 @@ def campaign(count: int, threads: int, first: int, keep: bool) -> Counts:
                 counts.traces["of these with shared memory"] += shared
                 ran += shared
                 bar.update(task, completed=ran)
+                if shared and not bar.console.is_terminal and ran % 50 == 0:
+                    print(f"… {ran} with shared memory", flush=True)
     print(f"  seeds {first + 1} to {seed}")
     return counts
 
