@@ -190,7 +190,9 @@ def _materialise(n: Nest, rng: random.Random) -> Step | None:
     s = rng.choice(stores)
     sources = [str(r.source) for r in reads(s)]
     buffer = rng.choice(sources) if sources else rng.choice([b.name for b in n.buffers])
-    return Materialise(buffer, s.stage, _new(n, rng, "c"))
+    others = [x.stage for x in stores if any(r.source == buffer for r in reads(x))]
+    several = tuple(dict.fromkeys(others)) if rng.random() < 0.3 else ()
+    return Materialise(buffer, several if len(several) > 1 else s.stage, _new(n, rng, "c"))
 
 
 def _cache_write(n: Nest, rng: random.Random) -> Step | None:
@@ -280,18 +282,18 @@ def _reverse_compute_at(n: Nest, rng: random.Random) -> Step | None:
     return ReverseComputeAt(stage, rng.choice(rng.choice(made)).name) if made else None
 
 
-def _placed(n: Nest) -> list[tuple[str, str]]:
+def placed(n: Nest) -> list[tuple[str, str]]:
     """Buffers that are allocated in a loop, and the loop."""
     return [(s.buffer, p[-1].name) for s, p in walk(n.body) if isinstance(s, Alloc) and p]
 
 
 def _double_buffer(n: Nest, rng: random.Random) -> Step | None:
-    found = _placed(n)
+    found = placed(n)
     return DoubleBuffer(rng.choice(found)[0]) if found else None
 
 
 def _pipeline(n: Nest, rng: random.Random) -> Step | None:
-    found = _placed(n)
+    found = placed(n)
     if not found:
         return None
     buffer, loop = rng.choice(found)
