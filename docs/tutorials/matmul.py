@@ -23,6 +23,7 @@ from rich.table import Table
 
 import tilewright as tw
 from tilewright import te
+from tilewright.ir.target import Target
 from tilewright.targets import default
 
 
@@ -40,12 +41,15 @@ class Machine:
 
     @staticmethod
     def here() -> Machine:
+        return Machine.of(default())
+
+    @staticmethod
+    def of(target: Target) -> Machine:
         """A tile of sums that fills the registers, and leaves some for what is read.
 
         32 registers of 4 lanes (NEON): 8 rows of 3 vectors are 24 sums, 3 hold a row of B, and
         the elements of A come from memory. 16 registers of 8 lanes (AVX2): 6 rows of 2 vectors.
         """
-        target = default()
         lanes = target.vector_bits // 32
         vectors = 3 if lanes == 4 and target.vector_registers >= 32 else 2
         rows = {16: 6, 32: 8 if vectors == 3 else 12}.get(target.vector_registers, 4)

@@ -32,7 +32,9 @@ def test_fuse_of_several_axes() -> None:
     whole = s[c].fuse(*c.op.axis)
     assert whole.name == "i0.i1.i2.fused" and whole.extent == 210
     assert s[c].fuse(whole) is whole and len(s.trace) == 2
-    s[c].parallel(whole)
+    outer, inner = s[c].split(whole, factor=8)
+    s[c].vectorize(inner)
+    s[c].parallel(outer)
     check(s, a, c)
 
 

@@ -59,21 +59,23 @@ class _Finish:
 
     def place(self, stage: str) -> None:
         """First values inside the data loops of the update, as far in as it goes."""
+        copied = len(_stores(self.nest, stage, False)) > 1
         for at in _data_loops(self.nest, stage):
-            if self.attempt(InitAt(stage, at)) or self._earlier(InitAt(stage, at)):
+            step = InitAt(stage, at)
+            if self._earlier(step) if copied else self.attempt(step):
                 return
 
     def _earlier(self, step: InitAt) -> bool:
-        """Peel copies the update: before that the step may still be possible."""
+        """Peel has copied the update: before that the step may be possible."""
         k = next((k for k, s in enumerate(self.trace) if isinstance(s, Peel)), None)
         if k is None:
             return False
-        trace = (*self.trace[:k], step, *self.trace[k:])
         try:
-            nest = apply(start(self.group), trace)
+            placed = step.apply(apply(start(self.group), self.trace[:k]))
+            nest = apply(placed, self.trace[k:])
         except Refused:
             return False
-        self.trace, self.nest = trace, nest
+        self.trace, self.nest = (*self.trace[:k], step, *self.trace[k:]), nest
         return True
 
     def widen(self, stage: str) -> None:
