@@ -32,6 +32,7 @@ from tilewright.graph.decompose import Decompose
 from tilewright.graph.fold import FoldConstants, split_weights
 from tilewright.graph.fuse import fuse
 from tilewright.graph.memory import Plan, plan
+from tilewright.graph.online_softmax import OnlineSoftmax
 from tilewright.graph.pack import PackOperands
 from tilewright.graph.simplify import Simplify
 from tilewright.ir import dim as D
@@ -63,6 +64,7 @@ class Options:
     target: Target | None = None
     fold_weights: bool = True
     pack: bool = True
+    online_softmax: bool = False  # attention as one reduction over the keys
     profile: bool = False  # the program's details["marks"] then tell where time goes
     dump: Path | None = None  # where stages are written; None: as TILEWRIGHT_DUMP says
     resume: Path | None = None  # where edited stages are read; None: as TILEWRIGHT_RESUME says
@@ -72,6 +74,8 @@ class Options:
 def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: Stages) -> Graph:
     """The passes before fusion."""
     table: list[passes.Pass] = [Simplify()]
+    if options.online_softmax:
+        table.append(OnlineSoftmax())
     if options.fold_weights:
         table.append(BatchNormFold())
     table += [Decompose(), Simplify(), FoldConstants()]

@@ -90,7 +90,9 @@ class Session:
     def compile_graph(self, graph: Graph) -> Program:
         if self.options.executor == "interpreter":
             return InterpretedProgram(graph)
-        return compile_graph(graph, Options(schedules=self.options.schedules), self.log)
+        given = self.options
+        options = Options(online_softmax=given.online_softmax, schedules=given.schedules)
+        return compile_graph(graph, options, self.log)
 
     def refresh(self) -> None:
         """Recompute everything derived from weights, whatever their version counters say."""

@@ -23,6 +23,7 @@ class TorchOptions:
         "native"  # "interpreter": numpy evaluates the definitions (slow, for comparison)
     )
     specialisations: int = 64  # programs kept per symbolic graph, least recently used dropped
+    online_softmax: bool = False  # attention as one reduction over the keys
     # Traces in place of default schedules, by the names that `tw.explain` gives to kernels.
     schedules: dict[str, str] = field(default_factory=dict)
 

@@ -70,7 +70,7 @@ class _Attention(Op):
         batch = broadcast_shapes(batch, other, what=self.name)
         return batch + q.shape[-3 if groups > 1 else -2 : -1] + v.shape[-1:]
 
-    def _scores(self, q: Node, k: Node, mask: tuple[Node, ...]) -> Node:
+    def scores(self, q: Node, k: Node, mask: tuple[Node, ...]) -> Node:
         """Scaled and masked; what may not be seen is -inf."""
         scores = ew.mul(_product(q, transpose(k, -2, -1)), self.scale)
         if self.causal:
@@ -174,7 +174,7 @@ class Attention(_Attention):
 
     def compose(self, q: Node, k: Node, v: Node, *mask: Node) -> Node:
         wide_q, wide_k, wide_v = _wide(q, k, v)
-        e, total, _ = _weights(self._scores(wide_q, wide_k, mask))
+        e, total, _ = _weights(self.scores(wide_q, wide_k, mask))
         # Dividing what was seen, not the weights: one division per row and width.
         seen = _product(e, wide_v)
         safe = ew.where(ew.eq(total, 0.0), 1.0, total)
@@ -209,7 +209,7 @@ class AttentionForward(_Attention):
 
     def compose(self, q: Node, k: Node, v: Node, *mask: Node) -> tuple[Node, Node]:
         wide_q, wide_k, wide_v = _wide(q, k, v)
-        e, total, top = _weights(self._scores(wide_q, wide_k, mask))
+        e, total, top = _weights(self.scores(wide_q, wide_k, mask))
         safe = ew.where(ew.eq(total, 0.0), 1.0, total)
         out = ew.cast(ew.div(_product(e, wide_v), safe), q.dtype)
         return out, reshape(ew.add(ew.log(total), top), out.shape[:-1])
@@ -257,7 +257,7 @@ class AttentionBackward(_Attention):
         g, wide_q, wide_k, wide_v, o, total = _wide(grad, q, k, v, out, log_total)
         groups = _groups(q.shape, k.shape)
         heads = q.shape[-3] if q.rank > 2 else 1
-        scores = self._scores(wide_q, wide_k, mask)
+        scores = self.scores(wide_q, wide_k, mask)
         # A row that sees nothing has -inf here; its scores are -inf too and must give 0, not NaN.
         total = reshape(ew.where(ew.eq(total, NOTHING), 0.0, total), total.shape + (1,))
         p = ew.exp(ew.sub(scores, total))

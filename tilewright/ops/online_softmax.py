@@ -1,0 +1,105 @@
+"""softmax(scores) values in one pass over the keys: a reduction over a tuple that rescales.
+
+A partial result is the greatest score so far, the sum of exp(score - greatest) and the sum of the
+values so weighted. Two of them come together by rescaling both to the greater maximum, which no
+order of the keys changes but for rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+
+from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
+from tilewright.ir import expr as E
+from tilewright.ir.combine import Combiner, combiner
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Tensor, Value
+from tilewright.ir.node import Node, Op, node
+from tilewright.ir.operator import Sample, operator
+from tilewright.ir.types import DType, TensorType, f64
+from tilewright.ops import samples as S
+from tilewright.ops.shapes import same_dtype, want_kind
+
+NOTHING = float("-inf")
+
+
+@cache
+def _rescaling(d: DType) -> Combiner:
+    """(maximum, sum, weighted sum) of two parts of the keys, as those of both."""
+
+    def together(left: tuple[Value, ...], right: tuple[Value, ...]) -> tuple[Value, ...]:
+        top = E.fn("max", left[0], right[0])
+        # 1 also where both have seen nothing yet: -inf less -inf is no number.
+        one = E.const(1.0, d)
+        a, b = (
+            E.select(E.fn("eq", x[0], top), one, E.fn("exp", E.fn("sub", x[0], top)))
+            for x in (left, right)
+        )
+        sums = zip(left[1:], right[1:], strict=True)
+        return top, *(E.fn("add", E.fn("mul", x, a), E.fn("mul", y, b)) for x, y in sums)
+
+    zero = E.const(0.0, d)
+    return combiner(f"rescaling_{d}", together, (E.const(NOTHING, d), zero, zero))
+
+
+@operator
+class SoftmaxMatmul(Op):
+    """softmax(scores) values, [.., L, S] by [.., S, N]; rows of -inf only give zeros."""
+
+    def infer(self, scores: TensorType, values: TensorType) -> TensorType:
+        same_dtype(self.name, scores, values)
+        want_kind(self.name, scores, "f")
+        if scores.dtype.bits < 32:
+            raise Invalid(f"{self.name}: {scores!r} loses too much; cast to float32 first")
+        batch, other = scores.shape[:-2], values.shape[:-2]
+        fits = scores.rank == values.rank >= 2 and all(map(D.known_eq, batch, other))
+        if not fits or not D.known_eq(scores.shape[-1], values.shape[-2]):
+            raise Invalid(
+                f"{self.name}: {scores!r} and {values!r} do not fit",
+                hint="[.., L, S] by [.., S, N]",
+            )
+        return TensorType(scores.dtype, (*scores.shape[:-1], values.shape[-1]))
+
+    def compute(self, scores: Tensor, values: Tensor) -> Tensor:
+        d = scores.dtype
+        zero, one, nothing = E.const(0.0, d), E.const(1.0, d), E.const(NOTHING, d)
+
+        def body(*at: Dim) -> Value:
+            *batch, row, column = at
+
+            def one_key(key: Dim) -> Value:
+                score = scores[(*batch, row, key)]
+                unseen = E.fn("eq", score, nothing)
+                weighted = E.select(unseen, zero, values[(*batch, key, column)])
+                return E.tuple_of(score, E.select(unseen, zero, one), weighted)
+
+            parts = E.reduce(_rescaling(d), (scores.shape[-1],), one_key)
+            total = E.item(parts, 1)
+            return E.item(parts, 2) / E.select(E.fn("eq", total, zero), one, total)
+
+        return E.compute((*scores.shape[:-1], values.shape[-1]), body, d)
+
+    def reference(self, scores: np.ndarray, values: np.ndarray) -> np.ndarray:
+        top = np.max(scores, -1, keepdims=True, initial=NOTHING)
+        e = np.exp(scores - np.where(np.isfinite(top), top, 0))
+        total = e.sum(-1, keepdims=True)
+        return (e / np.where(total > 0, total, 1)) @ values
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield S.case(cls(), S.normal(5, 7), S.normal(7, 4, seed=1))
+        yield S.case(cls(), S.normal(2, 3, 6, 9), S.normal(2, 3, 9, 5, seed=1), dtype=f64)
+        yield S.case(cls(), S.uniform(3, 8, lo=-80, hi=80), S.normal(8, 3, seed=2))
+        hidden = np.where(S.booleans(6, 6), S.normal(6, 6), NOTHING).astype(np.float32)
+        hidden[2] = NOTHING
+        yield S.case(cls(), hidden, S.normal(6, 4, seed=3))
+        yield S.case(cls(), S.normal(3, 1), S.normal(1, 2, seed=4))
+        yield S.case(cls(), S.normal(0, 4), S.normal(4, 2, seed=5))
+
+
+def softmax_matmul(scores: Node, values: Node) -> Node:
+    return node(SoftmaxMatmul(), scores, values)
