@@ -89,9 +89,10 @@ class Counts:
     wrong: list[int] = field(default_factory=list)
     traces: Counter[str] = field(default_factory=Counter)  # what is special about them
 
-    def rarest(self) -> str:
-        """The kind of step that was accepted least."""
-        return min(DRAWN, key=lambda kind: (self.accepted[kind], kind))
+    def rarest(self, seed: int) -> str:
+        """One of the kinds of steps that were accepted least, in turn."""
+        few = sorted(DRAWN, key=lambda kind: (self.accepted[kind], kind))[:6]
+        return few[seed % len(few)]
 
     def table(self) -> str:
         lines = [f"  {n:6} {what}" for what, n in self.traces.items()]
@@ -414,7 +415,7 @@ def fuzz(seeds: Sequence[int]) -> tuple[Counts, list[str]]:
     counts = Counts()
     reports = []
     for seed in seeds:
-        favour = counts.rarest()
+        favour = counts.rarest(seed)
         found = explore(seed, counts, favour)
         counts.traces.update(special(found[0], found[2]))
         if found[3] is not None:
@@ -454,7 +455,7 @@ def campaign(count: int, threads: int, first: int, keep: bool) -> Counts:
             rich = len(g.stages) >= 3 and any(s.is_reduce for s in g.stages)
             if not rich and plain >= count // 2:
                 continue
-            favour = counts.rarest()
+            favour = counts.rarest(seed)
             found = explore(seed, counts, favour)
             note(found, favour)
             what = special(found[0], found[2])

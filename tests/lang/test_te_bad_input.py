@@ -42,7 +42,7 @@ BAD: dict[str, tuple[Callable[[Case], object], str]] = {
     "no axis at all": (lambda t: t.s[t.c].vectorize("j"), "'j' is not an axis of C"),  # type: ignore
     "factor 0": (lambda t: t.s[t.c].split(t.i, factor=0), "0 is not a positive factor"),
     "factor below 0": (lambda t: t.s[t.c].split(t.i, factor=-4), "-4 is not a positive factor"),
-    "no whole factor": (lambda t: t.s[t.c].split(t.i, factor=2.5), "2.5 is not a positive"),  # type: ignore
+    "no whole factor": (lambda t: t.s[t.c].split(t.i, factor=2.5), "2.5, not a whole number"),  # type: ignore
     "no parts": (lambda t: t.s[t.c].split(t.i, nparts=0), "0 is not a positive"),
     "factor and parts": (lambda t: t.s[t.c].split(t.i, 2, 2), "one of them"),
     "second factor of a tile": (lambda t: t.s[t.c].tile(t.i, t.j, 8, 0), "0 is not a positive"),

@@ -8,9 +8,10 @@ nests are immutable.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from functools import wraps
+from typing import Any, ClassVar
 
 from tilewright.base.errors import Invalid, Refused
 from tilewright.ir import dim as D
@@ -18,9 +19,44 @@ from tilewright.ir.reader import is_plain_name
 from tilewright.kernel.around import around
 from tilewright.kernel.dependence import Carried
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.intrinsic import tensor_faults
 from tilewright.kernel.nest import Loop, Nest, Path, find, loop_names, walk
 
 STEPS: dict[str, type[Step]] = {}
+
+
+def _keeping_instructions(apply: Callable[[Any, Nest], Nest]) -> Callable[[Any, Nest], Nest]:
+    """A step that would change what a tensorized loop computes or touches refuses."""
+
+    @wraps(apply)
+    def kept(self: Step, n: Nest) -> Nest:
+        out = apply(self, n)
+        if any(isinstance(s, Loop) and s.kind == "tensor" for s, _ in walk(n.body)):
+            for what, _ in tensor_faults(out):
+                self.need(False, what, "Tensorize last")
+        return out
+
+    return kept
+
+
+_KINDS = {
+    "str": "a name",
+    "int": "a whole number",
+    "bool": "True or False",
+    "tuple[str, ...]": "a tuple of names",
+    "tuple[int, ...]": "a tuple of whole numbers",
+}
+
+
+def _is_a(kind: str, value: object) -> bool:
+    """Is a value of the kind that a field is declared to be, of those that steps have?"""
+    if kind.startswith("tuple[") and kind in _KINDS:
+        inner = kind.removeprefix("tuple[").removesuffix(", ...]")
+        return isinstance(value, tuple) and all(_is_a(inner, x) for x in value)
+    if kind == "int":
+        return isinstance(value, int) and not isinstance(value, bool)
+    plain: dict[str, type] = {"str": str, "bool": bool}
+    return isinstance(value, plain.get(kind, object))
 
 
 @dataclass(frozen=True)
@@ -31,6 +67,13 @@ class Step:
 
     def __init_subclass__(cls) -> None:
         STEPS[cls.__name__] = cls
+        cls.apply = _keeping_instructions(cls.apply)
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            if not _is_a(str(f.type), value := getattr(self, f.name)):
+                what = f"{f.name} is {value!r}, not {_KINDS.get(str(f.type), f.type)}"
+                raise Invalid(f"{type(self).__name__}: {what}")
 
     def apply(self, n: Nest) -> Nest:
         raise Invalid(f"{type(self).__name__} does nothing")

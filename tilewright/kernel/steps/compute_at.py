@@ -18,6 +18,7 @@ from tilewright.kernel.dependence import Carried, region
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.meet import uses
 from tilewright.kernel.nest import (
+    BLOCKS,
     Alloc,
     Loop,
     Nest,
@@ -57,6 +58,10 @@ class ComputeAt(Step):
             inwards = f"{self.stage} sits inside {', '.join(outside)}: a stage moves inwards only"
             self.need(not outside, inwards)
         tops = [s for s, _ in own]
+        for s, _ in walk(tuple(tops)):
+            outer = isinstance(s, Loop) and s.kind in ("parallel", *BLOCKS)
+            kind = f"{getattr(s, 'name', '')} is {getattr(s, 'kind', '')}: it stays outermost"
+            self.need(not outer, kind, "place first")
         axes = whole_axes(self, self.stage, tops, b)
         moving = set().union(*(inner_vars(s) for s in target.body))
         box = region([x.index for x in reads(target) if self._mine(x)], moving, b.shape)
