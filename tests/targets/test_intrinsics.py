@@ -207,6 +207,17 @@ def test_a_step_that_would_break_the_match_is_refused(step: Step) -> None:
         step(n)
 
 
+def test_strict_precision_takes_exact_instructions_only() -> None:
+    exact, rounds = INTRINSICS["arm64.fma"], INTRINSICS["arm64.bfdot"]
+    for i in (exact, rounds):
+        n = replace(loops_of(i, sizes_of(i)[0]), precision="strict")
+        if i is exact:
+            tensorized(i, n)
+            continue
+        with pytest.raises(Refused, match="rounds differently from its loops"):
+            tensorized(i, n)
+
+
 def test_declarations_are_checked() -> None:
     i = INTRINSICS["arm64.sdot"]
     with pytest.raises(Invalid, match=r"there is an instruction arm64.sdot already"):
