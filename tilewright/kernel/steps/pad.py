@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
+from tilewright.kernel.dependence import carried
 from tilewright.kernel.nest import (
     Alloc,
     Loop,
@@ -62,6 +63,10 @@ class Pad(Step):
                 return (replace(x, var=D.the_sym(v), body=body),)
 
             n = on_loops(n, name, grow)
+            for x, _ in find(n, name):
+                bad = [] if x.kind == "serial" else carried(n, x)
+                what = f"{name} is {x.kind}, and longer: {bad[0].reason}" if bad else ""
+                self.need(not bad, what, "pad first")
         n = n.with_buffer(
             replace(b, shape=(*b.shape[: self.axis], size, *b.shape[self.axis + 1 :]))
         )
