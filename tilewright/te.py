@@ -11,11 +11,11 @@ from tilewright.lang.te.expression import (
     placeholder,
     prod,
     reduce_axis,
-    scan,
     size_var,
     sum,
     var,
 )
+from tilewright.lang.te.recurrence import scan
 from tilewright.lang.te.reducers import argmax, argmin, comm_reducer, const, max_value, min_value
 from tilewright.lang.te.scalars import (
     Expr,

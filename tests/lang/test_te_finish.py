@@ -140,7 +140,19 @@ def test_a_tuple_reduction_too() -> None:
     k = te.reduce_axis((0, 37), "k")
     place, value = te.compute((6,), lambda i: te.argmax(a[i, k], axis=k), name="T")
     s = te.create_schedule(place.op)
-    assert finished(s, [a, place, value]) == ["InitAt(stage='T', at='T.i0')"]
+    s[place].parallel(place.op.axis[0])
+    assert finished(s, [a, place, value]) == [
+        "InitAt(stage='T', at='T.i0')",
+        "ReverseComputeAt(stage='T_v0', at='T.i0')",
+        "ReverseComputeAt(stage='T_v1', at='T.i0')",
+    ]
+    nest = tw.lower(s, [a, place, value]).nest
+    assert len(nest.body) == 1 and nest.buffer("T").shape == (1,)
+    x = np.random.default_rng(0).standard_normal((6, 37), "f4")
+    at, top = np.empty(6, "i8"), np.empty(6, "f4")
+    tw.build(s, [a, place, value])(x, at, top)
+    np.testing.assert_array_equal(at, x.argmax(1))
+    np.testing.assert_array_equal(top, x.max(1))
 
 
 @pytest.mark.parametrize("ragged", [False, True])

@@ -225,6 +225,40 @@ def test_a_scan_over_two_rows_back() -> None:
     np.testing.assert_allclose(built([x], out)(a)[0], want, rtol=1e-5, atol=1e-5)
 
 
+def test_a_scan_of_several_stages() -> None:
+    m, n = te.var("m"), te.var("n")
+    x = te.placeholder((m, n), name="X")
+    state = te.placeholder((m, n), name="state")
+    init = te.compute((1, n), lambda _, i: x[0, i], name="init")
+    first = te.compute((m, n), lambda t, i: state[t - 1, i] * 0.5, name="first")
+    second = te.compute((m, n), lambda t, i: first[t, i] + x[t, i], name="second")
+    out = te.scan([init], [second], [state], inputs=[x], name="out")
+    a = np.random.default_rng(9).standard_normal((7, 5), "f4")
+    want = a.astype("f8")
+    for t in range(1, 7):
+        want[t] += 0.5 * want[t - 1]
+    np.testing.assert_allclose(built([x], out)(a)[0], want, rtol=1e-5, atol=1e-5)
+
+
+def test_bad_scans() -> None:
+    x, state = te.placeholder((6, 4), name="X"), te.placeholder((6, 4), name="state")
+    init = te.compute((1, 4), lambda _, i: x[0, i], name="init")
+    k = te.reduce_axis((0, 4), "k")
+    total = te.compute((6, 4), lambda t, i: te.sum(state[t - 1, k], axis=k), name="total")
+    good = te.compute((6, 4), lambda t, i: state[t - 1, i] + x[t, i], name="good")
+    late = te.compute((6, 4), lambda t, i: state[t, i] + x[t, i], name="late")
+    with pytest.raises(tw.Invalid, match="total reduces"):
+        te.scan(init, total, state)
+    with pytest.raises(tw.Invalid, match="not at an earlier row"):
+        te.scan(init, late, state)
+    with pytest.raises(tw.Invalid, match="shapes do not fit"):
+        te.scan(te.compute((1, 3), lambda _, i: x[0, i], name="short"), good, state)
+    with pytest.raises(tw.Invalid, match="not one tensor"):
+        te.scan([init, init], [good, good], [state, state])
+    with pytest.raises(tw.Invalid, match="state is a placeholder"):
+        te.scan(init, good, good)
+
+
 def test_many_axes_and_none() -> None:
     x = te.placeholder((2, 3, 2, 3, 2), name="X")
     y = te.compute((2, 3, 2, 3, 2), lambda *i: x[tuple(reversed(i))[0:1] + i[1:]], name="Y")

@@ -11,11 +11,13 @@ from collections.abc import Iterator, Sequence
 
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
+from tilewright.ir.expr import Fn, Load, Value
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Barrier, Loop, Nest, Path, Store, find, start, walk
 from tilewright.kernel.step import Step, Trace, apply
 from tilewright.kernel.steps.init_at import InitAt
 from tilewright.kernel.steps.peel import Peel
+from tilewright.kernel.steps.reverse_compute_at import ReverseComputeAt
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
@@ -29,6 +31,7 @@ def finished(group: Group, trace: Sequence[Step], nest: Nest) -> tuple[Trace, Ne
     for stage in _reductions(nest):
         f.place(stage)
         f.widen(stage)
+        f.take_apart(stage)
     return f.trace, f.nest
 
 
@@ -78,6 +81,15 @@ class _Finish:
         self.trace, self.nest = (*self.trace[:k], step, *self.trace[k:]), nest
         return True
 
+    def take_apart(self, stage: str) -> None:
+        """Components of a tuple are stored where the tuple is complete: they are one stage to the
+        user, whose loops are the reduction's."""
+        outs = {b.name for b in self.group.outputs}
+        parts = [s.name for s in self.group.stages if s.name in outs and _is_item(s.value, stage)]
+        loops = [s.at for s in self.trace if isinstance(s, InitAt) and s.stage == stage]
+        for name in parts if loops else ():
+            self.attempt(ReverseComputeAt(name, loops[-1]))
+
     def widen(self, stage: str) -> None:
         """First values as vectors as wide as the update's; written out where they are registers."""
         lane, width = _lane_loop(self.nest, stage)
@@ -94,6 +106,11 @@ class _Finish:
 
     def _ragged(self, loop: str) -> bool:
         return all(not isinstance(x.extent, int) for x, _ in find(self.nest, loop))
+
+
+def _is_item(v: Value, stage: str) -> bool:
+    tuples = v.args[0] if isinstance(v, Fn) and v.name == "item" else None
+    return isinstance(tuples, Load) and tuples.source == stage
 
 
 def _data_loops(n: Nest, stage: str) -> Iterator[str]:
