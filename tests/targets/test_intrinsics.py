@@ -208,8 +208,8 @@ def test_a_step_that_would_break_the_match_is_refused(step: Step) -> None:
 
 
 def test_strict_precision_takes_exact_instructions_only() -> None:
-    exact, rounds = INTRINSICS["arm64.fma"], INTRINSICS["arm64.bfdot"]
-    for i in (exact, rounds):
+    exact, fused, rounds = (INTRINSICS[f"arm64.{x}"] for x in ("sdot", "fma", "bfdot"))
+    for i in (exact, fused, rounds):
         n = replace(loops_of(i, sizes_of(i)[0]), precision="strict")
         if i is exact:
             tensorized(i, n)

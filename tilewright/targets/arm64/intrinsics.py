@@ -20,6 +20,7 @@ group fma where rows: 1..8, columns: 4..16, depth: 1..
         ("declare <4 x float> @llvm.fma.v4f32(<4 x float>, <4 x float>, <4 x float>)",),
         multiples={"j": 4},
         dynamic=("k",),
+        exact=False,
     )
 )
 

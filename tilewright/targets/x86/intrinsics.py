@@ -26,6 +26,7 @@ group fma where rows: 1..{rows}, columns: {lanes}..{2 * lanes}, depth: 1..
             (feature,),
             {"j": lanes},
             ("k",),
+            exact=False,
         )
     )
 
