@@ -254,7 +254,6 @@ def explore_threads(seed: int, counts: Counts) -> Found:
         return True
 
     try:
-        judge = Judge(s.group, dims, seed)
         for _ in range(rng.randint(0, 10)):
             attempt(random_step(n, rng, rng.choice([None, "ComputeAt"])))
         for name in loop_names(n):
@@ -272,6 +271,7 @@ def explore_threads(seed: int, counts: Counts) -> Found:
                 far, copies = rng.choice([1, 1, 2, 3]), rng.random() < 0.5
                 attempt(rng.choice([DoubleBuffer(buffer), Pipeline(loop, buffer, far, copies)]))
         if attempt(Synchronise()):
+            judge = Judge(s.group, dims, seed)
             judge.nest(n)
             judge.simt(n)
     except Exception as why:

@@ -17,7 +17,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.combine import identity
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Fn, Value, all_of, cast, const, fn, index, load, loads, select, walk
-from tilewright.ir.types import as_dtype, b1, bf16, f16, f32, f64, i32, i64, u8
+from tilewright.ir.types import DType, as_dtype, b1, bf16, f16, f32, f64, i8, i32, i64, u8
 from tilewright.kernel.group import Buffer, Group, Stage, readers
 
 # Every stage and every reduction has at most this many points: the interpreter runs them all.
@@ -107,7 +107,8 @@ class _Maker:
             out = k == count - 1 or r.random() < 0.2
             name = f"y{outs}" if out else f"t{k}"
             outs += out
-            kinds = ["map"] * 5 + ["reduce"] * 4 + ["contract"] * 2 + ["scan", "scatter"]
+            kinds = ["map"] * 10 + ["reduce"] * 8 + ["contract"] * 4 + ["scan", "scatter"] * 2
+            kinds += ["product"] * 3
             if k == count - 1 and self.unread:
                 kinds = ["map"] * 6 + ["reduce", "scan", "scatter"]
             getattr(self, f"_{r.choice(kinds)}")(name, "out" if out else "local")
@@ -301,6 +302,34 @@ class _Maker:
         zero = identity("add", self.dtype)
         where = tuple(map(D.as_int, axes))
         self._add(Stage(name, axes, raxes, where, fn("mul", a, b), "add", zero), (m, n), scope)
+
+    def _product(self, name: str, scope: str) -> None:
+        """What some instruction computes: tiles of floats, dot products of bytes."""
+        columns = self.rng.choice([4, 8, 12, 16])
+        if self.dtype is not i32:
+            m, k = self.rng.randint(1, 8), self.rng.choice([1, 3, 5, 8])
+            axes, raxes = self._axes(name, (m, columns)), self._axes(name, (k,), "r")
+            (i, j), (p,) = map(D.as_int, axes), map(D.as_int, raxes)
+            a, b = (
+                self._input(self.dtype, (m, k), (i, p)),
+                self._input(self.dtype, (k, columns), (p, j)),
+            )
+        else:
+            axes, raxes = self._axes(name, (columns,)), self._axes(name, (4,), "r")
+            (j,), (p,) = map(D.as_int, axes), map(D.as_int, raxes)
+            narrow = self.rng.choice([i8, u8])
+            a, b = self._input(narrow, (4,), (p,)), self._input(narrow, (columns, 4), (j, p))
+        zero = identity("add", self.dtype)
+        where = tuple(map(D.as_int, axes))
+        shape = tuple(map(_extent, axes))
+        self._add(Stage(name, axes, raxes, where, fn("mul", a, b), "add", zero), shape, scope)
+
+    def _input(self, d: DType, shape: tuple[Dim, ...], at: tuple[Dim, ...]) -> Value:
+        """An element of one more input."""
+        name = f"a{len(self.buffers)}"
+        self.buffers.append(Buffer(name, d, shape, "in"))
+        v = load(name, at, d)
+        return v if d is self.dtype else cast(v, self.dtype)
 
     def _scan(self, name: str, scope: str) -> None:
         shape = self._shape(self.rng.choice([1, 2, 2]), 200) or (3,)
