@@ -54,11 +54,12 @@ class ComputeWith(Step):
                     self._pass(n, s, other, before)
         moved = [y for s in own for y in self._inside(s, shared)]
         body = _placed(n.body, own, target, tuple(moved), before)
-        # Memory of what moves forward is allocated in time.
+        # Memory that what moves forward touches (if only where a condition never holds) is
+        # allocated in time.
         late = [
             s
             for s in n.body[host:]
-            if isinstance(s, Alloc) and any(s.buffer in _writes(x) for x in own)
+            if isinstance(s, Alloc) and any(s.buffer in _writes(x) | _reads(x) for x in own)
         ]
         if late:
             rest = [s for s in body if s not in late]
