@@ -10,13 +10,14 @@ import pytest
 
 import tilewright.kernel.steps  # noqa: F401  (fills STEPS)
 from tests.kernel.native import Native
-from tilewright.base.errors import Refused
-from tilewright.kernel.check import verify
+from tilewright.base.errors import Invalid, Refused
+from tilewright.kernel.check import CheckFailed, verify
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.interpret import run as run_serial
 from tilewright.kernel.nest import (
     Barrier,
     Commit,
+    Loop,
     Nest,
     Stmt,
     Store,
@@ -274,3 +275,41 @@ def test_copies_in_every_thread_are_refused() -> None:
     unbound = "".join(x for x in BOUND.splitlines(True) if "'as.i1'" not in x)
     with pytest.raises(Refused, match=r"as copies to as.* in every thread of thread.x"):
         matmul(TILED, unbound, pipelined(1, True), "Synchronise()")
+
+
+HEAD = "nest k\n  in x: f32[6]\n  out y: f32[6]\n  local s: f32[6]\n"
+# what is unsound, and what the checks say of it
+UNSOUND = [
+    ("  alloc s\n  s: async s[0] = x[0] + 1.0\n", "the asynchronous s is not a copy"),
+    ("  alloc s\n  y: async y[0] add= x[0]\n", "the asynchronous y is not a copy"),
+    ("  prefetch s[0]\n  alloc s\n", r"s\[0\] is asked for where it is not allocated"),
+    ("  alloc s\n  prefetch x[0,0]\n", "has 2 indices, x has 1 axes"),
+]
+
+
+@pytest.mark.parametrize("body, says", UNSOUND)
+def test_unsound_nests_are_named(body: str, says: str) -> None:
+    with pytest.raises(CheckFailed, match=says):
+        verify(parse_nest(HEAD + body))
+
+
+def test_a_symbol_of_a_prefetch_needs_its_loop() -> None:
+    n = parse_nest(HEAD + "  alloc s\n  for i in 6:\n    prefetch x[i]\n    y: y[i] = x[i]\n")
+    verify(n)
+    (loop,) = [s for s in n.body if isinstance(s, Loop)]
+    with pytest.raises(CheckFailed, match="i is bound by no loop around"):
+        verify(replace(n, body=(*n.body, loop.body[0])))
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("prefetch 1.0", "expected BUFFER"),
+        ("for i in 6 pragma unroll: ", "expected KEY NUMBER"),
+        ("for i in 6 pragma unroll four:", "expected KEY NUMBER"),
+        ("wait long", "expected a loop, an alloc, a barrier or a store"),
+    ],
+)
+def test_text_that_is_wrong_is_named(line: str, says: str) -> None:
+    with pytest.raises(Invalid, match=says):
+        parse_nest(f"{HEAD}  {line}\n    y: y[0] = x[0]\n")
