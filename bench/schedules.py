@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -249,11 +250,14 @@ def _add_amx(
 def _report(
     console: Console, kernels: dict[str, Kernel], times: dict[str, list[float]], peak: float
 ) -> None:
-    table = Table(title=f"matmul {SIZE}³, one thread; peak {peak / 1e9:.1f} GFLOP/s measured")
-    for heading in ("", "ms", "GFLOP/s", "of peak", "naive / it", "torch / it"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    for heading in ("apply ms", "emit ms", "print + parse ms"):
-        table.add_column(heading, justify="right")
+    table = Table(
+        title=f"matmul {SIZE}³, one thread; the measured peak is {peak / 1e9:.1f} GFLOP/s",
+        caption="× naive, × torch: how many times faster; apply, emit, text: ms of Python",
+        box=SIMPLE,
+    )
+    headings = ("", "ms", "GFLOP/s", "peak", "× naive", "× torch", "apply", "emit", "text")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     middle = {name: median(found) for name, found in times.items()}
     for name, seconds in middle.items():
         rate = 2 * SIZE**3 / seconds
