@@ -67,7 +67,7 @@ class Step:
 
     def __init_subclass__(cls) -> None:
         STEPS[cls.__name__] = cls
-        cls.apply = _keeping_instructions(cls.apply)
+        cls.apply = _keeping_instructions(cls.apply)  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         for f in fields(self):
