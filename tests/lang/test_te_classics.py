@@ -40,6 +40,42 @@ def test_blocked_matmul() -> None:
     agrees(s, [a, b, c], [x, y], x.astype("f8") @ y)
 
 
+def test_as_written_in_the_gemm_tutorial() -> None:
+    M = K = N = 128
+    bn = 32
+    k = te.reduce_axis((0, K), "k")
+    A = te.placeholder((M, K), name="A")
+    B = te.placeholder((K, N), name="B")
+    packedB = te.compute(
+        (N / bn, K, bn), lambda bigN, k, littleN: B[k, bigN * bn + littleN], name="packedB"
+    )
+    C = te.compute(
+        (M, N),
+        lambda m, n: te.sum(A[m, k] * packedB[n // bn, k, te.indexmod(n, bn)], axis=k),
+        name="C",
+    )
+    s = te.create_schedule(C.op)
+    CC = s.cache_write(C, "global")
+    mo, no, _mi, _ni = s[C].tile(C.op.axis[0], C.op.axis[1], bn, bn)
+    s[CC].compute_at(s[C], no)
+    mc, nc = s[CC].op.axis
+    (kaxis,) = s[CC].op.reduce_axis
+    ko, ki = s[CC].split(kaxis, factor=4)
+    s[CC].reorder(ko, mc, ki, nc)
+    s[CC].vectorize(nc)
+    s[CC].unroll(ki)
+    s[C].parallel(mo)
+    bigN, _, littleN = s[packedB].op.axis
+    s[packedB].vectorize(littleN)
+    s[packedB].parallel(bigN)
+    assert "parallel C.i0.0 in 4" in str(tw.lower(s, [A, B, C], simple_mode=True))
+    func = tw.build(s, [A, B, C], target="llvm")
+    a, b, c = numbers(0, M, K), numbers(1, K, N), np.zeros((M, N), "f4")
+    func(a, b, c)
+    np.testing.assert_allclose(c, a.astype("f8") @ b, rtol=1e-4, atol=1e-4)
+    assert func.time_evaluator(func.entry_name, None, number=1)(a, b, c).mean > 0
+
+
 @pytest.mark.parametrize("size", [(64, 64, 64), (70, 50, 45)])
 def test_matmul_with_cache_write_and_packed_b(size: tuple[int, int, int]) -> None:
     m, n, depth = size

@@ -133,6 +133,20 @@ def test_wider_dtypes_win() -> None:
     np.testing.assert_array_equal(built([x, z], y)(a, b)[0], a * b + np.arange(4))
 
 
+def test_shapes_of_others() -> None:
+    n = te.var("n", dtype="int32")
+    x = te.placeholder((n, 6), name="X")
+    k = te.reduce_axis((0, x.shape[1]), "k")
+    y = te.compute(x.shape, lambda i, j: x[i, x.shape[1] - 1 - j], name="Y", tag="reversed")
+    z = te.compute((x.shape[0],), lambda i: te.sum(x[i, k], axis=k), name="Z")
+    a = np.random.default_rng(0).standard_normal((3, 6), "f4")
+    got = built([x], y, z)(a)
+    np.testing.assert_array_equal(got[0], a[:, ::-1])
+    np.testing.assert_allclose(got[1], a.astype("f8").sum(1), rtol=1e-5, atol=1e-6)
+    with pytest.raises(tw.Invalid, match="not an integer"):
+        te.placeholder((2.5,), name="half")
+
+
 def test_reducers() -> None:
     x = te.placeholder((5, 7), name="X")
     k = [te.reduce_axis((0, 7), "k") for _ in range(6)]
@@ -233,6 +247,9 @@ def test_a_scan_of_several_stages() -> None:
     first = te.compute((m, n), lambda t, i: state[t - 1, i] * 0.5, name="first")
     second = te.compute((m, n), lambda t, i: first[t, i] + x[t, i], name="second")
     out = te.scan([init], [second], [state], inputs=[x], name="out")
+    assert out.op.scan_axis is out.op.axis[0] and out.op.spatial_axis_ == out.op.axis[1:]
+    with pytest.raises(tw.Invalid, match="first is no scan"):
+        _ = first.op.scan_axis
     a = np.random.default_rng(9).standard_normal((7, 5), "f4")
     want = a.astype("f8")
     for t in range(1, 7):

@@ -44,6 +44,14 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
         assert line in text, line
 
 
+def test_tuples_have_a_size_too(capsys: pytest.CaptureFixture[str]) -> None:
+    k = te.reduce_axis((0, 6), "k")
+    a = te.placeholder((4, 6), name="A")
+    place, _ = te.compute((4,), lambda i: te.argmax(a[i, k], axis=k), name="T")
+    te.create_schedule(place.op).show()
+    assert "local  T     (i64,f32)[4]  48 bytes" in capsys.readouterr().out
+
+
 def test_the_finished_schedule(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     k = te.reduce_axis((0, 6), "k")
     a = te.placeholder((4, 6), name="A")

@@ -89,6 +89,11 @@ class Built:
         signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
         self._function = signature(self._library.address(lowered.nest.name))
 
+    @property
+    def entry_name(self) -> str:
+        """The function's name in the object."""
+        return self.lowered.nest.name
+
     def __call__(self, *arrays: Any) -> None:
         self.prepared(*arrays)()
 
@@ -203,7 +208,8 @@ def _span(a: Any, b: Buffer, sizes: dict[str, int]) -> tuple[int, int]:
 
 
 def build(s: Schedule, args: Sequence[Tensor], target: str | Target | None = None) -> Built:
-    """The schedule as a native function of this machine."""
+    """The schedule as a native function of this machine, which TVM calls "llvm"."""
+    target = None if target == "llvm" else target
     chosen = default() if target is None else get(target) if isinstance(target, str) else target
     if not isinstance(chosen, Target):
         raise Invalid(f"{target!r} is no target", hint='give a name such as "host"')

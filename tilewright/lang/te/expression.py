@@ -83,6 +83,18 @@ class Operation:
         return [Expr(t.body) for t in self._computed if t.body is not None]
 
     @property
+    def scan_axis(self) -> IterVar:
+        """The axis along which a recurrence runs."""
+        if not self.tensor.ordered:
+            raise Invalid(f"{self.name} is no scan", hint="its axes are in .axis")
+        return self.axis[0]
+
+    @property
+    def spatial_axis_(self) -> tuple[IterVar, ...]:
+        """The other axes of a recurrence, whose points are independent."""
+        return tuple(a for a in self.axis if a is not self.scan_axis)
+
+    @property
     def num_outputs(self) -> int:
         return len(self.outputs)
 
@@ -99,8 +111,8 @@ class Operation:
 Axes = Union[IterVar, Sequence[IterVar]]
 
 
-def var(name: str = "n") -> Var:
-    """A symbolic extent. Two of one name are one."""
+def var(name: str = "n", dtype: str = "int64") -> Var:
+    """A symbolic extent. Two of one name are one; `dtype` is accepted as TVM has it."""
     if not name.isidentifier():
         raise Invalid(f"{name!r} is not a name for an extent", hint="use letters, digits and _")
     return Var(name)
@@ -132,9 +144,16 @@ def reduce_axis(dom: tuple[Any, Any], name: str = "k") -> IterVar:
     return IterVar(name, extent, "reduce", low)
 
 
-def compute(shape: Any, fcompute: Callable[..., Any], name: str = "compute") -> Any:
+def compute(
+    shape: Any,
+    fcompute: Callable[..., Any],
+    name: str = "compute",
+    tag: str = "",
+    attrs: object = None,
+) -> Any:
     """The tensor whose element at (i, j, …) is `fcompute(i, j, …)`; several tensors of that shape
-    where it returns a tuple. A shape of () has one element."""
+    where it returns a tuple. A shape of () has one element. Tag and attributes are accepted as TVM
+    has them; they mean nothing here."""
     dims = _shape(shape, name)
     axes = tuple(IterVar(a, d) for a, d in zip(axis_names(fcompute, len(dims), name), dims))
     found = fcompute(*axes)

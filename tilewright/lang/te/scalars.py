@@ -272,6 +272,8 @@ def as_index(x: object, what: str) -> Dim:
 
 def as_extent(x: object, what: str) -> Dim:
     """An operand as a number of elements: a constant, or a function of te.var."""
+    if isinstance(x, float) and x.is_integer():  # n / 32 of plain numbers
+        x = int(x)
     d = as_index(x, what)
     if any(True for _ in D.data_values(d)) or any("?" in s.name for s in D.symbols(d)):
         raise Invalid(f"{what} is {d}, which is known only while the kernel runs")
@@ -311,6 +313,7 @@ floor, ceil, trunc, round = map(_unary, ("floor", "ceil", "trunc", "round"))
 abs = _unary("abs")
 atan2, copysign, nextafter = map(_binary, ("atan2", "copysign", "nextafter"))
 floordiv, floormod, fmod = map(_binary, ("floordiv", "mod", "rem"))
+indexdiv, indexmod = floordiv, floormod
 power = pow = _binary("pow")
 
 

@@ -120,7 +120,10 @@ def bytes_text(b: Buffer) -> str:
 # ---- the page's pieces
 
 _TOKEN = re.compile(r"[A-Za-z_][\w.]*|\d+(?:\.\d+)?(?:e[+-]?\d+)?|\s+|.")
-_KEYWORDS = "for parallel unroll lane tensor alloc barrier in out local register shared".split()
+_KEYWORDS = (
+    "for parallel unroll lane tensor alloc barrier async commit wait prefetch"
+    " in out local register shared"
+).split()
 
 
 def _word_html(word: str, first: bool) -> str:
