@@ -246,6 +246,17 @@ def lanes_hint(n: Nest, loop: Loop, found: Sequence[Carried]) -> str | None:
     return _free_loops(n, loop)
 
 
+def anew_hint(n: Nest, found: Sequence[Carried]) -> str | None:
+    """Where a stage is read too early or too late, it may be computed again."""
+    for c in found:
+        for writer, reader in ((c.first, c.second), (c.second, c.first)):
+            if writer is None or reader is None or not writer.writes or reader.writes:
+                continue
+            if n.buffer(writer.buffer).scope not in ("in", "out"):
+                return f"ComputeAt('{writer.store.stage}', …) computes it anew where it is read"
+    return None
+
+
 def _free_loops(n: Nest, loop: Loop | None) -> str | None:
     """The loops around and inside that carry nothing."""
     if loop is None:
@@ -253,7 +264,7 @@ def _free_loops(n: Nest, loop: Loop | None) -> str | None:
     inside = [x for x, _ in walk(loop.body) if isinstance(x, Loop)]
     outside = next((p for x, p in walk(n.body) if x is loop), ())
     free = [x.name for x in (*outside, *inside) if x.kind == "serial" and not _kinds(n, x)]
-    return f"{', '.join(dict.fromkeys(free))} carries nothing" if free else None
+    return f"nothing is carried by {', '.join(dict.fromkeys(free))}" if free else None
 
 
 # ---- at once, by windows

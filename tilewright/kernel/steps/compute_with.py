@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
-from tilewright.kernel.dependence import carried, exchanged, interleaved
+from tilewright.kernel.dependence import anew_hint, carried, exchanged, interleaved
 from tilewright.kernel.nest import (
     Alloc,
     Loop,
@@ -68,12 +68,13 @@ class ComputeWith(Step):
             )
             body = (*rest[:at], *late, *rest[at:])
         out = replace(n, body=body)
-        hint = "ComputeAt computes it anew where it is read"
         top = next(y for y in out.body if isinstance(y, Loop) and y.var is shared[0].var)
-        self.keep(out, interleaved(out, top, moved, before), hint=hint)
+        bad = interleaved(out, top, moved, before)
+        self.keep(out, bad, hint=anew_hint(out, bad))
         for y, _ in walk(out.body):
             if isinstance(y, Loop) and y.kind == "parallel" and y.var is shared[0].var:
-                self.keep(out, carried(out, y), hint=hint)
+                bad = carried(out, y)
+                self.keep(out, bad, hint=anew_hint(out, bad))
         return out
 
     def _pass(self, n: Nest, s: Loop, other: Stmt, before: bool) -> None:
