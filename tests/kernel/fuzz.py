@@ -145,9 +145,9 @@ class Judge:
         for name, want in self.want[which].items():
             d = self.group.buffer(name).dtype
             if not same(got[name], want, d, self.exact):
-                bad = np.argwhere(
-                    ~np.isclose(got[name].astype("d"), want.astype("d"), equal_nan=True)
-                )
+                x, y = got[name].astype("d"), want.astype("d")
+                differs = (x != y) & ~(np.isnan(x) & np.isnan(y))
+                bad = np.argwhere(differs if self.exact else ~np.isclose(x, y, equal_nan=True))
                 at = tuple(int(i) for i in bad[0]) if len(bad) else ()
                 raise Wrong(
                     f"{who} disagrees at {name}[{','.join(map(str, at))}]: "
