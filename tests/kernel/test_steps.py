@@ -143,6 +143,23 @@ group late
   u[u.i0] = x[u.i0] * 2.0 for u.i0 in 8
   y[y.i0] = t[y.i0] + u[y.i0] for y.i0 in 8
 """
+FROM = """
+group from
+  in x: f32[8]
+  out y: f32[8]
+  local t: f32[8]
+  t[t.i0] = exp(x[t.i0]) for t.i0 in 8
+  y[y.i0] add= t[y.i0] for y.i0 in 8 in order from t[-y.init.i0+7]
+"""
+SCANNED = """
+group scanned
+  in x: f32[4,9]
+  out y: f32[4,9]
+  local t: f32[4,9]
+  t[t.i0,t.i1] = exp(x[t.i0,t.i1]) for t.i0 in 4, t.i1 in 9
+  y[y.i0,y.i1] = select(#(y.i1) == 0, 0.0, y[y.i0,max(0,y.i1-1)]) + t[y.i0,y.i1] \
+for y.i0 in 4, y.i1 in 9 in order
+"""
 PART = """
 group part
   in x: f32[5]
@@ -207,6 +224,7 @@ EXAMPLES = {
     "init-at": (SUM, "Split('s.i0', 2)", "InitAt('s', 's.i0.0')"),
     "reverse-compute-at": (TWO, "Split('t.i1', 4)", "ReverseComputeAt('y', 't.i1.0')"),
     "reverse-compute-at-reduction": (SUM, "InitAt('s', 's.i0')", "ReverseComputeAt('y', 's.i0')"),
+    "reverse-compute-at-scan": (SCANNED, "", "ReverseComputeAt('y', 't.i0')"),
     "double-buffer": (TWO, "ComputeAt('t', 'y.i0')", "DoubleBuffer('t')"),
     "pipeline": (TWO, "ComputeAt('t', 'y.i0')", "Pipeline('y.i0', 't')"),
     "pipeline-symbolic": (STEPPED, PLACED, "Pipeline('y.i0.0', 't', 2)"),
@@ -342,6 +360,8 @@ REFUSALS = [
     (TURNED, "", "ReverseComputeAt('y', 't.i0')", "does not read t along a loop of its own"),
     (CHAIN, "", "ReverseComputeAt('z', 'y.i0')", "nothing inside y.i0 computes what z reads"),
     (LATE, "", "ReverseComputeAt('y', 't.i0')", "y also reads u, which is computed there or later"),
+    (SCANNED, "", "ReverseComputeAt('y', 't.i1')", "y reads itself at y.*, in another iteration"),
+    (FROM, "", "ReverseComputeAt('y', 't.i0')", "y starts from values of t"),
     (TWO, "Vectorize('t.i1')", "ReverseComputeAt('y', 't.i1')", "t.i1 is lane"),
     (TWO, "Split('y.i0', 2)", "ReverseComputeAt('y', 't.i0')", "along a loop of its own"),
     (TWO, "", "DoubleBuffer('x')", "x is an argument"),

@@ -74,6 +74,10 @@ class Pipeline(Step):
         mine = [s for s, _ in walk(tuple(own)) if isinstance(s, Store)]
         mixed = f"{self.stage} is not computed by statements of its own in {self.loop}"
         self.need(own and stores == mine, mixed)
+        done = max(k for k, s in enumerate(loop.body) if any(s is x for x in own))
+        others = (s for s in loop.body[:done] if all(s is not x for x in own))
+        early = any(x.source == self.stage for s in others for x in reads(s))
+        self.need(not early, f"{self.stage} is read before it is complete")
         return own
 
     def _independent(self, own: list[Stmt], loop: Loop) -> None:

@@ -55,6 +55,7 @@ class ReverseComputeAt(Step):
         host, target = chain[0], chain[-1]
         begin, end = (next((k for k, s in enumerate(body) if s is x), -1) for x in (host, user))
         self.need(0 <= begin < end, f"{self.stage} is not computed after {host.name}")
+        firsts = [s for s in body[begin:] if any(s is x for x in firsts)]
         self._in_time(body[begin:end], source, [*firsts, user])
         moved, box = self._narrowed(n, chain, source, user)
         # What the stage starts from is there before the loops it moves into.
@@ -135,6 +136,7 @@ class ReverseComputeAt(Step):
         moving = set().union(*(inner_vars(s) for s in target.body))
         box = region([s.index for s, _ in written if isinstance(s, Store)], moving, b.shape)
         axes, full = self._axes(user, source, b.shape, box)
+        self._in_itself(user, {v for names in axes for v in names})
         reached = covers(store.index, path, full, chain)
         self.need(reached, f"{host.name} does not reach all of {source} that {self.stage} reads")
         return narrow(user, narrowed_axes(axes, box, full, b.shape)), box
@@ -166,8 +168,19 @@ class ReverseComputeAt(Step):
             full.append(q.extent)
         return axes, full
 
+    def _in_itself(self, user: Stmt, cut: set[Sym]) -> None:
+        """A stage that reads itself finds what it reads in its own iteration."""
+        for s in (s for s, _ in walk((user,)) if isinstance(s, Store)):
+            for x in (x for x in reads(s) if x.source == self.stage):
+                for i, j in zip(s.index, x.index, strict=True):
+                    kept = D.known_eq(i, j) or not D.symbols(i) & cut
+                    what = f"{self.stage} reads itself at {x!r}, in another iteration of {self.at}"
+                    self.need(kept, what, "move it to a loop around that order")
+
     def _in_time(self, passed: tuple[Stmt, ...], source: str, mine: list[Stmt]) -> None:
         """What the stage moves before neither writes what it reads nor touches what it writes."""
+        early = any(x.source == source for s in mine[:-1] for x in reads(s))
+        self.need(not early, f"{self.stage} starts from values of {source}")
         needs = {str(x.source) for s in mine for x in reads(s)} - {source}
         for k, s in enumerate(passed):
             if any(s is x for x in mine):
