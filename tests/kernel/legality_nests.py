@@ -22,7 +22,7 @@ def random_nest(rng: random.Random) -> Nest:
 @dataclass
 class _Maker:
     rng: random.Random
-    stages: int = 0
+    stages: int = 1
     loops: int = 0
     ranks: dict[str, int] = field(default_factory=dict)
 
@@ -67,7 +67,8 @@ class _Maker:
 
     def store(self, around: tuple[Sym, ...]) -> Store:
         r = self.rng
-        self.stages += 1
+        # Now and then a stage has several nests: first values and an update, say.
+        self.stages += self.rng.random() < 0.8
         name = r.choice(["a", "a", "b", "b", "t"])
         at = tuple(self.index(around, writes=True) for _ in range(self.ranks[name]))
         value = self.read(around)

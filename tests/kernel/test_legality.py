@@ -134,6 +134,18 @@ def test_lanes_read_before_they_write() -> None:
         apply(before, parse_trace("Vectorize('i')"))
 
 
+def test_nests_of_one_stage_that_take_turns() -> None:
+    """First values in the loop of an update that touches all cells: they come too late."""
+    n = nest(
+        "  for h in 4:\n    z: z[h] = x[h]\n"
+        "  for i in 4:\n    y: y[i] = 0.0\n"
+        "  for r in 4:\n    for j in 4:\n      y: y[j] add= x[4*r+j]\n",
+        "in x: f32[40]\n  out y: f32[40]\n  out z: f32[40]",
+    )
+    with pytest.raises(Refused, match="different iterations of h write"):
+        apply(n, parse_trace("ComputeWith('y', 'h')"))
+
+
 def test_indices_from_memory_are_taken_to_meet() -> None:
     buffers = "in k: i64[9]\n  out y: f32[9,9]\n  out z: i64[9]"
     n = nest("  for i in 9:\n    for j in 9:\n      y: y[${k[i]},j] = 1.0\n", buffers)

@@ -147,23 +147,30 @@ def across_lanes(n: Nest, loop: Loop) -> list[Carried]:
     return out
 
 
-def interleaved(n: Nest, outer: Loop, moved: Sequence[Stmt], before: bool) -> list[Carried]:
-    """What goes wrong where statements that ran before (or after) everything else in a loop now
-    take turns with it."""
-    ids = {id(s) for s in moved}
+def interleaved(
+    n: Nest, outer: Loop, moved: Sequence[Sequence[Stmt]], before: bool
+) -> list[Carried]:
+    """What goes wrong where statements that ran one after the other, before (or after) everything
+    else in a loop, now take turns with one another and with the rest."""
     here = _Pairs(n, (outer,))
-    mine = [u for u in here.uses if id(u.store) in ids or any(id(q) in ids for q in u.path)]
-    rest = [u for u in here.uses if u not in mine]
+    turns: list[list[Use]] = []
+    for part in moved:
+        ids = {id(s) for s in part}
+        mine = (u for u in here.uses if id(u.store) in ids or any(id(q) in ids for q in u.path))
+        turns.append(list(mine))
+    rest = [u for u in here.uses if all(u not in part for part in turns)]
+    turns = [*turns, rest] if before else [rest, *turns]
     out: list[Carried] = []
-    for a, b in here.clashes(*((mine, rest) if before else (rest, mine))):
-        relations: list[tuple[Relation, Loop]] = []
-        shared = _common(a.path, b.path)
-        for k, q in enumerate(shared):
-            same: dict[Sym, str] = dict.fromkeys((x.var for x in shared[:k]), SAME)
-            relations.append(({**same, q.var: EARLIER}, q))
-        if b.place < a.place:
-            relations.append((dict.fromkeys((x.var for x in shared), SAME), shared[-1]))
-        out += here.faults([(a, b)], relations)
+    for k, first in enumerate(turns):
+        for a, b in here.clashes(first, [u for part in turns[k + 1 :] for u in part]):
+            relations: list[tuple[Relation, Loop]] = []
+            shared = _common(a.path, b.path)
+            for j, q in enumerate(shared):
+                same: dict[Sym, str] = dict.fromkeys((x.var for x in shared[:j]), SAME)
+                relations.append(({**same, q.var: EARLIER}, q))
+            if b.place < a.place:
+                relations.append((dict.fromkeys((x.var for x in shared), SAME), shared[-1]))
+            out += here.faults([(a, b)], relations)
     return out
 
 

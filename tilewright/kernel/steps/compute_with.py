@@ -52,8 +52,9 @@ class ComputeWith(Step):
             for other in n.body[min(k, host) + 1 : max(k, host)]:
                 if other not in own:
                     self._pass(n, s, other, before)
-        moved = [y for s in own for y in self._inside(s, shared)]
-        body = _placed(n.body, own, target, tuple(moved), before)
+        moved = [self._inside(s, shared) for s in own]
+        together = tuple(y for part in moved for y in part)
+        body = _placed(n.body, own, target, together, before)
         # Memory that what moves forward touches (if only where a condition never holds) is
         # allocated in time.
         late = [

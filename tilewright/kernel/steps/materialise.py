@@ -4,7 +4,9 @@ from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Load, Value, load
+from tilewright.kernel.dependence import Carried
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.meet import uses
 from tilewright.kernel.nest import (
     Alloc,
     Nest,
@@ -13,7 +15,6 @@ from tilewright.kernel.nest import (
     reads,
     stages_in,
     substitute,
-    walk,
     wrap,
 )
 from tilewright.kernel.step import Step
@@ -49,10 +50,12 @@ class Materialise(Step):
             self.need(own, f"{stage} does not read {self.buffer} in a nest of its own")
             places += own
         first = min(places)
-        written = any(
-            isinstance(s, Store) and s.buffer == self.buffer for s, _ in walk(n.body[first:])
-        )
-        self.need(not written, f"{self.buffer} is written while {', '.join(self.readers)} runs")
+        found = [u for u in uses(n.body[first:]) if u.buffer == self.buffer]
+        writes = [u for u in found if u.writes]
+        if writes:
+            read = next(u for u in found if not u.writes and u.store.stage in self.readers)
+            saying = f"{self.buffer} is written while {', '.join(self.readers)} runs: "
+            self.keep(n, [Carried("order", None, writes[0], read)], saying)
         whole = b.scope in ("in", "out") or Alloc(self.buffer) in n.body
         self.need(whole, f"{self.buffer} is placed inside a loop")
         axes = tuple(D.the_sym(D.var(f"{self.into}.i{k}", d)) for k, d in enumerate(b.shape))
