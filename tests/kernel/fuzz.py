@@ -64,6 +64,8 @@ MIN_STEPS, MAX_STEPS = 5, 12
 ATTEMPTS = 60
 MAX_EFFORT = 400
 DEFAULT_FIRST = 0.3
+# How often a nest on the way is judged; the last one always is.
+LOOKS = 0.35
 # Relative to the largest value; 16-bit floats are rounded at every store.
 TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "f16": 3e-2, "bf16": 2e-1}
 
@@ -214,7 +216,8 @@ def explore(seed: int, counts: Counts, favour: str | None = None) -> Found:
             counts.accepted[name] += 1
             trace.append(step)
             n = after
-            judge.nest(n, rng.randrange(len(dims)))
+            if rng.random() < LOOKS:
+                judge.nest(n, rng.randrange(len(dims)))
         for k in range(len(dims)):
             judge.nest(n, k)
         try:

@@ -53,7 +53,7 @@ class Materialise(Step):
         found = [u for u in uses(n.body[first:]) if u.buffer == self.buffer]
         writes = [u for u in found if u.writes]
         if writes:
-            read = next(u for u in found if not u.writes and u.store.stage in self.readers)
+            read = next(u for u in found if not u.writes)
             saying = f"{self.buffer} is written while {', '.join(self.readers)} runs: "
             self.keep(n, [Carried("order", None, writes[0], read)], saying)
         whole = b.scope in ("in", "out") or Alloc(self.buffer) in n.body
