@@ -1,0 +1,215 @@
+"""Values of a nest as LLVM text: what is computed, and how memory is read for it.
+
+Evaluating an index function under the lane variable tells how memory is touched: no lane, one
+scalar; a lane with coefficient one, a vector; anything else, one access per lane.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Const, Fn, Index, Load, Value, load, rewrite
+from tilewright.kernel.group import Buffer
+from tilewright.llvm.scalars import memory_type, register_type, vector
+from tilewright.llvm.writer import LANE, Writer
+
+
+class Values(Writer):
+    def is_vector(self, v: Value) -> bool:
+        return self.lane is not None and self.lane[0] in v.symbols()
+
+    def value(self, v: Value, guarded: bool = False) -> str:
+        """SSA of v: a vector if it depends on the lane, else a scalar."""
+        if isinstance(v, Const):
+            return self.arith.const(v.value, v.dtype, 1)
+        key = (v, guarded, self._constants(v.symbols()), self._epochs(v))
+        for level in self.levels[: self.depth + 1]:
+            found = level.memo.get(key)
+            if found is not None:
+                return found
+        level = min(self._level(v), self.depth)
+        with self._Hoist(self, level):
+            r = self._emit(v, guarded)
+        self.levels[level].memo[key] = r
+        return r
+
+    def lanes_of(self, v: Value, guarded: bool = False) -> str:
+        """v as a vector of the current number of lanes (or a scalar outside lane loops)."""
+        if self.lane is None:
+            return self.value(v, guarded)
+        w = self.lane[1]
+        if isinstance(v, Const):
+            return self.arith.const(v.value, v.dtype, w)
+        x = self.value(v, guarded)
+        if self.is_vector(v) or w == 1:
+            return x
+        key = ("splat", x, w)
+        for level in self.levels[: self.depth + 1]:
+            if key in level.memo:
+                return level.memo[key]
+        level = min(self._level(v), self.depth)
+        with self._Hoist(self, level):
+            r = self.arith.splat(x, register_type(v.dtype), w)
+        self.levels[level].memo[key] = r
+        return r
+
+    def _emit(self, v: Value, guarded: bool) -> str:
+        vec = self.is_vector(v)
+        w = self.lane[1] if vec and self.lane else 1
+        get = self.lanes_of if vec else self.value
+        if isinstance(v, Index):
+            return self._index_vector(v.dim, w) if vec else self.dim_value(v.dim)
+        if isinstance(v, Load):
+            return self._load(v, w if vec else 1, guarded)
+        assert isinstance(v, Fn), f"{v!r} cannot be emitted"
+        if v.name == "cast":
+            x = get(v.args[0], guarded)
+            return self.arith.cast(x, v.args[0].dtype, v.dtype, w)
+        if v.name == "select":
+            c = get(v.args[0], guarded)
+            a, b = get(v.args[1], True), get(v.args[2], True)
+            return self.arith.apply("select", v.dtype, w, [c, a, b])
+        args = [get(a, guarded) for a in v.args]
+        return self.arith.apply(v.name, v.args[-1].dtype, w, args)
+
+    def dim_value(self, x: Dim) -> str:
+        return self.dim(x)
+
+    def _index_vector(self, x: Dim, w: int) -> str:
+        assert self.lane is not None
+        const, terms, lane = self._terms(x)
+        if lane is None:
+            return self._build([self._with_lane(k, lambda: self.dim(x)) for k in range(w)], "i64")
+        steps = (
+            "<" + ", ".join(f"i64 {const + lane * k}" for k in range(w)) + ">"
+            if w > 1
+            else str(const)
+        )
+        if not terms:
+            return steps
+        rest = x - lane * D.as_int(self.lane[0]) - const
+        base = self.dim(rest)
+        if w == 1:
+            return self.put(f"add i64 {base}, {steps}")
+        v = self.arith.splat(base, "i64", w)
+        return self.put(f"add <{w} x i64> {v}, {steps}")
+
+    def _with_lane(self, k: int, f: Any) -> Any:
+        """Run f with the lane fixed to k: everything is scalar."""
+        assert self.lane is not None
+        s, saved = self.lane[0], self.lane
+        self.lane = None
+        self.env[s] = k
+        try:
+            return f()
+        finally:
+            self.lane = saved
+            self.env[s] = LANE
+
+    def _build(self, xs: list[str], t: str) -> str:
+        if len(xs) == 1:
+            return xs[0]
+        v = vector(t, len(xs))
+        r = "poison"
+        for k, x in enumerate(xs):
+            r = self.put(f"insertelement {v} {r}, {t} {x}, i64 {k}")
+        return r
+
+    def _load(self, v: Load, w: int, guarded: bool) -> str:
+        assert isinstance(v.source, str)
+        b = self.buffers[v.source]
+        if guarded and not self.in_range(b, v.index):
+            return self._guarded_load(b, self._indices_inside(v.index), w)
+        return self._load_at(b, v.index, w)
+
+    def _indices_inside(self, index: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        """Where an index is itself read from memory, that read is kept inside its buffer too."""
+
+        def inside(x: Load) -> Value:
+            return load(x.source, self._clamped(self.buffers[str(x.source)], x.index), x.dtype)
+
+        return tuple(
+            D.substitute(i, {}, lambda v: rewrite(v, on_load=inside))
+            if any(True for _ in D.data_values(i))
+            else i
+            for i in index
+        )
+
+    def _load_at(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
+        lin = self._linear(b, index)
+        t = memory_type(b.dtype)
+        if w == 1 and self.lane is None:
+            const, terms, _ = self._terms(lin)
+            p = self.pointer(b, const, terms)
+            return self.arith.widen(
+                self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"), b.dtype, 1
+            )
+        const, terms, lane = self._terms(lin)
+        if lane == 0:
+            p = self.pointer(b, const, terms)
+            x = self.arith.widen(self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"), b.dtype, 1)
+            return self.arith.splat(x, register_type(b.dtype), w) if w > 1 else x
+        if lane is not None and 1 <= abs(lane) <= 4 and w > 1:
+            span = (w - 1) * abs(lane) + 1
+            first = const if lane > 0 else const + lane * (w - 1)
+            p = self.pointer(b, first, terms)
+            x = self.put(f"load <{span} x {t}>, ptr {p}, align {b.dtype.bytes}")
+            if lane != 1:
+                pick = range(0, span, abs(lane)) if lane > 0 else range(span - 1, -1, -abs(lane))
+                mask = ", ".join(f"i32 {k}" for k in pick)
+                x = self.put(
+                    f"shufflevector <{span} x {t}> {x}, <{span} x {t}> poison, <{w} x i32> <{mask}>"
+                )
+            return self.arith.widen(x, b.dtype, w)
+        xs = [self._with_lane(k, lambda: self._load_at(b, index, 1)) for k in range(w)]
+        return self._build(xs, register_type(b.dtype))
+
+    def _clamped(self, b: Buffer, index: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        out = []
+        for i, n in zip(index, b.shape, strict=True):
+            if not D.known_lt(i, n):
+                i = D.minimum(i, n - 1)
+            if not D.nonneg(i):
+                i = D.maximum(i, 0)
+            out.append(i)
+        return tuple(out)
+
+    def _guarded_load(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
+        """A read only used where a condition holds: its address is kept inside the buffer."""
+        safe = self._clamped(b, index)
+        if w == 1 or self.lane is None:
+            return self._load_at(b, safe, 1)
+        s = self.lane[0]
+        moving = [k for k, i in enumerate(index) if s in D.symbols(i)]
+        _, _, lane = self._terms(self._linear(b, index))
+        if lane != 1 or len(moving) != 1 or D.coefficient(index[moving[0]], s) != 1:
+            return self._load_at(b, safe, w)
+        # One vector where all lanes are inside, one access per lane at the edges.
+        k = moving[0]
+        first = self._with_lane(0, lambda: self.dim(index[k]))
+        last = self._with_lane(w - 1, lambda: self.dim(index[k]))
+        low = self.put(f"icmp sge i64 {first}, 0")
+        high = self.put(f"icmp slt i64 {last}, {self.dim(b.shape[k])}")
+        inside = self.put(f"and i1 {low}, {high}")
+        n = self.fresh("g")
+        t = vector(register_type(b.dtype), w)
+        self.line(f"br i1 {inside}, label %{n}.in, label %{n}.edge")
+        level = self.levels[self.depth]
+        saved = dict(level.memo)
+        self.label(f"{n}.in")
+        mixed = tuple(index[j] if j == k else i for j, i in enumerate(safe))
+        fast = self._load_at(b, mixed, w)
+        self.line(f"br label %{n}.in.end")
+        self.label(f"{n}.in.end")
+        self.line(f"br label %{n}.join")
+        level.memo = dict(saved)
+        self.label(f"{n}.edge")
+        slow = self._load_at(b, safe, w)
+        self.line(f"br label %{n}.edge.end")
+        self.label(f"{n}.edge.end")
+        self.line(f"br label %{n}.join")
+        level.memo = saved
+        self.label(f"{n}.join")
+        return self.put(f"phi {t} [ {fast}, %{n}.in.end ], [ {slow}, %{n}.edge.end ]")
