@@ -44,6 +44,7 @@ from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.storage_align import StorageAlign
 from tilewright.kernel.steps.tensorize import Tensorize
+from tilewright.kernel.steps.tile import Tile
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 from tilewright.targets import default
@@ -233,6 +234,15 @@ def _storage_align(n: Nest, rng: random.Random) -> Step | None:
     return StorageAlign(b.name, axis, rng.choice([2, 4, 8]), rng.choice([0, 0, 1]))
 
 
+def _tile(n: Nest, rng: random.Random) -> Step | None:
+    chain = _chain(n, rng)
+    if len(chain) < 2:
+        return None
+    k = rng.randrange(len(chain) - 1)
+    factors = rng.choice([2, 3, 4]), rng.choice([1, 2, 4, 5])
+    return Tile(chain[k].name, chain[k + 1].name, *factors)
+
+
 def _relayout(n: Nest, rng: random.Random) -> Step | None:
     """Some axes in blocks, all in another order."""
     b = rng.choice([x for x in n.buffers if x.scope != "out"] or list(n.buffers))
@@ -332,6 +342,7 @@ _TABLE: list[tuple[Maker, int]] = [
     (_storage_align, 1),
     (_cache_write, 2),
     (_relayout, 1),
+    (_tile, 1),
     (_tensorize, 2),
     (_init_at, 2),
     (_reverse_compute_at, 3),

@@ -42,6 +42,10 @@ NESTS = {
         HEAD + "  alloc t\n  for i in 8:\n    parallel j in 2 grain 1:\n      y: y[i] = x[i]\n",
         "parallel j is inside i",
     ),
+    "instructions-match": (
+        HEAD + "  alloc t\n  tensor i in 8 by arm64.sdot:\n    y: y[i] = x[i]\n",
+        "i is not arm64.sdot: it is not declared|accumulates by add, y overwrites",
+    ),
     "lanes-simple": (
         HEAD + "  alloc t\n  lane i in 8:\n    for j in 2:\n      y: y[i] = x[i]\n",
         "serial j is inside the lanes i",

@@ -238,6 +238,7 @@ EXAMPLES = {
     "pragma-nontemporal": (GRID, "", "Pragma('y.i0', 'nontemporal')"),
     "relayout": (TWO, "", "Relayout('t', 'i, j -> j//4, i, j%4')"),
     "relayout-asked": (TWO, "", "Relayout('x', 'i, j -> j//4, i, j%4')"),
+    "tile": (GRID, "", "Tile('y.i0', 'y.i1', 4, 2)"),
     "tensorize": (DOT, "", "Tensorize('c.i0', 'arm64.sdot')"),
 }
 # What not every CPU has; test_simt.py and tests/targets run these.
@@ -380,6 +381,9 @@ REFUSALS = [
     (TWO, "", "Permute('t', (0, 0))", "is not an order of 2 axes"),
     (TWO, "", "Permute('y', (1, 0))", "y is an argument"),
     (TWO, "", "Relayout('y', 'i, j -> j, i')", "y is an output"),
+    (GRID, "", "Tile('y.i0', 'y.i0', 2, 2)", "a tile has two loops"),
+    (GRID, "", "Tile('y.i0', 'y.i1', 2, 0)", "0 is not a positive factor"),
+    (SUM, "", "Tile('y.i0', 's.i0', 2, 2)", "not perfectly nested"),
     (TWO, "", "Relayout('q', 'i, j -> j, i')", "there is no buffer q"),
     (TWO, "", "Relayout('t', 'i, j -> j//4, i')", "cannot be read back from its blocks"),
     (TWO, "", "Relayout('t', 'i -> i')", "takes 1 axes"),

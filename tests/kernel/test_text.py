@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.kernel.examples import EXAMPLES
@@ -10,7 +13,7 @@ from tilewright.base.errors import Invalid
 from tilewright.kernel.check import verify
 from tilewright.kernel.nest import start
 from tilewright.kernel.schedule import default_schedule
-from tilewright.kernel.step import apply, parse_trace, print_trace
+from tilewright.kernel.step import apply, parse_trace, print_trace, trace_digest
 from tilewright.kernel.text import group_text, nest_text, parse_group, parse_nest
 from tilewright.targets import default
 
@@ -96,3 +99,15 @@ NEST = "nest g\n  in x: f32[4]\n  out y: f32[4]\n"
 def test_bad_nests(text: str, says: str) -> None:
     with pytest.raises(Invalid, match=says):
         parse_nest(text)
+
+
+def test_a_digest_is_the_same_in_every_process() -> None:
+    trace = parse_trace("Split('y.i0', 16)\nVectorize('y.i0.1')")
+    code = (
+        "import tilewright.kernel.steps\n"
+        "from tilewright.kernel.step import parse_trace, trace_digest\n"
+        f"print(trace_digest(parse_trace({print_trace(trace)!r})))"
+    )
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == trace_digest(trace)
+    assert trace_digest(trace[:1]) != trace_digest(trace)

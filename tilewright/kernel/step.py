@@ -8,6 +8,7 @@ nests are immutable.
 from __future__ import annotations
 
 import ast
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -150,6 +151,11 @@ def apply(n: Nest, trace: Sequence[Step]) -> Nest:
 
 def print_trace(trace: Sequence[Step]) -> str:
     return "\n".join(map(str, trace)) + ("\n" if trace else "")
+
+
+def trace_digest(trace: Sequence[Step]) -> str:
+    """What identifies a trace, the same in every process."""
+    return hashlib.sha256(print_trace(trace).encode()).hexdigest()[:16]
 
 
 def parse_trace(text: str) -> Trace:

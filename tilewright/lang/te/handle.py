@@ -34,6 +34,7 @@ from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.storage_align import StorageAlign
 from tilewright.kernel.steps.tensorize import Tensorize
+from tilewright.kernel.steps.tile import Tile
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 
@@ -123,8 +124,7 @@ class StageHandle:
         a, b = self._loop(x), self._loop(y)
         if a == b:
             raise Refused(f"tile of {a} by itself", hint="give two axes")
-        order = (f"{a}.0", f"{b}.0", f"{a}.1", f"{b}.1")
-        self.schedule.apply(Split(a, x_factor), Split(b, y_factor), Reorder(order))
+        self.schedule.apply(Tile(a, b, x_factor, y_factor))
         (xo, xi), (yo, yi) = self._halves(x, a), self._halves(y, b)
         return xo, yo, xi, yi
 
