@@ -7,6 +7,7 @@ from tests.kernel.native import Native
 from tilewright.base.errors import Refused
 from tilewright.kernel.interpret import run
 from tilewright.kernel.nest import start
+from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.storage_align import StorageAlign
 from tilewright.kernel.text import parse_group
 
@@ -54,3 +55,13 @@ def test_rows_start_where_asked(axis: int, factor: int, offset: int, shape: tupl
 def test_refusals(step: StorageAlign, reason: str) -> None:
     with pytest.raises(Refused, match=reason):
         step.apply(start(parse_group(TRANSPOSED.strip())))
+
+
+def test_a_widened_buffer_is_not_placed() -> None:
+    """ComputeAt would allocate what is used and lose the alignment."""
+    n = StorageAlign("t0", 1, 16).apply(start(parse_group(TRANSPOSED.strip())))
+    with pytest.raises(Refused, match="no longer one whole loop per axis") as refusal:
+        ComputeAt("t0", "y0.i0").apply(n)
+    assert refusal.value.hint is not None and "align" in refusal.value.hint
+    placed = ComputeAt("t0", "y0.i0").apply(start(parse_group(TRANSPOSED.strip())))
+    assert StorageAlign("t0", 0, 16).apply(placed).buffer("t0").strides()[0] == 16

@@ -14,6 +14,7 @@ class StorageAlign(Step):
     alloc t: f32[16,32]  StorageAlign('t', 0, 32, 1)  alloc t: f32[16,33]
 
     Aligned rows load as whole vectors; rows shifted by one spread a column over the memory banks.
+    It is for the buffer as it stands: place first (ComputeAt refuses one whose rows were widened).
     """
 
     buffer: str
