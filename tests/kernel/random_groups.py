@@ -108,7 +108,7 @@ class _Maker:
             name = f"y{outs}" if out else f"t{k}"
             outs += out
             kinds = ["map"] * 10 + ["reduce"] * 8 + ["contract"] * 4 + ["scan", "scatter"] * 2
-            kinds += ["product"] * 3
+            kinds += ["product"] * 5
             if k == count - 1 and self.unread:
                 kinds = ["map"] * 6 + ["reduce", "scan", "scatter"]
             getattr(self, f"_{r.choice(kinds)}")(name, "out" if out else "local")
