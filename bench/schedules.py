@@ -98,7 +98,7 @@ group tuned{"_inside" if inside else ""}
 """
     steps = f"""
 {"Vectorize('P.i2')" if inside else ""}
-Materialise('A', 'C', 'Ap')
+CacheRead('A', 'C', 'Ap')
 Split('C.r0', {t.depth})
 RFactor('C', ('C.r0.0',), 'T')
 Split('C.i0', {t.block})
@@ -139,7 +139,7 @@ group amx
   C[C.i0,C.i1] add= {product} for {loops} from 0.0
 """
     steps = f"""
-Materialise('A', 'C', 'Ap')
+CacheRead('A', 'C', 'Ap')
 Split('C.r0', {depth // 2})
 Split('C.i0', {block})
 Split('C.i0.1', 32)

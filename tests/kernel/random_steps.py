@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import cache
 
 from tilewright.ir import dim as D
+from tilewright.ir.expr import walk as values
+from tilewright.ir.value_text import value_text
 from tilewright.kernel.intrinsic import INTRINSICS, Match, match
 from tilewright.kernel.nest import (
     Alloc,
@@ -20,6 +22,7 @@ from tilewright.kernel.nest import (
     walk,
 )
 from tilewright.kernel.step import STEPS, Step
+from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
@@ -186,14 +189,14 @@ def _compute_inline(n: Nest, rng: random.Random) -> Step | None:
     return ComputeInline(rng.choice(_locals(n) or _stages(n)))
 
 
-def _materialise(n: Nest, rng: random.Random) -> Step | None:
+def _cache_read(n: Nest, rng: random.Random) -> Step | None:
     stores = [s for s, _ in walk(n.body) if isinstance(s, Store)]
     s = rng.choice(stores)
     sources = [str(r.source) for r in reads(s)]
     buffer = rng.choice(sources) if sources else rng.choice([b.name for b in n.buffers])
     others = [x.stage for x in stores if any(r.source == buffer for r in reads(x))]
     several = tuple(dict.fromkeys(others)) if rng.random() < 0.3 else ()
-    return Materialise(buffer, several if len(several) > 1 else s.stage, _new(n, rng, "c"))
+    return CacheRead(buffer, several if len(several) > 1 else s.stage, _new(n, rng, "c"))
 
 
 def _cache_write(n: Nest, rng: random.Random) -> Step | None:
@@ -241,6 +244,12 @@ def _tile(n: Nest, rng: random.Random) -> Step | None:
     k = rng.randrange(len(chain) - 1)
     factors = rng.choice([2, 3, 4]), rng.choice([1, 2, 4, 5])
     return Tile(chain[k].name, chain[k + 1].name, *factors)
+
+
+def _materialise(n: Nest, rng: random.Random) -> Step | None:
+    s = rng.choice([s for s, _ in walk(n.body) if isinstance(s, Store)])
+    parts = sorted({value_text(v) for v in values(s.value)})
+    return Materialise(s.stage, rng.choice(parts), _new(n, rng, "m"))
 
 
 def _relayout(n: Nest, rng: random.Random) -> Step | None:
@@ -334,7 +343,7 @@ _TABLE: list[tuple[Maker, int]] = [
     (_compute_at, 7),
     (_compute_with, 5),
     (_compute_inline, 2),
-    (_materialise, 3),
+    (_cache_read, 3),
     (_rfactor, 4),
     (_set_scope, 1),
     (_pad, 2),
@@ -342,6 +351,7 @@ _TABLE: list[tuple[Maker, int]] = [
     (_storage_align, 1),
     (_cache_write, 2),
     (_relayout, 1),
+    (_materialise, 2),
     (_tile, 1),
     (_tensorize, 2),
     (_init_at, 2),

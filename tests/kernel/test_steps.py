@@ -109,6 +109,13 @@ group chain
   z[z.i0] = t[z.i0] for z.i0 in 8
 """
 
+BROADCAST = """
+group broadcast
+  in x: f32[8]
+  in z: f32[6]
+  out y: f32[8,6]
+  y[y.i0,y.i1] = exp(x[y.i0]) * z[y.i1] for y.i0 in 8, y.i1 in 6
+"""
 DOT = """
 group dot
   in a: i8[4]
@@ -205,8 +212,8 @@ EXAMPLES = {
     "compute-with": (OUTPUTS, "", "ComputeWith('b', 'a.i0')"),
     "compute-with-guest": (CHAIN, "ComputeAt('t', 'z.i0')", "ComputeWith('z', 'y.i0')"),
     "compute-inline": (TWO, "", "ComputeInline('t')"),
-    "materialise": (MAP, "", "Materialise('x', 'y', 'xc')"),
-    "materialise-several": (OUTPUTS, "", "Materialise('x', ('a', 'b'), 'xc')"),
+    "cache-read": (MAP, "", "CacheRead('x', 'y', 'xc')"),
+    "cache-read-several": (OUTPUTS, "", "CacheRead('x', ('a', 'b'), 'xc')"),
     "rfactor": (SUM, "Split('s.r0', 4)", "RFactor('s', ('s.r0.1',), 'p')"),
     "set-scope": (TWO, "ComputeAt('t', 'y.i0')", "SetScope('t', 'register')"),
     "set-scope-shared": (TWO, "ComputeAt('t', 'y.i0')", "SetScope('t', 'shared')"),
@@ -238,6 +245,7 @@ EXAMPLES = {
     "pragma-nontemporal": (GRID, "", "Pragma('y.i0', 'nontemporal')"),
     "relayout": (TWO, "", "Relayout('t', 'i, j -> j//4, i, j%4')"),
     "relayout-asked": (TWO, "", "Relayout('x', 'i, j -> j//4, i, j%4')"),
+    "materialise": (BROADCAST, "", "Materialise('y', 'exp(x[y.i0])', 'e')"),
     "tile": (GRID, "", "Tile('y.i0', 'y.i1', 4, 2)"),
     "tensorize": (DOT, "", "Tensorize('c.i0', 'arm64.sdot')"),
 }
@@ -313,7 +321,7 @@ REFUSALS = [
     (TWO, "Split('t.i1', 2)", "ComputeAt('t', 'y.i0')", "no longer one whole loop"),
     (
         MAP,
-        "Split('y.i0', 16); Peel('y.i0.0'); Materialise('x', 'y', 'c')",
+        "Split('y.i0', 16); Peel('y.i0.0'); CacheRead('x', 'y', 'c')",
         "ComputeAt('c', 'y.i0.1')",
         "2 copies that read c",
     ),
@@ -329,14 +337,14 @@ REFUSALS = [
     (SCAN, "", "ComputeInline('s')", "s reads itself"),
     (
         TWO,
-        "Materialise('x', 't', 'c'); ComputeAt('c', 't.i0')",
+        "CacheRead('x', 't', 'c'); ComputeAt('c', 't.i0')",
         "ComputeInline('t')",
         "c is placed inside",
     ),
-    (MAP, "", "Materialise('x', 'y', 'x')", "something called x already"),
-    (MAP, "", "Materialise('y', 'y', 'c')", "y does not read y"),
-    (MAP, "", "Materialise('q', 'y', 'c')", "there is no buffer q"),
-    (SCAN, "", "Materialise('s', 's', 'c')", "s is written while s runs"),
+    (MAP, "", "CacheRead('x', 'y', 'x')", "something called x already"),
+    (MAP, "", "CacheRead('y', 'y', 'c')", "y does not read y"),
+    (MAP, "", "CacheRead('q', 'y', 'c')", "there is no buffer q"),
+    (SCAN, "", "CacheRead('s', 's', 'c')", "s is written while s runs"),
     (SUM, "", "RFactor('s', ('s.i0',), 'p')", "s.i0 is not a reduction loop"),
     (SUM, "", "RFactor('s', ('s.r0',), 's')", "something called s already"),
     (SUM, "", "RFactor('s', (), 'p')", "name the loops"),
@@ -382,6 +390,18 @@ REFUSALS = [
     (TWO, "", "Permute('y', (1, 0))", "y is an argument"),
     (TWO, "", "Relayout('y', 'i, j -> j, i')", "y is an output"),
     (GRID, "", "Tile('y.i0', 'y.i0', 2, 2)", "a tile has two loops"),
+    (BROADCAST, "", "Materialise('y', 'exp(z[y.i1])', 'e')", "y does not compute exp"),
+    (BROADCAST, "", "Materialise('q', 'exp(x[y.i0])', 'e')", "there is no stage q"),
+    (BROADCAST, "", "Materialise('y', 'exp(x[y.i0])', 'z')", "something called z already"),
+    (WINDOW, "", "Materialise('y', 't[y.i0-1]', 'e')", "not surely inside t"),
+    (WINDOW, "", "Materialise('y', '0.0', 'e')", "a number already"),
+    (TWO, "ComputeAt('t', 'y.i0')", "Materialise('y', 't[0,y.i1]', 'e')", "written when y begins"),
+    (
+        MAP,
+        "Split('y.i0', 16)",
+        "Materialise('y', 'exp(x[16*y.i0.0+y.i0.1])', 'e')",
+        "the extent of y.i0.1 varies",
+    ),
     (GRID, "", "Tile('y.i0', 'y.i1', 2, 0)", "0 is not a positive factor"),
     (SUM, "", "Tile('y.i0', 's.i0', 2, 2)", "not perfectly nested"),
     (TWO, "", "Relayout('q', 'i, j -> j, i')", "there is no buffer q"),

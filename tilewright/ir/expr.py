@@ -426,6 +426,17 @@ def loads(v: Value) -> Iterator[Load]:
     return (x for x in walk(v) if isinstance(x, Load))
 
 
+def replaced(v: Value, old: Value, new: Value) -> Value:
+    """The value with another one in place of a part of it."""
+    if v is old:
+        return new
+    if not isinstance(v, Fn):
+        return v
+    args = tuple(replaced(a, old, new) for a in v.args)
+    same = all(a is b for a, b in zip(args, v.args, strict=True))
+    return v if same else _fn(v.name, args, v.dtype)
+
+
 def rewrite(
     v: Value,
     table: Mapping[Sym, Dim] | None = None,

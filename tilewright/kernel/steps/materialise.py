@@ -3,74 +3,77 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
-from tilewright.ir.expr import Load, Value, load
-from tilewright.kernel.dependence import Carried
+from tilewright.ir.expr import Const, Value, load, loads, replaced, rewrite, walk
+from tilewright.ir.value_text import value_text
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.meet import uses
-from tilewright.kernel.nest import (
-    Alloc,
-    Nest,
-    Stmt,
-    Store,
-    reads,
-    stages_in,
-    substitute,
-    wrap,
-)
+from tilewright.kernel.nest import Alloc, Nest, Path, Stmt, Store, transform, wrap
+from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.step import Step
 
 
 @dataclass(frozen=True)
 class Materialise(Step):
-    """A stage (or several, which share it) reads a copy `into` of a buffer instead of the buffer;
-    ComputeAt then places and narrows the copy.
+    """Part of what a stage computes, as it is printed, becomes a stage `into` of its own before it,
+    over the loops on which it depends: the inverse of ComputeInline.
 
-    for i: y[i] = x[i] + 1        for j: xc[j] = x[j]
-                                  for i: y[i] = xc[i] + 1
+    for i: for j: y[i,j] = exp(x[i]) * z[j]        for i: e[i] = exp(x[i])
+                                                   for i: for j: y[i,j] = e[i] * z[j]
     """
 
-    buffer: str
-    stage: str | tuple[str, ...]
+    stage: str
+    value: str
     into: str
-
-    @property
-    def readers(self) -> tuple[str, ...]:
-        return (self.stage,) if isinstance(self.stage, str) else self.stage
 
     def apply(self, n: Nest) -> Nest:
         self.fresh(n, self.into)
-        self.need(
-            any(b.name == self.buffer for b in n.buffers), f"there is no buffer {self.buffer}"
-        )
-        b = n.buffer(self.buffer)
-        self.need(self.readers, "name a stage that reads the copy")
-        places = []
-        for stage in self.readers:
-            own = [k for k, s in enumerate(n.body) if self._reads_buffer(stage, s)]
-            self.need(own, f"{stage} does not read {self.buffer} in a nest of its own")
-            places += own
-        first = min(places)
-        found = [u for u in uses(n.body[first:]) if u.buffer == self.buffer]
-        writes = [u for u in found if u.writes]
-        if writes:
-            read = next(u for u in found if not u.writes)
-            saying = f"{self.buffer} is written while {', '.join(self.readers)} runs: "
-            self.keep(n, [Carried("order", None, writes[0], read)], saying)
-        whole = b.scope in ("in", "out") or Alloc(self.buffer) in n.body
-        self.need(whole, f"{self.buffer} is placed inside a loop")
-        axes = tuple(D.the_sym(D.var(f"{self.into}.i{k}", d)) for k, d in enumerate(b.shape))
-        idx = tuple(map(D.as_int, axes))
-        copy = wrap(axes, Store(self.into, self.into, idx, load(self.buffer, idx, b.dtype)))
+        store, path, part = self._found(n)
+        axes = [q for q in path if q.var in part.symbols()]
+        for q in axes:
+            fixed = D.symbols(q.extent) <= set(n.dims)
+            self.need(fixed, f"the extent of {q.name} varies", "materialise first, then split")
+        top = next(k for k, s in enumerate(n.body) if s is (path[0] if path else store))
+        self._complete(n, n.body[top:], part)
+        own = tuple(D.the_sym(D.var(f"{self.into}.i{k}", q.extent)) for k, q in enumerate(axes))
+        at = tuple(map(D.as_int, own))
+        moved = {q.var: i for q, i in zip(axes, at, strict=True)}
+        first = wrap(own, Store(self.into, self.into, at, rewrite(part, moved)))
+        read = load(self.into, [D.as_int(q.var) for q in axes], part.dtype)
 
-        def through(x: Load) -> Value:
-            return load(self.into, x.index, x.dtype) if x.source == self.buffer else x
+        def one(s: Stmt) -> tuple[Stmt, ...]:
+            return (
+                (replace(store, value=replaced(store.value, part, read)),) if s is store else (s,)
+            )
 
-        def one(s: Stmt) -> Stmt:
-            return substitute(s, {}, through) if stages_in(s) & {*self.readers} else s
+        body = (*n.body[:top], Alloc(self.into), first, *transform(n.body[top:], one))
+        shape = tuple(q.extent for q in axes)
+        return replace(n, body=body).with_buffer(Buffer(self.into, part.dtype, shape, "local"))
 
-        body = (*n.body[:first], Alloc(self.into), copy, *(one(s) for s in n.body[first:]))
-        return replace(n, body=body).with_buffer(Buffer(self.into, b.dtype, b.shape, "local"))
+    def _found(self, n: Nest) -> tuple[Store, Path, Value]:
+        """The one store of the stage that computes the value, the loops around it, the value."""
+        stores = [
+            (s, p) for s, p in walk_nest(n.body) if isinstance(s, Store) and s.stage == self.stage
+        ]
+        self.need(stores, f"there is no stage {self.stage}")
+        found = [
+            (s, p, v) for s, p in stores for v in set(walk(s.value)) if value_text(v) == self.value
+        ]
+        parts = "; ".join(value_text(s.value) for s, _ in stores)
+        self.need(found, f"{self.stage} does not compute {self.value}", f"it computes {parts}")
+        several = f"{self.stage} computes {self.value} in {len(found)} places"
+        self.need(len(found) == 1, several, "materialise before Peel")
+        self.need(not isinstance(found[0][2], Const), f"{self.value} is a number already")
+        return found[0]
 
-    def _reads_buffer(self, stage: str, s: Stmt) -> bool:
-        """Is the statement where the stage stands, and does it read the buffer?"""
-        return stage in stages_in(s) and any(x.source == self.buffer for x in reads(s))
+    def _complete(self, n: Nest, rest: tuple[Stmt, ...], part: Value) -> None:
+        """Everything that the value reads is there, and inside its buffer, before the stage."""
+        written = {s.buffer for s, _ in walk_nest(rest) if isinstance(s, Store)}
+        placed = {s.buffer for s, p in walk_nest(n.body) if isinstance(s, Alloc) and p}
+        for x in loads(part):
+            name = str(x.source)
+            late = f"{x!r} is written when {self.stage} begins, or later"
+            self.need(name not in written | placed, late, "materialise before placing")
+            shape = n.buffer(name).shape
+            inside = all(
+                D.nonneg(i) and D.known_lt(i, d) for i, d in zip(x.index, shape, strict=True)
+            )
+            self.need(inside, f"{x!r} is not surely inside {name}: a condition keeps it there")

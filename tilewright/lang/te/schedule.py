@@ -16,10 +16,10 @@ from tilewright.kernel.group import PRECISIONS, Group
 from tilewright.kernel.nest import Nest, loop_names, start
 from tilewright.kernel.step import Step, Trace, apply
 from tilewright.kernel.steps.barrier import Synchronise
+from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
-from tilewright.kernel.steps.materialise import Materialise
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.text import nest_text
@@ -195,7 +195,7 @@ class Schedule:
         into = self._unused(f"{name}_{scope}")
         names = tuple(dict.fromkeys(self.name_of(self._stage(x)) for x in several))
         which = names[0] if len(names) == 1 else names
-        self.apply(Materialise(name, which, into), *self._scoped(into, scope))
+        self.apply(CacheRead(name, which, into), *self._scoped(into, scope))
         axes = tuple(IterVar(f"i{k}", d) for k, d in enumerate(t.shape))
         return self._made(t, into, axes, ())
 
