@@ -101,6 +101,13 @@ def test_bad_nests(text: str, says: str) -> None:
         parse_nest(text)
 
 
+def test_comments_and_commas_around_steps() -> None:
+    plain = parse_trace("Split('y.i0', 16)\nMaterialise('y', '#(y.i0) + 1', 'm')")
+    text = "# first\n  Split('y.i0', 16),  # why\n\nMaterialise('y', '#(y.i0) + 1', 'm')  # a # b\n"
+    assert parse_trace(text) == plain
+    assert parse_trace(print_trace(plain)) == plain
+
+
 def test_a_digest_is_the_same_in_every_process() -> None:
     trace = parse_trace("Split('y.i0', 16)\nVectorize('y.i0.1')")
     code = (

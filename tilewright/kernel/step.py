@@ -162,11 +162,13 @@ def parse_trace(text: str) -> Trace:
     """One step per line, as printed. Only literals are accepted as arguments."""
     out: list[Step] = []
     for k, line in enumerate(text.splitlines(), 1):
-        line = line.split("#")[0].strip().rstrip(",")
-        if not line:
+        line = line.strip()
+        if not line or line.startswith("#"):
             continue
         try:
             call = ast.parse(line, mode="eval").body
+            if isinstance(call, ast.Tuple) and len(call.elts) == 1:  # a comma at the end
+                call = call.elts[0]
             assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
             cls = STEPS[call.func.id]
             args = [ast.literal_eval(a) for a in call.args]
