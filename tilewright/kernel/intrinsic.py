@@ -300,9 +300,12 @@ def _placed(
     return Operand(operand, buffer, base, tuple(free))
 
 
-def tensor_faults(n: Nest) -> Iterator[tuple[str, Stmt]]:
-    """What is no longer the instruction it is marked as."""
+def tensor_faults(n: Nest, before: Nest | None = None) -> Iterator[tuple[str, Stmt]]:
+    """What is not the instruction it is marked as; loops that stood in `before` are known to be."""
     inside: set[int] = set()
+    known: set[int] = set()
+    if before is not None and before.buffers == n.buffers:
+        known = {id(s) for s, _ in walk(before.body) if isinstance(s, Loop) and s.instruction}
     for s, path in walk(n.body):
         if not isinstance(s, Loop) or s.kind != "tensor":
             if isinstance(s, Loop) and s.instruction:
@@ -310,12 +313,12 @@ def tensor_faults(n: Nest) -> Iterator[tuple[str, Stmt]]:
             if isinstance(s, Loop) and path and path[-1].kind == "tensor":
                 yield f"{s.name} is {s.kind} inside the instruction {path[-1].name}", s
             continue
-        if s.instruction:
+        if s.instruction and id(s) not in known:
             i = INTRINSICS.get(s.instruction)
             found = Mismatch("it is not declared") if i is None else match(i, n, s)
             if isinstance(found, Mismatch):
                 yield f"{s.name} is not {s.instruction}: {found.reason}", s
-        elif id(s) not in inside:
+        elif not s.instruction and id(s) not in inside:
             yield f"tensor {s.name} belongs to no instruction", s
         inside.update(id(x) for x in s.body)
 

@@ -33,7 +33,7 @@ def _keeping_instructions(apply: Callable[[Any, Nest], Nest]) -> Callable[[Any, 
     def kept(self: Step, n: Nest) -> Nest:
         out = apply(self, n)
         if any(isinstance(s, Loop) and s.kind == "tensor" for s, _ in walk(n.body)):
-            for what, _ in tensor_faults(out):
+            for what, _ in tensor_faults(out, n):
                 self.need(False, what, "Tensorize last")
         return out
 
