@@ -10,6 +10,7 @@ from tests.kernel.random_groups import sample
 from tilewright.ir.target import Target
 from tilewright.kernel.nest import start
 from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.text import parse_group
 from tilewright.targets import default, get
 
 # A narrow and a wide machine take different traces.
@@ -55,3 +56,23 @@ def test_random_groups() -> None:
         except Exception as why:
             raise AssertionError(f"seed {seed}: {why}") from why
     assert steps > 100, "default schedules of random groups do something"
+
+
+SETTLED = """
+group settled
+  in a: f32[5,3]
+  in b: f32[3,16]
+  out y: f32[6,17]
+  local t: f32[5,16]
+  local u: f32[12]
+  t[t.i0,t.i1] add= a[t.i0,t.r0] * b[t.r0,t.i1] for t.i0 in 5, t.i1 in 16, t.r0 in 3 from 0.0
+  u[u.i0] = select(#(u.i0) < 3, t[3,u.i0], 2.0) for u.i0 in 12
+  y[y.i0,y.i1] = u[y.i0+3] for y.i0 in 6, y.i1 in 17
+"""
+
+
+def test_a_stage_that_a_settled_condition_hides_is_not_computed() -> None:
+    group = parse_group(SETTLED)
+    _, nest = default_schedule(group, default())
+    assert all(b.name != "t" for b in nest.buffers)
+    Judge(group, [{}]).native(nest)

@@ -109,6 +109,14 @@ group chain
   z[z.i0] = t[z.i0] for z.i0 in 8
 """
 
+UNREAD = """
+group unread
+  in x: f32[5,64]
+  out y: f32[5]
+  local s: f32[5]
+  s[s.i0] add= x[s.i0,s.r0] for s.i0 in 5, s.r0 in 64 from 0.0
+  y[y.i0] = x[y.i0,0] for y.i0 in 5
+"""
 BROADCAST = """
 group broadcast
   in x: f32[8]
@@ -212,6 +220,7 @@ EXAMPLES = {
     "compute-with": (OUTPUTS, "", "ComputeWith('b', 'a.i0')"),
     "compute-with-guest": (CHAIN, "ComputeAt('t', 'z.i0')", "ComputeWith('z', 'y.i0')"),
     "compute-inline": (TWO, "", "ComputeInline('t')"),
+    "compute-inline-unread": (UNREAD, "", "ComputeInline('s')"),
     "cache-read": (MAP, "", "CacheRead('x', 'y', 'xc')"),
     "cache-read-several": (OUTPUTS, "", "CacheRead('x', ('a', 'b'), 'xc')"),
     "rfactor": (SUM, "Split('s.r0', 4)", "RFactor('s', ('s.r0.1',), 'p')"),

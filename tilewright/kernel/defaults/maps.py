@@ -36,6 +36,13 @@ def inline_maps(s: Scheduler) -> list[Stage]:
             if (once or not cost(value)) and s.attempt(ComputeInline(st.name)):
                 continue
         kept.append(st)
+    # A condition that inlining has settled may have been the only way to a stage.
+    for st in reversed(list(kept)):
+        stores = [x for x, _ in walk_nest(s.nest.body) if isinstance(x, Store)]
+        read = any(r.source == st.name for x in stores for r in store_reads(x))
+        if not read and s.group.buffer(st.name).scope == "local":
+            s.do(ComputeInline(st.name))
+            kept.remove(st)
     return kept
 
 

@@ -7,11 +7,11 @@ from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Load, Value, loads, rewrite
 from tilewright.kernel.nest import (
     Alloc,
-    Loop,
     Nest,
     Prefetch,
     Stmt,
     Store,
+    reads,
     stages_in,
     substitute,
     transform,
@@ -22,7 +22,8 @@ from tilewright.kernel.step import Step
 
 @dataclass(frozen=True)
 class ComputeInline(Step):
-    """A stage without reduction disappears into its readers.
+    """A stage without reduction disappears into its readers; one that nobody reads, of any kind,
+    just disappears.
 
     for i: t[i] = exp(x[i])          for i: y[i] = exp(x[i]) + 1
     for i: y[i] = t[i] + 1
@@ -34,6 +35,9 @@ class ComputeInline(Step):
         found = [(s, p) for s, p in walk(n.body) if isinstance(s, Store) and s.stage == self.stage]
         self.need(found, f"there is no stage {self.stage}")
         self.need(n.buffer(self.stage).scope not in ("in", "out"), f"{self.stage} is an output")
+        others = [s for s, _ in walk(n.body) if isinstance(s, Store) and s.stage != self.stage]
+        if not any(x.source == self.stage for s in others for x in reads(s)):
+            return self._without(n)
         self.need(
             len(found) == 1 and found[0][0].combine is None,
             "only a stage with one plain store can be inlined",
@@ -59,13 +63,18 @@ class ComputeInline(Step):
             table: dict[Sym, Dim] = dict(zip(axes, x.index, strict=True))
             return rewrite(s.value, table)
 
+        rest = self._without(n)
+        return replace(rest, body=tuple(substitute(x, {}, on_load) for x in rest.body))
+
+    def _without(self, n: Nest) -> Nest:
+        """The nest without the stage; loops left without a body go too."""
+
         def drop(x: Stmt) -> tuple[Stmt, ...]:
             gone = (
                 (isinstance(x, Alloc) and x.buffer == self.stage)
-                or (isinstance(x, (Store, Loop)) and stages_in(x) == {self.stage})
+                or (isinstance(x, Store) and x.stage == self.stage)
                 or (isinstance(x, Prefetch) and x.load.source == self.stage)
             )
             return () if gone else (x,)
 
-        body = tuple(substitute(x, {}, on_load) for x in transform(n.body, drop))
-        return replace(n, body=body).without_buffer(self.stage)
+        return replace(n, body=transform(n.body, drop)).without_buffer(self.stage)
