@@ -25,23 +25,30 @@ from tilewright.ops.layout import relayout, unrelayout
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows and columns of a product that stay in registers while it is summed up."""
+    """Rows and columns of a product that stay in registers while it is summed up; more rows fit
+    where their elements lie beside each other and come in vectors."""
 
     rows: int
     columns: int
+    beside: int
 
 
 def register_tile(vector_bits: int, registers: int, dtype: DType) -> Tile:
-    """The tile that keeps the multipliers busy: 8x12 on NEON, 6x16 on AVX2, 12x32 on AVX-512.
+    """The tile that keeps the multipliers busy: 6x12 on NEON, 6x16 on AVX2, 12x32 on AVX-512.
 
-    Every step loads the columns' vectors and one element per row. Short vectors need three per row
-    to hide that; with long ones two suffice and more rows fit.
+    Every step loads the columns' vectors and one element per row. Long vectors spread an element
+    where they load it; two of them per row hide that. Short ones multiply by a lane of a vector of
+    elements, which each row keeps, and three of them per row leave registers for that.
     """
-    vectors = 3 if vector_bits <= 128 and registers >= 32 else 2
+    if vector_bits <= 128 and registers >= 32:
+        vectors = 3
+        rows = (registers - vectors - 1) // (vectors + 1)
+        return Tile(rows - rows % 2, vectors * _lanes(vector_bits, dtype), 8)
+    vectors = 2
     rows = (registers - vectors - 1) // vectors
     if rows > 8:
         rows -= rows % 4
-    return Tile(max(1, rows), vectors * _lanes(vector_bits, dtype))
+    return Tile(max(1, rows), vectors * _lanes(vector_bits, dtype), max(1, rows))
 
 
 def _lanes(vector_bits: int, dtype: DType) -> int:

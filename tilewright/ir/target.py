@@ -30,6 +30,8 @@ class Target:
     cache_line: int = 64
     cores: int = 1
     pointer_bits: int = 64
+    # Declared instructions that default schedules try, the best first; see kernel/intrinsic.py.
+    instructions: tuple[str, ...] = ()
 
     def __post_init__(self):
         for field in ("name", "triple", "cpu"):

@@ -47,6 +47,12 @@ class _Body:
         one = self.put(f"insertelement {v} poison, {element} {x}, i64 0")
         return self.put(f"shufflevector {v} {one}, {v} poison, <{lanes} x i32> zeroinitializer")
 
+    def pick(self, element: str, x: str, lane: int, lanes: int) -> str:
+        """One lane of a vector in every lane."""
+        v = f"<{lanes} x {element}>"
+        which = ", ".join([f"i32 {lane}"] * lanes)
+        return self.put(f"shufflevector {v} {x}, {v} poison, <{lanes} x i32> <{which}>")
+
     def text(self) -> str:
         return "\n".join(self.lines) + "\n"
 
@@ -55,12 +61,12 @@ class _Body:
 class FmaTile:
     """c[i,j] += a[i,k] * b[k,j] in float32, the tile of c in registers while k runs.
 
-    With `by_element`, rows of a are loaded as vectors along k and multiplied by one of their lanes;
-    otherwise each element is spread over a vector where it is read.
+    Where a lies evenly `along` its rows or its columns ("i" or "k"), it is loaded in vectors along
+    them, and their lanes are multiplied; otherwise each element is spread where it is read.
     """
 
     lanes: int
-    by_element: bool
+    along: str = ""
 
     def __call__(self, sizes: Sizes) -> str:
         rows, columns, depth = sizes["i"], sizes["j"], sizes["k"]
@@ -98,30 +104,51 @@ class FmaTile:
 
     def some(self, b: _Body, k: str, base: str, count: int, acc: list[list[str]]) -> None:
         """Products for `count` values of k from base + k * count on."""
+        v, n = self.vector, self.lanes
         first = b.put(f"mul i64 {k}, {count}")
         first = b.put(f"add i64 {first}, {base}")
-        along = first if self.by_element else b.put(f"mul i64 {first}, %a.1")
-        rows = [
-            b.put(f"getelementptr float, ptr {b.at('float', '%a', ('%a.0', r))}, i64 {along}")
-            for r in range(len(acc))
-        ]
         down = b.put(f"mul i64 {first}, %b.0")
         p = b.put(f"getelementptr float, ptr %b, i64 {down}")
-        v, n = self.vector, self.lanes
-        held = [b.load(v, row, 4) for row in rows] if self.by_element and count == n else []
+        factors = self.factors(b, first, count, len(acc))
         for u in range(count):
             p = b.at("float", p, ("%b.0", min(u, 1)))
             columns = [b.load(v, b.at("float", p, (n, c)), 4) for c in range(len(acc[0]))]
-            for r, row in enumerate(acc):
-                if held:
-                    pick = ", ".join([f"i32 {u}"] * n)
-                    x = b.put(f"shufflevector {v} {held[r]}, {v} poison, <{n} x i32> <{pick}>")
-                else:
-                    step = 1 if self.by_element else "%a.1"
-                    x = b.spread("float", b.load("float", b.at("float", rows[r], (step, u)), 4), n)
+            for row, spread in zip(acc, factors(u), strict=True):
+                x = spread()
                 for c, y in enumerate(columns):
                     fma = f"@llvm.fma.v{n}f32({v} {x}, {v} {y}, {v} {row[c]})"
                     row[c] = b.put(f"call {v} {fma}")
+
+    def factors(
+        self, b: _Body, first: str, count: int, rows: int
+    ) -> Callable[[int], list[Callable[[], str]]]:
+        """Per value of k, each row's element of a in every lane, written when it is asked for."""
+        n, row, step = self.lanes, "%a.0", "%a.1"
+        if self.along == "k":
+            step = 1
+        elif self.along == "i":
+            row, step = 1, "%a.0"
+        at = first if step == 1 else b.put(f"mul i64 {first}, {step}")
+        start = b.put(f"getelementptr float, ptr %a, i64 {at}")
+
+        def one(r: int, u: int) -> str:
+            p = b.at("float", start, (row, r), (step, u))
+            return b.spread("float", b.load("float", p, 4), n)
+
+        if self.along == "k" and count == n:
+            held = [b.load(self.vector, b.at("float", start, (row, r)), 4) for r in range(rows)]
+            return lambda u: [lambda x=x: b.pick("float", x, u, n) for x in held]
+
+        def of(u: int) -> list[Callable[[], str]]:
+            whole = rows - rows % n if self.along == "i" else 0
+            beside = [
+                b.load(self.vector, b.at("float", start, (row, r), (step, u)), 4)
+                for r in range(0, whole, n)
+            ]
+            picked = [lambda r=r: b.pick("float", beside[r // n], r % n, n) for r in range(whole)]
+            return [*picked, *(lambda r=r: one(r, u) for r in range(whole, rows))]
+
+        return of
 
 
 def _counted(

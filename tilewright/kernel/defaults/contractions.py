@@ -11,6 +11,7 @@ from tilewright.ir.expr import Fn, Load, Value, extent
 from tilewright.kernel.defaults.scheduler import (
     PIECE,
     Scheduler,
+    affine_pair,
     grain,
     store_reads,
 )
@@ -28,6 +29,7 @@ from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 
@@ -71,20 +73,22 @@ def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
     if choice is None or row is None:
         return False
     col, width = choice
-    rows, vectors = tile.rows, max(1, width // lanes)
+    vectors = max(1, width // lanes)
     # Other outputs of the same shape are stored in the same loops, before any of them is split.
     for other in outs[1:]:
         if not s.attempt(ComputeWith(other.name, path[-1].name)):
             return False
     names = [p.name for p in path]
     axes = [f"i{k}" for k in range(len(names))]
+    beside = _beside(s, acc, ops, row)
     # Height and width become one row axis, so that small images fill the tile.
-    if row >= 1 and row - 1 != col and _walks_together(acc, ops, row):
+    if row >= 1 and row - 1 != col and _walks_together(s, acc, ops, row, beside):
         s.do(FuseAxes(a, row - 1))
         s.do(Fuse(names[row - 1], names[row], f"{host}.p"))
         names[row - 1 : row + 1] = [f"{host}.p"]
         axes[row - 1 : row + 1] = ["p"]
         col, row = (col - 1 if col > row else col), row - 1
+    rows = tile.beside if beside else tile.rows
     _tile(s, a, host, _Tile(names, axes, row, col, rows, lanes, vectors))
     return True
 
@@ -153,12 +157,29 @@ def _row_choice(acc: Stage, col: int) -> int | None:
     return many[-1] if many else None
 
 
-def _walks_together(acc: Stage, ops: tuple[Load, Load], row: int) -> bool:
-    """Do axes row-1 and row appear in the same operand only (height and width of an image)?"""
+def _beside(s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int) -> bool:
+    """Do the elements that the rows multiply lie beside each other?"""
+    axis = acc.axes[row]
+    return any(
+        axis in x.symbols()
+        and D.coefficient(linear_index(s.nest.buffer(str(x.source)), x.index), axis) == 1
+        for x in ops
+    )
+
+
+def _walks_together(
+    s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int, beside: bool
+) -> bool:
+    """Are axes row-1 and row in the same operand only (height and width of an image), and better
+    one? Rows of pixels that lie beside each other are cut by nothing but the edge of the image."""
     hi, lo = acc.axes[row - 1], acc.axes[row]
     a = [hi in x.symbols() for x in ops]
     b = [lo in x.symbols() for x in ops]
-    return a == b and sum(a) == 1 and isinstance(extent(lo), int) and isinstance(extent(hi), int)
+    if a != b or sum(a) != 1 or not all(isinstance(extent(x), int) for x in (hi, lo)):
+        return False
+    x = ops[a.index(True)]
+    wide = D.bounds(extent(lo))[0] >= s.target.lanes(32)
+    return not (beside and wide) or affine_pair(s.nest.buffer(str(x.source)), x.index, hi, lo)
 
 
 def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
@@ -204,6 +225,9 @@ def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
     for x in tiles:
         if not (padded and x == f"{n}.0"):
             s.attempt(Peel(x))
+    if _instruction(s, own, red):
+        stems.remove(own)
+        red = []
     for r, c in stems:
         if s.loops(r):
             s.attempt(Unroll(r))
@@ -218,6 +242,20 @@ def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
         _lanes_of_tile(s, f"{n}.1", t.lanes)
     _unroll_reduction(s, red)
     _parallel_tiles(s, a, host, rest, tiles)
+
+
+def _instruction(s: Scheduler, own: list[str], red: list[str]) -> bool:
+    """The tile as one instruction of the target, its longest reduction loop innermost."""
+    if not red or not all(s.loops(x) for x in (*own, *red)):
+        return False
+    nest, trace = s.nest, list(s.trace)
+    longest = max(red, key=lambda x: D.bounds(s.loops(x)[0].extent)[1])
+    if s.attempt(Reorder((*(x for x in red if x != longest), *own, longest))):
+        for name in s.target.instructions:
+            if s.attempt(Tensorize(own[0], name)):
+                return True
+    s.nest, s.trace = nest, trace
+    return False
 
 
 # A chain of more additions than this loses accuracy against a library that sums in blocks.

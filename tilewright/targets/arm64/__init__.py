@@ -36,6 +36,7 @@ def describe(host: Host) -> Target:
         l2=host.caches.l2,
         l3=host.caches.l3,
         cores=host.cores,
+        instructions=("arm64.fma", "arm64.fma.rows"),
     )
 
 
@@ -51,6 +52,7 @@ FAMILY = Family(
             vector_bits=128,
             vector_registers=32,
             has_fma=True,
+            instructions=("arm64.fma", "arm64.fma.rows"),
         ),
     ),
     describe,

@@ -5,24 +5,32 @@ from __future__ import annotations
 from tilewright.kernel.intrinsic import ANY, Intrinsic, declare
 from tilewright.llvm.products import FmaTile, dot
 
-declare(
-    Intrinsic(
-        "arm64.fma",
-        """
+
+def _fma(name: str, along: str) -> None:
+    """Products of rows and columns; a is loaded in vectors along k, or along its rows."""
+    shape, index = ("rows,depth", "c.i,c.k") if along == "k" else ("depth,rows", "c.k,c.i")
+    declare(
+        Intrinsic(
+            name,
+            f"""
 group fma where rows: 1..8, columns: 4..16, depth: 1..
-  in a: f32[rows,depth]
+  in a: f32[{shape}]
   in b: f32[depth,columns]
   out c: f32[rows,columns]
-  c[c.i,c.j] add= a[c.i,c.k] * b[c.k,c.j] for c.i in rows, c.j in columns, c.k in depth
+  c[c.i,c.j] add= a[{index}] * b[c.k,c.j] for c.i in rows, c.j in columns, c.k in depth
 """,
-        {"a": (ANY, 1), "b": (ANY, 1), "c": (ANY, 1)},
-        FmaTile(4, by_element=True),
-        ("declare <4 x float> @llvm.fma.v4f32(<4 x float>, <4 x float>, <4 x float>)",),
-        multiples={"j": 4},
-        dynamic=("k",),
-        exact=False,
+            {"a": (ANY, 1), "b": (ANY, 1), "c": (ANY, 1)},
+            FmaTile(4, along),
+            ("declare <4 x float> @llvm.fma.v4f32(<4 x float>, <4 x float>, <4 x float>)",),
+            multiples={"j": 4},
+            dynamic=("k",),
+            exact=False,
+        )
     )
-)
+
+
+_fma("arm64.fma", "k")
+_fma("arm64.fma.rows", "i")
 
 
 def _dot(name: str, a: str, b: str, feature: str, accumulator: str, width: int) -> None:

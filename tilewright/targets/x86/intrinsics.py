@@ -21,7 +21,7 @@ group fma where rows: 1..{rows}, columns: {lanes}..{2 * lanes}, depth: 1..
   c[c.i,c.j] add= a[c.i,c.k] * b[c.k,c.j] for c.i in rows, c.j in columns, c.k in depth
 """,
             {"a": (ANY, ANY), "b": (ANY, 1), "c": (ANY, 1)},
-            FmaTile(lanes, by_element=False),
+            FmaTile(lanes),
             (f"declare {v} @llvm.fma.v{lanes}f32({v}, {v}, {v})",),
             (feature,),
             {"j": lanes},
