@@ -109,6 +109,12 @@ group chain
   z[z.i0] = t[z.i0] for z.i0 in 8
 """
 
+EMPTY = """
+group empty where n: 0..
+  in x: f32[8,n]
+  out y: f32[8,n]
+  y[y.i0,y.i1] = exp(x[y.i0,y.i1]) for y.i0 in 8, y.i1 in n
+"""
 UNREAD = """
 group unread
   in x: f32[5,64]
@@ -398,6 +404,7 @@ REFUSALS = [
     (TWO, "", "Permute('t', (0, 0))", "is not an order of 2 axes"),
     (TWO, "", "Permute('y', (1, 0))", "y is an argument"),
     (TWO, "", "Relayout('y', 'i, j -> j, i')", "y is an output"),
+    (EMPTY, "", "Fuse('y.i0', 'y.i1', 'y.f')", "y.i1 may have no iterations: its extent is n"),
     (GRID, "", "Tile('y.i0', 'y.i0', 2, 2)", "a tile has two loops"),
     (BROADCAST, "", "Materialise('y', 'exp(z[y.i1])', 'e')", "y does not compute exp"),
     (BROADCAST, "", "Materialise('q', 'exp(x[y.i0])', 'e')", "there is no stage q"),

@@ -79,8 +79,10 @@ def _collapse(s: Scheduler, stages: list[str], first: int = 0) -> list[str]:
 
 
 def _fuse_outer(s: Scheduler, stages: list[str], count: int) -> None:
-    """The first `count` loops of each stage become one."""
+    """The first `count` loops of each stage become one, as far as none of them may be empty."""
     for j in range(count - 1):
+        if any(D.bounds(s.path(st)[1].extent)[0] < 1 for st in stages):
+            return
         for st in stages:
             path = s.path(st)
             s.do(Fuse(path[0].name, path[1].name, f"{st}.o{j}"))

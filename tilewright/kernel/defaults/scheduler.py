@@ -97,6 +97,8 @@ def accesses(s: Scheduler, st: Store) -> list[tuple[Buffer, tuple[Dim, ...]]]:
 
 def can_fuse(s: Scheduler, st: Store, outer: Sym, inner: Sym) -> bool:
     """Do both loops walk through memory as one, in every access?"""
+    if D.bounds(extent(inner))[0] < 1:
+        return False
     for v in walk(st.value):
         if isinstance(v, Index) and D.symbols(v.dim) & {outer, inner}:
             return False
