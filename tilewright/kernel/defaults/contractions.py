@@ -8,12 +8,14 @@ from tilewright.graph.pack import register_tile
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Fn, Load, Value, extent
+from tilewright.ir.value_text import value_text
 from tilewright.kernel.defaults.scheduler import (
     PIECE,
     Scheduler,
     affine_pair,
     grain,
     store_reads,
+    vector_loop,
 )
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Stage
@@ -21,6 +23,7 @@ from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.fuse_axes import FuseAxes
+from tilewright.kernel.steps.materialise import Materialise
 from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.peel import Peel
@@ -81,15 +84,17 @@ def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
     names = [p.name for p in path]
     axes = [f"i{k}" for k in range(len(names))]
     beside = _beside(s, acc, ops, row)
+    image = row >= 1 and row - 1 != col and _one_image(acc, ops, row)
+    copy = _copied(s, acc, ops, row, tile.beside, beside) if image else None
     # Height and width become one row axis, so that small images fill the tile.
-    if row >= 1 and row - 1 != col and _walks_together(s, acc, ops, row, beside):
+    if copy is not None or (image and _walks_together(s, acc, ops, row, beside)):
         s.do(FuseAxes(a, row - 1))
         s.do(Fuse(names[row - 1], names[row], f"{host}.p"))
         names[row - 1 : row + 1] = [f"{host}.p"]
         axes[row - 1 : row + 1] = ["p"]
         col, row = (col - 1 if col > row else col), row - 1
-    rows = tile.beside if beside else tile.rows
-    _tile(s, a, host, _Tile(names, axes, row, col, rows, lanes, vectors))
+    rows = tile.beside if beside or copy else tile.rows
+    _tile(s, a, host, _Tile(names, axes, row, col, rows, lanes, vectors, copy))
     return True
 
 
@@ -104,6 +109,7 @@ class _Tile:
     rows: int
     lanes: int
     vectors: int
+    copy: tuple[str, int] | None = None  # of the row operand, in blocks of so many rows
 
 
 def _lane_choice(
@@ -167,19 +173,60 @@ def _beside(s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int) -> bool:
     )
 
 
-def _walks_together(
-    s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int, beside: bool
-) -> bool:
-    """Are axes row-1 and row in the same operand only (height and width of an image), and better
-    one? Rows of pixels that lie beside each other are cut by nothing but the edge of the image."""
+def _one_image(acc: Stage, ops: tuple[Load, Load], row: int) -> bool:
+    """Are axes row-1 and row in the same operand only: height and width of an image?"""
     hi, lo = acc.axes[row - 1], acc.axes[row]
     a = [hi in x.symbols() for x in ops]
     b = [lo in x.symbols() for x in ops]
-    if a != b or sum(a) != 1 or not all(isinstance(extent(x), int) for x in (hi, lo)):
-        return False
-    x = ops[a.index(True)]
+    return a == b and sum(a) == 1 and all(isinstance(extent(x), int) for x in (hi, lo))
+
+
+def _walks_together(
+    s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int, beside: bool
+) -> bool:
+    """Is an image better one row of pixels? Where pixels lie beside each other, only if no edge of
+    the image cuts them."""
+    hi, lo = acc.axes[row - 1], acc.axes[row]
+    x = next(x for x in ops if lo in x.symbols())
     wide = D.bounds(extent(lo))[0] >= s.target.lanes(32)
     return not (beside and wide) or affine_pair(s.nest.buffer(str(x.source)), x.index, hi, lo)
+
+
+# Where one step of the reduction is this many bytes away from the next, every one of them is on
+# another page, and more of them are under way than a processor has translations for.
+FAR = 2048
+# A block of rows that stays in the second cache while the columns pass by.
+BLOCK_BYTES = 128 * 1024
+
+
+def _copied(
+    s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int, rows: int, beside: bool
+) -> tuple[str, int] | None:
+    """The operand of an image's pixels in a stage of its own, pixels beside each other, and how
+    many of them are a block (0: all); where they are not, or are walked through in far steps."""
+    a, hi, lo = acc.name, acc.axes[row - 1], acc.axes[row]
+    x = next(x for x in ops if lo in x.symbols())
+    long = [r for r in acc.raxes if r in x.symbols() and extent(r) != 1]
+    if len(long) != 1:
+        return None
+    step = D.coefficient(linear_index(s.nest.buffer(str(x.source)), x.index), long[0])
+    if not isinstance(step, int) or (beside and step * x.dtype.bytes < FAR):
+        return None
+    deep, pixels = D.bounds(extent(long[0]))[1], D.bounds(extent(hi) * extent(lo))[1]
+    # Whole blocks only: in the cache, and enough of them for the threads.
+    most = min(BLOCK_BYTES // (deep * x.dtype.bytes), pixels // (4 * s.target.cores))
+    blocks = [d for d in range(rows, most + 1, rows) if pixels % d == 0]
+    loops = [q.var for q in s.path(a) if q.var in x.symbols()]
+    at, into = loops.index(hi), f"{a}p"
+    small = deep * pixels * x.dtype.bytes <= s.target.l2 // 2
+    if not (blocks or small) or loops[at + 1] is not lo:
+        return None
+    if not s.attempt(Materialise(a, value_text(x), into)):
+        return None
+    s.do(FuseAxes(into, at))
+    last = len(loops) - 2
+    s.do(Permute(into, (*(k for k in range(last + 1) if k != at), at)))
+    return into, blocks[-1] if blocks else 0
 
 
 def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
@@ -196,9 +243,12 @@ def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
     # Zero padding in the packed operand lets every tile be full; only the store is ragged then.
     padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, int(t.axes[t.col][1:]), width))
     blocks = _blocked(s, a, CHAIN if rows == t.rows else SHORT_CHAIN)
+    rest = [x for x in t.names if x not in (m, n)]
+    if t.copy is not None and t.copy[1]:
+        s.do(Split(m, t.copy[1]))
+        rest, m = [*rest, f"{m}.0"], f"{m}.1"
     s.do(Split(m, rows))
     s.do(Split(n, width))
-    rest = [x for x in t.names if x not in (m, n)]
     count_n = D.ceildiv(en, width)
     # A panel of the lane operand stays in the cache while the rows pass by, unless there are too
     # few panels to share among threads.
@@ -206,6 +256,10 @@ def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
     tiles = (f"{n}.0", f"{m}.0") if panels else (f"{m}.0", f"{n}.0")
     s.do(Reorder((*rest, *tiles, f"{m}.1", f"{n}.1")))
     s.do(ComputeAt(a, tiles[1]))
+    if t.copy is not None:
+        if t.copy[1]:
+            s.do(ComputeAt(t.copy[0], rest[-1]))
+        _copy_lanes(s, t.copy[0])
     own = [f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}"]
     stems = [own, [f"{a}.init.{t.axes[t.row]}", f"{a}.init.{t.axes[t.col]}"]]
     inmost = a
@@ -242,6 +296,15 @@ def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
         _lanes_of_tile(s, f"{n}.1", t.lanes)
     _unroll_reduction(s, red)
     _parallel_tiles(s, a, host, rest, tiles)
+
+
+def _copy_lanes(s: Scheduler, copy: str) -> None:
+    """Pixels of the copy in vectors, one row after the other."""
+    loops = [p.name for p in s.path(copy) if p.name.startswith(f"{copy}.")]
+    pixels = f"{copy}.p"
+    if pixels in loops:
+        _reorder(s, (*(x for x in loops if x != pixels), pixels))
+        vector_loop(s, pixels, 4 * s.target.lanes(32))
 
 
 def _instruction(s: Scheduler, own: list[str], red: list[str]) -> bool:
