@@ -76,3 +76,37 @@ def test_a_stage_that_a_settled_condition_hides_is_not_computed() -> None:
     _, nest = default_schedule(group, default())
     assert all(b.name != "t" for b in nest.buffers)
     Judge(group, [{}]).native(nest)
+
+
+IMAGE = """
+group image
+  in x: f32[2,9,{size},{size}]
+  in w: f32[2,9,1,1,12]
+  out y: f32[2,24,24,24]
+  local t: f32[2,24,24,24]
+  t[t.i0,t.i1,t.i2,t.i3] add= {pixel} * w[t.i1//12,t.r0,t.r1,t.r2,t.i1%12] for {loops} from 0.0
+  y[y.i0,y.i1,y.i2,y.i3] = max(t[y.i0,y.i1,y.i2,y.i3], 0.0) for {over}
+"""
+LOOPS = "t.i0 in 2, t.i1 in 24, t.i2 in 24, t.i3 in 24, t.r0 in 9, t.r1 in 1, t.r2 in 1"
+OVER = "y.i0 in 2, y.i1 in 24, y.i2 in 24, y.i3 in 24"
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_pixels_in_far_steps_are_copied_beside_each_other(stride: int) -> None:
+    by = "" if stride == 1 else f"{stride}*"
+    pixel = f"x[t.i0,t.r0,{by}t.i2+t.r1,{by}t.i3+t.r2]"
+    size = 24 * stride
+    group = parse_group(IMAGE.format(size=size, pixel=pixel, loops=LOOPS, over=OVER))
+    trace, nest = default_schedule(group, get("arm64"))
+    kinds = [type(s).__name__ for s in trace]
+    assert {"Materialise", "Tensorize", "Parallel"} <= set(kinds)
+    judge = Judge(group, [{}])
+    judge.exact = False
+    judge.nest(nest)
+    if default().arch == "aarch64":
+        judge.native(nest)
+    assert "Materialise" not in map(type_name, default_schedule(group, get("x86-64-v4"))[0])
+
+
+def type_name(step: object) -> str:
+    return type(step).__name__
