@@ -25,8 +25,8 @@ from tilewright.ops.layout import relayout, unrelayout
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows and columns of a product that stay in registers while it is summed up; more rows fit
-    where their elements lie beside each other and come in vectors."""
+    """Rows and columns of a product that stay in registers while it is summed up; `beside` is the
+    number of rows where their elements lie beside each other and may come in vectors."""
 
     rows: int
     columns: int
@@ -48,7 +48,8 @@ def register_tile(vector_bits: int, registers: int, dtype: DType) -> Tile:
     rows = (registers - vectors - 1) // vectors
     if rows > 8:
         rows -= rows % 4
-    return Tile(max(1, rows), vectors * _lanes(vector_bits, dtype), max(1, rows))
+    rows = max(1, rows)
+    return Tile(rows, vectors * _lanes(vector_bits, dtype), min(rows, 8))
 
 
 def _lanes(vector_bits: int, dtype: DType) -> int:

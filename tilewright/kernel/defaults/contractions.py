@@ -83,11 +83,11 @@ def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
             return False
     names = [p.name for p in path]
     axes = [f"i{k}" for k in range(len(names))]
-    # Only an instruction loads rows in vectors; elsewhere it makes no difference how they lie.
-    loads_rows = bool(s.target.instructions)
-    beside = loads_rows and _beside(s, acc, ops, row)
+    beside = _beside(s, acc, ops, row)
     image = row >= 1 and row - 1 != col and _one_image(acc, ops, row)
-    copy = _copied(s, acc, ops, row, tile.beside, beside) if image and loads_rows else None
+    copy = _copied(s, acc, ops, row, tile.beside, beside) if image else None
+    # Only an instruction loads rows in vectors; elsewhere it matters no more how they lie.
+    beside = beside and bool(s.target.instructions)
     # Height and width become one row axis, so that small images fill the tile.
     if copy is not None or (image and _walks_together(s, acc, ops, row, beside)):
         s.do(FuseAxes(a, row - 1))
