@@ -347,7 +347,7 @@ def unsettled(n: Nest) -> list[Fault]:
     registers = {b.name for b in n.buffers if b.scope == "register"}
     out = []
     for s, p in _stores(n):
-        fixed = {q.var for q in p if q.kind in ("unroll", "lane") or q.extent == 1}
+        fixed = {q.var for q in p if q.kind in ("unroll", "lane", "tensor") or q.extent == 1}
         used = [(s.buffer, s.index), *((str(x.source), x.index) for x in store_loads(s))]
         for name, index in used:
             loose = (

@@ -277,13 +277,14 @@ def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
         if t.col != last:
             s.do(Permute(stage, (*(k for k in range(last + 1) if k != t.col), t.col)))
     red = [p.name for p in s.path(inmost) if p.name.startswith(f"{inmost}.r")]
-    _reorder(s, (*red, *own))
     for x in tiles:
         if not (padded and x == f"{n}.0"):
             s.attempt(Peel(x))
-    if _instruction(s, own, red):
+    if _instruction(s, inmost, own, red):
         stems.remove(own)
         red = []
+    else:
+        _reorder(s, (*red, *own))
     for r, c in stems:
         if s.loops(r):
             s.attempt(Unroll(r))
@@ -309,13 +310,15 @@ def _copy_lanes(s: Scheduler, copy: str) -> None:
         vector_loop(s, pixels, 4 * s.target.lanes(32))
 
 
-def _instruction(s: Scheduler, own: list[str], red: list[str]) -> bool:
+def _instruction(s: Scheduler, stage: str, own: list[str], red: list[str]) -> bool:
     """The tile as one instruction of the target, its longest reduction loop innermost."""
     if not red or not all(s.loops(x) for x in (*own, *red)):
         return False
     nest, trace = s.nest, list(s.trace)
     longest = max(red, key=lambda x: D.bounds(s.loops(x)[0].extent)[1])
-    if s.attempt(Reorder((*(x for x in red if x != longest), *own, longest))):
+    order = [*(x for x in red if x != longest), *own, longest]
+    now = [p.name for p in s.path(stage) if p.name in order]
+    if now == order or s.attempt(Reorder(tuple(order))):
         for name in s.target.instructions:
             if s.attempt(Tensorize(own[0], name)):
                 return True
