@@ -139,14 +139,17 @@ class FmaTile:
             held = [b.load(self.vector, b.at("float", start, (row, r)), 4) for r in range(rows)]
             return lambda u: [lambda x=x: b.pick("float", x, u, n) for x in held]
 
+        # Vectors of rows beside each other; the last one begins early enough to be whole.
+        starts = [min(r, rows - n) for r in range(0, rows, n)]
+
         def of(u: int) -> list[Callable[[], str]]:
-            whole = rows - rows % n if self.along == "i" else 0
+            if self.along != "i" or rows < n:
+                return [lambda r=r: one(r, u) for r in range(rows)]
             beside = [
-                b.load(self.vector, b.at("float", start, (row, r), (step, u)), 4)
-                for r in range(0, whole, n)
+                b.load(self.vector, b.at("float", start, (row, r), (step, u)), 4) for r in starts
             ]
-            picked = [lambda r=r: b.pick("float", beside[r // n], r % n, n) for r in range(whole)]
-            return [*picked, *(lambda r=r: one(r, u) for r in range(whole, rows))]
+            places = [(beside[r // n], r - starts[r // n]) for r in range(rows)]
+            return [lambda x=x, k=k: b.pick("float", x, k, n) for x, k in places]
 
         return of
 

@@ -83,7 +83,7 @@ def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
             return False
     names = [p.name for p in path]
     axes = [f"i{k}" for k in range(len(names))]
-    beside = _beside(s, acc, ops, row)
+    beside, large = _beside(s, acc, ops, row), _large(s, acc, ops, row)
     image = row >= 1 and row - 1 != col and _one_image(acc, ops, row)
     copy = _copied(s, acc, ops, row, tile.beside, beside) if image else None
     # Only an instruction loads rows in vectors; elsewhere it matters no more how they lie.
@@ -96,7 +96,9 @@ def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
         axes[row - 1 : row + 1] = ["p"]
         col, row = (col - 1 if col > row else col), row - 1
     rows = tile.beside if beside or copy else tile.rows
-    _tile(s, a, host, _Tile(names, axes, row, col, rows, lanes, vectors, copy))
+    # Panels that do not stay in the cache together are read once, not for each row of the image.
+    height = names[row - 1] if image and large and len(names) == len(path) else None
+    _tile(s, a, host, _Tile(names, axes, row, col, rows, lanes, vectors, copy, height))
     return True
 
 
@@ -112,6 +114,7 @@ class _Tile:
     lanes: int
     vectors: int
     copy: tuple[str, int] | None = None  # of the row operand, in blocks of so many rows
+    height: str | None = None  # of an image all of which passes by a panel before the next one
 
 
 def _lane_choice(
@@ -256,7 +259,10 @@ def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
     # few panels to share among threads.
     panels = not isinstance(count_n, int) or count_n >= 4 or (isinstance(em, int) and em <= rows)
     tiles = (f"{n}.0", f"{m}.0") if panels else (f"{m}.0", f"{n}.0")
-    s.do(Reorder((*rest, *tiles, f"{m}.1", f"{n}.1")))
+    inside: list[str] = []
+    if t.height is not None and panels:
+        rest, inside = [x for x in rest if x != t.height], [t.height]
+    s.do(Reorder((*rest, tiles[0], *inside, tiles[1], f"{m}.1", f"{n}.1")))
     s.do(ComputeAt(a, tiles[1]))
     if t.copy is not None:
         if t.copy[1]:
@@ -299,6 +305,12 @@ def _tile(s: Scheduler, a: str, host: str, t: _Tile) -> None:
         _lanes_of_tile(s, f"{n}.1", t.lanes)
     _unroll_reduction(s, red)
     _parallel_tiles(s, a, host, rest, tiles)
+
+
+def _large(s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int) -> bool:
+    """Does the lane operand leave no room in the cache for the other one?"""
+    sizes = [s.nest.buffer(str(x.source)).size for x in ops if acc.axes[row] not in x.symbols()]
+    return any(D.bounds(n)[1] * ops[0].dtype.bytes > s.target.l2 // 2 for n in sizes)
 
 
 def _copy_lanes(s: Scheduler, copy: str) -> None:
