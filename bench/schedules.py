@@ -131,8 +131,8 @@ Vectorize('C.init.i1.1')
     return group, steps
 
 
-def amx(depth: int, block: int) -> tuple[str, str]:
-    """bfloat16 on tile registers: B in panels of pairs, a block of A packed beside it."""
+def amx(block: int) -> tuple[str, str]:
+    """bfloat16 on tile registers: B in panels of pairs, a block of rows of A packed beside it."""
     n, half = SIZE, SIZE // 2
     product = "cast<f32>(A[C.i0,2*C.r0+C.r1]) * cast<f32>(P[C.i1//32,C.r0,C.i1%32,C.r1])"
     loops = f"C.i0 in {n}, C.i1 in {n}, C.r0 in {half}, C.r1 in 2"
@@ -145,11 +145,10 @@ group amx
 """
     steps = f"""
 CacheRead('A', 'C', 'Ap')
-Split('C.r0', {depth // 2})
 Split('C.i0', {block})
 Split('C.i0.1', 32)
 Split('C.i1', 32)
-Reorder(('C.r0.0', 'C.i0.0', 'C.i1.0', 'C.i0.1.0', 'C.i0.1.1', 'C.i1.1', 'C.r0.1', 'C.r1'))
+Reorder(('C.i0.0', 'C.i1.0', 'C.i0.1.0', 'C.i0.1.1', 'C.i1.1', 'C.r0', 'C.r1'))
 ComputeAt('Ap', 'C.i0.0')
 Split('Ap.i1', 32)
 Vectorize('Ap.i1.1')
@@ -247,7 +246,7 @@ def main(given: argparse.Namespace) -> int:
 def _add_amx(
     calls: dict[str, Callable[[], object]], a: torch.Tensor, b: torch.Tensor, target: Target
 ) -> Kernel:
-    k = build(amx(512, 128), target)
+    k = build(amx(128), target)
     x, y = a.bfloat16(), b.bfloat16()
     pairs = y.reshape(SIZE // 2, 2, -1, 32).permute(2, 0, 3, 1).contiguous()
     out, half = torch.empty(SIZE, SIZE), torch.empty(SIZE, SIZE, dtype=torch.bfloat16)
