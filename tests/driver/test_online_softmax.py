@@ -23,9 +23,13 @@ from tilewright.kernel.step import parse_trace
 from tilewright.ops.online_softmax import _rescaling
 
 
-def compiled(*args: torch.Tensor, **how: object) -> tuple[torch.Tensor, str]:
-    def f(*x: torch.Tensor) -> torch.Tensor:
-        return attention(*x, **how)  # type: ignore[arg-type]
+def compiled(
+    *args: torch.Tensor, is_causal: bool = False, enable_gqa: bool = False
+) -> tuple[torch.Tensor, str]:
+    def f(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return attention(q, k, v, mask, is_causal=is_causal, enable_gqa=enable_gqa)
 
     with torch.no_grad():
         fast = tw.compile(f, online_softmax=True)

@@ -28,3 +28,14 @@ def _read(path: Path) -> Example:
 
 
 EXAMPLES = {path.stem: _read(path) for path in sorted(FOLDER.glob("*.txt"))}
+
+# What tests of blocks and threads schedule.
+MATMUL = """
+group mm where K: 1.., M: 1.., N: 1..
+  in a: f32[M,K]
+  in b: f32[K,N]
+  out y: f32[M,N]
+  local t: f32[M,N]
+  t[t.i0,t.i1] add= a[t.i0,t.r0] * b[t.r0,t.i1] for t.i0 in M, t.i1 in N, t.r0 in K from 0.0
+  y[y.i0,y.i1] = max(t[y.i0,y.i1], 0.0) for y.i0 in M, y.i1 in N
+"""

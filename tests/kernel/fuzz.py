@@ -21,7 +21,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -259,16 +259,7 @@ def explore_threads(seed: int, counts: Counts) -> Found:
     try:
         for _ in range(rng.randint(0, 10)):
             attempt(random_step(n, rng, rng.choice([None, "ComputeAt"])))
-        for name in loop_names(n):
-            if rng.random() < 0.5:
-                attempt(Bind(name, rng.choice(["block.x", "block.y"])))
-        one = rng.random() < 0.6
-        for name in loop_names(n):
-            if rng.random() < 0.9:
-                attempt(Bind(name, "thread.x" if one else rng.choice(["thread.x", "thread.y"])))
-        for b in n.buffers:
-            if b.scope == "local" and rng.random() < 0.8:
-                attempt(SetScope(b.name, "shared"))
+        bind_some(lambda: n, attempt, rng, 0.8)
         for buffer, loop in placed(n):
             if rng.random() < 0.5:
                 far, copies = rng.choice([1, 1, 2, 3]), rng.random() < 0.5
@@ -280,6 +271,22 @@ def explore_threads(seed: int, counts: Counts) -> Found:
     except Exception as why:
         return s.group, dims, trace, describe(why)
     return s.group, dims, trace, None
+
+
+def bind_some(
+    nest: Callable[[], Nest], attempt: Callable[[Step], object], rng: random.Random, shared: float
+) -> None:
+    """Attempts to bind loops of the nest as it then is, and to share that part of its memory."""
+    for name in loop_names(nest()):
+        if rng.random() < 0.5:
+            attempt(Bind(name, rng.choice(["block.x", "block.y"])))
+    one = rng.random() < 0.6
+    for name in loop_names(nest()):
+        if rng.random() < 0.9:
+            attempt(Bind(name, "thread.x" if one else rng.choice(["thread.x", "thread.y"])))
+    for b in nest().buffers:
+        if b.scope == "local" and rng.random() < shared:
+            attempt(SetScope(b.name, "shared"))
 
 
 def effort(body: tuple[Stmt, ...]) -> float:

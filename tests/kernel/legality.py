@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from unittest.mock import patch
 
 import numpy as np
 from rich.progress import Progress
@@ -80,12 +81,8 @@ class AnyOrder(Machine):
 @contextmanager
 def forced() -> Iterator[None]:
     """Steps do not ask whether they keep the result."""
-    asks = Step.keep
-    Step.keep = lambda *_, **__: None  # type: ignore[method-assign]
-    try:
+    with patch.object(Step, "keep", lambda *_, **__: None):
         yield
-    finally:
-        Step.keep = asks  # type: ignore[method-assign]
 
 
 Inputs = dict[str, np.ndarray]

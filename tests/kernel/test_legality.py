@@ -13,7 +13,7 @@ from tests.kernel.legality import Tally, judge, small_case, survey
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.kernel.dependence import Carried, carried, reordered
-from tilewright.kernel.nest import Nest, find, start
+from tilewright.kernel.nest import Loop, Nest, find, start
 from tilewright.kernel.step import apply, parse_trace
 from tilewright.kernel.steps import parallel
 from tilewright.kernel.steps.parallel import Parallel
@@ -38,8 +38,8 @@ def test_the_judge_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(12):
         case = small_case(seed)
         for s in case.nest.body:
-            if hasattr(s, "body"):
-                judge(case, Parallel(s.name), tally, f"seed {seed}")  # type: ignore[union-attr]
+            if isinstance(s, Loop):
+                judge(case, Parallel(s.name), tally, f"seed {seed}")
     assert tally.illegal_accepted
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tilewright.kernel.steps  # noqa: F401  (fills STEPS)
+from tests.kernel.examples import MATMUL
 from tests.kernel.native import Native
 from tilewright.base.errors import Invalid, Refused
 from tilewright.kernel.check import CheckFailed, verify
@@ -30,15 +31,6 @@ from tilewright.kernel.simt import run
 from tilewright.kernel.step import apply, parse_trace
 from tilewright.kernel.text import nest_text, parse_group, parse_nest
 
-MATMUL = """
-group mm where K: 1.., M: 1.., N: 1..
-  in a: f32[M,K]
-  in b: f32[K,N]
-  out y: f32[M,N]
-  local t: f32[M,N]
-  t[t.i0,t.i1] add= a[t.i0,t.r0] * b[t.r0,t.i1] for t.i0 in M, t.i1 in N, t.r0 in K from 0.0
-  y[y.i0,y.i1] = max(t[y.i0,y.i1], 0.0) for y.i0 in M, y.i1 in N
-"""
 TILED = """
 Split('y.i0', 8)
 Split('y.i1', 4)

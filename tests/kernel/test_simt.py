@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 
 import tilewright.kernel.steps  # noqa: F401  (fills STEPS)
-from tests.kernel.fuzz import Judge, effort
+from tests.kernel.examples import MATMUL
+from tests.kernel.fuzz import Judge, bind_some, effort
 from tests.kernel.random_groups import sample
 from tests.kernel.random_steps import random_step
 from tilewright.base.errors import Invalid, Refused, TilewrightError, Unsupported
 from tilewright.kernel.check import CheckFailed, verify
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.interpret import run as run_serial
-from tilewright.kernel.nest import Barrier, Nest, loop_names, start, transform, walk
+from tilewright.kernel.nest import Barrier, Nest, start, transform, walk
 from tilewright.kernel.simt import run
 from tilewright.kernel.step import Step, Trace, apply, parse_trace, print_trace
 from tilewright.kernel.steps.barrier import Synchronise
-from tilewright.kernel.steps.bind import Bind
-from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.text import nest_text, parse_group, parse_nest
 from tilewright.llvm.emit import emit
 from tilewright.targets import default
@@ -29,15 +28,6 @@ from tilewright.targets import default
 # Random cases: those that were wrong once, and a few more.
 SEEDS = (0, 52, 522, 1405, *range(2_000, 2_120))
 
-MATMUL = """
-group mm where K: 1.., M: 1.., N: 1..
-  in a: f32[M,K]
-  in b: f32[K,N]
-  out y: f32[M,N]
-  local t: f32[M,N]
-  t[t.i0,t.i1] add= a[t.i0,t.r0] * b[t.r0,t.i1] for t.i0 in M, t.i1 in N, t.r0 in K from 0.0
-  y[y.i0,y.i1] = max(t[y.i0,y.i1], 0.0) for y.i0 in M, y.i1 in N
-"""
 TILED = """
 Split('y.i0', 8)
 Split('y.i1', 4)
@@ -351,16 +341,7 @@ def bound_at_random(seed: int) -> tuple[Judge, Nest] | None:
     for _ in range(rng.randint(0, 8)):
         attempt(random_step(n, rng))
     judge.nest(n)
-    for name in loop_names(n):
-        if rng.random() < 0.5:
-            attempt(Bind(name, rng.choice(["block.x", "block.y"])))
-    one = rng.random() < 0.6
-    for name in loop_names(n):
-        if rng.random() < 0.9:
-            attempt(Bind(name, "thread.x" if one else rng.choice(["thread.x", "thread.y"])))
-    for b in n.buffers:
-        if b.scope == "local" and rng.random() < 0.7:
-            attempt(SetScope(b.name, "shared"))
+    bind_some(lambda: n, attempt, rng, 0.7)
     try:
         return judge, Synchronise().apply(n)
     except Refused:
