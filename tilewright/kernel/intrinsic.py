@@ -56,7 +56,14 @@ class Intrinsic:
 
     @cached_property
     def group(self) -> Group:
-        return parse_group(self.expression)
+        """The expression, read and checked when it is first needed: there are more declarations
+        than a program uses."""
+        g = parse_group(self.expression)
+        lost = [b.name for b in g.buffers if len(self.maps.get(b.name, ())) != len(b.shape)]
+        if len(g.stages) != 1 or lost:
+            what = f"no map for {', '.join(lost)}" if lost else "it is not one stage"
+            raise Invalid(f"the declaration of {self.name} is incomplete: {what}")
+        return g
 
 
 INTRINSICS: dict[str, Intrinsic] = {}
@@ -64,11 +71,6 @@ INTRINSICS: dict[str, Intrinsic] = {}
 
 def declare(i: Intrinsic) -> Intrinsic:
     """Makes an instruction known by its name."""
-    g = i.group
-    lost = [b.name for b in g.buffers if len(i.maps.get(b.name, ())) != len(b.shape)]
-    if len(g.stages) != 1 or lost:
-        what = f"no map for {', '.join(lost)}" if lost else "it is not one stage"
-        raise Invalid(f"the declaration of {i.name} is incomplete: {what}")
     if i.name in INTRINSICS:
         raise Invalid(f"there is an instruction {i.name} already")
     INTRINSICS[i.name] = i
