@@ -1,0 +1,212 @@
+"""A register tile of rows times lanes: where its loops go, and what they become.
+
+A contraction is placed in the tiles of the stage that reads it, then filled: the sums are
+registers, the reduction an instruction of the target or an unrolled loop, the columns lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.ir import dim as D
+from tilewright.kernel.defaults.scheduler import Scheduler, vector_loop
+from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.pad import Pad
+from tilewright.kernel.steps.peel import Peel
+from tilewright.kernel.steps.permute import Permute
+from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.rfactor import RFactor
+from tilewright.kernel.steps.set_scope import SetScope
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.tensorize import Tensorize
+from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.steps.vectorize import Vectorize
+
+
+@dataclass
+class Tile:
+    """A register tile: host loops and accumulator axes by position; which are rows and lanes."""
+
+    acc: str
+    host: str  # the stage that reads the sums
+    names: list[str]
+    axes: list[str]
+    row: int
+    col: int
+    rows: int
+    lanes: int
+    vectors: int
+    copy: tuple[str, int] | None = None  # of the row operand, in blocks of so many rows
+    height: str | None = None  # of an image all of which passes by a panel before the next one
+
+
+@dataclass
+class Placed:
+    """A tile whose sums are computed where they are read."""
+
+    tile: Tile
+    m: str  # the host's loop over rows, split into tiles
+    n: str  # and over columns
+    rest: list[str]  # the host's loops around the tiles
+    tiles: tuple[str, str]  # the loops over tiles, the outer one first
+    padded: bool
+    blocks: str | None  # a stage of partial sums
+
+
+def place_tile(s: Scheduler, t: Tile) -> Placed:
+    """The host's loops in tiles, the sums computed in the innermost of them."""
+    a = t.acc
+    m, n = t.names[t.row], t.names[t.col]
+    em, en = s.loops(m)[0].extent, s.loops(n)[0].extent
+    rows, width = t.rows, t.lanes * t.vectors
+    if isinstance(em, int) and em < rows:
+        # Few rows: more vectors keep enough sums in flight.
+        rows = em
+        width *= max(1, 16 // (em * t.vectors))
+    if isinstance(en, int):
+        width = min(width, en)
+    ragged = not (isinstance(en, int) and en % width == 0)
+    # Zero padding in the packed operand lets every tile be full; only the store is ragged then.
+    padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, int(t.axes[t.col][1:]), width))
+    blocks = _blocked(s, a, CHAIN if rows == t.rows else SHORT_CHAIN)
+    rest = [x for x in t.names if x not in (m, n)]
+    if t.copy is not None and t.copy[1]:
+        s.do(Split(m, t.copy[1]))
+        rest, m = [*rest, f"{m}.0"], f"{m}.1"
+    s.do(Split(m, rows))
+    s.do(Split(n, width))
+    count_n = D.ceildiv(en, width)
+    # A panel of the lane operand stays in the cache while the rows pass by, unless there are too
+    # few panels to share among threads.
+    panels = not isinstance(count_n, int) or count_n >= 4 or (isinstance(em, int) and em <= rows)
+    tiles = (f"{n}.0", f"{m}.0") if panels else (f"{m}.0", f"{n}.0")
+    inside: list[str] = []
+    if t.height is not None and panels:
+        rest, inside = [x for x in rest if x != t.height], [t.height]
+    s.do(Reorder((*rest, tiles[0], *inside, tiles[1], f"{m}.1", f"{n}.1")))
+    s.do(ComputeAt(a, tiles[1]))
+    if t.copy is not None:
+        if t.copy[1]:
+            s.do(ComputeAt(t.copy[0], rest[-1]))
+        _copy_lanes(s, t.copy[0])
+    if blocks is not None:
+        _reorder(s, (f"{a}.r0.0", f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}"))
+        s.do(ComputeAt(blocks, f"{a}.r0.0"))
+    return Placed(t, m, n, rest, tiles, padded, blocks)
+
+
+def fill_tile(s: Scheduler, p: Placed) -> None:
+    """The sums in registers, the columns in lanes, the reduction unrolled or an instruction."""
+    t, a, m, n = p.tile, p.tile.acc, p.m, p.n
+    inmost = p.blocks or a
+    own = [f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}"]
+    stems = [own, [f"{a}.init.{t.axes[t.row]}", f"{a}.init.{t.axes[t.col]}"]]
+    if p.blocks is not None:
+        own = [f"{p.blocks}.{t.axes[t.row]}", f"{p.blocks}.{t.axes[t.col]}"]
+        stems += [own, [f"{p.blocks}.init.i{k}" for k in (t.row, t.col)]]
+    s.attempt(SetScope(inmost, "register"))
+    for stage in dict.fromkeys((a, inmost)):
+        last = len(s.nest.buffer(stage).shape) - 1
+        if t.col != last:
+            s.do(Permute(stage, (*(k for k in range(last + 1) if k != t.col), t.col)))
+    red = [q.name for q in s.path(inmost) if q.name.startswith(f"{inmost}.r")]
+    for x in p.tiles:
+        if not (p.padded and x == f"{n}.0"):
+            s.attempt(Peel(x))
+    if _instruction(s, inmost, own, red):
+        stems.remove(own)
+        red = []
+    else:
+        _reorder(s, (*red, *own))
+    for r, c in stems:
+        if s.loops(r):
+            s.attempt(Unroll(r))
+        if s.loops(c):
+            _lanes_of_tile(s, c, t.lanes)
+    s.attempt(Unroll(f"{m}.1"))
+    if p.padded:
+        s.do(Split(f"{n}.1", t.lanes))
+        s.do(Unroll(f"{n}.1.0", guarded=True))
+        s.do(Vectorize(f"{n}.1.1", masked=True))
+    else:
+        _lanes_of_tile(s, f"{n}.1", t.lanes)
+    _unroll_reduction(s, red)
+
+
+def _copy_lanes(s: Scheduler, copy: str) -> None:
+    """Pixels of the copy in vectors, one row after the other."""
+    loops = [p.name for p in s.path(copy) if p.name.startswith(f"{copy}.")]
+    pixels = f"{copy}.p"
+    if pixels in loops:
+        _reorder(s, (*(x for x in loops if x != pixels), pixels))
+        vector_loop(s, pixels, 4 * s.target.lanes(32))
+
+
+def _instruction(s: Scheduler, stage: str, own: list[str], red: list[str]) -> bool:
+    """The tile as one instruction of the target, its longest reduction loop innermost."""
+    if not red or not all(s.loops(x) for x in (*own, *red)):
+        return False
+    nest, trace = s.nest, list(s.trace)
+    longest = max(red, key=lambda x: D.bounds(s.loops(x)[0].extent)[1])
+    order = [*(x for x in red if x != longest), *own, longest]
+    now = [p.name for p in s.path(stage) if p.name in order]
+    if now == order or s.attempt(Reorder(tuple(order))):
+        for name in s.target.instructions:
+            if s.attempt(Tensorize(own[0], name)):
+                return True
+    s.nest, s.trace = nest, trace
+    return False
+
+
+# A chain of more additions than this loses accuracy against a library that sums in blocks.
+CHAIN = 512
+# With few rows memory is the limit, blocks cost nothing, and libraries sum along their lanes.
+SHORT_CHAIN = 64
+
+
+def _blocked(s: Scheduler, a: str, chain: int) -> str | None:
+    """Sum in blocks of the first reduction axis: the name of the stage of partial sums."""
+    loops = [p for p in s.path(a) if p.name.startswith(f"{a}.r")]
+    if not loops or not all(isinstance(p.extent, int) for p in loops):
+        return None
+    sizes = [p.extent for p in loops if isinstance(p.extent, int)]
+    inner = 1
+    for size in sizes[1:]:
+        inner *= size
+    if sizes[0] * inner <= chain:
+        return None
+    fits = [d for d in range(1, sizes[0]) if sizes[0] % d == 0 and 16 <= d * inner <= chain]
+    if not fits:
+        return None
+    s.do(Split(loops[0].name, fits[-1]))
+    name = f"{a}b"
+    s.do(RFactor(a, (f"{loops[0].name}.0",), name))
+    return name
+
+
+def _reorder(s: Scheduler, order: tuple[str, ...]) -> None:
+    present = tuple(x for x in order if s.loops(x))
+    if len(present) > 1:
+        s.attempt(Reorder(present))
+
+
+def _lanes_of_tile(s: Scheduler, loop: str, lanes: int) -> None:
+    s.do(Split(loop, lanes))
+    s.attempt(Peel(f"{loop}.0"))
+    if s.loops(f"{loop}.0"):
+        s.attempt(Unroll(f"{loop}.0"))
+    if s.loops(f"{loop}.1"):
+        s.attempt(Vectorize(f"{loop}.1"))
+
+
+def _unroll_reduction(s: Scheduler, red: list[str]) -> None:
+    if not red:
+        return
+    last = s.loops(red[-1])
+    e = last[0].extent if last else 1
+    if isinstance(e, int) and 1 < e <= 4:
+        s.attempt(Unroll(red[-1]))
+    elif not isinstance(e, int) or e > 4:
+        if s.attempt(Split(red[-1], 4)):
+            s.attempt(Peel(f"{red[-1]}.0"))
+            s.attempt(Unroll(f"{red[-1]}.1"))
