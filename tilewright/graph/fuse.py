@@ -5,6 +5,7 @@ Kinds of cluster (what the kernel level schedules):
   row       reductions of the same trailing axes with maps around them (softmax, layer norm)
   column    one reduction of any axes, maps inlined before it, maps of its shape after it
   contract  one contraction, views of its operands before it, and maps of its shape after it
+  chain     a contraction, a row made of its result, a contraction of that (see graph/chains.py)
   program   a scan, an ordered update or a definition of several stages, alone
 
 What is not fused is refused by name: a `Refusal` and an event with the user's file and line.
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 from tilewright.base.events import Log
 from tilewright.graph.align import SinkReshapes
+from tilewright.graph.chains import Chains
 from tilewright.graph.classify import Facts, facts, guess, same_index, same_prefix
 from tilewright.graph.cluster import Cluster, Fused, Refusal, Why
 from tilewright.graph.inline import settle
@@ -62,7 +64,7 @@ def fuse(graph: Graph, log: Log) -> Fused:
     return Fuse()(graph, log)
 
 
-_PRIORITY = {"contract": 0, "row": 1, "column": 2, "map": 3, "program": 4}
+_PRIORITY = {"chain": 0, "contract": 0, "row": 1, "column": 2, "map": 3, "program": 4}
 
 
 class _Fuser:
@@ -76,6 +78,7 @@ class _Fuser:
         self.regions = Regions()
         self.why: dict[tuple[Node, Node], Why] = {}
         self.readers: dict[Node, list[tuple[Node, Read]]] = {}
+        self.unchained: dict[tuple[Node, Node], Why] = {}
 
     def run(self) -> None:
         for n in self.order:
@@ -83,6 +86,8 @@ class _Fuser:
                 self.place(n)
         self.join_siblings()
         self.absorb()
+        chains = Chains(self.regions, self.facts, self.readers, self.results, self.too_large)
+        self.unchained = chains.link()
 
     # ---- forward: every node joins a producer's region or starts one
 
@@ -485,6 +490,8 @@ class _Fuser:
                 return "not fusible", f"{n.op.name} runs alone"
         if p in self.apart:
             return self.apart[p]
+        if (p, q) in self.unchained:
+            return self.unchained[p, q]
         if q is of[q].anchor and of[q].kind == "contract" and of[p].kind != "map":
             return "incompatible iteration", "a contraction needs whole rows of its operands"
         if q is of[q].anchor and of[q].kind == "contract":

@@ -1,13 +1,14 @@
 """The default schedule of a group: a trace, from the group and the numbers of the target alone.
 
-Three shapes cover what fusion makes: maps, rows and contractions (see kernel/defaults/). What fits
-none of them keeps its naive loops where a step refuses.
+Four shapes cover what fusion makes: maps, rows, contractions and chains of these (see
+kernel/defaults/). What fits none of them keeps its naive loops where a step refuses.
 """
 
 from __future__ import annotations
 
 from tilewright.base.errors import Refused
 from tilewright.ir.target import Target
+from tilewright.kernel.defaults.chains import find_chain, schedule_chain
 from tilewright.kernel.defaults.contractions import is_contraction, schedule_contraction
 from tilewright.kernel.defaults.maps import inline_maps, schedule_map, schedule_program
 from tilewright.kernel.defaults.rows import schedule_rows
@@ -19,6 +20,9 @@ from tilewright.kernel.step import Trace
 
 def default_schedule(group: Group, target: Target) -> tuple[Trace, Nest]:
     """The trace and the nest it leads to."""
+    s = _chained(group, target)
+    if s is not None:
+        return tuple(s.trace), s.nest
     s = Scheduler(group, target)
     kept = inline_maps(s)
     outs = [x for x in kept if group.buffer(x.name).scope == "out"]
@@ -35,6 +39,15 @@ def default_schedule(group: Group, target: Target) -> tuple[Trace, Nest]:
     else:
         schedule_rows(s, inner, outs)
     return tuple(s.trace), s.nest
+
+
+def _chained(group: Group, target: Target) -> Scheduler | None:
+    chain = find_chain(group)
+    s = Scheduler(group, target)
+    try:
+        return s if chain is not None and schedule_chain(s, chain) else None
+    except Refused:  # a shape that does not fit; the caller starts anew
+        return None
 
 
 def _tiled(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:

@@ -40,7 +40,7 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
     prefix = _prefix(s, inner, outs, host)
     if prefix == 0:
         for st in inner:
-            _reduction(s, st.name)
+            reduction_lanes(s, st.name)
         for o in outs:
             schedule_alone(s, o.name)
         return
@@ -66,12 +66,12 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
     for st in inner:
         row += work_per_point(s, st.name) * points(s, st.name)
         if st.is_reduce:
-            _reduction(s, st.name)
+            reduction_lanes(s, st.name)
         else:
-            _inner_vector(s, st.name)
+            inner_lanes(s, st.name)
     for o in names:
         row += work_per_point(s, o) * points(s, o)
-        _inner_vector(s, o)
+        inner_lanes(s, o)
     if s.loops(at):
         s.attempt(Parallel(at, grain(row)))
 
@@ -86,7 +86,7 @@ def _columns(s: Scheduler, stage: str, host: str) -> None:
     if not (isinstance(e, int) and e % lanes == 0):
         s.attempt(Peel(f"{last}.0"))
     work = work_per_point(s, stage) * points(s, stage)
-    _reduction(s, stage)
+    reduction_lanes(s, stage)
     s.attempt(Vectorize(f"{last}.1"))
     for j in range(len(path) - 2):
         s.attempt(Fuse(s.path(host)[0].name, s.path(host)[1].name, f"{host}.o{j}"))
@@ -143,7 +143,7 @@ def _lane_axis(s: Scheduler, inner: list[Stage]) -> bool:
     return found
 
 
-def _inner_vector(s: Scheduler, stage: str) -> None:
+def inner_lanes(s: Scheduler, stage: str) -> None:
     """Lanes for the innermost loop of a stage inside a row."""
     path = s.path(stage)
     own = [p for p in path if p.name.startswith(stage + ".")]
@@ -174,7 +174,7 @@ def _collapse_own(s: Scheduler, stage: str, own: list[Loop]) -> list[str]:
     return names
 
 
-def _reduction(s: Scheduler, stage: str) -> None:
+def reduction_lanes(s: Scheduler, stage: str) -> None:
     """Partial results over lanes where the contiguous axis is reduced; else lanes over data."""
     path = s.path(stage)
     st = s.store(stage)

@@ -38,6 +38,7 @@ class Tile:
     vectors: int
     copy: tuple[str, int] | None = None  # of the row operand, in blocks of so many rows
     height: str | None = None  # of an image all of which passes by a panel before the next one
+    around: bool = True  # are the host's other loops right around those of rows and lanes?
 
 
 @dataclass
@@ -69,7 +70,7 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     # Zero padding in the packed operand lets every tile be full; only the store is ragged then.
     padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, int(t.axes[t.col][1:]), width))
     blocks = _blocked(s, a, CHAIN if rows == t.rows else SHORT_CHAIN)
-    rest = [x for x in t.names if x not in (m, n)]
+    rest = [x for x in t.names if x not in (m, n)] if t.around else []
     if t.copy is not None and t.copy[1]:
         s.do(Split(m, t.copy[1]))
         rest, m = [*rest, f"{m}.0"], f"{m}.1"

@@ -15,6 +15,8 @@ class Peel(Step):
     for i.0 in 7:                             for i.0 in 6:
       for i.1 in min(16, 100-16*i.0): …         for i.1 in 16: …
                                               for i.1 in 4: …          # i.0 = 6
+
+    A loop of one iteration that is its own ragged tail is peeled away.
     """
 
     loop: str
@@ -23,10 +25,13 @@ class Peel(Step):
         found = self.loops(n, self.loop)
         for x, _ in found:
             self.need(x.kind == "serial", f"{self.loop} is already {x.kind}", "peel first")
-        self.need(any(_ragged(x) is not None for x, _ in found), f"{self.loop} has no ragged tail")
+        some = any(_once(x) or _ragged(x) is not None for x, _ in found)
+        self.need(some, f"{self.loop} has no ragged tail")
 
         def one(s: Loop) -> tuple[Stmt, ...]:
             ragged = _ragged(s)
+            if _once(s):
+                return tuple(substitute(b, {s.var: 0}) for b in s.body)
             if ragged is None:
                 return (s,)
             total, factor = ragged
@@ -47,6 +52,12 @@ class Peel(Step):
             return (replace(s, var=D.the_sym(main), body=body), *tail)
 
         return self.bounded(on_loops(n, self.loop, one))
+
+
+def _once(s: Loop) -> bool:
+    """Is there one iteration, and an inner loop whose extent mentions it?"""
+    inside = (x for x, _ in walk(s.body) if isinstance(x, Loop))
+    return s.extent == 1 and any(s.var in D.symbols(x.extent) for x in inside)
 
 
 def _ragged(s: Loop) -> tuple[Dim, int] | None:

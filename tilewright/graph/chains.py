@@ -1,0 +1,167 @@
+"""Chains: a contraction, rows made of its result, and a contraction of those rows (attention).
+
+Where a block of such rows stays in the cache, the three are one kernel: the first result is never
+stored. Otherwise a chain is refused in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.graph.classify import OTHER, UNIT, Facts, contraction, guess, same_prefix
+from tilewright.graph.cluster import Why
+from tilewright.graph.regions import Read, Region, Regions
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Node
+
+# Scores of this many rows lie on the stack of a thread; see kernel/defaults/chains.py.
+TILE_ROWS = 12
+SCRATCH_BYTES = 256 * 1024
+# Fewer rows than this are products of a vector: their matrices are read as they lie, once.
+FEW_ROWS = 8
+# Pieces of work below which threads would have nothing to share.
+FEW_PIECES = 4
+
+
+@dataclass
+class Chains:
+    """Finds chains among regions, and says why where one is none."""
+
+    regions: Regions
+    facts: Mapping[Node, Facts]
+    readers: Mapping[Node, list[tuple[Node, Read]]]
+    results: Set[Node]
+    too_large: Callable[[Region, Region], Why | None]
+
+    def link(self) -> dict[tuple[Node, Node], Why]:
+        """Makes regions of chains; the reasons why rows were not made where they are read."""
+        refused: dict[tuple[Node, Node], Why] = {}
+        for second in self.regions.live():
+            if second.kind != "contract":
+                continue
+            anchor = second.anchor
+            assert anchor is not None
+            for weights in self._rows_read(anchor):
+                rows = self.regions.of[weights]
+                first = self._scores(rows)
+                if first is None:
+                    continue
+                why = self._refusal(first, rows, second, weights)
+                if why is None:
+                    self._unite(first, rows, second)
+                else:
+                    refused[weights, anchor] = why
+                break
+        return refused
+
+    def _rows_read(self, anchor: Node) -> list[Node]:
+        """What a contraction multiplies row by row, if the kernel of a row computes it."""
+        c = contraction(anchor)
+        if c is None:
+            return []
+        left = [r for r in self.regions.reads[anchor] if r.via[0][1].operand == c.left]
+        found = [r.source for r in left if r.source in self.regions.of]
+        return [x for x in found if self.regions.of[x].kind == "row"] if len(left) == 1 else []
+
+    def _scores(self, rows: Region) -> Region | None:
+        """The contraction that makes these rows, element by element."""
+        found = []
+        for p in self.regions.preceding(rows):
+            if p.kind == "contract" and _same(p.domain, rows.domain) and len(rows.inner) == 1:
+                edges = self._edges(p, rows)
+                if all(self._own_row(r, rows) and r.axes[-1] >= 0 for _, r in edges):
+                    found.append(p)
+        return found[0] if len(found) == 1 else None
+
+    def _edges(self, p: Region, e: Region) -> list[tuple[Node, Read]]:
+        of = self.regions.of
+        return [(q, r) for n in p.nodes for q, r in self.readers.get(n, ()) if of[q] is e]
+
+    @staticmethod
+    def _own_row(r: Read, rows: Region) -> bool:
+        return same_prefix(r.axes, r.source.shape, len(rows.outer))
+
+    def _refusal(self, first: Region, rows: Region, second: Region, weights: Node) -> Why | None:
+        assert first.anchor is not None and second.anchor is not None
+        return (
+            self._alone(first, rows)
+            or self._alone(rows, second)
+            or self._shapes(rows, second, weights)
+            or self._sizes(rows, weights)
+            or self._packed(first.anchor)
+            or self._packed(second.anchor)
+            or self._mergeable(first, rows, second)
+        )
+
+    def _alone(self, p: Region, e: Region) -> Why | None:
+        """Does nothing but e read what p computes?"""
+        if any(n in self.results for n in p.nodes):
+            return "more than one consumer", "its value is also a result"
+        others = {
+            id(x): x
+            for n in p.nodes
+            for q, _ in self.readers.get(n, ())
+            if (x := self.regions.of[q]) not in (p, e)
+        }
+        if others:
+            return "more than one consumer", f"{len(others) + 1} kernels read it"
+        return None
+
+    def _shapes(self, rows: Region, second: Region, weights: Node) -> Why | None:
+        anchor = second.anchor
+        assert anchor is not None
+        f = self.facts[anchor]
+        rank = len(rows.outer)
+        if len(f.inner) != 1 or not _same(anchor.shape[:-1], rows.outer):
+            return "incompatible iteration", "the contraction is not one of row by row"
+        for q, r in self._edges(rows, second):
+            if q is anchor and r.source is weights:
+                if not self._own_row(r, rows) or r.axes[rank:] != (rank + 1,):
+                    return "incompatible iteration", "the contraction reads other rows"
+            elif not self._own_row(r, rows) or set(r.axes[rank:]) - {UNIT} or OTHER in r.axes:
+                return "incompatible iteration", "rows are read that it does not multiply"
+        return None
+
+    @staticmethod
+    def _sizes(rows: Region, weights: Node) -> Why | None:
+        many, (keys,) = rows.outer[-1], rows.inner
+        if not isinstance(many, int) or not isinstance(keys, int):
+            return "not fusible", f"rows of {keys}, {many} of them: how many is not known"
+        if TILE_ROWS * keys * weights.dtype.accumulator.bytes > SCRATCH_BYTES:
+            return "too large", f"{TILE_ROWS} rows of {keys} do not fit the cache"
+        if many < FEW_ROWS:
+            return "not fusible", f"{many} rows are too few to keep a block of them"
+        if prod(map(guess, rows.outer[:-1])) * (many // (2 * FEW_ROWS)) < FEW_PIECES:
+            return "not fusible", "there are too few rows for several threads"
+        return None
+
+    @staticmethod
+    def _packed(anchor: Node) -> Why | None:
+        c = contraction(anchor)
+        if c is None or c.lane != anchor.rank - 1 or not anchor.inputs[c.right].op.inline:
+            return "misaligned access", "an operand of the contraction is not packed"
+        return None
+
+    def _mergeable(self, first: Region, rows: Region, second: Region) -> Why | None:
+        pairs = ((first, rows), (rows, second), (first, second))
+        for a, b in pairs:
+            between = [
+                p
+                for p in self.regions.preceding(b)
+                if p not in (first, rows, second) and p.ancestors & a.mask
+            ]
+            if between:
+                return "changed semantics", "a third kernel has to run between the two"
+        return self.too_large(first, rows) or self.too_large(rows, second)
+
+    def _unite(self, first: Region, rows: Region, second: Region) -> None:
+        self.regions.merge(first, rows)
+        second.kind, second.outer, second.inner = "chain", rows.outer, rows.inner
+        self.regions.merge(rows, second)
+
+
+def _same(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
+    return len(a) == len(b) and all(map(D.known_eq, a, b))

@@ -1,0 +1,223 @@
+"""Chains: a contraction, work on its rows, and a contraction of what that gives (attention).
+
+A block of rows passes through all of it: its scores are a scratch that stays in the cache, the rows
+are worked on there, and the second contraction reads them from there. Both contractions have the
+register tiles that they would have alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilewright.ir import dim as D
+from tilewright.ir.expr import Load, Value
+from tilewright.kernel.defaults.contractions import (
+    find_tile,
+    is_contraction,
+    product_operands,
+)
+from tilewright.kernel.defaults.rows import inner_lanes, reduction_lanes
+from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
+from tilewright.kernel.defaults.tiles import Tile, fill_tile, place_tile
+from tilewright.kernel.group import Group, Stage, readers
+from tilewright.kernel.nest import Store
+from tilewright.kernel.nest import walk as walk_nest
+from tilewright.kernel.steps.cache_write import CacheWrite
+from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.compute_with import ComputeWith
+from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.parallel import Parallel
+from tilewright.kernel.steps.peel import Peel
+from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.split import Split
+
+# Bytes of a scratch: so much of the second cache, and no more than what lies on the stack.
+SHARE = 4
+MOST_BYTES = 256 * 1024
+# Rows of a block: enough for what is read again for each block, few enough for the threads.
+BLOCK_ROWS = 72
+
+
+@dataclass
+class _Chain:
+    scores: Stage  # the first contraction
+    host: str | None  # the map that reads the scores, as it is stored; None: they are read as such
+    weights: str  # what the second contraction multiplies, row by row
+    sums: Stage  # the second contraction
+
+
+def find_chain(g: Group) -> _Chain | None:
+    """The two contractions of a chain and what is stored between them, if a group is one."""
+    found = [st for st in g.stages if _multiplies(st)]
+    if len(found) != 2:
+        return None
+    scores, sums = found
+    behind = _depending(g, scores.name)
+    between = [x for x in _factors(sums) if x in behind]
+    if len(between) != 1 or sums.name not in behind:
+        return None
+    return _Chain(scores, _epilogue(g, scores.name, between[0]), between[0], sums)
+
+
+def _multiplies(st: Stage) -> bool:
+    return bool(st.raxes) and st.combine == "add" and product_operands(st.value) is not None
+
+
+def _factors(st: Stage) -> list[str]:
+    found = product_operands(st.value)
+    assert found is not None
+    return [str(x.source) for x in found]
+
+
+def _depending(g: Group, name: str) -> set[str]:
+    """Stages that are computed from a stage, itself included."""
+    out = {name}
+    for st in g.stages:
+        if any(x.name == st.name for source in out for x in readers(g, source)):
+            out.add(st.name)
+    return out
+
+
+def _epilogue(g: Group, name: str, last: str) -> str | None:
+    """The last of the maps that read one another, and the first one the stage, element by element
+    and alone."""
+    host: str | None = None
+    while name != last:
+        found = readers(g, name)
+        if len(found) != 1 or not found[0].is_map or g.buffer(found[0].name).scope != "local":
+            break
+        (reader,) = found
+        here = tuple(map(D.as_int, reader.axes))
+        plain = [x for x in _loads(reader.value) if x.source == name]
+        if len(plain) != 1 or not _same_place(plain[0].index, here, g.buffer(name).shape):
+            break
+        host = name = reader.name
+    return host
+
+
+def _loads(v: Value) -> Iterator[Load]:
+    stack = [v]
+    while stack:
+        x = stack.pop()
+        if isinstance(x, Load):
+            yield x
+        stack.extend(x.args)
+
+
+def _same_place(a: tuple[D.Dim, ...], b: tuple[D.Dim, ...], shape: tuple[D.Dim, ...]) -> bool:
+    return len(a) == len(b) and all(
+        D.known_eq(x, y) or d == 1 for x, y, d in zip(a, b, shape, strict=True)
+    )
+
+
+def schedule_chain(s: Scheduler, chain: _Chain) -> bool:
+    """All stages of a block of rows in one iteration. False where a tile does not fit."""
+    kept = _inlined(s, chain)
+    outs = [x for x in kept if s.group.buffer(x.name).scope == "out"]
+    acc, host = chain.scores, chain.host
+    if host is None:
+        # The scores are read as they are: their sums get a stage of their own.
+        into = f"{acc.name}c"
+        s.do(CacheWrite(acc.name, into))
+        host, acc = acc.name, _moved(s, acc, into)
+    if not all(is_contraction(s, st) for st in (acc, chain.sums)):
+        return False
+    first, second = find_tile(s, acc, host), find_tile(s, chain.sums, outs[0].name)
+    if first is None or second is None or first.row == first.col:
+        return False
+    for other in outs[1:]:
+        if not s.attempt(ComputeWith(other.name, second.names[-1])):
+            return False
+    rows, keys = (D.bounds(s.nest.buffer(host).shape[k])[1] for k in (first.row, first.col))
+    size = keys * s.nest.buffer(host).dtype.bytes
+    most = min(s.target.l2 // SHARE, MOST_BYTES) // max(1, size)
+    if most < min(rows, first.rows) or second.row >= len(second.names) - 1:
+        return False
+    block = block_rows(rows, first.rows, most)
+    between = [x for x in kept if x not in (*outs, chain.scores, chain.sums)]
+    if chain.host is None:
+        between.insert(0, chain.scores)
+    _schedule(s, first, second, between, block)
+    return True
+
+
+def block_rows(rows: int, tile: int, most: int) -> int:
+    """Rows of a block: a part of them all that fills tiles, about BLOCK_ROWS, at most `most`;
+    otherwise whole tiles, and what is left at the end is a block of its own."""
+    if rows <= min(most, BLOCK_ROWS):
+        return rows
+    parts = [d for d in range(tile, most + 1) if rows % d == 0]
+    few = [d for d in parts if d <= BLOCK_ROWS] or parts[:1]
+    wasted = {d: -(-d // tile) * tile / d for d in few}
+    best = min(wasted.values(), default=2)
+    if best > 1.15:
+        return max(tile, min(most, BLOCK_ROWS) // tile * tile)
+    return max(d for d in few if wasted[d] <= best + 0.02)
+
+
+def _inlined(s: Scheduler, chain: _Chain) -> list[Stage]:
+    """Maps become part of what reads them, but for what the contractions write and read."""
+    kept: list[Stage] = []
+    for st in s.group.stages:
+        if st.is_map and s.group.buffer(st.name).scope == "local":
+            value = s.store(st.name).value
+            stored = st.name in (chain.host, chain.weights)
+            if not stored and not (cost(value) and _read_often(s, st.name)):
+                if s.attempt(ComputeInline(st.name)):
+                    continue
+        kept.append(st)
+    return kept
+
+
+def _read_often(s: Scheduler, name: str) -> bool:
+    stores = [x for x, _ in walk_nest(s.nest.body) if isinstance(x, Store)]
+    return sum(any(r.source == name for r in store_reads(x)) for x in stores) > 1
+
+
+def _moved(s: Scheduler, st: Stage, into: str) -> Stage:
+    """The stage that CacheWrite has made of another one."""
+    path = s.path(into)
+    axes = tuple(q.var for q in path[: len(st.axes)])
+    raxes = tuple(q.var for q in path[len(st.axes) :])
+    where = tuple(map(D.as_int, axes))
+    return Stage(into, axes, raxes, where, s.store(into).value, st.combine, st.init)
+
+
+def _schedule(s: Scheduler, first: Tile, second: Tile, between: list[Stage], block: int) -> None:
+    m = second.names[second.row]
+    outer = [x for k, x in enumerate(second.names) if k not in (second.row, second.col)]
+    rows = s.loops(m)[0].extent
+    if rows != block or not outer:
+        s.do(Split(m, block))
+        outer.append(f"{m}.0")
+        m = second.names[second.row] = f"{m}.1"
+    at = outer[-1]
+    s.do(Reorder((*outer, m, second.names[second.col])))
+    first.around = second.around = False
+    even = isinstance(rows, int) and rows % block == 0
+    # Ragged blocks: sums go right to the tiles, for a stage that is narrowed moves no more.
+    sums = None if even else place_tile(s, second)
+    if sums is None:
+        s.do(ComputeAt(second.acc, at))
+    for st in reversed(between):
+        s.do(ComputeAt(st.name, at))
+    if even:
+        s.do(ComputeAt(first.acc, at))
+    scores, sums = place_tile(s, first), sums or place_tile(s, second)
+    for st in between:
+        if st.is_reduce and st.name != first.host:
+            reduction_lanes(s, st.name)
+        elif st.name != first.host:
+            inner_lanes(s, st.name)
+    s.attempt(Peel(at))
+    fill_tile(s, scores)
+    fill_tile(s, sums)
+    top = outer[0]
+    for k, nxt in enumerate(outer[1:]):
+        into = f"{second.host}.q{k}"
+        if not s.attempt(Fuse(top, nxt, into)):
+            break
+        top = into
+    s.attempt(Parallel(top))
