@@ -191,7 +191,7 @@ def test_weights_are_derived_once(monkeypatch: pytest.MonkeyPatch) -> None:
         fast(torch.randn(3, 8))
         (program,) = fast.units[0].programs
         times: list[int] = []
-        monkeypatch.setattr(program, "_derive", lambda weights: times.append(1))
+        monkeypatch.setattr(program.prologue, "run", lambda *_: times.append(1))
         for _ in range(3):
             fast(torch.randn(3, 8))
     assert program.weights and not times

@@ -15,11 +15,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch._C import DisableTorchFunctionSubclass
 from torch._C._dynamo import guards
 
-from tilewright.driver.weights import STEPS
+from tilewright.driver.given_up import given_up
+from tilewright.driver.weights import STEPS, known
 from tilewright.llvm.objects import compile_object
 from tilewright.runtime.library import Library
+from tilewright.runtime.shared import Weight
 from tilewright.targets import default as default_target
 
 # state: count, then where objects, addresses and versions are (a version of -1 is not looked at).
@@ -104,16 +107,21 @@ class Program(Protocol):
     """What can be bound to the addresses of its first inputs."""
 
     @property
-    def weights(self) -> tuple[int, ...]: ...
+    def weights(self) -> tuple[int, ...]:
+        """Inputs from which values are derived."""
+        ...
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Weights that calls read themselves."""
+        ...
 
     @property
     def derived(self) -> object:
         """What is derived from weights now; another object whenever it was derived anew."""
         ...
 
-    def refresh(self) -> None: ...
-
-    def bind(self, addresses: Sequence[int]) -> Any: ...
+    def bind(self, addresses: Sequence[int], weights: Sequence[Weight] | None = None) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -124,7 +132,7 @@ class _State:
     derived: object
     steps: int
     tensors: tuple[Any, ...]  # while they live, no other object can have their place
-    memory: list[Any]  # … nor their memory another owner
+    weights: list[Weight]  # … nor their memory another owner
     addresses: np.ndarray
     versions: np.ndarray
     table: np.ndarray
@@ -136,34 +144,37 @@ class BoundWeights:
 
     def __init__(self, program: Program, count: int) -> None:
         self._program = program
-        self._derives = sorted(program.weights)
-        assert all(k < count for k in self._derives), "weights are the first inputs"
+        assert all(k < count for k in program.weights), "weights are the first inputs"
         self._differ = _differ()
         self._state: _State | None = None
 
     def __call__(self, tensors: tuple[Any, ...]) -> Any:
         """The program bound to these weights; None where one of them has no memory."""
         state = self._state
-        if state is None or state.steps != STEPS.count:
-            return self._bind(tensors, new=True)
-        if self._differ(tensors, state):
-            return self._bind(tensors, new=True)
-        if state.derived is not self._program.derived:
-            return self._bind(tensors, new=False)
+        if (
+            state is None
+            or state.steps != STEPS.count
+            or self._differ(tensors, state)
+            or state.derived is not self._program.derived
+        ):
+            with DisableTorchFunctionSubclass():
+                return self._bind(tensors)
         return state.bound
 
-    def _bind(self, tensors: tuple[Any, ...], new: bool) -> Any:
+    def _bind(self, tensors: tuple[Any, ...]) -> Any:
         found = list(map(torch.Tensor.data_ptr, tensors))
-        if any(a == 0 and x.numel() for a, x in zip(found, tensors, strict=True)):
-            return None
-        if new:
-            self._program.refresh()
+        # In the order of the prologue's inputs, which the program's are.
+        derives = self._program.weights
+        packed = {k for k in derives if given_up(tensors[k])} - set(self._program.kept)
+        for k, (a, x) in enumerate(zip(found, tensors, strict=True)):
+            if a == 0 and x.numel() and k not in packed:
+                return None
         steps = STEPS.count
-        memory = [tensors[k].detach() for k in self._derives]
         versions = np.full(len(tensors), -1, np.int64)
-        for k in self._derives:
+        for k in derives:
             versions[k] = _version(tensors[k])
-        bound = self._program.bind(found)
+        weights = [known(tensors[k]) for k in derives]
+        bound = self._program.bind(found, weights)
         addresses = np.array(found, np.int64)
         pointers = (id(tensors) + _ITEMS, addresses.ctypes.data, versions.ctypes.data)
         table = np.array((len(tensors), *pointers), np.int64)
@@ -172,7 +183,7 @@ class BoundWeights:
             self._program.derived,
             steps,
             tensors,
-            memory,
+            weights,
             addresses,
             versions,
             table,
@@ -180,13 +191,19 @@ class BoundWeights:
         )
         return bound
 
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """The weights of the latest call, in the order of the program's inputs."""
+        return () if self._state is None else self._state.tensors
+
 
 def differ_slowly(tensors: tuple[Any, ...], state: _State) -> bool:
     """Are these other tensors, elsewhere in memory, or edited?"""
     if any(map(lambda a, b: a is not b, tensors, state.tensors)):
         return True
-    if list(map(torch.Tensor.data_ptr, tensors)) != state.addresses.tolist():
-        return True
+    with DisableTorchFunctionSubclass():
+        if list(map(torch.Tensor.data_ptr, tensors)) != state.addresses.tolist():
+            return True
     watched = [(x, v) for x, v in zip(tensors, state.versions.tolist(), strict=True) if v != -1]
     return any(v == UNKNOWN or _version(x) != v for x, v in watched)
 

@@ -54,6 +54,7 @@ from tilewright.runtime import pool
 from tilewright.runtime.library import Library
 from tilewright.runtime.profile import Marks
 from tilewright.runtime.program import KernelInfo, Program
+from tilewright.runtime.shared import Recipe, recipes_of
 from tilewright.targets import default as default_target
 
 ALIGN = 64
@@ -99,6 +100,7 @@ def compile_graph(graph: Graph, options: Options | None = None, log: Log | None 
         ready = schedules.granted(ready, fold, log)
     prologue_program: Program | None = None
     weights: tuple[int, ...] = ()
+    recipes: tuple[Recipe, ...] = ()
     if fold:
         with phases("passes"):
             prologue, ready = split_weights(ready)
@@ -108,11 +110,16 @@ def compile_graph(graph: Graph, options: Options | None = None, log: Log | None 
             prologue = below.graph("input", prologue)
             position = {n: k for k, n in enumerate(graph.inputs)}
             weights = tuple(position[n] for n in prologue.inputs)
+            recipes = recipes_of(prologue)
             builder = _Builder(target, log, below, phases, options.profile, schedules)
             prologue_program = builder.program(prologue, len(prologue.inputs))
     builder = _Builder(target, log, stages, phases, options.profile, schedules)
     program = builder.program(ready, len(graph.inputs), graph.inputs)
-    program = replace(program, weights=weights, prologue=prologue_program)
+    read = set(ready.inputs)
+    kept = tuple(k for k, n in enumerate(graph.inputs) if n in read and _is_weight(n))
+    program = replace(
+        program, weights=weights, prologue=prologue_program, recipes=recipes, kept=kept
+    )
     known = {k.symbol for q in (program, prologue_program) if q is not None for k in q.kernels}
     for name in schedules.traces:
         if name not in known:

@@ -13,6 +13,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph
 from tilewright.ir.types import TensorType, as_dtype, bf16
+from tilewright.runtime.shared import Weight
 
 
 class InterpretedProgram:
@@ -23,20 +24,29 @@ class InterpretedProgram:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.weights: tuple[int, ...] = ()
+        self.kept = tuple(range(len(graph.inputs)))
         self.inputs: tuple[TensorType, ...] = tuple(n.ttype for n in graph.inputs)
         self.outputs: tuple[TensorType, ...] = tuple(n.ttype for n in graph.outputs)
         self.dims: tuple[str, ...] = tuple(
             sorted({s.name for n in graph.nodes() for s in _symbols(n.type)})
         )
 
-    def run(self, inputs: Sequence[int], outputs: Sequence[int], dims: Sequence[int] = ()) -> None:
+    def run(
+        self,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        dims: Sequence[int] = (),
+        weights: Sequence[Weight] | None = None,
+    ) -> None:
         sizes = dict(zip(self.dims, dims, strict=True))
         args = [_read(a, t, sizes) for a, t in zip(inputs, self.inputs, strict=True)]
         results = evaluate(self.graph, args, sizes)
         for address, t, r in zip(outputs, self.outputs, results, strict=True):
             _write(address, t, r)
 
-    def bind(self, addresses: Sequence[int]) -> Sequence[int]:
+    def bind(
+        self, addresses: Sequence[int], weights: Sequence[Weight] | None = None
+    ) -> Sequence[int]:
         return addresses
 
     def run_bound(
@@ -45,7 +55,7 @@ class InterpretedProgram:
         self.run([*bound, *others], outputs)
 
     @property
-    def derived(self) -> object:
+    def derived(self) -> None:
         return None
 
     def refresh(self) -> None:

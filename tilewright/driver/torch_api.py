@@ -24,6 +24,8 @@ from torch.utils import _pytree as pytree
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.places import place_in_frames
+from tilewright.driver.given_up import traceable
+from tilewright.driver.own_weights import Owner
 from tilewright.driver.torch_backend import Session, require_cpu
 from tilewright.driver.torch_options import TorchOptions
 
@@ -82,6 +84,7 @@ class Compiled:
         )
         self._entries: list[tuple[Any, Callable[..., Any]]] = []
         self._takes_out = _has_parameter(function, "out")
+        self._owner = Owner(function) if session.options.own_weights else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs and "out" in kwargs and not self._takes_out:
@@ -121,7 +124,7 @@ class Compiled:
         require_cpu([*args, *kwargs.values()])
         known = len(self._entries)
         try:
-            out = self._slow(self.original, args, kwargs)
+            out = self._trace(args, kwargs)
         except BackendCompilerFailed as problem:
             inner = problem.inner_exception
             if isinstance(inner, TilewrightError):
@@ -139,6 +142,16 @@ class Compiled:
             self.log.add(
                 "fallback", f"{self._too_often()}: it ran in eager", operator="the function"
             )
+        return out
+
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._owner is not None:
+            self._owner.watch()
+        with traceable():
+            out = self._slow(self.original, args, kwargs)
+        if self._owner is not None:
+            readers = [r for u in self.units for r in u.readers()]
+            self._owner.give_up(readers, self.log)
         return out
 
     def _too_often(self) -> str:
@@ -178,6 +191,15 @@ class Compiled:
         """Derive everything from the weights again: after edits torch does not count."""
         self.session.refresh()
 
+    def restore_weights(self) -> None:
+        """Undo `own_weights=True`: the module's weights have memory of their own again, rebuilt
+        from what is packed. They are packed beside it from now on."""
+        if self._owner is None:
+            raise Invalid(
+                f"{self!r} took no weights", hint="only own_weights=True needs restore_weights()"
+            )
+        self._owner.restore()
+
     def __getattr__(self, name: str) -> Any:
         if "original" not in self.__dict__:  # a copy that is being made
             raise AttributeError(name)
@@ -207,6 +229,10 @@ def compile(
 
     The examples are run once. What the call would change (buffers, in-place updates of inputs, the
     random generator) is left as it was. `strict` makes a fallback an error and implies fullgraph.
+
+    `own_weights=True` (a module, for inference, as one graph) gives back the memory of weights that
+    are packed: the model is held once. In eager the module then says so instead of running;
+    `restore_weights()` undoes it.
     """
     if not callable(function):
         raise Invalid(
@@ -214,7 +240,9 @@ def compile(
             hint="pass a function or a torch.nn.Module",
         )
     session = Session(TorchOptions.parse({"strict": strict, **options}))
-    compiled = Compiled(function, session, strict if fullgraph is None else fullgraph, dynamic)
+    if fullgraph is None:
+        fullgraph = strict or session.options.own_weights
+    compiled = Compiled(function, session, fullgraph, dynamic)
     if examples:
         state = torch.get_rng_state()
         session.dry = True

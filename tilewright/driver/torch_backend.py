@@ -72,6 +72,11 @@ class Session:
 
     @garbage_waits()
     def unit(self, kind: str, gm: torch.fx.GraphModule) -> Unit:
+        if self.options.own_weights and kind != "inference":
+            raise Unsupported(
+                "own_weights=True keeps weights packed, and gradients need them as they are",
+                hint="call it under torch.no_grad() or torch.inference_mode()",
+            )
         captured = translate(
             gm,
             weights=static_inputs() if kind == "inference" else (),
@@ -161,7 +166,13 @@ def tilewright_backend(
     """`torch.compile(model, backend="tilewright", options={"strict": True, …})`."""
     if rest:
         raise Invalid(f"the tilewright backend does not know {', '.join(rest)}")
-    session = Session(TorchOptions.parse(options or {}))
+    chosen = TorchOptions.parse(options or {})
+    if chosen.own_weights:
+        raise Invalid(
+            "own_weights is for whole modules, which torch.compile does not show to a backend",
+            hint="use tw.compile(module, own_weights=True)",
+        )
+    session = Session(chosen)
     compiled = session.backend(gm, example_inputs)
     _sessions[str(CompileContext.current_compile_id())] = session
     return compiled

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
 import sympy
 import torch
+from torch.utils import _pytree as pytree
 
 from tilewright import ops
 from tilewright.base.errors import Invalid, Unsupported
@@ -28,6 +30,8 @@ from tilewright.capture.torch.captured import (
     View,
 )
 from tilewright.capture.torch.dtypes import torch_dtype
+from tilewright.driver.bound_weights import BoundWeights
+from tilewright.driver.given_up import given_up, require_elements
 from tilewright.driver.torch_fast import (
     Dry,
     Program,
@@ -36,14 +40,11 @@ from tilewright.driver.torch_fast import (
     label,
     require_memory,
 )
-from tilewright.driver.weights import WeightWatch
+from tilewright.driver.weights import WeightWatch, address
 from tilewright.graph.specialise import graph_symbols, specialise
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Input, Node, rebuild
-
-data_ptr = torch.Tensor.data_ptr
-
 
 Compile = Callable[[Graph], Program]
 
@@ -62,9 +63,11 @@ class Unit:
         # Inputs of a backward graph come from autograd, which promises values, not strides.
         self.check = kind == "backward"
         plain = is_plain(captured) and not any(s.symbols for s in self.segments)
+        self._bound: BoundWeights | None = None
         self._fast = None
         if plain:
-            self._fast = fast_call(captured, self.segments[0].static_program(), session)
+            made = fast_call(captured, self.segments[0].static_program(), session)
+            self._fast, self._bound = made.call, made.weights
         self._binders = _binders(captured.arguments)
 
     @property
@@ -88,6 +91,16 @@ class Unit:
         _require_apart(args, given)
         assert self._fast is not None
         return self._fast(args, given)
+
+    def readers(self) -> Iterator[Reader]:
+        """Every program that reads weights, and which."""
+        raw = _read_in_eager(self.captured)
+        for segment in self.segments:
+            for s in segment.specialised():
+                tensors = s.read if self._bound is None else self._bound.tensors
+                named = (k for k, slot in enumerate(s.labels) if slot in raw)
+                kept = {*s.program.kept, *named}
+                yield Reader(s.program, tensors, frozenset(kept))
 
     @property
     def direct(self) -> Callable[[list[Any]], list[Any]]:
@@ -166,6 +179,7 @@ class Unit:
     def _host(self, call: HostCall, env: dict[str, Any], dims: dict[str, int]) -> None:
         args = _filled(call.args, env, dims)
         kwargs = _filled(call.kwargs, env, dims)
+        require_elements((args, kwargs))
         out = call.function(*args, **kwargs)
         if call.check:
             return
@@ -194,6 +208,24 @@ class Unit:
             if x.stride() != a.stride and x.numel() > 0:
                 fixed = torch.empty_strided(x.shape, a.stride, dtype=x.dtype)  # type: ignore[arg-type]
                 args[k] = fixed.copy_(x)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A program with the tensors at its first inputs, and which of them are needed as they are."""
+
+    program: Program
+    tensors: Sequence[Any]
+    kept: frozenset[int]
+
+
+def _read_in_eager(captured: Captured) -> set[str]:
+    """Slots that host calls read, that are changed, or that are results."""
+    given = [(step.args, step.kwargs) for step in captured.steps if isinstance(step, HostCall)]
+    leaves = pytree.tree_leaves(given, is_leaf=lambda x: isinstance(x, Slot))
+    slots = {x.label for x in leaves if isinstance(x, Slot)}
+    slots |= {name for pair in captured.mutated for name in pair}
+    return slots | {r.slot for r in captured.results if isinstance(r, (Same, View, Restrided))}
 
 
 class SegmentRunner:
@@ -227,10 +259,13 @@ class SegmentRunner:
         assert self._whole is not None
         return self._whole.program
 
-    def programs(self) -> list[Program]:
+    def specialised(self) -> list[Specialised]:
         if self._whole is not None:
-            return [self._whole.program]
-        return [s.program for s in list(self._programs.values())]  # other threads may add to it
+            return [self._whole]
+        return list(self._programs.values())  # other threads may add to it
+
+    def programs(self) -> list[Program]:
+        return [s.program for s in self.specialised()]
 
     def __call__(
         self, env: dict[str, Any], dims: Mapping[str, int], numbers: Mapping[str, float]
@@ -268,6 +303,7 @@ class Specialised:
         self.segment, self.program = segment, program
         self.labels = [label(n) for n in graph.inputs]
         self.watch = WeightWatch(program.weights) if program.weights else None
+        self.read: list[Any] = []  # weights of the latest call, by the program's inputs
 
     def __call__(self, env: dict[str, Any], dims: Mapping[str, int]) -> None:
         for b in self.segment.buffers:
@@ -284,13 +320,17 @@ class Specialised:
             inputs.append(x)
         outs = [env[b.slot].data_ptr() for b in self.segment.buffers]
         values = [dims[s] for s in self.program.dims]
-        addresses = list(map(data_ptr, inputs))
+        addresses = list(map(address, inputs))
         if 0 in addresses:
+            packed = set(self.program.weights) - set(self.program.kept)
             names = (slot.removeprefix("in") for slot in self.labels)
-            require_memory(zip(names, inputs, strict=True))
-        if self.watch is not None and self.watch.changed(inputs):
-            self.program.refresh()
-        self.program.run(addresses, outs, values)
+            needed = enumerate(zip(names, inputs, strict=True))
+            require_memory(x for k, x in needed if k not in packed or given_up(x[1]) is None)
+        if self.watch is None:
+            self.program.run(addresses, outs, values)
+            return
+        self.read = inputs
+        self.program.run(addresses, outs, values, self.watch(inputs))
 
 
 def with_numbers(graph: Graph, known: Mapping[str, float]) -> Graph:

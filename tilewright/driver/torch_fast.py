@@ -7,6 +7,7 @@ counts: the whole of it should cost a few microseconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -17,10 +18,21 @@ from tilewright.base.errors import Invalid
 from tilewright.capture.torch.captured import Captured, Result, Same, Segment, Value, View
 from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.bound_weights import BoundWeights
+from tilewright.driver.given_up import RESTORE, given_up
 from tilewright.ir.node import Graph, Input
+from tilewright.runtime.shared import Derived, Weight
 
 # Arguments, which it empties, and optionally tensors to fill; results.
 Call = Callable[..., list[Any]]
+
+
+@dataclass(frozen=True)
+class FastCall:
+    """The call, and the weights it looks after."""
+
+    call: Call
+    weights: BoundWeights | None
+
 
 # Up to this many arguments each is named in the source; beyond, lists are shorter than names.
 NAMED_LIMIT = 32
@@ -37,8 +49,17 @@ class Program(Protocol):
         """Inputs from which values are derived that outlive a call."""
         ...
 
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Weights that calls read themselves."""
+        ...
+
     def run(
-        self, inputs: Sequence[int], outputs: Sequence[int], dims: Sequence[int] = ()
+        self,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        dims: Sequence[int] = (),
+        weights: Sequence[Weight] | None = None,
     ) -> None: ...
 
     def refresh(self) -> None:
@@ -46,11 +67,11 @@ class Program(Protocol):
         ...
 
     @property
-    def derived(self) -> object:
+    def derived(self) -> Derived | None:
         """What is derived now."""
         ...
 
-    def bind(self, addresses: Sequence[int]) -> Any:
+    def bind(self, addresses: Sequence[int], weights: Sequence[Weight] | None = None) -> Any:
         """With the first inputs at these addresses."""
         ...
 
@@ -78,9 +99,11 @@ def is_plain(captured: Captured) -> bool:
     )
 
 
-def fast_call(captured: Captured, program: Program, session: Dry) -> Call:
+def fast_call(captured: Captured, program: Program, session: Dry) -> FastCall:
     """A function of the list of arguments, which it empties, to the list of results."""
-    return _Writer(captured, program, session).function()
+    writer = _Writer(captured, program, session)
+    call = writer.function()
+    return FastCall(call, writer.names.get("bind"))
 
 
 class _Writer:
@@ -198,6 +221,13 @@ def _is_static(r: Result) -> bool:
 def require_memory(inputs: Iterable[tuple[object, Any]]) -> None:
     """For when an address is 0: that of no elements is, any other's memory was given back."""
     for name, x in inputs:
+        gone = given_up(x)
+        if gone is not None:
+            raise Invalid(
+                f"{gone.name} has no memory of its own: a program compiled with own_weights=True "
+                "holds it packed, and here it is needed as it was",
+                hint=RESTORE,
+            )
         if isinstance(x, torch.Tensor) and x.numel() > 0 and x.data_ptr() == 0:
             raise Invalid(
                 f"input {name} ({tuple(x.shape)}, {x.dtype}) has no memory: "

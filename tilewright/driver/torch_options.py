@@ -24,6 +24,8 @@ class TorchOptions:
     )
     specialisations: int = 64  # programs kept per symbolic graph, least recently used dropped
     online_softmax: bool = False  # attention as one reduction over the keys
+    # tw.compile of a module: weights live packed only, and give their own memory back
+    own_weights: bool = False
     # Traces in place of default schedules, by the names that `tw.explain` gives to kernels.
     schedules: dict[str, str] = field(default_factory=dict)
 

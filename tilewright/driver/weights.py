@@ -11,8 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any
+from weakref import WeakValueDictionary
 
+import torch
+from torch._C import DisableTorchFunctionSubclass
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from tilewright.driver.given_up import given_up
+from tilewright.runtime.shared import Weight
 
 
 class Steps:
@@ -30,8 +36,34 @@ STEPS = Steps()
 _version = attrgetter("_version")
 
 
+# One object for all programs, so that they notice together when a weight is given up.
+_weights: WeakValueDictionary[Any, Weight] = WeakValueDictionary()
+
+
+def known(x: torch.Tensor) -> Weight:
+    """A weight by what it holds now: programs of the same module share what they derive from it."""
+    gone = given_up(x)
+    if gone is not None:
+        return gone.weight
+    with DisableTorchFunctionSubclass():
+        if x.is_inference():  # it has no version counter: what it holds is never known
+            return Weight(object(), x)
+        key = id(x), x.data_ptr(), x._version, STEPS.count
+        found = _weights.get(key)
+        if found is None:
+            # While these live, no other tensor can get its id, nor its memory another owner.
+            found = _weights.setdefault(key, Weight(key, (x, x.untyped_storage())))
+        return found
+
+
+def address(x: torch.Tensor) -> int:
+    """Where its elements are; 0 where it has no memory."""
+    with DisableTorchFunctionSubclass():
+        return x.data_ptr()
+
+
 class WeightWatch:
-    """Tells whether the weights at some positions of a call's arguments are not what they were."""
+    """The weights at some positions of a call's arguments, as programs are told about them."""
 
     def __init__(self, positions: Sequence[int]) -> None:
         self._pick: Callable[[Any], tuple[Any, ...]]
@@ -43,30 +75,23 @@ class WeightWatch:
         self._ids: list[int] = []
         self._versions: list[int] = []
         self._steps = -1
-        # While these live, no other tensor can get their id, nor their memory another owner.
-        self._held: tuple[Any, ...] = ()
+        self._known: list[Weight] = []
 
-    def changed(self, args: Sequence[Any]) -> bool:
-        """Other tensors, or edited ones? True the first time and once after every change."""
-        ids = list(map(id, self._pick(args)))
-        if ids == self._ids and not self.edited(args):
-            return False
-        self.hold(args)
-        self._ids = ids
-        return True
+    def __call__(self, args: Sequence[Any]) -> list[Weight]:
+        """The same objects as long as no weight is replaced or edited."""
+        weights = self._pick(args)
+        ids = list(map(id, weights))
+        if ids != self._ids or self._edited(weights):
+            self._known = list(map(known, weights))
+            if not any(map(torch.is_inference, weights)):
+                self._versions = list(map(_version, weights))
+            self._steps = STEPS.count
+            self._ids = ids
+        return self._known
 
-    def edited(self, args: Sequence[Any]) -> bool:
-        """The same for tensors that are known to be the same objects."""
+    def _edited(self, weights: tuple[Any, ...]) -> bool:
         try:
-            versions = list(map(_version, self._pick(args)))
+            versions = list(map(_version, weights))
         except RuntimeError:
             return True  # inference tensors have no version counter: what they hold is never known
         return versions != self._versions or self._steps != STEPS.count
-
-    def hold(self, args: Sequence[Any]) -> None:
-        """These are the weights from now on."""
-        weights = self._pick(args)
-        self._held = weights, [w.detach() for w in weights]
-        if not any(w.is_inference() for w in weights):
-            self._versions = list(map(_version, weights))
-        self._steps = STEPS.count

@@ -2,7 +2,8 @@
 
 Memory is contiguous and row-major. A call in flight owns a frame (argument arrays and an arena);
 frames are reused, so a hot call allocates nothing. Values derived from weights are computed by a
-second program, the prologue, and kept until a weight's address changes or `refresh` is called.
+second program, the prologue, and kept until a weight changes or `refresh` is called; programs whose
+callers know their weights share them (runtime/shared.py).
 """
 
 from __future__ import annotations
@@ -15,29 +16,27 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Literal
 from tilewright.ir.types import TensorType, bf16
 from tilewright.runtime.library import Library
+from tilewright.runtime.shared import Derived, Recipe, Weight, aligned, derive
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-ALIGN = 64
 
 
-def aligned(size: int) -> tuple[np.ndarray, int]:
-    """Memory of `size` bytes (never none) and its aligned address."""
-    raw = np.empty(max(size, 1) + ALIGN, np.uint8)
-    return raw, (raw.ctypes.data + ALIGN - 1) // ALIGN * ALIGN
+def literal_memory(x: Literal) -> np.ndarray:
+    """A constant as it lies in memory: no copy of its own where numpy has the same form."""
+    if x.dtype is bf16:
+        bits = np.ascontiguousarray(x.array, dtype=np.float32).view(np.uint32) >> 16
+        return bits.astype(np.uint16)
+    return x.array
 
 
 def literal_bytes(x: Literal) -> bytes:
-    """A constant as it lies in memory."""
-    if x.dtype is bf16:
-        bits = np.ascontiguousarray(x.array, dtype=np.float32).view(np.uint32) >> 16
-        return bits.astype(np.uint16).tobytes()
-    return x.array.tobytes()
+    """The same as bytes."""
+    return literal_memory(x).tobytes()
 
 
 @dataclass(frozen=True)
@@ -66,15 +65,6 @@ class _Frame:
         self.bound: Bound | None = None
 
 
-@dataclass(frozen=True)
-class _Derived:
-    """What the prologue made of the weights at these addresses."""
-
-    weights: list[int]
-    memory: list[np.ndarray]
-    addresses: list[int]
-
-
 @dataclass(frozen=True, eq=False)
 class Bound:
     """A program's arguments as far as they are known: its first `count` inputs, constants, and what
@@ -83,7 +73,7 @@ class Bound:
 
     ins: Any
     count: int
-    derived: _Derived | None
+    derived: Derived | None
 
 
 @dataclass
@@ -98,15 +88,17 @@ class Program:
     kernels: tuple[KernelInfo, ...] = ()
     weights: tuple[int, ...] = ()  # inputs that the prologue reads
     prologue: Program | None = None
+    recipes: tuple[Recipe, ...] = ()  # of the prologue's results
+    kept: tuple[int, ...] = ()  # weights that calls read themselves
     details: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._call: Callable[..., None] = _ENTRY(self.library.address(self.entry))
-        self._constants = [ctypes.create_string_buffer(literal_bytes(c)) for c in self.constants]
-        self._fixed = [ctypes.addressof(c) for c in self._constants]
+        self._constants = [literal_memory(c) for c in self.constants]
+        self._fixed = [a.ctypes.data for a in self._constants]
         self._frames: list[_Frame] = []
         self._lock = Lock()
-        self._derived: _Derived | None = None
+        self._derived: Derived | None = None
         self._static_arena = self.arena if isinstance(self.arena, int) else None
 
     def arena_size(self, dims: Sequence[int] = ()) -> int:
@@ -114,32 +106,48 @@ class Program:
 
     @property
     def folded_bytes(self) -> int:
-        return sum(a.nbytes for a in self._derived.memory) if self._derived else 0
+        return sum(p.size for p in self._derived.pieces) if self._derived else 0
 
     def refresh(self) -> None:
-        """Derive everything from the weights again before the next result."""
-        self._derived = None
+        """Derive everything from the weights again before the next result, here and in programs
+        that share it."""
+        derived, self._derived = self._derived, None
+        if derived is not None:
+            derived.current = False
+            for piece in derived.pieces:
+                piece.forget()
 
     @property
-    def derived(self) -> object:
+    def derived(self) -> Derived | None:
         """What is derived from weights now; another object whenever it was derived anew."""
-        return self._derived
+        found = self._derived
+        return found if found is not None and found.current else None
 
-    def bind(self, addresses: Sequence[int]) -> Bound:
-        """The program with its first inputs, all weights among them, at these addresses."""
+    def bind(self, addresses: Sequence[int], weights: Sequence[Weight] | None = None) -> Bound:
+        """The program with its first inputs, all weights among them, at these addresses.
+
+        `weights` are those that the prologue reads, as the caller knows them; without, what is
+        derived is kept until an address changes, and is this program's own.
+        """
         # Held by the binding: another thread may derive anew meanwhile.
         derived = None
         rest = list(self._fixed)
         if self.prologue is not None:
-            derived = self._fold([addresses[k] for k in self.weights])
+            derived = self._fold([addresses[k] for k in self.weights], weights)
             rest += derived.addresses
         others = [0] * (len(self.inputs) - len(addresses))
         ins = (ctypes.c_void_p * max(1, len(self.inputs) + len(rest)))(*addresses, *others, *rest)
         return Bound(ins, len(addresses), derived)
 
-    def run(self, inputs: Sequence[int], outputs: Sequence[int], dims: Sequence[int] = ()) -> None:
+    def run(
+        self,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        dims: Sequence[int] = (),
+        weights: Sequence[Weight] | None = None,
+    ) -> None:
         """Addresses of contiguous memory in, of memory to fill out. Safe from several threads."""
-        self.run_bound(self.bind(inputs), (), outputs, dims)
+        self.run_bound(self.bind(inputs, weights), (), outputs, dims)
 
     def run_bound(
         self,
@@ -170,26 +178,17 @@ class Program:
         self._call(frame.ins, frame.outs, frame.dims, frame.arena)
         self._frames.append(frame)
 
-    def _fold(self, weights: list[int]) -> _Derived:
-        found = self._derived
-        if found is None or found.weights != weights:
+    def _fold(self, addresses: list[int], weights: Sequence[Weight] | None) -> Derived:
+        identity = addresses if weights is None else [w.key for w in weights]
+        found = self.derived
+        if found is None or found.identity != identity:
             with self._lock:
-                found = self._derived
-                if found is None or found.weights != weights:
-                    found = self._derived = self._derive(weights)
+                found = self.derived
+                if found is None or found.identity != identity:
+                    assert self.prologue is not None
+                    found = derive(self.recipes, self.prologue, addresses, weights)
+                    self._derived = found
         return found
-
-    def _derive(self, weights: list[int]) -> _Derived:
-        assert self.prologue is not None
-        made = []
-        for t in self.prologue.outputs:
-            if not isinstance(t.size, int):
-                raise Invalid(f"a folded weight has a symbolic shape {t!r}")
-            made.append(aligned(t.size * t.dtype.bytes))
-        addresses = [a for _, a in made]
-        self.prologue.run(weights, addresses)
-        self.prologue.trim()
-        return _Derived(weights, [m for m, _ in made], addresses)
 
     @property
     def held(self) -> int:

@@ -1,0 +1,208 @@
+"""Values derived from weights: one copy for all programs that need it.
+
+A program's prologue makes packed and folded values. Each has a recipe, and a caller that knows its
+weights gives them keys; where recipe and keys are equal, programs hold the same piece of memory. A
+piece lives as long as somebody holds it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from threading import RLock
+from typing import Protocol
+from weakref import WeakSet, WeakValueDictionary
+
+import numpy as np
+
+from tilewright.base.errors import Invalid
+from tilewright.ir.node import Graph, Input, Node, input, node, topological
+from tilewright.ir.types import TensorType
+
+ALIGN = 64
+
+
+def aligned(size: int) -> tuple[np.ndarray, int]:
+    """Memory of `size` bytes (never none) and its aligned address."""
+    raw = np.empty(max(size, 1) + ALIGN, np.uint8)
+    return raw, (raw.ctypes.data + ALIGN - 1) // ALIGN * ALIGN
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a value is made: over inputs w0, w1, … so that equal recipes are one node, and which
+    inputs of the prologue these are.
+    """
+
+    value: Node
+    weights: tuple[int, ...]
+
+
+def recipes_of(prologue: Graph) -> tuple[Recipe, ...]:
+    """One per output."""
+    position = {n: k for k, n in enumerate(prologue.inputs)}
+    return tuple(_recipe(o, position) for o in prologue.outputs)
+
+
+def _recipe(out: Node, position: dict[Node, int]) -> Recipe:
+    new: dict[Node, Node] = {}
+    weights: list[int] = []
+    for n in topological((out,)):
+        if isinstance(n.op, Input):
+            new[n] = input(f"w{len(weights)}", n.op.type, "weight")
+            weights.append(position[n])
+        else:
+            new[n] = node(n.op, *(new[x] for x in n.inputs))
+    return Recipe(new[out], tuple(weights))
+
+
+@dataclass(eq=False)
+class Weight:
+    """A weight as a caller knows it. Weights with equal keys hold the same elements, as long as
+    `holds` lives.
+    """
+
+    key: Hashable
+    holds: object = None
+    # Where its own memory was given back: the elements in the order of memory, or an error.
+    rebuild: Callable[[], np.ndarray] | None = None
+
+
+class Piece:
+    """One derived value in memory."""
+
+    def __init__(self, recipe: Recipe, type: TensorType, weights: tuple[Weight, ...]) -> None:
+        if not isinstance(type.size, int):
+            raise Invalid(f"a folded weight has a symbolic shape {type!r}")
+        self.recipe, self.type, self.weights = recipe, type, weights
+        self.size = type.size * type.dtype.bytes
+        self.memory, self.address = aligned(self.size)
+        self.users: WeakSet[Derived] = WeakSet()
+
+    @property
+    def key(self) -> Hashable:
+        return self.recipe.value, tuple(w.key for w in self.weights)
+
+    @property
+    def is_only_copy(self) -> bool:
+        return any(w.rebuild is not None for w in self.weights)
+
+    def forget(self) -> None:
+        """The weights hold something else now, whatever their keys say; nobody uses it again."""
+        if self.is_only_copy:
+            return  # what is in here can have changed nowhere
+        with _lock:
+            if _pieces.get(self.key) is self:
+                del _pieces[self.key]
+            for user in self.users:
+                user.current = False
+
+
+class Derived:
+    """What one program derived from some weights."""
+
+    def __init__(self, identity: Sequence[Hashable], pieces: Sequence[Piece]) -> None:
+        self.identity, self.pieces = list(identity), list(pieces)
+        self.addresses = [p.address for p in pieces]
+        self.current = True
+        for p in pieces:
+            p.users.add(self)
+
+
+class Prologue(Protocol):
+    """What computes all derived values at once."""
+
+    @property
+    def inputs(self) -> tuple[TensorType, ...]: ...
+
+    @property
+    def outputs(self) -> tuple[TensorType, ...]: ...
+
+    def run(self, inputs: Sequence[int], outputs: Sequence[int]) -> None: ...
+
+    def trim(self) -> None: ...
+
+
+_pieces: WeakValueDictionary[Hashable, Piece] = WeakValueDictionary()
+_lock = RLock()
+
+
+def _new_lock() -> None:
+    global _lock
+    _lock = RLock()
+
+
+# The thread that held it does not exist in a forked child.
+os.register_at_fork(after_in_child=_new_lock)
+
+
+def held_bytes() -> int:
+    """Bytes of all pieces that are shared or could be."""
+    with _lock:
+        return sum(p.size for p in _pieces.values())
+
+
+def derive(
+    recipes: Sequence[Recipe],
+    prologue: Prologue,
+    addresses: Sequence[int],
+    weights: Sequence[Weight] | None,
+) -> Derived:
+    """The derived values for weights at these addresses; without `weights` nothing is shared."""
+    if weights is None:
+        own = [
+            Piece(r, t, tuple(Weight(addresses[k]) for k in r.weights))
+            for r, t in zip(recipes, prologue.outputs, strict=True)
+        ]
+        prologue.run(addresses, [p.address for p in own])
+        prologue.trim()
+        return Derived(addresses, own)
+    with _lock:
+        identity = [w.key for w in weights]
+        fresh: list[Piece] = []
+        pieces: list[Piece] = []
+        for r, t in zip(recipes, prologue.outputs, strict=True):
+            used = tuple(weights[k] for k in r.weights)
+            piece = _pieces.get((r.value, tuple(w.key for w in used)))
+            if piece is None:
+                piece = Piece(r, t, used)
+                fresh.append(piece)
+            pieces.append(piece)
+        if fresh:
+            _make(pieces, fresh, prologue, addresses, weights)
+            for piece in fresh:
+                _pieces[piece.key] = piece
+        return Derived(identity, pieces)
+
+
+def _make(
+    pieces: Sequence[Piece],
+    fresh: Sequence[Piece],
+    prologue: Prologue,
+    addresses: Sequence[int],
+    weights: Sequence[Weight],
+) -> None:
+    """Run the prologue for the fresh pieces. Those that exist are not written again: others read
+    them now."""
+    needed = {k for p in fresh for k in p.recipe.weights}
+    scratch: list[np.ndarray] = []
+    sources = list(addresses)
+    for k, w in enumerate(weights):
+        if w.rebuild is None:
+            continue
+        t = prologue.inputs[k]
+        assert isinstance(t.size, int), "weights are static"
+        # What only existing pieces depend on need not be right. Untouched zeros take no memory.
+        elements = w.rebuild() if k in needed else np.zeros(t.size * t.dtype.bytes, np.uint8)
+        scratch.append(elements)
+        sources[k] = elements.ctypes.data
+    results = []
+    for p in pieces:
+        address = p.address
+        if p not in fresh:
+            memory, address = aligned(p.size)
+            scratch.append(memory)
+        results.append(address)
+    prologue.run(sources, results)
+    prologue.trim()
