@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tests.seeds import run_seeds
 from tests.suites.adapter import Work, compiled
-from tests.suites.oracle import in_double
+from tilewright.bench.oracle import in_double
 
 FLOATS = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WHOLE = (torch.int64, torch.int32, torch.int8, torch.uint8, torch.float32)

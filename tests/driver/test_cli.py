@@ -12,7 +12,6 @@ from tilewright.base.errors import MissingExtra
 from tilewright.driver import cli, demo, torch_compare
 
 torch = pytest.importorskip("torch")
-ROOT = Path(__file__).resolve().parents[2]
 
 FILE = """
 import torch
@@ -91,20 +90,11 @@ def test_explain(capsys: pytest.CaptureFixture[str], program: Path) -> None:
     assert all(form in out for form in ("group", "trace", "nest", "define void @", "assembly"))
 
 
-def test_bench(capsys: pytest.CaptureFixture[str], program: Path) -> None:
-    status, out, err = call(capsys, "bench", f"{program}:scores", "--rounds", 1)
-    assert status == 0, err
-    for row in ("cold compile", "time per call", "speedup", "memory of a call", "kernels"):
-        assert row in out
-
-
 def test_graphs(capsys: pytest.CaptureFixture[str], graph: Path) -> None:
     for command in ("compile", "run", "explain"):
         status, out, err = call(capsys, command, graph)
         assert status == 0, err
         assert "main" in out
-    status, _, err = call(capsys, "bench", graph)
-    assert status == 2 and "no eager" in err
 
 
 def test_demo(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,18 +173,16 @@ def test_unknown_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage: tilewright" in capsys.readouterr().err
 
 
-def test_suites_of_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_is_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     class Done:
-        returncode = 0
+        returncode = 1
 
-    monkeypatch.setattr(
-        subprocess, "run", lambda command, cwd: seen.append((command, cwd)) or Done()
-    )
-    assert cli.main(["bench", "overhead", "--rounds", "7", "--json", "x"]) == 0
-    ((command, where),) = seen
-    assert command[:4] == [sys.executable, "-m", "bench", "overhead"] and where == ROOT
+    monkeypatch.setattr(subprocess, "run", lambda command: seen.append(command) or Done())
+    assert cli.main(["bench", "ops", "--rounds", "7", "--help"]) == 1
+    module = [sys.executable, "-m", "tilewright.bench"]
+    assert seen == [[*module, "ops", "--rounds", "7", "--help"]]
 
 
 def test_the_judge_of_torch_programs() -> None:

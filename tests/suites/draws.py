@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tests.suites.oracle import shape_disagreement
+from tilewright.bench.oracle import shape_disagreement
 
 DRAWS = 60
 # Normal deviates beyond which means are called different; chance gives it one time in 5e8.

@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.suites.adapter import Work, compiled, watched
 from tests.suites.models import DecodeStep, Example, build, reference
-from tests.suites.oracle import disagreements, in_double
+from tilewright.bench.oracle import disagreements, in_double
 
 
 def check_model(

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from tests.suites.adapter import compiled, unsupported_operators, watched
 from tests.suites.draws import is_random, random_disagreements
-from tests.suites.oracle import disagreements, in_double, shape_disagreement
+from tilewright.bench.oracle import disagreements, in_double, shape_disagreement
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import torch
 
 from tests.suites.draws import is_random, random_disagreements
-from tests.suites.oracle import disagreements, in_double, ulp
+from tilewright.bench.oracle import disagreements, in_double, ulp
 
 
 def test_right_within_the_bound() -> None:

@@ -29,18 +29,16 @@ from tilewright.ir.node import Graph
 _COMPARE = "tilewright.driver.torch_compare"
 _TORCH_API = "tilewright.driver.torch_api"
 KERNEL_FORMS = ("group", "trace", "nest", "llvm", "assembly")
-SUITES = ("models", "overhead")  # of the repository's own bench/
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 where a result is not right, 2 where the command cannot be done."""
     console, errors = Console(), Console(stderr=True)
-    parser = _parser()
-    given, rest = parser.parse_known_args(arguments)
-    if rest and not (given.command == "bench" and given.program in SUITES):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        given.rest = rest
+        if words[:1] == ["bench"]:
+            return _bench(words[1:])
+        given = _parser().parse_args(words)
         return given.do(given, console)
     except KeyboardInterrupt:
         return 130
@@ -84,11 +82,9 @@ def _parser() -> argparse.ArgumentParser:
         ("compile", _compile, "compile a program and say what became of it"),
         ("run", _run, "compile a program, run it, and check it against eager"),
         ("explain", _explain, "show kernels, schedules, refusals, memory and compile time"),
-        ("bench", _bench, "time a program beside eager, or run the suites of the repository"),
     ):
         made = command(name, do, about)
-        what = f"{FORM}; or {' or '.join(SUITES)}" if name == "bench" else FORM
-        made.add_argument("program", metavar="PROGRAM", help=what)
+        made.add_argument("program", metavar="PROGRAM", help=FORM)
         made.add_argument(
             "-i", "--input", action="append", metavar="TYPE[DIMS]", help="such as f32[8,16]"
         )
@@ -98,8 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "explain":
             made.add_argument("--kernel", type=int, metavar="K", help="one kernel in full")
             made.add_argument("--form", choices=KERNEL_FORMS, help="of that kernel (all)")
-        if name == "bench":
-            made.add_argument("--rounds", type=_positive, default=demos.ROUNDS, help="of timing")
+    commands.add_parser("bench", help="time models, operators or a program beside the peers")
     return parser
 
 
@@ -173,37 +168,9 @@ def _run(given: argparse.Namespace, console: Console) -> int:
     return 0 if found.error.right else 1
 
 
-def _bench(given: argparse.Namespace, console: Console) -> int:
-    if given.program in SUITES:
-        return _suite(given.program, given.rest)
-    loaded = load(given.program)
-    if loaded.graph is not None:
-        raise Invalid(
-            "a graph has no eager to be timed beside", hint="bench takes FILE.py:NAME or a suite"
-        )
-    compare = torch_side(_COMPARE, "timing a torch program")
-    found = compare.compare(
-        loaded.program,
-        _torch_inputs(loaded, given),
-        strict=given.strict,
-        rounds=given.rounds,
-        step=lambda text: demos.shown(console, text),
-    )
-    console.print(demos.comparison_table(found))
-    console.print(demos.verdict(found))
-    return 0 if found.error.right else 1
-
-
-def _suite(name: str, arguments: Sequence[str]) -> int:
-    """The repository's own benchmarks, which compare with other compilers too."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / "bench" / "__main__.py").is_file():
-        raise Invalid(
-            f"the {name} benchmarks are part of the repository, not of the installed package",
-            hint="run this from a checkout installed with pip install -e, "
-            "or time a program of your own: tilewright bench FILE.py:NAME",
-        )
-    return subprocess.run([sys.executable, "-m", "bench", name, *arguments], cwd=root).returncode
+def _bench(arguments: Sequence[str]) -> int:
+    """A process of its own: the bench stands above the driver, and times others than ours."""
+    return subprocess.run([sys.executable, "-m", "tilewright.bench", *arguments]).returncode
 
 
 # ---- programs and inputs

@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-import tilewright as tw
-from bench.measure import MIN_ROUNDS, busy, interleaved
-from tests.suites.adapter import Work, compiled
-from tests.suites.models import Example, hf, language, tokens
+from tilewright.bench.example import Example
+from tilewright.bench.measure import MIN_ROUNDS, busy, interleaved
+from tilewright.bench.models import hf, language, tokens
+from tilewright.driver.api import compile
 from tilewright.driver.torch_call import Unit
 from tilewright.runtime.program import Program
 
@@ -51,7 +51,7 @@ def small_callables(rounds: int) -> list[tuple[str, float]]:
     rows = []
     for count in (1, 4, 10):
         tensors = [torch.ones(1) for _ in range(count)]
-        ours = tw.compile(add_up if count > 1 else torch.neg, *tensors)
+        ours = compile(add_up if count > 1 else torch.neg, *tensors)
         eager = add_up if count > 1 else torch.neg
         calls = {"ours": lambda f=ours, t=tensors: f(*t), "eager": lambda f=eager, t=tensors: f(*t)}
         times = interleaved(calls, rounds)
@@ -83,7 +83,9 @@ def whole_model(rounds: int) -> list[tuple[str, float]]:
     inside = Stopwatch(Unit.__call__)
     # A method before compiling: the call path keeps what it was built with.
     with patch.object(Unit, "__call__", lambda self, args: inside(self, args)):
-        fast = compiled(example.module, "tilewright", strict=True, fullgraph=True, work=Work())
+        fast = torch.compile(
+            example.module, backend="tilewright", fullgraph=True, options={"strict": True}
+        )
         for _ in range(20):
             fast(*example.inputs)
         (program,) = [x for x in gc.get_objects() if type(x) is Program and x.prologue is not None]

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 import tilewright.kernel.steps  # noqa: F401  (the steps that traces name)
-from bench.measure import busy, interleaved
-from bench.peak import Peak
+from tilewright.bench.machine import Peak
+from tilewright.bench.measure import busy, interleaved
 from tilewright.ir.target import Target
 from tilewright.kernel.nest import Nest, start
 from tilewright.kernel.step import apply, parse_trace, print_trace

@@ -1,0 +1,1 @@
+"""`tilewright bench`: ours beside the peers, in one run, as ratios."""

@@ -1,0 +1,29 @@
+"""What is run: a module and its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Example:
+    """A module ready to be called as `module(*inputs)`."""
+
+    module: nn.Module
+    inputs: tuple[torch.Tensor, ...]
+
+
+# A builder is told whether the tiny size is wanted.
+Builder = Callable[[bool], Example]
+
+
+def prepared(builder: Builder, tiny: bool, dtype: torch.dtype, seed: int = 0) -> Example:
+    """In eval mode and at `dtype`; the same weights and inputs for the same seed."""
+    torch.manual_seed(seed)
+    example = builder(tiny)
+    inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in example.inputs)
+    return Example(example.module.to(dtype).eval(), inputs)

@@ -1,0 +1,120 @@
+"""Rounds, medians and intervals, on a machine that does other things too."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+
+MIN_ROUNDS = 7
+# A round shorter than this would time the clock and the scheduler.
+ROUND_SECONDS = 0.05
+CONFIDENCE = 0.95
+RESAMPLES = 2000
+
+
+def busy() -> str | None:
+    """What makes numbers taken now untrustworthy, if something does."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load < 0.5:
+        return None
+    # Peers that wait for each other's threads lose tens of times their speed to one other process.
+    return f"the load was {load:.1f} on {cores} cores at the start: do not trust these ratios"
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], object]], rounds: int, tick: Callable[[], None] = lambda: None
+) -> dict[str, list[float]]:
+    """Seconds per call of each contender within this process, one list entry per round."""
+    repeats = {name: repeats_of(call) for name, call in calls.items()}
+    return take_turns(
+        {name: lambda c=call, n=repeats[name]: seconds(c, n) for name, call in calls.items()},
+        rounds,
+        tick,
+    )
+
+
+def take_turns(
+    measures: Mapping[str, Callable[[], float]],
+    rounds: int,
+    tick: Callable[[], None] = lambda: None,
+) -> dict[str, list[float]]:
+    """What each measure gives, one list entry per round.
+
+    In every round all run one after the other, and the order turns: a machine that slows down for a
+    while slows all of them.
+    """
+    found: dict[str, list[float]] = {name: [] for name in measures}
+    names = list(measures)
+    for number in range(max(rounds, MIN_ROUNDS)):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            found[name].append(measures[name]())
+        tick()
+    return found
+
+
+def repeats_of(call: Callable[[], object]) -> int:
+    """Calls that make up a round."""
+    for _ in range(2):
+        once = seconds(call, 1)
+    return max(1, math.ceil(ROUND_SECONDS / max(once, 1e-7)))
+
+
+def seconds(call: Callable[[], object], repeats: int) -> float:
+    """Per call. The garbage collector waits: it would stop one contender for another's garbage."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - start) / repeats
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def ratio(baseline: Sequence[float], ours: Sequence[float]) -> float:
+    """How many times faster than the baseline, by the medians."""
+    return median(baseline) / median(ours)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Holds the true median with at least 95 %, whatever the distribution.
+
+    A sample lies below the median with one half, so the count below is binomial, and order
+    statistics that are equally far from both ends enclose it. Under six samples even the outermost
+    two do not reach 95 %; they are returned all the same.
+    """
+    ordered, n = sorted(values), len(values)
+    outside, low = 0.0, 0
+    while low < n // 2:
+        outside += 2 * math.comb(n, low) / 2**n
+        if outside > 1 - CONFIDENCE:
+            break
+        low += 1
+    low = max(low - 1, 0)
+    return ordered[low], ordered[n - 1 - low]
+
+
+def ratio_interval(
+    baseline: Sequence[float], ours: Sequence[float], seed: int = 0
+) -> tuple[float, float]:
+    """95 % of the ratios that resampled rounds give; rounds are drawn for both alike."""
+    rng, n = random.Random(seed), len(ours)
+    found = []
+    for _ in range(RESAMPLES):
+        drawn = rng.choices(range(n), k=n)
+        found.append(ratio([baseline[k] for k in drawn], [ours[k] for k in drawn]))
+    found.sort()
+    edge = int(RESAMPLES * (1 - CONFIDENCE) / 2)
+    return found[edge], found[-1 - edge]
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))

@@ -1,0 +1,149 @@
+"""One contender in a process of its own: requests as lines of JSON in, answers as lines out.
+
+It stays alive and idle between its turns, so that no contender's threads disturb another's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tilewright.bench.contenders import CONTENDERS, Call, Entrant, Unavailable, as_tensors
+from tilewright.bench.example import Example, prepared
+from tilewright.bench.facts import judge, verdict
+from tilewright.bench.measure import repeats_of, seconds
+from tilewright.bench.memory import ResidentPeak, activations, weights_held
+
+Answer = dict[str, Any]
+HOT_CALLS = 3
+_BUILDERS = {"model": "models", "operator": "operators"}
+
+
+def late(name: str) -> Any:
+    """A module of this folder that only some workers need: models need transformers, and what ours
+    loads to compile belongs into the time of its first call."""
+    return import_module(f"tilewright.bench.{name}")
+
+
+def build(request: Answer) -> Example:
+    """The example of a case: the same one in every process."""
+    case, dtype = request["case"], getattr(torch, request["dtype"])
+    if case["kind"] == "program":
+        return late("programs").example(case["builder"], request["inputs"])
+    builders = late(_BUILDERS[case["kind"]]).BUILDERS
+    return prepared(builders[case["builder"]], request["tiny"], dtype)
+
+
+class Worker:
+    """Answers requests. `prepare` comes first, then as many of the others as are wanted."""
+
+    def __init__(self) -> None:
+        self.call: Call | None = None
+        self.measures: dict[str, Callable[[], float]] = {}
+        self.example: Example | None = None
+
+    def judge(self, request: Answer) -> Answer:
+        """Facts about a case, and right results for the others to be held against."""
+        return judge(build(request), Path(request["file"]))
+
+    def machine(self, request: Answer) -> Answer:
+        """Become the machine itself: rounds measure its peak and its traffic."""
+        machine, threads = late("machine"), request["threads"]
+        target = machine.default()
+        self.measures = {
+            "machine peak": machine.Peak(target, threads),
+            "machine traffic": machine.Traffic(
+                target, request["read"], request["written"], threads
+            ),
+        }
+        return {}
+
+    def prepare(self, request: Answer) -> Answer:
+        """Build the case, make the first call, and hold its results against the right ones."""
+        self.example = example = build(request)
+        folder, strict = Path(request["folder"]), request["strict"]
+        entrant = Entrant(example, request["dtype"], request["threads"], folder, strict)
+        grown = ResidentPeak()
+        start = time.perf_counter()
+        self.call = self._contender(request["contender"])(entrant)
+        results = self.call()
+        answer: Answer = {"first": time.perf_counter() - start, "resident": grown.grown()}
+        if "file" in request:
+            found = as_tensors(results, request["dtype"])
+            problem, error = verdict(found, Path(request["file"]))
+            # Not a number of JSON's.
+            answer |= {"problem": problem, "error": error if math.isfinite(error) else None}
+        return answer
+
+    def _contender(self, name: str) -> Callable[[Entrant], Call]:
+        return CONTENDERS[name] if name in CONTENDERS else late("programs").peer(name)
+
+    def warm_up(self, _request: Answer) -> Answer:
+        call = self.call
+        assert call is not None
+        for _ in range(HOT_CALLS):
+            call()
+        repeats = repeats_of(call)
+
+        def measure() -> float:
+            call()  # the others have had the caches
+            return seconds(call, repeats)
+
+        self.measures["call"] = measure
+        return {"repeats": repeats}
+
+    def round(self, request: Answer) -> Answer:
+        return {"found": self.measures[request["what"]]()}
+
+    def memory(self, _request: Answer) -> Answer:
+        assert self.call is not None and self.example is not None
+        return {
+            "activations": activations(self.call),
+            "weights": weights_held(self.example.module),
+        }
+
+
+def sentence(problem: BaseException) -> str:
+    """The first line that says something, of the error behind those that only pass it on."""
+    problem = getattr(problem, "inner_exception", None) or problem
+    lines = str(problem).strip().splitlines() or ["no message"]
+    said = lines[0] if not lines[0].endswith(":") else " ".join(lines[:2])
+    return f"{type(problem).__name__}: {said}"
+
+
+def answer_to(worker: Worker, request: Answer) -> Answer:
+    try:
+        return getattr(worker, request["do"])(request)
+    except Unavailable as problem:
+        return {"failed": str(problem)}
+    except Exception as problem:
+        traceback.print_exc()
+        return {"failed": sentence(problem)}
+
+
+def main() -> None:
+    # What libraries print goes elsewhere: the lines here are answers only.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    worker = Worker()
+    with torch.no_grad():
+        for line in sys.stdin:
+            request = json.loads(line)
+            torch.set_num_threads(request["threads"])
+            print(json.dumps(answer_to(worker, request)), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
