@@ -199,6 +199,12 @@ check: Knob[bool] = Knob(
     "1 runs the named checks of each level between passes",
     _show_bool,
 )
+memory_mb: Knob[int | None] = Knob(
+    "TILEWRIGHT_MEMORY_MB",
+    _none,
+    _at_least(1),
+    "MiB that a program may allocate at once (default: what the system has available)",
+)
 target: Knob[str | None] = Knob(
     "TILEWRIGHT_TARGET",
     _none,

@@ -1,4 +1,4 @@
-"""What the operating system says about this machine: cores, caches, processor flags."""
+"""What the operating system says about this machine: cores, caches, memory, processor flags."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from pathlib import Path
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _CPU_INFO = Path("/proc/cpuinfo")
+_MEMORY = Path("/proc/meminfo")
+# Version 2 of control groups, then version 1: limit, use, statistics.
+_CGROUP_MEMORY = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 _UNITS = {"K": 1024, "M": 1024**2, "G": 1024**3}
 
 
@@ -30,6 +36,41 @@ def _cgroup_cores(path: Path) -> int | None:
         return None if quota == "max" else max(1, math.ceil(int(quota) / int(period)))
     except (OSError, ValueError, ZeroDivisionError):
         return None
+
+
+def available_memory() -> int | None:
+    """Bytes that this process may still allocate, a container's limit included; None if unknown."""
+    known = [_system_memory(_MEMORY)]
+    known += [_cgroup_memory(root / limit, root / use, root) for root, limit, use in _CGROUP_MEMORY]
+    return min((x for x in known if x is not None), default=None)
+
+
+def _system_memory(path: Path) -> int | None:
+    try:
+        lines = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
+        return 1024 * sum(int(lines[k].split()[0]) for k in ("MemAvailable", "SwapFree"))
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+
+
+def _cgroup_memory(limit: Path, use: Path, root: Path) -> int | None:
+    try:
+        text = limit.read_text().strip()
+        if text == "max":
+            return None
+        left = int(text) - int(use.read_text())
+    except (OSError, ValueError):
+        return None
+    return max(0, left + _page_cache(root / "memory.stat"))
+
+
+def _page_cache(path: Path) -> int:
+    """Bytes of cached files, which count as used and go when memory is wanted."""
+    try:
+        rows = dict(line.split(None, 1) for line in path.read_text().splitlines())
+        return int(rows.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return 0
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from tilewright.driver.weights import STEPS, known
 from tilewright.llvm.objects import compile_object
 from tilewright.runtime.library import Library
 from tilewright.runtime.shared import Weight
-from tilewright.targets import default as default_target
+from tilewright.targets import host
 
 # state: count, then where objects, addresses and versions are (a version of -1 is not looked at).
 _LOOP = """
@@ -226,7 +226,7 @@ def _differ() -> Callable[[tuple[Any, ...], _State], bool]:
         to_version=places.version,
         ahead=_look_ahead(places),
     )
-    library = Library([compile_object(text, default_target())], {})
+    library = Library([compile_object(text, host())], {})
     # The interpreter's lock is kept: the loop looks into Python objects.
     kind = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
     loop: Any = kind(library.address("tw_differ"))

@@ -56,6 +56,7 @@ from tilewright.runtime.profile import Marks
 from tilewright.runtime.program import KernelInfo, Program
 from tilewright.runtime.shared import Recipe, recipes_of
 from tilewright.targets import default as default_target
+from tilewright.targets import require_runnable
 
 ALIGN = 64
 
@@ -91,6 +92,7 @@ def compile_graph(graph: Graph, options: Options | None = None, log: Log | None 
     """Native code for a graph without host calls; Unsupported where a part has no native form."""
     options, log = options or Options(), log if log is not None else Log()
     target = options.target or default_target()
+    require_runnable(target)
     phases = Phases()
     stages = Stages.of(graph, log, options.dump, options.resume)
     with phases("passes"):

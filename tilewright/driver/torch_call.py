@@ -388,12 +388,27 @@ def _result(r: Result, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
 def _require_like(k: int, b: Buffer, x: Any) -> None:
     dtype = torch_dtype(b.dtype, b.paired)
     wanted = f"{tuple(b.shape)} with strides {tuple(b.stride)}, {dtype}, on the CPU"
+    hint = f"pass a tensor of {wanted}"
     if not isinstance(x, torch.Tensor):
-        raise Invalid(f"out= for result {k} is a {type(x).__name__}", hint=f"a tensor of {wanted}")
-    same = tuple(x.shape) == b.shape and x.stride() == b.stride and x.dtype is dtype
-    if not same or x.device.type != "cpu":
-        found = f"{tuple(x.shape)} with strides {x.stride()}, {x.dtype}, on {x.device}"
-        raise Invalid(f"out= for result {k} is {found}", hint=f"it has to be {wanted}")
+        raise Invalid(f"out= for result {k} is a {type(x).__name__}", hint=hint)
+    found = {
+        "on": (x.device.type, "cpu"),
+        "of dtype": (x.dtype, dtype),
+        "of shape": (tuple(x.shape), tuple(b.shape)),
+        "with strides": (x.stride(), tuple(b.stride)),
+    }
+    for what, (given, right) in found.items():
+        if given != right:
+            raise Invalid(f"out= for result {k} is {what} {given}, not {right}", hint=hint)
+    if x.requires_grad:
+        raise Invalid(
+            f"out= for result {k} requires a gradient, and filling it is not differentiable",
+            hint="pass out.detach()",
+        )
+    if x.is_neg() or x.is_conj():
+        raise Invalid(f"out= for result {k} is a view that negates or conjugates", hint=hint)
+    if x.numel() and address(x) == 0:
+        raise Invalid(f"out= for result {k} has no memory: its storage was freed", hint=hint)
 
 
 def _require_apart(args: Sequence[Any], given: Sequence[torch.Tensor]) -> None:
@@ -413,7 +428,7 @@ def _require_apart(args: Sequence[Any], given: Sequence[torch.Tensor]) -> None:
 
 def _span(x: torch.Tensor) -> tuple[int, int]:
     """The address of the first byte of a tensor and of that behind its last."""
-    start = x.data_ptr()
+    start = address(x)
     if x.numel() == 0:
         return start, start
     last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))

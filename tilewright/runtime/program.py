@@ -21,7 +21,8 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.node import Literal
 from tilewright.ir.types import TensorType, bf16
 from tilewright.runtime.library import Library
-from tilewright.runtime.shared import Derived, Recipe, Weight, aligned, derive
+from tilewright.runtime.memory import aligned, require_room
+from tilewright.runtime.shared import Derived, Recipe, Weight, derive
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -173,6 +174,7 @@ class Program:
             size = self.arena_size(dims)
         assert size is not None
         if frame.size < size:
+            require_room(size, "the arena of a call")
             frame.memory, frame.arena = aligned(size)
             frame.size = size
         self._call(frame.ins, frame.outs, frame.dims, frame.arena)

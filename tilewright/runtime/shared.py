@@ -19,14 +19,7 @@ import numpy as np
 from tilewright.base.errors import Invalid
 from tilewright.ir.node import Graph, Input, Node, input, node, topological
 from tilewright.ir.types import TensorType
-
-ALIGN = 64
-
-
-def aligned(size: int) -> tuple[np.ndarray, int]:
-    """Memory of `size` bytes (never none) and its aligned address."""
-    raw = np.empty(max(size, 1) + ALIGN, np.uint8)
-    return raw, (raw.ctypes.data + ALIGN - 1) // ALIGN * ALIGN
+from tilewright.runtime.memory import aligned, require_room
 
 
 @dataclass(frozen=True)
@@ -73,10 +66,8 @@ class Piece:
     """One derived value in memory."""
 
     def __init__(self, recipe: Recipe, type: TensorType, weights: tuple[Weight, ...]) -> None:
-        if not isinstance(type.size, int):
-            raise Invalid(f"a folded weight has a symbolic shape {type!r}")
         self.recipe, self.type, self.weights = recipe, type, weights
-        self.size = type.size * type.dtype.bytes
+        self.size = _bytes(type)
         self.memory, self.address = aligned(self.size)
         self.users: WeakSet[Derived] = WeakSet()
 
@@ -97,6 +88,12 @@ class Piece:
                 del _pieces[self.key]
             for user in self.users:
                 user.current = False
+
+
+def _bytes(type: TensorType) -> int:
+    if not isinstance(type.size, int):
+        raise Invalid(f"a folded weight has a symbolic shape {type!r}")
+    return type.size * type.dtype.bytes
 
 
 class Derived:
@@ -151,6 +148,7 @@ def derive(
 ) -> Derived:
     """The derived values for weights at these addresses; without `weights` nothing is shared."""
     if weights is None:
+        require_room(sum(map(_bytes, prologue.outputs)), "packed and folded weights")
         own = [
             Piece(r, t, tuple(Weight(addresses[k]) for k in r.weights))
             for r, t in zip(recipes, prologue.outputs, strict=True)
@@ -160,15 +158,18 @@ def derive(
         return Derived(addresses, own)
     with _lock:
         identity = [w.key for w in weights]
+        used = [tuple(weights[k] for k in r.weights) for r in recipes]
+        keys = [(r.value, tuple(w.key for w in u)) for r, u in zip(recipes, used, strict=True)]
+        known = [_pieces.get(key) for key in keys]
+        missing = [t for t, p in zip(prologue.outputs, known, strict=True) if p is None]
+        require_room(sum(map(_bytes, missing)), "packed and folded weights")
         fresh: list[Piece] = []
         pieces: list[Piece] = []
-        for r, t in zip(recipes, prologue.outputs, strict=True):
-            used = tuple(weights[k] for k in r.weights)
-            piece = _pieces.get((r.value, tuple(w.key for w in used)))
-            if piece is None:
-                piece = Piece(r, t, used)
-                fresh.append(piece)
-            pieces.append(piece)
+        for r, t, u, p in zip(recipes, prologue.outputs, used, known, strict=True):
+            if p is None:
+                p = Piece(r, t, u)
+                fresh.append(p)
+            pieces.append(p)
         if fresh:
             _make(pieces, fresh, prologue, addresses, weights)
             for piece in fresh:

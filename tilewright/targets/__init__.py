@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from tilewright.base import knobs
@@ -43,7 +44,36 @@ def get(name: str) -> Target:
 
 def default() -> Target:
     """What to compile for when nothing is said: TILEWRIGHT_TARGET, else this machine."""
-    return get(knobs.target.get() or "host")
+    return here(get(knobs.target.get() or "host"))
+
+
+def here(target: Target) -> Target:
+    """The target with this machine's cores and caches, if code for it could run here: a processor
+    that does less, in the same place.
+    """
+    machine = host()
+    if target.arch != machine.arch:
+        return target
+    caches = {level: getattr(machine, level) for level in ("l1", "l2", "l3")}
+    return replace(target, cores=machine.cores, **caches)
+
+
+def require_runnable(target: Target) -> None:
+    """A sentence where code for the target cannot run on this machine."""
+    machine = host()
+    if target.arch != machine.arch:
+        raise Invalid(
+            f"code for {target.name} ({target.arch}) cannot run on this machine ({machine.arch})",
+            hint="compile where it shall run, or unset TILEWRIGHT_TARGET",
+        )
+    missing = [f[1:] for f in target.features if f[0] == "+" and f not in machine.features]
+    if missing:
+        shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if missing[4:] else "")
+        raise Invalid(
+            f"code for {target.name} needs {shown}, which this processor lacks "
+            "or the system does not permit",
+            hint="compile for host, or for a target that asks for less",
+        )
 
 
 @cache

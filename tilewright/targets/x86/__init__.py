@@ -28,7 +28,8 @@ def describe(host: Host) -> Target:
     """The host's target: the widest vectors it has, tiles if the system lets us use them."""
     told = host.cpu.features
     if "+amx-tile" in told and not _tiles_permitted():
-        told = tuple(f for f in told if not f.startswith("+amx"))
+        # Switched off, not left out: the processor's name would bring them back.
+        told = tuple(f"-{f[1:]}" if f.startswith("+amx") else f for f in told)
     features = set(told)
     # 32-bit and 64-bit lanes need F, the narrower ones BW; a processor with F alone stays at AVX2.
     wide = {"+avx512f", "+avx512bw", "+avx512vl", "+avx512dq"} <= features
