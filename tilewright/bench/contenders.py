@@ -6,9 +6,11 @@ so by the end of the first call. A peer that cannot take part says why with `Una
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from tilewright.bench.example import Example
+from tilewright.bench.jax_operators import FUNCTIONS
 from tilewright.capture.torch.decompositions import decompositions
 from tilewright.driver.api import compile
 
@@ -38,6 +41,7 @@ class Entrant:
     threads: int
     folder: Path  # for files that live as long as the run; one model is exported once
     strict: bool = True  # ours only: a fallback to eager is an error
+    name: str = ""  # of its builder
 
     @property
     def module(self) -> nn.Module:
@@ -97,8 +101,18 @@ def onnxruntime(e: Entrant) -> Call:
     options.intra_op_num_threads, options.inter_op_num_threads = e.threads, 1
     path = str(_exported(e))
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    feed = {i.name: x.numpy() for i, x in zip(session.get_inputs(), e.inputs, strict=True)}
-    return lambda: session.run(None, feed)
+    # Bound once, or results would be copied out at every call.
+    binding = session.io_binding()
+    for i, x in zip(session.get_inputs(), e.inputs, strict=True):
+        binding.bind_ortvalue_input(i.name, ort.OrtValue.ortvalue_from_numpy(x.numpy()))
+    for o in session.get_outputs():
+        binding.bind_output(o.name, "cpu")
+
+    def call() -> Any:
+        session.run_with_iobinding(binding)
+        return binding.get_outputs()
+
+    return call
 
 
 def openvino(e: Entrant) -> Call:
@@ -118,22 +132,30 @@ def openvino(e: Entrant) -> Call:
     core = ov.Core()
     request = core.compile_model(core.read_model(path), "CPU", settings).create_infer_request()
     feed = [x.numpy() for x in _in_float(e).inputs]
-    return lambda: list(request.infer(feed).values())
+    # Without copies on the way in and out.
+    shared = {"share_inputs": True, "share_outputs": True}
+    return lambda: list(request.infer(feed, **shared).values())
 
 
 def xla(e: Entrant) -> Call:
-    """XLA through JAX, with torch's operators spelled in JAX by torchax."""
-    _need("jax", "torchax")
+    """XLA through JAX, for operators, which are spelled once more for it."""
+    _need("jax")
     import jax
-    import torchax
-    from torchax.interop import jax_view
 
+    if e.name not in FUNCTIONS:
+        raise Unavailable(f"{e.name} is not spelled in JAX")
+    _keep_to_cores(e.threads)
     jax.config.update("jax_platforms", "cpu")
-    environment = torchax.default_env()
-    weights, function = torchax.extract_jax(e.module, environment)
-    arguments = jax_view(environment.to_xla(e.inputs))
-    fast = jax.jit(function)
-    return lambda: jax.block_until_ready(fast(weights, arguments))
+    weights = [w.detach() for w in e.module.parameters()]
+    fast = jax.jit(partial(FUNCTIONS[e.name], jax))
+    given = [_jax_array(jax, x) for x in (*e.inputs, *weights)]
+    return lambda: jax.block_until_ready(fast(*given))
+
+
+def _jax_array(jax: Any, x: torch.Tensor) -> Any:
+    if x.dtype is torch.bfloat16:
+        return jax.numpy.asarray(x.float().numpy()).astype(jax.numpy.bfloat16)
+    return jax.numpy.asarray(x.numpy())
 
 
 def iree(e: Entrant) -> Call:
@@ -143,16 +165,23 @@ def iree(e: Entrant) -> Call:
 
     if e.dtype == "bfloat16":
         raise Unavailable("numpy, through which IREE is called here, has no bfloat16")
-    binary = aot.export(e.module, *e.inputs).compile(
-        save_to=None,
-        target_backends=("llvm-cpu",),
-    )
-    configuration = runtime.Config("local-task")
-    loaded = runtime.load_vm_module(
-        runtime.VmModule.copy_buffer(configuration.vm_instance, binary.map_memory()), configuration
-    )
-    feed = [runtime.asdevicearray(configuration.device, x.numpy()) for x in e.inputs]
-    return lambda: pytree.tree_map(np.asarray, loaded.main(*feed))
+    _keep_to_cores(e.threads)
+    exported = aot.export(e.module, *e.inputs)
+    exported.session.set_flags("--iree-llvmcpu-target-cpu=host")
+    binary = exported.compile(save_to=None, target_backends=("llvm-cpu",))
+    if binary is None:
+        raise Unavailable("IREE gave no program")
+    settings = runtime.Config("local-task")
+    module = runtime.VmModule.copy_buffer(settings.vm_instance, binary.map_memory())
+    loaded = runtime.load_vm_module(module, settings)
+    feed = [runtime.asdevicearray(settings.device, x.numpy()) for x in e.inputs]
+    return lambda: loaded.main(*feed)
+
+
+def _keep_to_cores(count: int) -> None:
+    """For peers that take as many threads as there are cores."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
 
 
 PEERS: dict[str, Callable[[Entrant], Call]] = {
@@ -171,12 +200,13 @@ CONTENDERS = {"tilewright": tilewright, "capture": capture, **PEERS}
 def as_tensors(results: Any, dtype: str) -> list[Any]:
     """What a call gave, as torch would have given it; peers may answer in numpy and in float32."""
     return [
-        x if isinstance(x, (torch.Tensor, int, float)) else _tensor(np.asarray(x), dtype)
+        x if isinstance(x, (torch.Tensor, int, float)) else _tensor(x, dtype)
         for x in pytree.tree_leaves(results)
     ]
 
 
-def _tensor(x: np.ndarray, dtype: str) -> torch.Tensor:
+def _tensor(result: Any, dtype: str) -> torch.Tensor:
+    x = result.numpy() if hasattr(result, "numpy") else np.asarray(result)
     if x.dtype.name == "bfloat16":  # of a package of its own, unknown to torch
         x = x.astype(np.float32)
     found = torch.from_numpy(np.array(x))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import time
 import traceback
@@ -27,6 +28,7 @@ from tilewright.bench.memory import ResidentPeak, activations, weights_held
 
 Answer = dict[str, Any]
 HOT_CALLS = 3
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _BUILDERS = {"model": "models", "operator": "operators"}
 
 
@@ -73,7 +75,8 @@ class Worker:
         """Build the case, make the first call, and hold its results against the right ones."""
         self.example = example = build(request)
         folder, strict = Path(request["folder"]), request["strict"]
-        entrant = Entrant(example, request["dtype"], request["threads"], folder, strict)
+        name = request["case"]["builder"]
+        entrant = Entrant(example, request["dtype"], request["threads"], folder, strict, name)
         grown = ResidentPeak()
         start = time.perf_counter()
         self.call = self._contender(request["contender"])(entrant)
@@ -119,7 +122,7 @@ def sentence(problem: BaseException) -> str:
     problem = getattr(problem, "inner_exception", None) or problem
     lines = str(problem).strip().splitlines() or ["no message"]
     said = lines[0] if not lines[0].endswith(":") else " ".join(lines[:2])
-    return f"{type(problem).__name__}: {said}"
+    return f"{type(problem).__name__}: {_COLOURS.sub('', said)}"
 
 
 def answer_to(worker: Worker, request: Answer) -> Answer:
