@@ -16,7 +16,8 @@ from tilewright.bench.measure import (
     ratio,
     ratio_interval,
 )
-from tilewright.bench.memory import ResidentPeak, peak_allocated, weight_bytes
+from tilewright.bench.memory import peak_allocated, weight_bytes
+from tilewright.bench.resident import ResidentPeak
 from tilewright.targets import default
 
 

@@ -1,10 +1,12 @@
 """Measurements from end to end, on sizes that take no time; no time is asserted."""
 
+import gc
 import json
 from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo
 
 from tilewright.bench.__main__ import main
 from tilewright.bench.catalog import ALL
@@ -62,10 +64,11 @@ def peers(tmp_path: Path) -> Path:
     return path
 
 
-def request(folder: Path, **more: object) -> dict[str, object]:
-    case = ALL["softmax"].request()
+def request(folder: Path, name: str = "softmax", **more: object) -> dict[str, object]:
+    case = ALL[name].request()
     common = {"case": case, "tiny": True, "dtype": "float32", "threads": 1, "strict": True}
-    return {**common, "inputs": [], "folder": str(folder), "file": str(folder / "right"), **more}
+    common |= {"own_weights": False, "inputs": []}
+    return {**common, "folder": str(folder), "file": str(folder / "right"), **more}
 
 
 @torch.no_grad()
@@ -94,6 +97,23 @@ def test_ours_in_a_worker(tmp_path: Path) -> None:
     assert answer_to(worker, {"do": "round", "what": "call"})["found"] > 0
     held = answer_to(worker, {"do": "memory"})
     assert held["activations"] >= 7 * 33 * 4, "at least the result"
+
+
+@torch.no_grad()
+def test_weights_held(tmp_path: Path) -> None:
+    def held(name: str, own: bool) -> int:
+        worker = Worker()
+        common = request(tmp_path, "matmul_packed", own_weights=own)
+        answer_to(worker, common | {"do": "judge"})
+        assert answer_to(worker, common | {"do": "prepare", "contender": name})["problem"] is None
+        return answer_to(worker, {"do": "memory"})["weights"]
+
+    model = 37 * 37 * 4
+    assert held("eager", False) == model
+    assert held("tilewright", False) > 2 * model, "packed, with ragged panels filled up"
+    torch._dynamo.reset()  # programs of the worker before
+    gc.collect()
+    assert model <= held("tilewright", True) < 2 * model
 
 
 def test_missing_peers_say_so() -> None:

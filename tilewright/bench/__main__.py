@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--contended", action="store_true", help="time ours with one core taken, too"
     )
+    parser.add_argument("--own-weights", action="store_true", help="ours keeps packed weights only")
     parser.add_argument("--patience", type=float, default=1200.0, help="seconds for one answer")
     parser.add_argument(
         "-i", "--input", action="append", metavar="TYPE[DIMS]", help="of a program: f32[8,16]"
@@ -139,6 +140,7 @@ def _plan(given: argparse.Namespace, cases: Sequence[Case]) -> Plan:
         compiling=given.only != "time",
         compile_rounds=given.compile_rounds,
         contended=given.contended,
+        own_weights=given.own_weights,
         patience=given.patience,
     )
 

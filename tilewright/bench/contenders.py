@@ -42,6 +42,7 @@ class Entrant:
     folder: Path  # for files that live as long as the run; one model is exported once
     strict: bool = True  # ours only: a fallback to eager is an error
     name: str = ""  # of its builder
+    own_weights: bool = False  # ours only: packed weights have no second copy
 
     @property
     def module(self) -> nn.Module:
@@ -53,7 +54,8 @@ class Entrant:
 
 
 def tilewright(e: Entrant) -> Call:
-    fast = compile(e.module, *e.inputs, strict=e.strict)
+    options = {"own_weights": True} if e.own_weights else {}
+    fast = compile(e.module, *e.inputs, strict=e.strict, **options)
     return lambda: fast(*e.inputs)
 
 

@@ -1,23 +1,17 @@
-"""Bytes: of a call, of weights, and of the whole process."""
+"""Bytes of a call and of weights."""
 
 from __future__ import annotations
 
 import gc
-import re
-import resource
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from tilewright.driver.given_up import given_up
 from tilewright.runtime.program import Program, literal_bytes
-
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def peak_allocated(call: Callable[[], object]) -> int:
@@ -39,52 +33,17 @@ def activations(call: Callable[[], object]) -> int:
 
 def weights_held(module: nn.Module) -> int:
     """Bytes of the module's tensors and of what our programs derived from them or keep beside."""
-    derived = sum(program.folded_bytes for program in _programs())
+    derived = {piece for p in _programs() if p.derived is not None for piece in p.derived.pieces}
     constants = sum(len(literal_bytes(x)) for p in _programs() for x in p.constants)
-    return weight_bytes(module) + derived + constants
+    return weight_bytes(module) + sum(piece.size for piece in derived) + constants
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Each memory once, however many parameters share it."""
-    tensors = (*module.parameters(), *module.buffers())
+    """Each memory once, however many parameters share it; none of those that were given up."""
+    tensors = [x for x in (*module.parameters(), *module.buffers()) if given_up(x) is None]
     storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors}
     return sum(storages.values())
 
 
 def _programs() -> list[Program]:
     return [found for found in gc.get_objects() if type(found) is Program]
-
-
-class ResidentPeak:
-    """How far the memory of this process, and of the largest one it started, grew since."""
-
-    def __init__(self) -> None:
-        gc.collect()
-        # The peak begins anew at what is resident now; where that is refused, it is that of the
-        # whole life of the process.
-        with suppress(OSError):
-            _RESET.write_text("5")
-        self.before = self._peak()
-        self.children = _largest_child()
-
-    def grown(self) -> int:
-        children = _largest_child()
-        return self._peak() - self.before + (children if children > self.children else 0)
-
-    def _peak(self) -> int:
-        try:
-            found = re.search(r"VmHWM:\s+(\d+) kB", _STATUS.read_text())
-        except OSError:
-            found = None
-        if found is None:
-            return _max_resident(resource.RUSAGE_SELF)
-        return int(found.group(1)) * 1024
-
-
-def _largest_child() -> int:
-    return _max_resident(resource.RUSAGE_CHILDREN)
-
-
-def _max_resident(who: int) -> int:
-    size = resource.getrusage(who).ru_maxrss
-    return size if sys.platform == "darwin" else size * 1024

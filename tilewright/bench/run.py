@@ -40,6 +40,7 @@ class Plan:
     compiling: bool = True
     compile_rounds: int = 3
     contended: bool = False
+    own_weights: bool = False
     patience: float = PATIENCE
 
     @property
@@ -92,6 +93,7 @@ class _Measurement:
             "dtype": self.dtype,
             "threads": self.plan.threads,
             "strict": self.plan.strict,
+            "own_weights": self.plan.own_weights,
             "inputs": list(self.plan.inputs),
             "folder": str(self.folder),
         }

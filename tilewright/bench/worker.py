@@ -22,9 +22,8 @@ import torch
 
 from tilewright.bench.contenders import CONTENDERS, Call, Entrant, Unavailable, as_tensors
 from tilewright.bench.example import Example, prepared
-from tilewright.bench.facts import judge, verdict
 from tilewright.bench.measure import repeats_of, seconds
-from tilewright.bench.memory import ResidentPeak, activations, weights_held
+from tilewright.bench.resident import ResidentPeak
 
 Answer = dict[str, Any]
 HOT_CALLS = 3
@@ -57,7 +56,7 @@ class Worker:
 
     def judge(self, request: Answer) -> Answer:
         """Facts about a case, and right results for the others to be held against."""
-        return judge(build(request), Path(request["file"]))
+        return late("facts").judge(build(request), Path(request["file"]))
 
     def machine(self, request: Answer) -> Answer:
         """Become the machine itself: rounds measure its peak and its traffic."""
@@ -74,9 +73,15 @@ class Worker:
     def prepare(self, request: Answer) -> Answer:
         """Build the case, make the first call, and hold its results against the right ones."""
         self.example = example = build(request)
-        folder, strict = Path(request["folder"]), request["strict"]
-        name = request["case"]["builder"]
-        entrant = Entrant(example, request["dtype"], request["threads"], folder, strict, name)
+        entrant = Entrant(
+            example,
+            request["dtype"],
+            request["threads"],
+            Path(request["folder"]),
+            request["strict"],
+            request["case"]["builder"],
+            request["own_weights"],
+        )
         grown = ResidentPeak()
         start = time.perf_counter()
         self.call = self._contender(request["contender"])(entrant)
@@ -84,7 +89,7 @@ class Worker:
         answer: Answer = {"first": time.perf_counter() - start, "resident": grown.grown()}
         if "file" in request:
             found = as_tensors(results, request["dtype"])
-            problem, error = verdict(found, Path(request["file"]))
+            problem, error = late("facts").verdict(found, Path(request["file"]))
             # Not a number of JSON's.
             answer |= {"problem": problem, "error": error if math.isfinite(error) else None}
         return answer
@@ -111,9 +116,10 @@ class Worker:
 
     def memory(self, _request: Answer) -> Answer:
         assert self.call is not None and self.example is not None
+        memory = late("memory")
         return {
-            "activations": activations(self.call),
-            "weights": weights_held(self.example.module),
+            "activations": memory.activations(self.call),
+            "weights": memory.weights_held(self.example.module),
         }
 
 
