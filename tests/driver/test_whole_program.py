@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import tilewright as tw
+from tests.driver.random_programs import check_seed
 from tilewright import ops, targets
 from tilewright.base import knobs, machine
 from tilewright.driver import compile as compiling
@@ -28,6 +29,7 @@ from tilewright.driver.graph_run import judge, random_inputs, run_arrays
 from tilewright.ir.node import Graph, Node, input, item
 from tilewright.ir.target import Target
 from tilewright.ir.types import TensorType, bf16, f16, f32, i8, i32
+from tilewright.llvm.entry import Call, Slot, Together
 from tilewright.llvm.objects import HostCpu
 from tilewright.runtime import memory, pool
 from tilewright.runtime.elf import read_symbols
@@ -128,6 +130,57 @@ def test_an_idle_process_burns_nothing() -> None:
     began = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - began < 0.05
+
+
+def scans(length: int) -> Graph:
+    x, y = tensor("x", length), tensor("y", length)
+    first, second = build.cumsum(x, 0), build.cumsum(y, 0)
+    return graph(first, second, build.cumsum(build.mul(first, second), 0))
+
+
+def actions(program: Graph, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    found: list[Any] = []
+    emit = compiling.emit_entries
+    monkeypatch.setattr(
+        compiling, "emit_entries", lambda e, marks: [found.extend(e[-1].actions), emit(e, marks)][1]
+    )
+    compile_graph(program)
+    return found
+
+
+def test_kernels_on_one_thread_run_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [a for a in actions(scans(50_000), monkeypatch) if isinstance(a, Together)]
+    assert [len(a.calls) for a in both] == [2], "the third needs what the others make"
+    assert not any(isinstance(a, Together) for a in actions(scans(100), monkeypatch))
+    program = compile_graph(scans(50_000))
+    x, y = (np.abs(a) for a in random_inputs(scans(50_000)))
+    first, second = np.cumsum(x, dtype=np.float64), np.cumsum(y, dtype=np.float64)
+    for threads in (1, 2, 3):
+        pool.set_threads(threads)
+        got = run_arrays(program, [x, y])
+        for ours, exact in zip(got, (first, second, np.cumsum(first * second)), strict=True):
+            np.testing.assert_allclose(ours, exact, rtol=1e-2)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_does_not_meet_may_run_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling._Builder, "_waits_for_others", lambda self, k: True)
+    pool.set_threads(3)
+    check_seed(seed)
+
+
+def test_calls_meet_where_one_writes_what_the_other_uses() -> None:
+    def call(*slots: tuple[str, int, int], written: int = 1) -> Call:
+        args = tuple(Slot(kind, at) for kind, at, _ in slots)
+        return Call("k", args, (), tuple(size for *_, size in slots), written)
+
+    first = call(("in", 0, 64), ("arena", 0, 64))
+    assert not first.meets(call(("in", 0, 64), ("arena", 64, 64))), "both read one operand"
+    assert first.meets(call(("arena", 32, 8), ("arena", 64, 64))), "the second reads a result"
+    assert first.meets(call(("in", 1, 64), ("arena", 0, 64))), "both write"
+    assert call(("arena", 128, 64), ("out", 0, 64)).meets(call(("in", 1, 64), ("arena", 128, 8)))
+    assert not first.meets(call(("in", 1, 64), ("out", 0, 64)))
+    assert first.meets(Call("k", (Slot("in", 1),), ())), "nothing is known of its sizes"
 
 
 BUSY = "import os\nos.sched_setaffinity(0, {core})\nwhile True: pass"

@@ -25,9 +25,45 @@ class Slot:
 
 @dataclass(frozen=True)
 class Call:
+    """A kernel over slots, the last `written` of which it fills. `sizes` are their bytes."""
+
     symbol: str
     args: tuple[Slot, ...]
     dims: tuple[str, ...]
+    sizes: tuple[Dim, ...] = ()
+    written: int = 0
+
+    def meets(self, other: Call) -> bool:
+        """May one of them write what the other uses? True where it is not known."""
+        if len(self.sizes) != len(self.args) or len(other.sizes) != len(other.args):
+            return True
+        pairs = [(a, b) for a in self._uses() for b in other._uses() if a[2] or b[2]]
+        return any(_overlap(a[0], a[1], b[0], b[1]) for a, b in pairs)
+
+    def _uses(self) -> list[tuple[Slot, Dim, bool]]:
+        reads = len(self.args) - self.written
+        return [
+            (slot, size, k >= reads)
+            for k, (slot, size) in enumerate(zip(self.args, self.sizes, strict=True))
+        ]
+
+
+def _overlap(a: Slot, size_a: Dim, b: Slot, size_b: Dim) -> bool:
+    if a.kind != b.kind:
+        return False  # results, operands and the arena lie apart
+    if a.kind != "arena":
+        return a.at == b.at
+    numbers = (a.at, size_a, b.at, size_b)
+    if not all(isinstance(x, int) for x in numbers):
+        return True
+    return D.known_lt(a.at, b.at + size_b) and D.known_lt(b.at, a.at + size_a)
+
+
+@dataclass(frozen=True)
+class Together:
+    """Kernels that do not meet, one per thread: for those that use one thread each."""
+
+    calls: tuple[Call, ...]
 
 
 @dataclass(frozen=True)
@@ -43,7 +79,21 @@ class Branch:
     arena: Dim
 
 
-Action = Union[Call, Branch]
+Action = Union[Call, Together, Branch]
+
+# One of several calls; a call is its function, its arguments and its sizes.
+_EACH = """\
+define internal void @tw_each(ptr %calls, i64 %k) nounwind {
+  %call = getelementptr { ptr, ptr, ptr }, ptr %calls, i64 %k
+  %function = load ptr, ptr %call, align 8
+  %args.at = getelementptr ptr, ptr %call, i64 1
+  %args = load ptr, ptr %args.at, align 8
+  %sizes.at = getelementptr ptr, ptr %call, i64 2
+  %sizes = load ptr, ptr %sizes.at, align 8
+  call void %function(ptr %args, ptr %sizes)
+  ret void
+}
+declare void @tw_parallel(ptr, ptr, i64)"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +110,7 @@ def emit_entries(entries: Sequence[Entry], marks: bool = False) -> str:
     a profile is taken. Entries before it are branches, which belong to an action of the last.
     """
     own = {e.symbol for e in entries}
-    needed = {a.symbol for e in entries for a in e.actions if isinstance(a, Call)} - own
+    needed = {c.symbol for e in entries for a in e.actions for c in calls_of(a)} - own
     lines = [f"declare void @{s}(ptr, ptr)" for s in sorted(needed)]
     lines += [
         "declare i64 @llvm.smin.i64(i64, i64)",
@@ -68,9 +118,18 @@ def emit_entries(entries: Sequence[Entry], marks: bool = False) -> str:
     ]
     if marks:
         lines.append("declare void @tw_mark(i64)")
+    if any(isinstance(a, Together) for e in entries for a in e.actions):
+        lines.append(_EACH)
     for e in entries:
         lines += _Writer(e, marks and e is entries[-1]).lines()
     return "\n".join(lines) + "\n"
+
+
+def calls_of(a: Action) -> tuple[Call, ...]:
+    """The kernels of an action; those of a branch are actions of other entries."""
+    if isinstance(a, Together):
+        return a.calls
+    return (a,) if isinstance(a, Call) else ()
 
 
 class _Writer:
@@ -103,6 +162,8 @@ class _Writer:
                 self.out.append(f"  call void @tw_mark(i64 {k})")
             if isinstance(a, Call):
                 self.call(a)
+            elif isinstance(a, Together):
+                self.together(a)
             else:
                 self.branch(a)
         if self.marks:
@@ -127,6 +188,18 @@ class _Writer:
             sizes = "%sizes"
             self.fill(sizes, "i64", [self.values[d] for d in a.dims])
         self.out.append(f"  call void @{a.symbol}(ptr %args, ptr {sizes})")
+
+    def together(self, t: Together) -> None:
+        table = self.put(f"alloca [{3 * len(t.calls)} x ptr], align 8")
+        values = []
+        for c in t.calls:
+            args = self.put(f"alloca [{max(1, len(c.args))} x ptr], align 8")
+            self.fill(args, "ptr", [self.slot(s) for s in c.args])
+            sizes = self.put(f"alloca [{max(1, len(c.dims))} x i64], align 8")
+            self.fill(sizes, "i64", [self.values[d] for d in c.dims])
+            values += [f"@{c.symbol}", args, sizes]
+        self.fill(table, "ptr", values)
+        self.out.append(f"  call void @tw_parallel(ptr @tw_each, ptr {table}, i64 {len(t.calls)})")
 
     def branch(self, b: Branch) -> None:
         self.count += 1
