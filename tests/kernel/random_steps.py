@@ -48,6 +48,7 @@ from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.storage_align import StorageAlign
 from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.tile import Tile
+from tilewright.kernel.steps.trim import Trim
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 from tilewright.targets import default
@@ -163,6 +164,10 @@ def _peel(n: Nest, rng: random.Random) -> Step | None:
         and any(isinstance(x, Loop) and s.var in D.symbols(x.extent) for x, _ in walk(s.body))
     ]
     return Peel(rng.choice(ragged) if ragged and rng.random() < 0.95 else _loop(n, rng))
+
+
+def _trim(n: Nest, rng: random.Random) -> Step:
+    return Trim(_loop(n, rng))
 
 
 def _compute_at(n: Nest, rng: random.Random) -> Step | None:
@@ -360,6 +365,7 @@ _TABLE: list[tuple[Maker, int]] = [
     (_pipeline, 2),
     (_prefetch, 1),
     (_pragma, 1),
+    (_trim, 1),
 ]
 _MAKERS = [maker for maker, _ in _TABLE]
 _WEIGHTS = [weight for _, weight in _TABLE]

@@ -204,6 +204,37 @@ group stepped where n: 1..
 """
 PLACED = "Split('y.i0', 4)\nComputeAt('t', 'y.i0.0')"
 
+# Sums of what lies on or before the diagonal; a band around it, in products with rows that are
+# made first; cells of which some are never read.
+TRIANGLE = """
+group triangle
+  in x: f32[20,20]
+  out y: f32[20]
+  local s: f32[20]
+  s[s.i0] add= select(#(s.r0) <= #(s.i0), x[s.i0,s.r0], 0.0) for s.i0 in 20, s.r0 in 20 from 0.0
+  y[y.i0] = s[y.i0] for y.i0 in 20
+"""
+BAND = """
+group band
+  in x: f32[20,20]
+  in v: f32[20,3]
+  out y: f32[20,3]
+  local t: f32[20,20]
+  local s: f32[20,3]
+  t[t.i0,t.i1] = select((#(t.i1) <= #(t.i0)) & (#(t.i0 - t.i1) < 5), exp(x[t.i0,t.i1]), 0.0) \
+for t.i0 in 20, t.i1 in 20
+  s[s.i0,s.i1] add= t[s.i0,s.r0] * v[s.r0,s.i1] for s.i0 in 20, s.i1 in 3, s.r0 in 20 from 0.0
+  y[y.i0,y.i1] = s[y.i0,y.i1] for y.i0 in 20, y.i1 in 3
+"""
+PARTLY = """
+group partly
+  in x: f32[20]
+  out y: f32[8]
+  local t: f32[20]
+  t[t.i0] = exp(x[t.i0]) for t.i0 in 20
+  y[y.i0] = t[y.i0 + 3] for y.i0 in 8
+"""
+
 # name of the golden file: (group, steps before, the step)
 EXAMPLES = {
     "split": (MAP, "", "Split('y.i0', 16)"),
@@ -262,6 +293,10 @@ EXAMPLES = {
     "relayout-asked": (TWO, "", "Relayout('x', 'i, j -> j//4, i, j%4')"),
     "materialise": (BROADCAST, "", "Materialise('y', 'exp(x[y.i0])', 'e')"),
     "tile": (GRID, "", "Tile('y.i0', 'y.i1', 4, 2)"),
+    "trim": (TRIANGLE, "", "Trim('s.r0')"),
+    "trim-split": (TRIANGLE, "Split('s.r0', 4)", "Trim('s.r0.0')"),
+    "trim-band": (BAND, "Reorder(('s.r0', 's.i1'))", "Trim('s.r0')"),
+    "trim-unread": (PARTLY, "", "Trim('t.i0')"),
     "tensorize": (DOT, "", "Tensorize('c.i0', 'arm64.sdot')"),
 }
 # What not every CPU has; test_simt.py and tests/targets run these.
@@ -325,6 +360,9 @@ REFUSALS = [
     (SYMBOLIC, "", "Unroll('y.i0')", "not a constant"),
     (MAP, "", "Unroll('y.i0')", "100 copies are too many"),
     (GRID, "", "Peel('y.i0')", "y.i0 has no ragged tail"),
+    (SUM, "", "Trim('s.r0')", "every iteration of s.r0 may matter"),
+    (TRIANGLE, "", "Trim('y.i0')", "every iteration of y.i0 may matter"),
+    (TRIANGLE, "Unroll('s.r0')", "Trim('s.r0')", "s.r0 is already unroll"),
     (MAP, "Split('y.i0', 16); Parallel('y.i0.0')", "Peel('y.i0.0')", "already parallel"),
     (TWO, "", "ComputeAt('x', 'y.i0')", "x is an argument"),
     (TWO, "", "ComputeAt('q', 'y.i0')", "there is no buffer q"),

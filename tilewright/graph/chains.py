@@ -134,7 +134,7 @@ class Chains:
             return "too large", f"{TILE_ROWS} rows of {keys} do not fit the cache"
         if many < FEW_ROWS:
             return "not fusible", f"{many} rows are too few to keep a block of them"
-        if prod(map(guess, rows.outer[:-1])) * (many // (2 * FEW_ROWS)) < FEW_PIECES:
+        if prod(map(guess, rows.outer[:-1])) * max(1, many // (2 * FEW_ROWS)) < FEW_PIECES:
             return "not fusible", "there are too few rows for several threads"
         return None
 

@@ -26,12 +26,13 @@ class Settled:
         self.inlined: set[Node] = set()  # copied into each reader: views and cheap maps
         self.apart: dict[Node, Why] = {}  # stored although their consumers might compute them
         self.results: set[Node] = set()  # stored because the caller reads them
+        self.positions: dict[Node, int] = {}  # what reads no memory at all, and what it costs
 
     def run(self) -> None:
         for n, f in self.facts.items():
             if n.op.barrier:
                 self.apart[n] = ("not fusible", "its result is stored on purpose")
-            elif f.kind == "view" or (f.kind == "map" and not f.accesses and self.is_cheap(n)):
+            elif f.kind == "view" or self.is_position(n, f):
                 self.inlined.add(n)
         for o in self.graph.outputs:
             self.results.add(self.store(o))
@@ -86,8 +87,24 @@ class Settled:
             return ()
         return trace(n, self.inlined)
 
-    def is_cheap(self, n: Node) -> bool:
-        return self.facts[n].flops <= self.cheap
+    def is_position(self, n: Node, f: Facts) -> bool:
+        """A cheap map of where an element stands, such as the condition of a causal mask: computed
+        again by every reader, which may then know what it never needs."""
+        if f.kind != "map" or n in self.stored or not all(map(self.without_memory, n.inputs)):
+            return False
+        cost = f.flops + sum(self.positions.get(self.unviewed(x), 0) for x in n.inputs)
+        if cost > self.cheap:
+            return False
+        self.positions[n] = cost
+        return True
+
+    def without_memory(self, x: Node) -> bool:
+        return is_scalar_constant(x) or self.unviewed(x) in self.positions
+
+    def unviewed(self, x: Node) -> Node:
+        while self.facts[x].kind == "view":
+            x = x.inputs[0]
+        return x
 
     def is_shared_and_cheap(self, n: Node, f: Facts) -> bool:
         """Maps of sources that are computed again in each reader at less cost than a load."""

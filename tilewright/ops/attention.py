@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.node import Node, Op, node
+from tilewright.ir.node import Node, Op, node, topological
 from tilewright.ir.operator import Sample, operator
 from tilewright.ir.types import TensorType, TupleType, bf16, f16, f64, i64
 from tilewright.ops import elementwise as ew
@@ -70,47 +71,103 @@ class _Attention(Op):
         batch = broadcast_shapes(batch, other, what=self.name)
         return batch + q.shape[-3 if groups > 1 else -2 : -1] + v.shape[-1:]
 
-    def scores(self, q: Node, k: Node, mask: tuple[Node, ...]) -> Node:
-        """Scaled and masked; what may not be seen is -inf."""
-        scores = ew.mul(_product(q, transpose(k, -2, -1)), self.scale)
+    def scores(self, q: Node, k: Node, mask: tuple[Node, ...]) -> tuple[Node, Node | None]:
+        """Scaled and masked, heads apart as in `_apart`; what may not be seen is -inf. And what
+        may be seen, as far as that follows from positions alone."""
+        groups = _groups(q.shape, k.shape)
+        scores = matmul(_apart(q, groups), transpose(_together(k, groups), -2, -1))
+        scores = ew.mul(scores, self.scale)
+        visible: list[Node] = []
         if self.causal:
             rows = reshape(iota(q.shape[-2], dtype=i64), (q.shape[-2], 1))
             columns = iota(k.shape[-2], dtype=i64)
-            scores = ew.where(ew.ge(rows, columns), scores, NOTHING)
+            visible.append(ew.ge(rows, columns))
+            scores = ew.where(visible[-1], scores, NOTHING)
         for m in mask:
-            if m.dtype.is_bool:
-                scores = ew.where(m, scores, NOTHING)
+            known, complete = _conditions(m)
+            own = _apart(m, groups)
+            if complete:
+                pass
+            elif m.dtype.is_bool:
+                scores = ew.where(own, scores, NOTHING)
             else:
-                scores = ew.add(scores, ew.cast(m, scores.dtype))
-        return scores
+                scores = ew.add(scores, ew.cast(own, scores.dtype))
+            known = [_apart(c, groups) for c in known]
+            if known:
+                scores = ew.where(reduce(ew.logical_and, known), scores, NOTHING)
+            visible += known
+        return scores, reduce(ew.logical_and, visible) if visible else None
 
 
-def _product(a: Node, b: Node) -> Node:
-    """[.., heads, L, K] times [.., shared, K, N]: heads of one group are rows of one product."""
-    groups = _groups(a.shape, b.shape)
+# What a condition on positions alone is made of.
+_ARITHMETIC = "add sub mul neg lt le gt ge eq ne bitwise_and bitwise_or bitwise_not logical_and"
+_POSITIONAL = frozenset(
+    f"iota full reshape expand permute logical_or logical_not {_ARITHMETIC}".split()
+)
+
+
+def _conditions(mask: Node) -> tuple[list[Node], bool]:
+    """Conditions on positions alone without which a mask hides an element; do they say it all?"""
+    if mask.op.name == "where" and not mask.dtype.is_bool:
+        shown, hidden = (getattr(x.op, "value", None) for x in mask.inputs[1:])
+        if shown != 0 or hidden != NOTHING:
+            return [], False
+        mask = mask.inputs[0]
+    if not mask.dtype.is_bool:
+        return [], False
+    found: list[Node] = []
+    complete = True
+    stack = [mask]
+    while stack:
+        c = stack.pop()
+        if c.op.name in ("bitwise_and", "logical_and"):
+            stack.extend(c.inputs)
+        elif all(x.op.name in _POSITIONAL for x in topological([c])):
+            found += [] if getattr(c.op, "value", None) is True else [c]
+        else:
+            complete = False
+    return found, complete
+
+
+def _apart(x: Node, groups: int) -> Node:
+    """[.., heads, L, N] with the heads of one group on an axis of their own: [.., shared, groups,
+    L, N]."""
+    if groups == 1 or x.rank < 3:
+        return x
+    heads = x.shape[-3]
+    split = (1, 1) if D.known_eq(heads, 1) else (D.floordiv(heads, groups), groups)
+    return reshape(x, (*x.shape[:-3], *split, *x.shape[-2:]))
+
+
+def _together(x: Node, groups: int) -> Node:
+    """[.., shared, L, N] for all heads of a group: [.., shared, 1, L, N]."""
+    return x if groups == 1 else reshape(x, (*x.shape[:-2], 1, *x.shape[-2:]))
+
+
+def _joined(x: Node, groups: int) -> Node:
+    """The inverse of `_apart`."""
     if groups == 1:
-        return matmul(a, b)
-    heads, rows = a.shape[-3], a.shape[-2]
-    folded = reshape(a, a.shape[:-3] + (b.shape[-3], groups * rows, a.shape[-1]))
-    out = matmul(folded, b)
-    return reshape(out, out.shape[:-3] + (heads, rows, b.shape[-1]))
+        return x
+    return reshape(x, (*x.shape[:-4], x.shape[-4] * groups, *x.shape[-2:]))
 
 
-def _weights(scores: Node) -> tuple[Node, Node, Node]:
+def _weights(scores: Node, visible: Node | None) -> tuple[Node, Node, Node]:
     """exp(scores - top), its sum per row, top; rows without anything to see have sum 0, top 0."""
     axis = (scores.rank - 1,)
     top = amax(scores, axis, True)
     top = ew.where(ew.eq(top, NOTHING), 0.0, top)
     e = ew.exp(ew.sub(scores, top))
+    if visible is not None:
+        # Zero whatever the scores are, so that a kernel may leave out what is not seen.
+        e = ew.where(visible, e, 0.0)
     return e, sum(e, axis, True), top
 
 
-def _shared(x: Node, heads: Dim, groups: int) -> Node:
-    """[.., heads, L, N] with the query heads of one group as rows beside each other."""
+def _rows(x: Node, groups: int) -> Node:
+    """[.., shared, groups, L, N] with the rows of one group beside each other."""
     if groups == 1:
         return x
-    shared = D.floordiv(heads, groups)
-    return reshape(x, x.shape[:-3] + (shared, groups * x.shape[-2], x.shape[-1]))
+    return reshape(x, (*x.shape[:-3], groups * x.shape[-2], x.shape[-1]))
 
 
 def _wide(*xs: Node) -> list[Node]:
@@ -173,12 +230,13 @@ class Attention(_Attention):
         return TensorType(q.dtype, self._out(q, k, v))
 
     def compose(self, q: Node, k: Node, v: Node, *mask: Node) -> Node:
+        groups = _groups(q.shape, k.shape)
         wide_q, wide_k, wide_v = _wide(q, k, v)
-        e, total, _ = _weights(self.scores(wide_q, wide_k, mask))
+        e, total, _ = _weights(*self.scores(wide_q, wide_k, mask))
         # Dividing what was seen, not the weights: one division per row and width.
-        seen = _product(e, wide_v)
+        seen = matmul(e, _together(wide_v, groups))
         safe = ew.where(ew.eq(total, 0.0), 1.0, total)
-        return ew.cast(ew.div(seen, safe), q.dtype)
+        return _joined(ew.cast(ew.div(seen, safe), q.dtype), groups)
 
     def reference(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *mask: np.ndarray
@@ -208,10 +266,12 @@ class AttentionForward(_Attention):
         return TupleType((TensorType(q.dtype, shape), TensorType(q.dtype.accumulator, shape[:-1])))
 
     def compose(self, q: Node, k: Node, v: Node, *mask: Node) -> tuple[Node, Node]:
+        groups = _groups(q.shape, k.shape)
         wide_q, wide_k, wide_v = _wide(q, k, v)
-        e, total, top = _weights(self.scores(wide_q, wide_k, mask))
+        e, total, top = _weights(*self.scores(wide_q, wide_k, mask))
         safe = ew.where(ew.eq(total, 0.0), 1.0, total)
-        out = ew.cast(ew.div(_product(e, wide_v), safe), q.dtype)
+        seen = matmul(e, _together(wide_v, groups))
+        out = _joined(ew.cast(ew.div(seen, safe), q.dtype), groups)
         return out, reshape(ew.add(ew.log(total), top), out.shape[:-1])
 
     def reference(
@@ -254,18 +314,18 @@ class AttentionBackward(_Attention):
     def compose(
         self, grad: Node, q: Node, k: Node, v: Node, out: Node, log_total: Node, *mask: Node
     ) -> tuple[Node, Node, Node]:
-        g, wide_q, wide_k, wide_v, o, total = _wide(grad, q, k, v, out, log_total)
         groups = _groups(q.shape, k.shape)
-        heads = q.shape[-3] if q.rank > 2 else 1
-        scores = self.scores(wide_q, wide_k, mask)
+        g, wide_q, wide_k, wide_v, o, total = _wide(grad, q, k, v, out, log_total)
+        scores, _ = self.scores(wide_q, wide_k, mask)
         # A row that sees nothing has -inf here; its scores are -inf too and must give 0, not NaN.
         total = reshape(ew.where(ew.eq(total, NOTHING), 0.0, total), total.shape + (1,))
-        p = ew.exp(ew.sub(scores, total))
+        p = ew.exp(ew.sub(scores, _apart(total, groups)))
         inner = sum(ew.mul(g, o), (g.rank - 1,), True)
-        dp = _product(g, transpose(wide_v, -2, -1))
+        g, own_q, inner = (_apart(x, groups) for x in (g, wide_q, inner))
+        dp = matmul(g, transpose(_together(wide_v, groups), -2, -1))
         ds = ew.mul(ew.mul(p, ew.sub(dp, inner)), self.scale)
-        dq = _product(ds, wide_k)
-        rows = [_shared(x, heads, groups) for x in (ds, wide_q, p, g)]
+        dq = _joined(matmul(ds, _together(wide_k, groups)), groups)
+        rows = [_rows(x, groups) for x in (ds, own_q, p, g)]
         dk = matmul(transpose(rows[0], -2, -1), rows[1])
         dv = matmul(transpose(rows[2], -2, -1), rows[3])
         return ew.cast(dq, q.dtype), ew.cast(dk, k.dtype), ew.cast(dv, v.dtype)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilewright.ir import dim as D
-from tilewright.ir.expr import Load, Value
+from tilewright.ir.expr import Index, Load, Value
+from tilewright.ir.expr import walk as walk_value
 from tilewright.kernel.defaults.contractions import (
     find_tile,
     is_contraction,
@@ -19,7 +20,7 @@ from tilewright.kernel.defaults.contractions import (
 )
 from tilewright.kernel.defaults.rows import inner_lanes, reduction_lanes
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
-from tilewright.kernel.defaults.tiles import Tile, fill_tile, place_tile
+from tilewright.kernel.defaults.tiles import Placed, Tile, fill_tile, place_tile
 from tilewright.kernel.group import Group, Stage, readers
 from tilewright.kernel.nest import Store
 from tilewright.kernel.nest import walk as walk_nest
@@ -32,6 +33,7 @@ from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.trim import Trim
 
 # Bytes of a scratch: so much of the second cache, and no more than what lies on the stack.
 SHARE = 4
@@ -98,12 +100,7 @@ def _epilogue(g: Group, name: str, last: str) -> str | None:
 
 
 def _loads(v: Value) -> Iterator[Load]:
-    stack = [v]
-    while stack:
-        x = stack.pop()
-        if isinstance(x, Load):
-            yield x
-        stack.extend(x.args)
+    return (x for x in walk_value(v) if isinstance(x, Load))
 
 
 def _same_place(a: tuple[D.Dim, ...], b: tuple[D.Dim, ...], shape: tuple[D.Dim, ...]) -> bool:
@@ -205,12 +202,21 @@ def _schedule(s: Scheduler, first: Tile, second: Tile, between: list[Stage], blo
         s.do(ComputeAt(st.name, at))
     if even:
         s.do(ComputeAt(first.acc, at))
-    scores, sums = place_tile(s, first), sums or place_tile(s, second)
+    sums = sums or place_tile(s, second)
+    _trim_sums(s, sums)
+    # What reads comes before what is read: then it is known which part of that matters.
     for st in between:
         if st.is_reduce and st.name != first.host:
             reduction_lanes(s, st.name)
-        elif st.name != first.host:
+            for name in (f"{st.name}p", st.name):
+                _trim(s, name)
+    for st in reversed(between):
+        if not st.is_reduce and st.name != first.host:
             inner_lanes(s, st.name)
+            _trim(s, st.name)
+    scores = place_tile(s, first)
+    if _positions(s):
+        s.attempt(Trim(f"{scores.n}.0"))
     s.attempt(Peel(at))
     fill_tile(s, scores)
     fill_tile(s, sums)
@@ -221,3 +227,27 @@ def _schedule(s: Scheduler, first: Tile, second: Tile, between: list[Stage], blo
             break
         top = into
     s.attempt(Parallel(top))
+
+
+def _trim(s: Scheduler, stage: str) -> None:
+    """Loops of a stage only where they matter, which positions decide if anything does."""
+    if _positions(s) and any(b.name == stage for b in s.nest.buffers):
+        for loop in [q for q in s.path(stage) if q.name.startswith(f"{stage}.")]:
+            if loop.kind == "serial":
+                s.attempt(Trim(loop.name))
+
+
+def _trim_sums(s: Scheduler, t: Placed) -> None:
+    """The reduction of a tile, as far as one of its rows needs it."""
+    inmost = t.blocks or t.tile.acc
+    red = [q.name for q in s.path(inmost) if q.name.startswith(f"{inmost}.r")]
+    own = [f"{inmost}.{t.tile.axes[k]}" for k in (t.tile.row, t.tile.col)]
+    order = (*red, *(x for x in own if s.loops(x)))
+    if _positions(s) and (len(order) < 2 or s.attempt(Reorder(order))):
+        for name in red:
+            s.attempt(Trim(name))
+
+
+def _positions(s: Scheduler) -> bool:
+    """Does a value depend on where it stands? Nothing else can be left out."""
+    return any(isinstance(v, Index) for st in s.group.stages for v in walk_value(st.value))

@@ -4,7 +4,17 @@ from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Quo, Sym
-from tilewright.kernel.nest import Loop, Nest, Stmt, Store, on_loops, substitute, transform, walk
+from tilewright.kernel.nest import (
+    Alloc,
+    Loop,
+    Nest,
+    Stmt,
+    Store,
+    on_loops,
+    substitute,
+    transform,
+    walk,
+)
 from tilewright.kernel.step import Step
 
 
@@ -25,12 +35,13 @@ class Peel(Step):
         found = self.loops(n, self.loop)
         for x, _ in found:
             self.need(x.kind == "serial", f"{self.loop} is already {x.kind}", "peel first")
-        some = any(_once(x) or _ragged(x) is not None for x, _ in found)
+        once = [x for x, p in found if _once(x, p[-1].body if p else n.body)]
+        some = once or any(_ragged(x) is not None for x, _ in found)
         self.need(some, f"{self.loop} has no ragged tail")
 
         def one(s: Loop) -> tuple[Stmt, ...]:
             ragged = _ragged(s)
-            if _once(s):
+            if s in once:
                 return tuple(substitute(b, {s.var: 0}) for b in s.body)
             if ragged is None:
                 return (s,)
@@ -54,10 +65,13 @@ class Peel(Step):
         return self.bounded(on_loops(n, self.loop, one))
 
 
-def _once(s: Loop) -> bool:
-    """Is there one iteration, and an inner loop whose extent mentions it?"""
+def _once(s: Loop, around: tuple[Stmt, ...]) -> bool:
+    """Is there one iteration, an inner loop whose extent mentions it, and room beside it for what
+    it allocates?"""
     inside = (x for x, _ in walk(s.body) if isinstance(x, Loop))
-    return s.extent == 1 and any(s.var in D.symbols(x.extent) for x in inside)
+    mine = {x.buffer for x in s.body if isinstance(x, Alloc)}
+    beside = {x.buffer for x in around if isinstance(x, Alloc)}
+    return s.extent == 1 and not mine & beside and any(s.var in D.symbols(x.extent) for x in inside)
 
 
 def _ragged(s: Loop) -> tuple[Dim, int] | None:

@@ -1,0 +1,186 @@
+"""Attention as one kernel: every mask, dtype and shape, judged by float64, and why where not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attention
+
+import tilewright as tw
+
+Function = Callable[..., torch.Tensor]
+
+
+def compiled(f: Function, *args: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """The result, no worse than twice eager's own error, and what was made of the program."""
+    with torch.no_grad():
+        fast = tw.compile(f)
+        got, eager = fast(*args), f(*args)
+        exact = f(*(x.double() if x.is_floating_point() else x for x in args))
+    known = torch.isfinite(exact)
+    assert torch.equal(torch.isfinite(got), known)
+    error, own = (
+        torch.where(known, x.double() - exact, 0.0).abs().max().item() for x in (got, eager)
+    )
+    top = torch.where(known, exact, 0.0).abs().max().item()
+    assert error <= 2 * own + 4 * torch.finfo(got.dtype).eps * top, (error, own)
+    return got, report(fast)
+
+
+def report(fast: Any) -> str:
+    """What was made of a program, and every schedule."""
+    told = tw.explain(fast)
+    return "\n".join([str(told), *(x.trace for x in told.kernels)])
+
+
+def heads(*shape: int, keys: tuple[int, ...] = (), dtype: Any = torch.float32) -> list[Any]:
+    torch.manual_seed(sum(shape))
+    keys = keys or shape
+    return [torch.randn(*s, dtype=dtype) for s in (shape, keys, keys)]
+
+
+def unfused(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if mask is not None:
+        scores = scores + mask.to(scores.dtype)
+    return torch.softmax(scores, -1) @ v
+
+
+SHAPES = {
+    "square": ((2, 3, 64, 16), ()),
+    "blocks": ((1, 2, 144, 32), ()),
+    "ragged": ((2, 3, 13, 16), (2, 3, 77, 16)),
+    "prime": ((1, 4, 101, 24), ()),
+    "long": ((1, 2, 40, 16), (1, 2, 1100, 16)),
+    "one-key": ((2, 4, 32, 16), (2, 4, 1, 16)),
+    "narrow": ((2, 4, 32, 3), (2, 4, 32, 3)),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes(shape: str, causal: bool) -> None:
+    q, keys = SHAPES[shape]
+    args = heads(*q, keys=keys)
+    _, told = compiled(lambda q, k, v: attention(q, k, v, is_causal=causal), *args)
+    assert "chain(" in told or shape in ("one-key", "narrow")
+
+
+@pytest.mark.parametrize("shape", ["square", "ragged", "blocks"])
+def test_found_from_the_unfused_pattern(shape: str) -> None:
+    q, keys = SHAPES[shape]
+    args = heads(*q, keys=keys)
+    mask = torch.randn(q[0], 1, q[2], (keys or q)[2])
+    assert "chain(" in compiled(unfused, *args)[1]
+    assert "chain(" in compiled(unfused, *args, mask)[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_dtypes(dtype: torch.dtype) -> None:
+    args = heads(2, 3, 48, 16, dtype=dtype)
+    assert "chain(" in compiled(lambda q, k, v: attention(q, k, v, is_causal=True), *args)[1]
+    compiled(unfused, *args)
+
+
+def test_scale_and_masks() -> None:
+    args = heads(2, 3, 32, 16)
+    seen = torch.rand(2, 3, 32, 32) > 0.5
+    seen[:, :, 4] = False
+    got, told = compiled(lambda q, k, v, m: attention(q, k, v, m, scale=0.3), *args, seen)
+    assert "chain(" in told
+    assert torch.equal(got[:, :, 4], torch.zeros(2, 3, 16))
+    for shape in ((32, 32), (2, 1, 1, 32), (2, 3, 32, 32)):
+        bias = torch.randn(shape)
+        assert "chain(" in compiled(lambda q, k, v, m: attention(q, k, v, m), *args, bias)[1]
+
+
+def test_additive_minus_infinity() -> None:
+    args = heads(2, 2, 16, 8)
+    hidden = torch.where(torch.rand(16, 16) > 0.5, 0.0, float("-inf"))
+    hidden[:, 0] = 0
+    assert "chain(" in compiled(lambda q, k, v, m: attention(q, k, v, m), *args, hidden)[1]
+
+
+@pytest.mark.parametrize("window", [1, 5, 40])
+def test_sliding_windows_are_skipped(window: int) -> None:
+    def local(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        i = torch.arange(q.shape[-2])[:, None]
+        j = torch.arange(k.shape[-2])[None]
+        return attention(q, k, v, (j <= i) & (i - j < window))
+
+    _, told = compiled(local, *heads(1, 2, 144, 16))
+    assert "chain(" in told and "Trim(" in told
+
+
+def test_causal_work_is_skipped() -> None:
+    args = heads(1, 2, 144, 16)
+    _, told = compiled(lambda q, k, v: attention(q, k, v, is_causal=True), *args)
+    assert "Trim(" in told
+    _, told = compiled(lambda q, k, v: attention(q, k, v), *args)
+    assert "Trim(" not in told
+
+
+def test_shared_heads_are_not_repeated() -> None:
+    q, k, v = heads(2, 8, 48, 16, keys=(2, 2, 48, 16))
+    _, told = compiled(lambda q, k, v: attention(q, k, v, is_causal=True, enable_gqa=True), q, k, v)
+    assert "chain(" in told
+    assert "expand" not in told
+    mask = torch.rand(2, 8, 48, 48) > 0.3
+    assert (
+        "chain("
+        in compiled(lambda q, k, v, m: attention(q, k, v, m, enable_gqa=True), q, k, v, mask)[1]
+    )
+
+
+def test_heads_that_are_transposed_around_it() -> None:
+    def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        b, length, width = x.shape
+        q, k, v = (y.view(b, length, 4, width // 4).transpose(1, 2) for y in (x @ w).chunk(3, -1))
+        out = attention(q, k, v, is_causal=True)
+        return out.transpose(1, 2).reshape(b, length, width)
+
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 40, 64), torch.randn(64, 192) / 8
+    assert "chain(" in compiled(block, x, w)[1]
+
+
+def test_what_is_not_one_kernel_says_why() -> None:
+    q, k, v = heads(2, 3, 32, 16)
+
+    def both(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        p = torch.softmax(q @ k.transpose(-1, -2), -1)
+        return p @ v, p
+
+    with torch.no_grad():
+        fast = tw.compile(both)
+        for got, want in zip(fast(q, k, v), both(q, k, v), strict=True):
+            torch.testing.assert_close(got, want)
+    told = report(fast)
+    assert "chain(" not in told and "more than one consumer" in told
+    # One query, as in decoding: nothing to keep.
+    one, k, v = heads(1, 4, 1, 16, keys=(1, 4, 64, 16))
+    assert "chain(" not in compiled(lambda q, k, v: attention(q, k, v), one, k, v)[1]
+
+
+def test_gradients_stay_right() -> None:
+    args = [x.requires_grad_() for x in heads(2, 3, 32, 16)]
+    fast = tw.compile(lambda q, k, v: attention(q, k, v, is_causal=True))
+    wide = [x.detach().double().requires_grad_() for x in args]
+    for f, given in ((fast, args), (lambda *x: attention(*x, is_causal=True), wide)):
+        f(*given).square().sum().backward()
+    for x, y in zip(args, wide, strict=True):
+        assert x.grad is not None and y.grad is not None
+        torch.testing.assert_close(x.grad.double(), y.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_symbolic_lengths() -> None:
+    fast = tw.compile(lambda q, k, v: attention(q, k, v, is_causal=True), dynamic=True)
+    with torch.no_grad():
+        for length in (16, 31, 64):
+            args = heads(1, 2, length, 16)
+            torch.testing.assert_close(fast(*args), attention(*args, is_causal=True))

@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from tilewright.ir import dim as D
+from tilewright.ir.combine import identity
+from tilewright.ir.dim import Dim, Quo, Sym
+from tilewright.ir.expr import Const, Fn, Index, Load, Value, rewrite
+from tilewright.kernel.nest import (
+    Alloc,
+    Barrier,
+    Commit,
+    Loop,
+    Nest,
+    Stmt,
+    Store,
+    Wait,
+    inner_vars,
+    on_loops,
+    store_loads,
+    substitute,
+    walk,
+)
+from tilewright.kernel.step import Step
+
+
+@dataclass(frozen=True)
+class Trim(Step):
+    """A loop runs only where it matters: not where all it does is to add a neutral element or to
+    write cells that nobody reads.
+
+    for r in 64:                                    for r in i+1:
+      s[i] += select(r <= i, x[i,r], 0)               s[i] += select(r <= i, x[i,r], 0)
+
+    A product with a zero that a condition has put there counts as zero, whatever the other factor
+    is, unless the precision is strict.
+    """
+
+    loop: str
+
+    def apply(self, n: Nest) -> Nest:
+        shorter = 0
+
+        def one(x: Loop) -> tuple[Stmt, ...]:
+            nonlocal shorter
+            begin, end = self._range(n, x)
+            if begin == 0 and D.known_eq(end, x.extent):
+                return (x,)
+            shorter += 1
+            size = end - begin
+            v = D.var(x.name, size if D.nonneg(size) else D.maximum(size, 0))
+            body = tuple(substitute(s, {x.var: begin + v}) for s in x.body)
+            return (replace(x, var=D.the_sym(v), body=body),)
+
+        for x, _ in self.loops(n, self.loop):
+            self.need(x.kind == "serial", f"{self.loop} is already {x.kind}", "trim first")
+        out = on_loops(n, self.loop, one)
+        self.need(shorter, f"every iteration of {self.loop} may matter")
+        return self.bounded(out)
+
+    def _range(self, n: Nest, x: Loop) -> tuple[Dim, Dim]:
+        """Where the iterations that matter begin and end, or the whole of the loop."""
+        whole: tuple[Dim, Dim] = (0, x.extent)
+        found: tuple[Dim, Dim] | None = None
+        moving = set().union(*(inner_vars(s) for s in x.body))
+        gone = {s.buffer for s, _ in walk(x.body) if isinstance(s, Alloc)}  # after an iteration
+        for s, _ in walk(x.body):
+            if isinstance(s, (Barrier, Commit, Wait)):
+                return whole
+            if not isinstance(s, Store) or s.buffer in gone:
+                continue
+            begin, end = whole
+            for low, high in _limits(_needed(n, s), x.var, moving):
+                if low is not None:
+                    begin = D.maximum(begin, low)
+                if high is not None:
+                    end = D.minimum(end, high + 1)
+            if (begin, end) == whole:
+                return whole
+            joined = (D.minimum(found[0], begin), D.maximum(found[1], end)) if found else None
+            found = joined or (begin, end)
+        return found or whole
+
+
+def _limits(
+    conditions: Iterable[Dim], v: Sym, moving: set[Sym]
+) -> Iterator[tuple[Dim | None, Dim | None]]:
+    """(least, greatest) value of v for which an integer can be at least 0, for each of them."""
+    for x in conditions:
+        c = D.coefficient(x, v)
+        if not isinstance(c, int) or c == 0 or any(True for _ in D.data_values(x)):
+            continue
+        # v itself may be left in what bounds an inner variable.
+        rest = furthest(x - c * D.as_int(v), moving | {v}, True)
+        if rest is None:
+            continue
+        if c < 0:
+            yield None, D.floordiv(rest, -c)
+        else:
+            yield D.ceildiv(-rest, c), None
+
+
+def furthest(x: Dim, moving: set[Sym], top: bool) -> Dim | None:
+    """A bound of x, the least or the greatest, while the moving symbols take all their values."""
+    if isinstance(x, int):
+        return x
+    total: Dim = 0
+    for mono, c in x.terms:
+        term: Dim = c
+        for atom in mono:
+            term = term * D._from_atom(atom)
+        if D.symbols(term) & moving:
+            if len(mono) > 1:
+                return None
+            part = _atom_end(next(iter(mono)), moving, top == (c > 0))
+            if part is None:
+                return None
+            term = c * part
+        total = total + term
+    return total
+
+
+def _atom_end(a: D.Atom, moving: set[Sym], top: bool) -> Dim | None:
+    if isinstance(a, Sym):
+        end = a.hi if top else a.lo
+        return None if end is None else furthest(end, moving, top)
+    if isinstance(a, Quo) and a.op in ("min", "max"):
+        ends = [furthest(e, moving, top) for e in (a.a, a.b)]
+        combine = D.minimum if a.op == "min" else D.maximum
+        return None if ends[0] is None or ends[1] is None else combine(ends[0], ends[1])
+    if isinstance(a, Quo) and isinstance(a.b, int) and a.b > 0:
+        if a.op == "mod":
+            return a.b - 1 if top else 0
+        end = furthest(a.a, moving, top)
+        return None if end is None else D.floordiv(end, a.b)
+    return None
+
+
+# ---- what has to hold for a store to matter: integers that are at least 0
+
+
+def _needed(n: Nest, s: Store) -> list[Dim]:
+    if s.combine is None:
+        return list(_read_cells(n, s))
+    dtype = n.buffer(s.buffer).dtype
+    if not isinstance(s.combine, str) or s.combine not in ("add", "max", "min"):
+        return []
+    neutral = identity(s.combine, dtype)
+    if not isinstance(neutral, Const) or not _starts_at(n, s, neutral):
+        return []
+    lax = n.precision != "strict" or not dtype.is_float
+    return list(_not_neutral(n, s.value, neutral.value, lax and s.combine == "add", 4))
+
+
+def _starts_at(n: Nest, s: Store, neutral: Const) -> bool:
+    """Do all sums begin with the neutral element? Then none of them is ever -0.0."""
+    first = [
+        x.value
+        for x, _ in walk(n.body)
+        if isinstance(x, Store) and x.buffer == s.buffer and x.combine is None
+    ]
+    return bool(first) and all(
+        isinstance(v, Const) and str(v.value) == str(neutral.value) for v in first
+    )
+
+
+def _not_neutral(n: Nest, v: Value, neutral: object, products: bool, depth: int) -> Iterator[Dim]:
+    """Conditions without which a value is the neutral element."""
+    if isinstance(v, Load):
+        made = _made(n, v) if depth else None
+        if made is not None:
+            yield from _not_neutral(n, made, neutral, products, depth - 1)
+        return
+    if not isinstance(v, Fn):
+        return
+    if v.name == "cast" and v.args[0].dtype.is_float and v.dtype.is_float:
+        yield from _not_neutral(n, v.args[0], neutral, products, depth)
+    elif v.name == "mul" and products:
+        for x in v.args:
+            yield from _not_neutral(n, x, neutral, products, depth)
+    elif v.name == "select":
+        condition, then, other = v.args
+        if isinstance(other, Const) and other.value == neutral:
+            yield from _holds(condition, True)
+            yield from _not_neutral(n, then, neutral, products, depth)
+        elif isinstance(then, Const) and then.value == neutral:
+            yield from _holds(condition, False)
+            yield from _not_neutral(n, other, neutral, products, depth)
+
+
+_OPPOSITE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
+
+
+def _holds(v: Value, truth: bool) -> Iterator[Dim]:
+    """Integers that are at least 0 where a condition is as said."""
+    if not isinstance(v, Fn):
+        return
+    if v.name == "not":
+        yield from _holds(v.args[0], not truth)
+    elif v.name == ("and" if truth else "or"):
+        for x in v.args:
+            yield from _holds(x, truth)
+    elif v.name in _OPPOSITE:
+        a, b = (_whole(x) for x in v.args)
+        if a is None or b is None:
+            return
+        name = v.name if truth else _OPPOSITE[v.name]
+        if name in ("gt", "ge"):
+            a, b = b, a
+        yield b - a - (name in ("lt", "gt"))
+
+
+def _whole(v: Value) -> Dim | None:
+    """The index function that an integer value is."""
+    if isinstance(v, Index):
+        return v.dim
+    if isinstance(v, Const) and isinstance(v.value, int) and not isinstance(v.value, bool):
+        return v.value
+    if isinstance(v, Fn) and v.dtype.is_int and all(x.dtype is v.dtype for x in v.args):
+        parts = [_whole(x) for x in v.args]
+        if v.name in ("add", "sub") and len(parts) == 2:
+            a, b = parts
+            if a is not None and b is not None:
+                return a + b if v.name == "add" else a - b
+    return None
+
+
+def _made(n: Nest, x: Load) -> Value | None:
+    """What a cell of an internal buffer was given, where one plain store writes all of them."""
+    stores = [(s, p) for s, p in walk(n.body) if isinstance(s, Store) and s.buffer == x.source]
+    if len(stores) != 1 or n.buffer(str(x.source)).scope in ("in", "out"):
+        return None
+    s, path = stores[0]
+    home = next((p for y, p in walk(n.body) if y == Alloc(s.buffer)), ())
+    own = [q.var for q in path[len(home) :]]
+    axes = [D.the_sym(i) for i in s.index if D.is_sym(i)]
+    fixed = [i for i in s.index if not D.is_sym(i)]
+    once = sorted(axes, key=id) == sorted(own, key=id) and all(i == 0 for i in fixed)
+    if s.combine is not None or not once:
+        return None
+    table: dict[Sym, Dim] = {
+        D.the_sym(i): at for i, at in zip(s.index, x.index, strict=True) if D.is_sym(i)
+    }
+    return rewrite(s.value, table)
+
+
+def _read_cells(n: Nest, s: Store) -> Iterator[Dim]:
+    """Conditions under which a cell that a plain store writes lies in a box around all that is
+    ever read of its buffer."""
+    b = n.buffer(s.buffer)
+    home = next((p for x, p in walk(n.body) if x == Alloc(s.buffer)), None)
+    if home is None or b.scope in ("in", "out", "shared"):
+        return
+    body = home[-1].body if home else n.body
+    moving = set().union(*(inner_vars(x) for x in body))
+    indices = [
+        x.index
+        for y, _ in walk(body)
+        if isinstance(y, Store)
+        for x in store_loads(y)
+        if x.source == s.buffer
+    ]
+    indices += [
+        y.index
+        for y, _ in walk(body)
+        if isinstance(y, Store) and y.buffer == s.buffer and y.combine is not None
+    ]
+    for k, at in enumerate(s.index):
+        ends = [furthest(i[k], moving, True) for i in indices]
+        starts = [furthest(i[k], moving, False) for i in indices]
+        if any(True for i in indices for _ in D.data_values(i[k])):
+            continue
+        highest, lowest = _outermost(ends, True), _outermost(starts, False)
+        if highest is not None:
+            yield highest - at
+        if lowest is not None:
+            yield at - lowest
+
+
+def _outermost(found: list[Dim | None], top: bool) -> Dim | None:
+    out: Dim | None = None
+    for x in found:
+        if x is None:
+            return None
+        out = x if out is None else (D.maximum if top else D.minimum)(out, x)
+    return out
