@@ -71,7 +71,11 @@ class _Attention(Op):
         batch = broadcast_shapes(batch, other, what=self.name)
         return batch + q.shape[-3 if groups > 1 else -2 : -1] + v.shape[-1:]
 
-    def scores(self, q: Node, k: Node, mask: tuple[Node, ...]) -> tuple[Node, Node | None]:
+    def scores(self, q: Node, k: Node, mask: tuple[Node, ...]) -> Node:
+        """Scaled and masked, heads apart as in `_apart`; what may not be seen is -inf."""
+        return self.masked(q, k, mask)[0]
+
+    def masked(self, q: Node, k: Node, mask: tuple[Node, ...]) -> tuple[Node, Node | None]:
         """Scaled and masked, heads apart as in `_apart`; what may not be seen is -inf. And what
         may be seen, as far as that follows from positions alone."""
         groups = _groups(q.shape, k.shape)
@@ -232,7 +236,7 @@ class Attention(_Attention):
     def compose(self, q: Node, k: Node, v: Node, *mask: Node) -> Node:
         groups = _groups(q.shape, k.shape)
         wide_q, wide_k, wide_v = _wide(q, k, v)
-        e, total, _ = _weights(*self.scores(wide_q, wide_k, mask))
+        e, total, _ = _weights(*self.masked(wide_q, wide_k, mask))
         # Dividing what was seen, not the weights: one division per row and width.
         seen = matmul(e, _together(wide_v, groups))
         safe = ew.where(ew.eq(total, 0.0), 1.0, total)
@@ -268,7 +272,7 @@ class AttentionForward(_Attention):
     def compose(self, q: Node, k: Node, v: Node, *mask: Node) -> tuple[Node, Node]:
         groups = _groups(q.shape, k.shape)
         wide_q, wide_k, wide_v = _wide(q, k, v)
-        e, total, top = _weights(*self.scores(wide_q, wide_k, mask))
+        e, total, top = _weights(*self.masked(wide_q, wide_k, mask))
         safe = ew.where(ew.eq(total, 0.0), 1.0, total)
         seen = matmul(e, _together(wide_v, groups))
         out = _joined(ew.cast(ew.div(seen, safe), q.dtype), groups)
@@ -316,7 +320,7 @@ class AttentionBackward(_Attention):
     ) -> tuple[Node, Node, Node]:
         groups = _groups(q.shape, k.shape)
         g, wide_q, wide_k, wide_v, o, total = _wide(grad, q, k, v, out, log_total)
-        scores, _ = self.scores(wide_q, wide_k, mask)
+        scores = self.scores(wide_q, wide_k, mask)
         # A row that sees nothing has -inf here; its scores are -inf too and must give 0, not NaN.
         total = reshape(ew.where(ew.eq(total, NOTHING), 0.0, total), total.shape + (1,))
         p = ew.exp(ew.sub(scores, _apart(total, groups)))
