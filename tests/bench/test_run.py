@@ -3,15 +3,19 @@
 import gc
 import json
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 import torch
 import torch._dynamo
 
+from tilewright.bench import run
 from tilewright.bench.__main__ import main
-from tilewright.bench.catalog import ALL
+from tilewright.bench.catalog import ALL, chosen
 from tilewright.bench.contenders import Unavailable, _need, as_tensors
+from tilewright.bench.measure import MIN_ROUNDS
 from tilewright.bench.process import Failed, Process
+from tilewright.bench.report import case_rows
 from tilewright.bench.worker import Worker, answer_to, sentence
 
 PEERS = """
@@ -23,6 +27,10 @@ calls = 0
 
 def right(module, inputs):
     return lambda: module(*inputs).numpy()
+
+
+def inexact(module, inputs):
+    return lambda: module(*inputs) * (1 + 1e-5)
 
 
 def wrong(module, inputs):
@@ -144,39 +152,101 @@ def test_who_gives_no_answer_is_out(tmp_path: Path) -> None:
     assert child.child.returncode is not None
 
 
+class Inside:
+    """A worker in this very process."""
+
+    def __init__(self, common: dict[str, Any], *_: object) -> None:
+        self.common, self.worker = common, Worker()
+
+    @torch.no_grad()
+    def ask(self, do: str, **more: object) -> dict[str, Any]:
+        answer = answer_to(self.worker, {**self.common, **more, "do": do})
+        if "failed" in answer:
+            raise Failed(answer["failed"])
+        return answer
+
+    def close(self) -> None:
+        torch._dynamo.reset()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 def test_everything_that_fails_is_a_row(
-    tmp_path: Path, peers: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, peers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(run, "Process", Inside)
+    names = ("eager", *(f"{peers}:{name}" for name in ("right", "inexact", "wrong", "failing")))
+    steps: list[str] = []
+    found = run.measure(
+        ALL["softmax"], run.Plan(names, 1, tiny=True, compiling=False), tmp_path, steps.append
+    )
+    assert found.failed is None
+    ours, eager, right, inexact, wrong, failing = found.timings.values()
+    assert all(len(t.seconds) == MIN_ROUNDS for t in (ours, eager, right, inexact))
+    assert inexact.problem is None and (inexact.remark or "").startswith("less exact")
+    assert wrong.seconds == [] and (wrong.problem or "").startswith("wrong: ")
+    assert failing.seconds == [] and "no softmax here" in (failing.problem or "")
+    assert set(found.ratios) == set(names[:3]) and found.best_peer in names[:3]
+    assert found.roof is not None and found.roof.bound == "bandwidth"
+    assert found.memory["tilewright"]["activations"] > 0
+    assert len(steps) == run.Plan(names, 1, tiny=True, compiling=False).steps()
+    rows = {row[0]: row for row in case_rows(found)}
+    assert rows[names[3]][-1].startswith("wrong: ") and rows[names[3]][1] == "–"
+
+
+def test_wrong_results_of_ours_are_a_failure(
+    tmp_path: Path, peers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Careless(Inside):
+        def ask(self, do: str, **more: object) -> dict[str, Any]:
+            if more.get("contender") == "tilewright":
+                more["contender"] = f"{peers}:inexact"
+            return super().ask(do, **more)
+
+    monkeypatch.setattr(run, "Process", Careless)
+    plan = run.Plan(("eager",), 1, tiny=True, compiling=False)
+    found = run.measure(ALL["softmax"], plan, tmp_path, lambda text: None)
+    assert (found.failed or "").startswith("wrong: ") and found.ours is None
+    assert found.best_peer == "eager" and found.ratios == {}
+
+
+def test_first_calls_of_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "Process", Inside)
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    plan = run.Plan(("eager",), 1, timing=False, compile_rounds=1)
+    (case,) = chosen([f"{program}:scores"])
+    steps: list[str] = []
+    found = run.measure(case, plan, tmp_path, steps.append)
+    first = found.first_calls["tilewright"]
+    assert first.problem is None and first.cold and first.warm
+    assert found.capture and found.timings == {} and len(steps) == plan.steps()
+    (case,) = chosen([f"{program}:unknown"])
+    assert "has no unknown" in (run.measure(case, plan, tmp_path, steps.append).failed or "")
+
+
+def test_from_end_to_end(tmp_path: Path, peers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Processes, one of which dies; files; the exit status."""
     numbers, text = tmp_path / "numbers.json", tmp_path / "tables.md"
-    names = ["eager", f"{peers}:wrong", f"{peers}:dying"]
+    dying = f"{peers}:dying"
     status = main(
         ["softmax", "--tiny", "--only", "time", "--threads", "1", "--rounds", "7"]
-        + ["--peers", ",".join(names), "--json", str(numbers), "--markdown", str(text)]
+        + ["--peers", f"eager,{dying}", "--json", str(numbers), "--markdown", str(text)]
     )
     out = capsys.readouterr().out
     assert status == 0, out
     (found,) = json.loads(numbers.read_text())["results"]
-    ours, eager, wrong, dying = (found["timings"][name] for name in ("tilewright", *names))
+    ours, eager = found["timings"]["tilewright"], found["timings"]["eager"]
     assert len(ours["seconds"]) == len(eager["seconds"]) == 7
     assert ours["interval"][0] <= ours["median"] <= ours["interval"][1]
-    assert wrong["seconds"] == [] and wrong["problem"].startswith("wrong: ")
-    assert dying["seconds"] == [] and "status 3" in dying["problem"]
-    assert list(found["ratios"]) == ["eager"] and found["best_peer"] == "eager"
-    assert found["of_roof"] > 0 and found["roof"]["bound"] == "bandwidth"
-    assert found["memory"]["tilewright"]["activations"] > 0
-    for reason in ("wrong: ", "status 3"):
-        assert reason in out and reason in text.read_text()
-
-
-def test_first_calls_of_a_program(tmp_path: Path) -> None:
-    program, numbers = tmp_path / "program.py", tmp_path / "numbers.json"
-    program.write_text(PROGRAM)
-    arguments = ["--only", "compile", "--compile-rounds", "1", "--peers", "eager"]
-    assert main([f"{program}:scores", *arguments, "--json", str(numbers)]) == 0
-    (found,) = json.loads(numbers.read_text())["results"]
-    first = found["first_calls"]["tilewright"]
-    assert first["cold"] > 0 and first["warm"] > 0 and first["resident"] > 0
-    assert found["capture"] > 0 and found["timings"] == {}
+    assert found["timings"][dying]["seconds"] == []
+    assert list(found["ratios"]) == ["eager"] and found["of_roof"] > 0
+    for shown in (found["timings"][dying]["problem"], out, text.read_text()):
+        assert "its process ended with status 3" in shown
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,7 @@ def problems(results: Sequence[Result]) -> list[str]:
     for r in results:
         if r.problem:
             found.append(f"{r.name}: {r.problem}")
+        found += [f"{r.name}: {note}" for note in r.notes]
         for what, entries in (("", r.timings), (", first call", r.first_calls)):
             for name, entry in entries.items():
                 if entry.problem:

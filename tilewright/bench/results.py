@@ -75,6 +75,7 @@ class Result:
     memory: dict[str, dict[str, int]] = field(default_factory=dict)  # by contender
     contended: float | None = None  # how many times slower ours is with one core taken
     problem: str | None = None  # nothing could be measured at all
+    notes: list[str] = field(default_factory=list)  # what else could not be measured, and why
 
     @property
     def ours(self) -> Timing | None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -162,12 +163,17 @@ class _Measurement:
             measures: dict[str, Callable[[], float]] = {
                 name: lambda n=name, c=child: self._round(n, c) for name, child in racers.items()
             }
-            measures |= {what: lambda w=what: _ask_round(machine, w) for what in _LIMITS}
+            if machine is not None:
+                limits = partial(self._limit, machine)
+                measures |= {what: partial(limits, what) for what in _LIMITS}
+            if not measures:
+                return
             found = take_turns(measures, self.plan.rounds, lambda: self.tell("rounds"))
             for name in racers:
                 timing = self.result.timings[name]
                 timing.seconds = [] if timing.problem else found[name]
-            self._roof(facts, *(median(found[what]) for what in _LIMITS))
+            if machine is not None:
+                self._roof(facts, *(median(found[what]) for what in _LIMITS))
             self._memory(racers)
             if self.plan.contended and self.result.ours is not None:
                 self._contend(racers[OURS], self.result.ours)
@@ -205,14 +211,28 @@ class _Measurement:
             timing.problem = str(problem)
             return math.nan
 
-    def _machine(self, alive: ExitStack, facts: dict[str, Any]) -> Process:
+    def _machine(self, alive: ExitStack, facts: dict[str, Any]) -> Process | None:
         """A process whose rounds measure what the machine can do."""
         self.tell("the machine's own limits")
         child = alive.enter_context(self.process())
-        child.ask("machine", read=facts["read"], written=facts["written"])
+        try:
+            child.ask("machine", read=facts["read"], written=facts["written"])
+        except Failed as problem:
+            self.result.notes.append(f"the machine's limits are not known: {problem}")
+            return None
         return child
 
+    def _limit(self, machine: Process, what: str) -> float:
+        try:
+            return _ask_round(machine, what)
+        except Failed as problem:
+            if not self.result.notes:
+                self.result.notes.append(f"the machine's limits are not known: {problem}")
+            return math.nan
+
     def _roof(self, facts: dict[str, Any], peak: float, traffic: float) -> None:
+        if math.isnan(peak + traffic):
+            return
         flops, moved = facts["flops"], facts["read"] + facts["written"]
         narrow = self.dtype not in ("float32", "float64") or "int8" in self.case.name
         if self.dtype == "float64":
@@ -222,12 +242,20 @@ class _Measurement:
     def _memory(self, racers: dict[str, Process]) -> None:
         for name in (OURS, "eager"):
             if name in racers and not self.result.timings[name].problem:
-                self.result.memory[name] = racers[name].ask("memory")
+                try:
+                    self.result.memory[name] = racers[name].ask("memory")
+                except Failed as problem:
+                    self.result.notes.append(f"the memory of {name} is not known: {problem}")
 
     def _contend(self, child: Process, quiet: Timing) -> None:
-        with busy_core():
-            rounds = take_turns({OURS: lambda: _ask_round(child)}, MIN_ROUNDS)[OURS]
-        self.result.contended = median(rounds) / quiet.median
+        self.tell("one core taken")
+        try:
+            with busy_core():
+                rounds = take_turns({OURS: lambda: _ask_round(child)}, MIN_ROUNDS)[OURS]
+        except Failed as problem:
+            self.result.notes.append(f"with one core taken: {problem}")
+        else:
+            self.result.contended = median(rounds) / quiet.median
 
 
 def _ask_round(child: Process, what: str = "call") -> float:
