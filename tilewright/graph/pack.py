@@ -73,7 +73,7 @@ class PackOperands(Pass):
         packed: list[Node] = []
 
         def change(n: Node) -> Node:
-            if _is_constant(n, constant):
+            if is_constant(n, constant):
                 constant.add(n)
             c = contraction(n)
             if c is None:
@@ -112,13 +112,13 @@ class PackOperands(Pass):
         return None if width is None else _tiled(c, len(n.shape), width)
 
 
-def _is_constant(n: Node, constant: set[Node]) -> bool:
+def is_constant(n: Node, constant: set[Node]) -> bool:
     """Does it depend on weights and literals only?"""
     if isinstance(n.op, Input):
         return n.op.role == "weight"
     if isinstance(n.op, Constant):
         return True
-    return bool(n.inputs) and not n.op.random and all(x in constant for x in n.inputs)
+    return not n.op.random and all(x in constant for x in n.inputs)
 
 
 def _width(extent: Dim, columns: int, lanes: int) -> int | None:
@@ -167,6 +167,6 @@ def _tiled(c: Contraction, rank: int, width: int) -> Map:
     names = [f"a{k}" for k in range(len(c.right_axes))]
     lane = names[c.right_axes.index(c.lane)]
     outer = [x for x, a in zip(names, c.right_axes, strict=True) if a < rank and a != c.lane]
-    summed = [x for x, a in zip(names, c.right_axes, strict=True) if a >= rank]
+    summed = [names[c.right_axes.index(a)] for a in sorted(c.right_axes) if a >= rank]
     target = [*outer, f"{lane}//{width}", *summed, f"{lane}%{width}"]
     return Map.parse(f"{', '.join(names)} -> {', '.join(target)}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -112,11 +112,19 @@ def attribute_text(x: Any) -> str:
         return f"map({quoted(str(x))})"
     if isinstance(x, Graph):
         return print_graph(x, places=False)
+    if isinstance(x, Op):
+        return f"op {operator_text(x)}"
     raise Invalid(
         f"an attribute of type {type(x).__name__} has no text form: {x!r}",
-        hint="attributes are numbers, strings, dims, dtypes, types, literals, maps, graphs and "
-        "tuples of them",
+        hint="attributes are numbers, strings, dims, dtypes, types, literals, maps, graphs, "
+        "operators and tuples of them",
     )
+
+
+def operator_text(op: Op) -> str:
+    """An operator with its attributes."""
+    attrs = ", ".join(f"{k}={attribute_text(x)}" for k, x in attributes(op))
+    return f"{op.name}{{{attrs}}}" if attrs else op.name
 
 
 def literal_text(x: Literal) -> str:
@@ -152,6 +160,9 @@ def symbols_of(x: Any) -> Iterator[Sym]:
             yield from symbols_of(t)
     elif isinstance(x, tuple):
         for y in x:
+            yield from symbols_of(y)
+    elif isinstance(x, Op):
+        for _, y in attributes(x):
             yield from symbols_of(y)
 
 
@@ -207,9 +218,7 @@ class _GraphPrinter:
             return f"{self.names[n.inputs[0]]}.{n.op.k}"
         if isinstance(n.op, Constant):
             return literal_text(n.op.literal)
-        attrs = ", ".join(f"{k}={attribute_text(x)}" for k, x in attributes(n.op))
-        head = f"{n.op.name}{{{attrs}}}" if attrs else n.op.name
-        return f"{head}({', '.join(self.names[x] for x in n.inputs)})"
+        return f"{operator_text(n.op)}({', '.join(self.names[x] for x in n.inputs)})"
 
     def _comment(self, n: Node) -> str:
         found = self.graph.places.get(n) if self.places else None
@@ -316,6 +325,19 @@ class _GraphReader:
         if r.sees("literal"):
             return node(Constant(self.literal()))
         t = r.token
+        make = self.operator()
+        r.expect("(")
+        args = r.several(self.operand, ")")
+        try:
+            return node(make(), *args)
+        except (Invalid, TypeError, ValueError) as why:
+            r.problem(f"{t.text}: {why}", t)
+
+    def operator(self) -> Callable[[], Op]:
+        """A name with attributes; made when its operands have been read, so that faults have an
+        order."""
+        r = self.r
+        t = r.token
         op_name = r.name("an operator")
         cls = _BUILT_IN.get(op_name) or OPERATORS.get(op_name)
         if cls is None:
@@ -325,16 +347,11 @@ class _GraphReader:
         attrs: dict[str, Any] = {}
         if r.take("{"):
             r.several(lambda: attrs.update((self.pair(),)), "}")
-        r.expect("(")
-        args = r.several(self.operand, ")")
         known = {f.name for f in dataclasses.fields(cls)}
         if wrong := attrs.keys() - known:
             names = ", ".join(sorted(known)) or "none"
             r.problem(f"{op_name} has no attribute {min(wrong)}; it has {names}", t)
-        try:
-            return node(cls(**attrs), *args)
-        except (Invalid, TypeError, ValueError) as why:
-            r.problem(f"{op_name}: {why}", t)
+        return lambda: cls(**attrs)
 
     def pair(self) -> tuple[str, Any]:
         name = self.r.name("an attribute's name")
@@ -399,6 +416,9 @@ class _GraphReader:
                 return self.map()
             if t.text == "graph":
                 return read_graph(r, self.scope)
+            if t.text == "op":
+                r.next()
+                return self.operator()()
         if t.text == "-" and self._is_float(self._next()):
             r.next()
             return -float(r.next().text)

@@ -186,7 +186,9 @@ def _walks_together(
     hi, lo = acc.axes[row - 1], acc.axes[row]
     x = next(x for x in ops if lo in x.symbols())
     wide = D.bounds(extent(lo))[0] >= s.target.lanes(32)
-    return not (beside and wide) or affine_pair(s.nest.buffer(str(x.source)), x.index, hi, lo)
+    if not wide or not (beside or s.target.instructions):
+        return True
+    return affine_pair(s.nest.buffer(str(x.source)), x.index, hi, lo)
 
 
 # Where one step of the reduction is this many bytes away from the next, every one of them is on
@@ -207,7 +209,7 @@ def _copied(
     if len(long) != 1:
         return None
     step = D.coefficient(linear_index(s.nest.buffer(str(x.source)), x.index), long[0])
-    if not isinstance(step, int) or (beside and step * x.dtype.bytes < FAR):
+    if not isinstance(step, int) or step == 1 or (beside and step * x.dtype.bytes < FAR):
         return None
     deep, pixels = D.bounds(extent(long[0]))[1], D.bounds(extent(hi) * extent(lo))[1]
     # Whole blocks only: in the cache, and enough of them for the threads.

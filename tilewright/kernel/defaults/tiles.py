@@ -7,6 +7,7 @@ registers, the reduction an instruction of the target or an unrolled loop, the c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from tilewright.ir import dim as D
 from tilewright.kernel.defaults.scheduler import Scheduler, vector_loop
@@ -68,8 +69,8 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
         width = min(width, en)
     ragged = not (isinstance(en, int) and en % width == 0)
     # Zero padding in the packed operand lets every tile be full; only the store is ragged then.
-    padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, int(t.axes[t.col][1:]), width))
-    blocks = _blocked(s, a, CHAIN if rows == t.rows else SHORT_CHAIN)
+    padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, t.col, width))
+    blocks, around = _blocked(s, a, CHAIN if rows == t.rows else SHORT_CHAIN)
     rest = [x for x in t.names if x not in (m, n)] if t.around else []
     if t.copy is not None and t.copy[1]:
         s.do(Split(m, t.copy[1]))
@@ -91,8 +92,8 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
             s.do(ComputeAt(t.copy[0], rest[-1]))
         _copy_lanes(s, t.copy[0])
     if blocks is not None:
-        _reorder(s, (f"{a}.r0.0", f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}"))
-        s.do(ComputeAt(blocks, f"{a}.r0.0"))
+        _reorder(s, (*around, f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}"))
+        s.do(ComputeAt(blocks, around[-1]))
     return Placed(t, m, n, rest, tiles, padded, blocks)
 
 
@@ -165,24 +166,25 @@ CHAIN = 512
 SHORT_CHAIN = 64
 
 
-def _blocked(s: Scheduler, a: str, chain: int) -> str | None:
-    """Sum in blocks of the first reduction axis: the name of the stage of partial sums."""
+def _blocked(s: Scheduler, a: str, chain: int) -> tuple[str | None, tuple[str, ...]]:
+    """Sum in blocks: the name of the stage of partial sums, and the loops over blocks."""
     loops = [p for p in s.path(a) if p.name.startswith(f"{a}.r")]
-    if not loops or not all(isinstance(p.extent, int) for p in loops):
-        return None
     sizes = [p.extent for p in loops if isinstance(p.extent, int)]
-    inner = 1
-    for size in sizes[1:]:
-        inner *= size
-    if sizes[0] * inner <= chain:
-        return None
-    fits = [d for d in range(1, sizes[0]) if sizes[0] % d == 0 and 16 <= d * inner <= chain]
-    if not fits:
-        return None
-    s.do(Split(loops[0].name, fits[-1]))
+    if len(sizes) < len(loops) or prod(sizes) <= chain or s.group.precision == "strict":
+        return None, ()
+    # The first loop whose body is a chain short enough is split, the ones around it are blocks.
+    at = next(k for k in range(len(loops)) if prod(sizes[k + 1 :]) <= chain)
+    inner = prod(sizes[at + 1 :])
+    fits = [d for d in range(1, sizes[at] + 1) if sizes[at] % d == 0 and d * inner <= chain]
+    if fits[-1] * inner < 16:
+        return None, ()
+    around = [p.name for p in loops[:at]]
+    if fits[-1] < sizes[at]:
+        s.do(Split(loops[at].name, fits[-1]))
+        around.append(f"{loops[at].name}.0")
     name = f"{a}b"
-    s.do(RFactor(a, (f"{loops[0].name}.0",), name))
-    return name
+    s.do(RFactor(a, tuple(around), name))
+    return name, tuple(around)
 
 
 def _reorder(s: Scheduler, order: tuple[str, ...]) -> None:

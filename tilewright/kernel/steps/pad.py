@@ -36,13 +36,15 @@ class Pad(Step):
         self.need(0 <= self.axis < len(b.shape), f"{self.stage} has no axis {self.axis}")
         positive = isinstance(self.factor, int) and self.factor >= 1
         self.need(positive, f"{self.factor} is not a positive factor")
-        grown = [f"{stem}.i{self.axis}" for stem in (self.stage, f"{self.stage}.init")]
+        grown: list[str] = []
         for s, p in walk(n.body):
-            if not isinstance(s, Store) or s.buffer != self.stage:
-                continue
-            for q in p:
-                plain = q.name not in grown or s.index[self.axis] == D.as_int(q.var)
-                self.need(plain, f"{self.stage} is not written along its loop {q.name}")
+            if isinstance(s, Store) and s.buffer == self.stage:
+                at = s.index[self.axis]
+                along = [q.name for q in p if D.known_eq(D.as_int(q.var), at)]
+                grown += along
+                what = f"{self.stage} is not written along one loop per axis"
+                self.need(along or at == 0, what, "pad first")
+        grown = list(dict.fromkeys(grown))
         size = D.ceildiv(b.shape[self.axis], self.factor) * self.factor
         for name in grown:
             for x, _ in find(n, name):

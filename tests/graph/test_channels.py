@@ -1,0 +1,138 @@
+"""Images are stored with channels last between convolutions; what is computed stays the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.graph.build import arg, arguments, build, graph, weight
+from tilewright.base.events import Log
+from tilewright.graph.channels import ChannelsLast
+from tilewright.graph.classify import facts
+from tilewright.graph.decompose import Decompose
+from tilewright.graph.winograd import Winograd
+from tilewright.ir.interpret import evaluate
+from tilewright.ir.node import Graph, Node, item
+from tilewright.ir.text import parse_graph, print_graph
+
+
+def turned(*outputs: Node) -> tuple[Graph, Graph]:
+    before = Decompose().apply(graph(*outputs), Log())
+    return before, ChannelsLast().apply(before, Log())
+
+
+def conv(x: Node, w: Node, stride: int = 1, padding: int = 0, groups: int = 1) -> Node:
+    n = x.rank - 2
+    padded = build.pad(x, (0, 0, *[padding] * n), (0, 0, *[padding] * n))
+    return build.conv_valid(padded, w, (stride,) * n, (1,) * n, groups)
+
+
+def same(before: Graph, after: Graph, tolerance: float = 1e-5) -> None:
+    values = arguments(before)
+    for x, y in zip(evaluate(before, values), evaluate(after, values), strict=True):
+        np.testing.assert_allclose(y, x, rtol=tolerance, atol=tolerance * np.abs(x).max())
+
+
+def count(g: Graph, name: str) -> int:
+    return sum(n.op.name == name for n in g.nodes())
+
+
+def test_conversions_stand_at_the_edges() -> None:
+    x = arg("x", 1, 3, 9, 8)
+    a = build.relu(conv(x, weight("u", 8, 3, 3, 3), padding=1))
+    b = conv(a, weight("v", 8, 8, 1, 1))
+    c = build.add(build.mul(b, weight("s", 1, 8, 1, 1)), a)
+    d = conv(c, weight("w", 4, 8, 3, 3), stride=2, padding=1)
+    before, after = turned(build.relu(d))
+    same(before, after)
+    # The image comes in, the scale of the channels is read, and the result goes out.
+    assert count(after, "permute") == 3 and count(after, "relayout") == 0
+    assert all(n.shape[-1] in (3, 4, 8) for n in after.nodes() if n.op.name == "arranged")
+
+
+def test_contractions_sum_along_channels_last() -> None:
+    _, after = turned(conv(arg("x", 1, 5, 6, 6), weight("w", 8, 5, 3, 3)))
+    (n,) = (n for n in after.nodes() if facts(n).kind == "contract")
+    assert facts(n).inner == (3, 3, 5)
+    # Tiles read an image again and again: it is stored as they want it.
+    assert count(after, "relayout") == 1
+
+
+@pytest.mark.parametrize("rank", [3, 4, 5])
+def test_any_number_of_spatial_axes(rank: int) -> None:
+    shape = (2, 4, 7, 6, 5)[:rank]
+    y = conv(arg("x", *shape), weight("w", 6, 4, *(2,) * (rank - 2)), padding=1)
+    before, after = turned(build.relu(y))
+    same(before, after)
+    assert count(after, "arranged") == 2
+
+
+def test_one_filter_per_channel_has_filters_beside_each_other() -> None:
+    a = conv(arg("x", 1, 4, 7, 7), weight("u", 8, 4, 1, 1))
+    before, after = turned(conv(a, weight("v", 8, 1, 3, 3), padding=1, groups=8))
+    same(before, after)
+    assert [str(n.op.map) for n in after.nodes() if n.op.name == "relayout"][-1:] == [  # type: ignore[attr-defined]
+        "i0, i1, i2, i3 -> i1, i2, i3, i0"
+    ]
+
+
+def test_groups() -> None:
+    before, after = turned(conv(arg("x", 2, 6, 5, 5), weight("w", 9, 2, 3, 3), groups=3))
+    same(before, after)
+
+
+def test_pooling_and_means_follow() -> None:
+    a = conv(arg("x", 1, 3, 12, 12), weight("w", 8, 3, 3, 3))
+    pooled = item(build.max_pool(a, (3, 3), (2, 2), (1, 1), (1, 1), False), 0)
+    before, after = turned(build.mean(pooled, (2, 3)))
+    same(before, after)
+    (window,) = (n for n in after.nodes() if n.op.name == "arranged" and n.shape[1:3] == (5, 5))
+    assert window.shape == (1, 5, 5, 8)
+
+
+def test_matrix_products_stay_as_they_are() -> None:
+    """Attention over what a convolution gives: axes of heads and rows are no channels."""
+    a = conv(arg("x", 2, 4, 6, 6), weight("w", 4, 4, 1, 1))
+    y = build.matmul(build.relu(a), arg("b", 2, 4, 6, 5))
+    before, after = turned(y)
+    same(before, after)
+    assert count(after, "matmul") == 1
+
+
+def test_graphs_without_images_are_left_alone() -> None:
+    before, after = turned(build.matmul(arg("x", 2, 3, 4, 5), arg("y", 2, 3, 5, 6)))
+    assert after is before
+
+
+def test_text_round_trip() -> None:
+    _, after = turned(build.relu(conv(arg("x", 1, 3, 6, 6), weight("w", 8, 3, 3, 3), padding=1)))
+    text = print_graph(after)
+    assert "op conv_valid{" in text and print_graph(parse_graph(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("channels", "pixels", "tile"), [(64, 56, 4), (128, 28, 4), (512, 7, 2), (4, 5, None)]
+)
+def test_winograd_where_it_pays(channels: int, pixels: int, tile: int | None) -> None:
+    w = weight("w", channels, channels, 3, 3)
+    _, after = turned(conv(arg("x", 1, channels, pixels, pixels), w, padding=1))
+    (n,) = (n for n in after.nodes() if facts(n).kind == "contract")
+    assert Winograd().size_for(n, {w}) == tile
+    assert Winograd().size_for(n, set()) is None  # a weight that changes is not transformed
+
+
+@pytest.mark.parametrize("changes", [{"stride": 2}, {"groups": 2}])
+def test_winograd_is_for_plain_convolutions(changes: dict[str, int]) -> None:
+    w = weight("w", 64, 64 // changes.get("groups", 1), 3, 3)
+    _, after = turned(conv(arg("x", 1, 64, 20, 20), w, padding=1, **changes))
+    (n,) = (n for n in after.nodes() if facts(n).kind == "contract")
+    assert Winograd().size_for(n, {w}) is None
+
+
+@pytest.mark.parametrize("pixels", [(8, 8), (9, 6), (7, 11)])
+def test_winograd_computes_the_convolution(pixels: tuple[int, int]) -> None:
+    x, w = arg("x", 2, 24, *pixels), weight("w", 32, 24, 3, 3)
+    before, after = turned(build.relu(conv(x, w, padding=1)))
+    tiled = Winograd().apply(after, Log())
+    assert count(tiled, "winograd_output") == 1
+    same(before, tiled, 1e-5)

@@ -1,0 +1,192 @@
+"""Channels last: where a convolution's output channels are not innermost, images are stored so.
+
+Vectors run along channels: with a pixel's channels beside each other, whole vectors are what a
+contraction reads, adds up and stores. The order spreads from convolutions through everything that
+keeps axes apart (maps, padding, pooling, normalisation); conversions stand at the edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.base.events import Log
+from tilewright.graph.classify import contraction, facts
+from tilewright.ir import dim as D
+from tilewright.ir.maps import Map
+from tilewright.ir.node import Graph, Node, node
+from tilewright.ir.passes import Pass
+from tilewright.ir.types import TensorType
+from tilewright.ops.arranged import Order, arranged, inverse
+from tilewright.ops.layout import relayout
+from tilewright.ops.views import permute, reshape
+
+
+@dataclass(frozen=True)
+class ChannelsLast(Pass):
+    """Rewrite convolutions, and what lies between them, to the order with channels innermost."""
+
+    def apply(self, program: Graph, log: Log) -> Graph:
+        last = _spread(program)
+        if not last:
+            return program
+        count = sum(facts(n).kind == "contract" for n in last)
+        log.add("layout", f"{len(last)} values with channels last around {count} convolutions")
+        return _Rewriting(last).run(program)
+
+
+def order_of(rank: int) -> Order:
+    return (0, *range(2, rank), 1)
+
+
+def _spread(graph: Graph) -> set[Node]:
+    """Values to be stored with channels last."""
+    nodes, users = graph.nodes(), graph.users()
+    fit = {n for n in nodes if _keeps_apart(n)}
+    seeds = [n for n in nodes if n in fit and _is_seed(n)]
+    last: set[Node] = set()
+    stack = list(seeds)
+    while stack:
+        n = stack.pop()
+        if n in last:
+            continue
+        last.add(n)
+        around = [x for x in n.inputs if x in fit and x.rank == n.rank and _is_image(n, x)]
+        around += [u for u in users[n] if u in fit and u.rank == n.rank and _is_image(u, n)]
+        stack += [x for x in around if x not in last]
+    return last
+
+
+def _is_seed(n: Node) -> bool:
+    """A contraction of an image: windows or pixels as rows, channels as columns, but not last."""
+    c = contraction(n)
+    return c is not None and c.lane == 1 and n.rank >= 3 and n.rank - 1 in c.rows
+
+
+def _keeps_apart(n: Node) -> bool:
+    """Is axis k of every operand of the result's rank read along axis k of the result alone?
+
+    What is summed over may be added to any axis, as windows do.
+    """
+    if not isinstance(n.type, TensorType) or n.rank < 3 or not n.inputs:
+        return False
+    if n.op.random or n.op.barrier or hasattr(n.op, "interpret"):
+        return False
+    f = facts(n)
+    if f.kind not in ("map", "view", "reduce", "contract") or f.reshape:
+        return False
+    if f.kind == "contract" and not _is_seed(n) and not _has_filters(n):
+        return False  # a matrix product has its own rows and columns
+    out = f.outputs[0].axes
+    for a in f.accesses:
+        if len(a.index) != n.rank or f.inputs[a.operand].rank != n.rank:
+            if f.kind == "map" and f.pointwise:
+                continue
+            return False
+        if _is_weight_of(n, a.operand):
+            continue
+        for k, i in enumerate(a.index):
+            if any(s in out and s is not out[k] for s in D.symbols(i)):
+                return False
+            if any(True for _ in D.data_values(i)):
+                return False
+    return True
+
+
+def _is_weight_of(n: Node, operand: int) -> bool:
+    """The operand of a contraction that is no image: it is indexed by no pixel of the result."""
+    f = facts(n)
+    if f.kind != "contract":
+        return False
+    pixels = f.outputs[0].axes[2:]
+    return not any(
+        s in pixels
+        for a in f.accesses
+        if a.operand == operand
+        for i in a.index
+        for s in D.symbols(i)
+    )
+
+
+def _own_channel(n: Node, operand: int) -> int | None:
+    """The axis of a weight along which every channel of the image has its own filter."""
+    f = facts(n)
+    channel = f.outputs[0].axes[1]
+    image = [a for a in f.accesses if a.operand != operand]
+    own = [a for a in f.accesses if a.operand == operand]
+    if not all(D.coefficient(a.index[1], channel) == 1 for a in image) or len(own) != 1:
+        return None
+    return own[0].axes.index(1) if 1 in own[0].axes else None
+
+
+def _has_filters(n: Node) -> bool:
+    """A filter of its own per channel."""
+    return any(_is_weight_of(n, k) and _own_channel(n, k) is not None for k in (0, 1))
+
+
+def _is_image(n: Node, x: Node) -> bool:
+    """Does n read x as an image, not as a weight?"""
+    return any(x is y and not _is_weight_of(n, k) for k, y in enumerate(n.inputs))
+
+
+class _Rewriting:
+    def __init__(self, last: set[Node]) -> None:
+        self.last = last
+        self.stored: dict[Node, Node] = {}  # with channels last
+        self.plain: dict[Node, Node] = {}
+
+    def run(self, graph: Graph) -> Graph:
+        moved: dict[Node, Node] = {}
+        for n in graph.nodes():
+            if n in self.last:
+                moved[n] = self.stored[n] = self.turned(n)
+            else:
+                ins = tuple(self.as_it_was(x) for x in n.inputs)
+                same = all(a is b for a, b in zip(ins, n.inputs, strict=True))
+                moved[n] = self.plain[n] = n if same else node(n.op, *ins)
+        return graph.with_outputs((self.as_it_was(o) for o in graph.outputs), moved)
+
+    def as_it_was(self, n: Node) -> Node:
+        if n not in self.plain:
+            self.plain[n] = permute(self.stored[n], inverse(order_of(n.rank)))
+        return self.plain[n]
+
+    def turned(self, n: Node) -> Node:
+        """The node over operands with channels last."""
+        order = order_of(n.rank)
+        f = facts(n)
+        if f.kind == "map" and f.pointwise and n.op.elementwise:
+            return node(n.op, *(self.broadcast(x, n.rank) for x in n.inputs))
+        orders: list[Order] = []
+        ins: list[Node] = []
+        for k, x in enumerate(n.inputs):
+            if _is_weight_of(n, k) and (channel := _own_channel(n, k)) is not None:
+                # One filter per channel: filters lie beside each other as channels do.
+                turned = (*(a for a in range(x.rank) if a != channel), channel)
+                orders.append(turned)
+                ins.append(relayout(self.as_it_was(x), Map.permutation(turned)))
+            elif x.rank != n.rank or _is_weight_of(n, k):
+                orders.append(tuple(range(x.rank)))
+                ins.append(self.as_it_was(x))
+            else:
+                orders.append(order)
+                ins.append(self.image(x, f.kind == "contract"))
+        return arranged(n.op, orders, order, *ins)
+
+    def image(self, x: Node, store: bool) -> Node:
+        if x in self.stored:
+            return self.stored[x]
+        plain, order = self.as_it_was(x), order_of(x.rank)
+        if store:  # tiles read it again and again
+            return relayout(plain, Map.permutation(order))
+        return permute(plain, order)
+
+    def broadcast(self, x: Node, rank: int) -> Node:
+        """An operand of elementwise work, its missing axes put in front before they are turned."""
+        if x in self.stored:
+            return self.stored[x]
+        plain = self.as_it_was(x)
+        if plain.rank == 0:
+            return plain
+        if plain.rank < rank:
+            plain = reshape(plain, (1,) * (rank - plain.rank) + plain.shape)
+        return permute(plain, order_of(rank))
