@@ -32,7 +32,7 @@ from tilewright.ir.types import DType, TensorType
 
 # A folded weight may be this many times larger than the weights it is made of: packing pads a
 # little, an expand multiplies.
-GROWTH = 2
+GROWTH = 5
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Const, Fn, Index, Load, Value, load, rewrite
+from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.expr import Const, Fn, Index, Load, Value, load, rewrite, walk
 from tilewright.kernel.group import Buffer
 from tilewright.llvm.scalars import memory_type, register_type, vector
 from tilewright.llvm.writer import LANE, Writer
@@ -68,11 +68,26 @@ class Values(Writer):
             x = get(v.args[0], guarded)
             return self.arith.cast(x, v.args[0].dtype, v.dtype, w)
         if v.name == "select":
+            known = self._settled(v.args[0])
+            if known is not None:
+                return get(v.args[1] if known else v.args[2], guarded)
             c = get(v.args[0], guarded)
             a, b = get(v.args[1], True), get(v.args[2], True)
             return self.arith.apply("select", v.dtype, w, [c, a, b])
         args = [get(a, guarded) for a in v.args]
         return self.arith.apply(v.name, v.args[-1].dtype, w, args)
+
+    def _settled(self, condition: Value) -> bool | None:
+        """What a condition is where unrolled loops have settled it."""
+        symbols = condition.symbols()
+        at = {s: self.env.get(s) for s in symbols}
+        table: dict[Sym, Dim] = {s: k for s, k in at.items() if isinstance(k, int)}
+        if not symbols or len(table) < len(symbols):
+            return None
+        if any(isinstance(x, Load) for x in walk(condition)):
+            return None
+        found = condition.substitute(table)
+        return bool(found.value) if isinstance(found, Const) else None
 
     def dim_value(self, x: Dim) -> str:
         return self.dim(x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
+from tilewright.kernel.defaults.cases import schedule_cases
 from tilewright.kernel.defaults.scheduler import (
     Scheduler,
     can_fuse,
@@ -91,15 +92,14 @@ def _fuse_outer(s: Scheduler, stages: list[str], count: int) -> None:
 def schedule_map(s: Scheduler, outs: list[Stage]) -> None:
     host = outs[0].name
     names = [x.name for x in outs]
-    loops = _collapse(s, names) if all(len(s.path(n)) == len(s.path(host)) for n in names) else []
+    if all(len(s.path(n)) == len(s.path(host)) for n in names):
+        _collapse(s, names)
     for other in names[1:]:
         path = s.path(host)
         if path and not s.attempt(ComputeWith(other, path[-1].name)):
             schedule_alone(s, other)
-    loops = [p.name for p in s.path(host)]
-    if not loops:
-        return
-    schedule_alone(s, host)
+    if s.path(host) and not schedule_cases(s, host):
+        schedule_alone(s, host)
 
 
 def schedule_alone(s: Scheduler, host: str) -> None:

@@ -1,0 +1,119 @@
+"""Winograd: 3x3 convolutions of images with channels last as products of transformed tiles.
+
+Taken where an estimate says that it is faster: fewer multiplications against more bytes. Weights
+have to be constant, for their transform runs once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.base.events import Log
+from tilewright.graph.channels import order_of
+from tilewright.graph.pack import is_constant
+from tilewright.ir.node import Graph, Node, rebuild
+from tilewright.ir.passes import Pass
+from tilewright.ir.target import Target
+from tilewright.ir.types import f32
+from tilewright.ops.arranged import Arranged
+from tilewright.ops.convolution import ConvValid
+from tilewright.ops.linear import matmul
+from tilewright.ops.views import pad, reshape
+from tilewright.ops.winograd import POINTS, TAPS, winograd_input, winograd_output, winograd_weight
+
+# Bytes that pass between a core and its outer caches per cycle, as kernels that stream reach them.
+BYTES_PER_CYCLE = 8
+# Two multiply-adds per lane and cycle is what large cores do.
+FLOPS_PER_LANE = 4
+
+
+@dataclass(frozen=True)
+class Winograd(Pass):
+    """Rewrite the convolutions that gain from it."""
+
+    lanes: int = 4
+    rows: int = 6  # of a register tile: fewer tiles than this waste multipliers
+    least: int = 16  # channels: with fewer the transforms are most of the work
+
+    @staticmethod
+    def of(target: Target) -> Winograd:
+        return Winograd(target.lanes(32))
+
+    def apply(self, program: Graph, log: Log) -> Graph:
+        constant: set[Node] = set()
+        taken: list[Node] = []
+
+        def change(n: Node) -> Node:
+            if is_constant(n, constant):
+                constant.add(n)
+            size = self.size_for(n, constant)
+            if size is None:
+                return n
+            log.add("layout", f"{n!r} by Winograd tiles of {size}x{size}", detail=True)
+            taken.append(n)
+            return _by_tiles(n, size)
+
+        new = rebuild(program, change)
+        return new if taken else program
+
+    def size_for(self, n: Node, constant: set[Node]) -> int | None:
+        """The tile with the least estimated time, or None where the direct form has it."""
+        found = _sizes(n)
+        if found is None or n.inputs[1] not in constant:
+            return None
+        batch, height, width, channels, columns = found
+        if min(channels, columns) < self.least:
+            return None
+        flops = self.lanes * FLOPS_PER_LANE
+
+        def cycles(multiplies: int, size: int) -> float:
+            return 2 * multiplies / flops + size * f32.bytes / BYTES_PER_CYCLE
+
+        weights = TAPS * TAPS * channels * columns
+        pixels = batch * height * width
+        best, choice = cycles(pixels * weights, weights), None
+        for m in POINTS:
+            points = (m + TAPS - 1) ** 2
+            tiles = batch * -(-height // m) * -(-width // m)
+            rows = max(tiles, self.rows)
+            # Points are written and read, on both sides of the products.
+            moved = points * (channels * columns + 2 * tiles * (channels + columns))
+            # What the transforms add up: about two operations per point on either side.
+            work = points * tiles * (channels + columns)
+            time = cycles(points * rows * channels * columns + work, moved)
+            if time < best:
+                best, choice = time, m
+        return choice
+
+
+def _sizes(n: Node) -> tuple[int, int, int, int, int] | None:
+    """Batch, height, width, channels and columns of a plain 3x3 convolution."""
+    op = n.op
+    if not isinstance(op, Arranged) or not isinstance(op.op, ConvValid) or n.dtype is not f32:
+        return None
+    x, w = n.inputs
+    last = order_of(4)
+    if n.rank != 4 or op.operands != ((last, (0, 1, 2, 3))) or op.result != last:
+        return None
+    plain = op.op.stride == op.op.dilation == (1, 1) and op.op.groups == 1
+    if not plain or w.shape[2:] != (TAPS, TAPS):
+        return None
+    sizes = (*n.shape[:3], x.shape[3], n.shape[3])
+    if not all(isinstance(d, int) and d > 0 for d in sizes):
+        return None
+    return sizes  # type: ignore[return-value]
+
+
+def _by_tiles(n: Node, m: int) -> Node:
+    found = _sizes(n)
+    assert found is not None
+    batch, height, width, channels, columns = found
+    x, w = n.inputs
+    rows, cols = -(-height // m), -(-width // m)
+    after = (0, rows * m - height, cols * m - width, 0)
+    tiles = winograd_input(pad(x, (0, 0, 0, 0), after), m)
+    t = m + TAPS - 1
+    points = reshape(tiles, (t * t, batch * rows * cols, channels))
+    weight = reshape(winograd_weight(w, m), (t * t, channels, columns))
+    products = reshape(matmul(points, weight), (t, t, batch, rows, cols, columns))
+    return winograd_output(products, m, height, width)

@@ -1,0 +1,272 @@
+"""Winograd's convolution of 3x3 windows: tiles of m x m results from (m+2) x (m+2) products.
+
+Images have channels last. An input tile is carried to (m+2)² points, a weight once too; products of
+points are matrix products over channels, one per point; and results are carried back:
+
+    winograd_output(matmul(winograd_input(x), winograd_weight(w))) = convolution of x with w
+
+The points of F(4,3) are 0, ±3/4, ±3/2 and infinity: their powers are exact in binary and stay near
+one, which makes the error about a third of that of the usual 0, ±1, ±2 (measured in the tests).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+
+from tilewright.base.errors import require
+from tilewright.ir import dim as D
+from tilewright.ir import expr as E
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Tensor, Value
+from tilewright.ir.node import Node, Op, node
+from tilewright.ir.operator import Sample, operator
+from tilewright.ir.types import DType, TensorType, f64
+from tilewright.ops.samples import case, normal
+
+TAPS = 3
+# The finite points besides 0, each with its negative.
+POINTS = {2: (Fraction(1),), 4: (Fraction(3, 4), Fraction(3, 2))}
+Matrix = tuple[tuple[Fraction, ...], ...]
+
+
+@cache
+def matrices(m: int) -> tuple[Matrix, Matrix, Matrix]:
+    """(back, weight, there): results from points, a weight to points, an input tile to points."""
+    require(m in POINTS, f"winograd: tiles of {m} results are not known, {tuple(POINTS)} are")
+    points = [Fraction(0), *(s * p for p in POINTS[m] for s in (1, -1))]
+
+    def polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
+        """Coefficients of the product of (x - root), the constant first."""
+        c = [Fraction(1)]
+        for root in roots:
+            c = [a - root * b for a, b in zip([Fraction(0), *c], [*c, Fraction(0)], strict=True)]
+        return c
+
+    def apart(p: Fraction) -> list[Fraction]:
+        return [q for q in points if q != p]
+
+    zero = Fraction(0)
+    back = [
+        [*(p**i for p in points), Fraction(i == m - 1)] for i in range(m)
+    ]  # the last column is the point at infinity
+    there = [[*polynomial(apart(p)), zero] for p in points] + [polynomial(points)]
+    weight = []
+    for p in points:
+        scale = Fraction(1)
+        for q in apart(p):
+            scale *= p - q
+        weight.append([p**i / scale for i in range(TAPS)])
+    weight.append([zero] * (TAPS - 1) + [Fraction(1)])
+    return tuple(tuple(tuple(row) for row in x) for x in (back, weight, there))  # type: ignore
+
+
+def _array(x: Matrix) -> np.ndarray:
+    return np.array([[float(c) for c in row] for row in x])
+
+
+def _sum(row: Sequence[Fraction], terms: Callable[[int], Value], dtype: DType) -> Value | None:
+    """The combination of terms, without those whose coefficient is zero."""
+    total: Value | None = None
+    for k, c in enumerate(row):
+        if c:
+            x = terms(k) if c == 1 else terms(k) * E.const(float(c), dtype)
+            total = x if total is None else total + x
+    return total
+
+
+def _split_sum(row: Sequence[Fraction], terms: Callable[[int], Value], dtype: DType) -> Value:
+    """The combination as a part of even terms and one of odd terms, which start with a positive
+    coefficient: points p and -p then share both parts."""
+    even = _sum([c if k % 2 == 0 else Fraction(0) for k, c in enumerate(row)], terms, dtype)
+    odd_row = [c if k % 2 else Fraction(0) for k, c in enumerate(row)]
+    first = next((c for c in odd_row if c), Fraction(1))
+    odd = _sum([c if first > 0 else -c for c in odd_row], terms, dtype)
+    if even is None or odd is None:
+        found = even if even is not None else odd
+        assert found is not None
+        return found if even is not None or first > 0 else -found
+    return even + odd if first > 0 else even - odd
+
+
+def _back_sum(row: Sequence[Fraction], terms: Callable[[int], Value], dtype: DType) -> Value:
+    """The combination with the points p and -p added or subtracted first: all rows share that."""
+    total = _sum([row[0]], terms, dtype)
+    for k in range(1, len(row) - 1, 2):
+        both = terms(k) + terms(k + 1) if row[k] == row[k + 1] else terms(k) - terms(k + 1)
+        x = both if row[k] == 1 else both * E.const(float(row[k]), dtype)
+        total = x if total is None else total + x
+    if row[-1]:
+        total = terms(len(row) - 1) if total is None else total + terms(len(row) - 1)
+    assert total is not None
+    return total
+
+
+def _cases(at: Dim, rows: int, value: Callable[[int], Value]) -> Value:
+    """value(k) where the index is k: a schedule that unrolls the axis leaves one of them."""
+    out = value(rows - 1)
+    for k in range(rows - 2, -1, -1):
+        out = E.select(E.index(at).eq(k), value(k), out)
+    return out
+
+
+def _tile(what: str, size: int) -> int:
+    require(size in POINTS, f"{what}: tiles of {size} results are not known, {tuple(POINTS)} are")
+    return size + TAPS - 1
+
+
+@operator
+class WinogradInput(Op):
+    """Tiles of an image [N,H,W,C] at the points: [t,t,N,rows of tiles,columns of tiles,C]."""
+
+    size: int
+
+    def infer(self, x: TensorType) -> TensorType:
+        t = _tile("winograd_input", self.size)
+        require(x.rank == 4, f"winograd_input: {x!r} is no batch of images")
+        counts = [D.floordiv(d - (TAPS - 1), self.size) for d in x.shape[1:3]]
+        require(
+            all(D.known_eq(c * self.size + TAPS - 1, d) for c, d in zip(counts, x.shape[1:3])),
+            f"winograd_input: {x!r} is not made of whole tiles of {self.size}",
+            hint="pad it with zeros at the end",
+        )
+        return TensorType(x.dtype, (t, t, x.shape[0], *counts, x.shape[3]))
+
+    def compute(self, x: Tensor) -> Tensor:
+        _, _, there = matrices(self.size)
+        t, m = self.size + TAPS - 1, self.size
+
+        def body(a: Dim, b: Dim, n: Dim, p: Dim, q: Dim, c: Dim) -> Value:
+            def column(j: int) -> Value:
+                def term(i: int) -> Value:
+                    return x[n, p * m + i, q * m + j, c]
+
+                return _cases(a, t, lambda k: _split_sum(there[k], term, x.dtype))
+
+            columns = [column(j) for j in range(t)]
+            return _cases(b, t, lambda k: _split_sum(there[k], columns.__getitem__, x.dtype))
+
+        return E.compute(self.infer(TensorType(x.dtype, x.shape)).shape, body, x.dtype)
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        there = _array(matrices(self.size)[2])
+        t, m = self.size + TAPS - 1, self.size
+        windows = np.lib.stride_tricks.sliding_window_view(x, (t, t), (1, 2))[:, ::m, ::m]
+        out = np.einsum("ai,npqcij,bj->abnpqc", there, windows.astype(np.float64), there)
+        return np.ascontiguousarray(out.astype(x.dtype))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield case(cls(2), normal(2, 6, 4, 3))
+        yield case(cls(4), normal(1, 6, 10, 4))
+        yield case(cls(4), normal(1, 14, 6, 2), dtype=f64)
+
+
+@operator
+class WinogradWeight(Op):
+    """A weight [O,C,3,3] at the points, [t,t,C,O]; it is carried there in double precision."""
+
+    size: int
+
+    def infer(self, w: TensorType) -> TensorType:
+        t = _tile("winograd_weight", self.size)
+        require(
+            w.rank == 4 and w.shape[2:] == (TAPS, TAPS),
+            f"winograd_weight: {w!r} is no weight of 3x3 windows",
+        )
+        return TensorType(w.dtype, (t, t, w.shape[1], w.shape[0]))
+
+    def compute(self, w: Tensor) -> Tensor:
+        _, weight, _ = matrices(self.size)
+        t = self.size + TAPS - 1
+
+        def combined(row: Sequence[Fraction], terms: Callable[[int], Value]) -> Value:
+            found = _sum(row, terms, f64)
+            assert found is not None
+            return found
+
+        def body(a: Dim, b: Dim, c: Dim, o: Dim) -> Value:
+            def column(j: int) -> Value:
+                def term(i: int) -> Value:
+                    return E.cast(w[o, c, i, j], f64)
+
+                return _cases(a, t, lambda k: combined(weight[k], term))
+
+            columns = [column(j) for j in range(TAPS)]
+            return _cases(b, t, lambda k: combined(weight[k], columns.__getitem__))
+
+        return E.compute((t, t, w.shape[1], w.shape[0]), body, w.dtype)
+
+    def reference(self, w: np.ndarray) -> np.ndarray:
+        weight = _array(matrices(self.size)[1])
+        out = np.einsum("ai,ocij,bj->abco", weight, w.astype(np.float64), weight)
+        return np.ascontiguousarray(out.astype(w.dtype))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield case(cls(2), normal(4, 3, 3, 3))
+        yield case(cls(4), normal(2, 5, 3, 3))
+
+
+@operator
+class WinogradOutput(Op):
+    """Points [t,t,N,rows of tiles,columns of tiles,O] as the image [N,height,width,O]."""
+
+    size: int
+    height: int
+    width: int
+
+    def infer(self, x: TensorType) -> TensorType:
+        t = _tile("winograd_output", self.size)
+        require(x.rank == 6 and x.shape[:2] == (t, t), f"winograd_output: {x!r} has no {t}² points")
+        for count, d in zip(x.shape[3:5], (self.height, self.width), strict=True):
+            require(
+                D.known_eq(count, -(-d // self.size)),
+                f"winograd_output: {count} tiles of {self.size} do not make {d} pixels",
+            )
+        return TensorType(x.dtype, (x.shape[2], self.height, self.width, x.shape[5]))
+
+    def compute(self, x: Tensor) -> Tensor:
+        back, _, _ = matrices(self.size)
+        t, m = self.size + TAPS - 1, self.size
+
+        def body(n: Dim, p: Dim, q: Dim, o: Dim) -> Value:
+            def column(b: int) -> Value:
+                def term(a: int) -> Value:
+                    return x[a, b, n, D.floordiv(p, m), D.floordiv(q, m), o]
+
+                return _cases(D.mod(p, m), m, lambda k: _back_sum(back[k], term, x.dtype))
+
+            columns = [column(b) for b in range(t)]
+            row = _cases(D.mod(q, m), m, lambda k: _back_sum(back[k], columns.__getitem__, x.dtype))
+            return row
+
+        shape = (x.shape[2], self.height, self.width, x.shape[5])
+        return E.compute(shape, body, x.dtype)
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        back = _array(matrices(self.size)[0])
+        y = np.einsum("ia,abnpqo,jb->npiqjo", back, x.astype(np.float64), back)
+        n, p, i, q, j, o = y.shape
+        whole = y.reshape(n, p * i, q * j, o)[:, : self.height, : self.width]
+        return np.ascontiguousarray(whole.astype(x.dtype))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield case(cls(2, 4, 3), normal(4, 4, 1, 2, 2, 3))
+        yield case(cls(4, 8, 6), normal(6, 6, 2, 2, 2, 5))
+
+
+def winograd_input(x: Node, size: int) -> Node:
+    return node(WinogradInput(size), x)
+
+
+def winograd_weight(w: Node, size: int) -> Node:
+    return node(WinogradWeight(size), w)
+
+
+def winograd_output(x: Node, size: int, height: int, width: int) -> Node:
+    return node(WinogradOutput(size, height, width), x)
