@@ -27,6 +27,7 @@ from tilewright.driver.phases import Phases
 from tilewright.driver.schedules import Schedules, by_first_use, symbol_of
 from tilewright.driver.stages import KernelStages, Stages
 from tilewright.graph.batch_norm import BatchNormFold
+from tilewright.graph.channels import ChannelsLast
 from tilewright.graph.classify import nbytes
 from tilewright.graph.cluster import Cluster, Fused
 from tilewright.graph.cost import Roofline
@@ -37,6 +38,7 @@ from tilewright.graph.memory import Plan, plan
 from tilewright.graph.online_softmax import OnlineSoftmax
 from tilewright.graph.pack import PackOperands
 from tilewright.graph.simplify import Simplify
+from tilewright.graph.winograd import Winograd
 from tilewright.ir import dim as D
 from tilewright.ir import passes
 from tilewright.ir.dim import Dim
@@ -81,6 +83,9 @@ class Options:
     fold_weights: bool = True
     pack: bool = True
     online_softmax: bool = False  # attention as one reduction over the keys
+    winograd: bool = True  # 3x3 convolutions by tiles, where an estimate says that it is faster
+    # "strict": sums are added in the order of their definition, and nothing is folded that rounds
+    precision: str = "reassociate"
     profile: bool = False  # the program's details["marks"] then tell where time goes
     dump: Path | None = None  # where stages are written; None: as TILEWRIGHT_DUMP says
     resume: Path | None = None  # where edited stages are read; None: as TILEWRIGHT_RESUME says
@@ -92,10 +97,15 @@ def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: St
     table: list[passes.Pass] = [Simplify()]
     if options.online_softmax:
         table.append(OnlineSoftmax())
-    if options.fold_weights:
+    strict = options.precision == "strict"
+    if options.fold_weights and not strict:
         table.append(BatchNormFold())
     table += [Decompose(), Simplify(), FoldConstants()]
     if options.pack:
+        if not strict:
+            table.append(ChannelsLast())
+        if options.winograd and not strict:
+            table.append(Winograd.of(target))
         # Last: simplification would cancel a relayout and its inverse.
         table.append(PackOperands.of(target))
     return passes.run(table, graph, log, between=stages.graph)
@@ -112,7 +122,7 @@ def compile_graph(graph: Graph, options: Options | None = None, log: Log | None 
     with phases("passes"):
         ready = prepare(graph, options, target, log, stages)
         fold = options.fold_weights and any(_is_weight(n) for n in ready.inputs)
-        schedules = Schedules.parse(options.schedules)
+        schedules = Schedules.parse(options.schedules, options.precision)
         ready = schedules.granted(ready, fold, log)
     prologue_program: Program | None = None
     weights: tuple[int, ...] = ()

@@ -43,21 +43,23 @@ def by_first_use(c: Cluster) -> Cluster:
     return replace(c, inputs=tuple(used | dict.fromkeys(c.inputs)))
 
 
-def group_of(c: Cluster, p: Plan, outputs: tuple[Node, ...] = ()) -> Group:
+def group_of(c: Cluster, p: Plan, precision: str, outputs: tuple[Node, ...] = ()) -> Group:
     """The group of a cluster; `outputs` are those the plan knows, where the cluster has others."""
     known = dict(zip(c.outputs, outputs or c.outputs, strict=True))
     place = {o: p.in_place[k] for o, k in known.items() if k in p.in_place}
-    return build_group("kernel", c.nodes, c.inputs, c.outputs, place)
+    group = build_group("kernel", c.nodes, c.inputs, c.outputs, place)
+    return replace(group, precision=precision)
 
 
 @dataclass(frozen=True)
 class Schedules:
-    """Traces by the name of a kernel."""
+    """Traces by the name of a kernel, and what any trace may do to sums."""
 
     traces: Mapping[str, Trace]
+    precision: str = "reassociate"
 
     @staticmethod
-    def parse(given: Mapping[str, str]) -> Schedules:
+    def parse(given: Mapping[str, str], precision: str = "reassociate") -> Schedules:
         traces: dict[str, Trace] = {}
         for name, text in given.items():
             try:
@@ -65,7 +67,7 @@ class Schedules:
             except TilewrightError as wrong:
                 wrong.where = f"the schedule for {name}"
                 raise
-        return Schedules(traces)
+        return Schedules(traces, precision)
 
     def __bool__(self) -> bool:
         return bool(self.traces)
@@ -74,7 +76,7 @@ class Schedules:
         """The graph in which operands are stored as traces ask for them."""
         waiting = {name: t for name, t in self.traces.items() if _asking(t)}
         while waiting:
-            kernels = _kernels(graph, fold)
+            kernels = _kernels(graph, fold, self.precision)
             found = next((k for k in kernels if symbol_of(k[1]) in waiting), None)
             if found is None:
                 return graph  # this program has no such kernel; another one may
@@ -104,7 +106,7 @@ class Schedules:
         for count in range(len(mapped), 0, -1) if asking else ():
             for some in combinations(mapped, count):
                 plain, stored = _without_maps(c, some)
-                group = group_of(plain, p, c.outputs)
+                group = group_of(plain, p, self.precision, c.outputs)
                 trace = _asking(self.traces.get(symbol_of(group), ()))
                 nest = self.applied(symbol_of(group), group, trace)
                 asked = [nest.buffer(b.name).asked for b in group.inputs]
@@ -112,7 +114,7 @@ class Schedules:
                 if [a and a.map for a in asked] == maps:
                     given = (stored[x][0] if x in stored else x for x in plain.inputs)
                     return replace(plain, inputs=tuple(given)), group
-        return c, group_of(c, p)
+        return c, group_of(c, p, self.precision)
 
 
 def _asking(trace: Trace) -> Trace:
@@ -142,7 +144,9 @@ def _without_maps(
     return by_first_use(replace(c, nodes=nodes, inputs=inputs, outputs=outputs)), stored
 
 
-def _kernels(graph: Graph, fold: bool) -> Iterator[tuple[Cluster, Group, dict[Node, Node]]]:
+def _kernels(
+    graph: Graph, fold: bool, precision: str
+) -> Iterator[tuple[Cluster, Group, dict[Node, Node]]]:
     """The kernels that the graph will have, with its own nodes for those of the clusters."""
     if fold:
         prologue, main = split_weights(graph)
@@ -156,4 +160,4 @@ def _kernels(graph: Graph, fold: bool) -> Iterator[tuple[Cluster, Group, dict[No
         if empty or any(isinstance(n.op, Cond) for n in c.nodes):
             continue
         c = by_first_use(c)
-        yield c, group_of(c, p), back
+        yield c, group_of(c, p, precision), back

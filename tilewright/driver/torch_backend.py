@@ -96,7 +96,13 @@ class Session:
         if self.options.executor == "interpreter":
             return InterpretedProgram(graph)
         given = self.options
-        options = Options(online_softmax=given.online_softmax, schedules=given.schedules)
+        options = Options(
+            online_softmax=given.online_softmax,
+            # Transformed weights are what own_weights could not give back.
+            winograd=given.winograd and not given.own_weights,
+            precision=given.precision,
+            schedules=given.schedules,
+        )
         return compile_graph(graph, options, self.log)
 
     def refresh(self) -> None:

@@ -9,7 +9,11 @@ from typing import Any
 
 from tilewright.base.errors import Invalid
 
-_CHOICES = {"random": ("own", "eager"), "executor": ("native", "interpreter")}
+_CHOICES = {
+    "random": ("own", "eager"),
+    "executor": ("native", "interpreter"),
+    "precision": ("reassociate", "strict"),
+}
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,9 @@ class TorchOptions:
     )
     specialisations: int = 64  # programs kept per symbolic graph, least recently used dropped
     online_softmax: bool = False  # attention as one reduction over the keys
+    winograd: bool = True  # 3x3 convolutions by tiles, where an estimate says that it is faster
+    # "strict": sums are added in the order of their definition, and nothing is folded that rounds
+    precision: str = "reassociate"
     # tw.compile of a module: weights live packed only, and give their own memory back
     own_weights: bool = False
     # Traces in place of default schedules, by the names that `tw.explain` gives to kernels.

@@ -1,0 +1,148 @@
+"""Random networks on images, natively: ragged sizes, strides, padding, groups, dtypes."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tilewright as tw
+
+DTYPES = [torch.float32, torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+class Residual(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x)
+
+
+class Joined(nn.Module):
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part(x) for part in self.parts], 1)
+
+
+def layer(r: random.Random, channels: int) -> tuple[nn.Module, int]:
+    """Something that takes images of so many channels, and how many its result has."""
+    out = r.choice([3, 8, 13, 16, 24])
+    kind = r.choice("conv conv conv pointwise depthwise grouped residual pool join up".split())
+    bias = r.random() < 0.5
+    if kind == "conv":
+        k = r.choice([2, 3, 3, 3, 5])
+        settings: dict[str, Any] = {
+            "stride": r.choice([1, 1, 2]),
+            "padding": r.choice([0, 1, k // 2]),
+            "dilation": r.choice([1, 1, 2]),
+        }
+        return nn.Conv2d(channels, out, k, bias=bias, **settings), out
+    if kind == "pointwise":
+        return nn.Conv2d(channels, out, 1, bias=bias, stride=r.choice([1, 2])), out
+    if kind == "depthwise":
+        return nn.Conv2d(channels, channels, 3, r.choice([1, 2]), 1, groups=channels), channels
+    if kind == "grouped":
+        groups = next(g for g in (4, 3, 2, 1) if channels % g == 0)
+        return nn.Conv2d(channels, 2 * groups, 3, padding=1, groups=groups), 2 * groups
+    if kind == "residual":
+        inner = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels))
+        return Residual(inner), channels
+    if kind == "pool":
+        pools = [nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(2), nn.MaxPool2d(2, ceil_mode=True)]
+        return r.choice(pools), channels
+    if kind == "join":
+        parts = (nn.Conv2d(channels, 5, 1), nn.Conv2d(channels, 8, 3, padding=1))
+        return Joined(*parts), 13
+    return nn.ConvTranspose2d(channels, out, 3, 2, 1, bias=bias), out
+
+
+def network(seed: int) -> tuple[nn.Module, torch.Tensor]:
+    r = random.Random(seed)
+    torch.manual_seed(seed)
+    channels = r.choice([3, 4, 16, 32])
+    parts: list[nn.Module] = []
+    x = torch.randn(r.choice([1, 1, 2]), channels, r.randrange(12, 30), r.randrange(12, 30))
+    for _ in range(r.randrange(2, 5)):
+        part, channels = layer(r, channels)
+        parts.append(part)
+        if r.random() < 0.4:
+            parts.append(nn.BatchNorm2d(channels))
+        if r.random() < 0.6:
+            parts.append(r.choice([nn.ReLU(), nn.GELU(), nn.SiLU()]))
+        try:
+            with torch.no_grad():
+                nn.Sequential(*parts).eval()(x)
+        except RuntimeError:  # the image is smaller than a window
+            parts = parts[: parts.index(part)]
+            break
+    if r.random() < 0.5:
+        parts += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*parts).eval(), x
+
+
+def check(seed: int) -> None:
+    module, x = network(seed)
+    dtype = random.Random(-seed).choice(DTYPES)
+    module, x = module.to(dtype), x.to(dtype)
+    with torch.no_grad():
+        exact = copy.deepcopy(module).double()(x.double())
+        eager = module(x)
+        got = tw.compile(module, strict=True)(x)
+    assert got.shape == eager.shape and got.stride() == eager.stride(), f"seed {seed}"
+    scale = float(exact.abs().max())
+    own, error = (float((y.double() - exact).abs().max()) for y in (eager, got))
+    # A few values of a few sums: luck counts, a fault is larger by far.
+    bound = 4 * own + 16 * torch.finfo(dtype).eps * scale
+    assert error <= bound, f"seed {seed}: {dtype}, error {error:.2e}, eager's {own:.2e}"
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_networks(seed: int) -> None:
+    check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1000, 1200))
+def test_more_random_networks(seed: int) -> None:
+    check(seed)
+
+
+def image_net() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(7)
+    net = nn.Sequential(
+        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 16, 3)
+    )
+    return net.eval(), torch.randn(1, 16, 20, 20)
+
+
+def kernels(fast: Any) -> str:
+    return str(tw.explain(fast))
+
+
+def test_winograd_is_a_choice() -> None:
+    net, x = image_net()
+    with torch.no_grad():
+        for options, taken in [({}, True), ({"winograd": False}, False)]:
+            fast = tw.compile(net, x, **options)
+            assert ("winograd_input" in kernels(fast)) is taken
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-5)
+            torch.compiler.reset()
+
+
+def test_strict_precision_sums_in_the_order_of_the_definition() -> None:
+    net, x = image_net()
+    with torch.no_grad():
+        fast = tw.compile(net, x, precision="strict")
+        assert "winograd" not in kernels(fast) and "RFactor" not in kernels(fast)
+        torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-5)
+    with pytest.raises(tw.Invalid, match="reassociate"):
+        tw.compile(net, x, precision="exact")
