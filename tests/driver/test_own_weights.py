@@ -225,20 +225,51 @@ def test_folded_weights_go_too_and_cannot_be_rebuilt() -> None:
     assert "assign=True" in str(caught.value)
 
 
+class Tied(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.table, self.scale = nn.Embedding(200, 32), scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(self.table(x), self.table.weight * self.scale)
+
+
+def test_an_embedding_that_is_the_last_weight_too_is_held_once() -> None:
+    model, before = Tied(1.0).eval().requires_grad_(False), held()
+    x = torch.randint(0, 200, (4, 6))
+    expected, size = model(x), weight_bytes(model)
+    fast = tw.compile(model, x, own_weights=True)
+    torch.testing.assert_close(fast(x), expected)
+    torch.testing.assert_close(fast(x[:1]), expected[:1])
+    assert given_up(model.table.weight) is not None
+    assert weight_bytes(model) + held() - before < 1.1 * size
+
+
 def test_a_weight_that_is_read_elsewhere_stays() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(50, 32)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.linear(self.table(x), self.table.weight)
-
-    model = Tied().eval().requires_grad_(False)
-    x = torch.randint(0, 50, (4, 6))
+    model = Tied(2.5).eval().requires_grad_(False)
+    x = torch.randint(0, 200, (4, 6))
     fast = tw.compile(model, x, own_weights=True)
     assert given_up(model.table.weight) is None
     torch.testing.assert_close(fast(x), model(x))
+
+
+def test_a_weight_of_which_a_part_is_folded_stays() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(512, 64)
+            self.inner = nn.Linear(64, 128)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x + self.table(torch.arange(x.shape[1])))
+
+    model = Positions().eval().requires_grad_(False)
+    x = torch.randn(2, 512, 64)
+    expected = {n: model(x[:, :n]) for n in (512, 100, 31)}
+    fast = tw.compile(model, x, own_weights=True)
+    assert given_up(model.table.weight) is None and given_up(model.inner.weight) is not None
+    for n, y in expected.items():
+        torch.testing.assert_close(fast(x[:, :n]), y)
 
 
 def test_views_of_a_weight_keep_their_memory() -> None:

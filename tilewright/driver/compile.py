@@ -23,6 +23,7 @@ from tilewright.base.cache import Cache
 from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
+from tilewright.driver.packed_reads import read_packed
 from tilewright.driver.phases import Phases
 from tilewright.driver.schedules import Schedules, by_first_use, symbol_of
 from tilewright.driver.stages import KernelStages, Stages
@@ -82,6 +83,7 @@ class Options:
     target: Target | None = None
     fold_weights: bool = True
     pack: bool = True
+    own_weights: bool = False  # weights that are packed are read packed by everyone
     online_softmax: bool = False  # attention as one reduction over the keys
     winograd: bool = True  # 3x3 convolutions by tiles, where an estimate says that it is faster
     # "strict": sums are added in the order of their definition, and nothing is folded that rounds
@@ -124,6 +126,8 @@ def compile_graph(graph: Graph, options: Options | None = None, log: Log | None 
         fold = options.fold_weights and any(_is_weight(n) for n in ready.inputs)
         schedules = Schedules.parse(options.schedules, options.precision)
         ready = schedules.granted(ready, fold, log)
+        if options.own_weights:
+            ready = read_packed(ready)
     prologue_program: Program | None = None
     weights: tuple[int, ...] = ()
     recipes: tuple[Recipe, ...] = ()

@@ -20,10 +20,10 @@ import torch
 from torch._C import DisableTorchFunctionSubclass
 from torch.utils import _pytree as pytree
 
-from tilewright import ops
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.driver.compile import Options, compile_graph
-from tilewright.ir.node import Graph, Input, Node, input
+from tilewright.driver.packed_reads import inverse
+from tilewright.ir.node import Input, Node, topological
 from tilewright.ops.layout import Relayout
 from tilewright.ops.views import Permute, Reshape
 from tilewright.runtime.shared import Piece, Weight
@@ -235,27 +235,24 @@ def rebuilt(gone: GivenUp) -> np.ndarray:
     )
 
 
+def holds_all(piece: Piece, weight: Weight) -> bool:
+    """Does every element of the weight live on in the piece, moved or scaled? Not where some are
+    selected or summed up."""
+    position = piece.weights.index(weight)
+    source = f"w{position}"
+    depends: set[Node] = set()
+    for n in topological((piece.recipe.value,)):
+        if isinstance(n.op, Input):
+            if n.op.label == source:
+                depends.add(n)
+            continue
+        if depends.isdisjoint(n.inputs):
+            continue
+        if not (n.op.elementwise or isinstance(n.op, (Relayout, Permute, Reshape))):
+            return False
+        depends.add(n)
+    return True
+
+
 def can_be_rebuilt(gone: GivenUp) -> bool:
     return any(inverse(p.recipe.value) is not None for p in gone.pieces)
-
-
-def inverse(value: Node) -> Graph | None:
-    """From a derived value back to the one weight that it is a rearrangement of."""
-    packed = input("packed", value.ttype)
-    back = packed
-    n = value
-    while not isinstance(n.op, Input):
-        if len(n.inputs) != 1:
-            return None
-        (below,) = n.inputs
-        if isinstance(n.op, Relayout):
-            back = ops.unrelayout(back, n.op.map, below.shape)
-        elif isinstance(n.op, Permute):
-            order = tuple(int(k) for k in np.argsort(n.op.perm))
-            back = ops.permute(back, order)
-        elif isinstance(n.op, Reshape):
-            back = ops.reshape(back, below.shape)
-        else:
-            return None
-        n = below
-    return Graph("unpacked", (packed,), (back,))

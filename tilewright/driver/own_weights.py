@@ -13,12 +13,20 @@ from tilewright.driver.given_up import (
     can_be_rebuilt,
     give_up,
     given_up,
+    holds_all,
     is_dense,
     take_back,
     watch,
 )
 from tilewright.driver.torch_call import Reader
 from tilewright.runtime.shared import Piece, Weight
+
+# Smaller ones would save nothing, and stay where everybody can read them.
+_SMALL = 16 << 10
+
+
+def _worth_it(x: torch.Tensor) -> bool:
+    return given_up(x) is None and is_dense(x) and x.numel() * x.element_size() > _SMALL
 
 
 class Owner:
@@ -56,8 +64,10 @@ class Owner:
                         entry[1][piece] = None
         freed = count = 0
         for name, x in self._named():
-            if id(x) in found and id(x) not in needed and given_up(x) is None and is_dense(x):
+            if id(x) in found and id(x) not in needed and _worth_it(x):
                 weight, pieces = found[id(x)]
+                if not all(holds_all(p, weight) for p in pieces):
+                    continue  # other sizes of inputs may need other parts of it
                 give_up(x, name, weight, pieces)
                 freed += x.numel() * x.element_size()
                 count += 1

@@ -102,6 +102,7 @@ class Session:
             winograd=given.winograd and not given.own_weights,
             precision=given.precision,
             schedules=given.schedules,
+            own_weights=given.own_weights,
         )
         return compile_graph(graph, options, self.log)
 
