@@ -8,12 +8,15 @@ from typing import Any, Self
 import pytest
 import torch
 import torch._dynamo
+from torch import nn
 
 from tilewright.bench import run
 from tilewright.bench.__main__ import main
 from tilewright.bench.catalog import ALL, chosen
-from tilewright.bench.contenders import Unavailable, _need, as_tensors
+from tilewright.bench.contenders import CONTENDERS, Entrant, Unavailable, _need, as_tensors
+from tilewright.bench.example import Example
 from tilewright.bench.measure import MIN_ROUNDS
+from tilewright.bench.memory import weights_held
 from tilewright.bench.process import Failed, Process
 from tilewright.bench.report import case_rows
 from tilewright.bench.worker import Worker, answer_to, sentence
@@ -72,8 +75,8 @@ def peers(tmp_path: Path) -> Path:
     return path
 
 
-def request(folder: Path, name: str = "softmax", **more: object) -> dict[str, object]:
-    case = ALL[name].request()
+def request(folder: Path, **more: object) -> dict[str, object]:
+    case = ALL["softmax"].request()
     common = {"case": case, "tiny": True, "dtype": "float32", "threads": 1, "strict": True}
     common |= {"own_weights": False, "inputs": []}
     return {**common, "folder": str(folder), "file": str(folder / "right"), **more}
@@ -108,20 +111,21 @@ def test_ours_in_a_worker(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_weights_held(tmp_path: Path) -> None:
-    def held(name: str, own: bool) -> int:
-        worker = Worker()
-        common = request(tmp_path, "matmul_packed", own_weights=own)
-        answer_to(worker, common | {"do": "judge"})
-        assert answer_to(worker, common | {"do": "prepare", "contender": name})["problem"] is None
-        return answer_to(worker, {"do": "memory"})["weights"]
-
-    model = 37 * 37 * 4
-    assert held("eager", False) == model
-    assert held("tilewright", False) > 2 * model, "packed, with ragged panels filled up"
-    torch._dynamo.reset()  # programs of the worker before
+@pytest.mark.parametrize(("own", "most"), [(False, 2.2), (True, 1.2)])
+def test_weights_held(own: bool, most: float) -> None:
+    torch._dynamo.reset()  # programs of workers before
     gc.collect()
-    assert model <= held("tilewright", True) < 2 * model
+    before = weights_held(nn.Module())
+    module, side = nn.Linear(150, 150, bias=False).eval(), 150
+    size = side * side * 4
+    assert weights_held(module) - before == size
+    entrant = Entrant(
+        Example(module, (torch.randn(side, side),)), "float32", 1, Path(), own_weights=own
+    )
+    call = CONTENDERS["tilewright"](entrant)
+    call()
+    held = weights_held(module) - before
+    assert (1 if own else 2) * size <= held <= most * size, "panels may be filled up"
 
 
 def test_missing_peers_say_so() -> None:
