@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import io
 import os
@@ -17,7 +18,12 @@ import torch
 from torch import nn
 
 import tilewright as tw
-from tilewright.driver.given_up import given_up
+from tilewright import ops
+from tilewright.driver.compile import compile_graph
+from tilewright.driver.given_up import GivenUp, given_up, repacked
+from tilewright.ir.node import Graph
+from tilewright.ir.node import input as graph_input
+from tilewright.ir.types import TensorType, f32
 from tilewright.runtime import shared
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -177,8 +183,8 @@ def test_restored_weights_have_every_bit(order: tuple[int, ...]) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv = nn.Conv2d(8, 20, 3)
-            self.head = nn.Linear(20, 10)
+            self.conv = nn.Conv2d(24, 52, 3)
+            self.head = nn.Linear(52, 100)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(self.conv(x).mean((2, 3)))
@@ -186,11 +192,11 @@ def test_restored_weights_have_every_bit(order: tuple[int, ...]) -> None:
     model = Net().eval().requires_grad_(False)
     if order != (0, 1, 2, 3):
         model.conv.weight.data = model.conv.weight.to(memory_format=torch.channels_last)
-    x = torch.randn(2, 8, 9, 9)
+    x = torch.randn(2, 24, 9, 9)
     state, expected = copy.deepcopy(model.state_dict()), model(x)
     strides = model.conv.weight.stride()
     fast = tw.compile(model, x, own_weights=True)
-    assert any(given_up(p) for p in model.parameters())
+    assert all(given_up(p) for p in (model.conv.weight, model.head.weight))
     fast.restore_weights()
     assert model.conv.weight.stride() == strides
     for name, value in model.state_dict().items():
@@ -198,6 +204,32 @@ def test_restored_weights_have_every_bit(order: tuple[int, ...]) -> None:
     torch.testing.assert_close(model(x), expected)
     model.head.weight.zero_()
     torch.testing.assert_close(fast(x), model(x))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_another_order_is_made_from_the_one_that_is_held(scaled: bool) -> None:
+    w = graph_input("w0", TensorType(f32, (30, 50)), "weight")
+    value: Any = ops.mul(w, 3.0) if scaled else w
+    rng = np.random.default_rng(0)
+    elements = rng.standard_normal((30, 50)).astype(np.float32)
+    exact = elements * np.float32(3) if scaled else elements
+    old, new = (
+        ops.relayout(ops.permute(value, (1, 0)), "k, j -> j//12, k, j%12"),
+        ops.relayout(value, "j, k -> k//8, j, k%8"),
+    )
+    weight = shared.Weight("w")
+    held_now, wanted = (
+        shared.Piece(shared.Recipe(n, (0,)), n.ttype, (weight,)) for n in (old, new)
+    )
+    compile_graph(Graph("g", (w,), (old,))).run([elements.ctypes.data], [held_now.address])
+    assert repacked(GivenUp("w", weight, (held_now,)), wanted)
+    packed = np.zeros((7, 30, 8), np.float32)
+    for j, k in np.ndindex(30, 50):
+        packed[k // 8, j, k % 8] = exact[j, k]
+    found = (ctypes.c_float * packed.size).from_address(wanted.address)
+    assert np.array_equal(np.array(found).reshape(packed.shape), packed)
+    other = shared.Piece(shared.Recipe(ops.exp(w), (0,)), w.ttype, (weight,))
+    assert not repacked(GivenUp("w", weight, (held_now,)), other)
 
 
 def test_weights_may_be_given_anew() -> None:

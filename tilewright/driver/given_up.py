@@ -22,8 +22,8 @@ from torch.utils import _pytree as pytree
 
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.driver.compile import Options, compile_graph
-from tilewright.driver.packed_reads import inverse
-from tilewright.ir.node import Input, Node, topological
+from tilewright.driver.packed_reads import conversion, inverse
+from tilewright.ir.node import Graph, Input, Node, topological
 from tilewright.ops.layout import Relayout
 from tilewright.ops.views import Permute, Reshape
 from tilewright.runtime.shared import Piece, Weight
@@ -66,7 +66,8 @@ def _forget(x: torch.Tensor) -> None:
     """It has elements again."""
     gone = given_up(x)
     if gone is not None:
-        gone.weight.rebuild = None  # no program asks for what it held then: its version has grown
+        # No program asks for what it held then: its version has grown.
+        gone.weight.rebuild = gone.weight.repack = None
         setattr(x, _MARK, None)
 
 
@@ -175,6 +176,7 @@ def give_up(x: torch.Tensor, name: str, weight: Weight, pieces: Iterable[Piece])
         torch._C._increment_version([x])  # type: ignore[arg-type]
     gone = GivenUp(name, weight, tuple(pieces))
     weight.rebuild = lambda: rebuilt(gone)
+    weight.repack = lambda piece: repacked(gone, piece)
     setattr(x, _MARK, gone)
 
 
@@ -226,13 +228,28 @@ def rebuilt(gone: GivenUp) -> np.ndarray:
         t = graph.outputs[0].ttype
         assert isinstance(t.size, int)
         out = np.empty(t.size * t.dtype.bytes, np.uint8)
-        compile_graph(graph, Options(pack=False)).run([piece.address], [out.ctypes.data])
+        _run(graph, piece.address, out.ctypes.data)
         return out
     raise Unsupported(
         f"the elements of {gone.name} cannot be rebuilt: only values computed from them are held "
         "since own_weights=True gave them up",
         hint="give the module its weights anew with load_state_dict(…, assign=True)",
     )
+
+
+def repacked(gone: GivenUp, piece: Piece) -> bool:
+    """Fill the piece from one that holds the same in another order."""
+    keys = [w.key for w in piece.weights]
+    for other in gone.pieces:
+        graph = conversion(other.recipe.value, piece.recipe.value)
+        if graph is not None and [w.key for w in other.weights] == keys:
+            _run(graph, other.address, piece.address)
+            return True
+    return False
+
+
+def _run(graph: Graph, source: int, result: int) -> None:
+    compile_graph(graph, Options(pack=False)).run([source], [result])
 
 
 def holds_all(piece: Piece, weight: Weight) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tilewright import ops
@@ -10,30 +12,48 @@ from tilewright.ops.layout import Relayout
 from tilewright.ops.views import Permute, Reshape
 
 
+def rearranged(value: Node) -> tuple[Node, tuple[Node, ...]]:
+    """What `value` holds, and the nodes that only move it, the last one first."""
+    n, moves = value, []
+    while isinstance(n.op, (Relayout, Permute, Reshape)):
+        moves.append(n)
+        (n,) = n.inputs
+    return n, tuple(moves)
+
+
+def undone(moves: Sequence[Node], packed: Node) -> Node:
+    """What the moves made `packed` of."""
+    x = packed
+    for n in moves:
+        shape = n.inputs[0].shape
+        if isinstance(n.op, Relayout):
+            x = ops.unrelayout(x, n.op.map, shape)
+        elif isinstance(n.op, Permute):
+            x = ops.permute(x, tuple(int(k) for k in np.argsort(n.op.perm)))
+        else:
+            x = ops.reshape(x, shape)
+    return x
+
+
 def inverse(value: Node) -> Graph | None:
     """From a derived value back to the one weight that it is a rearrangement of."""
+    held, moves = rearranged(value)
+    if not isinstance(held.op, Input):
+        return None
     packed = input("packed", value.ttype)
-    found = unpacked(value, packed)
-    return None if found is None else Graph("unpacked", (packed,), (found[1],))
+    return Graph("unpacked", (packed,), (undone(moves, packed),))
 
 
-def unpacked(value: Node, packed: Node) -> tuple[Node, Node] | None:
-    """The input that `value` rearranges, and the same read from where `packed` holds `value`."""
-    n, back = value, packed
-    while not isinstance(n.op, Input):
-        if len(n.inputs) != 1:
-            return None
-        (below,) = n.inputs
-        if isinstance(n.op, Relayout):
-            back = ops.unrelayout(back, n.op.map, below.shape)
-        elif isinstance(n.op, Permute):
-            back = ops.permute(back, tuple(int(k) for k in np.argsort(n.op.perm)))
-        elif isinstance(n.op, Reshape):
-            back = ops.reshape(back, below.shape)
-        else:
-            return None
-        n = below
-    return n, back
+def conversion(old: Node, new: Node) -> Graph | None:
+    """From one derived value to another that holds the same in another order."""
+    (held, moves), (wanted, moves_to) = rearranged(old), rearranged(new)
+    if held is not wanted:
+        return None
+    packed = input("packed", old.ttype)
+    x = undone(moves, packed)
+    for n in reversed(moves_to):
+        x = node(n.op, x)
+    return Graph("repacked", (packed,), (x,))
 
 
 def read_packed(graph: Graph) -> Graph:
@@ -43,10 +63,11 @@ def read_packed(graph: Graph) -> Graph:
     """
     ways: dict[Node, tuple[Node, Node]] = {}
     for n in graph.nodes():
-        found = unpacked(n, n) if isinstance(n.op, Relayout) else None
-        if found is not None and isinstance(found[0].op, Input) and found[0].op.role == "weight":
-            ways.setdefault(found[0], (n, found[1]))
-    kept = {n for value, _ in ways.values() for n in _chain(value)}
+        if isinstance(n.op, Relayout):
+            held, moves = rearranged(n)
+            if isinstance(held.op, Input) and held.op.role == "weight":
+                ways.setdefault(held, (n, undone(moves, n)))
+    kept = {*ways, *(n for value, _ in ways.values() for n in rearranged(value)[1])}
     new: dict[Node, Node] = {}
     for n in graph.nodes():
         if n in kept:
@@ -56,10 +77,3 @@ def read_packed(graph: Graph) -> Graph:
         new[n] = n if ins == n.inputs else node(n.op, *ins)
     outputs = (ways[o][1] if o in ways else new[o] for o in graph.outputs)
     return graph.with_outputs(outputs, new)
-
-
-def _chain(value: Node) -> list[Node]:
-    found = [value]
-    while found[-1].inputs:
-        found.append(found[-1].inputs[0])
-    return found

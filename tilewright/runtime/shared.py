@@ -58,8 +58,10 @@ class Weight:
 
     key: Hashable
     holds: object = None
-    # Where its own memory was given back: the elements in the order of memory, or an error.
+    # Where its own memory was given back: the elements in the order of memory, or an error; …
     rebuild: Callable[[], np.ndarray] | None = None
+    # … and how to fill a piece from others that hold the same, if there are any.
+    repack: Callable[[Piece], bool] | None = None
 
 
 class Piece:
@@ -186,6 +188,9 @@ def _make(
 ) -> None:
     """Run the prologue for the fresh pieces. Those that exist are not written again: others read
     them now."""
+    fresh = [p for p in fresh if not any(w.repack is not None and w.repack(p) for w in p.weights)]
+    if not fresh:
+        return
     needed = {k for p in fresh for k in p.recipe.weights}
     scratch: list[np.ndarray] = []
     sources = list(addresses)
