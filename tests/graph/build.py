@@ -173,7 +173,21 @@ def _program(c: Cluster) -> None:
     assert len([n for n in c.nodes if not isinstance(n.op, Item)]) == 1
 
 
-_FORMS = {"map": _map, "row": _row, "column": _column, "contract": _contract, "program": _program}
+def _chain(c: Cluster) -> None:
+    first, second = _of(c, "contract")
+    assert second is c.anchor and not _of(c, "program")
+    assert all(o.shape == second.shape for o in c.outputs)
+    assert _of(c, "reduce") and all(n.shape[:-1] == first.shape[:-1] for n in _of(c, "reduce"))
+
+
+_FORMS = {
+    "map": _map,
+    "row": _row,
+    "column": _column,
+    "contract": _contract,
+    "chain": _chain,
+    "program": _program,
+}
 
 
 # ---- running

@@ -40,6 +40,8 @@ SHARE = 4
 MOST_BYTES = 256 * 1024
 # Rows of a block: enough for what is read again for each block, few enough for the threads.
 BLOCK_ROWS = 72
+# Lanes of the maps between: enough chains of operations beside each other for long ones (measured).
+LANES = 16
 
 
 @dataclass
@@ -190,10 +192,16 @@ def _schedule(s: Scheduler, first: Tile, second: Tile, between: list[Stage], blo
         s.do(Split(m, block))
         outer.append(f"{m}.0")
         m = second.names[second.row] = f"{m}.1"
-    at = outer[-1]
     s.do(Reorder((*outer, m, second.names[second.col])))
-    first.around = second.around = False
     even = isinstance(rows, int) and rows % block == 0
+    # Threads first: every piece still writes its rows in one place. The loop over ragged blocks is
+    # taken apart in the end, and those around it are shared.
+    at = outer[-1]
+    if even:
+        at = _threads(s, outer, second.host)
+    elif len(outer) > 1:
+        _threads(s, outer[:-1], second.host)
+    first.around = second.around = False
     # Ragged blocks: sums go right to the tiles, for a stage that is narrowed moves no more.
     sums = None if even else place_tile(s, second)
     if sums is None:
@@ -204,6 +212,7 @@ def _schedule(s: Scheduler, first: Tile, second: Tile, between: list[Stage], blo
         s.do(ComputeAt(first.acc, at))
     sums = sums or place_tile(s, second)
     _trim_sums(s, sums)
+    _row_by_row(s, [st for st in between if st.name != first.host])
     # What reads comes before what is read: then it is known which part of that matters.
     for st in between:
         if st.is_reduce and st.name != first.host:
@@ -212,21 +221,41 @@ def _schedule(s: Scheduler, first: Tile, second: Tile, between: list[Stage], blo
                 _trim(s, name)
     for st in reversed(between):
         if not st.is_reduce and st.name != first.host:
-            inner_lanes(s, st.name)
+            inner_lanes(s, st.name, LANES)
             _trim(s, st.name)
     scores = place_tile(s, first)
     if _positions(s):
         s.attempt(Trim(f"{scores.n}.0"))
-    s.attempt(Peel(at))
+    if not even and s.attempt(Peel(at)) and len(outer) == 1:
+        _threads(s, outer, second.host)
     fill_tile(s, scores)
     fill_tile(s, sums)
-    top = outer[0]
-    for k, nxt in enumerate(outer[1:]):
-        into = f"{second.host}.q{k}"
-        if not s.attempt(Fuse(top, nxt, into)):
+
+
+def _threads(s: Scheduler, outer: list[str], host: str) -> str:
+    """Threads over loops, as far as they become one; the innermost of what they then are."""
+    left = list(outer)
+    while len(left) > 1:
+        into = f"{host}.q{len(outer) - len(left)}"
+        if not s.attempt(Fuse(left[0], left[1], into)):
             break
-        top = into
-    s.attempt(Parallel(top))
+        left[:2] = [into]
+    s.attempt(Parallel(left[0]))
+    return left[-1]
+
+
+def _row_by_row(s: Scheduler, stages: list[Stage]) -> None:
+    """Reductions of a row right before the map of it that they serve: the row is at hand."""
+    for k, st in enumerate(stages):
+        if st.is_reduce or not (path := _own_loops(s, st.name)):
+            continue
+        for other in stages[:k]:
+            if other.is_reduce:
+                s.attempt(ComputeAt(other.name, path[0]))
+
+
+def _own_loops(s: Scheduler, stage: str) -> list[str]:
+    return [q.name for q in s.path(stage) if q.name.startswith(f"{stage}.")]
 
 
 def _trim(s: Scheduler, stage: str) -> None:

@@ -143,15 +143,16 @@ def _lane_axis(s: Scheduler, inner: list[Stage]) -> bool:
     return found
 
 
-def inner_lanes(s: Scheduler, stage: str) -> None:
-    """Lanes for the innermost loop of a stage inside a row."""
+def inner_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
+    """Lanes for the innermost loop of a stage inside a row; as many as suit it where none are
+    given."""
     path = s.path(stage)
     own = [p for p in path if p.name.startswith(stage + ".")]
     if not own or own[-1] is path[0]:
         return
     names = _collapse_own(s, stage, own)
     loop = names[-1]
-    vector_loop(s, loop, lanes_for(s, stage))
+    vector_loop(s, loop, lanes or lanes_for(s, stage))
 
 
 def _collapse_own(s: Scheduler, stage: str, own: list[Loop]) -> list[str]:

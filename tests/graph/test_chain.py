@@ -1,0 +1,109 @@
+"""Chains are found in attention however it is spelled, and refused in words."""
+
+from __future__ import annotations
+
+from tests.graph.build import arg, attention_block, build, check, graph, kinds, softmax
+from tilewright.base.events import Log
+from tilewright.graph.cluster import Fused
+from tilewright.graph.decompose import Decompose
+from tilewright.graph.fuse import fuse
+from tilewright.graph.pack import PackOperands
+from tilewright.graph.simplify import Simplify
+from tilewright.ir import dim as D
+from tilewright.ir import passes
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Node
+
+
+def fused(*outputs: Node) -> Fused:
+    """As the compiler does: packed, then cut into clusters that keep their contract."""
+    table = [Simplify(), Decompose(), Simplify(), PackOperands()]
+    found = fuse(passes.run(table, graph(*outputs), Log()), Log())
+    check(found)
+    return found
+
+
+def heads(*shape: Dim) -> tuple[Node, Node, Node]:
+    return arg("q", *shape), arg("k", *shape), arg("v", *shape)
+
+
+def written_out(q: Node, k: Node, v: Node) -> tuple[Node, Node]:
+    """Attention as its parts, and the weights in the middle of it."""
+    weights = softmax(build.mul(build.matmul(q, build.transpose(k, -2, -1)), 0.125))
+    return build.matmul(weights, v), weights
+
+
+def refusals(f: Fused) -> str:
+    return "\n".join(map(str, f.refusals))
+
+
+def test_attention_is_a_chain() -> None:
+    f = fused(build.attention(*heads(2, 4, 64, 16), causal=True))
+    assert kinds(f).count("chain") == 1 and set(kinds(f)) == {"chain", "map"}
+    (c,) = (c for c in f.clusters if c.kind == "chain")
+    assert [o.shape for o in c.outputs] == [(2, 4, 64, 16)]
+
+
+def test_the_unfused_pattern_is_a_chain() -> None:
+    assert "chain" in kinds(fused(written_out(*heads(2, 4, 64, 16))[0]))
+
+
+def test_flattened_batches_keep_their_axes() -> None:
+    q, k, v = heads(2, 4, 64, 16)
+    k = build.transpose(k, -2, -1)
+    flat = [build.reshape(x, (8, *x.shape[2:])) for x in (q, k, v)]
+    scores = build.matmul(flat[0], flat[1])
+    mask = arg("mask", 2, 1, 64, 64)
+    weights = softmax(build.add(build.reshape(scores, (2, 4, 64, 64)), mask))
+    out = build.matmul(build.reshape(weights, (8, 64, 64)), flat[2])
+    assert "chain" in kinds(fused(build.reshape(out, (2, 4, 64, 16))))
+
+
+def test_a_whole_block_has_one() -> None:
+    assert kinds(fused(attention_block(arg("x", 2, 64, 64), 4))).count("chain") == 1
+
+
+def test_weights_that_are_also_a_result_are_stored() -> None:
+    f = fused(*written_out(*heads(2, 4, 64, 16)))
+    assert "chain" not in kinds(f)
+    assert "more than one consumer: its value is also a result" in refusals(f)
+
+
+def test_weights_that_others_read_are_stored() -> None:
+    q, k, v = heads(2, 4, 64, 16)
+    out, weights = written_out(q, k, v)
+    f = fused(out, build.matmul(build.transpose(weights, -2, -1), v))
+    assert "chain" not in kinds(f) and "more than one consumer" in refusals(f)
+
+
+def test_scores_that_others_read_are_stored() -> None:
+    q, k, v = heads(2, 4, 64, 16)
+    scores = build.matmul(q, build.transpose(k, -2, -1))
+    f = fused(build.matmul(softmax(scores), v), build.sum(scores, (0, 1)))
+    assert "chain" not in kinds(f) and "more than one consumer" in refusals(f)
+
+
+def test_few_rows_are_no_block() -> None:
+    q, k, v = arg("q", 2, 4, 2, 16), arg("k", 2, 4, 64, 16), arg("v", 2, 4, 64, 16)
+    f = fused(build.attention(q, k, v))
+    assert "chain" not in kinds(f) and "2 rows are too few" in refusals(f)
+
+
+def test_rows_that_are_too_long() -> None:
+    q = arg("q", 2, 4, 64, 16)
+    k, v = (arg(label, 2, 4, 20000, 16) for label in "kv")
+    f = fused(build.attention(q, k, v))
+    assert "chain" not in kinds(f) and "12 rows of 20000 do not fit the cache" in refusals(f)
+
+
+def test_a_length_that_is_not_known() -> None:
+    n = D.sym("n", 1)
+    f = fused(build.attention(*heads(2, 4, n, 16)))
+    assert "chain" not in kinds(f) and "how many is not known" in refusals(f)
+
+
+def test_heads_that_share_keys_are_not_repeated() -> None:
+    q, k, v = arg("q", 2, 8, 64, 16), arg("k", 2, 2, 64, 16), arg("v", 2, 2, 64, 16)
+    f = fused(build.attention(q, k, v, causal=True))
+    (c,) = (c for c in f.clusters if c.kind == "chain")
+    assert max(x.ttype.size for x in c.inputs) == q.ttype.size  # type: ignore[type-var]

@@ -1,0 +1,112 @@
+"""Chains: two contractions and what is between them, a block of rows at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel.fuzz import Judge
+from tilewright import ops
+from tilewright.base.events import Log
+from tilewright.graph.decompose import Decompose
+from tilewright.graph.fuse import fuse
+from tilewright.graph.pack import PackOperands
+from tilewright.graph.simplify import Simplify
+from tilewright.ir import dim as D
+from tilewright.ir import passes
+from tilewright.ir.node import Graph, input
+from tilewright.ir.target import Target
+from tilewright.ir.types import TensorType, f32
+from tilewright.kernel.defaults.chains import block_rows, find_chain
+from tilewright.kernel.group import Group, build_group
+from tilewright.kernel.nest import start
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import print_trace
+from tilewright.kernel.text import parse_group
+from tilewright.llvm.emit import emit
+from tilewright.llvm.objects import compile_object
+from tilewright.targets import default, get
+
+TARGETS = ("host", "x86-64-v4", "x86-64-v3", "x86-64")
+
+
+def machine(name: str) -> Target:
+    return default() if name == "host" else get(name)
+
+
+def attention(rows: int, keys: int, width: int, causal: bool, target: Target) -> Group:
+    """The one kernel that attention over two by two heads becomes."""
+    q, k, v = (
+        input(label, TensorType(f32, (2, 2, length, width)))
+        for label, length in (("q", rows), ("k", keys), ("v", keys))
+    )
+    graph = Graph("test", (q, k, v), (ops.attention(q, k, v, causal=causal),))
+    table = [Simplify(), Decompose(), Simplify(), PackOperands.of(target)]
+    found = fuse(passes.run(table, graph, Log()), Log()).clusters
+    (c,) = (c for c in found if c.kind == "chain")
+    return build_group("chain", c.nodes, c.inputs, c.outputs)
+
+
+SIZES = {"even": (24, 24, 8), "ragged": (13, 29, 8), "tail": (149, 17, 4)}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+def test_every_prefix_computes_the_same(size: str, causal: bool) -> None:
+    g = attention(*SIZES[size], causal, default())
+    judge = Judge(g, [{}])
+    judge.exact = False
+    trace, final = default_schedule(g, default())
+    n = start(g)
+    for k, step in enumerate(trace):
+        n = step.apply(n)
+        if k % 7 == 0 or len(trace) - k < 3:
+            judge.nest(n)
+    assert n == final
+    judge.nest(n)
+    judge.native(n)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_scores_stay_in_a_block(target: str) -> None:
+    """The scores are a scratch of one block, both contractions are register tiles, and what is
+    masked is left out."""
+    there = machine(target)
+    g = attention(512, 512, 64, True, there)
+    chain = find_chain(g)
+    assert chain is not None and chain.host is not None
+    trace, n = default_schedule(g, there)
+    text = print_trace(trace)
+    block = n.buffer(chain.host)
+    assert D.known_lt(block.shape[2], 512) and D.known_le(block.size * 4, there.l2 // 4), block
+    registers = [b.name for b in n.buffers if b.scope == "register"]
+    assert {chain.scores.name, chain.sums.name} <= set(registers)
+    assert text.count("Trim(") >= 4 and "Parallel(" in text
+    assert compile_object(emit(n, there), there)
+
+
+def test_groups_that_are_no_chains() -> None:
+    one = """
+group one
+  in x: f32[8,6]
+  in w: f32[6,4]
+  out y: f32[8,4]
+  local t: f32[8,4]
+  t[t.i0,t.i1] add= x[t.i0,t.r0] * w[t.r0,t.i1] for t.i0 in 8, t.i1 in 4, t.r0 in 6 from 0.0
+  y[y.i0,y.i1] = t[y.i0,y.i1] for y.i0 in 8, y.i1 in 4
+"""
+    assert find_chain(parse_group(one)) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "block"),
+    [
+        (512, 128, 64),  # a divisor of the rows, and nearly whole tiles
+        (384, 128, 48),  # whole tiles
+        (128, 400, 64),
+        (197, 332, 197),  # a prime number of rows that fits
+        (1021, 64, 60),  # one that does not: whole tiles and a tail
+        (13, 850, 13),
+    ],
+)
+def test_rows_of_a_block(rows: int, most: int, block: int) -> None:
+    assert block_rows(rows, 6, most) == block
