@@ -81,12 +81,13 @@ class WeightWatch:
         """The same objects as long as no weight is replaced or edited."""
         weights = self._pick(args)
         ids = list(map(id, weights))
-        if ids != self._ids or self._edited(weights):
-            self._known = list(map(known, weights))
-            if not any(map(torch.is_inference, weights)):
-                self._versions = list(map(_version, weights))
-            self._steps = STEPS.count
-            self._ids = ids
+        with DisableTorchFunctionSubclass():
+            if ids != self._ids or self._edited(weights):
+                self._known = list(map(known, weights))
+                if not any(map(torch.is_inference, weights)):
+                    self._versions = list(map(_version, weights))
+                self._steps = STEPS.count
+                self._ids = ids
         return self._known
 
     def _edited(self, weights: tuple[Any, ...]) -> bool:
