@@ -137,6 +137,15 @@ def test_shared_heads_are_not_repeated() -> None:
     )
 
 
+def test_repeated_heads_are_read_once() -> None:
+    def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        k, v = (x[:, :, None].expand(2, 2, 4, 48, 16).reshape(2, 8, 48, 16) for x in (k, v))
+        return attention(q, k, v)
+
+    _, told = compiled(grouped, *heads(2, 8, 48, 16, keys=(2, 2, 48, 16)))
+    assert "chain(" in told and "expand" not in told.split("chain(")[1].splitlines()[0]
+
+
 def test_heads_that_are_transposed_around_it() -> None:
     def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         b, length, width = x.shape

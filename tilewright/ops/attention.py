@@ -148,6 +148,29 @@ def _together(x: Node, groups: int) -> Node:
     return x if groups == 1 else reshape(x, (*x.shape[:-2], 1, *x.shape[-2:]))
 
 
+def _once(k: Node, v: Node) -> tuple[Node, Node]:
+    """Keys and values that were repeated for the heads of a group, as they were before."""
+    found = [_unrepeated(x) for x in (k, v)]
+    if found[0] is None or found[1] is None or found[0].shape[:-2] != found[1].shape[:-2]:
+        return k, v
+    return found[0], found[1]
+
+
+def _unrepeated(x: Node) -> Node | None:
+    """[.., shared, L, N], if that is x = reshape(expand(…)): each head several times in a row."""
+    if x.op.name != "reshape" or x.inputs[0].op.name != "expand":
+        return None
+    (wide,) = x.inputs
+    (base,) = wide.inputs
+    if base.rank != wide.rank or wide.rank != x.rank + 1 or wide.rank < 4:
+        return None
+    kept = (*wide.shape[:-3], 1, *wide.shape[-2:])
+    heads = wide.shape[-4] * wide.shape[-3]
+    if base.shape != kept or x.shape != (*wide.shape[:-4], heads, *wide.shape[-2:]):
+        return None
+    return reshape(base, (*base.shape[:-3], *base.shape[-2:]))
+
+
 def _joined(x: Node, groups: int) -> Node:
     """The inverse of `_apart`."""
     if groups == 1:
@@ -234,6 +257,7 @@ class Attention(_Attention):
         return TensorType(q.dtype, self._out(q, k, v))
 
     def compose(self, q: Node, k: Node, v: Node, *mask: Node) -> Node:
+        k, v = _once(k, v)
         groups = _groups(q.shape, k.shape)
         wide_q, wide_k, wide_v = _wide(q, k, v)
         e, total, _ = _weights(*self.masked(wide_q, wide_k, mask))

@@ -131,8 +131,9 @@ def schedule_chain(s: Scheduler, chain: _Chain) -> bool:
             return False
     rows, keys = (D.bounds(s.nest.buffer(host).shape[k])[1] for k in (first.row, first.col))
     size = keys * s.nest.buffer(host).dtype.bytes
-    most = min(s.target.l2 // SHARE, MOST_BYTES) // max(1, size)
-    if most < min(rows, first.rows) or second.row >= len(second.names) - 1:
+    # At least one tile: fusion has seen to it that its rows are not too long.
+    most = max(first.rows, min(s.target.l2 // SHARE, MOST_BYTES) // max(1, size))
+    if second.row >= len(second.names) - 1:
         return False
     block = block_rows(rows, first.rows, most)
     between = [x for x in kept if x not in (*outs, chain.scores, chain.sums)]
