@@ -30,6 +30,16 @@ class Target:
     cache_line: int = 64
     cores: int = 1
     pointer_bits: int = 64
+    # For estimates (kernel/cost.py): multiply-adds of a cycle and cycles of each, loads and
+    # instructions of a cycle, bytes of a cycle into the first, second and third cache.
+    fma_pipes: int = 2
+    fma_latency: int = 4
+    load_ports: int = 2
+    issue: int = 4
+    l2_bandwidth: int = 24
+    l3_bandwidth: int = 8
+    memory_bandwidth: int = 7
+    mhz: int = 3000
     # Declared instructions that default schedules try, the best first; see kernel/intrinsic.py.
     instructions: tuple[str, ...] = ()
 
@@ -40,7 +50,9 @@ class Target:
                 value and not any(c.isspace() for c in value),
                 f"a target's {field} is one word, not {value!r}",
             )
-        for field in ("vector_bits", "vector_registers", "cores", "pointer_bits", "cache_line"):
+        counts = "vector_bits vector_registers cores pointer_bits cache_line fma_pipes fma_latency"
+        rates = "load_ports issue l2_bandwidth l3_bandwidth memory_bandwidth mhz"
+        for field in f"{counts} {rates}".split():
             require(getattr(self, field) > 0, f"{field} of target {self.name} must be positive")
         for feature in self.features:
             require(

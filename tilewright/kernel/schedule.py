@@ -1,4 +1,5 @@
-"""The default schedule of a group: a trace, from the group and the numbers of the target alone.
+"""The default schedule of a group: a trace, from the group, the numbers of the target and
+choices (kernel/defaults/choices.py) alone.
 
 Four shapes cover what fusion makes: maps, rows, contractions and chains of these (see
 kernel/defaults/). What fits none of them keeps its naive loops where a step refuses.
@@ -9,6 +10,7 @@ from __future__ import annotations
 from tilewright.base.errors import Refused
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.chains import find_chain, schedule_chain
+from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.contractions import is_contraction, schedule_contraction
 from tilewright.kernel.defaults.maps import inline_maps, schedule_map, schedule_program
 from tilewright.kernel.defaults.rows import schedule_rows
@@ -17,13 +19,15 @@ from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.step import Trace
 
+RULES = Choices()
 
-def default_schedule(group: Group, target: Target) -> tuple[Trace, Nest]:
-    """The trace and the nest it leads to."""
-    s = _chained(group, target)
+
+def default_schedule(group: Group, target: Target, choices: Choices = RULES) -> tuple[Trace, Nest]:
+    """The trace and the nest it leads to. What the choices leave open is decided by rules."""
+    s = _chained(group, target, choices)
     if s is not None:
         return tuple(s.trace), s.nest
-    s = Scheduler(group, target)
+    s = Scheduler(group, target, choices)
     kept = inline_maps(s)
     outs = [x for x in kept if group.buffer(x.name).scope == "out"]
     inner = [x for x in kept if x not in outs]
@@ -33,7 +37,7 @@ def default_schedule(group: Group, target: Target) -> tuple[Trace, Nest]:
         schedule_map(s, outs)
     elif len(inner) == 1 and is_contraction(s, inner[0]):
         if not _tiled(s, inner[0], outs):
-            s = Scheduler(group, target)
+            s = Scheduler(group, target, choices)
             kept = inline_maps(s)
             schedule_rows(s, [x for x in kept if x not in outs], outs)
     else:
@@ -41,9 +45,9 @@ def default_schedule(group: Group, target: Target) -> tuple[Trace, Nest]:
     return tuple(s.trace), s.nest
 
 
-def _chained(group: Group, target: Target) -> Scheduler | None:
+def _chained(group: Group, target: Target, choices: Choices) -> Scheduler | None:
     chain = find_chain(group)
-    s = Scheduler(group, target)
+    s = Scheduler(group, target, choices)
     try:
         return s if chain is not None and schedule_chain(s, chain) else None
     except Refused:  # a shape that does not fit; the caller starts anew

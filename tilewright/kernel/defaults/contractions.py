@@ -59,7 +59,8 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
     dtype = s.nest.buffer(acc.name).dtype
     tile = register_tile(s.target.vector_bits, s.target.vector_registers, dtype)
     lanes = s.target.lanes(dtype.bits)
-    choice = _lane_choice(s, acc, ops, tile.columns)
+    columns = lanes * s.choices.vectors if s.choices.vectors else tile.columns
+    choice = _lane_choice(s, acc, ops, columns)
     row = None if choice is None else _row_choice(acc, choice[0])
     if choice is None or row is None:
         return None
@@ -85,10 +86,13 @@ def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
     for other in outs[1:]:
         if not s.attempt(ComputeWith(other.name, names[-1])):
             return False
+    t.choices, t.rows = s.choices, s.choices.rows or t.rows
     beside, large = _beside(s, acc, ops, row), _large(s, acc, ops, row)
     image = row >= 1 and row - 1 != col and _one_image(acc, ops, row)
     most = register_tile(s.target.vector_bits, s.target.vector_registers, s.group.buffer(a).dtype)
-    copy = _copied(s, acc, ops, row, most.beside, beside) if image else None
+    may_copy = image and s.choices.copy is not False
+    tall = s.choices.rows or most.beside
+    copy = _copied(s, acc, ops, row, tall, beside) if may_copy else None
     # Only an instruction loads rows in vectors; elsewhere it matters no more how they lie.
     beside = beside and bool(s.target.instructions)
     # Height and width become one row axis, so that small images fill the tile.
@@ -99,7 +103,7 @@ def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
         axes[row - 1 : row + 1] = ["p"]
         t.col, t.row = (col - 1 if col > row else col), row - 1
     if copy is not None:
-        t.copy, t.rows = copy, most.beside
+        t.copy, t.rows = copy, tall
     # Panels that do not stay in the cache together are read once, not for each row of the image.
     if image and large and len(names) == len(acc.axes):
         t.height = names[t.row - 1]

@@ -9,6 +9,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.expr import Fn, Index, Load, Value, extent, loads, walk
 from tilewright.ir.target import Target
+from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.nest import Loop, Nest, Store, find, start
@@ -36,6 +37,7 @@ class Scheduler:
 
     group: Group
     target: Target
+    choices: Choices = Choices()
     nest: Nest = field(init=False)
     trace: list[Step] = field(default_factory=list)
 
@@ -130,6 +132,8 @@ def points(s: Scheduler, stage: str) -> int:
 
 def lanes_for(s: Scheduler, stage: str, wide: int = 16) -> int:
     """Lanes for the inner loop of a map: several registers' worth, to keep the units busy."""
+    if s.choices.lanes is not None:
+        return s.choices.lanes
     st = s.store(stage)
     dtypes = [s.nest.buffer(b.name).dtype for b, _ in accesses(s, st)]
     bits = max([min(d.bits, 64) for d in dtypes] or [32])

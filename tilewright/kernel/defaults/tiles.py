@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.ir import dim as D
+from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.scheduler import Scheduler, vector_loop
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.pad import Pad
@@ -40,6 +41,7 @@ class Tile:
     copy: tuple[str, int] | None = None  # of the row operand, in blocks of so many rows
     height: str | None = None  # of an image all of which passes by a panel before the next one
     around: bool = True  # are the host's other loops right around those of rows and lanes?
+    choices: Choices = Choices()
 
 
 @dataclass
@@ -64,16 +66,20 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     if isinstance(em, int) and em < rows:
         # Few rows: more vectors keep enough sums in flight.
         rows = em
-        width *= max(1, 16 // (em * t.vectors))
+        width *= t.choices.side or max(1, 16 // (em * t.vectors))
     if isinstance(en, int):
         width = min(width, en)
     ragged = not (isinstance(en, int) and en % width == 0)
     # Zero padding in the packed operand lets every tile be full; only the store is ragged then.
     padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, t.col, width))
-    blocks, around = _blocked(s, a, CHAIN if rows == t.rows else SHORT_CHAIN)
+    chain = t.choices.chain or (CHAIN if rows == t.rows else SHORT_CHAIN)
+    blocks, around = _blocked(s, a, chain)
     rest = [x for x in t.names if x not in (m, n)] if t.around else []
     if t.copy is not None and t.copy[1]:
         s.do(Split(m, t.copy[1]))
+        rest, m = [*rest, f"{m}.0"], f"{m}.1"
+    elif t.choices.block and isinstance(em, int) and em % t.choices.block == 0:
+        s.do(Split(m, t.choices.block))  # whole blocks only: otherwise no tile has constant sizes
         rest, m = [*rest, f"{m}.0"], f"{m}.1"
     s.do(Split(m, rows))
     s.do(Split(n, width))
@@ -81,6 +87,8 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     # A panel of the lane operand stays in the cache while the rows pass by, unless there are too
     # few panels to share among threads.
     panels = not isinstance(count_n, int) or count_n >= 4 or (isinstance(em, int) and em <= rows)
+    if t.choices.outer is not None:
+        panels = t.choices.outer == "columns"
     tiles = (f"{n}.0", f"{m}.0") if panels else (f"{m}.0", f"{n}.0")
     inside: list[str] = []
     if t.height is not None and panels:

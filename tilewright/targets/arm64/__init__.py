@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tilewright.ir.target import Target
 from tilewright.targets.arm64 import intrinsics as intrinsics  # declares them
 from tilewright.targets.family import Family, Host
@@ -16,6 +18,8 @@ _FLAGS = {
     "i8mm": "+i8mm",
     "lrcpc": "+rcpc",
 }
+# For estimates: two pipes of four cycles and two loads; bytes of a cycle as measured on one.
+_RATES: dict[str, Any] = {"l2_bandwidth": 24, "l3_bandwidth": 8, "memory_bandwidth": 7}
 
 
 def describe(host: Host) -> Target:
@@ -37,6 +41,7 @@ def describe(host: Host) -> Target:
         l3=host.caches.l3,
         cores=host.cores,
         instructions=("arm64.fma", "arm64.fma.rows"),
+        **_RATES,
     )
 
 
@@ -53,6 +58,7 @@ FAMILY = Family(
             vector_registers=32,
             has_fma=True,
             instructions=("arm64.fma", "arm64.fma.rows"),
+            **_RATES,
         ),
     ),
     describe,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from typing import Any
 
 from tilewright.ir.target import Target
 from tilewright.targets.family import Family, Host
@@ -12,6 +13,9 @@ from tilewright.targets.x86 import intrinsics as intrinsics  # declares them
 _TRIPLE = "x86_64-unknown-linux-gnu"
 _V3 = ("+avx", "+avx2", "+bmi", "+bmi2", "+f16c", "+fma", "+lzcnt", "+movbe", "+popcnt")
 _V4 = (*_V3, "+avx512bw", "+avx512cd", "+avx512dq", "+avx512f", "+avx512vl")
+# Bytes of a cycle that a core brings into each cache: what such processors sustain, not their peak.
+_NARROW: dict[str, Any] = {"l2_bandwidth": 24, "l3_bandwidth": 10, "memory_bandwidth": 7}
+_WIDE: dict[str, Any] = {"l2_bandwidth": 40, "l3_bandwidth": 10, "memory_bandwidth": 7, "issue": 5}
 
 
 def _tiles_permitted() -> bool:
@@ -47,6 +51,7 @@ def describe(host: Host) -> Target:
         l2=host.caches.l2,
         l3=host.caches.l3,
         cores=host.cores,
+        **(_WIDE if middle else _NARROW),
     )
 
 
@@ -54,7 +59,7 @@ FAMILY = Family(
     "x86",
     ("x86_64",),
     (
-        Target("x86-64", _TRIPLE, "x86-64", vector_bits=128, vector_registers=16),
+        Target("x86-64", _TRIPLE, "x86-64", vector_bits=128, vector_registers=16, **_NARROW),
         Target(
             "x86-64-v3",
             _TRIPLE,
@@ -63,6 +68,7 @@ FAMILY = Family(
             vector_bits=256,
             vector_registers=16,
             has_fma=True,
+            **_WIDE,
         ),
         Target(
             "x86-64-v4",
@@ -73,6 +79,7 @@ FAMILY = Family(
             vector_registers=32,
             has_fma=True,
             l2=1024 * 1024,
+            **_WIDE,
         ),
     ),
     describe,

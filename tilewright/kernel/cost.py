@@ -1,0 +1,443 @@
+"""What a nest would cost on a target: cycles from counted instructions and from bytes moved.
+
+Instructions are counted where loops are written out (unrolled loops, lanes, the loops of an
+instruction): what does not depend on a loop is computed once for all of it, multiply-adds share the
+target's pipes, and sums that are too few to hide a latency wait for it. Bytes are counted per level
+of the caches: a loop whose body's memory fits a cache brings in what it touches once, any other
+loop what its body brings in, times its iterations. Good for comparing schedules of one group, not
+for promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tilewright.graph.classify import guess
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim, Quo, Sym
+from tilewright.ir.expr import Fn, Load
+from tilewright.ir.expr import walk as walk_value
+from tilewright.ir.target import Target
+from tilewright.kernel.defaults.scheduler import EXPENSIVE
+from tilewright.kernel.group import Buffer
+from tilewright.kernel.nest import Loop, Nest, Stmt, Store, store_loads, walk
+
+# Part of a cache that data keeps: lines of other arrays and of the code want the rest.
+SHARE = 0.8
+# Cycles to hand out a parallel loop and to wait for its end.
+REGION = 8000
+# Cycles when a loop ends: the branch is foretold wrongly, and what was under way drains.
+EXIT = 14
+# Cycles of an iteration of a loop that is not written out: count, compare, branch.
+ITERATION = 1
+# Of what does not set the pace, this part is not hidden behind what does (measured).
+EXPOSED = 0.2
+# Cycles of a register that a step of a sum stores and loads again, as measured: all wait for it.
+SPILL = 1.5
+# Operations of a function that is a polynomial, and of one that the divider computes.
+SERIES, DIVIDED = 16, 4
+_DIVISIONS = frozenset("div sqrt rsqrt floordiv mod rem".split())
+_WRITTEN_OUT = ("unroll", "lane", "tensor")
+_FREE = frozenset("cast".split())
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cycles of one call, and what they come from."""
+
+    cycles: float
+    compute: float  # cycles of instructions, on one thread
+    products: float  # and of the multiply-adds among them alone
+    moved: tuple[float, float, float]  # bytes into the first, second and third cache
+    once: float  # bytes that the nest touches, each counted once
+    threads: float  # how many threads' work it is, when the busiest one sets the pace
+
+    def seconds(self, target: Target) -> float:
+        return self.cycles / (target.mhz * 1e6)
+
+    def waiting(self, target: Target) -> float:
+        """The part of the time that goes into bytes which the second cache or the third could
+        have kept."""
+        here = together(self.compute, self.moved, target)
+        best = (self.moved[0], self.once, self.once)
+        return 1 - together(self.compute, best, target) / max(1.0, here)
+
+
+def together(compute: float, moved: tuple[float, ...], target: Target) -> float:
+    """Cycles of instructions and of bytes moved beside them: what takes longest sets the pace, and
+    of the rest a part is not hidden."""
+    rates = (target.l2_bandwidth, target.l3_bandwidth, target.memory_bandwidth)
+    waits = [b / rate for b, rate in zip(moved, rates, strict=True)]
+    slowest = max(compute, *waits)
+    return slowest + EXPOSED * (compute + sum(waits) - slowest)
+
+
+def cost(nest: Nest, target: Target) -> Cost:
+    """An estimate for one call of a nest; symbolic sizes are guessed."""
+    model = _Model(nest, target)
+    total = alone = compute = products = 0.0
+    moved = [0.0, 0.0, 0.0]
+    touched: dict[str, float] = {}
+    for s in nest.body:
+        if not isinstance(s, (Loop, Store)):
+            continue
+        here = model.cycles(s, None)
+        levels = tuple(sum(model.traffic(s, size).values()) for size in model.sizes)
+        share, regions = model.shared(s)
+        own = together(here, levels, target)
+        total += own * share + regions * REGION
+        alone += own
+        compute += here
+        products += model.products(s)
+        moved = [a + b for a, b in zip(moved, levels, strict=True)]
+        for b, n in model.touched(s).items():
+            touched[b] = max(touched.get(b, 0), n)
+    once = sum(n for b, n in touched.items() if model.buffers[b].scope in ("in", "out"))
+    return Cost(
+        total,
+        compute,
+        products,
+        (moved[0], moved[1], moved[2]),
+        once,
+        alone / max(1.0, total),
+    )
+
+
+@dataclass
+class _Count:
+    """Instructions of straight-line code."""
+
+    fma: float = 0
+    loads: float = 0
+    stores: float = 0
+    other: float = 0
+    chain: float = 0  # cycles that sums wait for one another
+    exits: float = 0
+
+    def add(self, o: _Count) -> None:
+        self.fma += o.fma
+        self.loads += o.loads
+        self.stores += o.stores
+        self.other += o.other
+        self.chain = max(self.chain, o.chain)
+        self.exits += o.exits
+
+
+@dataclass
+class _Access:
+    """One use of memory: the place, and per axis how far the variables of loops reach."""
+
+    buffer: Buffer
+    index: tuple[Dim, ...]
+    symbols: frozenset[Sym]
+    known: dict[frozenset[Sym], float] = field(default_factory=dict)
+
+
+class _Model:
+    def __init__(self, nest: Nest, target: Target) -> None:
+        self.nest, self.target = nest, target
+        self.buffers = {b.name: b for b in nest.buffers}
+        self.sizes = [SHARE * s for s in (target.l1, target.l2, target.l3)]
+        self.trips: dict[Sym, int] = {}
+        self.middle: dict[str, int] = {s.name: guess(D.as_int(s)) for s in nest.dims}
+        self.uses: dict[int, list[_Access]] = {}
+        self.inner: dict[int, frozenset[Sym]] = {}
+        self.seen: dict[int, dict[str, float]] = {}
+        for s, _ in walk(nest.body):
+            if isinstance(s, Loop):
+                n = max(0, self.number(s.extent))
+                self.trips[s.var] = n
+                # What depends on a loop is counted as it is in the middle of it.
+                self.middle[s.name] = max(0, n - 1) // 2
+
+    def number(self, x: Dim) -> int:
+        if isinstance(x, int):
+            return x
+        if any(s.name not in self.middle for s in D.symbols(x)):
+            return guess(x)
+        return int(D.evaluate(x, self.middle, lambda _: 0))
+
+    # ---- memory
+
+    def accesses(self, s: Store) -> list[_Access]:
+        found = self.uses.get(id(s))
+        if found is None:
+            places = [(s.buffer, s.index)]
+            places += [(x.source, x.index) for x in store_loads(s) if isinstance(x.source, str)]
+            found = self.uses[id(s)] = [
+                _Access(self.buffers[b], i, frozenset().union(*map(D.symbols, i)))
+                for b, i in dict.fromkeys(places)
+                if self.buffers[b].scope != "register"
+            ]
+        return found
+
+    def touched(self, s: Stmt) -> dict[str, float]:
+        """Bytes of each buffer, in whole lines, that a statement touches while the loops in it
+        run."""
+        found = self.seen.get(id(s))
+        if found is not None:
+            return found
+        out: dict[str, float] = {}
+        for x, p in walk((s,)):
+            if isinstance(x, Store):
+                free = frozenset(q.var for q in p)
+                for a in self.accesses(x):
+                    size = self.bytes_of(a, free)
+                    out[a.buffer.name] = max(out.get(a.buffer.name, 0), size)
+        self.seen[id(s)] = out
+        return out
+
+    def bytes_of(self, a: _Access, free: frozenset[Sym]) -> float:
+        free = free & a.symbols
+        found = a.known.get(free)
+        if found is None:
+            spans = [
+                min(self.span(i, free) + 1, max(1, self.number(d)))
+                for i, d in zip(a.index, a.buffer.shape, strict=True)
+            ]
+            points = 1.0
+            for v in free:
+                points *= max(1, self.trips.get(v, 1))
+            box = 1.0
+            for n in spans:
+                box *= n
+            points = min(points, box)
+            run = 1.0
+            for n, d in zip(reversed(spans), reversed(a.buffer.shape), strict=True):
+                run *= n
+                if n < self.number(d):
+                    break
+            line = self.target.cache_line
+            whole = max(line, run * a.buffer.dtype.bytes)
+            found = a.known[free] = max(1.0, points / run) * whole
+        return found
+
+    def span(self, x: Dim, free: frozenset[Sym]) -> float:
+        """How far an index moves while variables run over their loops."""
+        if isinstance(x, int):
+            return 0
+        total = 0.0
+        for mono, c in x.terms:
+            wide = 1.0
+            moves = False
+            for a in mono:
+                w = self.atom_span(a, free)
+                moves = moves or w > 0
+                wide *= w if w > 0 else 1
+            if moves:
+                total += abs(c) * wide
+        return total
+
+    def atom_span(self, a: D.Atom, free: frozenset[Sym]) -> float:
+        if isinstance(a, Sym):
+            return max(0, self.trips.get(a, 1) - 1) if a in free else 0
+        if isinstance(a, Quo):
+            w = self.span(a.a, free)
+            if a.op == "floordiv":
+                by = max(1, self.number(a.b))
+                return -(-w // by) if w else 0
+            if a.op == "mod":
+                return min(w, max(0, self.number(a.b) - 1))
+            return max(w, self.span(a.b, free))
+        return float(D.INF)  # read from memory: anywhere
+
+    def traffic(self, s: Stmt, size: float) -> Mapping[str, float]:
+        """Bytes of each buffer that come into a cache of `size` while a statement runs."""
+        if not isinstance(s, Loop):
+            return self.touched(s) if isinstance(s, Store) else {}
+        if s.kind in _WRITTEN_OUT:  # in whatever order suits
+            return self.touched(s)
+        body: dict[str, float] = {}
+        for x in s.body:
+            for b, n in self.touched(x).items():
+                body[b] = max(body.get(b, 0), n)
+        if sum(body.values()) <= size:
+            return self.touched(s)
+        trips = self.trips[s.var]
+        out: dict[str, float] = {}
+        for x in s.body:
+            for b, n in self.traffic(x, size).items():
+                out[b] = out.get(b, 0) + n * trips
+        return out
+
+    # ---- instructions
+
+    def cycles(self, s: Stmt, around: Loop | None) -> float:
+        """Cycles of the instructions of a statement, in a loop that is not written out."""
+        if isinstance(s, Loop) and s.kind not in _WRITTEN_OUT:
+            each = self.all_cycles(s.body, s) + ITERATION
+            return self.trips[s.var] * each + (EXIT if self.trips[s.var] > 1 else 0)
+        return self.all_cycles((s,), around)
+
+    def all_cycles(self, body: Iterable[Stmt], around: Loop | None) -> float:
+        """Statements one after the other; straight-line ones share the processor's units."""
+        total = 0.0
+        line = _Count()
+        for s in body:
+            if isinstance(s, Store) or (isinstance(s, Loop) and s.kind in _WRITTEN_OUT):
+                line.add(self.count(s, (), around))
+            elif isinstance(s, Loop):
+                total += self.cycles(s, s)
+        return total + self.line_cycles(line)
+
+    def products(self, s: Stmt) -> float:
+        """Cycles of the multiply-adds alone, if nothing held them up."""
+        total = 0.0
+        for x, p in walk((s,)):
+            if isinstance(x, Store) and x.combine is not None and isinstance(x.value, Fn):
+                lanes = self.target.lanes(max(8, self.buffers[x.buffer].dtype.bits))
+                n = 1.0 / lanes if any(q.kind in ("lane", "tensor") for q in p) else 1.0
+                for q in p:
+                    n *= max(1, self.trips[q.var])
+                total += n / self.target.fma_pipes
+        return total
+
+    def line_cycles(self, c: _Count) -> float:
+        t = self.target
+        units = max(
+            (c.fma + c.other) / t.fma_pipes,
+            c.loads / t.load_ports,
+            c.stores,
+            (c.fma + c.other + c.loads + c.stores) / t.issue,
+        )
+        return max(units, c.chain) + c.exits
+
+    def count(self, s: Stmt, path: tuple[Loop, ...], around: Loop | None) -> _Count:
+        """Instructions of a statement in loops that are written out."""
+        if isinstance(s, Store):
+            return self.count_store(s, path, around)
+        out = _Count()
+        if isinstance(s, Loop):
+            if s.kind not in _WRITTEN_OUT:  # a loop inside lanes: as often as it runs
+                out.other = self.cycles(s, s) * self.target.fma_pipes
+                for q in path:
+                    out.other *= max(1, self.trips[q.var])
+                return out
+            for x in s.body:
+                out.add(self.count(x, (*path, s), around))
+        return out
+
+    def count_store(self, s: Store, path: tuple[Loop, ...], around: Loop | None) -> _Count:
+        out = _Count()
+        target = self.buffers[s.buffer]
+        at = frozenset().union(*map(D.symbols, s.index)) if s.index else frozenset()
+        tensor = [q for q in path if q.kind == "tensor"]
+        lane = next((q for q in path if q.kind == "lane"), None)
+        if lane is None and tensor:
+            lane = self.beside(target, s.index, tensor)
+        lanes = self.target.lanes(max(8, target.dtype.bits))
+
+        def times(symbols: frozenset[Sym] | set[Sym], vectors: bool = True) -> float:
+            n = 1.0
+            for q in path:
+                if q.var in symbols:
+                    trips = max(1, self.trips[q.var])
+                    n *= -(-trips // lanes) if q is lane and vectors else trips
+            return n
+
+        everywhere = frozenset(at | s.value.symbols())
+        fused = self.target.has_fma and isinstance(s.value, Fn) and s.value.name == "mul"
+        if s.combine is not None:
+            out.fma += times(everywhere)
+            if target.scope != "register":
+                out.loads += times(at)
+        for v in dict.fromkeys(walk_value(s.value)):
+            if isinstance(v, Fn) and not (fused and s.combine is not None and v is s.value):
+                out.other += self.weight(v) * times(frozenset(v.symbols()))
+            elif isinstance(v, Load) and isinstance(v.source, str):
+                b = self.buffers[v.source]
+                if b.scope != "register":
+                    out.loads += self.load_count(v, b, lane, tensor, lanes, times)
+        if target.scope != "register":
+            out.stores += times(at)
+        self.chained(out, s, path, around, at, times)
+        if tensor:
+            out.exits += EXIT
+            self.spilled(out, s, tensor, lane, lanes, at)
+        return out
+
+    def weight(self, v: Fn) -> int:
+        if v.name in EXPENSIVE:
+            return SERIES
+        return 0 if v.name in _FREE else DIVIDED if v.name in _DIVISIONS else 1
+
+    def beside(self, b: Buffer, index: tuple[Dim, ...], loops: Iterable[Loop]) -> Loop | None:
+        """The loop whose iterations lie beside each other in a buffer."""
+        return next((q for q in loops if self.step(b, index, q.var) == 1), None)
+
+    def step(self, b: Buffer, index: tuple[Dim, ...], v: Sym) -> int | None:
+        """How far apart in a buffer neighbouring iterations of a loop are; None: not evenly."""
+        total, stride = 0, 1
+        for i, d in zip(reversed(index), reversed(b.shape), strict=True):
+            c = 0 if isinstance(i, int) or v not in D.symbols(i) else D.coefficient(i, v)
+            if not isinstance(c, int):
+                return None
+            total += c * stride
+            stride *= self.number(d)
+        return total
+
+    def load_count(self, v: Load, b: Buffer, lane, tensor, lanes: int, times) -> float:
+        symbols = frozenset(v.symbols())
+        if tensor:
+            # An instruction loads vectors along whatever lies beside each other.
+            along = self.beside(b, v.index, tensor)
+            n = times(symbols, vectors=False)
+            return n if along is None else n / min(lanes, max(1, self.trips[along.var]))
+        if lane is None or lane.var not in symbols:
+            return times(symbols)
+        step = self.step(b, v.index, lane.var)
+        return times(symbols) if step == 1 else 2 * times(symbols, vectors=False)
+
+    def chained(self, out: _Count, s: Store, path, around: Loop | None, at, times) -> None:
+        """Sums wait for the one before them: in loops that do not choose where they are kept."""
+        if s.combine is None:
+            return
+        steps = 1.0
+        carried = around is not None and around.var not in at
+        for q in path:
+            if q.var not in at:
+                steps *= max(1, self.trips[q.var])
+                carried = carried or q.kind == "tensor"
+        if carried or steps > 1:
+            out.chain = steps * self.target.fma_latency
+
+    def spilled(self, out: _Count, s: Store, tensor, lane, lanes: int, at) -> None:
+        """A tile of more registers than there are is stored and loaded in the middle of it."""
+        kept, depth = 1.0, 1.0
+        for q in tensor:
+            trips = max(1, self.trips[q.var])
+            if q.var in at:
+                kept *= -(-trips // lanes) if q is lane else trips
+            else:
+                depth *= trips
+        columns = -(-self.trips[lane.var] // lanes) if lane is not None else 1
+        rows = kept / max(1, columns)
+        held = rows
+        for v in walk_value(s.value):
+            if isinstance(v, Load) and isinstance(v.source, str):
+                along = self.beside(self.buffers[v.source], v.index, tensor)
+                if along is not None and along.var in at and along is not lane:
+                    held = rows / lanes  # rows beside each other are one vector
+        over = kept + columns + held - self.target.vector_registers
+        if over > 0:
+            out.exits += SPILL * over * depth
+
+    # ---- threads
+
+    def shared(self, s: Stmt) -> tuple[float, float]:
+        """(the part of the work that the busiest thread has, how often threads are called)."""
+        regions = 1.0
+        while isinstance(s, Loop):
+            if s.kind == "parallel":
+                pieces = max(1, -(-self.trips[s.var] // max(1, s.grain)))
+                cores = max(1, self.target.cores)
+                if cores == 1 or pieces == 1:
+                    return 1.0, 0.0
+                return -(-pieces // cores) / pieces, regions
+            regions *= max(1, self.trips[s.var])
+            inner = [x for x in s.body if isinstance(x, Loop)]
+            if len(inner) != 1:
+                break
+            s = inner[0]
+        return 1.0, 0.0

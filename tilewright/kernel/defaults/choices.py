@@ -1,0 +1,45 @@
+"""What a default schedule may decide in more than one way; None leaves a decision to the rules.
+
+`Choices()` is the rules alone. A chooser (tune/) asks for schedules by other choices and compares
+what they would cost; each of them leads to an ordinary trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from tilewright.base.errors import require
+
+OUTER = ("columns", "rows")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Decisions about one kernel. A choice that a group has no use for changes nothing."""
+
+    rows: int | None = None  # of a register tile
+    vectors: int | None = None  # of columns in a register tile, where no operand is packed
+    side: int | None = None  # packed blocks of columns beside each other in a tile of few rows
+    outer: str | None = None  # which loop over tiles is around the other: "columns" or "rows"
+    # Rows that stay in the cache while all columns pass by, if they divide the rows.
+    block: int | None = None
+    chain: int | None = None  # products that are added up before they join other sums
+    copy: bool | None = None  # may pixels be copied to lie beside each other?
+    lanes: int | None = None  # of a map's innermost loop
+
+    def __post_init__(self) -> None:
+        require(
+            self.outer in (None, *OUTER),
+            f"outer is {self.outer!r}, which is none of the loops over tiles",
+            hint=f"it is {' or '.join(OUTER)}",
+        )
+        for name in ("rows", "vectors", "side", "block", "chain", "lanes"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"{name} is {value}, which should be positive")
+
+    def __str__(self) -> str:
+        """Such as `rows 8, outer rows`; `rules` where nothing is chosen."""
+        chosen = [(f.name, getattr(self, f.name)) for f in fields(self)]
+        return (
+            ", ".join(f"{name} {value}" for name, value in chosen if value is not None) or "rules"
+        )
