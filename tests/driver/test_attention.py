@@ -57,6 +57,10 @@ SHAPES = {
     "ragged": ((2, 3, 13, 16), (2, 3, 77, 16)),
     "prime": ((1, 4, 101, 24), ()),
     "long": ((1, 2, 40, 16), (1, 2, 1100, 16)),
+    "no-batch": ((144, 16), ()),
+    "one-batch-axis": ((6, 40, 16), ()),
+    "no-batch-ragged": ((173, 8), (173, 8)),
+    "sums-in-blocks": ((1, 2, 1100, 16), ()),
     "one-key": ((2, 4, 32, 16), (2, 4, 1, 16)),
     "narrow": ((2, 4, 32, 3), (2, 4, 32, 3)),
 }
@@ -185,6 +189,17 @@ def test_gradients_stay_right() -> None:
     for x, y in zip(args, wide, strict=True):
         assert x.grad is not None and y.grad is not None
         torch.testing.assert_close(x.grad.double(), y.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_symbolic_batches() -> None:
+    fast = tw.compile(lambda q, k, v: attention(q, k, v, is_causal=True))
+    with torch.no_grad():
+        for batch in (2, 3, 5):
+            args = heads(batch, 2, 40, 16)
+            for x in args:
+                torch._dynamo.mark_dynamic(x, 0)
+            torch.testing.assert_close(fast(*args), attention(*args, is_causal=True))
+    assert "chain(" in report(fast)
 
 
 def test_symbolic_lengths() -> None:
