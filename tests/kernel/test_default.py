@@ -7,9 +7,14 @@ import pytest
 from tests.kernel.examples import EXAMPLES
 from tests.kernel.fuzz import Judge, plain_outputs
 from tests.kernel.random_groups import sample
+from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
 from tilewright.ir.target import Target
-from tilewright.kernel.nest import start
+from tilewright.kernel.defaults.choices import Choices
+from tilewright.kernel.group import Group
+from tilewright.kernel.nest import Loop, start
 from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import apply, parse_trace, print_trace
 from tilewright.kernel.text import parse_group
 from tilewright.targets import default, get
 
@@ -106,3 +111,70 @@ def test_pixels_in_far_steps_are_copied_beside_each_other(stride: int) -> None:
         judge.nest(nest)
         if default().arch == target.arch:
             judge.native(nest)
+
+
+NARROW = """
+group narrow
+  in x: f32[1,20,20,16]
+  in w: f32[2,16,12]
+  out y: f32[1,20,20,24]
+  local t: f32[1,20,20,24]
+  t[t.i0,t.i1,t.i2,t.i3] add= x[t.i0,t.i1,t.i2,t.r0] * w[t.i3//12,t.r0,t.i3%12] for {loops} from 0.0
+  y[y.i0,y.i1,y.i2,y.i3] = max(t[y.i0,y.i1,y.i2,y.i3], 0.0) for {over}
+"""
+
+
+def narrow() -> Group:
+    loops = "t.i0 in 1, t.i1 in 20, t.i2 in 20, t.i3 in 24, t.r0 in 16"
+    over = "y.i0 in 1, y.i1 in 20, y.i2 in 20, y.i3 in 24"
+    return parse_group(NARROW.format(loops=loops, over=over))
+
+
+def test_tiles_of_one_image_are_shared_among_threads() -> None:
+    """Few columns, so that tiles of rows are outside, and the last of them is ragged."""
+    group = narrow()
+    _, nest = default_schedule(group, get("arm64"))
+    (over,) = [s for s in nest.body if isinstance(s, Loop) and s.kind == "parallel"]
+    assert D.bounds(over.extent)[0] > 32
+    Judge(group, [{}]).nest(nest)
+
+
+CHOICES = [
+    Choices(rows=4),
+    Choices(rows=7, outer="rows"),
+    Choices(outer="columns", block=80),
+    Choices(outer="columns", rows=8, block=80),
+    Choices(block=33),  # divides nothing: as if it had not been said
+    Choices(chain=8),
+    Choices(lanes=4, side=2, vectors=2, copy=False),
+]
+
+
+@pytest.mark.parametrize("choices", CHOICES, ids=str)
+def test_other_choices_compute_the_same(choices: Choices) -> None:
+    for group in (narrow(), EXAMPLES["matmul"].group, EXAMPLES["packed-linear"].group):
+        for name in TARGETS:
+            target = default() if name == "host" else get(name)
+            trace, nest = default_schedule(group, target, choices)
+            assert apply(start(group), parse_trace(print_trace(trace))) == nest
+            judge = Judge(group, [{}])
+            judge.exact = False
+            judge.nest(nest)
+            if name == "host":
+                judge.native(nest)
+
+
+def test_choices_say_what_they_are_and_what_they_cannot_be() -> None:
+    assert str(Choices()) == "rules"
+    assert str(Choices(rows=8, outer="rows")) == "rows 8, outer rows"
+    with pytest.raises(Invalid, match="outer is 'inside', which is none of the loops"):
+        Choices(outer="inside")
+    with pytest.raises(Invalid, match="rows is 0, which should be positive"):
+        Choices(rows=0)
+
+
+def test_choices_decide() -> None:
+    group, target = narrow(), get("arm64")
+    seen = {print_trace(default_schedule(group, target, c)[0]) for c in (Choices(), *CHOICES[:4])}
+    assert len(seen) == 5
+    assert default_schedule(group, target, CHOICES[4]) == default_schedule(group, target)

@@ -108,9 +108,20 @@ def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
     if image and large and len(names) == len(acc.axes):
         t.height = names[t.row - 1]
     placed = place_tile(s, t)
+    _join_single(s, placed)
     fill_tile(s, placed)
     _parallel_tiles(s, placed)
     return True
+
+
+def _join_single(s: Scheduler, p: Placed) -> None:
+    """One iteration around tiles of rows is no work to share among threads, and once the last tile
+    is apart, loops do not fuse any more."""
+    while p.rest and p.tiles[0] != f"{p.n}.0" and s.loops(p.rest[-1])[0].extent == 1:
+        into = f"{p.tile.host}.m{len(p.rest)}"
+        if not s.attempt(Fuse(p.rest[-1], p.tiles[0], into)):
+            return
+        p.rest, p.tiles = p.rest[:-1], (into, p.tiles[1])
 
 
 def _lane_choice(
