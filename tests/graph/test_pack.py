@@ -32,7 +32,7 @@ def maps(*outputs: Node, target: Target = NEON) -> list[str]:
 
 @pytest.mark.parametrize(
     ("target", "tile"),
-    [(NEON, Tile(6, 12, 8)), (AVX2, Tile(6, 16, 6)), (AVX512, Tile(12, 32, 8))],
+    [(NEON, Tile(6, 12, 8)), (AVX2, Tile(6, 16, 6)), (AVX512, Tile(8, 48, 8))],
 )
 def test_tiles_fill_the_registers(target: Target, tile: Tile) -> None:
     bits, registers = target.vector_bits, target.vector_registers
@@ -41,7 +41,7 @@ def test_tiles_fill_the_registers(target: Target, tile: Tile) -> None:
     assert register_tile(bits, registers, f64) == replace(tile, columns=tile.columns // 2)
 
 
-@pytest.mark.parametrize(("target", "width"), [(NEON, 12), (AVX2, 16), (AVX512, 32)])
+@pytest.mark.parametrize(("target", "width"), [(NEON, 12), (AVX2, 16), (AVX512, 48)])
 def test_constant_weights(target: Target, width: int) -> None:
     y = build.matmul(arg("x", 64, 96), weight("w", 96, 192))
     assert maps(y, target=target) == [f"a0, a1 -> a1//{width}, a0, a1%{width}"]
@@ -159,3 +159,17 @@ def test_measured_costs_win() -> None:
     assert estimate.total(f) > 0
     assert Roofline.of(NEON, measured=lambda c: 42.0).total(f) == 42.0
     assert Roofline.of(NEON, measured=lambda c: None).total(f) == estimate.total(f)
+
+
+def test_groups_of_the_sum_stay_together_for_instructions_that_add_them_up() -> None:
+    tiles = replace(AVX512, grouped=("bf16",))
+    x, w = arg("x", 64, 96, dtype=bf16), weight("w", 96, 192, dtype=bf16)
+    assert maps(build.matmul(x, w), target=tiles) == ["a0, a1 -> a1//32, a0//2, a1%32, a0%2"]
+    # Few rows, or a sum that is no whole number of tiles, are packed as anywhere else.
+    few = build.matmul(arg("x", 4, 96, dtype=bf16), w)
+    assert maps(few, target=tiles) == ["a0, a1 -> a1//48, a0, a1%48"]
+    ragged = build.matmul(arg("x", 64, 90, dtype=bf16), weight("w", 90, 192, dtype=bf16))
+    assert maps(ragged, target=tiles) == ["a0, a1 -> a1//48, a0, a1%48"]
+    assert maps(build.matmul(arg("x", 64, 96), weight("w", 96, 192)), target=tiles) == [
+        "a0, a1 -> a1//48, a0, a1%48"
+    ]

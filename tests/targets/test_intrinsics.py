@@ -20,6 +20,7 @@ from tilewright.kernel.check import verify
 from tilewright.kernel.interpret import run
 from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, declare, match
 from tilewright.kernel.nest import Loop, Nest, start
+from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Step, apply, parse_trace
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.tensorize import Tensorize
@@ -231,3 +232,35 @@ def test_declarations_are_checked() -> None:
         declare(i)
     with pytest.raises(Invalid, match="no map for a"):
         match(replace(i, maps={**i.maps, "a": ()}), *_use(i))
+
+
+AMX = replace(
+    get("x86-64-v4"),
+    name="tiles",
+    cpu="sapphirerapids",
+    features=(*get("x86-64-v4").features, "+amx-tile", "+amx-bf16"),
+    instructions=("x86.amx.bf16", "x86.avx512.fma"),
+    grouped=("bf16",),
+)
+
+
+def _half_product(rows: int, depth: int, columns: int) -> str:
+    product = "cast<f32>(A[t.i0,t.r0]) * cast<f32>(P[t.i1//32,t.r0//2,t.i1%32,t.r0%2])"
+    loops = f"t.i0 in {rows}, t.i1 in {columns}, t.r0 in {depth}"
+    return f"""
+group half
+  in A: bf16[{rows},{depth}]
+  in P: bf16[{-(-columns // 32)},{depth // 2},32,2]
+  out y: bf16[{rows},{columns}]
+  local t: f32[{rows},{columns}]
+  t[t.i0,t.i1] add= {product} for {loops} from 0.0
+  y[y.i0,y.i1] = cast<bf16>(t[y.i0,y.i1]) for y.i0 in {rows}, y.i1 in {columns}
+"""
+
+
+@pytest.mark.parametrize("size", [(128, 96, 64), (45, 64, 96), (13, 32, 32), (64, 64, 50)])
+def test_default_schedules_multiply_halves_in_tiles(size: tuple[int, int, int]) -> None:
+    trace, nest = default_schedule(parse_group(_half_product(*size)), AMX)
+    assert any(isinstance(s, Tensorize) and s.instruction == "x86.amx.bf16" for s in trace)
+    text = emit(nest, AMX)
+    assert "llvm.x86.tdpbf16ps" in text and compile_object(text, AMX)

@@ -34,7 +34,7 @@ class Tile:
 
 
 def register_tile(vector_bits: int, registers: int, dtype: DType) -> Tile:
-    """The tile that keeps the multipliers busy: 6x12 on NEON, 6x16 on AVX2, 12x32 on AVX-512.
+    """The tile that keeps the multipliers busy: 6x12 on NEON, 6x16 on AVX2, 8x48 on AVX-512.
 
     Every step loads the columns' vectors and one element per row. Long vectors spread an element
     where they load it; two of them per row hide that. Short ones multiply by a lane of a vector of
@@ -44,12 +44,19 @@ def register_tile(vector_bits: int, registers: int, dtype: DType) -> Tile:
         vectors = 3
         rows = (registers - vectors - 1) // (vectors + 1)
         return Tile(rows - rows % 2, vectors * _lanes(vector_bits, dtype), 8)
-    vectors = 2
+    vectors = 3 if registers >= 32 else 2
     rows = (registers - vectors - 1) // vectors
     if rows > 8:
         rows -= rows % 4
     rows = max(1, rows)
     return Tile(rows, vectors * _lanes(vector_bits, dtype), min(rows, 8))
+
+
+# Tiles of an instruction that multiplies matrices: two by two of 16 rows of 64 bytes.
+GROUPED = Tile(32, 32, 32)
+GROUP_BYTES = 4
+# Groups that it adds up in one go.
+GROUP_DEPTH = 16
 
 
 def _lanes(vector_bits: int, dtype: DType) -> int:
@@ -62,11 +69,12 @@ class PackOperands(Pass):
 
     vector_bits: int = 128  # without a target: NEON
     vector_registers: int = 32
+    grouped: tuple[str, ...] = ()  # see Target
     min_rows: int = 8  # a changing operand is packed for at least this many uses of each element
 
     @staticmethod
     def of(target: Target) -> PackOperands:
-        return PackOperands(target.vector_bits, target.vector_registers)
+        return PackOperands(target.vector_bits, target.vector_registers, target.grouped)
 
     def apply(self, program: Graph, log: Log) -> Graph:
         constant: set[Node] = set()
@@ -105,6 +113,11 @@ class PackOperands(Pass):
             return None  # each element is used too few times to pay for the copy
         tile = register_tile(self.vector_bits, self.vector_registers, n.dtype)
         lanes = _lanes(self.vector_bits, n.dtype)
+        group = GROUP_BYTES // w.dtype.bytes if w.dtype.name in self.grouped else 0
+        if group and c.lane in c.columns and rows >= GROUP_DEPTH:
+            deep = n.inputs[c.right].shape[c.right_axes.index(max(c.right_axes))]
+            if isinstance(deep, int) and deep % (group * GROUP_DEPTH) == 0:
+                return _tiled(c, len(n.shape), GROUPED.columns, group)
         if c.lane in c.columns:
             width = _width(n.shape[c.lane], tile.columns, lanes)
         else:
@@ -162,11 +175,17 @@ def _divisors(load: Load, lane: D.Sym) -> list[Dim]:
     ]
 
 
-def _tiled(c: Contraction, rank: int, width: int) -> Map:
-    """Output axes first, then the lane's tiles, the summed axes, and the columns of a tile."""
+def _tiled(c: Contraction, rank: int, width: int, group: int = 1) -> Map:
+    """Output axes first, then the lane's tiles, the summed axes, and the columns of a tile; groups
+    of the last summed axis stay together."""
     names = [f"a{k}" for k in range(len(c.right_axes))]
     lane = names[c.right_axes.index(c.lane)]
     outer = [x for x, a in zip(names, c.right_axes, strict=True) if a < rank and a != c.lane]
     summed = [names[c.right_axes.index(a)] for a in sorted(c.right_axes) if a >= rank]
-    target = [*outer, f"{lane}//{width}", *summed, f"{lane}%{width}"]
+    if group > 1:
+        *around, last = summed
+        target = [*outer, f"{lane}//{width}", *around, f"{last}//{group}"]
+        target += [f"{lane}%{width}", f"{last}%{group}"]
+    else:
+        target = [*outer, f"{lane}//{width}", *summed, f"{lane}%{width}"]
     return Map.parse(f"{', '.join(names)} -> {', '.join(target)}")

@@ -42,6 +42,8 @@ class Target:
     mhz: int = 3000
     # Declared instructions that default schedules try, the best first; see kernel/intrinsic.py.
     instructions: tuple[str, ...] = ()
+    # Dtypes whose products an instruction adds up in groups of 32 bits, tile by tile.
+    grouped: tuple[str, ...] = ()
 
     def __post_init__(self):
         for field in ("name", "triple", "cpu"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.graph.pack import register_tile
+from tilewright.graph.pack import GROUPED, register_tile
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Fn, Load, Value, extent
@@ -17,6 +17,7 @@ from tilewright.kernel.defaults.scheduler import (
 from tilewright.kernel.defaults.tiles import Placed, Tile, fill_tile, place_tile
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Stage
+from tilewright.kernel.intrinsic import ANY, INTRINSICS
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.fuse_axes import FuseAxes
@@ -66,11 +67,29 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
         return None
     col, width = choice
     # Only an instruction loads rows in vectors; elsewhere it matters no more how they lie.
-    beside = _beside(s, acc, ops, row) and bool(s.target.instructions)
-    rows = tile.beside if beside else tile.rows
+    beside = _beside(s, acc, ops, row) and _loads_rows(s)
+    group = _group(acc, ops)
+    rows = GROUPED.rows if group else tile.beside if beside else tile.rows
     names = [p.name for p in path]
     axes = [f"i{k}" for k in range(len(names))]
-    return Tile(acc.name, host, names, axes, row, col, rows, lanes, max(1, width // lanes))
+    vectors = max(1, width // lanes)
+    return Tile(acc.name, host, names, axes, row, col, rows, lanes, vectors, group)
+
+
+def _loads_rows(s: Scheduler) -> bool:
+    """Has the target an instruction for rows that lie beside each other?"""
+    return any(INTRINSICS[name].maps.get("a", (ANY,))[0] == 1 for name in s.target.instructions)
+
+
+def _group(acc: Stage, ops: tuple[Load, Load]) -> int:
+    """How many steps of the sum an operand was packed to have beside each other, if it was."""
+    for x in ops:
+        for i in x.index:
+            for atom in D.atoms(i):
+                rest = isinstance(atom, D.Quo) and atom.op == "mod" and D.is_sym(atom.a)
+                if rest and D.the_sym(atom.a) in acc.raxes and isinstance(atom.b, int):
+                    return atom.b
+    return 0
 
 
 def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
@@ -94,7 +113,7 @@ def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
     tall = s.choices.rows or most.beside
     copy = _copied(s, acc, ops, row, tall, beside) if may_copy else None
     # Only an instruction loads rows in vectors; elsewhere it matters no more how they lie.
-    beside = beside and bool(s.target.instructions)
+    beside = beside and _loads_rows(s)
     # Height and width become one row axis, so that small images fill the tile.
     if copy is not None or (image and _walks_together(s, acc, ops, row, beside)):
         s.do(FuseAxes(a, row - 1))

@@ -38,6 +38,7 @@ class Tile:
     rows: int
     lanes: int
     vectors: int
+    group: int = 0  # steps of the sum that the packed operand has beside each other
     copy: tuple[str, int] | None = None  # of the row operand, in blocks of so many rows
     height: str | None = None  # of an image all of which passes by a panel before the next one
     around: bool = True  # are the host's other loops right around those of rows and lanes?
@@ -66,14 +67,15 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     if isinstance(em, int) and em < rows:
         # Few rows: more vectors keep enough sums in flight.
         rows = em
-        width *= t.choices.side or max(1, 16 // (em * t.vectors))
+        width *= 1 if t.group else t.choices.side or max(1, 16 // (em * t.vectors))
     if isinstance(en, int):
         width = min(width, en)
     ragged = not (isinstance(en, int) and en % width == 0)
     # Zero padding in the packed operand lets every tile be full; only the store is ragged then.
     padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, t.col, width))
     chain = t.choices.chain or (CHAIN if rows == t.rows else SHORT_CHAIN)
-    blocks, around = _blocked(s, a, chain)
+    # An instruction that adds up groups keeps all of the sum in its own registers.
+    blocks, around = _blocked(s, a, chain) if not t.group else (None, ())
     rest = [x for x in t.names if x not in (m, n)] if t.around else []
     if t.copy is not None and t.copy[1]:
         s.do(Split(m, t.copy[1]))
@@ -114,7 +116,8 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
     if p.blocks is not None:
         own = [f"{p.blocks}.{t.axes[t.row]}", f"{p.blocks}.{t.axes[t.col]}"]
         stems += [own, [f"{p.blocks}.init.i{k}" for k in (t.row, t.col)]]
-    s.attempt(SetScope(inmost, "register"))
+    if not t.group:
+        s.attempt(SetScope(inmost, "register"))
     for stage in dict.fromkeys((a, inmost)):
         last = len(s.nest.buffer(stage).shape) - 1
         if t.col != last:
@@ -123,17 +126,18 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
     for x in p.tiles:
         if not (p.padded and x == f"{n}.0"):
             s.attempt(Peel(x))
-    if _instruction(s, inmost, own, red):
+    if _instruction(s, inmost, own, red, t.group):
         stems.remove(own)
         red = []
     else:
         _reorder(s, (*red, *own))
     for r, c in stems:
-        if s.loops(r):
+        if s.loops(r) and not t.group:  # its rows are many, and not in registers
             s.attempt(Unroll(r))
         if s.loops(c):
             _lanes_of_tile(s, c, t.lanes)
-    s.attempt(Unroll(f"{m}.1"))
+    if not t.group:
+        s.attempt(Unroll(f"{m}.1"))
     if p.padded:
         s.do(Split(f"{n}.1", t.lanes))
         s.do(Unroll(f"{n}.1.0", guarded=True))
@@ -152,13 +156,17 @@ def _copy_lanes(s: Scheduler, copy: str) -> None:
         vector_loop(s, pixels, 4 * s.target.lanes(32))
 
 
-def _instruction(s: Scheduler, stage: str, own: list[str], red: list[str]) -> bool:
+def _instruction(s: Scheduler, stage: str, own: list[str], red: list[str], group: int) -> bool:
     """The tile as one instruction of the target, its longest reduction loop innermost."""
     if not red or not all(s.loops(x) for x in (*own, *red)):
         return False
     nest, trace = s.nest, list(s.trace)
     longest = max(red, key=lambda x: D.bounds(s.loops(x)[0].extent)[1])
-    order = [*(x for x in red if x != longest), *own, longest]
+    inner = [longest]
+    if group:
+        s.do(Split(longest, group))
+        inner = [f"{longest}.0", f"{longest}.1"]
+    order = [*(x for x in red if x != longest), *own, *inner]
     now = [p.name for p in s.path(stage) if p.name in order]
     if now == order or s.attempt(Reorder(tuple(order))):
         for name in s.target.instructions:

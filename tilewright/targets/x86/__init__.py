@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Collection
 from typing import Any
 
 from tilewright.ir.target import Target
@@ -28,6 +29,16 @@ def _tiles_permitted() -> bool:
         return False
 
 
+def _instructions(features: Collection[str]) -> tuple[str, ...]:
+    """What default schedules try, the best first."""
+    found = ["x86.amx.bf16"] if "+amx-bf16" in features else []
+    if {"+avx512f", "+avx512bw", "+avx512vl", "+avx512dq"} <= set(features):
+        found.append("x86.avx512.fma")
+    elif {"+avx2", "+fma"} <= set(features):
+        found.append("x86.avx2.fma")
+    return tuple(found)
+
+
 def describe(host: Host) -> Target:
     """The host's target: the widest vectors it has, tiles if the system lets us use them."""
     told = host.cpu.features
@@ -47,6 +58,8 @@ def describe(host: Host) -> Target:
         vector_registers=32 if wide else 16,
         has_fma="+fma" in features,
         has_f16="+avx512fp16" in features,
+        instructions=_instructions(features),
+        grouped=("bf16",) if "+amx-bf16" in features else (),
         l1=host.caches.l1,
         l2=host.caches.l2,
         l3=host.caches.l3,
@@ -68,6 +81,7 @@ FAMILY = Family(
             vector_bits=256,
             vector_registers=16,
             has_fma=True,
+            instructions=_instructions(_V3),
             **_WIDE,
         ),
         Target(
@@ -79,6 +93,7 @@ FAMILY = Family(
             vector_registers=32,
             has_fma=True,
             l2=1024 * 1024,
+            instructions=_instructions(_V4),
             **_WIDE,
         ),
     ),

@@ -14,7 +14,7 @@ def _fma(name: str, lanes: int, rows: int, feature: str) -> None:
         Intrinsic(
             name,
             f"""
-group fma where rows: 1..{rows}, columns: {lanes}..{2 * lanes}, depth: 1..
+group fma where rows: 1..{rows}, columns: {lanes}..{3 * lanes}, depth: 1..
   in a: f32[rows,depth]
   in b: f32[depth,columns]
   out c: f32[rows,columns]
@@ -70,6 +70,21 @@ _TILES = bytes([1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8])
 _CONFIG = "".join(f"\\{byte:02X}" for byte in _TILES)
 
 
+def _configuration(rows: int, last: int) -> list[str]:
+    """Tiles of fewer rows for the last ones of sums and of a, until the usual ones come back."""
+    heights = [16] * 8
+    for tile in (2 * last, 2 * last + 1, 4 + last):
+        heights[tile] = rows
+    table = bytearray(_TILES)
+    table[48:56] = bytes(heights)
+    lines = ["  %tiles = alloca [64 x i8], align 64"]
+    for k in range(8):
+        word = int.from_bytes(table[8 * k : 8 * k + 8], "little")
+        lines.append(f"  %tiles.{k} = getelementptr i8, ptr %tiles, i64 {8 * k}")
+        lines.append(f"  store i64 {word}, ptr %tiles.{k}, align 8")
+    return [*lines, "  call void @llvm.x86.ldtilecfg(ptr %tiles)"]
+
+
 def _tile_product(operation: str, element: int) -> Callable[[Sizes], str]:
     """c[i,j] += sum over k and p of a[i,k*g+p] * b[k,j,p], up to 2 by 2 tiles of sums in registers
     while k runs; `element` bytes make g of a 32-bit group."""
@@ -78,9 +93,11 @@ def _tile_product(operation: str, element: int) -> Callable[[Sizes], str]:
     def body(sizes: Sizes) -> str:
         rows, columns, depth = sizes["i"], sizes["j"], sizes["k"]
         assert rows is not None and columns is not None and depth is not None
-        tall, wide = rows // 16, columns // 16
+        tall, wide = -(-rows // 16), columns // 16
         lines: list[str] = []
         put = lines.append
+        if rows % 16:
+            lines += _configuration(rows - 16 * (tall - 1), tall - 1)
         put("  %c.row = mul i64 %c.0, 4")
         put("  %c.down = mul i64 %c.row, 16")
         put(f"  %a.row = mul i64 %a.0, {element}")
@@ -127,6 +144,8 @@ def _tile_product(operation: str, element: int) -> Callable[[Sizes], str]:
             for c in range(wide):
                 where = f"ptr %c{r}{c}, i64 %c.row"
                 put(f"  call void @llvm.x86.tilestored64(i8 {2 * r + c}, {where})")
+        if rows % 16:
+            put("  call void @llvm.x86.ldtilecfg(ptr @tw.tiles)")
         put("  ret void")
         assert group in (2, 4)
         return "\n".join(lines) + "\n"
@@ -143,7 +162,7 @@ def _amx(name: str, operation: str, types: tuple[str, str, str], feature: str) -
         Intrinsic(
             name,
             f"""
-group tile where rows: 16..32, columns: 16..32, depth: 16..
+group tile where rows: 1..32, columns: 16..32, depth: 16..
   in a: {a}[rows,{group}*depth]
   in b: {b}[depth,columns,{group}]
   out c: {c}[rows,columns]
@@ -160,7 +179,7 @@ group tile where rows: 16..32, columns: 16..32, depth: 16..
                 f"declare void @llvm.x86.{operation}(i8 immarg, i8 immarg, i8 immarg)",
             ),
             ("amx-tile", feature),
-            {"i": 16, "j": 16, "k": 16},
+            {"j": 16, "k": 16},
             exact=c == "i32",
             enter=("call void @llvm.x86.ldtilecfg(ptr @tw.tiles)",),
             leave=("call void @llvm.x86.tilerelease()",),
