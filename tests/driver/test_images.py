@@ -119,9 +119,9 @@ def test_more_random_networks(seed: int) -> None:
 def image_net() -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(7)
     net = nn.Sequential(
-        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 16, 3)
+        nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3)
     )
-    return net.eval(), torch.randn(1, 16, 20, 20)
+    return net.eval(), torch.randn(1, 64, 30, 30)
 
 
 def kernels(fast: Any) -> str:
