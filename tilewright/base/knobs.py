@@ -124,6 +124,15 @@ def _at_least(low: int) -> Callable[[str], int]:
     return parse
 
 
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"one of {', '.join(names)}")
+        return text
+
+    return parse
+
+
 def _parse_optional_path(text: str) -> Path | None:
     return Path(text).expanduser()
 
@@ -191,6 +200,18 @@ compile_jobs: Knob[int | None] = Knob(
     _none,
     _at_least(1),
     "kernels compiled at the same time (default: the cores this process may use)",
+)
+choose: Knob[str] = Knob(
+    "TILEWRIGHT_CHOOSE",
+    lambda: "default",
+    _one_of("default", "ranked", "timed"),
+    "who schedules kernels: default (rules), ranked (the model of the target) or timed (the clock)",
+)
+tune_seconds: Knob[int] = Knob(
+    "TILEWRIGHT_TUNE_SECONDS",
+    lambda: 10,
+    _at_least(1),
+    "seconds that timing schedules may take per program, where schedules are timed",
 )
 check: Knob[bool] = Knob(
     "TILEWRIGHT_CHECK",

@@ -48,7 +48,6 @@ from tilewright.ir.target import Target
 from tilewright.ir.types import TensorType
 from tilewright.kernel.group import Group, copy_group
 from tilewright.kernel.nest import Nest
-from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Trace, print_trace
 from tilewright.kernel.text import group_text
 from tilewright.llvm.emit import emit
@@ -71,6 +70,7 @@ from tilewright.runtime.program import KernelInfo, Program
 from tilewright.runtime.shared import Recipe, recipes_of
 from tilewright.targets import default as default_target
 from tilewright.targets import require_runnable
+from tilewright.tune.choose import Chooser, Chosen, Default, choose_all, chooser
 
 ALIGN = 64
 # Handing a kernel to a thread costs microseconds. Kernels on one thread are scans, which take
@@ -92,6 +92,10 @@ class Options:
     dump: Path | None = None  # where stages are written; None: as TILEWRIGHT_DUMP says
     resume: Path | None = None  # where edited stages are read; None: as TILEWRIGHT_RESUME says
     schedules: Mapping[str, str] = field(default_factory=dict)  # traces by the names of kernels
+    # Who schedules the other kernels: a name of tune/choose.py, or a chooser of one's own;
+    # "auto" and 0: as TILEWRIGHT_CHOOSE and TILEWRIGHT_TUNE_SECONDS say
+    choose: str | Chooser = "auto"
+    tune_seconds: int = 0
 
 
 def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: Stages) -> Graph:
@@ -119,6 +123,7 @@ def compile_graph(graph: Graph, options: Options | None = None, log: Log | None 
     options, log = options or Options(), log if log is not None else Log()
     target = options.target or default_target()
     require_runnable(target)
+    by = _chooser(options, log)
     phases = Phases()
     stages = Stages.of(graph, log, options.dump, options.resume)
     with phases("passes"):
@@ -141,9 +146,10 @@ def compile_graph(graph: Graph, options: Options | None = None, log: Log | None 
             position = {n: k for k, n in enumerate(graph.inputs)}
             weights = tuple(position[n] for n in prologue.inputs)
             recipes = recipes_of(prologue)
-            builder = _Builder(target, log, below, phases, options.profile, schedules)
+            once = Default()  # what runs once is not worth a choice
+            builder = _Builder(target, log, below, phases, options.profile, schedules, once)
             prologue_program = builder.program(prologue, len(prologue.inputs))
-    builder = _Builder(target, log, stages, phases, options.profile, schedules)
+    builder = _Builder(target, log, stages, phases, options.profile, schedules, by)
     program = builder.program(ready, len(graph.inputs), graph.inputs)
     read = set(ready.inputs)
     kept = tuple(k for k, n in enumerate(graph.inputs) if n in read and _is_weight(n))
@@ -175,6 +181,7 @@ class _Kernel:
     dims: tuple[str, ...] = ()
     cached: bool = False
     seconds: float = 0.0
+    considered: str = ""  # by whom it was scheduled, and what it was chosen from
     work: float = 0.0  # seconds it may take on one thread, by a rough count
     places: set[str] = field(default_factory=set)
 
@@ -190,8 +197,9 @@ class _Builder:
         phases: Phases,
         profile: bool,
         schedules: Schedules,
+        by: Chooser,
     ) -> None:
-        self.schedules = schedules
+        self.schedules, self.by = schedules, by
         self.marks = Marks() if profile else None
         self.target, self.log, self.stages, self.phases = target, log, stages, phases
         self.cache = Cache.from_knobs(log)
@@ -248,6 +256,7 @@ class _Builder:
         types = tuple(n.ttype for n in own)
         outs = tuple(n.ttype for n in graph.outputs)
         program = Program(types, outs, entry.dims, library, symbol, arena, tuple(literals), infos)
+        program.details["considered"] = {k.symbol: k.considered for k in self.kernels.values()}
         program.details["fused"] = self.fused
         program.details["marks"] = self.marks
         program.details["plan"] = self.plan
@@ -373,12 +382,12 @@ class _Builder:
             self.kernels[symbol] = _Kernel(symbol, named, group_text(group), dims=group.dims())
         return self.kernels[symbol]
 
-    def _scheduled(self, symbol: str, group: Group) -> tuple[Trace, Nest]:
-        """By the user's trace, or else by the default one."""
+    def _scheduled(self, symbol: str, group: Group) -> Chosen:
+        """By the user's trace, or else by the chooser."""
         given = self.schedules.traces.get(symbol)
         if given is None:
-            return default_schedule(group, self.target)
-        return given, self.schedules.applied(symbol, group, given)
+            return self.by.choose(group, self.target)
+        return Chosen(given, self.schedules.applied(symbol, group, given))
 
     def _compile(self) -> None:
         """Objects for the distinct kernels, from the cache or in parallel."""
@@ -386,25 +395,42 @@ class _Builder:
         for k in self.kernels.values():
             stages = self.stages.kernel(k.symbol)
             given = self.schedules.traces.get(k.symbol)
-            key = f"{self.target.key()}\n{k.text}" + (f"\n{print_trace(given)}" if given else "")
+            how = self.by.name if given is None else f"given\n{print_trace(given)}"
+            key = f"{self.target.key()}\n{k.text}\n{how}"
             hit = None if stages.dumping or stages.is_edited else self.cache.get("kernel", key)
             if hit is not None:
                 head, _, k.image = hit.partition(b"\n")
-                k.trace = json.loads(head)
+                k.trace, k.considered = json.loads(head)
                 k.cached = True
             else:
                 todo.append((k, stages, key))
+        mine = [k for k, _, _ in todo if k.symbol not in self.schedules.traces]
+        # What uses the clock goes first, while nothing else runs.
+        clocked = {k.symbol: k.group for k in mine if self.by.alone}
+        chosen = choose_all(self.by, clocked, self.target) if clocked else {}
 
         def work(item: tuple[_Kernel, KernelStages, str]) -> None:
             k, stages, key = item
             began = time.perf_counter()
             group = stages.group(k.group)
-            trace, nest = stages.schedule(group, lambda: self._scheduled(k.symbol, group))
+            found = chosen.get(k.symbol) if group is k.group else None
+
+            def schedule() -> tuple[Trace, Nest]:
+                nonlocal found
+                found = found or self._scheduled(k.symbol, group)
+                return found.trace, found.nest
+
+            trace, nest = stages.schedule(group, schedule)
             k.trace = print_trace(trace)
             k.image = stages.compiled(emit(nest, self.target), self.target)
             k.seconds = time.perf_counter() - began
-            if not stages.is_edited:
-                self.cache.put("kernel", key, json.dumps(k.trace).encode() + b"\n" + k.image)
+            if found is not None and k.symbol not in self.schedules.traces:
+                k.considered = str(found)
+                told = {"considered": found.considered, "detail": not found.considered}
+                self.log.add("schedule", f"{k.symbol}: {found}", **told)
+            if not stages.is_edited and (found is None or found.settled):
+                head = json.dumps([k.trace, k.considered])
+                self.cache.put("kernel", key, head.encode() + b"\n" + k.image)
 
         for k, _, _ in todo:
             if k.symbol in self.schedules.traces:
@@ -416,6 +442,14 @@ class _Builder:
         else:
             for item in todo:
                 work(item)
+
+
+def _chooser(options: Options, log: Log) -> Chooser:
+    if not isinstance(options.choose, str):
+        return options.choose
+    name = knobs.choose.get() if options.choose == "auto" else options.choose
+    seconds = options.tune_seconds or knobs.tune_seconds.get()
+    return chooser(name, Cache.from_knobs(log), seconds)
 
 
 def _is_weight(n: Node) -> bool:

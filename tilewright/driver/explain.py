@@ -50,6 +50,7 @@ class ProgramReport:
     folded_bytes: int = 0
     phases: dict[str, float] = field(default_factory=dict)
     dims: tuple[str, ...] = ()
+    considered: dict[str, str] = field(default_factory=dict)  # what a kernel was chosen from
     once: int = 0  # so many of the kernels, the first ones, run only when weights have changed
 
     @property
@@ -101,6 +102,12 @@ class Explanation:
     def trace(self, k: int) -> str:
         """The schedule of kernel k, one step per line."""
         return self._kernel(k).trace
+
+    def considered(self, k: int) -> str:
+        """Which candidate the schedule of kernel k is, and the runners-up with their costs."""
+        symbol = self._kernel(k).symbol
+        found = (p.considered[symbol] for p in self.programs if symbol in p.considered)
+        return next(found, "") or "by a given trace"
 
     def nest(self, k: int) -> str:
         """The loops that the schedule of kernel k leads to."""
@@ -191,6 +198,7 @@ def _reports(programs: Iterable[Any]) -> Iterator[ProgramReport]:
             _folded_bytes(p),
             dict(p.details["phases"]),
             p.dims,
+            {s: x for q in parts for s, x in q.details["considered"].items()},
             len(p.prologue.kernels) if p.prologue is not None else 0,
         )
 
@@ -244,6 +252,12 @@ def _program(p: ProgramReport, first: int) -> Iterator[Any]:
             places = _places(info.places)
             table.add_row(str(k), info.name, calls, short_trace(info.trace), places, time)
         yield table
+        chosen = _table("#", "scheduled as")
+        for k, info in enumerate(p.kernels, first):
+            if "others" in (text := p.considered.get(info.symbol, "")):
+                chosen.add_row(str(k), text)
+        if chosen.row_count:
+            yield Group(Text(""), chosen)
     if p.refusals:
         yield Group(Text(""), _refusals(p.refusals))
     yield Text("")

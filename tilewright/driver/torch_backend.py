@@ -102,6 +102,8 @@ class Session:
             winograd=given.winograd and not given.own_weights,
             precision=given.precision,
             schedules=given.schedules,
+            choose=given.choose,
+            tune_seconds=given.tune_seconds,
             own_weights=given.own_weights,
         )
         return compile_graph(graph, options, self.log)

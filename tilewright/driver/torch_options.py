@@ -13,6 +13,7 @@ _CHOICES = {
     "random": ("own", "eager"),
     "executor": ("native", "interpreter"),
     "precision": ("reassociate", "strict"),
+    "choose": ("auto", "default", "ranked", "timed"),
 }
 
 
@@ -33,6 +34,10 @@ class TorchOptions:
     precision: str = "reassociate"
     # tw.compile of a module: weights live packed only, and give their own memory back
     own_weights: bool = False
+    # Who schedules kernels: rules, the model or the clock ("auto": as TILEWRIGHT_CHOOSE says), and
+    # seconds that timing may take per program (0: as TILEWRIGHT_TUNE_SECONDS says).
+    choose: str = "auto"
+    tune_seconds: int = 0
     # Traces in place of default schedules, by the names that `tw.explain` gives to kernels.
     schedules: dict[str, str] = field(default_factory=dict)
 

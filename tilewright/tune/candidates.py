@@ -1,0 +1,173 @@
+"""Schedules worth comparing for a group: what may differ, and only where something is to be won.
+
+The schedule by the rules comes first. What it loses, by the model, says which other choices could
+help: bytes moved more than once (another order of the tiles, blocks of rows), threads that wait
+(another order), tiles that the rows do not fill (another height).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilewright.graph.classify import guess
+from tilewright.graph.pack import register_tile
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import extent
+from tilewright.ir.target import Target
+from tilewright.kernel.cost import Cost, cost
+from tilewright.kernel.defaults.choices import Choices
+from tilewright.kernel.defaults.contractions import product_operands
+from tilewright.kernel.group import Group, Stage
+from tilewright.kernel.nest import Nest
+from tilewright.kernel.schedule import RULES, default_schedule
+from tilewright.kernel.step import Trace
+from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.split import Split
+
+# Less than this part of the time is not worth another schedule: the model is not that good.
+WORTH = 0.03
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule of a group, by which choices it was made, and what it should cost."""
+
+    choices: Choices
+    trace: Trace
+    nest: Nest
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What a trace makes of a contraction: rows and columns, and how many of them are a tile."""
+
+    rows: int
+    tall: int
+    columns: int
+    wide: int
+    outer: str  # which loop over tiles is around the other
+    deep: int  # products of each sum
+
+
+def candidate(group: Group, target: Target, choices: Choices) -> Candidate:
+    trace, nest = default_schedule(group, target, choices)
+    return Candidate(choices, trace, nest, cost(nest, target))
+
+
+def candidates(group: Group, target: Target, thorough: bool = False) -> list[Candidate]:
+    """The schedule by the rules, then distinct others; `thorough`: wherever anything may differ."""
+    found = [candidate(group, target, RULES)]
+    seen = {found[0].trace}
+    for choices in _others(group, target, found[0], thorough):
+        new = candidate(group, target, choices)
+        if new.trace not in seen:
+            seen.add(new.trace)
+            found.append(new)
+    return found
+
+
+def _others(group: Group, target: Target, rules: Candidate, thorough: bool) -> Iterator[Choices]:
+    sums = [st for st in group.stages if _multiplies(st)]
+    if len(sums) == 1 and (tiles := tiles_of(rules.trace, group, sums[0])) is not None:
+        if tiles.rows <= 1:
+            yield from _few_rows(tiles, rules, target, thorough)
+        else:
+            yield from _many_rows(tiles, rules, group, sums[0], target, thorough)
+    elif not sums and thorough:
+        one = target.lanes(32)
+        yield from (Choices(lanes=n * one) for n in (1, 2, 4, 8))
+
+
+def multiplies(group: Group) -> bool:
+    """Is there a contraction among its stages? The model knows these best."""
+    return any(map(_multiplies, group.stages))
+
+
+def _multiplies(st: Stage) -> bool:
+    return bool(st.raxes) and st.combine == "add" and product_operands(st.value) is not None
+
+
+def _few_rows(t: Tiles, rules: Candidate, target: Target, thorough: bool) -> Iterator[Choices]:
+    """One row: how many sums are under way at once."""
+    waits = 1 - rules.cost.products / rules.cost.compute
+    if thorough or waits > WORTH:
+        yield from (Choices(side=n) for n in (1, 2, 3, 4, 6))
+
+
+def _many_rows(
+    t: Tiles, rules: Candidate, group: Group, acc: Stage, target: Target, thorough: bool
+) -> Iterator[Choices]:
+    c = rules.cost
+    moves = c.waiting(target) > WORTH or c.threads < (1 - WORTH) * _threads(rules, target)
+    ragged = c.compute > (1 + WORTH) * c.products
+    dtype = group.buffer(acc.name).dtype
+    most = register_tile(target.vector_bits, target.vector_registers, dtype).beside
+    heights = [t.tall]
+    if thorough or ragged or moves:
+        # The tallest that rows fill best, beside the one by the rules.
+        others = sorted(range(max(2, t.tall - 2), max(most, t.tall + 1) + 1), key=lambda r: -r)
+        others.sort(key=lambda r: _filled(t.rows, r), reverse=True)
+        heights += [r for r in others if r != t.tall][: 2 if thorough else 1]
+    flipped = "rows" if t.outer == "columns" else "columns"
+    for rows in heights:
+        if rows != t.tall:
+            yield Choices(rows=rows)
+        if thorough or moves:
+            yield Choices(rows=rows, outer=flipped)
+            block = _block(t, rows, dtype.bytes, target)
+            if block is not None:
+                yield Choices(rows=rows, outer="columns", block=block)
+
+
+def _threads(rules: Candidate, target: Target) -> int:
+    """Threads that could work, where any do."""
+    return target.cores if rules.cost.threads > 1 else 1
+
+
+def _filled(rows: int, tall: int) -> float:
+    """The part of the rows of all tiles that are rows of the product."""
+    return rows / (-(-rows // tall) * tall)
+
+
+def _block(t: Tiles, tall: int, size: int, target: Target) -> int | None:
+    """The most whole tiles of rows that take half of the second cache, if they divide the rows."""
+    most = target.l2 // 2 // max(1, t.deep * size)
+    fits = [d for d in range(2 * tall, min(most, t.rows - 1) + 1, tall) if t.rows % d == 0]
+    return fits[-1] if fits else None
+
+
+def tiles_of(trace: Trace, group: Group, acc: Stage) -> Tiles | None:
+    """The register tile that a default trace splits rows and columns into; None: it has none."""
+    for k, (m, n, order) in enumerate(zip(trace, trace[1:], trace[2:], strict=False)):
+        if not (isinstance(m, Split) and isinstance(n, Split) and isinstance(order, Reorder)):
+            continue
+        if order.order[-2:] != (f"{m.loop}.1", f"{n.loop}.1"):
+            continue
+        rows, columns = (_size(x.loop, trace[:k], group) for x in (m, n))
+        if rows is None or columns is None:
+            return None
+        above = [x for x in order.order if x in (f"{m.loop}.0", f"{n.loop}.0")]
+        outer = "rows" if above[:1] == [f"{m.loop}.0"] else "columns"
+        deep = 1
+        for r in acc.raxes:
+            deep *= guess(extent(r))
+        return Tiles(rows, m.factor, columns, n.factor, outer, deep)
+    return None
+
+
+def _size(loop: str, trace: Trace, group: Group) -> int | None:
+    """Iterations of a loop, from the steps that made it."""
+    for step in trace:
+        if isinstance(step, Fuse) and step.into == loop:
+            outer, inner = _size(step.outer, trace, group), _size(step.inner, trace, group)
+            return None if outer is None or inner is None else outer * inner
+        if isinstance(step, Split) and loop in (f"{step.loop}.0", f"{step.loop}.1"):
+            whole = _size(step.loop, trace, group)
+            if whole is None or loop.endswith(".1"):
+                return whole and min(whole, step.factor)
+            return -(-whole // step.factor)
+    sizes: dict[str, Dim] = {a.name: extent(a) for st in group.stages for a in st.axes}
+    return guess(sizes[loop]) if loop in sizes else None
