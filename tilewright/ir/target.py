@@ -37,7 +37,7 @@ class Target:
     load_ports: int = 2
     issue: int = 4
     l2_bandwidth: int = 24
-    l3_bandwidth: int = 8
+    l3_bandwidth: int = 10
     memory_bandwidth: int = 7
     mhz: int = 3000
     # Declared instructions that default schedules try, the best first; see kernel/intrinsic.py.

@@ -25,6 +25,8 @@ from tilewright.kernel.nest import Loop, Nest, Stmt, Store, store_loads, walk
 
 # Part of a cache that data keeps: lines of other arrays and of the code want the rest.
 SHARE = 0.8
+# A line that is written comes in before and goes out afterwards.
+WRITTEN = 2.0
 # Cycles to hand out a parallel loop and to wait for its end.
 REGION = 8000
 # Cycles when a loop ends: the branch is foretold wrongly, and what was under way drains.
@@ -32,7 +34,7 @@ EXIT = 14
 # Cycles of an iteration of a loop that is not written out: count, compare, branch.
 ITERATION = 1
 # Of what does not set the pace, this part is not hidden behind what does (measured).
-EXPOSED = 0.2
+EXPOSED = 0.25
 # Cycles of a register that a step of a sum stores and loads again, as measured: all wait for it.
 SPILL = 1.5
 # Operations of a function that is a polynomial, and of one that the divider computes.
@@ -131,6 +133,7 @@ class _Access:
     buffer: Buffer
     index: tuple[Dim, ...]
     symbols: frozenset[Sym]
+    weight: float = 1.0
     known: dict[frozenset[Sym], float] = field(default_factory=dict)
 
 
@@ -163,11 +166,13 @@ class _Model:
     def accesses(self, s: Store) -> list[_Access]:
         found = self.uses.get(id(s))
         if found is None:
-            places = [(s.buffer, s.index)]
-            places += [(x.source, x.index) for x in store_loads(s) if isinstance(x.source, str)]
+            places = {(s.buffer, s.index): WRITTEN}
+            for x in store_loads(s):
+                if isinstance(x.source, str):
+                    places.setdefault((x.source, x.index), 1.0)
             found = self.uses[id(s)] = [
-                _Access(self.buffers[b], i, frozenset().union(*map(D.symbols, i)))
-                for b, i in dict.fromkeys(places)
+                _Access(self.buffers[b], i, frozenset().union(*map(D.symbols, i)), weight)
+                for (b, i), weight in places.items()
                 if self.buffers[b].scope != "register"
             ]
         return found
@@ -210,7 +215,7 @@ class _Model:
                     break
             line = self.target.cache_line
             whole = max(line, run * a.buffer.dtype.bytes)
-            found = a.known[free] = max(1.0, points / run) * whole
+            found = a.known[free] = max(1.0, points / run) * whole * a.weight
         return found
 
     def span(self, x: Dim, free: frozenset[Sym]) -> float:

@@ -87,7 +87,9 @@ def multiplies(group: Group) -> bool:
 
 
 def _multiplies(st: Stage) -> bool:
-    return bool(st.raxes) and st.combine == "add" and product_operands(st.value) is not None
+    found = product_operands(st.value) if st.raxes and st.combine == "add" else None
+    # Narrower ones have instructions of their own, which the model does not know.
+    return found is not None and all(x.dtype.name in ("f32", "f64") for x in found)
 
 
 def _few_rows(t: Tiles, rules: Candidate, target: Target, thorough: bool) -> Iterator[Choices]:

@@ -86,8 +86,9 @@ def _group(acc: Stage, ops: tuple[Load, Load]) -> int:
     for x in ops:
         for i in x.index:
             for atom in D.atoms(i):
-                rest = isinstance(atom, D.Quo) and atom.op == "mod" and D.is_sym(atom.a)
-                if rest and D.the_sym(atom.a) in acc.raxes and isinstance(atom.b, int):
+                if not isinstance(atom, D.Quo) or atom.op != "mod" or not D.is_sym(atom.a):
+                    continue
+                if D.the_sym(atom.a) in acc.raxes and isinstance(atom.b, int):
                     return atom.b
     return 0
 
@@ -105,7 +106,7 @@ def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
     for other in outs[1:]:
         if not s.attempt(ComputeWith(other.name, names[-1])):
             return False
-    t.choices, t.rows = s.choices, s.choices.rows or t.rows
+    t.choices, t.rows = s.choices, t.rows if t.group else s.choices.rows or t.rows
     beside, large = _beside(s, acc, ops, row), _large(s, acc, ops, row)
     image = row >= 1 and row - 1 != col and _one_image(acc, ops, row)
     most = register_tile(s.target.vector_bits, s.target.vector_registers, s.group.buffer(a).dtype)

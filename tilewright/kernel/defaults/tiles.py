@@ -75,7 +75,10 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, t.col, width))
     chain = t.choices.chain or (CHAIN if rows == t.rows else SHORT_CHAIN)
     # An instruction that adds up groups keeps all of the sum in its own registers.
-    blocks, around = _blocked(s, a, chain) if not t.group else (None, ())
+    blocks: str | None = None
+    around: tuple[str, ...] = ()
+    if not t.group:
+        blocks, around = _blocked(s, a, chain)
     rest = [x for x in t.names if x not in (m, n)] if t.around else []
     if t.copy is not None and t.copy[1]:
         s.do(Split(m, t.copy[1]))
