@@ -104,7 +104,7 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
         if t.copy[1]:
             s.do(ComputeAt(t.copy[0], rest[-1]))
         _copy_lanes(s, t.copy[0])
-    if blocks is not None:
+    if blocks is not None and around:
         _reorder(s, (*around, f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}"))
         s.do(ComputeAt(blocks, around[-1]))
     return Placed(t, m, n, rest, tiles, padded, blocks)
