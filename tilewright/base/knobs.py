@@ -203,7 +203,7 @@ compile_jobs: Knob[int | None] = Knob(
 )
 choose: Knob[str] = Knob(
     "TILEWRIGHT_CHOOSE",
-    lambda: "default",
+    lambda: "ranked",
     _one_of("default", "ranked", "timed"),
     "who schedules kernels: default (rules), ranked (the model of the target) or timed (the clock)",
 )

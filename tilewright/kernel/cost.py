@@ -65,6 +65,12 @@ class Cost:
         best = (self.moved[0], self.once, self.once)
         return 1 - together(self.compute, best, target) / max(1.0, here)
 
+    def stalling(self, target: Target) -> float:
+        """The part of the time that goes into instructions other than multiply-adds, and into
+        waiting for their results."""
+        here = together(self.compute, self.moved, target)
+        return 1 - together(self.products, self.moved, target) / max(1.0, here)
+
 
 def together(compute: float, moved: tuple[float, ...], target: Target) -> float:
     """Cycles of instructions and of bytes moved beside them: what takes longest sets the pace, and

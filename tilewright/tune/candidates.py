@@ -7,14 +7,14 @@ help: bytes moved more than once (another order of the tiles, blocks of rows), t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.graph.classify import guess
 from tilewright.graph.pack import register_tile
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import extent
 from tilewright.ir.target import Target
+from tilewright.ir.types import DType
 from tilewright.kernel.cost import Cost, cost
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.contractions import product_operands
@@ -26,7 +26,7 @@ from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.split import Split
 
-# Less than this part of the time is not worth another schedule: the model is not that good.
+# Where less than this part of the time is lost, nothing else is tried.
 WORTH = 0.03
 
 
@@ -57,28 +57,37 @@ def candidate(group: Group, target: Target, choices: Choices) -> Candidate:
     return Candidate(choices, trace, nest, cost(nest, target))
 
 
+class _Found:
+    """Distinct candidates of a group, the one by the rules first."""
+
+    def __init__(self, group: Group, target: Target) -> None:
+        self.group, self.target = group, target
+        self.all: list[Candidate] = []
+
+    def add(self, choices: Choices) -> None:
+        new = candidate(self.group, self.target, choices)
+        if all(new.trace != c.trace for c in self.all):
+            self.all.append(new)
+
+    @property
+    def best(self) -> Candidate:
+        return min(self.all, key=lambda c: c.cost.cycles)
+
+
 def candidates(group: Group, target: Target, thorough: bool = False) -> list[Candidate]:
     """The schedule by the rules, then distinct others; `thorough`: wherever anything may differ."""
-    found = [candidate(group, target, RULES)]
-    seen = {found[0].trace}
-    for choices in _others(group, target, found[0], thorough):
-        new = candidate(group, target, choices)
-        if new.trace not in seen:
-            seen.add(new.trace)
-            found.append(new)
-    return found
-
-
-def _others(group: Group, target: Target, rules: Candidate, thorough: bool) -> Iterator[Choices]:
+    found = _Found(group, target)
+    found.add(RULES)
     sums = [st for st in group.stages if _multiplies(st)]
-    if len(sums) == 1 and (tiles := tiles_of(rules.trace, group, sums[0])) is not None:
+    if len(sums) == 1 and (tiles := tiles_of(found.all[0].trace, group, sums[0])) is not None:
         if tiles.rows <= 1:
-            yield from _few_rows(tiles, rules, target, thorough)
+            _few_rows(found, thorough)
         else:
-            yield from _many_rows(tiles, rules, group, sums[0], target, thorough)
+            _many_rows(found, tiles, group.buffer(sums[0].name).dtype, thorough)
     elif not sums and thorough:
-        one = target.lanes(32)
-        yield from (Choices(lanes=n * one) for n in (1, 2, 4, 8))
+        for vectors in (1, 2, 4, 8):
+            found.add(Choices(lanes=vectors * target.lanes(32)))
+    return found.all
 
 
 def multiplies(group: Group) -> bool:
@@ -92,41 +101,41 @@ def _multiplies(st: Stage) -> bool:
     return found is not None and all(x.dtype.name in ("f32", "f64") for x in found)
 
 
-def _few_rows(t: Tiles, rules: Candidate, target: Target, thorough: bool) -> Iterator[Choices]:
+def _few_rows(found: _Found, thorough: bool) -> None:
     """One row: how many sums are under way at once."""
-    waits = 1 - rules.cost.products / rules.cost.compute
-    if thorough or waits > WORTH:
-        yield from (Choices(side=n) for n in (1, 2, 3, 4, 6))
+    if thorough or found.all[0].cost.stalling(found.target) > WORTH:
+        for side in (1, 2, 3, 4, 6):
+            found.add(Choices(side=side))
 
 
-def _many_rows(
-    t: Tiles, rules: Candidate, group: Group, acc: Stage, target: Target, thorough: bool
-) -> Iterator[Choices]:
-    c = rules.cost
-    moves = c.waiting(target) > WORTH or c.threads < (1 - WORTH) * _threads(rules, target)
-    ragged = c.compute > (1 + WORTH) * c.products
-    dtype = group.buffer(acc.name).dtype
+def _many_rows(found: _Found, t: Tiles, dtype: DType, thorough: bool) -> None:
+    """Another order of tiles where bytes or threads wait, then other heights where rows do not
+    fill tiles."""
+    c, target = found.all[0].cost, found.target
+    idle = c.threads < (1 - WORTH) * (target.cores if c.threads > 1 else 1)
+    moves = thorough or idle or c.waiting(target) > WORTH
+    ragged = c.stalling(target) > WORTH
     most = register_tile(target.vector_bits, target.vector_registers, dtype).beside
-    heights = [t.tall]
-    if thorough or ragged or moves:
-        # The tallest that rows fill best, beside the one by the rules.
-        others = sorted(range(max(2, t.tall - 2), max(most, t.tall + 1) + 1), key=lambda r: -r)
-        others.sort(key=lambda r: _filled(t.rows, r), reverse=True)
-        heights += [r for r in others if r != t.tall][: 2 if thorough else 1]
-    flipped = "rows" if t.outer == "columns" else "columns"
-    for rows in heights:
-        if rows != t.tall:
-            yield Choices(rows=rows)
-        if thorough or moves:
-            yield Choices(rows=rows, outer=flipped)
-            block = _block(t, rows, dtype.bytes, target)
-            if block is not None:
-                yield Choices(rows=rows, outer="columns", block=block)
+    if moves:
+        _orders(found, t, None, dtype)
+    # The tallest that rows fill best.
+    heights = sorted(range(max(2, t.tall - 2), max(most, t.tall + 1) + 1), reverse=True)
+    heights.sort(key=lambda r: _filled(t.rows, r), reverse=True)
+    heights.remove(t.tall)
+    for rows in heights[: 2 if thorough else 1 if ragged else 0]:
+        if thorough:
+            _orders(found, t, rows, dtype)
+        best = found.best.choices
+        if best.block is None or best.block % rows == 0:
+            found.add(replace(best, rows=rows))
 
 
-def _threads(rules: Candidate, target: Target) -> int:
-    """Threads that could work, where any do."""
-    return target.cores if rules.cost.threads > 1 else 1
+def _orders(found: _Found, t: Tiles, rows: int | None, dtype: DType) -> None:
+    """The other loop over tiles outside, and blocks of rows."""
+    found.add(Choices(rows=rows, outer="rows" if t.outer == "columns" else "columns"))
+    block = _block(t, rows or t.tall, dtype.bytes, found.target)
+    if block is not None:
+        found.add(Choices(rows=rows, outer="columns", block=block))
 
 
 def _filled(rows: int, tall: int) -> float:

@@ -25,12 +25,12 @@ from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Trace, apply, parse_trace, print_trace
 from tilewright.kernel.text import group_text
 from tilewright.runtime import pool
-from tilewright.tune.candidates import WORTH, Candidate, candidates, multiplies
+from tilewright.tune.candidates import Candidate, candidates, multiplies
 from tilewright.tune.measure import timed
 
 # Candidates that are timed, the one by the rules included.
 TOP = 4
-# Another schedule than the rules' has to be faster by this part: clocks are noisy.
+# Another schedule than the rules' has to be faster by this part: models and clocks are noisy.
 CLEARLY = 0.02
 # Kernels of fewer seconds are left to the model.
 TOO_SHORT = 10e-6
@@ -169,7 +169,7 @@ class Timed:
 def ranked(found: list[Candidate]) -> list[Candidate]:
     """From the best to the worst by the model; the rules' (the first) where none clearly wins."""
     order = sorted(found, key=lambda c: c.cost.cycles)
-    if order[0].cost.cycles > (1 - WORTH) * found[0].cost.cycles:
+    if order[0].cost.cycles > (1 - CLEARLY) * found[0].cost.cycles:
         order.remove(found[0])
         order.insert(0, found[0])
     return order
