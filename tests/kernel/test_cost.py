@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.kernel.examples import EXAMPLES
+from tilewright.graph.pack import register_tile
 from tilewright.ir.target import Target
+from tilewright.ir.types import f32
 from tilewright.kernel.cost import Cost, cost, together
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.group import Group
@@ -22,17 +24,18 @@ ARM = replace(get("arm64"), l1=65536, l2=1 << 20, l3=32 << 20, cores=1)
 PACKED = """
 group packed
   in x: f32[{m},{k}]
-  in w: f32[{blocks},{k},12]
+  in w: f32[{blocks},{k},{width}]
   out y: f32[{m},{n}]
   local t: f32[{m},{n}]
-  t[t.i0,t.i1] add= x[t.i0,t.r0] * w[t.i1//12,t.r0,t.i1%12] for {loops} from 0.0
+  t[t.i0,t.i1] add= x[t.i0,t.r0] * w[t.i1//{width},t.r0,t.i1%{width}] for {loops} from 0.0
   y[y.i0,y.i1] = max(t[y.i0,y.i1], 0.0) for y.i0 in {m}, y.i1 in {n}
 """
 
 
-def packed(m: int, k: int, n: int) -> Group:
+def packed(m: int, k: int, n: int, width: int = 12) -> Group:
     loops = f"t.i0 in {m}, t.i1 in {n}, t.r0 in {k}"
-    return parse_group(PACKED.format(m=m, k=k, n=n, blocks=n // 12, loops=loops))
+    sizes = {"m": m, "k": k, "n": n, "blocks": n // width, "width": width}
+    return parse_group(PACKED.format(**sizes, loops=loops))
 
 
 def by(group: Group, choices: Choices | None = None, target: Target = ARM) -> Cost:
@@ -117,3 +120,19 @@ def test_what_takes_longest_sets_the_pace() -> None:
     waits = (0.0, 0.0, 1000.0 * ARM.memory_bandwidth)
     assert 1000 < together(1000, waits, ARM) < 2000
     assert together(10, waits, ARM) > 1000
+
+
+@pytest.mark.parametrize("machine", ["arm64", "x86-64-v3", "x86-64-v4"])
+def test_the_tile_of_the_rules_fits_the_registers(machine: str) -> None:
+    """Whether an instruction keeps vectors of rows or spreads their elements."""
+    target = replace(get(machine), cores=1)
+    width = register_tile(target.vector_bits, target.vector_registers, f32).columns
+    found = by(packed(192, 256, 2 * width, width), target=target)
+    assert found.compute < 1.25 * found.products
+
+
+def test_sums_in_plain_loops_spill_too() -> None:
+    """Seven rows of two vectors are one register too many for AVX2, whose instruction has six."""
+    target, group = replace(get("x86-64-v3"), cores=1), packed(168, 256, 96, 16)
+    six, seven = (by(group, Choices(rows=r), target) for r in (6, 7))
+    assert seven.compute > 1.15 * six.compute

@@ -21,6 +21,7 @@ from tilewright.ir.expr import walk as walk_value
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.scheduler import EXPENSIVE
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Loop, Nest, Stmt, Store, store_loads, walk
 
 # Part of a cache that data keeps: lines of other arrays and of the code want the rest.
@@ -130,6 +131,53 @@ class _Count:
         self.other += o.other
         self.chain = max(self.chain, o.chain)
         self.exits += o.exits
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A store in loops that are written out: which of them are lanes or an instruction's."""
+
+    path: tuple[Loop, ...]
+    trips: Mapping[Sym, int]
+    at: frozenset[Sym]  # what chooses the place that is stored to
+    tensor: list[Loop]
+    lane: Loop | None
+    lanes: int
+
+    def times(self, symbols: frozenset[Sym], vectors: bool = True) -> float:
+        """How often something that depends on these symbols is computed."""
+        n = 1.0
+        for q in self.path:
+            if q.var in symbols:
+                trips = max(1, self.trips[q.var])
+                n *= -(-trips // self.lanes) if q is self.lane and vectors else trips
+        return n
+
+    @property
+    def columns(self) -> float:
+        """Vectors of a row: of its lanes, and of unrolled loops right around them."""
+        n = 1.0
+        for q in reversed(self.path):
+            trips = max(1, self.trips[q.var])
+            if q is self.lane:
+                n *= -(-trips // self.lanes)
+            elif q.kind == "unroll" and self.lane is not None and q.var in self.at:
+                return n * trips
+        return n
+
+    @property
+    def depth(self) -> float:
+        """Sums that go into the same place."""
+        n = 1.0
+        for q in self.path:
+            n *= 1 if q.var in self.at else max(1, self.trips[q.var])
+        return n
+
+    @property
+    def spreads(self) -> bool:
+        """Does the instruction load the elements of rows one by one?"""
+        name = next((q.instruction for q in self.tensor if q.instruction), "")
+        return name in INTRINSICS and 1 not in INTRINSICS[name].maps.get("a", (1,))
 
 
 @dataclass
@@ -332,41 +380,37 @@ class _Model:
     def count_store(self, s: Store, path: tuple[Loop, ...], around: Loop | None) -> _Count:
         out = _Count()
         target = self.buffers[s.buffer]
-        at = frozenset().union(*map(D.symbols, s.index)) if s.index else frozenset()
-        tensor = [q for q in path if q.kind == "tensor"]
-        lane = next((q for q in path if q.kind == "lane"), None)
-        if lane is None and tensor:
-            lane = self.beside(target, s.index, tensor)
-        lanes = self.target.lanes(max(8, target.dtype.bits))
-
-        def times(symbols: frozenset[Sym] | set[Sym], vectors: bool = True) -> float:
-            n = 1.0
-            for q in path:
-                if q.var in symbols:
-                    trips = max(1, self.trips[q.var])
-                    n *= -(-trips // lanes) if q is lane and vectors else trips
-            return n
-
-        everywhere = frozenset(at | s.value.symbols())
+        leaf = self.leaf(s, path)
         fused = self.target.has_fma and isinstance(s.value, Fn) and s.value.name == "mul"
         if s.combine is not None:
-            out.fma += times(everywhere)
+            out.fma += leaf.times(leaf.at | s.value.symbols())
             if target.scope != "register":
-                out.loads += times(at)
+                out.loads += leaf.times(leaf.at)
         for v in dict.fromkeys(walk_value(s.value)):
             if isinstance(v, Fn) and not (fused and s.combine is not None and v is s.value):
-                out.other += self.weight(v) * times(frozenset(v.symbols()))
+                out.other += self.weight(v) * leaf.times(frozenset(v.symbols()))
             elif isinstance(v, Load) and isinstance(v.source, str):
                 b = self.buffers[v.source]
                 if b.scope != "register":
-                    out.loads += self.load_count(v, b, lane, tensor, lanes, times)
+                    out.loads += self.load_count(v, b, leaf)
         if target.scope != "register":
-            out.stores += times(at)
-        self.chained(out, s, path, around, at, times)
-        if tensor:
+            out.stores += leaf.times(leaf.at)
+        if s.combine is not None:
+            self.chained(out, leaf, around)
+            if leaf.tensor or target.scope == "register":
+                self.spilled(out, s, leaf)
+        if leaf.tensor:
             out.exits += EXIT
-            self.spilled(out, s, tensor, lane, lanes, at)
         return out
+
+    def leaf(self, s: Store, path: tuple[Loop, ...]) -> _Leaf:
+        b = self.buffers[s.buffer]
+        tensor = [q for q in path if q.kind == "tensor"]
+        lane = next((q for q in path if q.kind == "lane"), None)
+        if lane is None and tensor:
+            lane = self.beside(b, s.index, tensor)
+        at = frozenset().union(*map(D.symbols, s.index)) if s.index else frozenset[Sym]()
+        return _Leaf(path, self.trips, at, tensor, lane, self.target.lanes(max(8, b.dtype.bits)))
 
     def weight(self, v: Fn) -> int:
         if v.name in EXPENSIVE:
@@ -388,51 +432,40 @@ class _Model:
             stride *= self.number(d)
         return total
 
-    def load_count(self, v: Load, b: Buffer, lane, tensor, lanes: int, times) -> float:
+    def load_count(self, v: Load, b: Buffer, leaf: _Leaf) -> float:
         symbols = frozenset(v.symbols())
-        if tensor:
-            # An instruction loads vectors along whatever lies beside each other.
-            along = self.beside(b, v.index, tensor)
-            n = times(symbols, vectors=False)
-            return n if along is None else n / min(lanes, max(1, self.trips[along.var]))
-        if lane is None or lane.var not in symbols:
-            return times(symbols)
-        step = self.step(b, v.index, lane.var)
-        return times(symbols) if step == 1 else 2 * times(symbols, vectors=False)
+        if leaf.tensor:
+            along = self.beside(b, v.index, leaf.tensor)
+            n = leaf.times(symbols, vectors=False)
+            if along is None or (leaf.spreads and along is not leaf.lane):
+                return n
+            return n / min(leaf.lanes, max(1, self.trips[along.var]))
+        if leaf.lane is None or leaf.lane.var not in symbols:
+            return leaf.times(symbols)
+        one = self.step(b, v.index, leaf.lane.var) == 1
+        return leaf.times(symbols) if one else 2 * leaf.times(symbols, vectors=False)
 
-    def chained(self, out: _Count, s: Store, path, around: Loop | None, at, times) -> None:
+    def chained(self, out: _Count, leaf: _Leaf, around: Loop | None) -> None:
         """Sums wait for the one before them: in loops that do not choose where they are kept."""
-        if s.combine is None:
-            return
-        steps = 1.0
-        carried = around is not None and around.var not in at
-        for q in path:
-            if q.var not in at:
-                steps *= max(1, self.trips[q.var])
-                carried = carried or q.kind == "tensor"
-        if carried or steps > 1:
+        steps = leaf.depth
+        if steps > 1 or leaf.tensor or (around is not None and around.var not in leaf.at):
             out.chain = steps * self.target.fma_latency
 
-    def spilled(self, out: _Count, s: Store, tensor, lane, lanes: int, at) -> None:
-        """A tile of more registers than there are is stored and loaded in the middle of it."""
-        kept, depth = 1.0, 1.0
-        for q in tensor:
-            trips = max(1, self.trips[q.var])
-            if q.var in at:
-                kept *= -(-trips // lanes) if q is lane else trips
-            else:
-                depth *= trips
-        columns = -(-self.trips[lane.var] // lanes) if lane is not None else 1
-        rows = kept / max(1, columns)
-        held = rows
-        for v in walk_value(s.value):
-            if isinstance(v, Load) and isinstance(v.source, str):
-                along = self.beside(self.buffers[v.source], v.index, tensor)
-                if along is not None and along.var in at and along is not lane:
-                    held = rows / lanes  # rows beside each other are one vector
+    def spilled(self, out: _Count, s: Store, leaf: _Leaf) -> None:
+        """Sums that need more registers than there are, beside a vector per column and elements of
+        the rows, are stored and loaded in the middle of them."""
+        kept, columns = leaf.times(leaf.at), leaf.columns
+        rows, held = kept / columns, 1.0
+        if leaf.tensor and not leaf.spreads:
+            held = rows
+            for v in walk_value(s.value):
+                if isinstance(v, Load) and isinstance(v.source, str):
+                    along = self.beside(self.buffers[v.source], v.index, leaf.tensor)
+                    if along is not None and along.var in leaf.at and along is not leaf.lane:
+                        held = rows / leaf.lanes  # rows beside each other are one vector
         over = kept + columns + held - self.target.vector_registers
         if over > 0:
-            out.exits += SPILL * over * depth
+            out.exits += SPILL * over * leaf.depth
 
     # ---- threads
 

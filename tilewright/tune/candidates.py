@@ -120,8 +120,10 @@ def _many_rows(found: _Found, t: Tiles, dtype: DType, thorough: bool) -> None:
         _orders(found, t, None, dtype)
     # The tallest that rows fill best.
     heights = sorted(range(max(2, t.tall - 2), max(most, t.tall + 1) + 1), reverse=True)
+    vectors = -(-t.wide // target.lanes(dtype.bits))
+    heights = [r for r in heights if r * vectors + vectors < target.vector_registers]
     heights.sort(key=lambda r: _filled(t.rows, r), reverse=True)
-    heights.remove(t.tall)
+    heights = [r for r in heights if r != t.tall]
     for rows in heights[: 2 if thorough else 1 if ragged else 0]:
         if thorough:
             _orders(found, t, rows, dtype)
