@@ -327,7 +327,11 @@ def _pipeline(n: Nest, rng: random.Random) -> Step | None:
 def _prefetch(n: Nest, rng: random.Random) -> Step | None:
     s, _ = rng.choice(_loops(n))
     sources = [str(r.source) for r in reads(s)]
-    return Prefetch(rng.choice(sources), s.name, rng.choice([1, 1, 2, 8])) if sources else None
+    if not sources:
+        return None
+    inside = [x.name for x, _ in walk(s.body) if isinstance(x, Loop)]
+    over = rng.choice(inside) if inside and rng.random() < 0.3 else ""
+    return Prefetch(rng.choice(sources), s.name, rng.choice([1, 1, 2, 8]), over)
 
 
 def _pragma(n: Nest, rng: random.Random) -> Step | None:

@@ -48,6 +48,8 @@ class Intrinsic:
     multiples: Mapping[str, int] = field(default_factory=dict)  # of an axis's extent
     dynamic: tuple[str, ...] = ()  # axes whose extent need not be a constant
     exact: bool = True  # does it round as its loops do?
+    # The body that also asks for so many cache lines from %ahead on, a few with every step.
+    ahead: Callable[[Sizes, int], str] | None = field(default=None, repr=False)
     enter: tuple[str, ...] = ()  # LLVM, once where a function begins that uses it
     leave: tuple[str, ...] = ()  # and before it returns
 

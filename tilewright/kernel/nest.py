@@ -100,9 +100,11 @@ class Wait:
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Asks for the cache line of an element, which may lie outside its buffer; reads nothing."""
+    """Asks for the cache line of an element, which may lie outside its buffer, and for those that
+    follow it, `lines` in all; reads nothing."""
 
     load: Load
+    lines: int = 1
 
 
 Stmt = Union[Loop, Store, Alloc, Barrier, Commit, Wait, Prefetch]
@@ -215,7 +217,7 @@ def substitute(
     if isinstance(s, Prefetch):
         found = rewrite(s.load, table, on_load)
         assert isinstance(found, Load), f"{s} asks for what is no longer read"
-        return Prefetch(found)
+        return Prefetch(found, s.lines)
     if isinstance(s, Store):
         data = (lambda v: rewrite(v, table, on_load)) if on_load else None
         idx = tuple(

@@ -142,7 +142,7 @@ def line_text(s: Stmt) -> str:
     if isinstance(s, Wait):
         return f"wait {s.pending}"
     if isinstance(s, Prefetch):
-        return f"prefetch {value_text(s.load)}"
+        return f"prefetch {value_text(s.load)}" + (f" lines {s.lines}" if s.lines > 1 else "")
     at = ("async " if s.asynchronous else "") + _at(s.buffer, s.index)
     return f"{s.stage}: {at} {s.combine or ''}= {value_text(s.value)}"
 
@@ -338,7 +338,9 @@ def _read_body(
         elif word == "wait" and rest.isdecimal():
             out.append(Wait(int(rest)))
         elif word == "prefetch":
-            out.append(Prefetch(_read_load(rest, scope, number, line)))
+            at, _, lines_in_all = rest.partition(" lines ")
+            many = int(lines_in_all) if lines_in_all.isdecimal() else 1
+            out.append(Prefetch(_read_load(at, scope, number, line), many))
         elif word in kinds and line.endswith(":"):
             head, _, e = rest[:-1].partition(" in ")
             e, _, hints = e.partition(" pragma ")

@@ -65,7 +65,9 @@ class _Apart:
             elif isinstance(s, Prefetch) and s.load.source in self.tuples:
                 name, d = str(s.load.source), self.tuples[str(s.load.source)]
                 parts = enumerate(d.items)
-                out += (Prefetch(load(component(name, k), s.load.index, x)) for k, x in parts)
+                out += (
+                    Prefetch(load(component(name, k), s.load.index, x), s.lines) for k, x in parts
+                )
             else:
                 out.append(s)
         return tuple(out)

@@ -13,7 +13,7 @@ from typing import Any
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Load
+from tilewright.ir.expr import Load, load
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, match
@@ -129,13 +129,17 @@ class _Function(Values):
         elif isinstance(s, Alloc):
             self.allocate(s.buffer)
         elif isinstance(s, Prefetch):
-            self._prefetch(s.load)
+            self._prefetch(s)
         elif not isinstance(s, (Commit, Wait)):  # copies arrive at once here
             raise Unsupported("a barrier between threads: a CPU has no thread blocks")
 
     def block(self, body: tuple[Stmt, ...]) -> None:
-        for s in body:
-            self.statement(s)
+        for k, s in enumerate(body):
+            if k and isinstance(ask := body[k - 1], Prefetch) and self._asks(s, ask):
+                assert isinstance(s, Loop)
+                self._instruction(s, ask)
+            elif not (isinstance(s, Prefetch) and k + 1 < len(body) and self._asks(body[k + 1], s)):
+                self.statement(s)
         self.release([s.buffer for s in body if isinstance(s, Alloc)])
 
     def allocate(self, name: str) -> None:
@@ -162,16 +166,34 @@ class _Function(Values):
                 self.line(f"call void @free(ptr {self.base[name][0]})")
                 self.freed.discard(name)
 
-    def _prefetch(self, x: Load) -> None:
+    def _asks(self, s: Stmt, ask: Prefetch) -> bool:
+        """Does an instruction ask for lines ahead while it runs?"""
+        if not isinstance(s, Loop) or s.kind != "tensor" or ask.lines == 1:
+            return False
+        found = match(INTRINSICS[s.instruction], self.n, s)
+        if INTRINSICS[s.instruction].ahead is None or not isinstance(found, Match):
+            return False
+        return all(isinstance(k, int) for k in found.sizes.values())
+
+    def _prefetch(self, s: Prefetch) -> None:
         """Only an address is computed, so it does not matter where it points."""
         if self.lane is not None:
-            self._with_lane(0, lambda: self._prefetch(x))
+            self._with_lane(0, lambda: self._prefetch(s))
             return
-        b = self.buffers[str(x.source)]
-        const, terms, _ = self._terms(self._linear(b, x.index))
-        p = self.pointer(b, const, terms)
+        if s.lines > 1:
+            b = self.buffers[str(s.load.source)]
+            k = D.var(self.fresh("lines"), s.lines)
+            at = (*s.load.index[:-1], s.load.index[-1] + k * (64 // b.dtype.bytes))
+            self.loop(Loop(D.the_sym(k), "serial", (Prefetch(load(b.name, at, b.dtype)),)))
+            return
+        p = self._address(s.load)
         self.arith.declares.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
         self.line(f"call void @llvm.prefetch.p0(ptr {p}, i32 0, i32 3, i32 1)")
+
+    def _address(self, x: Load) -> str:
+        b = self.buffers[str(x.source)]
+        const, terms, _ = self._terms(self._linear(b, x.index))
+        return self.pointer(b, const, terms)
 
     def loop(self, s: Loop, lo: str = "0", hi: str | None = None) -> None:
         if dict(s.pragmas).get("nontemporal") and not self.streams:
@@ -271,8 +293,8 @@ class _Function(Values):
         level.memo = saved
         self.label(f"{n}.end")
 
-    def _instruction(self, s: Loop) -> None:
-        """A call of the declared instruction, which is inlined."""
+    def _instruction(self, s: Loop, ask: Prefetch | None = None) -> None:
+        """A call of the declared instruction, which is inlined; it asks for lines as it goes."""
         i = INTRINSICS[s.instruction]
         lacking = [f for f in i.features if not self.target.has(f)]
         if lacking:
@@ -291,8 +313,14 @@ class _Function(Values):
                 args.append(("i64", f"%size.{axis}", self.dim(size)))
         sizes = "_".join(str(n) if n is not None else "n" for n in found.constants.values())
         name = f"{i.name}.{sizes}"
+        if ask is not None and i.ahead is not None:
+            name += f".{ask.lines}"
+            args.append(("ptr", "%ahead", self._address(ask.load)))
+            body = i.ahead(found.constants, ask.lines).rstrip()
+            self.arith.declares.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        else:
+            body = i.emission(found.constants).rstrip()
         head = ", ".join(f"{t} {name}" for t, name, _ in args)
-        body = i.emission(found.constants).rstrip()
         self.arith.defines[name] = (
             f'define internal void @"{name}"({head}) alwaysinline nounwind {{\n{body}\n}}'
         )

@@ -68,7 +68,8 @@ class FmaTile:
     lanes: int
     along: str = ""
 
-    def __call__(self, sizes: Sizes) -> str:
+    def __call__(self, sizes: Sizes, lines: int = 0) -> str:
+        """The body; `lines` cache lines from %ahead on are asked for while k runs."""
         rows, columns, depth = sizes["i"], sizes["j"], sizes["k"]
         assert rows is not None and columns is not None
         b, v, step = _Body(), self.vector, 4
@@ -87,9 +88,14 @@ class FmaTile:
         else:
             blocks, rest, done = map(str, (depth // step, depth % step, depth // step * step))
         if blocks != "0":
-            acc = _counted(
-                b, "wide", blocks, v, acc, lambda k, now: self.some(b, k, "0", step, now)
-            )
+            steps = depth // step if depth is not None else 0
+
+            def wide(k: str, now: list[list[str]]) -> None:
+                if lines and steps:
+                    _ask(b, k, lines, steps)
+                self.some(b, k, "0", step, now)
+
+            acc = _counted(b, "wide", blocks, v, acc, wide)
         if rest != "0":
             acc = _counted(b, "last", rest, v, acc, lambda k, now: self.some(b, k, done, 1, now))
         for row, where in zip(acc, places, strict=True):
@@ -152,6 +158,15 @@ class FmaTile:
             return [lambda x=x, k=k: b.pick("float", x, k, n) for x, k in places]
 
         return of
+
+
+def _ask(b: _Body, k: str, lines: int, steps: int) -> None:
+    """The share of step k, kept out of the first cache, which is full of what is multiplied."""
+    first = b.put(f"mul i64 {k}, {-(-64 * lines // steps)}")
+    for n in range(-(-lines // steps)):
+        at = b.put(f"add i64 {first}, {64 * n}")
+        p = b.put(f"getelementptr i8, ptr %ahead, i64 {at}")
+        b.line(f"call void @llvm.prefetch.p0(ptr {p}, i32 0, i32 2, i32 1)")
 
 
 def _counted(

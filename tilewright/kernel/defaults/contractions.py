@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.graph.pack import GROUPED, register_tile
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Fn, Load, Value, extent
+from tilewright.ir.expr import Fn, Load, Value, extent, loads
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.defaults.scheduler import (
     PIECE,
@@ -17,13 +17,16 @@ from tilewright.kernel.defaults.scheduler import (
 from tilewright.kernel.defaults.tiles import Placed, Tile, fill_tile, place_tile
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Stage
-from tilewright.kernel.intrinsic import ANY, INTRINSICS
+from tilewright.kernel.intrinsic import INTRINSICS
+from tilewright.kernel.nest import Store
+from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.fuse_axes import FuseAxes
 from tilewright.kernel.steps.materialise import Materialise
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.permute import Permute
+from tilewright.kernel.steps.prefetch import Prefetch
 
 
 def is_contraction(s: Scheduler, st: Stage) -> bool:
@@ -78,7 +81,15 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
 
 def _loads_rows(s: Scheduler) -> bool:
     """Has the target an instruction for rows that lie beside each other?"""
-    return any(INTRINSICS[name].maps.get("a", (ANY,))[0] == 1 for name in s.target.instructions)
+    for name in s.target.instructions:
+        i = INTRINSICS[name]
+        (stage,) = i.group.stages
+        for x in loads(stage.value):
+            last = x.index[-1]
+            if x.source == "a" and i.maps["a"][-1] == 1 and D.is_sym(last):
+                if D.the_sym(last) is stage.axes[0]:
+                    return True
+    return False
 
 
 def _group(acc: Stage, ops: tuple[Load, Load]) -> int:
@@ -130,8 +141,27 @@ def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
     placed = place_tile(s, t)
     _join_single(s, placed)
     fill_tile(s, placed)
-    _parallel_tiles(s, placed)
+    top = _parallel_tiles(s, placed)
+    if top is not None:
+        _prefetch(s, placed, top, ops)
     return True
+
+
+def _prefetch(s: Scheduler, p: Placed, top: str, ops: tuple[Load, Load]) -> None:
+    """The next panel of an operand that no cache holds arrives while the rows pass by this one."""
+    t, inmost = p.tile, p.blocks or p.tile.acc
+    stores = [(x, q) for x, q in walk_nest(s.nest.body) if isinstance(x, Store)]
+    paths = [q for x, q in stores if x.stage == inmost and q and q[-1].kind == "tensor"]
+    longest = max(paths, key=len, default=())
+    around = [q.name for q in longest if q.kind == "serial" and q.name != top]
+    if not around:
+        return
+    columns = s.group.stage(t.acc).axes[t.col]
+    for x in ops:
+        b = s.nest.buffer(str(x.source))
+        large = D.bounds(b.size)[0] * b.dtype.bytes > s.target.l2
+        if columns in x.symbols() and b.scope == "in" and large:
+            s.attempt(Prefetch(b.name, top, 1, around[-1]))
 
 
 def _join_single(s: Scheduler, p: Placed) -> None:
@@ -269,8 +299,8 @@ def _large(s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int) -> bool:
     return any(D.bounds(n)[1] * ops[0].dtype.bytes > s.target.l2 // 2 for n in sizes)
 
 
-def _parallel_tiles(s: Scheduler, t: Placed) -> None:
-    """Threads over the outer loops, fused as far as needed for enough pieces."""
+def _parallel_tiles(s: Scheduler, t: Placed) -> str | None:
+    """Threads over the outer loops, fused as far as needed for enough pieces: their loop."""
     outer = [x for x in (*t.rest, t.tiles[0]) if s.loops(x)]
     top = outer[0]
     for k, nxt in enumerate(outer[1:]):
@@ -280,7 +310,7 @@ def _parallel_tiles(s: Scheduler, t: Placed) -> None:
         top = into
     found = s.loops(top)
     if not found:
-        return
+        return None
     total: Dim = 1
     st = s.group.stage(t.tile.acc)
     for axis in (*st.axes, *st.raxes):
@@ -290,3 +320,4 @@ def _parallel_tiles(s: Scheduler, t: Placed) -> None:
     if not isinstance(total, int):
         per = PIECE
     s.attempt(Parallel(top, grain(per // 8)))  # eight multiply-adds are one simple operation
+    return top

@@ -1,13 +1,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil, prod
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import load
 from tilewright.kernel import nest
-from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, inner_vars, on_loops, reads, walk
+from tilewright.kernel.dependence import linear_index
+from tilewright.kernel.group import Buffer
+from tilewright.kernel.nest import (
+    Alloc,
+    Loop,
+    Nest,
+    Stmt,
+    inner_vars,
+    on_loops,
+    reads,
+    transform,
+    walk,
+)
 from tilewright.kernel.step import Step
+
+CACHE_LINE = 64
 
 
 @dataclass(frozen=True)
@@ -19,11 +34,15 @@ class Prefetch(Step):
     for i in 100:                      for i in 100:
       for j: y[i] += x[i,j]              prefetch x[i+1,0]
                                          for j: y[i] += x[i,j]
+
+    With `over`, a loop inside, all that the later iteration reads is asked for, a share in each
+    iteration of that loop; what is read has to lie in one piece.
     """
 
     buffer: str
     loop: str
     distance: int = 1
+    over: str = ""
 
     def apply(self, n: Nest) -> Nest:
         known = any(b.name == self.buffer for b in n.buffers)
@@ -40,6 +59,9 @@ class Prefetch(Step):
             gathered = any(True for i in self._index(x) for _ in D.data_values(i))
             self.need(not gathered, f"where {self.buffer} is read is itself read from memory")
 
+        if self.over:
+            return on_loops(n, self.loop, lambda x: (self._spread(n, x) if x in found else x,))
+
         def one(x: Loop) -> tuple[Stmt, ...]:
             if not self._reads(x):
                 return (x,)
@@ -47,6 +69,59 @@ class Prefetch(Step):
             return (replace(x, body=(ask, *x.body)),)
 
         return on_loops(n, self.loop, one)
+
+    def _spread(self, n: Nest, x: Loop) -> Loop:
+        """The loop with a share of the lines asked for right before `over` uses the buffer."""
+        inside = [
+            (s, (*p, s))
+            for s, p in walk(x.body)
+            if isinstance(s, Loop) and s.name == self.over and self._reads(s)
+        ]
+        self.need(inside, f"{self.over} is no loop inside {self.loop} that reads {self.buffer}")
+
+        def times(path: tuple[Loop, ...]) -> int:
+            return prod(q.extent if isinstance(q.extent, int) else 0 for q in path)
+
+        # Of several copies the one that does most: a tail is short.
+        over, around = max(inside, key=lambda found: times(found[1]))
+        shares = times(around)
+        fixed = all(q.kind == "serial" for q in around) and shares > 0
+        self.need(fixed, f"{self.over} does not run a constant number of times")
+        b, first = n.buffer(self.buffer), self._index(x)
+        size = self._piece(x, b)
+        line = CACHE_LINE // b.dtype.bytes
+        self.need(
+            size is not None and line > 0, f"what {self.loop} reads of {self.buffer} is scattered"
+        )
+        assert size is not None
+        lines = ceil(ceil(size / line) / shares)
+        number: Dim = 0
+        for q in around:
+            number = number * q.extent + D.as_int(q.var)
+        at = (*first[:-1], first[-1] + number * lines * line)
+        ask = nest.Prefetch(load(self.buffer, at, b.dtype), lines)
+        user = next(k for k, s in enumerate(over.body) if self._uses(s))
+        fresh = replace(over, body=(*over.body[:user], ask, *over.body[user:]))
+        body = transform(x.body, lambda s: (fresh if s is over else s,))
+        return replace(x, body=body)
+
+    def _uses(self, s: Stmt) -> bool:
+        return any(r.source == self.buffer for r in reads(s))
+
+    def _piece(self, x: Loop, b: Buffer) -> int | None:
+        """How many elements one iteration reads, where they lie in one piece."""
+        found = next(r for r in reads(x) if r.source == self.buffer)
+        at = linear_index(b, found.index)
+        last, count = 0, 1
+        for s, _ in walk(x.body):
+            if not isinstance(s, Loop) or s.var not in D.symbols(at):
+                continue
+            step = D.coefficient(at, s.var)
+            if not isinstance(step, int) or step < 0 or not isinstance(s.extent, int):
+                return None
+            at = D.substitute(at, {s.var: 0})
+            last, count = last + step * (s.extent - 1), count * s.extent
+        return last + 1 if last + 1 <= 2 * count else None
 
     def _reads(self, x: Loop) -> bool:
         return any(r.source == self.buffer for r in reads(x))

@@ -25,6 +25,7 @@ group fma where rows: 1..8, columns: 4..16, depth: 1..
             multiples={"j": 4},
             dynamic=("k",),
             exact=False,
+            ahead=FmaTile(4, along),
         )
     )
 

@@ -27,6 +27,7 @@ group fma where rows: 1..{rows}, columns: {lanes}..{3 * lanes}, depth: 1..
             {"j": lanes},
             ("k",),
             exact=False,
+            ahead=FmaTile(lanes),
         )
     )
 
