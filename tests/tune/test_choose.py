@@ -241,8 +241,18 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         compile_graph(product(), log=log)
         assert any("estimated" in e.message for e in log.of("schedule"))
     monkeypatch.setenv("TILEWRIGHT_CHOOSE", "luck")
-    with pytest.raises(Invalid, match="one of default, ranked, timed"):
+    with pytest.raises(Invalid, match="one of auto, default, ranked, timed"):
         compile_graph(product())
+
+
+@pytest.mark.parametrize("rated", [False, True])
+def test_the_model_decides_where_it_was_measured(
+    rated: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    log = Log()
+    compile_graph(product(), Options(target=replace(default(), rated=rated)), log)
+    assert any("estimated" in e.message for e in log.of("schedule")) == rated
 
 
 def test_what_is_kept_is_plain_text(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,9 +203,10 @@ compile_jobs: Knob[int | None] = Knob(
 )
 choose: Knob[str] = Knob(
     "TILEWRIGHT_CHOOSE",
-    lambda: "ranked",
-    _one_of("default", "ranked", "timed"),
-    "who schedules kernels: default (rules), ranked (the model of the target) or timed (the clock)",
+    lambda: "auto",
+    _one_of("auto", "default", "ranked", "timed"),
+    "who schedules kernels: default (rules), ranked (the model of the target), timed (the clock), "
+    "or auto (the model where its numbers were measured, else the rules)",
 )
 tune_seconds: Knob[int] = Knob(
     "TILEWRIGHT_TUNE_SECONDS",

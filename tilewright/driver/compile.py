@@ -123,7 +123,7 @@ def compile_graph(graph: Graph, options: Options | None = None, log: Log | None 
     options, log = options or Options(), log if log is not None else Log()
     target = options.target or default_target()
     require_runnable(target)
-    by = _chooser(options, log)
+    by = _chooser(options, target, log)
     phases = Phases()
     stages = Stages.of(graph, log, options.dump, options.resume)
     with phases("passes"):
@@ -444,10 +444,12 @@ class _Builder:
                 work(item)
 
 
-def _chooser(options: Options, log: Log) -> Chooser:
+def _chooser(options: Options, target: Target, log: Log) -> Chooser:
     if not isinstance(options.choose, str):
         return options.choose
     name = knobs.choose.get() if options.choose == "auto" else options.choose
+    if name == "auto":
+        name = "ranked" if target.rated else "default"
     seconds = options.tune_seconds or knobs.tune_seconds.get()
     return chooser(name, Cache.from_knobs(log), seconds)
 

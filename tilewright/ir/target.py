@@ -40,6 +40,8 @@ class Target:
     l3_bandwidth: int = 10
     memory_bandwidth: int = 7
     mhz: int = 3000
+    # Were these numbers measured, and schedules ranked by them found to be no slower?
+    rated: bool = False
     # Declared instructions that default schedules try, the best first; see kernel/intrinsic.py.
     instructions: tuple[str, ...] = ()
     # Dtypes whose products an instruction adds up in groups of 32 bits, tile by tile.

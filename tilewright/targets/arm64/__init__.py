@@ -19,7 +19,12 @@ _FLAGS = {
     "lrcpc": "+rcpc",
 }
 # For estimates: two pipes of four cycles and two loads; bytes of a cycle as measured on one.
-_RATES: dict[str, Any] = {"l2_bandwidth": 24, "l3_bandwidth": 10, "memory_bandwidth": 7}
+_RATES: dict[str, Any] = {
+    "l2_bandwidth": 24,
+    "l3_bandwidth": 10,
+    "memory_bandwidth": 7,
+    "rated": True,
+}
 
 
 def describe(host: Host) -> Target:
