@@ -240,7 +240,7 @@ def test_a_profile_names_what_ran(tmp_path: Path) -> None:
     for name, calls, milliseconds in marks.totals():
         assert calls % 2 == 0 and milliseconds > 0
         assert name.split()[1] in {k.symbol for k in program.kernels}
-    assert any(name.startswith("row") for name, _, _ in marks.totals())
+    assert any(name.startswith("chain") for name, _, _ in marks.totals())
     assert sum(calls for _, calls, _ in marks.totals()) == 2 * sum(k.calls for k in program.kernels)
     marks.chrome_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
