@@ -161,6 +161,18 @@ def test_without_time_the_model_has_the_last_word_for_now(cache: Cache) -> None:
     assert cache.size() == 0
 
 
+def test_short_kernels_are_left_to_the_model(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, group = slow_rules(monkeypatch, 2.0), packed(12, 8, 24)
+    found = Timed(cache, 60).choose(group, default())
+    assert not calls and found.settled
+    assert found.trace == Ranked().choose(group, default()).trace
+
+
+def test_what_computes_most_is_chosen_first() -> None:
+    groups = {"small": packed(12, 8, 24), "large": packed(48, 64, 24), "middle": packed(12, 32, 24)}
+    assert list(choose.choose_all(Default(), groups, ARM)) == ["large", "middle", "small"]
+
+
 def test_clocks_are_real(cache: Cache) -> None:
     found = Timed(cache, 60).choose(packed(49, 256, 240), default())
     assert found.settled and all(x.timed is not None and x.timed > 0 for x in found.considered)

@@ -8,6 +8,7 @@ help: bytes moved more than once (another order of the tiles, blocks of rows), t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from tilewright.graph.classify import guess
 from tilewright.graph.pack import register_tile
@@ -88,6 +89,11 @@ def candidates(group: Group, target: Target, thorough: bool = False) -> list[Can
         for vectors in (1, 2, 4, 8):
             found.add(Choices(lanes=vectors * target.lanes(32)))
     return found.all
+
+
+def points(group: Group) -> int:
+    """Of all stages together, how often something is computed."""
+    return sum(prod(guess(extent(a)) for a in (*st.axes, *st.raxes)) for st in group.stages)
 
 
 def multiplies(group: Group) -> bool:

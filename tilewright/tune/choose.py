@@ -21,11 +21,11 @@ from tilewright.base.errors import Invalid
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Nest, start
-from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.schedule import RULES, default_schedule
 from tilewright.kernel.step import Trace, apply, parse_trace, print_trace
 from tilewright.kernel.text import group_text
 from tilewright.runtime import pool
-from tilewright.tune.candidates import Candidate, candidates, multiplies
+from tilewright.tune.candidates import Candidate, candidate, candidates, multiplies, points
 from tilewright.tune.measure import timed
 
 # Candidates that are timed, the one by the rules included.
@@ -148,11 +148,11 @@ class Timed:
         def in_time() -> bool:
             return self.spent + time.perf_counter() - began < self.seconds
 
+        if candidate(group, target, RULES).cost.seconds(target) < TOO_SHORT:
+            return Ranked().choose(group, target)
         if not in_time():
-            return replace(_chosen(ranked(candidates(group, target)), target), settled=False)
+            return replace(Ranked().choose(group, target), settled=False)
         every = candidates(group, target, thorough=True)
-        if every[0].cost.seconds(target) < TOO_SHORT:
-            return _chosen(ranked(every), target)
         rules, found = every[0], sorted(every, key=lambda c: c.cost.cycles)[:TOP]
         if rules not in found:
             found[-1] = rules
@@ -198,11 +198,12 @@ def chooser(name: str, cache: Cache, seconds: float) -> Chooser:
 
 
 def choose_all(by: Chooser, groups: Mapping[str, Group], target: Target) -> dict[str, Chosen]:
-    """One after the other, with a bar where that takes long."""
+    """One after the other, what computes most first, with a bar where that takes long."""
     out: dict[str, Chosen] = {}
+    order = sorted(groups, key=lambda name: points(groups[name]), reverse=True)
     with _bar(len(groups)) as advance:
-        for name, group in groups.items():
-            out[name] = by.choose(group, target)
+        for name in order:
+            out[name] = by.choose(groups[name], target)
             advance()
     return out
 
