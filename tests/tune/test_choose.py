@@ -13,6 +13,7 @@ import pytest
 from tests.driver.running import call
 from tests.kernel.examples import EXAMPLES
 from tests.kernel.fuzz import Judge
+from tests.kernel.test_chain import attention
 from tilewright import ops
 from tilewright.base import knobs
 from tilewright.base.cache import Cache
@@ -97,6 +98,17 @@ def test_every_candidate_computes_the_same(name: str, machine: str) -> None:
         judge.nest(c.nest)
     if machine == "host":
         judge.native(found[-1].nest)
+
+
+def test_blocks_of_a_chain_are_candidates() -> None:
+    group = attention(149, 17, 4, False, default())
+    found = candidates(group, default(), thorough=True)
+    assert len(found) > 2 and {str(c.choices) for c in found} > {"rules", "block 12"}
+    judge = Judge(group, [{}])
+    judge.exact = False
+    for c in found:
+        judge.nest(c.nest)
+    judge.native(found[1].nest)
 
 
 def test_the_model_alone_does_what_the_rules_do_without_contractions() -> None:

@@ -85,6 +85,11 @@ def candidates(group: Group, target: Target, thorough: bool = False) -> list[Can
             _few_rows(found, thorough)
         else:
             _many_rows(found, tiles, group.buffer(sums[0].name).dtype, thorough)
+    elif len(sums) == 2 and thorough:  # a chain: more or fewer rows pass through all of it
+        dtype = group.buffer(sums[0].name).dtype
+        tall = register_tile(target.vector_bits, target.vector_registers, dtype).rows
+        for count in (2, 4, 8, 16):
+            found.add(Choices(block=count * tall))
     elif not sums and thorough:
         for vectors in (1, 2, 4, 8):
             found.add(Choices(lanes=vectors * target.lanes(32)))

@@ -136,6 +136,8 @@ def schedule_chain(s: Scheduler, chain: _Chain) -> bool:
     if second.row >= len(second.names) - 1:
         return False
     block = block_rows(rows, first.rows, most)
+    if s.choices.block is not None:
+        block = min(rows, most, s.choices.block)
     between = [x for x in kept if x not in (*outs, chain.scores, chain.sums)]
     if chain.host is None:
         between.insert(0, chain.scores)

@@ -21,7 +21,8 @@ class Choices:
     vectors: int | None = None  # of columns in a register tile, where no operand is packed
     side: int | None = None  # packed blocks of columns beside each other in a tile of few rows
     outer: str | None = None  # which loop over tiles is around the other: "columns" or "rows"
-    # Rows that stay in the cache while all columns pass by, if they divide the rows.
+    # Rows that stay in the cache while all columns pass by, if they divide the rows; of a chain,
+    # rows that pass through all of it.
     block: int | None = None
     chain: int | None = None  # products that are added up before they join other sums
     copy: bool | None = None  # may pixels be copied to lie beside each other?
