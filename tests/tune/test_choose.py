@@ -117,6 +117,11 @@ def test_the_model_alone_does_what_the_rules_do_without_contractions() -> None:
     assert Ranked().choose(group, ARM) == Chosen(trace, nest) == Default().choose(group, ARM)
 
 
+def test_what_the_model_does_not_know_is_left_to_the_rules() -> None:
+    group = EXAMPLES["depthwise"].group
+    assert Ranked().choose(group, ARM) == Default().choose(group, ARM)
+
+
 def test_names() -> None:
     cache = Cache(Path("nowhere"), enabled=False)
     assert [chooser(name, cache, 1).name for name in choose.NAMES] == list(choose.NAMES)

@@ -109,7 +109,13 @@ def multiplies(group: Group) -> bool:
 def _multiplies(st: Stage) -> bool:
     found = product_operands(st.value) if st.raxes and st.combine == "add" else None
     # Narrower ones have instructions of their own, which the model does not know.
-    return found is not None and all(x.dtype.name in ("f32", "f64") for x in found)
+    if found is None or any(x.dtype.name not in ("f32", "f64") for x in found):
+        return False
+    # Nor does it know sums of a few products that share nothing (a depthwise convolution).
+    wide = [a for a in st.axes if extent(a) != 1]
+    both = [a for a in wide if all(a in x.symbols() for x in found)]
+    own = [any(a in x.symbols() and a not in both for a in wide) for x in found]
+    return not both or all(own)
 
 
 def _few_rows(found: _Found, thorough: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilewright.graph.pack import GROUPED, register_tile
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
@@ -118,6 +120,9 @@ def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
         if not s.attempt(ComputeWith(other.name, names[-1])):
             return False
     t.choices, t.rows = s.choices, t.rows if t.group else s.choices.rows or t.rows
+    if s.choices.outer is None and all(acc.axes[col] in x.symbols() for x in ops):
+        # No panel serves all rows (a depthwise convolution): whole pixels are read and stored.
+        t.choices = replace(s.choices, outer="rows")
     beside, large = _beside(s, acc, ops, row), _large(s, acc, ops, row)
     image = row >= 1 and row - 1 != col and _one_image(acc, ops, row)
     most = register_tile(s.target.vector_bits, s.target.vector_registers, s.group.buffer(a).dtype)
