@@ -432,7 +432,7 @@ class _Builder:
                 head = json.dumps([k.trace, k.considered])
                 self.cache.put("kernel", key, head.encode() + b"\n" + k.image)
 
-        for k, _, _ in todo:
+        for k in self.kernels.values():
             if k.symbol in self.schedules.traces:
                 self.log.add("schedule", f"{k.symbol} is scheduled by the given trace")
         jobs = knobs.compile_jobs.get() or self.target.cores or 1

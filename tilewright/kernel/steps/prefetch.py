@@ -88,6 +88,7 @@ class Prefetch(Step):
         fixed = all(q.kind == "serial" for q in around) and shares > 0
         self.need(fixed, f"{self.over} does not run a constant number of times")
         b, first = n.buffer(self.buffer), self._index(x)
+        self.need(first, f"{self.buffer} is one element")
         size = self._piece(x, b)
         line = CACHE_LINE // b.dtype.bytes
         self.need(
