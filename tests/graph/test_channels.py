@@ -10,6 +10,7 @@ from tilewright.base.events import Log
 from tilewright.graph.channels import ChannelsLast
 from tilewright.graph.classify import facts
 from tilewright.graph.decompose import Decompose
+from tilewright.graph.fuse import fuse
 from tilewright.graph.winograd import Winograd
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Node, item
@@ -136,3 +137,13 @@ def test_winograd_computes_the_convolution(pixels: tuple[int, int]) -> None:
     tiled = Winograd().apply(after, Log())
     assert count(tiled, "winograd_output") == 1
     same(before, tiled, 1e-5)
+
+
+def test_tiles_are_carried_back_in_a_kernel_of_their_own() -> None:
+    """Not in the epilogue of the other branch's product, which would compute every case."""
+    x = arg("x", 1, 64, 28, 28)
+    sums = conv(x, weight("w", 64, 64, 3, 3), padding=1)
+    _, after = turned(build.relu(build.add(sums, conv(x, weight("v", 64, 64, 1, 1)))))
+    fused = fuse(Winograd().apply(after, Log()), Log())
+    kinds = [c.kind for c in fused.clusters if any(n.op.name == "winograd_output" for n in c.nodes)]
+    assert kinds == ["map"]

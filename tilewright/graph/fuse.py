@@ -315,6 +315,8 @@ class _Fuser:
             return self.absorbable_anchor(c, e, edges)
         if e.kind == "contract" and any(q is e.anchor for q, _ in edges):
             return "too large", "an operand would be computed again for every tile"
+        if e.kind == "contract" and any(map(self.many_cases, c.nodes)):
+            return "misaligned access", "much work on divided indices, inside a tile"
         rows = len(e.outer)
         if (
             e.kind == "row"
@@ -325,6 +327,11 @@ class _Fuser:
         if e.kind == "row" and any(len(self.users[p]) > 1 for p in c.nodes):
             return "incompatible iteration", f"{_show(c.domain)} against rows of {_show(e.domain)}"
         return self.recomputed(c, edges)
+
+    def many_cases(self, n: Node) -> bool:
+        """Is it costly, and different for each remainder of an index?"""
+        f = self.facts[n]
+        return f.flops > 4 * self.limits.cheap and not all(a.affine for a in f.accesses)
 
     def recomputed(self, c: Region, edges: list[tuple[Node, Read]]) -> Why | None:
         """Is computing a region where it is read too much work, or work on scattered elements?"""
