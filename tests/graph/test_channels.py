@@ -15,6 +15,7 @@ from tilewright.graph.winograd import Winograd
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Node, item
 from tilewright.ir.text import parse_graph, print_graph
+from tilewright.ops.layout import Relayout
 
 
 def turned(*outputs: Node) -> tuple[Graph, Graph]:
@@ -72,9 +73,8 @@ def test_one_filter_per_channel_has_filters_beside_each_other() -> None:
     a = conv(arg("x", 1, 4, 7, 7), weight("u", 8, 4, 1, 1))
     before, after = turned(conv(a, weight("v", 8, 1, 3, 3), padding=1, groups=8))
     same(before, after)
-    assert [str(n.op.map) for n in after.nodes() if n.op.name == "relayout"][-1:] == [  # type: ignore[attr-defined]
-        "i0, i1, i2, i3 -> i1, i2, i3, i0"
-    ]
+    maps = [str(n.op.map) for n in after.nodes() if isinstance(n.op, Relayout)]
+    assert maps[-1:] == ["i0, i1, i2, i3 -> i1, i2, i3, i0"]
 
 
 def test_groups() -> None:

@@ -30,8 +30,8 @@ from tilewright.ir.pattern import filled_value, make
 from tilewright.ir.rewrite import map_subgraphs
 from tilewright.ir.types import DType, TensorType
 
-# A folded weight may be this many times larger than the weights it is made of: packing pads a
-# little, an expand multiplies.
+# A folded weight may be this many times larger than the weights it is made of: Winograd's tiles of
+# 4x4 take four times as many elements and packing pads a little; an expand multiplies without end.
 GROWTH = 5
 
 

@@ -98,10 +98,11 @@ def _sizes(n: Node) -> tuple[int, int, int, int, int] | None:
     plain = op.op.stride == op.op.dilation == (1, 1) and op.op.groups == 1
     if not plain or w.shape[2:] != (TAPS, TAPS):
         return None
-    sizes = (*n.shape[:3], x.shape[3], n.shape[3])
-    if not all(isinstance(d, int) and d > 0 for d in sizes):
+    sizes = [d for d in (*n.shape[:3], x.shape[3], n.shape[3]) if isinstance(d, int) and d > 0]
+    if len(sizes) < 5:
         return None
-    return sizes  # type: ignore[return-value]
+    batch, height, width, channels, columns = sizes
+    return batch, height, width, channels, columns
 
 
 def _by_tiles(n: Node, m: int) -> Node:

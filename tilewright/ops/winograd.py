@@ -50,9 +50,8 @@ def matrices(m: int) -> tuple[Matrix, Matrix, Matrix]:
         return [q for q in points if q != p]
 
     zero = Fraction(0)
-    back = [
-        [*(p**i for p in points), Fraction(i == m - 1)] for i in range(m)
-    ]  # the last column is the point at infinity
+    # The last column is the point at infinity.
+    back = [[*(p**i for p in points), Fraction(i == m - 1)] for i in range(m)]
     there = [[*polynomial(apart(p)), zero] for p in points] + [polynomial(points)]
     weight = []
     for p in points:
@@ -61,7 +60,11 @@ def matrices(m: int) -> tuple[Matrix, Matrix, Matrix]:
             scale *= p - q
         weight.append([p**i / scale for i in range(TAPS)])
     weight.append([zero] * (TAPS - 1) + [Fraction(1)])
-    return tuple(tuple(tuple(row) for row in x) for x in (back, weight, there))  # type: ignore
+    return _frozen(back), _frozen(weight), _frozen(there)
+
+
+def _frozen(rows: list[list[Fraction]]) -> Matrix:
+    return tuple(map(tuple, rows))
 
 
 def _array(x: Matrix) -> np.ndarray:
