@@ -219,7 +219,7 @@ def _mul(a: Dim, b: Dim) -> Dim:
     return _make(out)
 
 
-def _from_atom(atom: Atom) -> Dim:
+def from_atom(atom: Atom) -> Dim:
     return _make({(atom,): 1})
 
 
@@ -256,7 +256,7 @@ def _only_atom(x: Dim) -> Atom | None:
 
 def sym(name: str, lo: Dim = 0, hi: Dim | None = None, multiple: int = 1) -> Int:
     """A dimension or variable with inclusive bounds. One name and equal bounds: one symbol."""
-    x = _from_atom(_intern((name, lo, hi, multiple), lambda: Sym(name, lo, hi, multiple), name))
+    x = from_atom(_intern((name, lo, hi, multiple), lambda: Sym(name, lo, hi, multiple), name))
     assert isinstance(x, Int)
     return x
 
@@ -268,7 +268,7 @@ def var(name: str, extent: Dim) -> Int:
 
 def data(value: Any) -> Int:
     """An index that is read from memory. `value` is an integer ir.expr.Value."""
-    x = _from_atom(_intern(("data", value), lambda: Data(value), f"${{{value.label()}}}"))
+    x = from_atom(_intern(("data", value), lambda: Data(value), f"${{{value.label()}}}"))
     assert isinstance(x, Int)
     return x
 
@@ -286,7 +286,7 @@ def is_sym(x: Dim) -> bool:
 
 
 def as_int(s: Sym) -> Int:
-    x = _from_atom(s)
+    x = from_atom(s)
     assert isinstance(x, Int)
     return x
 
@@ -448,7 +448,7 @@ def floordiv(a: Dim, n: Dim) -> Dim:
     if isinstance(inner, Quo) and inner.op == "floordiv":
         if isinstance(inner.b, int) and isinstance(n, int):
             return q + floordiv(inner.a, inner.b * n)
-    return q + _from_atom(_atom("floordiv", rest, n))
+    return q + from_atom(_atom("floordiv", rest, n))
 
 
 def mod(a: Dim, n: Dim) -> Dim:
@@ -462,7 +462,7 @@ def mod(a: Dim, n: Dim) -> Dim:
     part = _reduce_gcd(rest, n)
     if part is not None:
         return mod(part[0], part[1]) * part[2] + part[3]
-    return _from_atom(_atom("mod", rest, n))
+    return from_atom(_atom("mod", rest, n))
 
 
 def _divide(a: Dim, n: Dim) -> tuple[Dim, Dim | None]:
@@ -523,7 +523,7 @@ def minimum(a: Dim, b: Dim) -> Dim:
         return a
     if known_le(b, a):
         return b
-    return _from_atom(_atom("min", *sorted((a, b), key=str)))
+    return from_atom(_atom("min", *sorted((a, b), key=str)))
 
 
 def maximum(a: Dim, b: Dim) -> Dim:
@@ -533,7 +533,7 @@ def maximum(a: Dim, b: Dim) -> Dim:
         return b
     if known_le(b, a):
         return a
-    return _from_atom(_atom("max", *sorted((a, b), key=str)))
+    return from_atom(_atom("max", *sorted((a, b), key=str)))
 
 
 def ceildiv(a: Dim, n: Dim) -> Dim:
@@ -567,7 +567,7 @@ def substitute(
 
 def _sub_atom(atom: Atom, table: Mapping[Sym, Dim], on_data: Callable[[Any], Any] | None) -> Dim:
     if isinstance(atom, Sym):
-        return table.get(atom, _from_atom(atom))
+        return table.get(atom, from_atom(atom))
     if isinstance(atom, Quo):
         return _COMBINE[atom.op](
             substitute(atom.a, table, on_data), substitute(atom.b, table, on_data)
@@ -625,7 +625,7 @@ def coefficient(x: Dim, s: Sym) -> Dim | None:
         return 0
     for mono, _ in x.terms:
         for a in mono:
-            if not isinstance(a, Sym) and s in symbols(_from_atom(a)):
+            if not isinstance(a, Sym) and s in symbols(from_atom(a)):
                 return None
     return _linear(x, s)[1]
 

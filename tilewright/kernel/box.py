@@ -210,7 +210,7 @@ def _alternatives(e: Dim) -> list[Dim]:
             continue
         ends = list(_ends(atom))
         if len(ends) > 1:
-            rest = e - c * D._from_atom(atom)
+            rest = e - c * D.from_atom(atom)
             return [y for x in ends for y in _alternatives(rest + c * x)]
     return [e]
 

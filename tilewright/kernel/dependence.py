@@ -389,7 +389,7 @@ def split_terms(x: Dim, moving: set[Sym]) -> tuple[Dim, Dim]:
         t: Dim = c
         dep = False
         for atom in mono:
-            p = D._from_atom(atom)
+            p = D.from_atom(atom)
             dep = dep or bool(D.symbols(p) & moving)
             t = t * p
         if dep:

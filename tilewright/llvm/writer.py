@@ -233,7 +233,7 @@ class Writer:
                         continue
                     ssa, lv = e
                 else:
-                    if self.lane and self.lane[0] in D.symbols(D._from_atom(atom)):
+                    if self.lane and self.lane[0] in D.symbols(D.from_atom(atom)):
                         return 0, {}, None
                     got = self._atom(atom)
                     if isinstance(got, int):
@@ -273,7 +273,7 @@ class Writer:
                     ssa = self.put(f"{ext} {register_type(d)} {ssa} to i64")
             return ssa, level
         assert isinstance(atom, Quo)
-        whole = D._from_atom(atom)
+        whole = D.from_atom(atom)
         level = min(self._level_of_dim(whole), self.depth)
         key = ("atom", atom, self._constants(D.symbols(whole)), self._epochs_of_dim(whole))
         for lv, l in enumerate(self.levels[: self.depth + 1]):

@@ -170,7 +170,7 @@ def dim_terms(x: Dim) -> Terms:
 
 
 def _whole(a: D.Atom) -> Value:
-    return index(D._from_atom(a))
+    return index(D.from_atom(a))
 
 
 def terms(v: Value) -> Terms:

@@ -123,7 +123,7 @@ def _at_end(e: Dim, v: Sym, total: Dim, factor: int, left: Dim) -> Dim:
     for mono, c in e.terms:
         p: Dim = c
         for a in mono:
-            q: Dim = D._from_atom(a)
+            q: Dim = D.from_atom(a)
             found = _tail_of(a, v)
             if found is not None and found[1] == factor and D.known_eq(found[0], total):
                 q = left

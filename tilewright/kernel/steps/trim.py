@@ -109,7 +109,7 @@ def furthest(x: Dim, moving: set[Sym], top: bool) -> Dim | None:
     for mono, c in x.terms:
         term: Dim = c
         for atom in mono:
-            term = term * D._from_atom(atom)
+            term = term * D.from_atom(atom)
         if D.symbols(term) & moving:
             if len(mono) > 1:
                 return None
