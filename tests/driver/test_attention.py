@@ -129,6 +129,36 @@ def test_causal_work_is_skipped() -> None:
     assert "Trim(" not in told
 
 
+def spelled_out(window: int) -> Function:
+    """Keys later than `window` are hidden from a query, by -inf in its scores."""
+
+    def local(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        later = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(window)
+        return scores.masked_fill(later, float("-inf")).softmax(-1) @ v
+
+    return local
+
+
+@pytest.mark.parametrize("n", [48, 144, 200])
+def test_work_is_skipped_where_a_condition_makes_scores_infinite(n: int) -> None:
+    _, told = compiled(spelled_out(1), *heads(1, 4, n, 16))
+    assert "chain(" in told and told.count("Trim(") >= 3
+
+
+@pytest.mark.parametrize("window", [0, -3, -150])
+def test_rows_that_see_nothing_are_no_numbers(window: int) -> None:
+    got, told = compiled(spelled_out(window), *heads(1, 2, 144, 16))
+    assert "chain(" in told
+    assert torch.isnan(got[0, :, 0]).all()
+
+
+def test_rows_with_a_number_that_is_none_stay_so() -> None:
+    q, k, v = heads(1, 2, 144, 16)
+    q[0, 0, 5], k[0, 1, 70] = float("nan"), float("inf")
+    compiled(spelled_out(1), q, k, v)
+
+
 def test_shared_heads_are_not_repeated() -> None:
     q, k, v = heads(2, 8, 48, 16, keys=(2, 2, 48, 16))
     _, told = compiled(lambda q, k, v: attention(q, k, v, is_causal=True, enable_gqa=True), q, k, v)

@@ -235,6 +235,20 @@ group partly
   y[y.i0] = t[y.i0 + 3] for y.i0 in 8
 """
 
+# Weights of a softmax, of keys up to a query's own, or before it.
+WEIGHTS = """
+group weights
+  in x: f32[20,20]
+  out y: f32[20]
+  local t: f32[20]
+  local s: f32[20]
+  t[t.i0] max= select(#(t.r0) <= #(t.i0), x[t.i0,t.r0], -inf) for t.i0 in 20, t.r0 in 20 from -inf
+  s[s.i0] add= exp(select(#(s.r0) <= #(s.i0), x[s.i0,s.r0], -inf) - t[s.i0]) \
+for s.i0 in 20, s.r0 in 20 from 0.0
+  y[y.i0] = s[y.i0] for y.i0 in 20
+"""
+BEFORE = WEIGHTS.replace(" <= ", " < ")
+
 # name of the golden file: (group, steps before, the step)
 EXAMPLES = {
     "split": (MAP, "", "Split('y.i0', 16)"),
@@ -297,6 +311,7 @@ EXAMPLES = {
     "trim": (TRIANGLE, "", "Trim('s.r0')"),
     "trim-split": (TRIANGLE, "Split('s.r0', 4)", "Trim('s.r0.0')"),
     "trim-band": (BAND, "Reorder(('s.r0', 's.i1'))", "Trim('s.r0')"),
+    "trim-weights": (WEIGHTS, "", "Trim('s.r0')"),
     "trim-unread": (PARTLY, "", "Trim('t.i0')"),
     "tensorize": (DOT, "", "Tensorize('c.i0', 'arm64.sdot')"),
 }
@@ -364,6 +379,7 @@ REFUSALS = [
     (SUM, "", "Trim('s.r0')", "every iteration of s.r0 may matter"),
     (TRIANGLE, "", "Trim('y.i0')", "every iteration of y.i0 may matter"),
     (TRIANGLE, "Unroll('s.r0')", "Trim('s.r0')", "s.r0 is already unroll"),
+    (BEFORE, "", "Trim('s.r0')", "every iteration of s.r0 may matter"),
     (MAP, "Split('y.i0', 16); Parallel('y.i0.0')", "Peel('y.i0.0')", "already parallel"),
     (TWO, "", "ComputeAt('x', 'y.i0')", "x is an argument"),
     (TWO, "", "ComputeAt('q', 'y.i0')", "there is no buffer q"),

@@ -263,10 +263,14 @@ def _own_loops(s: Scheduler, stage: str) -> list[str]:
 
 def _trim(s: Scheduler, stage: str) -> None:
     """Loops of a stage only where they matter, which positions decide if anything does."""
-    if _positions(s) and any(b.name == stage for b in s.nest.buffers):
-        for loop in [q for q in s.path(stage) if q.name.startswith(f"{stage}.")]:
-            if loop.kind == "serial":
-                s.attempt(Trim(loop.name))
+    if not _positions(s):
+        return
+    # Not the last loops alone: those of what a tail was peeled off come before it.
+    found = [(x, p) for x, p in walk_nest(s.nest.body) if isinstance(x, Store)]
+    loops = [q for x, p in found if x.stage == stage for q in p]
+    for name in dict.fromkeys(q.name for q in loops if q.kind == "serial"):
+        if name.startswith(f"{stage}."):
+            s.attempt(Trim(name))
 
 
 def _trim_sums(s: Scheduler, t: Placed) -> None:

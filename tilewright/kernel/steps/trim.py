@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import inf
 
 from tilewright.ir import dim as D
 from tilewright.ir.combine import identity
@@ -33,8 +34,9 @@ class Trim(Step):
     for r in 64:                                    for r in i+1:
       s[i] += select(r <= i, x[i,r], 0)               s[i] += select(r <= i, x[i,r], 0)
 
-    A product with a zero that a condition has put there counts as zero, whatever the other factor
-    is, unless the precision is strict.
+    Unless the precision is strict, a zero that a condition has put there stays zero whatever it is
+    multiplied with. Nor is a weight of a softmax needed where a condition has made its score -inf,
+    as long as an iteration is left: a row of which all weights are no numbers has one still.
     """
 
     loop: str
@@ -61,6 +63,11 @@ class Trim(Step):
 
     def _range(self, n: Nest, x: Loop) -> tuple[Dim, Dim]:
         """Where the iterations that matter begin and end, or the whole of the loop."""
+        begin, end = self._ends(n, x, True)
+        return (begin, end) if D.known_lt(begin, end) else self._ends(n, x, False)
+
+    def _ends(self, n: Nest, x: Loop, some: bool) -> tuple[Dim, Dim]:
+        """The same, where it is known or not whether some iteration is left."""
         whole: tuple[Dim, Dim] = (0, x.extent)
         found: tuple[Dim, Dim] | None = None
         moving = set().union(*(inner_vars(s) for s in x.body))
@@ -71,7 +78,7 @@ class Trim(Step):
             if not isinstance(s, Store) or s.buffer in gone:
                 continue
             begin, end = whole
-            for low, high in _limits(_needed(n, s), x.var, moving):
+            for low, high in _limits(_needed(n, s, some), x.var, moving):
                 if low is not None:
                     begin = D.maximum(begin, low)
                 if high is not None:
@@ -140,7 +147,7 @@ def _atom_end(a: D.Atom, moving: set[Sym], top: bool) -> Dim | None:
 # ---- what has to hold for a store to matter: integers that are at least 0
 
 
-def _needed(n: Nest, s: Store) -> list[Dim]:
+def _needed(n: Nest, s: Store, some: bool) -> list[Dim]:
     if s.combine is None:
         return list(_read_cells(n, s))
     dtype = n.buffer(s.buffer).dtype
@@ -150,7 +157,8 @@ def _needed(n: Nest, s: Store) -> list[Dim]:
     if not isinstance(neutral, Const) or not _starts_at(n, s, neutral):
         return []
     lax = n.precision != "strict" or not dtype.is_float
-    return list(_not_neutral(n, s.value, neutral.value, lax and s.combine == "add", 4))
+    how = _Lax(lax and s.combine == "add", lax and some)
+    return list(_not_neutral(n, s.value, neutral.value, how, 4))
 
 
 def _starts_at(n: Nest, s: Store, neutral: Const) -> bool:
@@ -165,28 +173,42 @@ def _starts_at(n: Nest, s: Store, neutral: Const) -> bool:
     )
 
 
-def _not_neutral(n: Nest, v: Value, neutral: object, products: bool, depth: int) -> Iterator[Dim]:
+@dataclass(frozen=True)
+class _Lax:
+    """What counts as neutral although some numbers would make it no number."""
+
+    products: bool  # zero times anything
+    weights: bool  # the exponential of -inf less anything, over anything
+
+
+def _not_neutral(n: Nest, v: Value, neutral: object, lax: _Lax, depth: int) -> Iterator[Dim]:
     """Conditions without which a value is the neutral element."""
     if isinstance(v, Load):
         made = _made(n, v) if depth else None
         if made is not None:
-            yield from _not_neutral(n, made, neutral, products, depth - 1)
+            yield from _not_neutral(n, made, neutral, lax, depth - 1)
         return
     if not isinstance(v, Fn):
         return
     if v.name == "cast" and v.args[0].dtype.is_float and v.dtype.is_float:
-        yield from _not_neutral(n, v.args[0], neutral, products, depth)
-    elif v.name == "mul" and products:
+        yield from _not_neutral(n, v.args[0], neutral, lax, depth)
+    elif v.name == "mul" and lax.products:
         for x in v.args:
-            yield from _not_neutral(n, x, neutral, products, depth)
+            yield from _not_neutral(n, x, neutral, lax, depth)
+    elif v.name == "div" and lax.products and lax.weights:
+        yield from _not_neutral(n, v.args[0], neutral, lax, depth)
+    elif v.name == "exp" and neutral == 0 and lax.weights:
+        yield from _not_neutral(n, v.args[0], -inf, lax, depth)
+    elif v.name == "sub" and neutral == -inf and lax.weights:
+        yield from _not_neutral(n, v.args[0], -inf, lax, depth)
     elif v.name == "select":
         condition, then, other = v.args
         if isinstance(other, Const) and other.value == neutral:
             yield from _holds(condition, True)
-            yield from _not_neutral(n, then, neutral, products, depth)
+            yield from _not_neutral(n, then, neutral, lax, depth)
         elif isinstance(then, Const) and then.value == neutral:
             yield from _holds(condition, False)
-            yield from _not_neutral(n, other, neutral, products, depth)
+            yield from _not_neutral(n, other, neutral, lax, depth)
 
 
 _OPPOSITE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
