@@ -39,6 +39,7 @@ class Tile:
     lanes: int
     vectors: int
     group: int = 0  # steps of the sum that the packed operand has beside each other
+    large: bool = False  # are the sums in registers of the instruction's own, many at a time?
     copy: tuple[str, int] | None = None  # of the row operand, in blocks of so many rows
     height: str | None = None  # of an image all of which passes by a panel before the next one
     around: bool = True  # are the host's other loops right around those of rows and lanes?
@@ -74,7 +75,7 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     # Zero padding in the packed operand lets every tile be full; only the store is ragged then.
     padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, t.col, width))
     chain = t.choices.chain or (CHAIN if rows == t.rows else SHORT_CHAIN)
-    # An instruction that adds up groups keeps all of the sum in its own registers.
+    # An instruction that adds up groups keeps all of the sum in registers.
     blocks: str | None = None
     around: tuple[str, ...] = ()
     if not t.group:
@@ -118,13 +119,14 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
     stems = [own, [f"{a}.init.{t.axes[t.row]}", f"{a}.init.{t.axes[t.col]}"]]
     if p.blocks is not None:
         own = [f"{p.blocks}.{t.axes[t.row]}", f"{p.blocks}.{t.axes[t.col]}"]
-        stems += [own, [f"{p.blocks}.init.i{k}" for k in (t.row, t.col)]]
-    if not t.group:
+        stems += [own, [f"{p.blocks}.init.i{_axis_of(s, p.blocks, x)}" for x in own]]
+    if not t.large:
         s.attempt(SetScope(inmost, "register"))
     for stage in dict.fromkeys((a, inmost)):
         last = len(s.nest.buffer(stage).shape) - 1
-        if t.col != last:
-            s.do(Permute(stage, (*(k for k in range(last + 1) if k != t.col), t.col)))
+        col = _axis_of(s, stage, f"{stage}.{t.axes[t.col]}")
+        if col is not None and col != last:
+            s.do(Permute(stage, (*(k for k in range(last + 1) if k != col), col)))
     red = [q.name for q in s.path(inmost) if q.name.startswith(f"{inmost}.r")]
     for x in p.tiles:
         if not (p.padded and x == f"{n}.0"):
@@ -135,11 +137,11 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
     else:
         _reorder(s, (*red, *own))
     for r, c in stems:
-        if s.loops(r) and not t.group:  # its rows are many, and not in registers
+        if s.loops(r) and not t.large:  # its rows are many, and not in registers
             s.attempt(Unroll(r))
         if s.loops(c):
             _lanes_of_tile(s, c, t.lanes)
-    if not t.group:
+    if not t.large:
         s.attempt(Unroll(f"{m}.1"))
     if p.padded:
         s.do(Split(f"{n}.1", t.lanes))
@@ -148,6 +150,13 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
     else:
         _lanes_of_tile(s, f"{n}.1", t.lanes)
     _unroll_reduction(s, red)
+
+
+def _axis_of(s: Scheduler, stage: str, loop: str) -> int | None:
+    """The axis of a stage that a loop runs along. Partial sums have no axes of one element."""
+    moves = [q.var for q in s.path(stage) if q.name == loop]
+    found = [k for k, i in enumerate(s.store(stage).index) if moves and moves[0] in D.symbols(i)]
+    return found[0] if found else None
 
 
 def _copy_lanes(s: Scheduler, copy: str) -> None:
