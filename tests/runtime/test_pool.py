@@ -191,6 +191,38 @@ def test_number_of_chunks(chunks: int) -> None:
     assert list(context)[2:] == [7 if i < chunks else 0 for i in range(SLOTS)]
 
 
+def test_more_chunks_than_a_word_can_count() -> None:
+    pool.set_threads(3)
+    chunks = 2 * 65535 + 17
+    context = (I64 * (chunks + 2))()
+    context[0] = 7
+    native("regions", PTR, I64, I64)(context, 1, chunks)
+    assert set(context[2:]) == {7}
+    assert context[1] == 0
+
+
+def test_threads_keep_their_shares_and_help_with_the_rest() -> None:
+    pool.set_threads(2)
+    pool.set_spin(1000)
+    ran: list[tuple[int, int]] = []
+
+    def body(_: int | None, chunk: int) -> None:
+        ran.append((chunk, threading.get_native_id()))
+        time.sleep(0.02 if chunk == 0 else 0.001)
+
+    region = ctypes.CFUNCTYPE(None, PTR, PTR, I64)(pool.address())
+    callback = ctypes.CFUNCTYPE(None, PTR, I64)(body)
+    region(ctypes.cast(callback, PTR), None, 16)
+    me = threading.get_native_id()
+    by_me = [chunk for chunk, thread in ran if thread == me]
+    by_other = [chunk for chunk, thread in ran if thread != me]
+    assert sorted(by_me + by_other) == list(range(16))
+    for mine, share in ((by_me, range(8)), (by_other, range(8, 16))):
+        own, helped = [c for c in mine if c in share], [c for c in mine if c not in share]
+        # The own share from its front, then the other's from its end.
+        assert mine == [*sorted(own), *sorted(helped, reverse=True)]
+
+
 def test_two_callers() -> None:
     pool.set_threads(3)
     harness()

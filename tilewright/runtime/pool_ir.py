@@ -1,23 +1,29 @@
 """The thread pool's code, as LLVM text: no C compiler is needed, and kernels call it directly.
 
-One region runs at a time, under `@busy`. `@word` holds `generation << 32 | chunks not yet claimed`;
-a thread claims a chunk by decrementing it with a compare-exchange. The fields of a region
-(function, context, total) are read between the acquiring load of the word and that exchange. If
-the exchange succeeds, its chunk was unclaimed all along, hence the region had not ended and nobody
-had written the fields of a later one: they belong together. If it fails they are thrown away.
+One region runs at a time, under `@busy`. Every thread has a share of neighbouring chunks, the same
+one in every region, so that what it wrote in one kernel is still in its cache in the next. A
+share's word holds `generation << 32 | end << 16 | next`. Its thread claims the chunk at `next`,
+others that have nothing left claim the one before `end`, all with a compare-exchange. The fields
+of a region (function, context, base) are read between the acquiring load of a word and that
+exchange. If the exchange succeeds, its chunk was unclaimed all along, hence the region had not
+ended and nobody had written the fields of a later one: they belong together. If it fails they are
+thrown away.
 
 A region ends when `@done` has counted every chunk, not when every thread has reported: a worker
 whose core is busy elsewhere delays nobody as long as it holds no chunk. Each thread adds its chunks
 in one step when it finds no more; a region cannot end before that, so the sum never mixes regions.
 
 Workers spin for a while, then sleep on a condition variable. A worker raises `@sleepers` and then
-looks at the word again, a caller publishes the word and then looks at `@sleepers`, both
+looks at its word again, a caller publishes the words and then looks at `@sleepers`, both
 sequentially consistent: one of them sees the other.
 """
 
 from __future__ import annotations
 
 MAX_THREADS = 1024
+# Bits of a place in a word, and how many chunks a region may have because of them.
+_PLACE = 16
+_MOST = (1 << _PLACE) - 1
 
 # A hint to the core that this is a waiting loop. On arm64 `yield` does nothing on most cores, and
 # an instruction barrier takes about as long as x86's pause.
@@ -44,7 +50,7 @@ def pool_ir(arch: str) -> str:
     """The pool's module for an architecture: x86_64, aarch64, …"""
     declare_pause, pause = _PAUSE.get(arch, ("", ""))
     return f"""
-@word = internal global {_LINE}
+@words = internal global [{16 * MAX_THREADS} x i64] zeroinitializer, align 128
 @done = internal global {_LINE}
 @busy = internal global {_LINE}
 @sleepers = internal global {_LINE}
@@ -55,9 +61,9 @@ def pool_ir(arch: str) -> str:
 @threads = internal global [{MAX_THREADS} x i64] zeroinitializer, align 16
 
 ; fields of a region
-@total = internal alias i64, getelementptr (i64, ptr @region, i64 0)
-@function = internal alias ptr, getelementptr (i64, ptr @region, i64 1)
-@context = internal alias ptr, getelementptr (i64, ptr @region, i64 2)
+@function = internal alias ptr, getelementptr (i64, ptr @region, i64 0)
+@context = internal alias ptr, getelementptr (i64, ptr @region, i64 1)
+@base = internal alias i64, getelementptr (i64, ptr @region, i64 2)
 ; threads asked for (callers included), workers running, whether they should end, time to spin
 @wanted = internal alias i64, getelementptr (i64, ptr @settings, i64 0)
 @running = internal alias i64, getelementptr (i64, ptr @settings, i64 1)
@@ -94,37 +100,67 @@ define internal i64 @now() {{
   ret i64 %sum
 }}
 
-; Claims and runs chunks until none is left; returns the generation it saw and how many it ran.
-define internal {{ i64, i64 }} @drain() {{
+define internal ptr @word_of(i64 %thread) alwaysinline {{
+  %at = mul i64 %thread, 16
+  %word = getelementptr i64, ptr @words, i64 %at
+  ret ptr %word
+}}
+
+; Claims and runs chunks, first of a thread's own share, until none is left anywhere; returns the
+; generation of its word and how many it ran.
+define internal {{ i64, i64 }} @drain(i64 %self) {{
 entry:
+  %running = load atomic i64, ptr @running monotonic, align 8
+  %threads = add i64 %running, 1
   br label %look
 look:
-  %ran = phi i64 [ 0, %entry ], [ %ran, %claim ], [ %ran.next, %run ]
-  %seen = load atomic i64, ptr @word acquire, align 8
-  %left = and i64 %seen, 4294967295
-  %none = icmp eq i64 %left, 0
-  br i1 %none, label %finish, label %claim
+  ; %tried shares, from the own one on, had nothing to claim.
+  %ran = phi i64 [ 0, %entry ], [ %ran, %claim ], [ %ran.next, %run ], [ %ran, %other ]
+  %tried = phi i64 [ 0, %entry ], [ %tried, %claim ], [ %tried, %run ], [ %tried.next, %other ]
+  %last.own = phi i64 [ 0, %entry ], [ %own, %claim ], [ %own, %run ], [ %own, %other ]
+  %unwrapped = add i64 %self, %tried
+  %over = icmp uge i64 %unwrapped, %threads
+  %wrapped = sub i64 %unwrapped, %threads
+  %around = select i1 %over, i64 %wrapped, i64 %unwrapped
+  ; A worker may get here before its creator has counted it: its own share is its own all the same.
+  %mine = icmp eq i64 %tried, 0
+  %share = select i1 %mine, i64 %self, i64 %around
+  %word = call ptr @word_of(i64 %share)
+  %seen = load atomic i64, ptr %word acquire, align 8
+  %own = select i1 %mine, i64 %seen, i64 %last.own
+  %next = and i64 %seen, {_MOST}
+  %shifted = lshr i64 %seen, {_PLACE}
+  %end = and i64 %shifted, {_MOST}
+  %none = icmp uge i64 %next, %end
+  br i1 %none, label %other, label %claim
+other:
+  %tried.next = add i64 %tried, 1
+  %more = icmp ult i64 %tried.next, %threads
+  br i1 %more, label %look, label %finish
 claim:
   %fn = load atomic ptr, ptr @function monotonic, align 8
   %ctx = load atomic ptr, ptr @context monotonic, align 8
-  %total = load atomic i64, ptr @total monotonic, align 8
-  %claimed = sub i64 %seen, 1
-  %swap = cmpxchg ptr @word, i64 %seen, i64 %claimed acq_rel monotonic, align 8
-  %mine = extractvalue {{ i64, i1 }} %swap, 1
-  br i1 %mine, label %run, label %look
+  %base = load atomic i64, ptr @base monotonic, align 8
+  %step = select i1 %mine, i64 1, i64 {-(1 << _PLACE)}
+  %claimed = add i64 %seen, %step
+  %swap = cmpxchg ptr %word, i64 %seen, i64 %claimed acq_rel monotonic, align 8
+  %got = extractvalue {{ i64, i1 }} %swap, 1
+  br i1 %got, label %run, label %look
 run:
-  %chunk = sub i64 %total, %left
+  %last = sub i64 %end, 1
+  %place = select i1 %mine, i64 %next, i64 %last
+  %chunk = add i64 %base, %place
   call void %fn(ptr %ctx, i64 %chunk)
   %ran.next = add i64 %ran, 1
   br label %look
 finish:
   %idle = icmp eq i64 %ran, 0
-  br i1 %idle, label %end, label %report
+  br i1 %idle, label %leave, label %report
 report:
   %before = atomicrmw add ptr @done, i64 %ran release, align 8
-  br label %end
-end:
-  %generation = lshr i64 %seen, 32
+  br label %leave
+leave:
+  %generation = lshr i64 %own, {2 * _PLACE}
   %half = insertvalue {{ i64, i64 }} poison, i64 %generation, 0
   %both = insertvalue {{ i64, i64 }} %half, i64 %ran, 1
   ret {{ i64, i64 }} %both
@@ -132,15 +168,16 @@ end:
 
 ; Whether a generation other than the given one arrives while spinning, after %polite nanoseconds
 ; offering the core to others.
-define internal i1 @spin_for_news(i64 %generation, i64 %polite) {{
+define internal i1 @spin_for_news(i64 %self, i64 %generation, i64 %polite) {{
 entry:
+  %word = call ptr @word_of(i64 %self)
   %limit = load atomic i64, ptr @spin monotonic, align 8
   %start = call i64 @now()
   br label %wait
 wait:
   %i = phi i64 [ 0, %entry ], [ 0, %longer ], [ 0, %yield ], [ %next, %step ]
-  %seen = load atomic i64, ptr @word monotonic, align 8
-  %current = lshr i64 %seen, 32
+  %seen = load atomic i64, ptr %word monotonic, align 8
+  %current = lshr i64 %seen, {2 * _PLACE}
   %news = icmp ne i64 %current, %generation
   br i1 %news, label %yes, label %step
 step:
@@ -167,14 +204,15 @@ no:
   ret i1 false
 }}
 
-define internal void @sleep_until_news(i64 %generation) {{
+define internal void @sleep_until_news(i64 %self, i64 %generation) {{
 entry:
+  %word = call ptr @word_of(i64 %self)
   %r0 = call i32 @pthread_mutex_lock(ptr @mutex)
   %before = atomicrmw add ptr @sleepers, i64 1 seq_cst, align 8
   br label %look
 look:
-  %seen = load atomic i64, ptr @word seq_cst, align 8
-  %current = lshr i64 %seen, 32
+  %seen = load atomic i64, ptr %word seq_cst, align 8
+  %current = lshr i64 %seen, {2 * _PLACE}
   %same = icmp eq i64 %current, %generation
   br i1 %same, label %wait, label %leave
 wait:
@@ -212,13 +250,14 @@ end:
   ret void
 }}
 
-define internal ptr @worker(ptr %unused) {{
+define internal ptr @worker(ptr %number) {{
 entry:
+  %self = ptrtoint ptr %number to i64
   ; A thread inherits its creator's rounding and flushing modes; kernels expect the defaults.
   call void @llvm.reset.fpmode()
   br label %work
 work:
-  %drained = call {{ i64, i64 }} @drain()
+  %drained = call {{ i64, i64 }} @drain(i64 %self)
   %generation = extractvalue {{ i64, i64 }} %drained, 0
   %ran = extractvalue {{ i64, i64 }} %drained, 1
   %useful = icmp ne i64 %ran, 0
@@ -227,23 +266,39 @@ work:
   %stopped = icmp ne i64 %stop, 0
   br i1 %stopped, label %end, label %spin
 spin:
-  %news = call i1 @spin_for_news(i64 %generation, i64 %polite)
+  %news = call i1 @spin_for_news(i64 %self, i64 %generation, i64 %polite)
   br i1 %news, label %work, label %sleep
 sleep:
-  call void @sleep_until_news(i64 %generation)
+  call void @sleep_until_news(i64 %self, i64 %generation)
   br label %work
 end:
   ret ptr null
 }}
 
-; A new generation with %left chunks to claim. The caller holds @busy.
-define internal void @publish(i64 %left) {{
-  %old = load atomic i64, ptr @word monotonic, align 8
-  %generation = lshr i64 %old, 32
-  %next = add i64 %generation, 1
-  %high = shl i64 %next, 32
-  %new = or i64 %high, %left
-  store atomic i64 %new, ptr @word seq_cst, align 8
+; A new generation with %count chunks, shared out. The caller holds @busy.
+define internal void @publish(i64 %count) {{
+entry:
+  %old = load atomic i64, ptr @words monotonic, align 8
+  %generation = lshr i64 %old, {2 * _PLACE}
+  %newer = add i64 %generation, 1
+  %high = shl i64 %newer, {2 * _PLACE}
+  %running = load atomic i64, ptr @running monotonic, align 8
+  %threads = add i64 %running, 1
+  br label %each
+each:
+  %i = phi i64 [ 0, %entry ], [ %next, %each ]
+  %begin = phi i64 [ 0, %entry ], [ %end, %each ]
+  %next = add i64 %i, 1
+  %scaled = mul i64 %next, %count
+  %end = udiv i64 %scaled, %threads
+  %shifted = shl i64 %end, {_PLACE}
+  %places = or i64 %shifted, %begin
+  %new = or i64 %high, %places
+  %word = call ptr @word_of(i64 %i)
+  store atomic i64 %new, ptr %word seq_cst, align 8
+  %more = icmp ult i64 %next, %threads
+  br i1 %more, label %each, label %end.all
+end.all:
   ret void
 }}
 
@@ -287,7 +342,9 @@ check:
   br i1 %more, label %create, label %end
 create:
   %slot = getelementptr i64, ptr @threads, i64 %i
-  %r2 = call i32 @pthread_create(ptr %slot, ptr %attributes, ptr @worker, ptr null)
+  %number = add i64 %i, 1
+  %argument = inttoptr i64 %number to ptr
+  %r2 = call i32 @pthread_create(ptr %slot, ptr %attributes, ptr @worker, ptr %argument)
   %ok = icmp eq i32 %r2, 0
   br i1 %ok, label %created, label %refused
 created:
@@ -304,8 +361,8 @@ end:
   ret void
 }}
 
-; Runs the last %left of %total chunks with all threads. The caller holds @busy.
-define internal void @run_region(ptr %fn, ptr %ctx, i64 %total, i64 %left) {{
+; Runs %count chunks from %base on with all threads. The caller holds @busy.
+define internal void @run_region(ptr %fn, ptr %ctx, i64 %base, i64 %count) {{
 entry:
   %wanted = load atomic i64, ptr @wanted monotonic, align 8
   %running = load atomic i64, ptr @running monotonic, align 8
@@ -318,22 +375,22 @@ change:
 go:
   store atomic ptr %fn, ptr @function monotonic, align 8
   store atomic ptr %ctx, ptr @context monotonic, align 8
-  store atomic i64 %total, ptr @total monotonic, align 8
+  store atomic i64 %base, ptr @base monotonic, align 8
   store atomic i64 0, ptr @done monotonic, align 8
-  call void @publish(i64 %left)
-  %others = sub i64 %left, 1
+  call void @publish(i64 %count)
+  %others = sub i64 %count, 1
   call void @wake(i64 %others)
-  %drained = call {{ i64, i64 }} @drain()
+  %drained = call {{ i64, i64 }} @drain(i64 0)
   br label %wait
 wait:
   %finished = load atomic i64, ptr @done acquire, align 8
-  %all = icmp eq i64 %finished, %left
+  %all = icmp eq i64 %finished, %count
   br i1 %all, label %end, label %patient
 patient:
   %i = phi i64 [ 0, %wait ], [ %next, %again ]
   {pause}
-  %count = load atomic i64, ptr @done acquire, align 8
-  %complete = icmp eq i64 %count, %left
+  %reported = load atomic i64, ptr @done acquire, align 8
+  %complete = icmp eq i64 %reported, %count
   br i1 %complete, label %end, label %again
 again:
   %next = add i64 %i, 1
@@ -359,12 +416,10 @@ begin:
   %several = icmp ugt i64 %wanted, 1
   br label %next
 next:
-  %i = phi i64 [ 0, %begin ], [ %i.next, %alone ]
+  %i = phi i64 [ 0, %begin ], [ %i.next, %alone ], [ %i.later, %together ]
   %left = sub i64 %chunks, %i
   %many = icmp ugt i64 %left, 1
-  %small = icmp ult i64 %left, 4294967296
-  %shareable = and i1 %many, %small
-  %share = and i1 %shareable, %several
+  %share = and i1 %many, %several
   br i1 %share, label %look, label %alone
 look:
   %taken = load atomic i64, ptr @busy monotonic, align 8
@@ -375,9 +430,12 @@ lock:
   %mine = extractvalue {{ i64, i1 }} %swap, 1
   br i1 %mine, label %together, label %alone
 together:
-  call void @run_region(ptr %fn, ptr %ctx, i64 %chunks, i64 %left)
+  %count = call i64 @llvm.umin.i64(i64 %left, i64 {_MOST})
+  call void @run_region(ptr %fn, ptr %ctx, i64 %i, i64 %count)
   store atomic i64 0, ptr @busy release, align 8
-  br label %end
+  %i.later = add i64 %i, %count
+  %rest = icmp ult i64 %i.later, %chunks
+  br i1 %rest, label %next, label %end
 alone:
   call void %fn(ptr %ctx, i64 %i)
   %i.next = add i64 %i, 1
@@ -389,9 +447,18 @@ end:
 
 ; As if the pool had never run: at the start, and in a forked child, which has no workers.
 define void @tw_pool_reset() {{
-  %old = load atomic i64, ptr @word monotonic, align 8
-  %idle = and i64 %old, -4294967296
-  store atomic i64 %idle, ptr @word monotonic, align 8
+entry:
+  %running = load atomic i64, ptr @running monotonic, align 8
+  br label %clear
+clear:
+  ; A share that was under way in the parent must not be found by a worker of the child.
+  %i = phi i64 [ 0, %entry ], [ %next, %clear ]
+  %word = call ptr @word_of(i64 %i)
+  store atomic i64 0, ptr %word monotonic, align 8
+  %next = add i64 %i, 1
+  %more = icmp ule i64 %next, %running
+  br i1 %more, label %clear, label %rest
+rest:
   store atomic i64 0, ptr @running monotonic, align 8
   store atomic i64 0, ptr @stopping monotonic, align 8
   store atomic i64 0, ptr @sleepers monotonic, align 8
