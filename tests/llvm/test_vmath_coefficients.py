@@ -252,16 +252,15 @@ def fits() -> list[Fit]:
             6,
             11,
         ),
-        # log erfc(a), good enough that 1 - exp(.) is erf
+        # erf(a) = 1 - exp(-(a + a*p(a))) for a from 0 to where it rounds to 1
         Fit(
-            "LOG_ERFC",
-            lambda a: mp.log(mp.erfc(a)),
-            lambda a: mp.erfc(a) / mp.erf(a),
-            mp.mpf(1),
+            "ERF_FALL",
+            _away(lambda a: -mp.log(mp.erfc(a)) / a - 1),
+            _away(lambda a: a * mp.erfc(a) / mp.erf(a)),
+            mp.mpf(0),
             mp.mpf(4),
-            6,
+            8,
             None,
-            center=1.5,
         ),
         # (1 + 2*a) * exp(a*a) * erfc(a) in t = (a-4)/(a+4), a from 0.45 to where erfc vanishes
         Fit(

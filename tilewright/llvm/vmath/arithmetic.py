@@ -46,12 +46,13 @@ def fmod(x: Value, y: Value) -> Value:
     def step(state: Values) -> tuple[Values, Value]:
         r, gap = state
         shift = where(gap > digits, digits, gap)
-        r = r * power_of_two((shift + form.magic).bits())
+        r = r * power_of_two((shift + (form.magic + form.bias)).bits())
         q, _ = round_to_integer(r / m)
         r = fma(q, -m, r) if fused else (r - q * high) - q * low
         gap = gap - shift
         return (where(r < 0.0, r + m, r), gap), gap > 0.0
 
     r, _ = x.builder.repeat((r, where(gap > 0.0, gap, 0.0)), step)
-    result = where(a < b, a, scaled(r, (scale + form.magic).bits())).with_sign_of(x)
+    rest = scaled(r, (scale + (form.magic + 2 * form.bias)).bits())
+    result = where(a < b, a, rest).with_sign_of(x)
     return where((a < INF) & (b > 0.0), result, NAN)

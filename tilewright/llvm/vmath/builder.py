@@ -324,13 +324,13 @@ def where(mask: Value, yes: Operand, no: Operand) -> Value:
 
 
 def at_most(x: Value, limit: float) -> Value:
-    """min(x, limit); NaN stays."""
-    return where(x > limit, limit, x)
+    """min(x, limit); NaN stays. One instruction wherever the limit is a number other than zero."""
+    return x.builder.intrinsic("minimum", x, x.like(limit))
 
 
 def at_least(x: Value, limit: float) -> Value:
-    """max(x, limit); NaN stays."""
-    return where(x < limit, limit, x)
+    """max(x, limit); NaN stays. One instruction wherever the limit is a number other than zero."""
+    return x.builder.intrinsic("maximum", x, x.like(limit))
 
 
 def fma(a: Value, b: Operand, c: Operand) -> Value:
@@ -343,14 +343,28 @@ def fma(a: Value, b: Operand, c: Operand) -> Value:
 def polynomial(x: Value, coefficients: Sequence[float]) -> Value:
     """Sum of coefficients[k] * x**k.
 
-    Long ones are summed as even and odd halves, which shortens the chain of dependent operations;
-    the constant term stays out of it, so that it absorbs their rounding errors.
+    The constant term comes last, so that it absorbs the rounding errors of the others.
     """
-    if len(coefficients) < 9:
-        return _horner(x, coefficients)
     constant, *rest = coefficients
-    square = x * x
-    return fma(fma(_horner(square, rest[1::2]), x, _horner(square, rest[::2])), x, constant)
+    if len(rest) < 3:
+        return _horner(x, coefficients)
+    return fma(corrective(x, rest, x * x), x, constant)
+
+
+def corrective(x: Value, coefficients: Sequence[float], square: Value) -> Value:
+    """The same sum where its own rounding hardly counts, as in a small correction.
+
+    In pairs, joined by powers of x*x: the chain of dependent operations is half as long as term
+    after term, and a machine whose multiply-add overwrites what it adds to copies half as many
+    constants.
+    """
+    pairs = [coefficients[k : k + 2] for k in range(0, len(coefficients), 2)]
+    result: Value | None = None
+    for pair in reversed(pairs):
+        terms = _horner(x, pair)
+        result = terms if result is None else fma(result, square, terms)
+    assert result is not None, "a polynomial without coefficients"
+    return result
 
 
 def _horner(x: Value, coefficients: Sequence[float]) -> Value:
@@ -360,17 +374,16 @@ def _horner(x: Value, coefficients: Sequence[float]) -> Value:
     return result
 
 
-def round_to_integer(x: Value, factor: float = 1.0) -> tuple[Value, Value]:
-    """(n, t): n = x*factor rounded to the nearest integer, and t, whose low bits hold n.
+def round_to_integer(x: Value, factor: float = 1.0, bias: int = 0) -> tuple[Value, Value]:
+    """(n, t): n = x*factor rounded to the nearest integer, and t, whose low bits hold n + bias.
 
     Only for results well below 2**(digits - 2).
     """
-    magic = x.format.magic
+    magic = x.format.magic + bias
     shifted = x + magic if factor == 1.0 else fma(x, factor, magic)
     return shifted - magic, shifted.bits()
 
 
-def power_of_two(n: Value) -> Value:
-    """2**n for the integer in the low bits of n; the rest of n is shifted out."""
-    f = n.format
-    return ((n << f.mantissa) + f.one_bits).as_float()
+def power_of_two(t: Value) -> Value:
+    """2**n where the low bits of t hold n + the format's bias; the rest of t is shifted out."""
+    return (t << t.format.mantissa).as_float()

@@ -11,6 +11,7 @@ from tilewright.llvm.vmath.builder import (
     Value,
     at_least,
     at_most,
+    corrective,
     fma,
     polynomial,
     power_of_two,
@@ -32,92 +33,115 @@ def ln2_parts(x: Value) -> tuple[float, float]:
     return split_constant(LN2, x.format, {"f32": 15, "f64": 41}[x.format.elem])
 
 
-def reduced(x: Value) -> tuple[Value, Value, Value]:
-    """(n, t, r): x = n*log(2) + r, and t holds n in its low bits."""
-    n, t = round_to_integer(x, LOG2_E)
+def reduced(x: Value, bias: int) -> tuple[Value, Value, Value]:
+    """(n, t, r): x = n*log(2) + r, and the low bits of t hold n + bias."""
+    n, t = round_to_integer(x, LOG2_E, bias)
     high, low = ln2_parts(x)
     return n, t, fma(n, -low, fma(n, -high, x))
 
 
-def expm1_parts(x: Value, low: Value | None = None) -> tuple[Value, Value]:
-    """(p, t): exp(x + low) = (1 + p) * 2**n with n in the low bits of t; x must be clamped."""
-    _, t, r = reduced(x)
+def expm1_parts(x: Value, low: Value | None = None, bias: int | None = None) -> tuple[Value, Value]:
+    """(p, t): exp(x + low) = (1 + p) * 2**n with n + bias in the low bits of t; x must be clamped.
+
+    The bias is what `scaled` wants where none is given.
+    """
+    _, t, r = reduced(x, 2 * x.format.bias if bias is None else bias)
     if low is not None:
         r = r + low
-    return fma(r * r, polynomial(r, c.EXP[x.format.elem]), r), t
+    square = r * r
+    return fma(square, corrective(r, c.EXP[x.format.elem], square), r), t
 
 
-def exp_parts(x: Value, low: Value | None = None) -> tuple[Value, Value]:
-    """(p, t): exp(x + low) = p * 2**n with n in the low bits of t; x must be clamped."""
-    p, t = expm1_parts(x, low)
-    return p + 1.0, t
+def halves(t: Value) -> tuple[Value, Value]:
+    """2**n as a product of two powers, because it may itself be too large or too small for the
+    format; t holds n and twice the format's bias."""
+    f = t.format
+    first = (t << f.mantissa - 1) & -(1 << f.mantissa)
+    return first.as_float(), ((t << f.mantissa) - first).as_float()
 
 
 def scaled(p: Value, t: Value) -> Value:
-    """p * 2**n in two steps: 2**n itself may be too large or too small for the format."""
-    half = t >> 1
-    return p * power_of_two(half) * power_of_two(t - half)
+    """p * 2**n in two steps; t holds n and twice the format's bias."""
+    first, second = halves(t)
+    return p * first * second
+
+
+def scaled_sum(p: Value, t: Value) -> Value:
+    """(1 + p) * 2**n, likewise."""
+    first, second = halves(t)
+    return fma(p, first, first) * second
 
 
 def exp(x: Value) -> Value:
     elem = x.format.elem
-    return scaled(*exp_parts(at_least(at_most(x, _OVERFLOWS[elem]), _VANISHES[elem])))
+    return scaled_sum(*expm1_parts(at_least(at_most(x, _OVERFLOWS[elem]), _VANISHES[elem])))
 
 
 def exp2(x: Value) -> Value:
     f = x.format
     x = at_least(at_most(x, f.bias + 2.0), -1.0 * (f.bias + f.digits + 1))
-    n, t = round_to_integer(x)
+    n, t = round_to_integer(x, bias=2 * f.bias)
     r = x - n
-    return scaled(fma(r, polynomial(r, c.EXP2[f.elem]), 1.0), t)
+    return scaled_sum(r * polynomial(r, c.EXP2[f.elem]), t)
 
 
 def expm1(x: Value) -> Value:
     f = x.format
-    n, t, r = reduced(at_least(at_most(x, _OVERFLOWS[f.elem]), -0.75 * f.digits))
-    p = fma(r * r, polynomial(r, c.EXPM1[f.elem]), r)
+    clamped = at_least(at_most(x, _OVERFLOWS[f.elem]), -0.75 * f.digits)
     # Half of 2**n, because 2**n overflows before the result does.
-    half = power_of_two(t - 1)
+    n, t, r = reduced(clamped, f.bias - 1)
+    square = r * r
+    p = fma(square, corrective(r, c.EXPM1[f.elem], square), r)
+    half = power_of_two(t)
     result = fma(half, p, half - 0.5)
     return where(n.eq(0.0), p, result + result).with_sign_of(x)
 
 
+def fall_parts(x: Value, table: c.Coefficients, bias: int) -> tuple[Value, Value]:
+    """(p, t): exp(-x) = (1 - p) * 2**n with n + bias in the low bits of t; x must be clamped."""
+    n, t = round_to_integer(x, -LOG2_E, bias)
+    high, low = ln2_parts(x)
+    r = fma(n, low, fma(n, high, x))
+    square = r * r
+    turned = [a if k % 2 else -a for k, a in enumerate(table[x.format.elem])]
+    return fma(square, corrective(r, turned, square), r), t
+
+
+# Sigmoids of larger arguments are 1.
+_SATURATES = {"f32": 18.0, "f64": 38.0}
+
+
 def sigmoid(x: Value) -> Value:
-    # exp(-|x|) never overflows: 1/(1+e) for positive x, e/(1+e) for negative.
-    p, t = expm1_parts(at_least(-x.abs(), _VANISHES[x.format.elem]))
-    one_p = 1.0 + p
-    e = scaled(one_p, t)
-    d = 1.0 + e
-    negative = x < 0.0
-    quotient = where(negative, e, 1.0) / d
-    # Makes up for the rounding of 1 + e, which would cost up to one more ulp.
-    lost = (d - 1.0) - e
-    if x.format.elem == "f64":
-        # And of 1 + p. All of float32 was tried and stays below 2 ulp without it.
-        lost = lost + where(negative, p - (one_p - 1.0), 0.0)
-    return fma(quotient, lost, quotient)
+    """1 / (1 + exp(-x)), both scaled down so that the sum does not overflow before the result
+    vanishes."""
+    f = x.format
+    less = 32 if f.elem == "f32" else 64
+    x = at_least(at_most(x, _SATURATES[f.elem]), _VANISHES[f.elem])
+    p, t = fall_parts(x, c.EXP, f.bias - less)
+    scale, one = power_of_two(t), 2.0**-less
+    # scale + one may round; the part of the scale that is added last leaves it exact.
+    some = at_most(scale, one)
+    return one / (fma(scale, -p, some + one) + (scale - some))
 
 
 def tanh(x: Value) -> Value:
-    a, elem = x.abs(), x.format.elem
-    z = x * x
-    small = fma(a * z, polynomial(z, c.TANH[elem]), a)
-    # 1 - 2/(exp(2a) + 1) is 1 long before the clamp.
-    p, t = exp_parts(at_most(a + a, {"f32": 20.0, "f64": 40.0}[elem]))
-    large = 1.0 - 2.0 / (p * power_of_two(t) + 1.0)
-    return where(a < 0.5625, small, large).with_sign_of(x)
+    """(1 - e) / (1 + e) with e = exp(-2*|x|): sums of exact terms and one product."""
+    a, f = x.abs(), x.format
+    p, t = fall_parts(at_most(a + a, {"f32": 20.0, "f64": 40.0}[f.elem]), c.EXPM1, f.bias)
+    scale = power_of_two(t)
+    return (fma(scale, p, 1.0 - scale) / fma(scale, -p, 1.0 + scale)).with_sign_of(x)
 
 
 def _half_exp(a: Value) -> Value:
     """exp(a)/2 for a >= 0, which overflows where sinh and cosh do."""
-    p, t = exp_parts(at_most(a, _OVERFLOWS[a.format.elem] + 1.0))
-    return scaled(p * 0.5, t)
+    clamped = at_most(a, _OVERFLOWS[a.format.elem] + 1.0)
+    return scaled_sum(*expm1_parts(clamped, bias=2 * a.format.bias - 1))
 
 
 def sinh(x: Value) -> Value:
     a = x.abs()
     z = x * x
-    small = fma(a * z, polynomial(z, c.SINH[x.format.elem]), a)
+    small = fma(a * z, corrective(z, c.SINH[x.format.elem], z * z), a)
     half = _half_exp(a)
     return where(a < 1.0, small, half - 0.25 / half).with_sign_of(x)
 

@@ -29,7 +29,7 @@ from tilewright.llvm.vmath.double_word import (
     two_product,
     two_sum,
 )
-from tilewright.llvm.vmath.exponential import LOG2_E, exp_parts, ln2_parts, scaled
+from tilewright.llvm.vmath.exponential import LOG2_E, expm1_parts, ln2_parts, scaled_sum
 
 _LOG2_E_DIGITS = "1.44269504088896340735992468100189213742664595415298593413544940693"
 _LOG10_E_DIGITS = "0.434294481903251827651128918916605082294397005803666566114453783165865"
@@ -174,7 +174,7 @@ def _power_f32(a: Value, y: Value) -> Value:
     logarithm = fma(s * z, polynomial(z, c.LOG_ATANH_SHORT["f64"]), s + s)
     power = y * fma(logarithm, LOG2_E, e)
     power = at_least(at_most(power, 200.0), -200.0)
-    n, t = round_to_integer(power)
+    n, t = round_to_integer(power, bias=power.format.bias)
     r = power - n
     return fma(r, polynomial(r, c.EXP2_SHORT["f64"]), 1.0) * power_of_two(t)
 
@@ -206,4 +206,4 @@ def _power_f64(a: Value, y: Value) -> Value:
     low = fma(y, logarithm.low, product.low)
     # Past the clamp the low word may be NaN, and no longer counts.
     low = where(product.high.abs() < 800.0, low, 0.0)
-    return scaled(*exp_parts(at_least(at_most(product.high, 710.0), -746.0), low))
+    return scaled_sum(*expm1_parts(at_least(at_most(product.high, 710.0), -746.0), low))

@@ -12,13 +12,14 @@ from tilewright.llvm.vmath.builder import (
     NAN,
     Value,
     at_most,
+    corrective,
     fma,
     polynomial,
     power_of_two,
     where,
 )
 from tilewright.llvm.vmath.double_word import split_constant, two_product
-from tilewright.llvm.vmath.exponential import exp_parts, expm1_parts, scaled
+from tilewright.llvm.vmath.exponential import expm1_parts, fall_parts, scaled
 from tilewright.llvm.vmath.logarithm import log
 
 _DIGAMMA_ZERO = "1.46163214496836234126265954232572132846819620400644629512959840859878"
@@ -44,14 +45,16 @@ def _erfc_large(a: Value) -> Value:
 
 
 def erf(x: Value) -> Value:
-    a, elem = x.abs(), x.format.elem
-    clamped = at_most(a, _ERF_SATURATES[elem])
-    if elem == "f32":
-        p, t = exp_parts(polynomial(clamped - 1.5, c.LOG_ERFC[elem]))
-        complement = p * power_of_two(t)
-    else:
-        complement = _erfc_large(clamped)
-    return where(a < 1.0, _erf_small(a), 1.0 - complement).with_sign_of(x)
+    a, f = x.abs(), x.format
+    clamped = at_most(a, _ERF_SATURATES[f.elem])
+    if f.elem == "f64":
+        result = where(a < 1.0, _erf_small(a), 1.0 - _erfc_large(clamped))
+        return result.with_sign_of(x)
+    # 1 - exp(-y) with a smooth y: one formula for all arguments.
+    y = fma(clamped, corrective(clamped, c.ERF_FALL["f32"], clamped * clamped), clamped)
+    p, t = fall_parts(y, c.EXPM1, f.bias)
+    scale = power_of_two(t)
+    return fma(scale, p, 1.0 - scale).with_sign_of(x)
 
 
 def erfc(x: Value) -> Value:
