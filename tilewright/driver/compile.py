@@ -33,6 +33,7 @@ from tilewright.graph.classify import nbytes
 from tilewright.graph.cluster import Cluster, Fused
 from tilewright.graph.cost import Roofline
 from tilewright.graph.decompose import Decompose
+from tilewright.graph.dots import DotProducts
 from tilewright.graph.fold import FoldConstants, split_weights
 from tilewright.graph.fuse import fuse
 from tilewright.graph.memory import Plan, plan
@@ -112,6 +113,7 @@ def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: St
             table.append(ChannelsLast())
         if options.winograd and not strict:
             table.append(Winograd.of(target))
+        table.append(DotProducts.of(target))
         # Last: simplification would cancel a relayout and its inverse.
         table.append(PackOperands.of(target))
     return passes.run(table, graph, log, between=stages.graph)

@@ -19,7 +19,7 @@ from tilewright.ir.maps import Map
 from tilewright.ir.node import Constant, Graph, Input, Node, node, rebuild
 from tilewright.ir.passes import Pass
 from tilewright.ir.target import Target
-from tilewright.ir.types import DType
+from tilewright.ir.types import DType, f32, i32
 from tilewright.ops.layout import relayout, unrelayout
 
 
@@ -70,11 +70,13 @@ class PackOperands(Pass):
     vector_bits: int = 128  # without a target: NEON
     vector_registers: int = 32
     grouped: tuple[str, ...] = ()  # see Target
+    dots: tuple[str, ...] = ()  # see Target
     min_rows: int = 8  # a changing operand is packed for at least this many uses of each element
 
     @staticmethod
     def of(target: Target) -> PackOperands:
-        return PackOperands(target.vector_bits, target.vector_registers, target.grouped)
+        bits, registers = target.vector_bits, target.vector_registers
+        return PackOperands(bits, registers, target.grouped, target.dots)
 
     def apply(self, program: Graph, log: Log) -> Graph:
         constant: set[Node] = set()
@@ -108,21 +110,51 @@ class PackOperands(Pass):
         w = n.inputs[c.right]
         if facts(w).kind == "view" and w.inputs[0].op.barrier:
             return None  # packed already
-        rows = prod(guess(n.shape[a]) for a in c.rows)
-        if not constant and rows < self.min_rows:
-            return None  # each element is used too few times to pay for the copy
+        if not self.packs(n, c, constant):
+            return None
         tile = register_tile(self.vector_bits, self.vector_registers, n.dtype)
         lanes = _lanes(self.vector_bits, n.dtype)
-        group = GROUP_BYTES // w.dtype.bytes if w.dtype.name in self.grouped else 0
-        if group and c.lane in c.columns and rows >= GROUP_DEPTH:
-            deep = n.inputs[c.right].shape[c.right_axes.index(max(c.right_axes))]
-            if isinstance(deep, int) and deep % (group * GROUP_DEPTH) == 0:
-                return _tiled(c, len(n.shape), GROUPED.columns, group)
+        deep = w.shape[c.right_axes.index(max(c.right_axes))]
+        by = self.tile_depth(n, c)
+        if by and isinstance(deep, int) and deep % by == 0:
+            return _tiled(c, len(n.shape), GROUPED.columns, by // GROUP_DEPTH)
+        group = self.dot_group(n, c, constant, n.inputs[c.left].dtype)
+        if not isinstance(deep, int) or not group or deep % group:
+            group = 1
         if c.lane in c.columns:
             width = _width(n.shape[c.lane], tile.columns, lanes)
         else:
             width = _group_width(n, c, tile.columns, lanes)
-        return None if width is None else _tiled(c, len(n.shape), width)
+        return None if width is None else _tiled(c, len(n.shape), width, group)
+
+    def packs(self, n: Node, c: Contraction, constant: bool) -> bool:
+        """Is each element used often enough to pay for the copy?"""
+        return constant or _rows(n, c) >= self.min_rows
+
+    def tile_depth(self, n: Node, c: Contraction) -> int:
+        """Of how many products an instruction on tiles adds up multiples; 0: it is not for them."""
+        a, b = (n.inputs[k].dtype for k in (c.left, c.right))
+        sums = i32 if b.is_int else f32
+        known = {a.name, b.name} <= set(self.grouped) and n.dtype.accumulator is sums
+        if not known or c.lane not in c.columns or _rows(n, c) < GROUP_DEPTH:
+            return 0
+        return GROUP_BYTES // b.bytes * GROUP_DEPTH
+
+    def dot_group(self, n: Node, c: Contraction, constant: bool, left: DType) -> int:
+        """Products that an instruction on vectors adds up at once, if the left operand is of a
+        dtype; 0 where there is none. Halves that change are attention's, which has its own tiles.
+        """
+        b, sums = n.inputs[c.right].dtype, n.dtype.accumulator
+        summed = [k for k in c.right_axes if k >= n.rank]
+        last = [a.axes[-1:] for a in facts(n).accesses if a.operand == c.left]
+        if f"{left}*{b}>{sums}" not in self.dots or c.lane not in c.columns:
+            return 0
+        plain = len(summed) == 1 and last == [tuple(summed)]
+        return GROUP_BYTES // left.bytes if plain and (constant or sums.is_int) else 0
+
+
+def _rows(n: Node, c: Contraction) -> int:
+    return prod(guess(n.shape[a]) for a in c.rows)
 
 
 def is_constant(n: Node, constant: set[Node]) -> bool:

@@ -46,6 +46,9 @@ class Target:
     instructions: tuple[str, ...] = ()
     # Dtypes whose products an instruction adds up in groups of 32 bits, tile by tile.
     grouped: tuple[str, ...] = ()
+    # Products that an instruction adds up in groups of 32 bits, vector by vector: `i8*u8>i32` is a
+    # group of i8 in every lane times one of u8 per lane, added to an i32.
+    dots: tuple[str, ...] = ()
 
     def __post_init__(self):
         for field in ("name", "triple", "cpu"):

@@ -70,52 +70,21 @@ class FmaTile:
 
     def __call__(self, sizes: Sizes, lines: int = 0) -> str:
         """The body; `lines` cache lines from %ahead on are asked for while k runs."""
-        rows, columns, depth = sizes["i"], sizes["j"], sizes["k"]
-        assert rows is not None and columns is not None
-        b, v, step = _Body(), self.vector, 4
-        places = [
-            [
-                b.at("float", "%c", ("%c.0", r), (self.lanes, c))
-                for c in range(columns // self.lanes)
-            ]
-            for r in range(rows)
-        ]
-        acc = [[b.load(v, p, 4) for p in row] for row in places]
-        if depth is None:
-            blocks = b.put(f"udiv i64 %size.k, {step}")
-            rest = b.put(f"urem i64 %size.k, {step}")
-            done = b.put(f"mul i64 {blocks}, {step}")
-        else:
-            blocks, rest, done = map(str, (depth // step, depth % step, depth // step * step))
-        if blocks != "0":
-            steps = depth // step if depth is not None else 0
-
-            def wide(k: str, now: list[list[str]]) -> None:
-                if lines and steps:
-                    _ask(b, k, lines, steps)
-                self.some(b, k, "0", step, now)
-
-            acc = _counted(b, "wide", blocks, v, acc, wide)
-        if rest != "0":
-            acc = _counted(b, "last", rest, v, acc, lambda k, now: self.some(b, k, done, 1, now))
-        for row, where in zip(acc, places, strict=True):
-            for x, p in zip(row, where, strict=True):
-                b.line(f"store {v} {x}, ptr {p}, align 4")
-        b.line("ret void")
-        return b.text()
+        step = 1 if self.along == "i" else "%a.0"
+        return _tile_body(sizes, lines, "float", self.lanes, ("float", step), self.some)
 
     @property
     def vector(self) -> str:
         return f"<{self.lanes} x float>"
 
-    def some(self, b: _Body, k: str, base: str, count: int, acc: list[list[str]]) -> None:
+    def some(self, b: _Body, a: str, k: str, base: str, count: int, acc: list[list[str]]) -> None:
         """Products for `count` values of k from base + k * count on."""
         v, n = self.vector, self.lanes
         first = b.put(f"mul i64 {k}, {count}")
         first = b.put(f"add i64 {first}, {base}")
         down = b.put(f"mul i64 {first}, %b.0")
         p = b.put(f"getelementptr float, ptr %b, i64 {down}")
-        factors = self.factors(b, first, count, len(acc))
+        factors = self.factors(b, a, first, count, len(acc))
         for u in range(count):
             p = b.at("float", p, ("%b.0", min(u, 1)))
             columns = [b.load(v, b.at("float", p, (n, c)), 4) for c in range(len(acc[0]))]
@@ -126,7 +95,7 @@ class FmaTile:
                     row[c] = b.put(f"call {v} {fma}")
 
     def factors(
-        self, b: _Body, first: str, count: int, rows: int
+        self, b: _Body, a: str, first: str, count: int, rows: int
     ) -> Callable[[int], list[Callable[[], str]]]:
         """Per value of k, each row's element of a in every lane, written when it is asked for."""
         n, row, step = self.lanes, "%a.0", "%a.1"
@@ -135,7 +104,7 @@ class FmaTile:
         elif self.along == "i":
             row, step = 1, "%a.0"
         at = first if step == 1 else b.put(f"mul i64 {first}, {step}")
-        start = b.put(f"getelementptr float, ptr %a, i64 {at}")
+        start = b.put(f"getelementptr float, ptr {a}, i64 {at}")
 
         def one(r: int, u: int) -> str:
             p = b.at("float", start, (row, r), (step, u))
@@ -158,6 +127,97 @@ class FmaTile:
             return [lambda x=x, k=k: b.pick("float", x, k, n) for x, k in places]
 
         return of
+
+
+# (body, a's first row, k, its first value, how many of them, sums): adds products to the sums
+Some = Callable[[_Body, str, str, str, int, list[list[str]]], None]
+# Rows that are added up together where only the running program knows how many there are.
+CHUNKS = (4, 1)
+
+
+def _tile_body(
+    sizes: Sizes, lines: int, sums: str, lanes: int, row: tuple[str, str | int], some: Some
+) -> str:
+    """The tile of c in registers while k runs; `row` is an element of a and the way to the next
+    row in them."""
+    b, rows = _Body(), sizes["i"]
+    if rows is not None:
+        _rows(b, "", ("%a", "%c"), rows, sizes, lines, (sums, lanes), some)
+        b.line("ret void")
+        return b.text()
+    left, done = "%size.i", "0"
+    for count in CHUNKS:
+        blocks = b.put(f"udiv i64 {left}, {count}")
+        whole = b.put(f"mul i64 {blocks}, {count}")
+        name = f"rows{count}"
+        b.line(f"br label %{name}.before")
+        b.label(f"{name}.before")
+        any_ = b.put(f"icmp ne i64 {blocks}, 0")
+        b.line(f"br i1 {any_}, label %{name}, label %{name}.after")
+        b.label(name)
+        b.line(f"%{name}.n = phi i64 [ 0, %{name}.before ], [ %{name}.next, %{name}.latch ]")
+        at = b.put(f"mul i64 %{name}.n, {count}")
+        at = b.put(f"add i64 {at}, {done}")
+        places = []
+        for p, element, stride in (("%a", *row), ("%c", sums, "%c.0")):
+            by = b.put(f"mul i64 {at}, {stride}")
+            places.append(b.put(f"getelementptr {element}, ptr {p}, i64 {by}"))
+        _rows(b, f"{name}.", (places[0], places[1]), count, sizes, 0, (sums, lanes), some)
+        b.line(f"br label %{name}.latch")
+        b.label(f"{name}.latch")
+        b.line(f"%{name}.next = add nuw nsw i64 %{name}.n, 1")
+        more = b.put(f"icmp ult i64 %{name}.next, {blocks}")
+        b.line(f"br i1 {more}, label %{name}, label %{name}.after")
+        b.label(f"{name}.after")
+        left, done = b.put(f"sub i64 {left}, {whole}"), b.put(f"add i64 {done}, {whole}")
+    b.line("ret void")
+    return b.text()
+
+
+def _rows(
+    b: _Body,
+    name: str,
+    first: tuple[str, str],
+    rows: int,
+    sizes: Sizes,
+    lines: int,
+    vector: tuple[str, int],
+    some: Some,
+) -> None:
+    """A known number of rows, from the given addresses of a and c on."""
+    columns, depth, step = sizes["j"], sizes["k"], 4
+    assert columns is not None
+    (sums, lanes), (a, c) = vector, first
+    v = f"<{lanes} x {sums}>"
+    places = [
+        [b.at(sums, c, ("%c.0", r), (lanes, k)) for k in range(columns // lanes)]
+        for r in range(rows)
+    ]
+    acc = [[b.load(v, p, 4) for p in row] for row in places]
+    if depth is None:
+        blocks = b.put(f"udiv i64 %size.k, {step}")
+        rest = b.put(f"urem i64 %size.k, {step}")
+        done = b.put(f"mul i64 {blocks}, {step}")
+    else:
+        blocks, rest, done = map(str, (depth // step, depth % step, depth // step * step))
+    if blocks != "0":
+        steps = depth // step if depth is not None else 0
+
+        def wide(k: str, now: list[list[str]]) -> None:
+            if lines and steps:
+                _ask(b, k, lines, steps)
+            some(b, a, k, "0", step, now)
+
+        acc = _counted(b, f"{name}wide", blocks, v, acc, wide)
+    if rest != "0":
+
+        def last(k: str, now: list[list[str]]) -> None:
+            some(b, a, k, done, 1, now)
+
+        acc = _counted(b, f"{name}last", rest, v, acc, last)
+    for row, where in zip(acc, places, strict=True):
+        for x, p in zip(row, where, strict=True):
+            b.line(f"store {v} {x}, ptr {p}, align 4")
 
 
 def _ask(b: _Body, k: str, lines: int, steps: int) -> None:
@@ -203,6 +263,88 @@ def _counted(
     b.label(f"{name}.after")
     b.lines.extend(joins)
     return out
+
+
+# (body, sums, 32 bits of a in every lane, a vector of b) -> sums
+Multiply = Callable[[_Body, str, str, str], str]
+
+
+def dot_call(function: str, sums: str, lanes: int, operand: str, swapped: bool = False) -> Multiply:
+    """An instruction that multiplies and adds; `swapped`: it takes b before a."""
+    c = f"<{lanes} x {sums}>"
+
+    def multiply(b: _Body, acc: str, x: str, q: str) -> str:
+        x = b.put(f"bitcast <{lanes} x i32> {x} to {operand}")
+        first, second = (q, x) if swapped else (x, q)
+        return b.put(f"call {c} {function}({c} {acc}, {operand} {first}, {operand} {second})")
+
+    return multiply
+
+
+def pair_call(function: str, lanes: int, extension: str) -> Multiply:
+    """An instruction that adds up two products of 16 bits, where b has 8 (`sext` or `zext`)."""
+    c, pairs, bytes_ = f"<{lanes} x i32>", f"<{2 * lanes} x i16>", f"<{2 * lanes} x i8>"
+
+    def multiply(b: _Body, acc: str, x: str, q: str) -> str:
+        x = b.put(f"bitcast {c} {x} to {pairs}")
+        wide = b.put(f"{extension} {bytes_} {q} to {pairs}")
+        both = b.put(f"call {c} {function}({pairs} {x}, {pairs} {wide})")
+        return b.put(f"add {c} {acc}, {both}")
+
+    return multiply
+
+
+@dataclass(frozen=True)
+class DotTile:
+    """c[i,j] += a[i,g*k+p] * b[k,j,p], the tile of c in registers while k runs; g of a are 32 bits.
+
+    With `picks`, four groups of a row are loaded at once and multiplied lane by lane; otherwise
+    each group is spread where it is read.
+    """
+
+    lanes: int
+    sums: str  # LLVM's name of an element of c
+    sizes: tuple[int, int]  # bytes of an element of a and of b
+    operand: str  # a vector of b, as it is loaded
+    multiply: Multiply
+    picks: bool = False
+
+    def __call__(self, sizes: Sizes, lines: int = 0) -> str:
+        """The body; `lines` cache lines from %ahead on are asked for while k runs."""
+        of_a = f"i{8 * self.sizes[0]}"
+        return _tile_body(sizes, lines, self.sums, self.lanes, (of_a, "%a.0"), self.some)
+
+    def some(self, b: _Body, a: str, k: str, base: str, count: int, acc: list[list[str]]) -> None:
+        """Products for `count` groups from base + k * count on."""
+        of_a, of_b = (f"i{8 * size}" for size in self.sizes)
+        group = 4 // self.sizes[0]
+        first = b.put(f"mul i64 {k}, {count}")
+        first = b.put(f"add i64 {first}, {base}")
+        down = b.put(f"mul i64 {first}, %b.0")
+        p = b.put(f"getelementptr {of_b}, ptr %b, i64 {down}")
+        along = b.put(f"mul i64 {first}, {group}")
+        start = b.put(f"getelementptr {of_a}, ptr {a}, i64 {along}")
+        rows = [b.at(of_a, start, ("%a.0", r)) for r in range(len(acc))]
+        four = f"<{count} x i32>"
+        held = [b.load(four, q, self.sizes[0]) for q in rows] if self._held(count) else []
+        for u in range(count):
+            p = b.at(of_b, p, ("%b.0", min(u, 1)))
+            each = self.lanes * group
+            columns = [
+                b.load(self.operand, b.at(of_b, p, (each, c)), self.sizes[1])
+                for c in range(len(acc[0]))
+            ]
+            for r, row in enumerate(acc):
+                if held:
+                    x = b.pick("i32", held[r], u, count)
+                else:
+                    at = b.at(of_a, rows[r], (group, u))
+                    x = b.spread("i32", b.load("i32", at, self.sizes[0]), self.lanes)
+                for c, q in enumerate(columns):
+                    row[c] = self.multiply(b, row[c], x, q)
+
+    def _held(self, count: int) -> bool:
+        return self.picks and count == self.lanes
 
 
 def dot(function: str, lanes: int, accumulator: str, operand: str) -> Callable[[Sizes], str]:

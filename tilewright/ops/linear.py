@@ -20,7 +20,8 @@ from tilewright.ops.samples import booleans, case, integers, normal
 from tilewright.ops.shapes import broadcast_shapes, same_dtype
 
 
-def _batch_index(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> tuple[Dim, ...]:
+def batch_index(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The index of an operand's batch axes in that of the result's."""
     own = index[len(index) - len(shape) :]
     return tuple(0 if D.known_eq(d, 1) else i for d, i in zip(shape, own, strict=True))
 
@@ -52,7 +53,7 @@ class Matmul(Op):
         wide = a.dtype.accumulator
 
         def body(*i: Dim) -> E.Value:
-            at_a, at_b = _batch_index(a.shape[:-2], i[:-2]), _batch_index(b.shape[:-2], i[:-2])
+            at_a, at_b = batch_index(a.shape[:-2], i[:-2]), batch_index(b.shape[:-2], i[:-2])
 
             def term(k: Dim) -> E.Value:
                 x = E.cast(a[at_a + (i[-2], k)], wide)

@@ -8,7 +8,7 @@ from tilewright import ops
 from tilewright.capture.torch.context import Context, cast
 from tilewright.capture.torch.registry import aten
 from tilewright.ir.node import Node
-from tilewright.ir.types import bf16, f16, f32
+from tilewright.ir.types import bf16, f16, f32, i32
 
 
 def _product(a: Node, b: Node) -> Node:
@@ -18,6 +18,11 @@ def _product(a: Node, b: Node) -> Node:
 @aten("mm.default", "bmm.default", "matmul.default")
 def mm(c: Context, a: Node, b: Node) -> Node:
     return _matmul(a, b)
+
+
+@aten("_int_mm.default")
+def int_mm(c: Context, a: Node, b: Node) -> Node:
+    return ops.wide_matmul(a, b, i32)
 
 
 def _matmul(a: Node, b: Node) -> Node:

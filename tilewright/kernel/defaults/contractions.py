@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.graph.pack import GROUPED, register_tile
+from tilewright.graph.pack import GROUP_DEPTH, GROUPED, register_tile
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Fn, Load, Value, extent, loads
@@ -74,11 +74,12 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
     # Only an instruction loads rows in vectors; elsewhere it matters no more how they lie.
     beside = _beside(s, acc, ops, row) and _loads_rows(s)
     group = _group(acc, ops)
-    rows = GROUPED.rows if group else tile.beside if beside else tile.rows
+    large = bool(group) and _in_tiles(s, acc, ops, group, width)
+    rows = GROUPED.rows if large else tile.beside if beside and not group else tile.rows
     names = [p.name for p in path]
     axes = [f"i{k}" for k in range(len(names))]
     vectors = max(1, width // lanes)
-    return Tile(acc.name, host, names, axes, row, col, rows, lanes, vectors, group)
+    return Tile(acc.name, host, names, axes, row, col, rows, lanes, vectors, group, large)
 
 
 def _loads_rows(s: Scheduler) -> bool:
@@ -104,6 +105,19 @@ def _group(acc: Stage, ops: tuple[Load, Load]) -> int:
                 if D.the_sym(atom.a) in acc.raxes and isinstance(atom.b, int):
                     return atom.b
     return 0
+
+
+def _in_tiles(s: Scheduler, acc: Stage, ops: tuple[Load, Load], group: int, width: int) -> bool:
+    """Has the target an instruction with tiles of its own for the sums, and do they fill it?"""
+    deep = extent(acc.raxes[-1])
+    if not isinstance(deep, int) or deep % (group * GROUP_DEPTH) or width > GROUPED.columns:
+        return False
+    dtypes = {x.dtype for x in ops}
+    for name in s.target.instructions:
+        i = INTRINSICS[name]
+        if i.enter and {x.dtype for x in loads(i.group.stages[0].value)} == dtypes:
+            return True
+    return False
 
 
 def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from tilewright.ir.target import Target
@@ -27,6 +28,16 @@ _RATES: dict[str, Any] = {
 }
 
 
+_FMA = ("arm64.fma", "arm64.fma.rows")
+
+
+def _dots(features: Collection[str]) -> dict[str, Any]:
+    """Instructions that default schedules try, and the products that dot products add up."""
+    found = [(product, name) for product, name, needs in intrinsics.DOTS if needs in features]
+    names = tuple(name for _, name in found)
+    return {"instructions": (*names, *_FMA), "dots": tuple(product for product, _ in found)}
+
+
 def describe(host: Host) -> Target:
     """The host's target: NEON, with the extensions the kernel reports."""
     told = {feature for flag, feature in _FLAGS.items() if flag in host.flags}
@@ -45,7 +56,7 @@ def describe(host: Host) -> Target:
         l2=host.caches.l2,
         l3=host.caches.l3,
         cores=host.cores,
-        instructions=("arm64.fma", "arm64.fma.rows"),
+        **_dots(features),
         **_RATES,
     )
 
@@ -62,7 +73,7 @@ FAMILY = Family(
             vector_bits=128,
             vector_registers=32,
             has_fma=True,
-            instructions=("arm64.fma", "arm64.fma.rows"),
+            instructions=_FMA,
             **_RATES,
         ),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.kernel.intrinsic import ANY, Intrinsic, declare
-from tilewright.llvm.products import FmaTile, dot
+from tilewright.llvm.products import DotTile, FmaTile, dot, dot_call
 
 
 def _fma(name: str, along: str) -> None:
@@ -23,7 +23,7 @@ group fma where rows: 1..8, columns: 4..16, depth: 1..
             FmaTile(4, along),
             ("declare <4 x float> @llvm.fma.v4f32(<4 x float>, <4 x float>, <4 x float>)",),
             multiples={"j": 4},
-            dynamic=("k",),
+            dynamic=("i", "k"),
             exact=False,
             ahead=FmaTile(4, along),
         )
@@ -66,3 +66,52 @@ _dot("sdot", "i8", "i8", "dotprod", "i32", 4)
 _dot("udot", "u8", "u8", "dotprod", "i32", 4)
 _dot("usdot", "u8", "i8", "i8mm", "i32", 4)
 _dot("bfdot", "bf16", "bf16", "bf16", "f32", 2)
+
+# What default schedules multiply with: product, instruction, feature.
+DOTS: list[tuple[str, str, str]] = []
+
+
+def _dots(name: str, product: str, feature: str, swapped: bool = False) -> None:
+    """A register tile of dot products, such as `i8*i8>i32`: groups of 32 bits of the first, four
+    of which are loaded at once and multiplied lane by lane."""
+    a, _, rest = product.partition("*")
+    b, _, c = rest.partition(">")
+    group = 2 if a == "bf16" else 4
+    operand = "<8 x bfloat>" if group == 2 else "<16 x i8>"
+    types = "v4f32.v8bf16" if group == 2 else "v4i32.v16i8"
+    sums = "float" if c == "f32" else "i32"
+    function, v = f"@llvm.aarch64.neon.{name}.{types}", f"<4 x {sums}>"
+    # The operand that lanes are picked from comes last.
+    call = dot_call(function, sums, 4, operand, swapped=not swapped)
+    tile = DotTile(4, sums, (4 // group, 4 // group), operand, call, picks=True)
+    value = f"cast<{c}>(a[c.i,{group}*c.k+c.p]) * cast<{c}>(b[c.k,c.j,c.p])"
+    loops = f"c.i in rows, c.j in columns, c.k in depth, c.p in {group}"
+    own = f"arm64.{name}.{'first' if swapped else 'tile'}"
+    declare(
+        Intrinsic(
+            own,
+            f"""
+group dots where rows: 1..8, columns: 4..12, depth: 1..
+  in a: {a}[rows,{group}*depth]
+  in b: {b}[depth,columns,{group}]
+  out c: {c}[rows,columns]
+  c[c.i,c.j] add= {value} for {loops}
+""",
+            {"a": (ANY, 1), "b": (ANY, group, 1), "c": (ANY, 1)},
+            tile,
+            (f"declare {v} {function}({v}, {operand}, {operand})",),
+            (feature,),
+            {"j": 4},
+            ("i", "k"),
+            exact=c == "i32",
+            ahead=tile,
+        )
+    )
+    DOTS.append((product, own, f"+{feature}"))
+
+
+_dots("sdot", "i8*i8>i32", "dotprod")
+_dots("udot", "u8*u8>i32", "dotprod")
+_dots("usdot", "i8*u8>i32", "i8mm")
+_dots("usdot", "u8*i8>i32", "i8mm", swapped=True)
+_dots("bfdot", "bf16*bf16>f32", "bf16")

@@ -32,11 +32,46 @@ def _tiles_permitted() -> bool:
 def _instructions(features: Collection[str]) -> tuple[str, ...]:
     """What default schedules try, the best first."""
     found = ["x86.amx.bf16"] if "+amx-bf16" in features else []
-    if {"+avx512f", "+avx512bw", "+avx512vl", "+avx512dq"} <= set(features):
+    if "+amx-int8" in features:
+        found += [f"x86.amx.{signs}" for signs in ("s8s8", "u8s8", "s8u8", "u8u8")]
+    found += [name for _, name in _dot_products(features)]
+    if _wide(features):
         found.append("x86.avx512.fma")
     elif {"+avx2", "+fma"} <= set(features):
         found.append("x86.avx2.fma")
     return tuple(found)
+
+
+def _wide(features: Collection[str]) -> bool:
+    """32-bit and 64-bit lanes need F, the narrower ones BW; a processor with F alone stays at
+    AVX2."""
+    return {"+avx512f", "+avx512bw", "+avx512vl", "+avx512dq"} <= set(features)
+
+
+def _dot_products(features: Collection[str]) -> list[tuple[str, str]]:
+    """Products with the instruction of the widest vectors that adds them up. Sums of pairs are for
+    processors without any of bytes."""
+    level = "x86.avx512." if _wide(features) else "x86.avx" if "+avx2" in features else "x86.sse2."
+    own = [
+        (product, name)
+        for product, name, needs in intrinsics.DOTS
+        if needs <= set(features)
+        and name.startswith(level)
+        and (_wide(features) or "512" not in name)
+    ]
+    bytes_ = any(product.startswith(("i8", "u8")) for product, _ in own)
+    return [(p, n) for p, n in own if not (bytes_ and p.startswith("i16"))]
+
+
+def _products(features: Collection[str]) -> dict[str, Any]:
+    """What a target says of instructions and products."""
+    tiles = ["bf16"] if "+amx-bf16" in features else []
+    tiles += ["i8", "u8"] if "+amx-int8" in features else []
+    return {
+        "instructions": _instructions(features),
+        "grouped": tuple(tiles),
+        "dots": tuple(product for product, _ in _dot_products(features)),
+    }
 
 
 def describe(host: Host) -> Target:
@@ -46,8 +81,7 @@ def describe(host: Host) -> Target:
         # Switched off, not left out: the processor's name would bring them back.
         told = tuple(f"-{f[1:]}" if f.startswith("+amx") else f for f in told)
     features = set(told)
-    # 32-bit and 64-bit lanes need F, the narrower ones BW; a processor with F alone stays at AVX2.
-    wide = {"+avx512f", "+avx512bw", "+avx512vl", "+avx512dq"} <= features
+    wide = _wide(features)
     middle = "+avx2" in features
     return Target(
         name="host",
@@ -58,8 +92,7 @@ def describe(host: Host) -> Target:
         vector_registers=32 if wide else 16,
         has_fma="+fma" in features,
         has_f16="+avx512fp16" in features,
-        instructions=_instructions(features),
-        grouped=("bf16",) if "+amx-bf16" in features else (),
+        **_products(features),
         l1=host.caches.l1,
         l2=host.caches.l2,
         l3=host.caches.l3,
@@ -72,7 +105,15 @@ FAMILY = Family(
     "x86",
     ("x86_64",),
     (
-        Target("x86-64", _TRIPLE, "x86-64", vector_bits=128, vector_registers=16, **_NARROW),
+        Target(
+            "x86-64",
+            _TRIPLE,
+            "x86-64",
+            vector_bits=128,
+            vector_registers=16,
+            **_products(()),
+            **_NARROW,
+        ),
         Target(
             "x86-64-v3",
             _TRIPLE,
@@ -81,7 +122,7 @@ FAMILY = Family(
             vector_bits=256,
             vector_registers=16,
             has_fma=True,
-            instructions=_instructions(_V3),
+            **_products(_V3),
             **_WIDE,
         ),
         Target(
@@ -93,7 +134,7 @@ FAMILY = Family(
             vector_registers=32,
             has_fma=True,
             l2=1024 * 1024,
-            instructions=_instructions(_V4),
+            **_products(_V4),
             **_WIDE,
         ),
     ),

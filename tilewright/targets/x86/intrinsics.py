@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilewright.kernel.intrinsic import ANY, Intrinsic, Sizes, declare
-from tilewright.llvm.products import FmaTile, dot
+from tilewright.llvm.products import DotTile, FmaTile, Multiply, dot, dot_call, pair_call
 
 
 def _fma(name: str, lanes: int, rows: int, feature: str) -> None:
@@ -25,7 +25,7 @@ group fma where rows: 1..{rows}, columns: {lanes}..{3 * lanes}, depth: 1..
             (f"declare {v} @llvm.fma.v{lanes}f32({v}, {v}, {v})",),
             (feature,),
             {"j": lanes},
-            ("k",),
+            ("i", "k"),
             exact=False,
             ahead=FmaTile(lanes),
         )
@@ -66,23 +66,108 @@ group dot where columns: 16..64
 _dot("x86.vpdpbusd", "@llvm.x86.avx512.vpdpbusd.512", ("u8", "i8", "i32"), "avx512vnni")
 _dot("x86.vdpbf16ps", "@llvm.x86.avx512bf16.dpbf16ps.512", ("bf16", "bf16", "f32"), "avx512bf16")
 
+# What default schedules multiply with: product, instruction, features. Wide vectors first.
+DOTS: list[tuple[str, str, frozenset[str]]] = []
+
+
+def _dots(
+    name: str, product: str, lanes: int, multiply: Multiply, rows: int, *features: str
+) -> None:
+    """A register tile of dot products, such as `u8*i8>i32`: groups of 32 bits of the first."""
+    a, _, rest = product.partition("*")
+    b, _, c = rest.partition(">")
+    bytes_a, bytes_b = (2 if x in ("bf16", "i16") else 1 for x in (a, b))
+    group, most = 4 // bytes_a, 3 if rows > 6 else 2
+    element = "bfloat" if b == "bf16" else "i8"
+    sums = "i32" if c == "i32" else "float"
+    tile = DotTile(lanes, sums, (bytes_a, bytes_b), f"<{group * lanes} x {element}>", multiply)
+    value = f"cast<{c}>(a[c.i,{group}*c.k+c.p]) * cast<{c}>(b[c.k,c.j,c.p])"
+    loops = f"c.i in rows, c.j in columns, c.k in depth, c.p in {group}"
+    declare(
+        Intrinsic(
+            name,
+            f"""
+group dots where rows: 1..{rows}, columns: {lanes}..{most * lanes}, depth: 1..
+  in a: {a}[rows,{group}*depth]
+  in b: {b}[depth,columns,{group}]
+  out c: {c}[rows,columns]
+  c[c.i,c.j] add= {value} for {loops}
+""",
+            {"a": (ANY, 1), "b": (ANY, group, 1), "c": (ANY, 1)},
+            tile,
+            (_DECLARED[name],),
+            features,
+            {"j": lanes},
+            ("i", "k"),
+            exact=c == "i32",
+            ahead=tile,
+        )
+    )
+    DOTS.append((product, name, frozenset(f"+{f}" for f in features)))
+
+
+_DECLARED: dict[str, str] = {}
+
+
+def _bytes(name: str, function: str, lanes: int, rows: int, *features: str) -> None:
+    """Unsigned times signed bytes, whichever of them is spread."""
+    v, operand = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
+    for product, swapped in (("u8*i8>i32", False), ("i8*u8>i32", True)):
+        own = f"{name}.{'s8u8' if swapped else 'u8s8'}"
+        _DECLARED[own] = f"declare {v} {function}({v}, {operand}, {operand})"
+        call = dot_call(function, "i32", lanes, operand, swapped)
+        _dots(own, product, lanes, call, rows, *features)
+
+
+def _signed_bytes(name: str, lanes: int, rows: int, feature: str) -> None:
+    v, operand = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
+    function = f"@llvm.x86.avx2.vpdpbssd.{32 * lanes}"
+    _DECLARED[name] = f"declare {v} {function}({v}, {operand}, {operand})"
+    _dots(name, "i8*i8>i32", lanes, dot_call(function, "i32", lanes, operand), rows, feature)
+
+
+def _pairs(name: str, function: str, lanes: int, rows: int, *features: str) -> None:
+    """Two products of 16 bits each; eight bits are widened where they are read."""
+    v, pairs = f"<{lanes} x i32>", f"<{2 * lanes} x i16>"
+    for b, extension in (("i8", "sext"), ("u8", "zext")):
+        own = f"{name}.{b}"
+        _DECLARED[own] = f"declare {v} {function}({pairs}, {pairs})"
+        call = pair_call(function, lanes, extension)
+        _dots(own, f"i16*{b}>i32", lanes, call, rows, *features)
+
+
+def _halves(name: str, lanes: int, rows: int, feature: str) -> None:
+    v, operand = f"<{lanes} x float>", f"<{2 * lanes} x bfloat>"
+    function = f"@llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
+    _DECLARED[name] = f"declare {v} {function}({v}, {operand}, {operand})"
+    call = dot_call(function, "float", lanes, operand)
+    _dots(name, "bf16*bf16>f32", lanes, call, rows, feature)
+
+
+_signed_bytes("x86.avx.vpdpbssd", 8, 6, "avxvnniint8")
+_bytes("x86.avx512.vpdpbusd", "@llvm.x86.avx512.vpdpbusd.512", 16, 8, "avx512vnni")
+_bytes("x86.avx.vpdpbusd", "@llvm.x86.avx512.vpdpbusd.256", 8, 6, "avxvnni")
+_pairs("x86.avx512.vpmaddwd", "@llvm.x86.avx512.pmaddw.d.512", 16, 8, "avx512bw")
+_pairs("x86.avx2.vpmaddwd", "@llvm.x86.avx2.pmadd.wd", 8, 6, "avx2")
+_pairs("x86.sse2.pmaddwd", "@llvm.x86.sse2.pmadd.wd", 4, 6)
+_halves("x86.avx512.vdpbf16ps", 16, 8, "avx512bf16")
+
 # Eight tiles of 16 rows of 64 bytes each (palette 1, as the manual lays the table out).
 _TILES = bytes([1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8])
 _CONFIG = "".join(f"\\{byte:02X}" for byte in _TILES)
 
 
-def _configuration(rows: int, last: int) -> list[str]:
-    """Tiles of fewer rows for the last ones of sums and of a, until the usual ones come back."""
-    heights = [16] * 8
-    for tile in (2 * last, 2 * last + 1, 4 + last):
-        heights[tile] = rows
-    table = bytearray(_TILES)
-    table[48:56] = bytes(heights)
+def _configuration(rows: int | str, last: int) -> list[str]:
+    """Tiles of fewer rows (a number, or an i8 of the running program) for the last ones of sums and
+    of a, until the usual ones come back."""
     lines = ["  %tiles = alloca [64 x i8], align 64"]
     for k in range(8):
-        word = int.from_bytes(table[8 * k : 8 * k + 8], "little")
+        word = int.from_bytes(_TILES[8 * k : 8 * k + 8], "little")
         lines.append(f"  %tiles.{k} = getelementptr i8, ptr %tiles, i64 {8 * k}")
         lines.append(f"  store i64 {word}, ptr %tiles.{k}, align 8")
+    for tile in (2 * last, 2 * last + 1, 4 + last):
+        lines.append(f"  %height.{tile} = getelementptr i8, ptr %tiles, i64 {48 + tile}")
+        lines.append(f"  store i8 {rows}, ptr %height.{tile}, align 1")
     return [*lines, "  call void @llvm.x86.ldtilecfg(ptr %tiles)"]
 
 
@@ -93,21 +178,39 @@ def _tile_product(operation: str, element: int) -> Callable[[Sizes], str]:
 
     def body(sizes: Sizes) -> str:
         rows, columns, depth = sizes["i"], sizes["j"], sizes["k"]
-        assert rows is not None and columns is not None and depth is not None
-        tall, wide = -(-rows // 16), columns // 16
+        assert columns is not None and depth is not None
+        # Where only the running program knows the rows, 16 of them or fewer at a time.
+        tall, wide = 1 if rows is None else -(-rows // 16), columns // 16
+        usual = rows is not None and rows % 16 == 0
         lines: list[str] = []
         put = lines.append
-        if rows % 16:
-            lines += _configuration(rows - 16 * (tall - 1), tall - 1)
         put("  %c.row = mul i64 %c.0, 4")
         put("  %c.down = mul i64 %c.row, 16")
         put(f"  %a.row = mul i64 %a.0, {element}")
         put("  %a.down = mul i64 %a.row, 16")
         put(f"  %b.row = mul i64 %b.0, {element}")
+        if rows is None:
+            put("  br label %rows.before")
+            put("rows.before:")
+            put("  %rows.some = icmp ne i64 %size.i, 0")
+            put("  br i1 %rows.some, label %rows, label %rows.after")
+            put("rows:")
+            put("  %row = phi i64 [ 0, %rows.before ], [ %row.next, %done ]")
+            put("  %rows.left = sub i64 %size.i, %row")
+            put("  %rows.few = icmp ult i64 %rows.left, 16")
+            put("  %rows.here = select i1 %rows.few, i64 %rows.left, i64 16")
+            put("  %rows.byte = trunc i64 %rows.here to i8")
+            lines += _configuration("%rows.byte", 0)
+        elif not usual:
+            lines += _configuration(rows - 16 * (tall - 1), tall - 1)
+        first = "0" if rows is not None else "%row"
+        for x in "ac":
+            put(f"  %{x}.first = mul i64 %{x}.row, {first}")
+            put(f"  %{x}.at = getelementptr i8, ptr %{x}, i64 %{x}.first")
         for r in range(tall):
             for c in range(wide):
                 put(f"  %c{r}{c}.r = mul i64 %c.down, {r}")
-                put(f"  %c{r}{c}.p = getelementptr i8, ptr %c, i64 %c{r}{c}.r")
+                put(f"  %c{r}{c}.p = getelementptr i8, ptr %c.at, i64 %c{r}{c}.r")
                 put(f"  %c{r}{c} = getelementptr i8, ptr %c{r}{c}.p, i64 {64 * c}")
                 where = f"ptr %c{r}{c}, i64 %c.row"
                 put(f"  call void @llvm.x86.tileloadd64(i8 {2 * r + c}, {where})")
@@ -118,7 +221,7 @@ def _tile_product(operation: str, element: int) -> Callable[[Sizes], str]:
         put("  %k = phi i64 [ 0, %entry ], [ %next, %loop ]")
         # 16 groups of k at a time: 64 bytes of a row of a, 16 rows of b.
         put("  %ka = mul i64 %k, 64")
-        put("  %a0 = getelementptr i8, ptr %a, i64 %ka")
+        put("  %a0 = getelementptr i8, ptr %a.at, i64 %ka")
         put("  %a1 = getelementptr i8, ptr %a0, i64 %a.down")
         put("  %kb = mul i64 %k, 16")
         put("  %kd = mul i64 %kb, %b.row")
@@ -145,7 +248,12 @@ def _tile_product(operation: str, element: int) -> Callable[[Sizes], str]:
             for c in range(wide):
                 where = f"ptr %c{r}{c}, i64 %c.row"
                 put(f"  call void @llvm.x86.tilestored64(i8 {2 * r + c}, {where})")
-        if rows % 16:
+        if rows is None:
+            put("  %row.next = add nuw nsw i64 %row, 16")
+            put("  %row.more = icmp ult i64 %row.next, %size.i")
+            put("  br i1 %row.more, label %rows, label %rows.after")
+            put("rows.after:")
+        if not usual:
             put("  call void @llvm.x86.ldtilecfg(ptr @tw.tiles)")
         put("  ret void")
         assert group in (2, 4)
@@ -181,6 +289,7 @@ group tile where rows: 1..32, columns: 16..32, depth: 16..
             ),
             ("amx-tile", feature),
             {"j": 16, "k": 16},
+            ("i",),
             exact=c == "i32",
             enter=("call void @llvm.x86.ldtilecfg(ptr @tw.tiles)",),
             leave=("call void @llvm.x86.tilerelease()",),
@@ -189,4 +298,7 @@ group tile where rows: 1..32, columns: 16..32, depth: 16..
 
 
 _amx("x86.amx.bf16", "tdpbf16ps", ("bf16", "bf16", "f32"), "amx-bf16")
+_amx("x86.amx.s8s8", "tdpbssd", ("i8", "i8", "i32"), "amx-int8")
 _amx("x86.amx.u8s8", "tdpbusd", ("u8", "i8", "i32"), "amx-int8")
+_amx("x86.amx.s8u8", "tdpbsud", ("i8", "u8", "i32"), "amx-int8")
+_amx("x86.amx.u8u8", "tdpbuud", ("u8", "u8", "i32"), "amx-int8")
