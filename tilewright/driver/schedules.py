@@ -33,7 +33,11 @@ from tilewright.ops.layout import Unrelayout
 
 def symbol_of(group: Group) -> str:
     """A kernel's name: what it computes decides it, so it is the same in every process."""
-    return f"k_{hashlib.sha256(group_text(group).encode()).hexdigest()[:16]}"
+    return symbol_of_text(group_text(group))
+
+
+def symbol_of_text(text: str) -> str:
+    return f"k_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def by_first_use(c: Cluster) -> Cluster:

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Union
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 INF = 1 << 62
+# The same few thousand functions are added, multiplied and compared over and over while kernels are
+# scheduled: results are remembered, so many of each kind that a large program's fit.
+_remembered = lru_cache(maxsize=1 << 16)
 
 
 class Atom:
@@ -79,27 +83,28 @@ Monomial = tuple[Atom, ...]
 class Int:
     """A canonical polynomial, never a constant; `terms`: sorted (monomial, coefficient) pairs."""
 
-    __slots__ = ("terms", "_str", "_bounds", "_syms", "__weakref__")
+    __slots__ = ("terms", "_str", "_bounds", "_syms", "_data", "__weakref__")
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
         self.terms = terms
         self._str: str | None = None
         self._bounds: tuple[int, int] | None = None
         self._syms: frozenset[Sym] | None = None
+        self._data: tuple[Any, ...] | None = None
 
     def __add__(self, other: Dim) -> Dim:
-        return _sum(((self, 1), (other, 1)))
+        return _add(self, other)
 
     __radd__ = __add__
 
     def __sub__(self, other: Dim) -> Dim:
-        return _sum(((self, 1), (other, -1)))
+        return _subtract(self, other)
 
     def __rsub__(self, other: Dim) -> Dim:
-        return _sum(((other, 1), (self, -1)))
+        return _subtract(other, self)
 
     def __neg__(self) -> Dim:
-        return _sum(((self, -1),))
+        return _mul(self, -1)
 
     def __mul__(self, other: Dim) -> Dim:
         return _mul(self, other)
@@ -153,10 +158,14 @@ def _make(terms: dict[Monomial, int]) -> Dim:
         return 0
     if len(clean) == 1 and () in clean:
         return clean[()]
-    key = tuple(sorted(clean.items()) if len(clean) > 1 else clean.items())
-    found = _ints.get(key)
+    return _interned(tuple(sorted(clean.items()) if len(clean) > 1 else clean.items()))
+
+
+def _interned(terms: tuple[tuple[Monomial, int], ...]) -> Int:
+    """The polynomial of terms that are in canonical form already."""
+    found = _ints.get(terms)
     if found is None:
-        found = _ints.setdefault(key, Int(key))
+        found = _ints.setdefault(terms, Int(terms))
     return found
 
 
@@ -200,17 +209,47 @@ def _terms(x: Dim) -> tuple[tuple[Monomial, int], ...]:
     return (((), x),) if x else ()
 
 
-def _sum(parts: tuple[tuple[Dim, int], ...]) -> Dim:
-    out: dict[Monomial, int] = {}
-    for x, k in parts:
-        for m, c in _terms(x):
-            out[m] = out.get(m, 0) + c * k
+@_remembered
+def _add(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int):
+        a, b = b, a
+    if isinstance(b, int):
+        return _plus(a, b)
+    out = dict(a.terms)
+    for m, c in b.terms:
+        out[m] = out.get(m, 0) + c
     return _make(out)
 
 
+def _plus(a: Dim, number: int) -> Dim:
+    """Another constant changes nothing else in a canonical form, and comes first."""
+    if isinstance(a, int):
+        return a + number
+    terms = a.terms
+    if not terms[0][0]:
+        number, terms = number + terms[0][1], terms[1:]
+    return _interned((((), number), *terms) if number else terms)
+
+
+@_remembered
+def _subtract(a: Dim, b: Dim) -> Dim:
+    if isinstance(b, int):
+        return _plus(a, -b)
+    out = dict(_terms(a))
+    for m, c in b.terms:
+        out[m] = out.get(m, 0) - c
+    return _make(out)
+
+
+@_remembered
 def _mul(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int):
+        a, b = b, a
     if isinstance(a, int) and isinstance(b, int):
         return a * b
+    assert isinstance(a, Int)
+    if isinstance(b, int):
+        return _interned(tuple((m, c * b) for m, c in a.terms)) if b else 0
     out: dict[Monomial, int] = {}
     for m, c in _terms(a):
         for n, d in _terms(b):
@@ -219,6 +258,7 @@ def _mul(a: Dim, b: Dim) -> Dim:
     return _make(out)
 
 
+@_remembered
 def from_atom(atom: Atom) -> Dim:
     return _make({(atom,): 1})
 
@@ -342,6 +382,7 @@ def _compute_bounds(atom: Atom) -> tuple[int, int]:
     return lo, hi
 
 
+@_remembered
 def nonneg(x: Dim, depth: int = 6) -> bool:
     """Is x >= 0 proved? Variables with symbolic bounds are eliminated at their worst end."""
     if isinstance(x, int):
@@ -351,7 +392,9 @@ def nonneg(x: Dim, depth: int = 6) -> bool:
     if depth == 0:
         return False
     # In the order of the terms: a set's order would differ from run to run, and so the proof.
-    for atom in dict.fromkeys(a for m, _ in x.terms for a in m):
+    # Variables with symbolic bounds first: an extent in them is the one that stands beside them.
+    atoms = dict.fromkeys(a for m, _ in x.terms for a in m)
+    for atom in sorted(atoms, key=_is_bounded_by_numbers) if len(atoms) > 1 else atoms:
         if isinstance(atom, Quo) and atom.op in ("min", "max"):
             rest, coef = _linear(x, atom)
             if coef is None:
@@ -367,8 +410,9 @@ def nonneg(x: Dim, depth: int = 6) -> bool:
                 # n*(a//n) lies in [a-n+1, a]: take the worst end
                 k, n = coef // atom.b, atom.b
                 return nonneg(rest + k * (atom.a if k < 0 else atom.a - n + 1), depth - 1)
-        if not isinstance(atom, Sym) or not (isinstance(atom.lo, Int) or isinstance(atom.hi, Int)):
+        if _is_bounded_by_numbers(atom):
             continue
+        assert isinstance(atom, Sym)
         rest, coef = _linear(x, atom)
         if coef is None:
             continue
@@ -377,6 +421,10 @@ def nonneg(x: Dim, depth: int = 6) -> bool:
         if atom.hi is not None and nonneg(-coef, depth - 1):
             return nonneg(rest + coef * atom.hi, depth - 1)
     return False
+
+
+def _is_bounded_by_numbers(atom: Atom) -> bool:
+    return not isinstance(atom, Sym) or not (isinstance(atom.lo, Int) or isinstance(atom.hi, Int))
 
 
 def _linear(x: Int, atom: Atom) -> tuple[Dim, Dim | None]:
@@ -404,7 +452,24 @@ def known_lt(a: Dim, b: Dim) -> bool:
 
 
 def known_le(a: Dim, b: Dim) -> bool:
-    return nonneg(b - a)
+    rest = b - a
+    return nonneg(rest) or (isinstance(rest, Int) and _nonneg_multiple(rest))
+
+
+def _nonneg_multiple(x: Int) -> bool:
+    """Is x >= 0 proved, once it is known that all but its constant comes in steps of some number?
+    Where x is a multiple of 4, x > -4 is enough."""
+    steps = 0
+    const = 0
+    for mono, c in x.terms:
+        if mono:
+            steps = math.gcd(steps, _term_divisor(mono, c))
+        else:
+            const = c
+    if steps <= 1:
+        return False
+    more = steps - 1 - const % steps  # the largest constant with which x >= 0 says the same
+    return more > 0 and nonneg(x + more)
 
 
 def known_eq(a: Dim, b: Dim) -> bool:
@@ -420,19 +485,23 @@ def divisor(x: Dim) -> int:
     """The greatest known divisor of x (0 for 0)."""
     if isinstance(x, int):
         return abs(x)
-    g = 0
-    for mono, c in x.terms:
-        d = abs(c)
-        for a in mono:
-            if isinstance(a, Sym):
-                d *= a.multiple
-        g = math.gcd(g, d)
-    return g
+    return math.gcd(*(_term_divisor(mono, c) for mono, c in x.terms))
+
+
+def _term_divisor(mono: Monomial, c: int) -> int:
+    d = abs(c)
+    for a in mono:
+        if isinstance(a, Sym):
+            d *= a.multiple
+        elif isinstance(a, Quo) and a.op in ("min", "max", "mod"):
+            d *= math.gcd(divisor(a.a), divisor(a.b))
+    return d
 
 
 # ---- quotient, remainder, minimum, maximum
 
 
+@_remembered
 def floordiv(a: Dim, n: Dim) -> Dim:
     if isinstance(a, int) and isinstance(n, int):
         return a // n
@@ -451,6 +520,7 @@ def floordiv(a: Dim, n: Dim) -> Dim:
     return q + from_atom(_atom("floordiv", rest, n))
 
 
+@_remembered
 def mod(a: Dim, n: Dim) -> Dim:
     if isinstance(a, int) and isinstance(n, int):
         return a % n
@@ -516,6 +586,7 @@ def _reduce_gcd(rest: Dim, n: Dim) -> tuple[Dim, int, int, Dim] | None:
     return None
 
 
+@_remembered
 def minimum(a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
@@ -526,6 +597,7 @@ def minimum(a: Dim, b: Dim) -> Dim:
     return from_atom(_atom("min", *sorted((a, b), key=str)))
 
 
+@_remembered
 def maximum(a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b)
@@ -595,17 +667,21 @@ def symbols(x: Dim) -> frozenset[Sym]:
     return x._syms
 
 
-def data_values(x: Dim) -> Iterator[Any]:
+def data_values(x: Dim) -> tuple[Any, ...]:
     """The values read from memory that x mentions."""
     if isinstance(x, int):
-        return
-    for mono, _ in x.terms:
-        for a in mono:
-            if isinstance(a, Data):
-                yield a.value
-            elif isinstance(a, Quo):
-                yield from data_values(a.a)
-                yield from data_values(a.b)
+        return ()
+    if x._data is None:
+        out: list[Any] = []
+        for mono, _ in x.terms:
+            for a in mono:
+                if isinstance(a, Data):
+                    out.append(a.value)
+                elif isinstance(a, Quo):
+                    out += data_values(a.a)
+                    out += data_values(a.b)
+        x._data = tuple(out)
+    return x._data
 
 
 def atoms(x: Dim) -> Iterator[Atom]:
@@ -619,6 +695,7 @@ def atoms(x: Dim) -> Iterator[Atom]:
                     yield from atoms(a.b)
 
 
+@_remembered
 def coefficient(x: Dim, s: Sym) -> Dim | None:
     """The coefficient of s where x is affine in it; None where it hides (quotient, data, power)."""
     if isinstance(x, int) or s not in symbols(x):

@@ -417,9 +417,10 @@ def walk(v: Value) -> Iterator[Value]:
         stack.extend(x.args)
         if isinstance(x, Load):
             for i in x.index:
-                stack.extend(D.data_values(i))
+                if type(i) is not int:
+                    stack += D.data_values(i)
         elif isinstance(x, Index):
-            stack.extend(D.data_values(x.dim))
+            stack += D.data_values(x.dim)
 
 
 def loads(v: Value) -> Iterator[Load]:
@@ -451,13 +452,17 @@ def rewrite(
         if isinstance(x, int):
             return x
         # Through `go`, whose memo they share: data within data would else be walked once per path.
-        has_data = any(True for _ in D.data_values(x))
-        return D.substitute(x, table, go if has_data else None)
+        return D.substitute(x, table, go if D.data_values(x) else None)
+
+    only_symbols = on_load is None and on_reduce is None
+    replaced = table.keys()
 
     def go(x: Value) -> Value:
         hit = memo.get(id(x))
         if hit is not None:
             return hit
+        if only_symbols and x.symbols().isdisjoint(replaced):
+            return x
         out = x
         if isinstance(x, Load):
             idx = tuple(dim(i) for i in x.index)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -73,7 +74,7 @@ class Map:
 
     def digits(self) -> tuple[Digit | None, ...]:
         """The target coordinates as digits of source axes; None stands for the constant 0."""
-        return tuple(self._digit(t) for t in self.target)
+        return _digits(self)
 
     def _digit(self, t: Dim) -> Digit | None:
         if isinstance(t, int) and t == 0:
@@ -155,6 +156,11 @@ class Map:
                 total = total + d.step * D.sym(names[p])
             out.append(total)
         return Map(names, tuple(out))
+
+
+@lru_cache(maxsize=1024)
+def _digits(m: Map) -> tuple[Digit | None, ...]:
+    return tuple(m._digit(t) for t in m.target)
 
 
 def _narrow(d: Digit, op: str, n: int) -> Digit | None:

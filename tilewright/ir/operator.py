@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar, dataclass_transform
 
 import numpy as np
@@ -98,6 +99,13 @@ def definition(
     op: Op, types: tuple[TensorType, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """(placeholders, outputs) of an operator defined by `compute` or `program`."""
+    return _definition(type(op), op, types)
+
+
+@lru_cache(maxsize=1024)
+def _definition(
+    _: type[Op], op: Op, types: tuple[TensorType, ...]
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     ins = tuple(placeholder(t.shape, t.dtype, f"x{k}") for k, t in enumerate(types))
     build: Callable[..., Any] = getattr(op, "compute", None) or op.program  # type: ignore[attr-defined]
     out = build(*ins)

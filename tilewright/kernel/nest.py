@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import is_
 from typing import Union
 
 from tilewright.base.errors import Invalid
@@ -49,6 +50,10 @@ class Loop:
     @property
     def extent(self) -> Dim:
         return extent(self.var)
+
+    def around(self, body: tuple[Stmt, ...]) -> Loop:
+        """The same loop with another body."""
+        return Loop(self.var, self.kind, body, self.grain, self.instruction, self.pragmas)
 
 
 @dataclass(frozen=True)
@@ -167,10 +172,17 @@ Path = tuple[Loop, ...]
 
 def walk(body: tuple[Stmt, ...], path: Path = ()) -> Iterator[tuple[Stmt, Path]]:
     """Every statement with the loops around it, outermost first."""
+    out: list[tuple[Stmt, Path]] = []
+    _walk(body, path, out)
+    return iter(out)
+
+
+def _walk(body: tuple[Stmt, ...], path: Path, out: list[tuple[Stmt, Path]]) -> None:
+    # A list, not generators inside generators: nests are walked a dozen times for every step.
     for s in body:
-        yield s, path
+        out.append((s, path))
         if isinstance(s, Loop):
-            yield from walk(s.body, (*path, s))
+            _walk(s.body, (*path, s), out)
 
 
 def find(n: Nest, name: str) -> list[tuple[Loop, Path]]:
@@ -189,9 +201,13 @@ def transform(body: tuple[Stmt, ...], f: Callable[[Stmt], tuple[Stmt, ...]]) -> 
             inner = transform(s.body, f)
             if not inner:
                 continue
-            s = s if inner == s.body else replace(s, body=inner)
+            s = s if _same(inner, s.body) else s.around(inner)
         out.extend(f(s))
     return tuple(out)
+
+
+def _same(a: tuple[Stmt, ...], b: tuple[Stmt, ...]) -> bool:
+    return len(a) == len(b) and all(map(is_, a, b))
 
 
 def on_loops(n: Nest, name: str, f: Callable[[Loop], tuple[Stmt, ...]]) -> Nest:
@@ -220,23 +236,20 @@ def substitute(
         return Prefetch(found, s.lines)
     if isinstance(s, Store):
         data = (lambda v: rewrite(v, table, on_load)) if on_load else None
-        idx = tuple(
-            D.substitute(i, table, data if any(True for _ in D.data_values(i)) else None)
-            for i in s.index
-        )
+        idx = tuple(D.substitute(i, table, data if D.data_values(i) else None) for i in s.index)
         buf = s.buffer
         if on_store is not None:
             buf, idx = on_store(buf, idx)
         value = rewrite(s.value, table, on_load)
         copies = s.asynchronous and isinstance(value, Load)  # what computes cannot be a copy
-        return replace(s, buffer=buf, index=idx, value=value, asynchronous=copies)
+        return Store(s.stage, buf, idx, value, s.combine, copies)
     e = D.substitute(s.extent, table)
     if e is not s.extent and e != s.extent:
         v = D.var(s.var.name, e)
         table = {**table, s.var: v}
         new = D.the_sym(v) if D.is_sym(v) else s.var
         s = replace(s, var=new)
-    return replace(s, body=tuple(substitute(x, table, on_load, on_store) for x in s.body))
+    return s.around(tuple(substitute(x, table, on_load, on_store) for x in s.body))
 
 
 def stages_in(s: Stmt) -> set[str]:

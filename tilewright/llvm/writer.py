@@ -14,7 +14,7 @@ from typing import Any
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Data, Dim, Quo, Sym
-from tilewright.ir.expr import Value, loads
+from tilewright.ir.expr import Fn, Value, loads
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Nest, Stmt, Store, walk
@@ -341,8 +341,11 @@ class Writer:
     def _reads_of(self, v: Value) -> tuple[str, ...]:
         hit = self._reads.get(id(v))
         if hit is None:
-            names = tuple(dict.fromkeys(x.source for x in loads(v) if isinstance(x.source, str)))
-            hit = self._reads[id(v)] = (v, names)
+            if isinstance(v, Fn):  # what its operands read, each looked at once
+                names = (name for a in v.args for name in self._reads_of(a))
+            else:
+                names = (x.source for x in loads(v) if isinstance(x.source, str))
+            hit = self._reads[id(v)] = (v, tuple(dict.fromkeys(names)))
         return hit[1]
 
     def _epochs(self, v: Value) -> tuple[Any, ...]:

@@ -1,0 +1,51 @@
+"""Index functions: what is proved of them holds at every point."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilewright.ir import dim as D
+
+
+@pytest.mark.parametrize("lanes", [2, 4, 8])
+@pytest.mark.parametrize("wide", [4, 8, 12, 16])
+@pytest.mark.parametrize("columns", [64, 100, 254, 255, 256])
+def test_tail_of_a_tail(columns: int, wide: int, lanes: int) -> None:
+    """Columns in tiles, tiles in vectors: a simplified extent is the same number everywhere, and is
+    a number where tiles and their tail are whole vectors."""
+    # The names sort before and after min(…): a proof must not depend on that.
+    for tile, vector in (("i", "j"), ("y.i.0", "y.i.1.0"), ("i", "y")):
+        i = D.var(tile, D.ceildiv(columns, wide))
+        tail = D.minimum(wide, columns - i * wide)
+        j = D.var(vector, D.ceildiv(tail, lanes))
+        lane = D.minimum(lanes, tail - j * lanes)
+        if columns % lanes == 0 and wide % lanes == 0:
+            assert lane == lanes
+        for a in range(-(-columns // wide)):
+            here = min(wide, columns - a * wide)
+            for b in range(-(-here // lanes)):
+                found = D.evaluate(lane, {tile: a, vector: b})
+                assert found == min(lanes, here - b * lanes)
+
+
+def test_multiples() -> None:
+    """Of a multiple of 4, more than -4 is at least 0; of anything else it is not."""
+    x = D.sym("x", -3, 100)
+    assert D.known_le(0, 4 * x + 12)
+    assert not D.known_le(0, 4 * x + 11)
+    fours = D.sym("n", -3, 100, multiple=4)
+    assert D.known_le(0, fours)
+    assert not D.known_le(0, D.sym("m", -3, 100, multiple=2))
+    assert D.divisor(D.minimum(12, 256 - 12 * D.var("k", 22))) == 4
+    assert D.divisor(D.floordiv(D.var("k", 22), 4)) == 1
+
+
+def test_one_form() -> None:
+    """However a function is written, it is one object; constants are plain numbers."""
+    i, j = D.var("i", 5), D.var("j", 7)
+    assert (i + 3) + (j - 3) is i + j
+    assert 2 * (i + j) - 2 * j is 2 * i
+    assert 0 - (3 - i) is i - 3
+    assert i - i == 0 and i * 0 == 0 and (i + 4) - i == 4
+    assert 0 - (-i) is i
+    assert (i * 7 + j) // 7 is i and (i * 7 + j) % 7 is j
