@@ -164,7 +164,7 @@ def test_native_code_computes_the_sums(dtypes: tuple, size: tuple) -> None:
 
 
 @pytest.mark.parametrize("dtypes", [(i8, i8), (u8, i8), (f32, f32)], ids=str)
-def test_any_number_of_rows(dtypes: tuple) -> None:
+def test_any_number_of_rows(dtypes: tuple[DType, DType]) -> None:
     """One kernel, however many rows are left after the last whole tile."""
     rows = D.sym("B", 1)
     g = product(*dtypes, rows, 68, 30)

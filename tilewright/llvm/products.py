@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tilewright.kernel.intrinsic import Sizes
 
@@ -71,7 +72,7 @@ class FmaTile:
     def __call__(self, sizes: Sizes, lines: int = 0) -> str:
         """The body; `lines` cache lines from %ahead on are asked for while k runs."""
         step = 1 if self.along == "i" else "%a.0"
-        return _tile_body(sizes, lines, "float", self.lanes, ("float", step), self.some)
+        return _tile_body(sizes, lines, Vector("float", self.lanes), ("float", step), self.some)
 
     @property
     def vector(self) -> str:
@@ -129,6 +130,14 @@ class FmaTile:
         return of
 
 
+class Vector(NamedTuple):
+    """A vector of sums, and how many values of k a step of the loop takes."""
+
+    sums: str
+    lanes: int
+    step: int = 4
+
+
 # (body, a's first row, k, its first value, how many of them, sums): adds products to the sums
 Some = Callable[[_Body, str, str, str, int, list[list[str]]], None]
 # Rows that are added up together where only the running program knows how many there are.
@@ -136,13 +145,13 @@ CHUNKS = (4, 1)
 
 
 def _tile_body(
-    sizes: Sizes, lines: int, sums: str, lanes: int, row: tuple[str, str | int], some: Some
+    sizes: Sizes, lines: int, vector: Vector, row: tuple[str, str | int], some: Some
 ) -> str:
     """The tile of c in registers while k runs; `row` is an element of a and the way to the next
     row in them."""
-    b, rows = _Body(), sizes["i"]
+    b, rows, sums = _Body(), sizes["i"], vector.sums
     if rows is not None:
-        _rows(b, "", ("%a", "%c"), rows, sizes, lines, (sums, lanes), some)
+        _rows(b, "", ("%a", "%c"), rows, sizes, lines, vector, some)
         b.line("ret void")
         return b.text()
     left, done = "%size.i", "0"
@@ -162,7 +171,7 @@ def _tile_body(
         for p, element, stride in (("%a", *row), ("%c", sums, "%c.0")):
             by = b.put(f"mul i64 {at}, {stride}")
             places.append(b.put(f"getelementptr {element}, ptr {p}, i64 {by}"))
-        _rows(b, f"{name}.", (places[0], places[1]), count, sizes, 0, (sums, lanes), some)
+        _rows(b, f"{name}.", (places[0], places[1]), count, sizes, 0, vector, some)
         b.line(f"br label %{name}.latch")
         b.label(f"{name}.latch")
         b.line(f"%{name}.next = add nuw nsw i64 %{name}.n, 1")
@@ -181,13 +190,13 @@ def _rows(
     rows: int,
     sizes: Sizes,
     lines: int,
-    vector: tuple[str, int],
+    vector: Vector,
     some: Some,
 ) -> None:
     """A known number of rows, from the given addresses of a and c on."""
-    columns, depth, step = sizes["j"], sizes["k"], 4
+    columns, depth = sizes["j"], sizes["k"]
     assert columns is not None
-    (sums, lanes), (a, c) = vector, first
+    (a, c), sums, lanes, step = first, vector.sums, vector.lanes, vector.step
     v = f"<{lanes} x {sums}>"
     places = [
         [b.at(sums, c, ("%c.0", r), (lanes, k)) for k in range(columns // lanes)]
@@ -308,11 +317,12 @@ class DotTile:
     operand: str  # a vector of b, as it is loaded
     multiply: Multiply
     picks: bool = False
+    step: int = 4  # groups of a step of the loop
 
     def __call__(self, sizes: Sizes, lines: int = 0) -> str:
         """The body; `lines` cache lines from %ahead on are asked for while k runs."""
-        of_a = f"i{8 * self.sizes[0]}"
-        return _tile_body(sizes, lines, self.sums, self.lanes, (of_a, "%a.0"), self.some)
+        of_a, v = f"i{8 * self.sizes[0]}", Vector(self.sums, self.lanes, self.step)
+        return _tile_body(sizes, lines, v, (of_a, "%a.0"), self.some)
 
     def some(self, b: _Body, a: str, k: str, base: str, count: int, acc: list[list[str]]) -> None:
         """Products for `count` groups from base + k * count on."""

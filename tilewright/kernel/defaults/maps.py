@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.kernel.defaults.cases import schedule_cases
+from tilewright.kernel.defaults.interleave import schedule_interleaved
 from tilewright.kernel.defaults.scheduler import (
     Scheduler,
     can_fuse,
@@ -98,7 +99,7 @@ def schedule_map(s: Scheduler, outs: list[Stage]) -> None:
         path = s.path(host)
         if path and not s.attempt(ComputeWith(other, path[-1].name)):
             schedule_alone(s, other)
-    if s.path(host) and not schedule_cases(s, host):
+    if s.path(host) and not schedule_cases(s, host) and not schedule_interleaved(s, host):
         schedule_alone(s, host)
 
 

@@ -80,7 +80,11 @@ def _dots(
     group, most = 4 // bytes_a, 3 if rows > 6 else 2
     element = "bfloat" if b == "bf16" else "i8"
     sums = "i32" if c == "i32" else "float"
-    tile = DotTile(lanes, sums, (bytes_a, bytes_b), f"<{group * lanes} x {element}>", multiply)
+    # Products apart from their sums would be added up before they join these, and take registers
+    # that a tile does not leave: one group after the other.
+    step = 1 if a == "i16" else 4
+    operand = f"<{group * lanes} x {element}>"
+    tile = DotTile(lanes, sums, (bytes_a, bytes_b), operand, multiply, step=step)
     value = f"cast<{c}>(a[c.i,{group}*c.k+c.p]) * cast<{c}>(b[c.k,c.j,c.p])"
     loops = f"c.i in rows, c.j in columns, c.k in depth, c.p in {group}"
     declare(
