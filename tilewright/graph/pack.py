@@ -128,8 +128,11 @@ class PackOperands(Pass):
         return None if width is None else _tiled(c, len(n.shape), width, group)
 
     def packs(self, n: Node, c: Contraction, constant: bool) -> bool:
-        """Is each element used often enough to pay for the copy?"""
-        return constant or _rows(n, c) >= self.min_rows
+        """Is each element used often enough to pay for the copy? Without groups, products of bytes
+        are so slow that two uses do."""
+        b = n.inputs[c.right].dtype
+        grouped = b.is_int and any(f"*{b}>{n.dtype}" in x for x in self.dots)
+        return constant or _rows(n, c) >= (2 if grouped else self.min_rows)
 
     def tile_depth(self, n: Node, c: Contraction) -> int:
         """Of how many products an instruction on tiles adds up multiples; 0: it is not for them."""

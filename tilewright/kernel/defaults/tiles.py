@@ -170,7 +170,9 @@ def _copy_lanes(s: Scheduler, copy: str) -> None:
 
 def _instruction(s: Scheduler, stage: str, own: list[str], red: list[str], group: int) -> bool:
     """The tile as one instruction of the target, its longest reduction loop innermost."""
-    if not red or not all(s.loops(x) for x in (*own, *red)):
+    if group:  # one row has no loop, and only the instruction reads groups in vectors
+        own = [x for x in own if s.loops(x)]
+    if not own or not red or not all(s.loops(x) for x in (*own, *red)):
         return False
     nest, trace = s.nest, list(s.trace)
     longest = max(red, key=lambda x: D.bounds(s.loops(x)[0].extent)[1])
