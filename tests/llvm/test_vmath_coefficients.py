@@ -152,7 +152,7 @@ def fits() -> list[Fit]:
             _away(lambda r: r**2 / mp.expm1(r)),
             -half_ln2,
             half_ln2,
-            5,
+            4,
             10,
         ),
         # 2**r = 1 + r*q(r)

@@ -138,7 +138,9 @@ def lanes_for(s: Scheduler, stage: str, wide: int = 16) -> int:
     dtypes = [s.nest.buffer(b.name).dtype for b, _ in accesses(s, st)]
     bits = max([min(d.bits, 64) for d in dtypes] or [32])
     one = max(1, s.target.vector_bits // max(bits, 32))
-    return min(wide, max(one * (2 if cost(st.value) else 4), 4))
+    # A polynomial needs registers for itself, and waits for itself unless others run beside it.
+    few = cost(st.value) and s.target.vector_registers < 32
+    return min(wide, max(one * (2 if few else 4), 4))
 
 
 def vector_loop(s: Scheduler, loop: str, lanes: int) -> str | None:
