@@ -39,6 +39,7 @@ from tilewright.graph.fuse import fuse
 from tilewright.graph.memory import Plan, plan
 from tilewright.graph.online_softmax import OnlineSoftmax
 from tilewright.graph.pack import PackOperands
+from tilewright.graph.reciprocals import Reciprocals
 from tilewright.graph.simplify import Simplify
 from tilewright.graph.winograd import Winograd
 from tilewright.ir import dim as D
@@ -110,7 +111,7 @@ def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: St
     table += [Decompose(), Simplify(), FoldConstants()]
     if options.pack:
         if not strict:
-            table.append(ChannelsLast())
+            table += [ChannelsLast(), Reciprocals()]
         if options.winograd and not strict:
             table.append(Winograd.of(target))
         table.append(DotProducts.of(target))

@@ -1,0 +1,19 @@
+"""Reciprocals: softmax with one division per row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright import rewrites
+from tilewright.base.events import Log
+from tilewright.ir.node import Graph
+from tilewright.ir.passes import Pass
+from tilewright.ir.rewrite import rewrite
+
+
+@dataclass(frozen=True)
+class Reciprocals(Pass):
+    """After what knows a softmax by its division; not where every bit counts."""
+
+    def apply(self, program: Graph, log: Log) -> Graph:
+        return rewrite(program, rewrites.rules("rounding", ("softmax",)), log, 1)
