@@ -131,6 +131,9 @@ def test_rows_that_lie_apart_are_stored() -> None:
     x = build.permute(arg("x", 128, 64, dtype=i8), (1, 0))
     new = prepared(graph(build.wide_matmul(x, weight("w", 128, 96, dtype=i8))), NEON)
     assert only(new, "wide_matmul").inputs[0].op.name == "relayout"
+    part = build.slice(arg("x", 64, 200, dtype=i8), 1, 8, 136)
+    new = prepared(graph(build.wide_matmul(part, weight("w", 128, 96, dtype=i8))), NEON)
+    assert only(new, "wide_matmul").inputs[0] is part
 
 
 def test_one_row_of_what_changes_is_left() -> None:
@@ -149,6 +152,11 @@ def test_halves_in_pairs() -> None:
     assert maps(prepared(graph(few), TILES)) == ["a0, a1 -> a1//48, a0//2, a1%48, a0%2"]
     changing = build.matmul(x, arg("y", 100, 96, dtype=bf16))
     assert maps(prepared(graph(changing), VNNI)) == ["a0, a1 -> a1//48, a0, a1%48"]
+    # Zeros between the two products of attention would keep them apart.
+    ragged = graph(build.matmul(arg("x", 64, 90, dtype=bf16), arg("y", 90, 96, dtype=bf16)))
+    assert DotProducts.of(TILES).apply(ragged, Log()) is ragged
+    weights = graph(build.matmul(arg("x", 64, 90, dtype=bf16), weight("w", 90, 96, dtype=bf16)))
+    assert only(prepared(weights, TILES), "matmul").inputs[0].shape == (64, 96)
 
 
 def test_scales_are_one_kernel_with_the_product() -> None:

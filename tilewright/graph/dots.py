@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from tilewright.base.events import Log
 from tilewright.graph.classify import contraction, facts
 from tilewright.graph.pack import PackOperands, is_constant
+from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Node, node, rebuild
 from tilewright.ir.passes import Pass
+from tilewright.ir.positions import linear_index
 from tilewright.ir.target import Target
 from tilewright.ir.types import DType, i8, i16, i32, u8
 from tilewright.ops.elementwise import Cast, add, cast, mul, sub
@@ -67,6 +69,8 @@ class DotProducts(Pass):
         deep, known = a.shape[-1], b in constant
         if not isinstance(deep, int) or deep == 0 or not self.pack.packs(n, c, known):
             return n
+        if not known and n.dtype.is_float:
+            return n  # attention's: what stands between its products would keep them apart
         left = a.dtype
         by = self.pack.tile_depth(n, c)
         if not by or -deep % by > MOST_PADDING * deep:
@@ -104,11 +108,15 @@ def _padded(x: Node, axis: int, more: int) -> Node:
 
 def _stored(x: Node) -> Node:
     """Rows whose groups lie one after the other, as instructions read them."""
-    f = facts(x)
-    if f.kind != "view" or f.reshape:
-        return x
-    names = ", ".join(f"i{k}" for k in range(x.rank))
-    return relayout(x, f"{names} -> {names}")
+    y = x
+    while facts(y).kind == "view":
+        f = facts(y)
+        at = linear_index(f.accesses[0].index, f.inputs[0].shape)
+        if not f.reshape and D.coefficient(at, f.outputs[0].axes[-1]) != 1:
+            names = ", ".join(f"i{k}" for k in range(x.rank))
+            return relayout(x, f"{names} -> {names}")
+        y = y.inputs[0]
+    return x
 
 
 def _narrow_product(n: Node) -> Node:
