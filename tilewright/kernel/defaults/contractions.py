@@ -270,7 +270,9 @@ def _walks_together(
     hi, lo = acc.axes[row - 1], acc.axes[row]
     x = next(x for x in ops if lo in x.symbols())
     wide = D.bounds(extent(lo))[0] >= s.target.lanes(32)
-    if not wide or not (beside or s.target.instructions):
+    sums = s.nest.buffer(acc.name).dtype
+    known = any(INTRINSICS[i].group.outputs[0].dtype is sums for i in s.target.instructions)
+    if not wide or not (beside or known):
         return True
     return affine_pair(s.nest.buffer(str(x.source)), x.index, hi, lo)
 
