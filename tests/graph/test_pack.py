@@ -41,6 +41,13 @@ def test_tiles_fill_the_registers(target: Target, tile: Tile) -> None:
     assert register_tile(bits, registers, f64) == replace(tile, columns=tile.columns // 2)
 
 
+def test_narrower_columns_leave_registers_for_more_rows() -> None:
+    assert register_tile(512, 32, f32, 32) == Tile(14, 32, 8)
+    assert register_tile(512, 32, f32, 48) == register_tile(512, 32, f32)
+    assert register_tile(256, 16, f32, 8).rows == 14
+    assert register_tile(128, 32, f32, 8) == register_tile(128, 32, f32)
+
+
 @pytest.mark.parametrize(("target", "width"), [(NEON, 12), (AVX2, 16), (AVX512, 48)])
 def test_constant_weights(target: Target, width: int) -> None:
     y = build.matmul(arg("x", 64, 96), weight("w", 96, 192))

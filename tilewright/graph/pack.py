@@ -33,8 +33,11 @@ class Tile:
     beside: int
 
 
-def register_tile(vector_bits: int, registers: int, dtype: DType) -> Tile:
-    """The tile that keeps the multipliers busy: 6x12 on NEON, 6x16 on AVX2, 8x48 on AVX-512.
+def register_tile(
+    vector_bits: int, registers: int, dtype: DType, columns: int | None = None
+) -> Tile:
+    """The tile that keeps the multipliers busy: 6x12 on NEON, 6x16 on AVX2, 8x48 on AVX-512; of
+    the columns that an operand was packed in, if given: 14x32 on AVX-512.
 
     Every step loads the columns' vectors and one element per row. Long vectors spread an element
     where they load it; two of them per row hide that. Short ones multiply by a lane of a vector of
@@ -44,12 +47,17 @@ def register_tile(vector_bits: int, registers: int, dtype: DType) -> Tile:
         vectors = 3
         rows = (registers - vectors - 1) // (vectors + 1)
         return Tile(rows - rows % 2, vectors * _lanes(vector_bits, dtype), 8)
-    vectors = 3 if registers >= 32 else 2
-    rows = (registers - vectors - 1) // vectors
-    if rows > 8:
+    lanes = _lanes(vector_bits, dtype)
+    most = 3 if registers >= 32 else 2
+    vectors = most if columns is None else max(1, min(most, columns // lanes))
+    rows = max(1, min(TALLEST, (registers - vectors - 1) // vectors))
+    if vectors == 3:
         rows -= rows % 4
-    rows = max(1, rows)
-    return Tile(rows, vectors * _lanes(vector_bits, dtype), min(rows, 8))
+    return Tile(rows, vectors * lanes, min(rows, 8))
+
+
+# More rows win nothing: the elements of a row are spread over vectors one by one in any case.
+TALLEST = 14
 
 
 # Tiles of an instruction that multiplies matrices: two by two of 16 rows of 64 bytes.

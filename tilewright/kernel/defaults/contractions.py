@@ -75,6 +75,10 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
     beside = _beside(s, acc, ops, row) and _loads_rows(s)
     group = _group(acc, ops)
     large = bool(group) and _in_tiles(s, acc, ops, group, width)
+    wide = extent(acc.axes[col])
+    if not group:
+        fits = min(width, -(-wide // lanes) * lanes) if isinstance(wide, int) else width
+        tile = register_tile(s.target.vector_bits, s.target.vector_registers, dtype, fits)
     rows = GROUPED.rows if large else tile.beside if beside and not group else tile.rows
     names = [p.name for p in path]
     axes = [f"i{k}" for k in range(len(names))]

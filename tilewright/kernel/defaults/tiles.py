@@ -69,6 +69,8 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
         # Few rows: more vectors keep enough sums in flight.
         rows = em
         width *= 1 if t.group else t.choices.side or max(1, 16 // (em * t.vectors))
+    elif isinstance(em, int) and rows > MIDDLING and not t.group and t.choices.rows is None:
+        rows = -(-em // -(-em // rows))  # as many tiles, and the last one no shorter than need be
     if isinstance(en, int):
         width = min(width, en)
     ragged = not (isinstance(en, int) and en % width == 0)
@@ -190,6 +192,8 @@ def _instruction(s: Scheduler, stage: str, own: list[str], red: list[str], group
     return False
 
 
+# Tiles of more rows are made to fit: the rest of them would be a large part of a small product.
+MIDDLING = 8
 # A chain of more additions than this loses accuracy against a library that sums in blocks.
 CHAIN = 512
 # With few rows memory is the limit, blocks cost nothing, and libraries sum along their lanes.

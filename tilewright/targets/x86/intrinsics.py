@@ -32,7 +32,7 @@ group fma where rows: 1..{rows}, columns: {lanes}..{3 * lanes}, depth: 1..
     )
 
 
-_fma("x86.avx2.fma", 8, 6, "fma")
+_fma("x86.avx2.fma", 8, 14, "fma")
 _fma("x86.avx512.fma", 16, 14, "avx512f")
 
 
