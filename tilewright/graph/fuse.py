@@ -19,7 +19,14 @@ from dataclasses import dataclass
 from tilewright.base.events import Log
 from tilewright.graph.align import SinkReshapes
 from tilewright.graph.chains import Chains
-from tilewright.graph.classify import Facts, facts, guess, same_index, same_prefix
+from tilewright.graph.classify import (
+    Facts,
+    contraction,
+    facts,
+    guess,
+    same_index,
+    same_prefix,
+)
 from tilewright.graph.cluster import Cluster, Fused, Refusal, Why
 from tilewright.graph.inline import settle
 from tilewright.graph.order import few_live_bytes
@@ -36,6 +43,11 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Item, Node
 from tilewright.ir.types import TupleType
+from tilewright.ops.arranged import unarranged
+from tilewright.ops.views import Pad
+
+# Products of a sum, at most, for which conditions are asked again rather than a result stored.
+FEW = 64
 
 
 @dataclass(frozen=True)
@@ -314,7 +326,9 @@ class _Fuser:
         if c.kind != "map":
             return self.absorbable_anchor(c, e, edges)
         if e.kind == "contract" and any(q is e.anchor for q, _ in edges):
-            return "too large", "an operand would be computed again for every tile"
+            if not self.few_products(c, e, edges):
+                return "too large", "an operand would be computed again for every tile"
+            return None
         if e.kind == "contract" and any(map(self.many_cases, c.nodes)):
             return "misaligned access", "much work on divided indices, inside a tile"
         rows = len(e.outer)
@@ -327,6 +341,16 @@ class _Fuser:
         if e.kind == "row" and any(len(self.users[p]) > 1 for p in c.nodes):
             return "incompatible iteration", f"{_show(c.domain)} against rows of {_show(e.domain)}"
         return self.recomputed(c, edges)
+
+    def few_products(self, c: Region, e: Region, edges: list[tuple[Node, Read]]) -> bool:
+        """Is it the padding of images for sums of a few products that share nothing (a depthwise
+        convolution)? Conditions cost less there than a padded copy of the images."""
+        if not all(isinstance(unarranged(n.op), Pad) for n in c.nodes):
+            return False
+        assert e.anchor is not None
+        reads = [repeats(r, self.facts[q].domain) for q, r in edges]
+        few = all(points <= FEW * size for points, size in reads)
+        return few and contraction(e.anchor) is None
 
     def many_cases(self, n: Node) -> bool:
         """Is it costly, and different for each remainder of an index?"""

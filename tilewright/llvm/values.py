@@ -68,26 +68,52 @@ class Values(Writer):
             x = get(v.args[0], guarded)
             return self.arith.cast(x, v.args[0].dtype, v.dtype, w)
         if v.name == "select":
-            known = self._settled(v.args[0])
-            if known is not None:
-                return get(v.args[1] if known else v.args[2], guarded)
-            c = get(v.args[0], guarded)
+            condition = self._settled(v.args[0])
+            if isinstance(condition, Const):
+                return get(v.args[1] if condition.value else v.args[2], guarded)
+            if vec and not self.is_vector(condition) and self._is_zero(v.args[2]):
+                found = self._load_or_zero(v.args[1], condition, w)
+                if found is not None:
+                    return found
+            c = get(condition, guarded)
             a, b = get(v.args[1], True), get(v.args[2], True)
             return self.arith.apply("select", v.dtype, w, [c, a, b])
         args = [get(a, guarded) for a in v.args]
         return self.arith.apply(v.name, v.args[-1].dtype, w, args)
 
-    def _settled(self, condition: Value) -> bool | None:
-        """What a condition is where unrolled loops have settled it."""
-        symbols = condition.symbols()
-        at = {s: self.env.get(s) for s in symbols}
+    def _settled(self, condition: Value) -> Value:
+        """A condition, as far as unrolled loops have not settled it."""
+        at = {s: self.env.get(s) for s in condition.symbols()}
         table: dict[Sym, Dim] = {s: k for s, k in at.items() if isinstance(k, int)}
-        if not symbols or len(table) < len(symbols):
+        if not table or any(isinstance(x, Load) for x in walk(condition)):
+            return condition
+        return condition.substitute(table)
+
+    @staticmethod
+    def _is_zero(v: Value) -> bool:
+        return isinstance(v, Const) and v.value == 0 and not str(v.value).startswith("-")
+
+    def _load_or_zero(self, v: Value, condition: Value, w: int) -> str | None:
+        """Neighbours in memory where one condition holds for all of them, else zeros: the address
+        is chosen, not the result. None where there are no such neighbours."""
+        if not isinstance(v, Load) or w == 1:
             return None
-        if any(isinstance(x, Load) for x in walk(condition)):
+        assert isinstance(v.source, str)
+        b = self.buffers[v.source]
+        const, terms, lane = self._terms(self._linear(b, v.index))
+        if lane != 1 or any(True for i in v.index for _ in D.data_values(i)):
             return None
-        found = condition.substitute(table)
-        return bool(found.value) if isinstance(found, Const) else None
+        t = f"<{w} x {memory_type(b.dtype)}>"
+        c = self.value(condition, True)
+        zeros = self.zeros.get(t)
+        if zeros is None:
+            zeros = self.zeros[t] = f"%{self.fresh('zeros')}"
+            self.line(f"{zeros} = alloca {t}, align 64", entry=True)
+            self.line(f"store {t} zeroinitializer, ptr {zeros}, align 64", entry=True)
+        p = self.put(f"select i1 {c}, ptr {self.pointer(b, const, terms)}, ptr {zeros}")
+        return self.arith.widen(
+            self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"), b.dtype, w
+        )
 
     def dim_value(self, x: Dim) -> str:
         return self.dim(x)

@@ -97,6 +97,7 @@ class Writer:
         self.metadata = Metadata()
         self.streams = False  # results go past the caches
         self.linear: dict[Any, Dim] = {}
+        self.zeros: dict[str, str] = {}  # memory that holds them, by type
         written = {s.buffer for s, _ in walk(n.body) if isinstance(s, Store)}
         self.mutable = frozenset(written)
         self._reads: dict[int, tuple[Value, tuple[str, ...]]] = {}

@@ -125,3 +125,8 @@ def in_order(r: Reduce) -> Value:
 
 def arranged(op: Op, operands: Sequence[Order], result: Order, *inputs: Node) -> Node:
     return node(Arranged(op, tuple(operands), result), *inputs)
+
+
+def unarranged(op: Op) -> Op:
+    """The operator, in whatever order its axes are stored."""
+    return op.op if isinstance(op, Arranged) else op

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+from contextlib import suppress
+
 import numpy as np
 
 from tilewright.base import knobs
@@ -9,6 +12,7 @@ from tilewright.base.errors import TilewrightError
 from tilewright.base.machine import available_memory
 
 ALIGN = 64
+LARGE_PAGE = 2 << 20
 # Below this nobody is asked: reading what is available takes longer than a small call.
 _ALWAYS = 64 << 20
 
@@ -18,7 +22,20 @@ class OutOfMemory(TilewrightError, MemoryError):
 
 
 def aligned(size: int) -> tuple[np.ndarray, int]:
-    """Memory of `size` bytes (never none) and its aligned address."""
+    """Memory of `size` bytes (never none) and its aligned address.
+
+    Much memory comes in large pages where the system has them: a kernel that walks through an
+    image in tiles touches more small pages than a processor has translations for.
+    """
+    if size >= LARGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        room = mmap.mmap(-1, size + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        raw = np.frombuffer(room, np.uint8)
+        address = -(-raw.ctypes.data // LARGE_PAGE) * LARGE_PAGE
+        # The last page is large only if most of it is used.
+        pages = (size + LARGE_PAGE // 2) // LARGE_PAGE
+        with suppress(OSError):  # a system without them
+            room.madvise(mmap.MADV_HUGEPAGE, address - raw.ctypes.data, pages * LARGE_PAGE)
+        return raw, address
     raw = np.empty(max(size, 1) + ALIGN, np.uint8)
     return raw, (raw.ctypes.data + ALIGN - 1) // ALIGN * ALIGN
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tilewright.graph.pack import GROUP_DEPTH, GROUPED, register_tile
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Fn, Load, Value, extent, loads
+from tilewright.ir.expr import Const, Fn, Load, Value, extent, loads, walk
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.defaults.scheduler import (
     PIECE,
@@ -36,9 +36,9 @@ def is_contraction(s: Scheduler, st: Stage) -> bool:
 
 
 def product_operands(v: Value) -> tuple[Load, Load] | None:
-    """The two loads of a product, through casts."""
+    """The two loads of a product, through casts, and where a condition picks one or a number."""
     if isinstance(v, Fn) and v.name == "mul":
-        a, b = (_through_casts(x) for x in v.args)
+        a, b = (_through_casts(_guarded(_through_casts(x))) for x in v.args)
         if isinstance(a, Load) and isinstance(b, Load):
             return a, b
     return None
@@ -47,6 +47,13 @@ def product_operands(v: Value) -> tuple[Load, Load] | None:
 def _through_casts(v: Value) -> Value:
     while isinstance(v, Fn) and v.name == "cast":
         v = v.args[0]
+    return v
+
+
+def _guarded(v: Value) -> Value:
+    """What is read inside the edges of an image; elsewhere it is a number."""
+    if isinstance(v, Fn) and v.name == "select" and isinstance(v.args[2], Const):
+        return v.args[1]
     return v
 
 
@@ -84,6 +91,15 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
     axes = [f"i{k}" for k in range(len(names))]
     vectors = max(1, width // lanes)
     return Tile(acc.name, host, names, axes, row, col, rows, lanes, vectors, group, large)
+
+
+def _fitting(pixels: Dim, t: Tile, registers: int) -> int:
+    """Rows of a tile without a panel: those that pixels of a line fill best, then the most."""
+    most = max(1, min(8, (registers - 4 * t.vectors) // t.vectors))  # beside what a window reads
+    if not isinstance(pixels, int):
+        return most
+    heights = range(most, most // 2, -1)
+    return min(heights, key=lambda r: -(-pixels // r) * r)
 
 
 def _loads_rows(s: Scheduler) -> bool:
@@ -138,9 +154,11 @@ def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
         if not s.attempt(ComputeWith(other.name, names[-1])):
             return False
     t.choices, t.rows = s.choices, t.rows if t.group else s.choices.rows or t.rows
-    if s.choices.outer is None and all(acc.axes[col] in x.symbols() for x in ops):
+    if all(acc.axes[col] in x.symbols() for x in ops):
         # No panel serves all rows (a depthwise convolution): whole pixels are read and stored.
-        t.choices = replace(s.choices, outer="rows")
+        t.choices = replace(s.choices, outer=s.choices.outer or "rows")
+        t.window, t.vectors = True, min(t.vectors, s.choices.vectors or 2)
+        t.rows = s.choices.rows or _fitting(extent(acc.axes[row]), t, s.target.vector_registers)
     beside, large = _beside(s, acc, ops, row), _large(s, acc, ops, row)
     image = row >= 1 and row - 1 != col and _one_image(acc, ops, row)
     most = register_tile(s.target.vector_bits, s.target.vector_registers, s.group.buffer(a).dtype)
@@ -274,6 +292,8 @@ def _walks_together(
     hi, lo = acc.axes[row - 1], acc.axes[row]
     x = next(x for x in ops if lo in x.symbols())
     wide = D.bounds(extent(lo))[0] >= s.target.lanes(32)
+    if any(isinstance(v, Fn) and v.name == "select" for v in walk(s.store(acc.name).value)):
+        return False  # less is asked about pixels of one line
     sums = s.nest.buffer(acc.name).dtype
     known = any(INTRINSICS[i].group.outputs[0].dtype is sums for i in s.target.instructions)
     if not wide or not (beside or known):
@@ -329,6 +349,8 @@ def _parallel_tiles(s: Scheduler, t: Placed) -> str | None:
     outer = [x for x in (*t.rest, t.tiles[0]) if s.loops(x)]
     top = outer[0]
     for k, nxt in enumerate(outer[1:]):
+        if t.tile.window and D.bounds(s.loops(top)[0].extent)[0] >= 4 * s.target.cores:
+            break  # lines are enough, and conditions on them alone are asked once for all pixels
         into = f"{t.tile.host}.q{k}"
         if not s.attempt(Fuse(top, nxt, into)):
             break

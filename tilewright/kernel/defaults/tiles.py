@@ -42,6 +42,7 @@ class Tile:
     large: bool = False  # are the sums in registers of the instruction's own, many at a time?
     copy: tuple[str, int] | None = None  # of the row operand, in blocks of so many rows
     height: str | None = None  # of an image all of which passes by a panel before the next one
+    window: bool = False  # neighbouring rows of one operand share what they read
     around: bool = True  # are the host's other loops right around those of rows and lanes?
     choices: Choices = Choices()
 
@@ -136,6 +137,9 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
     if _instruction(s, inmost, own, red, t.group):
         stems.remove(own)
         red = []
+    elif t.window and (near := [x for x in red if s.loops(x)[0].extent != 1][-1:]):
+        # One row after the other: what it shares with the next is still in a register.
+        _reorder(s, (*(x for x in red if x not in near), own[0], *near, own[1]))
     else:
         _reorder(s, (*red, *own))
     for r, c in stems:
@@ -192,6 +196,8 @@ def _instruction(s: Scheduler, stage: str, own: list[str], red: list[str], group
     return False
 
 
+# Steps of a sum that are all unrolled: neighbouring pixels share what a window of them reads.
+WINDOW = 7
 # Tiles of more rows are made to fit: the rest of them would be a large part of a small product.
 MIDDLING = 8
 # A chain of more additions than this loses accuracy against a library that sums in blocks.
@@ -237,13 +243,10 @@ def _lanes_of_tile(s: Scheduler, loop: str, lanes: int) -> None:
 
 
 def _unroll_reduction(s: Scheduler, red: list[str]) -> None:
-    if not red:
-        return
-    last = s.loops(red[-1])
-    e = last[0].extent if last else 1
-    if isinstance(e, int) and 1 < e <= 4:
-        s.attempt(Unroll(red[-1]))
-    elif not isinstance(e, int) or e > 4:
-        if s.attempt(Split(red[-1], 4)):
-            s.attempt(Peel(f"{red[-1]}.0"))
-            s.attempt(Unroll(f"{red[-1]}.1"))
+    found = [(x, s.loops(x)[0].extent) for x in red if s.loops(x)]
+    last, e = next((x for x in reversed(found) if x[1] != 1), ("", 1))
+    if isinstance(e, int) and 1 < e <= WINDOW:
+        s.attempt(Unroll(last))
+    elif e != 1 and s.attempt(Split(last, 4)):
+        s.attempt(Peel(f"{last}.0"))
+        s.attempt(Unroll(f"{last}.1"))
