@@ -404,6 +404,9 @@ def nonneg(x: Dim, depth: int = 6) -> bool:
             both = (atom.op == "min") == down  # the worst case must hold for either argument
             if (down or up) and both:
                 return all(nonneg(rest + coef * e, depth - 1) for e in (atom.a, atom.b))
+            # At least as much as with either argument.
+            if (down or up) and any(nonneg(rest + coef * e, depth - 1) for e in (atom.a, atom.b)):
+                return True
         if isinstance(atom, Quo) and atom.op == "floordiv" and isinstance(atom.b, int):
             rest, coef = _linear(x, atom)
             if isinstance(coef, int) and coef % atom.b == 0:

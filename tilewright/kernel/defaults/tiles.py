@@ -21,6 +21,7 @@ from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.tensorize import Tensorize
+from tilewright.kernel.steps.trim import Trim
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 
@@ -139,7 +140,10 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
         red = []
     elif t.window and (near := [x for x in red if s.loops(x)[0].extent != 1][-1:]):
         # One row after the other: what it shares with the next is still in a register.
-        _reorder(s, (*(x for x in red if x not in near), own[0], *near, own[1]))
+        far = [x for x in red if x not in near]
+        _reorder(s, (*far, own[0], *near, own[1]))
+        for x in far:
+            s.attempt(Trim(x))  # lines outside an image add nothing
     else:
         _reorder(s, (*red, *own))
     for r, c in stems:
