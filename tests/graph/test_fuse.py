@@ -153,6 +153,14 @@ def test_conv_bias_residual_relu() -> None:
     assert kinds(f) == ["contract"]
 
 
+@pytest.mark.parametrize(("groups", "kernels"), [(8, 1), (1, 2)])
+def test_padding_is_part_of_sums_of_few_products(groups: int, kernels: int) -> None:
+    x, w = arg("x", 1, 8, 9, 9), weight("w", 8, 8 // groups, 3, 3)
+    padded = build.pad(x, (0, 0, 1, 1), (0, 0, 1, 1))
+    f = fused(build.conv_valid(padded, w, (1, 1), (1, 1), groups))
+    assert len(f.clusters) == kernels
+
+
 def test_views_are_prologues_of_contractions() -> None:
     f = fused(build.matmul(build.permute(arg("a", 32, 16), (1, 0)), arg("c", 32, 8)))
     assert kinds(f) == ["contract"] and names(f.clusters[0]) == {"permute", "matmul"}

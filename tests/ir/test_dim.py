@@ -49,3 +49,11 @@ def test_one_form() -> None:
     assert i - i == 0 and i * 0 == 0 and (i + 4) - i == 4
     assert 0 - (-i) is i
     assert (i * 7 + j) // 7 is i and (i * 7 + j) % 7 is j
+
+
+def test_a_maximum_is_no_less_than_either_argument() -> None:
+    line, step = D.var("line", 56), D.var("step", 3)
+    first = D.maximum(0, 1 - line)
+    assert D.nonneg(line + first + step - 1)
+    assert D.known_le(D.minimum(line, step), line)
+    assert not D.nonneg(line + first + step - 2)

@@ -12,7 +12,12 @@ from tilewright.ir.target import Target
 from tilewright.kernel.defaults.chains import find_chain, schedule_chain
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.contractions import is_contraction, schedule_contraction
-from tilewright.kernel.defaults.maps import inline_maps, schedule_map, schedule_program
+from tilewright.kernel.defaults.maps import (
+    edges_in_lanes,
+    inline_maps,
+    schedule_map,
+    schedule_program,
+)
 from tilewright.kernel.defaults.rows import schedule_rows
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.group import Group, Stage
@@ -35,8 +40,8 @@ def default_schedule(group: Group, target: Target, choices: Choices = RULES) -> 
         schedule_program(s, inner, outs)
     elif not inner:
         schedule_map(s, outs)
-    elif len(inner) == 1 and is_contraction(s, inner[0]):
-        if not _tiled(s, inner[0], outs):
+    elif (sums := _one_contraction(s, inner)) is not None:
+        if not _tiled(s, sums, outs, [x for x in inner if x is not sums]):
             s = Scheduler(group, target, choices)
             kept = inline_maps(s)
             schedule_rows(s, [x for x in kept if x not in outs], outs)
@@ -54,8 +59,15 @@ def _chained(group: Group, target: Target, choices: Choices) -> Scheduler | None
         return None
 
 
-def _tiled(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
+def _one_contraction(s: Scheduler, inner: list[Stage]) -> Stage | None:
+    """The only stage, or the only one beside images with their edges."""
+    *images, sums = inner
+    padded = all(edges_in_lanes(s.store(x.name).value, s.path(x.name)) for x in images)
+    return sums if padded and is_contraction(s, sums) else None
+
+
+def _tiled(s: Scheduler, acc: Stage, outs: list[Stage], images: list[Stage]) -> bool:
     try:
-        return schedule_contraction(s, acc, outs)
+        return schedule_contraction(s, acc, outs, images)
     except Refused:  # a shape the tile does not fit; the caller starts anew
         return False

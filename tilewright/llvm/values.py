@@ -6,6 +6,7 @@ scalar; a lane with coefficient one, a vector; anything else, one access per lan
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilewright.ir import dim as D
@@ -75,6 +76,8 @@ class Values(Writer):
                 found = self._load_or_zero(v.args[1], condition, w)
                 if found is not None:
                     return found
+            if vec and self._between(condition) and self._neighbours(v.args[1], w):
+                return self._load_inside(v, condition, w)
             c = get(condition, guarded)
             a, b = get(v.args[1], True), get(v.args[2], True)
             return self.arith.apply("select", v.dtype, w, [c, a, b])
@@ -96,13 +99,11 @@ class Values(Writer):
     def _load_or_zero(self, v: Value, condition: Value, w: int) -> str | None:
         """Neighbours in memory where one condition holds for all of them, else zeros: the address
         is chosen, not the result. None where there are no such neighbours."""
-        if not isinstance(v, Load) or w == 1:
+        if not self._neighbours(v, w):
             return None
-        assert isinstance(v.source, str)
+        assert isinstance(v, Load) and isinstance(v.source, str)
         b = self.buffers[v.source]
-        const, terms, lane = self._terms(self._linear(b, v.index))
-        if lane != 1 or any(True for i in v.index for _ in D.data_values(i)):
-            return None
+        const, terms, _ = self._terms(self._linear(b, v.index))
         t = f"<{w} x {memory_type(b.dtype)}>"
         c = self.value(condition, True)
         zeros = self.zeros.get(t)
@@ -111,9 +112,69 @@ class Values(Writer):
             self.line(f"{zeros} = alloca {t}, align 64", entry=True)
             self.line(f"store {t} zeroinitializer, ptr {zeros}, align 64", entry=True)
         p = self.put(f"select i1 {c}, ptr {self.pointer(b, const, terms)}, ptr {zeros}")
-        return self.arith.widen(
-            self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"), b.dtype, w
+        return self.arith.widen(self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"), b.dtype, w)
+
+    def _neighbours(self, v: Value, w: int) -> bool:
+        """Is it a read of as many neighbours in memory?"""
+        if (
+            not isinstance(v, Load)
+            or w == 1
+            or any(True for i in v.index for _ in D.data_values(i))
+        ):
+            return False
+        return self._terms(self._linear(self.buffers[str(v.source)], v.index))[2] == 1
+
+    @staticmethod
+    def _between(condition: Value) -> bool:
+        """Does a condition hold for all lanes if it does for the first and the last?"""
+        if not isinstance(condition, Fn):
+            return False
+        if condition.name == "and":
+            return all(map(Values._between, condition.args))
+        plain = all(isinstance(x, (Index, Const)) for x in condition.args)
+        affine = all(
+            isinstance(atom, Sym)
+            for x in condition.args
+            if isinstance(x, Index)
+            for atom in D.atoms(x.dim)
         )
+        return condition.name in ("lt", "le", "gt", "ge") and plain and affine
+
+    def _load_inside(self, v: Fn, condition: Value, w: int) -> str:
+        """A choice between neighbours in memory and something else: one vector where all lanes
+        choose the former, a choice for each lane elsewhere."""
+        x = v.args[1]
+        assert isinstance(x, Load) and self.lane is not None
+        b = self.buffers[str(x.source)]
+        ends = [self._with_lane(k, lambda: self.value(condition, True)) for k in (0, w - 1)]
+        inside = self.put(f"and i1 {ends[0]}, {ends[1]}")
+
+        def slow() -> str:
+            c, other = self.lanes_of(condition, True), self.lanes_of(v.args[2], True)
+            edge = self._load_at(b, self._clamped(b, x.index), w)
+            return self.arith.apply("select", v.dtype, w, [c, edge, other])
+
+        t = vector(register_type(v.dtype), w)
+        return self._either(inside, t, lambda: self._load_at(b, x.index, w), slow)
+
+    def _either(self, c: str, t: str, yes: Callable[[], str], no: Callable[[], str]) -> str:
+        """One of two computations."""
+        n = self.fresh("g")
+        self.line(f"br i1 {c}, label %{n}.in, label %{n}.edge")
+        level = self.levels[self.depth]
+        saved = dict(level.memo)
+        results = []
+        for name, compute in (("in", yes), ("edge", no)):
+            self.label(f"{n}.{name}")
+            level.memo = dict(saved)
+            results.append(compute())
+            self.line(f"br label %{n}.{name}.end")
+            self.label(f"{n}.{name}.end")
+            self.line(f"br label %{n}.join")
+        level.memo = saved
+        self.label(f"{n}.join")
+        fast, slow = results
+        return self.put(f"phi {t} [ {fast}, %{n}.in.end ], [ {slow}, %{n}.edge.end ]")
 
     def dim_value(self, x: Dim) -> str:
         return self.dim(x)
@@ -234,23 +295,10 @@ class Values(Writer):
         low = self.put(f"icmp sge i64 {first}, 0")
         high = self.put(f"icmp slt i64 {last}, {self.dim(b.shape[k])}")
         inside = self.put(f"and i1 {low}, {high}")
-        n = self.fresh("g")
-        t = vector(register_type(b.dtype), w)
-        self.line(f"br i1 {inside}, label %{n}.in, label %{n}.edge")
-        level = self.levels[self.depth]
-        saved = dict(level.memo)
-        self.label(f"{n}.in")
         mixed = tuple(index[j] if j == k else i for j, i in enumerate(safe))
-        fast = self._load_at(b, mixed, w)
-        self.line(f"br label %{n}.in.end")
-        self.label(f"{n}.in.end")
-        self.line(f"br label %{n}.join")
-        level.memo = dict(saved)
-        self.label(f"{n}.edge")
-        slow = self._load_at(b, safe, w)
-        self.line(f"br label %{n}.edge.end")
-        self.label(f"{n}.edge.end")
-        self.line(f"br label %{n}.join")
-        level.memo = saved
-        self.label(f"{n}.join")
-        return self.put(f"phi {t} [ {fast}, %{n}.in.end ], [ {slow}, %{n}.edge.end ]")
+        return self._either(
+            inside,
+            vector(register_type(b.dtype), w),
+            lambda: self._load_at(b, mixed, w),
+            lambda: self._load_at(b, safe, w),
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.graph.pack import GROUP_DEPTH, GROUPED, register_tile
@@ -15,6 +16,7 @@ from tilewright.kernel.defaults.scheduler import (
     affine_pair,
     grain,
     store_reads,
+    vector_loop,
 )
 from tilewright.kernel.defaults.tiles import Placed, Tile, fill_tile, place_tile
 from tilewright.kernel.dependence import linear_index
@@ -22,6 +24,7 @@ from tilewright.kernel.group import Stage
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Store
 from tilewright.kernel.nest import walk as walk_nest
+from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.fuse_axes import FuseAxes
@@ -140,8 +143,11 @@ def _in_tiles(s: Scheduler, acc: Stage, ops: tuple[Load, Load], group: int, widt
     return False
 
 
-def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
-    """The sums in register tiles of the output. False where none fits."""
+def schedule_contraction(
+    s: Scheduler, acc: Stage, outs: list[Stage], images: Sequence[Stage] = ()
+) -> bool:
+    """The sums in register tiles of the output, `images` that they read copied into the cache right
+    before. False where none fits."""
     host, a = outs[0].name, acc.name
     t = find_tile(s, acc, host)
     if t is None:
@@ -180,11 +186,26 @@ def schedule_contraction(s: Scheduler, acc: Stage, outs: list[Stage]) -> bool:
     if image and large and len(names) == len(acc.axes):
         t.height = names[t.row - 1]
     placed = place_tile(s, t)
+    for x in images:
+        if not _copied_before(s, x, placed):
+            return False
     _join_single(s, placed)
     fill_tile(s, placed)
     top = _parallel_tiles(s, placed)
     if top is not None:
         _prefetch(s, placed, top, ops)
+    return True
+
+
+def _copied_before(s: Scheduler, image: Stage, p: Placed) -> bool:
+    """An image where the tiles of a product use it, if so much of it fits the second cache."""
+    around = [x for x in p.rest if s.loops(x)]
+    if not around or not s.attempt(ComputeAt(image.name, around[-1])):
+        return False
+    b = s.nest.buffer(image.name)
+    if D.bounds(b.size)[1] * b.dtype.bytes > s.target.l2 // 4:
+        return False
+    vector_loop(s, s.path(image.name)[-1].name, 4 * s.target.lanes(b.dtype.bits))
     return True
 
 

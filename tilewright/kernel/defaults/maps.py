@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Const, Fn, Load, Value
 from tilewright.kernel.defaults.cases import schedule_cases
 from tilewright.kernel.defaults.interleave import schedule_interleaved
 from tilewright.kernel.defaults.scheduler import (
@@ -17,7 +18,7 @@ from tilewright.kernel.defaults.scheduler import (
     work_per_point,
 )
 from tilewright.kernel.group import Stage
-from tilewright.kernel.nest import Store
+from tilewright.kernel.nest import Loop, Store
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
@@ -35,7 +36,10 @@ def inline_maps(s: Scheduler) -> list[Stage]:
             reads = {r for u in users for r in store_reads(u) if r.source == st.name}
             value = s.store(st.name).value
             once = len(reads) <= 1 and not any(_reused(s, u, st) for u in users)
-            if (once or not cost(value)) and s.attempt(ComputeInline(st.name)):
+            summed = any(x.combine is not None for x in users)
+            if summed and edges_in_lanes(value, s.path(st.name)):
+                pass  # a copy with the edges is cheaper than conditions in each product
+            elif (once or not cost(value)) and s.attempt(ComputeInline(st.name)):
                 continue
         kept.append(st)
     # A condition that inlining has settled may have been the only way to a stage.
@@ -46,6 +50,14 @@ def inline_maps(s: Scheduler) -> list[Stage]:
             s.do(ComputeInline(st.name))
             kept.remove(st)
     return kept
+
+
+def edges_in_lanes(value: Value, path: list[Loop]) -> bool:
+    """Is it a read or a number, and do neighbours of the innermost loop differ in which?"""
+    guarded = isinstance(value, Fn) and value.name == "select" and isinstance(value.args[2], Const)
+    if not guarded or not isinstance(value.args[1], Load) or not path:
+        return False
+    return path[-1].var in value.args[0].symbols()
 
 
 def _reused(s: Scheduler, user: Store, st: Stage) -> bool:
