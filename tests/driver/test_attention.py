@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as attention
 
 import tilewright as tw
+from tilewright.graph import key_blocks
+from tilewright.ir.target import Target
 
 Function = Callable[..., torch.Tensor]
 
@@ -31,9 +34,9 @@ def compiled(f: Function, *args: torch.Tensor) -> tuple[torch.Tensor, str]:
 
 
 def report(fast: Any) -> str:
-    """What was made of a program, and every schedule."""
+    """What was made of a program, every kernel and its schedule."""
     told = tw.explain(fast)
-    return "\n".join([str(told), *(x.trace for x in told.kernels)])
+    return "\n".join([str(told), *(f"{x.group}\n{x.trace}" for x in told.kernels)])
 
 
 def heads(*shape: int, keys: tuple[int, ...] = (), dtype: Any = torch.float32) -> list[Any]:
@@ -238,3 +241,144 @@ def test_symbolic_lengths() -> None:
         for length in (16, 31, 64):
             args = heads(1, 2, length, 16)
             torch.testing.assert_close(fast(*args), attention(*args, is_causal=True))
+
+
+# ---- keys in blocks
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a hundred keys are blocks of at most 96."""
+    made = key_blocks.KeyBlocks.of
+
+    def small(target: Target) -> key_blocks.KeyBlocks:
+        return replace(made(target), block=96, hidden=96, unknown=96)
+
+    monkeypatch.setattr(key_blocks.KeyBlocks, "of", staticmethod(small))
+    monkeypatch.setattr(key_blocks, "CHAIN", 100)
+    monkeypatch.setattr(key_blocks, "SCRATCH_BYTES", 100 * 4 * key_blocks.TILE_ROWS)
+
+
+def in_blocks(told: str) -> bool:
+    """Is all of attention one kernel that keeps running results?"""
+    return "rescaling" in told and "column(" not in told and "contract(" not in told
+
+
+LONG = {
+    "even": ((2, 3, 64, 16), (2, 3, 192, 16)),
+    "ragged-keys": ((2, 3, 64, 16), (2, 3, 200, 16)),
+    "ragged-rows": ((1, 3, 149, 16), (1, 3, 200, 16)),
+    "few-rows": ((2, 2, 9, 16), (2, 2, 300, 16)),
+    "one-batch-axis": ((6, 130, 24), (6, 130, 24)),
+    "no-batch": ((200, 16), (200, 16)),
+}
+
+
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize("f", [attention, causal, unfused, spelled_out(1), spelled_out(-3)])
+@pytest.mark.parametrize("shape", LONG)
+def test_blocks(small_blocks: None, shape: str, f: Function) -> None:
+    q, keys = LONG[shape]
+    assert in_blocks(compiled(f, *heads(*q, keys=keys))[1])
+
+
+@pytest.mark.parametrize("shape", [(48, 200), (2, 1, 1, 200), (2, 3, 48, 200), (1, 200)])
+def test_blocks_with_masks(small_blocks: None, shape: tuple[int, ...]) -> None:
+    args = heads(2, 3, 48, 16, keys=(2, 3, 200, 16))
+    bias, seen = torch.randn(shape), torch.rand(shape) > 0.5
+    seen[..., 100:] = False  # a block of which nothing is seen
+    for f, mask in ((attention, bias), (unfused, bias), (attention, seen)):
+        assert in_blocks(compiled(lambda q, k, v, m, f=f: f(q, k, v, m), *args, mask)[1])
+
+
+@pytest.mark.parametrize("window", [1, 5, 130])
+def test_blocks_of_sliding_windows(small_blocks: None, window: int) -> None:
+    def local(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        i = torch.arange(q.shape[-2])[:, None]
+        j = torch.arange(k.shape[-2])[None]
+        return attention(q, k, v, (j <= i) & (i - j < window))
+
+    _, told = compiled(local, *heads(1, 2, 200, 16))
+    assert in_blocks(told) and "Trim(" in told
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_blocks_of_shared_heads(small_blocks: None, is_causal: bool) -> None:
+    args = heads(2, 8, 148, 16, keys=(2, 2, 200, 16))
+    _, told = compiled(
+        lambda q, k, v: attention(q, k, v, is_causal=is_causal, enable_gqa=True), *args
+    )
+    assert in_blocks(told)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_blocks_of_dtypes(small_blocks: None, dtype: torch.dtype) -> None:
+    args = heads(2, 3, 48, 16, keys=(2, 3, 200, 16), dtype=dtype)
+    assert in_blocks(compiled(causal, *args)[1])
+    assert in_blocks(compiled(unfused, *args)[1])
+
+
+def test_blocks_of_doubles(small_blocks: None) -> None:
+    args = heads(2, 3, 48, 16, keys=(2, 3, 200, 16), dtype=torch.float64)
+    fast = tw.compile(causal)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(*args), causal(*args), rtol=1e-12, atol=1e-14)
+    assert in_blocks(report(fast))
+
+
+def test_blocks_keep_what_is_no_number(small_blocks: None) -> None:
+    q, k, v = heads(1, 2, 144, 16)
+    q[0, 0, 5], k[0, 1, 120] = float("nan"), float("inf")
+    compiled(spelled_out(1), q, k, v)
+    seen = torch.rand(144, 144) > 0.5
+    seen[7] = False
+    got, _ = compiled(lambda q, k, v, m: attention(q, k, v, m), *heads(1, 2, 144, 16), seen)
+    assert torch.equal(got[:, :, 7], torch.zeros(1, 2, 16))
+
+
+def test_many_keys() -> None:
+    """As large as blocks are by default."""
+    args = heads(1, 4, 40, 8, keys=(1, 4, 6000, 8))
+    assert in_blocks(compiled(attention, *args)[1])
+    args = heads(1, 1, 1100, 8)
+    assert in_blocks(compiled(causal, *args)[1])
+
+
+def test_one_block_is_one_kernel_as_before() -> None:
+    for f, keys in ((attention, 2000), (causal, 512)):
+        told = compiled(f, *heads(1, 4, 48, 8, keys=(1, 4, keys, 8)))[1]
+        assert "chain(" in told and "rescaling" not in told
+
+
+@pytest.mark.parametrize("f", [attention, causal, unfused])
+def test_any_length(f: Function) -> None:
+    """Rows and keys in numbers that nobody knows when it is compiled."""
+    fast = tw.compile(f)
+    with torch.no_grad():
+        for length in (77, 81, 2, 5, 16, 73, 240, 241, 500):
+            args = heads(1, 2, length, 16)
+            torch.testing.assert_close(fast(*args), f(*args), rtol=1e-5, atol=1e-5)
+    told = report(fast)
+    assert "for any s" in told and in_blocks(told) and "no fallbacks" in told
+
+
+def test_any_number_of_keys() -> None:
+    fast = tw.compile(attention)
+    with torch.no_grad():
+        for keys in (300, 400, 7, 1000):
+            args = heads(1, 2, 33, 16, keys=(1, 2, keys, 16))
+            torch.testing.assert_close(fast(*args), attention(*args), rtol=1e-5, atol=1e-5)
+    assert in_blocks(report(fast))
+
+
+def test_decoding_with_any_number_of_keys() -> None:
+    fast = tw.compile(attention)
+    with torch.no_grad():
+        for keys in (30, 40, 7, 1000):
+            args = heads(1, 2, 1, 16, keys=(1, 2, keys, 16))
+            torch.testing.assert_close(fast(*args), attention(*args), rtol=1e-5, atol=1e-5)
+    told = report(fast)
+    assert "no fallbacks" in told and "rescaling" not in told

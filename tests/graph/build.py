@@ -178,9 +178,13 @@ def _program(c: Cluster) -> None:
 
 def _chain(c: Cluster) -> None:
     first, second = _of(c, "contract")
-    assert second is c.anchor and not _of(c, "program")
-    assert all(o.shape == second.shape for o in c.outputs)
-    assert _of(c, "reduce") and all(n.shape[:-1] == first.shape[:-1] for n in _of(c, "reduce"))
+    assert c.anchor is not None and not _of(c, "program")
+    reduces = _of(c, "reduce")
+    if c.anchor is not second:  # parts of the rows are put together in the end
+        assert reduces.pop() is c.anchor
+        assert c.anchor.shape == (*second.shape[:-3], *second.shape[-2:])
+    assert all(o.shape == c.anchor.shape for o in c.outputs)
+    assert all(n.shape[:-1] == first.shape[:-1] for n in reduces)
 
 
 _FORMS = {

@@ -7,6 +7,7 @@ from tilewright.base.events import Log
 from tilewright.graph.cluster import Fused
 from tilewright.graph.decompose import Decompose
 from tilewright.graph.fuse import fuse
+from tilewright.graph.key_blocks import KeyBlocks
 from tilewright.graph.pack import PackOperands
 from tilewright.graph.simplify import Simplify
 from tilewright.ir import dim as D
@@ -14,10 +15,12 @@ from tilewright.ir import passes
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node
 
+BLOCKS = KeyBlocks(block=96, hidden=96, unknown=96)
 
-def fused(*outputs: Node) -> Fused:
+
+def fused(*outputs: Node, blocks: KeyBlocks | None = BLOCKS) -> Fused:
     """As the compiler does: packed, then cut into clusters that keep their contract."""
-    table = [Simplify(), Decompose(), Simplify(), PackOperands()]
+    table = [Simplify(), Decompose(), Simplify(), *filter(None, [blocks]), PackOperands()]
     found = fuse(passes.run(table, graph(*outputs), Log()), Log())
     check(found)
     return found
@@ -92,14 +95,46 @@ def test_few_rows_are_no_block() -> None:
 def test_rows_that_are_too_long() -> None:
     q = arg("q", 2, 4, 64, 16)
     k, v = (arg(label, 2, 4, 20000, 16) for label in "kv")
-    f = fused(build.attention(q, k, v))
+    f = fused(build.attention(q, k, v), blocks=None)
     assert "chain" not in kinds(f) and "12 rows of 20000 do not fit the cache" in refusals(f)
 
 
 def test_a_length_that_is_not_known() -> None:
     n = D.sym("n", 1)
-    f = fused(build.attention(*heads(2, 4, n, 16)))
-    assert "chain" not in kinds(f) and "how many is not known" in refusals(f)
+    f = fused(build.attention(*heads(2, 4, n, 16)), blocks=None)
+    assert "chain" not in kinds(f) and "how long they are is not known" in refusals(f)
+    for causal in (False, True):
+        found = kinds(fused(build.attention(*heads(2, 4, n, 16), causal=causal)))
+        assert sorted(found) == ["chain", "map", "map"]
+
+
+def test_blocks_of_keys_are_one_kernel() -> None:
+    """Many keys, and fewer of which a part is hidden; nothing of the size of the scores is kept."""
+    for rows, keys, causal in ((48, 6000, False), (600, 600, True)):
+        q, k, v = arg("q", 2, 4, rows, 16), arg("k", 2, 4, keys, 16), arg("v", 2, 4, keys, 16)
+        f = fused(build.attention(q, k, v, causal=causal))
+        assert sorted(kinds(f)) == ["chain", "map", "map"]
+        (c,) = (c for c in f.clusters if c.kind == "chain")
+        assert [o.shape for o in c.outputs] == [(2, 4, rows, 16)]
+        assert "softmax_parts" in {n.op.name for n in c.nodes}
+
+
+def test_what_is_not_in_blocks() -> None:
+    """Weights that are a result as well, one query, rows that are no scores."""
+    long = arg("q", 2, 4, 48, 16), arg("k", 2, 4, 6000, 16), arg("v", 2, 4, 6000, 16)
+    one = (arg("q", 2, 4, 1, 16), *long[1:])
+    rows = build.matmul(softmax(arg("x", 2, 4, 48, 6000)), long[2])
+    for outputs in (written_out(*long), (build.attention(*one),), (rows,)):
+        assert "softmax_parts" not in {n.op.name for n in fused(*outputs).graph.nodes()}
+
+
+def test_an_mlp_whose_inside_leaves_the_cache_is_a_chain() -> None:
+    first, second = arg("w1", 64, 256), arg("w2", 256, 64)
+    for rows, chained in ((64, False), (4096, True)):
+        x = arg("x", rows, 64)
+        hidden = build.relu(build.matmul(x, first))
+        assert ("chain" in kinds(fused(build.matmul(hidden, second)))) == chained
+    assert "chain" not in kinds(fused(build.matmul(hidden, second), hidden))
 
 
 def test_heads_that_share_keys_are_not_repeated() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.kernel.fuzz import Judge
 from tilewright import ops
 from tilewright.base.events import Log
+from tilewright.graph import key_blocks
 from tilewright.graph.decompose import Decompose
 from tilewright.graph.fuse import fuse
+from tilewright.graph.key_blocks import KeyBlocks
 from tilewright.graph.pack import PackOperands
 from tilewright.graph.simplify import Simplify
 from tilewright.ir import dim as D
@@ -33,14 +37,19 @@ def machine(name: str) -> Target:
     return default() if name == "host" else get(name)
 
 
-def attention(rows: int, keys: int, width: int, causal: bool, target: Target) -> Group:
-    """The one kernel that attention over two by two heads becomes."""
+def attention(
+    rows: D.Dim, keys: D.Dim, width: int, causal: bool, target: Target, blocks: int = 0
+) -> Group:
+    """The one kernel that attention over two by two heads becomes, perhaps of keys in blocks."""
     q, k, v = (
         input(label, TensorType(f32, (2, 2, length, width)))
         for label, length in (("q", rows), ("k", keys), ("v", keys))
     )
     graph = Graph("test", (q, k, v), (ops.attention(q, k, v, causal=causal),))
-    table = [Simplify(), Decompose(), Simplify(), PackOperands.of(target)]
+    table = [Simplify(), Decompose(), Simplify()]
+    if blocks:
+        table.append(replace(KeyBlocks.of(target), block=blocks, hidden=blocks, unknown=blocks))
+    table.append(PackOperands.of(target))
     found = fuse(passes.run(table, graph, Log()), Log()).clusters
     (c,) = (c for c in found if c.kind == "chain")
     return build_group("chain", c.nodes, c.inputs, c.outputs)
@@ -64,6 +73,40 @@ def test_every_prefix_computes_the_same(size: str, causal: bool) -> None:
     assert n == final
     judge.nest(n)
     judge.native(n)
+
+
+BLOCKS = {
+    "even": (24, 96, {}),
+    "ragged": (13, 53, {}),
+    "rows": (D.sym("n"), 53, {"n": 15}),
+    "unknown": (D.sym("n"), D.sym("k"), {"n": 75, "k": 53}),
+    "none": (D.sym("n"), D.sym("k"), {"n": 1, "k": 0}),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", BLOCKS)
+def test_keys_in_blocks(size: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_blocks, "CHAIN", 50)
+    monkeypatch.setattr(key_blocks, "SCRATCH_BYTES", 50 * 4 * key_blocks.TILE_ROWS)
+    rows, keys, dims = BLOCKS[size]
+    g = attention(rows, keys, 4, causal, default(), 48)
+    chain = find_chain(g)
+    assert chain is not None and chain.end is not None
+    judge = Judge(g, [dims])
+    judge.exact = False
+    trace, final = default_schedule(g, default())
+    text = print_trace(trace)
+    # Tiles, and all that leads to them inside the loop over blocks.
+    assert "Unroll(" in text and text.count(f"at='{chain.end.name}.r0'") >= 4
+    if size == "ragged":
+        n = start(g)
+        for k, step in enumerate(trace):
+            n = step.apply(n)
+            if k % 23 == 22:
+                judge.nest(n)
+    judge.nest(final)
+    judge.native(final)
 
 
 @pytest.mark.parametrize("length", [512, 1024])

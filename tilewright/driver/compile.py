@@ -36,6 +36,7 @@ from tilewright.graph.decompose import Decompose
 from tilewright.graph.dots import DotProducts
 from tilewright.graph.fold import FoldConstants, split_weights
 from tilewright.graph.fuse import fuse
+from tilewright.graph.key_blocks import KeyBlocks
 from tilewright.graph.memory import Plan, plan
 from tilewright.graph.online_softmax import OnlineSoftmax
 from tilewright.graph.pack import PackOperands
@@ -111,7 +112,7 @@ def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: St
     table += [Decompose(), Simplify(), FoldConstants()]
     if options.pack:
         if not strict:
-            table += [ChannelsLast(), Reciprocals()]
+            table += [KeyBlocks.of(target), ChannelsLast(), Reciprocals()]
         if options.winograd and not strict:
             table.append(Winograd.of(target))
         table.append(DotProducts.of(target))

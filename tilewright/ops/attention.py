@@ -21,6 +21,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node, Op, node, topological
 from tilewright.ir.operator import Sample, operator
+from tilewright.ir.positions import may_equal
 from tilewright.ir.types import TensorType, TupleType, bf16, f16, f64, i64
 from tilewright.ops import elementwise as ew
 from tilewright.ops import samples as S
@@ -28,7 +29,7 @@ from tilewright.ops.creation import iota
 from tilewright.ops.linear import matmul
 from tilewright.ops.reductions import amax, sum
 from tilewright.ops.shapes import broadcast_shapes, same_dtype, want_kind
-from tilewright.ops.views import reshape, transpose
+from tilewright.ops.views import pad, reshape, transpose
 
 NOTHING = float("-inf")
 
@@ -58,7 +59,7 @@ class _Attention(Op):
             raise Invalid(f"{self.name}: {q!r}, {k!r}, {v!r} need a length and a width")
         if not D.known_eq(q.shape[-1], k.shape[-1]):
             raise Invalid(f"{self.name}: queries {q!r} and keys {k!r} differ in width")
-        if not D.known_eq(k.shape[-2], v.shape[-2]):
+        if not may_equal(k.shape[-2], v.shape[-2]):
             raise Invalid(f"{self.name}: keys {k!r} and values {v!r} differ in length")
         _groups(q.shape, k.shape)
         if mask:
@@ -190,6 +191,14 @@ def _weights(scores: Node, visible: Node | None) -> tuple[Node, Node, Node]:
     return e, sum(e, axis, True), top
 
 
+def _as_long(v: Node, k: Node) -> Node:
+    """As many values as keys, also where it is not known that they are as many."""
+    if D.known_eq(v.shape[-2], k.shape[-2]):
+        return v
+    none = (0,) * v.rank
+    return pad(v, none, (*none[:-2], k.shape[-2] - v.shape[-2], 0))
+
+
 def _rows(x: Node, groups: int) -> Node:
     """[.., shared, groups, L, N] with the rows of one group beside each other."""
     if groups == 1:
@@ -257,7 +266,7 @@ class Attention(_Attention):
         return TensorType(q.dtype, self._out(q, k, v))
 
     def compose(self, q: Node, k: Node, v: Node, *mask: Node) -> Node:
-        k, v = _once(k, v)
+        k, v = _once(k, _as_long(v, k))
         groups = _groups(q.shape, k.shape)
         wide_q, wide_k, wide_v = _wide(q, k, v)
         e, total, _ = _weights(*self.masked(wide_q, wide_k, mask))
@@ -295,7 +304,7 @@ class AttentionForward(_Attention):
 
     def compose(self, q: Node, k: Node, v: Node, *mask: Node) -> tuple[Node, Node]:
         groups = _groups(q.shape, k.shape)
-        wide_q, wide_k, wide_v = _wide(q, k, v)
+        wide_q, wide_k, wide_v = _wide(q, k, _as_long(v, k))
         e, total, top = _weights(*self.masked(wide_q, wide_k, mask))
         safe = ew.where(ew.eq(total, 0.0), 1.0, total)
         seen = matmul(e, _together(wide_v, groups))
@@ -332,6 +341,8 @@ class AttentionBackward(_Attention):
         *mask: TensorType,
     ) -> TupleType:
         self._check(q, k, v, *mask)
+        if not D.known_eq(k.shape[-2], v.shape[-2]):
+            raise Invalid(f"{self.name}: keys {k!r} and values {v!r} may differ in length")
         for what, t in (("gradient", grad), ("output", out)):
             if t.shape != self._out(q, k, v):
                 raise Invalid(f"{self.name}: the {what} {t!r} has not the shape of the result")

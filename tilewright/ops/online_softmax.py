@@ -101,5 +101,78 @@ class SoftmaxMatmul(Op):
         yield S.case(cls(), S.normal(0, 4), S.normal(4, 2, seed=5))
 
 
+@operator
+class SoftmaxParts(Op):
+    """Softmax times values of all keys, from parts of the keys: their maxima [.., P, L, 1], the
+    sums of their weights exp(score - maximum) and those weights times values [.., P, L, N].
+
+    A row of which no part has seen anything (-inf, 0, 0) is zero, or no number.
+    """
+
+    zeros: bool
+
+    def infer(self, top: TensorType, total: TensorType, seen: TensorType) -> TensorType:
+        same_dtype(self.name, top, total, seen)
+        want_kind(self.name, top, "f")
+        each = (*seen.shape[:-1], 1)
+        fits = all(
+            x.rank == seen.rank >= 3 and all(map(D.known_eq, x.shape, each)) for x in (top, total)
+        )
+        if not fits:
+            raise Invalid(
+                f"{self.name}: {top!r}, {total!r} and {seen!r} do not fit",
+                hint="[.., P, L, 1] twice and [.., P, L, N]",
+            )
+        return TensorType(seen.dtype, (*seen.shape[:-3], *seen.shape[-2:]))
+
+    def compute(self, top: Tensor, total: Tensor, seen: Tensor) -> Tensor:
+        d = seen.dtype
+
+        def body(*at: Dim) -> Value:
+            *batch, row, column = at
+
+            def part(p: Dim) -> Value:
+                each = (*batch, p, row, 0)
+                return E.tuple_of(top[each], total[each], seen[(*batch, p, row, column)])
+
+            parts = E.reduce(_rescaling(d), (seen.shape[-3],), part)
+            sums = E.item(parts, 1)
+            if self.zeros:
+                sums = E.select(E.fn("eq", sums, E.const(0.0, d)), E.const(1.0, d), sums)
+            return E.item(parts, 2) / sums
+
+        return E.compute((*seen.shape[:-3], *seen.shape[-2:]), body, d)
+
+    def reference(self, top: np.ndarray, total: np.ndarray, seen: np.ndarray) -> np.ndarray:
+        whole = np.max(top, -3, keepdims=True, initial=NOTHING)
+        scale = np.exp(top - np.where(whole == NOTHING, 0, whole))
+        sums = (total * scale).sum(-3)
+        if self.zeros:
+            sums = np.where(sums == 0, 1, sums)
+        with np.errstate(invalid="ignore"):
+            return (seen * scale).sum(-3) / sums
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for zeros, shape in ((True, (3, 5)), (False, (2, 4, 3)), (True, (1, 2))):
+            top = S.uniform(*shape, 1, lo=-60, hi=60)
+            total = S.uniform(*shape, 1, lo=1, hi=9)
+            yield S.case(cls(zeros), top, total, S.normal(*shape, 6))
+        unseen = np.full((2, 3, 1), NOTHING, np.float32)
+        yield S.case(cls(True), unseen, np.zeros_like(unseen), np.zeros((2, 3, 6), np.float32))
+        yield S.case(
+            cls(False),
+            S.normal(2, 3, 1),
+            S.uniform(2, 3, 1, lo=1, hi=2),
+            S.normal(2, 3, 4),
+            dtype=f64,
+        )
+
+
 def softmax_matmul(scores: Node, values: Node) -> Node:
     return node(SoftmaxMatmul(), scores, values)
+
+
+def softmax_parts(top: Node, total: Node, seen: Node, zeros: bool) -> Node:
+    """Of rows that see nothing: `zeros` instead of no numbers."""
+    return node(SoftmaxParts(zeros), top, total, seen)

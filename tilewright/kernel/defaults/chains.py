@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilewright.ir import dim as D
+from tilewright.ir.dim import Sym
 from tilewright.ir.expr import Index, Load, Value
 from tilewright.ir.expr import walk as walk_value
 from tilewright.kernel.defaults.contractions import (
@@ -19,7 +20,7 @@ from tilewright.kernel.defaults.contractions import (
     product_operands,
 )
 from tilewright.kernel.defaults.rows import inner_lanes, reduction_lanes
-from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
+from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads, vector_loop
 from tilewright.kernel.defaults.tiles import Placed, Tile, fill_tile, place_tile
 from tilewright.kernel.group import Group, Stage, readers
 from tilewright.kernel.nest import Store
@@ -50,6 +51,7 @@ class _Chain:
     host: str | None  # the map that reads the scores, as it is stored; None: they are read as such
     weights: str  # what the second contraction multiplies, row by row
     sums: Stage  # the second contraction
+    end: Stage | None = None  # a reduction over parts of the rows that reads those sums
 
 
 def find_chain(g: Group) -> _Chain | None:
@@ -62,7 +64,30 @@ def find_chain(g: Group) -> _Chain | None:
     between = [x for x in _factors(sums) if x in behind]
     if len(between) != 1 or sums.name not in behind:
         return None
-    return _Chain(scores, _epilogue(g, scores.name, between[0]), between[0], sums)
+    host = _epilogue(g, scores.name, between[0])
+    return _Chain(scores, host, between[0], sums, _end(g, sums))
+
+
+def _end(g: Group, sums: Stage) -> Stage | None:
+    """The reduction that alone reads the sums, over the axis right outside of their rows."""
+    name, shape = sums.name, g.buffer(sums.name).shape
+    while len(found := readers(g, name)) == 1 and len(shape) > 2:
+        (st,) = found
+        plain = [x for x in _loads(st.value) if x.source == name]
+        if len(plain) != 1 or len(st.raxes) > 1:
+            return None
+        order = _parts_first(st) if st.raxes else st.axes
+        if not _same_place(plain[0].index, tuple(map(D.as_int, order)), shape):
+            return None
+        if st.raxes:
+            return st
+        name = st.name
+    return None
+
+
+def _parts_first(st: Stage) -> tuple[Sym, ...]:
+    """Its axes, parts of the rows right outside of these."""
+    return (*st.axes[:-2], *st.raxes, *st.axes[-2:])
 
 
 def _multiplies(st: Stage) -> bool:
@@ -123,25 +148,35 @@ def schedule_chain(s: Scheduler, chain: _Chain) -> bool:
         host, acc = acc.name, _moved(s, acc, into)
     if not all(is_contraction(s, st) for st in (acc, chain.sums)):
         return False
-    first, second = find_tile(s, acc, host), find_tile(s, chain.sums, outs[0].name)
+    end = chain.end
+    if end is not None:
+        s.do(Reorder(tuple(x.name for x in _parts_first(end))))
+    reader = outs[0].name if end is None else end.name
+    first, second = find_tile(s, acc, host), find_tile(s, chain.sums, reader)
     if first is None or second is None or first.row == first.col:
         return False
     for other in outs[1:]:
-        if not s.attempt(ComputeWith(other.name, second.names[-1])):
+        if end is not None or not s.attempt(ComputeWith(other.name, second.names[-1])):
             return False
-    rows, keys = (D.bounds(s.nest.buffer(host).shape[k])[1] for k in (first.row, first.col))
+    many, keys = (s.nest.buffer(host).shape[k] for k in (first.row, first.col))
+    rows, keys = D.bounds(many)[1], D.bounds(keys)[1]
     size = keys * s.nest.buffer(host).dtype.bytes
     # At least one tile: fusion has seen to it that its rows are not too long.
     most = max(first.rows, min(s.target.l2 // SHARE, MOST_BYTES) // max(1, size))
     if second.row >= len(second.names) - 1:
         return False
-    block = block_rows(rows, first.rows, most)
+    block = whole_tiles(first.rows, most)
+    if isinstance(many, int):
+        block = block_rows(rows, first.rows, most)
     if s.choices.block is not None:
         block = min(rows, most, s.choices.block)
-    between = [x for x in kept if x not in (*outs, chain.scores, chain.sums)]
+    between = [x for x in kept if x not in (*outs, chain.scores, chain.sums, end)]
     if chain.host is None:
         between.insert(0, chain.scores)
-    _schedule(s, first, second, between, block)
+    if end is None:
+        _schedule(s, first, second, between, block)
+    else:
+        _schedule_parts(s, first, second, between, block, outs[0].name)
     return True
 
 
@@ -155,8 +190,12 @@ def block_rows(rows: int, tile: int, most: int) -> int:
     wasted = {d: -(-d // tile) * tile / d for d in few}
     best = min(wasted.values(), default=2)
     if best > 1.15:
-        return max(tile, min(most, BLOCK_ROWS) // tile * tile)
+        return whole_tiles(tile, most)
     return max(d for d in few if wasted[d] <= best + 0.02)
+
+
+def whole_tiles(tile: int, most: int) -> int:
+    return max(tile, min(most, BLOCK_ROWS) // tile * tile)
 
 
 def _inlined(s: Scheduler, chain: _Chain) -> list[Stage]:
@@ -205,6 +244,45 @@ def _schedule(s: Scheduler, first: Tile, second: Tile, between: list[Stage], blo
     elif len(outer) > 1:
         _threads(s, outer[:-1], second.host)
     first.around = second.around = False
+    placed = _block(s, first, second, between, at, even)
+    if not even and s.attempt(Peel(at)) and len(outer) == 1:
+        _threads(s, outer, second.host)
+    for p in placed:
+        fill_tile(s, p)
+
+
+def _schedule_parts(
+    s: Scheduler, first: Tile, second: Tile, between: list[Stage], block: int, out: str
+) -> None:
+    """Running results of a block of rows, to which each part of it is added in turn."""
+    *outer, m, n = (q.name for q in s.path(out))
+    s.do(Split(m, block))
+    outer, m = [*outer, f"{m}.0"], f"{m}.1"
+    s.do(Reorder((*outer, m, n)))
+    rows = s.loops(m)[0].extent
+    even = isinstance(rows, int)
+    at = outer[-1]
+    if even:
+        at = _threads(s, outer, out)
+    elif len(outer) > 1:
+        _threads(s, outer[:-1], out)
+    s.do(ComputeAt(second.host, at))
+    parts = next(x for x in second.names if x.startswith(f"{second.host}.r"))
+    first.around = second.around = False
+    placed = _block(s, first, second, between, parts, even)
+    if not even and s.attempt(Peel(at)) and len(outer) == 1:
+        _threads(s, outer, out)
+    for p in placed:
+        fill_tile(s, p)
+    vector_loop(s, n, LANES)
+    first_values = f"{second.host}.init.i{len(s.nest.buffer(second.host).shape) - 1}"
+    vector_loop(s, first_values, LANES)
+
+
+def _block(
+    s: Scheduler, first: Tile, second: Tile, between: list[Stage], at: str, even: bool
+) -> tuple[Placed, Placed]:
+    """All stages of a block of rows at a loop."""
     # Ragged blocks: sums go right to the tiles, for a stage that is narrowed moves no more.
     sums = None if even else place_tile(s, second)
     if sums is None:
@@ -221,18 +299,15 @@ def _schedule(s: Scheduler, first: Tile, second: Tile, between: list[Stage], blo
         if st.is_reduce and st.name != first.host:
             reduction_lanes(s, st.name)
             for name in (f"{st.name}p", st.name):
-                _trim(s, name)
+                _trim(s, name, even)
     for st in reversed(between):
         if not st.is_reduce and st.name != first.host:
             inner_lanes(s, st.name, LANES)
-            _trim(s, st.name)
+            _trim(s, st.name, even)
     scores = place_tile(s, first)
     if _positions(s):
         s.attempt(Trim(f"{scores.n}.0"))
-    if not even and s.attempt(Peel(at)) and len(outer) == 1:
-        _threads(s, outer, second.host)
-    fill_tile(s, scores)
-    fill_tile(s, sums)
+    return scores, sums
 
 
 def _threads(s: Scheduler, outer: list[str], host: str) -> str:
@@ -261,9 +336,9 @@ def _own_loops(s: Scheduler, stage: str) -> list[str]:
     return [q.name for q in s.path(stage) if q.name.startswith(f"{stage}.")]
 
 
-def _trim(s: Scheduler, stage: str) -> None:
-    """Loops of a stage only where they matter, which positions decide if anything does."""
-    if not _positions(s):
+def _trim(s: Scheduler, stage: str, even: bool) -> None:
+    """Loops of a stage only where they matter, which positions decide, or the end of the rows."""
+    if even and not _positions(s):
         return
     # Not the last loops alone: those of what a tail was peeled off come before it.
     found = [(x, p) for x, p in walk_nest(s.nest.body) if isinstance(x, Store)]

@@ -116,9 +116,13 @@ def _shortened(s: Stmt, v: Sym, total: Dim, factor: int) -> Stmt:
 
 
 def _at_end(e: Dim, v: Sym, total: Dim, factor: int, left: Dim) -> Dim:
-    """e with min(factor, total - factor*v) replaced by what is left there."""
+    """e with total - factor*v, or min(factor, total - factor*v), replaced by what is left there."""
     if not isinstance(e, Int):
         return e
+    if D.coefficient(e, v) == -factor:
+        rest = e - total + factor * D.as_int(v)
+        if v not in D.symbols(rest) and not isinstance(total, int):
+            return rest + left
     out: Dim = 0
     for mono, c in e.terms:
         p: Dim = c

@@ -35,8 +35,9 @@ class Trim(Step):
       s[i] += select(r <= i, x[i,r], 0)               s[i] += select(r <= i, x[i,r], 0)
 
     Unless the precision is strict, a zero that a condition has put there stays zero whatever it is
-    multiplied with. Nor is a weight of a softmax needed where a condition has made its score -inf,
-    as long as an iteration is left: a row of which all weights are no numbers has one still.
+    multiplied with, and -inf stays so whatever is added. The weight of such a score in a softmax is
+    not needed either as long as an iteration is left: a row of which all weights are no numbers
+    has one still.
     """
 
     loop: str
@@ -178,7 +179,7 @@ class _Lax:
     """What counts as neutral although some numbers would make it no number."""
 
     products: bool  # zero times anything
-    weights: bool  # the exponential of -inf less anything, over anything
+    weights: bool  # -inf with anything added; the exponential of that, over anything
 
 
 def _not_neutral(n: Nest, v: Value, neutral: object, lax: _Lax, depth: int) -> Iterator[Dim]:
@@ -201,6 +202,9 @@ def _not_neutral(n: Nest, v: Value, neutral: object, lax: _Lax, depth: int) -> I
         yield from _not_neutral(n, v.args[0], -inf, lax, depth)
     elif v.name == "sub" and neutral == -inf and lax.weights:
         yield from _not_neutral(n, v.args[0], -inf, lax, depth)
+    elif v.name == "add" and neutral == -inf and lax.weights:
+        for x in v.args:
+            yield from _not_neutral(n, x, -inf, lax, depth)
     elif v.name == "select":
         condition, then, other = v.args
         if isinstance(other, Const) and other.value == neutral:
