@@ -67,6 +67,29 @@ def test_casts_spelled_out(left: torch.dtype, right: torch.dtype) -> None:
         assert torch.equal(transposed(x, w.t().contiguous()), exact(x, w))
 
 
+OPERANDS = {
+    "batches": (lambda a, b: (a, b), (3, 17, 42), (3, 42, 21)),
+    "transposed": (lambda a, b: (a.t(), b.t()), (40, 17), (21, 40)),
+    "every other one": (lambda a, b: (a[:, ::2], b), (17, 80), (40, 21)),
+    "a part": (lambda a, b: (a[:, 3:39], b), (17, 40), (36, 21)),
+    "one row for all": (lambda a, b: (a.expand(17, 40), b), (1, 40), (40, 21)),
+    "nothing": (lambda a, b: (a, b), (9, 0), (0, 21)),
+}
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+def test_operands_that_lie_in_other_ways(name: str) -> None:
+    seen, left, right = OPERANDS[name]
+    x, w = byte(*left, dtype=torch.uint8), byte(*right, seed=1)
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a, b = seen(a, b)
+        return a.to(torch.int32) @ b.to(torch.int32)
+
+    with torch.no_grad():
+        assert torch.equal(compiled(product)(x, w), exact(*seen(x, w)))
+
+
 def test_sums_wrap_around_as_integers_do() -> None:
     deep = 2**18
     x = torch.full((2, deep), -128, dtype=torch.int8)
