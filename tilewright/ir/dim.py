@@ -178,29 +178,36 @@ def _has_mod(terms: dict[Monomial, int]) -> bool:
 
 
 def _join_divmod(terms: dict[Monomial, int]) -> None:
-    """n*(x//n) + x%n = x, in place."""
-    for mono in list(terms):
-        for k, atom in enumerate(mono):
-            if mono not in terms or not (isinstance(atom, Quo) and atom.op == "mod"):
-                continue
-            c = terms[mono]
-            rest = mono[:k] + mono[k + 1 :]
-            quo = _atom("floordiv", atom.a, atom.b)
-            if isinstance(atom.b, int):
-                other, factor = tuple(sorted((*rest, quo))), atom.b
-            elif len(atom.b.terms) == 1:
-                (bm, factor) = atom.b.terms[0]
-                other = tuple(sorted((*rest, quo, *bm)))
-            else:
-                continue
-            if terms.get(other) != c * factor:
-                continue
-            del terms[other], terms[mono]
-            for m, v in _terms(atom.a):
-                key = tuple(sorted((*m, *rest)))
-                terms[key] = terms.get(key, 0) + v * c
-                if not terms[key]:
-                    del terms[key]
+    """n*(x//n) + x%n = x, in place; x may be such a remainder in turn."""
+    while any(_joined(terms, mono) for mono in list(terms)):
+        pass
+
+
+def _joined(terms: dict[Monomial, int], mono: Monomial) -> bool:
+    """Joins a remainder in this monomial with its quotient; False where there is none."""
+    for k, atom in enumerate(mono):
+        if not (isinstance(atom, Quo) and atom.op == "mod"):
+            continue
+        c = terms[mono]
+        rest = mono[:k] + mono[k + 1 :]
+        quo = _atom("floordiv", atom.a, atom.b)
+        if isinstance(atom.b, int):
+            other, factor = tuple(sorted((*rest, quo))), atom.b
+        elif len(atom.b.terms) == 1:
+            (bm, factor) = atom.b.terms[0]
+            other = tuple(sorted((*rest, quo, *bm)))
+        else:
+            continue
+        if terms.get(other) != c * factor:
+            continue
+        del terms[other], terms[mono]
+        for m, v in _terms(atom.a):
+            key = tuple(sorted((*m, *rest)))
+            terms[key] = terms.get(key, 0) + v * c
+            if not terms[key]:
+                del terms[key]
+        return True
+    return False
 
 
 def _terms(x: Dim) -> tuple[tuple[Monomial, int], ...]:
