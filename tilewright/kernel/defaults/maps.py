@@ -24,6 +24,10 @@ from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.parallel import Parallel
+from tilewright.kernel.steps.peel import Peel
+from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.unroll import Unroll
 
 
 def inline_maps(s: Scheduler) -> list[Stage]:
@@ -136,11 +140,15 @@ def schedule_alone(s: Scheduler, host: str) -> None:
         s.attempt(Parallel(path[0].name, grain(work * max(size, 1) // 2)))
 
 
+# Rows of a scan beside each other: each waits for its own last result only.
+BESIDE = 8
+
+
 def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
     """Scans and scatters: one iteration per outer index where that is legal, naive loops inside."""
     for st in [*inner, *outs]:
         path = s.path(st.name)
-        if len(path) > 1 and path[0].kind == "serial":
+        if len(path) > 1 and path[0].kind == "serial" and not _beside(s, st):
             size = 1
             for p in path[1:]:
                 size *= p.extent if isinstance(p.extent, int) else 64
@@ -149,3 +157,26 @@ def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> Non
         if init:
             last = f"{st.name}.init.i{len(s.nest.buffer(st.name).shape) - 1}"
             vector_loop(s, last, 16)
+
+
+def _beside(s: Scheduler, st: Stage) -> bool:
+    """Several rows of a scan along the last axis in turn; False (and no step) where that fails."""
+    before = s.nest, list(s.trace)
+    path = s.path(st.name)
+    scan = path[-1]
+    work = work_per_point(s, st.name) * (scan.extent if isinstance(scan.extent, int) else 256)
+    store = s.store(st.name)
+    reads = [x for x in store_reads(store) if x.source == store.buffer]
+    if reads and store.index and D.symbols(store.index[-1]) == {scan.var}:
+        _fuse_outer(s, [st.name], len(path) - 1)
+        rows, *rest = s.path(st.name)
+        if len(rest) == 1 and not (isinstance(rows.extent, int) and rows.extent < BESIDE):
+            outer, few = f"{rows.name}.0", f"{rows.name}.1"
+            s.do(Split(rows.name, BESIDE))
+            if not (isinstance(rows.extent, int) and rows.extent % BESIDE == 0):
+                s.attempt(Peel(outer))
+            order = Reorder((outer, scan.name, few))
+            if all(map(s.attempt, (order, Unroll(few), Parallel(outer, grain(work * BESIDE))))):
+                return True
+    s.nest, s.trace[:] = before
+    return False

@@ -12,6 +12,7 @@ from tilewright.kernel.defaults.scheduler import (
     affine_pair,
     can_fuse,
     contiguous,
+    cost,
     grain,
     lanes_for,
     points,
@@ -80,19 +81,41 @@ def _columns(s: Scheduler, stage: str, host: str) -> None:
     """A reduction whose results lie next to each other: a vector of results per iteration."""
     path = s.path(host)
     last, e = path[-1].name, path[-1].extent
-    lanes = lanes_for(s, host)
+    lanes = _side_by_side(s, stage, path)
     s.do(Split(last, lanes))
     s.do(ComputeAt(stage, f"{last}.0"))
     if not (isinstance(e, int) and e % lanes == 0):
         s.attempt(Peel(f"{last}.0"))
     work = work_per_point(s, stage) * points(s, stage)
-    reduction_lanes(s, stage)
+    reduction_lanes(s, stage, lanes)
     s.attempt(Vectorize(f"{last}.1"))
     for j in range(len(path) - 2):
         s.attempt(Fuse(s.path(host)[0].name, s.path(host)[1].name, f"{host}.o{j}"))
     top = s.path(host)[0].name
     if s.loops(top):
         s.attempt(Parallel(top, grain(work if len(path) == 1 else work * 4)))
+
+
+def _side_by_side(s: Scheduler, stage: str, path: list[Loop]) -> int:
+    """Lanes of a block of columns: as many partial results as half of the registers hold, since a
+    row of a block is all that lies next to each other; fewer where threads would have no share."""
+    lanes = lanes_for(s, stage)
+    if cost(s.store(stage).value) or s.choices.lanes is not None:
+        return lanes
+    size = s.nest.buffer(stage).dtype.bits
+    most = max(lanes, s.target.vector_bits // max(size, 32) * (s.target.vector_registers // 2))
+    extent = path[-1].extent
+    others = 1
+    for p in path[:-1]:
+        others *= p.extent if isinstance(p.extent, int) else 1
+    while (
+        isinstance(extent, int)
+        and 2 * lanes <= most
+        and extent % (2 * lanes) == 0
+        and others * (extent // (2 * lanes)) >= 4 * s.target.cores
+    ):
+        lanes *= 2
+    return lanes
 
 
 def _prefix(s: Scheduler, inner: list[Stage], outs: list[Stage], host: str) -> int:
@@ -175,8 +198,9 @@ def _collapse_own(s: Scheduler, stage: str, own: list[Loop]) -> list[str]:
     return names
 
 
-def reduction_lanes(s: Scheduler, stage: str) -> None:
-    """Partial results over lanes where the contiguous axis is reduced; else lanes over data."""
+def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
+    """Partial results over lanes where the contiguous axis is reduced; else lanes over data. As
+    many lanes as suit it where none are given."""
     path = s.path(stage)
     st = s.store(stage)
     used: set[Sym] = set().union(*(D.symbols(i) for i in st.index)) if st.index else set()
@@ -185,7 +209,7 @@ def reduction_lanes(s: Scheduler, stage: str) -> None:
     data = [p for p in own if p.var in used]
     if not red:
         return
-    lanes = lanes_for(s, stage)
+    lanes = lanes or lanes_for(s, stage)
     if data and contiguous(s, st, data[-1].var) and _extent_at_least(data[-1], 4):
         # Lanes over data: the reduction loops go outside the last data loop.
         order = tuple(p.name for p in (*data[:-1], *red, data[-1]))

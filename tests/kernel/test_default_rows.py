@@ -1,0 +1,95 @@
+"""Default schedules of rows, columns and scans: what of them is vectors, and side by side."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel.fuzz import Judge
+from tilewright.kernel.group import Group
+from tilewright.kernel.nest import Loop, Nest, Store, walk
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.text import parse_group
+from tilewright.targets import default, get
+
+GROUPED = """
+group grouped
+  in x: f32[2,3,4,6,10]
+  out y: f32[2,3,4,6,10]
+  local t: f32[2,3,1,1,1]
+  t[t.i0,t.i1,t.i2,t.i3,t.i4] add= x[t.i0,t.i1,t.r0,t.r1,t.r2] for {sums} from 0.0
+  y[y.i0,y.i1,y.i2,y.i3,y.i4] = x[y.i0,y.i1,y.i2,y.i3,y.i4] - t[y.i0,y.i1,0,0,0] for {over}
+"""
+SUMS = "t.i0 in 2, t.i1 in 3, t.i2 in 1, t.i3 in 1, t.i4 in 1, t.r0 in 4, t.r1 in 6, t.r2 in 10"
+OVER = "y.i0 in 2, y.i1 in 3, y.i2 in 4, y.i3 in 6, y.i4 in 10"
+
+COLUMNS = """
+group columns
+  in x: f32[40,1024]
+  out y: f32[1024]
+  local t: f32[1024]
+  t[t.i0] add= x[t.r0,t.i0] for t.i0 in 1024, t.r0 in 40 from 0.0
+  y[y.i0] = t[y.i0] * 0.5 for y.i0 in 1024
+"""
+
+SCAN = """
+group scan
+  in a: f32[{rows},30]
+  out y: f32[{rows},30]
+  y[y.i0,y.i1] = {value} for y.i0 in {rows}, y.i1 in 30 in order
+"""
+VALUE = "select(#(y.i1) > 0, y[y.i0,y.i1-1] + a[y.i0,y.i1], a[y.i0,y.i1])"
+
+
+def judged(group: Group, nest: Nest) -> None:
+    judge = Judge(group, [{}])
+    judge.exact = False
+    judge.nest(nest)
+    if nest == default_schedule(group, default())[1]:
+        judge.native(nest)
+
+
+def around(nest: Nest, stage: str) -> list[Loop]:
+    """The loops around the last store of a stage."""
+    stores = [(s, p) for s, p in walk(nest.body) if isinstance(s, Store) and s.stage == stage]
+    return list(stores[-1][1])
+
+
+@pytest.mark.parametrize("machine", ["arm64", "x86-64-v4"])
+def test_a_sum_over_several_axes_that_are_one_walk_is_vectors(machine: str) -> None:
+    group = parse_group(GROUPED.format(sums=SUMS, over=OVER))
+    _, nest = default_schedule(group, get(machine))
+    assert around(nest, "tp")[-1].kind == "lane"
+    judged(group, nest)
+
+
+@pytest.mark.parametrize(("machine", "lanes"), [("arm64", 64), ("x86-64-v3", 64), ("x86-64", 32)])
+def test_blocks_of_columns_fill_half_of_the_registers(machine: str, lanes: int) -> None:
+    group = parse_group(COLUMNS)
+    _, nest = default_schedule(group, get(machine))
+    last = around(nest, "t")[-1]
+    assert (last.kind, last.extent) == ("lane", lanes)
+    judged(group, nest)
+
+
+@pytest.mark.parametrize("rows", [16, 21])
+def test_rows_of_a_scan_run_side_by_side(rows: int) -> None:
+    group = parse_group(SCAN.format(rows=rows, value=VALUE))
+    _, nest = default_schedule(group, default())
+    beside = [x for x, _ in walk(nest.body) if isinstance(x, Loop) and x.kind == "unroll"]
+    assert beside and beside[0].extent == 8
+    judged(group, nest)
+
+
+def test_few_rows_of_a_scan_stay_as_they_are() -> None:
+    group = parse_group(SCAN.format(rows=3, value=VALUE))
+    trace, nest = default_schedule(group, default())
+    assert [type(s).__name__ for s in trace] == ["Parallel"]
+    judged(group, nest)
+
+
+def test_a_scan_along_another_axis_keeps_its_rows_in_order() -> None:
+    value = "select(#(y.i0) > 0, y[y.i0-1,y.i1] + a[y.i0,y.i1], a[y.i0,y.i1])"
+    group = parse_group(SCAN.format(rows=16, value=value))
+    trace, nest = default_schedule(group, default())
+    assert not trace
+    judged(group, nest)
