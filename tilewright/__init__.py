@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     )
     from tilewright.base.events import recording as record
     from tilewright.driver.api import compile, refresh
-    from tilewright.driver.compile import Options, compile_graph
     from tilewright.driver.explain import explain
+    from tilewright.driver.options import Options
+    from tilewright.driver.programs import compile_graph
     from tilewright.driver.te_build import build, lower
     from tilewright.runtime.pool import get_threads, set_threads
 
@@ -41,8 +42,8 @@ _FACE = {
     "lower": "tilewright.driver.te_build",
     "build": "tilewright.driver.te_build",
     "record": "tilewright.base.events:recording",
-    "compile_graph": "tilewright.driver.compile",
-    "Options": "tilewright.driver.compile",
+    "compile_graph": "tilewright.driver.programs",
+    "Options": "tilewright.driver.options",
     "set_threads": "tilewright.runtime.pool",
     "get_threads": "tilewright.runtime.pool",
     "TilewrightError": "tilewright.base.errors",

@@ -219,7 +219,7 @@ def test_another_order_is_made_from_the_one_that_is_held(scaled: bool) -> None:
     )
     weight = shared.Weight("w")
     held_now, wanted = (
-        shared.Piece(shared.Recipe(n, (0,)), n.ttype, (weight,)) for n in (old, new)
+        shared.Piece(shared.Recipe.of(n, (0,)), n.ttype, (weight,)) for n in (old, new)
     )
     compile_graph(Graph("g", (w,), (old,))).run([elements.ctypes.data], [held_now.address])
     assert repacked(GivenUp("w", weight, (held_now,)), wanted)
@@ -228,7 +228,7 @@ def test_another_order_is_made_from_the_one_that_is_held(scaled: bool) -> None:
         packed[k // 8, j, k % 8] = exact[j, k]
     found = (ctypes.c_float * packed.size).from_address(wanted.address)
     assert np.array_equal(np.array(found).reshape(packed.shape), packed)
-    other = shared.Piece(shared.Recipe(ops.exp(w), (0,)), w.ttype, (weight,))
+    other = shared.Piece(shared.Recipe.of(ops.exp(w), (0,)), w.ttype, (weight,))
     assert not repacked(GivenUp("w", weight, (held_now,)), other)
 
 

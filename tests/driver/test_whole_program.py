@@ -24,6 +24,7 @@ from tests.driver.random_programs import check_seed
 from tilewright import ops, targets
 from tilewright.base import knobs, machine
 from tilewright.driver import compile as compiling
+from tilewright.driver import programs
 from tilewright.driver.compile import Options, compile_graph
 from tilewright.driver.graph_run import judge, random_inputs, run_arrays
 from tilewright.ir.node import Graph, Node, input, item
@@ -347,7 +348,7 @@ class Unloaded:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_compile_for(target: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "Library", Unloaded)
-    monkeypatch.setattr(compiling, "require_runnable", lambda target: None)
+    monkeypatch.setattr(programs, "require_runnable", lambda target: None)
     chosen = targets.get(target)
     compile_graph(PROGRAMS[name](), Options(target=chosen))
     assert len(Unloaded.latest) >= 2, "kernels and an entry"

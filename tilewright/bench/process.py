@@ -41,6 +41,8 @@ class Process:
             "TILEWRIGHT_THREADS": threads,
             "OMP_NUM_THREADS": threads,
             "PYTHONPATH": os.pathsep.join(paths),
+            # Whatever is installed has its bytecode beside it; so has a source tree, then.
+            "PYTHONDONTWRITEBYTECODE": "",
         }
         self.child = subprocess.Popen(
             [sys.executable, "-m", "tilewright.bench.worker"],

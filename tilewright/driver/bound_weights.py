@@ -20,12 +20,13 @@ from torch._C._dynamo import guards
 
 from tilewright.driver.given_up import given_up
 from tilewright.driver.weights import STEPS, known
-from tilewright.llvm.objects import compile_object
+from tilewright.llvm.objects import kept_object
 from tilewright.runtime.library import Library
 from tilewright.runtime.shared import Weight
 from tilewright.targets import host
 
-# state: count, then where objects, addresses and versions are (a version of -1 is not looked at).
+# state: count, then where objects, addresses and versions are (a version of -1 is not looked at),
+# and the function that tells a tensor's address: the text is the same in every process.
 _LOOP = """
 declare i64 @llvm.umin.i64(i64, i64)
 declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
@@ -39,6 +40,8 @@ entry:
   %addresses = load ptr, ptr %s2
   %s3 = getelementptr ptr, ptr %state, i64 3
   %versions = load ptr, ptr %s3
+  %s4 = getelementptr ptr, ptr %state, i64 4
+  %tell = load ptr, ptr %s4
   br label %loop
 loop:
   %i = phi i64 [ 0, %entry ], [ %next, %step ]
@@ -50,7 +53,7 @@ loop:
   %same = icmp eq ptr %object, %known
   br i1 %same, label %where, label %differs
 where:
-  %address = call i64 inttoptr (i64 {address} to ptr)(ptr %object)
+  %address = call i64 %tell(ptr %object)
   %p2 = getelementptr i64, ptr %addresses, i64 %i
   %was = load i64, ptr %p2
   %stays = icmp eq i64 %address, %was
@@ -176,7 +179,7 @@ class BoundWeights:
         weights = [known(tensors[k]) for k in derives]
         bound = self._program.bind(found, weights)
         addresses = np.array(found, np.int64)
-        pointers = (id(tensors) + _ITEMS, addresses.ctypes.data, versions.ctypes.data)
+        pointers = (id(tensors) + _ITEMS, addresses.ctypes.data, versions.ctypes.data, _tell())
         table = np.array((len(tensors), *pointers), np.int64)
         self._state = _State(
             bound,
@@ -213,20 +216,25 @@ def _version(x: torch.Tensor) -> int:
 
 
 @cache
+def _tell() -> int:
+    """Where torch's own function for the address of a tensor is; 0 where it has none."""
+    found = getattr(guards, "_torchinductor_pyobject_tensor_data_ptr", None)
+    return found if isinstance(found, int) else 0
+
+
+@cache
 def _differ() -> Callable[[tuple[Any, ...], _State], bool]:
     """The same in native code, where torch is laid out as expected."""
-    address = getattr(guards, "_torchinductor_pyobject_tensor_data_ptr", None)
     places = find_places()
-    if not isinstance(address, int) or places is None:
+    if not _tell() or places is None:
         return differ_slowly
     text = _LOOP.format(
-        address=address,
         to_tensor=places.tensor,
         to_counter=places.counter,
         to_version=places.version,
         ahead=_look_ahead(places),
     )
-    library = Library([compile_object(text, host())], {})
+    library = Library([kept_object(text, host())], {})
     # The interpreter's lock is kept: the loop looks into Python objects.
     kind = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
     loop: Any = kind(library.address("tw_differ"))

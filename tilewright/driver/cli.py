@@ -20,10 +20,11 @@ from tilewright.base import knobs
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.driver import demo as demos
 from tilewright.driver.api import torch_side
-from tilewright.driver.compile import Options, compile_graph
 from tilewright.driver.explain import Explanation, explain
 from tilewright.driver.graph_run import judge, random_array, random_inputs, run_arrays
 from tilewright.driver.inputs import FORM, Loaded, load, parse_type
+from tilewright.driver.options import Options
+from tilewright.driver.programs import compile_graph
 from tilewright.ir.node import Graph
 
 _COMPARE = "tilewright.driver.torch_compare"

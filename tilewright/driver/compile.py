@@ -13,19 +13,21 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Hashable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import Any
 
 from tilewright.base import knobs
 from tilewright.base.cache import Cache
-from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
+from tilewright.driver.kept import Part, Told, record
+from tilewright.driver.options import Options
 from tilewright.driver.packed_reads import read_packed
 from tilewright.driver.phases import Phases
-from tilewright.driver.schedules import Schedules, by_first_use, symbol_of
+from tilewright.driver.programs import compile_graph
+from tilewright.driver.schedules import Schedules, by_first_use, symbol_of_text
 from tilewright.driver.stages import KernelStages, Stages
 from tilewright.graph.batch_norm import BatchNormFold
 from tilewright.graph.channels import ChannelsLast
@@ -64,41 +66,20 @@ from tilewright.llvm.entry import (
     calls_of,
     emit_entries,
 )
-from tilewright.llvm.objects import compile_object, object_key
+from tilewright.llvm.objects import kept_object
 from tilewright.ops.control import Cond
 from tilewright.runtime import pool
 from tilewright.runtime.library import Library
 from tilewright.runtime.profile import Marks
 from tilewright.runtime.program import KernelInfo, Program
 from tilewright.runtime.shared import Recipe, recipes_of
-from tilewright.targets import default as default_target
-from tilewright.targets import require_runnable
 from tilewright.tune.choose import Chooser, Chosen, Default, choose_all, chooser
 
+__all__ = ["Options", "compile_graph", "compiled", "looked_into", "prepare", "split"]
 ALIGN = 64
 # Handing a kernel to a thread costs microseconds. Kernels on one thread are scans, which take
 # several times what their bytes would: two of this length ran in 0.55 of the time.
 TOGETHER_SECONDS = 15e-6
-
-
-@dataclass(frozen=True)
-class Options:
-    target: Target | None = None
-    fold_weights: bool = True
-    pack: bool = True
-    own_weights: bool = False  # weights that are packed are read packed by everyone
-    online_softmax: bool = False  # attention as one reduction over the keys
-    winograd: bool = True  # 3x3 convolutions by tiles, where an estimate says that it is faster
-    # "strict": sums are added in the order of their definition, and nothing is folded that rounds
-    precision: str = "reassociate"
-    profile: bool = False  # the program's details["marks"] then tell where time goes
-    dump: Path | None = None  # where stages are written; None: as TILEWRIGHT_DUMP says
-    resume: Path | None = None  # where edited stages are read; None: as TILEWRIGHT_RESUME says
-    schedules: Mapping[str, str] = field(default_factory=dict)  # traces by the names of kernels
-    # Who schedules the other kernels: a name of tune/choose.py, or a chooser of one's own;
-    # "auto" and 0: as TILEWRIGHT_CHOOSE and TILEWRIGHT_TUNE_SECONDS say
-    choose: str | Chooser = "auto"
-    tune_seconds: int = 0
 
 
 def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: Stages) -> Graph:
@@ -121,57 +102,127 @@ def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: St
     return passes.run(table, graph, log, between=stages.graph)
 
 
-@garbage_waits()
-def compile_graph(graph: Graph, options: Options | None = None, log: Log | None = None) -> Program:
-    """Native code for a graph without host calls; Unsupported where a part has no native form."""
-    options, log = options or Options(), log if log is not None else Log()
-    target = options.target or default_target()
-    require_runnable(target)
-    by = _chooser(options, target, log)
+@dataclass(frozen=True)
+class _Parts:
+    """What every call runs, and what runs once for given weights, if anything does."""
+
+    main: Graph
+    prologue: Graph | None = None
+    weights: tuple[int, ...] = ()  # inputs of the whole that the prologue reads
+
+
+def split(
+    graph: Graph,
+    options: Options,
+    target: Target,
+    log: Log,
+    stages: Stages | None = None,
+    schedules: Schedules | None = None,
+) -> _Parts:
+    """The graph after all passes, in its parts."""
+    stages = stages or Stages()
+    schedules = schedules or Schedules.parse(options.schedules, options.precision)
+    ready = prepare(graph, options, target, log, stages)
+    fold = options.fold_weights and any(_is_weight(n) for n in ready.inputs)
+    ready = schedules.granted(ready, fold, log)
+    if options.own_weights:
+        ready = read_packed(ready)
+    if not fold:
+        return _Parts(ready)
+    prologue, ready = split_weights(ready)
+    if not prologue.outputs:
+        return _Parts(ready)
+    ready = stages.graph("main", ready)
+    position = {n: k for k, n in enumerate(graph.inputs)}
+    return _Parts(ready, prologue, tuple(position[n] for n in prologue.inputs))
+
+
+def compiled(
+    graph: Graph, options: Options, target: Target, log: Log, key: str | None = None
+) -> Program:
+    """The program of a graph. Under the key, if there is one, it is kept for the next time."""
+    told = Told(log)
+    by = _chooser(options, target, told)
     phases = Phases()
-    stages = Stages.of(graph, log, options.dump, options.resume)
+    stages = Stages.of(graph, told, options.dump, options.resume)
+    schedules = Schedules.parse(options.schedules, options.precision)
     with phases("passes"):
-        ready = prepare(graph, options, target, log, stages)
-        fold = options.fold_weights and any(_is_weight(n) for n in ready.inputs)
-        schedules = Schedules.parse(options.schedules, options.precision)
-        ready = schedules.granted(ready, fold, log)
-        if options.own_weights:
-            ready = read_packed(ready)
-    prologue_program: Program | None = None
-    weights: tuple[int, ...] = ()
+        parts = split(graph, options, target, told, stages, schedules)
+    once: _Builder | None = None
     recipes: tuple[Recipe, ...] = ()
-    if fold:
-        with phases("passes"):
-            prologue, ready = split_weights(ready)
-        if prologue.outputs:
-            ready = stages.graph("main", ready)
+    with _Machinists(target) as machinists:
+        common = (target, told, phases, options.profile, schedules, machinists)
+        if parts.prologue is not None:
             below = stages.inside("weights")
-            prologue = below.graph("input", prologue)
-            position = {n: k for k, n in enumerate(graph.inputs)}
-            weights = tuple(position[n] for n in prologue.inputs)
-            recipes = recipes_of(prologue)
-            once = Default()  # what runs once is not worth a choice
-            builder = _Builder(target, log, below, phases, options.profile, schedules, once)
-            prologue_program = builder.program(prologue, len(prologue.inputs))
-    builder = _Builder(target, log, stages, phases, options.profile, schedules, by)
-    program = builder.program(ready, len(graph.inputs), graph.inputs)
-    read = set(ready.inputs)
-    kept = tuple(k for k, n in enumerate(graph.inputs) if n in read and _is_weight(n))
+            prologue = below.graph("input", parts.prologue)
+            with phases("passes"):
+                recipes = recipes_of(prologue)
+            once = _Builder(*common, below, Default())  # not worth a choice
+            once.begin(prologue, len(prologue.inputs))
+        always = _Builder(*common, stages, by)
+        always.begin(parts.main, len(graph.inputs), graph.inputs)
+        with phases("kernels"):
+            machinists.finish()
+    before = once.program() if once is not None else None
+    read = set(parts.main.inputs)
     program = replace(
-        program, weights=weights, prologue=prologue_program, recipes=recipes, kept=kept
+        always.program(),
+        weights=parts.weights,
+        prologue=before,
+        recipes=recipes,
+        kept=tuple(k for k, n in enumerate(graph.inputs) if n in read and _is_weight(n)),
     )
-    known = {k.symbol for q in (program, prologue_program) if q is not None for k in q.kernels}
+    known = {k.symbol for q in (program, before) if q is not None for k in q.kernels}
     for name in schedules.traces:
         if name not in known:
-            log.add("schedule", f"{graph.name} has no kernel {name}: the trace for it is not used")
-    program.details |= {"graph": graph, "seconds": phases.total, "phases": phases}
-    log.add(
-        "compile",
-        f"{graph.name}: {len(program.kernels)} kernels in {phases.total:.2f} s",
-        kernels=sum(k.calls for k in program.kernels),
-        fallbacks=[],
-    )
+            told.add("schedule", f"{graph.name} has no kernel {name}: the trace for it is not used")
+    builders = [b for b in (always, once) if b is not None]
+    if key is not None and all(b.settled for b in builders):
+        prologue_part = Part(before, once.images) if before is not None and once else None
+        made = record(Part(program, always.images), prologue_part, told)
+        if made is not None:
+            always.cache.put("program", key, made)
+    program.details["phases"] = phases
     return program
+
+
+def looked_into(graph: Graph, options: Options, target: Target) -> list[dict[str, Any]]:
+    """How the parts of a program, the prologue last, were cut: for explanations of a kept one."""
+    parts = split(graph, options, target, Log())
+    out: list[dict[str, Any]] = []
+    for g in (parts.main, parts.prologue):
+        if g is not None:
+            fused = fuse(g, Log())
+            out.append({"fused": fused, "plan": plan(fused)})
+    return out
+
+
+class _Machinists:
+    """Threads that turn LLVM text to objects while Python, on the caller's, writes more of it."""
+
+    def __init__(self, target: Target) -> None:
+        jobs = knobs.compile_jobs.get() or target.cores or 1
+        self._pool = ThreadPoolExecutor(jobs) if jobs > 1 else None
+        self._going: list[Future[None]] = []
+
+    def __enter__(self) -> _Machinists:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def do(self, work: Callable[[], None]) -> None:
+        if self._pool is None:
+            work()
+        else:
+            self._going.append(self._pool.submit(work))
+
+    def finish(self) -> None:
+        """Wait for all that was begun."""
+        for x in self._going:
+            x.result()
+        self._going.clear()
 
 
 @dataclass
@@ -191,19 +242,22 @@ class _Kernel:
 
 
 class _Builder:
-    """Collects kernels, compiles the distinct ones, writes the entry."""
+    """Collects kernels, begins to compile the distinct ones, writes the entry."""
 
     def __init__(
         self,
         target: Target,
         log: Log,
-        stages: Stages,
         phases: Phases,
         profile: bool,
         schedules: Schedules,
+        machinists: _Machinists,
+        stages: Stages,
         by: Chooser,
     ) -> None:
-        self.schedules, self.by = schedules, by
+        self.schedules, self.by, self.machinists = schedules, by, machinists
+        self.settled = True  # would more time give the same schedules?
+        self.images: list[bytes] = []
         self.marks = Marks() if profile else None
         self.target, self.log, self.stages, self.phases = target, log, stages, phases
         self.cache = Cache.from_knobs(log)
@@ -213,7 +267,7 @@ class _Builder:
         self.constants: dict[Literal, int] = {}
         self.first_constant = 0
 
-    def program(self, graph: Graph, given: int, order: Sequence[Node] = ()) -> Program:
+    def begin(self, graph: Graph, given: int, order: Sequence[Node] = ()) -> None:
         """`given` inputs come from the caller; then constants, then what the prologue folds."""
         own = list(order or graph.inputs)
         own = own[:given]
@@ -225,24 +279,26 @@ class _Builder:
         inputs |= {n: given + len(literals) + k for k, n in enumerate(folded)}
         symbol = f"tw_{hashlib.sha256(graph.name.encode()).hexdigest()[:8]}"
         with self.phases("fusion and memory"):
-            entry, arena = self.entry(graph, symbol, inputs)
+            _, self.arena = self.entry(graph, symbol, inputs)
         with self.phases("kernels"):
             self._compile()
+        self.types = tuple(n.ttype for n in own)
+        self.outs = tuple(n.ttype for n in graph.outputs)
+        self.literals = tuple(literals)
+
+    def program(self) -> Program:
+        """The program that was begun, once the machinists are done."""
         with self.phases("entry and loading"):
             self.entries = [self._side_by_side(e) for e in self.entries]
             entry = self.entries[-1]
             text = self.stages.entry(emit_entries(self.entries, self.marks is not None))
-            key = object_key(text, self.target)
-            image = self.cache.get("entry", key)
-            if image is None:
-                image = compile_object(text, self.target)
-                self.cache.put("entry", key, image)
-            images = [k.image for k in self.kernels.values()]
+            image = kept_object(text, self.target, self.log)
+            self.images = [*(k.image for k in self.kernels.values()), image]
             symbols = {"tw_parallel": pool.address()}
             if self.marks is not None:
                 symbols["tw_mark"] = self.marks.address()
                 self.marks.names = [_action_name(a, self.kernels) for a in entry.actions]
-            library = Library([*images, image], symbols)
+            library = Library(self.images, symbols)
         self.stages.close()
         infos = tuple(
             KernelInfo(
@@ -257,9 +313,16 @@ class _Builder:
             )
             for k in self.kernels.values()
         )
-        types = tuple(n.ttype for n in own)
-        outs = tuple(n.ttype for n in graph.outputs)
-        program = Program(types, outs, entry.dims, library, symbol, arena, tuple(literals), infos)
+        program = Program(
+            self.types,
+            self.outs,
+            entry.dims,
+            library,
+            entry.symbol,
+            self.arena,
+            self.literals,
+            infos,
+        )
         program.details["considered"] = {k.symbol: k.considered for k in self.kernels.values()}
         program.details["fused"] = self.fused
         program.details["marks"] = self.marks
@@ -380,10 +443,11 @@ class _Builder:
         return found, inputs
 
     def _distinct(self, group: Group) -> _Kernel:
-        symbol = symbol_of(group)
+        text = group_text(group)
+        symbol = symbol_of_text(text)
         if symbol not in self.kernels:
             named = replace(group, name=symbol)
-            self.kernels[symbol] = _Kernel(symbol, named, group_text(group), dims=group.dims())
+            self.kernels[symbol] = _Kernel(symbol, named, text, dims=group.dims())
         return self.kernels[symbol]
 
     def _scheduled(self, symbol: str, group: Group) -> Chosen:
@@ -394,7 +458,7 @@ class _Builder:
         return Chosen(given, self.schedules.applied(symbol, group, given))
 
     def _compile(self) -> None:
-        """Objects for the distinct kernels, from the cache or in parallel."""
+        """Objects for the distinct kernels: from the cache, or from now on in parallel."""
         todo: list[tuple[_Kernel, KernelStages, str]] = []
         for k in self.kernels.values():
             stages = self.stages.kernel(k.symbol)
@@ -411,41 +475,47 @@ class _Builder:
         mine = [k for k, _, _ in todo if k.symbol not in self.schedules.traces]
         # What uses the clock goes first, while nothing else runs.
         clocked = {k.symbol: k.group for k in mine if self.by.alone}
+        if clocked:
+            self.machinists.finish()
         chosen = choose_all(self.by, clocked, self.target) if clocked else {}
-
-        def work(item: tuple[_Kernel, KernelStages, str]) -> None:
-            k, stages, key = item
-            began = time.perf_counter()
-            group = stages.group(k.group)
-            found = chosen.get(k.symbol) if group is k.group else None
-
-            def schedule() -> tuple[Trace, Nest]:
-                nonlocal found
-                found = found or self._scheduled(k.symbol, group)
-                return found.trace, found.nest
-
-            trace, nest = stages.schedule(group, schedule)
-            k.trace = print_trace(trace)
-            k.image = stages.compiled(emit(nest, self.target), self.target)
-            k.seconds = time.perf_counter() - began
-            if found is not None and k.symbol not in self.schedules.traces:
-                k.considered = str(found)
-                told = {"considered": found.considered, "detail": not found.considered}
-                self.log.add("schedule", f"{k.symbol}: {found}", **told)
-            if not stages.is_edited and (found is None or found.settled):
-                head = json.dumps([k.trace, k.considered])
-                self.cache.put("kernel", key, head.encode() + b"\n" + k.image)
 
         for k in self.kernels.values():
             if k.symbol in self.schedules.traces:
                 self.log.add("schedule", f"{k.symbol} is scheduled by the given trace")
-        jobs = knobs.compile_jobs.get() or self.target.cores or 1
-        if len(todo) > 1 and jobs > 1:
-            with ThreadPoolExecutor(jobs) as executor:
-                list(executor.map(work, todo))
-        else:
-            for item in todo:
-                work(item)
+        for k, stages, key in todo:
+            self._write(k, stages, key, chosen.get(k.symbol))
+
+    def _write(self, k: _Kernel, stages: KernelStages, key: str, found: Chosen | None) -> None:
+        """The text of a kernel, which a machinist compiles."""
+        began = time.perf_counter()
+        group = stages.group(k.group)
+        found = found if group is k.group else None
+
+        def schedule() -> tuple[Trace, Nest]:
+            nonlocal found
+            found = found or self._scheduled(k.symbol, group)
+            return found.trace, found.nest
+
+        trace, nest = stages.schedule(group, schedule)
+        k.trace = print_trace(trace)
+        text = emit(nest, self.target)
+        if found is not None and k.symbol not in self.schedules.traces:
+            k.considered = str(found)
+            told = {"considered": found.considered, "detail": not found.considered}
+            self.log.add("schedule", f"{k.symbol}: {found}", **told)
+        settled = found is None or found.settled
+        self.settled = self.settled and settled
+        k.seconds = time.perf_counter() - began
+
+        def machine_code() -> None:
+            began = time.perf_counter()
+            k.image = stages.compiled(text, self.target)
+            k.seconds += time.perf_counter() - began
+            if settled and not stages.is_edited:
+                head = json.dumps([k.trace, k.considered])
+                self.cache.put("kernel", key, head.encode() + b"\n" + k.image)
+
+        self.machinists.do(machine_code)
 
 
 def _chooser(options: Options, target: Target, log: Log) -> Chooser:

@@ -21,8 +21,9 @@ from torch._C import DisableTorchFunctionSubclass
 from torch.utils import _pytree as pytree
 
 from tilewright.base.errors import Invalid, Unsupported
-from tilewright.driver.compile import Options, compile_graph
+from tilewright.driver.options import Options
 from tilewright.driver.packed_reads import conversion, inverse
+from tilewright.driver.programs import compile_graph
 from tilewright.ir.node import Graph, Input, Node, topological
 from tilewright.ops.layout import Relayout
 from tilewright.ops.views import Permute, Reshape

@@ -23,8 +23,9 @@ from tilewright.capture.torch.context import RANDOM_IN_EAGER
 from tilewright.capture.torch.decompositions import decompositions
 from tilewright.capture.torch.places import place_in_frames, place_of
 from tilewright.capture.torch.translate import translate
-from tilewright.driver.compile import Options, compile_graph
 from tilewright.driver.interpreted import InterpretedProgram
+from tilewright.driver.options import Options
+from tilewright.driver.programs import compile_graph
 from tilewright.driver.torch_call import Unit
 from tilewright.driver.torch_fast import Program
 from tilewright.driver.torch_options import TorchOptions

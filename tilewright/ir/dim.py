@@ -17,64 +17,14 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from tilewright.ir.atom import Atom, Data, Quo, Sym, interned
+
 INF = 1 << 62
 # The same few thousand functions are added, multiplied and compared over and over while kernels are
 # scheduled: results are remembered, so many of each kind that a large program's fit.
 _remembered = lru_cache(maxsize=1 << 16)
 
 
-class Atom:
-    """An indivisible factor of a polynomial. `key` orders atoms and is unique among equal ones."""
-
-    __slots__ = ("key", "_bounds", "__weakref__")
-    key: str
-    _bounds: tuple[int, int] | None
-
-    def __repr__(self) -> str:
-        return self.key
-
-    def __lt__(self, other: Atom) -> bool:
-        if self.key != other.key:
-            return self.key < other.key
-        return self.rank() < other.rank()
-
-    def rank(self) -> tuple[str, ...]:
-        """What orders atoms, also symbols of one name with different bounds."""
-        return (self.key,)
-
-
-class Sym(Atom):
-    """A named integer with inclusive bounds: a dimension or a loop variable. It is known to be a
-    multiple of `multiple`."""
-
-    __slots__ = ("name", "lo", "hi", "multiple")
-
-    def __init__(self, name: str, lo: Dim, hi: Dim | None, multiple: int) -> None:
-        self.name, self.lo, self.hi, self.multiple = name, lo, hi, multiple
-
-    def rank(self) -> tuple[str, ...]:
-        return self.key, str(self.lo), str(self.hi), str(self.multiple)
-
-
-class Quo(Atom):
-    """`floordiv`, `mod`, `min` or `max` of two Ints, which could not be simplified."""
-
-    __slots__ = ("op", "a", "b")
-
-    def __init__(self, op: str, a: Dim, b: Dim) -> None:
-        self.op, self.a, self.b = op, a, b
-
-
-class Data(Atom):
-    """An integer computed from memory (a gathered index); `value` is an ir.expr.Value."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-_atoms: WeakValueDictionary[Any, Atom] = WeakValueDictionary()
 _ints: WeakValueDictionary[Any, Int] = WeakValueDictionary()
 
 Monomial = tuple[Atom, ...]
@@ -158,10 +108,10 @@ def _make(terms: dict[Monomial, int]) -> Dim:
         return 0
     if len(clean) == 1 and () in clean:
         return clean[()]
-    return _interned(tuple(sorted(clean.items()) if len(clean) > 1 else clean.items()))
+    return _of_terms(tuple(sorted(clean.items()) if len(clean) > 1 else clean.items()))
 
 
-def _interned(terms: tuple[tuple[Monomial, int], ...]) -> Int:
+def _of_terms(terms: tuple[tuple[Monomial, int], ...]) -> Int:
     """The polynomial of terms that are in canonical form already."""
     found = _ints.get(terms)
     if found is None:
@@ -222,6 +172,7 @@ def _add(a: Dim, b: Dim) -> Dim:
         a, b = b, a
     if isinstance(b, int):
         return _plus(a, b)
+    assert isinstance(a, Int)
     out = dict(a.terms)
     for m, c in b.terms:
         out[m] = out.get(m, 0) + c
@@ -235,7 +186,7 @@ def _plus(a: Dim, number: int) -> Dim:
     terms = a.terms
     if not terms[0][0]:
         number, terms = number + terms[0][1], terms[1:]
-    return _interned((((), number), *terms) if number else terms)
+    return _of_terms((((), number), *terms) if number else terms)
 
 
 @_remembered
@@ -256,7 +207,7 @@ def _mul(a: Dim, b: Dim) -> Dim:
         return a * b
     assert isinstance(a, Int)
     if isinstance(b, int):
-        return _interned(tuple((m, c * b) for m, c in a.terms)) if b else 0
+        return _of_terms(tuple((m, c * b) for m, c in a.terms)) if b else 0
     out: dict[Monomial, int] = {}
     for m, c in _terms(a):
         for n, d in _terms(b):
@@ -270,20 +221,10 @@ def from_atom(atom: Atom) -> Dim:
     return _make({(atom,): 1})
 
 
-def _intern(key: Any, build: Callable[[], Atom], text: str) -> Atom:
-    found = _atoms.get(key)
-    if found is None:
-        found = build()
-        found.key = text
-        found._bounds = None
-        found = _atoms.setdefault(key, found)
-    return found
-
-
 def _atom(op: str, a: Dim, b: Dim) -> Quo:
     sign = {"floordiv": "//", "mod": "%"}.get(op)
     text = f"({_wrap(a)}{sign}{_wrap(b)})" if sign else f"{op}({a},{b})"
-    atom = _intern((op, a, b), lambda: Quo(op, a, b), text)
+    atom = interned((op, a, b), lambda: Quo(op, a, b), text)
     assert isinstance(atom, Quo)
     return atom
 
@@ -303,7 +244,7 @@ def _only_atom(x: Dim) -> Atom | None:
 
 def sym(name: str, lo: Dim = 0, hi: Dim | None = None, multiple: int = 1) -> Int:
     """A dimension or variable with inclusive bounds. One name and equal bounds: one symbol."""
-    x = from_atom(_intern((name, lo, hi, multiple), lambda: Sym(name, lo, hi, multiple), name))
+    x = from_atom(interned((name, lo, hi, multiple), lambda: Sym(name, lo, hi, multiple), name))
     assert isinstance(x, Int)
     return x
 
@@ -315,7 +256,7 @@ def var(name: str, extent: Dim) -> Int:
 
 def data(value: Any) -> Int:
     """An index that is read from memory. `value` is an integer ir.expr.Value."""
-    x = from_atom(_intern(("data", value), lambda: Data(value), f"${{{value.label()}}}"))
+    x = from_atom(interned(("data", value), lambda: Data(value), f"${{{value.label()}}}"))
     assert isinstance(x, Int)
     return x
 

@@ -20,7 +20,9 @@ import llvmlite
 import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 
+from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
+from tilewright.base.events import Log
 from tilewright.ir.target import Target
 
 llvm.initialize_all_targets()
@@ -114,6 +116,16 @@ def object_key(text: str, target: Target) -> str:
 def compile_object(text: str, target: Target) -> bytes:
     """The relocatable object of an LLVM module in text form. Safe to call from many threads."""
     return _emit(text, target, as_object=True)
+
+
+def kept_object(text: str, target: Target, log: Log | None = None) -> bytes:
+    """The same, out of the cache where it was compiled before."""
+    cache, key = Cache.from_knobs(log), object_key(text, target)
+    image = cache.get("object", key)
+    if image is None:
+        image = compile_object(text, target)
+        cache.put("object", key, image)
+    return image
 
 
 def compile_objects(texts: Sequence[str], target: Target, jobs: int) -> list[bytes]:

@@ -14,7 +14,7 @@ from tilewright.base import knobs
 from tilewright.base.errors import require
 from tilewright.base.machine import usable_cores
 from tilewright.ir.target import Target
-from tilewright.llvm.objects import compile_object, host_cpu
+from tilewright.llvm.objects import host_cpu, kept_object
 
 from .library import Library
 from .pool_ir import MAX_THREADS, pool_ir
@@ -64,7 +64,7 @@ class _Pool:
     def __init__(self):
         host = host_cpu()
         target = Target("pool", host.triple, host.cpu, host.features)
-        self.library = Library([compile_object(pool_ir(target.arch), target)])
+        self.library = Library([kept_object(pool_ir(target.arch), target)])
         self.reset = self._function("tw_pool_reset")
         self.resize = self._function("tw_pool_resize", ctypes.c_int64)
         self.set_spin = self._function("tw_pool_set_spin", ctypes.c_int64)

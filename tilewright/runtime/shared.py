@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from threading import RLock
 from typing import Protocol
 from weakref import WeakSet, WeakValueDictionary
@@ -18,18 +19,28 @@ import numpy as np
 
 from tilewright.base.errors import Invalid
 from tilewright.ir.node import Graph, Input, Node, input, node, topological
+from tilewright.ir.text import parse_graph, print_graph
 from tilewright.ir.types import TensorType
 from tilewright.runtime.memory import aligned, require_room
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a value is made: over inputs w0, w1, … so that equal recipes are one node, and which
-    inputs of the prologue these are.
+    """How a value is made: the text of a graph over inputs w0, w1, … so that equal recipes are one
+    text, and which inputs of the prologue these are.
     """
 
-    value: Node
+    text: str
     weights: tuple[int, ...]
+
+    @staticmethod
+    def of(value: Node, weights: tuple[int, ...]) -> Recipe:
+        inputs = [n for n in topological((value,)) if isinstance(n.op, Input)]
+        return Recipe(print_graph(Graph("recipe", tuple(inputs), (value,)), places=False), weights)
+
+    @cached_property
+    def value(self) -> Node:
+        return parse_graph(self.text).outputs[0]
 
 
 def recipes_of(prologue: Graph) -> tuple[Recipe, ...]:
@@ -47,7 +58,7 @@ def _recipe(out: Node, position: dict[Node, int]) -> Recipe:
             weights.append(position[n])
         else:
             new[n] = node(n.op, *(new[x] for x in n.inputs))
-    return Recipe(new[out], tuple(weights))
+    return Recipe.of(new[out], tuple(weights))
 
 
 @dataclass(eq=False)
@@ -75,7 +86,7 @@ class Piece:
 
     @property
     def key(self) -> Hashable:
-        return self.recipe.value, tuple(w.key for w in self.weights)
+        return self.recipe.text, tuple(w.key for w in self.weights)
 
     @property
     def is_only_copy(self) -> bool:
@@ -161,7 +172,7 @@ def derive(
     with _lock:
         identity = [w.key for w in weights]
         used = [tuple(weights[k] for k in r.weights) for r in recipes]
-        keys = [(r.value, tuple(w.key for w in u)) for r, u in zip(recipes, used, strict=True)]
+        keys = [(r.text, tuple(w.key for w in u)) for r, u in zip(recipes, used, strict=True)]
         known = [_pieces.get(key) for key in keys]
         missing = [t for t, p in zip(prologue.outputs, known, strict=True) if p is None]
         require_room(sum(map(_bytes, missing)), "packed and folded weights")

@@ -1,0 +1,75 @@
+"""Atoms: the indivisible factors of index functions (ir/dim.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+if TYPE_CHECKING:  # what atoms are made of is made of atoms
+    from tilewright.ir.dim import Dim
+
+
+class Atom:
+    """An indivisible factor of a polynomial. `key` orders atoms and is unique among equal ones."""
+
+    __slots__ = ("key", "_bounds", "__weakref__")
+    key: str
+    _bounds: tuple[int, int] | None
+
+    def __repr__(self) -> str:
+        return self.key
+
+    def __lt__(self, other: Atom) -> bool:
+        if self.key != other.key:
+            return self.key < other.key
+        return self.rank() < other.rank()
+
+    def rank(self) -> tuple[str, ...]:
+        """What orders atoms, also symbols of one name with different bounds."""
+        return (self.key,)
+
+
+class Sym(Atom):
+    """A named integer with inclusive bounds: a dimension or a loop variable. It is known to be a
+    multiple of `multiple`."""
+
+    __slots__ = ("name", "lo", "hi", "multiple")
+
+    def __init__(self, name: str, lo: Dim, hi: Dim | None, multiple: int) -> None:
+        self.name, self.lo, self.hi, self.multiple = name, lo, hi, multiple
+
+    def rank(self) -> tuple[str, ...]:
+        return self.key, str(self.lo), str(self.hi), str(self.multiple)
+
+
+class Quo(Atom):
+    """`floordiv`, `mod`, `min` or `max` of two Ints, which could not be simplified."""
+
+    __slots__ = ("op", "a", "b")
+
+    def __init__(self, op: str, a: Dim, b: Dim) -> None:
+        self.op, self.a, self.b = op, a, b
+
+
+class Data(Atom):
+    """An integer computed from memory (a gathered index); `value` is an ir.expr.Value."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+_atoms: WeakValueDictionary[Any, Atom] = WeakValueDictionary()
+
+
+def interned(key: Any, build: Callable[[], Atom], text: str) -> Atom:
+    """The one atom of a key."""
+    found = _atoms.get(key)
+    if found is None:
+        found = build()
+        found.key = text
+        found._bounds = None
+        found = _atoms.setdefault(key, found)
+    return found
