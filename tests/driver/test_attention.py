@@ -156,6 +156,24 @@ def test_rows_that_see_nothing_are_no_numbers(window: int) -> None:
     assert torch.isnan(got[0, :, 0]).all()
 
 
+@pytest.mark.parametrize("f", [attention, unfused])
+@pytest.mark.parametrize("n", [48, 144, 200])
+def test_lowest_numbers_are_skipped_where_each_row_sees_something(n: int, f: Function) -> None:
+    """Some models add the lowest number, not -inf: a row that sees nothing is an average then."""
+    lowest = torch.finfo(torch.float32).min
+    bias = torch.randn(1, 2, n, n)
+
+    def biased(least: int) -> Function:
+        def g(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            i, j = torch.arange(n)[:, None], torch.arange(n)[None]
+            return f(q, k, v, torch.where(i - j >= least, b, lowest))
+
+        return g
+
+    assert "Trim(" in compiled(biased(0), *heads(1, 2, n, 16), bias)[1]
+    assert "Trim(" not in compiled(biased(1), *heads(1, 2, n, 16), bias)[1]
+
+
 def test_rows_with_a_number_that_is_none_stay_so() -> None:
     q, k, v = heads(1, 2, 144, 16)
     q[0, 0, 5], k[0, 1, 70] = float("nan"), float("inf")

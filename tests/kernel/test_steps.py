@@ -248,6 +248,8 @@ for s.i0 in 20, s.r0 in 20 from 0.0
   y[y.i0] = s[y.i0] for y.i0 in 20
 """
 BEFORE = WEIGHTS.replace(" <= ", " < ")
+LOWEST = WEIGHTS.replace(", -inf)", ", -3.4e+38)")  # for -inf, as long as each row sees a key
+LOWEST_BEFORE = LOWEST.replace(" <= ", " < ")
 
 # name of the golden file: (group, steps before, the step)
 EXAMPLES = {
@@ -312,6 +314,7 @@ EXAMPLES = {
     "trim-split": (TRIANGLE, "Split('s.r0', 4)", "Trim('s.r0.0')"),
     "trim-band": (BAND, "Reorder(('s.r0', 's.i1'))", "Trim('s.r0')"),
     "trim-weights": (WEIGHTS, "", "Trim('s.r0')"),
+    "trim-lowest": (LOWEST, "", "Trim('s.r0')"),
     "trim-unread": (PARTLY, "", "Trim('t.i0')"),
     "tensorize": (DOT, "", "Tensorize('c.i0', 'arm64.sdot')"),
 }
@@ -380,6 +383,8 @@ REFUSALS = [
     (TRIANGLE, "", "Trim('y.i0')", "every iteration of y.i0 may matter"),
     (TRIANGLE, "Unroll('s.r0')", "Trim('s.r0')", "s.r0 is already unroll"),
     (BEFORE, "", "Trim('s.r0')", "every iteration of s.r0 may matter"),
+    (LOWEST_BEFORE, "", "Trim('s.r0')", "every iteration of s.r0 may matter"),
+    (LOWEST_BEFORE, "", "Trim('t.r0')", "every iteration of t.r0 may matter"),
     (MAP, "Split('y.i0', 16); Parallel('y.i0.0')", "Peel('y.i0.0')", "already parallel"),
     (TWO, "", "ComputeAt('x', 'y.i0')", "x is an argument"),
     (TWO, "", "ComputeAt('q', 'y.i0')", "there is no buffer q"),

@@ -67,7 +67,8 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     m, n = t.names[t.row], t.names[t.col]
     em, en = s.loops(m)[0].extent, s.loops(n)[0].extent
     rows, width = t.rows, t.lanes * t.vectors
-    if isinstance(em, int) and em < rows:
+    few = isinstance(em, int) and em < rows
+    if isinstance(em, int) and few:
         # Few rows: more vectors keep enough sums in flight.
         rows = em
         width *= 1 if t.group else t.choices.side or max(1, 16 // (em * t.vectors))
@@ -78,7 +79,7 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     ragged = not (isinstance(en, int) and en % width == 0)
     # Zero padding in the packed operand lets every tile be full; only the store is ragged then.
     padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, t.col, width))
-    chain = t.choices.chain or (CHAIN if rows == t.rows else SHORT_CHAIN)
+    chain = t.choices.chain or (SHORT_CHAIN if few else CHAIN)
     # An instruction that adds up groups keeps all of the sum in registers.
     blocks: str | None = None
     around: tuple[str, ...] = ()

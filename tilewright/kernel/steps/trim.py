@@ -14,6 +14,7 @@ from tilewright.kernel.nest import (
     Commit,
     Loop,
     Nest,
+    Path,
     Stmt,
     Store,
     Wait,
@@ -37,7 +38,7 @@ class Trim(Step):
     Unless the precision is strict, a zero that a condition has put there stays zero whatever it is
     multiplied with, and -inf stays so whatever is added. The weight of such a score in a softmax is
     not needed either as long as an iteration is left: a row of which all weights are no numbers
-    has one still.
+    has one still. A number near the lowest counts as -inf where each row surely has a greater one.
     """
 
     loop: str
@@ -64,22 +65,21 @@ class Trim(Step):
 
     def _range(self, n: Nest, x: Loop) -> tuple[Dim, Dim]:
         """Where the iterations that matter begin and end, or the whole of the loop."""
-        begin, end = self._ends(n, x, True)
-        return (begin, end) if D.known_lt(begin, end) else self._ends(n, x, False)
+        if self._each_sees(n, x):
+            return self._ends(n, x, _EACH)
+        begin, end = self._ends(n, x, _SOME)
+        return (begin, end) if D.known_lt(begin, end) else self._ends(n, x, _NONE)
 
-    def _ends(self, n: Nest, x: Loop, some: bool) -> tuple[Dim, Dim]:
-        """The same, where it is known or not whether some iteration is left."""
+    def _ends(self, n: Nest, x: Loop, left: int) -> tuple[Dim, Dim]:
+        """The same, where so much is known of what is left."""
         whole: tuple[Dim, Dim] = (0, x.extent)
         found: tuple[Dim, Dim] | None = None
         moving = set().union(*(inner_vars(s) for s in x.body))
-        gone = {s.buffer for s, _ in walk(x.body) if isinstance(s, Alloc)}  # after an iteration
-        for s, _ in walk(x.body):
-            if isinstance(s, (Barrier, Commit, Wait)):
+        for s, _ in _lasting(x):
+            if not isinstance(s, Store):
                 return whole
-            if not isinstance(s, Store) or s.buffer in gone:
-                continue
             begin, end = whole
-            for low, high in _limits(_needed(n, s, some), x.var, moving):
+            for low, high in _limits(_needed(n, s, left), x.var, moving):
                 if low is not None:
                     begin = D.maximum(begin, low)
                 if high is not None:
@@ -89,6 +89,43 @@ class Trim(Step):
             joined = (D.minimum(found[0], begin), D.maximum(found[1], end)) if found else None
             found = joined or (begin, end)
         return found or whole
+
+    def _each_sees(self, n: Nest, x: Loop) -> bool:
+        """Does each row, whichever the inner loops come to, surely need the first iteration, or
+        does each need the last?"""
+        ends: set[bool] = set()
+        for s, path in _lasting(x):
+            needed = _needed(n, s, _EACH) if isinstance(s, Store) else []
+            if not needed or not isinstance(s, Store):
+                return False
+            own = frozenset().union(*map(D.symbols, s.index))
+            summed = {q.var for q in path if q.kind == "lane" or q.var not in own}
+            for c in needed:
+                slope = D.coefficient(c, x.var)
+                if not isinstance(slope, int) or any(True for _ in D.data_values(c)):
+                    return False
+                ends |= {slope > 0} if slope else set()
+                at = c - slope * D.as_int(x.var) + (slope * (x.extent - 1) if slope > 0 else 0)
+                best = furthest(at, summed, True)
+                worst = best if best is None else furthest(best, {q.var for q in path}, False)
+                if worst is None or not D.nonneg(worst):
+                    return False
+        return len(ends) == 1 and D.known_lt(0, x.extent)
+
+
+def _lasting(x: Loop) -> Iterator[tuple[Stmt, Path]]:
+    """Stores that outlast an iteration, with the loops around them in it; and what waits."""
+    gone = {s.buffer for s, _ in walk(x.body) if isinstance(s, Alloc)}
+    for s, path in walk(x.body):
+        if isinstance(s, (Barrier, Commit, Wait)) or (
+            isinstance(s, Store) and s.buffer not in gone
+        ):
+            yield s, path
+
+
+# What is known of the iterations that are left: nothing; there are some; there are some for each
+# value of the inner loops, such as each of several rows.
+_NONE, _SOME, _EACH = range(3)
 
 
 def _limits(
@@ -148,7 +185,7 @@ def _atom_end(a: D.Atom, moving: set[Sym], top: bool) -> Dim | None:
 # ---- what has to hold for a store to matter: integers that are at least 0
 
 
-def _needed(n: Nest, s: Store, some: bool) -> list[Dim]:
+def _needed(n: Nest, s: Store, left: int) -> list[Dim]:
     if s.combine is None:
         return list(_read_cells(n, s))
     dtype = n.buffer(s.buffer).dtype
@@ -158,7 +195,7 @@ def _needed(n: Nest, s: Store, some: bool) -> list[Dim]:
     if not isinstance(neutral, Const) or not _starts_at(n, s, neutral):
         return []
     lax = n.precision != "strict" or not dtype.is_float
-    how = _Lax(lax and s.combine == "add", lax and some)
+    how = _Lax(lax and s.combine == "add", lax and left >= _SOME, lax and left == _EACH)
     return list(_not_neutral(n, s.value, neutral.value, how, 4))
 
 
@@ -180,6 +217,7 @@ class _Lax:
 
     products: bool  # zero times anything
     weights: bool  # -inf with anything added; the exponential of that, over anything
+    lowest: bool  # a number near the lowest one, for -inf
 
 
 def _not_neutral(n: Nest, v: Value, neutral: object, lax: _Lax, depth: int) -> Iterator[Dim]:
@@ -207,13 +245,19 @@ def _not_neutral(n: Nest, v: Value, neutral: object, lax: _Lax, depth: int) -> I
             yield from _not_neutral(n, x, -inf, lax, depth)
     elif v.name == "select":
         condition, then, other = v.args
-        if isinstance(other, Const) and other.value == neutral:
+        lowest = lax.lowest and neutral == -inf and _exact(condition, True)
+        if lowest and isinstance(other, Const) and float(other.value) < LOWEST:
+            yield from _holds(condition, True)
+        elif isinstance(other, Const) and other.value == neutral:
             yield from _holds(condition, True)
             yield from _not_neutral(n, then, neutral, lax, depth)
         elif isinstance(then, Const) and then.value == neutral:
             yield from _holds(condition, False)
             yield from _not_neutral(n, other, neutral, lax, depth)
 
+
+# Less than this is as good as -inf: no sum of scores comes near it.
+LOWEST = -1e30
 
 _OPPOSITE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 
@@ -235,6 +279,17 @@ def _holds(v: Value, truth: bool) -> Iterator[Dim]:
         if name in ("gt", "ge"):
             a, b = b, a
         yield b - a - (name in ("lt", "gt"))
+
+
+def _exact(v: Value, truth: bool) -> bool:
+    """Is a condition as said exactly where the integers of `_holds` are at least 0?"""
+    if not isinstance(v, Fn):
+        return False
+    if v.name == "not":
+        return _exact(v.args[0], not truth)
+    if v.name == ("and" if truth else "or"):
+        return all(_exact(x, truth) for x in v.args)
+    return v.name in _OPPOSITE and all(_whole(x) is not None for x in v.args)
 
 
 def _whole(v: Value) -> Dim | None:
