@@ -13,7 +13,7 @@ from tilewright.graph.simplify import Simplify
 from tilewright.ir import dim as D
 from tilewright.ir import passes
 from tilewright.ir.dim import Dim
-from tilewright.ir.node import Node
+from tilewright.ir.node import Node, item
 
 BLOCKS = KeyBlocks(block=96, hidden=96, unknown=96)
 
@@ -120,11 +120,13 @@ def test_blocks_of_keys_are_one_kernel() -> None:
 
 
 def test_what_is_not_in_blocks() -> None:
-    """Weights that are a result as well, one query, rows that are no scores."""
+    """Weights that are a result as well, sums that are, one query, rows that are no scores."""
     long = arg("q", 2, 4, 48, 16), arg("k", 2, 4, 6000, 16), arg("v", 2, 4, 6000, 16)
     one = (arg("q", 2, 4, 1, 16), *long[1:])
     rows = build.matmul(softmax(arg("x", 2, 4, 48, 6000)), long[2])
-    for outputs in (written_out(*long), (build.attention(*one),), (rows,)):
+    pair = build.attention_forward(*long)
+    both = item(pair, 0), item(pair, 1)
+    for outputs in (written_out(*long), both, (build.attention(*one),), (rows,)):
         assert "softmax_parts" not in {n.op.name for n in fused(*outputs).graph.nodes()}
 
 

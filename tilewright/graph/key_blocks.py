@@ -185,7 +185,7 @@ def _rows(n: Node, users: Mapping[Node, list[Node]], results: set[Node]) -> _Row
         return None
     if safe and safe[1] is not scores:
         return None
-    private = (n.inputs[0], given, weights, e, inner, inner.inputs[0], scores)
+    private = (n.inputs[0], given, weights, e, total, top, inner, inner.inputs[0], scores)
     inside = _between(root, scores)
     if any(x in results or not inside.issuperset(users[x]) for x in private):
         return None
