@@ -9,7 +9,7 @@ import pytest
 from tests.kernel.fuzz import Judge
 from tilewright import ops
 from tilewright.base.events import Log
-from tilewright.graph import key_blocks
+from tilewright.graph import chains, key_blocks
 from tilewright.graph.decompose import Decompose
 from tilewright.graph.fuse import fuse
 from tilewright.graph.key_blocks import KeyBlocks
@@ -105,6 +105,27 @@ def test_keys_in_blocks(size: str, causal: bool, monkeypatch: pytest.MonkeyPatch
             n = step.apply(n)
             if k % 23 == 22:
                 judge.nest(n)
+    judge.nest(final)
+    judge.native(final)
+
+
+@pytest.mark.parametrize("rows", [24, 149])
+def test_products_with_elementwise_work_between(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chains, "BETWEEN_BYTES", 0)
+    x, first, second = (
+        input(label, TensorType(f32, shape))
+        for label, shape in (("x", (rows, 8)), ("a", (8, 29)), ("b", (29, 12)))
+    )
+    hidden = ops.gelu(ops.matmul(x, first))
+    graph = Graph("test", (x, first, second), (ops.matmul(hidden, second),))
+    table = [Simplify(), Decompose(), Simplify(), PackOperands.of(default())]
+    found = fuse(passes.run(table, graph, Log()), Log()).clusters
+    (c,) = (c for c in found if c.kind == "chain")
+    g = build_group("chain", c.nodes, c.inputs, c.outputs)
+    trace, final = default_schedule(g, default())
+    assert "Unroll(" in print_trace(trace)
+    judge = Judge(g, [{}])
+    judge.exact = False
     judge.nest(final)
     judge.native(final)
 
