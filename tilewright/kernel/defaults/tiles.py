@@ -75,10 +75,12 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     elif isinstance(em, int) and rows > MIDDLING and not t.group and t.choices.rows is None:
         rows = -(-em // -(-em // rows))  # as many tiles, and the last one no shorter than need be
     if isinstance(en, int):
-        width = min(width, en)
+        width = min(width, -(-en // t.lanes) * t.lanes)
     ragged = not (isinstance(en, int) and en % width == 0)
     # Zero padding in the packed operand lets every tile be full; only the store is ragged then.
     padded = ragged and t.axes[t.col] != "p" and s.attempt(Pad(a, t.col, width))
+    if not padded and isinstance(en, int):
+        width = min(width, en)
     chain = t.choices.chain or (SHORT_CHAIN if few else CHAIN)
     # An instruction that adds up groups keeps all of the sum in registers.
     blocks: str | None = None
@@ -106,6 +108,10 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
         rest, inside = [x for x in rest if x != t.height], [t.height]
     s.do(Reorder((*rest, tiles[0], *inside, tiles[1], f"{m}.1", f"{n}.1")))
     s.do(ComputeAt(a, tiles[1]))
+    if padded and isinstance(en, int) and en < width:
+        s.do(
+            Pad(a, t.col, width)
+        )  # one tile, as narrow as the host: the sums are whole vectors all the same
     if t.copy is not None:
         if t.copy[1]:
             s.do(ComputeAt(t.copy[0], rest[-1]))
