@@ -27,6 +27,7 @@ from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.interpret import run
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import HostCpu, assembly
 from tilewright.targets import arm64, default, x86
@@ -193,4 +194,4 @@ def test_columns_that_do_not_fill_a_panel_have_the_instruction(columns: int) -> 
     target = x86_with(*V4)
     _, _, group, _ = last_kernel(product(f32, f32, 45, 68, columns), target)
     trace, _ = default_schedule(group, target)
-    assert any(step.name == "Tensorize" for step in trace)
+    assert any(isinstance(step, Tensorize) for step in trace)
