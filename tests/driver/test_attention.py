@@ -275,7 +275,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(made(target), block=96, hidden=96, unknown=96)
 
     monkeypatch.setattr(key_blocks.KeyBlocks, "of", staticmethod(small))
-    monkeypatch.setattr(key_blocks, "CHAIN", 100)
+    monkeypatch.setattr(key_blocks, "MANY_KEYS", 100)
     monkeypatch.setattr(key_blocks, "SCRATCH_BYTES", 100 * 4 * key_blocks.TILE_ROWS)
 
 

@@ -87,7 +87,7 @@ BLOCKS = {
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("size", BLOCKS)
 def test_keys_in_blocks(size: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_blocks, "CHAIN", 50)
+    monkeypatch.setattr(key_blocks, "MANY_KEYS", 50)
     monkeypatch.setattr(key_blocks, "SCRATCH_BYTES", 50 * 4 * key_blocks.TILE_ROWS)
     rows, keys, dims = BLOCKS[size]
     g = attention(rows, keys, 4, causal, default(), 48)

@@ -33,8 +33,9 @@ from tilewright.ops.views import pad, permute, reshape
 NOTHING = float("-inf")
 # Lanes of the kernels that work on rows of scores, of which a block is a multiple.
 LANES = 16
-# Products that are added up in one go (kernel/defaults/tiles.py); sums of more are in parts.
-CHAIN = 512
+# More keys than this are in blocks where positions hide some: one block of 1024 took 15.3 ms, parts
+# of it 17.2; one of 4096 took 261 ms, parts of it 250 (on one thread of a Neoverse N1).
+MANY_KEYS = 1024
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class KeyBlocks(Pass):
         most = SCRATCH_BYTES // (TILE_ROWS * rows.scores.dtype.accumulator.bytes)
         block = self.block
         if rows.positions:
-            most, block = CHAIN, self.hidden
+            most, block = MANY_KEYS, self.hidden
         if keys <= most:
             return None
         count = -(-keys // block)
