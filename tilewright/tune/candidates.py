@@ -119,8 +119,9 @@ def _multiplies(st: Stage) -> bool:
 
 
 def _few_rows(found: _Found, thorough: bool) -> None:
-    """One row: how many sums are under way at once."""
-    if thorough or found.all[0].cost.stalling(found.target) > WORTH:
+    """One row: how many sums are under way at once, against how many streams memory has to serve,
+    which the model does not know."""
+    if thorough:
         for side in (1, 2, 3, 4, 6):
             found.add(Choices(side=side))
 
