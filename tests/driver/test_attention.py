@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 import tilewright as tw
 from tilewright.graph import key_blocks
 from tilewright.ir.target import Target
+from tilewright.targets import default
 
 Function = Callable[..., torch.Tensor]
 
@@ -54,6 +55,8 @@ def unfused(
     return torch.softmax(scores, -1) @ v
 
 
+# A head of whole vectors: a narrower one is not packed.
+WIDE = 2 * default().lanes(32)
 SHAPES = {
     "square": ((2, 3, 64, 16), ()),
     "blocks": ((1, 2, 144, 32), ()),
@@ -361,15 +364,15 @@ def test_blocks_keep_what_is_no_number(small_blocks: None) -> None:
 
 def test_many_keys() -> None:
     """As large as blocks are by default."""
-    args = heads(1, 4, 40, 8, keys=(1, 4, 6000, 8))
+    args = heads(1, 4, 40, WIDE, keys=(1, 4, 6000, WIDE))
     assert in_blocks(compiled(attention, *args)[1])
-    args = heads(1, 1, 1100, 8)
+    args = heads(1, 1, 1100, WIDE)
     assert in_blocks(compiled(causal, *args)[1])
 
 
 def test_one_block_is_one_kernel_as_before() -> None:
     for f, keys in ((attention, 2000), (causal, 512)):
-        told = compiled(f, *heads(1, 4, 48, 8, keys=(1, 4, keys, 8)))[1]
+        told = compiled(f, *heads(1, 4, 48, WIDE, keys=(1, 4, keys, WIDE)))[1]
         assert "chain(" in told and "rescaling" not in told
 
 
