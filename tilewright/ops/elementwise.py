@@ -230,8 +230,9 @@ def _logaddexp2(x: Value, y: Value) -> Value:
 
 
 def _gelu_tanh(x: Value) -> Value:
-    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
-    return 0.5 * x * (1 + fn("tanh", inner))
+    # (1 + tanh(y)) / 2 without its cancellation: the sigmoid of 2y.
+    inner = 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
+    return x * fn("sigmoid", inner)
 
 
 def _gelu_erf(x: Value) -> Value:
