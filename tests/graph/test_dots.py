@@ -17,6 +17,7 @@ from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.target import Target
 from tilewright.ir.types import DType, bf16, f32, i8, i16, i32, i64, u8
+from tilewright.ops.layout import Relayout
 
 NEON = Target(
     "neon",
@@ -44,7 +45,7 @@ def only(g: Graph, name: str) -> Node:
 
 
 def maps(g: Graph) -> list[str]:
-    return [str(n.op.map) for n in g.nodes() if n.op.name == "relayout"]  # type: ignore[attr-defined]
+    return [str(n.op.map) for n in g.nodes() if isinstance(n.op, Relayout)]
 
 
 def whole_range(n: Node, seed: int) -> np.ndarray:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from tilewright.base.events import Log
 from tilewright.graph.classify import contraction, facts
-from tilewright.graph.pack import PackOperands, is_constant
+from tilewright.graph.pack import PackOperands, rebuild_knowing
 from tilewright.ir import dim as D
-from tilewright.ir.node import Graph, Node, node, rebuild
+from tilewright.ir.node import Graph, Node, node
 from tilewright.ir.passes import Pass
 from tilewright.ir.positions import linear_index
 from tilewright.ir.target import Target
@@ -44,21 +44,13 @@ class DotProducts(Pass):
         return DotProducts(PackOperands.of(target))
 
     def apply(self, program: Graph, log: Log) -> Graph:
-        constant: set[Node] = set()
-        taken: list[Node] = []
-
-        def change(n: Node) -> Node:
-            if is_constant(n, constant):
-                constant.add(n)
+        def change(n: Node, constant: set[Node]) -> Node:
             out = self.suited(_narrow_product(n), constant)
-            if out is n:
-                return n
-            log.add("pack", f"{n!r} as dot products of {out!r}", detail=True)
-            taken.append(n)
+            if out is not n:
+                log.add("pack", f"{n!r} as dot products of {out!r}", detail=True)
             return out
 
-        new = rebuild(program, change)
-        return new if taken else program
+        return rebuild_knowing(program, change)
 
     def suited(self, n: Node, constant: set[Node]) -> Node:
         """The product with operands as an instruction wants them; itself where none does."""

@@ -7,6 +7,7 @@ what runs once. The map keeps the tile's columns innermost, such as `k, j -> j//
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -87,12 +88,7 @@ class PackOperands(Pass):
         return PackOperands(bits, registers, target.grouped, target.dots)
 
     def apply(self, program: Graph, log: Log) -> Graph:
-        constant: set[Node] = set()
-        packed: list[Node] = []
-
-        def change(n: Node) -> Node:
-            if is_constant(n, constant):
-                constant.add(n)
+        def change(n: Node, constant: set[Node]) -> Node:
             c = contraction(n)
             if c is None:
                 return n
@@ -103,15 +99,11 @@ class PackOperands(Pass):
                 return n
             fresh = unrelayout(relayout(w, found), found, w.shape)
             out = node(n.op, *(fresh if k == c.right else x for k, x in enumerate(n.inputs)))
-            if n in constant:
-                constant.add(out)
-            packed.append(out)
             what = "constant" if known else "changing"
             log.add("pack", f"{what} operand of {n.op.name} as {found}", detail=True)
             return out
 
-        new = rebuild(program, change)
-        return new if packed else program
+        return rebuild_knowing(program, change)
 
     def map_for(self, n: Node, c: Contraction, constant: bool) -> Map | None:
         """The map of the right operand, or None where it stays as it is."""
@@ -166,6 +158,26 @@ class PackOperands(Pass):
 
 def _rows(n: Node, c: Contraction) -> int:
     return prod(guess(n.shape[a]) for a in c.rows)
+
+
+def rebuild_knowing(program: Graph, change: Callable[[Node, set[Node]], Node]) -> Graph:
+    """The program with nodes changed, by whoever is told which of them depend on weights and
+    literals only; itself where none is."""
+    constant: set[Node] = set()
+    changed = False
+
+    def one(n: Node) -> Node:
+        nonlocal changed
+        if is_constant(n, constant):
+            constant.add(n)
+        out = change(n, constant)
+        changed = changed or out is not n
+        if n in constant:
+            constant.add(out)
+        return out
+
+    new = rebuild(program, one)
+    return new if changed else program
 
 
 def is_constant(n: Node, constant: set[Node]) -> bool:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from tilewright.base.events import Log
 from tilewright.graph.channels import order_of
-from tilewright.graph.pack import is_constant
-from tilewright.ir.node import Graph, Node, rebuild
+from tilewright.graph.pack import rebuild_knowing
+from tilewright.ir.node import Graph, Node
 from tilewright.ir.passes import Pass
 from tilewright.ir.target import Target
 from tilewright.ir.types import f32
@@ -40,21 +40,14 @@ class Winograd(Pass):
         return Winograd(target.lanes(32))
 
     def apply(self, program: Graph, log: Log) -> Graph:
-        constant: set[Node] = set()
-        taken: list[Node] = []
-
-        def change(n: Node) -> Node:
-            if is_constant(n, constant):
-                constant.add(n)
+        def change(n: Node, constant: set[Node]) -> Node:
             size = self.size_for(n, constant)
             if size is None:
                 return n
             log.add("layout", f"{n!r} by Winograd tiles of {size}x{size}", detail=True)
-            taken.append(n)
             return _by_tiles(n, size)
 
-        new = rebuild(program, change)
-        return new if taken else program
+        return rebuild_knowing(program, change)
 
     def size_for(self, n: Node, constant: set[Node]) -> int | None:
         """The tile with the least estimated time, or None where the direct form has it."""

@@ -71,6 +71,19 @@ class Intrinsic:
 INTRINSICS: dict[str, Intrinsic] = {}
 
 
+def grouped_product(types: tuple[str, str, str], group: int, where: str) -> str:
+    """The text of c += a * b where b has groups of the steps of the sum beside each other."""
+    a, b, c = types
+    value = f"cast<{c}>(a[c.i,{group}*c.k+c.p]) * cast<{c}>(b[c.k,c.j,c.p])"
+    return f"""
+group product where {where}
+  in a: {a}[rows,{group}*depth]
+  in b: {b}[depth,columns,{group}]
+  out c: {c}[rows,columns]
+  c[c.i,c.j] add= {value} for c.i in rows, c.j in columns, c.k in depth, c.p in {group}
+"""
+
+
 def declare(i: Intrinsic) -> Intrinsic:
     """Makes an instruction known by its name."""
     if i.name in INTRINSICS:

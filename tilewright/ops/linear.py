@@ -26,6 +26,22 @@ def batch_index(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> tuple[Dim, ..
     return tuple(0 if D.known_eq(d, 1) else i for d, i in zip(shape, own, strict=True))
 
 
+def product_shape(what: str, a: TensorType, b: TensorType) -> tuple[Dim, ...]:
+    """Of […, M, K] times […, K, N]."""
+    require(
+        a.rank >= 2 and b.rank >= 2,
+        f"{what}: {a!r} and {b!r} need at least two axes each",
+        hint="reshape a vector to one row or one column",
+    )
+    columns, rows = a.shape[-1], b.shape[-2]
+    require(
+        may_equal(columns, rows),
+        f"{what}: {a!r} has {columns} columns, {b!r} has {rows} rows",
+        hint="transpose one of them",
+    )
+    return broadcast_shapes(a.shape[:-2], b.shape[:-2], what=what) + (a.shape[-2], b.shape[-1])
+
+
 @operator
 class Matmul(Op):
     """[…, M, K] times […, K, N]; batch dims broadcast; 16-bit floats accumulate in float32."""
@@ -33,20 +49,8 @@ class Matmul(Op):
     linear: ClassVar[tuple[int, ...]] = (0, 1)
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
-        require(
-            a.rank >= 2 and b.rank >= 2,
-            f"matmul: {a!r} and {b!r} need at least two axes each",
-            hint="reshape a vector to one row or one column",
-        )
-        dtype = same_dtype("matmul", a, b)
-        columns, rows = a.shape[-1], b.shape[-2]
-        require(
-            may_equal(columns, rows),
-            f"matmul: {a!r} has {columns} columns, {b!r} has {rows} rows",
-            hint="transpose one of them",
-        )
-        batch = broadcast_shapes(a.shape[:-2], b.shape[:-2], what="matmul")
-        return TensorType(dtype, batch + (a.shape[-2], b.shape[-1]))
+        shape = product_shape("matmul", a, b)
+        return TensorType(same_dtype("matmul", a, b), shape)
 
     def compute(self, a: Tensor, b: Tensor) -> Tensor:
         batch = broadcast_shapes(a.shape[:-2], b.shape[:-2], what="matmul")

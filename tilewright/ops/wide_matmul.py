@@ -13,9 +13,8 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Tensor
 from tilewright.ir.node import Node, Op, node
 from tilewright.ir.operator import Sample, operator
-from tilewright.ir.positions import may_equal
 from tilewright.ir.types import DType, TensorType, i8, i16, i32, i64, u8
-from tilewright.ops.linear import batch_index
+from tilewright.ops.linear import batch_index, product_shape
 from tilewright.ops.samples import case, extremes, integers
 from tilewright.ops.shapes import broadcast_shapes
 
@@ -32,23 +31,11 @@ class WideMatmul(Op):
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         require(
-            a.rank >= 2 and b.rank >= 2,
-            f"wide_matmul: {a!r} and {b!r} need at least two axes each",
-            hint="reshape a vector to one row or one column",
-        )
-        require(
             all(d.is_int for d in (a.dtype, b.dtype, self.dtype)),
             f"wide_matmul: {a!r} and {b!r} summed in {self.dtype} are not all integers",
             hint="matmul multiplies floats",
         )
-        columns, rows = a.shape[-1], b.shape[-2]
-        require(
-            may_equal(columns, rows),
-            f"wide_matmul: {a!r} has {columns} columns, {b!r} has {rows} rows",
-            hint="transpose one of them",
-        )
-        batch = broadcast_shapes(a.shape[:-2], b.shape[:-2], what="wide_matmul")
-        return TensorType(self.dtype, batch + (a.shape[-2], b.shape[-1]))
+        return TensorType(self.dtype, product_shape("wide_matmul", a, b))
 
     def compute(self, a: Tensor, b: Tensor) -> Tensor:
         batch = broadcast_shapes(a.shape[:-2], b.shape[:-2], what="wide_matmul")

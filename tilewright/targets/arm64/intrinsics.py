@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.kernel.intrinsic import ANY, Intrinsic, declare
+from tilewright.kernel.intrinsic import ANY, Intrinsic, declare, grouped_product
 from tilewright.llvm.products import DotTile, FmaTile, dot, dot_call
 
 
@@ -84,19 +84,11 @@ def _dots(name: str, product: str, feature: str, swapped: bool = False) -> None:
     # The operand that lanes are picked from comes last.
     call = dot_call(function, sums, 4, operand, swapped=not swapped)
     tile = DotTile(4, sums, (4 // group, 4 // group), operand, call, picks=True)
-    value = f"cast<{c}>(a[c.i,{group}*c.k+c.p]) * cast<{c}>(b[c.k,c.j,c.p])"
-    loops = f"c.i in rows, c.j in columns, c.k in depth, c.p in {group}"
     own = f"arm64.{name}.{'first' if swapped else 'tile'}"
     declare(
         Intrinsic(
             own,
-            f"""
-group dots where rows: 1..8, columns: 4..12, depth: 1..
-  in a: {a}[rows,{group}*depth]
-  in b: {b}[depth,columns,{group}]
-  out c: {c}[rows,columns]
-  c[c.i,c.j] add= {value} for {loops}
-""",
+            grouped_product((a, b, c), group, "rows: 1..8, columns: 4..12, depth: 1.."),
             {"a": (ANY, 1), "b": (ANY, group, 1), "c": (ANY, 1)},
             tile,
             (f"declare {v} {function}({v}, {operand}, {operand})",),

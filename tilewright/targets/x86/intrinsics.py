@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilewright.kernel.intrinsic import ANY, Intrinsic, Sizes, declare
+from tilewright.kernel.intrinsic import ANY, Intrinsic, Sizes, declare, grouped_product
 from tilewright.llvm.products import DotTile, FmaTile, Multiply, dot, dot_call, pair_call
 
 
@@ -85,18 +85,11 @@ def _dots(
     step = 1 if a == "i16" else 4
     operand = f"<{group * lanes} x {element}>"
     tile = DotTile(lanes, sums, (bytes_a, bytes_b), operand, multiply, step=step)
-    value = f"cast<{c}>(a[c.i,{group}*c.k+c.p]) * cast<{c}>(b[c.k,c.j,c.p])"
-    loops = f"c.i in rows, c.j in columns, c.k in depth, c.p in {group}"
+    where = f"rows: 1..{rows}, columns: {lanes}..{most * lanes}, depth: 1.."
     declare(
         Intrinsic(
             name,
-            f"""
-group dots where rows: 1..{rows}, columns: {lanes}..{most * lanes}, depth: 1..
-  in a: {a}[rows,{group}*depth]
-  in b: {b}[depth,columns,{group}]
-  out c: {c}[rows,columns]
-  c[c.i,c.j] add= {value} for {loops}
-""",
+            grouped_product((a, b, c), group, where),
             {"a": (ANY, 1), "b": (ANY, group, 1), "c": (ANY, 1)},
             tile,
             (_DECLARED[name],),
@@ -178,7 +171,6 @@ def _configuration(rows: int | str, last: int) -> list[str]:
 def _tile_product(operation: str, element: int) -> Callable[[Sizes], str]:
     """c[i,j] += sum over k and p of a[i,k*g+p] * b[k,j,p], up to 2 by 2 tiles of sums in registers
     while k runs; `element` bytes make g of a 32-bit group."""
-    group = 4 // element
 
     def body(sizes: Sizes) -> str:
         rows, columns, depth = sizes["i"], sizes["j"], sizes["k"]
@@ -260,27 +252,17 @@ def _tile_product(operation: str, element: int) -> Callable[[Sizes], str]:
         if not usual:
             put("  call void @llvm.x86.ldtilecfg(ptr @tw.tiles)")
         put("  ret void")
-        assert group in (2, 4)
         return "\n".join(lines) + "\n"
 
     return body
 
 
 def _amx(name: str, operation: str, types: tuple[str, str, str], feature: str) -> None:
-    a, b, c = types
-    group = 2 if a == "bf16" else 4
-    product = f"cast<{c}>(a[c.i,{group}*c.k+c.p]) * cast<{c}>(b[c.k,c.j,c.p])"
-    loops = f"c.i in rows, c.j in columns, c.k in depth, c.p in {group}"
+    group = 2 if types[0] == "bf16" else 4
     declare(
         Intrinsic(
             name,
-            f"""
-group tile where rows: 1..32, columns: 16..32, depth: 16..
-  in a: {a}[rows,{group}*depth]
-  in b: {b}[depth,columns,{group}]
-  out c: {c}[rows,columns]
-  c[c.i,c.j] add= {product} for {loops}
-""",
+            grouped_product(types, group, "rows: 1..32, columns: 16..32, depth: 16.."),
             {"a": (ANY, 1), "b": (ANY, group, 1), "c": (ANY, 1)},
             _tile_product(operation, 4 // group),
             (
@@ -294,7 +276,7 @@ group tile where rows: 1..32, columns: 16..32, depth: 16..
             ("amx-tile", feature),
             {"j": 16, "k": 16},
             ("i",),
-            exact=c == "i32",
+            exact=types[2] == "i32",
             enter=("call void @llvm.x86.ldtilecfg(ptr @tw.tiles)",),
             leave=("call void @llvm.x86.tilerelease()",),
         )
