@@ -27,7 +27,7 @@ from tilewright.ops import elementwise as ew
 from tilewright.ops.creation import Full, Iota, full, iota, number
 from tilewright.ops.linear import matmul
 from tilewright.ops.online_softmax import softmax_parts
-from tilewright.ops.reductions import Amax, Sum, amax, sum
+from tilewright.ops.reductions import Amax, AnyOf, Sum, amax, sum
 from tilewright.ops.views import pad, permute, reshape
 
 NOTHING = float("-inf")
@@ -235,7 +235,7 @@ def _uncast(x: Node) -> Node:
 
 
 def _over_last(x: Node, name: str) -> bool:
-    if not isinstance(x.op, (Amax, Sum)) or x.op.name != name:
+    if not isinstance(x.op, (Amax, AnyOf, Sum)) or x.op.name != name:
         return False
     return x.op.axes == (x.inputs[0].rank - 1,) and x.op.keepdims
 
