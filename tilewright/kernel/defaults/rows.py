@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Int, Sym
 from tilewright.ir.expr import Index, Load, walk
@@ -20,7 +23,7 @@ from tilewright.kernel.defaults.scheduler import (
     vector_loop,
     work_per_point,
 )
-from tilewright.kernel.dependence import linear_index
+from tilewright.kernel.dependence import linear_index, rounds
 from tilewright.kernel.group import Stage
 from tilewright.kernel.nest import Loop, Store
 from tilewright.kernel.nest import walk as walk_nest
@@ -84,10 +87,12 @@ def _columns(s: Scheduler, stage: str, host: str) -> None:
     lanes = _side_by_side(s, stage, path)
     s.do(Split(last, lanes))
     s.do(ComputeAt(stage, f"{last}.0"))
+    work = work_per_point(s, stage) * points(s, stage)
+    parts = [*_cascades(s, stage), stage]
     if not (isinstance(e, int) and e % lanes == 0):
         s.attempt(Peel(f"{last}.0"))
-    work = work_per_point(s, stage) * points(s, stage)
-    reduction_lanes(s, stage, lanes)
+    for part in parts:
+        reduction_lanes(s, part, lanes)
     s.attempt(Vectorize(f"{last}.1"))
     for j in range(len(path) - 2):
         s.attempt(Fuse(s.path(host)[0].name, s.path(host)[1].name, f"{host}.o{j}"))
@@ -201,24 +206,20 @@ def _collapse_own(s: Scheduler, stage: str, own: list[Loop]) -> list[str]:
 def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
     """Partial results over lanes where the contiguous axis is reduced; else lanes over data. As
     many lanes as suit it where none are given."""
-    path = s.path(stage)
-    st = s.store(stage)
-    used: set[Sym] = set().union(*(D.symbols(i) for i in st.index)) if st.index else set()
-    own = [p for p in path if p.name.startswith(stage + ".")]
-    red = [p for p in own if p.var not in used]
-    data = [p for p in own if p.var in used]
+    data, red = _own_loops(s, stage)
     if not red:
         return
     lanes = lanes or lanes_for(s, stage)
-    if data and contiguous(s, st, data[-1].var) and _extent_at_least(data[-1], 4):
+    if data and contiguous(s, s.store(stage), data[-1].var) and _extent_at_least(data[-1], 4):
+        for part in _cascades(s, stage):
+            reduction_lanes(s, part, lanes)
+        data, red = _own_loops(s, stage)
         # Lanes over data: the reduction loops go outside the last data loop.
         order = tuple(p.name for p in (*data[:-1], *red, data[-1]))
-        if [p.name for p in own] != list(order):
+        if [p.name for p in s.path(stage) if p.name in order] != list(order):
             s.attempt(Reorder(order))
         vector_loop(s, data[-1].name, lanes)
-        init = f"{stage}.init.i{len(s.nest.buffer(stage).shape) - 1}"
-        if s.loops(init):
-            vector_loop(s, init, lanes)
+        _init_lanes(s, stage, lanes)
         return
     names = [p.name for p in red]
     count = 0
@@ -232,8 +233,16 @@ def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
         count += 1
     loop = next(q for q in s.path(stage) if q.name == names[-1])
     if not contiguous(s, s.store(stage), loop.var):
+        _cascade(s, stage, names, 1)
         return
     if isinstance(loop.extent, int) and loop.extent <= lanes:
+        return
+    part = _cascade(s, stage, names, lanes)
+    if part is not None:
+        reduction_lanes(s, part, lanes)
+        top = s.path(part)[0].name
+        if top.startswith(f"{part}."):  # nothing around it: threads share its pieces
+            s.attempt(Parallel(top))
         return
     if not s.attempt(Split(loop.name, lanes)):
         return
@@ -251,6 +260,78 @@ def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
     width = len(s.nest.buffer(part).shape) - 1
     if s.loops(f"{part}.init.i{width}"):
         s.attempt(Vectorize(f"{part}.init.i{width}"))
+
+
+def _own_loops(s: Scheduler, stage: str) -> tuple[list[Loop], list[Loop]]:
+    """The loops of a reduction, over its results and over what is reduced."""
+    index = s.store(stage).index
+    used: set[Sym] = set().union(*(D.symbols(i) for i in index)) if index else set()
+    own = [p for p in s.path(stage) if p.name.startswith(stage + ".")]
+    return [p for p in own if p.var in used], [p for p in own if p.var not in used]
+
+
+def _init_lanes(s: Scheduler, stage: str, lanes: int) -> None:
+    """Lanes where sums begin, along the last axis that has several."""
+    shape = s.nest.buffer(stage).shape
+    for k in range(len(shape) - 1, -1, -1):
+        if shape[k] != 1:
+            if s.loops(init := f"{stage}.init.i{k}"):
+                vector_loop(s, init, lanes)
+            return
+
+
+CHAIN = 128  # numbers added one after the other before the rounding of their sum shows
+
+
+def _cascades(s: Scheduler, stage: str) -> list[str]:
+    """The stages of inner sums, each of the one before it, where lanes run over results."""
+    made: list[str] = []
+    while True:
+        data, red = _own_loops(s, made[-1] if made else stage)
+        names = [p.name for p in data]
+        part = _cascade(s, made[-1] if made else stage, [p.name for p in red], 1, names)
+        if part is None:
+            return made
+        made.append(part)
+
+
+def _cascade(
+    s: Scheduler, stage: str, red: list[str], lanes: int, data: Sequence[str] = ()
+) -> str | None:
+    """Sums of many floats are sums of sums: what rounding costs grows with the length of a chain,
+    and libraries have none this long. The stage of the inner sums, where it is made; it stands
+    where the outer ones are added, or before them all where nothing is around them."""
+    loops = {p.name: p for p in s.path(stage)}
+    extents = [e for name in red if isinstance(e := loops[name].extent, int)]
+    if len(extents) < len(red):
+        return None  # no place for a number of partial sums that is not known
+    total = prod(extents)
+    if not rounds(s.store(stage)) or total <= CHAIN * lanes:
+        return None
+    # With n/m numbers in each of m sums the error is about √m (outside) and √n/m (inside).
+    chain = total // lanes
+    pieces = max(round((2 * chain**0.5) ** (2 / 3)), min(128, -(-chain // CHAIN)))
+    outer = red[0]
+    factor = _cut(extents[0], pieces, lanes if len(red) == 1 else 1)
+    if factor > 1:
+        if not s.attempt(Split(outer, factor)):
+            return None
+        outer = f"{outer}.0"
+    part = f"{stage}c"
+    if not s.attempt(RFactor(stage, (outer,), part)):
+        return None
+    if data:
+        s.attempt(Reorder((*data[:-1], outer, data[-1])))
+    if s.path(stage)[0].name != outer or data:
+        s.attempt(ComputeAt(part, outer))
+    return part
+
+
+def _cut(extent: int, pieces: int, lanes: int) -> int:
+    """About so many pieces, of whole vectors; of one size, if there is such a size nearby."""
+    size = -(-extent // pieces)
+    near = [k for k in range(max(1, size // 2), 2 * size) if extent % k == 0 and k % lanes == 0]
+    return min(near, key=lambda k: abs(k - size)) if near else -(-size // lanes) * lanes
 
 
 def _extent_at_least(p: Loop, n: int) -> bool:

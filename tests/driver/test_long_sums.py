@@ -1,0 +1,41 @@
+"""Sums of many numbers lose as little to rounding as eager's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tilewright as tw
+from tilewright.kernel.defaults.rows import CHAIN
+
+SUMS = [
+    ((3_000_000,), 0),
+    ((60_000, 64), 0),
+    ((8, 300_000), 1),
+    ((1, 200, 200, 16), (1, 2)),
+    ((2, 8, 200, 200), (2, 3)),
+    ((3, 50_000, 3), 1),
+    ((CHAIN + 1, 20), 0),
+    ((2, CHAIN * 16 + 7), 1),
+]
+
+
+@pytest.mark.parametrize(("shape", "over"), SUMS)
+def test_of_positive_numbers(shape: tuple[int, ...], over: int | tuple[int, ...]) -> None:
+    torch.manual_seed(5)
+    x = torch.rand(shape)  # errors of one sign do not cancel
+    fast = tw.compile(lambda x: x.sum(over), x)
+    got, eager, want = fast(x), x.sum(over), x.double().sum(over)
+    unit = torch.finfo(torch.float32).eps * want.abs().max()
+    bound = 2 * (eager - want).abs().max() + 4 * unit
+    assert (got - want).abs().max() <= bound
+
+
+def test_whole_numbers_and_strict_sums_stay_one_chain() -> None:
+    x = torch.arange(40_000, dtype=torch.int64).reshape(5_000, 8)
+    assert torch.equal(tw.compile(lambda x: x.sum(0), x)(x), x.sum(0))
+    y = torch.rand(5_000, 8)
+    one = torch.zeros(8)
+    for row in y:
+        one += row
+    assert torch.equal(tw.compile(lambda x: x.sum(0), y, precision="strict")(y), one)
