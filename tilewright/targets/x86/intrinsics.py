@@ -168,11 +168,12 @@ def _configuration(rows: int | str, last: int) -> list[str]:
     return [*lines, "  call void @llvm.x86.ldtilecfg(ptr %tiles)"]
 
 
-def _tile_product(operation: str, element: int) -> Callable[[Sizes], str]:
+def _tile_product(operation: str, element: int) -> Callable[..., str]:
     """c[i,j] += sum over k and p of a[i,k*g+p] * b[k,j,p], up to 2 by 2 tiles of sums in registers
-    while k runs; `element` bytes make g of a 32-bit group."""
+    while k runs; `element` bytes make g of a 32-bit group. With a number of lines, the body that
+    asks for them as it goes."""
 
-    def body(sizes: Sizes) -> str:
+    def body(sizes: Sizes, ahead: int = 0) -> str:
         rows, columns, depth = sizes["i"], sizes["j"], sizes["k"]
         assert columns is not None and depth is not None
         # Where only the running program knows the rows, 16 of them or fewer at a time.
@@ -236,6 +237,12 @@ def _tile_product(operation: str, element: int) -> Callable[[Sizes], str]:
                     if ready and (x, n) in (("a", r), ("b", c)):
                         tiles = f"i8 {2 * r + c}, i8 {4 + r}, i8 {6 + c}"
                         put(f"  call void @llvm.x86.{operation}({tiles})")
+        each = -(-ahead // (depth // 16))
+        for n in range(each):
+            put(f"  %line{n}.at = mul i64 %k, {64 * each}")
+            put(f"  %line{n}.from = getelementptr i8, ptr %ahead, i64 %line{n}.at")
+            put(f"  %line{n} = getelementptr i8, ptr %line{n}.from, i64 {64 * n}")
+            put(f"  call void @llvm.prefetch.p0(ptr %line{n}, i32 0, i32 3, i32 1)")
         put("  %next = add nuw nsw i64 %k, 1")
         put(f"  %more = icmp ult i64 %next, {depth // 16}")
         put("  br i1 %more, label %loop, label %done")
@@ -259,12 +266,13 @@ def _tile_product(operation: str, element: int) -> Callable[[Sizes], str]:
 
 def _amx(name: str, operation: str, types: tuple[str, str, str], feature: str) -> None:
     group = 2 if types[0] == "bf16" else 4
+    product = _tile_product(operation, 4 // group)
     declare(
         Intrinsic(
             name,
             grouped_product(types, group, "rows: 1..32, columns: 16..32, depth: 16.."),
             {"a": (ANY, 1), "b": (ANY, group, 1), "c": (ANY, 1)},
-            _tile_product(operation, 4 // group),
+            product,
             (
                 f'@tw.tiles = internal constant [64 x i8] c"{_CONFIG}", align 64',
                 "declare void @llvm.x86.ldtilecfg(ptr)",
@@ -279,6 +287,7 @@ def _amx(name: str, operation: str, types: tuple[str, str, str], feature: str) -
             exact=types[2] == "i32",
             enter=("call void @llvm.x86.ldtilecfg(ptr @tw.tiles)",),
             leave=("call void @llvm.x86.tilerelease()",),
+            ahead=product,
         )
     )
 
