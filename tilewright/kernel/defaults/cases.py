@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Const, Fn, Index, walk
-from tilewright.kernel.defaults.scheduler import Scheduler, grain, lanes_for, work_per_point
+from tilewright.kernel.defaults.scheduler import Scheduler, lanes_for, work_per_point
 from tilewright.kernel.steps.fuse import Fuse
-from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.split import Split
@@ -63,7 +62,7 @@ def schedule_cases(s: Scheduler, host: str) -> bool:
             break
         top = f"{host}.o{k}"
     size = last.extent if isinstance(last.extent, int) else 256
-    s.attempt(Parallel(top, grain(work * size // 4)))
+    s.parallel(top, work * size // 4)
     return True
 
 

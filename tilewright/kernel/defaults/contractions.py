@@ -14,7 +14,6 @@ from tilewright.kernel.defaults.scheduler import (
     PIECE,
     Scheduler,
     affine_pair,
-    grain,
     store_reads,
     vector_loop,
 )
@@ -29,7 +28,6 @@ from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.fuse_axes import FuseAxes
 from tilewright.kernel.steps.materialise import Materialise
-from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.permute import Permute
 from tilewright.kernel.steps.prefetch import Prefetch
 
@@ -387,5 +385,5 @@ def _parallel_tiles(s: Scheduler, t: Placed) -> str | None:
     per = D.bounds(total)[1] // max(1, min(trips, D.INF // 2))
     if not isinstance(total, int):
         per = PIECE
-    s.attempt(Parallel(top, grain(per // 8)))  # eight multiply-adds are one simple operation
+    s.parallel(top, per // 8)  # eight multiply-adds are one simple operation
     return top

@@ -8,10 +8,9 @@ from __future__ import annotations
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load
-from tilewright.kernel.defaults.scheduler import Scheduler, grain, store_reads, work_per_point
+from tilewright.kernel.defaults.scheduler import Scheduler, store_reads, work_per_point
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.nest import Loop
-from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.split import Split
@@ -46,7 +45,7 @@ def schedule_interleaved(s: Scheduler, host: str) -> bool:
     _whole(s, reads[0], outer[1:], along)
     s.attempt(Unroll(rows.name))
     s.attempt(Vectorize(along.name))
-    s.attempt(Parallel(names[0], grain(work)))
+    s.parallel(names[0], work)
     return True
 
 

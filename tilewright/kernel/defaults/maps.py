@@ -11,7 +11,6 @@ from tilewright.kernel.defaults.scheduler import (
     Scheduler,
     can_fuse,
     cost,
-    grain,
     lanes_for,
     store_reads,
     vector_loop,
@@ -23,7 +22,6 @@ from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
-from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.split import Split
@@ -134,10 +132,10 @@ def schedule_alone(s: Scheduler, host: str) -> None:
     over = vector_loop(s, inner, lanes)
     if len(path) == 1:
         if over is not None and s.loops(over):
-            s.attempt(Parallel(over, grain(work * lanes // 2)))
+            s.parallel(over, work * lanes // 2)
     else:
         size = e if isinstance(e, int) else 256
-        s.attempt(Parallel(path[0].name, grain(work * max(size, 1) // 2)))
+        s.parallel(path[0].name, work * max(size, 1) // 2)
 
 
 # Rows of a scan beside each other: each waits for its own last result only.
@@ -152,7 +150,7 @@ def schedule_program(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> Non
             size = 1
             for p in path[1:]:
                 size *= p.extent if isinstance(p.extent, int) else 64
-            s.attempt(Parallel(path[0].name, grain(work_per_point(s, st.name) * size)))
+            s.parallel(path[0].name, work_per_point(s, st.name) * size)
         init = s.loops(f"{st.name}.init.i0")
         if init:
             last = f"{st.name}.init.i{len(s.nest.buffer(st.name).shape) - 1}"
@@ -176,7 +174,7 @@ def _beside(s: Scheduler, st: Stage) -> bool:
             if not (isinstance(rows.extent, int) and rows.extent % BESIDE == 0):
                 s.attempt(Peel(outer))
             order = Reorder((outer, scan.name, few))
-            if all(map(s.attempt, (order, Unroll(few), Parallel(outer, grain(work * BESIDE))))):
+            if all(map(s.attempt, (order, Unroll(few)))) and s.parallel(outer, work * BESIDE):
                 return True
     s.nest, s.trace[:] = before
     return False

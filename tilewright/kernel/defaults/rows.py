@@ -10,13 +10,13 @@ from tilewright.ir.dim import Int, Sym
 from tilewright.ir.expr import Index, Load, walk
 from tilewright.kernel.defaults.maps import schedule_alone
 from tilewright.kernel.defaults.scheduler import (
+    PIECE,
     Scheduler,
     accesses,
     affine_pair,
     can_fuse,
     contiguous,
     cost,
-    grain,
     lanes_for,
     points,
     store_reads,
@@ -30,7 +30,6 @@ from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
-from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
@@ -77,7 +76,7 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
         row += work_per_point(s, o) * points(s, o)
         inner_lanes(s, o)
     if s.loops(at):
-        s.attempt(Parallel(at, grain(row)))
+        s.parallel(at, row)
 
 
 def _columns(s: Scheduler, stage: str, host: str) -> None:
@@ -98,7 +97,7 @@ def _columns(s: Scheduler, stage: str, host: str) -> None:
         s.attempt(Fuse(s.path(host)[0].name, s.path(host)[1].name, f"{host}.o{j}"))
     top = s.path(host)[0].name
     if s.loops(top):
-        s.attempt(Parallel(top, grain(work if len(path) == 1 else work * 4)))
+        s.parallel(top, work if len(path) == 1 else work * 4)
 
 
 def _side_by_side(s: Scheduler, stage: str, path: list[Loop]) -> int:
@@ -242,7 +241,7 @@ def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
         reduction_lanes(s, part, lanes)
         top = s.path(part)[0].name
         if top.startswith(f"{part}."):  # nothing around it: threads share its pieces
-            s.attempt(Parallel(top))
+            s.parallel(top, PIECE)
         return
     if not s.attempt(Split(loop.name, lanes)):
         return

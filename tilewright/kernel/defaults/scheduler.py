@@ -15,6 +15,7 @@ from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.nest import Loop, Nest, Store, find, start
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.step import Step
+from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.vectorize import Vectorize
@@ -27,6 +28,8 @@ EXPENSIVE = frozenset(
 )
 # A piece of parallel work should cost tens of microseconds: about this many simple operations.
 PIECE = 16384
+# So many pieces for each thread are enough for it to be helped when it falls behind.
+PIECES = 64
 # Values of this many bytes or fewer per row are worth keeping in a local buffer.
 ROW_BYTES = 192 * 1024
 
@@ -54,6 +57,13 @@ class Scheduler:
         except Refused:
             return False
         return True
+
+    def parallel(self, loop: str, work: int) -> bool:
+        """Threads share a loop, each of whose iterations is so many simple operations."""
+        extents = [x.extent for x in self.loops(loop)]
+        threads = max(1, self.target.cores)
+        enough = max((e // (PIECES * threads) for e in extents if isinstance(e, int)), default=1)
+        return self.attempt(Parallel(loop, max(1, PIECE // max(1, work), enough)))
 
     def loops(self, name: str) -> list[Loop]:
         return [x for x, _ in find(self.nest, name)]
@@ -163,7 +173,3 @@ def work_per_point(s: Scheduler, stage: str) -> int:
     """Rough operations per element of a stage's value."""
     v = s.store(stage).value
     return 1 + sum(1 for x in walk(v) if isinstance(x, (Fn, Load))) + 12 * cost(v)
-
-
-def grain(work: int) -> int:
-    return max(1, PIECE // max(1, work))
