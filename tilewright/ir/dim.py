@@ -519,11 +519,12 @@ def _ratio(a: Int, n: Int) -> Dim | None:
     return k if known_eq(k * n, a) else None
 
 
-def _reduce_gcd(rest: Dim, n: Dim) -> tuple[Dim, int, int, Dim] | None:
+def _reduce_gcd(rest: Dim, n: Dim) -> tuple[Dim, Dim, int, Dim] | None:
     """rest = g*part + small with 0 <= small < g and g | n: then rest//n = part//(n/g)."""
-    if not isinstance(n, int) or not isinstance(rest, Int):
+    if not isinstance(rest, Int):
         return None
-    gs = {math.gcd(n, abs(c)) for m, c in rest.terms if m}
+    size = n if isinstance(n, int) else math.gcd(*(c for _, c in n.terms))
+    gs = {math.gcd(size, abs(c)) for m, c in rest.terms if m}
     for g in sorted(gs, reverse=True):
         if g <= 1:
             break
@@ -533,7 +534,7 @@ def _reduce_gcd(rest: Dim, n: Dim) -> tuple[Dim, int, int, Dim] | None:
         small = rest - _make({m: c for m, c in rest.terms if c % g == 0})
         lo, hi = bounds(small)
         if 0 <= lo and hi < g:
-            return _make(part), n // g, g, small
+            return _make(part), _make({m: c // g for m, c in _terms(n)}), g, small
     return None
 
 

@@ -164,6 +164,7 @@ class Kernel:
     body: Block
     # What the kernel was made for: a divisor of each argument (of an address: in bytes).
     divisors: tuple[int, ...] = ()
+    positive: tuple[bool, ...] = ()  # arguments that are known to be greater than 0
 
 
 EFFECTS = frozenset(("load", "store", "atomic", "cas", "print", "assert"))
