@@ -47,7 +47,11 @@ class Buffer:
     """Named memory.
 
     scope: "in", "out" (arguments), "local" (owned by one iteration of where it is allocated),
-    "register" (local, indexed by constants only).
+    "register" (local, indexed by constants only), "memory" (all there is).
+
+    A pointer is an argument of which nothing but the address is known: it has one index, of either
+    sign, and is read and written wherever the nest says, but only there. Two pointers may be into
+    the same memory. Of "memory" the index is an address, in bytes.
     """
 
     name: str
@@ -55,6 +59,12 @@ class Buffer:
     shape: tuple[Dim, ...]
     scope: str
     asked: Asked | None = None  # of an argument; see steps/relayout.py
+    pointer: bool = False
+
+    @property
+    def unit(self) -> int:
+        """How far an index moves from one element to the next."""
+        return self.dtype.bytes if self.scope == "memory" else 1
 
     @property
     def size(self) -> Dim:
@@ -70,6 +80,20 @@ class Buffer:
             out.append(n)
             n = n * d
         return tuple(reversed(out))
+
+
+# The shape of what has no size that is known.
+ANYWHERE: tuple[Dim, ...] = (D.INF,)
+
+
+def pointer_buffer(name: str, dtype: DType, scope: str) -> Buffer:
+    """An argument that is an address of elements: "in" where they are only read."""
+    return Buffer(name, dtype, ANYWHERE, scope, pointer=True)
+
+
+def memory_buffer(name: str, dtype: DType) -> Buffer:
+    """Elements at addresses that are computed or read from somewhere."""
+    return Buffer(name, dtype, ANYWHERE, "memory", pointer=True)
 
 
 @dataclass(frozen=True)

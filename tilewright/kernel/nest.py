@@ -7,7 +7,7 @@ extent (`min(12, 128-12*i0)`), never a branch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import is_
 from typing import Union
@@ -31,7 +31,11 @@ BLOCKS = ("block.x", "block.y", "block.z")
 THREADS = ("thread.x", "thread.y", "thread.z")
 KINDS = ("serial", "parallel", "unroll", "lane", "tensor", *BLOCKS, *THREADS)
 # shared: one per block of threads; the others are explained at group.Buffer
-SCOPES = ("in", "out", "local", "register", "shared")
+SCOPES = ("in", "out", "local", "register", "shared", "memory")
+
+# What an Atomic does to its cell, and how it is ordered with the rest of its thread's memory.
+ATOMICS = ("add", "and", "or", "xor", "max", "min", "xchg", "cas")
+ORDERS = ("relaxed", "acquire", "release", "acq_rel")
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,58 @@ class Prefetch:
     lines: int = 1
 
 
-Stmt = Union[Loop, Store, Alloc, Barrier, Commit, Wait, Prefetch]
+@dataclass(frozen=True)
+class If:
+    """One of two bodies. Inside lanes each lane chooses for itself; the condition is read once,
+    before either body."""
+
+    condition: Value
+    then: tuple[Stmt, ...]
+    other: tuple[Stmt, ...] = ()
+
+
+@dataclass(frozen=True)
+class While:
+    """The condition is read anew before every iteration."""
+
+    name: str
+    condition: Value
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class Atomic:
+    """buffer[index] = kind(buffer[index], value), as one indivisible step of an argument's memory;
+    what was there before goes to `result`, a cell of a local buffer.
+
+    "cas" writes the value only where the cell holds `compare`, bit by bit.
+    """
+
+    stage: str
+    kind: str
+    buffer: str
+    index: tuple[Dim, ...]
+    value: Value
+    compare: Value | None = None
+    result: tuple[str, tuple[Dim, ...]] | None = None
+    order: str = "acq_rel"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tells the caller of some values: always ("print"), or where a condition does not hold
+    ("assert"). `site` says which report it is; what it means is the caller's knowledge."""
+
+    kind: str
+    site: int
+    values: tuple[Value, ...] = ()
+    condition: Value | None = None
+
+
+Stmt = Union[Loop, Store, Alloc, Barrier, Commit, Wait, Prefetch, If, While, Atomic, Report]
+
+# What steps do not move anything across.
+BRANCHES = (If, While, Atomic, Report)
 
 
 @dataclass(frozen=True)
@@ -170,6 +225,22 @@ def wrap(axes: tuple[Sym, ...], s: Stmt) -> Stmt:
 Path = tuple[Loop, ...]
 
 
+def bodies(s: Stmt) -> tuple[tuple[Stmt, ...], ...]:
+    """The statements inside a statement."""
+    if isinstance(s, (Loop, While)):
+        return (s.body,)
+    return (s.then, s.other) if isinstance(s, If) else ()
+
+
+def with_bodies(s: Stmt, inside: Sequence[tuple[Stmt, ...]]) -> Stmt:
+    """The same statement with other statements inside."""
+    if isinstance(s, Loop):
+        return s.around(inside[0])
+    if isinstance(s, While):
+        return While(s.name, s.condition, inside[0])
+    return If(s.condition, inside[0], inside[1]) if isinstance(s, If) else s
+
+
 def walk(body: tuple[Stmt, ...], path: Path = ()) -> Iterator[tuple[Stmt, Path]]:
     """Every statement with the loops around it, outermost first."""
     out: list[tuple[Stmt, Path]] = []
@@ -183,6 +254,9 @@ def _walk(body: tuple[Stmt, ...], path: Path, out: list[tuple[Stmt, Path]]) -> N
         out.append((s, path))
         if isinstance(s, Loop):
             _walk(s.body, (*path, s), out)
+        elif isinstance(s, (If, While)):
+            for inside in bodies(s):
+                _walk(inside, path, out)
 
 
 def find(n: Nest, name: str) -> list[tuple[Loop, Path]]:
@@ -194,14 +268,16 @@ def loop_names(n: Nest) -> list[str]:
 
 
 def transform(body: tuple[Stmt, ...], f: Callable[[Stmt], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
-    """Rebuild bottom up; loops left without a body disappear."""
+    """Rebuild bottom up; what is left without a body disappears."""
     out: list[Stmt] = []
     for s in body:
-        if isinstance(s, Loop):
-            inner = transform(s.body, f)
-            if not inner:
+        if isinstance(s, (Loop, If, While)):
+            before = bodies(s)
+            inside = tuple(transform(x, f) for x in before)
+            if not any(inside):
                 continue
-            s = s if _same(inner, s.body) else s.around(inner)
+            if not all(map(_same, inside, before)):
+                s = with_bodies(s, inside)
         out.extend(f(s))
     return tuple(out)
 
@@ -234,28 +310,47 @@ def substitute(
         found = rewrite(s.load, table, on_load)
         assert isinstance(found, Load), f"{s} asks for what is no longer read"
         return Prefetch(found, s.lines)
+    data = (lambda v: rewrite(v, table, on_load)) if on_load else None
+
+    def dim(i: Dim) -> Dim:
+        return D.substitute(i, table, data if D.data_values(i) else None)
+
+    def cell(buffer: str, index: tuple[Dim, ...]) -> tuple[str, tuple[Dim, ...]]:
+        at = tuple(map(dim, index))
+        return on_store(buffer, at) if on_store is not None else (buffer, at)
+
+    def value(v: Value) -> Value:
+        return rewrite(v, table, on_load)
+
     if isinstance(s, Store):
-        data = (lambda v: rewrite(v, table, on_load)) if on_load else None
-        idx = tuple(D.substitute(i, table, data if D.data_values(i) else None) for i in s.index)
-        buf = s.buffer
-        if on_store is not None:
-            buf, idx = on_store(buf, idx)
-        value = rewrite(s.value, table, on_load)
-        copies = s.asynchronous and isinstance(value, Load)  # what computes cannot be a copy
-        return Store(s.stage, buf, idx, value, s.combine, copies)
-    e = D.substitute(s.extent, table)
-    if e is not s.extent and e != s.extent:
-        v = D.var(s.var.name, e)
-        table = {**table, s.var: v}
-        new = D.the_sym(v) if D.is_sym(v) else s.var
-        s = replace(s, var=new)
-    return s.around(tuple(substitute(x, table, on_load, on_store) for x in s.body))
+        buf, idx = cell(s.buffer, s.index)
+        new = value(s.value)
+        copies = s.asynchronous and isinstance(new, Load)  # what computes cannot be a copy
+        return Store(s.stage, buf, idx, new, s.combine, copies)
+    if isinstance(s, Atomic):
+        buf, idx = cell(s.buffer, s.index)
+        compare = None if s.compare is None else value(s.compare)
+        result = None if s.result is None else cell(*s.result)
+        return Atomic(s.stage, s.kind, buf, idx, value(s.value), compare, result, s.order)
+    if isinstance(s, Report):
+        condition = None if s.condition is None else value(s.condition)
+        return Report(s.kind, s.site, tuple(map(value, s.values)), condition)
+    if isinstance(s, Loop):
+        e = dim(s.extent)
+        if e is not s.extent and e != s.extent:
+            v = D.var(s.var.name, e)
+            table = {**table, s.var: v}
+            s = replace(s, var=D.the_sym(v) if D.is_sym(v) else s.var)
+    else:
+        s = replace(s, condition=value(s.condition))
+    inside = [tuple(substitute(x, table, on_load, on_store) for x in body) for body in bodies(s)]
+    return with_bodies(s, inside)
 
 
 def stages_in(s: Stmt) -> set[str]:
-    if isinstance(s, Store):
+    if isinstance(s, (Store, Atomic)):
         return {s.stage}
-    return set().union(*(stages_in(x) for x in s.body)) if isinstance(s, Loop) else set()
+    return set().union(*(stages_in(x) for body in bodies(s) for x in body))
 
 
 def store_loads(s: Store) -> list[Load]:
@@ -264,26 +359,59 @@ def store_loads(s: Store) -> list[Load]:
     return [x for v in vals for x in loads(v)]
 
 
-def reads(s: Stmt) -> list[Load]:
+def own_values(s: Stmt) -> list[Value]:
+    """The values that a statement itself computes, not those of the statements inside; what it
+    reads to know where it writes, or how often it runs, included."""
     if isinstance(s, Store):
-        return store_loads(s)
-    return [x for b in s.body for x in reads(b)] if isinstance(s, Loop) else []
+        return [s.value, *_data(s.index)]
+    if isinstance(s, Atomic):
+        compare = () if s.compare is None else (s.compare,)
+        result = () if s.result is None else s.result[1]
+        return [s.value, *compare, *_data((*s.index, *result))]
+    if isinstance(s, Report):
+        return [*s.values, *(() if s.condition is None else (s.condition,))]
+    if isinstance(s, (If, While)):
+        return [s.condition]
+    return list(D.data_values(s.extent)) if isinstance(s, Loop) else []
+
+
+def _data(index: tuple[Dim, ...]) -> Iterator[Value]:
+    return (v for i in index for v in D.data_values(i))
+
+
+def reads(s: Stmt) -> list[Load]:
+    """What a statement, and those inside, read."""
+    own = [x for v in own_values(s) for x in loads(v)]
+    return own + [x for body in bodies(s) for b in body for x in reads(b)]
+
+
+def writes(body: tuple[Stmt, ...]) -> set[str]:
+    """The buffers that statements, and those inside, write."""
+    out: set[str] = set()
+    for s, _ in walk(body):
+        if isinstance(s, (Store, Atomic)):
+            out.add(s.buffer)
+        if isinstance(s, Atomic) and s.result is not None:
+            out.add(s.result[0])
+    return out
 
 
 def inner_vars(s: Stmt) -> set[Sym]:
     """Variables of the loops under (and at) a statement."""
-    if isinstance(s, Loop):
-        return {s.var}.union(*(inner_vars(x) for x in s.body))
-    return set()
+    own = {s.var} if isinstance(s, Loop) else set()
+    return own.union(*(inner_vars(x) for body in bodies(s) for x in body))
 
 
 def free_vars(s: Stmt) -> set[Sym]:
     """Symbols that a statement needs from outside."""
-    if isinstance(s, Store):
-        return set(s.value.symbols()).union(*(D.symbols(i) for i in s.index))
     if isinstance(s, Prefetch):
         return set(s.load.symbols())
+    own = set().union(*(v.symbols() for v in own_values(s)))
+    if isinstance(s, (Store, Atomic)):
+        own = own.union(*(D.symbols(i) for i in s.index))
+    if isinstance(s, Atomic) and s.result is not None:
+        own = own.union(*(D.symbols(i) for i in s.result[1]))
+    inside = set().union(*(free_vars(x) for body in bodies(s) for x in body))
     if isinstance(s, Loop):
-        inside = set().union(*(free_vars(x) for x in s.body)) - {s.var}
-        return inside | set(D.symbols(s.extent))
-    return set()
+        return (inside - {s.var}) | set(D.symbols(s.extent))
+    return own | inside

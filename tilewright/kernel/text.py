@@ -14,6 +14,16 @@ nest k where s0: 1..
     t0[0] = -inf
     for t0.r0 in 768:
       t0: t0[0] max= a0[y0.i0,t0.r0]
+
+Of arguments that are pointers nothing but the element is said (`in p: *f32`). The statements that
+steps do not cross:
+
+  if t0[0] < n[0]:
+    s: add relaxed p[0] with t0[0] into old[0]
+  else:
+    print 3 of t0[0]; n[0]
+  while w0 on t0[0] < n[0]:
+    assert 4 on t0[0] > 0.0
 """
 
 from __future__ import annotations
@@ -40,19 +50,26 @@ from tilewright.ir.value_text import (
     sym_text,
     value_text,
 )
-from tilewright.kernel.group import Asked, Buffer, Group, Stage
+from tilewright.kernel.group import ANYWHERE, Asked, Buffer, Group, Stage
 from tilewright.kernel.nest import (
+    ATOMICS,
     KINDS,
+    ORDERS,
     SCOPES,
     Alloc,
+    Atomic,
     Barrier,
     Commit,
+    If,
     Loop,
     Nest,
     Prefetch,
+    Report,
     Stmt,
     Store,
     Wait,
+    While,
+    bodies,
     walk,
 )
 
@@ -69,6 +86,8 @@ def _head(what: str, name: str, dims: set[Sym], precision: str) -> str:
 
 
 def _buffer_text(b: Buffer) -> str:
+    if b.pointer:
+        return f"  {b.scope} {b.name}: *{b.dtype}"
     text = f"  {b.scope} {b.name}: {b.dtype}{_shape_text(b.shape)}"
     return f"{text} as {b.asked.map} of {_shape_text(b.asked.shape)}" if b.asked else text
 
@@ -112,21 +131,30 @@ def group_text(g: Group) -> str:
 
 
 def nest_text(n: Nest) -> str:
-    lines = [_head("nest", n.name, set(n.dims), n.precision), *map(_buffer_text, n.buffers)]
-    lines += _combiners(s.combine for s, _ in walk(n.body) if isinstance(s, Store))
+    return "\n".join(line for line, _ in nest_lines(n)) + "\n"
+
+
+def nest_lines(n: Nest) -> list[tuple[str, Stmt | None]]:
+    """The lines of `nest_text`, each with the statement that it says."""
+    lines: list[tuple[str, Stmt | None]] = [(_head("nest", n.name, set(n.dims), n.precision), None)]
+    lines += ((_buffer_text(b), None) for b in n.buffers)
+    own = _combiners(s.combine for s, _ in walk(n.body) if isinstance(s, Store))
+    lines += ((x, None) for x in own)
     _body(n.body, 1, lines)
-    return "\n".join(lines) + "\n"
+    return lines
 
 
-def _body(body: tuple[Stmt, ...], depth: int, out: list[str]) -> None:
+def _body(body: tuple[Stmt, ...], depth: int, out: list[tuple[str, Stmt | None]]) -> None:
     for s in body:
-        out.append("  " * depth + line_text(s))
-        if isinstance(s, Loop):
-            _body(s.body, depth + 1, out)
+        out.append(("  " * depth + line_text(s), s))
+        for k, inside in enumerate(bodies(s)):
+            if k and inside:
+                out.append(("  " * depth + "else:", None))
+            _body(inside, depth + 1, out)
 
 
 def line_text(s: Stmt) -> str:
-    """A statement on one line; of a loop, its head."""
+    """A statement on one line; of one with others inside, its head."""
     if isinstance(s, Loop):
         grain = f" grain {s.grain}" if s.kind == "parallel" else ""
         by = f" by {s.instruction}" if s.instruction else ""
@@ -143,6 +171,18 @@ def line_text(s: Stmt) -> str:
         return f"wait {s.pending}"
     if isinstance(s, Prefetch):
         return f"prefetch {value_text(s.load)}" + (f" lines {s.lines}" if s.lines > 1 else "")
+    if isinstance(s, If):
+        return f"if {value_text(s.condition)}:"
+    if isinstance(s, While):
+        return f"while {s.name} on {value_text(s.condition)}:"
+    if isinstance(s, Report):
+        which = "" if s.condition is None else f" on {value_text(s.condition)}"
+        said = "; ".join(map(value_text, s.values))
+        return f"{s.kind} {s.site}{which}" + (f" of {said}" if said else "")
+    if isinstance(s, Atomic):
+        text = f"{s.stage}: {s.kind} {s.order} {_at(s.buffer, s.index)} with {value_text(s.value)}"
+        text += "" if s.compare is None else f" where {value_text(s.compare)}"
+        return text + ("" if s.result is None else f" into {_at(*s.result)}")
     at = ("async " if s.asynchronous else "") + _at(s.buffer, s.index)
     return f"{s.stage}: {at} {s.combine or ''}= {value_text(s.value)}"
 
@@ -201,10 +241,13 @@ def _read_buffers(lines: _Lines, scope: Scope) -> tuple[list[Buffer], Scope]:
         lines.lines.pop(0)
         name, _, t = rest.partition(": ")
         t, _, layout = t.partition(" as ")
-        dtype, _, shape = t.partition("[")
+        dtype, _, shape = t.removeprefix("*").partition("[")
         known = dtype_named(dtype)
+        if known is not None and t == f"*{dtype}":
+            out.append(Buffer(name, known, ANYWHERE, scope_name, pointer=True))
+            continue
         if known is None or not shape.endswith("]"):
-            raise _fail(number, line, "expected NAME: dtype[dims]")
+            raise _fail(number, line, "expected NAME: dtype[dims] or NAME: *dtype")
         asked = None
         if layout:
             by, _, source = layout.partition(" of [")
@@ -350,16 +393,75 @@ def _read_body(
             body = _read_body(lines, depth + 1, scope.binding(s), own)
             pragmas = _read_pragmas(hints, number, line)
             out.append(Loop(s, kinds[word], body, int(grain or 1), by, pragmas))
+        elif word == "if" and line.endswith(":"):
+            condition = parse_value(rest[:-1], scope)
+            then = _read_body(lines, depth + 1, scope, own)
+            other: tuple[Stmt, ...] = ()
+            if lines.lines and lines.lines[0][1:] == (depth, "else:"):
+                lines.lines.pop(0)
+                other = _read_body(lines, depth + 1, scope, own)
+            out.append(If(condition, then, other))
+        elif word == "while" and line.endswith(":"):
+            head, _, test = rest[:-1].partition(" on ")
+            inside = _read_body(lines, depth + 1, scope, own)
+            out.append(While(head, parse_value(test, scope), inside))
+        elif word in ("print", "assert"):
+            out.append(_read_report(word, rest, scope, number, line))
         else:
             stage, colon, rest = line.partition(": ")
             if not colon:
                 raise _fail(number, line, "expected a loop, an alloc, a barrier or a store")
+            kind, _, after = rest.partition(" ")
+            if kind in ATOMICS and after.partition(" ")[0] in ORDERS:
+                out.append(_read_atomic(stage, kind, after, scope, number, line))
+                continue
             copies = rest.startswith("async ")
             name, index, rest = _split_access(rest.removeprefix("async "), number, line)
             combine, _, value = rest.partition("= ")
             v, how = parse_value(value, scope), _combine(combine, own)
             out.append(Store(stage, name, _read_index(index, scope), v, how, copies))
     return tuple(out)
+
+
+def _read_atomic(stage: str, kind: str, text: str, scope: Scope, number: int, line: str) -> Atomic:
+    """`ORDER BUFFER[index] with VALUE where VALUE into BUFFER[index]`"""
+    order, _, rest = text.partition(" ")
+    result = compare = None
+    if parts := _last(rest, "into"):
+        rest, into = parts
+        name, index, _ = _split_access(into, number, line)
+        result = name, _read_index(index, scope)
+    if parts := _last(rest, "where"):
+        rest, compare = parts[0], parse_value(parts[1], scope)
+    name, index, rest = _split_access(rest, number, line)
+    if not rest.startswith("with "):
+        raise _fail(number, line, "expected KIND ORDER BUFFER[index] with VALUE")
+    value = parse_value(rest.removeprefix("with "), scope)
+    return Atomic(stage, kind, name, _read_index(index, scope), value, compare, result, order)
+
+
+def _read_report(kind: str, text: str, scope: Scope, number: int, line: str) -> Report:
+    """`SITE on CONDITION of VALUE; VALUE`"""
+    parts = _last(f"{text} ", "of")
+    head, said = parts if parts else (text, "")
+    site, _, which = head.strip().partition(" on ")
+    if not site.isdecimal():
+        raise _fail(number, line, f"expected {kind} NUMBER")
+    values = tuple(parse_value(x, scope) for x in _pieces(said)) if said else ()
+    return Report(kind, int(site), values, parse_value(which, scope) if which else None)
+
+
+def _pieces(text: str) -> list[str]:
+    """What is between the semicolons that no bracket holds."""
+    out = [""]
+    level = 0
+    for c in text:
+        level += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(c, 0)
+        if c == ";" and not level:
+            out.append("")
+        else:
+            out[-1] += c
+    return out
 
 
 def _read_load(text: str, scope: Scope, number: int, line: str) -> Load:
