@@ -118,7 +118,7 @@ def test_values_round_trip(seed: int) -> None:
 def test_every_scalar_function_round_trips() -> None:
     for s in SCALARS.values():
         kind = next(k for k in "fiub" if k in s.only)
-        dtype = {"f": f32, "i": i64, "u": u8, "b": b1}[kind]
+        dtype = s.takes or {"f": f32, "i": i64, "u": u8, "b": b1}[kind]
         args = [load(f"a{k}", [I0], dtype) for k in range(s.arity)]
         if s.name == "select":
             args[0] = load("a0", [I0], b1)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
-from tilewright.ir.types import DType, as_dtype, bf16
+from tilewright.ir.types import DType, from_memory, to_memory
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Nest
 from tilewright.llvm.emit import emit
@@ -25,15 +25,6 @@ from tilewright.targets import default
 # Bytes before and after each output that no kernel may touch.
 MARGIN = 1024
 CANARY = 0xA5
-
-
-def to_memory(a: np.ndarray, d: DType) -> np.ndarray:
-    a = np.ascontiguousarray(as_dtype(a, d))
-    return (a.view(np.uint32) >> 16).astype(np.uint16) if d is bf16 else a
-
-
-def from_memory(a: np.ndarray, d: DType) -> np.ndarray:
-    return (a.astype(np.uint32) << 16).view(np.float32) if d is bf16 else a
 
 
 def _as_asked(a: np.ndarray, b: Buffer) -> np.ndarray:
@@ -65,7 +56,7 @@ class Native:
                 addresses.append(kept[-1].ctypes.data)
             elif b.scope == "out":
                 shape = tuple(int(D.evaluate(d, sizes)) for d in b.shape)
-                item = np.dtype(np.uint16) if b.dtype is bf16 else b.dtype.numpy
+                item = b.dtype.memory
                 size = int(np.prod(shape)) * item.itemsize
                 raw = np.full(size + 2 * MARGIN, CANARY, np.uint8)
                 view = raw[MARGIN : MARGIN + size].view(item).reshape(shape)
@@ -113,7 +104,7 @@ class Native:
     ) -> tuple[mmap.mmap, int]:
         """The buffer next to a page that must not be touched, and its address."""
         shape = tuple(int(D.evaluate(d, sizes)) for d in b.shape)
-        item = 2 if b.dtype is bf16 else b.dtype.numpy.itemsize
+        item = b.dtype.bytes
         size = int(np.prod(shape)) * item
         pages = -(-max(size, 1) // mmap.PAGESIZE)
         memory = mmap.mmap(-1, (pages + 2) * mmap.PAGESIZE)

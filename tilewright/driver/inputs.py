@@ -15,7 +15,7 @@ from tilewright import ops  # noqa: F401  graph texts name operators
 from tilewright.base.errors import Invalid
 from tilewright.ir.node import Graph
 from tilewright.ir.text import parse_graph
-from tilewright.ir.types import DTYPES, TensorType
+from tilewright.ir.types import TENSOR_DTYPES, TensorType
 
 FORM = "FILE.py:NAME (a function or torch.nn.Module) or FILE.tw (the text of a graph)"
 
@@ -102,10 +102,10 @@ _TENSOR = re.compile(r"(\w+)\[([\d,\s]*)\]\Z")
 def parse_type(text: str) -> TensorType:
     """`f32[8,16]` on the command line."""
     found = _TENSOR.match(text.strip())
-    if found is None or found.group(1) not in DTYPES:
+    if found is None or found.group(1) not in TENSOR_DTYPES:
         raise Invalid(
             f"{text!r} does not say an input",
-            hint=f"write it as f32[8,16]; dtypes are {', '.join(DTYPES)}",
+            hint=f"write it as f32[8,16]; dtypes are {', '.join(TENSOR_DTYPES)}",
         )
     shape = tuple(int(d) for d in found.group(2).split(",") if d.strip())
-    return TensorType(DTYPES[found.group(1)], shape)
+    return TensorType(TENSOR_DTYPES[found.group(1)], shape)

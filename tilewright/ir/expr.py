@@ -20,7 +20,7 @@ import numpy as np
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.scalar import SCALARS, neutral
-from tilewright.ir.types import DType, TupleDType, as_dtype, b1, f32, i64, tuple_dtype
+from tilewright.ir.types import DType, TupleDType, as_dtype, b1, clamped, f32, i64, tuple_dtype
 
 if TYPE_CHECKING:
     from tilewright.ir.combine import Combine
@@ -288,6 +288,8 @@ def fn(name: str, *xs: Scalarish) -> Value:
         )
     if rest[0].dtype.kind not in spec.only:
         raise TypeError(f"{name} is not defined on {rest[0].dtype}")
+    if spec.takes is not None and rest[0].dtype is not spec.takes:
+        raise TypeError(f"{name} takes {spec.takes}, not {rest[0].dtype}")
     return _fn(name, args, spec.type(tuple(a.dtype for a in args)))
 
 
@@ -351,7 +353,7 @@ def cast(x: Value, dtype: DType) -> Value:
         if dtype.is_bool:
             return const(x.value != 0, dtype)
         if dtype.is_float or not isinstance(x.value, float) or abs(x.value) < 2**31:
-            return const(x.value, dtype)
+            return const(clamped(x.value, dtype), dtype)
     return _intern(Fn, ("cast", (x,), dtype), name="cast", _args=(x,), dtype=dtype)
 
 

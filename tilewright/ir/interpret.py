@@ -20,7 +20,7 @@ from tilewright.ir.expr import Const, Fn, Index, Load, Reduce, Tensor, Value, ex
 from tilewright.ir.node import Constant, Graph, Input, Item, Node, topological
 from tilewright.ir.operator import definition, is_composed, stages
 from tilewright.ir.scalar import SCALARS
-from tilewright.ir.types import DType, TensorType, TupleType, as_dtype, bf16, f16
+from tilewright.ir.types import DType, TensorType, TupleType, as_dtype, clamped, u64
 
 # What memory holds of a tensor: an array, or one for each component of a tuple.
 Stored = np.ndarray | tuple[np.ndarray, ...]
@@ -36,6 +36,8 @@ _COMBINE: dict[str, np.ufunc] = {
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
+    "maxnum": np.fmax,
+    "minnum": np.fmin,
 }
 _COMBINE_BOOL: dict[str, np.ufunc] = {
     "add": np.logical_or,
@@ -210,7 +212,7 @@ class Evaluator:
         if v.name == "tuple":
             return tuple(args)
         if v.name == "cast":
-            return _cast(args[0], v.args[0].dtype, v.dtype)
+            return cast(args[0], v.args[0].dtype, v.dtype)
         return apply(v.name, args, v.dtype)
 
     def _load(self, v: Load) -> Any:
@@ -300,21 +302,33 @@ def _fold(combine: str, x: np.ndarray, n: int, dtype: DType) -> np.ndarray:
 
 
 def apply(name: str, args: Sequence[Any], dtype: DType) -> np.ndarray:
-    """A scalar function on arrays, with 16-bit floats computed in float32."""
+    """A scalar function on arrays, with floats of 8 and 16 bits computed in float32."""
     wide = [
         np.asarray(a, dtype=np.float32) if np.asarray(a).dtype == np.float16 else a for a in args
     ]
     with np.errstate(all="ignore"):
         r = SCALARS[name].numpy(*wide)
-    return as_dtype(r, dtype) if dtype in (bf16, f16) else np.asarray(r).astype(dtype.numpy)
+    return as_dtype(r, dtype)
 
 
-def _cast(x: np.ndarray, src: DType, dst: DType) -> np.ndarray:
+def cast(x: np.ndarray, src: DType, dst: DType) -> np.ndarray:
+    """A conversion as native code does it. Floats are cut; outside what the widest integers hold
+    they are the nearest of those, NaN is 0, and narrower integers wrap."""
     with np.errstate(all="ignore"):
         if dst.is_bool:
             return x != 0
         if src.is_float and dst.is_int:
-            # Through int64 and wrapped, as eager and native code do for the values that fit.
-            wide = np.where(np.isfinite(x), np.trunc(x), 0)
-            return np.clip(wide, -(2.0**63), 2.0**63 - 1024).astype(np.int64).astype(dst.numpy)
-        return as_dtype(x, dst)
+            return _whole(np.asarray(x, np.float64), dst).astype(dst.numpy)
+        return as_dtype(clamped(x, dst) if src.is_float else x, dst)
+
+
+def _whole(x: np.ndarray, dst: DType) -> np.ndarray:
+    low, high = -(2.0**63), 2.0**63
+    inside = np.where((x >= low) & (x < high), np.trunc(x), 0.0).astype(np.int64)
+    ends = np.iinfo(np.int64)
+    signed = np.where(x >= high, ends.max, np.where(x < low, ends.min, inside))
+    if dst is not u64:
+        return signed
+    upper = np.where((x >= high) & (x < 2 * high), x, 0.0).astype(np.uint64)
+    upper = np.where(x >= 2 * high, np.iinfo(np.uint64).max, upper)
+    return np.where(x >= high, upper, signed.astype(np.uint64))

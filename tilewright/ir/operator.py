@@ -27,7 +27,7 @@ import numpy as np
 from tilewright.base.errors import Invalid
 from tilewright.ir.expr import Tensor, placeholder
 from tilewright.ir.node import Input, Item, Node, Op, input, item, node
-from tilewright.ir.types import DTYPES, DType, TensorType, TupleType, bf16
+from tilewright.ir.types import DType, TensorType, TupleType, dtype_of_numpy
 
 OPERATORS: dict[str, type[Op]] = {}
 # Control flow has no index functions: it says how to run its subgraphs (`interpret`).
@@ -136,16 +136,11 @@ def stages(outputs: tuple[Tensor, ...]) -> Iterator[Tensor]:
 
 def sample_node(s: Sample) -> Node:
     """The sample as a graph node over fresh inputs x0, x1, …"""
-    from_numpy = {np.dtype(d.numpy): d for d in _dtypes()}
     ins = []
     for k, a in enumerate(s.args):
-        d = s.dtypes[k] if s.dtypes else from_numpy[np.asarray(a).dtype]
+        d = s.dtypes[k] if s.dtypes else dtype_of_numpy(np.asarray(a).dtype)
         ins.append(input(f"x{k}", TensorType(d, np.asarray(a).shape)))
     return node(s.op, *ins)
-
-
-def _dtypes() -> list[DType]:
-    return [d for d in DTYPES.values() if d is not bf16]
 
 
 def outputs_of(n: Node) -> tuple[Node, ...]:

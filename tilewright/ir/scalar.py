@@ -1,8 +1,8 @@
 """The scalar functions: the one vocabulary of operators, tensor expressions, tiles and emitters.
 
 Each has a name, an arity, a result rule and a numpy meaning, which is what the interpreter runs.
-Floats of 16 bits are computed in float32 and rounded. Integer division by zero is 0 here and in
-native code: no trap, no surprise.
+Floats of 8 and 16 bits are computed in float32 and rounded. Integer division by zero is 0 here and
+in native code: no trap, no surprise.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from tilewright.ir.types import DType, b1
+from tilewright.ir.types import DTYPES, DType, f64, from_memory, to_memory
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,14 @@ class Scalar:
     name: str
     arity: int
     numpy: Callable[..., Any]
-    result: str = "same"  # "same" as the last argument, or "bool"
+    result: str = "same"  # "same" as the last argument, or the name of a dtype
     only: str = "fiub"  # dtype kinds accepted
+    takes: DType | None = None  # the dtype accepted, where it is only one
     commutative: bool = False
     associative: bool = False
 
     def type(self, args: tuple[DType, ...]) -> DType:
-        return b1 if self.result == "bool" else args[-1]
+        return args[-1] if self.result == "same" else DTYPES[self.result]
 
 
 SCALARS: dict[str, Scalar] = {}
@@ -162,9 +164,82 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 def _mulhi(a: Any, b: Any) -> Any:
-    if np.ndim(a) or np.ndim(b):
-        return ((a.astype(object) * b.astype(object)) >> 64).astype(np.int64)
-    return np.int64((int(a) * int(b)) >> 64)
+    """The upper half of the product of twice the width."""
+    a, b = np.asarray(a), np.asarray(b)
+    bits = a.dtype.itemsize * 8
+    if bits < 64:
+        return ((a.astype(np.int64) * b.astype(np.int64)) >> bits).astype(a.dtype)
+    x, y = a.astype(np.uint64), b.astype(np.uint64)
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    cross = (x >> half) * (y & low) + (((x & low) * (y & low)) >> half)
+    other = (x & low) * (y >> half) + (cross & low)
+    r = (x >> half) * (y >> half) + (cross >> half) + (other >> half)
+    if a.dtype.kind == "i":  # a negative factor was taken for one greater by two to the width
+        r = r - np.where(a < 0, y, np.uint64(0)) - np.where(b < 0, x, np.uint64(0))
+    return r.astype(a.dtype)
+
+
+def _fma(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once."""
+    a, b, c = np.broadcast_arrays(a, b, c)
+    if a.dtype == np.float64:
+        return _exactly(a, b, c)
+    x, z = a.astype(np.float64) * b, c.astype(np.float64)  # the product is exact
+    s = x + z
+    back = s - x
+    error = (x - (s - back)) + (z - back)
+    # The sum rounded to odd: then rounding once more, to float32, does no harm.
+    even = (np.ascontiguousarray(s).view(np.uint64).reshape(s.shape) & np.uint64(1)) == 0
+    away = np.nextafter(s, np.where(error > 0, np.inf, -np.inf))
+    s = np.where(np.isfinite(s) & (error != 0) & even, away, s)
+    return s.astype(a.dtype)
+
+
+def _exactly(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    out = np.asarray(a * b + c)
+    finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
+    for at in np.ndindex(out.shape):
+        if not finite[at]:
+            continue
+        exact = Fraction(float(a[at])) * Fraction(float(b[at])) + Fraction(float(c[at]))
+        if exact:  # the sign of a zero is right as it is
+            try:
+                out[at] = exact.numerator / exact.denominator
+            except OverflowError:
+                out[at] = math.copysign(math.inf, exact)
+    return out
+
+
+def _number_wins(choose: Callable[..., Any], on_zeros: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(a: Any, b: Any) -> Any:
+        return np.where(np.equal(a, 0) & np.equal(b, 0), on_zeros(a, b), choose(a, b))
+
+    return apply
+
+
+def _toward_zero(dtype: DType) -> Callable[..., Any]:
+    """Cut to what a dtype can hold, and left as wide as it is."""
+
+    def single(x: np.ndarray) -> np.ndarray:
+        near = x.astype(np.float32)
+        return np.where(np.abs(near) > np.abs(x), np.nextafter(near, np.float32(0)), near)
+
+    def apply(x: Any) -> Any:
+        x = np.asarray(x)
+        cut = single(x) if x.dtype == np.float64 else x
+        if dtype.format is not None:
+            cut = np.where(np.isinf(cut), cut, dtype.format.round(cut, "rtz"))
+        return cut.astype(x.dtype)
+
+    return apply
+
+
+def _bits_of(dtype: DType) -> Callable[..., Any]:
+    return lambda x: to_memory(np.asarray(x), dtype).view(f"u{dtype.bytes}")
+
+
+def _of_bits(dtype: DType) -> Callable[..., Any]:
+    return lambda x: from_memory(np.array(x, order="C").view(dtype.memory), dtype)
 
 
 _COMPARISONS: dict[str, Callable[..., Any]] = {
@@ -188,6 +263,15 @@ _add("pow", 2, lambda a, b: np.power(a, b), only="f")
 _add("atan2", 2, np.arctan2, only="f")
 _add("max", 2, np.maximum, commutative=True, associative=True)  # NaN wins
 _add("min", 2, np.minimum, commutative=True, associative=True)
+_add("maxnum", 2, _number_wins(np.fmax, np.add), only="f", commutative=True, associative=True)
+_add(
+    "minnum",
+    2,
+    _number_wins(np.fmin, lambda a, b: -(-a - b)),
+    only="f",
+    commutative=True,
+    associative=True,
+)
 _add("copysign", 2, np.copysign, only="f")
 _add("nextafter", 2, np.nextafter, only="f")
 _add("and", 2, np.bitwise_and, only="iub", commutative=True, associative=True)
@@ -199,6 +283,7 @@ _add("sar", 2, _sar, only="iu")  # arithmetic
 _add("mulhi", 2, _mulhi, only="iu")
 for _n, _f in _COMPARISONS.items():
     _add(_n, 2, _f, result="bool", commutative=_n in ("eq", "ne"))
+_add("fma", 3, _fma, only="f")
 _add("select", 3, lambda c, a, b: np.where(c, a, b))
 _add("neg", 1, lambda a: -a, only="fiu")
 _add("abs", 1, np.abs, only="fiu")
@@ -221,6 +306,18 @@ _add("erfinv", 1, _vectorised(_erfinv), only="f")
 _add("lgamma", 1, _vectorised(_lgamma), only="f")
 _add("digamma", 1, _vectorised(_digamma), only="f")
 
+for _d in DTYPES.values():
+    if not _d.is_float:
+        continue
+    # A float toward zero to what a narrower one can hold: a cast that rounds to zero is this and a
+    # cast that has nothing left to round.
+    if _d is not f64:
+        _add(f"toward_zero_{_d}", 1, _toward_zero(_d), only="f")
+    # What lies in memory, as an unsigned integer, and back: two of them are any bitcast.
+    _u = DTYPES[f"u{_d.bits}"]
+    _add(f"bits_of_{_d}", 1, _bits_of(_d), result=_u.name, only="f", takes=_d)
+    _add(f"{_d}_of_bits", 1, _of_bits(_d), result=_d.name, only="u", takes=_u)
+
 
 def neutral(combine: str, dtype: DType) -> float | int | bool:
     """The number that a reduction with this function starts from."""
@@ -230,6 +327,8 @@ def neutral(combine: str, dtype: DType) -> float | int | bool:
         return 1
     if combine == "and":
         return True if dtype.is_bool else -1
+    if combine in ("maxnum", "minnum"):
+        return math.nan
     if combine == "max":
         return dtype.lowest
     if combine == "min":

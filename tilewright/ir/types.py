@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from tilewright.ir.dim import Dim, Int
+from tilewright.ir.narrow import FORMATS, Format
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,24 @@ class DType:
 
     @property
     def numpy(self) -> np.dtype:
-        """How the interpreter holds it. numpy has no bfloat16: it is held as rounded float32."""
+        """How the interpreter holds it. What numpy lacks (bfloat16, floats of 8 bits) is held as
+        rounded float32."""
         return _NUMPY[self.name]
+
+    @property
+    def memory(self) -> np.dtype:
+        """How numpy sees it in memory: what it lacks as unsigned codes."""
+        return self.numpy if self.format is None or self is f16 else self.format.code
+
+    @property
+    def format(self) -> Format | None:
+        """Of the floats that are computed in float32 and rounded."""
+        return FORMATS.get(self.name)
 
     @property
     def accumulator(self) -> DType:
         """The dtype in which sums of this dtype are carried."""
-        return f32 if self in (f16, bf16) else self
+        return f32 if self.format is not None else self
 
     @property
     def lowest(self) -> float | int:
@@ -63,8 +76,11 @@ class DType:
 f64, f32, f16 = DType("f64", "f", 64), DType("f32", "f", 32), DType("f16", "f", 16)
 bf16 = DType("bf16", "f", 16)
 i64, i32, i16, i8 = (DType(f"i{b}", "i", b) for b in (64, 32, 16, 8))
-u8 = DType("u8", "u", 8)
+u64, u32, u16, u8 = (DType(f"u{b}", "u", b) for b in (64, 32, 16, 8))
 b1 = DType("bool", "b", 8)  # one byte in memory, as in numpy and torch
+f8e4m3, f8e5m2, f8e4b15, f8e4b8, f8e5b16 = (
+    DType(name, "f", 8) for name in ("f8e4m3", "f8e5m2", "f8e4b15", "f8e4b8", "f8e5b16")
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,7 +105,13 @@ def dtype_named(name: str) -> DType | None:
     return DTYPES.get(name)
 
 
-DTYPES: dict[str, DType] = {d.name: d for d in (f64, f32, f16, bf16, i64, i32, i16, i8, u8, b1)}
+# What tensor operators take; the others are for kernels in the tile language.
+TENSOR_DTYPES = {d.name: d for d in (f64, f32, f16, bf16, i64, i32, i16, i8, u8, b1)}
+FLOATS_OF_8_BITS = (f8e4m3, f8e5m2, f8e4b15, f8e4b8, f8e5b16)
+DTYPES: dict[str, DType] = {
+    **TENSOR_DTYPES,
+    **{d.name: d for d in (u64, u32, u16, *FLOATS_OF_8_BITS)},
+}
 _NUMPY = {
     "f64": np.dtype(np.float64),
     "f32": np.dtype(np.float32),
@@ -99,9 +121,19 @@ _NUMPY = {
     "i32": np.dtype(np.int32),
     "i16": np.dtype(np.int16),
     "i8": np.dtype(np.int8),
+    "u64": np.dtype(np.uint64),
+    "u32": np.dtype(np.uint32),
+    "u16": np.dtype(np.uint16),
     "u8": np.dtype(np.uint8),
     "bool": np.dtype(np.bool_),
+    **{d.name: np.dtype(np.float32) for d in FLOATS_OF_8_BITS},
 }
+_OF_NUMPY = {_NUMPY[d.name]: d for d in DTYPES.values() if d.memory == _NUMPY[d.name]}
+
+
+def dtype_of_numpy(dtype: np.dtype) -> DType:
+    """The dtype that numpy has under this one; `KeyError` for strings, complex numbers and such."""
+    return _OF_NUMPY[np.dtype(dtype)]
 
 
 @dataclass(frozen=True)
@@ -151,4 +183,29 @@ def as_dtype(x: np.ndarray, dtype: DType) -> np.ndarray:
     """`x` as the interpreter holds a value of `dtype`."""
     if dtype is bf16:
         return round_bf16(np.asarray(x, dtype=np.float32))
+    if dtype in FLOATS_OF_8_BITS:
+        return FORMATS[dtype.name].round(x)
     return np.asarray(x).astype(dtype.numpy)
+
+
+def clamped(x: Any, dtype: DType) -> Any:
+    """Numbers about to be cast: a cast to 8 bits makes the largest number of an infinity, which
+    memory of the same dtype may well hold."""
+    if dtype not in FLOATS_OF_8_BITS:
+        return x
+    limit = FORMATS[dtype.name].maximum
+    return np.clip(x, -limit, limit)
+
+
+def to_memory(x: np.ndarray, dtype: DType) -> np.ndarray:
+    """Values (of any numpy dtype) as they lie in memory, of `dtype.memory`."""
+    if dtype.memory == dtype.numpy:
+        return np.asarray(x).astype(dtype.numpy, order="C")
+    return FORMATS[dtype.name].encode(x)
+
+
+def from_memory(codes: np.ndarray, dtype: DType) -> np.ndarray:
+    """What lies in memory as the interpreter holds it."""
+    if dtype.memory == dtype.numpy:
+        return np.asarray(codes, dtype.numpy)
+    return FORMATS[dtype.name].decode(codes)

@@ -21,7 +21,7 @@ from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Load
 from tilewright.ir.interpret import Evaluator
-from tilewright.ir.types import DType, as_dtype, bf16
+from tilewright.ir.types import DType, as_dtype
 from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.nest import (
     Alloc,
@@ -214,10 +214,10 @@ class Machine:
         flat = a.reshape(-1)
         if s.function is None:
             flat[cells] = v  # in order: the last one wins
-        elif b.dtype is bf16:
+        elif b.dtype.memory != b.dtype.numpy:  # what numpy does not round to itself
             f = _combine(s.function, b.dtype)
             for c, x in zip(cells, v, strict=True):
-                flat[c] = as_dtype(f(flat[c], x), bf16)
+                flat[c] = as_dtype(f(flat[c], x), b.dtype)
         else:
             with np.errstate(all="ignore"):
                 _combine(s.function, b.dtype).at(flat, cells, v)
@@ -240,6 +240,8 @@ _UFUNCS = {
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
+    "maxnum": np.fmax,
+    "minnum": np.fmin,
 }
 
 

@@ -23,7 +23,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load
 from tilewright.ir.interpret import Evaluator
-from tilewright.ir.types import as_dtype, bf16
+from tilewright.ir.types import as_dtype
 from tilewright.kernel.copies import Copies, Copy
 from tilewright.kernel.interpret import Env, Machine, RunError, _combine, execute
 from tilewright.kernel.nest import (
@@ -288,10 +288,10 @@ class _Block:
             self.touch(s, s.buffer, what, cells, who, same)
         if s.function is None:
             flat[at] = v
-        elif b.dtype is bf16:
+        elif b.dtype.memory != b.dtype.numpy:  # what numpy does not round to itself
             f = _combine(s.function, b.dtype)
             for c, x in zip(at, v, strict=True):
-                flat[c] = as_dtype(f(flat[c], x), bf16)
+                flat[c] = as_dtype(f(flat[c], x), b.dtype)
         else:
             with np.errstate(all="ignore"):
                 _combine(s.function, b.dtype).at(flat, at, v)

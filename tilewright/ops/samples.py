@@ -6,7 +6,7 @@ import numpy as np
 
 from tilewright.ir.node import Op
 from tilewright.ir.operator import Sample
-from tilewright.ir.types import DTYPES, DType, as_dtype, b1, bf16, f16, f32, f64, i64
+from tilewright.ir.types import DType, as_dtype, b1, bf16, dtype_of_numpy, f16, f32, f64, i64
 
 HALVES = (f16, bf16)
 FLOATS = (f64, f32, f16, bf16)
@@ -66,10 +66,9 @@ def _edges(dtype: DType) -> list[float] | list[int]:
 
 def case(op: Op, *args: np.ndarray, dtype: DType | None = None) -> Sample:
     """A sample; with `dtype`, every floating argument is rounded to it first."""
-    known = {np.dtype(d.numpy): d for d in DTYPES.values() if d is not bf16}
     given, types = [], []
     for a in args:
-        d = known[a.dtype]
+        d = dtype_of_numpy(a.dtype)
         if dtype is not None and d.is_float:
             a, d = as_dtype(a, dtype), dtype
         given.append(a)

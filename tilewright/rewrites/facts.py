@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
+from tilewright.ir.narrow import FORMATS
 from tilewright.ir.node import Input, Node, topological
 from tilewright.ir.pattern import Guard, Match, Number, filled_value
 from tilewright.ir.types import DType
@@ -43,6 +44,7 @@ def holds_exactly(narrow: DType, wide: DType) -> bool:
     if narrow.is_float:
         return (
             wide.is_float
+            and wide.bits > 8  # no two of the floats of 8 bits contain one another
             and _FRACTION[narrow.name] <= _FRACTION[wide.name]
             and (_EXPONENT[narrow.name] <= _EXPONENT[wide.name])
         )
@@ -55,8 +57,8 @@ def holds_exactly(narrow: DType, wide: DType) -> bool:
 
 
 # Significant bits (with the implied one) and exponent bits.
-_FRACTION = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
-_EXPONENT = {"f64": 11, "f32": 8, "f16": 5, "bf16": 8}
+_FRACTION = {"f64": 53, "f32": 24, **{k: f.fraction + 1 for k, f in FORMATS.items()}}
+_EXPONENT = {"f64": 11, "f32": 8, **{k: f.exponent for k, f in FORMATS.items()}}
 
 
 def along_axis(n: Node, axis: int, rank: int, size: Dim) -> bool:

@@ -15,7 +15,7 @@ from tilewright.base.errors import Invalid, Unsupported
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Input, Node, topological
 from tilewright.ir.pattern import Rule
-from tilewright.ir.types import DTYPES, DType, as_dtype, f32, f64, i64
+from tilewright.ir.types import DTYPES, TENSOR_DTYPES, DType, as_dtype, f32, f64, i64
 from tilewright.rewrites.normal_form import nodes_equal
 from tilewright.rewrites.subject import Maker, subject_of
 
@@ -71,7 +71,7 @@ def _sides(rule: Rule, maker: Maker) -> tuple[Node, Node] | None:
 def _dtypes(rule: Rule) -> list[DType]:
     if rule.changes == "rounding":
         return [f64] + ([i64] if "i" in rule.dtypes else [])
-    return [d for d in DTYPES.values() if d.kind in rule.dtypes]
+    return [d for d in TENSOR_DTYPES.values() if d.kind in rule.dtypes]
 
 
 def _form_dtype(rule: Rule) -> DType:
