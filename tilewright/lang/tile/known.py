@@ -1,0 +1,46 @@
+"""Values whose elements are known: what kernels that run step by step compute with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.base.errors import Invalid
+from tilewright.lang.tile.ir import Pointer, TileType, Value
+
+
+class EagerValue(Value):
+    """A value whose elements are known."""
+
+    def __init__(
+        self,
+        type: TileType,
+        array: np.ndarray,
+        origin: np.ndarray | None = None,
+        undefined: np.ndarray | None = None,
+    ):
+        super().__init__(type)
+        self.array = array
+        # Of addresses: the number of the argument that each was computed from.
+        self.origin = origin
+        # Which elements have no meaning; kept in the checking mode only.
+        self.undefined = undefined
+
+    def __repr__(self) -> str:
+        return f"{self.type} {shown(self)}"
+
+
+def shown(value: Value) -> str:
+    """The elements for reading: `[1. 2. …]`; addresses in hex."""
+    array = known(value).array
+    if isinstance(value.element, Pointer):
+        return np.array2string(array, formatter={"int": hex}, threshold=64)
+    return np.array2string(array, threshold=64)
+
+
+def known(value: Value) -> EagerValue:
+    if not isinstance(value, EagerValue):
+        raise Invalid(
+            "a value of a kernel that is being compiled is used in one that runs step by step",
+            hint="keep no values of kernels in global variables",
+        )
+    return value
