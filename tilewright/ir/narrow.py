@@ -25,8 +25,10 @@ class Format:
     nan: int | None  # code (with either sign, but see below), where the format has one
     # Formats without a negative zero have their only NaN in its place.
     negative_zero: bool = True
-    # A number beyond the largest is the largest, not infinity.
+    # A number beyond the largest is the largest, not infinity; and a cast makes nothing above
+    # this one, infinities included, though memory may hold it.
     saturates: bool = True
+    cast_largest: int | None = None
 
     @property
     def bits(self) -> int:
@@ -49,7 +51,15 @@ class Format:
     @property
     def maximum(self) -> float:
         """The largest finite number."""
-        e, f = divmod(self.largest, 1 << self.fraction)
+        return self._number(self.largest)
+
+    @property
+    def limit(self) -> float:
+        """The largest finite number that a cast makes."""
+        return self._number(self.largest if self.cast_largest is None else self.cast_largest)
+
+    def _number(self, code: int) -> float:
+        e, f = divmod(code, 1 << self.fraction)
         return (1 + f / (1 << self.fraction)) * 2.0 ** (e - self.bias)
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
@@ -77,19 +87,20 @@ class Format:
     def encode(self, x: np.ndarray, rounding: str = "rtne") -> np.ndarray:
         """Codes of the nearest numbers, ties to even (or of the nearest toward zero)."""
         x = np.asarray(x, dtype=np.float32)
-        a = np.abs(x.astype(np.float64))
         with np.errstate(invalid="ignore", over="ignore"):
+            a = np.abs(x.astype(np.float64))
             _, e = np.frexp(np.where(np.isfinite(a), a, 0.0))
-            e = np.maximum(e - 1, self.least_exponent)
+            e = np.where(a > 0, np.maximum(e - 1, self.least_exponent), self.least_exponent)
             steps = np.ldexp(a, self.fraction - e)  # exact: in units of the last place
             whole = np.trunc(steps) if rounding == "rtz" else np.rint(steps)
             # A whole that reaches the next power of two carries into the exponent by itself.
             known = np.where(np.isfinite(a), whole, 0.0).astype(np.int64)
         code = known + ((e - self.least_exponent).astype(np.int64) << self.fraction)
         beyond = np.isfinite(a) & (code > self.largest)
-        stays = self.saturates or rounding == "rtz" or self.infinity is None
-        code = np.where(beyond, self.largest if stays else self.infinity, code)
-        code = np.where(np.isinf(a), self.infinity or self.largest, code)
+        infinity = self.largest if self.infinity is None else self.infinity
+        stays = self.saturates or rounding == "rtz"
+        code = np.where(beyond, self.largest if stays else infinity, code)
+        code = np.where(np.isinf(a), infinity, code)
         code = np.where(np.isnan(a), self.largest if self.nan is None else self.nan, code)
         sign = np.signbit(x).astype(np.int64) << (self.bits - 1)
         if not self.negative_zero:
@@ -100,6 +111,12 @@ class Format:
         """The number that the format holds for each of them."""
         return self.decode(self.encode(x, rounding))
 
+    def clamp(self, x: np.ndarray) -> np.ndarray:
+        """Within what a cast makes; NaN stays where there is one."""
+        x = np.asarray(x)
+        r = np.clip(x, -self.limit, self.limit)
+        return r if self.nan is not None else np.where(np.isnan(x), np.copysign(self.limit, x), r)
+
 
 @cache
 def _numbers(format: Format) -> np.ndarray:
@@ -109,12 +126,13 @@ def _numbers(format: Format) -> np.ndarray:
 HALF = Format(5, 10, 15, 0x7BFF, 0x7C00, 0x7E00, saturates=False)
 BFLOAT = Format(8, 7, 127, 0x7F7F, 0x7F80, 0x7FC0, saturates=False)
 # The 8-bit formats go by what they are called in C: OCP's two, the same two with another bias and
-# without infinities and negative zero, and one of numbers below two that has nothing else.
+# without infinities and negative zero, and one of numbers below two that has nothing else (the
+# largest of which casts do not use).
 E4M3 = Format(4, 3, 7, 0x7E, None, 0x7F)
 E5M2 = Format(5, 2, 15, 0x7B, 0x7C, 0x7F)
 E4B8 = Format(4, 3, 8, 0x7F, None, 0x80, negative_zero=False)
 E5B16 = Format(5, 2, 16, 0x7F, None, 0x80, negative_zero=False)
-E4B15 = Format(4, 3, 15, 0x7E, None, None)
+E4B15 = Format(4, 3, 15, 0x7F, None, None, cast_largest=0x7E)
 
 FORMATS = {
     "f16": HALF,

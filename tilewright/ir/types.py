@@ -191,10 +191,7 @@ def as_dtype(x: np.ndarray, dtype: DType) -> np.ndarray:
 def clamped(x: Any, dtype: DType) -> Any:
     """Numbers about to be cast: a cast to 8 bits makes the largest number of an infinity, which
     memory of the same dtype may well hold."""
-    if dtype not in FLOATS_OF_8_BITS:
-        return x
-    limit = FORMATS[dtype.name].maximum
-    return np.clip(x, -limit, limit)
+    return FORMATS[dtype.name].clamp(x) if dtype in FLOATS_OF_8_BITS else x
 
 
 def to_memory(x: np.ndarray, dtype: DType) -> np.ndarray:

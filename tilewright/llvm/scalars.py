@@ -1,7 +1,7 @@
 """Scalar functions as LLVM instructions, on one value or on the lanes of a vector.
 
-In registers a bool is an i1 and the 16-bit floats are float: they are widened when loaded and
-rounded when stored or cast.
+In registers a bool is an i1 and floats of 8 and 16 bits are float: they are widened when loaded
+and rounded when stored or cast.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tilewright.base.errors import Unsupported
-from tilewright.ir.types import DType, b1, bf16, f16, f32, f64, i64
-from tilewright.llvm import vmath
+from tilewright.ir.types import DTYPES, DType, b1, bf16, f16, f32, f64, i64, u64
+from tilewright.llvm import narrow, vmath
 
 
 def register_type(d: DType) -> str:
@@ -25,8 +25,8 @@ def register_type(d: DType) -> str:
 def memory_type(d: DType) -> str:
     if d is f16:
         return "half"
-    if d is bf16:
-        return "i16"
+    if d.format is not None:
+        return f"i{d.bits}"
     return "i8" if d.is_bool else register_type(d)
 
 
@@ -124,6 +124,14 @@ class Arith:
             return self.intrinsic({"max": "maximum", "min": "minimum"}[name], t, lanes, *a)
         if name in _INTRINSICS:
             return self.intrinsic(_INTRINSICS[name], t, lanes, *a)
+        if name.startswith("toward_zero_"):
+            return self._toward_zero(DTYPES[name.removeprefix("toward_zero_")], d, lanes, a[0])
+        if name.startswith("bits_of_"):
+            stored, whole = memory_type(d), f"i{d.bits}"
+            x = self.narrow(a[0], d, lanes)
+            if stored == whole:
+                return x
+            return self.put(f"bitcast {vector(stored, lanes)} {x} to {vector(whole, lanes)}")
         if name == "floordiv":
             q = self.put(f"fdiv {v} {a[0]}, {a[1]}")
             return self.intrinsic("floor", t, lanes, q)
@@ -158,7 +166,7 @@ class Arith:
         return self.put(f"select {m} {nonzero}, {v} {r2}, {v} {signed}")
 
     def _nextafter(self, d: DType, t: str, lanes: int, a: list[str]) -> str:
-        if d in (f16, bf16):
+        if d.format is not None:
             raise Unsupported(f"nextafter of {d} has no native code", hint="cast to f32")
         bits = 64 if d is f64 else 32
         v, m, i = vector(t, lanes), vector("i1", lanes), vector(f"i{bits}", lanes)
@@ -214,10 +222,18 @@ class Arith:
             return self._int_div(name, v, m, c, signed, a)
         if name == "mulhi":
             wide = vector(f"i{2 * d.bits}", lanes)
-            x, y = (self.put(f"sext {v} {e} to {wide}") for e in a)
+            code = "sext" if signed else "zext"
+            x, y = (self.put(f"{code} {v} {e} to {wide}") for e in a)
             p = self.put(f"mul {wide} {x}, {y}")
             by = self.splat_literal(str(d.bits), f"i{2 * d.bits}", lanes)
             return self.put(f"trunc {wide} {self.put(f'lshr {wide} {p}, {by}')} to {v}")
+        if name.endswith("_of_bits"):
+            made = DTYPES[name.removesuffix("_of_bits")]
+            stored = memory_type(made)
+            x = a[0]
+            if stored != t:
+                x = self.put(f"bitcast {v} {x} to {vector(stored, lanes)}")
+            return self.widen(x, made, lanes)
         raise Unsupported(f"{name} of {d} has no native code")
 
     def _int_div(
@@ -264,25 +280,56 @@ class Arith:
                 x = self.put(f"fptrunc {vs} {x} to {vd}")
             elif ts == "float" and td == "double":
                 return self.put(f"fpext {vs} {x} to {vd}")
-            return self.round(x, dst, lanes) if dst in (f16, bf16) else x
+            if dst.bits == 8 and dst.format is not None:
+                x = narrow.clamped(dst.format, x, narrow.Lanes(self.put, lanes))
+            return self.round(x, dst, lanes)
         if src.is_float:
             wide = vector("i64", lanes)
-            name = f"@llvm.fptosi.sat.{suffix('i64', lanes)}.{suffix(ts, lanes)}"
-            self.declares.add(f"declare {wide} {name}({vs})")
-            r = self.put(f"call {wide} {name}({vs} {x})")
+            r = self._saturated("fptosi", x, src, lanes)
+            if dst is u64:
+                # A negative number wraps, as it does on its way to narrower integers.
+                upper = self._saturated("fptoui", x, src, lanes)
+                high = self.put(f"fcmp oge {vs} {x}, {self.const(2.0**63, src, lanes)}")
+                m = vector("i1", lanes)
+                return self.put(f"select {m} {high}, {wide} {upper}, {wide} {r}")
             return r if dst is i64 else self.put(f"trunc {wide} {r} to {vd}")
         if dst.is_float:
             code = "sitofp" if src.kind == "i" else "uitofp"
-            x = self.put(f"{code} {vs} {x} to {vd}")
-            return self.round(x, dst, lanes) if dst in (f16, bf16) else x
+            return self.round(self.put(f"{code} {vs} {x} to {vd}"), dst, lanes)
         if ts == td:
             return x
         if src.is_bool or dst.bits > src.bits:
             return self.put(f"{'sext' if src.kind == 'i' else 'zext'} {vs} {x} to {vd}")
         return self.put(f"trunc {vs} {x} to {vd}")
 
+    def _saturated(self, code: str, x: str, src: DType, lanes: int) -> str:
+        """A float cut to 64 bits; the nearest integer where there is none, 0 for NaN."""
+        ts, wide = register_type(src), vector("i64", lanes)
+        name = f"@llvm.{code}.sat.{suffix('i64', lanes)}.{suffix(ts, lanes)}"
+        self.declares.add(f"declare {wide} {name}({vector(ts, lanes)})")
+        return self.put(f"call {wide} {name}({vector(ts, lanes)} {x})")
+
+    def _toward_zero(self, to: DType, d: DType, lanes: int, x: str) -> str:
+        """A float of `d` toward zero to what `to` can hold."""
+        single, double = vector("float", lanes), vector("double", lanes)
+        if d is f64:
+            i, m = vector("i32", lanes), vector("i1", lanes)
+            near = self.put(f"fptrunc {double} {x} to {single}")
+            back = self.put(f"fpext {single} {near} to {double}")
+            sizes = [self.intrinsic("fabs", "double", lanes, e) for e in (back, x)]
+            over = self.put(f"fcmp ogt {double} {sizes[0]}, {sizes[1]}")
+            bits = self.put(f"bitcast {single} {near} to {i}")
+            less = self.put(f"sub {i} {bits}, {self.splat_literal('1', 'i32', lanes)}")
+            bits = self.put(f"select {m} {over}, {i} {less}, {i} {bits}")
+            x = self.put(f"bitcast {i} {bits} to {single}")
+        if to.format is not None:
+            x = narrow.cut(to.format, x, narrow.Lanes(self.put, lanes))
+        return self.put(f"fpext {single} {x} to {double}") if d is f64 else x
+
     def round(self, x: str, d: DType, lanes: int) -> str:
-        """A float rounded to what a 16-bit float can hold."""
+        """A float rounded to what a narrower one can hold."""
+        if d.format is None:
+            return x
         return self.widen(self.narrow(x, d, lanes), d, lanes)
 
     def narrow(self, x: str, d: DType, lanes: int) -> str:
@@ -291,8 +338,10 @@ class Arith:
             return self.put(f"zext {vector('i1', lanes)} {x} to {vector('i8', lanes)}")
         if d is f16:
             return self.put(f"fptrunc {vector('float', lanes)} {x} to {vector('half', lanes)}")
-        if d is not bf16:
+        if d.format is None:
             return x
+        if d is not bf16:
+            return narrow.narrowed(d.format, x, narrow.Lanes(self.put, lanes))
         i, m = vector("i32", lanes), vector("i1", lanes)
         c = lambda n: self.splat_literal(str(n), "i32", lanes)  # noqa: E731
         u = self.put(f"bitcast {vector('float', lanes)} {x} to {i}")
@@ -311,8 +360,10 @@ class Arith:
             )
         if d is f16:
             return self.put(f"fpext {vector('half', lanes)} {x} to {vector('float', lanes)}")
-        if d is not bf16:
+        if d.format is None:
             return x
+        if d is not bf16:
+            return narrow.widened(d.format, x, narrow.Lanes(self.put, lanes))
         i = vector("i32", lanes)
         w = self.put(f"zext {vector('i16', lanes)} {x} to {i}")
         s = self.put(f"shl {i} {w}, {self.splat_literal('16', 'i32', lanes)}")
@@ -343,6 +394,9 @@ _INTRINSICS = {
     "round": "roundeven",
     "sqrt": "sqrt",
     "copysign": "copysign",
+    "fma": "fma",
+    "maxnum": "maximumnum",
+    "minnum": "minimumnum",
 }
 _BOOL = {
     "add": "or",
@@ -353,7 +407,14 @@ _BOOL = {
     "and": "and",
     "xor": "xor",
 }
-_REDUCE_FLOAT = {"add": "fadd", "mul": "fmul", "max": "fmaximum", "min": "fminimum"}
+_REDUCE_FLOAT = {
+    "add": "fadd",
+    "mul": "fmul",
+    "max": "fmaximum",
+    "min": "fminimum",
+    "maxnum": "fmax",
+    "minnum": "fmin",
+}
 
 
 def _reduce_int(combine: str, d: DType) -> str | None:

@@ -1,0 +1,135 @@
+"""Floats of 8 bits as LLVM instructions on 32-bit lanes, without tables and branches.
+
+A register holds them as float. Nothing here depends on how the machine treats subnormal floats:
+subnormal codes are made and read by sums of normal ones.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from tilewright.ir.narrow import BFLOAT, Format
+
+_INFINITY = 0x7F800000
+_MAGNITUDE = 0x7FFFFFFF
+
+
+def _float_bits(x: float) -> int:
+    return struct.unpack("<I", struct.pack("<f", x))[0]
+
+
+class Lanes:
+    """Writes instructions on lanes that are i32 or float; numbers among operands are splatted."""
+
+    def __init__(self, put: Callable[[str], str], lanes: int) -> None:
+        self.put, self.lanes = put, lanes
+
+    def type(self, scalar: str) -> str:
+        return scalar if self.lanes == 1 else f"<{self.lanes} x {scalar}>"
+
+    def _number(self, x: str | int | float) -> str:
+        if isinstance(x, str):
+            return x
+        if isinstance(x, float):
+            text, t = f"0x{struct.unpack('<Q', struct.pack('<d', x))[0]:016X}", "float"
+        else:
+            text, t = str(x - (1 << 32) if x >> 31 else x), "i32"
+        return text if self.lanes == 1 else "<" + ", ".join([f"{t} {text}"] * self.lanes) + ">"
+
+    def op(self, code: str, x: str, y: str | int | float, t: str = "i32") -> str:
+        return self.put(f"{code} {self.type(t)} {x}, {self._number(y)}")
+
+    def choose(self, c: str, x: str | int, y: str | int, t: str = "i32") -> str:
+        v = self.type(t)
+        return self.put(
+            f"select {self.type('i1')} {c}, {v} {self._number(x)}, {v} {self._number(y)}"
+        )
+
+    def convert(self, code: str, x: str, src: str, dst: str) -> str:
+        return self.put(f"{code} {self.type(src)} {x} to {self.type(dst)}")
+
+    def as_bits(self, x: str) -> str:
+        return self.convert("bitcast", x, "float", "i32")
+
+    def as_float(self, x: str) -> str:
+        return self.convert("bitcast", x, "i32", "float")
+
+    def least(self, x: str, y: int) -> str:
+        """The smaller one of unsigned words."""
+        return self.choose(self.op("icmp ult", x, y), x, y)
+
+
+def narrowed(f: Format, x: str, n: Lanes) -> str:
+    """Codes (i8) of floats: to nearest, ties to even."""
+    u = n.as_bits(x)
+    full = n.op("and", u, _MAGNITUDE)
+    a = n.least(full, _float_bits(f.maximum))
+    shift = 23 - f.fraction
+    odd = n.op("and", n.op("lshr", a, shift), 1)
+    up = n.op("add", n.op("add", a, odd), (1 << (shift - 1)) - 1)
+    normal = n.op("sub", n.op("lshr", up, shift), (127 - f.bias) << f.fraction)
+    # Beside a number whose last place is the spacing of the subnormals, the sum rounds to them.
+    beside = 2.0 ** (f.least_exponent - f.fraction + 23)
+    low = n.op("sub", n.as_bits(n.op("fadd", n.as_float(a), beside, "float")), _float_bits(beside))
+    small = n.op("icmp ult", a, (127 + f.least_exponent) << 23)
+    code = n.choose(small, low, normal)
+    if f.infinity is not None:
+        code = n.choose(n.op("icmp eq", full, _INFINITY), f.infinity, code)
+    sign = n.op("and", n.op("lshr", u, 24), 0x80)
+    if not f.negative_zero:
+        sign = n.choose(n.op("icmp eq", code, 0), 0, sign)
+    if f.nan is not None:
+        code = n.choose(n.op("icmp ugt", full, _INFINITY), f.nan, code)
+    return n.convert("trunc", n.op("or", code, sign), "i32", "i8")
+
+
+def widened(f: Format, x: str, n: Lanes) -> str:
+    """Floats of codes (i8)."""
+    c = n.convert("zext", x, "i8", "i32")
+    a = n.op("and", c, 0x7F)
+    at = n.op("shl", a, 23 - f.fraction)
+    normal = n.op("add", at, (127 - f.bias) << 23)
+    # A subnormal is the distance from the least normal number of one that has the same fraction.
+    least = 2.0**f.least_exponent
+    beside = n.as_float(n.op("or", at, _float_bits(least)))
+    low = n.as_bits(n.op("fsub", beside, least, "float"))
+    small = n.op("icmp ult", a, 1 << f.fraction)
+    r = n.choose(small, low, normal)
+    quiet = 0x7FC00000
+    if f.infinity is not None:
+        special = n.choose(n.op("icmp eq", a, f.infinity), _INFINITY, quiet)
+        r = n.choose(n.op("icmp uge", a, f.infinity), special, r)
+    elif f.nan is not None:
+        found = (a, f.nan) if f.negative_zero else (c, f.nan)
+        r = n.choose(n.op("icmp eq", *found), quiet, r)
+    sign = n.op("shl", n.op("and", c, 0x80), 24)
+    return n.as_float(n.op("or", r, sign))
+
+
+def clamped(f: Format, x: str, n: Lanes) -> str:
+    """Floats within what a cast to a format makes; NaN stays where there is one."""
+    u = n.as_bits(x)
+    a = n.op("and", u, _MAGNITUDE)
+    r = n.least(a, _float_bits(f.limit))
+    if f.nan is not None:
+        r = n.choose(n.op("icmp ugt", a, _INFINITY), a, r)
+    return n.as_float(n.op("or", r, n.op("and", u, 0x80000000)))
+
+
+def cut(f: Format, x: str, n: Lanes) -> str:
+    """Floats toward zero to what a format can hold, as floats; infinities and NaN stay."""
+    u = n.as_bits(x)
+    full = n.op("and", u, _MAGNITUDE)
+    a = n.least(full, _float_bits(f.maximum))
+    r = n.op("and", a, ~((1 << (23 - f.fraction)) - 1) & 0xFFFFFFFF)
+    if f is not BFLOAT:  # which has float's subnormals
+        beside = 2.0 ** (f.least_exponent - f.fraction + 23)
+        near = n.op("fsub", n.op("fadd", n.as_float(a), beside, "float"), beside, "float")
+        over = n.op("fcmp ogt", near, n.as_float(a), "float")
+        less = n.op("fsub", near, f.spacing, "float")
+        low = n.as_bits(n.choose(over, less, near, "float"))
+        small = n.op("icmp ult", a, (127 + f.least_exponent) << 23)
+        r = n.choose(small, low, r)
+    r = n.choose(n.op("icmp uge", full, _INFINITY), full, r)
+    return n.as_float(n.op("or", r, n.op("and", u, 0x80000000)))
