@@ -47,6 +47,13 @@ class Scheduler:
     def __post_init__(self) -> None:
         self.nest = start(self.group)
 
+    @staticmethod
+    def of(nest: Nest, target: Target) -> Scheduler:
+        """For a nest that comes from no group."""
+        s = Scheduler(Group(nest.name, nest.buffers, (), nest.precision), target)
+        s.nest = nest
+        return s
+
     def do(self, step: Step) -> None:
         self.nest = step.apply(self.nest)
         self.trace.append(step)

@@ -1,0 +1,118 @@
+"""Who uses which value of a tile kernel, how often, and what loops do to what they carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilewright.lang.tile import ir
+
+
+@dataclass
+class Uses:
+    counts: dict[ir.Value, int] = field(default_factory=dict)
+    pending: dict[ir.Value, int] = field(default_factory=dict)
+    inside_loops: set[ir.Value] = field(default_factory=set)
+    carried: dict[str, int] = field(default_factory=dict)  # buffers, and uses of what they hold
+    early: set[ir.Operation] = field(default_factory=set)
+    every: bool = True
+
+    @staticmethod
+    def of(k: ir.Kernel) -> Uses:
+        found = Uses()
+        found._block(k.body, {}, 0)
+        found.pending = dict(found.counts)
+        return found
+
+    @staticmethod
+    def lazy() -> Uses:
+        """Nothing is worth keeping."""
+        return Uses(every=False)
+
+    def _block(self, b: ir.Block, depth: dict[ir.Value, int], here: int) -> None:
+        def use(v: ir.Value) -> None:
+            self.counts[v] = self.counts.get(v, 0) + 1
+            if depth.get(v, 0) < here:
+                self.inside_loops.add(v)
+
+        for p in b.parameters:
+            depth[p] = here
+        for o in b.operations:
+            for a in o.args:
+                use(a)
+            for inner in o.blocks:
+                self._block(inner, depth, here + (o.name in ("for", "while")))
+            for r in o.results:
+                depth[r] = here
+        for y in b.yields:
+            use(y)
+
+    def count(self, v: ir.Value) -> int:
+        return self.counts.get(v, 0) if self.every else 0
+
+    def left(self, v: ir.Value) -> int:
+        """Uses that are still to come."""
+        return self.pending.get(v, 0)
+
+    def consumed(self, o: ir.Operation, ahead: bool = False) -> None:
+        """An operation has what it needs; `ahead`, before it is done."""
+        if o in self.early:
+            self.early.discard(o)
+            return
+        if ahead:
+            self.early.add(o)
+        for a in o.args:
+            if a in self.pending:
+                self.pending[a] -= 1
+
+    def again(self, b: ir.Block) -> None:
+        """A block will be gone through once more."""
+        for o in ir.walk(b):
+            for a in o.args:
+                self.pending[a] = self.pending.get(a, 0) + 1
+
+    def may_change(self, v: ir.Value) -> bool:
+        """May the buffer of a value that is used once be written to? That of a loop's parameter is
+        the loop's, that of a result its maker's; what an outer block holds is read in every
+        iteration."""
+        return v not in self.inside_loops
+
+    def carry(self, buffer: str, parameter: ir.Value) -> None:
+        self.carried[buffer] = self.counts.get(parameter, 0)
+
+
+def increments(b: ir.Block, uses: Uses) -> dict[int, ir.Value | int]:
+    """Of each carried value (by its number) that an iteration moves by one number, all of it: by
+    how much. The number is a scalar of the kernel or a constant."""
+    out: dict[int, ir.Value | int] = {}
+    for k, (p, y) in enumerate(zip(b.parameters[1:], b.yields, strict=True)):
+        by = _increment(p, y)
+        if by is not None:
+            out[k] = by
+    return out
+
+
+def _increment(p: ir.Value, y: ir.Value) -> ir.Value | int | None:
+    o = y.made_by
+    if y is p:
+        return 0
+    if o is None:
+        return None
+    adds = o.name == "offset" or (o.name == "map" and o.attrs["fn"] == "add")
+    if not adds:
+        return None
+    for base, by in ((o.args[0], o.args[1]), (o.args[1], o.args[0])):
+        if base is p:
+            return _uniform(by)
+        if o.name == "offset":
+            break
+    return None
+
+
+def _uniform(v: ir.Value) -> ir.Value | int | None:
+    """The one number that a tile is full of."""
+    while v.made_by is not None and v.made_by.name in ("broadcast", "reshape"):
+        v = v.made_by.args[0]
+    o = v.made_by
+    if o is not None and o.name == "const" and isinstance(o.attrs["value"], int):
+        return int(o.attrs["value"])
+    return v if not v.shape else None

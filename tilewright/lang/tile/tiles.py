@@ -1,0 +1,172 @@
+"""Tiles as functions of their index: what a value of a tile kernel is while it is lowered.
+
+A number tile answers with an expression for every index, an integer one also with an index
+function: the same number, exactly, as long as nothing overflows. That is what contiguity, constant
+masks and strides are read off later. Pointers are offsets into an argument, or addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Value, cast, const, fn, index, load
+from tilewright.ir.types import DTYPES, DType, b1, i32, i64
+
+At = tuple[Dim, ...]
+
+# A multiplier of this size or more is no stride: a hash, whose products are meant to wrap around.
+WRAPS = 1 << 24
+
+# Functions that cost more than reading a result that was kept.
+DEAR = frozenset(
+    "div exp exp2 expm1 log log2 log10 log1p tanh sin cos tan sinh cosh asin acos atan asinh acosh "
+    "atanh sqrt rsqrt sigmoid erf erfc erfinv lgamma digamma pow atan2 rem mod floordiv".split()
+)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Numbers."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    at: Callable[[At], Value]
+    dim: Callable[[At], Dim] | None = None  # of integers, if they are index functions
+    dear: bool = False  # worth keeping where it is used more than once
+    reads: frozenset[str] = frozenset()  # memory of arguments that it reads when it is evaluated
+    buffer: str = ""  # that holds it, element by element
+
+    def index(self, at: At) -> Dim:
+        """An element as an index; whatever is no index function is data."""
+        return self.dim(at) if self.dim is not None else cast(self.at(at), i64).as_dim()
+
+
+@dataclass(frozen=True)
+class Pointers:
+    """Addresses: elements from the beginning of an argument, or bytes from the beginning of all."""
+
+    shape: tuple[int, ...]
+    to: DType
+    buffer: str | None
+    at: Callable[[At], Dim]
+
+    def moved(self, by: Callable[[At], Dim]) -> Pointers:
+        here, size = self.at, 1 if self.buffer is not None else self.to.bytes
+        return replace(self, at=lambda i: here(i) + by(i) * size)
+
+
+AnyTile = Tile | Pointers
+
+
+def whole(shape: tuple[int, ...], dtype: DType, dim: Callable[[At], Dim]) -> Tile:
+    """Integers that are index functions."""
+    return Tile(shape, dtype, lambda i: cast(index(dim(i)), dtype), dim)
+
+
+def number(value: float | int | bool, dtype: DType, shape: tuple[int, ...] = ()) -> Tile:
+    c = const(value, dtype)
+    if dtype.is_int:
+        return Tile(shape, dtype, lambda i: c, lambda i: int(c.value))
+    return Tile(shape, dtype, lambda i: c)
+
+
+def buffered(name: str, shape: tuple[int, ...], dtype: DType) -> Tile:
+    """What a buffer of the kernel's own holds."""
+    return Tile(shape, dtype, lambda i: load(name, i, dtype), buffer=name)
+
+
+def viewed(t: AnyTile, shape: tuple[int, ...], where: Callable[[At], At]) -> AnyTile:
+    """The elements of a tile at other indices."""
+    if isinstance(t, Pointers):
+        places = t.at
+        return Pointers(shape, t.to, t.buffer, lambda i: places(where(i)))
+    at, dim = t.at, t.dim
+    moved = None if dim is None else (lambda i: dim(where(i)))
+    return replace(t, shape=shape, at=lambda i: at(where(i)), dim=moved, buffer="")
+
+
+def mapped(name: str, args: tuple[Tile, ...], dtype: DType, shape: tuple[int, ...]) -> Tile:
+    """A scalar function of every element."""
+    ats = [a.at for a in args]
+    reads = frozenset().union(*(a.reads for a in args))
+    dear = name in DEAR or any(a.dear for a in args)
+    exact = _comparison(name, args) or (lambda i: fn(name, *(at(i) for at in ats)))
+    return Tile(shape, dtype, exact, _index_function(name, args, dtype), dear, reads)
+
+
+def _index_function(name: str, args: tuple[Tile, ...], dtype: DType) -> Callable[[At], Dim] | None:
+    dims = [a.dim for a in args if a.dim is not None]
+    if dtype not in (i32, i64) or len(dims) != len(args):
+        return None
+    if name == "neg":
+        (x,) = dims
+        return lambda i: -1 * x(i)
+    if len(dims) != 2:
+        return None
+    x, y = dims
+    zeros = tuple(0 for _ in args[0].shape)
+    if name in ("add", "sub"):
+        return (lambda i: x(i) + y(i)) if name == "add" else (lambda i: x(i) - y(i))
+    if name == "mul":
+        small = all(_small(d(zeros)) for d in dims)
+        return (lambda i: x(i) * y(i)) if small else None
+    if name in ("min", "max"):
+        pick = D.minimum if name == "min" else D.maximum
+        return lambda i: pick(x(i), y(i))
+    if name in ("floordiv", "rem", "mod"):
+        divide = D.floordiv if name == "floordiv" else D.mod
+        probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(args[0].shape))
+        if D.bounds(y(probe))[0] > 0 and D.nonneg(x(probe)):
+            return lambda i: divide(x(i), y(i))
+    return None
+
+
+def _small(x: Dim) -> bool:
+    return abs(x) < WRAPS if isinstance(x, int) else all(abs(c) < WRAPS for _, c in x.terms)
+
+
+def _comparison(name: str, args: tuple[Tile, ...]) -> Callable[[At], Value] | None:
+    """Two index functions compared as such: what is known of their bounds settles it."""
+    if name not in ("lt", "le", "gt", "ge", "eq", "ne"):
+        return None
+    x, y = args[0].dim, args[1].dim
+    if x is None or y is None or args[0].dtype not in (i32, i64):
+        return None
+    return lambda i: fn(name, index(x(i)), index(y(i)))
+
+
+def converted(t: Tile, dtype: DType, rounding: str = "") -> Tile:
+    if t.dtype is dtype:
+        return t
+    at = t.at
+    dim = t.dim if dtype in (i32, i64) and t.dtype in (i32, i64) else None
+    if t.dim is not None and dim is not None:
+        return replace(t, dtype=dtype, at=whole(t.shape, dtype, t.dim).at, buffer="")
+    if dtype is b1:
+        zero = const(0, t.dtype)
+        return replace(t, dtype=b1, at=lambda i: fn("ne", at(i), zero), dim=None, buffer="")
+    if rounding == "rtz":
+        cut = f"toward_zero_{dtype}"
+        return replace(
+            t, dtype=dtype, at=lambda i: cast(fn(cut, at(i)), dtype), dim=None, buffer=""
+        )
+    return replace(t, dtype=dtype, at=lambda i: cast(at(i), dtype), dim=None, buffer="")
+
+
+def recast(t: Tile, dtype: DType) -> Tile:
+    """The same bits as another dtype of the same width."""
+    if t.dtype is dtype:
+        return t
+    at, out = t.at, replace(t, dtype=dtype, dim=None, buffer="")
+    bits = DTYPES[f"u{dtype.bits}"]
+    if t.dtype.is_float and dtype.is_float:
+        there, back = f"bits_of_{t.dtype}", f"{dtype}_of_bits"
+        return replace(out, at=lambda i: fn(back, fn(there, at(i))))
+    if t.dtype.is_float:
+        return replace(out, at=lambda i: cast(fn(f"bits_of_{t.dtype}", at(i)), dtype))
+    if dtype.is_float:
+        return replace(out, at=lambda i: fn(f"{dtype}_of_bits", cast(at(i), bits)))
+    return replace(out, at=lambda i: cast(at(i), dtype))
