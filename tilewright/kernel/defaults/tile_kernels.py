@@ -99,15 +99,13 @@ def _product(s: Scheduler, stage: str, store: Store, own: list[Loop]) -> bool:
     if not all(isinstance(x, Load) for x in v.args) or len(own) < 3:
         return False
     rows, columns = own[-3], own[-2]
+    if not (isinstance(columns.extent, int) and isinstance(rows.extent, int)):
+        return False
     for name in s.target.instructions:
         limits = _limits(name, s.nest.buffer(store.buffer).dtype.name)
         if limits is None:
             continue
-        tall, wide = limits
-        if not (isinstance(columns.extent, int) and isinstance(rows.extent, int)):
-            return False
-        height = _fit(rows.extent, tall)
-        width = _fit(columns.extent, wide)
+        height, width = _fit(rows.extent, limits[0]), _fit(columns.extent, limits[1])
         saved = s.nest, list(s.trace)
         inside = [rows.name, columns.name]
         steps: list[Step] = []
@@ -117,7 +115,8 @@ def _product(s: Scheduler, stage: str, store: Store, own: list[Loop]) -> bool:
         if width < columns.extent:
             steps.append(Split(columns.name, width))
             inside[1] = f"{columns.name}.1"
-        outer = [f"{c.name}.0" for c, n in ((columns, width), (rows, height)) if n < c.extent]
+        outer = [f"{columns.name}.0"] if width < columns.extent else []
+        outer += [f"{rows.name}.0"] if height < rows.extent else []
         steps.append(Reorder((*outer, *inside, over[0].name)))
         steps.append(Tensorize(inside[0], name))
         if all(map(s.attempt, steps)):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
-from tilewright.ir.expr import Load, Value, cast, const, index, load, select, walk
+from tilewright.ir.expr import Fn, Load, Value, cast, const, index, load, replaced, select, walk
 from tilewright.ir.types import i32, i64
 from tilewright.kernel.group import memory_buffer
 from tilewright.kernel.nest import Atomic, If, Report, Stmt, Store
@@ -59,10 +59,29 @@ def lower_store(low: Lowering, o: ir.Operation) -> None:
     mask = low.tile(o.args[2]) if len(o.args) > 2 else None
 
     def one(s: str, i: At) -> Stmt:
-        store = Store(s, name, where(i), value.at(i))
-        return store if mask is None else If(mask.at(i), (store,), ())
+        if mask is None:
+            return Store(s, name, where(i), value.at(i))
+        holds = mask.at(i)
+        return If(holds, (Store(s, name, where(i), assuming(value.at(i), holds)),), ())
 
     low.loops(value.shape, one)
+
+
+def assuming(v: Value, condition: Value) -> Value:
+    """A value where a condition holds: what depends on it, or on a part of it, is settled."""
+    known = set(conjuncts(condition))
+    for x in list(walk(v)):
+        if isinstance(x, Fn) and x.name == "select" and set(conjuncts(x.args[0])) <= known:
+            v = replaced(v, x, assuming(x.args[1], condition))
+    return v
+
+
+def conjuncts(v: Value) -> Iterator[Value]:
+    if isinstance(v, Fn) and v.name == "and":
+        for x in v.args:
+            yield from conjuncts(x)
+    else:
+        yield v
 
 
 def overlaps(low: Lowering, name: str, where: Callable[[At], At], value: Tile) -> bool:
