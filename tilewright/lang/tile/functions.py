@@ -23,6 +23,7 @@ from tilewright.base.errors import Invalid
 from tilewright.ir.types import DType
 from tilewright.lang.tile.builder import building
 from tilewright.lang.tile.ir import Element, Pointer
+from tilewright.lang.tile.types import unwrap
 
 MISSING = inspect.Parameter.empty
 
@@ -36,6 +37,7 @@ class Argument:
     divisor: int = 1  # what the number, or the address in bytes, is known to be a multiple of
     value: Any = None
     parts: tuple[Argument, ...] | None = None
+    positive: bool = False  # is the number known to be greater than 0?
     # Takes the values of the parts and gives what the kernel sees; None: a tuple of them.
     make: Callable[[tuple[Any, ...]], Any] | None = None
 
@@ -44,8 +46,8 @@ class Argument:
         return Argument(value=value)
 
     @staticmethod
-    def scalar(element: DType, divisor: int = 1) -> Argument:
-        return Argument(element, divisor)
+    def scalar(element: DType, divisor: int = 1, positive: bool = False) -> Argument:
+        return Argument(element, divisor, positive=positive)
 
     @staticmethod
     def pointer(to: DType, divisor: int = 1) -> Argument:
@@ -264,8 +266,8 @@ class ConstexprFunction(_Sourced):
     """A Python function run while a kernel is translated, on constants. What it gives is one."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = [_plain(a) for a in args]
-        return self.fn(*given, **{k: _plain(v) for k, v in kwargs.items()})
+        given = [unwrap(a) for a in args]
+        return self.fn(*given, **{k: unwrap(v) for k, v in kwargs.items()})
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -282,15 +284,8 @@ def call_function(
     return f(*args, **kwargs)
 
 
-def _plain(x: Any) -> Any:
-    """The value of a constexpr; known by its class's name, for the class needs this module."""
-    while type(x).__name__ == "constexpr":
-        x = x.value
-    return x
-
-
 def _equal(a: Any, b: Any) -> bool:
-    a, b = _plain(a), _plain(b)
+    a, b = unwrap(a), unwrap(b)
     try:
         return type(a) is type(b) and bool(a == b)
     except Exception:  # arrays and the like: what cannot say that it is equal is not
@@ -326,7 +321,7 @@ def _parts(
             yield f"{path} is"
             yield from _parts(value, seen, used)
             continue
-        constant = _constant_text(_plain(value))
+        constant = _constant_text(unwrap(value))
         if constant is not None and value is not MISSING:
             yield f"{path} = {constant}"
             if "." not in path:
@@ -359,7 +354,7 @@ def _constant_text(value: Any) -> str | None:
     if isinstance(value, _SIMPLE):
         return repr(value)
     if isinstance(value, (tuple, list)):
-        inner = [_constant_text(_plain(v)) for v in value]
+        inner = [_constant_text(unwrap(v)) for v in value]
         return None if None in inner else f"({', '.join(map(str, inner))})"
     if type(value).__module__.startswith("tilewright."):
         return None if callable(value) and not isinstance(value, type) else str(value)
