@@ -19,6 +19,7 @@ from tilewright.kernel.group import Buffer
 from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, match
 from tilewright.kernel.nest import (
     BLOCKS,
+    BRANCHES,
     THREADS,
     Alloc,
     Commit,
@@ -32,8 +33,8 @@ from tilewright.kernel.nest import (
     walk,
 )
 from tilewright.kernel.untuple import untuple
+from tilewright.llvm.branches import Branches
 from tilewright.llvm.scalars import Arith, memory_type, register_type, vector
-from tilewright.llvm.values import Values
 from tilewright.llvm.writer import LANE, Level, Metadata
 
 # Local buffers up to this many bytes live on the stack; larger ones come from malloc (default
@@ -113,7 +114,7 @@ class _Module:
         self.arith.put = main.put
 
 
-class _Function(Values):
+class _Function(Branches):
     """The statements of a nest."""
 
     def __init__(self, n: Nest, arith: Arith, args: list[Buffer], target: Target) -> None:
@@ -130,6 +131,8 @@ class _Function(Values):
             self.allocate(s.buffer)
         elif isinstance(s, Prefetch):
             self._prefetch(s)
+        elif isinstance(s, BRANCHES):
+            self.branching(s)
         elif not isinstance(s, (Commit, Wait)):  # copies arrive at once here
             raise Unsupported("a barrier between threads: a CPU has no thread blocks")
 
@@ -238,10 +241,9 @@ class _Function(Values):
         else:
             some = self.put(f"icmp slt i64 {lo}, {end}")
             self.line(f"br i1 {some}, label %{n}, label %{n}.exit")
-        writes = frozenset(x.buffer for x, _ in walk(s.body) if isinstance(x, Store))
         self.touch(s)
         # A chunk of a parallel loop (its end is given) is never empty.
-        self.levels.append(Level(pre, writes, sure or hi is not None))
+        self.levels.append(Level(pre, self.changed(s.body), sure or hi is not None))
         self.depth += 1
         assert self.depth == len(self.levels) - 1
         self.label(n)
@@ -378,11 +380,13 @@ class _Function(Values):
         w = self.lane[1] if self.lane else 1
         lin = self._linear(b, s.index)
         const, terms, lane = self._terms(lin)
-        if w == 1 or lane == 0:
+        if self.under:
+            self.store_masked(s, b, lin, w)
+        elif w == 1 or lane == 0:
             self._store_one(s, b, const, terms, w)
         else:
             self._store_lanes(s, b, lin, const, terms, lane, w)
-        self.epoch[s.buffer] = self.epoch.get(s.buffer, 0) + 1
+        self.touch(s)
 
     def _store_one(self, s: Store, b: Buffer, const: int, terms: Any, w: int) -> None:
         t = memory_type(b.dtype)
@@ -412,7 +416,7 @@ class _Function(Values):
     ) -> None:
         t = memory_type(b.dtype)
         x = self.lanes_of(s.value)
-        if lane == 1:
+        if lane == b.unit:
             p = self.pointer(b, const, terms)
             if s.function:
                 old = self.arith.widen(

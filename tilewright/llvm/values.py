@@ -25,7 +25,7 @@ class Values(Writer):
         """SSA of v: a vector if it depends on the lane, else a scalar."""
         if isinstance(v, Const):
             return self.arith.const(v.value, v.dtype, 1)
-        key = (v, guarded, self._constants(v.symbols()), self._epochs(v))
+        key = (v, guarded, self._constants(v.symbols()), self._epochs(v), *self._masks(v))
         for level in self.levels[: self.depth + 1]:
             found = level.memo.get(key)
             if found is not None:
@@ -72,6 +72,8 @@ class Values(Writer):
             condition = self._settled(v.args[0])
             if isinstance(condition, Const):
                 return get(v.args[1] if condition.value else v.args[2], guarded)
+            if any(map(self.reads_pointers, v.args[1:])):
+                return self.choose(v, condition, w, guarded)
             if vec and not self.is_vector(condition) and self._is_zero(v.args[2]):
                 found = self._load_or_zero(v.args[1], condition, w)
                 if found is not None:
@@ -122,7 +124,8 @@ class Values(Writer):
             or any(True for i in v.index for _ in D.data_values(i))
         ):
             return False
-        return self._terms(self._linear(self.buffers[str(v.source)], v.index))[2] == 1
+        b = self.buffers[str(v.source)]
+        return self._terms(self._linear(b, v.index))[2] == b.unit
 
     @staticmethod
     def _between(condition: Value) -> bool:
@@ -176,6 +179,17 @@ class Values(Writer):
         fast, slow = results
         return self.put(f"phi {t} [ {fast}, %{n}.in.end ], [ {slow}, %{n}.edge.end ]")
 
+    # ---- through pointers: llvm/masked.py
+
+    def choose(self, v: Fn, condition: Value, w: int, guarded: bool) -> str:
+        raise AssertionError("pointers are read by the emitter")
+
+    def load_through(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
+        raise AssertionError("pointers are read by the emitter")
+
+    def gather(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
+        raise AssertionError("pointers are read by the emitter")
+
     def dim_value(self, x: Dim) -> str:
         return self.dim(x)
 
@@ -222,6 +236,8 @@ class Values(Writer):
     def _load(self, v: Load, w: int, guarded: bool) -> str:
         assert isinstance(v.source, str)
         b = self.buffers[v.source]
+        if b.pointer:
+            return self.load_through(b, self._indices_inside(v.index) if guarded else v.index, w)
         if guarded and not self.in_range(b, v.index):
             return self._guarded_load(b, self._indices_inside(v.index), w)
         return self._load_at(b, v.index, w)
@@ -230,7 +246,8 @@ class Values(Writer):
         """Where an index is itself read from memory, that read is kept inside its buffer too."""
 
         def inside(x: Load) -> Value:
-            return load(x.source, self._clamped(self.buffers[str(x.source)], x.index), x.dtype)
+            b = self.buffers[str(x.source)]
+            return x if b.pointer else load(b.name, self._clamped(b, x.index), x.dtype)
 
         return tuple(
             D.substitute(i, {}, lambda v: rewrite(v, on_load=inside))
@@ -249,13 +266,15 @@ class Values(Writer):
                 self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"), b.dtype, 1
             )
         const, terms, lane = self._terms(lin)
+        if lane is not None and b.unit > 1:
+            lane = lane // b.unit if lane % b.unit == 0 else None
         if lane == 0:
             p = self.pointer(b, const, terms)
             x = self.arith.widen(self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"), b.dtype, 1)
             return self.arith.splat(x, register_type(b.dtype), w) if w > 1 else x
         if lane is not None and 1 <= abs(lane) <= 4 and w > 1:
             span = (w - 1) * abs(lane) + 1
-            first = const if lane > 0 else const + lane * (w - 1)
+            first = const if lane > 0 else const + lane * (w - 1) * b.unit
             p = self.pointer(b, first, terms)
             x = self.put(f"load <{span} x {t}>, ptr {p}, align {b.dtype.bytes}")
             if lane != 1:
@@ -265,6 +284,8 @@ class Values(Writer):
                     f"shufflevector <{span} x {t}> {x}, <{span} x {t}> poison, <{w} x i32> <{mask}>"
                 )
             return self.arith.widen(x, b.dtype, w)
+        if b.pointer:
+            return self.gather(b, index, w)
         xs = [self._with_lane(k, lambda: self._load_at(b, index, 1)) for k in range(w)]
         return self._build(xs, register_type(b.dtype))
 

@@ -17,7 +17,7 @@ from tilewright.ir.dim import Data, Dim, Quo, Sym
 from tilewright.ir.expr import Fn, Value, loads
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Nest, Stmt, Store, walk
+from tilewright.kernel.nest import Nest, Stmt, writes
 from tilewright.llvm.scalars import Arith, memory_type, register_type
 
 LANE = "lane"
@@ -28,6 +28,19 @@ _ON_NUMBERS: dict[str, Callable[[int, int], int]] = {
     "min": min,
     "max": max,
 }
+
+
+@dataclass(frozen=True)
+class Test:
+    """A condition under which memory is read or written, and whether it is to hold. One that was
+    settled for the lanes has its vector: what it read may have changed since."""
+
+    condition: Value
+    holds: bool
+    lanes: str | None = None
+    lane: Sym | None = None  # the variable of those lanes
+    width: int = 1  # how many they are
+    level: int = 0  # where the vector is known
 
 
 @dataclass
@@ -94,12 +107,15 @@ class Writer:
         self.freed: set[str] = set()
         self._valid: dict[int, tuple[Value, bool]] = {}
         self.guards = 0  # conditions around the code being written
+        self.floor = 0  # the level of the innermost branch of the nest around it
+        self.under: tuple[Test, ...] = ()  # of pointers only what these choose may be touched
         self.metadata = Metadata()
         self.streams = False  # results go past the caches
         self.linear: dict[Any, Dim] = {}
         self.zeros: dict[str, str] = {}  # memory that holds them, by type
-        written = {s.buffer for s, _ in walk(n.body) if isinstance(s, Store)}
-        self.mutable = frozenset(written)
+        self.pointers = frozenset(b.name for b in n.buffers if b.pointer)
+        self.base.update((b.name, ("null", 0)) for b in n.buffers if b.scope == "memory")
+        self.mutable = self.changed(n.body)
         self._reads: dict[int, tuple[Value, tuple[str, ...]]] = {}
         arith.put = self.put
 
@@ -153,9 +169,13 @@ class Writer:
 
     def touch(self, s: Stmt) -> None:
         """Memory written by s is new from here on."""
-        for x, _ in walk((s,)):
-            if isinstance(x, Store):
-                self.epoch[x.buffer] = self.epoch.get(x.buffer, 0) + 1
+        for name in self.changed((s,)):
+            self.epoch[name] = self.epoch.get(name, 0) + 1
+
+    def changed(self, body: tuple[Stmt, ...]) -> frozenset[str]:
+        """The buffers that statements may change: pointers may be into the same memory."""
+        found = writes(body)
+        return frozenset(found | self.pointers if found & self.pointers else found)
 
     # ---- integers
 
@@ -210,7 +230,7 @@ class Writer:
 
     def _epochs_of_dim(self, x: Dim) -> tuple[Any, ...]:
         vals = list(D.data_values(x))
-        return tuple(e for v in vals for e in self._epochs(v)) if vals else ()
+        return tuple(e for v in vals for e in (*self._epochs(v), *self._masks(v))) if vals else ()
 
     def _terms(
         self, x: Dim
@@ -317,6 +337,12 @@ class Writer:
         self, b: Buffer, const: int, terms: dict[int, list[tuple[int, tuple[str, ...]]]]
     ) -> str:
         """Partial addresses are written where they stop changing, outermost first."""
+        if b.scope == "memory":
+            parts = [self._offset(terms[level], level) for level in sorted(terms)]
+            total = str(const)
+            for x in parts:
+                total = self.put(f"add i64 {x}, {total}")
+            return self.put(f"inttoptr i64 {total} to ptr")
         p, level0 = self.base[b.name]
         t = memory_type(b.dtype)
         key: tuple[Any, ...] = ("ptr", b.name, p)
@@ -352,10 +378,27 @@ class Writer:
     def _epochs(self, v: Value) -> tuple[Any, ...]:
         return tuple((b, self.epoch.get(b, 0)) for b in self._reads_of(v) if b in self.mutable)
 
+    def reads_pointers(self, v: Value) -> bool:
+        return bool(self.pointers) and any(b in self.pointers for b in self._reads_of(v))
+
+    def _masks(self, v: Value) -> tuple[Any, ...]:
+        """What v depends on where it is read under conditions."""
+        if not self.under or not self.reads_pointers(v):
+            return ()
+        tests = ((t, t.condition) for t in self.under)
+        return tuple((t, self._constants(c.symbols()), self._epochs(c)) for t, c in tests)
+
     def _level(self, v: Value) -> int:
         if self.guards and self._reads_of(v):
             return self.depth  # its address may be valid under the condition only
         level = 0
+        if self.floor and self._reads_of(v) and not self.valid(v):
+            level = self.floor
+        if self.under and self.reads_pointers(v):
+            tests, self.under = self.under, ()
+            known = (t.level if t.lanes else self._level(t.condition) for t in tests)
+            level = max(level, *known)
+            self.under = tests
         for s in v.symbols():
             e = self.env.get(s)
             if isinstance(e, tuple) and e[1] > level:
@@ -382,7 +425,8 @@ class Writer:
         return hit[1]
 
     def in_range(self, b: Buffer, index: tuple[Dim, ...]) -> bool:
-        return all(D.nonneg(i) and D.known_lt(i, n) for i, n in zip(index, b.shape, strict=True))
+        inside = (D.nonneg(i) and D.known_lt(i, n) for i, n in zip(index, b.shape, strict=True))
+        return not b.pointer and all(inside)
 
     def value(self, v: Value, guarded: bool = False) -> str:
         raise AssertionError("values are written by the emitter")

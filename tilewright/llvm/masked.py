@@ -1,0 +1,334 @@
+"""Memory behind pointers: only what the conditions in force choose is touched.
+
+Of a pointer nothing but the address is known, so no address can be kept inside a buffer as it is
+for other arguments. What is read under a `select`, or written under an `If`, is read and written
+under a branch (one value) or a mask (lanes). Where all lanes are chosen, which is nearly always, it
+is one plain vector: a branch asks for that first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Data, Dim, Quo, Sym
+from tilewright.ir.expr import Fn, Index, Load, Value
+from tilewright.kernel.group import Buffer
+from tilewright.kernel.nest import Store
+from tilewright.llvm.scalars import memory_type, register_type, suffix, vector
+from tilewright.llvm.values import Values
+from tilewright.llvm.writer import Test
+
+
+class Masked(Values):
+    edge = False  # some lane is known not to be chosen: there is no point in asking again
+
+    # ---- conditions
+
+    @contextmanager
+    def _testing(self, tests: tuple[Test, ...]) -> Iterator[None]:
+        """These conditions are in force."""
+        saved, self.under = self.under, tests
+        yield
+        self.under = saved
+
+    @contextmanager
+    def _settled_by_branch(self) -> Iterator[None]:
+        """A branch has settled all conditions: nothing that is read moves out of it."""
+        saved, self.under = self.under, ()
+        self.guards += 1
+        yield
+        self.guards -= 1
+        self.under = saved
+
+    @contextmanager
+    def _at_the_edge(self) -> Iterator[None]:
+        saved, self.edge = self.edge, True
+        yield
+        self.edge = saved
+
+    def _not(self, x: str, w: int) -> str:
+        return self.put(f"xor {vector('i1', w)} {x}, {self.arith.splat_literal('true', 'i1', w)}")
+
+    def _and(self, xs: list[str], w: int) -> str:
+        total = xs[0]
+        for x in xs[1:]:
+            total = self.put(f"and {vector('i1', w)} {total}, {x}")
+        return total
+
+    def _varies(self, t: Test) -> bool:
+        return self.lane is not None and (t.lanes is not None or self.is_vector(t.condition))
+
+    def _one(self, t: Test) -> str:
+        """Whether a test is passed, where that is one bit."""
+        if t.lanes is not None:
+            assert t.lane is not None
+            return self.put(f"extractelement <{t.width} x i1> {t.lanes}, i64 {self.env[t.lane]}")
+        x = self.value(t.condition, True)
+        return x if t.holds else self._not(x, 1)
+
+    def _each(self, t: Test, w: int) -> str:
+        """Which lanes pass a test."""
+        if t.lanes is not None:
+            return t.lanes
+        x = self.lanes_of(t.condition, True)
+        return x if t.holds else self._not(x, w)
+
+    def _every(self) -> Iterator[Test]:
+        """The conditions in force, each while those before it are."""
+        for k, t in enumerate(self.under):
+            with self._testing(self.under[:k]):
+                yield t
+
+    def passed(self) -> str:
+        """Are all conditions in force fulfilled? One bit: outside lanes, or in one of them."""
+        return self._and([self._one(t) for t in self._every()], 1)
+
+    def mask(self, w: int) -> str:
+        """The lanes that fulfil all conditions in force."""
+        return self._and([self._each(t, w) for t in self._every()], w)
+
+    def across(self, how: str, mask: str, w: int) -> str:
+        """`and` or `or` of the lanes of a mask."""
+        name = f"@llvm.vector.reduce.{how}.{suffix('i1', w)}"
+        self.arith.declares.add(f"declare i1 {name}(<{w} x i1>)")
+        return self.put(f"call i1 {name}(<{w} x i1> {mask})")
+
+    def everywhere(self, w: int) -> str:
+        """Are all conditions in force fulfilled in all lanes?"""
+        bits: list[str] = []
+        masks: list[str] = []
+        for t in self._every():
+            if not self._varies(t):
+                bits.append(self._one(t))
+            elif t.lanes is None and self._steady(t.condition, t.holds):
+                bits += (self._with_lane(k, partial(self._one, t)) for k in (0, w - 1))
+            else:
+                masks.append(self._each(t, w))
+        if masks:
+            bits.append(self.across("and", self._and(masks, w), w))
+        return self._and(bits, 1)
+
+    def _steady(self, condition: Value, holds: bool) -> bool:
+        """Is it so for all lanes if it is for the first and the last?"""
+        if not isinstance(condition, Fn):
+            return False
+        if condition.name == ("and" if holds else "or"):
+            return all(self._steady(x, holds) for x in condition.args)
+        if condition.name not in ("lt", "le", "gt", "ge"):
+            return False
+        return all(not self.is_vector(x) or self._affine(x) for x in condition.args)
+
+    def _affine(self, x: Value) -> bool:
+        return isinstance(x, Index) and self._terms(x.dim)[2] is not None
+
+    # ---- reading
+
+    def choose(self, v: Fn, condition: Value, w: int, guarded: bool) -> str:
+        """A choice where one of both is behind a pointer: that is read where it is chosen."""
+        t = vector(register_type(v.dtype), w)
+        yes, no = ((*self.under, Test(condition, holds)) for holds in (True, False))
+        if not self.under and not self.is_vector(condition):
+            c = self.value(condition, guarded)
+            return self._either(c, t, *(partial(self._settled_arm, x, w) for x in v.args[1:]))
+
+        def each() -> str:
+            c = self.lanes_of(condition, guarded) if w > 1 else self.value(condition, guarded)
+            arms: list[str] = []
+            for tests, x in ((yes, v.args[1]), (no, v.args[2])):
+                with self._testing(tests):
+                    arms.append(self._arm(x, w))
+            return self.arith.apply("select", v.dtype, w, [c, *arms])
+
+        def at_the_edge() -> str:
+            with self._at_the_edge():
+                return each()
+
+        settled = self.edge or any(x.lanes for x in self.under)
+        simple = self._is_read(v.args[1]) and not self.reads_pointers(v.args[2])
+        if w == 1 or settled or not simple:
+            return each()
+        with self._testing(yes):
+            whole = self.everywhere(w)
+        return self._either(whole, t, partial(self._settled_arm, v.args[1], w), at_the_edge)
+
+    def _arm(self, v: Value, w: int) -> str:
+        return self.lanes_of(v, True) if w > 1 else self.value(v, True)
+
+    def _settled_arm(self, v: Value, w: int) -> str:
+        with self._settled_by_branch():
+            return self._arm(v, w)
+
+    @staticmethod
+    def _is_read(v: Value) -> bool:
+        while isinstance(v, Fn) and v.name == "cast":
+            v = v.args[0]
+        return isinstance(v, Load)
+
+    def load_through(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
+        """What is behind a pointer, where the conditions in force hold; zeros elsewhere."""
+        if not self.under:
+            return self._load_at(b, index, w)
+        t = vector(register_type(b.dtype), w)
+
+        def plain() -> str:
+            with self._settled_by_branch():
+                return self._load_at(b, index, w)
+
+        def zero() -> str:
+            return self.arith.const(0, b.dtype, w)
+
+        if self.lane is None or not any(map(self._varies, self.under)):
+            return self._either(self.passed(), t, plain, zero)
+        lanes = self.lane[1]
+        if w == 1:
+            return self._either(self.across("or", self.mask(lanes), lanes), t, plain, zero)
+        if self.edge or any(x.lanes for x in self.under):
+            return self._load_masked(b, index, w)
+        return self._either(self.everywhere(w), t, plain, lambda: self._load_masked(b, index, w))
+
+    def _load_masked(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
+        m = self.mask(w)
+        const, terms, lane = self._terms(self._linear(b, index))
+        if lane == b.unit:
+            x = self._masked_load(b, self.pointer(b, const, terms), m, w)
+        else:
+            x = self._masked_gather(b, self.addresses(b, index, w), m, w)
+        return self.arith.widen(x, b.dtype, w)
+
+    def _masked_load(self, b: Buffer, p: str, m: str, w: int) -> str:
+        v = f"<{w} x {memory_type(b.dtype)}>"
+        name = f"@llvm.masked.load.{suffix(memory_type(b.dtype), w)}.p0"
+        self.arith.declares.add(f"declare {v} {name}(ptr, i32, <{w} x i1>, {v})")
+        call = f"ptr {p}, i32 {b.dtype.bytes}, <{w} x i1> {m}, {v} zeroinitializer"
+        return self.put(f"call {v} {name}({call})")
+
+    def _masked_gather(self, b: Buffer, p: str, m: str, w: int) -> str:
+        v = f"<{w} x {memory_type(b.dtype)}>"
+        name = f"@llvm.masked.gather.{suffix(memory_type(b.dtype), w)}.v{w}p0"
+        self.arith.declares.add(f"declare {v} {name}(<{w} x ptr>, i32, <{w} x i1>, {v})")
+        call = f"<{w} x ptr> {p}, i32 {b.dtype.bytes}, <{w} x i1> {m}, {v} zeroinitializer"
+        return self.put(f"call {v} {name}({call})")
+
+    def gather(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
+        """One read for every lane, at addresses that are computed together."""
+        t = memory_type(b.dtype)
+        at = self.addresses(b, index, w)
+        xs: list[str] = []
+        for k in range(w):
+            p = self.put(f"extractelement <{w} x ptr> {at}, i64 {k}")
+            xs.append(self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"))
+        return self.arith.widen(self._build(xs, t), b.dtype, w)
+
+    # ---- addresses of lanes
+
+    def addresses(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
+        x = self._dim_lanes(self._linear(b, index), w)
+        if b.scope == "memory":
+            return self.put(f"inttoptr <{w} x i64> {x} to <{w} x ptr>")
+        t = memory_type(b.dtype)
+        return self.put(f"getelementptr {t}, ptr {self.base[b.name][0]}, <{w} x i64> {x}")
+
+    def _dim_lanes(self, x: Dim, w: int) -> str:
+        """An index function for every lane."""
+        assert self.lane is not None
+        if self.lane[0] not in D.symbols(x):
+            return self.arith.splat(self.dim(x), "i64", w)
+        if self._terms(x)[2] is not None:
+            return self._index_vector(x, w)
+        assert isinstance(x, D.Int)
+        v = f"<{w} x i64>"
+        same: Dim = 0
+        total = ""
+        for mono, c in x.terms:
+            fixed: Dim = c
+            moving: list[str] = []
+            for atom in mono:
+                if self.lane[0] in D.symbols(D.from_atom(atom)):
+                    moving.append(self._atom_lanes(atom, w))
+                else:
+                    fixed = fixed * D.from_atom(atom)
+            if not moving:
+                same = same + fixed
+                continue
+            if fixed != 1:
+                moving.append(self.arith.splat(self.dim(fixed), "i64", w))
+            p = moving[0]
+            for f in moving[1:]:
+                p = self.put(f"mul {v} {p}, {f}")
+            total = p if not total else self.put(f"add {v} {total}, {p}")
+        if same == 0:
+            return total
+        return self.put(f"add {v} {total}, {self.arith.splat(self.dim(same), 'i64', w)}")
+
+    def _atom_lanes(self, atom: D.Atom, w: int) -> str:
+        """An atom that differs between lanes."""
+        v = f"<{w} x i64>"
+        if isinstance(atom, Sym):
+            return self._index_vector(D.as_int(atom), w)
+        if isinstance(atom, Data):
+            d = atom.value.dtype
+            x = self.lanes_of(atom.value)
+            if d.bits == 64 and not d.is_bool:
+                return x
+            how = "sext" if d.kind == "i" else "zext"
+            return self.put(f"{how} {vector(register_type(d), w)} {x} to {v}")
+        assert isinstance(atom, Quo)
+        if atom.op in ("min", "max"):
+            a, b = self._dim_lanes(atom.a, w), self._dim_lanes(atom.b, w)
+            return self.arith.intrinsic(f"s{atom.op}", "i64", w, a, b)
+        whole = D.from_atom(atom)
+        return self._build([self._with_lane(k, lambda: self.dim(whole)) for k in range(w)], "i64")
+
+    # ---- writing
+
+    def store_masked(self, s: Store, b: Buffer, lin: Dim, w: int) -> None:
+        """A store of the lanes that are chosen."""
+        t = memory_type(b.dtype)
+        if self.lane is None:
+            raise AssertionError(f"{s.stage} is masked outside lanes")
+        x = self.lanes_of(s.value, True)
+        m = self.mask(w)
+        const, terms, lane = self._terms(lin)
+        if lane == b.unit:
+            p = self.pointer(b, const, terms)
+            if s.function:
+                old = self.arith.widen(self._masked_load(b, p, m, w), b.dtype, w)
+                x = self.arith.apply(s.function, b.dtype, w, [old, x])
+            x = self.arith.narrow(x, b.dtype, w)
+            name = f"@llvm.masked.store.{suffix(t, w)}.p0"
+            self.arith.declares.add(f"declare void {name}(<{w} x {t}>, ptr, i32, <{w} x i1>)")
+            call = f"<{w} x {t}> {x}, ptr {p}, i32 {b.dtype.bytes}, <{w} x i1> {m}"
+            self.line(f"call void {name}({call})")
+            return
+        if lane != 0 and not s.function:
+            x = self.arith.narrow(x, b.dtype, w)
+            p = self.addresses(b, s.index, w)
+            name = f"@llvm.masked.scatter.{suffix(t, w)}.v{w}p0"
+            self.arith.declares.add(
+                f"declare void {name}(<{w} x {t}>, <{w} x ptr>, i32, <{w} x i1>)"
+            )
+            call = f"<{w} x {t}> {x}, <{w} x ptr> {p}, i32 {b.dtype.bytes}, <{w} x i1> {m}"
+            self.line(f"call void {name}({call})")
+            return
+        r = vector(register_type(b.dtype), w)
+        for k in range(w):
+            bit = self.put(f"extractelement <{w} x i1> {m}, i64 {k}")
+            y = self.put(f"extractelement {r} {x}, i64 {k}")
+            self.under_branch(bit, partial(self._store_lane, s, b, lin, k, y))
+
+    def _store_lane(self, s: Store, b: Buffer, lin: Dim, k: int, y: str) -> None:
+        t = memory_type(b.dtype)
+        const, terms, _ = self._with_lane(k, lambda: self._terms(lin))
+        p = self.pointer(b, const, terms)
+        if s.function:
+            old = self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}")
+            old = self.arith.widen(old, b.dtype, 1)
+            y = self.arith.apply(s.function, b.dtype, 1, [old, y])
+        y = self.arith.narrow(y, b.dtype, 1)
+        self.line(f"store {t} {y}, ptr {p}, align {b.dtype.bytes}")
+
+    def under_branch(self, bit: str, f: Callable[[], None]) -> None:
+        raise AssertionError("branches are written by the emitter")
