@@ -233,6 +233,33 @@ target: Knob[str | None] = Knob(
     _parse_optional_name,
     "name of the target to compile for instead of this machine, such as x86-64-v3",
 )
+interpret: Knob[bool] = Knob(
+    "TILEWRIGHT_INTERPRET",
+    lambda: False,
+    _parse_bool,
+    "1 runs tile kernels step by step in Python (print, breakpoints) instead of compiling them",
+    _show_bool,
+)
+tile_check: Knob[bool] = Knob(
+    "TILEWRIGHT_CHECK_TILES",
+    lambda: False,
+    _parse_bool,
+    "1 runs tile kernels step by step and reports accesses out of bounds, values that were never "
+    "defined and races between programs, with the lines they come from",
+    _show_bool,
+)
+triton_device: Knob[str | None] = Knob(
+    "TILEWRIGHT_TRITON_DEVICE",
+    _none,
+    _one_of("cpu"),
+    "cpu: scripts run with Tilewright in Triton's place get CPU tensors where they ask for a GPU's",
+)
+triton_checkout: Knob[Path | None] = Knob(
+    "TILEWRIGHT_TRITON_CHECKOUT",
+    _none,
+    _parse_optional_path,
+    "sources of Triton, for helpers of its tests that are no part of the language",
+)
 
 
 def every() -> tuple[Knob, ...]:

@@ -100,7 +100,7 @@ def one_by_one(function: Combine) -> Join:
 
     def join(left: Sequence[Part], right: Sequence[Part], types: Sequence[TileType]) -> list[Part]:
         outs = [np.empty_like(p.array) for p in left]
-        unsure = [np.zeros(p.array.shape, bool) for p in left]
+        unsure = [np.zeros(p.array.shape, np.int32) for p in left]
         for index in np.ndindex(*left[0].array.shape):
             values: list[Value] = []
             for p, t in zip((*left, *right), (*types, *types), strict=True):
@@ -108,7 +108,7 @@ def one_by_one(function: Combine) -> Join:
                 values.append(EagerValue(TileType(t.element), one.array, None, one.undefined))
             for k, v in enumerate(map(known, function(values))):
                 outs[k][index] = v.array
-                unsure[k][index] = v.undefined is not None and v.undefined.any()
+                unsure[k][index] = 0 if v.undefined is None else v.undefined.max()
         return [Part(o, u if u.any() else None) for o, u in zip(outs, unsure, strict=True)]
 
     return join

@@ -1,423 +1,304 @@
-"""Kernels run step by step on numpy: a builder that computes what others write down.
+"""Launches that run step by step: the Python of a kernel itself, or its translation.
 
-`EagerBuilder` is one launch: its memory, its grid and the program that runs at the moment. The
-functions of the language work on its values as they do on any; `interpret` runs the same operations
-from a translated kernel. Programs run one after the other, so that results do not depend on luck.
+`run_eager` calls the Python function of a kernel once for every program of the grid, with tensors
+whose elements are known: print, breakpoints and pdb work. `interpret` does the same with a kernel
+that was translated. Both compute with an `EagerBuilder`, so that an operation has one meaning.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from itertools import product
-from typing import Any, TextIO
+import builtins
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from tilewright.base.errors import Invalid, TilewrightError
-from tilewright.ir.types import DType
-from tilewright.lang.tile.builder import Combine
-from tilewright.lang.tile.combining import combined, on_tiles, one_by_one
-from tilewright.lang.tile.evaluate import (
-    apply,
-    as_element,
-    evaluate,
-    is_pure,
-    structural,
-)
-from tilewright.lang.tile.ir import Place, Pointer, TileType, Value
+from tilewright.base import knobs
+from tilewright.base.errors import Invalid
+from tilewright.ir.types import DType, b1, f32, i32, i64, u64
+from tilewright.lang.tile import core
+from tilewright.lang.tile.builder import using
+from tilewright.lang.tile.computing import AssertionFailed, EagerBuilder
+from tilewright.lang.tile.evaluate import ELEMENTWISE
+from tilewright.lang.tile.functions import Argument, Parameter, TileFunction
+from tilewright.lang.tile.ir import Block, Kernel, Operation, Pointer, TileType, Value, walk
 from tilewright.lang.tile.known import EagerValue, known
-from tilewright.lang.tile.raw_memory import FOREIGN, Memory, to_bits
+from tilewright.lang.tile.raw_memory import FOREIGN, Memory, element_of, is_array
+from tilewright.lang.tile.types import base_type, constexpr, dtype, pointer_type, unwrap
+from tilewright.lang.tile.watching import CheckingBuilder
 
-# So often the same answer in a row, with nothing else done to memory, is a wait without end.
-PATIENCE = 20_000
+__all__ = [
+    "AssertionFailed",
+    "EagerBuilder",
+    "EagerValue",
+    "bind",
+    "bind_all",
+    "interpret",
+    "run_eager",
+]
 
 
-class AssertionFailed(TilewrightError, AssertionError):
-    """A condition of the kernel's (device_assert) that does not hold."""
+def run_eager(
+    function: TileFunction,
+    grid: Sequence[int],
+    arguments: Mapping[str, Any],
+    described: Mapping[str, Argument] | None = None,
+    builder: EagerBuilder | None = None,
+) -> None:
+    """Run a kernel's Python for every program of a grid. `arguments` are the caller's objects by
+    parameter; `described` says as what numbers are taken where that was settled before."""
+    if builder is None:
+        kind = CheckingBuilder if knobs.tile_check.get() else EagerBuilder
+        builder = kind(Memory(), grid)
+    bound = bind_all(function, arguments, described)
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    with using(builder):
+        for p in function.parameters:
+            argument, leaves = bound[p.name]
+            x = _visible(builder, argument, iter(leaves), p.is_constexpr)
+            if p.variadic:
+                positional += x
+            elif function.signature.parameters[p.name].kind.name == "KEYWORD_ONLY":
+                named[p.name] = x
+            else:
+                positional.append(x)
+        for _ in builder.programs():
+            function.fn(*positional, **named)
+    builder.finish()
 
 
-class EagerBuilder:
-    """Computes. `place` is set by who runs translated operations; otherwise the place is the
-    user's line that runs at the moment."""
+# ---- what a kernel sees of what it is given
 
-    eager = True
+Leaf = builtins.tuple[str, Any]  # a number or an array of a launch, and what to call it
+Bound = builtins.tuple[Argument, list[Leaf]]
+
+
+def bind_all(
+    function: TileFunction,
+    arguments: Mapping[str, Any],
+    described: Mapping[str, Argument] | None = None,
+) -> dict[str, Bound]:
+    """What each parameter stands for, and what a launch gives for it."""
+    bound: dict[str, Bound] = {}
+    for p in function.parameters:
+        if p.name not in arguments and not p.has_default and not p.variadic:
+            raise Invalid(
+                f"{function.name} is launched without {p.name}",
+                where=f"{function.file}:{function.line}",
+                hint=f"give it by name or by position: {function.name}[grid](…, {p.name}=…)",
+            )
+        x = arguments.get(p.name, () if p.variadic else p.default)
+        if p.is_constexpr:
+            bound[p.name] = Argument.constant(unwrap(x)), []
+            continue
+        settled = (described or {}).get(p.name)
+        declared = settled.element if settled is not None else _declared(p)
+        bound[p.name] = bind(x, p.name, declared, not p.do_not_specialize)
+    return bound
+
+
+def bind(x: Any, name: str, declared: Any = None, special: bool = True) -> Bound:
+    """The same for one object. `declared` is an element that numbers are taken as; with `special`,
+    an integer 1 is a constant, as it is to a compiled kernel."""
+    if isinstance(x, constexpr):
+        return Argument.constant(x.value), []
+    if isinstance(x, builtins.tuple):
+        parts = [bind(v, f"{name}[{k}]", None, special) for k, v in enumerate(x)]
+        kind = type(x)
+        make = (lambda given: kind(*given)) if hasattr(x, "_fields") else None
+        leaves = [leaf for _, inner in parts for leaf in inner]
+        return Argument.group([a for a, _ in parts], make), leaves
+    if all(hasattr(x, a) for a in ("base", "shape", "strides", "block_shape")):
+        return _descriptor(x, name)
+    if is_array(x):
+        to = declared.to if isinstance(declared, Pointer) else element_of(x)
+        return Argument.pointer(to), [(name, x)]
+    if isinstance(x, (bool, int, float, np.bool_, np.integer, np.floating)):
+        return _number(x, name, declared, special)
+    constant = (type(None), str, base_type, TileFunction, DType)
+    if isinstance(x, constant) or callable(x) or type(x).__name__ == "dtype":
+        return Argument.constant(x), []
+    raise Invalid(
+        f"{name} is a {type(x).__name__}, which a kernel cannot be given",
+        hint="give arrays, numbers, tuples of them, or constants to tl.constexpr parameters",
+    )
+
+
+def _number(x: Any, name: str, declared: Any, special: bool) -> Bound:
+    if isinstance(declared, DType):
+        element = declared
+    elif isinstance(x, (bool, np.bool_)):
+        element = b1
+    elif isinstance(x, (float, np.floating)):
+        element = f32
+    else:
+        element = next((e for e in (i32, i64, u64) if e.lowest <= x <= e.highest), None)
+        if element is None:
+            raise Invalid(f"{name} = {x} does not fit into 64 bits")
+    if special and element.is_int and x == 1:
+        return Argument.constant(1), []
+    return Argument.scalar(element), [(name, x)]
+
+
+def _descriptor(x: Any, name: str) -> Bound:
+    base, leaves = bind(x.base, name)
+    rank, block = len(x.shape), list(x.block_shape)
+    sizes, steps = [Argument.scalar(i32)] * rank, [Argument.scalar(i64)] * (rank - 1)
+    padding = getattr(x, "padding", "zero")
+
+    def make(given: Any) -> Any:
+        address, *rest = given
+        strides = [*rest[rank:], constexpr(1)]
+        return core.make_tensor_descriptor(
+            address, rest[:rank], strides, block, padding_option=padding
+        )
+
+    numbers = [(name, int(n)) for n in (*x.shape, *builtins.list(x.strides)[:-1])]
+    return Argument.group([base, *sizes, *steps], make), [*leaves, *numbers]
+
+
+def _declared(p: Parameter) -> Any:
+    """The element that an annotation names, such as tl.int64."""
+    a = p.annotation
+    if isinstance(a, pointer_type) or not isinstance(a, (dtype, str)):
+        return None
+    if isinstance(a, dtype):
+        return a.ir
+    kind = getattr(core, p.annotation_text.rsplit(".", 1)[-1], None)
+    return kind.ir if type(kind) is dtype else None
+
+
+def _visible(
+    builder: EagerBuilder, argument: Argument, leaves: Iterator[Leaf], constant: bool
+) -> Any:
+    if argument.parts is not None:
+        parts = builtins.tuple(_visible(builder, a, leaves, False) for a in argument.parts)
+        return argument.make(parts) if argument.make is not None else core.tuple(parts)
+    if argument.element is not None:
+        name, x = next(leaves)
+        return core.tensor(bind_value(builder, TileType(argument.element), x, name))
+    if not constant and type(argument.value) is int:
+        # Specialised to 1; Python's own 1 would lack what tensors can do.
+        return core.tensor(builder.number(TileType(i32), argument.value))
+    return argument.value
+
+
+# ---- translated kernels
+
+
+def interpret(
+    kernel: Kernel,
+    grid: Sequence[int],
+    arguments: Sequence[Any],
+    builder: EagerBuilder | None = None,
+) -> None:
+    """Run a translated kernel for every program of a grid. `arguments` are what a launch gives, in
+    the order of the kernel's: numbers, and arrays for pointers (or addresses of them)."""
+    if len(arguments) != len(kernel.arguments):
+        raise Invalid(
+            f"{kernel.name} takes {len(kernel.arguments)} arguments, {len(arguments)} given"
+        )
+    builder = builder or EagerBuilder(Memory(), grid)
+    given = {
+        a: bind_value(builder, a.type, x, a.name or f"argument {k}")
+        for k, (a, x) in enumerate(zip(kernel.arguments, arguments, strict=True))
+    }
+    runner = _Runner(builder, kernel, given)
+    for _ in builder.programs():
+        runner.block(kernel.body, dict(given))
+    builder.place = None
+    builder.finish()
+
+
+def bind_value(builder: EagerBuilder, type: TileType, x: Any, name: str) -> EagerValue:
+    """What a kernel sees of an argument: a number, or the address of an array."""
+    if isinstance(type.element, Pointer):
+        if is_array(x):
+            return builder.pointer(type.element.to, builder.memory.add(name, x))
+        if not isinstance(x, (int, np.integer)):
+            raise Invalid(f"{name} is a {x.__class__.__name__}, and the kernel wants an array")
+        return EagerValue(type, np.asarray(int(x), np.int64), np.asarray(FOREIGN))
+    return builder.number(type, x)
+
+
+class _Runner:
+    """Walks blocks; `env` has the values of what was defined so far."""
 
     def __init__(
-        self, memory: Memory, grid: Sequence[int] = (1, 1, 1), output: TextIO | None = None
-    ):
-        self.memory = memory
-        self.grid = grid_of(grid)
-        self.program = (0, 0, 0)
-        self.output = output
-        self.place: Place | None = None
-        self._last: tuple[Any, ...] = ()
-        self._repeated = 0
-        self._effects: dict[str, Callable[..., Sequence[EagerValue]]] = {
-            "program_id": lambda a, t, k: [self.number(t[0], self.program[k["axis"]])],
-            "num_programs": lambda a, t, k: [self.number(t[0], self.grid[k["axis"]])],
-            "load": self._load,
-            "store": self._store,
-            "atomic": self._atomic,
-            "cas": self._cas,
-            "print": self._print,
-            "assert": self._assert,
-        }
-
-    # ---- the builder's interface
-
-    def emit(
-        self,
-        name: str,
-        args: Sequence[Value],
-        types: Sequence[TileType],
-        attrs: dict[str, Any] | None = None,
-    ) -> tuple[Value, ...]:
-        given, attrs = [known(a) for a in args], attrs or {}
-        effect = self._effects.get(name)
-        try:
-            if effect is not None:
-                return tuple(effect(given, types, attrs))
-            if not is_pure(name):
-                raise Invalid(f"{name} cannot be run by itself")
-            arrays = [a.array for a in given]
-            results = evaluate(name, arrays, [a.type for a in given], types, attrs)
-        except TilewrightError as error:
-            if error.where is None:
-                error.where = str(self.here() or "") or None
-            raise
-        made = [EagerValue(t, r) for t, r in zip(types, results, strict=True)]
-        self._trace_origin(name, given, made, attrs)
-        self.pure(name, given, made, attrs)
-        return tuple(made)
-
-    def combine(
-        self,
-        name: str,
-        args: Sequence[Value],
-        types: Sequence[TileType],
-        attrs: dict[str, Any],
-        function: Combine,
-    ) -> tuple[Value, ...]:
-        """A reduce or a scan. The function sees many lanes at once as tiles, unless it cannot (it
-        branches on what it is given): then one element after the other."""
-        given = [known(a) for a in args]
-        try:
-            return combined(name, given, types, attrs, on_tiles(function))
-        except Invalid:
-            return combined(name, given, types, attrs, one_by_one(function))
-
-    # ---- for who runs and who checks
-
-    def number(self, type: TileType, value: Any) -> EagerValue:
-        return EagerValue(type, as_element(value, type.element))
-
-    def pointer(self, to: DType, argument: int) -> EagerValue:
-        """The address of an array of the launch."""
-        start = self.memory.regions[argument].start
-        return EagerValue(TileType(Pointer(to)), np.asarray(start, np.int64), np.asarray(argument))
-
-    def programs(self) -> Iterator[tuple[int, int, int]]:
-        """Makes each program the current one, the first axis fastest."""
-        gx, gy, gz = self.grid
-        for z, y, x in product(range(gz), range(gy), range(gx)):
-            self.program = (x, y, z)
-            self._last = ()
-            yield self.program
-
-    def here(self) -> Place | None:
-        """The place of what runs: that of the operation, or the innermost line of the user's."""
-        if self.place is not None:
-            return self.place
-        frame = sys._getframe(1)
-        while frame is not None:
-            module = frame.f_globals.get("__name__", "")
-            if not module.startswith("tilewright."):
-                code = frame.f_code
-                return Place(code.co_filename, frame.f_lineno, 0, code.co_name)
-            frame = frame.f_back
-        return None
-
-    def decide(self, value: Value, what: str) -> Any:
-        """The one number that a branch or a loop depends on, as Python's."""
-        return known(value).array.item()
-
-    def pure(
-        self,
-        name: str,
-        args: Sequence[EagerValue],
-        results: Sequence[EagerValue],
-        attrs: dict[str, Any],
+        self, builder: EagerBuilder, kernel: Kernel, given: dict[Value, EagerValue]
     ) -> None:
-        """Called after each operation without effects."""
+        self.builder, self.kernel, self.given = builder, kernel, given
 
-    def admit(
-        self, what: str, p: EagerValue, width: int, active: np.ndarray, origin: np.ndarray
-    ) -> np.ndarray:
-        """Which lanes may touch memory; here all that are active or an error."""
-        at = p.array[active]
-        bad = self.memory.outside(at, width, origin[active])
-        if bad.any():
-            lane = np.flatnonzero(bad)[0]
-            lanes = np.argwhere(active)[lane]
-            index = f" at index {tuple(int(k) for k in lanes)}" if lanes.size else ""
-            where = self.memory.describe(int(at[lane]), width, int(origin[active][lane]))
-            raise Invalid(
-                f"{what}{index} of program {self.program} touches {where}",
-                where=self.here(),
-                hint="mask what lies outside: tl.load(p, mask=offsets < n, other=0)",
-            )
-        return active
+    def block(self, block: Block, env: dict[Value, EagerValue]) -> list[EagerValue]:
+        for o in block.operations:
+            self.builder.place = o.place
+            for r, v in zip(o.results, self.operation(o, env), strict=True):
+                env[r] = v
+        return [env[y] for y in block.yields]
 
-    def touched(
+    def operation(self, o: Operation, env: dict[Value, EagerValue]) -> Sequence[EagerValue]:
+        args = [env[a] for a in o.args]
+        types = [r.type for r in o.results]
+        if o.name == "argument":
+            return [self.given[self.kernel.arguments[o.attrs["index"]]]]
+        if o.name in ("reduce", "scan"):
+            return self.reduction(o, args, types, env)
+        if o.name == "for":
+            return self.loop(o, args, env)
+        if o.name == "if":
+            taken = self.builder.decide(args[0], "a branch")
+            return self.block(o.blocks[0 if taken else 1], env)
+        if o.name == "while":
+            return self.repeat(o, args, env)
+        return [known(v) for v in self.builder.emit(o.name, args, types, o.attrs)]
+
+    def reduction(
         self,
-        what: str,
-        at: np.ndarray,
-        origin: np.ndarray,
-        width: int,
-        values: EagerValue | None,
-        active: np.ndarray,
-    ) -> np.ndarray | None:
-        """Called for each access with the addresses touched; of a load it says which elements are
-        undefined (None: none of them)."""
-        return None
+        o: Operation,
+        args: list[EagerValue],
+        types: list[TileType],
+        env: dict[Value, EagerValue],
+    ) -> list[EagerValue]:
+        (block,) = o.blocks
+        place, vectors = o.place, all(x.name in ELEMENTWISE for x in walk(block))
 
-    # ---- memory
+        def function(values: Sequence[Value]) -> Sequence[Value]:
+            if not vectors and any(v.type.shape for v in values):
+                raise Invalid("the function of this reduction takes one element at a time")
+            inner = dict(env)
+            inner.update(zip(block.parameters, map(known, values), strict=True))
+            results = self.block(block, inner)
+            self.builder.place = place
+            return results
 
-    def _lanes(
-        self, what: str, p: EagerValue, width: int, mask: EagerValue | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Which lanes touch memory, and the origin of each lane's address."""
-        active = np.ones(p.array.shape, bool) if mask is None else np.array(mask.array)
-        origin = np.asarray(FOREIGN) if p.origin is None else p.origin
-        origin = np.broadcast_to(origin, p.array.shape)
-        return self.admit(what, p, width, active, origin), origin
+        found = self.builder.combine(o.name, args, types, o.attrs, function)
+        return [known(v) for v in found]
 
-    def _load(
-        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: dict[str, Any]
-    ) -> Sequence[EagerValue]:
-        p, mask, other = (*args, None, None)[:3]
-        assert p is not None
-        dtype = types[0].dtype
-        active, origin = self._lanes("a load", p, dtype.bytes, mask)
-        at = p.array[active]
-        out = np.zeros(p.array.shape, dtype.numpy) if other is None else np.array(other.array)
-        read = self.memory.read(at, dtype)
-        out[active] = read
-        result = EagerValue(types[0], out)
-        bad = self.touched("load", at, origin[active], dtype.bytes, None, active)
-        if bad is not None:
-            result.undefined = np.zeros(out.shape, bool)
-            result.undefined[active] = bad
-        self.loaded(result, active, mask, other)
-        self._waits("load", at, read)
-        return [result]
+    def loop(
+        self, o: Operation, args: list[EagerValue], env: dict[Value, EagerValue]
+    ) -> list[EagerValue]:
+        (block,) = o.blocks
+        low, high, step = (self.builder.decide(a, "the bound of a loop") for a in args[:3])
+        if step == 0:
+            raise Invalid("the step of a loop is 0", where=o.place)
+        carried, counter = args[3:], args[0].type
+        for i in range(low, high, step):
+            now = [self.builder.number(counter, i), *carried]
+            env.update(zip(block.parameters, now, strict=True))
+            carried = self.block(block, env)
+        return carried
 
-    def loaded(
-        self,
-        result: EagerValue,
-        active: np.ndarray,
-        mask: EagerValue | None,
-        other: EagerValue | None,
-    ) -> None:
-        """Called with what a load gives."""
-
-    def _store(
-        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: dict[str, Any]
-    ) -> Sequence[EagerValue]:
-        p, x, mask = (*args, None)[:3]
-        assert p is not None and x is not None
-        dtype = x.type.dtype
-        active, origin = self._lanes("a store", p, dtype.bytes, mask)
-        at = p.array[active]
-        self.memory.write(at, dtype, x.array[active])
-        self.touched("store", at, origin[active], dtype.bytes, x, active)
-        self._last = ()
-        return []
-
-    def _atomic(
-        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: dict[str, Any]
-    ) -> Sequence[EagerValue]:
-        p, x, mask = (*args, None)[:3]
-        assert p is not None and x is not None
-        kind, dtype = attrs["kind"], types[0].dtype
-
-        def new(old: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-            value = x.array[active][lanes]
-            return value if kind == "xchg" else apply(kind, (old, value), dtype)
-
-        active, origin = self._lanes(f"an atomic {kind}", p, dtype.bytes, mask)
-        old = self._exchange(p.array[active], dtype, new)
-        out = np.zeros(p.array.shape, dtype.numpy)
-        out[active] = old
-        self._synchronised("atomic", p, origin, dtype, x, active, attrs)
-        self._waits(kind, p.array[active], old)
-        return [EagerValue(types[0], out, None, self._never(active))]
-
-    def _cas(
-        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: dict[str, Any]
-    ) -> Sequence[EagerValue]:
-        p, expected, x = args
-        dtype = types[0].dtype
-
-        def new(old: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-            same = to_bits(old, dtype) == to_bits(expected.array[active][lanes], dtype)
-            return np.where(same, x.array[active][lanes], old)
-
-        active, origin = self._lanes("an atomic cas", p, dtype.bytes, None)
-        old = self._exchange(p.array[active], dtype, new)
-        out = np.zeros(p.array.shape, dtype.numpy)
-        out[active] = old
-        self._synchronised("cas", p, origin, dtype, x, active, attrs)
-        self._waits("cas", p.array[active], old)
-        return [EagerValue(types[0], out, None, self._never(active))]
-
-    def _exchange(
-        self,
-        at: np.ndarray,
-        dtype: DType,
-        new: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    ) -> np.ndarray:
-        """Each element on its own: lanes that share an address take turns, in their order."""
-        old = np.empty(at.shape, dtype.numpy)
-        for lanes in _turns(at):
-            old[lanes] = self.memory.read(at[lanes], dtype)
-            self.memory.write(at[lanes], dtype, new(old[lanes], lanes))
-        return old
-
-    def _synchronised(
-        self,
-        what: str,
-        p: EagerValue,
-        origin: np.ndarray,
-        dtype: DType,
-        x: EagerValue,
-        active: np.ndarray,
-        attrs: dict[str, Any],
-    ) -> None:
-        at = p.array[active]
-        order = attrs.get("order") or "acq_rel"
-        if order in ("acquire", "acq_rel"):
-            self.acquires(at)
-        self.touched(what, at, origin[active], dtype.bytes, x, active)
-        if order in ("release", "acq_rel"):
-            self.releases(at)
-
-    def acquires(self, at: np.ndarray) -> None:
-        """Called before an atomic that sees what others released at these addresses."""
-
-    def releases(self, at: np.ndarray) -> None:
-        """Called after an atomic that lets others see what was done before it."""
-
-    def _never(self, active: np.ndarray) -> np.ndarray | None:
-        """Lanes that did nothing have no result."""
-        return None
-
-    def _waits(self, what: str, at: np.ndarray, seen: np.ndarray) -> None:
-        if at.size != 1:
-            self._last = ()
-            return
-        now = (what, int(at.flat[0]), seen.tobytes())
-        self._repeated = self._repeated + 1 if now == self._last else 0
-        self._last = now
-        if self._repeated > PATIENCE:
-            raise Invalid(
-                f"program {self.program} waits for a value that no one writes: step by step, "
-                "programs run one after the other",
-                where=self.here(),
-                hint="a program may wait for those before it only; compiled kernels may differ",
-            )
-
-    # ---- words
-
-    def _print(
-        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: dict[str, Any]
-    ) -> Sequence[EagerValue]:
-        output = self.output or sys.stdout
-        pid = ", ".join(map(str, self.program))
-        prefix = attrs.get("prefix") or ""
-        if not args:
-            print(f"pid ({pid}) {prefix}", file=output)
-        for k, a in enumerate(args):
-            operand = f"(operand {k}) " if len(args) > 1 else ""
-            for index in np.ndindex(*a.array.shape):
-                at = f"idx ({', '.join(map(str, index))}) "
-                text = _number_text(a.array[index], a, bool(attrs.get("hex")))
-                print(f"pid ({pid}) {at}{prefix}{operand}{text}", file=output)
-        return []
-
-    def _assert(
-        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: dict[str, Any]
-    ) -> Sequence[EagerValue]:
-        holds_not = ~np.asarray(args[0].array)
-        if holds_not.any():
-            index = tuple(int(k) for k in np.argwhere(holds_not)[0])
-            at = f" at index {index}" if index else ""
-            message = attrs.get("message") or "a condition does not hold"
-            raise AssertionFailed(f"{message} (program {self.program}{at})", where=self.here())
-        return []
-
-    # ---- origins
-
-    def _trace_origin(
-        self,
-        name: str,
-        args: Sequence[EagerValue],
-        results: Sequence[EagerValue],
-        attrs: dict[str, Any],
-    ) -> None:
-        """Addresses come from where what they were computed from comes from."""
-        if all(a.origin is None for a in args):
-            return
-        first = next(a.origin for a in args if a.origin is not None)
-        if name in ("map", "offset", "bitcast", "gather") or (first.ndim == 0 and len(args) == 1):
-            if name == "map" and attrs["fn"] == "select":
-                sides = [np.asarray(FOREIGN) if a.origin is None else a.origin for a in args[1:]]
-                first = np.where(args[0].array, *sides)
-            elif name == "gather" and first.ndim:
-                first = np.take_along_axis(first, args[1].array.astype(np.int64), attrs["axis"])
-            results[0].origin = first
-            for other in results[1:]:
-                other.origin = first
-            return
-        whole = [
-            np.broadcast_to(FOREIGN if a.origin is None else a.origin, a.array.shape) for a in args
-        ]
-        moved = structural(name, whole, [r.array.shape for r in results], attrs)
-        for r, o in zip(results, moved or (), strict=False):
-            r.origin = o
-
-
-def _turns(at: np.ndarray) -> Iterator[np.ndarray]:
-    """Lanes in rounds, such that no two of a round have one address."""
-    if not at.size:
-        return
-    order = np.argsort(at, kind="stable")
-    ranked = at[order]
-    new = np.r_[True, ranked[1:] != ranked[:-1]]
-    first = np.maximum.accumulate(np.where(new, np.arange(len(at)), 0))
-    turn = np.arange(len(at)) - first
-    for k in range(int(turn.max()) + 1):
-        yield np.sort(order[turn == k])
-
-
-def _number_text(x: Any, value: EagerValue, in_hex: bool) -> str:
-    element = value.element
-    if isinstance(element, Pointer):
-        return hex(int(x))
-    if in_hex:
-        return hex(int(to_bits(np.asarray(x), element)))
-    if element.is_bool:
-        return str(int(x))
-    return f"{float(x):f}" if element.is_float else str(int(x))
-
-
-def grid_of(grid: Sequence[int]) -> tuple[int, int, int]:
-    """A grid of one to three axes, as three."""
-    sizes = [int(n) for n in grid]
-    if not 1 <= len(sizes) <= 3:
-        raise Invalid(f"a grid of {len(sizes)} axes", hint="a grid has one to three: f[(n,)](…)")
-    if any(n < 0 or n >= 1 << 31 for n in sizes):
-        raise Invalid(f"a grid of {tuple(sizes)}", hint="each axis has 0 to 2147483647 programs")
-    x, y, z = (*sizes, 1, 1)[:3]
-    return x, y, z
+    def repeat(
+        self, o: Operation, args: list[EagerValue], env: dict[Value, EagerValue]
+    ) -> list[EagerValue]:
+        condition, body = o.blocks
+        carried = args
+        while True:
+            env.update(zip(condition.parameters, carried, strict=True))
+            (more,) = self.block(condition, env)
+            self.builder.place = o.place
+            if not self.builder.decide(more, "a loop"):
+                return carried
+            env.update(zip(body.parameters, carried, strict=True))
+            carried = self.block(body, env)

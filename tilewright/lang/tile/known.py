@@ -22,7 +22,8 @@ class EagerValue(Value):
         self.array = array
         # Of addresses: the number of the argument that each was computed from.
         self.origin = origin
-        # Which elements have no meaning; kept in the checking mode only.
+        # Kept in the checking mode only: which elements have no meaning, by the number of the
+        # reason (0: they have one).
         self.undefined = undefined
 
     def __repr__(self) -> str:

@@ -224,6 +224,10 @@ class Memory:
         self._starts = np.array([s[0] for s in joined], np.int64)
         self._ends = np.array([s[1] for s in joined], np.int64)
 
+    def spans(self) -> list[tuple[int, int]]:
+        """Stretches of memory, none of which touches another."""
+        return [(low, high) for low, high, _ in self._segments]
+
     def outside(
         self, at: np.ndarray, width: int, origin: np.ndarray, exact: bool = False
     ) -> np.ndarray:
