@@ -1,17 +1,75 @@
-"""The functions of the language, as kernels call them.
+"""The functions of the language, as kernels call them: one place to find them all.
 
 All take tensors, constants and Python numbers, give tensors, and work with whatever builder is in
-force. What they mean is in semantic.py, shapes.py, memory.py and products.py.
+force. Types and constants are in types.py, values in tensor.py, the rules in promote.py and
+semantic.py.
 """
 
 from __future__ import annotations
 
-import builtins
 from typing import Any
 
 from tilewright.base.errors import Invalid
-from tilewright.lang.tile import promote, semantic, shapes
-from tilewright.lang.tile.ir import TileType, Value
+from tilewright.lang.tile import promote
+from tilewright.lang.tile.advice import (
+    assume,
+    atomic_poll,
+    debug_barrier,
+    device_assert,
+    device_print,
+    expect_zero,
+    extern_elementwise,
+    inline_asm_elementwise,
+    max_constancy,
+    max_contiguous,
+    multiple_of,
+    static_assert,
+    static_print,
+)
+from tilewright.lang.tile.descriptors import (
+    TensorDescriptor,
+    advance,
+    block_pointer,
+    load_tensor_descriptor,
+    make_block_ptr,
+    make_tensor_descriptor,
+    store_tensor_descriptor,
+    tensor_descriptor,
+    tensor_descriptor_base,
+    tensor_descriptor_type,
+)
+from tilewright.lang.tile.elementwise import (
+    abs,
+    add,
+    builtin_max,
+    builtin_min,
+    ceil,
+    clamp,
+    cos,
+    div_rn,
+    erf,
+    exp,
+    exp2,
+    fdiv,
+    floor,
+    fma,
+    log,
+    log2,
+    maximum,
+    minimum,
+    mul,
+    rsqrt,
+    scalar_function,
+    sin,
+    sqrt,
+    sqrt_rn,
+    sub,
+    umulhi,
+    where,
+)
+from tilewright.lang.tile.ir import (
+    TileType,
+)
 from tilewright.lang.tile.memory import (
     atomic_add,
     atomic_and,
@@ -24,7 +82,21 @@ from tilewright.lang.tile.memory import (
     load,
     store,
 )
-from tilewright.lang.tile.semantic import PropagateNan
+from tilewright.lang.tile.products import (
+    dot,
+    dot_scaled,
+)
+from tilewright.lang.tile.reductions import (
+    _promote_bfloat16_to_float32,
+    _reduce_with_indices,
+    associative_scan,
+    histogram,
+    map_elementwise,
+    reduce,
+)
+from tilewright.lang.tile.semantic import (
+    PropagateNan,
+)
 from tilewright.lang.tile.shapes import (
     arange,
     broadcast,
@@ -33,6 +105,7 @@ from tilewright.lang.tile.shapes import (
     cat,
     expand_dims,
     full,
+    gather,
     item,
     join,
     permute,
@@ -90,6 +163,141 @@ from tilewright.lang.tile.types import (
     void,
 )
 
+__all__ = [
+    "MAX_NUMEL",
+    "TRITON_MAX_TENSOR_NUMEL",
+    "PropagateNan",
+    "TensorDescriptor",
+    "_promote_bfloat16_to_float32",
+    "_reduce_with_indices",
+    "abs",
+    "add",
+    "advance",
+    "arange",
+    "associative_scan",
+    "assume",
+    "atomic_add",
+    "atomic_and",
+    "atomic_cas",
+    "atomic_max",
+    "atomic_min",
+    "atomic_or",
+    "atomic_poll",
+    "atomic_xchg",
+    "atomic_xor",
+    "base_type",
+    "base_value",
+    "bfloat16",
+    "block_pointer",
+    "block_type",
+    "broadcast",
+    "broadcast_to",
+    "builtin",
+    "builtin_max",
+    "builtin_min",
+    "cast",
+    "cat",
+    "ceil",
+    "clamp",
+    "condition",
+    "const",
+    "constexpr",
+    "constexpr_type",
+    "cos",
+    "debug_barrier",
+    "device_assert",
+    "device_print",
+    "div_rn",
+    "dot",
+    "dot_scaled",
+    "dtype",
+    "erf",
+    "exp",
+    "exp2",
+    "expand_dims",
+    "expect_zero",
+    "extern_elementwise",
+    "fdiv",
+    "float8e4b8",
+    "float8e4b15",
+    "float8e4nv",
+    "float8e5",
+    "float8e5b16",
+    "float16",
+    "float32",
+    "float64",
+    "floor",
+    "fma",
+    "full",
+    "gather",
+    "get_int_dtype",
+    "histogram",
+    "inline_asm_elementwise",
+    "int1",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "item",
+    "join",
+    "load",
+    "load_tensor_descriptor",
+    "log",
+    "log2",
+    "make_block_ptr",
+    "make_tensor_descriptor",
+    "map_elementwise",
+    "max_constancy",
+    "max_contiguous",
+    "maximum",
+    "member",
+    "minimum",
+    "mul",
+    "multiple_of",
+    "num_programs",
+    "operand",
+    "permute",
+    "pi32_t",
+    "pointer_type",
+    "program_id",
+    "range",
+    "reduce",
+    "reshape",
+    "rsqrt",
+    "scalar_function",
+    "sin",
+    "slice",
+    "slice_type",
+    "split",
+    "sqrt",
+    "sqrt_rn",
+    "static_assert",
+    "static_print",
+    "static_range",
+    "store",
+    "store_tensor_descriptor",
+    "sub",
+    "tensor",
+    "tensor_descriptor",
+    "tensor_descriptor_base",
+    "tensor_descriptor_type",
+    "to_tensor",
+    "trans",
+    "tuple",
+    "tuple_type",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "umulhi",
+    "unwrap",
+    "value",
+    "view",
+    "void",
+    "where",
+    "wrap",
+]
+
 TRITON_MAX_TENSOR_NUMEL = MAX_NUMEL
 
 
@@ -117,24 +325,3 @@ def _of_grid(name: str, axis: Any) -> tensor:
     if axis not in (0, 1, 2):
         raise Invalid(f"{name}({axis})", hint="a grid has the axes 0, 1 and 2")
     return wrap(promote.emit(name, (), TileType(int32.ir), {"axis": axis}))
-
-
-@builtin
-def where(condition: Any, x: Any, y: Any) -> tensor:
-    """x where the condition holds, y elsewhere. Both are computed."""
-    return wrap(semantic.where(operand(condition), operand(x), operand(y)), x)
-
-
-@builtin
-def add(x: Any, y: Any, sanitize_overflow: Any = True) -> tensor:
-    return wrap(semantic.add(operand(x), operand(y)))
-
-
-@builtin
-def sub(x: Any, y: Any, sanitize_overflow: Any = True) -> tensor:
-    return wrap(semantic.sub(operand(x), operand(y)))
-
-
-@builtin
-def mul(x: Any, y: Any, sanitize_overflow: Any = True) -> tensor:
-    return wrap(semantic.mul(operand(x), operand(y)))

@@ -181,13 +181,19 @@ def _hints(sem: Any, scope: Any) -> dict[str, str]:
 
 
 def atomic_values(
-    kind: str, p: Value, v: Value, mask: Value | None, hints: dict[str, Any]
+    kind: str,
+    p: Value,
+    v: Value,
+    mask: Value | None,
+    hints: dict[str, Any],
+    small: bool = False,
 ) -> Value:
+    """`small`: are 16-bit floats allowed everything, as descriptors allow it?"""
     what, to = f"atomic_{kind}", pointed_to(p)
     if to.primitive_bitwidth < 16 or to in (t.int16, t.uint16):
         hint = "atomics work on int32, int64, float32, float64 and add on float16 and bfloat16"
         raise Invalid(f"{what} on {to}", hint=hint)
-    if to in (t.float16, t.bfloat16) and kind != "add":
+    if to in (t.float16, t.bfloat16) and kind != "add" and not small:
         raise Invalid(f"{what} on {to}", hint="16-bit floats have atomic_add only")
     if to.is_floating() and kind in ("and", "or", "xor"):
         raise Invalid(f"{what} on {to}", hint="bits are combined on integers only")

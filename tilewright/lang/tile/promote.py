@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Union
 
 from tilewright.base.errors import Invalid
-from tilewright.ir.types import DType, i64
+from tilewright.ir.types import i64
 from tilewright.lang.tile import types as t
 from tilewright.lang.tile.builder import current
 from tilewright.lang.tile.ir import Element, Pointer, TileType, Value
@@ -124,8 +124,9 @@ def cast(v: Value, to: dtype, rounding: str | None = None) -> Value:
 
 
 def _narrows(source: Element, target: Element) -> bool:
-    floats = isinstance(source, DType) and isinstance(target, DType)
-    return floats and source.is_float and target.is_float and target.bits < source.bits
+    if isinstance(source, Pointer) or isinstance(target, Pointer):
+        return False
+    return source.is_float and target.is_float and target.bits < source.bits
 
 
 def _cast_address(v: Value, to: dtype, result: TileType) -> Value:

@@ -256,14 +256,12 @@ class tensor(base_value):
         key = unwrap(key)
         parts = list(key) if isinstance(key, (builtins.tuple, tuple, list)) else [key]
         shape = list(self.handle.shape)
-        at = 0
-        for part in map(unwrap, parts):
+        for at, part in enumerate(map(unwrap, parts)):
             if part is None:
                 shape.insert(at, 1)
             elif not (isinstance(part, (builtins.slice, slice)) and _is_everything(part)):
                 what = f"{self}[{part}]: tiles are not indexed"
                 raise Invalid(what, hint="only `:` and None; tl.gather or a masked load select")
-            at += 1
         return wrap(promote.reshape(self.handle, shape), self)
 
     def to(self, dtype: Any, fp_downcast_rounding: Any = None, bitcast: Any = False) -> tensor:

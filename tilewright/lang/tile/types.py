@@ -1,5 +1,5 @@
-"""The types that a kernel's author sees: `tl.float32`, pointers, blocks, and constants that are known
-while a kernel is compiled.
+"""The types that a kernel's author sees: `tl.float32`, pointers, blocks, and constants that are
+known while a kernel is compiled.
 
 Names and queries are Triton's. A `dtype` stands for an element of the tile IR (`.ir`), a
 `pointer_type` for an address, a `block_type` for a tile of either.
@@ -180,18 +180,12 @@ _FLOATS = {
 }
 
 
-def _element(name: str) -> DType:
-    kind = "b" if name == "bool" else name[0]
-    bits = 8 if name == "bool" or name.startswith("f8") else int(name[-2:].lstrip("iu"))
-    return DTYPES.get(name) or DType(name, kind, bits)
-
-
 class dtype(base_type):
-    SINT_TYPES = list(_SIGNED)
-    UINT_TYPES = list(_UNSIGNED)
-    FP_TYPES = list(_FLOATS)
-    STANDARD_FP_TYPES = ["fp16", "bf16", "fp32", "fp64"]
-    OTHER_TYPES = ["void"]
+    SINT_TYPES = (*_SIGNED,)
+    UINT_TYPES = (*_UNSIGNED,)
+    FP_TYPES = (*_FLOATS,)
+    STANDARD_FP_TYPES = ("fp16", "bf16", "fp32", "fp64")
+    OTHER_TYPES = ("void",)
 
     class SIGNEDNESS(Enum):
         SIGNED = 0
@@ -223,8 +217,8 @@ class dtype(base_type):
             known = ", ".join((*_SIGNED, *_UNSIGNED, *_FLOATS))
             raise Invalid(f"there is no element type {name!r}", hint=f"one of {known}")
         if element:
-            self._ir = _element(element)
-            self.primitive_bitwidth = 1 if name == "int1" else _element(element).bits
+            self._ir = DTYPES[element]
+            self.primitive_bitwidth = 1 if name == "int1" else DTYPES[element].bits
             if name not in _FLOATS:
                 self.int_bitwidth = self.primitive_bitwidth
 
