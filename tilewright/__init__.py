@@ -5,6 +5,10 @@
     fast = tw.compile(model, *example_inputs, strict=True)
     print(tw.explain(fast))
 
+    @tw.jit                                                # a kernel over tiles: Triton's language,
+    def add(x, y, out, n, BLOCK: tl.constexpr): ...        # tilewright.language as tl
+    add[(tw.cdiv(n, 1024),)](x, y, out, n, BLOCK=1024)
+
 Names are imported when they are first used: `import tilewright` costs next to nothing and needs
 no torch.
 """
@@ -15,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tilewright import ir, ops, te
+    from tilewright import ir, language, ops, te, testing
     from tilewright.base import errors
     from tilewright.base.errors import (
         Invalid,
@@ -30,6 +34,16 @@ if TYPE_CHECKING:
     from tilewright.driver.options import Options
     from tilewright.driver.programs import compile_graph
     from tilewright.driver.te_build import build, lower
+    from tilewright.driver.tile_arguments import TensorDescriptor
+    from tilewright.driver.tile_autotune import Config, autotune, heuristics
+    from tilewright.driver.tile_jit import (
+        JITFunction,
+        cdiv,
+        constexpr_function,
+        jit,
+        next_power_of_2,
+        reinterpret,
+    )
     from tilewright.runtime.pool import get_threads, set_threads
 
 __version__ = "0.1.0"
@@ -44,6 +58,16 @@ _FACE = {
     "record": "tilewright.base.events:recording",
     "compile_graph": "tilewright.driver.programs",
     "Options": "tilewright.driver.options",
+    "jit": "tilewright.driver.tile_jit",
+    "JITFunction": "tilewright.driver.tile_jit",
+    "constexpr_function": "tilewright.driver.tile_jit",
+    "cdiv": "tilewright.driver.tile_jit",
+    "next_power_of_2": "tilewright.driver.tile_jit",
+    "reinterpret": "tilewright.driver.tile_jit",
+    "TensorDescriptor": "tilewright.driver.tile_arguments",
+    "autotune": "tilewright.driver.tile_autotune",
+    "heuristics": "tilewright.driver.tile_autotune",
+    "Config": "tilewright.driver.tile_autotune",
     "set_threads": "tilewright.runtime.pool",
     "get_threads": "tilewright.runtime.pool",
     "TilewrightError": "tilewright.base.errors",
@@ -55,30 +79,44 @@ _FACE = {
 _MODULES = {
     "errors": "tilewright.base.errors",
     "ir": "tilewright.ir",
+    "language": "tilewright.language",
     "ops": "tilewright.ops",
     "te": "tilewright.te",
+    "testing": "tilewright.testing",
 }
 
 __all__ = [
+    "Config",
     "Invalid",
+    "JITFunction",
     "MissingExtra",
     "Options",
     "Refused",
+    "TensorDescriptor",
     "TilewrightError",
     "Unsupported",
+    "autotune",
     "build",
+    "cdiv",
     "compile",
     "compile_graph",
+    "constexpr_function",
     "errors",
     "explain",
     "get_threads",
+    "heuristics",
     "ir",
+    "jit",
+    "language",
     "lower",
+    "next_power_of_2",
     "ops",
     "record",
     "refresh",
+    "reinterpret",
     "set_threads",
     "te",
+    "testing",
 ]
 
 

@@ -1,0 +1,379 @@
+"""What the arguments of a launch are to a kernel.
+
+Each argument has a kind, on which the kernel is specialised, and a value, which the launch gives:
+a tensor is a pointer to its dtype (aligned to 16 bytes or not) and an address; an int is an i32, an
+i64 or a u64 (a multiple of 16 or not, positive or not; 1 is a constant) and a number. Kinds are
+interned, so a tuple of them is a cheap key. Handlers are looked up by class: the usual arguments
+take one call each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tilewright.base.errors import Invalid, Unsupported
+from tilewright.ir.types import DTYPES, DType
+from tilewright.lang.tile.descriptors import TensorDescriptor
+from tilewright.lang.tile.functions import (
+    MISSING,
+    Argument,
+    ConstexprFunction,
+    Parameter,
+    TileFunction,
+)
+from tilewright.lang.tile.ir import Pointer
+from tilewright.lang.tile.types import constexpr, dtype, pointer_type
+
+# What a dtype is called in annotations and signatures, by Triton, torch and numpy: ours.
+TYPE_NAMES: dict[str, str] = {
+    **{f"uint{n}": f"u{n}" for n in (8, 16, 32, 64)},
+    **{f"u{n}": f"u{n}" for n in (8, 16, 32, 64)},
+    **{f"int{n}": f"i{n}" for n in (8, 16, 32, 64)},
+    **{f"i{n}": f"i{n}" for n in (8, 16, 32, 64)},
+    **dict.fromkeys(("bool", "bool_", "int1", "uint1", "i1", "u1"), "bool"),
+    **dict.fromkeys(("float16", "half", "fp16"), "f16"),
+    **dict.fromkeys(("bfloat16", "bf16"), "bf16"),
+    **dict.fromkeys(("float32", "float", "fp32"), "f32"),
+    **dict.fromkeys(("float64", "double", "fp64"), "f64"),
+    "int": "i32",
+    **dict.fromkeys(("float8_e4m3fn", "float8e4nv", "fp8e4nv"), "f8e4m3"),
+    **dict.fromkeys(("float8_e5m2", "float8e5", "fp8e5"), "f8e5m2"),
+    **dict.fromkeys(("float8e4b15", "fp8e4b15"), "f8e4b15"),
+    **dict.fromkeys(("float8_e4m3fnuz", "float8e4b8", "fp8e4b8"), "f8e4b8"),
+    **dict.fromkeys(("float8_e5m2fnuz", "float8e5b16", "fp8e5b16"), "f8e5b16"),
+}
+ALIGNMENT = 16
+
+
+class Kind:
+    """What a kernel is told of one argument. Compared by identity: make it through the functions
+    below, which keep one of each."""
+
+    __slots__ = ("argument", "text")
+
+    def __init__(self, argument: Argument, text: str):
+        self.argument = argument
+        self.text = text  # as in a signature: *fp32, i32:16, 1
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+# What handlers give: the kind (or a tuple of kinds: a tuple) and the value of the launch.
+Bound = tuple[Any, Any]
+
+
+@cache
+def pointer_kind(to: DType, aligned: bool) -> Kind:
+    kind = Argument.pointer(to, ALIGNMENT if aligned else 1)
+    return Kind(kind, f"*{to.name}{':16' if aligned else ''}")
+
+
+@cache
+def scalar_kind(element: DType, divisor: int = 1, positive: bool = False) -> Kind:
+    text = f"{element.name}{'+' if positive else ''}{f':{divisor}' if divisor > 1 else ''}"
+    return Kind(Argument.scalar(element, divisor, positive), text)
+
+
+_constants: dict[Any, Kind] = {}
+
+
+def constant_kind(value: Any) -> Kind:
+    key = (value.__class__, constant_key(value))
+    found = _constants.get(key)
+    if found is None:
+        found = _constants.setdefault(key, Kind(Argument.constant(value), f"={value!r}"))
+    return found
+
+
+# Classes whose equal values are the same constant.
+PLAIN = frozenset((int, bool, str, type(None)))
+
+
+def constant_key(value: Any) -> Any:
+    """What tells constants of one class apart, hashable: 0.0 and -0.0 are two, (1,) and (True,)
+    as well, and a function is its text."""
+    if value.__class__ in PLAIN:
+        return value
+    if isinstance(value, constexpr):
+        return constant_key(value.value)
+    if isinstance(value, float):
+        return value.hex()
+    if isinstance(value, (tuple, list)):
+        return tuple((v.__class__, constant_key(v)) for v in value)
+    if isinstance(value, dict):
+        return tuple((k, v.__class__, constant_key(v)) for k, v in value.items())
+    if isinstance(value, (TileFunction, ConstexprFunction)):
+        return value.hash()
+    try:
+        hash(value)
+    except TypeError:
+        raise Invalid(
+            f"a {type(value).__name__} is no constant: it has no hash",
+            hint="give numbers, strings, tuples, dtypes and functions as constexpr",
+        ) from None
+    return value
+
+
+# ---- handlers
+
+
+_descriptors: dict[Any, Kind] = {}
+
+
+def descriptor_kind(x: TensorDescriptor, base: Kind) -> Kind:
+    rank, block = len(x.shape), tuple(map(int, x.block_shape))
+    key = (base, rank, block, x.padding)
+    found = _descriptors.get(key)
+    if found is None:
+        sizes = Argument.scalar(DTYPES["i32"], positive=True)
+        steps = Argument.scalar(DTYPES["i64"])
+        parts = [base.argument, *[sizes] * rank, *[steps] * (rank - 1), Argument.constant(1)]
+        text = f"tensordesc<{base.text[1:]}[{','.join(map(str, block))}]>"
+        found = _descriptors.setdefault(key, Kind(Argument.group(parts, x.maker()), text))
+    return found
+
+
+@dataclass
+class Handlers(dict[type, Callable[[Any], Bound]]):
+    """How arguments of each class are bound, by what a parameter allows: `one` makes 1 a constant,
+    `align` looks for multiples of 16, `declared` is the element that an annotation names."""
+
+    one: bool = True
+    align: bool = True
+    declared: DType | Pointer | None = None
+    pointers: dict[Any, tuple[Kind, Kind]] = field(default_factory=dict)
+
+    def __missing__(self, kind: type) -> Callable[[Any], Bound]:
+        found = self[kind] = self._learn(kind)
+        return found
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def _learn(self, kind: type) -> Callable[[Any], Bound]:
+        torch = sys.modules.get("torch")
+        if torch is not None and issubclass(kind, torch.Tensor):
+            return self._tensor
+        if issubclass(kind, np.ndarray):
+            return self._array
+        if issubclass(kind, (bool, np.bool_)):
+            return self._boolean
+        if issubclass(kind, (int, np.integer)):
+            return self._integers() if kind is int else _after(int, self._integers())
+        if issubclass(kind, (float, np.floating)):
+            return self._float
+        if kind is type(None) or issubclass(kind, (TileFunction, ConstexprFunction, dtype)):
+            return lambda x: (constant_kind(x), None)
+        if issubclass(kind, constexpr):
+            return lambda x: (constant_kind(x.value), None)
+        if issubclass(kind, tuple):
+            return self._tuple
+        if issubclass(kind, TensorDescriptor):
+            return self._descriptor
+        if hasattr(kind, "data_ptr"):
+            return self._wrapped
+        if hasattr(kind, "__dlpack__"):
+            return self._dlpack
+        if torch is not None and kind is torch.dtype:
+            return lambda x: (constant_kind(element_of(x)), None)
+        raise Invalid(
+            f"a {kind.__module__}.{kind.__qualname__} is nothing that a kernel can be given",
+            hint="give tensors, arrays, numbers or tuples of them; other things as constants, to "
+            "parameters annotated with tl.constexpr",
+        )
+
+    def _pair(self, key: Any, to: DType) -> tuple[Kind, Kind]:
+        if isinstance(self.declared, Pointer):
+            to = self.declared.to
+        pair = pointer_kind(to, False), pointer_kind(to, self.align)
+        self.pointers[key] = pair
+        return pair
+
+    def _tensor(self, x: Any) -> Bound:
+        address = x.data_ptr()
+        if not (x.is_cpu and address):
+            _check_memory(x, address)
+        pair = self.pointers.get(x.dtype) or self._pair(x.dtype, element_of(x.dtype))
+        return pair[not address & 15], address
+
+    def _array(self, x: Any) -> Bound:
+        address = x.__array_interface__["data"][0]
+        if not x.dtype.isnative:
+            raise Invalid(
+                f"an array of {x.dtype.str}, which is not this machine's order of bytes",
+                hint="x.astype(x.dtype.newbyteorder('='))",
+            )
+        pair = self.pointers.get(x.dtype) or self._pair(x.dtype, element_of(x.dtype))
+        return pair[not address & 15], address
+
+    def _wrapped(self, x: Any) -> Bound:
+        """Something with a dtype and a data_ptr(): a tensor under another dtype, a stand-in."""
+        address = x.data_ptr()
+        base = getattr(x, "base", None)
+        if base is not None and hasattr(base, "is_cpu"):
+            _check_memory(base, address)
+        pair = self.pointers.get(x.dtype) or self._pair(x.dtype, element_of(x.dtype))
+        return pair[not address & 15], address
+
+    def _dlpack(self, x: Any) -> Bound:
+        device, _ = x.__dlpack_device__()
+        if device != 1:
+            raise _elsewhere(f"DLPack device {int(device)}")
+        torch = sys.modules.get("torch")
+        view = np.from_dlpack(x) if torch is None else torch.from_dlpack(x)
+        return self[type(view)](view)
+
+    def _boolean(self, x: Any) -> Bound:
+        if isinstance(self.declared, DType) and self.declared is not DTYPES["bool"]:
+            return scalar_kind(self.declared), int(x)
+        return scalar_kind(DTYPES["bool"]), bool(x)
+
+    def _float(self, x: Any) -> Bound:
+        if isinstance(self.declared, DType):
+            if not self.declared.is_float:
+                raise Invalid(f"{x!r} for a parameter declared as {self.declared}")
+            return scalar_kind(self.declared), float(x)
+        return scalar_kind(DTYPES["f32"]), float(x)
+
+    def _integers(self) -> Callable[[Any], Bound]:
+        if isinstance(self.declared, DType):
+            return self._declared_integer
+        small, large, unsigned = (DTYPES[n] for n in ("i32", "i64", "u64"))
+        one, ones = constant_kind(1), self.one
+        divisor = ALIGNMENT if self.align else 1
+        plain, multiple = scalar_kind(small), scalar_kind(small, divisor)
+        positive, many = scalar_kind(small, 1, ones), scalar_kind(small, divisor, ones)
+
+        def integer(x: int) -> Bound:
+            if 0 < x <= 0x7FFFFFFF:
+                if x == 1 and ones:
+                    return one, None
+                return (positive if x & 15 else many), x
+            if -0x80000000 <= x <= 0:
+                return (plain if x & 15 else multiple), x
+            if -(1 << 63) <= x < 1 << 63:
+                element = large
+            elif 0 <= x < 1 << 64:
+                element = unsigned
+            else:
+                raise Invalid(f"{x} does not fit into 64 bits")
+            return scalar_kind(element, 1 if x & 15 else divisor, ones and x > 0), x
+
+        return integer
+
+    def _declared_integer(self, x: int) -> Bound:
+        element = self.declared
+        assert isinstance(element, DType)
+        if element.is_float:
+            return scalar_kind(element), float(x)
+        if element.is_bool:
+            return scalar_kind(element), bool(x)
+        if x == 1 and self.one:
+            return constant_kind(1), None
+        if not element.lowest <= x <= element.highest:
+            raise Invalid(
+                f"{x} does not fit into {element}, as which the parameter is declared",
+                hint="declare it wider, or leave the annotation away",
+            )
+        divisor = 1 if x & 15 or not self.align else ALIGNMENT
+        return scalar_kind(element, divisor, self.one and x > 0), x
+
+    def _tuple(self, x: tuple[Any, ...]) -> Bound:
+        bound = [self[v.__class__](v) for v in x]
+        values = tuple(v for _, v in bound)
+        kinds = tuple(k for k, _ in bound)
+        return (kinds, type(x)) if hasattr(x, "_fields") else (kinds, tuple), values
+
+    def _descriptor(self, x: TensorDescriptor) -> Bound:
+        base, address = self[x.base.__class__](x.base)
+        return descriptor_kind(x, base), (address, *map(int, x.shape), *map(int, x.strides))
+
+
+def _after(first: Callable[[Any], Any], then: Callable[[Any], Bound]) -> Callable[[Any], Bound]:
+    return lambda x: then(first(x))
+
+
+def _check_memory(x: Any, address: int) -> None:
+    if not x.is_cpu:
+        raise _elsewhere(str(x.device))
+    if not address and x.numel():
+        raise Invalid(
+            "a tensor whose memory is freed", hint="its storage was resized to nothing or moved"
+        )
+
+
+def _elsewhere(device: str) -> Invalid:
+    return Invalid(
+        f"a tensor on {device}, which code for this CPU cannot reach",
+        hint="x.cpu() first; for scripts that ask for device='cuda': "
+        "python -m tilewright.triton --device cpu script.py",
+    )
+
+
+@cache
+def element_of(kind: Any) -> DType:
+    """Our element for a dtype of torch, of numpy, of a kernel, or for the name of one."""
+    if isinstance(kind, dtype):
+        return kind.ir
+    name = kind if isinstance(kind, str) else getattr(kind, "name", None) or str(kind)
+    found = DTYPES.get(TYPE_NAMES.get(name.rsplit(".", 1)[-1], ""))
+    if found is None:
+        raise Unsupported(
+            f"elements of {name} are unknown to kernels",
+            hint="give floats, integers or bools; complex numbers as two tensors "
+            "(torch.view_as_real)",
+        )
+    return found
+
+
+# ---- parameters
+
+
+def declared_element(p: Parameter) -> DType | Pointer | None:
+    """The element that an annotation names, such as tl.int64, "*fp32", int; None: it names none."""
+    a = p.annotation
+    if a is MISSING or p.is_constexpr:
+        return None
+    if isinstance(a, pointer_type):
+        return Pointer(element_of(a.element_ty))
+    if isinstance(a, dtype):
+        return element_of(a)
+    text = p.annotation_text.removeprefix("const ").replace("tl.", "").strip()
+    pointer = text.startswith("*") or text.endswith("*")
+    text = text.strip("* ").removeprefix("k") if pointer else text
+    found = DTYPES.get(TYPE_NAMES.get(text.removesuffix("_t"), ""))
+    return Pointer(found) if pointer and found is not None else found
+
+
+@cache
+def handlers(one: bool, align: bool, declared: DType | Pointer | None) -> Handlers:
+    return Handlers(one=one, align=align, declared=declared)
+
+
+def handlers_of(p: Parameter) -> Handlers:
+    special = not p.do_not_specialize
+    return handlers(special, special and not p.do_not_specialize_on_alignment, declared_element(p))
+
+
+def argument_of(kind: Any) -> Argument:
+    if isinstance(kind, Kind):
+        return kind.argument
+    kinds, container = kind
+    make = None if container is tuple else lambda parts: container(*parts)
+    return Argument.group([argument_of(k) for k in kinds], make)
+
+
+def leaves(argument: Argument, value: Any) -> Iterator[Any]:
+    """What a launch gives for one argument, in the order of the kernel's."""
+    if argument.parts is not None:
+        for part, v in zip(argument.parts, value, strict=True):
+            yield from leaves(part, v)
+    elif argument.element is not None:
+        yield value

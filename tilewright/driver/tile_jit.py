@@ -1,0 +1,476 @@
+"""`@tw.jit`: a function over tiles that can be launched over a grid, `f[grid](…)`.
+
+What happens on a launch is what a user pays on each: one function, written for the signature and
+compiled once, binds the arguments and makes the key of their specialisation; a dictionary has the
+kernel. Everything else happens once per key.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from operator import itemgetter
+from typing import Any, Generic, TypeVar, overload
+
+from tilewright.base.errors import Invalid, TilewrightError
+from tilewright.base.events import Log
+from tilewright.driver.tile_arguments import (
+    PLAIN,
+    argument_of,
+    constant_key,
+    handlers_of,
+    leaves,
+)
+from tilewright.driver.tile_launch import (
+    CompiledKernel,
+    checked_grid,
+    executor,
+)
+from tilewright.lang.tile.functions import Argument, ConstexprFunction, Parameter, TileFunction
+from tilewright.lang.tile.types import constexpr
+
+T = TypeVar("T")
+
+# Options of a launch that say how a GPU shares out work. They change no result and are ignored.
+IGNORED = frozenset(
+    """num_warps num_stages num_ctas maxnreg enable_fp_fusion launch_cooperative_grid launch_pdl
+    cluster_dims ptx_version ptx_options ir_override arch warp_size extern_libs sanitize_overflow
+    allow_fp8e4nv allowed_dot_input_precisions default_dot_input_precision
+    max_num_imprecise_acc_default supported_fp8_dtypes deprecated_fp8_dot_operand_dtypes
+    deprecated_fp8_dtypes enable_reflect_ftz waves_per_eu matrix_instr_nonkdim kpack
+    schedule_hint num_buffers_warp_spec num_consumer_groups reg_dec_producer reg_inc_consumer
+    instrumentation_mode minRegAutoWS maxRegAutoWS backend_name num_threads early_inline_fn
+    fpsan_homomorphic_casts optimize_epilogue""".split()
+)
+
+
+@dataclass
+class Defaults:
+    """What holds for kernels that do not say otherwise."""
+
+    debug: bool = False  # are asserts checked?
+
+
+DEFAULTS = Defaults()
+
+
+class KernelInterface(Generic[T]):
+    """What can be launched: it has `run`."""
+
+    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def warmup(self, *args: Any, grid: Any, **kwargs: Any) -> Any:
+        """Make the kernel for such arguments without running it; a dtype stands for a tensor."""
+        return self.run(*map(MockTensor.wrap_dtype, args), grid=grid, warmup=True, **kwargs)
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return partial(self.run, grid=grid, warmup=False)
+
+
+class JITFunction(TileFunction, KernelInterface[T]):
+    """A kernel. `f[grid](*args, **kwargs)` runs it, once per program of the grid."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        version: Any = None,
+        do_not_specialize: Iterable[int | str] | None = None,
+        do_not_specialize_on_alignment: Iterable[int | str] | None = None,
+        debug: bool | None = None,
+        noinline: bool | None = None,
+        repr: Callable[[Any], str] | None = None,
+        launch_metadata: Callable[..., Any] | None = None,
+    ):
+        super().__init__(
+            fn,
+            noinline=bool(noinline),
+            do_not_specialize=do_not_specialize or (),
+            do_not_specialize_on_alignment=do_not_specialize_on_alignment or (),
+        )
+        self.version = version
+        self.debug = debug
+        self.launch_metadata = launch_metadata
+        self.pre_run_hooks: list[Callable[..., Any]] = []
+        self.log = Log()
+        self.kernels: dict[Any, CompiledKernel] = {}
+        self._repr = repr
+        self._bind: Callable[..., Any] = self._first_bind
+        self._lock = threading.RLock()
+
+    # ---- what scripts ask a Triton function
+
+    @property
+    def params(self) -> tuple[Parameter, ...]:
+        return self.parameters
+
+    @property
+    def arg_names(self) -> list[str]:
+        return [p.name for p in self.parameters]
+
+    @property
+    def constexprs(self) -> list[int]:
+        return [p.number for p in self.parameters if p.is_constexpr]
+
+    @property
+    def src(self) -> str:
+        return self.source
+
+    @property
+    def cache_key(self) -> str:
+        return self.hash()
+
+    def repr(self, specialization: Any = None) -> str:
+        return self.name if self._repr is None else self._repr(specialization)
+
+    def add_pre_run_hook(self, hook: Callable[..., Any]) -> None:
+        """Called before each launch with its arguments."""
+        self.pre_run_hooks.append(hook)
+
+    def replace_source(self, source: str) -> None:
+        super().replace_source(source)
+        self.kernels.clear()
+
+    _unsafe_update_src = replace_source
+
+    # ---- launching
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return partial(self._launch, grid)
+
+    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        if warmup:
+            return self._prepared(args, kwargs)[0]
+        return self._launch(grid, *args, **kwargs)
+
+    def _launch(self, grid: Any, /, *args: Any, **kwargs: Any) -> CompiledKernel:
+        for hook in self.pre_run_hooks:
+            hook(*args, **kwargs)
+        try:
+            key, values, given, options = self._bind(*args, **kwargs)
+            kernel = self.kernels[key]
+        except Exception:  # a kernel to be made, or something to be said: with all checks
+            kernel, values, given, options = self._prepared(args, kwargs)
+        else:
+            special = (options and not IGNORED.issuperset(options)) or DEFAULTS.debug or self.debug
+            if special or (self._used and self.changed_global()):
+                kernel, values, given, options = self._prepared(args, kwargs)
+        if callable(grid):
+            grid = grid({**dict(zip(self.arg_names, given, strict=True)), **options})
+        sizes = checked_grid(grid, self.name)
+        if 0 in sizes:
+            return kernel
+        objects = dict(zip(self.arg_names, given, strict=True)) if kernel.wants_given else None
+        kernel.launch(kernel.pick(values), objects, sizes)
+        return kernel
+
+    def _prepared(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[CompiledKernel, Sequence[Any], Sequence[Any], Mapping[str, Any]]:
+        """The kernel for these arguments, made if need be, with all that is checked only then."""
+        key, values, given, options = self._bound(args, kwargs)
+        self._check_options(options)
+        debug = bool(options.get("debug") or self.debug or DEFAULTS.debug)
+        # Launches look for the bare key first: it is that of the usual case.
+        full = (key, "debug") if debug else key
+        with self._lock:
+            if self.changed_global():
+                self._forget_changed()
+            kernel = self.kernels.get(full)
+            if kernel is None:
+                kernel = self.kernels[full] = self._made(given, options, debug)
+        return kernel, values, given, options
+
+    def _made(
+        self, given: Sequence[Any], options: Mapping[str, Any], debug: bool
+    ) -> CompiledKernel:
+        arguments: dict[str, Argument] = {}
+        for p, value in zip(self.parameters, given, strict=True):
+            if p.is_constexpr:
+                arguments[p.name] = Argument.constant(value)
+            else:
+                arguments[p.name] = argument_of(handlers_of(p)[value.__class__](value)[0])
+        return self.compiled(arguments, options, debug)
+
+    def compiled(
+        self, arguments: Mapping[str, Argument], options: Mapping[str, Any], debug: bool
+    ) -> CompiledKernel:
+        """The kernel for arguments that are described, without a launch."""
+        self.hash()  # notes which globals the kernel depends on
+        chosen = executor(self.log)
+        runtime = [arguments[p.name] for p in self.parameters if not p.is_constexpr]
+        constants = {n: a.value for n, a in arguments.items() if _is_constant(a)}
+        return CompiledKernel(
+            function=self,
+            name=self.name,
+            signature={n: _signature(a) for n, a in arguments.items()},
+            launchable=chosen.prepare(self, arguments, debug, self.log),
+            wants_given=chosen.wants_given,
+            pick=_picker(runtime),
+            options=dict(options),
+            constants=constants,
+        )
+
+    def _forget_changed(self) -> None:
+        changed = self.changed_global()
+        assert changed is not None
+        name, before, now = changed
+        self.log.add(
+            "recompile",
+            f"{self.name} is made again: the global {name} was {before!r} and is {now!r}",
+            where=f"{self.file}:{self.line}",
+        )
+        self._hash = None
+        self.kernels.clear()
+
+    # ---- what can be wrong with a launch
+
+    def _first_bind(self, *args: Any, **kwargs: Any) -> Any:
+        self._bind = binder(self)
+        return self._bind(*args, **kwargs)
+
+    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        try:
+            found = self._bind(*args, **kwargs)
+            hash(found[0])
+            return found
+        except (TypeError, TilewrightError) as problem:
+            raise self._explained(args, kwargs, problem) from problem
+
+    def _explained(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], problem: Exception
+    ) -> Exception:
+        """The problem with the name of the argument that has it."""
+        where = f"{self.file}:{self.line}"
+        names = set(self.arg_names)
+        try:
+            ours = {k: v for k, v in kwargs.items() if k in names}
+            bound = self.signature.bind(*args, **ours)
+        except TypeError as wrong:
+            known = ", ".join(self.arg_names)
+            unknown = [k for k in kwargs if k not in names and k not in IGNORED and k != "debug"]
+            close = get_close_matches(unknown[0], names, 1) if unknown else []
+            hint = f"did you mean {close[0]}?" if close else f"its parameters are {known}"
+            return BadArguments(f"{self.name} launched: {wrong}", where=where, hint=hint)
+        bound.apply_defaults()
+        for p in self.parameters:
+            value = bound.arguments[p.name]
+            try:
+                if p.is_constexpr:
+                    constant_key(value)
+                else:
+                    handlers_of(p)[value.__class__](value)
+            except TilewrightError as wrong:
+                what = f"argument {p.name} of {self.name}: {wrong.what}"
+                return BadArguments(what, where=where, hint=wrong.hint)
+        return problem
+
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        where = f"{self.file}:{self.line}"
+        for name, value in options.items():
+            if name == "num_warps" and (value < 1 or value & (value - 1)):
+                what = f"{self.name} launched with num_warps={value}"
+                raise BadArguments(what, where=where, hint="a power of two; a CPU ignores it")
+            if name in IGNORED or name == "debug":
+                continue
+            close = get_close_matches(name, [*self.arg_names, *IGNORED], 1)
+            raise UnknownOption(
+                f"{self.name} has no parameter {name}, and no launch has such an option",
+                where=where,
+                hint=f"did you mean {close[0]}?" if close else f"it has {self.arg_names}",
+            )
+
+
+class BadArguments(Invalid, TypeError):
+    """Arguments that a kernel cannot be launched with."""
+
+
+class UnknownOption(Invalid, KeyError):
+    """A keyword that is neither a parameter of the kernel nor an option of launches."""
+
+
+def _is_constant(a: Argument) -> bool:
+    return a.parts is None and a.element is None
+
+
+def _signature(a: Argument) -> str:
+    if a.parts is not None:
+        return f"({', '.join(map(_signature, a.parts))})"
+    return "constexpr" if a.element is None else str(a.element)
+
+
+def _picker(runtime: Sequence[Argument]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """From the values of a launch to those that the kernel takes, flat."""
+    if all(a.element is not None for a in runtime):
+        return _all
+    if any(a.parts is not None for a in runtime):
+        return lambda values: [
+            x for a, v in zip(runtime, values, strict=True) for x in leaves(a, v)
+        ]
+    kept = [k for k, a in enumerate(runtime) if a.element is not None]
+    if len(kept) < 2:
+        return lambda values: tuple(values[k] for k in kept)
+    return itemgetter(*kept)
+
+
+def _all(values: Sequence[Any]) -> Sequence[Any]:
+    return values
+
+
+# ---- binding
+
+
+def binder(f: JITFunction) -> Callable[..., Any]:
+    """A function with the signature of `f` and any options that gives the key of the arguments'
+    specialisation, the values of what is no constexpr, all arguments in order, and the options."""
+    scope: dict[str, Any] = {
+        "_tw_plain": PLAIN,
+        "_tw_constexpr": constexpr,
+        "_tw_constant": constant_key,
+    }
+    heads: list[str] = []
+    lines: list[str] = []
+    key: list[str] = []
+    values: list[str] = []
+    for k, (p, given) in enumerate(zip(f.parameters, f.signature.parameters.values(), strict=True)):
+        n = p.name
+        if given.kind is given.KEYWORD_ONLY and not any(h.startswith("*") for h in heads):
+            heads.append("*")
+        if p.has_default:
+            scope[f"_tw_default{k}"] = p.default
+        heads.append(f"*{n}" if p.variadic else f"{n}=_tw_default{k}" if p.has_default else n)
+        if p.is_constexpr:
+            lines.append(f"if {n}.__class__ is _tw_constexpr: {n} = {n}.value")
+            plain = f"{n} if {n}.__class__ in _tw_plain else _tw_constant({n})"
+            key.append(f"{n}.__class__, {plain}")
+        else:
+            scope[f"_tw_handlers{k}"] = handlers_of(p)
+            lines.append(f"_tw_k{k}, _tw_v{k} = _tw_handlers{k}[{n}.__class__]({n})")
+            key.append(f"_tw_k{k}")
+            values.append(f"_tw_v{k}")
+    body = "".join(f"    {line}\n" for line in lines)
+    source = (
+        f"def bind({', '.join([*heads, '**_tw_options'])}):\n{body}"
+        f"    return ({_tuple(key)}), ({_tuple(values)}), ({_tuple(f.arg_names)}), _tw_options\n"
+    )
+    exec(compile(source, f"<arguments of {f.name}>", "exec", dont_inherit=True), scope)
+    return scope["bind"]
+
+
+def _tuple(items: Sequence[str]) -> str:
+    return "".join(f"{x}, " for x in items)
+
+
+# ---- stand-ins and wrappers of tensors
+
+
+class MockTensor:
+    """Stands for a tensor of a dtype where a kernel is made and not run."""
+
+    def __init__(self, dtype: Any, shape: Sequence[int] | None = None):
+        self.dtype = dtype
+        self.shape = [1] if shape is None else list(shape)
+
+    @staticmethod
+    def wrap_dtype(arg: Any) -> Any:
+        kind = type(arg)
+        is_dtype = kind.__name__ == "dtype" and kind.__module__ == "torch"
+        return MockTensor(arg) if is_dtype else arg
+
+    def data_ptr(self) -> int:
+        return 0
+
+    def stride(self, axis: int | None = None) -> Any:
+        steps = [1]
+        for size in reversed(self.shape[1:]):
+            steps.insert(0, steps[0] * size)
+        return tuple(steps) if axis is None else steps[axis]
+
+
+class TensorWrapper:
+    """A tensor whose bytes a kernel sees as another dtype."""
+
+    def __init__(self, base: Any, dtype: Any):
+        self.base = base
+        self.dtype = dtype
+        self.data = base.data
+        self.device = base.device
+        self.shape = base.shape
+
+    def data_ptr(self) -> int:
+        return self.base.data_ptr()
+
+    def element_size(self) -> int:
+        return self.base.element_size()
+
+    def stride(self, *axis: int) -> Any:
+        return self.base.stride(*axis)
+
+    def numel(self) -> int:
+        return self.base.numel()
+
+    def cpu(self) -> TensorWrapper:
+        return TensorWrapper(self.base.cpu(), self.dtype)
+
+    def to(self, device: Any) -> TensorWrapper:
+        return TensorWrapper(self.base.to(device), self.dtype)
+
+    def clone(self) -> TensorWrapper:
+        return TensorWrapper(self.base.clone(), self.dtype)
+
+    def copy_(self, other: TensorWrapper) -> None:
+        self.base.copy_(other.base)
+
+    def new_empty(self, sizes: Sequence[int]) -> TensorWrapper:
+        return TensorWrapper(self.base.new_empty(sizes), self.dtype)
+
+    def __repr__(self) -> str:
+        return f"TensorWrapper[{self.dtype}]({self.base})"
+
+
+def reinterpret(tensor: Any, dtype: Any) -> Any:
+    """A tensor to be seen as another dtype of the same width, without a copy."""
+    base = tensor.base if isinstance(tensor, TensorWrapper) else tensor
+    if not hasattr(base, "data_ptr"):
+        raise BadArguments(
+            f"a {type(tensor).__name__} cannot be reinterpreted", hint="a tensor can"
+        )
+    return base if base.dtype == dtype else TensorWrapper(base, dtype)
+
+
+# ---- decorators
+
+
+@overload
+def jit(fn: Callable[..., T]) -> JITFunction[T]: ...
+@overload
+def jit(fn: None = None, **options: Any) -> Callable[[Callable[..., T]], JITFunction[T]]: ...
+def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Makes a Python function a kernel: `f[grid](*args)` runs it once per program of the grid.
+
+    Options: `do_not_specialize` and `do_not_specialize_on_alignment` (names or positions of
+    parameters), `debug` (asserts are checked), `noinline`, `repr`, `launch_metadata`, `version`.
+    """
+    if fn is not None:
+        return JITFunction(fn, **options)
+    return partial(JITFunction, **options)
+
+
+def constexpr_function(fn: Callable[..., Any]) -> ConstexprFunction:
+    """Makes a Python function callable inside kernels, on constants."""
+    return ConstexprFunction(fn)
+
+
+@constexpr_function
+def cdiv(x: int, y: int) -> int:
+    """How many blocks of y cover x."""
+    return (x + y - 1) // y
+
+
+@constexpr_function
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is not below n; 0 for 0."""
+    return 1 << (n - 1).bit_length() if n > 0 else 0

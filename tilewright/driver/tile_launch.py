@@ -1,0 +1,245 @@
+"""Launching kernels of the tile language: who runs them, over which grid.
+
+An executor makes something launchable of a function whose arguments are described. `native`
+translates and compiles; `interpret` runs the Python of the kernel step by step on numpy
+(TILEWRIGHT_INTERPRET=1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from importlib import import_module
+from importlib.util import find_spec
+from operator import index
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+from tilewright.base import knobs
+from tilewright.base.errors import Invalid
+from tilewright.base.events import Log
+from tilewright.lang.tile.eager import run_eager
+from tilewright.lang.tile.frontend import translate
+from tilewright.lang.tile.functions import Argument, TileFunction
+from tilewright.lang.tile.ir import Block, Kernel, kernel_text, walk
+from tilewright.lang.tile.sweep import sweep
+from tilewright.runtime.pool import get_threads
+from tilewright.targets import host
+
+Grid = tuple[int, int, int]
+MAX_PROGRAMS = 2**31 - 1
+_COMPILER = "tilewright.driver.tile_compile"
+
+
+class Launchable(Protocol):
+    """A kernel made for one specialisation."""
+
+    def launch(self, values: Sequence[Any], given: Mapping[str, Any] | None, grid: Grid) -> None:
+        """Run it over a grid. `values` are those of the kernel's arguments, in order; `given` are
+        the caller's own objects by parameter, for executors that ask for them."""
+        ...
+
+    def forms(self) -> Mapping[str, Callable[[], str]]:
+        """Texts of the kernel on its way, by name."""
+        ...
+
+
+class Executor(Protocol):
+    name: str
+    wants_given: bool  # does a launch need the caller's objects?
+
+    def prepare(
+        self, function: TileFunction, arguments: Mapping[str, Argument], debug: bool, log: Log
+    ) -> Launchable: ...
+
+
+@dataclass
+class _Native:
+    kernel: Kernel
+    compiled: Any
+
+    def launch(self, values: Sequence[Any], given: Mapping[str, Any] | None, grid: Grid) -> None:
+        self.compiled.launch(values, grid, get_threads())
+
+    def forms(self) -> Mapping[str, Callable[[], str]]:
+        return {
+            "ttir": lambda: kernel_text(self.kernel),
+            **{n: partial(getattr, self.compiled, n) for n in ("nest", "llir", "asm")},
+        }
+
+
+class NativeExecutor:
+    name = "native"
+    wants_given = False
+
+    def prepare(
+        self, function: TileFunction, arguments: Mapping[str, Argument], debug: bool, log: Log
+    ) -> Launchable:
+        kernel = translated(function, arguments, debug)
+        compiler = import_module(_COMPILER)
+        return _Native(kernel, compiler.compile_tile(kernel, host(), log))
+
+
+@dataclass
+class _Interpreted:
+    function: TileFunction
+    arguments: Mapping[str, Argument]
+    debug: bool
+
+    def launch(self, values: Sequence[Any], given: Mapping[str, Any] | None, grid: Grid) -> None:
+        assert given is not None
+        run_eager(self.function, grid, given, self.arguments)
+
+    def forms(self) -> Mapping[str, Callable[[], str]]:
+        def text() -> str:
+            return kernel_text(translated(self.function, self.arguments, self.debug))
+
+        return {"ttir": text}
+
+
+class InterpretExecutor:
+    name = "interpret"
+    wants_given = True
+
+    def prepare(
+        self, function: TileFunction, arguments: Mapping[str, Argument], debug: bool, log: Log
+    ) -> Launchable:
+        return _Interpreted(function, arguments, debug)
+
+
+def translated(function: TileFunction, arguments: Mapping[str, Argument], debug: bool) -> Kernel:
+    """The kernel for these arguments. Asserts are part of it only while debugging."""
+    kernel = translate(function, arguments)
+    if not debug and any(o.name == "assert" for o in walk(kernel.body)):
+        _drop_asserts(kernel.body)
+        sweep(kernel)
+    return kernel
+
+
+def _drop_asserts(block: Block) -> None:
+    block.operations[:] = [o for o in block.operations if o.name != "assert"]
+    for o in block.operations:
+        for inner in o.blocks:
+            _drop_asserts(inner)
+
+
+NATIVE, INTERPRET = NativeExecutor(), InterpretExecutor()
+
+
+def executor(log: Log) -> Executor:
+    """Who runs kernels now."""
+    if knobs.interpret.get() or knobs.tile_check.get():
+        return INTERPRET
+    if find_spec(_COMPILER) is None:
+        log.add(
+            "launch",
+            "no compiler for tile kernels is installed: they run step by step in Python, slowly",
+        )
+        return INTERPRET
+    return NATIVE
+
+
+# ---- grids
+
+
+def checked_grid(grid: Any, name: str) -> Grid:
+    """One to three sizes as three; `Invalid` says what is wrong with them."""
+    if isinstance(grid, int):
+        grid = (grid,)
+    try:
+        sizes = [index(n) for n in grid]
+    except TypeError:
+        raise Invalid(
+            f"{name} launched over the grid {grid!r}",
+            hint="a grid is a tuple of one to three integers, or a function of the arguments that "
+            "gives one; a quotient of sizes: tw.cdiv(n, BLOCK)",
+        ) from None
+    if not 1 <= len(sizes) <= 3:
+        raise Invalid(
+            f"{name} launched over a grid of {len(sizes)} axes",
+            hint="a grid has one to three: fold the others into the last",
+        )
+    x, y, z = (*sizes, 1, 1)[:3]
+    if x < 0 or y < 0 or z < 0:
+        raise Invalid(
+            f"{name} launched over a grid of {tuple(sizes)}", hint="sizes are not negative"
+        )
+    if x * y * z > MAX_PROGRAMS:
+        raise Invalid(
+            f"{name} launched over {x * y * z:,} programs",
+            hint=f"a grid has at most {MAX_PROGRAMS:,}: let a program do more, with larger blocks "
+            "or a loop",
+        )
+    return x, y, z
+
+
+# ---- what a launch gives back
+
+
+class Forms(dict[str, Any]):
+    """Texts by name, written when they are first asked for. GPU forms that do not exist here say
+    so."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], str]]):
+        super().__init__()
+        self.makers = dict(makers)
+
+    def __missing__(self, name: str) -> str:
+        make = self.makers.get(name)
+        if make is None:
+            raise KeyError(f"{name}: kernels here have the forms {', '.join(self.makers)}")
+        text = self[name] = make()
+        return text
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.makers
+
+    def keys(self):
+        return self.makers.keys()
+
+
+@dataclass(eq=False)
+class CompiledKernel:
+    """A kernel made for one kind of arguments: what a launch and `warmup` give back."""
+
+    function: Any  # the JITFunction: knows how to launch
+    name: str
+    signature: Mapping[str, str]
+    launchable: Launchable
+    wants_given: bool  # does a launch need the caller's objects?
+    pick: Callable[[Sequence[Any]], Sequence[Any]]  # the kernel's arguments of those of a launch
+    options: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.launch = self.launchable.launch
+
+    # Questions that tutorials put to a GPU's kernel. A CPU has no registers to share out between
+    # programs: one each, and no shared memory but a token byte, so that quotients are defined.
+    n_regs = 1
+    n_spills = 0
+    n_max_threads = 1024
+
+    @cached_property
+    def asm(self) -> Forms:
+        return Forms(self.launchable.forms())
+
+    @cached_property
+    def metadata(self) -> SimpleNamespace:
+        told = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "shared": 1, "name": self.name}
+        return SimpleNamespace(**{**told, **self.options})
+
+    def _init_handles(self) -> None:
+        """Triton loads its binary here; ours is loaded already."""
+
+    def result(self) -> CompiledKernel:
+        return self
+
+    def __getitem__(self, grid: Any) -> Callable[..., CompiledKernel]:
+        """Launch with all arguments, constants included, in the order of the parameters."""
+        return self.function[grid]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{n}: {t}" for n, t in self.signature.items())
+        return f"CompiledKernel({self.name}({shown}))"

@@ -1,0 +1,303 @@
+"""Timing and comparing kernels: `tw.testing`.
+
+`do_bench` times a function as Triton's does: some calls to get going, then calls for `rep`
+milliseconds, between which a buffer larger than the caches is written.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from tilewright.base.errors import Invalid, MissingExtra
+from tilewright.targets import host
+
+MODES = ("min", "max", "mean", "median", "all")
+# Timing a call twice tells too little, more than this tells nothing new.
+_MOST_CALLS = 100_000
+
+
+def do_bench(
+    fn: Callable[[], Any],
+    warmup: float = 25,
+    rep: float = 100,
+    grad_to_none: Iterable[Any] | None = None,
+    quantiles: Sequence[float] | None = None,
+    return_mode: str = "mean",
+    flush: bool = True,
+) -> Any:
+    """How long `fn()` takes, in milliseconds.
+
+    `warmup` and `rep` are milliseconds spent before and while timing. `quantiles` gives those of
+    the times (one number for one quantile), else `return_mode` says what: min, max, mean, median or
+    all. Between calls caches are emptied, unless `flush` is False; gradients of the tensors in
+    `grad_to_none` are dropped.
+    """
+    if return_mode not in MODES:
+        raise Invalid(f"return_mode {return_mode!r}", hint=f"one of {', '.join(MODES)}")
+    tensors = list(grad_to_none or ())
+    empty_caches = _flusher() if flush else _nothing
+
+    def timed() -> float:
+        for x in tensors:
+            x.grad = None
+        empty_caches()
+        start = time.perf_counter_ns()
+        fn()
+        return (time.perf_counter_ns() - start) / 1e6
+
+    fn()  # compiles, allocates
+    # What a round takes, with emptying the caches: the budget is the user's time.
+    start = time.perf_counter_ns()
+    first = [timed() for _ in range(2)]
+    per_round = (time.perf_counter_ns() - start) / 2e6
+    if sum(first) < warmup:
+        per_call = max(min(first), 1e-4)
+        for _ in range(min(int((warmup - sum(first)) / per_call) + 1, _MOST_CALLS)):
+            fn()
+    count = min(max(int(rep / max(per_round, 1e-4)), 1), _MOST_CALLS)
+    return summarized([timed() for _ in range(count)], quantiles, return_mode)
+
+
+def do_bench_cudagraph(fn: Callable[[], Any], rep: float = 20, **options: Any) -> Any:
+    """`do_bench` with warm caches: there are no graphs of launches on a CPU."""
+    return do_bench(fn, rep=rep, flush=False, **options)
+
+
+def summarized(times: list[float], quantiles: Sequence[float] | None, mode: str) -> Any:
+    if quantiles is not None:
+        found = [quantile(times, q) for q in quantiles]
+        return found[0] if len(found) == 1 else found
+    if mode == "all":
+        return times
+    how = {"min": min, "max": max, "mean": statistics.mean, "median": statistics.median}
+    return how[mode](times)
+
+
+def quantile(times: Sequence[float], q: float) -> float:
+    """Between the two times next to it, linearly."""
+    if not 0 <= q <= 1:
+        raise Invalid(f"the quantile {q}", hint="quantiles are between 0 and 1")
+    ordered = sorted(times)
+    at = q * (len(ordered) - 1)
+    low, high = ordered[math.floor(at)], ordered[math.ceil(at)]
+    return low + (high - low) * (at - math.floor(at))
+
+
+@cache
+def _flusher() -> Callable[[], None]:
+    """Writes memory of twice the largest cache."""
+    space = np.zeros(min(2 * max(host().l2, host().l3), 256 << 20) // 8, np.int64)
+
+    def empty() -> None:
+        space.fill(0)
+
+    return empty
+
+
+def _nothing() -> None:
+    pass
+
+
+# ---- comparing
+
+
+def assert_close(x: Any, y: Any, atol: Any = None, rtol: Any = None, err_msg: str = "") -> None:
+    """An AssertionError unless both are equal within `atol` (1e-2) and `rtol` (0), NaNs included.
+    Tolerances may be functions of the first one's dtype."""
+    atol = 1e-2 if atol is None else atol
+    rtol = 0.0 if rtol is None else rtol
+    dtype = getattr(x, "dtype", None)
+    atol = atol(dtype) if callable(atol) else atol
+    rtol = rtol(dtype) if callable(rtol) else rtol
+    np.testing.assert_allclose(
+        _array(x), _array(y), atol=atol, rtol=rtol, equal_nan=True, err_msg=err_msg
+    )
+
+
+def _array(x: Any) -> np.ndarray:
+    if hasattr(x, "detach"):
+        x = x.detach().cpu()
+        if "bfloat16" in str(x.dtype) or "float8" in str(x.dtype):
+            x = x.float()
+        return x.numpy()
+    return np.asarray(x)
+
+
+# ---- reports
+
+
+@dataclass
+class Benchmark:
+    """What `perf_report` measures: `x_names` take the values `x_vals` (a tuple of them where there
+    are several names), and each value of `line_arg` is a line of its own."""
+
+    x_names: Sequence[str]
+    x_vals: Sequence[Any]
+    line_arg: str
+    line_vals: Sequence[Any]
+    line_names: Sequence[str]
+    plot_name: str
+    args: dict[str, Any] = field(default_factory=dict)
+    xlabel: str = ""
+    ylabel: str = ""
+    x_log: bool = False
+    y_log: bool = False
+    styles: Sequence[tuple[str, str]] | None = None
+
+    def points(self) -> Iterable[dict[str, Any]]:
+        for x in self.x_vals:
+            values = x if isinstance(x, (list, tuple)) else [x] * len(self.x_names)
+            if len(values) != len(self.x_names):
+                raise Invalid(
+                    f"{self.plot_name}: {x!r} for {len(self.x_names)} names",
+                    hint=f"x_vals has one value for all, or a tuple for {list(self.x_names)}",
+                )
+            yield dict(zip(self.x_names, values, strict=True))
+
+
+@dataclass
+class Measured:
+    """The results of one benchmark: a row per point; a line's times are (middle, low, high)."""
+
+    benchmark: Benchmark
+    points: list[dict[str, Any]]
+    lines: dict[str, list[tuple[float, float | None, float | None]]]
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Columns by name: those of x, then the middle of each line."""
+        b = self.benchmark
+        found: dict[str, list[Any]] = {n: [p[n] for p in self.points] for n in b.x_names}
+        for name, values in self.lines.items():
+            found[f"{name} ({b.ylabel})" if b.ylabel else name] = [v[0] for v in values]
+        return found
+
+    def table(self) -> Table:
+        table = Table(title=self.benchmark.plot_name or None)
+        columns = self.columns()
+        for name in columns:
+            table.add_column(name, justify="right")
+        for row in zip(*columns.values(), strict=True):
+            table.add_row(*(f"{v:.6g}" if isinstance(v, float) else str(v) for v in row))
+        return table
+
+    def csv(self, digits: int = 6) -> str:
+        columns = self.columns()
+        rows = [",".join(columns)]
+        for row in zip(*columns.values(), strict=True):
+            shown = (f"{v:.{digits}f}" if isinstance(v, float) else str(v) for v in row)
+            rows.append(",".join(shown))
+        return "\n".join(rows) + "\n"
+
+    def frame(self) -> Any:
+        """A pandas DataFrame."""
+        try:
+            import pandas
+        except ImportError:
+            raise MissingExtra("pandas", "a table as a DataFrame") from None
+        return pandas.DataFrame(self.columns())
+
+    def plot(self, path: Path | None, show: bool) -> None:
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError:
+            raise MissingExtra("matplotlib", "a plot of measurements") from None
+        b = self.benchmark
+        figure, axes = plt.subplots()
+        first = b.x_names[0]
+        x = [p[first] for p in self.points]
+        for k, (name, values) in enumerate(self.lines.items()):
+            color, style = b.styles[k] if b.styles else (None, None)
+            axes.plot(x, [v[0] for v in values], label=name, color=color, linestyle=style or "-")
+            if all(v[1] is not None and v[2] is not None for v in values):
+                low, high = [v[1] for v in values], [v[2] for v in values]
+                axes.fill_between(x, low, high, alpha=0.15, color=color)  # type: ignore[arg-type]
+        axes.set_xlabel(b.xlabel or first)
+        axes.set_ylabel(b.ylabel)
+        axes.set_xscale("log" if b.x_log else "linear")
+        axes.set_yscale("log" if b.y_log else "linear")
+        axes.legend()
+        if path is not None:
+            figure.savefig(path)
+        if show:
+            plt.show()
+        plt.close(figure)
+
+
+class Mark:
+    """A function that is measured over benchmarks by `run`."""
+
+    def __init__(self, fn: Callable[..., Any], benchmarks: Benchmark | Sequence[Benchmark]):
+        self.fn = fn
+        self.benchmarks = benchmarks
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+    def measure(self, b: Benchmark, **kwargs: Any) -> Measured:
+        lines: dict[str, list[Any]] = {name: [] for name in b.line_names}
+        points = list(b.points())
+        for point in points:
+            for value, name in zip(b.line_vals, b.line_names, strict=True):
+                got = self.fn(**point, **{b.line_arg: value}, **b.args, **kwargs)
+                lines[name].append(
+                    tuple(got) if isinstance(got, (list, tuple)) else (got, None, None)
+                )
+        return Measured(b, points, lines)
+
+    def run(
+        self,
+        show_plots: bool = False,
+        print_data: bool = False,
+        save_path: str | Path = "",
+        return_df: bool = False,
+        save_precision: int = 6,
+        **kwargs: Any,
+    ) -> Any:
+        """Measure; print tables, save `<name>.csv` and `<name>.png`, show plots as asked. Plots
+        need matplotlib, DataFrames need pandas; tables need neither."""
+        single = isinstance(self.benchmarks, Benchmark)
+        todo = [self.benchmarks] if isinstance(self.benchmarks, Benchmark) else self.benchmarks
+        folder = Path(save_path) if save_path else None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        found = []
+        for b in todo:
+            measured = self.measure(b, **kwargs)
+            found.append(measured)
+            if print_data:
+                Console().print(measured.table())
+            if folder is not None:
+                (folder / f"{b.plot_name}.csv").write_text(measured.csv(save_precision))
+            if b.plot_name and (show_plots or folder is not None):
+                image = None if folder is None else folder / f"{b.plot_name}.png"
+                _plotted(measured, image, show_plots)
+        if not return_df:
+            return None
+        frames = [m.frame() for m in found]
+        return frames[0] if single else frames
+
+
+def _plotted(measured: Measured, image: Path | None, show: bool) -> None:
+    """A plot, or a sentence where there can be none: the numbers stand without it."""
+    try:
+        measured.plot(image, show)
+    except MissingExtra as problem:
+        Console(stderr=True).print(f"{measured.benchmark.plot_name}: no plot: {problem.what}")
+
+
+def perf_report(
+    benchmarks: Benchmark | Sequence[Benchmark],
+) -> Callable[[Callable[..., Any]], Mark]:
+    """Measures the decorated function over these benchmarks: `.run(print_data=True)`."""
+    return lambda fn: Mark(fn, benchmarks)

@@ -1,0 +1,71 @@
+"""Tilewright in Triton's place: after `install()`, `import triton` gives ours.
+
+    import tilewright.triton
+    tilewright.triton.install(device="cpu")   # scripts that say device="cuda" run on the CPU
+    import triton, triton.language as tl
+
+or, without a change to a file: `python -m tilewright.triton --device cpu script.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from tilewright.base import knobs
+from tilewright.base.errors import Invalid
+from tilewright.triton import modules, redirect
+
+__all__ = ["install", "installed", "uninstall"]
+
+_before: dict[str, ModuleType] | None = None
+
+
+def install(device: str | None = None, checkout: str | Path | None = None) -> ModuleType:
+    """Make ours importable as `triton` and its modules; gives the module.
+
+    With `device="cpu"` torch makes tensors for a GPU on the CPU instead. `checkout` is a folder of
+    Triton's sources, in which modules are found that are no part of ours, such as the helpers of
+    its tests.
+    """
+    global _before
+    if device not in (None, "cpu"):
+        raise Invalid(f"device {device!r}", hint='"cpu", or None to leave torch as it is')
+    found = None
+    if checkout is not None:
+        found = _package(Path(checkout))
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        os.environ.setdefault(knobs.interpret.name, "1")
+    made = modules.made(found)
+    before = modules.put(made)
+    if _before is None:
+        _before = before
+    if device == "cpu":
+        redirect.redirect()
+    return made["triton"]
+
+
+def uninstall() -> None:
+    """Everything as it was before `install`. What was imported in between stays with those who
+    imported it."""
+    global _before
+    redirect.undo()
+    if _before is not None:
+        modules.put(_before)
+        _before = None
+
+
+def installed() -> bool:
+    return _before is not None and "triton" in sys.modules
+
+
+def _package(folder: Path) -> Path:
+    for candidate in (folder, folder / "triton", folder / "python" / "triton"):
+        if (candidate / "_internal_testing.py").is_file():
+            return candidate
+    raise Invalid(
+        f"{folder} holds no sources of Triton",
+        hint="point to the folder that holds python/triton",
+    )

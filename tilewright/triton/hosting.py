@@ -1,0 +1,276 @@
+"""What scripts ask of Triton's host side, answered for a CPU: the active driver, the target, device
+properties, sources to compile, allocators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from tilewright.base.errors import Invalid, TilewrightError, Unsupported
+from tilewright.driver.tile_arguments import ALIGNMENT, TYPE_NAMES
+from tilewright.driver.tile_jit import JITFunction
+from tilewright.driver.tile_launch import CompiledKernel
+from tilewright.driver.tile_testing import do_bench
+from tilewright.ir.types import DTYPES
+from tilewright.lang.tile.functions import Argument
+from tilewright.runtime.pool import get_threads
+from tilewright.targets import host
+from tilewright.triton.redirect import _Event, _Stream
+
+
+@dataclass(frozen=True)
+class GPUTarget:
+    """What kernels are compiled for, in Triton's words."""
+
+    backend: str
+    arch: int | str
+    warp_size: int
+
+
+def device_properties(device: Any = None) -> dict[str, int]:
+    """A core is a multiprocessor of one thread, its second cache the memory that it shares; as
+    many programs at once as registers allow are a few per core."""
+    target = host()
+    return {
+        "max_shared_mem": target.l2,
+        "max_num_regs": 256,
+        "multiprocessor_count": get_threads(),
+        "warpSize": 1,
+        "sm_clock_rate": target.mhz * 1000,
+        "mem_clock_rate": target.mhz * 1000,
+        "mem_bus_width": target.memory_bandwidth * 4,
+        "max_threads_per_sm": 1024,
+    }
+
+
+class CPUDriver:
+    """Triton's driver, of this CPU."""
+
+    binary_ext = "so"
+
+    def __init__(self) -> None:
+        self.utils = SimpleNamespace(get_device_properties=device_properties)
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cpu", host().arch, 1)
+
+    def get_active_torch_device(self) -> Any:
+        import torch
+
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        return SimpleNamespace(
+            synchronize=lambda *_: None,
+            current_device=lambda: 0,
+            Event=_Event,
+            Stream=_Stream,
+            get_device_properties=device_properties,
+        )
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        return do_bench
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def set_current_device(self, device: int) -> None:
+        if device != 0:
+            raise Invalid(f"device {device}", hint="a CPU is device 0, and the only one")
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_device_capability(self, device: int | None = None) -> tuple[int, int]:
+        return (0, 0)
+
+    def get_empty_cache_for_benchmark(self) -> np.ndarray:
+        return np.empty(2 * host().l3 // 4, np.int32)
+
+    def clear_cache(self, cache: np.ndarray) -> None:
+        cache.fill(0)
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        raise Unsupported("kernels here are launched without C++", hint="call f[grid](…)")
+
+
+class DriverConfig:
+    """`triton.runtime.driver`."""
+
+    def __init__(self) -> None:
+        self.default = CPUDriver()
+        self.active: Any = self.default
+
+    def set_active(self, driver: Any) -> None:
+        self.active = driver
+
+    def reset_active(self) -> None:
+        self.active = self.default
+
+
+driver = DriverConfig()
+
+
+class BaseBackend:
+    """Triton's compiler of one kind of device; ours is not taken apart."""
+
+    def __init__(self, target: GPUTarget):
+        self.target = target
+
+    @staticmethod
+    def supports_target(target: GPUTarget) -> bool:
+        return target.backend == "cpu"
+
+    def hash(self) -> str:
+        return host().key()
+
+
+@dataclass(frozen=True)
+class Backend:
+    compiler: type[BaseBackend] = BaseBackend
+    driver: type[CPUDriver] = CPUDriver
+
+
+backends = {"cpu": Backend()}
+
+
+def make_backend(target: GPUTarget) -> BaseBackend:
+    if not BaseBackend.supports_target(target):
+        raise Unsupported(
+            f"kernels for {target.backend} cannot be compiled here",
+            hint="triton.runtime.driver.active.get_current_target() is what there is",
+        )
+    return BaseBackend(target)
+
+
+# ---- compiling without a launch
+
+
+@dataclass
+class ASTSource:
+    """A kernel and what its arguments are: types by name such as `*fp32` and `i32`, constants by
+    name or position."""
+
+    fn: JITFunction[Any]
+    signature: Mapping[str, Any]
+    constexprs: Mapping[Any, Any] | None = None
+    attrs: Mapping[Any, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.fn.name
+
+    def arguments(self) -> dict[str, Argument]:
+        constants: dict[str, Any] = {}
+        for k, value in (self.constexprs or {}).items():
+            k = k[0] if isinstance(k, tuple) else k
+            constants[self.fn.arg_names[k] if isinstance(k, int) else k] = value
+        divided = {
+            k[0] for k, v in (self.attrs or {}).items() if ["tt.divisibility", 16] in list(v)
+        }
+        found: dict[str, Argument] = {}
+        for p in self.fn.parameters:
+            if p.name in constants or p.is_constexpr:
+                if p.name not in constants and not p.has_default:
+                    raise Invalid(
+                        f"{self.name}: the constant {p.name} has no value",
+                        hint="name it in constexprs",
+                    )
+                found[p.name] = Argument.constant(constants.get(p.name, p.default))
+                continue
+            if p.name not in self.signature:
+                raise Invalid(
+                    f"{self.name}: the signature does not name {p.name}",
+                    hint='give its type, such as "*fp32" or "i32"',
+                )
+            divisor = ALIGNMENT if p.number in divided else 1
+            found[p.name] = described(self.signature[p.name], divisor, p.name)
+        return found
+
+
+def described(text: Any, divisor: int, name: str) -> Argument:
+    """A type of a signature as an argument."""
+    if isinstance(text, (tuple, list)):
+        return Argument.group(described(t, divisor, name) for t in text)
+    bare = text.removeprefix("*").removeprefix("k") if text.startswith("*") else text
+    element = DTYPES.get(TYPE_NAMES.get(bare, ""))
+    if element is None:
+        raise Invalid(f"{name}: the type {text!r} is unknown", hint='such as "*fp32", "i32", "u8"')
+    if text.startswith("*"):
+        return Argument.pointer(element, divisor)
+    return Argument.scalar(element, divisor)
+
+
+def compile(
+    src: ASTSource, target: Any = None, options: Mapping[str, Any] | None = None, **_: Any
+) -> CompiledKernel:
+    """The kernel of a source, for this CPU."""
+    if not isinstance(src, ASTSource):
+        raise Unsupported(
+            f"a {type(src).__name__} cannot be compiled for a CPU",
+            hint="give triton.compiler.ASTSource(fn, signature, constexprs)",
+        )
+    make_backend(target or driver.active.get_current_target())
+    options = dict(options or {})
+    return src.fn.compiled(src.arguments(), options, bool(options.get("debug", False)))
+
+
+# ---- small things
+
+
+class OutOfResources(TilewrightError):
+    """A kernel that asks for more than there is."""
+
+    def __init__(self, required: Any, limit: Any, name: str):
+        self.required, self.limit, self.name = required, limit, name
+        super().__init__(
+            f"out of resource: {name}: {required} asked for, {limit} there",
+            hint="make blocks smaller",
+        )
+
+    def __reduce__(self):
+        return type(self), (self.required, self.limit, self.name)
+
+
+class InterpreterError(TilewrightError):
+    """What goes wrong while a kernel runs step by step."""
+
+
+def set_allocator(allocator: Any) -> None:
+    """Accepted: kernels on a CPU have memory of their own and never ask."""
+
+
+def is_power_of_two(n: int) -> bool:
+    return n > 0 and not n & (n - 1)
+
+
+def validate_block_shape(shape: Sequence[int]) -> int:
+    """How many elements a block has, if it can be one."""
+    total = 1
+    for axis, n in enumerate(shape):
+        if not isinstance(n, int):
+            raise TypeError(f"size {axis} of a block is {n!r}, which is no int")
+        if not is_power_of_two(n):
+            raise ValueError(f"size {axis} of a block is {n}, which is no power of two")
+        total *= n
+    return total
+
+
+# What a type is called, by all that it is called elsewhere.
+_CANONICAL = {"bool": "u1", "f16": "fp16", "f32": "fp32", "f64": "fp64", "f8e4m3": "fp8e4nv"}
+_CANONICAL |= {"f8e5m2": "fp8e5", "f8e4b15": "fp8e4b15", "f8e4b8": "fp8e4b8", "f8e5b16": "fp8e5b16"}
+type_canonicalisation_dict = {
+    name: _CANONICAL.get(element, element) for name, element in TYPE_NAMES.items()
+} | {"void": "void"}
+
+
+def canonicalize_dtype(dtype: Any) -> str:
+    return type_canonicalisation_dict[str(dtype).rsplit(".", 1)[-1]]

@@ -1,0 +1,151 @@
+"""Triton's modules, by name, made of ours.
+
+Modules of a checkout that the user points to are found behind ours: `triton._internal_testing` and
+other plain Python that is not Triton's compiler.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import tilewright.testing as testing
+from tilewright.base.errors import TilewrightError
+from tilewright.driver import tile_arguments, tile_autotune, tile_jit, tile_launch
+from tilewright.lang.tile import diagnostics
+from tilewright.triton import hosting, knobs
+
+# What our version of the language follows.
+VERSION = "3.9.0"
+
+# Modules of ours that stand for one of Triton's as they are.
+_ALIASES = {
+    "triton.language": "tilewright.language",
+    "triton.language.core": "tilewright.lang.tile.core",
+    "triton.language.semantic": "tilewright.lang.tile.semantic",
+    "triton.language.standard": "tilewright.lang.tile.standard",
+    "triton.language.random": "tilewright.lang.tile.random",
+    "triton.language.math": "tilewright.lang.tile.math",
+    "triton.language.extra": "tilewright.language.extra",
+    "triton.language.extra.libdevice": "tilewright.lang.tile.libdevice",
+    "triton.language.extra.cuda": "tilewright.language.extra",
+    "triton.language.extra.cuda.libdevice": "tilewright.lang.tile.libdevice",
+    "triton.knobs": "tilewright.triton.knobs",
+}
+
+
+def _take(module: Any, names: str) -> dict[str, Any]:
+    return {name: getattr(module, name) for name in names.split()}
+
+
+def _contents() -> dict[str, dict[str, Any]]:
+    """What each module that is no alias holds. Packages come before what is in them."""
+    tuning = _take(tile_autotune, "Autotuner Config Heuristics autotune heuristics")
+    functions = _take(
+        tile_jit, "JITFunction KernelInterface MockTensor TensorWrapper reinterpret jit"
+    )
+    errors = {
+        **_take(hosting, "OutOfResources InterpreterError"),
+        "AutotunerError": TilewrightError,
+        "PTXASError": hosting.OutOfResources,
+    }
+    failures = {
+        "CompilationError": diagnostics.CompileError,
+        "CompileTimeAssertionFailure": diagnostics.StaticAssertionError,
+        "UnsupportedLanguageConstruct": diagnostics.CompileError,
+    }
+    compiling = {
+        **_take(hosting, "ASTSource compile make_backend"),
+        "CompiledKernel": tile_launch.CompiledKernel,
+    }
+    names = _take(
+        hosting,
+        "type_canonicalisation_dict canonicalize_dtype validate_block_shape is_power_of_two",
+    )
+    constants = _take(tile_jit, "constexpr_function cdiv next_power_of_2")
+    base = {"TritonError": TilewrightError}
+    descriptors = _take(tile_arguments, "TensorDescriptor")
+    return {
+        "triton": {
+            "__version__": VERSION,
+            **tuning,
+            **functions,
+            **constants,
+            **base,
+            **_take(hosting, "OutOfResources InterpreterError compile set_allocator"),
+            "CompilationError": diagnostics.CompileError,
+        },
+        "triton.errors": base,
+        "triton._utils": names,
+        "triton.testing": {
+            **{name: getattr(testing, name) for name in testing.__all__},
+        },
+        "triton.runtime": {**tuning, **functions, **errors, "driver": hosting.driver},
+        "triton.runtime.jit": {**functions, **constants, **names},
+        "triton.runtime.autotuner": tuning,
+        "triton.runtime.errors": {**errors, **base},
+        "triton.runtime.driver": {"driver": hosting.driver},
+        "triton.runtime.cache": {"triton_key": lambda: VERSION},
+        "triton.runtime._allocation": _take(hosting, "set_allocator"),
+        "triton.compiler": {**compiling, **failures},
+        "triton.compiler.compiler": compiling,
+        "triton.compiler.errors": {**failures, **base},
+        "triton.backends": _take(hosting, "backends Backend BaseBackend"),
+        "triton.backends.compiler": _take(hosting, "GPUTarget BaseBackend"),
+        "triton.backends.driver": {"DriverBase": hosting.CPUDriver, "GPUDriver": hosting.CPUDriver},
+        "triton.tools": {},
+        "triton.tools.tensor_descriptor": descriptors,
+    }
+
+
+def made(checkout: Path | None) -> dict[str, ModuleType]:
+    """All modules, each an attribute of the one that holds it."""
+    found: dict[str, ModuleType] = {}
+    for name, contents in _contents().items():
+        module = found[name] = ModuleType(name, f"{name}, by Tilewright")
+        folder = None if checkout is None else checkout.joinpath(*name.split(".")[1:])
+        paths = [str(folder)] if folder is not None and folder.is_dir() else []
+        spec = ModuleSpec(name, None, origin="tilewright", is_package=True)
+        spec.submodule_search_locations = paths
+        module.__spec__, module.__path__ = spec, paths
+        module.__dict__.update(contents)
+    for name, ours in _ALIASES.items():
+        found[name] = import_module(ours)
+    for name, module in found.items():
+        parent, _, last = name.rpartition(".")
+        # `triton.runtime.driver` is the driver, as there: the module gives way to it.
+        if parent in found and name not in _ALIASES and not hasattr(found[parent], last):
+            setattr(found[parent], last, module)
+    for name in ("language", "knobs"):
+        setattr(found["triton"], name, found[f"triton.{name}"])
+    return found
+
+
+def checkout_around(path: Path) -> Path | None:
+    """The `triton` folder of a checkout in which a file lies, if it does."""
+    for folder in path.resolve().parents:
+        for candidate in (folder / "triton", folder / "python" / "triton"):
+            if (candidate / "_internal_testing.py").is_file():
+                return candidate
+    return None
+
+
+def ours(name: str) -> bool:
+    """Is it one of Triton's modules?"""
+    return name == "triton" or name.startswith("triton.")
+
+
+def put(modules: dict[str, ModuleType]) -> dict[str, ModuleType]:
+    """Put modules where `import` looks, and take away those of another Triton; what was there."""
+    before = {name: m for name, m in sys.modules.items() if ours(name)}
+    for name in before:
+        del sys.modules[name]
+    sys.modules.update(modules)
+    return before
+
+
+__all__ = ["VERSION", "checkout_around", "knobs", "made", "ours", "put"]

@@ -1,0 +1,196 @@
+"""Scripts that ask torch for a GPU get the CPU: `device="cuda"` is understood as `device="cpu"`.
+
+Only what makes or moves tensors is wrapped, and questions to `torch.cuda` that scripts put before
+they launch anything are answered. `undo()` puts everything back.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from tilewright.targets import host
+
+_ELSEWHERE = ("cuda", "hip", "xpu", "mps")
+_FACTORIES = """empty zeros ones full rand randn randint arange tensor as_tensor asarray linspace
+    logspace eye randperm normal empty_strided empty_permuted scalar_tensor empty_like zeros_like
+    ones_like full_like rand_like randn_like randint_like tril_indices triu_indices
+    set_default_device from_file frombuffer sparse_coo_tensor""".split()
+_METHODS = "to new_empty new_zeros new_ones new_full new_tensor new_empty_strided".split()
+# A GPU that scripts know how to talk to. What it says of itself chooses nothing here.
+CAPABILITY = (8, 0)
+
+
+def here(device: Any) -> Any:
+    """A device for one that was asked for: those of GPUs are the CPU."""
+    import torch
+
+    if isinstance(device, torch.device):
+        return torch.device("cpu") if device.type in _ELSEWHERE else device
+    if isinstance(device, str) and device.split(":")[0] in _ELSEWHERE:
+        return "cpu"
+    return device
+
+
+class _Event:
+    """A point in time, as `torch.cuda.Event` is: a launch here is over when it returns."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.at = 0.0
+
+    def record(self, *_: Any) -> None:
+        self.at = time.perf_counter()
+
+    def wait(self, *_: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, later: _Event) -> float:
+        return (later.at - self.at) * 1e3
+
+
+class _Stream:
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait_stream(self, other: Any) -> None:
+        pass
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def record_event(self, event: _Event | None = None) -> _Event:
+        event = event or _Event()
+        event.record()
+        return event
+
+
+@contextmanager
+def _nothing(*_: Any, **__: Any):
+    yield
+
+
+def properties() -> SimpleNamespace:
+    """What `torch.cuda.get_device_properties` tells, of this machine."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return SimpleNamespace(
+        name=platform.processor() or platform.machine(),
+        multi_processor_count=host().cores,
+        total_memory=pages,
+        major=CAPABILITY[0],
+        minor=CAPABILITY[1],
+        warp_size=1,
+        L2_cache_size=host().l2,
+        shared_memory_per_block=host().l2,
+        shared_memory_per_block_optin=host().l2,
+        regs_per_multiprocessor=256,
+        max_threads_per_multi_processor=1024,
+        gcnArchName="",
+        is_integrated=1,
+    )
+
+
+def _answers() -> dict[str, Any]:
+    """`torch.cuda` for one device that is this CPU."""
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+        "get_device_name": lambda device=None: properties().name,
+        "get_device_capability": lambda device=None: CAPABILITY,
+        "get_device_properties": lambda device=None: properties(),
+        "is_bf16_supported": lambda *_, **__: True,
+        "empty_cache": lambda: None,
+        "manual_seed": _seed,
+        "manual_seed_all": _seed,
+        "current_stream": lambda device=None: _Stream(),
+        "default_stream": lambda device=None: _Stream(),
+        "Stream": _Stream,
+        "Event": _Event,
+        "stream": _nothing,
+        "device": _nothing,
+    }
+
+
+def _seed(seed: int) -> None:
+    import torch
+
+    torch.manual_seed(seed)
+
+
+_undo: list[Callable[[], None]] = []
+
+
+def redirect() -> None:
+    """From now on tensors for a GPU are made on the CPU. Calling it again changes nothing."""
+    import torch
+
+    if _undo:
+        return
+    for name in _FACTORIES:
+        _replace(torch, name, _wrapped(getattr(torch, name)))
+    for name in _METHODS:
+        _replace(torch.Tensor, name, _wrapped(getattr(torch.Tensor, name)))
+    _replace(torch.Tensor, "cuda", lambda x, *_, **__: x)
+    _replace(torch.Tensor, "is_cuda", property(lambda x: x.is_cpu))
+    _replace(torch, "Generator", _generators(torch.Generator))
+    for name, answer in _answers().items():
+        _replace(torch.cuda, name, answer)
+
+
+def undo() -> None:
+    """Everything as it was."""
+    while _undo:
+        _undo.pop()()
+
+
+def _replace(owner: Any, name: str, new: Any) -> None:
+    own = vars(owner).get(name, _nothing)
+    setattr(owner, name, new)
+    if own is _nothing:  # it came from a base class
+        _undo.append(lambda: delattr(owner, name))
+    else:
+        _undo.append(lambda: setattr(owner, name, own))
+
+
+def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs:
+            device = kwargs["device"]
+            whole = isinstance(device, int) and not isinstance(device, bool)
+            kwargs["device"] = "cpu" if whole else here(device)
+        return function(*map(here, args), **kwargs)
+
+    return call
+
+
+def _generators(base: type) -> type:
+    class Generator(base):
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return base.__new__(cls, here(device))
+
+        def __init__(self, device: Any = "cpu") -> None:
+            super().__init__()
+
+    return Generator
