@@ -416,13 +416,14 @@ def cumprod(input, axis=0, reverse=False):
 def _keys(x):
     """Integers in the order of the elements; NaN is the greatest."""
     if x.dtype.is_fp8():
-        x = x.to(core.float32)
-    if x.dtype.is_floating():
+        # All 256 patterns may be numbers, so that NaN needs a wider integer.
+        bits = x.to(core.int8, bitcast=True).to(core.int16)
+        return core.where(x != x, 256 + (bits & 255), _turned(bits, 127))
+    elif x.dtype.is_floating():
         width: constexpr = x.dtype.primitive_bitwidth
         top: constexpr = 2 ** (width - 1) - 1
         bits = x.to(_signed(width), bitcast=True)
-        bits = bits ^ ((bits >> (width - 1)) & top)  # of two negative ones the longer is the less
-        return core.where(x != x, core.full(x.shape, top, bits.dtype), bits)
+        return core.where(x != x, core.full(x.shape, top, bits.dtype), _turned(bits, top))
     elif x.dtype == core.int1:
         return x.to(core.int8)
     else:
@@ -433,13 +434,19 @@ def _keys(x):
 def _elements(keys, dtype: constexpr):
     """The inverse of `_keys`."""
     if dtype.is_fp8():
-        return _elements(keys, core.float32).to(dtype)
+        bits = core.where(keys >= 256, keys - 256, _turned(keys, 127))
+        return bits.to(core.int8).to(dtype, bitcast=True)
     elif dtype.is_floating():
-        width: constexpr = dtype.primitive_bitwidth
-        top: constexpr = 2 ** (width - 1) - 1
-        return (keys ^ ((keys >> (width - 1)) & top)).to(dtype, bitcast=True)
+        top: constexpr = 2 ** (dtype.primitive_bitwidth - 1) - 1
+        return _turned(keys, top).to(dtype, bitcast=True)
     else:
         return keys.to(dtype)
+
+
+@function
+def _turned(bits, magnitude: constexpr):
+    """Of negative floats the longer is the less: their magnitude is complemented, or is again."""
+    return bits ^ ((bits >> (bits.dtype.primitive_bitwidth - 1)) & magnitude)
 
 
 @function
@@ -546,4 +553,4 @@ METHODS = (
     flip,
 )
 for _method in METHODS:
-    setattr(core.tensor, _method.name, _method)
+    core.member(_method)

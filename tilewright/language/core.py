@@ -1,0 +1,3 @@
+"""`tl.core`: the functions and types of the language."""
+
+from tilewright.lang.tile.core import *  # noqa: F403

@@ -1,0 +1,24 @@
+"""`tl.extra.cuda`: libdevice. What asks a graphics card about itself is refused."""
+
+from tilewright.lang.tile.refusals import refused
+from tilewright.language.extra import libdevice
+
+_WHY = "a program here is a CPU's thread, without warps, multiprocessors or their clock"
+_HINT = "guard it with tl.target_info.is_cuda()"
+
+globaltimer = refused("tl.extra.cuda.globaltimer", _WHY, _HINT)
+num_threads = refused("tl.extra.cuda.num_threads", _WHY, _HINT)
+num_warps = refused("tl.extra.cuda.num_warps", _WHY, _HINT)
+smid = refused("tl.extra.cuda.smid", _WHY, _HINT)
+gdc_wait = refused("tl.extra.cuda.gdc_wait", _WHY, _HINT)
+gdc_launch_dependents = refused("tl.extra.cuda.gdc_launch_dependents", _WHY, _HINT)
+
+__all__ = [
+    "gdc_launch_dependents",
+    "gdc_wait",
+    "globaltimer",
+    "libdevice",
+    "num_threads",
+    "num_warps",
+    "smid",
+]

@@ -1,0 +1,18 @@
+"""`tl.extra.libdevice`: CUDA's mathematical functions, made when the first is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_LIBRARY = "tilewright.lang.tile.libdevice"
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(import_module(_LIBRARY), name)
+
+
+def __dir__() -> list[str]:
+    return list(import_module(_LIBRARY).__all__)
