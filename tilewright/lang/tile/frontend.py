@@ -100,7 +100,7 @@ class _Translator(Statements):
     def _value(self, a: Argument, name: str) -> Any:
         if a.parts is not None:
             parts = [self._value(part, f"{name}_{k}") for k, part in enumerate(a.parts)]
-            return core.tuple(parts) if a.make is None else a.make(tuple(parts))
+            return core.tuple(parts) if a.make is None else constant(a.make(tuple(parts)))
         if a.element is None:
             return constant(a.value) if not isinstance(a.value, constexpr) else a.value
         value = Value(TileType(a.element), None, len(self.given), name)
