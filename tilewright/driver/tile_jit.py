@@ -7,11 +7,12 @@ kernel. Everything else happens once per key.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any, Generic, TypeVar, overload
 
@@ -25,14 +26,17 @@ from tilewright.driver.tile_arguments import (
     leaves,
 )
 from tilewright.driver.tile_launch import (
+    GRIDS,
     CompiledKernel,
     checked_grid,
     executor,
+    remember_grid,
 )
 from tilewright.lang.tile.functions import Argument, ConstexprFunction, Parameter, TileFunction
 from tilewright.lang.tile.types import constexpr
 
 T = TypeVar("T")
+Given = Sequence[Any]  # the arguments of a launch, in the order of the parameters
 
 # Options of a launch that say how a GPU shares out work. They change no result and are ignored.
 IGNORED = frozenset(
@@ -98,7 +102,6 @@ class JITFunction(TileFunction, KernelInterface[T]):
         self.log = Log()
         self.kernels: dict[Any, CompiledKernel] = {}
         self._repr = repr
-        self._bind: Callable[..., Any] = self._first_bind
         self._lock = threading.RLock()
 
     # ---- what scripts ask a Triton function
@@ -133,48 +136,59 @@ class JITFunction(TileFunction, KernelInterface[T]):
     def replace_source(self, source: str) -> None:
         super().replace_source(source)
         self.kernels.clear()
+        self.__dict__.pop("_calls", None)
 
     _unsafe_update_src = replace_source
 
     # ---- launching
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        return partial(self._launch, grid)
+        return partial(self._calls.launch, grid)
 
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         if warmup:
-            return self._prepared(args, kwargs)[0]
-        return self._launch(grid, *args, **kwargs)
+            return self._prepared(*self._calls.gather(*args, **kwargs))[0]
+        return self._calls.launch(grid, *args, **kwargs)
 
-    def _launch(self, grid: Any, /, *args: Any, **kwargs: Any) -> CompiledKernel:
+    @cached_property
+    def _calls(self) -> Calls:
+        return calls(self)
+
+    def _slowly(self, grid: Any, given: Given, rest: Given, options: dict[str, Any]) -> Any:
+        """A launch with everything that is checked: of a kernel that is to be made, of arguments
+        that are wrong, or where someone listens."""
         for hook in self.pre_run_hooks:
-            hook(*args, **kwargs)
-        try:
-            key, values, given, options = self._bind(*args, **kwargs)
-            kernel = self.kernels[key]
-        except Exception:  # a kernel to be made, or something to be said: with all checks
-            kernel, values, given, options = self._prepared(args, kwargs)
-        else:
-            special = (options and not IGNORED.issuperset(options)) or DEFAULTS.debug or self.debug
-            if special or (self._used and self.changed_global()):
-                kernel, values, given, options = self._prepared(args, kwargs)
+            hook(**dict(zip(self.arg_names, given, strict=True)), **options)
+        kernel, values = self._prepared(given, rest, options)
+        return self._go(kernel, values, given, options, grid)
+
+    def _go(
+        self, kernel: CompiledKernel, values: Given, given: Given, options: Any, grid: Any
+    ) -> CompiledKernel:
         if callable(grid):
             grid = grid({**dict(zip(self.arg_names, given, strict=True)), **options})
         sizes = checked_grid(grid, self.name)
-        if 0 in sizes:
-            return kernel
-        objects = dict(zip(self.arg_names, given, strict=True)) if kernel.wants_given else None
-        kernel.launch(kernel.pick(values), objects, sizes)
+        if 0 not in sizes:
+            if grid.__class__ is tuple:
+                remember_grid(grid, sizes)
+            objects = None
+            if kernel.wants_given:
+                objects = dict(zip(self.arg_names, given, strict=True))
+            kernel.launch(kernel.pick(values), objects, sizes)
         return kernel
 
     def _prepared(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[CompiledKernel, Sequence[Any], Sequence[Any], Mapping[str, Any]]:
-        """The kernel for these arguments, made if need be, with all that is checked only then."""
-        key, values, given, options = self._bound(args, kwargs)
-        self._check_options(options)
+        self, given: Given, rest: Given, options: Mapping[str, Any]
+    ) -> tuple[CompiledKernel, Given]:
+        """The kernel for these arguments, made if need be, and the values that a launch gives."""
+        self._check_complete(given, rest, options)
+        try:
+            key, values = self._calls.bind(given)
+            hash(key)
+        except (TypeError, TilewrightError) as problem:
+            raise self._explained(given, problem) from problem
         debug = bool(options.get("debug") or self.debug or DEFAULTS.debug)
-        # Launches look for the bare key first: it is that of the usual case.
+        # Launches look for the bare key: it is that of the usual case.
         full = (key, "debug") if debug else key
         with self._lock:
             if self.changed_global():
@@ -182,7 +196,7 @@ class JITFunction(TileFunction, KernelInterface[T]):
             kernel = self.kernels.get(full)
             if kernel is None:
                 kernel = self.kernels[full] = self._made(given, options, debug)
-        return kernel, values, given, options
+        return kernel, values
 
     def _made(
         self, given: Sequence[Any], options: Mapping[str, Any], debug: bool
@@ -228,36 +242,44 @@ class JITFunction(TileFunction, KernelInterface[T]):
 
     # ---- what can be wrong with a launch
 
-    def _first_bind(self, *args: Any, **kwargs: Any) -> Any:
-        self._bind = binder(self)
-        return self._bind(*args, **kwargs)
-
-    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        try:
-            found = self._bind(*args, **kwargs)
-            hash(found[0])
-            return found
-        except (TypeError, TilewrightError) as problem:
-            raise self._explained(args, kwargs, problem) from problem
-
-    def _explained(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], problem: Exception
-    ) -> Exception:
-        """The problem with the name of the argument that has it."""
+    def _check_complete(self, given: Given, rest: Given, options: Mapping[str, Any]) -> None:
         where = f"{self.file}:{self.line}"
-        names = set(self.arg_names)
-        try:
-            ours = {k: v for k, v in kwargs.items() if k in names}
-            bound = self.signature.bind(*args, **ours)
-        except TypeError as wrong:
-            known = ", ".join(self.arg_names)
-            unknown = [k for k in kwargs if k not in names and k not in IGNORED and k != "debug"]
-            close = get_close_matches(unknown[0], names, 1) if unknown else []
-            hint = f"did you mean {close[0]}?" if close else f"its parameters are {known}"
-            return BadArguments(f"{self.name} launched: {wrong}", where=where, hint=hint)
-        bound.apply_defaults()
-        for p in self.parameters:
-            value = bound.arguments[p.name]
+        known = ", ".join(self.arg_names)
+        unknown = [n for n in options if n not in IGNORED and n != "debug"]
+        missing = [
+            p for p, v in zip(self.parameters, given, strict=True) if v.__class__ is _Missing
+        ]
+        if unknown:
+            names = [p.name for p in missing] or [*self.arg_names, *IGNORED]
+            close = get_close_matches(unknown[0], names, 1)
+            raise UnknownOption(
+                f"{self.name} has no parameter {unknown[0]}, and launches have no such option",
+                where=where,
+                hint=f"did you mean {close[0]}?" if close else f"its parameters are {known}",
+            )
+        if missing:
+            p = missing[0]
+            as_what = "constant " if p.is_constexpr else ""
+            raise BadArguments(
+                f"{self.name} is launched without the {as_what}{p.name}",
+                where=where,
+                hint=f"give it by name: {self.name}[grid](…, {p.name}=…)",
+            )
+        if rest:
+            raise BadArguments(
+                f"{self.name} is launched with {len(given) + len(rest)} arguments and takes "
+                f"{len(given)}",
+                where=where,
+                hint=f"its parameters are {known}",
+            )
+        warps = options.get("num_warps", 1)
+        if warps.__class__ is int and (warps < 1 or warps & (warps - 1)):
+            what = f"{self.name} is launched with num_warps={warps}"
+            raise BadArguments(what, where=where, hint="a power of two; a CPU ignores it")
+
+    def _explained(self, given: Given, problem: Exception) -> Exception:
+        """The problem with the name of the argument that has it."""
+        for p, value in zip(self.parameters, given, strict=True):
             try:
                 if p.is_constexpr:
                     constant_key(value)
@@ -265,23 +287,12 @@ class JITFunction(TileFunction, KernelInterface[T]):
                     handlers_of(p)[value.__class__](value)
             except TilewrightError as wrong:
                 what = f"argument {p.name} of {self.name}: {wrong.what}"
-                return BadArguments(what, where=where, hint=wrong.hint)
+                return BadArguments(what, where=f"{self.file}:{self.line}", hint=wrong.hint)
         return problem
 
-    def _check_options(self, options: Mapping[str, Any]) -> None:
-        where = f"{self.file}:{self.line}"
-        for name, value in options.items():
-            if name == "num_warps" and (value < 1 or value & (value - 1)):
-                what = f"{self.name} launched with num_warps={value}"
-                raise BadArguments(what, where=where, hint="a power of two; a CPU ignores it")
-            if name in IGNORED or name == "debug":
-                continue
-            close = get_close_matches(name, [*self.arg_names, *IGNORED], 1)
-            raise UnknownOption(
-                f"{self.name} has no parameter {name}, and no launch has such an option",
-                where=where,
-                hint=f"did you mean {close[0]}?" if close else f"it has {self.arg_names}",
-            )
+
+class _Missing:
+    """Stands for an argument that a launch was not given."""
 
 
 class BadArguments(Invalid, TypeError):
@@ -320,48 +331,105 @@ def _all(values: Sequence[Any]) -> Sequence[Any]:
     return values
 
 
-# ---- binding
+# ---- what a launch runs
 
 
-def binder(f: JITFunction) -> Callable[..., Any]:
-    """A function with the signature of `f` and any options that gives the key of the arguments'
-    specialisation, the values of what is no constexpr, all arguments in order, and the options."""
+@dataclass(frozen=True)
+class Calls:
+    """Functions written for the signature of a kernel."""
+
+    launch: Callable[..., Any]  # (grid, arguments as the user gives them): binds, finds, runs
+    gather: Callable[..., Any]  # (arguments as the user gives them): all in order, rest, options
+    bind: Callable[[Given], Any]  # (all in order): the key of their kernel, and launch values
+
+
+_SOURCE = """
+def launch(_tw_grid, /, {head}):
+    try:
+        {bind}
+        _tw_kernel = _tw_kernels[{key}]
+    except Exception:
+        return _tw_slowly(_tw_grid, {given}, {rest}, _tw_options)
+    if (
+        {rest} or _tw_options and not _tw_ignored.issuperset(_tw_options) or _tw_f.pre_run_hooks
+        or _tw_f.debug or _tw_defaults.debug or _tw_f._used and _tw_f.changed_global()
+    ):
+        return _tw_slowly(_tw_grid, {given}, {rest}, _tw_options)
+    _tw_sizes = _tw_grids.get(_tw_grid) if _tw_grid.__class__ is tuple else None
+    if _tw_sizes is None or _tw_kernel.wants_given:
+        return _tw_f._go(_tw_kernel, {values}, {given}, _tw_options, _tw_grid)
+    _tw_kernel.launch(_tw_kernel.pick({values}), None, _tw_sizes)
+    return _tw_kernel
+
+def gather({head}):
+    return {given}, {rest}, _tw_options
+
+def bind(_tw_given):
+        {given} = _tw_given
+        {bind}
+        return {key}, {values}
+"""
+# A tensor of torch itself is bound in place: key and value without a call.
+_TENSOR = """\
+if {n}.__class__ is _tw_tensor and {n}.is_cpu and (_tw_v{k} := {n}.data_ptr()):
+            _tw_k{k} = {n}.dtype; _tw_a{k} = {aligned}
+        else:
+            _tw_k{k}, _tw_v{k} = _tw_handlers{k}[{n}.__class__]({n}); _tw_a{k} = None"""
+
+
+def calls(f: JITFunction[Any]) -> Calls:
+    torch = sys.modules.get("torch")
     scope: dict[str, Any] = {
+        "_tw_f": f,
+        "_tw_slowly": f._slowly,
+        "_tw_kernels": f.kernels,
+        "_tw_ignored": IGNORED,
+        "_tw_defaults": DEFAULTS,
+        "_tw_grids": GRIDS,
+        "_tw_tensor": _Missing if torch is None else torch.Tensor,
+        "_tw_missing": _Missing(),
         "_tw_plain": PLAIN,
         "_tw_constexpr": constexpr,
         "_tw_constant": constant_key,
     }
-    heads: list[str] = []
+    # Positional ones, then what is too much, then those by keyword only.
+    before: list[str] = []
+    after: list[str] = []
     lines: list[str] = []
     key: list[str] = []
     values: list[str] = []
-    for k, (p, given) in enumerate(zip(f.parameters, f.signature.parameters.values(), strict=True)):
+    for k, p in enumerate(f.parameters):
         n = p.name
-        if given.kind is given.KEYWORD_ONLY and not any(h.startswith("*") for h in heads):
-            heads.append("*")
-        if p.has_default:
-            scope[f"_tw_default{k}"] = p.default
-        heads.append(f"*{n}" if p.variadic else f"{n}=_tw_default{k}" if p.has_default else n)
+        scope[f"_tw_default{k}"] = p.default if p.has_default else scope["_tw_missing"]
+        by_name = f.signature.parameters[n].kind.name == "KEYWORD_ONLY"
+        if not p.variadic:
+            (after if by_name else before).append(f"{n}=_tw_default{k}")
         if p.is_constexpr:
             lines.append(f"if {n}.__class__ is _tw_constexpr: {n} = {n}.value")
             plain = f"{n} if {n}.__class__ in _tw_plain else _tw_constant({n})"
             key.append(f"{n}.__class__, {plain}")
-        else:
-            scope[f"_tw_handlers{k}"] = handlers_of(p)
-            lines.append(f"_tw_k{k}, _tw_v{k} = _tw_handlers{k}[{n}.__class__]({n})")
-            key.append(f"_tw_k{k}")
-            values.append(f"_tw_v{k}")
-    body = "".join(f"    {line}\n" for line in lines)
-    source = (
-        f"def bind({', '.join([*heads, '**_tw_options'])}):\n{body}"
-        f"    return ({_tuple(key)}), ({_tuple(values)}), ({_tuple(f.arg_names)}), _tw_options\n"
+            continue
+        handlers = scope[f"_tw_handlers{k}"] = handlers_of(p)
+        aligned = f"not _tw_v{k} & 15" if handlers.align else "None"
+        lines.append(_TENSOR.format(n=n, k=k, aligned=aligned))
+        key.append(f"_tw_k{k}, _tw_a{k}")
+        values.append(f"_tw_v{k}")
+    variadic = next((p.name for p in f.parameters if p.variadic), None)
+    head = [*before, f"*{variadic or '_tw_rest'}", *after, "**_tw_options"]
+    source = _SOURCE.format(
+        head=", ".join(head),
+        bind="\n        ".join(lines) or "pass",
+        key=_tuple(key),
+        values=_tuple(values),
+        given=_tuple(f.arg_names),
+        rest="()" if variadic else "_tw_rest",
     )
-    exec(compile(source, f"<arguments of {f.name}>", "exec", dont_inherit=True), scope)
-    return scope["bind"]
+    exec(compile(source, f"<launching {f.name}>", "exec", dont_inherit=True), scope)
+    return Calls(scope["launch"], scope["gather"], scope["bind"])
 
 
 def _tuple(items: Sequence[str]) -> str:
-    return "".join(f"{x}, " for x in items)
+    return f"({''.join(f'{x}, ' for x in items)})"
 
 
 # ---- stand-ins and wrappers of tensors

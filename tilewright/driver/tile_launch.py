@@ -174,6 +174,16 @@ def checked_grid(grid: Any, name: str) -> Grid:
     return x, y, z
 
 
+# Grids that were found to be right, as launches name them.
+GRIDS: dict[Any, Grid] = {}
+
+
+def remember_grid(grid: Any, sizes: Grid) -> None:
+    if len(GRIDS) > 4096:
+        GRIDS.clear()
+    GRIDS[grid] = sizes
+
+
 # ---- what a launch gives back
 
 
