@@ -11,7 +11,7 @@ at once, in order: the same result, a hundred times faster.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,21 +19,27 @@ import numpy as np
 
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.ir import dim as D
-from tilewright.ir.expr import Load
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Load, Value
 from tilewright.ir.interpret import Evaluator
-from tilewright.ir.types import DType, as_dtype
+from tilewright.ir.types import DType, as_dtype, to_memory
 from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.nest import (
     Alloc,
+    Atomic,
+    If,
     Loop,
     Nest,
     Prefetch,
+    Report,
     Stmt,
     Store,
+    While,
     start,
     store_loads,
     transform,
 )
+from tilewright.kernel.regions import Everything, Region
 from tilewright.kernel.untuple import untuple
 
 # Chains of more points than this are walked one iteration of their outermost loop at a time.
@@ -53,15 +59,19 @@ def run_group(
 
 def run(
     nest: Nest,
-    arrays: Mapping[str, np.ndarray],
+    arrays: Mapping[str, Any],
     dims: Mapping[str, int] | None = None,
     seed: int = 0,
+    tell: Tell | None = None,
 ) -> dict[str, np.ndarray]:
-    """The outputs by name. An output among `arrays` starts with those contents (in place)."""
-    return execute(Machine(nest, dict(dims or {}), seed), arrays)
+    """The outputs by name. An output among `arrays` starts with those contents; behind a pointer
+    (kernel/regions.py) the caller's array itself is written. Reports are told to `tell`."""
+    machine = Machine(nest, dict(dims or {}), seed)
+    machine.tell = tell or machine.tell
+    return execute(machine, arrays)
 
 
-def execute(machine: Machine, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def execute(machine: Machine, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Gives a machine its arguments, runs its nest and takes the outputs."""
     nest = machine.nest
     outs = {}
@@ -69,8 +79,14 @@ def execute(machine: Machine, arrays: Mapping[str, np.ndarray]) -> dict[str, np.
         if b.scope not in ("in", "out"):
             continue
         given = arrays.get(b.name)
-        if given is None and b.scope == "in":
+        if given is None and (b.scope == "in" or b.pointer):
             raise Invalid(f"nest {nest.name} reads {b.name}, which is not given")
+        if b.pointer:
+            region = machine.regions[b.name] = Region(b, given)
+            machine.memory[b.name] = region.array
+            if b.scope == "out":
+                outs[b.name] = given[0] if isinstance(given, tuple) else given
+            continue
         shape = machine.shape(b)
         if given is not None and b.asked is not None:
             given = b.asked.map.pack(given)  # the caller does as asked
@@ -80,11 +96,17 @@ def execute(machine: Machine, arrays: Mapping[str, np.ndarray]) -> dict[str, np.
         machine.memory[b.name] = np.ascontiguousarray(mem).reshape(shape)
         if b.scope == "out":
             outs[b.name] = machine.memory[b.name]
+    for b in nest.buffers:
+        if b.scope == "memory":
+            known = [x.array for x in machine.regions.values() if isinstance(x, Region)]
+            machine.regions[b.name] = Everything(b.dtype, [*known, *arrays.get(b.name, ())])
+            machine.memory[b.name] = np.zeros(0, b.dtype.numpy)
     machine.block(nest.body, {})
     return outs
 
 
 Env = dict[str, Any]  # loop variables: numbers, or arrays over the points that run at once
+Tell = Callable[[int, list[Any]], None]  # which report, and its values
 
 
 class Machine:
@@ -96,7 +118,10 @@ class Machine:
             raise Invalid(f"nest {nest.name} needs a value for {', '.join(missing)}")
         self.random = np.random.default_rng(seed)
         self.memory: dict[str, np.ndarray] = {}
+        self.regions: dict[str, Region | Everything] = {}
         self.race: _Race | None = None
+        self.told: list[tuple[int, list[Any]]] = []
+        self.tell: Tell = lambda site, values: self.told.append((site, values))
 
     def shape(self, b: Buffer) -> tuple[int, ...]:
         return tuple(int(D.evaluate(d, self.sizes)) for d in b.shape)
@@ -124,9 +149,103 @@ class Machine:
                 self.store(s, env)
             elif isinstance(s, Loop):
                 self.loop(s, env)
+            elif isinstance(s, If):
+                self.choose(s, env)
+            elif isinstance(s, While):
+                while self._bit(f"while {s.name}", s.condition, env):
+                    self.block(s.body, env)
+            elif isinstance(s, Atomic):
+                self.atomic(s, env)
+            elif isinstance(s, Report):
+                self.report(s, env)
             # The rest orders threads and copies: one thread has nobody and nothing to wait for.
         for name in fresh:
             del self.memory[name]
+
+    def _points(self, env: Env) -> int:
+        return max((len(x) for x in env.values() if np.ndim(x)), default=1)
+
+    def _bit(self, where: str, condition: Value, env: Env) -> bool:
+        found = np.unique(np.asarray(_Reader(self, where, env)(condition)))
+        if found.size != 1:
+            raise RunError(f"{where}: {condition!r} differs between lanes")
+        return bool(found[0])
+
+    def choose(self, s: If, env: Env) -> None:
+        """Lanes that go different ways run one body after the other."""
+        bits = np.asarray(_Reader(self, "if", env)(s.condition))
+        for body, taken in ((s.then, bits), (s.other, ~bits)):
+            if not np.ndim(taken):
+                part = env if taken else None
+            else:
+                part = {k: x[taken] if np.ndim(x) else x for k, x in env.items()}
+                part = part if taken.any() else None
+            if part is not None and body:
+                self.block(body, part)
+
+    def atomic(self, s: Atomic, env: Env) -> None:
+        """One point after the other. Threads that meet in such cells do not race."""
+        b, n = self.nest.buffer(s.buffer), self._points(env)
+        ev = _Reader(self, s.stage, env)
+        value = np.broadcast_to(as_dtype(ev(s.value), b.dtype), (n,))
+        expected = None if s.compare is None else as_dtype(ev(s.compare), b.dtype)
+        compare = None if expected is None else np.broadcast_to(expected, (n,))
+        cells = self._cells(s.stage, s.buffer, s.index, ev, n)
+        old = np.zeros(n, b.dtype.numpy)
+        for k in range(n):
+            old[k : k + 1] = self.get(s.buffer, cells[k : k + 1])
+            new = _atomically(s.kind, b.dtype, old[k], value[k], None if compare is None else compare[k])
+            self.put(s.buffer, cells[k : k + 1], as_dtype(np.asarray([new]), b.dtype))
+        if s.result is not None:
+            name, index = s.result
+            at = self._cells(s.stage, name, index, ev, n)
+            if self.race is not None:
+                self.race.write(name, f"the result of {s.stage}", at, env)
+            self.put(name, at, old)
+
+    def report(self, s: Report, env: Env) -> None:
+        n = self._points(env)
+        ev = _Reader(self, f"{s.kind} {s.site}", env)
+        bits = True if s.condition is None else ~np.asarray(ev(s.condition))
+        values = [np.broadcast_to(np.asarray(ev(v)), (n,)) for v in s.values]
+        for k in np.flatnonzero(np.broadcast_to(bits, (n,))):
+            self.tell(s.site, [x[k].item() for x in values])
+
+    # ---- cells: places in the flat memory of a buffer
+
+    def get(self, name: str, cells: np.ndarray) -> np.ndarray:
+        region = self.regions.get(name)
+        return self.memory[name].reshape(-1)[cells] if region is None else region.get(cells)
+
+    def put(self, name: str, cells: np.ndarray, values: np.ndarray) -> None:
+        region = self.regions.get(name)
+        if region is None:
+            self.memory[name].reshape(-1)[cells] = values
+        else:
+            region.put(cells, values)
+
+    def _cells(self, stage: str, name: str, at: tuple[Dim, ...], ev: _Reader, n: int) -> np.ndarray:
+        """Where n points write."""
+        a = self.memory.get(name)
+        if a is None:
+            raise RunError(f"{stage}: {name} is written where it is not allocated")
+        if self.nest.buffer(name).scope == "in":
+            raise RunError(f"{stage}: the input {name} is written")
+        index = [np.broadcast_to(ev.dim(i), (n,)) for i in at]
+        what = f"{name}[{','.join(map(str, at))}]"
+        region = self.regions.get(name)
+        if region is not None:
+            cells = region.find(index[0])
+            if (cells < 0).any():
+                where = _places(ev.points, cells < 0)
+                raise RunError(f"{stage}: {what} writes outside what {name} points to{where}")
+            return cells
+        for k, (x, size) in enumerate(zip(index, a.shape, strict=True)):
+            bad = (x < 0) | (x >= size)
+            if bad.any():
+                where = _places(ev.points, bad)
+                raise RunError(f"{stage}: {what} writes outside axis {k} of {size}{where}")
+        return np.ravel_multi_index(tuple(index), a.shape) if index else np.zeros(n, np.int64)
 
     def loop(self, s: Loop, env: Env) -> None:
         if s.name in env:
@@ -134,7 +253,8 @@ class Machine:
         if s.kind == "parallel":
             if env:
                 raise RunError(f"parallel loop {s.name} is inside {next(iter(env))}")
-            self.race = _Race(s.name, set(self.memory))
+            anywhere = {x for x, r in self.regions.items() if isinstance(r, Everything)}
+            self.race = _Race(s.name, set(self.memory) - anywhere)
         if not self._at_once(s, env):
             self._one_by_one(s, env)
         if s.kind == "parallel" and self.race is not None:
@@ -154,7 +274,7 @@ class Machine:
             self.block(s.body, {**env, s.name: int(k)})
 
     def _count(self, s: Loop, env: Env) -> int:
-        n = np.asarray(D.evaluate(s.extent, {**self.sizes, **env}))
+        n = np.asarray(_Reader(self, s.name, env).dim(s.extent))
         if n.size > 1 and (n != n.flat[0]).any():
             raise RunError(f"the extent of {s.name} differs between lanes")
         return max(0, int(n.flat[0]))
@@ -170,7 +290,9 @@ class Machine:
             if len(x.body) != 1 or (x is not s and x.kind == "parallel"):
                 return False
             x = x.body[0]
-        if not isinstance(x, Store) or any(r.source == x.buffer for r in store_loads(x)):
+        if not isinstance(x, Store) or any(self._meet(x.buffer, r) for r in store_loads(x)):
+            return False
+        if any(D.data_values(q.extent) for q in chain):
             return False
         points: Env = {}
         total = 1
@@ -190,30 +312,28 @@ class Machine:
             self.store(x, {**env, **points})
         return True
 
+    def _meet(self, written: str, read: Load) -> bool:
+        """May a store change what is read?"""
+        a, b = self.regions.get(written), self.regions.get(str(read.source))
+        return read.source == written or (a is not None and b is not None and a.meets(b))
+
     def store(self, s: Store, env: Env) -> None:
-        n = max((len(x) for x in env.values() if np.ndim(x)), default=1)
-        ev = _Reader(self, s, env)
+        n = self._points(env)
+        ev = _Reader(self, s.stage, env)
         b = self.nest.buffer(s.buffer)
-        a = self.memory.get(s.buffer)
-        if a is None:
-            raise RunError(f"{s.stage}: {s.buffer} is written where it is not allocated")
-        if b.scope == "in":
-            raise RunError(f"{s.stage}: the input {s.buffer} is written")
         v = as_dtype(np.broadcast_to(ev(s.value), (n,)), b.dtype)
-        index = [np.broadcast_to(ev.dim(i), (n,)) for i in s.index]
-        what = f"{s.buffer}[{','.join(map(str, s.index))}]"
-        for k, (x, size) in enumerate(zip(index, a.shape, strict=True)):
-            bad = (x < 0) | (x >= size)
-            if bad.any():
-                raise RunError(
-                    f"{s.stage}: {what} writes outside axis {k} of {size}{_places(env, bad)}"
-                )
-        cells = np.ravel_multi_index(tuple(index), a.shape) if index else np.zeros(n, np.int64)
+        cells = self._cells(s.stage, s.buffer, s.index, ev, n)
         if self.race is not None:
+            what = f"{s.buffer}[{','.join(map(str, s.index))}]"
             self.race.write(s.buffer, what, cells, env)
-        flat = a.reshape(-1)
+        flat = self.memory[s.buffer].reshape(-1)
         if s.function is None:
-            flat[cells] = v  # in order: the last one wins
+            self.put(s.buffer, cells, v)  # in order: the last one wins
+        elif s.buffer in self.regions:
+            f = _combine(s.function, b.dtype)
+            for k in range(n):
+                one = cells[k : k + 1]
+                self.put(s.buffer, one, as_dtype(f(self.get(s.buffer, one), v[k]), b.dtype))
         elif b.dtype.memory != b.dtype.numpy:  # what numpy does not round to itself
             f = _combine(s.function, b.dtype)
             for c, x in zip(cells, v, strict=True):
@@ -251,21 +371,51 @@ def _combine(name: str, d: DType) -> np.ufunc:
     return _UFUNCS[name]
 
 
-class _Reader(Evaluator):
-    """Evaluates what a store reads at the points of `env`; every load is checked and watched."""
+def _atomically(kind: str, d: DType, old: Any, value: Any, compare: Any) -> Any:
+    """What an atomic leaves in its cell."""
+    if kind == "cas":
+        same = (
+            to_memory(np.asarray(old), d).tobytes() == to_memory(np.asarray(compare), d).tobytes()
+        )
+        return value if same else old
+    if kind == "xchg":
+        return value
+    if d.is_float and kind in ("max", "min"):
+        kind = f"{kind}num"
+    with np.errstate(all="ignore"):
+        return _combine(kind, d)(old, value)
 
-    def __init__(self, machine: Machine, store: Store, env: Env) -> None:
+
+class _Reader(Evaluator):
+    """Evaluates what a statement reads at the points of `env`; every load is checked and
+    watched."""
+
+    def __init__(self, machine: Machine, stage: str, env: Env) -> None:
         super().__init__(machine.memory, machine.sizes, env)
-        self.machine, self.store, self.points = machine, store, env
+        self.machine, self.stage, self.points = machine, stage, env
+
+    def _behind(self, v: Load, region: Region | Everything) -> np.ndarray:
+        """What a pointer points to."""
+        cells = np.asarray(region.find(np.asarray(self.dim(v.index[0]))))
+        bad = (cells < 0) & self.mask
+        if np.any(bad):
+            where = _places(self.points, np.asarray(bad))
+            raise RunError(f"{self.stage}: {v!r} reads outside what {v.source} points to{where}")
+        if self.machine.race is not None:
+            self.machine.race.read(str(v.source), repr(v), cells, self.points, self.mask)
+        return region.get(cells)
 
     def _load(self, v: Load) -> np.ndarray:
         name = str(v.source)
+        region = self.machine.regions.get(name)
+        if region is not None:
+            return self._behind(v, region)
         a = self.mem.get(name)
         if a is None:
-            raise RunError(f"{self.store.stage}: {v!r} reads memory that is not allocated")
+            raise RunError(f"{self.stage}: {v!r} reads memory that is not allocated")
         if len(v.index) != a.ndim:
             raise RunError(
-                f"{self.store.stage}: {v!r} has {len(v.index)} indices, {name} has {a.ndim} axes"
+                f"{self.stage}: {v!r} has {len(v.index)} indices, {name} has {a.ndim} axes"
             )
         index = []
         for k, (i, n) in enumerate(zip(v.index, a.shape, strict=True)):
@@ -273,7 +423,7 @@ class _Reader(Evaluator):
             bad = ((x < 0) | (x >= n)) & self.mask
             if np.any(bad):
                 where = _places(self.points, np.asarray(bad))
-                raise RunError(f"{self.store.stage}: {v!r} reads outside axis {k} of {n}{where}")
+                raise RunError(f"{self.stage}: {v!r} reads outside axis {k} of {n}{where}")
             index.append(np.clip(x, 0, max(n - 1, 0)))
         if a.size == 0:
             return np.zeros(np.broadcast_shapes(*(i.shape for i in index)), a.dtype)

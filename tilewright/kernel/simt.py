@@ -27,6 +27,7 @@ from tilewright.ir.types import as_dtype
 from tilewright.kernel.copies import Copies, Copy
 from tilewright.kernel.interpret import Env, Machine, RunError, _combine, execute
 from tilewright.kernel.nest import (
+    BRANCHES,
     THREADS,
     Alloc,
     Barrier,
@@ -39,6 +40,7 @@ from tilewright.kernel.nest import (
     substitute,
     walk,
 )
+from tilewright.kernel.text import line_text
 from tilewright.kernel.threads import grid_of, launches
 
 NOBODY, MANY = -1, -2
@@ -196,6 +198,8 @@ class _Block:
                 self._wait(s, who)
             elif isinstance(s, Loop):
                 self._loop(s, env, who)
+            elif isinstance(s, BRANCHES):
+                raise RunError(f"threads of a block meet {line_text(s)}, which they cannot run yet")
 
     def _allocate(self, name: str) -> None:
         b = self.grid.nest.buffer(name)
