@@ -28,6 +28,7 @@ from tilewright.lang.tile.evaluate import (
 from tilewright.lang.tile.ir import Place, Pointer, TileType, Value
 from tilewright.lang.tile.known import EagerValue, known
 from tilewright.lang.tile.raw_memory import FOREIGN, Memory, to_bits
+from tilewright.lang.tile.reports import DeviceAssertion
 
 # So often the same answer in a row, with nothing else done to memory, is a wait without end.
 PATIENCE = 20_000
@@ -35,10 +36,6 @@ PATIENCE = 20_000
 
 # Modules whose lines are no place of the user's.
 _OWN = ("tilewright.lang.", "tilewright.ir.")
-
-
-class AssertionFailed(TilewrightError, AssertionError):
-    """A condition of the kernel's (device_assert) that does not hold."""
 
 
 class EagerBuilder:
@@ -341,16 +338,14 @@ class EagerBuilder:
         self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: dict[str, Any]
     ) -> Sequence[EagerValue]:
         output = self.output or sys.stdout
-        pid = ", ".join(map(str, self.program))
-        prefix = attrs.get("prefix") or ""
-        if not args:
-            print(f"pid ({pid}) {prefix}", file=output)
-        for k, a in enumerate(args):
-            operand = f"(operand {k}) " if len(args) > 1 else ""
-            for index in np.ndindex(*a.array.shape):
-                at = f"idx ({', '.join(map(str, index))}) "
-                text = _number_text(a.array[index], a, bool(attrs.get("hex")))
-                print(f"pid ({pid}) {at}{prefix}{operand}{text}", file=output)
+        pid, prefix = ", ".join(map(str, self.program)), attrs.get("prefix") or ""
+        # Operands of one shape share lines, element by element.
+        alike = all(a.array.shape == args[0].array.shape for a in args)
+        for group in [args] if alike else [[a] for a in args]:
+            for index in np.ndindex(*(group[0].array.shape if group else ())):
+                shown = [_number_text(a.array[index], a, bool(attrs.get("hex"))) for a in group]
+                at = ", ".join(map(str, index))
+                print(f"pid ({pid}) idx ({at}) {prefix}{', '.join(shown)}", file=output)
         return []
 
     def _assert(
@@ -360,8 +355,9 @@ class EagerBuilder:
         if holds_not.any():
             index = tuple(int(k) for k in np.argwhere(holds_not)[0])
             at = f" at index {index}" if index else ""
-            message = attrs.get("message") or "a condition does not hold"
-            raise AssertionFailed(f"{message} (program {self.program}{at})", where=self.here())
+            message = attrs.get("message") or "it is false"
+            text = f"device_assert in program {self.program}{at}: {message}"
+            raise DeviceAssertion(text, where=self.here())
         return []
 
     # ---- origins
@@ -415,8 +411,8 @@ def _number_text(x: Any, value: EagerValue, in_hex: bool) -> str:
     if in_hex:
         return hex(int(to_bits(np.asarray(x), element)))
     if element.is_bool:
-        return str(int(x))
-    return f"{float(x):f}" if element.is_float else str(int(x))
+        return str(bool(x))
+    return repr(float(x)) if element.is_float else str(int(x))
 
 
 def grid_of(grid: Sequence[int]) -> tuple[int, int, int]:

@@ -18,7 +18,7 @@ from tilewright.base.errors import Invalid
 from tilewright.ir.types import DType, b1, f32, i32, i64, u64
 from tilewright.lang.tile import core
 from tilewright.lang.tile.builder import using
-from tilewright.lang.tile.computing import AssertionFailed, EagerBuilder
+from tilewright.lang.tile.computing import EagerBuilder
 from tilewright.lang.tile.evaluate import ELEMENTWISE
 from tilewright.lang.tile.functions import Argument, Parameter, TileFunction
 from tilewright.lang.tile.ir import Block, Kernel, Operation, Pointer, TileType, Value, walk
@@ -28,7 +28,6 @@ from tilewright.lang.tile.types import base_type, constexpr, dtype, pointer_type
 from tilewright.lang.tile.watching import CheckingBuilder
 
 __all__ = [
-    "AssertionFailed",
     "EagerBuilder",
     "EagerValue",
     "bind",

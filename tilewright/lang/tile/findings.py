@@ -39,9 +39,8 @@ class Finding:
         """Where it happens, innermost first, and the other place."""
         found = _source(self.place)
         if self.other is not None and str(self.other) != self.where:
-            found += [
-                f"  and {line}" if k == 0 else line for k, line in enumerate(_source(self.other))
-            ]
+            first, *rest = _source(self.other)
+            found += [f"and {first}", *rest]
         return found
 
     def __str__(self) -> str:

@@ -241,7 +241,8 @@ class CheckingBuilder(EagerBuilder):
                 f"program {self.program} {how} {name}, which program {self._ids(program)} "
                 f"{verb_there}, in no order"
             )
-            self._add(RACE, r.name if r is not None else "", sentence, place, int(hits.size))
+            key = (r.name if r is not None else "", how, verb_there)
+            self._add(RACE, key, sentence, place, int(hits.size))
 
     def _ids(self, number: int) -> tuple[int, int, int]:
         rest, x = divmod(number - 1, self.grid[0])
