@@ -271,7 +271,7 @@ def _own_loops(s: Scheduler, stage: str) -> tuple[list[Loop], list[Loop]]:
 
 def _init_lanes(s: Scheduler, stage: str, lanes: int) -> None:
     """Lanes where sums begin, along the last axis that has several."""
-    shape = s.nest.buffer(stage).shape
+    shape = s.nest.buffer(s.store(stage).buffer).shape
     for k in range(len(shape) - 1, -1, -1):
         if shape[k] != 1:
             if s.loops(init := f"{stage}.init.i{k}"):

@@ -129,7 +129,7 @@ def _limits(instruction: str, dtype: str) -> tuple[int, int] | None:
     """The most rows and columns of an instruction that multiplies and adds such numbers."""
     (stage,) = INTRINSICS[instruction].group.stages
     c = INTRINSICS[instruction].group.buffer(stage.name)
-    if c.dtype.name != dtype or len(stage.axes) != 2:
+    if c.dtype.name != dtype or len((*stage.axes, *stage.raxes)) != 3:
         return None
     rows, columns = (D.bounds(d)[1] for d in c.shape)
     return rows, columns

@@ -87,7 +87,7 @@ def lower_for(low: Lowering, o: ir.Operation) -> None:
     by_how_much = increments(block, low.uses)
     names: list[str | None] = []
     for k, v in enumerate(carried):
-        by_loop = invariant(low, by_how_much.get(k), block)
+        by_loop = invariant(low, by_how_much.get(k))
         if by_loop is not None and moves(low, v):
             low.tiles[block.parameters[k + 1]] = moved(low, low.tiles[v], by_loop, loop)
             low.tiles[o.results[k]] = moved(low, low.tiles[v], by_loop, D.maximum(trips, 0))
@@ -119,12 +119,29 @@ def count_of(low: Lowering, first: Tile, end: Tile, step: Tile) -> Dim:
     return load(name, (), i64).as_dim()
 
 
-def invariant(low: Lowering, by: ir.Value | int | None, block: ir.Block) -> Dim | None:
+def invariant(low: Lowering, by: ir.Value | int | None) -> Dim | None:
     """How far a value moves in each iteration, if that is known before the loop."""
     if by is None or isinstance(by, int):
         return by
-    t = low.tiles.get(by)
+    if not early(low, by):
+        return None
+    t = low.tiles[by]
     return t.index(()) if isinstance(t, Tile) else None
+
+
+# What can be computed before its turn.
+_PURE = frozenset(("const", "map", "cast", "reshape", "broadcast"))
+
+
+def early(low: Lowering, v: ir.Value) -> bool:
+    """A value of a loop's body that depends on nothing in it, made available before the loop."""
+    if v in low.tiles:
+        return True
+    o = v.made_by
+    if o is None or o.name not in _PURE or not all(early(low, a) for a in o.args):
+        return False
+    low.operations[o.name](low, o)
+    return True
 
 
 def moves(low: Lowering, v: ir.Value) -> bool:

@@ -32,8 +32,7 @@ def lower_reduce(low: Lowering, o: ir.Operation) -> None:
     if name is not None and len(o.args) == 1:
         t = low.tile(o.args[0])
         shape = o.result.shape
-        buffer = low.local(shape, t.dtype)
-        stage = low.fresh("r")
+        buffer = stage = low.local(shape, t.dtype)
         axes = [D.var(f"{stage}.i{k}", n) for k, n in enumerate(shape)]
         over = D.var(f"{stage}.r0", t.shape[axis])
         at = tuple(axes)

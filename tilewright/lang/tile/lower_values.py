@@ -78,7 +78,8 @@ def lower_offset(low: Lowering, o: ir.Operation) -> None:
 def held(low: Lowering, v: ir.Value) -> AnyTile:
     """A tile that will be read several times at each index: kept if that costs something."""
     t = low.tiles[v]
-    if isinstance(t, Tile) and not t.buffer and (t.dear or t.reads):
+    several = v.type.size > 1  # one number is computed once anyway
+    if isinstance(t, Tile) and not t.buffer and ((t.dear and several) or t.reads):
         t = low.tiles[v] = low.kept(t)
     return t
 

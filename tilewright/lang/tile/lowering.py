@@ -164,7 +164,8 @@ class Lowering:
         """A value is what a tile says, kept where it is worth it."""
         if isinstance(t, Tile) and not t.buffer:
             often = self.uses.count(v) > 1 or v in self.uses.inside_loops
-            costs = t.dear or bool(t.reads)
+            # One number is computed where it is first needed, and only once, by the emitter.
+            costs = bool(t.reads) or (t.dear and bool(t.shape))
             if costs and (often or not t.shape) and self.uses.count(v):
                 t = self.kept(t)
         self.tiles[v] = t

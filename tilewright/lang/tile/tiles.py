@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
@@ -75,7 +76,7 @@ def number(value: float | int | bool, dtype: DType, shape: tuple[int, ...] = ())
 
 def buffered(name: str, shape: tuple[int, ...], dtype: DType) -> Tile:
     """What a buffer of the kernel's own holds."""
-    return Tile(shape, dtype, lambda i: load(name, i, dtype), buffer=name)
+    return scalar_index(Tile(shape, dtype, lambda i: load(name, i, dtype), buffer=name))
 
 
 def viewed(t: AnyTile, shape: tuple[int, ...], where: Callable[[At], At]) -> AnyTile:
@@ -94,31 +95,46 @@ def mapped(name: str, args: tuple[Tile, ...], dtype: DType, shape: tuple[int, ..
     reads = frozenset().union(*(a.reads for a in args))
     dear = name in DEAR or any(a.dear for a in args)
     exact = _comparison(name, args) or (lambda i: fn(name, *(at(i) for at in ats)))
-    return Tile(shape, dtype, exact, _index_function(name, args, dtype), dear, reads)
+    dim = _index_function(name, args, dtype)
+    if dim is not None:
+        return replace(whole(shape, dtype, dim), dear=dear and len(reads) > 0, reads=reads)
+    return scalar_index(Tile(shape, dtype, exact, None, dear, reads))
 
 
-def _index_function(name: str, args: tuple[Tile, ...], dtype: DType) -> Callable[[At], Dim] | None:
-    dims = [a.dim for a in args if a.dim is not None]
-    if dtype not in (i32, i64) or len(dims) != len(args):
+def scalar_index(t: Tile) -> Tile:
+    """One integer is an index whatever it is computed from: the same for all elements."""
+    at = t.at
+    if prod(t.shape) > 1 or t.dim is not None or t.dtype not in (i32, i64):
+        return t
+    return replace(t, dim=lambda i: cast(at(i), i64).as_dim())
+
+
+def _index_function(
+    name: str, args: tuple[Tile, ...], dtype: DType
+) -> Callable[[At], Dim] | None:
+    """Index arithmetic, as far as it goes: what is no index function enters sums as data."""
+    known = [a.dim is not None for a in args]
+    if dtype not in (i32, i64) or not any(known):
         return None
     if name == "neg":
-        (x,) = dims
+        x = args[0].index
         return lambda i: -1 * x(i)
-    if len(dims) != 2:
+    if len(args) != 2:
         return None
-    x, y = dims
-    zeros = tuple(0 for _ in args[0].shape)
+    x, y = args[0].index, args[1].index
     if name in ("add", "sub"):
         return (lambda i: x(i) + y(i)) if name == "add" else (lambda i: x(i) - y(i))
+    probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(args[0].shape))
     if name == "mul":
-        small = all(_small(d(zeros)) for d in dims)
+        small = all(_small(a.index(probe)) for a in args)
         return (lambda i: x(i) * y(i)) if small else None
+    if not all(known):
+        return None
     if name in ("min", "max"):
         pick = D.minimum if name == "min" else D.maximum
         return lambda i: pick(x(i), y(i))
-    if name in ("floordiv", "rem", "mod"):
-        divide = D.floordiv if name == "floordiv" else D.mod
-        probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(args[0].shape))
+    if name in ("floordiv", "quo", "rem", "mod"):
+        divide = D.mod if name in ("rem", "mod") else D.floordiv
         if D.bounds(y(probe))[0] > 0 and D.nonneg(x(probe)):
             return lambda i: divide(x(i), y(i))
     return None
