@@ -68,6 +68,10 @@ def _int_mod(a: Any, b: Any) -> Any:
     return np.where(b == 0, 0, np.mod(a, safe)).astype(np.asarray(a).dtype)
 
 
+def _int_quo(a: Any, b: Any) -> Any:
+    return _int_div(a - _int_rem(a, b), b)
+
+
 def _int_rem(a: Any, b: Any) -> Any:
     safe = np.where(b == 0, 1, b)
     return np.where(b == 0, 0, np.fmod(a, safe)).astype(np.asarray(a).dtype)
@@ -257,6 +261,7 @@ _add("sub", 2, lambda a, b: a - b, only="fiu")
 _add("mul", 2, lambda a, b: a * b, commutative=True, associative=True)
 _add("div", 2, lambda a, b: a / b, only="f")
 _add("floordiv", 2, _int_or_float(_int_div, lambda a, b: np.floor(a / b)), only="fiu")
+_add("quo", 2, _int_quo, only="iu")  # cut towards zero, as C: x = quo * y + rem
 _add("mod", 2, _int_or_float(_int_mod, np.mod), only="fiu")  # sign of the divisor
 _add("rem", 2, _int_or_float(_int_rem, np.fmod), only="fiu")  # sign of the dividend, as C
 _add("pow", 2, lambda a, b: np.power(a, b), only="f")

@@ -218,7 +218,7 @@ class Arith:
             n = self.put(f"select {m} {ok}, {v} {a[1]}, {v} {top if code == 'ashr' else c(0)}")
             r = self.put(f"{code} {v} {a[0]}, {n}")
             return r if code == "ashr" else self.put(f"select {m} {ok}, {v} {r}, {v} {c(0)}")
-        if name in ("floordiv", "mod", "rem"):
+        if name in ("floordiv", "quo", "mod", "rem"):
             return self._int_div(name, v, m, c, signed, a)
         if name == "mulhi":
             wide = vector(f"i{2 * d.bits}", lanes)
@@ -250,7 +250,7 @@ class Arith:
         s = "s" if signed else "u"
         q = self.put(f"{s}div {v} {x}, {safe}")
         r = self.put(f"sub {v} {x}, {self.put(f'mul {v} {q}, {safe}')}")
-        if signed and name != "rem":
+        if signed and name in ("floordiv", "mod"):
             # floor: one less where the remainder is not zero and has the other sign
             off = self.put(f"icmp slt {v} {self.put(f'xor {v} {r}, {safe}')}, {c(0)}")
             rest = self.put(f"icmp ne {v} {r}, {c(0)}")
@@ -259,7 +259,7 @@ class Arith:
             q = self.put(f"select {m} {down}, {v} {less}, {v} {q}")
             more = self.put(f"add {v} {r}, {safe}")
             r = self.put(f"select {m} {down}, {v} {more}, {v} {r}")
-        if name == "floordiv":
+        if name in ("floordiv", "quo"):
             if signed:
                 neg = self.put(f"sub {v} {c(0)}, {x}")
                 q = self.put(f"select {m} {minus}, {v} {neg}, {v} {q}")

@@ -97,15 +97,8 @@ def _integers(what: str, a: Operand, b: Operand) -> tuple[Value, Value]:
 def floordiv(a: Operand, b: Operand) -> Value:
     x, y = _integers("//", a, b)
     if x.element is b1:
-        return _as_byte("floordiv", x, y)
-    if x.type.dtype.kind == "u" or (not_negative(x) and not_negative(y)):
-        return map_values("floordiv", x, y)
-    # Cut towards zero: one more than the floor where the remainder's sign is not the divisor's.
-    floor, rest = map_values("floordiv", x, y), map_values("rem", x, y)
-    zero = constant(0, dtype_of(x.element), x.shape)
-    apart = compare_values("lt", map_values("xor", rest, y), zero)
-    inexact = map_values("and", compare_values("ne", rest, zero), apart)
-    return map_values("add", floor, cast(inexact, dtype_of(x.element)))
+        return _as_byte("quo", x, y)
+    return map_values("quo", x, y)
 
 
 def mod(a: Operand, b: Operand) -> Value:
@@ -117,25 +110,6 @@ def _as_byte(fn: str, a: Value, b: Value) -> Value:
     """An operation on single bits that only whole bytes have."""
     wide = map_values(fn, cast(a, t.uint8), cast(b, t.uint8))
     return cast(map_values("and", wide, constant(1, t.uint8, wide.shape)), t.int1)
-
-
-def not_negative(v: Value, depth: int = 8) -> bool:
-    """Is it plain to see that no element is below zero? Counts of programs do not overflow."""
-    made = v.made_by
-    if made is None or depth == 0:
-        return False
-    if made.name in ("program_id", "num_programs"):
-        return True
-    if made.name == "const":
-        return made.attrs["value"] >= 0
-    if made.name == "iota":
-        return made.attrs["start"] >= 0
-    if made.name in ("broadcast", "reshape", "permute"):
-        return not_negative(made.args[0], depth - 1)
-    if made.name == "map" and made.attrs["fn"] in ("rem", "min", "max", "floordiv"):
-        checked = made.args[:1] if made.attrs["fn"] == "rem" else made.args
-        return all(not_negative(x, depth - 1) for x in checked)
-    return False
 
 
 def fdiv(a: Operand, b: Operand) -> Value:
