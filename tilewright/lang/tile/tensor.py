@@ -17,15 +17,16 @@ from tilewright.lang.tile.ir import Pointer, Value
 from tilewright.lang.tile.promote import Operand, described
 from tilewright.lang.tile.types import (
     base_value,
+    block_type,
     constexpr,
     constexpr_type,
     dtype,
+    dtype_of,
     int32,
     int64,
     pointer_type,
     slice_type,
     tuple_type,
-    type_of,
     unwrap,
 )
 
@@ -69,12 +70,9 @@ def value(x: Any) -> Value:
 
 def wrap(v: Value, like: Any = None) -> tensor:
     """A tensor around a value. A pointer to constant elements stays one (`like`)."""
-    made = tensor(v)
-    if isinstance(like, tensor) and like.dtype.is_const() and isinstance(v.element, Pointer):
-        kind = pointer_type(made.dtype.element_ty, const=True)
-        made.type = made.type.with_element_ty(kind)
-        made.dtype = kind
-    return made
+    if isinstance(v.element, Pointer) and isinstance(like, tensor) and like.dtype.is_const():
+        return tensor(v, pointer_type(dtype_of(v.element.to), const=True))
+    return tensor(v)
 
 
 class tensor(base_value):
@@ -84,8 +82,12 @@ class tensor(base_value):
 
     def __init__(self, handle: Value, type: dtype | None = None):
         self.handle = handle
-        self.type: Any = type_of(handle.type) if type is None else type
-        self.dtype: Any = self.type.scalar
+        self.dtype: Any = dtype_of(handle.element) if type is None else type.scalar
+
+    @property
+    def type(self) -> Any:
+        shape = self.handle.shape
+        return block_type(self.dtype, shape) if shape else self.dtype
 
     @property
     def shape(self) -> tuple:
@@ -124,7 +126,7 @@ class tensor(base_value):
         if array is None:
             hint = "tl.where chooses element by element; sizes and flags are tl.constexpr"
             raise Invalid(f"{what} of {self} is not known while the kernel is compiled", hint=hint)
-        if self.handle.type.size != 1:
+        if array.size != 1:
             raise Invalid(f"{what} of {self}, which has many elements", hint="reduce it first")
         return array.reshape(-1)[0]
 
