@@ -45,7 +45,10 @@ from tests.lang.tile.programs import (
     tuples_kernel,
 )
 from tilewright.ir.types import DTYPES, DType, f32, i32, i64
+from tilewright.lang.tile.eager import interpret
+from tilewright.lang.tile.frontend import translate
 from tilewright.lang.tile.functions import Argument, TileFunction
+from tilewright.lang.tile.ir import Kernel, verify
 
 Values = dict[str, Any]
 
@@ -85,7 +88,7 @@ def argument_of(x: Any, parameter: Any = None) -> Argument:
         return Argument.scalar(f32)
     if isinstance(x, (int, np.integer)):
         wide = not -(2**31) <= x < 2**31
-        return Argument.scalar(i64 if wide else i32, 16 if x % 16 == 0 else 1, x > 0)
+        return Argument.scalar(i64 if wide else i32, 16 if x % 16 == 0 else 1, bool(x > 0))
     return Argument.constant(x)
 
 
@@ -458,3 +461,33 @@ CASES: dict[str, Case] = {
         ),
     )
 }  # fmt: skip
+
+
+# ---- running them
+
+
+def launched(function: TileFunction, values: Values, arguments: dict[str, Argument]) -> list[Any]:
+    """What a launch gives, in the order of the translated kernel's arguments."""
+    found: list[Any] = []
+
+    def leaves(x: Any, a: Argument) -> None:
+        if a.parts is not None:
+            for part, inner in zip(x, a.parts, strict=True):
+                leaves(part, inner)
+        elif a.element is not None:
+            found.append(x)
+
+    for p in function.parameters:
+        if p.name in arguments:
+            leaves(values[p.name], arguments[p.name])
+    return found
+
+
+def run(function: TileFunction, grid: tuple[int, ...] = (1,), /, **values: Any) -> Kernel:
+    """Translate a kernel for these values and interpret it. Parameters left out have defaults."""
+    parameters = {p.name: p for p in function.parameters}
+    arguments = {name: argument_of(x, parameters.get(name)) for name, x in values.items()}
+    kernel = translate(function, arguments)
+    verify(kernel)
+    interpret(kernel, grid, launched(function, values, arguments))
+    return kernel

@@ -270,8 +270,8 @@ class Expressions(State):
         return self.branches(
             node,
             c,
-            lambda: settled(self.expression(node.body)),
-            lambda: settled(self.expression(node.orelse)),
+            lambda: self.expression(node.body),
+            lambda: self.expression(node.orelse),
         )
 
     def branches(
