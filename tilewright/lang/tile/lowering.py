@@ -144,10 +144,12 @@ class Lowering:
         return buffered(name, t.shape, t.dtype)
 
     def inner(self, run: Callable[[], None]) -> tuple[Stmt, ...]:
-        """Statements of a body of their own."""
-        saved, self.out = self.out, []
+        """Statements of a body of their own. Nothing of it is used after it but what it assigns."""
+        saved, self.out = (self.out, self.lazy), []
+        self.lazy = []
         run()
-        found, self.out = tuple(self.out), saved
+        found = tuple(self.out)
+        self.out, self.lazy = saved
         return found
 
     def tile(self, v: ir.Value) -> Tile:

@@ -97,7 +97,9 @@ def mapped(name: str, args: tuple[Tile, ...], dtype: DType, shape: tuple[int, ..
     exact = _comparison(name, args) or (lambda i: fn(name, *(at(i) for at in ats)))
     dim = _index_function(name, args, dtype)
     if dim is not None:
-        return replace(whole(shape, dtype, dim), dear=dear and len(reads) > 0, reads=reads)
+        probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(shape))
+        costs = dear and bool(D.data_values(dim(probe)))
+        return replace(whole(shape, dtype, dim), dear=costs, reads=reads)
     return scalar_index(Tile(shape, dtype, exact, None, dear, reads))
 
 
