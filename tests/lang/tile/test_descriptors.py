@@ -143,12 +143,12 @@ def test_descriptors_of_the_host():
         made = d.maker()([p, *numbers])
         assert array(made.load([0, 0])).shape == (2, 4)
     for bad, said in [
-        (dict(strides=[8]), "other strides or blocks"),
-        (dict(strides=[1, 8]), "not contiguous"),
-        (dict(shape=[0, 8]), "empty array"),
-        (dict(padding="one"), "padding='one'"),
-        (dict(block_shape=[2, 3]), "no power of two"),
+        ({"strides": [8]}, "other strides or blocks"),
+        ({"strides": [1, 8]}, "not contiguous"),
+        ({"shape": [0, 8]}, "empty array"),
+        ({"padding": "one"}, "padding='one'"),
+        ({"block_shape": [2, 3]}, "no power of two"),
     ]:
-        given = dict(base=memory, shape=[4, 8], strides=[8, 1], block_shape=[2, 4]) | bad
+        given = {"base": memory, "shape": [4, 8], "strides": [8, 1], "block_shape": [2, 4]} | bad
         with pytest.raises(Invalid, match=said):
             tl.TensorDescriptor(**given)

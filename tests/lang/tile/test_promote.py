@@ -75,11 +75,11 @@ def test_numbers_take_the_type_of_the_tile():
 def test_numbers_that_do_not_fit():
     with running():
         with pytest.raises(Invalid, match="does not fit int8"):
-            tile([1], tl.int8) + 300
+            _ = tile([1], tl.int8) + 300
         with pytest.raises(Invalid, match="-1 with a tile of uint8"):
-            tile([1], tl.uint8) + -1
+            _ = tile([1], tl.uint8) + -1
         with pytest.raises(Invalid, match="does not fit 64 bits"):
-            tile([1], tl.int64) + 2**64
+            _ = tile([1], tl.int64) + 2**64
 
 
 def test_comparisons_use_the_numbers_own_type():
@@ -131,9 +131,9 @@ def test_addresses_are_integers_of_64_bits():
         q = (p.to(tl.int64) + 8).to(tl.pointer_type(tl.float32))
         assert float(tl.load(q)) == 2.0
         assert bool(p.to(tl.int1))
-        with pytest.raises(Invalid, match="addresses are tl.int64"):
+        with pytest.raises(Invalid, match="addresses are"):
             p.to(tl.int32)
-        with pytest.raises(Invalid, match="addresses are tl.int64"):
+        with pytest.raises(Invalid, match="addresses are"):
             tile(1.0, tl.float32).to(tl.pointer_type(tl.float32))
 
 
@@ -150,4 +150,4 @@ def test_broadcasting():
         a, b = tile([1, 2], tl.int32), tile([[10], [20], [30], [40]], tl.int32)
         assert (array(a + b) == [[11, 12], [21, 22], [31, 32], [41, 42]]).all()
         with pytest.raises(Invalid, match="axis 0 has 2 and 4"):
-            a + tile([1, 2, 3, 4], tl.int32)
+            _ = a + tile([1, 2, 3, 4], tl.int32)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.ir.types import DTYPES, bf16
 from tilewright.lang.tile import core as tl
 from tilewright.lang.tile.builder import IRBuilder, using
 from tilewright.lang.tile.eager import EagerBuilder, EagerValue
@@ -37,9 +38,8 @@ def running(*arrays: np.ndarray, grid: tuple[int, ...] = (1,)) -> Iterator[list[
     builder = EagerBuilder(Memory(), grid)
     pointers = []
     for k, a in enumerate(arrays):
-        kinds = (*INTS, *UINTS, tl.float16, tl.float32, tl.float64, tl.int1)
-        kind = next(d for d in kinds if d.ir.numpy == a.dtype)
-        pointers.append(tl.tensor(builder.pointer(kind.ir, builder.memory.add(f"a{k}", a))))
+        element = next(d for d in DTYPES.values() if d.numpy == a.dtype and d is not bf16)
+        pointers.append(tl.tensor(builder.pointer(element, builder.memory.add(f"a{k}", a))))
     with using(builder):
         yield pointers
 
