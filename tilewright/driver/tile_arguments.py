@@ -75,8 +75,12 @@ def pointer_kind(to: DType, aligned: bool) -> Kind:
     return Kind(kind, f"*{to.name}{':16' if aligned else ''}")
 
 
-@cache
 def scalar_kind(element: DType, divisor: int = 1, positive: bool = False) -> Kind:
+    return _scalar_kind(element, divisor, positive)
+
+
+@cache  # which takes f(x) and f(x, 1) for two
+def _scalar_kind(element: DType, divisor: int, positive: bool) -> Kind:
     text = f"{element.name}{'+' if positive else ''}{f':{divisor}' if divisor > 1 else ''}"
     return Kind(Argument.scalar(element, divisor, positive), text)
 

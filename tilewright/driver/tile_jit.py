@@ -195,19 +195,22 @@ class JITFunction(TileFunction, KernelInterface[T]):
                 self._forget_changed()
             kernel = self.kernels.get(full)
             if kernel is None:
-                kernel = self.kernels[full] = self._made(given, options, debug)
+                arguments = self._described(given)
+                kernel = self.kernels[full] = self.compiled(arguments, options, debug)
         return kernel, values
 
-    def _made(
-        self, given: Sequence[Any], options: Mapping[str, Any], debug: bool
-    ) -> CompiledKernel:
+    def _described(self, given: Given) -> dict[str, Argument]:
         arguments: dict[str, Argument] = {}
         for p, value in zip(self.parameters, given, strict=True):
             if p.is_constexpr:
-                arguments[p.name] = Argument.constant(value)
-            else:
+                plain = value.value if isinstance(value, constexpr) else value
+                arguments[p.name] = Argument.constant(plain)
+                continue
+            try:
                 arguments[p.name] = argument_of(handlers_of(p)[value.__class__](value)[0])
-        return self.compiled(arguments, options, debug)
+            except TilewrightError as problem:
+                raise self._explained(given, problem) from problem
+        return arguments
 
     def compiled(
         self, arguments: Mapping[str, Argument], options: Mapping[str, Any], debug: bool

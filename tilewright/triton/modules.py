@@ -45,9 +45,7 @@ def _take(module: Any, names: str) -> dict[str, Any]:
 def _contents() -> dict[str, dict[str, Any]]:
     """What each module that is no alias holds. Packages come before what is in them."""
     tuning = _take(tile_autotune, "Autotuner Config Heuristics autotune heuristics")
-    functions = _take(
-        tile_jit, "JITFunction KernelInterface MockTensor TensorWrapper reinterpret jit"
-    )
+    functions = _take(tile_jit, "JITFunction KernelInterface MockTensor TensorWrapper reinterpret")
     errors = {
         **_take(hosting, "OutOfResources InterpreterError"),
         "AutotunerError": TilewrightError,
@@ -66,7 +64,8 @@ def _contents() -> dict[str, dict[str, Any]]:
         hosting,
         "type_canonicalisation_dict canonicalize_dtype validate_block_shape is_power_of_two",
     )
-    constants = _take(tile_jit, "constexpr_function cdiv next_power_of_2")
+    constants = _take(tile_jit, "cdiv next_power_of_2")
+    decorators = _take(tile_jit, "jit constexpr_function")
     base = {"TritonError": TilewrightError}
     descriptors = _take(tile_arguments, "TensorDescriptor")
     return {
@@ -74,6 +73,7 @@ def _contents() -> dict[str, dict[str, Any]]:
             "__version__": VERSION,
             **tuning,
             **functions,
+            **decorators,
             **constants,
             **base,
             **_take(hosting, "OutOfResources InterpreterError compile set_allocator"),
@@ -85,7 +85,7 @@ def _contents() -> dict[str, dict[str, Any]]:
             **{name: getattr(testing, name) for name in testing.__all__},
         },
         "triton.runtime": {**tuning, **functions, **errors, "driver": hosting.driver},
-        "triton.runtime.jit": {**functions, **constants, **names},
+        "triton.runtime.jit": {**functions, **decorators, **names},
         "triton.runtime.autotuner": tuning,
         "triton.runtime.errors": {**errors, **base},
         "triton.runtime.driver": {"driver": hosting.driver},
