@@ -1,4 +1,8 @@
 """Errors show the kernel's line with a caret, how it was called, and what to write."""
+# Numbers of a kernel become tensors, which Python's own types do not show.
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportAssignmentType=false
+# pyright: reportInvalidTypeForm=false, reportOptionalMemberAccess=false
+# pyright: reportOperatorIssue=false, reportUnusedExpression=false
 
 import copy
 import linecache

@@ -158,7 +158,7 @@ def joined(
 def _as(x: Any, like: core.tensor) -> Any:
     """A constant as a tensor of a scalar's type; of any other value, the value itself."""
     value = number(unwrap(x))
-    if value is None or like.handle.shape:
+    if value is None or like.handle.shape or like.dtype.is_ptr():
         raise Differ(said(x), said(like))
     if isinstance(value, float) and not like.dtype.is_floating():
         raise Differ(said(x), said(like))
