@@ -16,7 +16,7 @@ from tests.lang.tile.library import (
     tile,
 )
 from tilewright.base.errors import Invalid
-from tilewright.ir.types import as_dtype
+from tilewright.ir.types import as_dtype, bf16
 from tilewright.lang.tile import core, standard
 from tilewright.lang.tile.raw_memory import from_bits, to_bits
 
@@ -216,7 +216,7 @@ def test_what_sums_are():
 def test_sums_of_many_short_floats_lose_nothing_on_the_way():
     x = tile(np.full(4096, 0.01), core.bfloat16)
     (found,) = run(standard.sum, x)
-    assert found == as_dtype(np.asarray(x.array.astype(np.float64).sum()), core.bfloat16.ir)
+    assert found == as_dtype(np.asarray(x.array.astype(np.float64).sum()), bf16)
     (running,) = run(standard.cumsum, tile(np.full(2048, 1.0), core.float16))
     assert running[-1] == 2048
 

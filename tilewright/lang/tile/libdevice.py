@@ -1,24 +1,49 @@
 """libdevice: the functions of CUDA's mathematical library under their names, as far as scalar
-functions and what can be composed of them give them. Half of them are in libdevice_bits.py and
-libdevice_rounding.py.
+functions and what can be composed of them give them. Most are in the files whose names begin like
+this one's.
 
 Functions that a float32 would lose digits in are computed in float64 and rounded once.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tilewright.lang.tile import core
 from tilewright.lang.tile.functions import constexpr_function, function
+from tilewright.lang.tile.libdevice_bessel import (
+    cyl_bessel_i0,
+    cyl_bessel_i1,
+    j0,
+    j1,
+    y0,
+    y1,
+)
+from tilewright.lang.tile.libdevice_bits import (
+    brev,
+    byte_perm,
+    clz,
+    double2hiint,
+    double2loint,
+    double_as_longlong,
+    ffs,
+    float_as_int,
+    float_as_uint,
+    hadd,
+    hiloint2double,
+    int_as_float,
+    longlong_as_double,
+    mul24,
+    mulhi,
+    popc,
+    rcp64h,
+    rhadd,
+    sad,
+    uint_as_float,
+)
 from tilewright.lang.tile.libdevice_map import mapped
 from tilewright.lang.tile.libdevice_rounding import ROUNDED, to_int
 from tilewright.lang.tile.refusals import refused
-
-if TYPE_CHECKING:
-    pass  # a constant may be any value of Python's
-else:
-    pass
 
 abs, floor, ceil, fma = core.abs, core.floor, core.ceil, core.fma
 trunc = mapped("trunc")
@@ -285,7 +310,7 @@ def cospi(x):
 
 # ---- around the error function and the gamma function
 
-_ERFCX_TERMS = 12
+_ERFCX_TERMS = core.constexpr(12)
 
 
 @function
@@ -349,19 +374,124 @@ def tgamma(x):
     return core.where(pole, float("nan"), result).to(x.dtype)
 
 
-globals().update(ROUNDED)
+def __getattr__(name: str) -> Any:
+    """Functions with a direction of rounding, of which there are many."""
+    if name not in ROUNDED:
+        raise AttributeError(f"libdevice has no function {name}")
+    return ROUNDED[name]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *ROUNDED]
+
 
 __all__ = [
-    *sorted(ROUNDED),
-    *("abs acos acosh asin asinh atan atan2 atanh brev byte_perm cbrt ceil clz copysign").split(),
-    *("cos cosh cospi cyl_bessel_i0 cyl_bessel_i1 double2hiint double2loint").split(),
-    *("double_as_longlong erf erfc erfcinv erfcx erfinv exp exp10 exp2 expm1 fast_cosf").split(),
-    *("fast_dividef fast_exp10f fast_expf fast_log10f fast_log2f fast_logf fast_powf").split(),
-    *("fast_sinf fast_tanf fast_tanhf fdim ffs finitef float_as_int float_as_uint floor").split(),
-    *("fma fmod hadd hiloint2double hypot ilogb int_as_float isfinited isinf isnan j0 j1").split(),
-    *("jn ldexp lgamma llrint llround log log10 log1p log2 logb longlong_as_double").split(),
-    *("mul24 mulhi nearbyint nextafter norm3d norm4d normcdf normcdfinv popc pow rcbrt").split(),
-    *("rcp64h remainder rhadd rhypot rint rnorm3d rnorm4d round rsqrt rsqrt_rn sad").split(),
-    *("saturatef scalbn signbit sin sinh sinpi sqrt tan tanh tgamma trunc uint_as_float").split(),
-    *("y0 y1 yn").split(),
+    "abs",
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "brev",
+    "byte_perm",
+    "cbrt",
+    "ceil",
+    "clz",
+    "copysign",
+    "cos",
+    "cosh",
+    "cospi",
+    "cyl_bessel_i0",
+    "cyl_bessel_i1",
+    "double2hiint",
+    "double2loint",
+    "double_as_longlong",
+    "erf",
+    "erfc",
+    "erfcinv",
+    "erfcx",
+    "erfinv",
+    "exp",
+    "exp2",
+    "exp10",
+    "expm1",
+    "fast_cosf",
+    "fast_dividef",
+    "fast_exp10f",
+    "fast_expf",
+    "fast_log2f",
+    "fast_log10f",
+    "fast_logf",
+    "fast_powf",
+    "fast_sinf",
+    "fast_tanf",
+    "fast_tanhf",
+    "fdim",
+    "ffs",
+    "finitef",
+    "float_as_int",
+    "float_as_uint",
+    "floor",
+    "fma",
+    "fmod",
+    "hadd",
+    "hiloint2double",
+    "hypot",
+    "ilogb",
+    "int_as_float",
+    "isfinited",
+    "isinf",
+    "isnan",
+    "j0",
+    "j1",
+    "jn",
+    "ldexp",
+    "lgamma",
+    "llrint",
+    "llround",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "logb",
+    "longlong_as_double",
+    "mul24",
+    "mulhi",
+    "nearbyint",
+    "nextafter",
+    "norm3d",
+    "norm4d",
+    "normcdf",
+    "normcdfinv",
+    "popc",
+    "pow",
+    "rcbrt",
+    "rcp64h",
+    "remainder",
+    "rhadd",
+    "rhypot",
+    "rint",
+    "rnorm3d",
+    "rnorm4d",
+    "round",
+    "rsqrt",
+    "rsqrt_rn",
+    "sad",
+    "saturatef",
+    "scalbn",
+    "signbit",
+    "sin",
+    "sinh",
+    "sinpi",
+    "sqrt",
+    "tan",
+    "tanh",
+    "tgamma",
+    "trunc",
+    "uint_as_float",
+    "y0",
+    "y1",
+    "yn",
 ]

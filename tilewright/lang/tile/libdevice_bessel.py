@@ -17,8 +17,8 @@ else:
 
 _EULER = 0.5772156649015329
 # Beyond these arguments terms of alternating sign cancel too much, or too many are needed.
-_FAR_OSCILLATING = 12.0
-_FAR_GROWING = 20.0
+_FAR_OSCILLATING = core.constexpr(12.0)
+_FAR_GROWING = core.constexpr(20.0)
 
 
 @constexpr_function

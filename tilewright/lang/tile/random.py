@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
     from tilewright.lang.tile.types import constexpr
 
-N_ROUNDS_DEFAULT = constexpr(10)  # what the authors of Philox recommend
+N_ROUNDS_DEFAULT = core.constexpr(10)  # what the authors of Philox recommend
 
 
 @function

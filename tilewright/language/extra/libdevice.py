@@ -15,4 +15,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return list(import_module(_LIBRARY).__all__)
+    return dir(import_module(_LIBRARY))
