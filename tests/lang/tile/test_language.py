@@ -12,14 +12,15 @@ from tilewright.lang.tile.functions import TileFunction
 
 # What triton.language 3.9 exports.
 OPERATIONS = """
-    abs add arange associative_scan assume atomic_add atomic_and atomic_cas atomic_max atomic_min
-    atomic_or atomic_poll atomic_xchg atomic_xor broadcast broadcast_to cast cat ceil clamp
-    condition cos debug_barrier device_assert device_print div_rn dot dot_scaled erf exp exp2 expand_dims
-    expect_zero fdiv floor fma full gather histogram inline_asm_elementwise join load
-    load_tensor_descriptor log log2 make_block_ptr make_tensor_descriptor map_elementwise
-    max_constancy max_contiguous maximum minimum mul multiple_of num_programs permute program_id
-    range reduce reshape rsqrt sin split sqrt sqrt_rn static_assert static_print static_range store
-    store_tensor_descriptor sub to_tensor trans umulhi view where
+    abs add arange associative_scan assume atomic_add atomic_and atomic_cas atomic_max
+    atomic_min atomic_or atomic_poll atomic_xchg atomic_xor broadcast broadcast_to cast cat ceil
+    clamp condition cos debug_barrier device_assert device_print div_rn dot dot_scaled erf exp
+    exp2 expand_dims expect_zero fdiv floor fma full gather histogram inline_asm_elementwise
+    join load load_tensor_descriptor log log2 make_block_ptr make_tensor_descriptor
+    map_elementwise max_constancy max_contiguous maximum minimum mul multiple_of num_programs
+    permute program_id range reduce reshape rsqrt sin split sqrt sqrt_rn static_assert
+    static_print static_range store store_tensor_descriptor sub to_tensor trans umulhi view
+    where
 """.split()
 LIBRARY = """
     argmax argmin bitonic_merge cdiv cumprod cumsum flip interleave max min pair_uniform_to_normal
