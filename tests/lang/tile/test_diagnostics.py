@@ -16,7 +16,7 @@ from tests.lang.tile.kernels import run
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.ir.types import i32
 from tilewright.lang.tile.frontend import CompileError, StaticAssertionError, translate
-from tilewright.lang.tile.functions import Argument, function
+from tilewright.lang.tile.functions import Argument, function, must_use_result
 
 
 def failing(kernel, **values) -> CompileError:
@@ -282,3 +282,34 @@ def test_a_long_statement_is_marked_on_its_first_line():
         )
 
     assert marked(failing(kernel)) == "tl.arange("
+
+
+@must_use_result("It has no other effect.")
+@function
+def cube(x):
+    return x * x * x
+
+
+def test_results_that_must_be_used():
+    @function
+    def kernel(out):
+        cube(tl.load(out))
+
+    error = failing(kernel)
+    assert error.what == "the result of cube is not used"
+    assert error.hint == "It has no other effect."
+
+    @function
+    def used(out):
+        tl.store(out, cube(tl.load(out) + 3))
+
+    out = np.zeros(1, np.int32)
+    run(used, out=out)
+    assert out[0] == 27
+
+    @function
+    def advanced(out):
+        p = tl.make_block_ptr(out, (8,), (1,), (0,), (8,), (0,))
+        tl.advance(p, (8,))
+
+    assert "the result of tl.advance is not used" in failing(advanced).what

@@ -83,6 +83,8 @@ def is_dynamic(x: Any) -> bool:
 
 
 class Expressions(State):
+    unused: ast.expr | None = None  # the expression that is a statement of its own
+
     def expression(self, node: ast.expr) -> Any:
         translate = _EXPRESSIONS.get(type(node))
         if translate is None:
@@ -365,6 +367,13 @@ class Expressions(State):
                 )
             kwargs[k.arg] = self.expression(k.value)
         self.node = node
+        if node is self.unused:
+            why = "write p = tl.advance(p, …)" if f is core.advance else _needed(f)
+            if why:
+                raise Mistake(
+                    f"the result of {ast.unparse(node.func)} is not used",
+                    why if isinstance(why, str) else None,
+                )
         return self.apply(f, args, kwargs)
 
     def apply(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -436,6 +445,11 @@ class Expressions(State):
             self.node = node
             raise Mistake(f"static assertion failed{said}", None, node, StaticAssertionError)
         return constexpr(None)
+
+
+def _needed(f: Any) -> Any:
+    """Whether, and why, the result of a function must be used."""
+    return getattr(f, "must_use_result", False)
 
 
 def _is_instance(x: Any, kinds: Any) -> bool:

@@ -277,6 +277,15 @@ function = TileFunction
 constexpr_function = ConstexprFunction
 
 
+def must_use_result(x: Any, why: str | bool = True) -> Any:
+    """Marks a function that is called for its result only: `@must_use_result`, or with words that
+    the error adds: `@must_use_result("…")`."""
+    if isinstance(x, str):
+        return lambda f: must_use_result(f, x)
+    x.must_use_result = why
+    return x
+
+
 def call_function(
     f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] = {}
 ) -> Any:

@@ -157,15 +157,8 @@ class Statements(Control):
     # ---- the others
 
     def _effect(self, node: ast.Expr) -> None:
-        found = self.expression(node.value)
-        if isinstance(node.value, ast.Call):
-            f = node.value.func
-            # Functions without an effect of their own, whose result is what they are called for.
-            name = getattr(f, "attr", getattr(f, "id", ""))
-            if name == "advance" and found is not None:
-                raise Mistake(
-                    "the result of tl.advance is not used", "write p = tl.advance(p, …)", node.value
-                )
+        self.unused = node.value
+        self.expression(node.value)
 
     def _nothing(self, node: ast.stmt) -> None:
         pass
