@@ -135,7 +135,7 @@ def test_one_is_a_constant_unless_told_otherwise():
 
 @pytest.mark.parametrize(
     ("value", "element"),
-    [(5, "i32"), (-7, "i32"), (2**31, "i64"), (-(2**40), "i64"), (2**63, "u64"), (2.5, "f32")],
+    [(5, "i32"), (-7, "i32"), (2**31, "i64"), (-(2**40), "i64"), (2**63, "u64"), (2.5, "fp32")],
 )
 def test_numbers_have_the_width_that_holds_them(value, element):
     out = torch.zeros(8, dtype=torch.float64)
@@ -146,9 +146,9 @@ def test_numbers_have_the_width_that_holds_them(value, element):
 
 def test_bools_and_numpy_scalars():
     out = torch.zeros(8, dtype=torch.int32)
-    assert kinds(fill, out, True, 8)["value"] == "bool"
+    assert kinds(fill, out, True, 8)["value"] == "u1"
     assert kinds(fill, out, np.int64(3), 8)["value"] == "i32"
-    assert kinds(fill, out, np.float64(3), 8)["value"] == "f32"
+    assert kinds(fill, out, np.float64(3), 8)["value"] == "fp32"
 
 
 def count(f):
@@ -211,7 +211,7 @@ def declared(out, a: tl.int64, b: "u8", c: tl.float64, d: int):  # noqa: F821
 def test_annotations_name_the_type():
     out = torch.zeros(1, dtype=torch.float64)
     names = kinds(declared, out, 5, 6, 7, 8)
-    assert [names[n] for n in "abcd"] == ["i64", "u8", "f64", "i32"]
+    assert [names[n] for n in "abcd"] == ["i64", "u8", "fp64", "i32"]
     declared[(1,)](out, 2**40, 200, 0.1, 3)
     assert out.item() == 2**40 + 200 + 0.1 + 3
     with pytest.raises(tw.Invalid, match="argument b of declared: 300 does not fit into u8"):
@@ -371,6 +371,14 @@ def test_interpreted_step_by_step():
 # ---- without a launch
 
 
+def test_a_name_of_ones_own():
+    def named(about):
+        return f"{about.fn.name}_{about.signature['value']}_{about.constants['BLOCK']}"
+
+    f = tw.jit(fill.fn, repr=named)
+    assert f.warmup(torch.zeros(8), 2**31, 8, grid=(1,)).name == "fill_i64_8"
+
+
 def test_warmup_makes_and_runs_nothing():
     out = torch.zeros(8)
     kernel = fill.warmup(out, 3, 8, grid=(1,))
@@ -386,7 +394,7 @@ def test_warmup_makes_and_runs_nothing():
 
 def test_warmup_takes_dtypes_for_tensors():
     kernel = fill.warmup(torch.float16, 3, 8, grid=(1,))
-    assert kernel.signature["out"] == "*f16"
+    assert kernel.signature["out"] == "*fp16"
     assert MockTensor(torch.float16, [2, 3, 4]).stride() == (12, 4, 1)
 
 

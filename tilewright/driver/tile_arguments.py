@@ -51,6 +51,10 @@ TYPE_NAMES: dict[str, str] = {
 ALIGNMENT = 16
 
 
+class TooWide(Invalid, OverflowError):
+    """A number that no integer of a kernel holds."""
+
+
 class Kind:
     """What a kernel is told of one argument. Compared by identity: make it through the functions
     below, which keep one of each."""
@@ -267,7 +271,7 @@ class Handlers(dict[type, Callable[[Any], Bound]]):
             elif 0 <= x < 1 << 64:
                 element = unsigned
             else:
-                raise Invalid(f"{x} does not fit into 64 bits")
+                raise TooWide(f"{x} does not fit into 64 bits")
             return scalar_kind(element, 1 if x & 15 else divisor, ones and x > 0), x
 
         return integer

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, partial
 from operator import itemgetter
+from types import SimpleNamespace
 from typing import Any, Generic, TypeVar, overload
 
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.base.events import Log
 from tilewright.driver.tile_arguments import (
     PLAIN,
+    TooWide,
     argument_of,
     constant_key,
     handlers_of,
@@ -32,8 +34,10 @@ from tilewright.driver.tile_launch import (
     executor,
     remember_grid,
 )
+from tilewright.ir.types import DType
 from tilewright.lang.tile.functions import Argument, ConstexprFunction, Parameter, TileFunction
-from tilewright.lang.tile.types import constexpr
+from tilewright.lang.tile.ir import Pointer
+from tilewright.lang.tile.types import constexpr, dtype_of
 
 T = TypeVar("T")
 Given = Sequence[Any]  # the arguments of a launch, in the order of the parameters
@@ -220,10 +224,12 @@ class JITFunction(TileFunction, KernelInterface[T]):
         chosen = executor(self.log)
         runtime = [arguments[p.name] for p in self.parameters if not p.is_constexpr]
         constants = {n: a.value for n, a in arguments.items() if _is_constant(a)}
+        signature = {n: _signature(a) for n, a in arguments.items()}
+        about = SimpleNamespace(fn=self, signature=signature, constants=constants)
         return CompiledKernel(
             function=self,
-            name=self.name,
-            signature={n: _signature(a) for n, a in arguments.items()},
+            name=self.repr(about),
+            signature=signature,
             launchable=chosen.prepare(self, arguments, debug, self.log),
             wants_given=chosen.wants_given,
             pick=_picker(runtime),
@@ -277,8 +283,8 @@ class JITFunction(TileFunction, KernelInterface[T]):
             )
         warps = options.get("num_warps", 1)
         if warps.__class__ is int and (warps < 1 or warps & (warps - 1)):
-            what = f"{self.name} is launched with num_warps={warps}"
-            raise BadArguments(what, where=where, hint="a power of two; a CPU ignores it")
+            what = f"{self.name} is launched with num_warps={warps}, which must be a power of 2"
+            raise BadOption(what, where=where, hint="a CPU ignores it: leave it out")
 
     def _explained(self, given: Given, problem: Exception) -> Exception:
         """The problem with the name of the argument that has it."""
@@ -290,7 +296,8 @@ class JITFunction(TileFunction, KernelInterface[T]):
                     handlers_of(p)[value.__class__](value)
             except TilewrightError as wrong:
                 what = f"argument {p.name} of {self.name}: {wrong.what}"
-                return BadArguments(what, where=f"{self.file}:{self.line}", hint=wrong.hint)
+                kind = TooWide if isinstance(wrong, TooWide) else BadArguments
+                return kind(what, where=f"{self.file}:{self.line}", hint=wrong.hint)
         return problem
 
 
@@ -302,6 +309,10 @@ class BadArguments(Invalid, TypeError):
     """Arguments that a kernel cannot be launched with."""
 
 
+class BadOption(Invalid, AssertionError):
+    """An option of a launch that no GPU would take."""
+
+
 class UnknownOption(Invalid, KeyError):
     """A keyword that is neither a parameter of the kernel nor an option of launches."""
 
@@ -311,9 +322,21 @@ def _is_constant(a: Argument) -> bool:
 
 
 def _signature(a: Argument) -> str:
+    """The type of an argument in Triton's words: *fp32, i32, constexpr."""
     if a.parts is not None:
         return f"({', '.join(map(_signature, a.parts))})"
-    return "constexpr" if a.element is None else str(a.element)
+    if a.element is None:
+        return "constexpr"
+    if isinstance(a.element, Pointer):
+        return f"*{_type_name(a.element.to)}"
+    return _type_name(a.element)
+
+
+def _type_name(element: DType) -> str:
+    short = {"int": "i", "uint": "u"}
+    name = str(dtype_of(element))
+    word, bits = name.rstrip("0123456789"), name.lstrip("uint")
+    return "u1" if element.is_bool else f"{short[word]}{bits}" if word in short else name
 
 
 def _picker(runtime: Sequence[Argument]) -> Callable[[Sequence[Any]], Sequence[Any]]:

@@ -135,7 +135,8 @@ def _answers() -> dict[str, Any]:
 def _seed(seed: int) -> None:
     import torch
 
-    torch.manual_seed(seed)
+    # `torch.manual_seed` seeds GPUs too, and would end up here again.
+    torch.default_generator.manual_seed(int(seed))
 
 
 _undo: list[Callable[[], None]] = []
