@@ -438,3 +438,39 @@ def test_tuples():
             _ = named.middle
         with pytest.raises(Invalid, match="the index is a constant"):
             t[tile(0, tl.int32)]
+
+
+def test_aggregates():
+    @tl.aggregate
+    class State:
+        x: tl.tensor
+        n: tl.constexpr
+        rest: tl.tuple
+
+        def twice(self):
+            return self.x * 2
+
+    @tl.aggregate
+    class Larger:
+        n: tl.constexpr
+
+        def __init__(self, n):
+            self.n = tl.constexpr(n + 1)
+
+    with running():
+        x, y = tile([1, 2], tl.int32), tile([3, 4], tl.int32)
+        s = State(x, 5, rest=(x, 7))
+        assert s.n.value == 5 and s.rest[1].value == 7 and array(s.twice()).tolist() == [2, 4]
+        assert len(s.flatten()) == 2
+        again = s.rebuild([y, x])
+        assert array(again.x).tolist() == [3, 4] and array(again.rest[0]).tolist() == [1, 2]
+        assert array(tl.aggregate_replace(s, x=y).x).tolist() == [3, 4] and s.x is x
+        assert Larger(3).n.value == 4
+        with pytest.raises(Invalid, match="set when the object is made"):
+            s.x = y
+        with pytest.raises(Invalid, match="made without rest"):
+            State(x, 5)
+        with pytest.raises(Invalid, match="is a tensor, not a constexpr"):
+            State(1, 5, (x,))
+        with pytest.raises(Invalid, match="no field m"):
+            tl.aggregate_replace(s, m=1)

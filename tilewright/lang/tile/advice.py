@@ -3,7 +3,6 @@ because it speaks to the hardware of a GPU."""
 
 from __future__ import annotations
 
-import builtins
 import string
 from typing import Any
 
@@ -11,8 +10,8 @@ from tilewright.base.errors import Invalid, Unsupported
 from tilewright.lang.tile import semantic
 from tilewright.lang.tile.builder import current
 from tilewright.lang.tile.promote import described
-from tilewright.lang.tile.tensor import builtin, member, operand, tensor, tuple, value, wrap
-from tilewright.lang.tile.types import constexpr, unwrap
+from tilewright.lang.tile.tensor import builtin, member, operand, tensor, value, wrap
+from tilewright.lang.tile.types import unwrap
 
 
 def _hinted(what: str, input: Any, values: Any) -> tensor:
@@ -158,13 +157,3 @@ def extern_elementwise(
         f"extern_elementwise: {unwrap(lib_name)} is a library for a GPU",
         hint="tl.extra.libdevice has its functions for the CPU",
     )
-
-
-def constants(values: Any) -> tuple:
-    """Python values as a tuple of the language."""
-    made = [v if hasattr(v, "flatten") else constexpr(v) for v in values]
-    return tuple(made)
-
-
-def is_tuple(x: Any) -> bool:
-    return isinstance(x, (tuple, builtins.tuple, list))

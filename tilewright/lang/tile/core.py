@@ -26,6 +26,10 @@ from tilewright.lang.tile.advice import (
     static_assert,
     static_print,
 )
+from tilewright.lang.tile.aggregates import (
+    aggregate,
+    aggregate_replace,
+)
 from tilewright.lang.tile.descriptors import (
     TensorDescriptor,
     advance,
@@ -59,7 +63,6 @@ from tilewright.lang.tile.elementwise import (
     minimum,
     mul,
     rsqrt,
-    scalar_function,
     sin,
     sqrt,
     sqrt_rn,
@@ -168,11 +171,14 @@ __all__ = [
     "TRITON_MAX_TENSOR_NUMEL",
     "PropagateNan",
     "TensorDescriptor",
+    "_aggregate",
     "_promote_bfloat16_to_float32",
     "_reduce_with_indices",
     "abs",
     "add",
     "advance",
+    "aggregate",
+    "aggregate_replace",
     "arange",
     "associative_scan",
     "assume",
@@ -264,7 +270,6 @@ __all__ = [
     "reduce",
     "reshape",
     "rsqrt",
-    "scalar_function",
     "sin",
     "slice",
     "slice_type",
@@ -299,6 +304,7 @@ __all__ = [
 ]
 
 TRITON_MAX_TENSOR_NUMEL = MAX_NUMEL
+_aggregate = aggregate
 
 
 @builtin

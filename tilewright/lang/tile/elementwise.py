@@ -10,7 +10,7 @@ from typing import Any
 
 from tilewright.base.errors import Invalid
 from tilewright.lang.tile import semantic
-from tilewright.lang.tile.semantic import FULL_FLOATS, PropagateNan
+from tilewright.lang.tile.semantic import PropagateNan
 from tilewright.lang.tile.tensor import builtin, member, operand, tensor, value, wrap
 from tilewright.lang.tile.types import constexpr, float32, unwrap
 
@@ -160,13 +160,6 @@ def fma(x: Any, y: Any, z: Any) -> tensor:
 def umulhi(x: Any, y: Any) -> tensor:
     """The upper half of the product of two unsigned integers."""
     return wrap(semantic.umulhi(operand(x), operand(y)))
-
-
-def scalar_function(fn: str, *args: Any, allowed: tuple = FULL_FLOATS) -> tensor:
-    """Any function of ir/scalar.py on tiles of one type, for the library of functions."""
-    from_all = semantic.together(fn, [operand(a) for a in args])
-    semantic.checked(fn, from_all[0], allowed)
-    return wrap(semantic.map_values(fn, *from_all))
 
 
 @builtin

@@ -12,7 +12,7 @@ from tilewright.lang.tile.builder import IRBuilder, current
 from tilewright.lang.tile.ir import Block, TileType, Value
 from tilewright.lang.tile.shapes import arange, axis_of, broadcast_to, expand_dims, gather, reshape
 from tilewright.lang.tile.tensor import builtin, member, tensor, tuple, value, wrap
-from tilewright.lang.tile.types import base_value, bfloat16, dtype_of, float32, int32, unwrap
+from tilewright.lang.tile.types import bfloat16, dtype_of, float32, int32, unwrap
 
 
 def _several(x: Any) -> list[tensor]:
@@ -243,7 +243,3 @@ def _row(scalars: list[Value], shape: builtins.tuple[int, ...]) -> Value:
             for k in pairs
         ]
     return promote.reshape(parts[0], shape)
-
-
-def is_value(x: Any) -> bool:
-    return isinstance(x, base_value)

@@ -256,14 +256,6 @@ def function(fn: str, x: Operand, allowed: tuple[dtype, ...] = FULL_FLOATS) -> V
     return map_values(fn, checked(fn, value_of(x), allowed))
 
 
-def together(what: str, args: list[Operand]) -> list[Value]:
-    """All arguments of a function with one type and one shape."""
-    values = [value_of(a) for a in args]
-    for k in range(1, len(values)):
-        values[0], values[k] = operands(what, values[0], values[k])
-    return list(broadcast(*(cast(v, dtype_of(values[0].element)) for v in values)))
-
-
 def absolute(x: Operand) -> Value:
     v = value_of(x)
     if isinstance(v.element, Pointer):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -243,7 +242,3 @@ def gather(src: Any, index: Any, axis: Any) -> tensor:
 
 def dtype_of_value(v: Value) -> dtype:
     return promote.dtype_of(v.element)
-
-
-def shape_of(tensors: Sequence[tensor]) -> builtins.tuple[int, ...]:
-    return promote.common_shape(*(t.handle.shape for t in tensors))
