@@ -221,6 +221,12 @@ def test_python_itself_is_checked_with_the_switch():
     assert found.kind == OUT_OF_BOUNDS and found.where.endswith(line_of(scaled, "value = "))
 
 
+def test_a_branch_of_python_that_depends_on_nothing():
+    given = {"x": torch.ones(8), "out": torch.zeros(8), "n": 6, "BLOCK": 8, "HOW": "branch"}
+    with knobs.tile_check.override(True), pytest.raises(CheckFailed, match="a branch depends on"):
+        run_eager(masked, (1,), given)
+
+
 def test_the_report_is_a_table():
     given = {"x": torch.randn(20), "out": torch.zeros(24), "n": 22, "BLOCK": 8}
     report = check(scaled, (3,), given, raises=False)

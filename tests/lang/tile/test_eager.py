@@ -1,6 +1,8 @@
 """Kernels step by step: the Python of a kernel, and its translation, give the same."""
 
 import io
+import linecache
+import sys
 
 import numpy as np
 import pytest
@@ -322,3 +324,53 @@ def test_operations_made_by_hand():
     interpret(kernel, (1,), [given, result])
     wanted = (given.view(3, 4).sum(0) + 0.5).bfloat16()
     assert torch.equal(result, torch.where(wanted > 3, wanted, torch.zeros_like(wanted)))
+
+
+@TileFunction
+def half_of(x):
+    r = 0.5
+    return x * r
+
+
+@TileFunction
+def meanings(x, out, n, BLOCK: tl.constexpr, FLAG: tl.constexpr = False):
+    at = tl.arange(0, BLOCK)
+    one = 1
+    tl.store(out + at, tl.full([BLOCK], value=one, dtype=one.dtype))
+    small = tl.load(x + at)
+    wide = small + one  # int8 and int32, for a variable holds a tensor
+    tl.store(out + BLOCK + at, wide)
+    inside = at < n and at > 0
+    tl.store(out + 2 * BLOCK + at, at, mask=inside and not FLAG)
+    for i in range(2):
+        tl.store(out + 3 * BLOCK + i, i.to(tl.int64) + max(n, 2))
+    tl.store(out + 3 * BLOCK + 2, half_of(tl.load(x + 7).to(tl.float32)).to(tl.int32))
+    total = 0
+    total += n if n > 3 and n < 9 else -n
+    tl.store(out + 3 * BLOCK + 3, total)
+
+
+def test_python_means_what_the_language_means():
+    x = torch.full((8,), 127, dtype=torch.int8)
+    out = torch.zeros(32, dtype=torch.int32)
+    run_both(meanings, (1,), ["out"], x=x, out=out, n=5, BLOCK=8)
+    assert out[:8].tolist() == [1] * 8 and out[8:16].tolist() == [128] * 8
+    assert out[16:24].tolist() == [0, 1, 2, 3, 4, 0, 0, 0]
+    assert out[24:28].tolist() == [5, 6, 63, 5]
+
+
+def test_lines_of_errors_and_breakpoints_are_those_of_the_file():
+    seen = []
+
+    @TileFunction
+    def looks(n):
+        x = n + 1
+        seen.append(sys._getframe())
+        return x
+
+    run_eager(looks, (1,), {"n": 5})
+    (frame,) = seen
+    assert frame.f_code.co_filename == __file__
+    line = linecache.getline(__file__, frame.f_lineno)
+    assert "seen.append" in line or "return x" in line
+    assert repr(frame.f_locals["x"]) == "tensor(int32, 6)"

@@ -24,6 +24,7 @@ from tilewright.lang.tile.functions import Argument, Parameter, TileFunction
 from tilewright.lang.tile.ir import Block, Kernel, Operation, Pointer, TileType, Value, walk
 from tilewright.lang.tile.known import EagerValue, known
 from tilewright.lang.tile.raw_memory import FOREIGN, Memory, element_of, is_array
+from tilewright.lang.tile.stepping import Stepper
 from tilewright.lang.tile.types import base_type, constexpr, dtype, pointer_type, unwrap
 from tilewright.lang.tile.watching import CheckingBuilder
 
@@ -62,8 +63,9 @@ def run_eager(
                 named[p.name] = x
             else:
                 positional.append(x)
+        run = Stepper().function(function)
         for _ in builder.programs():
-            function.fn(*positional, **named)
+            run(*positional, **named)
     builder.finish()
 
 
