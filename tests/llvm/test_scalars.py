@@ -109,10 +109,12 @@ def test_casts_from_other_floats(name: str, source: str) -> None:
 @pytest.mark.parametrize("source", ["f32", "f64"])
 def test_casts_toward_zero(name: str, source: str) -> None:
     d = DTYPES[name]
-    x = floats_to_round(name if name in FORMS else "f8e5m2").astype(DTYPES[source].numpy)
+    x = floats_to_round(name if name in FORMS else "f8e5m2")
+    with np.errstate(invalid="ignore"):
+        x = x.astype(DTYPES[source].numpy)
     if source == "f64":
         near = as_dtype(x, f32).astype(np.float64)
-        x = np.concatenate([x, near * (1 - 2.0**-40), near * (1 + 2.0**-40)])
+        x = np.concatenate([x, near * (1 - 2.0**-40), near * (1 + 2.0**-40)])[::7]
     got, own = both(f"cast<{name}>(toward_zero_{name}(a@))", name, a=(x, source))
     np.testing.assert_array_equal(got, own)
     kept = np.isfinite(x) & ~np.isnan(own.astype(np.float64))
@@ -141,7 +143,7 @@ def test_bits_and_back(name: str) -> None:
     d = DTYPES[name]
     codes = np.random.default_rng(0).integers(0, 256, 1024 * d.bytes, np.uint8).view(f"u{d.bytes}")
     held = from_memory(codes.view(d.memory), d)
-    number = ~np.isnan(held.astype(np.float64))
+    number = ~np.isnan(held)
     got = raw(f"bits_of_{name}({name}_of_bits(a@))", f"u{d.bits}", f"u{d.bits}", codes)
     np.testing.assert_array_equal(got[number], codes[number])
     whole, own = both(f"bits_of_{name}(a@)", f"u{d.bits}", a=(held, name))

@@ -303,12 +303,12 @@ def _fold(combine: str, x: np.ndarray, n: int, dtype: DType) -> np.ndarray:
 
 def apply(name: str, args: Sequence[Any], dtype: DType) -> np.ndarray:
     """A scalar function on arrays, with floats of 8 and 16 bits computed in float32."""
-    wide = [
-        np.asarray(a, dtype=np.float32) if np.asarray(a).dtype == np.float16 else a for a in args
-    ]
     with np.errstate(all="ignore"):
-        r = SCALARS[name].numpy(*wide)
-    return as_dtype(r, dtype)
+        wide = [
+            np.asarray(a, dtype=np.float32) if np.asarray(a).dtype == np.float16 else a
+            for a in args
+        ]
+        return as_dtype(SCALARS[name].numpy(*wide), dtype)
 
 
 def cast(x: np.ndarray, src: DType, dst: DType) -> np.ndarray:
