@@ -57,6 +57,16 @@ NESTS = {
 }
 
 
+NESTS["branches-sound"] = (
+    "nest k\n  out y: f32[8]\n  if y[0]:\n    y: y[0] = 0.0\n",
+    "the condition of an if is f32, not bool",
+)
+NESTS["atomics-sound"] = (
+    "nest k\n  local t: f32[8]\n  alloc t\n  a: add relaxed t[0] with 1.0\n",
+    "a is an atomic on t, which is no argument",
+)
+
+
 @pytest.mark.parametrize("name", NESTS)
 def test_nests(name: str) -> None:
     text, says = NESTS[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.kernel.meet import Use
-from tilewright.kernel.nest import Loop, Nest, Stmt, walk
+from tilewright.kernel.nest import Loop, Nest, Stmt, bodies, walk
 from tilewright.kernel.text import line_text
 
 # Lines of one place; what is not at fault is left out first.
@@ -37,7 +37,7 @@ def _lines(
 ) -> None:
     skipped = False
     for s in body:
-        held = (s, *(x for x, _ in walk(s.body))) if isinstance(s, Loop) else (s,)
+        held = tuple(x for x, _ in walk((s,)))
         if not any(id(x) in marks for x in held):
             skipped = True
             continue
@@ -48,7 +48,7 @@ def _lines(
         if len(text) > WIDEST:
             text = text[: WIDEST - 1] + "…"
         out.append((text, ", ".join(marks.get(id(s), ()))))
-        if isinstance(s, Loop):
-            _lines(s.body, depth + 1, marks, out)
+        for inside in bodies(s):
+            _lines(inside, depth + 1, marks, out)
     if skipped and depth:
         out.append(("  " * depth + "…", ""))

@@ -14,23 +14,38 @@ from tilewright.ir import dim as D
 from tilewright.ir.check import CheckFailed, Fault, check, level, verify
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.expr import Load, Reduce, Value, extent, loads, walk
-from tilewright.kernel.group import Buffer, Group, Stage
+from tilewright.kernel.group import ANYWHERE, Buffer, Group, Stage
 from tilewright.kernel.intrinsic import tensor_faults
 from tilewright.kernel.nest import (
+    ATOMICS,
+    BLOCKS,
+    BRANCHES,
     KINDS,
+    ORDERS,
     SCOPES,
+    THREADS,
     Alloc,
+    Atomic,
+    If,
     Loop,
     Nest,
     Path,
     Prefetch,
+    Report,
     Stmt,
     Store,
     Wait,
+    While,
+    bodies,
+    free_vars,
+    own_values,
+    reads,
     store_loads,
+    with_bodies,
+    writes,
 )
 from tilewright.kernel.nest import walk as walk_nest
-from tilewright.kernel.text import group_text, nest_text
+from tilewright.kernel.text import group_text, nest_lines, nest_text
 from tilewright.kernel.threads import thread_faults
 
 __all__ = ["CheckFailed", "unsettled", "verify"]
@@ -41,21 +56,14 @@ AROUND = 4
 
 def _nest_around(n: Nest, subject: Any) -> str:
     """The lines around a statement, which is marked; all lines where the fault has no place."""
-    lines = nest_text(n).splitlines()
-    at = _line_of(n, subject)
+    said = nest_lines(n)
+    lines = [line for line, _ in said]
+    at = next((k for k, (_, s) in enumerate(said) if s is not None and s is subject), None)
     if at is None:
         return "\n".join(lines)
     lines[at] = ">" + lines[at][1:]
     lo, hi = max(0, at - AROUND), min(len(lines), at + AROUND + 1)
     return "\n".join([*(["…"] if lo else []), *lines[lo:hi], *(["…"] if hi < len(lines) else [])])
-
-
-def _line_of(n: Nest, subject: Any) -> int | None:
-    """Statements print one line each, in walking order, after the head and the buffers."""
-    for k, (s, _) in enumerate(walk_nest(n.body)):
-        if s is subject:
-            return 1 + len(n.buffers) + k
-    return None
 
 
 level("group", Group, group_text)
@@ -74,6 +82,10 @@ def _buffer_faults(buffers: Sequence[Buffer]) -> Iterator[Fault]:
             yield Fault(f"{b.name} has scope {b.scope!r}; the scopes are {', '.join(SCOPES)}")
         if b.scope == "register" and any(isinstance(d, Int) for d in b.shape):
             yield Fault(f"the register buffer {b.name} has a size that is not a constant")
+        if b.pointer and b.scope not in ("in", "out", "memory"):
+            yield Fault(f"{b.name} is a pointer and {b.scope}: pointers are arguments")
+        if b.pointer != (b.shape == ANYWHERE) or (b.scope == "memory" and not b.pointer):
+            yield Fault(f"{b.name} is {b.scope} and has shape {b.shape}: only pointers have none")
 
 
 def _load_faults(table: dict[str, Buffer], found: Sequence[Load], subject: Any) -> Iterator[Fault]:
@@ -227,16 +239,11 @@ def _nest_symbols(n: Nest) -> Iterator[Fault]:
     dims = set(n.dims)
     for s, p in walk_nest(n.body):
         bound = dims | {q.var for q in p}
-        if isinstance(s, Store):
-            lost = _unbound(_symbols(s.value, s.index), bound)
-        elif isinstance(s, Prefetch):
-            lost = _unbound(s.load.symbols(), bound)
-        elif isinstance(s, Loop):
-            lost = _unbound(D.symbols(s.extent), bound)
-        elif isinstance(s, Alloc):
+        if isinstance(s, Alloc):
             lost = _unbound(set().union(*(D.symbols(d) for d in n.buffer(s.buffer).shape)), dims)
         else:
-            lost = []
+            hollow = with_bodies(s, [()] * len(bodies(s)))
+            lost = _unbound(free_vars(hollow), bound)
         if lost:
             yield Fault(f"{', '.join(lost)} is bound by no loop around", s)
 
@@ -262,8 +269,8 @@ def _nest_accesses(n: Nest) -> Iterator[Fault]:
             yield Fault(f"{s.stage} has a reduction inside its value", s)
         if s.asynchronous and (s.combine is not None or not isinstance(s.value, Load)):
             yield Fault(f"the asynchronous {s.stage} is not a copy", s)
-        yield from _load_faults(table, store_loads(s), s)
     for s, _ in walk_nest(n.body):
+        yield from _load_faults(table, [x for v in own_values(s) for x in loads(v)], s)
         if isinstance(s, Prefetch):
             yield from _load_faults(table, [s.load], s)
         elif isinstance(s, Wait) and s.pending < 0:
@@ -281,23 +288,24 @@ def _nest_live(n: Nest) -> Iterator[Fault]:
         for s in stmts:
             if isinstance(s, Alloc):
                 b = table.get(s.buffer)
-                if b is None or b.scope in ("in", "out"):
+                if b is None or b.scope in ("in", "out", "memory"):
                     yield Fault(f"{s.buffer} is allocated but is an argument or unknown", s)
                 if s.buffer in live:
                     yield Fault(f"{s.buffer} is allocated while it is live", s)
                 live.add(s.buffer)
-            elif isinstance(s, Loop):
-                yield from body(s.body, live)
-            elif isinstance(s, Store):
-                for name in dict.fromkeys([s.buffer, *(str(x.source) for x in store_loads(s))]):
-                    if name not in live:
-                        yield Fault(f"{s.stage} uses {name}, which is not allocated here", s)
             elif isinstance(s, Prefetch) and s.load.source not in live:
                 yield Fault(f"{s.load!r} is asked for where it is not allocated", s)
+            hollow = with_bodies(s, [()] * len(bodies(s)))
+            for name in sorted(writes((hollow,)) | {str(x.source) for x in reads(hollow)}):
+                if name not in live:
+                    yield Fault(f"{_name(s)} uses {name}, which is not allocated here", s)
+            for inside in bodies(s):
+                yield from body(inside, live)
 
-    yield from body(n.body, {b.name for b in n.buffers if b.scope in ("in", "out")})
+    given = ("in", "out", "memory")
+    yield from body(n.body, {b.name for b in n.buffers if b.scope in given})
     for b in n.buffers:
-        if b.scope not in ("in", "out") and not counts[b.name]:
+        if b.scope not in given and not counts[b.name]:
             yield Fault(f"{b.name} is never allocated")
 
 
@@ -306,6 +314,8 @@ def _nest_parallel(n: Nest) -> Iterator[Fault]:
     for s, p in _loops(n):
         if s.kind == "parallel" and p:
             yield Fault(f"parallel {s.name} is inside {p[-1].name}", s)
+        elif s.kind == "parallel" and not any(x is s for x in n.body):
+            yield Fault(f"parallel {s.name} is inside a branch", s)
         if s.kind == "parallel" and s.grain < 1:
             yield Fault(f"parallel {s.name} has grain {s.grain}", s)
 
@@ -326,6 +336,78 @@ def _nest_lanes(n: Nest) -> Iterator[Fault]:
                     yield Fault(f"the extent of {x.name} differs between the lanes {s.name}", x)
                 if isinstance(x, Loop) and x.kind != "unroll":
                     yield Fault(f"{x.kind} {x.name} is inside the lanes {s.name}", x)
+                if isinstance(x, While):
+                    yield Fault(f"while {x.name} is inside the lanes {s.name}", x)
+
+
+@check("nest", "branches-sound")
+def _nest_branches(n: Nest) -> Iterator[Fault]:
+    """Conditions are bools, branches have bodies and are not inside blocks of threads."""
+    for s, p in walk_nest(n.body):
+        if isinstance(s, (If, While)):
+            if not s.condition.dtype.is_bool:
+                yield Fault(f"the condition of {_name(s)} is {s.condition.dtype}, not bool", s)
+            if not any(bodies(s)):
+                yield Fault(f"{_name(s)} has no body", s)
+        if isinstance(s, Report):
+            if s.kind not in ("print", "assert"):
+                yield Fault(f"a report is print or assert, not {s.kind}", s)
+            elif (s.kind == "assert") != (s.condition is not None):
+                has = "has no condition" if s.kind == "assert" else "has a condition"
+                yield Fault(f"{_name(s)} {has}", s)
+            elif s.condition is not None and not s.condition.dtype.is_bool:
+                yield Fault(f"the condition of {_name(s)} is {s.condition.dtype}, not bool", s)
+        bound = next((q for q in p if q.kind in (*BLOCKS, *THREADS)), None)
+        if bound is not None and isinstance(s, BRANCHES):
+            yield Fault(f"{_name(s)} is inside {bound.kind} {bound.name}: threads have none", s)
+
+
+@check("nest", "atomics-sound")
+def _nest_atomics(n: Nest) -> Iterator[Fault]:
+    """Atomics work on arguments, on what machines can exchange; results go to other memory."""
+    table = {b.name: b for b in n.buffers}
+    for s, _ in walk_nest(n.body):
+        if isinstance(s, Atomic):
+            yield from (Fault(what, s) for what in _atomic_faults(table, s))
+
+
+def _atomic_faults(table: dict[str, Buffer], s: Atomic) -> Iterator[str]:
+    b = table.get(s.buffer)
+    if s.kind not in ATOMICS or s.order not in ORDERS:
+        kinds, orders = ", ".join(ATOMICS), ", ".join(ORDERS)
+        yield f"{s.stage} is {s.kind} {s.order}; the kinds are {kinds}, the orders {orders}"
+    if (s.kind == "cas") != (s.compare is not None):
+        yield f"{s.stage} is {s.kind}: cas and nothing else compares"
+    if b is None or b.scope not in ("out", "memory"):
+        what = "unknown" if b is None else "an input" if b.scope == "in" else "no argument"
+        yield f"{s.stage} is an atomic on {s.buffer}, which is {what}"
+        return
+    if b.dtype.is_float and s.kind in ("and", "or", "xor"):
+        yield f"{s.stage} is {s.kind} of {b.dtype}"
+    cells = [(b, s.index)]
+    if s.result is not None:
+        into = table.get(s.result[0])
+        if into is None or into.scope == "in" or into.pointer or into.dtype is not b.dtype:
+            yield f"the result of {s.stage} goes to {s.result[0]}, which is no {b.dtype} to write"
+        else:
+            cells.append((into, s.result[1]))
+    for x, index in cells:
+        if len(index) != len(x.shape):
+            yield f"{x.name} is written with {len(index)} indices, it has {len(x.shape)} axes"
+    for v in (s.value, *(() if s.compare is None else (s.compare,))):
+        if v.dtype is not b.dtype:
+            yield f"{s.stage} computes {v.dtype}, {b.name} holds {b.dtype}"
+
+
+def _name(s: Stmt) -> str:
+    """A statement in a sentence."""
+    if isinstance(s, (Store, Atomic)):
+        return s.stage
+    if isinstance(s, Report):
+        return f"{s.kind} {s.site}"
+    if isinstance(s, While):
+        return f"while {s.name}"
+    return s.name if isinstance(s, Loop) else "an if"
 
 
 @check("nest", "instructions-match")

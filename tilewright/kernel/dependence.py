@@ -23,22 +23,27 @@ from tilewright.kernel.group import Buffer
 from tilewright.kernel.meet import EARLIER, LATER, OTHER, SAME, Relation, Use, meet, same_last, uses
 from tilewright.kernel.nest import (
     Alloc,
+    Atomic,
     Barrier,
     Commit,
     Loop,
     Nest,
     Path,
+    Report,
     Stmt,
     Store,
     Wait,
+    While,
     free_vars,
     inner_vars,
-    store_loads,
+    own_values,
     substitute,
     walk,
 )
 
 _FENCES = (Barrier, Commit, Wait)
+# What runs in its own order, whatever it touches.
+_STOPS = (While, Atomic, Report)
 
 
 @dataclass(frozen=True)
@@ -48,12 +53,16 @@ class Carried:
 
     kind: str  # "reduction" or "order"
     loop: Loop | None
-    first: Use | None = None  # None: a barrier
+    first: Use | None = None  # None: a barrier, or what runs in its own order
     second: Use | None = None
+    stop: Stmt | None = None
 
     @property
     def reason(self) -> str:
         loop, a, b = self.loop.name if self.loop else "", self.first, self.second
+        if isinstance(self.stop, _STOPS):
+            where = f" in {loop}" if loop else ""
+            return f"there is {_said(self.stop)}{where}, which nothing crosses"
         if a is None or b is None:
             return f"there is a barrier in {loop}"
         if self.loop is None:
@@ -70,6 +79,17 @@ class Carried:
 
 def _both(a: Use, b: Use) -> str:
     return str(a) if str(a) == str(b) else f"{a} and {b}"
+
+
+def _said(s: While | Atomic | Report) -> str:
+    if isinstance(s, While):
+        return f"while {s.name}"
+    return f"the atomic {s.stage}" if isinstance(s, Atomic) else f"{s.kind} {s.site}"
+
+
+def _stops(body: tuple[Stmt, ...], loop: Loop | None) -> list[Carried]:
+    found = (s for s, _ in walk(body) if isinstance(s, _STOPS))
+    return [Carried("order", loop, stop=s) for s in found]
 
 
 def linear_index(b: Buffer, index: tuple[Dim, ...]) -> Dim:
@@ -94,7 +114,7 @@ def carried(n: Nest, loop: Loop) -> list[Carried]:
     if not _kinds(n, loop):
         return []
     barriers = any(isinstance(s, _FENCES) for s, _ in walk(loop.body))
-    out = [Carried("order", loop)] if barriers else []
+    out = _stops(loop.body, loop) + ([Carried("order", loop)] if barriers else [])
     here = _Pairs(n, (loop,))
     return [*out, *here.faults(here.all(), [({loop.var: OTHER}, loop)], reductions=True)]
 
@@ -105,6 +125,8 @@ def reordered(n: Nest, chain: Sequence[Loop], order: Sequence[Loop]) -> list[Car
     kinds = set().union(*(_kinds(n, x) for x in chain))
     if "order" not in kinds and not (strict and "reduction" in kinds):
         return []
+    if stopped := _stops(chain[0].body, chain[0]):
+        return stopped
     # Lanes are the innermost loop, wherever they stand.
     old, new = (sorted(c, key=lambda x: x.kind == "lane") for c in (chain, order))
     place = {x.name: k for k, x in enumerate(new)}
@@ -129,7 +151,7 @@ def across_lanes(n: Nest, loop: Loop) -> list[Carried]:
     kinds = _kinds(n, loop)
     if "order" not in kinds and not (strict and "reduction" in kinds):
         return []
-    out: list[Carried] = []
+    out = _stops(loop.body, loop)
     here = _Pairs(n, (loop,))
     for a, b in here.all():
         if a is b and a.combine is None and loop.var not in free_vars(a.store):
@@ -160,7 +182,7 @@ def interleaved(
         turns.append(list(mine))
     rest = [u for u in here.uses if all(u not in part for part in turns)]
     turns = [*turns, rest] if before else [rest, *turns]
-    out: list[Carried] = []
+    out = _stops(outer.body, outer)
     for k, first in enumerate(turns):
         for a, b in here.clashes(first, [u for part in turns[k + 1 :] for u in part]):
             relations: list[tuple[Relation, Loop]] = []
@@ -177,6 +199,8 @@ def interleaved(
 def exchanged(n: Nest, first: Stmt, second: Stmt) -> list[Carried]:
     """What goes wrong when two statements, one after the other, trade places."""
     here = _Pairs(n, (first, second))
+    if stopped := _stops((first, second), None):
+        return stopped
     clashes = here.clashes(*(uses((s,)) for s in (first, second)))
     met = (p for p in clashes if meet(n.buffer(p[0].buffer), *p, {}, here.written))
     return [Carried("order", None, a, b) for a, b in met]
@@ -192,7 +216,8 @@ def _common(a: Path, b: Path) -> list[Loop]:
 
 
 class _Pairs:
-    """The uses in some statements, and which of them get in each other's way."""
+    """The uses in some statements, and which of them get in each other's way. Two pointers into the
+    same memory do not: whoever wrote one loop around both knew that."""
 
     def __init__(self, n: Nest, body: tuple[Stmt, ...]) -> None:
         self.n = n
@@ -206,7 +231,7 @@ class _Pairs:
 
     def alone(self, use: Use) -> bool:
         """Is this plain store all that touches its buffer?"""
-        plain = use.writes and use.combine is None
+        plain = use.writes and use.combine is None and use.sure
         return plain and all(u is use for u in self.uses if u.buffer == use.buffer)
 
     def clashes(self, first: Sequence[Use], second: Sequence[Use]) -> Iterator[tuple[Use, Use]]:
@@ -229,7 +254,7 @@ class _Pairs:
         strict = self.n.precision == "strict"
         for a, b in pairs:
             both = a.combine is not None and a.combine == b.combine
-            if both and not reductions and not (strict and rounds(a.store)):
+            if both and not reductions and not (strict and rounds(a.target)):
                 continue
             for relation, loop in relations:
                 if meet(self.n.buffer(a.buffer), a, b, relation, self.written):
@@ -260,7 +285,7 @@ def anew_hint(n: Nest, found: Sequence[Carried]) -> str | None:
             if writer is None or reader is None or not writer.writes or reader.writes:
                 continue
             if n.buffer(writer.buffer).scope not in ("in", "out"):
-                return f"ComputeAt('{writer.store.stage}', …) computes it anew where it is read"
+                return f"ComputeAt('{writer.target.stage}', …) computes it anew where it is read"
     return None
 
 
@@ -324,7 +349,7 @@ def _windowed(n: Nest, loop: Loop) -> set[str]:
     out: set[str] = set()
     windows: dict[str, list[tuple[int, Dim, Dim]]] = {}
     sums: dict[str, object] = {}  # buffers that different iterations accumulate into, and how
-    if any(isinstance(s, _FENCES) for s, _ in inside):
+    if any(isinstance(s, (*_FENCES, *_STOPS)) for s, _ in inside):
         out.add("order")
     for s in stores:
         if s.buffer in own:
@@ -345,7 +370,8 @@ def _windowed(n: Nest, loop: Loop) -> set[str]:
     for s in stores:
         if s.combine != sums.get(s.buffer, s.combine):
             out.add("order")
-        for x in store_loads(s):
+    for s, _ in inside:
+        for x in (x for v in own_values(s) for x in loads(v)):
             name = str(x.source)
             if name in sums:
                 out.add("order")

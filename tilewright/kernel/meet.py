@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import gcd
 from typing import Any
 
@@ -21,7 +22,7 @@ from tilewright.ir.combine import Combine
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Index, Load, Value, loads
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Path, Stmt, Store, walk
+from tilewright.kernel.nest import If, Loop, Path, Stmt, Store, bodies, own_values
 
 # More iterations of one use, or pairs of two, than these are not listed.
 MAX_POINTS = 1 << 15
@@ -35,20 +36,28 @@ Relation = Mapping[Sym, str]
 
 @dataclass(frozen=True)
 class Use:
-    """One place that touches memory: what a store writes, or something that it reads."""
+    """One place that touches memory: what a store writes, or something that it reads; also what an
+    If reads to choose, and a loop to know its end."""
 
-    store: Store
+    store: Store | If | Loop
     load: Load | None  # None: the store's own cell
     path: Path  # the loops around it, as far as somebody asked
-    place: int  # which store it is, in the order of the text
+    place: int  # which statement it is, in the order of the text
+    sure: bool = True  # no branch is around it
+
+    @property
+    def target(self) -> Store:
+        """Where it writes."""
+        assert isinstance(self.store, Store)
+        return self.store
 
     @property
     def buffer(self) -> str:
-        return self.store.buffer if self.load is None else str(self.load.source)
+        return self.target.buffer if self.load is None else str(self.load.source)
 
     @property
     def index(self) -> tuple[Dim, ...]:
-        return self.store.index if self.load is None else self.load.index
+        return self.target.index if self.load is None else self.load.index
 
     @property
     def writes(self) -> bool:
@@ -56,7 +65,7 @@ class Use:
 
     @property
     def combine(self) -> Combine | None:
-        return self.store.combine if self.load is None else None
+        return self.target.combine if self.load is None else None
 
     def __str__(self) -> str:
         return f"{self.buffer}[{','.join(map(str, self.index))}]"
@@ -65,12 +74,22 @@ class Use:
 def uses(body: tuple[Stmt, ...], path: Path = ()) -> list[Use]:
     """Everything that statements inside `path` touch."""
     out: list[Use] = []
-    stores = ((s, p) for s, p in walk(body, path) if isinstance(s, Store))
-    for k, (s, p) in enumerate(stores):
-        values = [s.value, *(v for i in s.index for v in D.data_values(i))]
-        seen = dict.fromkeys(x for v in values for x in loads(v))
-        out += (Use(s, x, p, k) for x in seen)
-        out.append(Use(s, None, p, k))
+    places = count()
+
+    def visit(body: tuple[Stmt, ...], path: Path, sure: bool) -> None:
+        for s in body:
+            values = own_values(s)
+            if isinstance(s, (Store, If, Loop)) and (values or isinstance(s, Store)):
+                k = next(places)
+                seen = dict.fromkeys(x for v in values for x in loads(v))
+                out.extend(Use(s, x, path, k, sure) for x in seen)
+                if isinstance(s, Store):
+                    out.append(Use(s, None, path, k, sure))
+            around = (*path, s) if isinstance(s, Loop) else path
+            for inside in bodies(s):
+                visit(inside, around, sure and isinstance(s, Loop))
+
+    visit(body, path, True)
     return out
 
 
@@ -317,8 +336,7 @@ def _points(known: set[Sym]) -> dict[Sym, np.ndarray] | None:
 def _conditions(use: Use) -> tuple[tuple[Value, bool], ...]:
     if use.load is None:
         return ()
-    values = (use.store.value, *(v for i in use.store.index for v in D.data_values(i)))
-    return _guards(values).get(use.load, ())
+    return _guards(tuple(own_values(use.store))).get(use.load, ())
 
 
 def _guards(roots: tuple[Value, ...]) -> dict[Value, tuple[tuple[Value, bool], ...]]:

@@ -21,16 +21,22 @@ from tilewright.kernel.around import around
 from tilewright.kernel.dependence import Carried
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.intrinsic import tensor_faults
-from tilewright.kernel.nest import Loop, Nest, Path, find, loop_names, walk
+from tilewright.kernel.nest import BRANCHES, Loop, Nest, Path, find, loop_names, walk
+from tilewright.kernel.text import line_text
 
 STEPS: dict[str, type[Step]] = {}
 
 
 def _keeping_instructions(apply: Callable[[Any, Nest], Nest]) -> Callable[[Any, Nest], Nest]:
-    """A step that would change what a tensorized loop computes or touches refuses."""
+    """A step that would change what a tensorized loop computes or touches refuses, and one that
+    moves things about beside statements which it does not know."""
 
     @wraps(apply)
     def kept(self: Step, n: Nest) -> Nest:
+        if any(b.pointer for b in n.buffers) or any(
+            isinstance(s, BRANCHES) for s, _ in walk(n.body)
+        ):
+            self.beside(n)
         out = apply(self, n)
         if any(isinstance(s, Loop) and s.kind == "tensor" for s, _ in walk(n.body)):
             for what, _ in tensor_faults(out, n):
@@ -65,6 +71,7 @@ class Step:
     """Base of all steps; a subclass registers itself by existing."""
 
     abstract: ClassVar[bool] = True
+    stays: ClassVar[bool] = False  # every statement stays in its place: branches do not matter
 
     def __init_subclass__(cls) -> None:
         STEPS[cls.__name__] = cls
@@ -87,6 +94,15 @@ class Step:
         given = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
         shown = ", ".join(f"{name}={value!r}" for name, value, usual in given if value != usual)
         return f"{type(self).__name__}({shown})"
+
+    def beside(self, n: Nest) -> None:
+        """Refuses where a nest has pointers or branches: its buffers may be written more than once.
+        A step that looks for itself whether that matters has its own."""
+        if self.stays:
+            return
+        found = next((s for s, _ in walk(n.body) if isinstance(s, BRANCHES)), None)
+        where = f"beside {line_text(found)!r}" if found is not None else "where there are pointers"
+        self.need(False, f"it moves what is computed, which is not known to be safe {where}")
 
     def need(self, condition: object, reason: str, hint: str | None = None) -> None:
         if not condition:

@@ -19,17 +19,20 @@ from tilewright.kernel.group import Buffer
 from tilewright.kernel.meet import uses
 from tilewright.kernel.nest import (
     BLOCKS,
+    BRANCHES,
     Alloc,
     Loop,
     Nest,
     Path,
     Stmt,
     Store,
+    bodies,
     inner_vars,
     on_loops,
     reads,
     substitute,
     walk,
+    writes,
 )
 from tilewright.kernel.step import Step
 
@@ -87,6 +90,25 @@ class ComputeAt(Step):
         self.need(out != n, f"{self.stage} is computed at {self.at} already")
         return out
 
+    def beside(self, n: Nest) -> None:
+        """Where what is read may be written again, nothing may write it between here and there."""
+        own = own_statements(n, self.stage)
+        self.need(own, f"there is no stage {self.stage}")
+        needed = {str(x.source) for s, _ in own for x in reads(s)} - {self.stage}
+        whole = (n.body, *(x for s, _ in walk(n.body) for x in bodies(s)))
+        home = next((x for x in whole if any(s is own[0][0] for s in x)), ())
+        mine = [k for k, s in enumerate(home) if any(s is x for x, _ in own)]
+        used = [k for k, s in enumerate(home) if k not in mine and any(map(self._mine, reads(s)))]
+        once = len(mine) == len(own) and len(used) == 1 and used[0] > mine[-1]
+        here = f"{self.stage} and the one loop that reads it do not stand in one body"
+        self.need(once, here, "a branch or a loop is between them")
+        host = home[used[0]]
+        self.need(isinstance(host, Loop), f"{self.stage} is read in a branch")
+        changed = writes(home[mine[0] : used[0] + 1]) & needed
+        self.need(not changed, f"{', '.join(sorted(changed))} is written before that is read")
+        held = (s for s, _ in walk((*(s for s, _ in own), host)) if isinstance(s, BRANCHES))
+        self.need(next(held, None) is None, f"there is a branch in {self.stage} or {self.at}")
+
     def _mine(self, x: Load) -> bool:
         return x.source == self.stage
 
@@ -113,7 +135,7 @@ class ComputeAt(Step):
         """A stage that reads itself keeps whole every axis along which it does."""
         everything = uses(tuple(own))
         for x in (u for u in everything if u.load is not None and self._mine(u.load)):
-            for i, j, (_, size), full in zip(x.index, x.store.index, box, b.shape, strict=True):
+            for i, j, (_, size), full in zip(x.index, x.target.index, box, b.shape, strict=True):
                 if not D.known_eq(i, j) and not D.known_eq(size, full):
                     writes = next(u for u in everything if u.store is x.store and u.writes)
                     saying = f"{self.stage} reads itself at {x}, which would not be there: "

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tilewright.ir import dim as D
 from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops, substitute
@@ -16,6 +17,7 @@ class Fuse(Step):
         y[i,j] = …
     """
 
+    stays: ClassVar[bool] = True
     outer: str
     inner: str
     into: str

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from tilewright.kernel.dependence import apart_hint, carried
 from tilewright.kernel.nest import Nest, on_loops
@@ -14,6 +15,7 @@ class Parallel(Step):
     Outermost loops only.
     """
 
+    stays: ClassVar[bool] = True
     loop: str
     grain: int = 1
 
@@ -28,6 +30,7 @@ class Parallel(Step):
                 f"{self.loop} is inside {path[-1].name if path else ''}",
                 "reorder or fuse it outwards",
             )
+            self.need(any(s is x for s in n.body), f"{self.loop} is inside a branch")
             bad = carried(n, x)
             self.keep(n, bad, hint=apart_hint(n, bad))
         return on_loops(n, self.loop, lambda s: (replace(s, kind="parallel", grain=self.grain),))

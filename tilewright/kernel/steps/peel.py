@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Quo, Sym
 from tilewright.kernel.nest import (
     Alloc,
+    Atomic,
     Loop,
     Nest,
+    Report,
     Stmt,
     Store,
+    While,
     on_loops,
     substitute,
     transform,
@@ -29,6 +33,7 @@ class Peel(Step):
     A loop of one iteration that is its own ragged tail is peeled away.
     """
 
+    stays: ClassVar[bool] = True
     loop: str
 
     def apply(self, n: Nest) -> Nest:
@@ -51,7 +56,7 @@ class Peel(Step):
                 # There may be no tail: then its statements must be inside loops that vanish.
                 for x, path in walk(s.body):
                     gone = any(_empty_at_end(p.extent, s.var, total, factor) for p in path)
-                    inside = not isinstance(x, Store) or gone
+                    inside = not isinstance(x, (Store, Atomic, Report, While)) or gone
                     self.need(inside, f"{getattr(x, 'stage', '')} is outside the ragged loop")
             rest = [_shortened(b, s.var, total, factor) for b in s.body]
             tail = tuple(substitute(b, {s.var: full}) for b in rest)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops
 from tilewright.kernel.step import Step
@@ -21,6 +22,7 @@ class Pragma(Step):
     inside goes past the caches.
     """
 
+    stays: ClassVar[bool] = True
     loop: str
     key: str
     value: int = 1

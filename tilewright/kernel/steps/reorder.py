@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from tilewright.ir import dim as D
 from tilewright.kernel.dependence import reordered
@@ -15,6 +16,7 @@ class Reorder(Step):
     Reorder(("j", "i")):   for i: for j: …   →   for j: for i: …
     """
 
+    stays: ClassVar[bool] = True
     order: tuple[str, ...]
 
     def apply(self, n: Nest) -> Nest:

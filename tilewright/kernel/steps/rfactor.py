@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from tilewright.ir import dim as D
 from tilewright.ir.combine import identity
@@ -9,7 +10,17 @@ from tilewright.ir.expr import load
 from tilewright.kernel.dependence import Carried, rounds
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.meet import Use
-from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, stages_in, wrap
+from tilewright.kernel.nest import (
+    Alloc,
+    Loop,
+    Nest,
+    Stmt,
+    Store,
+    bodies,
+    stages_in,
+    with_bodies,
+    wrap,
+)
 from tilewright.kernel.step import Step
 
 
@@ -23,6 +34,7 @@ class RFactor(Step):
                                                for r.1 in 4: s += p[r.1]
     """
 
+    stays: ClassVar[bool] = True
     stage: str
     loops_kept: tuple[str, ...]
     into: str
@@ -45,10 +57,8 @@ class RFactor(Step):
             found = self._chain(s) if isinstance(s, Loop) else None
             if found is not None:
                 out.extend(self._factored(n, *found, made))
-            elif isinstance(s, Loop):
-                out.append(replace(s, body=self._rebuilt(n, s.body, made)))
             else:
-                out.append(s)
+                out.append(with_bodies(s, [self._rebuilt(n, x, made) for x in bodies(s)]))
         return tuple(out)
 
     def _chain(self, s: Loop) -> tuple[list[Loop], Store] | None:

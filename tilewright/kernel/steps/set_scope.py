@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from tilewright.ir.dim import Int
 from tilewright.kernel.nest import Nest
@@ -13,6 +14,7 @@ class SetScope(Step):
     """Where a stage's buffer lives: "local" memory, "register" (then every index must become a
     constant) or "shared" (one for all threads of a block, allocated outside them)."""
 
+    stays: ClassVar[bool] = True
     buffer: str
     scope: str
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tilewright.ir import dim as D
 from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops, substitute
@@ -19,6 +20,7 @@ class Split(Step):
     the extent must be a constant then.
     """
 
+    stays: ClassVar[bool] = True
     loop: str
     factor: int = 0
     parts: int = 0

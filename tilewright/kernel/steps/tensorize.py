@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tilewright.kernel.intrinsic import INTRINSICS, Mismatch, marked, match
 from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops, walk
@@ -17,6 +18,7 @@ class Tensorize(Step):
         c[i] add= a[p] * b[i,p]                c[i] add= a[p] * b[i,p]
     """
 
+    stays: ClassVar[bool] = True
     loop: str
     instruction: str
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tilewright.base.errors import Refused
 from tilewright.kernel.nest import Nest
@@ -20,6 +21,7 @@ class Tile(Step):
                                             y[32*i.0+i.1,16*j.0+j.1] = …
     """
 
+    stays: ClassVar[bool] = True
     outer: str
     inner: str
     outer_factor: int

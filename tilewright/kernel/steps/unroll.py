@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from tilewright.ir import dim as D
 from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops
@@ -20,6 +21,7 @@ class Unroll(Step):
         for u in min(3, n): t[u] = 0        if 0 < n: t[0] = 0; if 1 < n: t[1] = 0; …
     """
 
+    stays: ClassVar[bool] = True
     loop: str
     guarded: bool = False
 

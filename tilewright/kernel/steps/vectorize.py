@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from tilewright.ir import dim as D
 from tilewright.kernel.dependence import across_lanes, carried, lanes_hint
@@ -19,6 +20,7 @@ class Vectorize(Step):
         for l in 4: y[4*i+l] = exp(x[4*i+l])   →   y[4*i : 4*i+4] = exp(x[4*i : 4*i+4])
     """
 
+    stays: ClassVar[bool] = True
     loop: str
     masked: bool = False
 
