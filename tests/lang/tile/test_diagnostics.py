@@ -5,6 +5,7 @@
 # pyright: reportOperatorIssue=false, reportUnusedExpression=false
 
 import copy
+import functools
 import linecache
 import pickle
 
@@ -313,3 +314,41 @@ def test_results_that_must_be_used():
         tl.advance(p, (8,))
 
     assert "the result of tl.advance is not used" in failing(advanced).what
+
+
+def test_pointers_to_constants_stay_such():
+    @function
+    def kernel(x: tl.const, out):
+        at = tl.arange(0, 4)
+        tl.store(x + at, tl.load(x + at))
+
+    x, out = np.zeros(4, np.int32), np.zeros(4, np.int32)
+    assert "const" in str(failing(kernel, x=x, out=out))
+
+    @function
+    def mixed(x: tl.const, out, n):
+        target = x if n > 0 else out
+        tl.store(target, 1)
+
+    error = failing(mixed, x=x, out=out, n=3)
+    assert "const_pointer<int32> and pointer<int32>" in error.what
+
+
+def test_functions_that_are_not_inlined_take_scalars():
+    @functools.partial(function, noinline=True)
+    def single(x):
+        return x + 1
+
+    @function
+    def kernel(out):
+        tl.store(out, single(tl.load(out)))
+
+    out = np.zeros(1, np.int32)
+    run(kernel, out=out)
+    assert out[0] == 1
+
+    @function
+    def tile(out):
+        single(tl.arange(0, 4))
+
+    assert "marked noinline" in failing(tile).what

@@ -47,6 +47,11 @@ class CompileError(Invalid):
         self.spots = tuple(spots)
         super().__init__(what, where=where or (spots[-1] if spots else None), hint=hint)
 
+    @property
+    def error_message(self) -> str:
+        """What is wrong, without the place (a name of Triton's)."""
+        return self.what
+
     def __str__(self) -> str:
         lines = [self.what]
         if not self.spots and self.where:

@@ -26,7 +26,7 @@ from tilewright.lang.tile.ir import Kernel, TileType, Value
 from tilewright.lang.tile.state import DEEPEST, Frame, TranslatingBuilder
 from tilewright.lang.tile.statements import Statements
 from tilewright.lang.tile.sweep import sweep
-from tilewright.lang.tile.types import constexpr
+from tilewright.lang.tile.types import constexpr, pointer_type
 
 __all__ = ["CompileError", "StaticAssertionError", "translate"]
 
@@ -95,7 +95,10 @@ class _Translator(Statements):
                     f"{p.name} is a tl.constexpr and is given a value that a launch decides",
                     f"pass a number, or drop the annotation of {p.name}",
                 )
-            self.frame.locals[p.name] = self._value(a, p.name)
+            value = self._value(a, p.name)
+            if p.is_const and isinstance(value, core.tensor) and value.dtype.is_ptr():
+                value = core.tensor(value.handle, pointer_type(value.dtype.element_ty, const=True))
+            self.frame.locals[p.name] = value
 
     def _value(self, a: Argument, name: str) -> Any:
         if a.parts is not None:
@@ -128,6 +131,8 @@ class _Translator(Statements):
                 "loop instead, or let a tl.constexpr parameter end the recursion",
             )
         locals = _bound(f, args, kwargs)
+        if f.noinline:
+            _only_scalars(f, locals)
         frame = Frame(f, locals, caller, node)
         frame.loops = 0  # a function may return; loops around its call are another matter
         tree = f.tree
@@ -161,6 +166,16 @@ def _bound(f: TileFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> d
     if rest:
         raise Mistake(f"{f.name} has no parameter {next(iter(rest))}", _takes(f))
     return found
+
+
+def _only_scalars(f: TileFunction, locals: Mapping[str, Any]) -> None:
+    """As in Triton, so that a kernel that runs here runs there."""
+    for name, value in locals.items():
+        if isinstance(value, core.tensor) and value.handle.type.size != 1:
+            raise Mistake(
+                f"{f.name} is marked noinline and is given the tile {name}: {value.type}",
+                "functions that are not inlined take scalars and pointers; drop noinline",
+            )
 
 
 def _takes(f: TileFunction) -> str:

@@ -94,6 +94,12 @@ class Parameter:
     def is_constexpr(self) -> bool:
         return "constexpr" in self.annotation_text
 
+    @functools.cached_property
+    def is_const(self) -> bool:
+        """Is it a pointer through which nothing is stored (`tl.const`, or "*k…" in Triton)?"""
+        text = self.annotation_text
+        return not self.is_constexpr and ("const" in text or text.startswith("*k"))
+
 
 class _Sourced:
     """A Python function whose source is read once, when it is decorated."""

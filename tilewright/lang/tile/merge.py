@@ -9,7 +9,7 @@ from tilewright.lang.tile import core
 from tilewright.lang.tile.builder import IRBuilder
 from tilewright.lang.tile.ir import Block, TileType, Value, walk
 from tilewright.lang.tile.promote import number
-from tilewright.lang.tile.types import base_value, constexpr, type_of, unwrap
+from tilewright.lang.tile.types import base_value, constexpr, unwrap
 
 # Makes a value of the language from the results of an operation.
 Make = Callable[[Iterator[Value]], Any]
@@ -66,7 +66,7 @@ def around(x: Any, values: Iterable[Value]) -> Any:
 def said(x: Any) -> str:
     """A value's type for messages."""
     if isinstance(x, core.tensor):
-        return str(type_of(x.handle.type))
+        return str(x.type)
     if isinstance(x, core.tuple):
         return f"({', '.join(said(v) for v in x.values)})"
     if x is NO_VALUE:
@@ -79,7 +79,7 @@ def said(x: Any) -> str:
 def kind(x: Any) -> Any:
     """What has to stay the same around a loop; comparable."""
     if isinstance(x, core.tensor):
-        return x.handle.type
+        return (x.handle.type, x.dtype.is_const())
     if isinstance(x, core.tuple):
         return (tuple(x.fields or ()), *(kind(v) for v in x.values))
     inside = leaves(x)
@@ -106,7 +106,7 @@ def joined(
     if isinstance(a, core.tensor) and isinstance(b, core.tensor):
         if a.handle is b.handle:
             return (lambda results: a), [], []
-        if a.handle.type == b.handle.type:
+        if a.handle.type == b.handle.type and a.dtype.is_const() == b.dtype.is_const():
             return (lambda results: core.wrap(next(results), a)), [a.handle], [b.handle]
         raise Differ(said(a), said(b))
     if isinstance(a, core.tensor) or isinstance(b, core.tensor):
