@@ -194,7 +194,9 @@ class Machine:
         old = np.zeros(n, b.dtype.numpy)
         for k in range(n):
             old[k : k + 1] = self.get(s.buffer, cells[k : k + 1])
-            new = _atomically(s.kind, b.dtype, old[k], value[k], None if compare is None else compare[k])
+            new = _atomically(
+                s.kind, b.dtype, old[k], value[k], None if compare is None else compare[k]
+            )
             self.put(s.buffer, cells[k : k + 1], as_dtype(np.asarray([new]), b.dtype))
         if s.result is not None:
             name, index = s.result
