@@ -105,7 +105,7 @@ def _product(s: Scheduler, stage: str, store: Store, own: list[Loop]) -> bool:
         limits = _limits(name, s.nest.buffer(store.buffer).dtype.name)
         if limits is None:
             continue
-        height, width = _fit(rows.extent, limits[0]), _fit(columns.extent, limits[1])
+        height, width = _register_tile(s.target, (rows.extent, columns.extent), limits)
         saved = s.nest, list(s.trace)
         inside = [rows.name, columns.name]
         steps: list[Step] = []
@@ -135,10 +135,26 @@ def _limits(instruction: str, dtype: str) -> tuple[int, int] | None:
     return rows, columns
 
 
-def _fit(extent: int, most: int) -> int:
-    """The greatest divisor of an extent that is not more than so many; where it is small, that many
-    and a rest."""
-    for n in range(min(most, extent), 0, -1):
-        if extent % n == 0:
-            return n if 2 * n > most or n == extent else min(most, extent)
-    return 1
+def _register_tile(
+    target: Target, extents: tuple[int, int], limits: tuple[int, int]
+) -> tuple[int, int]:
+    """Rows and columns of sums in registers: whole tiles if there are any, then as many sums as
+    hide an instruction's latency, then as little to load for each."""
+    lanes = target.lanes(32)
+    most = target.vector_registers - target.vector_registers // 4
+
+    def fits(extent: int, limit: int, step: int) -> list[int]:
+        sizes = list(range(step, min(extent, limit) + 1, step)) or [min(extent, limit)]
+        return [n for n in sizes if extent % n == 0] or sizes[-1:]
+
+    def worth(tile: tuple[int, int]) -> tuple[bool, float]:
+        height, width = tile
+        vectors = -(-width // lanes)
+        sums = height * vectors
+        loads = vectors + height / lanes
+        return sums <= most, min(sums, 16) - loads * 16 / max(sums, 1)
+
+    found = [
+        (h, w) for h in fits(extents[0], limits[0], 1) for w in fits(extents[1], limits[1], lanes)
+    ]
+    return max(found, key=worth)
