@@ -164,11 +164,38 @@ def test_annotated_before_it_is_assigned():
         tl.static_assert(x.dtype == tl.int32)
         tl.static_assert(y.type == tl.constexpr_type(0))
         z: tl.constexpr = (1, (2, 3))  # type: ignore
-        tl.store(out, x + y + z[1][0])
+        w: tl.constexpr
+        v = (w := 8)
+        tl.static_assert(isinstance(w.type, tl.constexpr_type))
+        tl.store(out, x + y + z[1][0] + v)
 
     out = ints()
     run(kernel, out=out)
-    assert out[0] == 2
+    assert out[0] == 10
+
+
+def test_python_functions_on_constants_and_tensors():
+    @function
+    def kernel(out, n):
+        tl.store(out, abs(n))
+        tl.store(out + 1, max(n, 1, -5))
+        tl.store(out + 2, min(n, 1))
+        tl.store(out + 3, sum([i * i for i in range(4)]))
+        tl.store(out + 4, sum([i for i in tl.static_range(1, 4)]))  # noqa: C416
+        tl.store(out + 5, divmod(17, 5)[1] + int("12") + len(str(100)))
+        a, b = zip((1, 2), (3, 4))
+        tl.store(out + 6, a[1] * b[1])
+
+    out = ints()
+    run(kernel, out=out, n=-7)
+    assert out[:7].tolist() == [7, 1, -7, 14, 6, 17, 12]
+
+    @function
+    def nan(out, X: tl.constexpr):
+        tl.store(out, max(1.0, X))
+
+    with pytest.raises(CompileError, match=r"max of 1\.0, nan"):
+        run(nan, out=out, X=float("nan"))
 
 
 def test_dtypes_none_and_texts_are_values():

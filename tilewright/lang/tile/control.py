@@ -16,7 +16,7 @@ from typing import Any
 from tilewright.ir.types import DType
 from tilewright.lang.tile import core
 from tilewright.lang.tile.diagnostics import Mistake
-from tilewright.lang.tile.expressions import Expressions, constant, is_dynamic
+from tilewright.lang.tile.expressions import Expressions, is_dynamic
 from tilewright.lang.tile.ir import Block, TileType, Value
 from tilewright.lang.tile.merge import (
     NO_VALUE,
@@ -234,13 +234,6 @@ class Control(Expressions):
             f = unwrap(self.expression(call.func))
             if f is range or f is core.range:
                 return None
-            if f is core.static_range:
-                counter = self.expression(call)
-                self.node = call
-                bounds = [unwrap(x) for x in (counter.start, counter.end, counter.step)]
-                if bounds[2] == 0:
-                    raise Mistake("the step of tl.static_range is 0")
-                return [constant(i) for i in range(*bounds)]
         return self.static_items(node.iter)
 
     def _bounds(self, node: ast.For) -> list[Any]:

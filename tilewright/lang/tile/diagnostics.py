@@ -96,22 +96,16 @@ class Mistake(Exception):
 
 
 def compile_error(error: Exception, spots: Sequence[Spot]) -> CompileError:
-    """Any failure of a translation as an error with its place. What the user's own Python, or the
-    rules of the language, said remains as the cause."""
+    """Any failure of a translation as an error with its place."""
     if isinstance(error, Mistake):
-        made = error.kind(error.what, hint=error.hint, spots=spots)
-        made.__cause__ = error.__cause__
-        return made
+        return error.kind(error.what, hint=error.hint, spots=spots)
     if isinstance(error, TilewrightError):
-        made = CompileError(error.what, hint=error.hint, spots=spots)
-    elif isinstance(error, RecursionError):
-        made = CompileError("the kernel is nested too deeply", hint="split it", spots=spots)
-    else:
-        said = str(error) or repr(error)
-        named = isinstance(error, (TypeError, ValueError, NameError, AttributeError))
-        made = CompileError(said if named else f"{type(error).__name__}: {said}", spots=spots)
-    made.__cause__ = error
-    return made
+        return CompileError(error.what, hint=error.hint, spots=spots)
+    if isinstance(error, RecursionError):
+        return CompileError("the kernel is nested too deeply", hint="split it", spots=spots)
+    said = str(error) or repr(error)
+    named = isinstance(error, (TypeError, ValueError, NameError, AttributeError))
+    return CompileError(said if named else f"{type(error).__name__}: {said}", spots=spots)
 
 
 # Statements and expressions of Python that kernels do not have, and what to do without them.

@@ -12,7 +12,6 @@ from typing import Any
 from tilewright.lang.tile import core
 from tilewright.lang.tile.diagnostics import Mistake, StaticAssertionError, unsupported
 from tilewright.lang.tile.functions import ConstexprFunction, TileFunction
-from tilewright.lang.tile.merge import settled
 from tilewright.lang.tile.state import PYTHON, State
 from tilewright.lang.tile.types import base_type, base_value, constexpr, int1, tuple_type, unwrap
 
@@ -57,7 +56,7 @@ _SYMBOLS = {
 }
 
 _PYTHON_IDS = frozenset(map(id, PYTHON.values()))
-_TAKE_TENSORS = (PYTHON["min"], PYTHON["max"], PYTHON["print"])
+_TAKE_TENSORS = tuple(PYTHON[name] for name in ("abs", "min", "max", "print"))
 
 
 def constant(x: Any) -> Any:
@@ -122,6 +121,11 @@ class Expressions(State):
                 "a tensor cannot be unpacked or looped over",
                 "loop over tl.range, or split it with tl.split",
             )
+        if isinstance(given, core.static_range):
+            low, high, step = (unwrap(x) for x in (given.start, given.end, given.step))
+            if step == 0:
+                raise Mistake("the step of tl.static_range is 0")
+            return [constexpr(i) for i in range(low, high, step)]
         try:
             return [constant(v) for v in unwrap(given)]
         except TypeError:
@@ -282,9 +286,11 @@ class Expressions(State):
         raise NotImplementedError
 
     def _walrus(self, node: ast.NamedExpr) -> Any:
-        value = settled(self.expression(node.value))
-        self.assign(node.target.id, value)
-        return value
+        self.give(node.target, self.expression(node.value))
+        return self.named(node.target.id)
+
+    def give(self, target: ast.expr, value: Any) -> None:
+        raise NotImplementedError
 
     # ---- parts of values
 

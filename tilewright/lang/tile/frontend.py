@@ -59,9 +59,8 @@ class _Translator(Statements):
             raise
         except Exception as error:
             at = getattr(error, "node", None) or self.node
-            raise compile_error(error, self.spots(at)) from error.__cause__ or (
-                None if isinstance(error, Mistake) else error
-            )
+            cause = error.__cause__ if isinstance(error, Mistake) else error
+            raise compile_error(error, self.spots(at)) from cause
         values, given = zip(*self.given, strict=True) if self.given else ((), ())
         kernel = Kernel(
             name,

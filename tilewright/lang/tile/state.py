@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import copysign
 from types import ModuleType
 from typing import Any
 
@@ -187,11 +188,22 @@ def _extreme(of: Callable[..., Any], pair: Callable[[Any, Any], Any], args: Iter
     if len(given) == 1:
         given = list(unwrap(given[0]))
     if not any(isinstance(a, core.tensor) for a in given):
-        return of(unwrap(a) for a in given)
+        numbers = [unwrap(a) for a in given]
+        if any(x != x or (x == 0 and copysign(1, x) < 0) for x in numbers):
+            what = f"{of.__name__} of {', '.join(map(str, numbers))}"
+            # Python's answer would depend on which comes first.
+            raise Mistake(
+                what, "NaN and -0.0 have no order: tl.minimum and tl.maximum take tensors"
+            )
+        return of(numbers)
     found = given[0]
     for a in given[1:]:
         found = pair(found, a)
     return found
+
+
+def _abs(x: Any) -> Any:
+    return core.abs(x) if isinstance(x, core.tensor) else abs(unwrap(x))
 
 
 def _print(*args: Any, **kwargs: Any) -> Any:
@@ -202,7 +214,7 @@ def _print(*args: Any, **kwargs: Any) -> Any:
 PYTHON: dict[str, Any] = {
     f.__name__: f
     for f in (
-        *(abs, bool, divmod, enumerate, float, getattr, hasattr, int, isinstance, len, list, pow),
+        *(bool, divmod, enumerate, float, getattr, hasattr, int, isinstance, len, list, pow),
         *(range, reversed, round, slice, sorted, str, sum, tuple, type, zip, all, any, repr),
     )
-} | {"min": _smallest, "max": _largest, "print": _print, "NotImplemented": NotImplemented}
+} | {"abs": _abs, "min": _smallest, "max": _largest, "print": _print}

@@ -49,13 +49,13 @@ class Statements(Control):
             value = self.expression(node.value)
             self.node = node
             for target in node.targets:
-                self._give(target, value)
+                self.give(target, value)
             return
         value = self.expression(node.value)
         self.node = node
-        self._give(node.targets[0], value)
+        self.give(node.targets[0], value)
 
-    def _give(self, target: ast.expr, value: Any) -> None:
+    def give(self, target: ast.expr, value: Any) -> None:
         """The value of an expression to its targets: numbers become tensors, unless the name was
         announced as `x: tl.constexpr`."""
         if isinstance(target, ast.Name):
@@ -67,7 +67,7 @@ class Statements(Control):
             return
         if isinstance(target, (ast.Tuple, ast.List)):
             for t, v in self._pairs(target, value):
-                self._give(t, v)
+                self.give(t, v)
             return
         raise self._no_target(target)
 
@@ -125,7 +125,7 @@ class Statements(Control):
         value = self.expression(node.value)
         self.node = node
         if not constant_wanted:
-            self._give(node.target, value)
+            self.give(node.target, value)
             return
         if name in self.frame.locals and not self._same_again(name, value):
             raise Mistake(
@@ -152,7 +152,7 @@ class Statements(Control):
         self.node = target
         old = self.named(target.id)
         value = self.binary(node, node.op, old, self.expression(node.value))
-        self._give(target, value)
+        self.give(target, value)
 
     # ---- the others
 
