@@ -15,6 +15,7 @@ from functools import partial
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Data, Dim, Quo, Sym
 from tilewright.ir.expr import Fn, Index, Load, Value
+from tilewright.kernel.dependence import split_terms
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Store
 from tilewright.llvm.scalars import memory_type, register_type, suffix, vector
@@ -191,11 +192,19 @@ class Masked(Values):
 
     def _load_masked(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
         m = self.mask(w)
-        const, terms, lane = self._terms(self._linear(b, index))
+        lin = self._linear(b, index)
+        const, terms, lane = self._terms(lin)
         if lane == b.unit:
             x = self._masked_load(b, self.pointer(b, const, terms), m, w)
+        elif lane is not None:
+            x = self._masked_gather(b, self.addresses(b, lin, w), m, w)
         else:
-            x = self._masked_gather(b, self.addresses(b, index, w), m, w)
+            x = self._either(
+                self._beside(b, lin, w),
+                f"<{w} x {memory_type(b.dtype)}>",
+                lambda: self._masked_load(b, self._first(b, lin), m, w),
+                lambda: self._masked_gather(b, self.addresses(b, lin, w), m, w),
+            )
         return self.arith.widen(x, b.dtype, w)
 
     def _masked_load(self, b: Buffer, p: str, m: str, w: int) -> str:
@@ -213,19 +222,50 @@ class Masked(Values):
         return self.put(f"call {v} {name}({call})")
 
     def gather(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
-        """One read for every lane, at addresses that are computed together."""
+        """One read for every lane, at addresses that are computed together; one for all where they
+        turn out to be neighbours."""
         t = memory_type(b.dtype)
-        at = self.addresses(b, index, w)
-        xs: list[str] = []
-        for k in range(w):
-            p = self.put(f"extractelement <{w} x ptr> {at}, i64 {k}")
-            xs.append(self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"))
-        return self.arith.widen(self._build(xs, t), b.dtype, w)
+        lin = self._linear(b, index)
+
+        def each() -> str:
+            at = self.addresses(b, lin, w)
+            xs: list[str] = []
+            for k in range(w):
+                p = self.put(f"extractelement <{w} x ptr> {at}, i64 {k}")
+                xs.append(self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"))
+            return self._build(xs, t)
+
+        def whole() -> str:
+            p = self._first(b, lin)
+            return self.put(f"load <{w} x {t}>, ptr {p}, align {b.dtype.bytes}")
+
+        known = self._terms(lin)[2] is not None
+        x = each() if known else self._either(self._beside(b, lin, w), f"<{w} x {t}>", whole, each)
+        return self.arith.widen(x, b.dtype, w)
 
     # ---- addresses of lanes
 
-    def addresses(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
-        x = self._dim_lanes(self._linear(b, index), w)
+    def _beside(self, b: Buffer, lin: Dim, w: int) -> str:
+        """Do all lanes, at an index that is no function of theirs before it is computed, lie one
+        after the other?"""
+        assert self.lane is not None
+        step = D.coefficient(lin, self.lane[0])
+        if step is not None:
+            return self.put(f"icmp eq i64 {self.dim(step)}, {b.unit}")
+        v = f"<{w} x i64>"
+        x = self._dim_lanes(split_terms(lin, {self.lane[0]})[1], w)
+        first = self.put(f"shufflevector {v} {x}, {v} poison, <{w} x i32> zeroinitializer")
+        steps = ", ".join(f"i64 {k * b.unit}" for k in range(w))
+        wanted = self.put(f"add {v} {first}, <{steps}>")
+        return self.across("and", self.put(f"icmp eq {v} {x}, {wanted}"), w)
+
+    def _first(self, b: Buffer, lin: Dim) -> str:
+        """Where the first lane is."""
+        const, terms, _ = self._with_lane(0, lambda: self._terms(lin))
+        return self.pointer(b, const, terms)
+
+    def addresses(self, b: Buffer, lin: Dim, w: int) -> str:
+        x = self._dim_lanes(lin, w)
         if b.scope == "memory":
             return self.put(f"inttoptr <{w} x i64> {x} to <{w} x ptr>")
         t = memory_type(b.dtype)
@@ -286,9 +326,7 @@ class Masked(Values):
 
     def store_masked(self, s: Store, b: Buffer, lin: Dim, w: int) -> None:
         """A store of the lanes that are chosen."""
-        t = memory_type(b.dtype)
-        if self.lane is None:
-            raise AssertionError(f"{s.stage} is masked outside lanes")
+        assert self.lane is not None, f"{s.stage} is masked outside lanes"
         x = self.lanes_of(s.value, True)
         m = self.mask(w)
         const, terms, lane = self._terms(lin)
@@ -297,21 +335,18 @@ class Masked(Values):
             if s.function:
                 old = self.arith.widen(self._masked_load(b, p, m, w), b.dtype, w)
                 x = self.arith.apply(s.function, b.dtype, w, [old, x])
+            self._store_beside(b, self.arith.narrow(x, b.dtype, w), p, m, w)
+            return
+        if lane is None and b.pointer and not s.function:
             x = self.arith.narrow(x, b.dtype, w)
-            name = f"@llvm.masked.store.{suffix(t, w)}.p0"
-            self.arith.declares.add(f"declare void {name}(<{w} x {t}>, ptr, i32, <{w} x i1>)")
-            call = f"<{w} x {t}> {x}, ptr {p}, i32 {b.dtype.bytes}, <{w} x i1> {m}"
-            self.line(f"call void {name}({call})")
+            self.branch(
+                self._beside(b, lin, w),
+                lambda: self._store_beside(b, x, self._first(b, lin), m, w),
+                lambda: self._scatter(b, x, lin, m, w),
+            )
             return
         if lane != 0 and not s.function:
-            x = self.arith.narrow(x, b.dtype, w)
-            p = self.addresses(b, s.index, w)
-            name = f"@llvm.masked.scatter.{suffix(t, w)}.v{w}p0"
-            self.arith.declares.add(
-                f"declare void {name}(<{w} x {t}>, <{w} x ptr>, i32, <{w} x i1>)"
-            )
-            call = f"<{w} x {t}> {x}, <{w} x ptr> {p}, i32 {b.dtype.bytes}, <{w} x i1> {m}"
-            self.line(f"call void {name}({call})")
+            self._scatter(b, self.arith.narrow(x, b.dtype, w), lin, m, w)
             return
         r = vector(register_type(b.dtype), w)
         for k in range(w):
@@ -329,6 +364,43 @@ class Masked(Values):
             y = self.arith.apply(s.function, b.dtype, 1, [old, y])
         y = self.arith.narrow(y, b.dtype, 1)
         self.line(f"store {t} {y}, ptr {p}, align {b.dtype.bytes}")
+
+    def _store_beside(self, b: Buffer, x: str, p: str, m: str, w: int) -> None:
+        t = memory_type(b.dtype)
+        name = f"@llvm.masked.store.{suffix(t, w)}.p0"
+        self.arith.declares.add(f"declare void {name}(<{w} x {t}>, ptr, i32, <{w} x i1>)")
+        call = f"<{w} x {t}> {x}, ptr {p}, i32 {b.dtype.bytes}, <{w} x i1> {m}"
+        self.line(f"call void {name}({call})")
+
+    def _scatter(self, b: Buffer, x: str, lin: Dim, m: str, w: int) -> None:
+        t = memory_type(b.dtype)
+        p = self.addresses(b, lin, w)
+        name = f"@llvm.masked.scatter.{suffix(t, w)}.v{w}p0"
+        self.arith.declares.add(f"declare void {name}(<{w} x {t}>, <{w} x ptr>, i32, <{w} x i1>)")
+        call = f"<{w} x {t}> {x}, <{w} x ptr> {p}, i32 {b.dtype.bytes}, <{w} x i1> {m}"
+        self.line(f"call void {name}({call})")
+
+    def scatter(self, b: Buffer, x: str, lin: Dim, w: int) -> None:
+        """A store of all lanes (as they lie in memory) at addresses that have to be computed."""
+        t = memory_type(b.dtype)
+
+        def each() -> None:
+            at = self.addresses(b, lin, w)
+            for k in range(w):
+                p = self.put(f"extractelement <{w} x ptr> {at}, i64 {k}")
+                y = self.put(f"extractelement <{w} x {t}> {x}, i64 {k}")
+                self.line(f"store {t} {y}, ptr {p}, align {b.dtype.bytes}")
+
+        def whole() -> None:
+            p = self._first(b, lin)
+            self.line(f"store <{w} x {t}> {x}, ptr {p}, align {b.dtype.bytes}")
+
+        self.branch(self._beside(b, lin, w), whole, each)
+
+    def branch(
+        self, condition: str, then: Callable[[], None], other: Callable[[], None] | None = None
+    ) -> None:
+        raise AssertionError("branches are written by the emitter")
 
     def under_branch(self, bit: str, f: Callable[[], None]) -> None:
         raise AssertionError("branches are written by the emitter")
