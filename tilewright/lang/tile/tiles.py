@@ -98,7 +98,9 @@ def mapped(name: str, args: tuple[Tile, ...], dtype: DType, shape: tuple[int, ..
     dim = _index_function(name, args, dtype)
     if dim is not None:
         probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(shape))
-        costs = dear and bool(D.data_values(dim(probe)))
+        own = {D.the_sym(x) for x in probe if D.is_sym(x)}
+        # What is the same for all elements is computed once, before their loops.
+        costs = dear and any(own & v.symbols() for v in D.data_values(dim(probe)))
         return replace(whole(shape, dtype, dim), dear=costs, reads=reads)
     return scalar_index(Tile(shape, dtype, exact, None, dear, reads))
 
