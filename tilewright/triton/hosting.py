@@ -19,7 +19,7 @@ from tilewright.ir.types import DTYPES
 from tilewright.lang.tile.functions import Argument
 from tilewright.runtime.pool import get_threads
 from tilewright.targets import host
-from tilewright.triton.redirect import _Event, _Stream
+from tilewright.triton.redirect import Event, Stream, complete
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,15 @@ class CPUDriver:
     def get_active_torch_device(self) -> Any:
         import torch
 
+        complete()  # scripts go on with getattr(torch, device.type)
         return torch.device("cpu")
 
     def get_device_interface(self) -> Any:
         return SimpleNamespace(
             synchronize=lambda *_: None,
             current_device=lambda: 0,
-            Event=_Event,
-            Stream=_Stream,
+            Event=Event,
+            Stream=Stream,
             get_device_properties=device_properties,
         )
 

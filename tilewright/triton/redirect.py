@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ def here(device: Any) -> Any:
     return device
 
 
-class _Event:
+class Event:
     """A point in time, as `torch.cuda.Event` is: a launch here is over when it returns."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -56,11 +57,11 @@ class _Event:
     def query(self) -> bool:
         return True
 
-    def elapsed_time(self, later: _Event) -> float:
+    def elapsed_time(self, later: Event) -> float:
         return (later.at - self.at) * 1e3
 
 
-class _Stream:
+class Stream:
     cuda_stream = 0
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -75,8 +76,8 @@ class _Stream:
     def wait_event(self, event: Any) -> None:
         pass
 
-    def record_event(self, event: _Event | None = None) -> _Event:
-        event = event or _Event()
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
         event.record()
         return event
 
@@ -123,10 +124,10 @@ def _answers() -> dict[str, Any]:
         "empty_cache": lambda: None,
         "manual_seed": _seed,
         "manual_seed_all": _seed,
-        "current_stream": lambda device=None: _Stream(),
-        "default_stream": lambda device=None: _Stream(),
-        "Stream": _Stream,
-        "Event": _Event,
+        "current_stream": lambda device=None: Stream(),
+        "default_stream": lambda device=None: Stream(),
+        "Stream": Stream,
+        "Event": Event,
         "stream": _nothing,
         "device": _nothing,
     }
@@ -140,14 +141,25 @@ def _seed(seed: int) -> None:
 
 
 _undo: list[Callable[[], None]] = []
+_redirected = False
+
+
+def complete() -> None:
+    """What scripts ask of the module of their device, `torch.cpu` here, and it lacks."""
+    torch = sys.modules.get("torch")
+    if torch is not None and not hasattr(torch.cpu, "set_stream"):
+        _replace(torch.cpu, "set_stream", lambda stream: None)
 
 
 def redirect() -> None:
     """From now on tensors for a GPU are made on the CPU. Calling it again changes nothing."""
+    global _redirected
     import torch
 
-    if _undo:
+    if _redirected:
         return
+    _redirected = True
+    complete()
     for name in _FACTORIES:
         _replace(torch, name, _wrapped(getattr(torch, name)))
     for name in _METHODS:
@@ -161,6 +173,8 @@ def redirect() -> None:
 
 def undo() -> None:
     """Everything as it was."""
+    global _redirected
+    _redirected = False
     while _undo:
         _undo.pop()()
 

@@ -1,0 +1,281 @@
+"""Ours in Triton's place: modules are found, scripts run unchanged, and all is undone."""
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import tilewright as tw
+import tilewright.triton as compat
+from tilewright.triton import redirect
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def triton():
+    try:
+        yield compat.install()
+    finally:
+        compat.uninstall()
+
+
+@pytest.fixture
+def on_cpu():
+    try:
+        yield compat.install(device="cpu")
+    finally:
+        compat.uninstall()
+
+
+@pytest.mark.parametrize(
+    "name",
+    """language language.core language.math language.extra language.extra.libdevice
+    language.extra.cuda.libdevice testing runtime runtime.jit runtime.autotuner runtime.errors
+    runtime.driver runtime.cache compiler compiler.errors compiler.compiler backends
+    backends.compiler backends.driver tools tools.tensor_descriptor knobs errors _utils""".split(),
+)
+def test_modules_are_found(triton, name):
+    assert importlib.import_module(f"triton.{name}") is sys.modules[f"triton.{name}"]
+
+
+def test_names_that_scripts_import(triton):
+    from triton import cdiv, next_power_of_2  # type: ignore[attr-defined]
+    from triton.language.extra import libdevice
+    from triton.runtime import driver
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    assert (cdiv(5, 2), next_power_of_2(5)) == (3, 8)
+    assert driver is sys.modules["triton.runtime"].driver
+    assert callable(libdevice.asin) and TensorDescriptor is tw.TensorDescriptor
+    for name in "jit autotune heuristics Config JITFunction CompilationError TritonError".split():
+        assert hasattr(triton, name), name
+    assert issubclass(triton.CompilationError, triton.TritonError)
+    assert importlib.util.find_spec("triton") is not None
+
+
+def test_the_host_side_answers_for_a_cpu(triton):
+    active = triton.runtime.driver.active
+    assert active.get_active_torch_device() == torch.device("cpu")
+    assert active.get_current_target().backend == "cpu"
+    properties = active.utils.get_device_properties(active.get_current_device())
+    for name in ("multiprocessor_count", "max_num_regs", "max_shared_mem", "warpSize"):
+        assert properties[name] > 0
+    device = active.get_device_interface()
+    start, end = device.Event(enable_timing=True), device.Event(enable_timing=True)
+    start.record()
+    end.record()
+    device.synchronize()
+    assert start.elapsed_time(end) >= 0
+    assert active.get_benchmarker()(lambda: None, quantiles=[0.5], rep=0.1) >= 0
+    triton.set_allocator(lambda size, alignment, stream: None)
+    cache = active.get_empty_cache_for_benchmark()
+    active.clear_cache(cache)
+    assert not cache.any()
+
+
+def test_all_is_undone():
+    before = (torch.empty, torch.Tensor.to, torch.cuda.is_available, torch.Generator)
+    assert "triton" not in sys.modules or not compat.installed()
+    compat.install(device="cpu")
+    compat.install(device="cpu")
+    assert torch.empty is not before[0] and compat.installed()
+    compat.uninstall()
+    assert (torch.empty, torch.Tensor.to, torch.cuda.is_available, torch.Generator) == before
+    assert not hasattr(torch.cpu, "set_stream") and not compat.installed()
+    assert "is_cuda" not in vars(torch.Tensor)
+
+
+def test_tensors_for_a_gpu_are_on_the_cpu(on_cpu):
+    made = [
+        torch.zeros(3, device="cuda"),
+        torch.randn(3, device=torch.device("cuda:0")),
+        torch.empty_like(torch.ones(2), device="cuda"),
+        torch.ones(3).cuda(),
+        torch.ones(3).to("cuda"),
+        torch.ones(3).to(device="cuda", dtype=torch.float64),
+        torch.ones(3).to(torch.device("cuda")),
+        torch.ones(3).new_zeros(3, device="cuda"),
+        torch.tensor([1.0], device=0),
+        torch.nn.Linear(2, 2).to("cuda").weight,
+        torch.nn.Linear(2, 2).cuda().weight,
+        torch.rand(3, device="cuda", generator=torch.Generator(device="cuda").manual_seed(1)),
+    ]
+    assert all(x.device.type == "cpu" and x.is_cuda for x in made)
+    assert made[5].dtype == torch.float64
+    assert torch.zeros(3, device="meta").device.type == "meta"
+
+
+def test_questions_to_torch_cuda(on_cpu):
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+    assert torch.cuda.get_device_properties("cuda").multi_processor_count > 0
+    assert len(torch.cuda.get_device_capability()) == 2
+    torch.cuda.synchronize()
+    torch.manual_seed(3)
+    torch.cuda.manual_seed_all(3)
+    with torch.cuda.device(0), torch.cuda.stream(torch.cuda.Stream()):
+        pass
+    assert redirect.properties().total_memory > 0
+
+
+def test_a_device_that_is_none():
+    with pytest.raises(tw.Invalid, match="device 'cuda'"):
+        compat.install(device="cuda")
+
+
+def test_a_checkout_that_is_none(tmp_path):
+    with pytest.raises(tw.Invalid, match="holds no sources of Triton"):
+        compat.install(checkout=tmp_path)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder like a checkout of Triton, with helpers of its own."""
+    package = tmp_path / "python" / "triton"
+    (package / "tools").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('the checkout itself')\n")
+    (package / "_internal_testing.py").write_text("import triton\nfound = triton.cdiv(7, 2)\n")
+    (package / "tools" / "extra.py").write_text("value = 5\n")
+    return tmp_path
+
+
+def test_helpers_of_a_checkout(checkout):
+    try:
+        compat.install(checkout=checkout)
+        assert importlib.import_module("triton._internal_testing").found == 4
+        assert importlib.import_module("triton.tools.extra").value == 5
+        with pytest.raises(ImportError):
+            importlib.import_module("triton.missing")
+    finally:
+        compat.uninstall()
+
+
+# ---- knobs
+
+
+def test_knobs(triton, monkeypatch):
+    knobs = triton.knobs
+    monkeypatch.setenv("TRITON_CACHE_AUTOTUNING", "0")
+    assert knobs.autotuning.cache is False
+    with knobs.autotuning.scope():
+        knobs.autotuning.cache = True
+        assert knobs.autotuning.cache is True
+    assert knobs.autotuning.cache is False
+    fresh = knobs.autotuning.copy().reset()
+    assert fresh.knobs.keys() >= {"cache", "print"}
+    before = knobs.runtime.debug
+    try:
+        knobs.runtime.debug = True
+        assert knobs.runtime.debug is True
+    finally:
+        knobs.runtime.debug = before
+    with pytest.raises(AttributeError, match="unheard_of"):
+        knobs.runtime.unheard_of = 1
+
+
+def test_a_listener_of_tuning(triton):
+    heard = []
+    triton.knobs.autotuning.listener = heard.append
+    assert triton.knobs.autotuning.listener is not None
+    triton.knobs.autotuning.listener = None
+    assert triton.knobs.autotuning.listener is None
+
+
+# ---- compiling without a launch
+
+
+def test_sources_are_compiled(triton):
+    import tilewright.language as tl
+
+    @triton.jit
+    def add_one(x, n, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK)
+        tl.store(x + i, tl.load(x + i, i < n) + 1, i < n)
+
+    source = triton.compiler.ASTSource(add_one, {"x": "*fp32", "n": "i32"}, {"BLOCK": 16})
+    kernel = triton.compile(source)
+    assert kernel.signature["x"] == "*fp32" and kernel.constants["BLOCK"] == 16
+    target = triton.backends.compiler.GPUTarget("cuda", 80, 32)
+    with pytest.raises(tw.Unsupported, match="kernels for cuda"):
+        triton.compile(source, target=target)
+    with pytest.raises(tw.Invalid, match="does not name n"):
+        triton.compile(triton.compiler.ASTSource(add_one, {"x": "*fp32"}, {"BLOCK": 16}))
+    with pytest.raises(tw.Invalid, match="'q7' is unknown"):
+        triton.compile(triton.compiler.ASTSource(add_one, {"x": "q7", "n": "i32"}, {"BLOCK": 16}))
+
+
+# ---- scripts
+
+SCRIPT = """
+import sys
+
+import torch
+import triton
+import triton.language as tl
+
+DEVICE = triton.runtime.driver.active.get_active_torch_device()
+
+
+@triton.autotune([triton.Config({"BLOCK": b}, num_warps=4) for b in (64, 256)], key=["n"])
+@triton.jit
+def negate(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(axis=0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, -tl.load(x + i, mask=i < n), mask=i < n)
+
+
+x = torch.rand(1000, device="cuda" if "gpu" in sys.argv else DEVICE)
+out = torch.empty_like(x)
+negate[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, out, 1000)
+assert torch.equal(out, -x)
+print("right", sys.argv[1:], __name__)
+"""
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess:
+    root = Path(__file__).resolve().parent.parent
+    command = [sys.executable, "-m", "tilewright.triton", *words]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
+
+
+def test_scripts_run_unchanged(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run(tmp_path, "--device", "cpu", "script.py", "gpu", "--size=3")
+    assert done.stdout.strip() == "right ['gpu', '--size=3'] __main__", done.stderr
+    done = run(tmp_path, "script.py")
+    assert done.stdout.strip() == "right [] __main__", done.stderr
+
+
+def test_modules_and_tests_run(tmp_path, checkout):
+    (checkout / "python" / "test_it.py").write_text(
+        textwrap.dedent("""
+        import pytest, torch, triton
+        from triton._internal_testing import found
+
+        @pytest.mark.interpreter
+        def test_it(device):
+            assert found == 4 and torch.ones(2, device="cuda").device.type == device
+        """)
+    )
+    done = run(tmp_path, "--device=cpu", "-m", "pytest", "-q", "python/test_it.py")
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "which script?"),
+        (("nowhere.py",), "there is no file nowhere.py"),
+        (("-m",), "which module?"),
+        (("--device", "tpu", "x.py"), "invalid choice: 'tpu'"),
+        (("--checkout", ".", "-m", "this"), "holds no sources of Triton"),
+    ],
+)
+def test_a_command_line_that_is_wrong(tmp_path, words, said):
+    done = run(tmp_path, *words)
+    assert done.returncode == 2 and said in done.stderr
