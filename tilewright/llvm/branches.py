@@ -87,10 +87,10 @@ class Branches(Masked):
         assert self.lane is not None
         lane, w = self.lane
         before = self.under
-        lanes = self.lanes_of(condition)
-        rest = self._not(lanes, w) if s.other else lanes
 
         def masked() -> None:
+            lanes = self.lanes_of(condition)
+            rest = self._not(lanes, w) if s.other else lanes
             for body, chosen, holds in ((s.then, lanes, True), (s.other, rest, False)):
                 test = Test(condition, holds, chosen, lane, w, self.depth)
                 with self._testing((*before, test)):

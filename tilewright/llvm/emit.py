@@ -427,6 +427,9 @@ class _Function(Branches):
             hint = self._past_caches(b)
             self.line(f"store <{w} x {t}> {x}, ptr {p}, align {b.dtype.bytes}{hint}")
             return
+        if b.pointer and lane is None and not s.function:
+            self.scatter(b, self.arith.narrow(x, b.dtype, w), lin, w)
+            return
         r = register_type(b.dtype)
         for k in range(w):
             y = self.put(f"extractelement {vector(r, w)} {x}, i64 {k}")
