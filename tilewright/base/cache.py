@@ -25,6 +25,7 @@ _MAGIC = b"tilewright-cache"
 _TEMPORARY = ".writing-"
 _ABANDONED_AFTER_S = 3600
 # Evicting below the limit keeps the next writes from scanning the directory again.
+_SAMPLED = 16  # folders of a kind
 _EVICT_TO = 0.9
 # Bytes in the directories that this process writes to.
 _sizes: dict[Path, int] = {}
@@ -146,12 +147,23 @@ class Cache:
 
     def _grow(self, amount: int) -> None:
         with _sizes_lock:
-            # The first write counts what earlier processes left; later ones only add.
+            # The first write asks what earlier processes left; later ones only add.
             known = _sizes.get(self.directory)
-            size = self.size() if known is None else known + amount
+            size = self._about() if known is None else known + amount
             if size > self.limit_bytes:
                 size = self._evict(int(self.limit_bytes * _EVICT_TO))
             _sizes[self.directory] = size
+
+    def _about(self) -> int:
+        """The size by a sample: names are hashes, so the folders of a kind hold about the same. To
+        count a hundred thousand files would take longer than to compile a kernel."""
+        total = 0.0
+        for kind in _folders(self.directory):
+            folders = _folders(kind)
+            sample = folders[:: max(1, len(folders) // _SAMPLED)]
+            held = sum(map(_bytes_in, sample))
+            total += held * len(folders) / max(1, len(sample))
+        return int(total)
 
     def _evict(self, allowed: int) -> int:
         """Remove the least recently used entries until at most `allowed` bytes stay."""
@@ -179,6 +191,23 @@ class Cache:
                     status = path.stat()
                     found.append((status.st_mtime, status.st_size, path))
         return found
+
+
+def _folders(path: Path | str) -> list[str]:
+    try:
+        with os.scandir(path) as found:
+            return sorted(x.path for x in found if x.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+def _bytes_in(folder: str) -> int:
+    total = 0
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        for x in found:
+            with contextlib.suppress(OSError):
+                total += x.stat(follow_symlinks=False).st_size
+    return total
 
 
 def _pack(payload: bytes) -> bytes:
