@@ -12,11 +12,12 @@ import numpy as np
 
 from tilewright.base.errors import Invalid
 from tilewright.ir.interpret import evaluate
+from tilewright.ir.narrow import FORMATS
 from tilewright.ir.node import Graph, Literal, Node, node
-from tilewright.ir.types import DType, TensorType, as_dtype, bf16, f64
+from tilewright.ir.types import DType, TensorType, as_dtype, f64, from_memory, to_memory
 from tilewright.runtime.program import Program
 
-DIGITS = {"f64": 52, "f32": 23, "f16": 10, "bf16": 7}
+DIGITS = {"f64": 52, "f32": 23, **{name: f.fraction for name, f in FORMATS.items()}}
 
 
 @dataclass(frozen=True)
@@ -49,24 +50,14 @@ def random_array(t: TensorType, rng: np.random.Generator) -> np.ndarray:
 
 
 def run_arrays(program: Program, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """A program of static shapes on numpy arrays (bfloat16 as rounded float32)."""
-    inputs = [_to_memory(a, t) for a, t in zip(arrays, program.inputs, strict=True)]
+    """A program of static shapes on numpy arrays (what numpy lacks as rounded float32)."""
+    inputs = [to_memory(a, t.dtype) for a, t in zip(arrays, program.inputs, strict=True)]
     outputs = []
     for t in program.outputs:
         shape = tuple(int(d) for d in t.shape if isinstance(d, int))
-        outputs.append(np.empty(shape, np.uint16 if t.dtype is bf16 else t.dtype.numpy))
+        outputs.append(np.empty(shape, t.dtype.memory))
     program.run([a.ctypes.data for a in inputs], [o.ctypes.data for o in outputs])
-    return [
-        (o.astype(np.uint32) << 16).view(np.float32) if t.dtype is bf16 else o
-        for o, t in zip(outputs, program.outputs, strict=True)
-    ]
-
-
-def _to_memory(a: np.ndarray, t: TensorType) -> np.ndarray:
-    if t.dtype is bf16:
-        bits = np.ascontiguousarray(a, np.float32).view(np.uint32) >> 16
-        return bits.astype(np.uint16)
-    return np.ascontiguousarray(a)
+    return [from_memory(o, t.dtype) for o, t in zip(outputs, program.outputs, strict=True)]
 
 
 def judge(graph: Graph, arrays: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> list[Judged]:

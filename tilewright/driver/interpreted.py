@@ -12,7 +12,7 @@ import numpy as np
 from tilewright.ir import dim as D
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph
-from tilewright.ir.types import TensorType, as_dtype, bf16
+from tilewright.ir.types import TensorType, from_memory, to_memory
 from tilewright.runtime.shared import Weight
 
 
@@ -77,18 +77,10 @@ def _read(address: int, t: TensorType, sizes: dict[str, int]) -> np.ndarray:
     size = int(np.prod(shape, dtype=np.int64))
     if size == 0:
         return np.zeros(shape, t.dtype.numpy)
-    if t.dtype is bf16:
-        halves = _memory(address, size, np.dtype(np.uint16))
-        return (halves.astype(np.uint32) << 16).view(np.float32).reshape(shape)
-    return _memory(address, size, t.dtype.numpy).reshape(shape)
+    return from_memory(_memory(address, size, t.dtype.memory), t.dtype).reshape(shape)
 
 
 def _write(address: int, t: TensorType, value: np.ndarray) -> None:
     if value.size == 0:
         return
-    flat = as_dtype(value, t.dtype).reshape(-1)
-    if t.dtype is bf16:
-        bits = (np.ascontiguousarray(flat).view(np.uint32) >> 16).astype(np.uint16)
-        _memory(address, flat.size, np.dtype(np.uint16))[:] = bits
-    else:
-        _memory(address, flat.size, t.dtype.numpy)[:] = flat
+    _memory(address, value.size, t.dtype.memory)[:] = to_memory(value, t.dtype).reshape(-1)

@@ -19,7 +19,7 @@ import numpy as np
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Literal
-from tilewright.ir.types import TensorType, bf16
+from tilewright.ir.types import TensorType, to_memory
 from tilewright.runtime.library import Library
 from tilewright.runtime.memory import aligned, require_room
 from tilewright.runtime.shared import Derived, Recipe, Weight, derive
@@ -29,10 +29,7 @@ _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_
 
 def literal_memory(x: Literal) -> np.ndarray:
     """A constant as it lies in memory: no copy of its own where numpy has the same form."""
-    if x.dtype is bf16:
-        bits = np.ascontiguousarray(x.array, dtype=np.float32).view(np.uint32) >> 16
-        return bits.astype(np.uint16)
-    return x.array
+    return x.array if x.dtype.memory == x.dtype.numpy else to_memory(x.array, x.dtype)
 
 
 def literal_bytes(x: Literal) -> bytes:

@@ -15,7 +15,7 @@ from tilewright.ir import dim as D
 from tilewright.ir import expr as E
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.scalar import SCALARS
-from tilewright.ir.types import DTYPES, DType, b1, f32, i64
+from tilewright.ir.types import TENSOR_DTYPES, DType, b1, f32, i64
 
 _LONG_NAMES = {
     "float64": "f64",
@@ -34,7 +34,7 @@ def dtype_of(name: str | DType) -> DType:
     """`float32` (or `f32`) as a dtype."""
     if isinstance(name, DType):
         return name
-    found = DTYPES.get(_LONG_NAMES.get(name, name))
+    found = TENSOR_DTYPES.get(_LONG_NAMES.get(name, name))
     if found is None:
         known = ", ".join((*_LONG_NAMES, "bool"))
         raise Invalid(f"{name!r} is not a dtype", hint=f"the dtypes are {known}")
