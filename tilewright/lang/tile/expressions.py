@@ -177,7 +177,7 @@ class Expressions(State):
                 raise
             raise Mistake(
                 f"there is no {_SYMBOLS.get(apply, type(op).__name__)} of {_said(a)} and {_said(b)}"
-            ) from error
+            ) from None
         return constant(found)
 
     def _binary(self, node: ast.BinOp) -> Any:
@@ -191,8 +191,8 @@ class Expressions(State):
         symbol, apply = _UNARY[type(node.op)]
         try:
             return constant(apply(x))
-        except TypeError as error:
-            raise Mistake(f"there is no {symbol} of {_said(x)}") from error
+        except TypeError:
+            raise Mistake(f"there is no {symbol} of {_said(x)}") from None
 
     def _compare(self, node: ast.Compare) -> Any:
         a = self.expression(node.left)
@@ -325,7 +325,7 @@ class Expressions(State):
         except TypeError as error:
             if "not subscriptable" not in str(error):
                 raise
-            raise Mistake(f"{_said(left)} has no items") from error
+            raise Mistake(f"{_said(left)} has no items") from None
 
     def _key(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Slice):
