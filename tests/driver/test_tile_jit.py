@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 
 @tw.jit
-def add(x, y, out, n, BLOCK: tl.constexpr = 64):
+def add(x, y, out, n, BLOCK: tl.constexpr = 64):  # type: ignore[assignment]
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + i, tl.load(x + i, i < n) + tl.load(y + i, i < n), i < n)
 
@@ -204,7 +204,7 @@ def test_constants_of_another_type_are_others():
 
 
 @tw.jit
-def declared(out, a: tl.int64, b: "u8", c: tl.float64, d: int):  # noqa: F821
+def declared(out, a: tl.int64, b: "u8", c: tl.float64, d: int):  # type: ignore # noqa: F821
     tl.store(out, a + b + c + d)
 
 

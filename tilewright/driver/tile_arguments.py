@@ -328,8 +328,9 @@ def _elsewhere(device: str) -> Invalid:
 @cache
 def element_of(kind: Any) -> DType:
     """Our element for a dtype of torch, of numpy, of a kernel, or for the name of one."""
-    if isinstance(kind, dtype):
-        return kind.ir
+    own = kind.ir if isinstance(kind, dtype) else None
+    if isinstance(own, DType):
+        return own
     name = kind if isinstance(kind, str) else getattr(kind, "name", None) or str(kind)
     found = DTYPES.get(TYPE_NAMES.get(name.rsplit(".", 1)[-1], ""))
     if found is None:

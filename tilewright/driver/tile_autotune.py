@@ -28,7 +28,7 @@ _SHOW_AFTER_S = 2.0  # progress of what takes longer is shown
 _KIND = "tile-times"
 QUANTILES = (0.5, 0.2, 0.8)
 Times = tuple[float, float, float]
-FAILED: Times = (float("inf"),) * 3
+FAILED: Times = (float("inf"), float("inf"), float("inf"))
 # Called with what each tuning found, by who asked for it.
 LISTENERS: dict[str, Callable[..., Any]] = {}
 
