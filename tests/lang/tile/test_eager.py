@@ -10,6 +10,7 @@ import pytest
 import tilewright.language as tl
 from tilewright.base.errors import Invalid
 from tilewright.ir.types import b1, bf16, f32, i32
+from tilewright.lang.tile import computing
 from tilewright.lang.tile.builder import IRBuilder
 from tilewright.lang.tile.computing import EagerBuilder
 from tilewright.lang.tile.eager import bind_all, interpret, run_eager
@@ -194,11 +195,12 @@ def locked(lock, out):
     tl.atomic_xchg(lock, 0)
 
 
-def test_a_lock_and_one_that_stays_shut():
+def test_a_lock_and_one_that_stays_shut(monkeypatch):
     lock, out = torch.zeros(1, dtype=torch.int32), torch.zeros(1)
     run_both(locked, (5,), ["out"], lock=lock, out=out)
     assert out.item() == 5
     lock[0] = 1
+    monkeypatch.setattr(computing, "PATIENCE", 50)
     with pytest.raises(Invalid, match="waits for a value that no one writes"):
         run_eager(locked, (1,), {"lock": lock, "out": out})
 
@@ -374,3 +376,14 @@ def test_lines_of_errors_and_breakpoints_are_those_of_the_file():
     line = linecache.getline(__file__, frame.f_lineno)
     assert "seen.append" in line or "return x" in line
     assert repr(frame.f_locals["x"]) == "tensor(int32, 6)"
+
+
+def test_mistakes_name_the_line():
+    @TileFunction
+    def wrong(n):
+        a = tl.arange(0, 4)
+        return a + tl.arange(0, 8)
+
+    with pytest.raises(Invalid) as error:
+        run_eager(wrong, (1,), {"n": 5})
+    assert error.value.where == f"{__file__}:{wrong.line + 2}"

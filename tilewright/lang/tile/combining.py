@@ -59,7 +59,9 @@ def _tree(parts: list[Part], types: Sequence[TileType], join: Join) -> list[Part
         n = len(parts[0].array) // 2 * 2
         joined = join([p[0:n:2] for p in parts], [p[1:n:2] for p in parts], types)
         # An odd one out goes to the next round, after the others as before.
-        parts = [_together([j, p[n:]]) for j, p in zip(joined, parts, strict=True)]
+        if n < len(parts[0].array):
+            joined = [_together([j, p[n:]]) for j, p in zip(joined, parts, strict=True)]
+        parts = joined
     return parts
 
 
@@ -89,7 +91,10 @@ def on_tiles(function: Combine) -> Join:
         ]
         results = [known(v) for v in function(values)]
         return [
-            Part(v.array, v.undefined).map(lambda x: np.broadcast_to(x, shape)) for v in results
+            Part(v.array, v.undefined).map(
+                lambda x: x if x.shape == shape else np.broadcast_to(x, shape)
+            )
+            for v in results
         ]
 
     return join

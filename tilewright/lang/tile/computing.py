@@ -248,7 +248,8 @@ class EagerBuilder:
 
         def new(old: np.ndarray, lanes: np.ndarray) -> np.ndarray:
             value = x.array[active][lanes]
-            return value if kind == "xchg" else apply(kind, (old, value), dtype)
+            with np.errstate(all="ignore"):
+                return value if kind == "xchg" else apply(kind, (old, value), dtype)
 
         active, origin = self._lanes(f"an atomic {kind}", p, dtype.bytes, mask)
         old = self._exchange(p.array[active], dtype, new)

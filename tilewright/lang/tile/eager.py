@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.base import knobs
-from tilewright.base.errors import Invalid
+from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.ir.types import DType, b1, f32, i32, i64, u64
 from tilewright.lang.tile import core
 from tilewright.lang.tile.builder import using
@@ -64,9 +64,24 @@ def run_eager(
             else:
                 positional.append(x)
         run = Stepper().function(function)
-        for _ in builder.programs():
-            run(*positional, **named)
+        try:
+            for _ in builder.programs():
+                run(*positional, **named)
+        except TilewrightError as error:
+            if error.where is None:
+                error.where = _line_of(error)
+            raise
     builder.finish()
+
+
+def _line_of(error: BaseException) -> str | None:
+    """The innermost line of the user's that an error went through."""
+    trace, found = error.__traceback__, None
+    while trace is not None:
+        if not trace.tb_frame.f_globals.get("__name__", "").startswith("tilewright."):
+            found = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
 
 
 # ---- what a kernel sees of what it is given

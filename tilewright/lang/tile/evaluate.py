@@ -62,9 +62,9 @@ def as_element(x: Any, element: Element) -> np.ndarray:
 def apply(fn: str, args: Arrays, result: DType) -> np.ndarray:
     """A scalar function on arrays; floats narrower than 32 bits are computed in float32."""
     wide = [a.astype(np.float32) if a.dtype == np.float16 else a for a in args]
-    with np.errstate(all="ignore"):
-        r = np.asarray(SCALARS[fn].numpy(*wide))
-    return as_dtype(r, result)
+    r = np.asarray(SCALARS[fn].numpy(*wide))
+    # Results are mostly held already as they should be.
+    return r if r.dtype == result.memory == result.numpy else as_dtype(r, result)
 
 
 def cast(x: np.ndarray, source: DType, target: DType, rounding: str = "rtne") -> np.ndarray:

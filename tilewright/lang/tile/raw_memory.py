@@ -234,8 +234,10 @@ class Memory:
         """Which accesses are not within what they may touch: the allocation of their origin, or
         with `exact` its elements only."""
         result = np.zeros(at.shape, bool)
-        origin = np.asarray(origin)
-        for k in np.unique(origin):
+        if not at.size:
+            return result
+        first = origin.flat[0]
+        for k in [first] if np.all(origin == first) else np.unique(origin):
             mine = origin == k
             if k == FOREIGN:
                 bad = self._homeless(at, width)
