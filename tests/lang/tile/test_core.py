@@ -165,9 +165,9 @@ def test_functions_of_one_element(name):
         np.testing.assert_allclose(array(made), wanted, rtol=1e-6)
         np.testing.assert_array_equal(array(getattr(tile(values, tl.float32), name)()), array(made))
         if name != "abs":
-            with pytest.raises(Invalid, match="it is for fp32"):
+            with pytest.raises(Invalid, match="Expected dtype fp32"):
                 getattr(tl, name)(tile(values, tl.float16))
-            with pytest.raises(Invalid, match="of int32"):
+            with pytest.raises(Invalid, match="but got int32"):
                 getattr(tl, name)(tile([1], tl.int32))
 
 
@@ -179,9 +179,9 @@ def test_functions_of_several_elements():
         wanted = [((2**31 + 5) * 8) >> 32, ((2**32 - 1) * 8) >> 32]
         assert array(tl.umulhi(big, tile([8, 8], tl.uint32))).tolist() == wanted
         assert array(tl.umulhi(tile([-1], tl.int32), tile([-1], tl.int32))).tolist() == [-2]
-        with pytest.raises(Invalid, match="umulhi of int16"):
+        with pytest.raises(Invalid, match=r"umulhi: Expected dtype int32 or .* but got int16"):
             tl.umulhi(tile([1], tl.int16), tile([1], tl.int16))
-        with pytest.raises(Invalid, match="div_rn of fp64"):
+        with pytest.raises(Invalid, match="div_rn: Expected dtype fp32 but got fp64"):
             tl.div_rn(tile([1.0], tl.float64), tile([1.0], tl.float64))
 
 
@@ -202,7 +202,7 @@ def test_reduce():
         assert array(at[1]).tolist() == [3, 3]
         with pytest.raises(Invalid, match="gives fp32 where int32"):
             tl.reduce(x, 0, lambda a, b: a / b)
-        with pytest.raises(Invalid, match="no axis 2"):
+        with pytest.raises(Invalid, match="invalid axis 2"):
             tl.reduce(x, 2, tl.maximum)
         with pytest.raises(Invalid, match="all inputs have one shape"):
             tl.reduce((x, tile([1, 2], tl.int32)), 0, tl.maximum)
@@ -238,7 +238,7 @@ def test_histogram():
         assert array(tl.histogram(x, 4)).tolist() == [1, 1, 1, 3]
         mask = tile([True, True] + [False] * 6, tl.int1)
         assert array(x.histogram(4, mask)).tolist() == [1, 0, 0, 1]
-        with pytest.raises(Invalid, match="int32 and uint32"):
+        with pytest.raises(Invalid, match="only supports 32-bit integer"):
             tl.histogram(tile([1], tl.int8), 4)
 
 

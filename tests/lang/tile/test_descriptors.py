@@ -66,7 +66,7 @@ def test_loops_can_carry_block_pointers_and_descriptors():
         (lambda p: tl.load(blocks(p, (4, 6), (6, 1)), boundary_check=(2,)), "axis 2"),
         (lambda p: tl.store(blocks(p, (4, 6), (6, 1)), 1, mask=True), "masked with boundary"),
         (lambda p: tl.make_tensor_descriptor(p, [4, 8], [8, 2], [2, 4]), "last stride is 2"),
-        (lambda p: tl.make_tensor_descriptor(p, [4, 8], [8, 1], [2, 2]), "less than 16"),
+        (lambda p: tl.make_tensor_descriptor(p, [4, 8], [8, 1], [2, 2]), "at least 16 bytes"),
         (lambda p: tl.make_tensor_descriptor(p, [4, 8], [8, 1], [2, 4], "one"), "'one'"),
         (lambda p: tl.make_tensor_descriptor(p, [1] * 6, [1] * 6, [4] * 6), "6 axes"),
     ],

@@ -395,7 +395,9 @@ def make_tensor_descriptor(
     width = pointer.dtype.element_ty.primitive_bitwidth // 8
     if block[-1] * width < 16:
         hint = f"take at least {16 // width} elements along the last axis"
-        raise Invalid(f"{what}: {block[-1]} elements of {width} bytes, less than 16", hint=hint)
+        given = f"{block[-1]} elements of {width} bytes"
+        least = "Descriptor block shape must have at least 16 bytes in the last axis"
+        raise Invalid(f"{least}, not {given}", hint=hint)
     padding = unwrap(padding_option)
     if padding not in ("zero", "nan"):
         raise Invalid(f"{what}: padding_option={padding!r}", hint='"zero" or "nan"')

@@ -256,7 +256,7 @@ def common_type(
         what = f"{a} and {b} have no common type"
         raise Invalid(what, hint="cast the 8-bit float first: x.to(tl.float32)")
     if dividing and a.int_signedness != b.int_signedness:
-        what = f"a division of {a} and {b}, of which one is signed and one is not"
+        what = f"Cannot use /, // or % with {a} and {b} because they have different signedness"
         raise Invalid(what, hint="cast both to one signedness: x.to(tl.int32)")
     return integer_type(a, b)
 
@@ -268,7 +268,7 @@ def _in_range(x: bool | int | float, to: dtype) -> None:
         what = f"the number {x} with a tile of {to}"
         raise Invalid(what, hint="cast the tile to a signed type: x.to(tl.int32)")
     if not to.get_int_min_value() <= x <= to.get_int_max_value():
-        what = f"the number {x} does not fit {to}"
+        what = f"the number {x} is out of range for {to}"
         raise Invalid(what, hint="cast the tile to a wider type: x.to(tl.int64)")
 
 
@@ -305,8 +305,8 @@ def _element(x: Operand) -> dtype:
 
 def _check_pointers(what: str, a: Operand, b: Operand, x: dtype, y: dtype, pointers: bool) -> None:
     if not pointers or (x.is_ptr() and y.is_ptr() and x != y):
-        shown = f"{what} of {described(a)} and {described(b)}"
+        shown = f"invalid operands of type {described(a)} and {described(b)} for {what}"
         raise Invalid(shown, hint="cast addresses to tl.int64 to compute with them")
     if x.is_floating() or y.is_floating():
-        shown = f"{what} of {described(a)} and {described(b)}"
+        shown = f"invalid operands of type {described(a)} and {described(b)} for {what}"
         raise Invalid(shown, hint="pointers move by integers: cast the offset with .to(tl.int32)")

@@ -129,7 +129,8 @@ def histogram(input: Any, num_bins: Any, mask: Any = None) -> tensor:
         raise Invalid(shown, hint="it is for one axis: tl.ravel(x)")
     kind = dtype_of(x.element)
     if not (kind.is_int() and kind.int_bitwidth == 32):
-        raise Invalid(shown, hint="it is for int32 and uint32: x.to(tl.int32)")
+        said = f"{shown}: histogram only supports 32-bit integer input"
+        raise Invalid(said, hint="cast it first: x.to(tl.int32)")
     if not isinstance(bins, int) or bins <= 0 or bins & (bins - 1):
         raise Invalid(f"{shown} with {bins} bins", hint="a constant power of two")
     args = [x]

@@ -129,7 +129,8 @@ def fdiv(a: Operand, b: Operand) -> Value:
 def _bits(what: str, a: Operand, b: Operand) -> tuple[Value, Value]:
     x, y = operands(what, a, b)
     if x.type.dtype.is_float:
-        shown = f"{described(a)} {what} {described(b)}: floats have no bits to combine"
+        given = f"{described(a)} and {described(b)}"
+        shown = f"invalid operands of type {given} for {what}: floats have no bits to combine"
         raise Invalid(shown, hint="x.to(tl.int32, bitcast=True) gives the bits of a float32")
     common = integer_type(dtype_of(x.element), dtype_of(y.element))
     return cast(x, common), cast(y, common)
@@ -245,7 +246,8 @@ def clamp(x: Operand, low: Operand, high: Operand, propagate_nan: PropagateNan) 
 def checked(what: str, v: Value, allowed: tuple[dtype, ...]) -> Value:
     if dtype_of(v.element) not in allowed:
         names = " or ".join(map(str, allowed))
-        raise Invalid(f"{what} of {described(v)}", hint=f"it is for {names}: cast x.to(tl.float32)")
+        hint = f"cast it first: x.to(tl.{allowed[0].codegen_name()})"
+        raise Invalid(f"{what}: Expected dtype {names} but got {described(v)}", hint=hint)
     return v
 
 

@@ -29,7 +29,7 @@ def axis_of(axis: Any, rank: int, what: str) -> int:
         raise Invalid(f"{what}: the axis is {axis}", hint="an axis is a constant integer")
     if not -rank <= axis < rank:
         hint = f"the axes are {-rank} to {rank - 1}" if rank else "a scalar has no axes"
-        raise Invalid(f"{what}: there is no axis {axis}", hint=hint)
+        raise Invalid(f"{what}: invalid axis {axis}", hint=hint)
     return axis % rank
 
 
@@ -207,7 +207,8 @@ def cat(input: Any, other: Any, can_reorder: Any = False, dim: Any = 0) -> tenso
     a, b = value(input), value(other)
     _same_element("cat", a, b)
     if a.shape != b.shape or not a.shape:
-        what = f"cat of {promote.described(a)} and {promote.described(b)}"
+        given = f"{promote.described(a)} and {promote.described(b)}"
+        what = f"tl.cat requires tensors of the same shape, not {given}"
         raise Invalid(what, hint="both tiles have one shape, with at least one axis")
     axis = axis_of(dim, len(a.shape), "cat")
     if axis == 0:

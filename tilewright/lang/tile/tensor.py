@@ -262,7 +262,7 @@ class tensor(base_value):
             if part is None:
                 shape.insert(at, 1)
             elif not (isinstance(part, (builtins.slice, slice)) and _is_everything(part)):
-                what = f"{self}[{part}]: tiles are not indexed"
+                what = f"unsupported tensor index: {self}[{part}]"
                 raise Invalid(what, hint="only `:` and None; tl.gather or a masked load select")
         return wrap(promote.reshape(self.handle, shape), self)
 
