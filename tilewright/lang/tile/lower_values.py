@@ -148,7 +148,8 @@ def lower_split(low: Lowering, o: ir.Operation) -> None:
 
 
 def lower_gather(low: Lowering, o: ir.Operation) -> None:
-    t, where, axis = low.kept(low.tile(o.args[0])), low.tile(o.args[1]), o.attrs["axis"]
+    t = low.tiles[o.args[0]] = low.kept(low.tile(o.args[0]))
+    where, axis = low.tile(o.args[1]), o.attrs["axis"]
     at = lambda i: t.at((*i[:axis], where.index(i), *i[axis + 1 :]))  # noqa: E731
     low.define(o.result, Tile(o.result.shape, t.dtype, at, reads=where.reads))
 

@@ -113,9 +113,7 @@ def scalar_index(t: Tile) -> Tile:
     return replace(t, dim=lambda i: cast(at(i), i64).as_dim())
 
 
-def _index_function(
-    name: str, args: tuple[Tile, ...], dtype: DType
-) -> Callable[[At], Dim] | None:
+def _index_function(name: str, args: tuple[Tile, ...], dtype: DType) -> Callable[[At], Dim] | None:
     """Index arithmetic, as far as it goes: what is no index function enters sums as data."""
     known = [a.dim is not None for a in args]
     if dtype not in (i32, i64) or not any(known):
