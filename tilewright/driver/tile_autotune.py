@@ -136,7 +136,7 @@ class Autotuner(KernelInterface[Any]):
         self.cache_results = cache_results
         self.cache: dict[tuple[Any, ...], Config] = {}
         self.configs_timings: dict[Config, Times] = {}
-        self.best_config: Config | None = None
+        self.best_config: Config = self.configs[0]  # of the last launch
         self.bench_time = 0.0
         self.log = Log()
         self._do_bench = do_bench
@@ -176,7 +176,7 @@ class Autotuner(KernelInterface[Any]):
     def _key(self, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         given = {k: v for k, v in {**named, **kwargs}.items() if k in self.arg_names}
         values = [_keyed(given[k]) for k in self.keys if k in given]
-        return (*values, *(str(v.dtype) for v in given.values() if hasattr(v, "dtype")))
+        return (*values, *(v.dtype for v in given.values() if hasattr(v, "dtype")))
 
     def _chosen(
         self, args: Sequence[Any], named: Mapping[str, Any], grid: Any, kwargs: Mapping[str, Any]
@@ -347,9 +347,9 @@ def _read(cache: Cache, entry: str) -> Times | None:
 
 
 def _keyed(value: Any) -> Any:
-    """What of an argument decides: its value, or shape and dtype of a tensor."""
+    """What of an argument decides: its value, or the shape of a tensor."""
     shape = getattr(value, "shape", None)
-    return value if shape is None else (tuple(shape), str(value.dtype))
+    return value if shape is None else tuple(shape)
 
 
 def _fill_with_zero(x: Any) -> None:
