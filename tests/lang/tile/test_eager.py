@@ -270,6 +270,22 @@ def test_tuples():
     assert out.item() == 21
 
 
+@TileFunction
+def copied(x, out, rows, columns, stride, last, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    shape, strides = [rows, columns], [stride, last]
+    from_ = tl.make_tensor_descriptor(x, [rows, columns], [stride, last], [ROWS, COLUMNS])
+    assert from_.block_shape == [ROWS, COLUMNS]
+    to = tl.make_tensor_descriptor(out, shape, [strides[0], 1], [ROWS, COLUMNS])
+    to.store([0, 0], from_.load([0, 0]))
+
+
+def test_descriptors_and_a_stride_of_one():
+    x, out = torch.randn(5, 12), torch.zeros(5, 12)
+    sizes = {"rows": 5, "columns": 12, "stride": 12, "last": 1, "ROWS": 8, "COLUMNS": 8}
+    run_both(copied, (1,), ["out"], x=x, out=out, **sizes)
+    assert torch.equal(out[:, :8], x[:, :8]) and not out[:, 8:].any()
+
+
 def test_bad_launches():
     x = torch.zeros(4)
     with pytest.raises(Invalid, match="without n"):

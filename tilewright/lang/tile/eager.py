@@ -195,8 +195,7 @@ def _visible(
         name, x = next(leaves)
         return core.tensor(bind_value(builder, TileType(argument.element), x, name))
     if not constant and type(argument.value) is int:
-        # Specialised to 1; Python's own 1 would lack what tensors can do.
-        return core.tensor(builder.number(TileType(i32), argument.value))
+        return constexpr(argument.value)  # 1, to which a compiled kernel would be specialised
     return argument.value
 
 

@@ -1,9 +1,9 @@
 """The Python of a kernel as it runs step by step: the author's lines, with the language's meaning.
 
 Python differs from the language in a few places: there a variable that is given a number holds a
-tensor, the variable of `for i in range(…)` is one too, `and`, `or` and `not` of tiles are computed,
-and min and max take tensors. The syntax tree is changed in these places; files and lines stay, so
-that breakpoints and tracebacks are those of the source.
+tensor, the variable of `for i in range(…)` is one too, lists are tuples, `and`, `or` and `not` of
+tiles are computed, and min and max take tensors. The syntax tree is changed in these places; files
+and lines stay, so that breakpoints and tracebacks are those of the source.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Stepper:
             "__tile_any__": _any,
             "__tile_not__": _not,
             "__tile_decided__": _decided,
+            "__tile_tuple__": core.tuple,
         }
 
     def callee(self, f: Any) -> Any:
@@ -122,6 +123,25 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         node.func = self._call("__tile_callee__", node.func)
+        return node
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.AST:
+        return self._literal(node)
+
+    def visit_List(self, node: ast.List) -> ast.AST:
+        return self._literal(node)
+
+    def _literal(self, node: ast.Tuple | ast.List) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.ctx, ast.Store):
+            return node
+        items = ast.copy_location(ast.List(node.elts, ast.Load()), node)
+        return self._call("__tile_tuple__", items)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        if not isinstance(node.slice, ast.Tuple):
+            return self.generic_visit(node)
+        node.value = self.visit(node.value)  # an index such as [:, None] stays Python's
         return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
