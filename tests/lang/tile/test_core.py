@@ -81,6 +81,8 @@ def test_bits(kind):
 def test_shifts_keep_the_sign_of_signed_integers():
     with running():
         assert array(tile([-8], tl.int32) >> 1)[0] == -4
+        mixed = tile([-8], tl.int8) >> tile([1], tl.uint16)
+        assert mixed.dtype == tl.uint16 and array(mixed)[0] == 2**16 - 4
         assert array(tile([-8], tl.int32).to(tl.uint32) >> 1)[0] == (2**32 - 8) // 2
 
 

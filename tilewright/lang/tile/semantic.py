@@ -158,8 +158,14 @@ def shl(a: Operand, b: Operand) -> Value:
 
 
 def shr(a: Operand, b: Operand, signed: bool) -> Value:
-    """`signed`: is the sign kept? That is for the first operand's type to say."""
-    return _shift("sar" if signed else "shr", ">>", a, b)
+    """`signed`: is the sign kept? That is for the first operand's type to say, whatever the common
+    type is."""
+    x, y = _bits(">>", a, b)
+    common = dtype_of(x.element)
+    if not signed or not common.is_int_unsigned() or common.is_bool():
+        return _shift("sar" if signed else "shr", ">>", x, y)
+    kept = t.get_int_dtype(common.int_bitwidth, True)
+    return bitcast(map_values("sar", bitcast(x, kept), bitcast(y, kept)), common)
 
 
 def truth(a: Operand) -> Value:
