@@ -120,3 +120,8 @@ def test_errors_in_kernels_come_from_launches():
     with pytest.raises(tw.Invalid, match="power of") as found:
         odd[(1,)](np.zeros(100), BLOCK=100)
     assert "tl.arange(0, BLOCK)" in str(found.value) and "^" in str(found.value)
+    chain, seen = found.value, []
+    while chain is not None:
+        seen.append(type(chain))
+        chain = chain.__cause__ or chain.__context__
+    assert KeyError not in seen, "looking for the kernel is no part of what went wrong"

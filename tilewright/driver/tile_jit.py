@@ -7,6 +7,7 @@ kernel. Everything else happens once per key.
 
 from __future__ import annotations
 
+import linecache
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -374,10 +375,11 @@ def launch(_tw_grid, /, {head}):
     try:
         {bind}
         _tw_kernel = _tw_kernels[{key}]
-    except Exception:
-        return _tw_slowly(_tw_grid, {given}, {rest}, _tw_options)
+    except Exception:  # said properly below, or nothing to be said: a kernel is to be made
+        _tw_kernel = None
     if (
-        {rest} or _tw_options and not _tw_ignored.issuperset(_tw_options) or _tw_f.pre_run_hooks
+        _tw_kernel is None or {rest} or _tw_f.pre_run_hooks
+        or _tw_options and not _tw_ignored.issuperset(_tw_options)
         or _tw_f.debug or _tw_defaults.debug or _tw_f._used and _tw_f.changed_global()
     ):
         return _tw_slowly(_tw_grid, {given}, {rest}, _tw_options)
@@ -450,7 +452,9 @@ def calls(f: JITFunction[Any]) -> Calls:
         given=_tuple(f.arg_names),
         rest="()" if variadic else "_tw_rest",
     )
-    exec(compile(source, f"<launching {f.name}>", "exec", dont_inherit=True), scope)
+    file = f"<launching {f.name}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    exec(compile(source, file, "exec", dont_inherit=True), scope)
     return Calls(scope["launch"], scope["gather"], scope["bind"])
 
 
