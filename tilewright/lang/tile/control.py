@@ -29,7 +29,7 @@ from tilewright.lang.tile.merge import (
     said,
     settled,
 )
-from tilewright.lang.tile.scan import assigned, returns
+from tilewright.lang.tile.scan import assigned
 from tilewright.lang.tile.state import Undefined
 from tilewright.lang.tile.types import dtype_of, unwrap
 
@@ -409,6 +409,3 @@ def _wider(a: DType, b: DType) -> DType:
     if a.bits != b.bits:
         return a if a.bits > b.bits else b
     return a if a.kind == "u" else b
-
-
-__all__ = ["Bind", "Control", "Returned", "returns"]
