@@ -562,3 +562,29 @@ def test_objects_for_other_machines(machine: str) -> None:
     target = get(machine)
     for name, text in OTHERS.items():
         assert compile_object(emit(nest(text), target), target)[:4] == b"\x7fELF", name
+
+
+@pytest.mark.parametrize("loop", ("for", "lane"))
+def test_tuples_in_branches(loop: str) -> None:
+    text = f"""
+nest k
+  in x: f32[5,8]
+  out y: i64[8]
+  local t: (i64,f32)[8]
+  combine argmax: select(l1[] >= r1[], l0[], r0[]); max(l1[], r1[]) from -1; -inf
+  alloc t
+  for z in 8:
+    t: t[z] = tuple(-1, -inf)
+  for r in 5:
+    {loop} i in 8:
+      if x[r,i] < 2.0:
+        t: t[i] argmax= tuple(#(r), x[r,i])
+  for j in 8:
+    if item(t[j], 1) > 0.0:
+      y: y[j] = item(t[j], 0)
+"""
+    x = np.random.default_rng(5).normal(size=(5, 8)).astype(np.float32) * 2
+    y = np.full(8, -7, np.int64)
+    got = same(text, {"x": x, "y": y})["y"]
+    least = np.where(x < 2, x, -np.inf)
+    np.testing.assert_array_equal(got, np.where(least.max(0) > 0, least.argmax(0), -7))

@@ -16,7 +16,19 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load, Value, item, load, tuple_of
 from tilewright.ir.types import TupleDType
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Alloc, Loop, Nest, Prefetch, Stmt, Store, substitute, walk
+from tilewright.kernel.nest import (
+    BRANCHES,
+    Alloc,
+    Loop,
+    Nest,
+    Prefetch,
+    Stmt,
+    Store,
+    bodies,
+    substitute,
+    walk,
+    with_bodies,
+)
 
 
 def untuple(n: Nest) -> Nest:
@@ -57,6 +69,10 @@ class _Apart:
                     s = replace(s, kind="unroll")  # every lane adds to one cell: one by one
                 inside = (*lanes, s) if s.kind == "lane" else lanes
                 out.append(replace(s, body=self._body(s.body, inside)))
+            elif isinstance(s, BRANCHES):
+                inside = [self._body(x, lanes) for x in bodies(s)]
+                plain = substitute(with_bodies(s, [()] * len(inside)), {}, self._load)
+                out.append(with_bodies(plain, inside))
             elif isinstance(s, Store):
                 out += self._store(s, lanes)
             elif isinstance(s, Alloc) and s.buffer in self.tuples:
