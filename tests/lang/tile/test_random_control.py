@@ -2,6 +2,7 @@
 
 import linecache
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,14 +112,12 @@ def program(seed: int) -> str:
 
 
 def plain(source: str, inputs: list[int]) -> list[int]:
-    scope = {
+    scope: dict[str, Any] = {
         "static_range": range,
         "helper": lambda x, y: y if x > y else (x + 2 * y) % 97,
     }
     exec(source, scope)
-    body = scope["body"]
-    assert callable(body)
-    return list(body(*inputs))
+    return list(scope["body"](*inputs))
 
 
 @function
