@@ -161,6 +161,7 @@ from tilewright.lang.tile.standard import (
     zeros,
     zeros_like,
 )
+from tilewright.lang.tile.type_names import str_to_ty
 from tilewright.language import core, extra, math, random, standard, target_info
 
 __all__ = [
@@ -289,6 +290,7 @@ __all__ = [
     "static_range",
     "store",
     "store_tensor_descriptor",
+    "str_to_ty",
     "sub",
     "sum",
     "swizzle2d",
