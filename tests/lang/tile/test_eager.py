@@ -250,7 +250,7 @@ def test_numbers_are_taken_as_compiled_kernels_take_them():
     seen = {}
 
     @TileFunction
-    def kinds(a, b, c, d, e, f: tl.int64, g, H: tl.constexpr):
+    def kinds(a, b, c, d, e, f: tl.int64, g, H: tl.constexpr):  # type: ignore
         seen.update(a=a.dtype, b=b.dtype, c=c.dtype, d=d.dtype, e=e.dtype, f=f.dtype)
         seen.update(none=g, constant=H)
 
@@ -351,17 +351,17 @@ def half_of(x):
 
 
 @TileFunction
-def meanings(x, out, n, BLOCK: tl.constexpr, FLAG: tl.constexpr = False):
+def meanings(x, out, n, BLOCK: tl.constexpr, FLAG: tl.constexpr = False):  # type: ignore
     at = tl.arange(0, BLOCK)
     one = 1
-    tl.store(out + at, tl.full([BLOCK], value=one, dtype=one.dtype))
+    tl.store(out + at, tl.full([BLOCK], value=one, dtype=one.dtype))  # type: ignore
     small = tl.load(x + at)
     wide = small + one  # int8 and int32, for a variable holds a tensor
     tl.store(out + BLOCK + at, wide)
     inside = at < n and at > 0
     tl.store(out + 2 * BLOCK + at, at, mask=inside and not FLAG)
     for i in range(2):
-        tl.store(out + 3 * BLOCK + i, i.to(tl.int64) + max(n, 2))
+        tl.store(out + 3 * BLOCK + i, i.to(tl.int64) + max(n, 2))  # type: ignore
     tl.store(out + 3 * BLOCK + 2, half_of(tl.load(x + 7).to(tl.float32)).to(tl.int32))
     total = 0
     total += n if n > 3 and n < 9 else -n
