@@ -141,9 +141,10 @@ def test_atomics_have_their_types():
 
 
 def test_polling_looks_once():
-    memory = np.array([1], np.int32)
-    with running(memory) as (p,):
+    memory, narrow = np.array([1], np.int32), np.array([5], np.int16)
+    with running(memory, narrow) as (p, q):
         assert bool(tl.atomic_poll(p, 1))
         assert not bool(tl.atomic_poll(p, 2, timeout_ns=0))
+        assert bool(tl.atomic_poll(q, 5, sem="relaxed", scope="cta"))
         with pytest.raises(Exception, match="may not have started"):
             tl.atomic_poll(p, 2)

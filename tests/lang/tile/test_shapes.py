@@ -55,7 +55,7 @@ def test_new_axes():
             x[0]
         with pytest.raises(Invalid, match="unsupported tensor index"):
             x[1:]
-        with pytest.raises(Invalid, match="names an axis twice"):
+        with pytest.raises(Invalid, match="duplicate axes"):
             tl.expand_dims(x, (0, -3))
         with pytest.raises(Invalid, match="invalid axis 2"):
             tl.expand_dims(x, 2)

@@ -9,6 +9,8 @@ from typing import Any
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.lang.tile import semantic
 from tilewright.lang.tile.builder import current
+from tilewright.lang.tile.ir import Pointer
+from tilewright.lang.tile.memory import atomic_cas
 from tilewright.lang.tile.promote import described
 from tilewright.lang.tile.tensor import builtin, member, operand, tensor, value, wrap
 from tilewright.lang.tile.types import unwrap
@@ -131,8 +133,11 @@ def atomic_poll(
     p = value(pointer)
     if p.shape:
         raise Invalid(f"atomic_poll of {described(p)}", hint="it is for a single pointer")
-    from_memory = pointer.atomic_or(0, sem=order, scope=scope)
-    matched = from_memory == wrap(value(expected_value)).to(from_memory.dtype)
+    if isinstance(p.element, Pointer) and not p.element.to.is_int:
+        raise Invalid(f"atomic_poll of {described(p)}", hint="it waits for integers")
+    # Puts what is expected where it is already: a look at memory in the order of atomics.
+    seen = atomic_cas(pointer, expected_value, expected_value, sem=order, scope=scope)
+    matched = seen == wrap(value(expected_value)).to(seen.dtype)
     if unwrap(timeout_ns) is None:
         text = "atomic_poll waits for another program, which may not have started"
         current().emit("assert", (matched.handle,), (), {"message": text})

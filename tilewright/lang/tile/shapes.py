@@ -110,7 +110,9 @@ def expand_dims(input: Any, axis: Any) -> tensor:
     rank = len(v.shape) + len(axes)
     places = sorted(axis_of(a, rank, f"expand_dims of {promote.described(v)}") for a in axes)
     if len(set(places)) != len(places):
-        raise Invalid(f"expand_dims: {axes} names an axis twice", hint="each new axis once")
+        raise Invalid(
+            f"expand_dims: duplicate axes, normalized axes = {places}", hint="each new axis once"
+        )
     shape = list(v.shape)
     for place in places:
         shape.insert(place, 1)
