@@ -79,13 +79,3 @@ def test_constants_compute_as_python_does():
 
 def test_constants_give_way_to_tiles():
     assert tl.constexpr(1).__add__(tl.tuple([1])) is NotImplemented
-
-
-def test_types_by_their_short_names():
-    for name, kind in [("fp32", tl.float32), ("u8", tl.uint8), ("i1", tl.int1), ("u1", tl.int1)]:
-        assert tl.str_to_ty(name) == kind
-    assert tl.str_to_ty("*kbf16", None) == tl.pointer_type(tl.bfloat16, const=True)
-    assert tl.str_to_ty("constexpr", 7) == tl.constexpr_type(7)
-    assert list(tl.str_to_ty(("i32", "*fp8e5"))) == [tl.int32, tl.pointer_type(tl.float8e5)]
-    with pytest.raises(Invalid, match="no type 'f32'"):
-        tl.str_to_ty("f32")

@@ -533,29 +533,6 @@ def get_int_dtype(bitwidth: Any, signed: Any) -> dtype:
     return dtype(name)
 
 
-_SHORT = {
-    **{t.mangle(): t for t in _SCALARS.values()},
-    "i1": int1,
-    "B": int1,
-    "void": void,
-}
-
-
-def str_to_ty(name: Any, constant: Any = None) -> Any:
-    """The type that a launch's signature writes so: `fp32`, `*i8`, `*kfp16` (to constants), or
-    several of them; `constexpr` is that of the constant given."""
-    if isinstance(name, builtins.tuple):
-        return tuple_type([str_to_ty(n, constant) for n in name], getattr(name, "_fields", None))
-    if name.startswith("constexpr"):
-        return constexpr_type(constant)
-    if name.startswith("*"):
-        const = name.startswith("*k")
-        return pointer_type(str_to_ty(name[1 + const :]), const=const)
-    if name not in _SHORT:
-        raise Invalid(f"there is no type {name!r}", hint=f"one of {', '.join(_SHORT)}")
-    return _SHORT[name]
-
-
 def check_shape(shape: Sequence[Any]) -> builtins.tuple[int, ...]:
     """A shape of powers of two, not too many elements in all."""
     for k, s in enumerate(shape):
