@@ -12,15 +12,18 @@ from dataclasses import dataclass, field
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Sym
-from tilewright.ir.expr import load
+from tilewright.ir.expr import Fn, Load, load
+from tilewright.ir.expr import walk as values
 from tilewright.ir.types import DType, i32, i64
 from tilewright.kernel.group import Buffer, pointer_buffer
-from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, wrap
+from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, walk, wrap
 from tilewright.lang.tile import ir
 from tilewright.lang.tile.carried import Uses
 from tilewright.lang.tile.tiles import AnyTile, At, Pointers, Tile, buffered, whole
 
 GRID = ("grid0", "grid1", "grid2")
+# Programs that threads claim together are about this many simple operations: tens of microseconds.
+PIECE = 65536
 MEMORY = "memory"  # the buffer of absolute addresses, one for each element
 
 
@@ -85,7 +88,8 @@ class Lowering:
 
     def done(self) -> Lowered:
         self.block(self.kernel.body)
-        programs = Loop(self.program, "parallel", tuple(self.out))
+        body = tuple(self.out)
+        programs = Loop(self.program, "parallel", body, max(1, PIECE // max(1, _work(body))))
         args = [b for b in self.buffers.values() if b.scope in ("in", "out")]
         rest = [b for b in self.buffers.values() if b.scope not in ("in", "out")]
         dims = tuple(sorted(self.dims.values(), key=lambda x: x.name))
@@ -204,3 +208,15 @@ class Lowering:
             self.addresses[name] = at_argument
         base = load(name, (), i64).as_dim()
         return whole(p.shape, i64, lambda i: base + at(i) * size)
+
+
+def _work(body: tuple[Stmt, ...]) -> int:
+    """Rough operations of a program; a loop of unknown length is taken for a long one."""
+    total = 0
+    for x, path in walk(body):
+        if isinstance(x, Store):
+            points = 1
+            for p in path:
+                points *= p.extent if isinstance(p.extent, int) else 64
+            total += points * (1 + sum(isinstance(v, (Fn, Load)) for v in values(x.value)))
+    return total
