@@ -22,6 +22,7 @@ from tilewright.lang.tile.tiles import (
     converted,
     mapped,
     number,
+    recast,
     viewed,
 )
 
@@ -209,10 +210,25 @@ class _Widened:
             made = converted(low.tile(o.args[0]), o.result.type.dtype)
         elif o.name == "const":
             made = number(o.attrs["value"], o.result.type.dtype, self.shape)
+        elif o.name == "bitcast":
+            made = recast(low.tile(o.args[0]), o.result.type.dtype)
+        elif o.name == "if":
+            self.branch(low, o)
+            return
         else:
             what = f"{o.name} in a function that combines two results"
             raise Unsupported(what, where=str(o.place or ""), hint="use arithmetic and tl.where")
         low.tiles[o.result] = made
+
+    def branch(self, low: Lowering, o: ir.Operation) -> None:
+        """Elements take different ways: both are computed, and each has its own."""
+        for b in o.blocks:
+            for x in b.operations:
+                self.operation(low, x)
+        for k, r in enumerate(o.results):
+            ways = tuple(low.tile(b.yields[k]) for b in o.blocks)
+            made = mapped("select", (low.tile(o.args[0]), *ways), r.type.dtype, self.shape)
+            low.tiles[r] = made
 
 
 def _resized(shape: tuple[int, ...], axis: int, n: int) -> tuple[int, ...]:
