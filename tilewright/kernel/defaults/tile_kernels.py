@@ -18,6 +18,7 @@ from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Atomic, Loop, Nest, Path, Report, Store, walk
 from tilewright.kernel.step import Step
+from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.tensorize import Tensorize
@@ -34,6 +35,7 @@ def schedule_tiles(n: Nest, target: Target) -> tuple[tuple[Step, ...], Nest]:
     """The default trace of a tile kernel and the nest that it leads to."""
     s = Scheduler.of(n, target)
     found = _stages(n)
+    panels = _panels(s, found)
     for name in found.order:
         store, path = found.stores[name], found.paths[name]
         own = [p for p in path if p.name.startswith(f"{name}.")]
@@ -43,8 +45,30 @@ def schedule_tiles(n: Nest, target: Target) -> tuple[tuple[Step, ...], Nest]:
             if not _product(s, name, store, own):
                 reduction_lanes(s, name)
         else:
-            _lanes(s, name, own)
+            _lanes(s, name, own, panels.get(store.buffer))
     return tuple(s.trace), s.nest
+
+
+def _panels(s: Scheduler, found: _Stages) -> dict[str, int]:
+    """Second operands of products, stored as the columns of one register tile after the other:
+    what the instruction reads is one stream."""
+    out: dict[str, int] = {}
+    for name in found.order:
+        store, path = found.stores[name], found.paths[name]
+        own = [p for p in path if p.name.startswith(f"{name}.")]
+        chosen = _chosen(s, store, own)
+        if chosen is None:
+            continue
+        (_, width), _ = chosen
+        b = store.value.args[1]
+        assert isinstance(b, Load)
+        at, columns, deep = s.nest.buffer(str(b.source)), own[-2].var, own[-1].var
+        plain = b.index == (D.as_int(deep), D.as_int(columns)) and at.scope == "local"
+        wide = at.shape[-1]
+        if plain and isinstance(wide, int) and width < wide and wide % width == 0:
+            if s.attempt(Relayout(at.name, f"k, j -> j//{width}, k, j%{width}")):
+                out[at.name] = width
+    return out
 
 
 def _stages(n: Nest) -> _Stages:
@@ -67,8 +91,9 @@ def _over(store: Store, own: list[Loop]) -> list[Loop]:
     return [p for p in own if p.var not in used]
 
 
-def _lanes(s: Scheduler, stage: str, own: list[Loop]) -> None:
-    """Lanes along the axis that most of what is read and written has beside each other."""
+def _lanes(s: Scheduler, stage: str, own: list[Loop], panel: int | None) -> None:
+    """Lanes along the axis that most of what is read and written has beside each other, no more of
+    them than a panel that is filled has."""
     store = s.store(stage)
     best, most = own[-1], -1.0
     for p in reversed(own):
@@ -87,39 +112,50 @@ def _lanes(s: Scheduler, stage: str, own: list[Loop]) -> None:
         order = (*(p.name for p in own if p is not best), best.name)
         if not s.attempt(Reorder(order)):
             best = own[-1]
-    vector_loop(s, best.name, lanes_for(s, stage))
+    lanes = lanes_for(s, stage)
+    vector_loop(s, best.name, min(lanes, panel) if panel else lanes)
+
+
+def _chosen(
+    s: Scheduler, store: Store, own: list[Loop]
+) -> tuple[tuple[int, int], list[str]] | None:
+    """A register tile for a product of two tiles, and the instructions that may compute it."""
+    v = store.value
+    if store.combine is None or len(_over(store, own)) != 1 or len(own) < 3:
+        return None
+    if not (isinstance(v, Fn) and v.name == "mul" and all(isinstance(x, Load) for x in v.args)):
+        return None
+    rows, columns = own[-3].extent, own[-2].extent
+    if not (isinstance(columns, int) and isinstance(rows, int)):
+        return None
+    dtype = s.nest.buffer(store.buffer).dtype.name
+    known = [(n, limits) for n in s.target.instructions if (limits := _limits(n, dtype))]
+    if not known:
+        return None
+    return _register_tile(s.target, (rows, columns), known[0][1]), [n for n, _ in known]
 
 
 def _product(s: Scheduler, stage: str, store: Store, own: list[Loop]) -> bool:
     """A product of two tiles by the target's instruction, a register tile at a time."""
-    over = _over(store, own)
-    v = store.value
-    if len(over) != 1 or not (isinstance(v, Fn) and v.name == "mul"):
+    chosen = _chosen(s, store, own)
+    if chosen is None:
         return False
-    if not all(isinstance(x, Load) for x in v.args) or len(own) < 3:
-        return False
-    rows, columns = own[-3], own[-2]
-    if not (isinstance(columns.extent, int) and isinstance(rows.extent, int)):
-        return False
-    for name in s.target.instructions:
-        limits = _limits(name, s.nest.buffer(store.buffer).dtype.name)
-        if limits is None:
-            continue
-        height, width = _register_tile(s.target, (rows.extent, columns.extent), limits)
+    (height, width), instructions = chosen
+    rows, columns, over = own[-3:]
+    steps: list[Step] = []
+    outer: list[str] = []
+    inside: list[str] = []
+    for loop, size in ((columns, width), (rows, height)):
+        if loop.extent == size:
+            inside.insert(0, loop.name)
+        else:
+            steps.append(Split(loop.name, size))
+            outer.append(f"{loop.name}.0")
+            inside.insert(0, f"{loop.name}.1")
+    for name in instructions:
         saved = s.nest, list(s.trace)
-        inside = [rows.name, columns.name]
-        steps: list[Step] = []
-        if height < rows.extent:
-            steps.append(Split(rows.name, height))
-            inside[0] = f"{rows.name}.1"
-        if width < columns.extent:
-            steps.append(Split(columns.name, width))
-            inside[1] = f"{columns.name}.1"
-        outer = [f"{columns.name}.0"] if width < columns.extent else []
-        outer += [f"{rows.name}.0"] if height < rows.extent else []
-        steps.append(Reorder((*outer, *inside, over[0].name)))
-        steps.append(Tensorize(inside[0], name))
-        if all(map(s.attempt, steps)):
+        order = Reorder((*outer, *inside, over.name))
+        if all(map(s.attempt, (*steps, order, Tensorize(inside[0], name)))):
             return True
         s.nest, s.trace[:] = saved
     return False

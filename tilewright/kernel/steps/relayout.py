@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from tilewright.base.errors import Invalid
 from tilewright.ir.dim import Dim
@@ -21,6 +22,8 @@ class Relayout(Step):
     … b[k,j]                               … b[j//16,k,j%16]
     """
 
+    stays: ClassVar[bool] = True
+
     buffer: str
     map: str
 
@@ -29,6 +32,7 @@ class Relayout(Step):
         names = ", ".join(b.name for b in n.buffers)
         self.need(found, f"there is no buffer {self.buffer}", f"the buffers are {names}")
         b = found[0]
+        self.need(not b.pointer, f"{self.buffer} is memory of which only the address is known")
         self.need(b.scope != "out", f"{self.buffer} is an output, which is as the caller wants it")
         self.need(
             b.asked is None, f"{self.buffer} is laid out by {b.asked and b.asked.map} already"
