@@ -329,5 +329,5 @@ def num_programs(axis: Any) -> tensor:
 def _of_grid(name: str, axis: Any) -> tensor:
     axis = unwrap(axis)
     if axis not in (0, 1, 2):
-        raise Invalid(f"{name}({axis})", hint="a grid has the axes 0, 1 and 2")
+        raise Invalid(f"{name} axis must be 0, 1, or 2 but got {axis}")
     return wrap(promote.emit(name, (), TileType(int32.ir), {"axis": axis}))
