@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.types import as_dtype
+from tilewright.ir.types import DType, as_dtype
 from tilewright.lang.tile import core
 from tilewright.lang.tile.builder import using
 from tilewright.lang.tile.eager import EagerBuilder, interpret
@@ -41,8 +41,15 @@ class Tile:
     dtype: core.dtype
 
 
+def element(d: core.dtype) -> DType:
+    """The numbers of a type that is no pointer."""
+    found = d.ir
+    assert isinstance(found, DType)
+    return found
+
+
 def tile(array: Any, dtype: core.dtype = core.float32) -> Tile:
-    return Tile(as_dtype(np.asarray(array), dtype.ir), dtype)  # type: ignore[arg-type]
+    return Tile(as_dtype(np.asarray(array), element(dtype)), dtype)
 
 
 def random_tile(
@@ -106,12 +113,12 @@ def _run_translated(
     head = ", ".join((*given, *outs))
     kernel = _function(f"def kernel({head}):\n" + "\n".join(lines) + "\n", f, constants)
     types = dict(zip((*given, *outs), (*tiles, *like), strict=True))
-    signature = {n: Argument.pointer(t.dtype.ir) for n, t in types.items()}  # type: ignore[arg-type]
-    inputs = [np.ascontiguousarray(to_bits(t.array, t.dtype.ir)) for t in tiles]  # type: ignore[arg-type]
-    outputs = [np.zeros_like(to_bits(r.array, r.dtype.ir)) for r in like]  # type: ignore[arg-type]
+    signature = {n: Argument.pointer(element(t.dtype)) for n, t in types.items()}
+    inputs = [np.ascontiguousarray(to_bits(t.array, element(t.dtype))) for t in tiles]
+    outputs = [np.zeros_like(to_bits(r.array, element(r.dtype))) for r in like]
     interpret(translate(kernel, signature), (1, 1, 1), [*inputs, *outputs])
     return [
-        from_bits(o, r.dtype.ir).reshape(r.array.shape)  # type: ignore[arg-type]
+        from_bits(o, element(r.dtype)).reshape(r.array.shape)
         for o, r in zip(outputs, like, strict=True)
     ]
 
