@@ -10,7 +10,7 @@ import tilewright.language as tl
 from tests.lang.tile.kernels import CASES, launched
 from tilewright.base.events import Log
 from tilewright.driver.tile_compile import compile_tile
-from tilewright.lang.tile.frontend import translate
+from tilewright.lang.tile.front.frontend import translate
 from tilewright.targets import default
 
 

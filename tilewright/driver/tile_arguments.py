@@ -19,8 +19,7 @@ import numpy as np
 
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.ir.types import DTYPES, DType
-from tilewright.lang.tile.descriptors import TensorDescriptor
-from tilewright.lang.tile.functions import (
+from tilewright.lang.tile.front.functions import (
     MISSING,
     Argument,
     ConstexprFunction,
@@ -28,7 +27,8 @@ from tilewright.lang.tile.functions import (
     TileFunction,
 )
 from tilewright.lang.tile.ir import Pointer
-from tilewright.lang.tile.types import constexpr, dtype, pointer_type
+from tilewright.lang.tile.language.descriptors import TensorDescriptor
+from tilewright.lang.tile.language.types import constexpr, dtype, pointer_type
 
 # What a dtype is called in annotations and signatures, by Triton, torch and numpy: ours.
 TYPE_NAMES: dict[str, str] = {

@@ -17,9 +17,9 @@ from tilewright.kernel.nest import Nest
 from tilewright.kernel.step import print_trace
 from tilewright.kernel.text import nest_text
 from tilewright.lang.tile.ir import Kernel
-from tilewright.lang.tile.lower import lower
-from tilewright.lang.tile.lowering import GRID, Lowered
-from tilewright.lang.tile.reports import Reports
+from tilewright.lang.tile.lowering.lower import lower
+from tilewright.lang.tile.lowering.reports import Reports
+from tilewright.lang.tile.lowering.state import GRID, Lowered
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import assembly, kept_object
 from tilewright.runtime import pool

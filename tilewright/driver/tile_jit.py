@@ -36,9 +36,14 @@ from tilewright.driver.tile_launch import (
     remember_grid,
 )
 from tilewright.ir.types import DType
-from tilewright.lang.tile.functions import Argument, ConstexprFunction, Parameter, TileFunction
+from tilewright.lang.tile.front.functions import (
+    Argument,
+    ConstexprFunction,
+    Parameter,
+    TileFunction,
+)
 from tilewright.lang.tile.ir import Pointer
-from tilewright.lang.tile.types import constexpr, dtype_of
+from tilewright.lang.tile.language.types import constexpr, dtype_of
 
 T = TypeVar("T")
 Given = Sequence[Any]  # the arguments of a launch, in the order of the parameters

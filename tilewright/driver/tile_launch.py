@@ -19,11 +19,11 @@ from typing import Any, Protocol
 from tilewright.base import knobs
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
-from tilewright.lang.tile.eager import run_eager
-from tilewright.lang.tile.frontend import translate
-from tilewright.lang.tile.functions import Argument, TileFunction
+from tilewright.lang.tile.front.frontend import translate
+from tilewright.lang.tile.front.functions import Argument, TileFunction
+from tilewright.lang.tile.front.sweep import sweep
 from tilewright.lang.tile.ir import Block, Kernel, kernel_text, walk
-from tilewright.lang.tile.sweep import sweep
+from tilewright.lang.tile.stepping.eager import run_eager
 from tilewright.runtime.pool import get_threads
 from tilewright.targets import host
 

@@ -9,7 +9,7 @@ def add(x, y, out, n, BLOCK: tl.constexpr):
     tl.store(out + i, tl.load(x + i, i < n) + tl.load(y + i, i < n), i < n)
 """
 
-from tilewright.lang.tile.core import (
+from tilewright.lang.tile.language.core import (
     TRITON_MAX_TENSOR_NUMEL,
     PropagateNan,
     add,
@@ -105,7 +105,8 @@ from tilewright.lang.tile.core import (
     void,
     where,
 )
-from tilewright.lang.tile.math import (
+from tilewright.lang.tile.language.type_names import str_to_ty
+from tilewright.lang.tile.library.math import (
     abs,
     ceil,
     cos,
@@ -124,7 +125,7 @@ from tilewright.lang.tile.math import (
     sqrt_rn,
     umulhi,
 )
-from tilewright.lang.tile.random import (
+from tilewright.lang.tile.library.random import (
     pair_uniform_to_normal,
     philox,
     philox_impl,
@@ -136,7 +137,7 @@ from tilewright.lang.tile.random import (
     randn4x,
     uint_to_uniform_float,
 )
-from tilewright.lang.tile.standard import (
+from tilewright.lang.tile.library.standard import (
     argmax,
     argmin,
     bitonic_merge,
@@ -161,7 +162,6 @@ from tilewright.lang.tile.standard import (
     zeros,
     zeros_like,
 )
-from tilewright.lang.tile.type_names import str_to_ty
 from tilewright.language import core, extra, math, random, standard, target_info
 
 __all__ = [

@@ -1,3 +1,3 @@
 """`tl.core`: the functions and types of the language."""
 
-from tilewright.lang.tile.core import *  # noqa: F403
+from tilewright.lang.tile.language.core import *  # noqa: F403

@@ -1,3 +1,3 @@
 """`tl.math`: the elementary functions."""
 
-from tilewright.lang.tile.math import *  # noqa: F403
+from tilewright.lang.tile.library.math import *  # noqa: F403

@@ -1,6 +1,6 @@
 """`tl.random`: random numbers that are counted by offsets."""
 
-from tilewright.lang.tile.random import (
+from tilewright.lang.tile.library.random import (
     N_ROUNDS_DEFAULT,
     pair_uniform_to_normal,
     philox,

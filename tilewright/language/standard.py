@@ -1,6 +1,6 @@
 """`tl.standard`: the library that is written in the language itself."""
 
-from tilewright.lang.tile.standard import (
+from tilewright.lang.tile.library.standard import (
     argmax,
     argmin,
     bitonic_merge,

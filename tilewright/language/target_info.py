@@ -6,8 +6,8 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 
-from tilewright.lang.tile.core import builtin
-from tilewright.lang.tile.functions import constexpr_function
+from tilewright.lang.tile.front.functions import constexpr_function
+from tilewright.lang.tile.language.core import builtin
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tilewright.driver.tile_jit import JITFunction
 from tilewright.driver.tile_launch import CompiledKernel
 from tilewright.driver.tile_testing import do_bench
 from tilewright.ir.types import DTYPES
-from tilewright.lang.tile.functions import Argument
+from tilewright.lang.tile.front.functions import Argument
 from tilewright.runtime.pool import get_threads
 from tilewright.targets import host
 from tilewright.triton.redirect import Event, Stream, complete

@@ -16,7 +16,7 @@ from typing import Any
 import tilewright.testing as testing
 from tilewright.base.errors import TilewrightError
 from tilewright.driver import tile_arguments, tile_autotune, tile_jit, tile_launch
-from tilewright.lang.tile import diagnostics
+from tilewright.lang.tile.front import diagnostics
 from tilewright.triton import hosting, knobs
 
 # What our version of the language follows.
@@ -25,15 +25,15 @@ VERSION = "3.9.0"
 # Modules of ours that stand for one of Triton's as they are.
 _ALIASES = {
     "triton.language": "tilewright.language",
-    "triton.language.core": "tilewright.lang.tile.core",
-    "triton.language.semantic": "tilewright.lang.tile.semantic",
-    "triton.language.standard": "tilewright.lang.tile.standard",
-    "triton.language.random": "tilewright.lang.tile.random",
-    "triton.language.math": "tilewright.lang.tile.math",
+    "triton.language.core": "tilewright.lang.tile.language.core",
+    "triton.language.semantic": "tilewright.lang.tile.language.semantic",
+    "triton.language.standard": "tilewright.lang.tile.library.standard",
+    "triton.language.random": "tilewright.lang.tile.library.random",
+    "triton.language.math": "tilewright.lang.tile.library.math",
     "triton.language.extra": "tilewright.language.extra",
-    "triton.language.extra.libdevice": "tilewright.lang.tile.libdevice",
+    "triton.language.extra.libdevice": "tilewright.lang.tile.library.libdevice",
     "triton.language.extra.cuda": "tilewright.language.extra",
-    "triton.language.extra.cuda.libdevice": "tilewright.lang.tile.libdevice",
+    "triton.language.extra.cuda.libdevice": "tilewright.lang.tile.library.libdevice",
     "triton.knobs": "tilewright.triton.knobs",
 }
 

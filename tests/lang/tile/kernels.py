@@ -45,10 +45,10 @@ from tests.lang.tile.programs import (
     tuples_kernel,
 )
 from tilewright.ir.types import DTYPES, DType, f32, i32, i64
-from tilewright.lang.tile.eager import interpret
-from tilewright.lang.tile.frontend import translate
-from tilewright.lang.tile.functions import Argument, TileFunction
+from tilewright.lang.tile.front.frontend import translate
+from tilewright.lang.tile.front.functions import Argument, TileFunction
 from tilewright.lang.tile.ir import Kernel, verify
+from tilewright.lang.tile.stepping.eager import interpret
 
 Values = dict[str, Any]
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.types import DType, as_dtype
-from tilewright.lang.tile import core
 from tilewright.lang.tile.builder import using
-from tilewright.lang.tile.eager import EagerBuilder, interpret
-from tilewright.lang.tile.frontend import translate
-from tilewright.lang.tile.functions import Argument, TileFunction
+from tilewright.lang.tile.front.frontend import translate
+from tilewright.lang.tile.front.functions import Argument, TileFunction
 from tilewright.lang.tile.ir import TileType
-from tilewright.lang.tile.known import EagerValue, known
-from tilewright.lang.tile.raw_memory import Memory, from_bits, to_bits
+from tilewright.lang.tile.language import core
+from tilewright.lang.tile.stepping.eager import EagerBuilder, interpret
+from tilewright.lang.tile.stepping.known import EagerValue, known
+from tilewright.lang.tile.stepping.raw_memory import Memory, from_bits, to_bits
 
 FLOATS = (core.float16, core.bfloat16, core.float32, core.float64)
 FLOATS_8 = (

@@ -3,7 +3,7 @@
 # Annotations stay objects: kernels know their constants by them.
 
 import tilewright.language as tl
-from tilewright.lang.tile.functions import function
+from tilewright.lang.tile.front.functions import function
 
 # ---- rows of numbers
 

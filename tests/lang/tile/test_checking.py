@@ -6,10 +6,10 @@ from rich.console import Console
 import tilewright.language as tl
 from tilewright.base import knobs
 from tilewright.base.errors import Invalid
-from tilewright.lang.tile.checking import CheckFailed, check
-from tilewright.lang.tile.eager import run_eager
-from tilewright.lang.tile.findings import OUT_OF_BOUNDS, RACE, UNDEFINED
-from tilewright.lang.tile.functions import TileFunction
+from tilewright.lang.tile.front.functions import TileFunction
+from tilewright.lang.tile.stepping.checking import CheckFailed, check
+from tilewright.lang.tile.stepping.eager import run_eager
+from tilewright.lang.tile.stepping.findings import OUT_OF_BOUNDS, RACE, UNDEFINED
 
 torch = pytest.importorskip("torch")
 

@@ -17,7 +17,7 @@ from tests.lang.tile.values import (
     writing,
 )
 from tilewright.base.errors import Invalid, Unsupported
-from tilewright.lang.tile import core as tl
+from tilewright.lang.tile.language import core as tl
 
 SMALL = [-7, -2, -1, 1, 2, 3, 5, 7]
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.lang.tile.values import array, pointer, running, tile, writing
 from tilewright.base.errors import Invalid
-from tilewright.lang.tile import core as tl
+from tilewright.lang.tile.language import core as tl
 
 
 def blocks(p, shape, strides, offsets=(0, 0), block=(2, 4)):

@@ -16,8 +16,8 @@ import tilewright.language as tl
 from tests.lang.tile.kernels import run
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.ir.types import i32
-from tilewright.lang.tile.frontend import CompileError, StaticAssertionError, translate
-from tilewright.lang.tile.functions import Argument, function, must_use_result
+from tilewright.lang.tile.front.frontend import CompileError, StaticAssertionError, translate
+from tilewright.lang.tile.front.functions import Argument, function, must_use_result
 
 
 def failing(kernel, **values) -> CompileError:

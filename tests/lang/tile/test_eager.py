@@ -10,15 +10,15 @@ import pytest
 import tilewright.language as tl
 from tilewright.base.errors import Invalid
 from tilewright.ir.types import b1, bf16, f32, i32
-from tilewright.lang.tile import computing
 from tilewright.lang.tile.builder import IRBuilder
-from tilewright.lang.tile.computing import EagerBuilder
-from tilewright.lang.tile.eager import bind_all, interpret, run_eager
-from tilewright.lang.tile.frontend import translate
-from tilewright.lang.tile.functions import TileFunction
+from tilewright.lang.tile.front.frontend import translate
+from tilewright.lang.tile.front.functions import TileFunction
 from tilewright.lang.tile.ir import Block, Kernel, Pointer, TileType, Value, verify
-from tilewright.lang.tile.raw_memory import Memory
-from tilewright.lang.tile.reports import DeviceAssertion
+from tilewright.lang.tile.lowering.reports import DeviceAssertion
+from tilewright.lang.tile.stepping import computing
+from tilewright.lang.tile.stepping.computing import EagerBuilder
+from tilewright.lang.tile.stepping.eager import bind_all, interpret, run_eager
+from tilewright.lang.tile.stepping.raw_memory import Memory
 
 torch = pytest.importorskip("torch")
 

@@ -21,9 +21,9 @@ from tilewright.ir.types import (
     u32,
     u64,
 )
-from tilewright.lang.tile.evaluate import as_element, cast, dot, evaluate
 from tilewright.lang.tile.ir import Pointer, TileType
-from tilewright.lang.tile.raw_memory import from_bits, to_bits
+from tilewright.lang.tile.stepping.evaluate import as_element, cast, dot, evaluate
+from tilewright.lang.tile.stepping.raw_memory import from_bits, to_bits
 
 
 def one(name, arrays, elements, result, shape, **attrs):

@@ -14,10 +14,10 @@ import pytest
 import tilewright.language as tl
 from tests.lang.tile.kernels import CASES, launched, run
 from tilewright.ir.types import f32, i32, i64
-from tilewright.lang.tile.eager import interpret
-from tilewright.lang.tile.frontend import CompileError, translate
-from tilewright.lang.tile.functions import Argument, constexpr_function, function
+from tilewright.lang.tile.front.frontend import CompileError, translate
+from tilewright.lang.tile.front.functions import Argument, constexpr_function, function
 from tilewright.lang.tile.ir import kernel_text, verify, walk
+from tilewright.lang.tile.stepping.eager import interpret
 
 FOUR = tl.constexpr(4)
 

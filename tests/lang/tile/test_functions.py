@@ -15,7 +15,7 @@ import tilewright.language as tl
 from tests.lang.tile.kernels import run
 from tilewright.base.errors import Invalid
 from tilewright.ir.types import f32, i32
-from tilewright.lang.tile.functions import (
+from tilewright.lang.tile.front.functions import (
     Argument,
     ConstexprFunction,
     TileFunction,

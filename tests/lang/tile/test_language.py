@@ -8,7 +8,7 @@ import pytest
 import tilewright.language as tl
 from tests.lang.tile.library import run, run_eagerly, tile
 from tilewright.base.errors import Invalid
-from tilewright.lang.tile.functions import TileFunction
+from tilewright.lang.tile.front.functions import TileFunction
 
 # What triton.language 3.9 exports.
 OPERATIONS = """

@@ -9,7 +9,8 @@ import pytest
 from tests.lang.tile import library
 from tests.lang.tile.library import Tile, random_tile, run_eagerly, tile
 from tilewright.base.errors import Invalid
-from tilewright.lang.tile import core, libdevice
+from tilewright.lang.tile.language import core
+from tilewright.lang.tile.library import libdevice
 
 INF, NAN = float("inf"), float("nan")
 WIDTHS = pytest.mark.parametrize("dtype", [core.float32, core.float64], ids=str)

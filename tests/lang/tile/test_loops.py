@@ -10,10 +10,10 @@ import pytest
 import tilewright.language as tl
 from tests.lang.tile.kernels import run
 from tilewright.ir.types import i32, i64
-from tilewright.lang.tile.eager import interpret
-from tilewright.lang.tile.frontend import CompileError, translate
-from tilewright.lang.tile.functions import Argument, function
+from tilewright.lang.tile.front.frontend import CompileError, translate
+from tilewright.lang.tile.front.functions import Argument, function
 from tilewright.lang.tile.ir import Kernel, kernel_text, walk
+from tilewright.lang.tile.stepping.eager import interpret
 
 
 def ints(n: int = 8) -> np.ndarray:

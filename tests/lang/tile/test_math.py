@@ -7,8 +7,8 @@ import pytest
 
 from tests.lang.tile.library import NUMBERS, SIGNED, UNSIGNED, random_tile, run, run_eagerly, tile
 from tilewright.base.errors import Invalid
-from tilewright.lang.tile import core
-from tilewright.lang.tile import math as tile_math
+from tilewright.lang.tile.language import core
+from tilewright.lang.tile.library import math as tile_math
 
 ERF = np.vectorize(math.erf)
 FUNCTIONS = {

@@ -7,7 +7,7 @@ import pytest
 
 from tests.lang.tile.values import array, given, pointer, running, tile, writing
 from tilewright.base.errors import Invalid
-from tilewright.lang.tile import core as tl
+from tilewright.lang.tile.language import core as tl
 
 
 def test_loads_with_masks():

@@ -7,8 +7,8 @@ import pytest
 
 from tests.lang.tile.values import FLOATS, FP8, INTS, UINTS, array, given, running, tile, writing
 from tilewright.base.errors import Invalid
-from tilewright.lang.tile import core as tl
-from tilewright.lang.tile.promote import common_type, type_of_number
+from tilewright.lang.tile.language import core as tl
+from tilewright.lang.tile.language.promote import common_type, type_of_number
 
 NUMBERS = (*INTS, *UINTS, *FLOATS)
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tests.lang.tile.library import run, run_eagerly, tile
-from tilewright.lang.tile import core, random
+from tilewright.lang.tile.language import core
+from tilewright.lang.tile.library import random
 
 # The published constants: two multipliers and what the two words of a key are raised by.
 CONSTANTS = {

@@ -9,7 +9,7 @@ import pytest
 
 import tilewright.language as tl
 from tests.lang.tile.kernels import run
-from tilewright.lang.tile.functions import function
+from tilewright.lang.tile.front.functions import function
 
 VARIABLES = "abcd"
 

@@ -17,8 +17,9 @@ from tests.lang.tile.library import (
 )
 from tilewright.base.errors import Invalid
 from tilewright.ir.types import as_dtype, bf16
-from tilewright.lang.tile import core, standard
-from tilewright.lang.tile.raw_memory import from_bits, to_bits
+from tilewright.lang.tile.language import core
+from tilewright.lang.tile.library import standard
+from tilewright.lang.tile.stepping.raw_memory import from_bits, to_bits
 
 NAN = float("nan")
 

@@ -6,9 +6,9 @@ import pytest
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import types as elements
-from tilewright.lang.tile import core as tl
 from tilewright.lang.tile.ir import Pointer, TileType
-from tilewright.lang.tile.types import check_shape, dtype_of, type_of, unwrap
+from tilewright.lang.tile.language import core as tl
+from tilewright.lang.tile.language.types import check_shape, dtype_of, type_of, unwrap
 
 
 def test_names_and_elements():

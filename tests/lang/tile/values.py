@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.types import DTYPES, bf16
-from tilewright.lang.tile import core as tl
 from tilewright.lang.tile.builder import IRBuilder, using
-from tilewright.lang.tile.eager import EagerBuilder, EagerValue
-from tilewright.lang.tile.evaluate import as_element
 from tilewright.lang.tile.ir import Kernel, Pointer, TileType, Value, verify
-from tilewright.lang.tile.raw_memory import Memory
+from tilewright.lang.tile.language import core as tl
+from tilewright.lang.tile.stepping.eager import EagerBuilder, EagerValue
+from tilewright.lang.tile.stepping.evaluate import as_element
+from tilewright.lang.tile.stepping.raw_memory import Memory
 
 INTS = (tl.int8, tl.int16, tl.int32, tl.int64)
 UINTS = (tl.uint8, tl.uint16, tl.uint32, tl.uint64)

@@ -1,6 +1,6 @@
 """The default schedule of tile kernels: lanes in every stage's loops, instructions in products.
 
-The nest comes from lang/tile/lower.py: one parallel loop over the programs of the grid, and in it,
+The nest comes from lang/tile/lowering/: one parallel loop over the programs of the grid, and in it,
 in order, loops that fill one buffer each. What is fused was decided there; this decides how each of
 them runs.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_LIBRARY = "tilewright.lang.tile.libdevice"
+_LIBRARY = "tilewright.lang.tile.library.libdevice"
 
 
 def __getattr__(name: str) -> Any:

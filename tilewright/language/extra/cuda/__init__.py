@@ -1,6 +1,6 @@
 """`tl.extra.cuda`: libdevice. What asks a graphics card about itself is refused."""
 
-from tilewright.lang.tile.refusals import refused
+from tilewright.lang.tile.language.refusals import refused
 from tilewright.language.extra import libdevice
 
 _WHY = "a program here is a CPU's thread, without warps, multiprocessors or their clock"

@@ -1,0 +1,1 @@
+"""Functions, types and rules of the language."""

@@ -1,0 +1,185 @@
+"""Lowering of branches and loops: what they carry lives in buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Load, cast, fn, load, select, walk
+from tilewright.ir.types import b1, i64
+from tilewright.kernel.nest import If, Loop, While
+from tilewright.lang.tile import ir
+from tilewright.lang.tile.lowering.carried import increments
+from tilewright.lang.tile.lowering.state import Lowering
+from tilewright.lang.tile.lowering.tiles import (
+    AnyTile,
+    Pointers,
+    Tile,
+    buffered,
+    whole,
+)
+
+
+def lower_if(low: Lowering, o: ir.Operation) -> None:
+    condition = low.tile(o.args[0]).at(())
+    low.settle(None)
+    held = [result(low, r) for r in o.results]
+    bodies = []
+    for b in o.blocks:
+
+        def run(b: ir.Block = b) -> None:
+            low.block(b)
+            assign(low, held, [low.tiles[y] for y in b.yields])
+
+        bodies.append(low.inner(run))
+    low.out.append(If(condition, bodies[0], bodies[1]))
+    for r, name in zip(o.results, held, strict=True):
+        low.tiles[r] = of_buffer(low, r, name)
+
+
+def result(low: Lowering, r: ir.Value) -> str:
+    e = r.element
+    return low.local(r.shape, i64 if isinstance(e, ir.Pointer) else e)
+
+
+def of_buffer(low: Lowering, r: ir.Value, name: str) -> AnyTile:
+    e = r.element
+    if isinstance(e, ir.Pointer):
+        held = buffered(name, r.shape, i64)
+        return Pointers(r.shape, e.to, None, held.index)
+    return buffered(name, r.shape, e)
+
+
+def assign(low: Lowering, names: Iterable[str], values: Sequence[AnyTile]) -> None:
+    """All buffers take their values as if at once."""
+    pairs: list[tuple[str, Tile]] = []
+    for name, t in zip(names, values, strict=True):
+        t = low.addresses_of(t) if isinstance(t, Pointers) else t
+        if t.buffer != name:
+            pairs.append((name, t))
+    written: set[str] = set()
+    settled: list[tuple[str, Tile]] = []
+    for name, t in pairs:
+        probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(t.shape))
+        crossed = any(
+            isinstance(x, Load) and (x.source in written or (x.source == name and x.index != probe))
+            for x in walk(t.at(probe))
+        )
+        settled.append((name, low.kept(replace(t, buffer="")) if crossed else t))
+        written.add(name)
+    for name, t in settled:
+        low.fill(name, t)
+
+
+def lower_for(low: Lowering, o: ir.Operation) -> None:
+    start, high, step = (low.tile(v) for v in o.args[:3])
+    first, by = start.index(()), step.index(())
+    if isinstance(by, int):
+        span = high.index(()) - first if by > 0 else first - high.index(())
+        trips = D.ceildiv(span, abs(by)) if by else 0
+    else:
+        trips = count_of(low, start, high, step)
+    low.settle(None)
+    block, carried = o.blocks[0], o.args[3:]
+    loop = D.var(low.fresh("for"), trips)
+    by_how_much = increments(block, low.uses)
+    names: list[str | None] = []
+    for k, v in enumerate(carried):
+        by_loop = invariant(low, by_how_much.get(k))
+        if by_loop is not None and moves(low, v):
+            low.tiles[block.parameters[k + 1]] = moved(low, low.tiles[v], by_loop, loop)
+            low.tiles[o.results[k]] = moved(low, low.tiles[v], by_loop, D.maximum(trips, 0))
+            names.append(None)
+            continue
+        t = low.tiles[v]
+        name = result(low, v)
+        low.fill(name, low.addresses_of(t) if isinstance(t, Pointers) else t)
+        names.append(name)
+        low.tiles[block.parameters[k + 1]] = of_buffer(low, v, name)
+        low.tiles[o.results[k]] = of_buffer(low, v, name)
+        low.uses.carry(name, block.parameters[k + 1])
+    low.tiles[block.parameters[0]] = whole((), start.dtype, lambda i: first + loop * by)
+
+    def body() -> None:
+        low.block(block)
+        held = [(n, low.tiles[y]) for n, y in zip(names, block.yields, strict=True) if n]
+        assign(low, [n for n, _ in held], [t for _, t in held])
+
+    low.out.append(Loop(D.the_sym(loop), "serial", low.inner(body)))
+
+
+def count_of(low: Lowering, first: Tile, end: Tile, step: Tile) -> Dim:
+    a, b, s = (cast(t.at(()), i64) for t in (first, end, step))
+    up = fn("floordiv", fn("sub", fn("add", fn("sub", b, a), s), 1), s)
+    down = fn("floordiv", fn("add", fn("sub", fn("sub", b, a), 0), fn("add", s, 1)), s)
+    name = low.local((), i64)
+    low.fill(name, Tile((), i64, lambda i: select(fn("gt", s, 0), up, down)))
+    return load(name, (), i64).as_dim()
+
+
+def invariant(low: Lowering, by: ir.Value | int | None) -> Dim | None:
+    """How far a value moves in each iteration, if that is known before the loop."""
+    if by is None or isinstance(by, int):
+        return by
+    if not early(low, by):
+        return None
+    t = low.tiles[by]
+    return t.index(()) if isinstance(t, Tile) else None
+
+
+# What can be computed before its turn.
+_PURE = frozenset(("const", "map", "cast", "reshape", "broadcast"))
+
+
+def early(low: Lowering, v: ir.Value) -> bool:
+    """A value of a loop's body that depends on nothing in it, made available before the loop."""
+    if v in low.tiles:
+        return True
+    o = v.made_by
+    if o is None or o.name not in _PURE or not all(early(low, a) for a in o.args):
+        return False
+    low.operations[o.name](low, o)
+    return True
+
+
+def moves(low: Lowering, v: ir.Value) -> bool:
+    t = low.tiles[v]
+    return isinstance(t, Pointers) or t.dim is not None
+
+
+def moved(low: Lowering, t: AnyTile, by: Dim, times: Dim) -> AnyTile:
+    if isinstance(t, Pointers):
+        return t.moved(lambda i: by * times)
+    dim = t.dim
+    assert dim is not None
+    return whole(t.shape, t.dtype, lambda i: dim(i) + by * times)
+
+
+def lower_while(low: Lowering, o: ir.Operation) -> None:
+    low.settle(None)
+    condition, body = o.blocks
+    names = [result(low, v) for v in o.args]
+    for n, v in zip(names, o.args, strict=True):
+        t = low.tiles[v]
+        low.fill(n, low.addresses_of(t) if isinstance(t, Pointers) else t)
+    going = low.local((), b1)
+    for b in o.blocks:
+        for p, n, v in zip(b.parameters, names, o.args, strict=True):
+            low.tiles[p] = of_buffer(low, v, n)
+    for r, n in zip(o.results, names, strict=True):
+        low.tiles[r] = of_buffer(low, r, n)
+
+    def test() -> None:
+        low.block(condition)
+        low.fill(going, low.tile(condition.yields[0]))
+
+    def turn() -> None:
+        low.block(body)
+        assign(low, names, [low.tiles[y] for y in body.yields])
+        low.uses.again(condition)
+        test()
+
+    test()
+    low.out.append(While(low.fresh("while"), load(going, (), b1), low.inner(turn)))

@@ -1,0 +1,175 @@
+"""Lowering of what touches memory or the outside world, in the order of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tilewright.base.errors import Unsupported
+from tilewright.ir import dim as D
+from tilewright.ir.expr import Fn, Load, Value, cast, const, index, load, replaced, select, walk
+from tilewright.ir.types import i32, i64
+from tilewright.kernel.group import memory_buffer
+from tilewright.kernel.nest import Atomic, If, Report, Stmt, Store
+from tilewright.lang.tile import ir
+from tilewright.lang.tile.lowering.state import MEMORY, Lowering, Site
+from tilewright.lang.tile.lowering.tiles import (
+    At,
+    Pointers,
+    Tile,
+    buffered,
+    number,
+    whole,
+)
+
+
+def place(low: Lowering, p: Pointers) -> tuple[str, Callable[[At], At]]:
+    at = p.at
+    if p.buffer is not None:
+        return p.buffer, lambda i: (at(i),)
+    name = f"{MEMORY}_{p.to}"
+    low.buffers.setdefault(name, memory_buffer(name, p.to))
+    return name, lambda i: (at(i),)
+
+
+def lower_load(low: Lowering, o: ir.Operation) -> None:
+    p, e = low.pointers(o.args[0]), o.result.element
+    if isinstance(e, ir.Pointer):
+        raise Unsupported("a load of pointers")
+    name, where = place(low, p)
+    mask = low.tile(o.args[1]) if len(o.args) > 1 else None
+    other = low.tile(o.args[2]) if len(o.args) > 2 else number(0, e, o.result.shape)
+
+    def at(i: At) -> Value:
+        x = load(name, where(i), e)
+        return x if mask is None else select(mask.at(i), x, other.at(i))
+
+    reads = {MEMORY if p.buffer is None else name}
+    for t in (mask, other):
+        reads |= t.reads if t is not None else set()
+    low.define(o.result, Tile(o.result.shape, e, at, reads=frozenset(reads)))
+
+
+def lower_store(low: Lowering, o: ir.Operation) -> None:
+    p, value = low.pointers(o.args[0]), low.tile(o.args[1])
+    name, where = place(low, p)
+    low.uses.consumed(o, ahead=True)
+    if overlaps(low, name, where, value):
+        value = low.kept(value)
+    low.settle(MEMORY if p.buffer is None else name)
+    mask = low.tile(o.args[2]) if len(o.args) > 2 else None
+
+    def one(s: str, i: At) -> Stmt:
+        if mask is None:
+            return Store(s, name, where(i), value.at(i))
+        holds = mask.at(i)
+        return If(holds, (Store(s, name, where(i), assuming(value.at(i), holds)),), ())
+
+    low.loops(value.shape, one)
+
+
+def assuming(v: Value, condition: Value) -> Value:
+    """A value where a condition holds: what depends on it, or on a part of it, is settled."""
+    known = set(conjuncts(condition))
+    for x in list(walk(v)):
+        if isinstance(x, Fn) and x.name == "select" and set(conjuncts(x.args[0])) <= known:
+            v = replaced(v, x, assuming(x.args[1], condition))
+    return v
+
+
+def conjuncts(v: Value) -> Iterator[Value]:
+    if isinstance(v, Fn) and v.name == "and":
+        for x in v.args:
+            yield from conjuncts(x)
+    else:
+        yield v
+
+
+def overlaps(low: Lowering, name: str, where: Callable[[At], At], value: Tile) -> bool:
+    """Does a tile read what storing it changes, at other places than its own?"""
+    if name not in value.reads and MEMORY not in value.reads and not name.startswith(MEMORY):
+        return False
+    if not value.reads:
+        return False
+    probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(value.shape))
+    for x in walk(value.at(probe)):
+        if not isinstance(x, Load) or not low.buffers[str(x.source)].pointer:
+            continue
+        known = not any(b.startswith(MEMORY) for b in (name, str(x.source)))
+        if x.source == name and x.index == where(probe):
+            continue
+        if x.source == name or not known:
+            return True
+    return False
+
+
+def lower_atomic(low: Lowering, o: ir.Operation) -> None:
+    atomically(low, o, o.attrs["kind"], None, o.args[1], o.args[2] if len(o.args) > 2 else None)
+
+
+def lower_cas(low: Lowering, o: ir.Operation) -> None:
+    atomically(low, o, "cas", o.args[1], o.args[2], None)
+
+
+def atomically(
+    low: Lowering,
+    o: ir.Operation,
+    kind: str,
+    expected: ir.Value | None,
+    v: ir.Value,
+    mask: ir.Value | None,
+) -> None:
+    p = low.pointers(o.args[0])
+    name, where = place(low, p)
+    value = low.tile(v)
+    compare = low.tile(expected) if expected is not None else None
+    low.uses.consumed(o, ahead=True)
+    low.settle(None)
+    if value.reads:
+        value = low.kept(value)
+    r = o.result
+    old = low.local(r.shape, r.type.dtype) if low.uses.count(r) else None
+    if old is not None and mask is not None:
+        low.fill(old, number(0, r.type.dtype, r.shape))
+
+    def one(s: str, i: At) -> Stmt:
+        to = (old, i) if old is not None else None
+        expects = compare.at(i) if compare is not None else None
+        a = Atomic(
+            s, kind, name, where(i), value.at(i), expects, to, o.attrs.get("order") or "acq_rel"
+        )
+        return a if mask is None else If(low.tile(mask).at(i), (a,), ())
+
+    low.loops(value.shape, one)
+    if old is not None:
+        low.define(r, buffered(old, r.shape, r.type.dtype))
+
+
+def lower_print(low: Lowering, o: ir.Operation) -> None:
+    shape = o.args[0].shape if o.args else ()
+    site = new_site(low, o, "print", o.attrs.get("prefix") or "")
+    values = [told(low, a) for a in o.args]
+    where = [whole((), i32, lambda i, p=p: p) for p in low.pids]
+
+    def one(s: str, i: At) -> Stmt:
+        ids = [w.at(()) for w in where]
+        steps = [index(k) if not isinstance(k, int) else const(k, i64) for k in i]
+        return Report("print", site, (*ids, *steps, *(v.at(i) for v in values)), None)
+
+    low.loops(shape, one)
+
+
+def told(low: Lowering, v: ir.Value) -> Tile:
+    t = low.tiles[v]
+    return low.addresses_of(t) if isinstance(t, Pointers) else t
+
+
+def lower_assert(low: Lowering, o: ir.Operation) -> None:
+    site = new_site(low, o, "assert", o.attrs.get("message") or "")
+    t = low.tile(o.args[0])
+    ids = [cast(index(p), i64) for p in low.pids]
+    low.loops(t.shape, lambda s, i: Report("assert", site, tuple(ids), t.at(i)))
+
+
+def new_site(low: Lowering, o: ir.Operation, kind: str, message: str) -> int:
+    low.sites.append(Site(kind, message, tuple(a.type for a in o.args), o.place))
+    return len(low.sites) - 1

@@ -1,0 +1,75 @@
+"""What running kernels tell: printed values and assertions that do not hold."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+from tilewright.base.errors import TilewrightError
+from tilewright.ir.types import DType
+from tilewright.lang.tile.ir import Place
+from tilewright.lang.tile.lowering.state import Site
+
+
+class DeviceAssertion(TilewrightError):
+    """A device_assert of a kernel did not hold."""
+
+
+@dataclass
+class Reports:
+    kernel: str
+    sites: Sequence[Site]
+    broken: list[tuple[Site, tuple[int, ...]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._lock = Lock()
+
+    @property
+    def pending(self) -> bool:
+        return bool(self.broken)
+
+    def take(self, number: int, count: int, values: Any) -> None:
+        """Called by the running kernel, from any of its threads."""
+        site = self.sites[number]
+        held = [values[k] for k in range(count)]
+        with self._lock:
+            if site.kind == "assert":
+                self.broken.append((site, tuple(held[:3])))
+            else:
+                print(_line(site, held), file=sys.stdout, flush=True)
+
+    def finish(self) -> None:
+        """After a launch: an error for the first assertion that did not hold."""
+        with self._lock:
+            (site, program), more = self.broken[0], len(self.broken) - 1
+            self.broken.clear()
+        text = f"device_assert in {self.kernel}, program {program}: {site.message or 'it is false'}"
+        rest = f" (and {more} more)" if more else ""
+        raise DeviceAssertion(text + rest, where=_where(site.place))
+
+
+def _where(place: Place | None) -> str:
+    return str(place) if place is not None else ""
+
+
+def _line(site: Site, held: list[int]) -> str:
+    """`pid (0, 0, 0) idx (3) x: 1.5`, one element."""
+    rank = len(site.types[0].shape) if site.types else 0
+    program, at, values = held[:3], held[3 : 3 + rank], held[3 + rank :]
+    shown = [_number(v, t.element) for v, t in zip(values, site.types, strict=False)]
+    where = f"pid ({', '.join(map(str, program))}) idx ({', '.join(map(str, at))})"
+    return f"{where} {site.message}{', '.join(shown)}"
+
+
+def _number(bits: int, element: Any) -> str:
+    if isinstance(element, DType) and element.is_float:
+        return repr(struct.unpack("<d", struct.pack("<q", bits))[0])
+    if isinstance(element, DType) and element.is_bool:
+        return str(bool(bits))
+    if isinstance(element, DType):
+        return str(bits & ((1 << element.bits) - 1)) if element.kind == "u" else str(bits)
+    return hex(bits & ((1 << 64) - 1))

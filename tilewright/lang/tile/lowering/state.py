@@ -1,0 +1,222 @@
+"""The state of lowering a tile kernel: buffers, statements, what each value is.
+
+A tile is kept in a buffer where it is a sum, a product or a scan, where a loop carries it, where
+it is dear and used more than once, or where memory it reads may have changed before its use; all
+others are expressions where they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Sym
+from tilewright.ir.expr import Fn, Load, load
+from tilewright.ir.expr import walk as values
+from tilewright.ir.types import DType, i32, i64
+from tilewright.kernel.group import Buffer, pointer_buffer
+from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, walk, wrap
+from tilewright.lang.tile import ir
+from tilewright.lang.tile.lowering.carried import Uses
+from tilewright.lang.tile.lowering.tiles import AnyTile, At, Pointers, Tile, buffered, whole
+
+GRID = ("grid0", "grid1", "grid2")
+# Programs that threads claim together are about this many simple operations: tens of microseconds.
+PIECE = 65536
+MEMORY = "memory"  # the buffer of absolute addresses, one for each element
+
+
+@dataclass(frozen=True)
+class Given:
+    """How an argument of the kernel reaches the nest: as the memory that it points to, as the
+    symbol of a dimension (a multiple of `unit`), or in memory of its own."""
+
+    kind: str  # "pointer", "dim", "scalar"
+    name: str
+    element: ir.Element
+    unit: int = 1
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a Report of the nest says, by its number."""
+
+    kind: str
+    message: str
+    types: tuple[ir.TileType, ...]
+    place: ir.Place | None
+
+
+@dataclass(frozen=True)
+class Lowered:
+    nest: Nest
+    given: tuple[Given, ...]
+    addresses: dict[str, int]  # arguments of the nest that hold an address, and whose
+    sites: tuple[Site, ...]
+
+
+@dataclass
+class Lowering:
+    kernel: ir.Kernel
+    operations: Mapping[str, Callable[[Lowering, ir.Operation], None]]
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    tiles: dict[ir.Value, AnyTile] = field(default_factory=dict)
+    given: list[Given] = field(default_factory=list)
+    dims: dict[str, Sym] = field(default_factory=dict)
+    addresses: dict[str, int] = field(default_factory=dict)
+    sites: list[Site] = field(default_factory=list)
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.uses = Uses.of(self.kernel)
+        self.out: list[Stmt] = []
+        self.lazy: list[ir.Value] = []  # values that read memory when they are evaluated
+        for g in GRID:
+            self.dims[g] = D.the_sym(D.sym(g, 1))
+        g0, g1 = (D.as_int(self.dims[g]) for g in GRID[:2])
+        total = g0 * g1 * D.as_int(self.dims[GRID[2]])
+        program = D.var("program", total)
+        self.program = D.the_sym(program)
+        self.pids = (
+            D.mod(program, g0),
+            D.mod(D.floordiv(program, g0), g1),
+            D.floordiv(program, g0 * g1),
+        )
+        for k, a in enumerate(self.kernel.arguments):
+            self.tiles[a] = self._argument(k, a)
+
+    def done(self) -> Lowered:
+        self.block(self.kernel.body)
+        body = tuple(self.out)
+        programs = Loop(self.program, "parallel", body, max(1, PIECE // max(1, _work(body))))
+        args = [b for b in self.buffers.values() if b.scope in ("in", "out")]
+        rest = [b for b in self.buffers.values() if b.scope not in ("in", "out")]
+        dims = tuple(sorted(self.dims.values(), key=lambda x: x.name))
+        nest = Nest(self.kernel.name, (*args, *rest), (programs,), dims)
+        return Lowered(nest, tuple(self.given), self.addresses, tuple(self.sites))
+
+    def _argument(self, k: int, a: ir.Value) -> AnyTile:
+        name = f"{a.name or 'arg'}_{k}"
+        divisors, positive = self.kernel.divisors, self.kernel.positive
+        unit = divisors[k] if k < len(divisors) else 1
+        e = a.element
+        if isinstance(e, ir.Pointer):
+            self.buffers[name] = pointer_buffer(name, e.to, "out")
+            self.given.append(Given("pointer", name, e))
+            return Pointers((), e.to, name, lambda i: 0)
+        if e in (i32, i64):
+            # A known divisor is a factor: what is a multiple of it can be seen.
+            low = 1 if k < len(positive) and positive[k] else -(1 << (e.bits - 1))
+            sym = D.sym(name, low, (1 << (e.bits - 1)) - 1)
+            self.dims[name] = D.the_sym(sym)
+            self.given.append(Given("dim", name, e, max(1, unit)))
+            return whole((), e, lambda i: max(1, unit) * sym)
+        self.buffers[name] = Buffer(name, e, (), "in")
+        self.given.append(Given("scalar", name, e))
+        return Tile((), e, lambda i: load(name, (), e))
+
+    def fresh(self, stem: str = "t") -> str:
+        self.count += 1
+        return f"{stem}{self.count - 1}"
+
+    def local(self, shape: tuple[int, ...], dtype: DType) -> str:
+        name = self.fresh()
+        self.buffers[name] = Buffer(name, dtype, shape, "local")
+        self.out.append(Alloc(name))
+        return name
+
+    def loops(
+        self, shape: tuple[int, ...], body: Callable[[str, At], Stmt], stem: str = "s"
+    ) -> None:
+        """Loops over all indices of a tile around one statement."""
+        name = self.fresh(stem)
+        axes = tuple(D.the_sym(D.var(f"{name}.i{k}", n)) for k, n in enumerate(shape))
+        at = tuple(0 if n == 1 else D.as_int(a) for a, n in zip(axes, shape, strict=True))
+        inside = tuple(a for a, n in zip(axes, shape, strict=True) if n != 1)
+        self.out.append(wrap(inside, body(name, at)))
+
+    def fill(self, buffer: str, t: Tile) -> None:
+        self.loops(t.shape, lambda s, i: Store(s, buffer, i, t.at(i)))
+
+    def kept(self, t: Tile) -> Tile:
+        """The same tile, held by a buffer."""
+        if t.buffer:
+            return t
+        name = self.local(t.shape, t.dtype)
+        self.fill(name, t)
+        return buffered(name, t.shape, t.dtype)
+
+    def inner(self, run: Callable[[], None]) -> tuple[Stmt, ...]:
+        """Statements of a body of their own. Nothing of it is used after it but what it assigns."""
+        saved, self.out = (self.out, self.lazy), []
+        self.lazy = []
+        run()
+        found = tuple(self.out)
+        self.out, self.lazy = saved
+        return found
+
+    def tile(self, v: ir.Value) -> Tile:
+        t = self.tiles[v]
+        assert isinstance(t, Tile), f"{v.type} where numbers are needed"
+        return t
+
+    def pointers(self, v: ir.Value) -> Pointers:
+        t = self.tiles[v]
+        assert isinstance(t, Pointers), f"{v.type} where pointers are needed"
+        return t
+
+    def define(self, v: ir.Value, t: AnyTile) -> None:
+        """A value is what a tile says, kept where it is worth it."""
+        if isinstance(t, Tile) and not t.buffer:
+            often = self.uses.count(v) > 1 or v in self.uses.inside_loops
+            # One number is computed where it is first needed, and only once, by the emitter.
+            costs = bool(t.reads) or (t.dear and bool(t.shape))
+            if costs and (often or not t.shape) and self.uses.count(v):
+                t = self.kept(t)
+        self.tiles[v] = t
+        if isinstance(t, Tile) and t.reads:
+            self.lazy.append(v)
+
+    def settle(self, changed: str | None = None) -> None:
+        """Memory is about to change (that of one argument, or any): what reads it is kept."""
+        later: list[ir.Value] = []
+        for v in self.lazy:
+            t = self.tile(v)
+            if not self.uses.left(v):
+                continue
+            if changed is None or changed in t.reads or changed == MEMORY or MEMORY in t.reads:
+                self.tiles[v] = self.kept(t)
+            else:
+                later.append(v)
+        self.lazy = later
+
+    def block(self, b: ir.Block) -> None:
+        for o in b.operations:
+            self.operations[o.name](self, o)
+            self.uses.consumed(o)
+
+    def addresses_of(self, p: Pointers) -> Tile:
+        """Pointers as numbers of bytes."""
+        at, size = p.at, p.to.bytes
+        if p.buffer is None:
+            return whole(p.shape, i64, at)
+        name = f"{p.buffer}_address"
+        if name not in self.buffers:
+            self.buffers[name] = Buffer(name, i64, (), "in")
+            (at_argument,) = (k for k, g in enumerate(self.given) if g.name == p.buffer)
+            self.addresses[name] = at_argument
+        base = load(name, (), i64).as_dim()
+        return whole(p.shape, i64, lambda i: base + at(i) * size)
+
+
+def _work(body: tuple[Stmt, ...]) -> int:
+    """Rough operations of a program; a loop of unknown length is taken for a long one."""
+    total = 0
+    for x, path in walk(body):
+        if isinstance(x, Store):
+            points = 1
+            for p in path:
+                points *= p.extent if isinstance(p.extent, int) else 64
+            total += points * (1 + sum(isinstance(v, (Fn, Load)) for v in values(x.value)))
+    return total

@@ -1,0 +1,248 @@
+"""Lowering of sums, scans and products: stages of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tilewright.base.errors import Unsupported
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Load, cast, const, fn, walk
+from tilewright.ir.scalar import neutral
+from tilewright.ir.types import DType, bf16, f16, f32, i32, i64
+from tilewright.kernel.nest import If, Loop, Stmt, Store, wrap
+from tilewright.lang.tile import ir
+from tilewright.lang.tile.lowering.carried import Uses
+from tilewright.lang.tile.lowering.state import Lowering
+from tilewright.lang.tile.lowering.tiles import (
+    AnyTile,
+    At,
+    Tile,
+    buffered,
+    converted,
+    mapped,
+    number,
+    recast,
+    viewed,
+)
+
+
+def lower_reduce(low: Lowering, o: ir.Operation) -> None:
+    axis = o.attrs["axis"]
+    name = _plain(o.blocks[0])
+    if name is not None and len(o.args) == 1:
+        t = low.tile(o.args[0])
+        shape = o.result.shape
+        buffer = stage = low.local(shape, t.dtype)
+        axes = [D.var(f"{stage}.i{k}", n) for k, n in enumerate(shape)]
+        over = D.var(f"{stage}.r0", t.shape[axis])
+        at = tuple(axes)
+        zero = const(neutral(name, t.dtype), t.dtype)
+        first = [D.var(f"{stage}.init.i{k}", n) for k, n in enumerate(shape)]
+        init = Store(stage, buffer, tuple(first), zero)
+        low.out.append(wrap(tuple(map(D.the_sym, first)), init))
+        value = t.at((*at[:axis], over, *at[axis:]))
+        update = Store(stage, buffer, at, value, name)
+        low.out.append(wrap(tuple(map(D.the_sym, (*axes, over))), update))
+        low.define(o.result, buffered(buffer, shape, t.dtype))
+        return
+    halved(low, o, axis)
+
+
+def halved(low: Lowering, o: ir.Operation, axis: int) -> None:
+    """A reduction by a function of the user's: halves combined until one element is left."""
+    parts = [copied(low, low.tile(a)) for a in o.args]
+    n = o.args[0].shape[axis]
+    while n > 1:
+        half = n // 2
+        rest = n - half
+        under = [viewed(t, _resized(t.shape, axis, half), lambda i: i) for t in parts]
+        over = [
+            viewed(
+                t,
+                _resized(t.shape, axis, half),
+                lambda i, rest=rest: (*i[:axis], i[axis] + rest, *i[axis + 1 :]),
+            )
+            for t in parts
+        ]
+        made = combined(low, o.blocks[0], [*under, *over])
+        kept = [low.kept(t) if len(made) > 1 else t for t in made]
+        for t, k in zip(parts, kept, strict=True):
+            low.fill(t.buffer, k)
+        n = rest
+    for r, t in zip(o.results, parts, strict=True):
+        first = viewed(t, r.shape, lambda i: (*i[:axis], 0, *i[axis:]))
+        low.define(r, first)
+
+
+def copied(low: Lowering, t: Tile) -> Tile:
+    """A buffer of its own with what a tile holds."""
+    name = low.local(t.shape, t.dtype)
+    low.fill(name, t)
+    return buffered(name, t.shape, t.dtype)
+
+
+def combined(low: Lowering, block: ir.Block, args: Sequence[AnyTile]) -> list[Tile]:
+    """The results of a combining block for tiles in place of its scalars."""
+    shape = args[0].shape
+    saved, used = dict(low.tiles), low.uses
+    low.uses = Uses.lazy()
+    for p, a in zip(block.parameters, args, strict=True):
+        low.tiles[p] = a
+    widened = _Widened(shape)
+    for o in block.operations:
+        widened.operation(low, o)
+    found = [low.tile(y) for y in block.yields]
+    low.tiles, low.uses = saved, used
+    return [t if t.shape == shape else viewed(t, shape, lambda i: ()) for t in found]  # type: ignore[misc]
+
+
+def lower_scan(low: Lowering, o: ir.Operation) -> None:
+    """One after the other along the axis; other axes are free."""
+    axis, n = o.attrs["axis"], o.args[0].shape[o.attrs["axis"]]
+    parts = [low.tile(a) for a in o.args]
+    flip: Callable[[Dim], Dim] = (lambda k: n - 1 - k) if o.attrs.get("reverse") else lambda k: k
+    made = [low.local(t.shape, t.dtype) for t in parts]
+    sums = [buffered(m, t.shape, t.dtype) for m, t in zip(made, parts, strict=True)]
+    move = lambda i, k: (*i[:axis], k, *i[axis:])  # noqa: E731
+    rest = o.args[0].shape[:axis] + o.args[0].shape[axis + 1 :]
+    for m, t in zip(made, parts, strict=True):
+        low.loops(
+            rest, lambda s, i, m=m, t=t: Store(s, m, move(i, flip(0)), t.at(move(i, flip(0))))
+        )
+    if n == 1:
+        for r, t in zip(o.results, sums, strict=True):
+            low.define(r, t)
+        return
+    step = D.var(low.fresh("scan"), n - 1)
+
+    def body() -> None:
+        before = [viewed(t, rest, lambda i: move(i, flip(step))) for t in sums]
+        here = [viewed(t, rest, lambda i: move(i, flip(step + 1))) for t in parts]
+        both = combined(low, o.blocks[0], [*before, *here])
+        if len(both) > 1:
+            both = [low.kept(t) for t in both]
+        for m, t in zip(made, both, strict=True):
+            low.loops(rest, lambda s, i, m=m, t=t: Store(s, m, move(i, flip(step + 1)), t.at(i)))
+
+    low.out.append(Loop(D.the_sym(step), "serial", low.inner(body)))
+    for r, t in zip(o.results, sums, strict=True):
+        low.define(r, t)
+
+
+def lower_histogram(low: Lowering, o: ir.Operation) -> None:
+    x = low.tile(o.args[0])
+    bins = o.result.shape[0]
+    counts = low.local((bins,), i32)
+    low.fill(counts, number(0, i32, (bins,)))
+
+    def one(s: str, i: At) -> Stmt:
+        v = cast(x.at(i), i64)
+        ok = fn("and", fn("ge", v, 0), fn("lt", v, bins))
+        if len(o.args) > 1:
+            ok = fn("and", ok, low.tile(o.args[1]).at(i))
+        return If(ok, (Store(s, counts, (v.as_dim(),), const(1, i32), "add"),), ())
+
+    low.loops(x.shape, one)
+    low.define(o.result, buffered(counts, (bins,), i32))
+
+
+def lower_dot(low: Lowering, o: ir.Operation) -> None:
+    a, b, c = (low.tile(v) for v in o.args)
+    e = f32 if c.dtype in (f16, bf16) else c.dtype
+    a, b = operand(low, a, e), operand(low, b, e)
+    sums = sums_of(low, o.args[2], c, e)
+    stage = low.fresh("d")
+    shape = c.shape
+    axes = [D.var(f"{stage}.i{k}", n) for k, n in enumerate(shape)]
+    over = D.var(f"{stage}.r0", a.shape[-1])
+    left, right = a.at((*axes[:-1], over)), b.at((*axes[:-2], over, axes[-1]))
+    update = Store(stage, sums, tuple(axes), fn("mul", left, right), "add")
+    low.out.append(wrap(tuple(map(D.the_sym, (*axes, over))), update))
+    low.define(o.result, converted(buffered(sums, shape, e), c.dtype))
+
+
+def operand(low: Lowering, t: Tile, e: DType) -> Tile:
+    """What a product reads: memory of the kernel's own, in the element of the sums."""
+    t = converted(t, e) if t.dtype is not e else t
+    probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(t.shape))
+    plain = isinstance(t.at(probe), Load) and not t.reads
+    return t if plain else low.kept(t)
+
+
+def sums_of(low: Lowering, v: ir.Value, c: Tile, e: DType) -> str:
+    """The buffer that a product is added to: that of its third operand where nobody else reads
+    it any more."""
+    once = low.uses.count(v) == 1
+    if c.buffer and once and c.dtype is e and low.uses.may_change(v):
+        return c.buffer
+    place = in_place(low, c) if once and c.dtype is e else None
+    name = place or low.local(c.shape, e)
+    low.fill(name, converted(c, e))
+    return name
+
+
+def in_place(low: Lowering, c: Tile) -> str | None:
+    """A carried buffer that only this tile reads, element by element: it can take its place."""
+    probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(c.shape))
+    found: set[str] = set()
+    for x in walk(c.at(probe)):
+        if isinstance(x, Load) and x.source in low.uses.carried:
+            here = low.buffers[str(x.source)]
+            if x.index != probe or here.shape != c.shape or here.dtype is not c.dtype:
+                return None
+            found.add(here.name)
+    once = [b for b in found if low.uses.carried[b] == 1]
+    return once[0] if len(once) == len(found) == 1 else None
+
+
+class _Widened:
+    """A combining block is over scalars; its operations are run for whole tiles."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    def operation(self, low: Lowering, o: ir.Operation) -> None:
+        if o.name == "map":
+            args = tuple(low.tile(a) for a in o.args)
+            made = mapped(o.attrs["fn"], args, o.result.type.dtype, self.shape)
+        elif o.name == "cast":
+            made = converted(low.tile(o.args[0]), o.result.type.dtype)
+        elif o.name == "const":
+            made = number(o.attrs["value"], o.result.type.dtype, self.shape)
+        elif o.name == "bitcast":
+            made = recast(low.tile(o.args[0]), o.result.type.dtype)
+        elif o.name == "if":
+            self.branch(low, o)
+            return
+        else:
+            what = f"{o.name} in a function that combines two results"
+            raise Unsupported(what, where=str(o.place or ""), hint="use arithmetic and tl.where")
+        low.tiles[o.result] = made
+
+    def branch(self, low: Lowering, o: ir.Operation) -> None:
+        """Elements take different ways: both are computed, and each has its own."""
+        for b in o.blocks:
+            for x in b.operations:
+                self.operation(low, x)
+        for k, r in enumerate(o.results):
+            ways = tuple(low.tile(b.yields[k]) for b in o.blocks)
+            made = mapped("select", (low.tile(o.args[0]), *ways), r.type.dtype, self.shape)
+            low.tiles[r] = made
+
+
+def _resized(shape: tuple[int, ...], axis: int, n: int) -> tuple[int, ...]:
+    return (*shape[:axis], n, *shape[axis + 1 :])
+
+
+_PLAIN = ("add", "mul", "max", "min", "and", "or", "xor", "maxnum", "minnum")
+
+
+def _plain(b: ir.Block) -> str | None:
+    """The scalar function that a combining block is, if it is one of those that reductions know."""
+    real = b.operations
+    if len(real) != 1 or len(b.parameters) != 2 or real[0].name != "map":
+        return None
+    o = real[0]
+    same = set(o.args) == set(b.parameters) and b.yields == [o.result]
+    return o.attrs["fn"] if same and o.attrs["fn"] in _PLAIN else None

@@ -1,0 +1,1 @@
+"""Kernels step by step on numpy, and checked."""
