@@ -231,3 +231,48 @@ def test_autotune_over_heuristics():
     whole[over](x, 96)
     assert whole.best_config.kwargs == {"BLOCK": 64}
     assert torch.equal(x, torch.full((96,), 2.0))
+
+
+def test_what_only_a_gpu_is_told_makes_no_other_kernel():
+    clock = Clock(3, 1)
+    both = [tw.Config({"BLOCK": b}, num_warps=w) for b in (64, 128) for w in (2, 4, 8)]
+    f = tw.autotune(both, key=["n"], do_bench=clock)(tw.jit(scale.fn))
+    f[over](torch.ones(100), 100, 2.0)
+    assert len(clock.timed) == 2 and len(f.jit_function.kernels) == 2
+    assert len(f.configs_timings) == 6 and f.best_config == both[3]
+    again = Clock(9)
+    g = tw.autotune(both[1:], key=["n"], do_bench=again)(tw.jit(scale.fn))
+    g[over](torch.ones(100), 100, 2.0)
+    assert again.timed == [] and g.best_config.kwargs == {"BLOCK": 128}
+
+
+def test_warps_that_a_kernel_or_its_grid_asks_for_are_timed_apart():
+    @tw.jit
+    def told(x, n, num_warps: tl.constexpr):
+        tl.store(x, num_warps)
+
+    both = [tw.Config({}, num_warps=w) for w in (2, 4)]
+    clock = Clock(1, 2)
+    tw.autotune(both, key=["n"], do_bench=clock)(told)[(1,)](torch.ones(1), 1)
+    assert len(clock.timed) == 2
+
+    clock = Clock(1, 2)
+    some = [tw.Config({"BLOCK": 64}, num_warps=w) for w in (2, 4)]
+    f = tw.autotune(some, key=["n"], do_bench=clock)(tw.jit(scale.fn))
+    f[lambda meta: (meta["num_warps"],)](torch.ones(64), 64, 2.0)
+    assert len(clock.timed) == 2
+
+
+def test_configurations_compile_at_the_same_time_before_any_is_timed():
+    kernels = []
+
+    class Watching(Clock):
+        def __call__(self, call, quantiles):
+            kernels.append(len(f.jit_function.kernels))
+            return super().__call__(call, quantiles)
+
+    with knobs.compile_jobs.override(4):
+        f = tuned(Watching(4, 3, 2, 1), (16, 32, 64, 128), restore_value=["x"])
+        x = torch.ones(100)
+        f[over](x, 100, 2.0)
+    assert kernels == [4, 4, 4, 4] and torch.equal(x, torch.full((100,), 2.0))

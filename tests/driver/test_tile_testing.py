@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.base import knobs
 from tilewright.driver.tile_testing import Measured, quantile, summarized
 
 
@@ -115,3 +116,22 @@ def test_points_that_do_not_fit_the_names():
     mark = tw.testing.perf_report(benchmark(x_vals=[(1, 2, 3)]))(measured_function)
     with pytest.raises(tw.Invalid, match="2 names"):
         mark.run()
+
+
+def test_a_report_of_the_first_points_only(capsys):
+    mark = tw.testing.perf_report(benchmark())(measured_function)
+    with knobs.bench_points.override(1):
+        mark.run(print_data=True)
+    shown = capsys.readouterr().out
+    assert "512" in shown and "4096" not in shown
+
+
+def test_calls_that_take_long_are_few():
+    calls = []
+
+    def slow():
+        calls.append(None)
+        time.sleep(0.02)
+
+    assert tw.testing.do_bench(slow, warmup=1, rep=5, flush=False) >= 20
+    assert len(calls) == 3, "one to get going and two that are timed"

@@ -248,6 +248,12 @@ tile_check: Knob[bool] = Knob(
     "defined and races between programs, with the lines they come from",
     _show_bool,
 )
+bench_points: Knob[int | None] = Knob(
+    "TILEWRIGHT_BENCH_POINTS",
+    _none,
+    _at_least(1),
+    "points of each sweep that perf_report measures, the first ones (default: all)",
+)
 triton_device: Knob[str | None] = Knob(
     "TILEWRIGHT_TRITON_DEVICE",
     _none,

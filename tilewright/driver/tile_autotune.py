@@ -1,7 +1,8 @@
 """`tw.autotune`, `tw.Config`, `tw.heuristics`: constants of a kernel that are chosen, not given.
 
 Times are kept on disk one by one: per kernel, machine, key and configuration. Another configuration
-in the list is timed alone.
+in the list is timed alone. Configurations that differ only in what a GPU is told (its warps, its
+stages) are one kernel here: it is compiled and timed once.
 """
 
 from __future__ import annotations
@@ -10,11 +11,21 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
+from tilewright.base import knobs
 from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.base.events import Log
@@ -116,7 +127,8 @@ class Autotuner(KernelInterface[Any]):
         self.keys = [key] if isinstance(key, str) else list(key)
         self.reset_to_zero = list(reset_to_zero or ())
         self.restore_value = list(restore_value or ())
-        for name in (*self.keys, *self.reset_to_zero, *self.restore_value):
+        # A key that names no parameter tells nothing apart, as in Triton: lists of keys are shared.
+        for name in (*self.reset_to_zero, *self.restore_value):
             if name not in self.arg_names:
                 raise Invalid(
                     f"autotune: {self.jit_function.name} has no parameter {name}",
@@ -241,20 +253,26 @@ class Autotuner(KernelInterface[Any]):
         about = self._about(key)
         problems: dict[Config, Exception] = {}
         timings: dict[Config, Times] = {}
+        todo: list[tuple[str, list[Config]]] = []
+        for alike in self._alike(configs, named, grid, kwargs):
+            entry = json.dumps([*about, self._here(alike[0])])
+            known = None if cache is None or alike[0].pre_hook else _read(cache, entry)
+            timings.update(dict.fromkeys(alike, known or FAILED))
+            if known is None:
+                todo.append((entry, alike))
         timed = 0
-        with _Shown(self.jit_function.name, len(configs)) as shown:
-            for c in configs:
-                entry = json.dumps([*about, str(c)])
-                known = None if cache is None or c.pre_hook else _read(cache, entry)
-                if known is None:
-                    try:
-                        known = self._bench(args, named, grid, kwargs, c)
-                        timed += 1
-                        if cache is not None and not c.pre_hook:
-                            cache.put(_KIND, entry, json.dumps(known).encode())
-                    except TilewrightError as problem:
-                        problems[c], known = problem, FAILED
-                timings[c] = known
+        with _Shown(self.jit_function.name) as shown:
+            self._make([alike[0] for _, alike in todo], args, grid, kwargs, shown)
+            shown.begin("timing", len(todo))
+            for entry, alike in todo:
+                try:
+                    found = self._bench(args, named, grid, kwargs, alike[0])
+                    timed += 1
+                    timings.update(dict.fromkeys(alike, found))
+                    if cache is not None and not alike[0].pre_hook:
+                        cache.put(_KIND, entry, json.dumps(found).encode())
+                except TilewrightError as problem:
+                    problems.update(dict.fromkeys(alike, problem))
                 shown.advance()
         if len(problems) == len(configs):
             raise next(iter(problems.values()))
@@ -281,6 +299,50 @@ class Autotuner(KernelInterface[Any]):
                 cache_hit=not timed,
             )
         return best
+
+    def _here(self, config: Config) -> str:
+        """What of a configuration changes a kernel here: the rest is how a GPU shares out work."""
+        chosen = {n: v for n, v in config.all_kwargs().items() if n in self.arg_names}
+        return ", ".join(f"{n}: {v}" for n, v in {**config.kwargs, **chosen}.items())
+
+    def _alike(
+        self, configs: Sequence[Config], named: Mapping[str, Any], grid: Any, kwargs: Any
+    ) -> list[list[Config]]:
+        """The configurations, those together that launch the same kernel over the same grid."""
+        groups: dict[Any, list[Config]] = {}
+        for c in configs:
+            over = grid
+            if callable(grid):
+                try:
+                    over = repr(grid({**named, **kwargs, **c.all_kwargs()}))
+                except Exception:  # a launch says what is wrong
+                    over = id(c)
+            groups.setdefault((self._here(c), c.pre_hook, over), []).append(c)
+        return list(groups.values())
+
+    def _make(
+        self,
+        configs: Sequence[Config],
+        args: Sequence[Any],
+        grid: Any,
+        kwargs: Mapping[str, Any],
+        shown: _Shown,
+    ) -> None:
+        """Compile before anything is timed, several at once: clocks want the cores alone."""
+        jobs = knobs.compile_jobs.get() or host().cores or 1
+        # Hooks change arguments, and with them maybe the kernel: those compile when they run.
+        free = [c for c in configs if c.pre_hook is None]
+        if jobs == 1 or len(free) < 2 or executor(self.log).wants_given:
+            return
+        shown.begin("compiling", len(free))
+
+        def make(c: Config) -> None:
+            with suppress(Exception):  # said when it is timed
+                self.fn.run(*args, grid=grid, warmup=True, **{**kwargs, **c.all_kwargs()})
+
+        with ThreadPoolExecutor(jobs) as pool:
+            for _ in pool.map(make, free):
+                shown.advance()
 
     def _about(self, key: tuple[Any, ...]) -> list[str]:
         """What times depend on besides the configuration."""
@@ -371,16 +433,24 @@ def _write(x: Any, value: Any) -> None:
 class _Shown:
     """A line of progress, once something takes long."""
 
-    def __init__(self, name: str, total: int):
-        self.name, self.total, self.done = name, total, 0
+    def __init__(self, name: str):
+        self.name, self.doing, self.total, self.done = name, "", 0, 0
         self.start = time.perf_counter()
         self.progress: Progress | None = None
+        self.task: TaskID | None = None
 
     def __enter__(self) -> _Shown:
         return self
 
+    def begin(self, doing: str, total: int) -> None:
+        self.doing, self.total, self.done = doing, total, 0
+        self._show()
+
     def advance(self) -> None:
         self.done += 1
+        self._show()
+
+    def _show(self) -> None:
         late = time.perf_counter() - self.start > _SHOW_AFTER_S
         if self.progress is None and late and self.done < self.total:
             columns = (
@@ -390,10 +460,11 @@ class _Shown:
                 TimeElapsedColumn(),
             )
             self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
-            self.task = self.progress.add_task(self.name, total=self.total)
+            self.task = self.progress.add_task(self.name)
             self.progress.start()
-        if self.progress is not None:
-            self.progress.update(self.task, completed=self.done)
+        if self.progress is not None and self.task is not None:
+            what = f"{self.name}: {self.doing}"
+            self.progress.update(self.task, description=what, completed=self.done, total=self.total)
 
     def __exit__(self, *_: object) -> None:
         if self.progress is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,9 @@ from tilewright.runtime.library import Library
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _REPORT = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64))
+
+# One thread at a time makes interned values, as Python would let it anyway; LLVM is outside.
+_WRITING = Lock()
 
 
 @dataclass
@@ -106,9 +110,10 @@ def _cell(dtype: str) -> Callable[[Any], Any]:
 
 def compile_tile(kernel: Kernel, target: Target, log: Log) -> CompiledTile:
     """Native code of a kernel, out of the cache where the same was compiled before."""
-    lowered = lower(kernel)
-    trace, nest = schedule_tiles(lowered.nest, target)
-    text = emit(nest, target)
+    with _WRITING:
+        lowered = lower(kernel)
+        trace, nest = schedule_tiles(lowered.nest, target)
+        text = emit(nest, target)
     reports = Reports(kernel.name, lowered.sites)
     symbols = {"tw_parallel": pool.address()}
     callback = _REPORT(reports.take) if lowered.sites else None

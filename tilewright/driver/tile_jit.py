@@ -113,6 +113,7 @@ class JITFunction(TileFunction, KernelInterface[T]):
         self.kernels: dict[Any, CompiledKernel] = {}
         self._repr = repr
         self._lock = threading.RLock()
+        self._making: dict[Any, threading.Lock] = {}
 
     # ---- what scripts ask a Triton function
 
@@ -204,9 +205,13 @@ class JITFunction(TileFunction, KernelInterface[T]):
             if self.changed_global():
                 self._forget_changed()
             kernel = self.kernels.get(full)
-            if kernel is None:
-                arguments = self._described(given)
-                kernel = self.kernels[full] = self.compiled(arguments, options, debug)
+            making = self._making.setdefault(full, threading.Lock())
+        if kernel is None:  # others are made meanwhile
+            with making:
+                kernel = self.kernels.get(full)
+                if kernel is None:
+                    arguments = self._described(given)
+                    kernel = self.kernels[full] = self.compiled(arguments, options, debug)
         return kernel, values
 
     def _described(self, given: Given) -> dict[str, Argument]:
@@ -254,6 +259,7 @@ class JITFunction(TileFunction, KernelInterface[T]):
         )
         self._hash = None
         self.kernels.clear()
+        self._making.clear()
 
     # ---- what can be wrong with a launch
 
