@@ -22,7 +22,7 @@ from tilewright.lang.tile.lowering.memory import (
     lower_print,
     lower_store,
 )
-from tilewright.lang.tile.lowering.state import Lowered, Lowering
+from tilewright.lang.tile.lowering.state import APART, Lowered, Lowering, Meeting
 from tilewright.lang.tile.lowering.sums import (
     lower_dot,
     lower_histogram,
@@ -79,6 +79,6 @@ _OPERATIONS = {
 }
 
 
-def lower(kernel: Kernel) -> Lowered:
-    """The naive nest of a kernel."""
-    return Lowering(kernel, _OPERATIONS).done()
+def lower(kernel: Kernel, meeting: Meeting = APART) -> Lowered:
+    """The naive nest of a kernel, for arguments that meet in memory as it is said."""
+    return Lowering(kernel, _OPERATIONS, meeting).done()

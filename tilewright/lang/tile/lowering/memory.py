@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Fn, Load, Value, cast, const, index, load, replaced, select, walk
 from tilewright.ir.types import i32, i64
 from tilewright.kernel.group import memory_buffer
@@ -43,20 +44,24 @@ def lower_load(low: Lowering, o: ir.Operation) -> None:
         x = load(name, where(i), e)
         return x if mask is None else select(mask.at(i), x, other.at(i))
 
-    reads = {MEMORY if p.buffer is None else name}
+    reads = {MEMORY if p.buffer is None else name, *p.reads}
     for t in (mask, other):
         reads |= t.reads if t is not None else set()
     low.define(o.result, Tile(o.result.shape, e, at, reads=frozenset(reads)))
 
 
 def lower_store(low: Lowering, o: ir.Operation) -> None:
-    p, value = low.pointers(o.args[0]), low.tile(o.args[1])
-    name, where = place(low, p)
     low.uses.consumed(o, ahead=True)
+    low.settle(low.pointers(o.args[0]).buffer or MEMORY)
+    p, value = low.pointers(o.args[0]), low.tile(o.args[1])
+    mask = low.tile(o.args[2]) if len(o.args) > 2 else None
+    name, where = place(low, p)
+    if p.reads and low.meets(p.buffer or MEMORY, p.reads):
+        name, where = place(low, low.held(p))
     if overlaps(low, name, where, value):
         value = low.kept(value)
-    low.settle(MEMORY if p.buffer is None else name)
-    mask = low.tile(o.args[2]) if len(o.args) > 2 else None
+    if mask is not None and overlaps(low, name, where, mask):
+        mask = low.kept(mask)
 
     def one(s: str, i: At) -> Stmt:
         if mask is None:
@@ -85,21 +90,40 @@ def conjuncts(v: Value) -> Iterator[Value]:
 
 
 def overlaps(low: Lowering, name: str, where: Callable[[At], At], value: Tile) -> bool:
-    """Does a tile read what storing it changes, at other places than its own?"""
-    if name not in value.reads and MEMORY not in value.reads and not name.startswith(MEMORY):
-        return False
-    if not value.reads:
+    """Does a tile read what storing by its elements changes, at other places than its own?"""
+    changed = MEMORY if low.buffers[name].scope == "memory" else name
+    if not low.meets(changed, value.reads):
         return False
     probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(value.shape))
     for x in walk(value.at(probe)):
         if not isinstance(x, Load) or not low.buffers[str(x.source)].pointer:
             continue
-        known = not any(b.startswith(MEMORY) for b in (name, str(x.source)))
-        if x.source == name and x.index == where(probe):
+        source = str(x.source)
+        if source == name and x.index == where(probe) and apart(where(probe)[0], probe):
             continue
-        if x.source == name or not known:
+        read = MEMORY if low.buffers[source].scope == "memory" else source
+        if low.meets(changed, frozenset((read,))):
             return True
     return False
+
+
+def apart(place: Dim, probe: At) -> bool:
+    """Is every element at a place of its own? Then reading it just before it is written is reading
+    it before all are."""
+    steps: list[tuple[int, int]] = []
+    for k in probe:
+        if isinstance(k, int):
+            continue
+        c = D.coefficient(place, D.the_sym(k))
+        if not isinstance(c, int):
+            return False
+        steps.append((abs(c), D.bounds(k)[1]))
+    reach = 0
+    for c, last in sorted(steps):
+        if c <= reach:
+            return False
+        reach += c * last
+    return True
 
 
 def lower_atomic(low: Lowering, o: ir.Operation) -> None:
@@ -118,14 +142,18 @@ def atomically(
     v: ir.Value,
     mask: ir.Value | None,
 ) -> None:
-    p = low.pointers(o.args[0])
-    name, where = place(low, p)
-    value = low.tile(v)
-    compare = low.tile(expected) if expected is not None else None
     low.uses.consumed(o, ahead=True)
     low.settle(None)
-    if value.reads:
-        value = low.kept(value)
+
+    def before(x: ir.Value | None) -> Tile | None:
+        """What is read before any element changes."""
+        t = low.tile(x) if x is not None else None
+        return low.kept(t) if t is not None and t.reads else t
+
+    p = low.pointers(o.args[0])
+    name, where = place(low, low.held(p) if p.reads else p)
+    value, compare, chosen = before(v), before(expected), before(mask)
+    assert value is not None
     r = o.result
     old = low.local(r.shape, r.type.dtype) if low.uses.count(r) else None
     if old is not None and mask is not None:
@@ -137,7 +165,7 @@ def atomically(
         a = Atomic(
             s, kind, name, where(i), value.at(i), expects, to, o.attrs.get("order") or "acq_rel"
         )
-        return a if mask is None else If(low.tile(mask).at(i), (a,), ())
+        return a if chosen is None else If(chosen.at(i), (a,), ())
 
     low.loops(value.shape, one)
     if old is not None:

@@ -8,7 +8,7 @@ others are expressions where they are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Sym
@@ -49,6 +49,18 @@ class Site:
 
 
 @dataclass(frozen=True)
+class Meeting:
+    """Which arguments of a launch are into the same memory, by their numbers: `same` begin at the
+    same element, `near` may meet anywhere. What is not named has memory of its own."""
+
+    same: tuple[tuple[int, int], ...] = ()  # (the one that is used for it, argument)
+    near: tuple[tuple[int, int], ...] = ()
+
+
+APART = Meeting()
+
+
+@dataclass(frozen=True)
 class Lowered:
     nest: Nest
     given: tuple[Given, ...]
@@ -60,6 +72,7 @@ class Lowered:
 class Lowering:
     kernel: ir.Kernel
     operations: Mapping[str, Callable[[Lowering, ir.Operation], None]]
+    meeting: Meeting = APART
     buffers: dict[str, Buffer] = field(default_factory=dict)
     tiles: dict[ir.Value, AnyTile] = field(default_factory=dict)
     given: list[Given] = field(default_factory=list)
@@ -85,6 +98,11 @@ class Lowering:
         )
         for k, a in enumerate(self.kernel.arguments):
             self.tiles[a] = self._argument(k, a)
+        self.beside: dict[str, set[str]] = {}  # arguments that may be into the same memory
+        for a, b in self.meeting.near:
+            one, other = self.given[a].name, self.given[b].name
+            self.beside.setdefault(one, set()).add(other)
+            self.beside.setdefault(other, set()).add(one)
 
     def done(self) -> Lowered:
         self.block(self.kernel.body)
@@ -102,7 +120,11 @@ class Lowering:
         unit = divisors[k] if k < len(divisors) else 1
         e = a.element
         if isinstance(e, ir.Pointer):
-            self.buffers[name] = pointer_buffer(name, e.to, "out")
+            first = next((a for a, b in self.meeting.same if b == k), None)
+            if first is not None:
+                name = self.given[first].name
+            else:
+                self.buffers[name] = pointer_buffer(name, e.to, "out")
             self.given.append(Given("pointer", name, e))
             return Pointers((), e.to, name, lambda i: 0)
         if e in (i32, i64):
@@ -147,6 +169,11 @@ class Lowering:
         self.fill(name, t)
         return buffered(name, t.shape, t.dtype)
 
+    def held(self, p: Pointers) -> Pointers:
+        """The same places, their offsets held by a buffer."""
+        offsets = self.kept(whole(p.shape, i64, p.at))
+        return replace(p, at=offsets.index, reads=frozenset())
+
     def inner(self, run: Callable[[], None]) -> tuple[Stmt, ...]:
         """Statements of a body of their own. Nothing of it is used after it but what it assigns."""
         saved, self.out = (self.out, self.lazy), []
@@ -175,18 +202,24 @@ class Lowering:
             if costs and (often or not t.shape) and self.uses.count(v):
                 t = self.kept(t)
         self.tiles[v] = t
-        if isinstance(t, Tile) and t.reads:
+        if t.reads:
             self.lazy.append(v)
+
+    def meets(self, changed: str, reads: frozenset[str]) -> bool:
+        """May a change of one argument's memory be one of what is read?"""
+        if changed in reads or changed == MEMORY:
+            return bool(reads)
+        return MEMORY in reads or not self.beside.get(changed, frozenset()).isdisjoint(reads)
 
     def settle(self, changed: str | None = None) -> None:
         """Memory is about to change (that of one argument, or any): what reads it is kept."""
         later: list[ir.Value] = []
         for v in self.lazy:
-            t = self.tile(v)
+            t = self.tiles[v]
             if not self.uses.left(v):
                 continue
-            if changed is None or changed in t.reads or changed == MEMORY or MEMORY in t.reads:
-                self.tiles[v] = self.kept(t)
+            if changed is None or self.meets(changed, t.reads):
+                self.tiles[v] = self.kept(t) if isinstance(t, Tile) else self.held(t)
             else:
                 later.append(v)
         self.lazy = later
@@ -200,14 +233,13 @@ class Lowering:
         """Pointers as numbers of bytes."""
         at, size = p.at, p.to.bytes
         if p.buffer is None:
-            return whole(p.shape, i64, at)
+            return replace(whole(p.shape, i64, at), reads=p.reads)
         name = f"{p.buffer}_address"
         if name not in self.buffers:
             self.buffers[name] = Buffer(name, i64, (), "in")
-            (at_argument,) = (k for k, g in enumerate(self.given) if g.name == p.buffer)
-            self.addresses[name] = at_argument
+            self.addresses[name] = next(k for k, g in enumerate(self.given) if g.name == p.buffer)
         base = load(name, (), i64).as_dim()
-        return whole(p.shape, i64, lambda i: base + at(i) * size)
+        return replace(whole(p.shape, i64, lambda i: base + at(i) * size), reads=p.reads)
 
 
 def _work(body: tuple[Stmt, ...]) -> int:

@@ -53,10 +53,11 @@ class Pointers:
     to: DType
     buffer: str | None
     at: Callable[[At], Dim]
+    reads: frozenset[str] = frozenset()  # memory of arguments that the offsets are read from
 
-    def moved(self, by: Callable[[At], Dim]) -> Pointers:
+    def moved(self, by: Callable[[At], Dim], reads: frozenset[str] = frozenset()) -> Pointers:
         here, size = self.at, 1 if self.buffer is not None else self.to.bytes
-        return replace(self, at=lambda i: here(i) + by(i) * size)
+        return replace(self, at=lambda i: here(i) + by(i) * size, reads=self.reads | reads)
 
 
 AnyTile = Tile | Pointers
@@ -83,7 +84,7 @@ def viewed(t: AnyTile, shape: tuple[int, ...], where: Callable[[At], At]) -> Any
     """The elements of a tile at other indices."""
     if isinstance(t, Pointers):
         places = t.at
-        return Pointers(shape, t.to, t.buffer, lambda i: places(where(i)))
+        return replace(t, shape=shape, at=lambda i: places(where(i)))
     at, dim = t.at, t.dim
     moved = None if dim is None else (lambda i: dim(where(i)))
     return replace(t, shape=shape, at=lambda i: at(where(i)), dim=moved, buffer="")

@@ -63,8 +63,7 @@ def lower_bitcast(low: Lowering, o: ir.Operation) -> None:
     if isinstance(e, ir.Pointer):
         if isinstance(source, Pointers):
             source = low.addresses_of(source)
-        dim = source.index
-        low.tiles[o.result] = Pointers(o.result.shape, e.to, None, dim)
+        low.define(o.result, Pointers(o.result.shape, e.to, None, source.index, source.reads))
         return
     if isinstance(source, Pointers):
         source = low.addresses_of(source)
@@ -72,7 +71,8 @@ def lower_bitcast(low: Lowering, o: ir.Operation) -> None:
 
 
 def lower_offset(low: Lowering, o: ir.Operation) -> None:
-    low.tiles[o.result] = low.pointers(o.args[0]).moved(low.tile(o.args[1]).index)
+    by = low.tile(o.args[1])
+    low.define(o.result, low.pointers(o.args[0]).moved(by.index, by.reads))
 
 
 def held(low: Lowering, v: ir.Value) -> AnyTile:
@@ -138,7 +138,7 @@ def either(
 
     t = Tile(shape, a.dtype, at, reads=a.reads | b.reads)
     e = o.result.element
-    return Pointers(shape, e.to, None, t.index) if isinstance(e, ir.Pointer) else t
+    return Pointers(shape, e.to, None, t.index, t.reads) if isinstance(e, ir.Pointer) else t
 
 
 def lower_split(low: Lowering, o: ir.Operation) -> None:
