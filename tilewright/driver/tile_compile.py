@@ -1,26 +1,32 @@
-"""Tile kernels to native code: lowered, scheduled, emitted, loaded, and called over a grid."""
+"""Tile kernels to native code: lowered, scheduled, emitted, loaded, and called over a grid.
+
+Code and what a launch has to know (`Binding`) are all that a process needs: both are kept on disk
+(driver/tile_kept.py), the forms on the way are made again for whoever wants to read them.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from tilewright.base.events import Log
+from tilewright.ir.expr import loads
 from tilewright.ir.target import Target
 from tilewright.ir.types import DTYPES, to_memory
 from tilewright.kernel.defaults.tile_kernels import schedule_tiles
-from tilewright.kernel.nest import Nest
+from tilewright.kernel.nest import Atomic, Nest, Store, own_values, walk
 from tilewright.kernel.step import print_trace
 from tilewright.kernel.text import nest_text
 from tilewright.lang.tile.ir import Kernel
 from tilewright.lang.tile.lowering.lower import lower
 from tilewright.lang.tile.lowering.reports import Reports
-from tilewright.lang.tile.lowering.state import GRID, Lowered
+from tilewright.lang.tile.lowering.state import APART, GRID, Lowered, Meeting, Site
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import assembly, kept_object
 from tilewright.runtime import pool
@@ -32,66 +38,126 @@ _REPORT = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(
 # One thread at a time makes interned values, as Python would let it anyway; LLVM is outside.
 _WRITING = Lock()
 
+# What a slot of the entry takes: the address that an argument is, the address of a cell with that
+# address as a number, or (any other name) the address of a cell of this dtype.
+POINTER, ADDRESS = "*", "address"
 
-@dataclass
-class CompiledTile:
-    """A kernel in memory. `launch` takes addresses and numbers in the order of its arguments."""
+
+@dataclass(frozen=True)
+class Binding:
+    """How a launch hands its arguments to the code, and what it is told back."""
+
+    name: str  # of the kernel
+    entry: str
+    slots: tuple[tuple[int, str], ...]  # (argument, what of it)
+    dims: tuple[tuple[str, int, int], ...]  # ("grid", axis, 1) or ("argument", which, its unit)
+    # Arguments (stored to, read) that lowering took for different memory.
+    pairs: tuple[tuple[int, int], ...]
+    sites: tuple[Site, ...] = ()
+
+
+@dataclass(frozen=True)
+class Forms:
+    """A kernel on its way to code."""
 
     lowered: Lowered
     form: Nest
     target: Target
     trace: str
     llir: str
-    library: Library
-    reports: Reports
-    callback: Any = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        n = self.form
-        self._entry = _ENTRY(self.library.address(n.name))
-        at = {g.name: k for k, g in enumerate(self.lowered.given)}
-        self._slots: list[tuple[int, Callable[[Any], Any] | None]] = []
-        for b in n.buffers:
-            if b.scope not in ("in", "out"):
-                continue
-            if b.name in self.lowered.addresses:
-                self._slots.append((self.lowered.addresses[b.name], ctypes.c_int64))
-            else:
-                self._slots.append((at[b.name], None if b.pointer else _cell(b.dtype.name)))
-        # A dim is one of the grid's, or an argument divided by what it is a multiple of.
-        self._grid = [(k, GRID.index(d.name)) for k, d in enumerate(n.dims) if d.name in GRID]
-        self._given = [
-            (k, at[d.name], self.lowered.given[at[d.name]].unit)
-            for k, d in enumerate(n.dims)
-            if d.name in at
-        ]
-        self._args = ctypes.c_void_p * max(1, len(self._slots))
-        self._dims = ctypes.c_int64 * len(n.dims)
-
-    def launch(self, values: Sequence[Any], grid: Sequence[int], threads: int = 0) -> None:
-        args, dims, kept = self._args(), self._dims(), []
-        for k, (which, made) in enumerate(self._slots):
-            if made is None:
-                args[k] = values[which]
-            else:
-                cell = made(values[which])
-                kept.append(cell)
-                args[k] = ctypes.addressof(cell)
-        for k, axis in self._grid:
-            dims[k] = grid[axis]
-        for k, which, unit in self._given:
-            dims[k] = values[which] // unit
-        self._entry(ctypes.addressof(args), ctypes.addressof(dims))
-        if self.reports.pending:
-            self.reports.finish()
 
     @property
     def nest(self) -> str:
         return nest_text(self.form)
 
-    @property
+    @cached_property
     def asm(self) -> str:
         return assembly(self.llir, self.target)
+
+    @cached_property
+    def binding(self) -> Binding:
+        n, low = self.form, self.lowered
+        at: dict[str, int] = {}
+        for k, g in enumerate(low.given):
+            at.setdefault(g.name, k)
+        slots: list[tuple[int, str]] = []
+        for b in n.buffers:
+            if b.scope in ("in", "out"):
+                known = b.name in low.addresses
+                which = low.addresses[b.name] if known else at[b.name]
+                slots.append((which, ADDRESS if known else POINTER if b.pointer else b.dtype.name))
+        # A dim is one of the grid's, or an argument divided by what it is a multiple of.
+        dims = tuple(
+            ("grid", GRID.index(d.name), 1)
+            if d.name in GRID
+            else ("argument", at[d.name], low.given[at[d.name]].unit)
+            for d in n.dims
+        )
+        return Binding(low.nest.name, n.name, tuple(slots), dims, _pairs(low, at), low.sites)
+
+
+def _pairs(low: Lowered, at: dict[str, int]) -> tuple[tuple[int, int], ...]:
+    """Arguments that are stored to, each with all others that are read."""
+    known = {b.name for b in low.nest.buffers if b.pointer and b.scope != "memory"}
+    stored: set[str] = set()
+    read: set[str] = set()
+    for s, _ in walk(low.nest.body):
+        if isinstance(s, (Store, Atomic)):
+            stored.add(s.buffer)
+        read.update(str(x.source) for v in own_values(s) for x in loads(v))
+    found = {(at[a], at[b]) for a in stored & known for b in read & known if a != b}
+    return tuple(sorted(found))
+
+
+@dataclass
+class CompiledTile:
+    """A kernel in memory. `launch` takes addresses and numbers in the order of its arguments, and
+    a grid of three sizes."""
+
+    binding: Binding
+    image: bytes = field(repr=False)
+    forms: Callable[[], Forms] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        b = self.binding
+        self.reports = Reports(b.name, b.sites)
+        symbols = {"tw_parallel": pool.address()}
+        self._callback = _REPORT(self.reports.take) if b.sites else None
+        if self._callback is not None:
+            symbols["tw_report"] = ctypes.cast(self._callback, ctypes.c_void_p).value or 0
+        self._library = Library([self.image], symbols)
+        self.launch = self._launcher()
+
+    def _launcher(self) -> Callable[..., None]:
+        """The function of a launch, written out for the arguments there are."""
+        b = self.binding
+        scope: dict[str, Any] = {
+            "entry": _ENTRY(self._library.address(b.entry)),
+            "at": ctypes.addressof,
+            "reports": self.reports,
+            "Args": ctypes.c_void_p * max(1, len(b.slots)),
+            "Dims": ctypes.c_int64 * len(b.dims),
+        }
+        lines, args = [], []
+        for k, (which, what) in enumerate(b.slots):
+            if what == POINTER:
+                args.append(f"values[{which}]")
+                continue
+            scope[f"Cell{k}"] = ctypes.c_int64 if what == ADDRESS else _cell(what)
+            lines.append(f"cell{k} = Cell{k}(values[{which}])")
+            args.append(f"at(cell{k})")
+        dims = (
+            f"grid[{which}]"
+            if kind == "grid"
+            else f"values[{which}]{f' // {unit}' if unit > 1 else ''}"
+            for kind, which, unit in b.dims
+        )
+        lines.append(f"entry(Args({', '.join(args)}), Dims({', '.join(dims)}))")
+        if b.sites:
+            lines += ["if reports.broken:", "    reports.finish()"]
+        body = "\n    ".join(lines)
+        exec(f"def launch(values, given, grid):\n    {body}\n", scope)
+        return scope["launch"]
 
 
 def _cell(dtype: str) -> Callable[[Any], Any]:
@@ -108,16 +174,18 @@ def _cell(dtype: str) -> Callable[[Any], Any]:
     return made
 
 
-def compile_tile(kernel: Kernel, target: Target, log: Log) -> CompiledTile:
-    """Native code of a kernel, out of the cache where the same was compiled before."""
+def write_tile(kernel: Kernel, target: Target, meeting: Meeting = APART) -> Forms:
+    """A kernel as LLVM text, for arguments that meet in memory as it is said."""
     with _WRITING:
-        lowered = lower(kernel)
+        lowered = lower(kernel, meeting)
         trace, nest = schedule_tiles(lowered.nest, target)
-        text = emit(nest, target)
-    reports = Reports(kernel.name, lowered.sites)
-    symbols = {"tw_parallel": pool.address()}
-    callback = _REPORT(reports.take) if lowered.sites else None
-    if callback is not None:
-        symbols["tw_report"] = ctypes.cast(callback, ctypes.c_void_p).value or 0
-    library = Library([kept_object(text, target, log)], symbols)
-    return CompiledTile(lowered, nest, target, print_trace(trace), text, library, reports, callback)
+        return Forms(lowered, nest, target, print_trace(trace), emit(nest, target))
+
+
+def compile_tile(
+    kernel: Kernel, target: Target, log: Log, meeting: Meeting = APART
+) -> CompiledTile:
+    """Native code of a kernel, out of the cache where the same text was compiled before."""
+    forms = write_tile(kernel, target, meeting)
+    log.add("tile", f"{kernel.name} is lowered to LLVM text", detail=True)
+    return CompiledTile(forms.binding, kept_object(forms.llir, target, log), lambda: forms)

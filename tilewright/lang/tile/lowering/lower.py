@@ -8,6 +8,7 @@ is the language's promise, not something to prove.
 
 from __future__ import annotations
 
+from tilewright.ir.target import Target
 from tilewright.lang.tile.ir import Kernel
 from tilewright.lang.tile.lowering.control import (
     lower_for,
@@ -79,6 +80,7 @@ _OPERATIONS = {
 }
 
 
-def lower(kernel: Kernel, meeting: Meeting = APART) -> Lowered:
-    """The naive nest of a kernel, for arguments that meet in memory as it is said."""
-    return Lowering(kernel, _OPERATIONS, meeting).done()
+def lower(kernel: Kernel, meeting: Meeting = APART, target: Target | None = None) -> Lowered:
+    """The naive nest of a kernel, for arguments that meet in memory as it is said, with operands of
+    products as a target multiplies them."""
+    return Lowering(kernel, _OPERATIONS, meeting, target=target).done()

@@ -14,6 +14,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Sym
 from tilewright.ir.expr import Fn, Load, load
 from tilewright.ir.expr import walk as values
+from tilewright.ir.target import Target
 from tilewright.ir.types import DType, i32, i64
 from tilewright.kernel.group import Buffer, pointer_buffer
 from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, walk, wrap
@@ -80,6 +81,7 @@ class Lowering:
     addresses: dict[str, int] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
     count: int = 0
+    target: Target | None = None  # for whose instructions operands of products are kept
 
     def __post_init__(self) -> None:
         self.uses = Uses.of(self.kernel)

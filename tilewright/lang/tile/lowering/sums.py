@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Load, cast, const, fn, walk
+from tilewright.ir.expr import Load, cast, const, fn, load, walk
 from tilewright.ir.scalar import neutral
-from tilewright.ir.types import DType, bf16, f16, f32, i32, i64
+from tilewright.ir.types import DType, bf16, f16, f32, i32, i64, u8
+from tilewright.kernel.defaults.tile_dots import SHIFT, left_dtype
 from tilewright.kernel.nest import If, Loop, Stmt, Store, wrap
 from tilewright.lang.tile import ir
 from tilewright.lang.tile.lowering.carried import Uses
@@ -150,16 +151,63 @@ def lower_histogram(low: Lowering, o: ir.Operation) -> None:
 def lower_dot(low: Lowering, o: ir.Operation) -> None:
     a, b, c = (low.tile(v) for v in o.args)
     e = f32 if c.dtype in (f16, bf16) else c.dtype
-    a, b = operand(low, a, e), operand(low, b, e)
+    a, b, shift = factors(low, o, (a, b), e)
     sums = sums_of(low, o.args[2], c, e)
+    if shift:
+        shifted_back(low, b, sums, c.shape, shift)
     stage = low.fresh("d")
     shape = c.shape
     axes = [D.var(f"{stage}.i{k}", n) for k, n in enumerate(shape)]
     over = D.var(f"{stage}.r0", a.shape[-1])
     left, right = a.at((*axes[:-1], over)), b.at((*axes[:-2], over, axes[-1]))
-    update = Store(stage, sums, tuple(axes), fn("mul", left, right), "add")
+    update = Store(stage, sums, tuple(axes), fn("mul", cast(left, e), cast(right, e)), "add")
     low.out.append(wrap(tuple(map(D.the_sym, (*axes, over))), update))
     low.define(o.result, converted(buffered(sums, shape, e), c.dtype))
+
+
+def factors(
+    low: Lowering, o: ir.Operation, both: tuple[Tile, Tile], e: DType
+) -> tuple[Tile, Tile, int]:
+    """What a product reads, and how much was added to the first: narrow numbers where the target
+    multiplies groups of them, else numbers widened to the element of the sums, once each."""
+    a, b = both
+    sizes = (*a.shape[-2:-1], b.shape[-1], a.shape[-1])
+    left = None
+    if low.target is not None and a.dtype is not e:
+        left = left_dtype(low.target, (a.dtype, b.dtype, e), sizes)
+    if left is None:
+        return operand(low, a, e), operand(low, b, e), 0
+    shift = 0
+    if left is not a.dtype:
+        shift = 0 if left.bytes > a.dtype.bytes else SHIFT if left is u8 else -SHIFT
+        a = converted(a, left)
+        if shift:
+            by = number(shift, left, a.shape)
+            a = mapped("add", (a, by), left, a.shape)
+    a = low.kept(a)
+    # It will be packed: whoever else reads it would not want that.
+    alone = b.buffer and b.buffer != a.buffer and low.uses.count(o.args[1]) == 1
+    return a, b if alone else copied(low, b), shift
+
+
+def shifted_back(low: Lowering, b: Tile, sums: str, shape: tuple[int, ...], shift: int) -> None:
+    """Takes off what a first operand that is moved by a number adds to every sum of a column."""
+    e = low.buffers[sums].dtype
+    across = (*shape[:-2], shape[-1])
+    columns = low.local(across, e)
+    low.fill(columns, number(0, e, across))
+    stage = low.fresh("d")
+    axes = [D.var(f"{stage}.i{k}", n) for k, n in enumerate(across)]
+    over = D.var(f"{stage}.r0", b.shape[-2])
+    value = cast(b.at((*axes[:-1], over, axes[-1])), e)
+    update = Store(stage, columns, tuple(axes), value, "add")
+    low.out.append(wrap(tuple(map(D.the_sym, (*axes, over))), update))
+
+    def less(s: str, i: At) -> Stmt:
+        moved = fn("mul", load(columns, (*i[:-2], i[-1]), e), const(-shift, e))
+        return Store(s, sums, i, fn("add", load(sums, i, e), moved))
+
+    low.loops(shape, less)
 
 
 def operand(low: Lowering, t: Tile, e: DType) -> Tile:

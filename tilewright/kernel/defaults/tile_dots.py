@@ -1,0 +1,209 @@
+"""Products of narrow tiles by instructions that add up groups of them.
+
+Such an instruction reads, for each column, a few steps of the sum beside each other (pairs of
+bfloat16, fours of bytes). So the second operand is packed that way where it is filled; the first
+lies in rows. Lowering asks `left_dtype` first: where no instruction multiplies the dtypes, operands
+are widened while they are packed, and the product is one of float32 (defaults/tile_kernels.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from tilewright.ir import dim as D
+from tilewright.ir.expr import Fn, Load, Value, extent
+from tilewright.ir.target import Target
+from tilewright.ir.types import DType, i8, i16, u8
+from tilewright.kernel.defaults.scheduler import Scheduler
+from tilewright.kernel.intrinsic import INTRINSICS
+from tilewright.kernel.nest import Loop, Path, Store
+from tilewright.kernel.steps.relayout import Relayout
+from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.tensorize import Tensorize
+from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.steps.vectorize import MAX_LANES, Vectorize
+
+# What bytes of the other sign are moved by, so that all of them stay in range.
+SHIFT = 128
+Sizes = tuple[int, int, int]  # rows, columns and steps of the sum
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """An instruction that multiplies tiles of such dtypes, `group` steps of the sum at a time."""
+
+    name: str
+    dtypes: tuple[DType, DType, DType]
+    group: int
+    rows: int  # at most
+    columns: tuple[int, int]  # at least and at most
+    multiple: int  # of columns
+    deep: int  # steps of the sum are a multiple of this
+    tiles: bool  # sums in tiles of its own, not in vectors
+
+    def takes(self, sizes: Sizes) -> bool:
+        _, columns, deep = sizes
+        return columns >= self.columns[0] and columns % self.multiple == 0 and deep % self.deep == 0
+
+
+@cache
+def _grouped(name: str) -> Grouped | None:
+    i = INTRINSICS[name]
+    (stage,) = i.group.stages
+    if len(stage.axes) != 2 or len(stage.raxes) != 2:
+        return None
+    a, b, c = i.group.buffers
+    steps, few = (extent(r) for r in stage.raxes)
+    least = max(D.bounds(steps)[0], i.multiples.get("k", 1))
+    group = D.bounds(few)[1]
+    rows, columns = (D.bounds(d) for d in c.shape)
+    return Grouped(
+        name,
+        (a.dtype, b.dtype, c.dtype),
+        group,
+        rows[1],
+        columns,
+        i.multiples.get("j", 1),
+        group * least,
+        bool(i.enter),
+    )
+
+
+def _known(target: Target, dtypes: tuple[DType, DType, DType], sizes: Sizes) -> Iterator[Grouped]:
+    for name in target.instructions:
+        g = _grouped(name)
+        if g is not None and g.dtypes == dtypes and g.takes(sizes):
+            yield g
+
+
+def left_dtype(target: Target, dtypes: tuple[DType, DType, DType], sizes: Sizes) -> DType | None:
+    """What the first operand has to be for an instruction that multiplies exactly: itself, bytes of
+    the other sign (moved by SHIFT) or wider ones. None where there is no instruction."""
+    a, b, c = dtypes
+    choices = [a, u8 if a is i8 else i8, i16] if a in (i8, u8) else [a]
+    return next((d for d in choices if any(_known(target, (d, b, c), sizes))), None)
+
+
+# ---- the schedule
+
+
+@dataclass
+class Products:
+    """Stages that an instruction computes, and the buffers that are packed for them."""
+
+    chosen: dict[str, tuple[Grouped, tuple[int, int]]] = field(default_factory=dict)
+    packed: dict[str, tuple[int, int]] = field(default_factory=dict)  # group and columns
+
+    def fills(self, s: Scheduler, stage: str, store: Store, own: list[Loop]) -> bool:
+        """Packs a second operand: lanes along its columns, a group of steps beside each other."""
+        found = self.packed.get(store.buffer)
+        if found is None or store.combine is not None or len(own) < 2:
+            return False
+        group, width = found
+        saved = s.nest, list(s.trace)
+        steps, columns = own[-2:]
+        lanes = min(width, MAX_LANES)
+        # What is read comes as it lies there: a few rows, from their beginning to their end.
+        names = _halved(s, steps, group), _halved(s, columns, lanes)
+        (outer, few), (vectors, lane) = names
+        order = (*(p.name for p in own[:-2]), *outer, *vectors, lane, few)
+        if s.attempt(Reorder(order)) and s.attempt(Unroll(few)) and s.attempt(Vectorize(lane)):
+            return True
+        s.nest, s.trace[:] = saved
+        return False
+
+    def multiplies(self, s: Scheduler, stage: str, own: list[Loop]) -> bool:
+        """The product of two tiles, a register tile after the other."""
+        found = self.chosen.get(stage)
+        if found is None:
+            return False
+        g, (height, width) = found
+        rows, columns, over = own[-3:]
+        saved = s.nest, list(s.trace)
+        across, wide = _halved(s, columns, width)
+        down, tall = _halved(s, rows, height)
+        s.do(Split(over.name, g.group))
+        inside = (tall, wide, f"{over.name}.0", f"{over.name}.1")
+        order = Reorder((*across, *down, *inside))
+        if s.attempt(order) and s.attempt(Tensorize(tall, g.name)):
+            return True
+        s.nest, s.trace[:] = saved
+        return False
+
+
+def _halved(s: Scheduler, loop: Loop, size: int) -> tuple[list[str], str]:
+    """A loop as the loops around pieces of a size and the one within them."""
+    if loop.extent == size:
+        return [], loop.name
+    s.do(Split(loop.name, size))
+    return [f"{loop.name}.0"], f"{loop.name}.1"
+
+
+def grouped_products(
+    s: Scheduler, stores: Mapping[str, Store], paths: Mapping[str, Path]
+) -> Products:
+    """Finds the products of narrow tiles and lays out their second operands."""
+    out = Products()
+    for name, store in stores.items():
+        own = [p for p in paths[name] if p.name.startswith(f"{name}.")]
+        operands = _operands(store.value)
+        if store.combine != "add" or operands is None or len(own) < 3:
+            continue
+        rows, columns, over = own[-3:]
+        sizes = (rows.extent, columns.extent, over.extent)
+        a, b = operands
+        if not all(isinstance(n, int) for n in sizes):
+            continue
+        dtypes = (a.dtype, b.dtype, s.nest.buffer(store.buffer).dtype)
+        g = next(_known(s.target, dtypes, sizes), None)  # type: ignore[arg-type]
+        plain = b.index[-2:] == (D.as_int(over.var), D.as_int(columns.var))
+        if g is None or not plain or s.nest.buffer(str(b.source)).scope != "local":
+            continue
+        tile = _tile(s.target, g, sizes)  # type: ignore[arg-type]
+        panel = str(b.source)
+        if panel not in out.packed and s.attempt(Relayout(panel, _map(len(b.index), g, tile[1]))):
+            out.packed[panel] = g.group, tile[1]
+        if out.packed.get(panel) == (g.group, tile[1]):
+            out.chosen[name] = g, tile
+    return out
+
+
+def _operands(v: Value) -> tuple[Load, Load] | None:
+    """What is cast and multiplied."""
+    if not (isinstance(v, Fn) and v.name == "mul"):
+        return None
+    found = [x.args[0] for x in v.args if isinstance(x, Fn) and x.name == "cast"]
+    a, b = found if len(found) == 2 else (None, None)
+    return (a, b) if isinstance(a, Load) and isinstance(b, Load) else None
+
+
+def _map(rank: int, g: Grouped, width: int) -> str:
+    """Panels of columns; in each, groups of steps; in each, for each column, its steps."""
+    batch = [f"z{k}" for k in range(rank - 2)]
+    to = [*batch, f"j//{width}", f"k//{g.group}", f"j%{width}", f"k%{g.group}"]
+    return f"{', '.join([*batch, 'k', 'j'])} -> {', '.join(to)}"
+
+
+def _tile(target: Target, g: Grouped, sizes: Sizes) -> tuple[int, int]:
+    """Rows and columns of sums: whole tiles, as many sums as there is room for, then as little to
+    load for each."""
+    rows, columns, _ = sizes
+    heights = [n for n in range(1, min(rows, g.rows) + 1) if rows % n == 0]
+    widths = [
+        n
+        for n in range(g.multiple, min(columns, g.columns[1]) + 1, g.multiple)
+        if columns % n == 0 and n >= g.columns[0]
+    ]
+    if g.tiles:
+        return max(heights), max(widths)
+    room = target.vector_registers - target.vector_registers // 4
+
+    def worth(tile: tuple[int, int]) -> tuple[bool, int, float]:
+        vectors = tile[1] // g.multiple
+        sums = tile[0] * vectors
+        return sums <= room, min(sums, 16), -(vectors + tile[0]) / sums
+
+    return max(((h, w) for h in heights for w in widths), key=worth)
