@@ -214,14 +214,15 @@ class Measured:
         try:
             import matplotlib.pyplot as plt
         except ImportError:
-            raise MissingExtra("matplotlib", "a plot of measurements") from None
+            raise MissingExtra("demo", "a plot of measurements (matplotlib)") from None
         b = self.benchmark
-        figure, axes = plt.subplots()
+        figure, axes = plt.subplots(layout="constrained")
         first = b.x_names[0]
         x = [p[first] for p in self.points]
         for k, (name, values) in enumerate(self.lines.items()):
             color, style = b.styles[k] if b.styles else (None, None)
-            axes.plot(x, [v[0] for v in values], label=name, color=color, linestyle=style or "-")
+            middle = [v[0] for v in values]
+            axes.plot(x, middle, label=name, color=color, linestyle=style or "-", marker=".")
             if all(v[1] is not None and v[2] is not None for v in values):
                 low, high = [v[1] for v in values], [v[2] for v in values]
                 axes.fill_between(x, low, high, alpha=0.15, color=color)  # type: ignore[arg-type]
@@ -229,9 +230,11 @@ class Measured:
         axes.set_ylabel(b.ylabel)
         axes.set_xscale("log" if b.x_log else "linear")
         axes.set_yscale("log" if b.y_log else "linear")
+        axes.set_title(b.plot_name)
+        axes.grid(alpha=0.3)
         axes.legend()
         if path is not None:
-            figure.savefig(path)
+            figure.savefig(path, dpi=150)
         if show:
             plt.show()
         plt.close(figure)

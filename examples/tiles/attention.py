@@ -1,0 +1,387 @@
+"""Attention without the matrix of scores, forward and backward, causal or not.
+
+softmax(q k' * scale) v has T x T scores in the middle: more memory than all the rest together. A
+program takes a block of queries and walks along the keys. Of the softmax it keeps, per query, the
+largest score so far and the sum of exponentials; when a larger score comes, what was summed is
+scaled down. The scores of one block of keys live in the cache and nowhere else.
+
+For the way back the forward pass leaves one number per query: the logarithm of its sum, with which
+any score's share is computed again. With p the shares and do the gradient of the result,
+
+    dv = p' do,   dp = do v',   ds = p * (dp - rows of sum(do * out)),   dq = ds k,   dk = ds' q
+
+One kernel walks along the queries for a block of keys (dk, dv), one along the keys for a block of
+queries (dq): each sum has one program that owns it. Exponentials are powers of two throughout, so
+that scores are multiplied by log2(e) once, together with the scale.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+import tilewright as tw
+import tilewright.language as tl
+from examples.tiles.measuring import Case, Verdict, computed, curve, judge
+
+LOG2_E = 1.4426950408889634
+QUERIES, KEYS = 64, 128  # of the blocks of a program
+
+
+@tw.jit
+def rows_of(x, rows, T, D: tl.constexpr):
+    """Whole rows of a head; zeros beyond its end."""
+    at = x + rows[:, None] * D + tl.arange(0, D)[None, :]
+    return tl.load(at, mask=(rows < T)[:, None], other=0.0)
+
+
+@tw.jit
+def store_rows(x, rows, T, values, D: tl.constexpr):
+    at = x + rows[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(at, values.to(x.dtype.element_ty), mask=(rows < T)[:, None])
+
+
+@tw.jit
+def attend(
+    sums,
+    total,
+    largest,
+    q_block,
+    k,
+    v,
+    rows,
+    first,
+    last,
+    T,
+    scale,
+    D: tl.constexpr,
+    KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    ASK: tl.constexpr,
+):
+    """Keys from first to last, added to what a block of queries knows. ASK: some are not seen."""
+    for start in range(first, last, KEYS):
+        keys = start + tl.arange(0, KEYS)
+        scores = tl.dot(q_block, tl.trans(rows_of(k, keys, T, D))) * scale
+        if ASK:
+            seen = (keys < T)[None, :]
+            if CAUSAL:
+                seen = seen & (keys[None, :] <= rows[:, None])
+            scores = tl.where(seen, scores, -float("inf"))
+        # Every query sees key 0, in the first block: from then on the largest is a number.
+        higher = tl.maximum(largest, tl.max(scores, axis=1))
+        shares = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(largest - higher)
+        total = total * shrink + tl.sum(shares, axis=1)
+        values = rows_of(v, keys, T, D)
+        sums = tl.dot(shares.to(values.dtype), values, sums * shrink[:, None])
+        largest = higher
+    return sums, total, largest
+
+
+@tw.jit
+def forward_kernel(
+    q,
+    k,
+    v,
+    out,
+    logs,
+    T,
+    scale,
+    D: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
+    start = tl.program_id(0) * QUERIES
+    head = tl.program_id(1).to(tl.int64)
+    rows = start + tl.arange(0, QUERIES)
+    q_block = rows_of(q + head * T * D, rows, T, D)
+    k += head * T * D
+    v += head * T * D
+    sums = tl.zeros((QUERIES, D), tl.float32)
+    total = tl.zeros((QUERIES,), tl.float32)
+    largest = tl.full((QUERIES,), -float("inf"), tl.float32)
+    # Blocks of which every query sees every key come first; they need no questions.
+    if CAUSAL:
+        whole = start // KEYS * KEYS
+        end = tl.minimum(start + QUERIES, T)
+    else:
+        whole = T // KEYS * KEYS
+        end = T
+    sums, total, largest = attend(
+        sums, total, largest, q_block, k, v, rows, 0, whole, T, scale, D, KEYS, CAUSAL, False
+    )
+    sums, total, largest = attend(
+        sums, total, largest, q_block, k, v, rows, whole, end, T, scale, D, KEYS, CAUSAL, True
+    )
+    store_rows(out + head * T * D, rows, T, sums / total[:, None], D)
+    tl.store(logs + head * T + rows, largest + tl.log2(total), mask=rows < T)
+
+
+@tw.jit
+def products_kernel(out, dout, products, rows, D: tl.constexpr, ROWS: tl.constexpr):
+    """sum(do * out) of every row."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    both = rows_of(out, row, rows, D).to(tl.float32) * rows_of(dout, row, rows, D)
+    tl.store(products + row, tl.sum(both, axis=1), mask=row < rows)
+
+
+@tw.jit
+def gradients(
+    q_block,
+    k_block,
+    v_block,
+    dout_block,
+    logs,
+    products,
+    rows,
+    keys,
+    T,
+    scale,
+    CAUSAL: tl.constexpr,
+):
+    """Shares of a block of queries (rows) in a block of keys, and the gradient of its scores.
+    Rows beyond the end have zeros for q and do, so nothing of theirs reaches a sum."""
+    shares = tl.dot(q_block, tl.trans(k_block)) * scale
+    shares = tl.exp2(shares - tl.load(logs + rows, mask=rows < T, other=0.0)[:, None])
+    if CAUSAL:
+        shares = tl.where(keys[None, :] <= rows[:, None], shares, 0.0)
+    dshares = tl.dot(dout_block, tl.trans(v_block))
+    product = tl.load(products + rows, mask=rows < T, other=0.0)
+    return shares, shares * (dshares - product[:, None])
+
+
+@tw.jit
+def keys_kernel(
+    q,
+    k,
+    v,
+    dout,
+    logs,
+    products,
+    dk,
+    dv,
+    T,
+    scale,
+    dscale,
+    D: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
+    first = tl.program_id(0) * KEYS
+    head = tl.program_id(1).to(tl.int64)
+    keys = first + tl.arange(0, KEYS)
+    k_block = rows_of(k + head * T * D, keys, T, D)
+    v_block = rows_of(v + head * T * D, keys, T, D)
+    dk_sums = tl.zeros((KEYS, D), tl.float32)
+    dv_sums = tl.zeros((KEYS, D), tl.float32)
+    begin = 0
+    if CAUSAL:  # earlier queries do not see these keys
+        begin = first // QUERIES * QUERIES
+    for start in range(begin, T, QUERIES):
+        rows = start + tl.arange(0, QUERIES)
+        q_block = rows_of(q + head * T * D, rows, T, D)
+        dout_block = rows_of(dout + head * T * D, rows, T, D)
+        shares, dscores = gradients(
+            q_block,
+            k_block,
+            v_block,
+            dout_block,
+            logs + head * T,
+            products + head * T,
+            rows,
+            keys,
+            T,
+            scale,
+            CAUSAL,
+        )
+        dv_sums = tl.dot(tl.trans(shares).to(dout_block.dtype), dout_block, dv_sums)
+        dk_sums = tl.dot(tl.trans(dscores).to(q_block.dtype), q_block, dk_sums)
+    store_rows(dv + head * T * D, keys, T, dv_sums, D)
+    store_rows(dk + head * T * D, keys, T, dk_sums * dscale, D)
+
+
+@tw.jit
+def queries_kernel(
+    q,
+    k,
+    v,
+    dout,
+    logs,
+    products,
+    dq,
+    T,
+    scale,
+    dscale,
+    D: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
+    first = tl.program_id(0) * QUERIES
+    head = tl.program_id(1).to(tl.int64)
+    rows = first + tl.arange(0, QUERIES)
+    q_block = rows_of(q + head * T * D, rows, T, D)
+    dout_block = rows_of(dout + head * T * D, rows, T, D)
+    dq_sums = tl.zeros((QUERIES, D), tl.float32)
+    end = T
+    if CAUSAL:
+        end = tl.minimum(first + QUERIES, T)
+    for start in range(0, end, KEYS):
+        keys = start + tl.arange(0, KEYS)
+        k_block = rows_of(k + head * T * D, keys, T, D)
+        v_block = rows_of(v + head * T * D, keys, T, D)
+        _, dscores = gradients(
+            q_block,
+            k_block,
+            v_block,
+            dout_block,
+            logs + head * T,
+            products + head * T,
+            rows,
+            keys,
+            T,
+            scale,
+            CAUSAL,
+        )
+        dq_sums = tl.dot(dscores.to(k_block.dtype), k_block, dq_sums)
+    store_rows(dq + head * T * D, rows, T, dq_sums * dscale, D)
+
+
+def forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of contiguous [batch, heads, T, D]: the result, and a logarithm per query."""
+    batch, heads, T, D = q.shape
+    out, logs = torch.empty_like(q), torch.empty(batch * heads, T)
+    forward_kernel[(tw.cdiv(T, QUERIES), batch * heads)](
+        q,
+        k,
+        v,
+        out,
+        logs,
+        T,
+        LOG2_E * D**-0.5,
+        D=D,
+        QUERIES=QUERIES,
+        KEYS=KEYS,
+        CAUSAL=causal,
+    )
+    return out, logs
+
+
+def backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    logs: torch.Tensor,
+    dout: torch.Tensor,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    batch, heads, T, D = q.shape
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+    products = torch.empty_like(logs)
+    rows = batch * heads * T
+    products_kernel[(tw.cdiv(rows, 64),)](out, dout, products, rows, D=D, ROWS=64)
+    blocks = {"D": D, "QUERIES": QUERIES, "KEYS": KEYS, "CAUSAL": causal}
+    given = (q, k, v, dout, logs, products)
+    scales = (T, LOG2_E * D**-0.5, D**-0.5)
+    keys_kernel[(tw.cdiv(T, KEYS), batch * heads)](*given, dk, dv, *scales, **blocks)
+    queries_kernel[(tw.cdiv(T, QUERIES), batch * heads)](*given, dq, *scales, **blocks)
+    return dq, dk, dv
+
+
+class Attention(torch.autograd.Function):
+    """`Attention.apply(q, k, v, causal)` of [batch, heads, T, D]; D is a power of two."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool):
+        q, k, v = (x.contiguous() for x in (q, k, v))
+        out, logs = forward(q, k, v, causal)
+        ctx.save_for_backward(q, k, v, out, logs)
+        ctx.causal = causal
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        q, k, v, out, logs = ctx.saved_tensors
+        return *backward(q, k, v, out, logs, grads[0].contiguous(), ctx.causal), None
+
+
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False
+) -> torch.Tensor:
+    return Attention.apply(q, k, v, causal)  # type: ignore[return-value]
+
+
+def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def check(quick: bool) -> list[Verdict]:
+    found = []
+    # Blocks that are full and some that are not; few kernels where time is short.
+    for shape in ((1, 2, 150, 32),) if quick else ((1, 2, 256, 32), (2, 1, 150, 64)):
+        given = [torch.randn(shape) for _ in range(3)]
+        dout = torch.randn(shape)
+        for causal in (False, True):
+            results = []
+            for f, dtype in (
+                (attention, torch.float32),
+                (reference, torch.float32),
+                (reference, torch.float64),
+            ):
+                leaves = [x.to(dtype).clone().requires_grad_() for x in given]
+                out = f(*leaves, causal)
+                results.append((out, *torch.autograd.grad(out, leaves, dout.to(dtype))))
+            name = f"attention {'x'.join(map(str, shape))}{' causal' if causal else ''}"
+            for what, *three in zip(("out", "dq", "dk", "dv"), *results, strict=True):
+                ours, peer, exact = (x.detach() for x in three)
+                found.append(judge(f"{name}: {what}", ours, peer, exact))
+    return found
+
+
+def operations(heads: int, T: int, D: int, products: int) -> float:
+    """Of so many products of T x T x D per head."""
+    return products * 2.0 * heads * T * T * D
+
+
+def forward_case(T: int, heads: int = 8, D: int = 64) -> Case:
+    q, k, v = (torch.randn(1, heads, T, D) for _ in range(3))
+    return computed(
+        f"attention {heads}x{T}x{D}",
+        lambda: forward(q, k, v, False),
+        lambda: reference(q, k, v, False),
+        operations(heads, T, D, 2),
+    )
+
+
+def backward_case(T: int, heads: int = 8, D: int = 64) -> Case:
+    q, k, v, dout = (torch.randn(1, heads, T, D) for _ in range(4))
+    out, logs = forward(q, k, v, False)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    theirs = reference(*leaves, False)
+    return computed(
+        f"attention backward {heads}x{T}x{D}",
+        lambda: backward(q, k, v, out, logs, dout, False),
+        lambda: torch.autograd.grad(theirs, leaves, dout, retain_graph=True),
+        operations(heads, T, D, 5),  # the scores again, dv, dp, dq and dk
+    )
+
+
+def cases(quick: bool) -> list[Case]:
+    if quick:
+        return [forward_case(128, 2), backward_case(128, 2)]
+    return [forward_case(2048).ought(1.0), backward_case(2048)]
+
+
+def plot(quick: bool, rounds: int) -> tw.testing.Mark:
+    sizes = (64, 100, 128) if quick else (128, 256, 512, 1024, 2048, 4096)
+    heads = 2 if quick else 8
+    label = f"queries and keys ({heads} heads of 64), forward"
+    return curve("attention", "T", sizes, label, lambda T: forward_case(T, heads), rounds)
