@@ -154,7 +154,10 @@ import tilewright
 
 
 def test_files_stay_small() -> None:
-    sizes = {p: p.read_text().count("\n") for p in python_files("tilewright", "tests", "docs", "examples")}
+    sizes = {
+        p: p.read_text().count("\n")
+        for p in python_files("tilewright", "tests", "docs", "examples")
+    }
     long = [f"{p.relative_to(ROOT)}: {n} lines" for p, n in sizes.items() if n > MAX_LINES]
     assert not long, f"a file over {MAX_LINES} lines is two ideas; find the seam:\n" + "\n".join(
         long

@@ -336,8 +336,8 @@ def check(quick: bool) -> list[Verdict]:
                 (reference, torch.float32),
                 (reference, torch.float64),
             ):
-                leaves = [x.to(dtype).clone().requires_grad_() for x in given]
-                out = f(*leaves, causal)
+                q, k, v = leaves = [x.to(dtype).clone().requires_grad_() for x in given]
+                out = f(q, k, v, causal)
                 results.append((out, *torch.autograd.grad(out, leaves, dout.to(dtype))))
             name = f"attention {'x'.join(map(str, shape))}{' causal' if causal else ''}"
             for what, *three in zip(("out", "dq", "dk", "dv"), *results, strict=True):
@@ -365,7 +365,7 @@ def backward_case(T: int, heads: int = 8, D: int = 64) -> Case:
     q, k, v, dout = (torch.randn(1, heads, T, D) for _ in range(4))
     out, logs = forward(q, k, v, False)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    theirs = reference(*leaves, False)
+    theirs = reference(leaves[0], leaves[1], leaves[2], False)
     return computed(
         f"attention backward {heads}x{T}x{D}",
         lambda: backward(q, k, v, out, logs, dout, False),

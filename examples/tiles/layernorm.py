@@ -162,8 +162,8 @@ def check(quick: bool) -> list[Verdict]:
             (reference, torch.float32),
             (reference, torch.float64),
         ):
-            given = [t.to(dtype).clone().requires_grad_() for t in (x, w, b)]
-            out = f(*given)
+            given = tuple(t.to(dtype).clone().requires_grad_() for t in (x, w, b))
+            out = f(given[0], given[1], given[2])
             results.append((out, *torch.autograd.grad(out, given, dy.to(dtype))))
         for what, *three in zip(("out", "dx", "dw", "db"), *results, strict=True):
             ours, peer, exact = (t.detach() for t in three)

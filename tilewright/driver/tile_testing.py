@@ -24,6 +24,7 @@ from tilewright.base.errors import Invalid, MissingExtra
 from tilewright.targets import host
 
 MODES = ("min", "max", "mean", "median", "all")
+_MOST_TICKS = 16
 # Timing a call twice tells too little, more than this tells nothing new.
 _MOST_CALLS = 100_000
 
@@ -222,14 +223,21 @@ class Measured:
         for k, (name, values) in enumerate(self.lines.items()):
             color, style = b.styles[k] if b.styles else (None, None)
             middle = [v[0] for v in values]
-            axes.plot(x, middle, label=name, color=color, linestyle=style or "-", marker=".")
+            style = style or "-"
+            (line,) = axes.plot(x, middle, label=name, color=color, linestyle=style, marker=".")
             if all(v[1] is not None and v[2] is not None for v in values):
                 low, high = [v[1] for v in values], [v[2] for v in values]
-                axes.fill_between(x, low, high, alpha=0.15, color=color)  # type: ignore[arg-type]
+                band: Any = {"alpha": 0.15, "color": line.get_color(), "linewidth": 0}
+                axes.fill_between(x, low, high, **band)  # type: ignore[arg-type]
         axes.set_xlabel(b.xlabel or first)
         axes.set_ylabel(b.ylabel)
         axes.set_xscale("log" if b.x_log else "linear")
         axes.set_yscale("log" if b.y_log else "linear")
+        if b.x_log and len(x) <= _MOST_TICKS:  # the sizes themselves say more than powers of ten
+            axes.set_xticks(x, [_size(v) for v in x])
+            axes.minorticks_off()
+        if not b.y_log:
+            axes.set_ylim(bottom=0)
         axes.set_title(b.plot_name)
         axes.grid(alpha=0.3)
         axes.legend()
@@ -238,6 +246,14 @@ class Measured:
         if show:
             plt.show()
         plt.close(figure)
+
+
+def _size(n: Any) -> str:
+    """A number as people say it: 4096, 64K, 16M."""
+    for unit, letter in ((1 << 20, "M"), (1 << 10, "K")):
+        if isinstance(n, int) and n >= 16 * 1024 and n % unit == 0:
+            return f"{n // unit}{letter}"
+    return str(n)
 
 
 class Mark:
