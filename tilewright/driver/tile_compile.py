@@ -177,7 +177,7 @@ def _cell(dtype: str) -> Callable[[Any], Any]:
 def write_tile(kernel: Kernel, target: Target, meeting: Meeting = APART) -> Forms:
     """A kernel as LLVM text, for arguments that meet in memory as it is said."""
     with _WRITING:
-        lowered = lower(kernel, meeting)
+        lowered = lower(kernel, meeting, target)
         trace, nest = schedule_tiles(lowered.nest, target)
         return Forms(lowered, nest, target, print_trace(trace), emit(nest, target))
 
