@@ -169,7 +169,15 @@ def test_constants_are_not_given_twice():
 
 def test_names_that_are_no_parameters_are_refused():
     with pytest.raises(tw.Invalid, match="no parameter m"):
-        tw.autotune(configs(64), key=["m"])(scale)
+        tw.autotune(configs(64), key=["n"], reset_to_zero=["m"])(scale)
+
+
+def test_keys_that_are_no_parameters_tell_nothing_apart():
+    assert "m" not in scale.arg_names
+    f = tw.autotune(configs(64), key=["n", "m"])(scale)
+    x = torch.ones(100)
+    f[over](x, 100, 2.0)
+    assert (x == 2).all()
 
 
 def test_listeners_hear_what_was_found(monkeypatch):

@@ -17,7 +17,7 @@ import tilewright.testing as testing
 from tilewright.base.errors import TilewrightError
 from tilewright.driver import tile_arguments, tile_autotune, tile_jit, tile_launch
 from tilewright.lang.tile.front import diagnostics
-from tilewright.triton import hosting, knobs
+from tilewright.triton import hosting, knobs, profiling
 
 # What our version of the language follows.
 VERSION = "3.9.0"
@@ -86,10 +86,10 @@ def _contents() -> dict[str, dict[str, Any]]:
         },
         "triton.runtime": {**tuning, **functions, **errors, "driver": hosting.driver},
         "triton.runtime.jit": {**functions, **decorators, **names},
-        "triton.runtime.autotuner": tuning,
+        "triton.runtime.autotuner": {**tuning, **errors, **functions, "driver": hosting.driver},
         "triton.runtime.errors": {**errors, **base},
         "triton.runtime.driver": {"driver": hosting.driver},
-        "triton.runtime.cache": {"triton_key": lambda: VERSION},
+        "triton.runtime.cache": {"triton_key": lambda: VERSION, "knobs": knobs},
         "triton.runtime._allocation": _take(hosting, "set_allocator"),
         "triton.compiler": {**compiling, **failures},
         "triton.compiler.compiler": compiling,
@@ -97,6 +97,8 @@ def _contents() -> dict[str, dict[str, Any]]:
         "triton.backends": _take(hosting, "backends Backend BaseBackend"),
         "triton.backends.compiler": _take(hosting, "GPUTarget BaseBackend"),
         "triton.backends.driver": {"DriverBase": hosting.CPUDriver, "GPUDriver": hosting.CPUDriver},
+        "triton.profiler": _take(profiling, "start activate deactivate finalize scope profile"),
+        "triton.profiler.viewer": _take(profiling, "parse print_tree"),
         "triton.tools": {},
         "triton.tools.tensor_descriptor": descriptors,
     }

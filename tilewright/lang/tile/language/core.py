@@ -166,7 +166,10 @@ from tilewright.lang.tile.language.types import (
     void,
 )
 
+CONSTEXPR_0 = constexpr(0)  # libraries name it for their defaults
+
 __all__ = [
+    "CONSTEXPR_0",
     "MAX_NUMEL",
     "TRITON_MAX_TENSOR_NUMEL",
     "PropagateNan",
