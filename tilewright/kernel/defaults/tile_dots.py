@@ -53,10 +53,11 @@ class Grouped:
 def _grouped(name: str) -> Grouped | None:
     i = INTRINSICS[name]
     (stage,) = i.group.stages
-    if len(stage.axes) != 2 or len(stage.raxes) != 2:
+    axes = (*stage.axes, *stage.raxes)
+    if len(axes) != 4:
         return None
     a, b, c = i.group.buffers
-    steps, few = (extent(r) for r in stage.raxes)
+    steps, few = (extent(r) for r in axes[2:])
     least = max(D.bounds(steps)[0], i.multiples.get("k", 1))
     group = D.bounds(few)[1]
     rows, columns = (D.bounds(d) for d in c.shape)
