@@ -120,3 +120,51 @@ def test_the_second_page_tells_the_truth_about_its_loops(conv_softmax: ModuleTyp
     _, lane = strict[s.total].split(s.total.op.reduce_axis[0], factor=8)
     with pytest.raises(tw.Refused, match="strict"):  # as the page says
         strict.rfactor(s.total, lane)
+
+
+# ---- tile kernels
+
+
+@pytest.fixture(scope="module")
+def tile_kernels() -> ModuleType:
+    return page("tile_kernels")
+
+
+def line_with(module: ModuleType, text: str) -> int:
+    lines = Path(module.__file__ or "").read_text().splitlines()
+    (found,) = [k for k, line in enumerate(lines, 1) if line.strip().startswith(text)]
+    return found
+
+
+def test_tile_kernels(tile_kernels: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    found = tile_kernels.main([])  # sections check what they compute
+    shown = capsys.readouterr().out
+    for number, section in enumerate(tile_kernels.SECTIONS, 1):
+        assert f"{number}. {section.__doc__}" in shown
+    assert found["triton_files"] == "right"
+    out_of_bounds, race = found["checking"]
+    at = line_with(tile_kernels, "values = tl.load(x + at)")
+    assert "out of bounds" in out_of_bounds and f"tile_kernels.py:{at}" in out_of_bounds
+    at = line_with(tile_kernels, "tl.store(total,")
+    assert "race" in race and f"tile_kernels.py:{at}" in race
+    assert "values = tensor(fp32[4], [4. 5. 0. 0.])" in shown
+
+
+def test_the_tile_page_tells_the_truth_about_what_is_inside(tile_kernels: ModuleType) -> None:
+    x = tile_kernels.normal(1024)
+    kernel = tile_kernels.add_kernel.warmup(x, x, x.copy(), 1024, BLOCK=64, grid=(16,))
+    text = {name: kernel.asm[name] for name in ("ttir", "nest", "llir", "asm")}
+    assert "program_id" in text["ttir"] and "for " not in text["ttir"]
+    assert "parallel" in text["nest"] and "lane" in text["nest"]
+    assert "define" in text["llir"]
+    one = tile_kernels.add_kernel.warmup(x, x, x.copy(), 1, BLOCK=64, grid=(1,))
+    assert one.constants["n"] == 1 and one is not kernel
+
+
+def test_a_section_of_the_tile_page_alone(
+    tile_kernels: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert list(tile_kernels.main(["masks"])) == ["masks"]
+    with pytest.raises(SystemExit):
+        tile_kernels.main(["nothing"])
+    assert "no section nothing" in capsys.readouterr().err
