@@ -23,7 +23,7 @@ def test_kernels(name: str) -> None:
     kernel = translate(case.function, arguments)
     given = launched(case.function, values, arguments)
     flat = [x.ctypes.data if isinstance(x, np.ndarray) else x for x in given]
-    compile_tile(kernel, default(), Log()).launch(flat, (*case.grid, 1, 1)[:3])
+    compile_tile(kernel, default(), Log()).launch(flat, None, (*case.grid, 1, 1)[:3])
     for k, want in case.expected(before).items():
         np.testing.assert_allclose(values[k], want, rtol=case.rtol, atol=case.atol, err_msg=k)
 

@@ -31,10 +31,13 @@ from tilewright.driver.tile_arguments import (
 from tilewright.driver.tile_launch import (
     GRIDS,
     CompiledKernel,
+    Executor,
+    Wanted,
     checked_grid,
     executor,
     remember_grid,
 )
+from tilewright.driver.tile_overlap import relation
 from tilewright.ir.types import DType
 from tilewright.lang.tile.front.functions import (
     Argument,
@@ -44,6 +47,7 @@ from tilewright.lang.tile.front.functions import (
 )
 from tilewright.lang.tile.ir import Pointer
 from tilewright.lang.tile.language.types import constexpr, dtype_of
+from tilewright.lang.tile.lowering.state import APART, Meeting
 
 T = TypeVar("T")
 Given = Sequence[Any]  # the arguments of a launch, in the order of the parameters
@@ -185,7 +189,7 @@ class JITFunction(TileFunction, KernelInterface[T]):
             objects = None
             if kernel.wants_given:
                 objects = dict(zip(self.arg_names, given, strict=True))
-            kernel.launch(kernel.pick(values), objects, sizes)
+            kernel.fitting(given, values).launch(kernel.pick(values), objects, sizes)
         return kernel
 
     def _prepared(
@@ -211,7 +215,10 @@ class JITFunction(TileFunction, KernelInterface[T]):
                 kernel = self.kernels.get(full)
                 if kernel is None:
                     arguments = self._described(given)
-                    kernel = self.kernels[full] = self.compiled(arguments, options, debug)
+                    kernel = self.compiled(arguments, options, debug)
+                    pairs = kernel.launchable.pairs
+                    kernel.relation = relation(self.parameters, given, arguments, pairs)
+                    self.kernels[full] = kernel
         return kernel, values
 
     def _described(self, given: Given) -> dict[str, Argument]:
@@ -228,11 +235,16 @@ class JITFunction(TileFunction, KernelInterface[T]):
         return arguments
 
     def compiled(
-        self, arguments: Mapping[str, Argument], options: Mapping[str, Any], debug: bool
+        self,
+        arguments: Mapping[str, Argument],
+        options: Mapping[str, Any],
+        debug: bool,
+        meeting: Meeting = APART,
+        by: Executor | None = None,
     ) -> CompiledKernel:
         """The kernel for arguments that are described, without a launch."""
         self.hash()  # notes which globals the kernel depends on
-        chosen = executor(self.log)
+        chosen = executor(self.log) if by is None else by
         runtime = [arguments[p.name] for p in self.parameters if not p.is_constexpr]
         constants = {n: a.value for n, a in arguments.items() if _is_constant(a)}
         signature = {n: _signature(a) for n, a in arguments.items()}
@@ -241,11 +253,12 @@ class JITFunction(TileFunction, KernelInterface[T]):
             function=self,
             name=self.repr(about),
             signature=signature,
-            launchable=chosen.prepare(self, arguments, debug, self.log),
+            launchable=chosen.prepare(Wanted(self, arguments, debug, meeting), self.log),
             wants_given=chosen.wants_given,
             pick=_picker(runtime),
             options=dict(options),
             constants=constants,
+            again=partial(self.compiled, arguments, options, debug, by=chosen),
         )
 
     def _forget_changed(self) -> None:
@@ -397,7 +410,12 @@ def launch(_tw_grid, /, {head}):
     _tw_sizes = _tw_grids.get(_tw_grid) if _tw_grid.__class__ is tuple else None
     if _tw_sizes is None or _tw_kernel.wants_given:
         return _tw_f._go(_tw_kernel, {values}, {given}, _tw_options, _tw_grid)
-    _tw_kernel.launch(_tw_kernel.pick({values}), None, _tw_sizes)
+    _tw_values = {values}
+    _tw_met = _tw_kernel.relation and _tw_kernel.relation({given}, _tw_values)
+    if _tw_met is None:
+        _tw_kernel.launch(_tw_kernel.pick(_tw_values), None, _tw_sizes)
+    else:
+        _tw_kernel.variant(_tw_met).launch(_tw_kernel.pick(_tw_values), None, _tw_sizes)
     return _tw_kernel
 
 def gather({head}):

@@ -19,12 +19,13 @@ from typing import Any, Protocol
 from tilewright.base import knobs
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
+from tilewright.driver.tile_overlap import Key, Relation, meeting
 from tilewright.lang.tile.front.frontend import translate
 from tilewright.lang.tile.front.functions import Argument, TileFunction
 from tilewright.lang.tile.front.sweep import sweep
-from tilewright.lang.tile.ir import Block, Kernel, kernel_text, walk
+from tilewright.lang.tile.ir import Block, Kernel, Operation, kernel_text, walk
+from tilewright.lang.tile.lowering.state import APART, Meeting
 from tilewright.lang.tile.stepping.eager import run_eager
-from tilewright.runtime.pool import get_threads
 from tilewright.targets import host
 
 Grid = tuple[int, int, int]
@@ -35,10 +36,11 @@ _COMPILER = "tilewright.driver.tile_compile"
 class Launchable(Protocol):
     """A kernel made for one specialisation."""
 
-    def launch(self, values: Sequence[Any], given: Mapping[str, Any] | None, grid: Grid) -> None:
-        """Run it over a grid. `values` are those of the kernel's arguments, in order; `given` are
-        the caller's own objects by parameter, for executors that ask for them."""
-        ...
+    # Run it over a grid. `values` are those of the kernel's arguments, in order; `given` are the
+    # caller's own objects by parameter, for executors that ask for them.
+    launch: Callable[[Sequence[Any], Mapping[str, Any] | None, Grid], None]
+    # Arguments (stored to, read) that are taken for different memory.
+    pairs: Sequence[tuple[int, int]]
 
     def forms(self) -> Mapping[str, Callable[[], str]]:
         """Texts of the kernel on its way, by name."""
@@ -49,23 +51,38 @@ class Executor(Protocol):
     name: str
     wants_given: bool  # does a launch need the caller's objects?
 
-    def prepare(
-        self, function: TileFunction, arguments: Mapping[str, Argument], debug: bool, log: Log
-    ) -> Launchable: ...
+    def prepare(self, wanted: Wanted, log: Log) -> Launchable: ...
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be made launchable."""
+
+    function: TileFunction
+    arguments: Mapping[str, Argument]
+    debug: bool = False  # are asserts checked?
+    meeting: Meeting = APART  # which of the arguments are into the same memory
+
+    def kernel(self) -> Kernel:
+        return translated(self.function, self.arguments, self.debug)
 
 
 @dataclass
 class _Native:
-    kernel: Kernel
+    wanted: Wanted
     compiled: Any
 
-    def launch(self, values: Sequence[Any], given: Mapping[str, Any] | None, grid: Grid) -> None:
-        self.compiled.launch(values, grid, get_threads())
+    def __post_init__(self) -> None:
+        self.launch = self.compiled.launch
+        self.pairs = self.compiled.binding.pairs
 
     def forms(self) -> Mapping[str, Callable[[], str]]:
+        def form(name: str) -> str:
+            return getattr(self.compiled.forms(), name)
+
         return {
-            "ttir": lambda: kernel_text(self.kernel),
-            **{n: partial(getattr, self.compiled, n) for n in ("nest", "llir", "asm")},
+            "ttir": lambda: kernel_text(self.wanted.kernel()),
+            **{n: partial(form, n) for n in ("nest", "trace", "llir", "asm")},
         }
 
 
@@ -73,52 +90,48 @@ class NativeExecutor:
     name = "native"
     wants_given = False
 
-    def prepare(
-        self, function: TileFunction, arguments: Mapping[str, Argument], debug: bool, log: Log
-    ) -> Launchable:
-        kernel = translated(function, arguments, debug)
+    def prepare(self, wanted: Wanted, log: Log) -> Launchable:
         compiler = import_module(_COMPILER)
-        return _Native(kernel, compiler.compile_tile(kernel, host(), log))
+        made = compiler.compile_tile(wanted.kernel(), host(), log, wanted.meeting)
+        return _Native(wanted, made)
 
 
 @dataclass
 class _Interpreted:
-    function: TileFunction
-    arguments: Mapping[str, Argument]
-    debug: bool
+    wanted: Wanted
+    pairs: Sequence[tuple[int, int]] = ()
 
     def launch(self, values: Sequence[Any], given: Mapping[str, Any] | None, grid: Grid) -> None:
         assert given is not None
-        run_eager(self.function, grid, given, self.arguments)
+        run_eager(self.wanted.function, grid, given, self.wanted.arguments)
 
     def forms(self) -> Mapping[str, Callable[[], str]]:
-        def text() -> str:
-            return kernel_text(translated(self.function, self.arguments, self.debug))
-
-        return {"ttir": text}
+        return {"ttir": lambda: kernel_text(self.wanted.kernel())}
 
 
 class InterpretExecutor:
     name = "interpret"
     wants_given = True
 
-    def prepare(
-        self, function: TileFunction, arguments: Mapping[str, Argument], debug: bool, log: Log
-    ) -> Launchable:
-        return _Interpreted(function, arguments, debug)
+    def prepare(self, wanted: Wanted, log: Log) -> Launchable:
+        return _Interpreted(wanted)
 
 
 def translated(function: TileFunction, arguments: Mapping[str, Argument], debug: bool) -> Kernel:
     """The kernel for these arguments. Asserts are part of it only while debugging."""
     kernel = translate(function, arguments)
-    if not debug and any(o.name == "assert" for o in walk(kernel.body)):
+    if not debug and any(map(_is_for_debugging, walk(kernel.body))):
         _drop_asserts(kernel.body)
         sweep(kernel)
     return kernel
 
 
+def _is_for_debugging(o: Operation) -> bool:
+    return o.name == "assert" and not o.attrs.get("always")
+
+
 def _drop_asserts(block: Block) -> None:
-    block.operations[:] = [o for o in block.operations if o.name != "assert"]
+    block.operations[:] = [o for o in block.operations if not _is_for_debugging(o)]
     for o in block.operations:
         for inner in o.blocks:
             _drop_asserts(inner)
@@ -221,9 +234,26 @@ class CompiledKernel:
     pick: Callable[[Sequence[Any]], Sequence[Any]]  # the kernel's arguments of those of a launch
     options: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
+    # How arguments that matter to it lie in memory (None: each has its own), and what runs then.
+    relation: Relation | None = None
+    variants: dict[Key, CompiledKernel] = field(default_factory=dict)
+    again: Callable[[Meeting], CompiledKernel] | None = None  # the same kernel for such arguments
 
     def __post_init__(self) -> None:
         self.launch = self.launchable.launch
+
+    def fitting(self, given: Sequence[Any], values: Sequence[Any]) -> CompiledKernel:
+        """The kernel for arguments that lie in memory as these do."""
+        key = self.relation(given, values) if self.relation is not None else None
+        return self if key is None else self.variant(key)
+
+    def variant(self, key: Key) -> CompiledKernel:
+        found = self.variants.get(key)
+        if found is None:
+            assert self.again is not None
+            made = self.again(meeting(self.launchable.pairs, key))
+            found = self.variants.setdefault(key, made)
+        return found
 
     # Questions that tutorials put to a GPU's kernel. A CPU has no registers to share out between
     # programs: one each, and no shared memory but a token byte, so that quotients are defined.
