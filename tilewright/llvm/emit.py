@@ -7,13 +7,14 @@ function of one chunk that `tw_parallel` calls.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Load, load
+from tilewright.ir.expr import Load, load, loads
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, match
@@ -265,6 +266,8 @@ class _Function(Branches):
 
     def _unrolled(self, s: Loop) -> None:
         """Every iteration written out; those that may not exist under a condition."""
+        if self._beside_each_other(s):
+            return
         least, most = D.bounds(s.extent)
         end = self.dim(s.extent)
         for k in range(most):
@@ -275,6 +278,49 @@ class _Function(Branches):
                 there = self.put(f"icmp sgt i64 {end}, {k}")
                 self._guarded(there, lambda: self.block(s.body))
             del self.env[s.var]
+
+    def _beside_each_other(self, s: Loop) -> bool:
+        """Iterations that fill the places between lanes: their vectors become one store."""
+        store, parts = s.body[0], s.extent
+        if self.lane is None or self.under or parts not in (2, 4) or len(s.body) != 1:
+            return False
+        if not isinstance(store, Store) or store.combine is not None or self.streams:
+            return False
+        b, w = self.buffers[store.buffer], self.lane[1]
+        lin = self._linear(b, store.index)
+        own = any(x.source == b.name for x in loads(store.value))
+        if b.pointer or own or D.coefficient(lin, s.var) != 1:
+            return False
+        self.env[s.var] = 0
+        const, terms, lane = self._terms(lin)
+        p = self.pointer(b, const, terms) if lane == parts else ""
+        del self.env[s.var]
+        if not p:
+            return False
+        vectors: list[str] = []
+        for k in range(parts):
+            self.env[s.var] = k
+            x = self.lanes_of(store.value)
+            vectors.append(self.arith.narrow(x, b.dtype, w))
+            del self.env[s.var]
+        t = memory_type(b.dtype)
+        x = self._interleaved(vectors, t, w)
+        self.line(f"store <{parts * w} x {t}> {x}, ptr {p}, align {b.dtype.bytes}")
+        self.touch(s)
+        return True
+
+    def _interleaved(self, vectors: list[str], t: str, w: int) -> str:
+        """The first lanes of all vectors, then the second ones, and so on."""
+        parts = len(vectors)
+        while len(vectors) > 2:  # joined end to end by pairs
+            size, pairs = w * parts // len(vectors), zip(vectors[::2], vectors[1::2], strict=True)
+            vectors = [self._shuffled(x, y, t, size, range(2 * size)) for x, y in pairs]
+        places = [part * w + lane for lane in range(w) for part in range(parts)]
+        return self._shuffled(vectors[0], vectors[1], t, w * parts // 2, places)
+
+    def _shuffled(self, x: str, y: str, t: str, size: int, places: Sequence[int]) -> str:
+        v, which = f"<{size} x {t}>", ", ".join(f"i32 {k}" for k in places)
+        return self.put(f"shufflevector {v} {x}, {v} {y}, <{len(places)} x i32> <{which}>")
 
     def _guarded(self, condition: str, then: Any, other: Any = None) -> None:
         """Code under a condition; what it computes is known inside only, no loads move out."""

@@ -107,10 +107,9 @@ class Products:
         saved = s.nest, list(s.trace)
         steps, columns = own[-2:]
         lanes = min(width, MAX_LANES)
-        # What is read comes as it lies there: a few rows, from their beginning to their end.
-        names = _halved(s, steps, group), _halved(s, columns, lanes)
-        (outer, few), (vectors, lane) = names
-        order = (*(p.name for p in own[:-2]), *outer, *vectors, lane, few)
+        (outer, few), (vectors, lane) = _halved(s, steps, group), _halved(s, columns, lanes)
+        # Where columns lie is asked once for all steps.
+        order = (*(p.name for p in own[:-2]), *vectors, *outer, lane, few)
         if s.attempt(Reorder(order)) and s.attempt(Unroll(few)) and s.attempt(Vectorize(lane)):
             return True
         s.nest, s.trace[:] = saved
