@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 
 @tw.jit
-def add(x, y, out, n, BLOCK: tl.constexpr = 64):  # type: ignore[assignment]
+def add(x, y, out, n, BLOCK: tl.constexpr = 64):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + i, tl.load(x + i, i < n) + tl.load(y + i, i < n), i < n)
 

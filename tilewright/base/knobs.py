@@ -9,6 +9,7 @@ Knobs are read when asked, not at import, so a process can change its mind:
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,6 +129,15 @@ def _one_of(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:
             raise ValueError(f"one of {', '.join(names)}")
+        return text
+
+    return parse
+
+
+def _matching(pattern: str, expected: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise ValueError(expected)
         return text
 
     return parse
@@ -259,6 +269,15 @@ triton_device: Knob[str | None] = Knob(
     _none,
     _one_of("cpu"),
     "cpu: scripts run with Tilewright in Triton's place get CPU tensors where they ask for a GPU's",
+)
+triton_backend: Knob[str | None] = Knob(
+    "TILEWRIGHT_TRITON_BACKEND",
+    _none,
+    _matching(
+        r"cpu|(cuda|hip)(:\w+)?", "cpu, cuda, hip, or one of these with its architecture, cuda:90"
+    ),
+    "what scripts run with Tilewright in Triton's place are told that they run on, such as cuda:90 "
+    "(default: cpu); kernels are the CPU's whatever it says",
 )
 triton_checkout: Knob[Path | None] = Knob(
     "TILEWRIGHT_TRITON_CHECKOUT",

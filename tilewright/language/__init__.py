@@ -9,6 +9,8 @@ def add(x, y, out, n, BLOCK: tl.constexpr):
     tl.store(out + i, tl.load(x + i, i < n) + tl.load(y + i, i < n), i < n)
 """
 
+from typing import TYPE_CHECKING
+
 from tilewright.lang.tile.language.core import (
     TRITON_MAX_TENSOR_NUMEL,
     PropagateNan,
@@ -35,7 +37,6 @@ from tilewright.lang.tile.language.core import (
     clamp,
     condition,
     const,
-    constexpr,
     constexpr_type,
     debug_barrier,
     device_assert,
@@ -163,6 +164,11 @@ from tilewright.lang.tile.library.standard import (
     zeros_like,
 )
 from tilewright.language import core, extra, math, random, standard, target_info
+
+if TYPE_CHECKING:
+    from tilewright.language.checked import constexpr
+else:
+    from tilewright.lang.tile.language.core import constexpr
 
 __all__ = [
     "TRITON_MAX_TENSOR_NUMEL",

@@ -1,4 +1,5 @@
-"""`python -m tilewright.triton [--device cpu] [--checkout DIR] (script.py | -m module) [args…]`."""
+"""`python -m tilewright.triton [--device cpu] [--backend NAME] [--checkout DIR] (script.py | -m
+module) [args…]`."""
 
 from __future__ import annotations
 
@@ -19,10 +20,16 @@ def main(argv: list[str]) -> int | None:
     parser = argparse.ArgumentParser(
         prog="python -m tilewright.triton",
         description="Runs a script that imports triton with Tilewright in its place.",
-        usage="%(prog)s [--device cpu] [--checkout DIR] (script.py | -m module) [args …]",
+        usage="%(prog)s [--device cpu] [--backend NAME] [--checkout DIR] "
+        "(script.py | -m module) [args …]",
     )
     parser.add_argument(
         "--device", choices=["cpu"], help="tensors that the script asks a GPU for are on the CPU"
+    )
+    parser.add_argument(
+        "--backend",
+        metavar="NAME",
+        help="what the script is told that it runs on, if it knows GPUs only: cuda, cuda:90, hip",
     )
     parser.add_argument(
         "--checkout",
@@ -40,9 +47,12 @@ def main(argv: list[str]) -> int | None:
     # Processes that the script starts, and pytest's plugin, do the same.
     if options.device:
         os.environ[knobs.triton_device.name] = options.device
+    if options.backend:
+        os.environ[knobs.triton_backend.name] = options.backend
     if checkout is not None:
         os.environ[knobs.triton_checkout.name] = str(checkout)
     try:
+        knobs.triton_backend.get()
         install(options.device, checkout)
     except TilewrightError as problem:
         parser.error(str(problem))

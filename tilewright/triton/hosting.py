@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.base import knobs as own_knobs
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.driver.tile_arguments import ALIGNMENT, TYPE_NAMES
 from tilewright.driver.tile_jit import JITFunction
@@ -19,7 +20,7 @@ from tilewright.ir.types import DTYPES
 from tilewright.lang.tile.front.functions import Argument
 from tilewright.runtime.pool import get_threads
 from tilewright.targets import host
-from tilewright.triton.redirect import Event, Stream, complete
+from tilewright.triton.redirect import Event, Stream, capability, complete
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,14 @@ class CPUDriver:
         return True
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cpu", host().arch, 1)
+        """This CPU, or what scripts that know GPUs only are told (TILEWRIGHT_TRITON_BACKEND)."""
+        backend, _, arch = (own_knobs.triton_backend.get() or "cpu").partition(":")
+        if backend == "cpu":
+            return GPUTarget("cpu", host().arch, 1)
+        if backend == "hip":
+            return GPUTarget("hip", arch or "gfx90a", 64)
+        major, minor = capability()
+        return GPUTarget("cuda", 10 * major + minor, 32)
 
     def get_active_torch_device(self) -> Any:
         import torch
@@ -91,7 +99,7 @@ class CPUDriver:
         return 0
 
     def get_device_capability(self, device: int | None = None) -> tuple[int, int]:
-        return (0, 0)
+        return capability() if self.get_current_target().backend == "cuda" else (0, 0)
 
     def get_empty_cache_for_benchmark(self) -> np.ndarray:
         return np.empty(2 * host().l3 // 4, np.int32)
@@ -128,7 +136,7 @@ class BaseBackend:
 
     @staticmethod
     def supports_target(target: GPUTarget) -> bool:
-        return target.backend == "cpu"
+        return target == driver.active.get_current_target() or target.backend == "cpu"
 
     def hash(self) -> str:
         return host().key()

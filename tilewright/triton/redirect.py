@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+from tilewright.base import knobs
 from tilewright.targets import host
 
 _ELSEWHERE = ("cuda", "hip", "xpu", "mps")
@@ -24,8 +25,13 @@ _FACTORIES = """empty zeros ones full rand randn randint arange tensor as_tensor
     ones_like full_like rand_like randn_like randint_like tril_indices triu_indices
     set_default_device from_file frombuffer sparse_coo_tensor""".split()
 _METHODS = "to new_empty new_zeros new_ones new_full new_tensor new_empty_strided".split()
-# A GPU that scripts know how to talk to. What it says of itself chooses nothing here.
-CAPABILITY = (8, 0)
+
+
+def capability() -> tuple[int, int]:
+    """Of a GPU that scripts know how to talk to. What it says of itself chooses nothing here."""
+    backend, _, arch = (knobs.triton_backend.get() or "").partition(":")
+    digits = arch if backend == "cuda" and arch.isdigit() else "80"
+    return int(digits[:-1] or 0), int(digits[-1])
 
 
 def here(device: Any) -> Any:
@@ -94,8 +100,8 @@ def properties() -> SimpleNamespace:
         name=platform.processor() or platform.machine(),
         multi_processor_count=host().cores,
         total_memory=pages,
-        major=CAPABILITY[0],
-        minor=CAPABILITY[1],
+        major=capability()[0],
+        minor=capability()[1],
         warp_size=1,
         L2_cache_size=host().l2,
         shared_memory_per_block=host().l2,
@@ -118,7 +124,7 @@ def _answers() -> dict[str, Any]:
         "set_device": lambda device: None,
         "synchronize": lambda device=None: None,
         "get_device_name": lambda device=None: properties().name,
-        "get_device_capability": lambda device=None: CAPABILITY,
+        "get_device_capability": lambda device=None: capability(),
         "get_device_properties": lambda device=None: properties(),
         "is_bf16_supported": lambda *_, **__: True,
         "empty_cache": lambda: None,
@@ -167,6 +173,8 @@ def redirect() -> None:
     _replace(torch.Tensor, "cuda", lambda x, *_, **__: x)
     _replace(torch.Tensor, "is_cuda", property(lambda x: x.is_cpu))
     _replace(torch, "Generator", _generators(torch.Generator))
+    functional = torch.nn.functional
+    _replace(functional, "layer_norm", _summed_widely(functional.layer_norm))
     for name, answer in _answers().items():
         _replace(torch.cuda, name, answer)
 
@@ -196,6 +204,50 @@ def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
             whole = isinstance(device, int) and not isinstance(device, bool)
             kwargs["device"] = "cpu" if whole else here(device)
         return function(*map(here, args), **kwargs)
+
+    return call
+
+
+def _summed_widely(layer_norm: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradients of a layer norm of 16-bit floats as a GPU has them, summed in 32 bits and rounded
+    once. On a CPU torch sums them in 16 bits: scripts that compare with a GPU's find them wrong.
+    """
+    import torch
+
+    class Wide(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+            ctx.save_for_backward(x, weight, bias)
+            ctx.shape, ctx.eps = shape, eps
+            return layer_norm(x, shape, weight, bias, eps)
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, *grads: Any) -> Any:
+            given = ctx.saved_tensors
+            wide: list[Any] = [None if v is None else v.detach().float() for v in given]
+            asked = [
+                k
+                for k, of in enumerate((0, 2, 3))
+                if ctx.needs_input_grad[of] and given[k] is not None
+            ]
+            with torch.enable_grad():
+                leaves = [wide[k].requires_grad_() for k in asked]
+                y = layer_norm(wide[0], ctx.shape, wide[1], wide[2], ctx.eps)
+                found = torch.autograd.grad(y, leaves, grads[0].float())
+            made: list[Any] = [None] * 3
+            for k, g in zip(asked, found, strict=True):
+                made[k] = g.to(given[k].dtype)
+            return made[0], None, made[1], made[2], None
+
+    @functools.wraps(layer_norm)
+    def call(
+        input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    ) -> Any:
+        narrow = input.is_cpu and input.dtype in (torch.float16, torch.bfloat16)
+        if narrow and torch.is_grad_enabled():
+            return Wide.apply(input, normalized_shape, weight, bias, eps)
+        return layer_norm(input, normalized_shape, weight, bias, eps)
 
     return call
 

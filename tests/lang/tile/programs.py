@@ -331,7 +331,7 @@ def sign_of(x):
 
 
 @function
-def nested_kernel(x, out, SCALE: tl.constexpr = 3):  # type: ignore
+def nested_kernel(x, out, SCALE: tl.constexpr = 3):
     pid = tl.program_id(0)
     tl.store(out + pid, sign_of(tl.load(x + pid)) * SCALE)
 
@@ -379,7 +379,7 @@ def stencil_kernel(x, out, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for k in tl.static_range(-WIDTH, WIDTH + 1):
-        weight: tl.constexpr = 1.0 / (1 + k * k)  # type: ignore
+        weight: tl.constexpr = 1.0 / (1 + k * k)
         near = at + k
         total += weight * tl.load(x + near, mask=(near >= 0) & (near < n), other=0.0)
     tl.store(out + at, total, mask=at < n)

@@ -351,7 +351,7 @@ def half_of(x):
 
 
 @TileFunction
-def meanings(x, out, n, BLOCK: tl.constexpr, FLAG: tl.constexpr = False):  # type: ignore
+def meanings(x, out, n, BLOCK: tl.constexpr, FLAG: tl.constexpr = False):
     at = tl.arange(0, BLOCK)
     one = 1
     tl.store(out + at, tl.full([BLOCK], value=one, dtype=one.dtype))  # type: ignore

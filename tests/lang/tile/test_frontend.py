@@ -163,7 +163,7 @@ def test_annotated_before_it_is_assigned():
         x, y = 0, 0
         tl.static_assert(x.dtype == tl.int32)
         tl.static_assert(y.type == tl.constexpr_type(0))
-        z: tl.constexpr = (1, (2, 3))  # type: ignore
+        z: tl.constexpr = (1, (2, 3))
         w: tl.constexpr
         v = (w := 8)
         tl.static_assert(isinstance(w.type, tl.constexpr_type))
@@ -200,7 +200,7 @@ def test_python_functions_on_constants_and_tensors():
 
 def test_dtypes_none_and_texts_are_values():
     @function
-    def convert(x, KIND: tl.constexpr, MODE: tl.constexpr = None):  # type: ignore
+    def convert(x, KIND: tl.constexpr, MODE: tl.constexpr = None):
         if MODE is None:
             return x.to(KIND)
         elif MODE == "twice":
@@ -405,7 +405,7 @@ def test_arguments_may_be_made_into_objects():
 
 def test_default_and_keyword_arguments():
     @function
-    def combine(a, b=10, c: tl.constexpr = 100, *, d=1000):  # type: ignore
+    def combine(a, b=10, c: tl.constexpr = 100, *, d=1000):
         return a + b + c + d
 
     @function

@@ -28,7 +28,7 @@ WIDTH = tl.constexpr(4)
 
 
 @function
-def scaled(x, factor: tl.constexpr = 2):  # type: ignore
+def scaled(x, factor: tl.constexpr = 2):
     return x * factor
 
 

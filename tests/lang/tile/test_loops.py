@@ -239,7 +239,7 @@ def test_loops_over_constants_are_written_out():
     @function
     def kernel(out, N: tl.constexpr):
         for i in tl.static_range(N):
-            size: tl.constexpr = 2**i  # type: ignore
+            size: tl.constexpr = 2**i
             tl.store(out + tl.arange(0, size), i)
         for i in tl.static_range(6, 0, -4):
             tl.store(out + 5, i)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from tilewright.base import knobs
 from tilewright.base.errors import Invalid
 from tilewright.ir.types import DType
 from tilewright.lang.tile.builder import building
@@ -116,16 +117,26 @@ class _Sourced:
         try:
             lines, first = inspect.getsourcelines(fn)
         except (OSError, TypeError) as error:
-            raise Invalid(
-                f"the source of {fn.__name__} cannot be read",
-                where=self.file,
-                hint="functions of the tile language have to be defined in a file; kernels made "
-                "with exec need their text in linecache",
-            ) from error
-        self._read("".join(lines), first)
+            # Step by step it can run as the Python that it is.
+            if not (knobs.interpret.get() or knobs.tile_check.get()):
+                raise self._without_source() from error
+            self._read(f"def {fn.__name__}(): ...\n", fn.__code__.co_firstlineno)
+            self.has_source = False
+        else:
+            self._read("".join(lines), first)
         self.__name__, self.__qualname__ = fn.__name__, fn.__qualname__
         self.__module__, self.__doc__ = fn.__module__, fn.__doc__
         self.__wrapped__, self.__globals__ = fn, fn.__globals__
+
+    has_source = True
+
+    def _without_source(self) -> Invalid:
+        return Invalid(
+            f"the source of {self.name} cannot be read",
+            where=self.file,
+            hint="functions of the tile language have to be defined in a file; kernels made with "
+            f"exec need their text in linecache (or run step by step: {knobs.interpret.name}=1)",
+        )
 
     def _read(self, text: str, first: int) -> None:
         """The def without its decorators, and where it begins in its file."""
@@ -148,6 +159,8 @@ class _Sourced:
 
     @property
     def tree(self) -> ast.FunctionDef:
+        if not self.has_source:
+            raise self._without_source()
         if self._tree is None:
             (self._tree,) = ast.parse(self.source).body  # type: ignore[assignment]
         assert isinstance(self._tree, ast.FunctionDef)
@@ -250,8 +263,6 @@ class TileFunction(_Sourced):
                 where=f"{self.file}:{self.line}",
                 hint=f"launch it over a grid: {self.name}[grid](…), or call it from a kernel",
             )
-        if builder.eager:
-            return self.fn(*args, **kwargs)
         return builder.call(self, args, kwargs)  # type: ignore[attr-defined]
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -320,6 +331,9 @@ def _parts(
     seen.add(f)
     yield f"{type(f).__name__} {f.fn.__module__}.{f.fn.__qualname__} {f.line}"
     yield f.source
+    if not f.has_source:  # its code is all there is to tell it by
+        yield repr((f.fn.__code__.co_code, f.fn.__code__.co_consts))
+        return
     names = f.globals
     closure = set(f.fn.__code__.co_freevars)
     hidden = {a.arg for a in ast.walk(f.tree.args) if isinstance(a, ast.arg)}

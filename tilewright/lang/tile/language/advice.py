@@ -8,12 +8,13 @@ from typing import Any
 
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.lang.tile.builder import current
+from tilewright.lang.tile.front.functions import function
 from tilewright.lang.tile.ir import Pointer
-from tilewright.lang.tile.language import semantic
+from tilewright.lang.tile.language import promote, semantic
 from tilewright.lang.tile.language.memory import atomic_cas
 from tilewright.lang.tile.language.promote import described
 from tilewright.lang.tile.language.tensor import builtin, member, operand, tensor, value, wrap
-from tilewright.lang.tile.language.types import unwrap
+from tilewright.lang.tile.language.types import constexpr, dtype_of, int64, unwrap
 
 
 def _hinted(what: str, input: Any, values: Any) -> tensor:
@@ -125,8 +126,10 @@ def atomic_poll(
     scope: Any = None,
     timeout_ns: Any = None,
 ) -> tensor:
-    """Waits until memory has a value. Programs of a grid need not run at the same time on a CPU, so
-    it looks once and is an error if it would have to wait for ever."""
+    """Waits until memory has a value, for about `timeout_ns` if that is given; did it come? Without
+    a limit it is an error when the value does not come for some seconds: programs of a grid need
+    not run at the same time on a CPU. Step by step they run one after the other, and it looks once.
+    """
     order = unwrap(sem) or "acquire"
     if order not in ("acquire", "relaxed"):
         raise Invalid(f"atomic_poll: sem={order!r}", hint='"acquire" or "relaxed"')
@@ -135,13 +138,37 @@ def atomic_poll(
         raise Invalid(f"atomic_poll of {described(p)}", hint="it is for a single pointer")
     if isinstance(p.element, Pointer) and not p.element.to.is_int:
         raise Invalid(f"atomic_poll of {described(p)}", hint="it waits for integers")
-    # Puts what is expected where it is already: a look at memory in the order of atomics.
-    seen = atomic_cas(pointer, expected_value, expected_value, sem=order, scope=scope)
-    matched = seen == wrap(value(expected_value)).to(seen.dtype)
-    if unwrap(timeout_ns) is None:
-        text = "atomic_poll waits for another program, which may not have started"
-        current().emit("assert", (matched.handle,), (), {"message": text})
+    assert isinstance(p.element, Pointer)
+    wanted = wrap(promote.cast(value(expected_value), dtype_of(p.element.to)))
+    limit = unwrap(timeout_ns)
+    if current().eager:
+        looks: Any = 0
+    else:
+        looks = _PATIENCE if limit is None else wrap(value(limit)) // _LOOK_NS
+    looks = wrap(promote.cast(value(looks), int64))
+    matched = _awaited(pointer, wanted, looks, order, unwrap(scope))
+    if limit is None:
+        text = (
+            "atomic_poll waits for another program, which may not have started: let programs wait "
+            "only for those before them in the grid"
+        )
+        hints = {"message": text, "always": True}
+        current().emit("assert", (matched.handle,), (), hints)
     return matched
+
+
+_LOOK_NS = 8  # what a look at memory takes at least
+_PATIENCE = 1 << 26  # looks: some seconds
+
+
+@function
+def _awaited(pointer, wanted, looks, SEM: constexpr, SCOPE: constexpr):
+    # Puts what is wanted where it is already: a look at memory in the order of atomics.
+    seen = atomic_cas(pointer, wanted, wanted, sem=SEM, scope=SCOPE)
+    while (seen != wanted) & (looks > 0):
+        seen = atomic_cas(pointer, wanted, wanted, sem=SEM, scope=SCOPE)
+        looks -= 1
+    return seen == wanted
 
 
 @builtin

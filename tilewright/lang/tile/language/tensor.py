@@ -7,6 +7,7 @@ language (core.py) and of its library (standard.py) become methods with `member`
 from __future__ import annotations
 
 import builtins
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,10 +34,26 @@ from tilewright.lang.tile.language.types import (
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+# What Triton's own functions hand each other to build with; ours ask for the builder.
+_HANDED = ("_semantic", "_builder", "_generator")
+
+
 def builtin(function: F) -> F:
-    """Marks a function that is called as it is while a kernel is compiled."""
-    function.__tile_builtin__ = True  # type: ignore[attr-defined]
-    return function
+    """Marks a function that is called as it is while a kernel is compiled. Libraries hand such
+    functions what Triton builds with: it is taken and not needed."""
+    code = function.__code__
+    own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    dropped = [name for name in _HANDED if name not in own]
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            for name in dropped:
+                kwargs.pop(name, None)
+        return function(*args, **kwargs)
+
+    call.__tile_builtin__ = True  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
 
 
 def member(function: F) -> F:

@@ -8,7 +8,7 @@ from a translated kernel. Programs run one after the other, so that results do n
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, TextIO
 
@@ -17,6 +17,7 @@ import numpy as np
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.ir.types import DType
 from tilewright.lang.tile.builder import Combine
+from tilewright.lang.tile.front.functions import TileFunction
 from tilewright.lang.tile.ir import Place, Pointer, TileType, Value
 from tilewright.lang.tile.lowering.reports import DeviceAssertion
 from tilewright.lang.tile.stepping.combining import combined, on_tiles, one_by_one
@@ -29,6 +30,7 @@ from tilewright.lang.tile.stepping.evaluate import (
 )
 from tilewright.lang.tile.stepping.known import EagerValue, known
 from tilewright.lang.tile.stepping.raw_memory import FOREIGN, Memory, to_bits
+from tilewright.lang.tile.stepping.stepping import Stepper
 
 # So often the same answer in a row, with nothing else done to memory, is a wait without end.
 PATIENCE = 20_000
@@ -52,6 +54,7 @@ class EagerBuilder:
         self.program = (0, 0, 0)
         self.output = output
         self.place: Place | None = None
+        self.stepper = Stepper()
         self._last: tuple[Any, ...] = ()
         self._repeated = 0
         self._effects: dict[str, Callable[..., Sequence[EagerValue]]] = {
@@ -107,6 +110,10 @@ class EagerBuilder:
             return combined(name, given, types, attrs, on_tiles(function))
         except Invalid:
             return combined(name, given, types, attrs, one_by_one(function))
+
+    def call(self, f: TileFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A function over tiles that another function calls, such as the one of a reduction."""
+        return self.stepper.function(f)(*args, **kwargs)
 
     # ---- for who runs and who checks
 

@@ -25,7 +25,6 @@ from tilewright.lang.tile.stepping.computing import EagerBuilder
 from tilewright.lang.tile.stepping.evaluate import ELEMENTWISE
 from tilewright.lang.tile.stepping.known import EagerValue, known
 from tilewright.lang.tile.stepping.raw_memory import FOREIGN, Memory, element_of, is_array
-from tilewright.lang.tile.stepping.stepping import Stepper
 from tilewright.lang.tile.stepping.watching import CheckingBuilder
 
 __all__ = [
@@ -63,7 +62,7 @@ def run_eager(
                 named[p.name] = x
             else:
                 positional.append(x)
-        run = Stepper().function(function)
+        run = builder.stepper.function(function)
         try:
             for _ in builder.programs():
                 run(*positional, **named)

@@ -58,6 +58,8 @@ class Stepper:
         return made
 
     def _make(self, f: TileFunction) -> Callable[..., Any]:
+        if not f.has_source:
+            return f.fn
         names = {**f.globals, **self._helpers}
         shadowed = names.get(f.name)
         exec(_code(f), names)

@@ -1,6 +1,7 @@
 """`tl.extra.cuda`: libdevice. What asks a graphics card about itself is refused."""
 
 from tilewright.lang.tile.language.refusals import refused
+from tilewright.lang.tile.language.tensor import builtin
 from tilewright.language.extra import libdevice
 
 _WHY = "a program here is a CPU's thread, without warps, multiprocessors or their clock"
@@ -10,8 +11,17 @@ globaltimer = refused("tl.extra.cuda.globaltimer", _WHY, _HINT)
 num_threads = refused("tl.extra.cuda.num_threads", _WHY, _HINT)
 num_warps = refused("tl.extra.cuda.num_warps", _WHY, _HINT)
 smid = refused("tl.extra.cuda.smid", _WHY, _HINT)
-gdc_wait = refused("tl.extra.cuda.gdc_wait", _WHY, _HINT)
-gdc_launch_dependents = refused("tl.extra.cuda.gdc_launch_dependents", _WHY, _HINT)
+
+
+@builtin
+def gdc_wait() -> None:
+    """Nothing: a launch here begins when the one before it is over."""
+
+
+@builtin
+def gdc_launch_dependents() -> None:
+    """Nothing: the next launch waits for this one."""
+
 
 __all__ = [
     "gdc_launch_dependents",
