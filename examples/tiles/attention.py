@@ -38,6 +38,14 @@ def rows_of(x, rows, T, D: tl.constexpr):
 
 
 @tw.jit
+def columns_of(x, rows, T, D: tl.constexpr):
+    """The same rows as columns. A tile is stored as the product that it goes into reads it: what is
+    read both ways is loaded both ways, from the cache, which is cheaper than turning it."""
+    at = x + rows[None, :] * D + tl.arange(0, D)[:, None]
+    return tl.load(at, mask=(rows < T)[None, :], other=0.0)
+
+
+@tw.jit
 def store_rows(x, rows, T, values, D: tl.constexpr):
     at = x + rows[:, None] * D + tl.arange(0, D)[None, :]
     tl.store(at, values.to(x.dtype.element_ty), mask=(rows < T)[:, None])
@@ -64,7 +72,7 @@ def attend(
     """Keys from first to last, added to what a block of queries knows. ASK: some are not seen."""
     for start in range(first, last, KEYS):
         keys = start + tl.arange(0, KEYS)
-        scores = tl.dot(q_block, tl.trans(rows_of(k, keys, T, D))) * scale
+        scores = tl.dot(q_block, columns_of(k, keys, T, D)) * scale
         if ASK:
             seen = (keys < T)[None, :]
             if CAUSAL:
@@ -130,28 +138,13 @@ def products_kernel(out, dout, products, rows, D: tl.constexpr, ROWS: tl.constex
 
 
 @tw.jit
-def gradients(
-    q_block,
-    k_block,
-    v_block,
-    dout_block,
-    logs,
-    products,
-    rows,
-    keys,
-    T,
-    scale,
-    CAUSAL: tl.constexpr,
-):
-    """Shares of a block of queries (rows) in a block of keys, and the gradient of its scores.
-    Rows beyond the end have zeros for q and do, so nothing of theirs reaches a sum."""
-    shares = tl.dot(q_block, tl.trans(k_block)) * scale
-    shares = tl.exp2(shares - tl.load(logs + rows, mask=rows < T, other=0.0)[:, None])
+def shares_of(scores, logs, rows, keys, T, CAUSAL: tl.constexpr):
+    """Exponentials over their sums. Rows and keys beyond the end have zeros for q, do, k and v, so
+    nothing of theirs reaches a sum: no mask is needed for them."""
+    shares = tl.exp2(scores - tl.load(logs + rows, mask=rows < T, other=0.0))
     if CAUSAL:
-        shares = tl.where(keys[None, :] <= rows[:, None], shares, 0.0)
-    dshares = tl.dot(dout_block, tl.trans(v_block))
-    product = tl.load(products + rows, mask=rows < T, other=0.0)
-    return shares, shares * (dshares - product[:, None])
+        shares = tl.where(keys <= rows, shares, 0.0)
+    return shares
 
 
 @tw.jit
@@ -184,23 +177,16 @@ def keys_kernel(
         begin = first // QUERIES * QUERIES
     for start in range(begin, T, QUERIES):
         rows = start + tl.arange(0, QUERIES)
-        q_block = rows_of(q + head * T * D, rows, T, D)
+        # Everything is [keys, queries] here, so that the sums have keys as rows without turning.
+        scores = tl.dot(k_block, columns_of(q + head * T * D, rows, T, D)) * scale
+        shares = shares_of(scores, logs + head * T, rows[None, :], keys[:, None], T, CAUSAL)
         dout_block = rows_of(dout + head * T * D, rows, T, D)
-        shares, dscores = gradients(
-            q_block,
-            k_block,
-            v_block,
-            dout_block,
-            logs + head * T,
-            products + head * T,
-            rows,
-            keys,
-            T,
-            scale,
-            CAUSAL,
-        )
-        dv_sums = tl.dot(tl.trans(shares).to(dout_block.dtype), dout_block, dv_sums)
-        dk_sums = tl.dot(tl.trans(dscores).to(q_block.dtype), q_block, dk_sums)
+        dv_sums = tl.dot(shares.to(dout_block.dtype), dout_block, dv_sums)
+        dshares = tl.dot(v_block, columns_of(dout + head * T * D, rows, T, D))
+        product = tl.load(products + head * T + rows, mask=rows < T, other=0.0)
+        dscores = shares * (dshares - product[None, :])
+        q_block = rows_of(q + head * T * D, rows, T, D)
+        dk_sums = tl.dot(dscores.to(q_block.dtype), q_block, dk_sums)
     store_rows(dv + head * T * D, keys, T, dv_sums, D)
     store_rows(dk + head * T * D, keys, T, dk_sums * dscale, D)
 
@@ -227,27 +213,18 @@ def queries_kernel(
     rows = first + tl.arange(0, QUERIES)
     q_block = rows_of(q + head * T * D, rows, T, D)
     dout_block = rows_of(dout + head * T * D, rows, T, D)
+    product = tl.load(products + head * T + rows, mask=rows < T, other=0.0)
     dq_sums = tl.zeros((QUERIES, D), tl.float32)
     end = T
     if CAUSAL:
         end = tl.minimum(first + QUERIES, T)
     for start in range(0, end, KEYS):
         keys = start + tl.arange(0, KEYS)
+        scores = tl.dot(q_block, columns_of(k + head * T * D, keys, T, D)) * scale
+        shares = shares_of(scores, logs + head * T, rows[:, None], keys[None, :], T, CAUSAL)
+        dshares = tl.dot(dout_block, columns_of(v + head * T * D, keys, T, D))
+        dscores = shares * (dshares - product[:, None])
         k_block = rows_of(k + head * T * D, keys, T, D)
-        v_block = rows_of(v + head * T * D, keys, T, D)
-        _, dscores = gradients(
-            q_block,
-            k_block,
-            v_block,
-            dout_block,
-            logs + head * T,
-            products + head * T,
-            rows,
-            keys,
-            T,
-            scale,
-            CAUSAL,
-        )
         dq_sums = tl.dot(dscores.to(k_block.dtype), k_block, dq_sums)
     store_rows(dq + head * T * D, rows, T, dq_sums * dscale, D)
 
