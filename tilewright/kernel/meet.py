@@ -203,7 +203,7 @@ def _listed(
     axes: list[tuple[Dim, Dim]], first: Use, second: Use, relation: Relation
 ) -> bool | None:
     """The same question, answered by listing all iterations; None where they are too many."""
-    axes = [(i, j) for i, j in axes if not _reads(i) and not _reads(j)]
+    axes = [(i, j) for i, j in axes if not D.data_values(i) and not D.data_values(j)]
     related = {q.var: q for q in (*first.path, *second.path) if q.var in relation}
     private = {q.var for q in (*first.path, *second.path)} - set(related)
     sides: list[dict[Sym, np.ndarray]] = []
@@ -236,7 +236,7 @@ def _listed(
 def same_last(use: Use, old: Sequence[Sym], new: Sequence[Sym]) -> bool:
     """Is the last iteration to touch a cell the same in both orders of the loops? (False where that
     is not known.)"""
-    if any(_reads(i) for i in use.index):
+    if any(D.data_values(i) for i in use.index):
         return False
     points = _points({*old, *(s for i in use.index for s in D.symbols(i))})
     if points is None:
@@ -377,7 +377,7 @@ def _truth(v: Value, env: Mapping[str, Any]) -> Any:
     if isinstance(v, Const):
         return v.value
     if isinstance(v, Index):
-        return None if _reads(v.dim) else D.evaluate(v.dim, env)
+        return None if D.data_values(v.dim) else D.evaluate(v.dim, env)
     if not isinstance(v, Fn):
         return None
     args = [_truth(x, env) for x in v.args]

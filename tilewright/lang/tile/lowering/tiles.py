@@ -98,11 +98,14 @@ def mapped(name: str, args: tuple[Tile, ...], dtype: DType, shape: tuple[int, ..
     exact = _comparison(name, args) or (lambda i: fn(name, *(at(i) for at in ats)))
     dim = _index_function(name, args, dtype)
     if dim is not None:
-        probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(shape))
+        probe = _probe(shape)
         own = {D.the_sym(x) for x in probe if D.is_sym(x)}
         # What is the same for all elements is computed once, before their loops.
-        costs = dear and any(own & v.symbols() for v in D.data_values(dim(probe)))
-        return replace(whole(shape, dtype, dim), dear=costs, reads=reads)
+        data = D.data_values(dim(probe))
+        costs = dear and any(own & v.symbols() for v in data)
+        made = whole(shape, dtype, dim)
+        # Positions do not overflow, numbers out of memory do: as numbers they are wrapped.
+        return replace(made, at=exact if data else made.at, dear=costs, reads=reads)
     return scalar_index(Tile(shape, dtype, exact, None, dear, reads))
 
 
@@ -127,11 +130,11 @@ def _index_function(name: str, args: tuple[Tile, ...], dtype: DType) -> Callable
     x, y = args[0].index, args[1].index
     if name in ("add", "sub"):
         return (lambda i: x(i) + y(i)) if name == "add" else (lambda i: x(i) - y(i))
-    probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(args[0].shape))
+    probe = _probe(args[0].shape)
     if name == "mul":
         small = all(_small(a.index(probe)) for a in args)
         return (lambda i: x(i) * y(i)) if small else None
-    if not all(known):
+    if not all(known) or any(D.data_values(a.index(probe)) for a in args):
         return None
     if name in ("min", "max"):
         pick = D.minimum if name == "min" else D.maximum
@@ -141,6 +144,11 @@ def _index_function(name: str, args: tuple[Tile, ...], dtype: DType) -> Callable
         if D.bounds(y(probe))[0] > 0 and D.nonneg(x(probe)):
             return lambda i: divide(x(i), y(i))
     return None
+
+
+def _probe(shape: tuple[int, ...]) -> At:
+    """Any index of a tile."""
+    return tuple(D.var(f"?{k}", n) for k, n in enumerate(shape))
 
 
 def _small(x: Dim) -> bool:
@@ -154,6 +162,9 @@ def _comparison(name: str, args: tuple[Tile, ...]) -> Callable[[At], Value] | No
     x, y = args[0].dim, args[1].dim
     if x is None or y is None or args[0].dtype not in (i32, i64):
         return None
+    probe = _probe(args[0].shape)
+    if D.data_values(x(probe)) or D.data_values(y(probe)):
+        return None
     return lambda i: fn(name, index(x(i)), index(y(i)))
 
 
@@ -162,6 +173,11 @@ def converted(t: Tile, dtype: DType, rounding: str = "") -> Tile:
         return t
     at = t.at
     dim = t.dim if dtype in (i32, i64) and t.dtype in (i32, i64) else None
+    if dim is not None and D.data_values(dim(_probe(t.shape))):
+        # Numbers out of memory may not fit, or may have wrapped before.
+        wider = dim if dtype.bits > t.dtype.bits else None
+        exact = replace(t, dtype=dtype, at=lambda i: cast(at(i), dtype), dim=wider, buffer="")
+        return scalar_index(exact)
     if t.dim is not None and dim is not None:
         return replace(t, dtype=dtype, at=whole(t.shape, dtype, t.dim).at, buffer="")
     if dtype is b1:
