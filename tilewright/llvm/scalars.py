@@ -7,7 +7,7 @@ and rounded when stored or cast.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tilewright.base.errors import Unsupported
@@ -63,6 +63,8 @@ class Arith:
     declares: set[str] = field(default_factory=set)
     defines: dict[str, str] = field(default_factory=dict)
     put: Callable[[str], str] = lambda text: text
+    # Per function, registers with what memory held: a copy neither widens nor rounds it.
+    held: dict[object, dict[str, tuple[DType, str]]] = field(default_factory=dict)
 
     def splat_literal(self, text: str, t: str, lanes: int) -> str:
         if lanes == 1:
@@ -98,8 +100,10 @@ class Arith:
         t = register_type(d)
         v = vector(t, lanes)
         if name == "select":
-            m = vector("i1", lanes)
-            return self.put(f"select {m} {args[0]}, {v} {args[1]}, {v} {args[2]}")
+            m = f"select {vector('i1', lanes)} {args[0]}"
+            r = self.put(f"{m}, {v} {args[1]}, {v} {args[2]}")
+            self.joined(r, args[1:], lanes, lambda u, x, y: f"{m}, {u} {x}, {u} {y}")
+            return r
         if name in _COMPARE:
             return self._compare(name, d, v, args)
         if d.is_float:
@@ -332,8 +336,34 @@ class Arith:
             return x
         return self.widen(self.narrow(x, d, lanes), d, lanes)
 
+    def joined(
+        self, r: str, parts: Sequence[str], lanes: int, join: Callable[[str, str, str], str]
+    ) -> None:
+        """r is one of two registers: of what they were in memory, `join` writes which."""
+        known = self._here()
+        d = next((known[x][0] for x in parts if x in known), None)
+        forms = [self._held(x, d, lanes) for x in parts] if d is not None else []
+        if d is not None and all(forms):
+            v = vector(memory_type(d), lanes)
+            known[r] = d, self.put(join(v, *(str(x) for x in forms)))
+
+    def _here(self) -> dict[str, tuple[DType, str]]:
+        return self.held.setdefault(getattr(self.put, "__self__", None), {})
+
+    def _held(self, x: str, d: DType, lanes: int) -> str | None:
+        """What a register was in memory, if it comes from there; zero is known without."""
+        found = self._here().get(x)
+        if found is not None:
+            return found[1] if found[0] is d else None
+        if x != self.const(0.0, d, lanes):
+            return None
+        return self.splat_literal("0xH0000" if d is f16 else "0", memory_type(d), lanes)
+
     def narrow(self, x: str, d: DType, lanes: int) -> str:
         """Register form → memory form."""
+        found = self._here().get(x)
+        if found is not None and found[0] is d:
+            return found[1]
         if d.is_bool:
             return self.put(f"zext {vector('i1', lanes)} {x} to {vector('i8', lanes)}")
         if d is f16:
@@ -354,6 +384,12 @@ class Arith:
 
     def widen(self, x: str, d: DType, lanes: int) -> str:
         """Memory form → register form."""
+        r = self._widened(x, d, lanes)
+        if d.format is not None or d is f16:
+            self._here()[r] = d, x
+        return r
+
+    def _widened(self, x: str, d: DType, lanes: int) -> str:
         if d.is_bool:
             return self.put(
                 f"icmp ne {vector('i8', lanes)} {x}, {self.splat_literal('0', 'i8', lanes)}"

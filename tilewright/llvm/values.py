@@ -176,8 +176,14 @@ class Values(Writer):
             self.line(f"br label %{n}.join")
         level.memo = saved
         self.label(f"{n}.join")
-        fast, slow = results
-        return self.put(f"phi {t} [ {fast}, %{n}.in.end ], [ {slow}, %{n}.edge.end ]")
+
+        def chosen(v: str, fast: str, slow: str) -> str:
+            return f"phi {v} [ {fast}, %{n}.in.end ], [ {slow}, %{n}.edge.end ]"
+
+        r = self.put(chosen(t, *results))
+        lanes = int(t[1:].split(" x ")[0]) if t.startswith("<") else 1
+        self.arith.joined(r, results, lanes, chosen)
+        return r
 
     # ---- through pointers: llvm/masked.py
 
