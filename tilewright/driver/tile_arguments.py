@@ -205,8 +205,13 @@ class Handlers(dict[type, Callable[[Any], Bound]]):
         return pair
 
     def _tensor(self, x: Any) -> Bound:
-        address = x.data_ptr()
-        if not (x.is_cpu and address):
+        if not x.is_cpu:
+            raise _elsewhere(str(x.device))
+        try:
+            address = x.data_ptr()
+        except RuntimeError:
+            raise _without_memory(x) from None
+        if not address:
             _check_memory(x, address)
         pair = self.pointers.get(x.dtype) or self._pair(x.dtype, element_of(x.dtype))
         return pair[not address & 15], address
@@ -217,6 +222,12 @@ class Handlers(dict[type, Callable[[Any], Bound]]):
             raise Invalid(
                 f"an array of {x.dtype.str}, which is not this machine's order of bytes",
                 hint="x.astype(x.dtype.newbyteorder('='))",
+            )
+        if x.strides and min(x.strides) < 0:
+            raise Invalid(
+                "an array that runs backwards: its first element is the last in memory",
+                hint="np.ascontiguousarray(x), or give what it is a view of and go backwards in "
+                "the kernel",
             )
         pair = self.pointers.get(x.dtype) or self._pair(x.dtype, element_of(x.dtype))
         return pair[not address & 15], address
@@ -235,7 +246,13 @@ class Handlers(dict[type, Callable[[Any], Bound]]):
         if device != 1:
             raise _elsewhere(f"DLPack device {int(device)}")
         torch = sys.modules.get("torch")
-        view = np.from_dlpack(x) if torch is None else torch.from_dlpack(x)
+        try:
+            view = np.from_dlpack(x) if torch is None else torch.from_dlpack(x)
+        except (BufferError, RuntimeError, TypeError, ValueError) as problem:
+            raise Invalid(
+                f"a {type(x).__qualname__} whose memory DLPack does not give: {problem}",
+                hint="give a copy that can be written, as a tensor or an array",
+            ) from None
         return self[type(view)](view)
 
     def _boolean(self, x: Any) -> Bound:
@@ -271,7 +288,9 @@ class Handlers(dict[type, Callable[[Any], Bound]]):
             elif 0 <= x < 1 << 64:
                 element = unsigned
             else:
-                raise TooWide(f"{x} does not fit into 64 bits")
+                raise TooWide(
+                    f"{x} does not fit into 64 bits", hint="give a float, or two numbers of 64 bits"
+                )
             return scalar_kind(element, 1 if x & 15 else divisor, ones and x > 0), x
 
         return integer
@@ -312,9 +331,20 @@ def _check_memory(x: Any, address: int) -> None:
     if not x.is_cpu:
         raise _elsewhere(str(x.device))
     if not address and x.numel():
+        if type(x).__name__ == "FakeTensor" or x.untyped_storage().nbytes():
+            raise _without_memory(x)
         raise Invalid(
             "a tensor whose memory is freed", hint="its storage was resized to nothing or moved"
         )
+
+
+def _without_memory(x: Any) -> Invalid:
+    kind = str(x.layout) if str(x.layout) != "torch.strided" else type(x).__name__
+    return Invalid(
+        f"a tensor that has no memory of its own ({kind})",
+        hint="x.to_dense() or x.clone(); inside torch.vmap, torch.func or a trace there is none "
+        "to hand over: launch outside of it",
+    )
 
 
 def _elsewhere(device: str) -> Invalid:

@@ -53,6 +53,7 @@ class Binding:
     dims: tuple[tuple[str, int, int], ...]  # ("grid", axis, 1) or ("argument", which, its unit)
     # Arguments (stored to, read) that lowering took for different memory.
     pairs: tuple[tuple[int, int], ...]
+    stored: tuple[int, ...]
     sites: tuple[Site, ...] = ()
 
 
@@ -93,11 +94,13 @@ class Forms:
             else ("argument", at[d.name], low.given[at[d.name]].unit)
             for d in n.dims
         )
-        return Binding(low.nest.name, n.name, tuple(slots), dims, _pairs(low, at), low.sites)
+        stored, read = _touched(low, at)
+        pairs = tuple((a, b) for a in stored for b in read if a != b)
+        return Binding(low.nest.name, n.name, tuple(slots), dims, pairs, stored, low.sites)
 
 
-def _pairs(low: Lowered, at: dict[str, int]) -> tuple[tuple[int, int], ...]:
-    """Arguments that are stored to, each with all others that are read."""
+def _touched(low: Lowered, at: dict[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The arguments that are stored to, and those that are read."""
     known = {b.name for b in low.nest.buffers if b.pointer and b.scope != "memory"}
     stored: set[str] = set()
     read: set[str] = set()
@@ -105,8 +108,8 @@ def _pairs(low: Lowered, at: dict[str, int]) -> tuple[tuple[int, int], ...]:
         if isinstance(s, (Store, Atomic)):
             stored.add(s.buffer)
         read.update(str(x.source) for v in own_values(s) for x in loads(v))
-    found = {(at[a], at[b]) for a in stored & known for b in read & known if a != b}
-    return tuple(sorted(found))
+    first, second = (tuple(sorted(at[b] for b in x & known)) for x in (stored, read))
+    return first, second
 
 
 @dataclass
@@ -133,6 +136,7 @@ class CompiledTile:
         b = self.binding
         scope: dict[str, Any] = {
             "entry": _ENTRY(self._library.address(b.entry)),
+            "held": (self._library, self._callback),  # as long as the function is
             "at": ctypes.addressof,
             "reports": self.reports,
             "Args": ctypes.c_void_p * max(1, len(b.slots)),

@@ -200,8 +200,8 @@ class JITFunction(TileFunction, KernelInterface[T]):
         try:
             key, values = self._calls.bind(given)
             hash(key)
-        except (TypeError, TilewrightError) as problem:
-            raise self._explained(given, problem) from problem
+        except (TypeError, RuntimeError, TilewrightError) as problem:
+            raise self._explained(given, problem) from None
         debug = bool(options.get("debug") or self.debug or DEFAULTS.debug)
         # Launches look for the bare key: it is that of the usual case.
         full = (key, "debug") if debug else key
@@ -216,8 +216,7 @@ class JITFunction(TileFunction, KernelInterface[T]):
                 if kernel is None:
                     arguments = self._described(given)
                     kernel = self.compiled(arguments, options, debug)
-                    pairs = kernel.launchable.pairs
-                    kernel.relation = relation(self.parameters, given, arguments, pairs)
+                    kernel.relation = relation(self, given, arguments, kernel.launchable)
                     self.kernels[full] = kernel
         return kernel, values
 
@@ -231,7 +230,7 @@ class JITFunction(TileFunction, KernelInterface[T]):
             try:
                 arguments[p.name] = argument_of(handlers_of(p)[value.__class__](value)[0])
             except TilewrightError as problem:
-                raise self._explained(given, problem) from problem
+                raise self._explained(given, problem) from None
         return arguments
 
     def compiled(
@@ -408,7 +407,11 @@ def launch(_tw_grid, /, {head}):
     ):
         return _tw_slowly(_tw_grid, {given}, {rest}, _tw_options)
     _tw_sizes = _tw_grids.get(_tw_grid) if _tw_grid.__class__ is tuple else None
-    if _tw_sizes is None or _tw_kernel.wants_given:
+    # 1.0 is found where 1 was kept: what is no int is looked at.
+    if (
+        _tw_sizes is None or _tw_kernel.wants_given
+        or _tw_grid[0].__class__ is not int or _tw_grid[-1].__class__ is not int
+    ):
         return _tw_f._go(_tw_kernel, {values}, {given}, _tw_options, _tw_grid)
     _tw_values = {values}
     _tw_met = _tw_kernel.relation and _tw_kernel.relation({given}, _tw_values)
@@ -484,6 +487,7 @@ def calls(f: JITFunction[Any]) -> Calls:
     file = f"<launching {f.name}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     exec(compile(source, file, "exec", dont_inherit=True), scope)
+    scope["launch"].__qualname__ = f.name  # as Python's own errors call it
     return Calls(scope["launch"], scope["gather"], scope["bind"])
 
 

@@ -41,6 +41,7 @@ class Launchable(Protocol):
     launch: Callable[[Sequence[Any], Mapping[str, Any] | None, Grid], None]
     # Arguments (stored to, read) that are taken for different memory.
     pairs: Sequence[tuple[int, int]]
+    stored: Sequence[int]  # those that are stored to
 
     def forms(self) -> Mapping[str, Callable[[], str]]:
         """Texts of the kernel on its way, by name."""
@@ -75,6 +76,7 @@ class _Native:
     def __post_init__(self) -> None:
         self.launch = self.compiled.launch
         self.pairs = self.compiled.binding.pairs
+        self.stored = self.compiled.binding.stored
 
     def forms(self) -> Mapping[str, Callable[[], str]]:
         def form(name: str) -> str:
@@ -100,6 +102,7 @@ class NativeExecutor:
 class _Interpreted:
     wanted: Wanted
     pairs: Sequence[tuple[int, int]] = ()
+    stored: Sequence[int] = ()
 
     def launch(self, values: Sequence[Any], given: Mapping[str, Any] | None, grid: Grid) -> None:
         assert given is not None

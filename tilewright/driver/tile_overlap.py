@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 
-from tilewright.lang.tile.front.functions import Argument, Parameter
+from tilewright.base.errors import Invalid
+from tilewright.lang.tile.front.functions import Argument, Parameter, TileFunction
 from tilewright.lang.tile.ir import Pointer
 from tilewright.lang.tile.language.descriptors import TensorDescriptor
 from tilewright.lang.tile.lowering.state import Meeting
@@ -63,34 +65,39 @@ def _bounds(x: np.ndarray) -> tuple[int, int]:
 
 
 def relation(
-    parameters: Sequence[Parameter],
-    given: Sequence[Any],
-    arguments: Mapping[str, Argument],
-    pairs: Sequence[tuple[int, int]],
+    function: TileFunction, given: Sequence[Any], arguments: Mapping[str, Argument], kernel: Touches
 ) -> Relation | None:
-    """A function, written for such arguments, that says how those of the pairs lie in memory."""
-    if not pairs:
-        return None
-    places = list(_places(parameters, given, arguments))
+    """A function, written for such arguments, that says how those of the pairs lie in memory.
+    It refuses to store into an array that is read-only."""
+    places = list(_places(function.parameters, given, arguments))
     torch = sys.modules.get("torch")
-    scope: dict[str, Any] = {"span": span}
+    scope: dict[str, Any] = {"span": span, "refuse": _refuse_read_only, "function": function}
     lines: list[str] = []
-    for k in sorted({k for pair in pairs for k in pair}):
-        shown, address, x, _ = places[k]
-        lines.append(f"v{k} = {address}")
-        if torch is not None and x.__class__ is torch.Tensor:
+
+    def is_tensor(k: int) -> bool:
+        """Of torch itself, and known to be: what is inside of tuples is not part of the key."""
+        return torch is not None and places[k].own and places[k].x.__class__ is torch.Tensor
+
+    for k in kernel.stored:
+        if not is_tensor(k):
+            lines.append(f"refuse(function, {places[k].parameter!r}, {places[k].shown})")
+    for k in sorted({k for pair in kernel.pairs for k in pair}):
+        shown = places[k].shown
+        lines.append(f"v{k} = {places[k].value}")
+        if is_tensor(k):
             lines.append(f"x = {shown}")
-            lines.append(f"b{k} = v{k} - x.storage_offset() * {x.itemsize}")
+            lines.append(f"b{k} = v{k} - x.storage_offset() * {places[k].x.itemsize}")
             lines.append(f"e{k} = b{k} + len(x.untyped_storage())")
         else:
             lines.append(f"b{k}, e{k} = span({shown}, v{k})")
-    apart = " and ".join(f"(e{a} <= b{b} or e{b} <= b{a})" for a, b in pairs)
-    lines.append(f"if {apart}: return None")
+    if not lines:
+        return None
+    apart = " and ".join(f"(e{a} <= b{b} or e{b} <= b{a})" for a, b in kernel.pairs)
+    lines.append(f"if {apart or True}: return None")
     found: list[str] = []
-    for a, b in pairs:
-        meets = f"{SAME} if v{a} == v{b} else {NEAR}"
-        if places[a][3] is not places[b][3]:
-            meets = str(NEAR)
+    for a, b in kernel.pairs:
+        one = places[a].element is places[b].element
+        meets = f"{SAME} if v{a} == v{b} else {NEAR}" if one else str(NEAR)
         found.append(f"{DISJOINT} if e{a} <= b{b} or e{b} <= b{a} else {meets},")
     lines.append(f"return ({' '.join(found)})")
     body = "\n    ".join(lines)
@@ -98,29 +105,59 @@ def relation(
     return scope["relation"]
 
 
+def _refuse_read_only(function: TileFunction, parameter: str, x: Any) -> None:
+    if isinstance(x, np.ndarray) and not x.flags.writeable:
+        raise Invalid(
+            f"argument {parameter} of {function.name}: a read-only array, and the kernel stores "
+            "to it",
+            where=f"{function.file}:{function.line}",
+            hint="give a copy: x.copy()",
+        )
+
+
+class Touches(Protocol):
+    """What is known of a kernel's stores: see `Launchable`."""
+
+    pairs: Sequence[tuple[int, int]]
+    stored: Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """An argument of a kernel: how to say it and its value, the parameter, and what it is now."""
+
+    shown: str
+    value: str
+    parameter: str
+    own: bool  # is it all of the parameter?
+    x: Any
+    element: Any = None  # that a pointer is to
+
+
 def _places(
     parameters: Sequence[Parameter], given: Sequence[Any], arguments: Mapping[str, Argument]
-) -> Iterator[tuple[str, str, Any, Any]]:
-    """Each argument of the kernel, in order: how to say it, and its value; the object and, of a
-    pointer, the element."""
+) -> Iterator[_Place]:
+    """Each argument of the kernel, in order."""
 
-    def visit(a: Argument, shown: str, value: str, x: Any) -> Iterator[tuple[str, str, Any, Any]]:
+    def visit(a: Argument, at: _Place) -> Iterator[_Place]:
         if a.parts is None:
             if a.element is not None:
                 to = a.element.to if isinstance(a.element, Pointer) else None
-                yield shown, value, x, to
+                yield replace(at, element=to)
             return
         for k, part in enumerate(a.parts):
-            if isinstance(x, TensorDescriptor):  # a base, then numbers
-                inside = (f"{shown}.base", x.base) if k == 0 else ("None", None)
+            value = f"{at.value}[{k}]"
+            if isinstance(at.x, TensorDescriptor):  # a base, then numbers
+                shown, x = (f"{at.shown}.base", at.x.base) if k == 0 else ("None", None)
             else:
-                inside = f"{shown}[{k}]", x[k]
-            yield from visit(part, inside[0], f"{value}[{k}]", inside[1])
+                shown, x = f"{at.shown}[{k}]", at.x[k]
+            yield from visit(part, _Place(shown, value, at.parameter, False, x))
 
     runtime = 0
     for k, p in enumerate(parameters):
         if not p.is_constexpr:
-            yield from visit(arguments[p.name], f"given[{k}]", f"values[{runtime}]", given[k])
+            at = _Place(f"given[{k}]", f"values[{runtime}]", p.name, True, given[k])
+            yield from visit(arguments[p.name], at)
             runtime += 1
 
 

@@ -137,7 +137,8 @@ def _cast_address(v: Value, to: dtype, result: TileType) -> Value:
         if target.is_bool:
             address = emit("bitcast", (v,), v.type.with_element(i64))
             return emit("cast", (address,), result, {"rounding": "rtne"})
-        raise Invalid(f"a cast of {described(v)} to {to}", hint="addresses are tl.int64")
+        hint = "tl.load(p) reads what is there; addresses are tl.int64"
+        raise Invalid(f"a cast of {described(v)} to {to}", hint=hint)
     if not source.is_int:
         raise Invalid(f"a cast of {described(v)} to {to}", hint="addresses are tl.int64")
     wide = v if source.bits == 64 else cast(v, t.int64)

@@ -47,6 +47,9 @@ def arange(start: Any, end: Any) -> tensor:
     low, high = unwrap(start), unwrap(end)
     for name, x in (("start", low), ("end", high)):
         if isinstance(x, bool) or not isinstance(x, int):
+            if x is None or isinstance(x, (bool, float, str, tuple)):
+                what = f"arange: the {name} is {x!r}, which is no whole number"
+                raise Invalid(what, hint="give integers: a quotient is n // 2, not n / 2")
             what = f"arange: the {name} is {x}, which is not known while compiling"
             hint = "make it a tl.constexpr parameter; add what varies: start + tl.arange(0, N)"
             raise Invalid(what, hint=hint)
