@@ -1,4 +1,4 @@
-"""Kernels that were once compiled to something else than they say, each made as small as it goes."""
+"""Kernels that were once compiled to something else than they say, as small as they go."""
 
 from __future__ import annotations
 

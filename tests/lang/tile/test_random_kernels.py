@@ -1,0 +1,122 @@
+"""Random kernels do natively what they do step by step.
+
+A failure prints the seed, the first element that differs and the smallest kernel found that fails
+in the same way. `failure(kernel(seed))` is one of them alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.lang.tile.random_kernels import kernel
+from tests.lang.tile.random_running import Array, Failure, described, failure, launched, shrunk
+from tests.lang.tile.random_writer import ArraySpec, Kernel, Statement
+
+QUICK, ALL = 150, 2000
+
+
+def check(seeds: range) -> None:
+    failed: list[str] = []
+    for seed in seeds:
+        made = kernel(seed)
+        found = failure(made)
+        if found is not None:
+            small = shrunk(made, found.kind)
+            failed.append(described(small, failure(small) or found))
+    assert not failed, f"{len(failed)} of {len(seeds)}\n\n" + "\n\n".join(failed[:5])
+
+
+@pytest.mark.parametrize("first", range(0, QUICK, 10))
+def test_random_kernels(first: int) -> None:
+    check(range(first, first + 10))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, ALL, 100))
+def test_many_random_kernels(first: int) -> None:
+    check(range(first, first + 100))
+
+
+def test_a_seed_is_a_kernel() -> None:
+    for seed in range(20):
+        assert kernel(seed) == kernel(seed)
+    assert len({kernel(seed).source() for seed in range(20)}) == 20
+
+
+def test_every_operation_is_written() -> None:
+    """Names that only one operation writes, among those of the ordinary run."""
+    text = "\n".join(kernel(seed).source() for seed in range(QUICK))
+    words = (
+        "tl.load( tl.store( tl.make_block_ptr( tl.advance( tl.make_tensor_descriptor( tl.dot( "
+        "tl.atomic_ tl.where( tl.minimum( tl.umulhi( tl.exp( libdevice. tl.fma( tl.clamp( "
+        "bitcast=True .reshape( tl.trans( tl.permute( tl.expand_dims( tl.broadcast_to( tl.join( "
+        "tl.interleave( tl.cat( tl.split( tl.flip( tl.gather( tl.sum( tl.max( tl.argmin( "
+        "tl.xor_sum( tl.reduce( tl.cumsum( tl.cumprod( tl.associative_scan( tl.sort( tl.topk( "
+        "tl.histogram( tl.softmax( static_range while if else: return tl.map_elementwise("
+    )
+    missing = [w for w in words.split() if w not in text]
+    assert not missing
+
+
+# ---- the judge is judged
+
+
+def broken(text: str, dtype: str = "int32", low: int = 0, high: int = 15) -> Kernel:
+    """A kernel that writes to an array as a line says."""
+    body = [
+        Statement("pid = tl.program_id(0)"),
+        Statement("v1 = tl.load(x1 + tl.arange(0, 16))"),
+        Statement("v2 = v1 + 1"),
+        Statement("for i in range(2):", [Statement("v3 = v1 * 2"), Statement(text)]),
+    ]
+    arrays = {
+        "x1": ArraySpec(dtype, 0, 15, (-7, 7, 1.0)),
+        "o1": ArraySpec(dtype, low, high, (-7, 7, 1.0), output=True),
+    }
+    return Kernel(1, (1,), [], body, {"x1": "", "o1": ""}, arrays, {}, {"o1": 0.0})
+
+
+def test_a_write_outside_is_found_and_made_small() -> None:
+    made = broken("tl.store(o1 + tl.arange(0, 16) + 1, v2)")
+    found = failure(made)
+    assert found is not None and "outside" in found.kind
+    small = shrunk(made, found.kind)
+    assert "v3" not in small.source() and "for" not in small.source()
+    assert "seed 1" in described(small, found) and "tl.store" in described(small, found)
+
+
+def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An element that only one of the two writes."""
+    made = broken("tl.store(o1 + tl.arange(0, 16), v2)")
+    assert failure(made) is None
+
+    def off_by_one(k: Kernel, how: str) -> dict[str, Array]:
+        arrays = launched(k, how)
+        if how == "native":
+            arrays["o1"].elements[5] += 1
+        return arrays
+
+    monkeypatch.setattr("tests.lang.tile.random_running.launched", off_by_one)
+    found = failure(made)
+    assert isinstance(found, Failure) and found.kind == "native differs"
+    assert "[5]" in found.text and "1 of 16" in found.text
+
+
+def test_errors_are_allowed_only_as_far_as_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = replace(broken("tl.store(o1 + tl.arange(0, 16), v2)", "float32"), errors={"o1": 1e-3})
+
+    def moved(by: float) -> Failure | None:
+        def run(k: Kernel, how: str) -> dict[str, Array]:
+            arrays = launched(k, how)
+            if how == "native":
+                arrays["o1"].elements[:] += np.float32(by)
+            return arrays
+
+        monkeypatch.setattr("tests.lang.tile.random_running.launched", run)
+        return failure(made)
+
+    assert moved(5e-4) is None
+    assert moved(2e-3) is not None
