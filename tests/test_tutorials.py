@@ -147,16 +147,20 @@ def test_tile_kernels(tile_kernels: ModuleType, capsys: pytest.CaptureFixture[st
     assert "out of bounds" in out_of_bounds and f"tile_kernels.py:{at}" in out_of_bounds
     at = line_with(tile_kernels, "tl.store(total,")
     assert "race" in race and f"tile_kernels.py:{at}" in race
+    assert "forgot_kernel: 1 finding" in out_of_bounds and "racing_kernel: " in race
+    refused = found["messages"]
+    at = line_with(tile_kernels, "at = tl.arange(0, 100)")
+    assert "power of" in refused and "^" in refused and f"tile_kernels.py:{at}" in refused
     assert "values = tensor(fp32[4], [4. 5. 0. 0.])" in shown
 
 
 def test_the_tile_page_tells_the_truth_about_what_is_inside(tile_kernels: ModuleType) -> None:
     x = tile_kernels.normal(1024)
     kernel = tile_kernels.add_kernel.warmup(x, x, x.copy(), 1024, BLOCK=64, grid=(16,))
-    text = {name: kernel.asm[name] for name in ("ttir", "nest", "llir", "asm")}
+    text = {name: kernel.asm[name] for name in ("ttir", "nest", "trace", "llir", "asm")}
     assert "program_id" in text["ttir"] and "for " not in text["ttir"]
     assert "parallel" in text["nest"] and "lane" in text["nest"]
-    assert "define" in text["llir"]
+    assert "Vectorize" in text["trace"] and "define" in text["llir"]
     one = tile_kernels.add_kernel.warmup(x, x, x.copy(), 1, BLOCK=64, grid=(1,))
     assert one.constants["n"] == 1 and one is not kernel
 

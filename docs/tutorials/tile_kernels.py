@@ -209,6 +209,7 @@ def tuning() -> None:
 #
 #     ttir    the kernel in whole tiles, as the source says it, with promoted types
 #     nest    loops over memory, scheduled: `parallel` over the grid, `lane` for vectors
+#     trace   the steps that made this nest of the plain loops, one per line
 #     llir    the LLVM module that the nest is printed to
 #     asm     the machine's instructions
 #
@@ -222,12 +223,34 @@ def looking_inside() -> None:
     x = normal(1024)
     kernel = add_kernel.warmup(x, x, x.copy(), 1024, BLOCK=64, grid=(16,))
     show(kernel)
-    for form, count in (("ttir", 14), ("nest", 14), ("llir", 8), ("asm", 8)):
+    for form, count in (("ttir", 14), ("nest", 14), ("trace", 8), ("llir", 8), ("asm", 8)):
         show("", f"{form}:")
         show_first(kernel.asm[form], count)
 
 
-# ---- 7. Step by step
+# ---- 7. What does not compile
+#
+# A kernel that cannot be is refused with its line, the place in it, and what to write instead.
+
+
+@tw.jit
+def odd_kernel(x, out):
+    at = tl.arange(0, 100)
+    tl.store(out + at, tl.load(x + at))
+
+
+def messages() -> str:
+    """what does not compile"""
+    x = normal(100)
+    try:
+        odd_kernel[(1,)](x, x.copy())
+    except tw.TilewrightError as problem:
+        show(problem)
+        return str(problem)
+    raise AssertionError("100 is no power of two")
+
+
+# ---- 8. Step by step
 #
 # With TILEWRIGHT_INTERPRET=1 a kernel is plain Python on numpy, one program after the other.
 # `print` prints, `breakpoint()` stops, a debugger walks line by line; tiles show their elements. It
@@ -269,7 +292,7 @@ def stepping() -> None:
     np.testing.assert_array_equal(out, np.minimum(x, 3))
 
 
-# ---- 8. Mistakes, by their line
+# ---- 9. Mistakes, by their line
 #
 # TILEWRIGHT_CHECK_TILES=1 runs kernels step by step and watches. It finds accesses outside of the
 # arguments, values without meaning that reach memory, and programs that touch the same element in
@@ -311,7 +334,7 @@ def checking() -> list[str]:
     return found
 
 
-# ---- 9. Files that say `import triton`
+# ---- 10. Files that say `import triton`
 #
 # `python -m tilewright.triton --device cpu script.py` runs such a file as it is: `triton` and
 # `triton.language` are ours, and tensors that it asks a GPU for are on the CPU. In a program of
@@ -355,6 +378,7 @@ SECTIONS: tuple[Callable[[], Any], ...] = (
     products,
     tuning,
     looking_inside,
+    messages,
     stepping,
     checking,
     triton_files,

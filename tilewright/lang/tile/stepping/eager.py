@@ -47,8 +47,12 @@ def run_eager(
     """Run a kernel's Python for every program of a grid. `arguments` are the caller's objects by
     parameter; `described` says as what numbers are taken where that was settled before."""
     if builder is None:
-        kind = CheckingBuilder if knobs.tile_check.get() else EagerBuilder
-        builder = kind(Memory(), grid)
+        checked = knobs.tile_check.get()
+        builder = (
+            CheckingBuilder(Memory(), grid, kernel=function.name)
+            if checked
+            else EagerBuilder(Memory(), grid)
+        )
     bound = bind_all(function, arguments, described)
     positional: list[Any] = []
     named: dict[str, Any] = {}
