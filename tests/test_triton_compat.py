@@ -38,7 +38,8 @@ def on_cpu():
     """language language.core language.math language.extra language.extra.libdevice
     language.extra.cuda.libdevice testing runtime runtime.jit runtime.autotuner runtime.errors
     runtime.driver runtime.cache compiler compiler.errors compiler.compiler backends
-    backends.compiler backends.driver tools tools.tensor_descriptor knobs errors _utils""".split(),
+    backends.compiler backends.driver tools tools.tensor_descriptor knobs errors
+    _utils profiler profiler.viewer""".split(),
 )
 def test_modules_are_found(triton, name):
     assert importlib.import_module(f"triton.{name}") is sys.modules[f"triton.{name}"]
@@ -279,3 +280,86 @@ def test_modules_and_tests_run(tmp_path, checkout):
 def test_a_command_line_that_is_wrong(tmp_path, words, said):
     done = run(tmp_path, *words)
     assert done.returncode == 2 and said in done.stderr
+
+
+# ---- scripts that know GPUs only
+
+
+def test_a_backend_by_name(on_cpu, monkeypatch):
+    target = on_cpu.runtime.driver.active.get_current_target
+    assert target().backend == "cpu" and torch.cuda.get_device_capability() == (8, 0)
+    monkeypatch.setenv("TILEWRIGHT_TRITON_BACKEND", "cuda:90")
+    assert (target().backend, target().arch) == ("cuda", 90)
+    assert torch.cuda.get_device_capability() == (9, 0)
+    monkeypatch.setenv("TILEWRIGHT_TRITON_BACKEND", "hip:gfx950")
+    assert (target().backend, target().arch) == ("hip", "gfx950")
+    monkeypatch.setenv("TILEWRIGHT_TRITON_BACKEND", "vulkan")
+    with pytest.raises(tw.Invalid, match="cuda:90"):
+        target()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_layer_norms_are_rounded_once(on_cpu, dtype):
+    torch.manual_seed(0)
+    x, dy = torch.randn(700, 64).to(dtype), torch.randn(700, 64).to(dtype)
+    w, b = torch.rand(2, 64).to(dtype)
+    for v in (x, w, b):
+        v.requires_grad_()
+    torch.nn.functional.layer_norm(x, (64,), w, b).backward(dy)
+    exact = [v.detach().double().requires_grad_() for v in (x, w, b)]
+    torch.nn.functional.layer_norm(exact[0], (64,), *exact[1:]).backward(dy.double())
+    for v, e in zip((x, w, b), exact, strict=True):
+        assert v.grad is not None and e.grad is not None
+        off = (v.grad.double() - e.grad).abs() / e.grad.abs().clamp_min(1e-3)
+        assert off.max() < torch.finfo(dtype).eps
+
+
+def test_a_layer_norm_without_weights_or_gradients(on_cpu):
+    x = torch.randn(4, 8).half()
+    y = torch.nn.functional.layer_norm(x.requires_grad_(), (8,))
+    y.sum().backward()
+    assert x.grad is not None and x.grad.dtype == torch.float16
+    with torch.no_grad():
+        assert torch.equal(torch.nn.functional.layer_norm(x, (8,)), y)
+
+
+def test_profiles_of_scopes(triton, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    profiler = importlib.import_module("triton.profiler")
+    viewer = importlib.import_module("triton.profiler.viewer")
+    session = profiler.start("profile", hook="triton")
+    with profiler.scope("outer"):
+        for _ in range(3):
+            with profiler.scope("inner", {"flops16": 2e9, "bytes": 10}):
+                pass
+    profiler.deactivate(session)
+    with profiler.scope("unseen"):
+        pass
+    profiler.activate()
+    profiler.finalize()
+    tree, metrics = viewer.parse(["count", "tflop16/s", "time/ms"], "profile.hatchet")
+    viewer.print_tree(tree, metrics)
+    shown = capsys.readouterr().out
+    assert "inner  count 3.000" in shown and "unseen" not in shown
+    inner = tree.children["outer"].children["inner"]
+    assert inner.metrics == {"flops16": 6e9, "bytes": 30.0} and inner.seconds > 0
+    with pytest.raises(tw.Invalid, match="no profile 5"):
+        profiler.deactivate(5)
+    with pytest.raises(tw.Invalid, match="no profile missing"):
+        viewer.parse([], "missing.hatchet")
+
+
+def test_launches_that_depend_on_launches():
+    import tilewright.language as tl
+
+    @tw.jit
+    def add_one(x):
+        tl.extra.cuda.gdc_wait()
+        value = tl.load(x) + 1
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.store(x, value)
+
+    x = torch.zeros(1)
+    for _ in range(3):
+        add_one[(1,)](x, launch_pdl=True)
+    assert x.item() == 3

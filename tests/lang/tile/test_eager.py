@@ -403,3 +403,24 @@ def test_mistakes_name_the_line():
     with pytest.raises(Invalid) as error:
         run_eager(wrong, (1,), {"n": 5})
     assert error.value.where == f"{__file__}:{wrong.line + 2}"
+
+
+@TileFunction
+def larger_and_one(a, b):
+    one = 1
+    return tl.where(a > b and a > b - one, a, b) + 0 * one.to(a.dtype)  # type: ignore
+
+
+@TileFunction
+def with_functions(x, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    v = tl.load(x + at)
+    tl.store(out, tl.reduce(v, 0, larger_and_one))
+    tl.store(out + 1 + at, tl.associative_scan(v, 0, larger_and_one))
+
+
+def test_functions_of_reductions_and_scans_are_the_languages():
+    x = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6], dtype=torch.int32)
+    out = torch.zeros(9, dtype=torch.int32)
+    run_both(with_functions, (1,), ["out"], x=x, out=out, N=8)
+    assert out.tolist() == [9, 3, 3, 4, 4, 5, 9, 9, 9]

@@ -309,6 +309,17 @@ def _is_everything(part: Any) -> bool:
     return all(unwrap(x) is None for x in (part.start, part.stop, part.step))
 
 
+def _takes_other(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_varnames[1:2] == ("other",)
+
+
+for _name, _function in builtins.tuple(vars(tensor).items()):
+    # Libraries call operators by name, and hand them what they hand functions.
+    if _name == "to" or _takes_other(_function):
+        setattr(tensor, _name, builtin(_function))
+
+
 class tuple(base_value):
     """Several values in one variable, with names where it comes from a named tuple."""
 
