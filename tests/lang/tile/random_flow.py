@@ -126,7 +126,8 @@ def loop(w: Writer) -> None:
         write(w, w.rng.randrange(1, 5))
         inner = [v for v in w.values[start:] if v.name not in {c.name for c in carried}]
         if acc is not None:
-            same = [v for v in (*inner, *before) if v.dtype == acc.dtype and v.shape == acc.shape]
+            finite = (v for v in (*inner, *before) if not v.special)
+            same = [v for v in finite if v.dtype == acc.dtype and v.shape == acc.shape]
             if same:
                 term = w.rng.choice(same)
                 w.say(f"{acc.name} += {term.name}")

@@ -77,11 +77,13 @@ def fits(a: Shape, b: Shape) -> Shape | None:
     return None
 
 
-def pair(w: Writer, good: Callable[[Value], bool]) -> tuple[Value, Value, Shape] | None:
-    x = w.choose(good)
+def pair(
+    w: Writer, good: Callable[[Value], bool], special: bool = False
+) -> tuple[Value, Value, Shape] | None:
+    x = w.choose(good, special)
     if x is None:
         return None
-    y = w.choose(lambda v: good(v) and fits(x.shape, v.shape) is not None)
+    y = w.choose(lambda v: good(v) and fits(x.shape, v.shape) is not None, special)
     assert y is not None
     shape = fits(x.shape, y.shape)
     assert shape is not None
@@ -91,7 +93,7 @@ def pair(w: Writer, good: Callable[[Value], bool]) -> tuple[Value, Value, Shape]
 # ---- memory
 
 
-@operation(9)
+@operation(7)
 def load(w: Writer) -> None:
     dtype, shape = w.element(), w.shape()
     fill = w.data(dtype)
@@ -142,7 +144,7 @@ def masked(w: Writer, pointer: str, v: Value) -> None:
         w.say(f"{read} = tl.load({pointer}, mask={m})")
         w.define(f"tl.where({m}, {read}, {zero(v)})", union(v, replace(v, low=0, high=0, mag=0)))
         return
-    other = w.choose(lambda o: o.dtype == v.dtype and o.shape == v.shape)
+    other = w.choose(lambda o: o.dtype == v.dtype and o.shape == v.shape, special=True)
     if other is not None and kind < 0.5:
         w.define(f"tl.load({pointer}, mask={mask[0]}, other={other.name})", union(v, other))
         return
@@ -498,7 +500,7 @@ def integer_arithmetic(w: Writer) -> None:
 
 @operation(3)
 def extremes(w: Writer) -> None:
-    found = pair(w, lambda v: numeric(v) and v.dtype not in FP8)
+    found = pair(w, lambda v: numeric(v) and v.dtype not in FP8, special=True)
     if found is None:
         return
     x, y, shape = found
@@ -518,11 +520,11 @@ def choice(w: Writer) -> None:
     if c is None:
         comparison(w)
         return
-    x = w.choose(lambda v: fits(c.shape, v.shape) is not None)
+    x = w.choose(lambda v: fits(c.shape, v.shape) is not None, special=True)
     assert x is not None
     both = fits(c.shape, x.shape)
     assert both is not None
-    y = w.choose(lambda v: v.dtype == x.dtype and fits(both, v.shape) is not None)
+    y = w.choose(lambda v: v.dtype == x.dtype and fits(both, v.shape) is not None, special=True)
     if y is None:
         return
     shape = fits(both, y.shape)
@@ -532,7 +534,7 @@ def choice(w: Writer) -> None:
 
 @operation(3)
 def comparison(w: Writer) -> None:
-    found = pair(w, lambda v: v.exact and v.dtype not in FP8 and numeric(v))
+    found = pair(w, lambda v: v.exact and v.dtype not in FP8 and numeric(v), special=True)
     if found is None:
         return
     x, y, shape = found
@@ -577,7 +579,7 @@ FUNCTIONS: list[tuple[str, float, Callable[[float], float], Callable[[float], fl
 ]
 
 
-@operation(4)
+@operation(7)
 def function(w: Writer) -> None:
     x = w.choose(wide)
     if x is None:
@@ -614,7 +616,7 @@ def sign_and_steps(w: Writer) -> None:
         w.define(f"tl.fma({x.name}, {y.name}, {z.name})", made)
 
 
-@operation(1.5)
+@operation(3)
 def division(w: Writer) -> None:
     found = pair(w, wide)
     if found is None:
@@ -638,7 +640,7 @@ def clamped(w: Writer) -> None:
 
 @operation(5)
 def cast(w: Writer) -> None:
-    x = w.choose(lambda v: True)
+    x = w.choose(lambda v: True, special=True)
     if x is None:
         return
     dtype = w.element()

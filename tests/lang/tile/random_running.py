@@ -76,6 +76,10 @@ def _at(whole: np.ndarray, address: int, count: int, element: DType) -> np.ndarr
 
 def _numbers(spec: ArraySpec, element: DType, n: int, rng: np.random.Generator) -> np.ndarray:
     low, high, grain = spec.fill
+    if np.isinf(high):
+        numbers = rng.integers(-4, 4, n, endpoint=True).astype(np.float64)
+        rare = rng.choice([np.inf, -np.inf, np.nan], n)
+        return np.where(rng.random(n) < 0.2, rare, numbers)
     if spec.dtype == BOOL:
         return rng.integers(0, 2, n).astype(bool)
     if spec.dtype not in FLOATS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
+from math import isinf, prod
 
 from tests.lang.tile.random_operations import (
     OPERATIONS,
@@ -39,7 +39,7 @@ def tile(v: Value) -> bool:
 
 @operation(3)
 def reshaped(w: Writer) -> None:
-    x = w.choose(tile)
+    x = w.choose(tile, special=True)
     if x is None:
         return
     left, sizes = x.size, []
@@ -55,7 +55,7 @@ def reshaped(w: Writer) -> None:
 
 @operation(3)
 def transposed(w: Writer) -> None:
-    x = w.choose(lambda v: len(v.shape) >= 2)
+    x = w.choose(lambda v: len(v.shape) >= 2, special=True)
     if x is None:
         return
     if len(x.shape) == 2 and w.chance(0.6):
@@ -68,7 +68,7 @@ def transposed(w: Writer) -> None:
 
 @operation(3)
 def widened(w: Writer) -> None:
-    x = w.choose(lambda v: 1 <= len(v.shape) <= 2)
+    x = w.choose(lambda v: 1 <= len(v.shape) <= 2, special=True)
     if x is None:
         return
     k = w.rng.randrange(len(x.shape) + 1)
@@ -85,10 +85,10 @@ def widened(w: Writer) -> None:
 
 @operation(2)
 def joined(w: Writer) -> None:
-    x = w.choose(lambda v: len(v.shape) <= 2)
+    x = w.choose(lambda v: len(v.shape) <= 2, special=True)
     if x is None:
         return
-    y = w.choose(lambda v: v.dtype == x.dtype and v.shape == x.shape)
+    y = w.choose(lambda v: v.dtype == x.dtype and v.shape == x.shape, special=True)
     assert y is not None
     both = union(x, y)
     kind = w.rng.randrange(3)
@@ -105,7 +105,7 @@ def joined(w: Writer) -> None:
 
 @operation(2)
 def halves(w: Writer) -> None:
-    x = w.choose(lambda v: tile(v) and v.size >= 2)
+    x = w.choose(lambda v: tile(v) and v.size >= 2, special=True)
     if x is None:
         return
     text = x.name
@@ -124,7 +124,7 @@ def halves(w: Writer) -> None:
 
 @operation(1.5)
 def flipped(w: Writer) -> None:
-    x = w.choose(tile)
+    x = w.choose(tile, special=True)
     if x is None:
         return
     k = w.rng.randrange(len(x.shape))
@@ -133,7 +133,7 @@ def flipped(w: Writer) -> None:
 
 @operation(2)
 def gathered(w: Writer) -> None:
-    x = w.choose(tile)
+    x = w.choose(tile, special=True)
     if x is None:
         return
     k = w.rng.randrange(len(x.shape))
@@ -152,9 +152,9 @@ def gathered(w: Writer) -> None:
 # ---- reductions
 
 
-@operation(6)
+@operation(9)
 def reduction(w: Writer) -> None:
-    x = w.choose(lambda v: tile(v) and numeric(v) and v.dtype not in FP8)
+    x = w.choose(lambda v: tile(v) and numeric(v) and v.dtype not in FP8, special=True)
     if x is None:
         return
     axis = w.rng.choice([None, *range(len(x.shape)), *range(len(x.shape))])
@@ -165,6 +165,8 @@ def reduction(w: Writer) -> None:
     shape = kept if keep else rest
     extra = ", keep_dims=True" if keep else ""
     kind = w.rng.choice(["sum", "sum", "max", "min", "argmax", "argmin", "xor_sum", "user"])
+    if x.special:
+        kind = w.rng.choice(["max", "min"])  # which leave out what is no number
     where = "" if axis is None and w.chance(0.5) else f", {axis}"
     if kind == "sum":
         dtype = x.dtype
@@ -213,7 +215,7 @@ def user_reduction(w: Writer, x: Value, axis: int | None, n: int, rest: Shape) -
         ]
 
 
-@operation(3)
+@operation(4)
 def scan(w: Writer) -> None:
     x = w.choose(lambda v: tile(v) and numeric(v) and v.dtype not in FP8)
     if x is None:
@@ -311,7 +313,7 @@ def product(w: Writer, a: Value, b: Value, c: Value | None, precision: str) -> V
     return real(dtype, shape, mag, grain, err, k + 2)
 
 
-@operation(4)
+@operation(3)
 def dot(w: Writer) -> None:
     dtype = w.rng.choice(["float32"] * 3 + ["float16", "bfloat16", "int8", "float64", *FP8])
     m, n, k = (w.rng.choice([16, 16, 32]) for _ in range(3))
@@ -338,9 +340,15 @@ def dot(w: Writer) -> None:
     w.define(f"tl.dot({a.name}, {b.name}{extra})", product(w, a, b, c, precision or "ieee"))
 
 
+def finite(w: Writer, dtype: str) -> tuple[float, float, float | None]:
+    while isinf((fill := w.data(dtype))[1]):
+        pass
+    return fill
+
+
 def operand(w: Writer, dtype: str, shape: Shape) -> Value | None:
     """A matrix of its own, perhaps read transposed or masked."""
-    fill = (-7, 7, 1.0) if dtype == "int8" else w.data(dtype)
+    fill = (-7, 7, 1.0) if dtype == "int8" else finite(w, dtype)
     offsets, low, high = w.strided(shape, unique=False)
     name = w.array(dtype, low, high, fill)
     v = w.filled(dtype, shape, fill)
@@ -357,7 +365,7 @@ def dot_loop(w: Writer) -> None:
     trips, rest = w.rng.randrange(1, 4), w.rng.choice([0, 0, 5])
     inner = k * trips - rest
     kind = "int32" if dtype == "int8" else "float32"
-    fill = (-7, 7, 1.0) if dtype == "int8" else w.data(dtype)
+    fill = (-7, 7, 1.0) if dtype == "int8" else finite(w, dtype)
     turned = w.chance(0.3)
     x = w.array(dtype, 0, m * inner + k, fill)
     y = w.array(dtype, 0, n * inner + k * n, fill)

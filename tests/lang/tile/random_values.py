@@ -62,6 +62,7 @@ class Value:
     grain: float | None = None
     err: float = 0.0
     index: bool = False  # computed of positions and sizes: such numbers do not overflow
+    special: bool = False  # with infinities and NaNs among them
 
     @property
     def is_float(self) -> bool:
@@ -120,6 +121,8 @@ def real(
     unit = 2.0**-bits
     # Each implementation rounds on its own, so that twice the unit is between two of them.
     err = err + 2 * roundings * (unit * (mag + err) + least)
+    if err > max(mag, 1e-6) / 8:
+        return None  # such a result tells nothing
     return Value("", dtype, shape, mag=mag + err, grain=None, err=err)
 
 
@@ -141,6 +144,7 @@ def union(a: Value, b: Value) -> Value:
         grain=grain,
         err=max(a.err, b.err),
         index=a.index or b.index,
+        special=a.special or b.special,
     )
 
 
@@ -156,6 +160,13 @@ def total(v: Value, dtype: str, n: int) -> Value | None:
 
 
 def converted(v: Value, dtype: str) -> Value | None:
+    if v.special:
+        made = _converted(v, dtype) if dtype in FLOATS and dtype not in FP8 else None
+        return made and replace(made, special=True)
+    return _converted(v, dtype)
+
+
+def _converted(v: Value, dtype: str) -> Value | None:
     """A cast. Floats become integers only where they are surely the same number everywhere and
     fit; a number that is rounded is rounded alike everywhere, but has no grain any more."""
     if dtype == v.dtype:

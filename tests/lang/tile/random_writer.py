@@ -8,6 +8,7 @@ branches depend on numbers that every implementation has to agree on.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -182,8 +183,9 @@ class Writer:
         self.parameters[name], self.numbers[name] = "", x
         return name, x
 
-    def choose(self, good: Callable[[Value], bool]) -> Value | None:
-        found = [v for v in self.values if good(v)]
+    def choose(self, good: Callable[[Value], bool], special: bool = False) -> Value | None:
+        """A value that is good; one with infinities and NaNs only where these are welcome."""
+        found = [v for v in self.values if good(v) and v.special <= special]
         # Later values more often: chains of operations are what goes wrong.
         return self.rng.choice([*found, *found[-3:], *found[-3:]]) if found else None
 
@@ -276,6 +278,8 @@ class Writer:
             if self.chance(0.4):
                 return low, high, 1.0
             return max(low, -7), rng.choice([3, 8, 100]), 1.0
+        if dtype not in FP8 and self.chance(0.12):
+            return -math.inf, math.inf, 1.0  # numbers of -4 to 4, and special ones
         if self.chance(0.6):
             grain = rng.choice([1.0, 1.0, 0.5, 0.25])
             return -4 * grain, 4 * grain, grain
@@ -283,6 +287,8 @@ class Writer:
 
     def filled(self, dtype: str, shape: Shape, fill: tuple[float, float, float | None]) -> Value:
         low, high, grain = fill
+        if dtype in FLOATS and math.isinf(high):
+            return Value("", dtype, shape, mag=4.0, grain=1.0, special=True)
         if dtype in FLOATS:
             return Value("", dtype, shape, mag=max(abs(low), abs(high)), grain=grain)
         return Value("", dtype, shape, int(low), int(high))
