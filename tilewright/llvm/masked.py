@@ -252,12 +252,22 @@ class Masked(Values):
         step = D.coefficient(lin, self.lane[0])
         if step is not None:
             return self.put(f"icmp eq i64 {self.dim(step)}, {b.unit}")
+        moving = split_terms(lin, {self.lane[0]})[1]
+        epochs = self._epochs_of_dim(moving)
+        key = ("beside", moving, w, b.unit, self._constants(D.symbols(moving)), epochs)
+        for level in self.levels[: self.depth + 1]:
+            if key in level.memo:
+                return level.memo[key]
+        level = min(self._level_of_dim(moving), self.depth)
         v = f"<{w} x i64>"
-        x = self._dim_lanes(split_terms(lin, {self.lane[0]})[1], w)
-        first = self.put(f"shufflevector {v} {x}, {v} poison, <{w} x i32> zeroinitializer")
-        steps = ", ".join(f"i64 {k * b.unit}" for k in range(w))
-        wanted = self.put(f"add {v} {first}, <{steps}>")
-        return self.across("and", self.put(f"icmp eq {v} {x}, {wanted}"), w)
+        with self._Hoist(self, level):
+            x = self._dim_lanes(moving, w)
+            first = self.put(f"shufflevector {v} {x}, {v} poison, <{w} x i32> zeroinitializer")
+            steps = ", ".join(f"i64 {k * b.unit}" for k in range(w))
+            wanted = self.put(f"add {v} {first}, <{steps}>")
+            r = self.across("and", self.put(f"icmp eq {v} {x}, {wanted}"), w)
+        self.levels[level].memo[key] = r
+        return r
 
     def _first(self, b: Buffer, lin: Dim) -> str:
         """Where the first lane is."""

@@ -389,7 +389,7 @@ class Writer:
         return tuple((t, self._constants(c.symbols()), self._epochs(c)) for t, c in tests)
 
     def _level(self, v: Value) -> int:
-        if self.guards and self._reads_of(v):
+        if self.guards and self._reads_of(v) and not self.valid(v):
             return self.depth  # its address may be valid under the condition only
         level = 0
         if self.floor and self._reads_of(v) and not self.valid(v):

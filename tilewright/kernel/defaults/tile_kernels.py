@@ -10,18 +10,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.ir import dim as D
-from tilewright.ir.expr import Fn, Load
+from tilewright.ir.expr import Fn, Load, loads
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.rows import reduction_lanes
 from tilewright.kernel.defaults.scheduler import Scheduler, accesses, lanes_for, vector_loop
+from tilewright.kernel.defaults.tile_dots import grouped_products
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Atomic, Loop, Nest, Path, Report, Store, walk
 from tilewright.kernel.step import Step
+from tilewright.kernel.steps.prefetch import Prefetch
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.tensorize import Tensorize
+from tilewright.kernel.steps.unroll import Unroll
+
+MOST_WRITTEN_OUT = 8  # more cost more time to compile than they save
 
 
 @dataclass
@@ -36,17 +41,43 @@ def schedule_tiles(n: Nest, target: Target) -> tuple[tuple[Step, ...], Nest]:
     s = Scheduler.of(n, target)
     found = _stages(n)
     panels = _panels(s, found)
+    narrow = grouped_products(s, found.stores, found.paths)
+    products: list[str] = []
     for name in found.order:
         store, path = found.stores[name], found.paths[name]
         own = [p for p in path if p.name.startswith(f"{name}.")]
         if not own:
             continue
         if store.combine is not None and _over(store, own):
-            if not _product(s, name, store, own):
+            if narrow.multiplies(s, name, own) or _product(s, name, store, own):
+                products.append(name)
+            else:
                 reduction_lanes(s, name)
-        else:
+        elif not narrow.fills(s, name, store, own):
             _lanes(s, name, own, panels.get(store.buffer))
+    for name in products:
+        _prefetch(s, name, found)
     return tuple(s.trace), s.nest
+
+
+def _prefetch(s: Scheduler, product: str, found: _Stages) -> None:
+    """The next tiles of a loop arrive while those of now are multiplied: each register tile asks
+    for a share of what the copies of the operands will read."""
+    path = s.path(product)
+    around = [p.name for p in path if p.kind == "serial" and p.name.startswith(f"{product}.")]
+    outside = [p for p in path if not p.name.startswith(f"{product}.")]
+    if not around or not outside or outside[-1].kind != "serial":
+        return
+    loop = outside[-1]
+    operands = {str(x.source) for x in loads(found.stores[product].value)}
+    for name in found.order:
+        copy = found.stores[name]
+        if copy.buffer not in operands or loop.name not in (p.name for p in found.paths[name]):
+            continue
+        for x in loads(copy.value):
+            moves = any(loop.var in D.symbols(i) for i in x.index)
+            if s.nest.buffer(str(x.source)).pointer and moves:
+                s.attempt(Prefetch(str(x.source), loop.name, 1, around[-1]))
 
 
 def _panels(s: Scheduler, found: _Stages) -> dict[str, int]:
@@ -62,12 +93,18 @@ def _panels(s: Scheduler, found: _Stages) -> dict[str, int]:
         (_, width), _ = chosen
         b = store.value.args[1]
         assert isinstance(b, Load)
-        at, columns, deep = s.nest.buffer(str(b.source)), own[-2].var, own[-1].var
-        plain = b.index == (D.as_int(deep), D.as_int(columns)) and at.scope == "local"
-        wide = at.shape[-1]
-        if plain and isinstance(wide, int) and width < wide and wide % width == 0:
-            if s.attempt(Relayout(at.name, f"k, j -> j//{width}, k, j%{width}")):
-                out[at.name] = width
+        rows, columns, deep = (D.as_int(p.var) for p in own[-3:])
+        for name, index, plain in (
+            (str(b.source), b.index, (deep, columns)),
+            (store.buffer, store.index, (rows, columns)),
+        ):
+            at = s.nest.buffer(name)
+            wide = at.shape[-1]
+            if index != plain or at.scope != "local" or name in out or not isinstance(wide, int):
+                continue
+            if width < wide and wide % width == 0:
+                if s.attempt(Relayout(name, f"k, j -> j//{width}, k, j%{width}")):
+                    out[name] = width
     return out
 
 
@@ -113,7 +150,22 @@ def _lanes(s: Scheduler, stage: str, own: list[Loop], panel: int | None) -> None
         if not s.attempt(Reorder(order)):
             best = own[-1]
     lanes = lanes_for(s, stage)
-    vector_loop(s, best.name, min(lanes, panel) if panel else lanes)
+    vectors = vector_loop(s, best.name, min(lanes, panel) if panel else lanes)
+    if vectors and panel:
+        _written_out(s, vectors, [p.name for p in own if p is not best])
+
+
+def _written_out(s: Scheduler, vectors: str, rows: list[str]) -> None:
+    """Vectors of several panels one after the other, so that where each begins (a remainder, or
+    read from memory) is computed before all rows and not in each."""
+    count = s.loops(vectors)[0].extent
+    if isinstance(count, int) and count > MOST_WRITTEN_OUT:
+        if count % MOST_WRITTEN_OUT or not s.attempt(Split(vectors, MOST_WRITTEN_OUT)):
+            return
+        if not s.attempt(Reorder((f"{vectors}.0", *rows, f"{vectors}.1"))):
+            return
+        vectors = f"{vectors}.1"
+    s.attempt(Unroll(vectors))
 
 
 def _chosen(

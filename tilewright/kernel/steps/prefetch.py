@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from math import ceil, prod
+from typing import ClassVar
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import load
+from tilewright.ir.expr import load, loads
 from tilewright.kernel import nest
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Buffer
@@ -13,12 +15,15 @@ from tilewright.kernel.nest import (
     Alloc,
     Loop,
     Nest,
+    Path,
     Stmt,
+    Store,
     inner_vars,
     on_loops,
     reads,
     transform,
     walk,
+    writes,
 )
 from tilewright.kernel.step import Step
 
@@ -36,8 +41,12 @@ class Prefetch(Step):
                                          for j: y[i] += x[i,j]
 
     With `over`, a loop inside, all that the later iteration reads is asked for, a share in each
-    iteration of that loop; what is read has to lie in one piece.
+    iteration of that loop. If `over` reads the buffer itself, this has to lie in one piece; if
+    another loop does (one that copies what `over` works on), rows along its lanes are asked for,
+    wherever they are.
     """
+
+    stays: ClassVar[bool] = True  # nothing is computed by it
 
     buffer: str
     loop: str
@@ -56,11 +65,19 @@ class Prefetch(Step):
             self.need(x.kind in ("serial", "parallel"), f"{self.loop} is already {x.kind}")
             own = any(s == Alloc(self.buffer) for s, _ in walk(x.body))
             self.need(not own, f"{self.buffer} is made anew in every iteration of {self.loop}")
-            gathered = any(True for i in self._index(x) for _ in D.data_values(i))
-            self.need(not gathered, f"where {self.buffer} is read is itself read from memory")
+            made = writes(x.body) if self.over and not self._inside(x) else None
+            for data in (v for i in self._index(x) for v in D.data_values(i)):
+                known = made is not None and not any(str(r.source) in made for r in loads(data))
+                self.need(known, f"where {self.buffer} is read is itself read from memory")
 
         if self.over:
-            return on_loops(n, self.loop, lambda x: (self._spread(n, x) if x in found else x,))
+
+            def spread(x: Loop) -> tuple[Stmt, ...]:
+                if x not in found:
+                    return (x,)
+                return (self._spread(n, x) if self._inside(x) else self._rows(n, x),)
+
+            return on_loops(n, self.loop, spread)
 
         def one(x: Loop) -> tuple[Stmt, ...]:
             if not self._reads(x):
@@ -70,16 +87,21 @@ class Prefetch(Step):
 
         return on_loops(n, self.loop, one)
 
-    def _spread(self, n: Nest, x: Loop) -> Loop:
-        """The loop with a share of the lines asked for right before `over` uses the buffer."""
+    def _inside(self, x: Loop) -> bool:
+        """Does the loop that shares are taken in read the buffer itself?"""
+        named = (s for s, _ in walk(x.body) if isinstance(s, Loop) and s.name == self.over)
+        return any(map(self._reads, named))
+
+    def _shares(self, x: Loop, reading: bool) -> tuple[Loop, int, Dim]:
+        """The loop `over`, how often it runs for each iteration of x, and the number of a run."""
         inside = [
             (s, (*p, s))
             for s, p in walk(x.body)
-            if isinstance(s, Loop) and s.name == self.over and self._reads(s)
+            if isinstance(s, Loop) and s.name == self.over and (self._reads(s) or not reading)
         ]
-        self.need(inside, f"{self.over} is no loop inside {self.loop} that reads {self.buffer}")
+        self.need(inside, f"{self.over} is no loop inside {self.loop}")
 
-        def times(path: tuple[Loop, ...]) -> int:
+        def times(path: Path) -> int:
             return prod(q.extent if isinstance(q.extent, int) else 0 for q in path)
 
         # Of several copies the one that does most: a tail is short.
@@ -87,24 +109,75 @@ class Prefetch(Step):
         shares = times(around)
         fixed = all(q.kind == "serial" for q in around) and shares > 0
         self.need(fixed, f"{self.over} does not run a constant number of times")
+        number: Dim = 0
+        for q in around:
+            number = number * q.extent + D.as_int(q.var)
+        return over, shares, number
+
+    def _line(self, b: Buffer) -> int:
+        return CACHE_LINE // b.dtype.bytes
+
+    def _spread(self, n: Nest, x: Loop) -> Loop:
+        """The loop with a share of the lines asked for right before `over` uses the buffer."""
+        over, shares, number = self._shares(x, True)
         b, first = n.buffer(self.buffer), self._index(x)
         self.need(first, f"{self.buffer} is one element")
-        size = self._piece(x, b)
-        line = CACHE_LINE // b.dtype.bytes
+        size, line = self._piece(x, b), self._line(b)
         self.need(
             size is not None and line > 0, f"what {self.loop} reads of {self.buffer} is scattered"
         )
         assert size is not None
         lines = ceil(ceil(size / line) / shares)
-        number: Dim = 0
-        for q in around:
-            number = number * q.extent + D.as_int(q.var)
         at = (*first[:-1], first[-1] + number * lines * line)
         ask = nest.Prefetch(load(self.buffer, at, b.dtype), lines)
         user = next(k for k, s in enumerate(over.body) if self._uses(s))
         fresh = replace(over, body=(*over.body[:user], ask, *over.body[user:]))
-        body = transform(x.body, lambda s: (fresh if s is over else s,))
-        return replace(x, body=body)
+        return replace(x, body=transform(x.body, lambda s: (fresh if s is over else s,)))
+
+    def _rows(self, n: Nest, x: Loop) -> Loop:
+        """The loop with a share of what a copy inside it reads asked for first thing in `over`."""
+        over, shares, number = self._shares(x, False)
+        b = n.buffer(self.buffer)
+        at, path = next(
+            (r, p)
+            for s, p in walk(x.body)
+            if isinstance(s, Store)
+            for r in reads(s)
+            if r.source == self.buffer
+        )
+        self.need(at.index and path, f"{self.buffer} is read once, by no loop")
+        lanes = path[-1]
+        axis = re.sub(r"(\.\d+)+$", "", lanes.name)
+        along = [q for q in path if re.sub(r"(\.\d+)+$", "", q.name) == axis]
+        others = [q for q in path if q not in along]
+        extents = [q.extent for q in path if isinstance(q.extent, int)]
+        self.need(len(extents) == len(path), f"how much is read of {self.buffer} is not constant")
+        beside = D.coefficient(linear_index(b, at.index), lanes.var)
+        data = any(lanes.var in v.symbols() for i in at.index for v in D.data_values(i))
+        self.need(beside == 1 or data, f"{lanes.name} does not read neighbours in {self.buffer}")
+        size = prod(q.extent for q in along if isinstance(q.extent, int))
+        rows = prod(q.extent for q in others if isinstance(q.extent, int))
+        line = self._line(b)
+        self.need(line > 0, f"an element of {self.buffer} is longer than a cache line")
+        lines = ceil(size / line)
+        each = ceil(rows * lines / shares)
+        asks: list[Stmt] = []
+        many = max(each // lines, 1)
+        parts = ceil(lines / min(each, lines))
+        for k in range(many):
+            row = number * many + k if parts == 1 else number // parts
+            part = 0 if parts == 1 else number % parts * each * line
+            row = D.minimum(row, rows - 1)
+            table: dict[Sym, Dim] = {q.var: 0 for q in along}
+            table[x.var] = D.as_int(x.var) + self.distance
+            for q in reversed(others):
+                table[q.var] = row if q is others[0] else row % q.extent
+                row = row // q.extent
+            index = tuple(D.substitute(i, table) for i in at.index)
+            where = load(self.buffer, (*index[:-1], index[-1] + part), b.dtype)
+            asks.append(nest.Prefetch(where, min(each, lines)))
+        fresh = replace(over, body=(*asks, *over.body))
+        return replace(x, body=transform(x.body, lambda s: (fresh if s is over else s,)))
 
     def _uses(self, s: Stmt) -> bool:
         return any(r.source == self.buffer for r in reads(s))
