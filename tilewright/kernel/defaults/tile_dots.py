@@ -16,7 +16,8 @@ from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Load, Value, extent
 from tilewright.ir.target import Target
 from tilewright.ir.types import DType, i8, i16, u8
-from tilewright.kernel.defaults.scheduler import Scheduler
+from tilewright.kernel.defaults.scheduler import Scheduler, accesses, vector_loop
+from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Loop, Path, Store
 from tilewright.kernel.steps.relayout import Relayout
@@ -97,12 +98,16 @@ class Products:
 
     chosen: dict[str, tuple[Grouped, tuple[int, int]]] = field(default_factory=dict)
     packed: dict[str, tuple[int, int]] = field(default_factory=dict)  # group and columns
+    rows: set[str] = field(default_factory=set)  # first operands
 
     def fills(self, s: Scheduler, stage: str, store: Store, own: list[Loop]) -> bool:
-        """Packs a second operand: lanes along its columns, a group of steps beside each other."""
+        """Packs a second operand: lanes along its columns, a group of steps beside each other. A
+        first one is copied, in whole registers of its narrow elements."""
         found = self.packed.get(store.buffer)
-        if found is None or store.combine is not None or len(own) < 2:
+        if store.combine is not None or len(own) < 2:
             return False
+        if found is None:
+            return store.buffer in self.rows and _copies(s, store, own)
         group, width = found
         saved = s.nest, list(s.trace)
         steps, columns = own[-2:]
@@ -132,6 +137,16 @@ class Products:
             return True
         s.nest, s.trace[:] = saved
         return False
+
+
+def _copies(s: Scheduler, store: Store, own: list[Loop]) -> bool:
+    """Copies what lies in rows already."""
+    along, bits = own[-1].var, s.nest.buffer(store.buffer).dtype.bits
+    for b, index in accesses(s, store):
+        if D.coefficient(linear_index(b, index), along) not in (0, 1):
+            return False
+    vector_loop(s, own[-1].name, min(2 * s.target.lanes(bits), MAX_LANES))
+    return True
 
 
 def _halved(s: Scheduler, loop: Loop, size: int) -> tuple[list[str], str]:
@@ -168,6 +183,7 @@ def grouped_products(
             out.packed[panel] = g.group, tile[1]
         if out.packed.get(panel) == (g.group, tile[1]):
             out.chosen[name] = g, tile
+            out.rows.add(str(a.source))
     return out
 
 
