@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import tilewright as tw
 import tilewright.language as tl
@@ -40,3 +41,31 @@ def test_places_by_bits_of_the_position() -> None:
     out = np.zeros_like(x)
     exchanged_kernel[(1,)](x, out, B=16)
     np.testing.assert_array_equal(out, x[np.arange(16) ^ 5])
+
+
+@tw.jit
+def inner_products_kernel(a, b, x, out, n, m, LATE: tl.constexpr):
+    i = tl.arange(0, 16)
+    at = i[:, None] * 16 + i[None, :]
+    p, q, c = tl.load(a + at), tl.load(b + at), tl.load(x + at)
+    total = tl.zeros((16, 16), dtype=tl.float32)
+    for k in range(n):
+        if LATE:
+            for _ in range(m):
+                total += tl.dot(p, q, c * 2.0)
+        else:
+            twice = c * 2.0
+            for _ in range(m):
+                total += tl.dot(p, q, twice)
+        c = tl.load(x + at + k)
+    tl.store(out + at, total)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_what_an_inner_loop_adds_to_is_not_changed_by_it(late: bool) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, (16, 16)).astype(np.float32) for _ in range(2))
+    x, out = rng.integers(-3, 4, 260).astype(np.float32), np.zeros((16, 16), np.float32)
+    inner_products_kernel[(1,)](a, b, x, out, 3, 2, LATE=late)
+    want = sum(2 * (a @ b + 2 * x[k : k + 256].reshape(16, 16)) for k in (0, 0, 1))
+    np.testing.assert_array_equal(out, want)

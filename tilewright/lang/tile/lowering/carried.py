@@ -77,7 +77,9 @@ class Uses:
         return v not in self.inside_loops
 
     def carry(self, buffer: str, parameter: ir.Value) -> None:
-        self.carried[buffer] = self.counts.get(parameter, 0)
+        """A use inside a further loop is one in each of its iterations."""
+        again = parameter in self.inside_loops
+        self.carried[buffer] = self.counts.get(parameter, 0) + again
 
 
 def increments(b: ir.Block, uses: Uses) -> dict[int, ir.Value | int]:

@@ -221,8 +221,8 @@ def operand(low: Lowering, t: Tile, e: DType) -> Tile:
 def sums_of(low: Lowering, v: ir.Value, c: Tile, e: DType) -> str:
     """The buffer that a product is added to: that of its third operand where nobody else reads
     it any more."""
-    once = low.uses.count(v) == 1
-    if c.buffer and once and c.dtype is e and low.uses.may_change(v):
+    once = low.uses.count(v) == 1 and low.uses.may_change(v)
+    if c.buffer and once and c.dtype is e:
         return c.buffer
     place = in_place(low, c) if once and c.dtype is e else None
     name = place or low.local(c.shape, e)
