@@ -5,6 +5,7 @@ Masks and values take the shape of the pointers; values take the type of what is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilewright.base.errors import Invalid
@@ -209,67 +210,24 @@ def _atomic(kind: str, pointer: Any, val: Any, mask: Any, sem: Any, scope: Any) 
     return wrap(atomic_values(kind, p, v, m, _hints(unwrap(sem), unwrap(scope))))
 
 
-@member
-@builtin
-def atomic_add(
-    pointer: Any, val: Any, mask: Any = None, sem: Any = None, scope: Any = None
-) -> tensor:
-    """Adds to memory so that no addition is lost; what was there before."""
-    return _atomic("add", pointer, val, mask, sem, scope)
+def _named(kind: str, does: str) -> Callable[..., tensor]:
+    def apply(
+        pointer: Any, val: Any, mask: Any = None, sem: Any = None, scope: Any = None
+    ) -> tensor:
+        return _atomic(kind, pointer, val, mask, sem, scope)
+
+    apply.__name__ = apply.__qualname__ = f"atomic_{kind}"
+    apply.__doc__ = f"{does}; what was there before."
+    return member(builtin(apply))
 
 
-@member
-@builtin
-def atomic_max(
-    pointer: Any, val: Any, mask: Any = None, sem: Any = None, scope: Any = None
-) -> tensor:
-    """Leaves the larger of memory and value; what was there before."""
-    return _atomic("max", pointer, val, mask, sem, scope)
-
-
-@member
-@builtin
-def atomic_min(
-    pointer: Any, val: Any, mask: Any = None, sem: Any = None, scope: Any = None
-) -> tensor:
-    """Leaves the smaller of memory and value; what was there before."""
-    return _atomic("min", pointer, val, mask, sem, scope)
-
-
-@member
-@builtin
-def atomic_and(
-    pointer: Any, val: Any, mask: Any = None, sem: Any = None, scope: Any = None
-) -> tensor:
-    """Leaves the bits that both have; what was there before."""
-    return _atomic("and", pointer, val, mask, sem, scope)
-
-
-@member
-@builtin
-def atomic_or(
-    pointer: Any, val: Any, mask: Any = None, sem: Any = None, scope: Any = None
-) -> tensor:
-    """Leaves the bits that one of them has; what was there before."""
-    return _atomic("or", pointer, val, mask, sem, scope)
-
-
-@member
-@builtin
-def atomic_xor(
-    pointer: Any, val: Any, mask: Any = None, sem: Any = None, scope: Any = None
-) -> tensor:
-    """Leaves the bits in which they differ; what was there before."""
-    return _atomic("xor", pointer, val, mask, sem, scope)
-
-
-@member
-@builtin
-def atomic_xchg(
-    pointer: Any, val: Any, mask: Any = None, sem: Any = None, scope: Any = None
-) -> tensor:
-    """Leaves the value; what was there before."""
-    return _atomic("xchg", pointer, val, mask, sem, scope)
+atomic_add = _named("add", "Adds to memory so that no addition is lost")
+atomic_max = _named("max", "Leaves the larger of memory and value")
+atomic_min = _named("min", "Leaves the smaller of memory and value")
+atomic_and = _named("and", "Leaves the bits that both have")
+atomic_or = _named("or", "Leaves the bits that one of them has")
+atomic_xor = _named("xor", "Leaves the bits in which they differ")
+atomic_xchg = _named("xchg", "Leaves the value")
 
 
 @member

@@ -14,6 +14,20 @@ if TYPE_CHECKING:
 else:
     from tilewright.lang.tile.language.types import constexpr
 
+__all__ = [
+    "N_ROUNDS_DEFAULT",
+    "pair_uniform_to_normal",
+    "philox",
+    "philox_impl",
+    "rand",
+    "rand4x",
+    "randint",
+    "randint4x",
+    "randn",
+    "randn4x",
+    "uint_to_uniform_float",
+]
+
 N_ROUNDS_DEFAULT = core.constexpr(10)  # what the authors of Philox recommend
 
 

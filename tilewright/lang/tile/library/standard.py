@@ -21,6 +21,33 @@ if TYPE_CHECKING:
 else:
     from tilewright.lang.tile.language.types import constexpr
 
+__all__ = [
+    "argmax",
+    "argmin",
+    "bitonic_merge",
+    "cdiv",
+    "cumprod",
+    "cumsum",
+    "flip",
+    "interleave",
+    "max",
+    "min",
+    "ravel",
+    "reduce_or",
+    "sigmoid",
+    "softmax",
+    "sort",
+    "sort_impl",
+    "squeeze",
+    "sum",
+    "swizzle2d",
+    "topk",
+    "unsqueeze",
+    "xor_sum",
+    "zeros",
+    "zeros_like",
+]
+
 # ---- constants
 
 

@@ -253,49 +253,46 @@ class EagerBuilder:
         assert p is not None and x is not None
         kind, dtype = attrs["kind"], types[0].dtype
 
-        def new(old: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-            value = x.array[active][lanes]
+        def new(old: np.ndarray, value: np.ndarray, lanes: np.ndarray) -> np.ndarray:
             with np.errstate(all="ignore"):
                 return value if kind == "xchg" else apply(kind, (old, value), dtype)
 
-        active, origin = self._lanes(f"an atomic {kind}", p, dtype.bytes, mask)
-        old = self._exchange(p.array[active], dtype, new)
-        out = np.zeros(p.array.shape, dtype.numpy)
-        out[active] = old
-        self._synchronised("atomic", p, origin, dtype, x, active, attrs)
-        self._waits(kind, p.array[active], old)
-        return [EagerValue(types[0], out, None, self._never(active))]
+        return [self._changed(kind, p, x, mask, new, attrs)]
 
     def _cas(
         self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: dict[str, Any]
     ) -> Sequence[EagerValue]:
         p, expected, x = args
-        dtype = types[0].dtype
+        bits = to_bits(expected.array, types[0].dtype).reshape(-1)
 
-        def new(old: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-            same = to_bits(old, dtype) == to_bits(expected.array[active][lanes], dtype)
-            return np.where(same, x.array[active][lanes], old)
+        def new(old: np.ndarray, value: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+            return np.where(to_bits(old, types[0].dtype) == bits[lanes], value, old)
 
-        active, origin = self._lanes("an atomic cas", p, dtype.bytes, None)
-        old = self._exchange(p.array[active], dtype, new)
-        out = np.zeros(p.array.shape, dtype.numpy)
-        out[active] = old
-        self._synchronised("cas", p, origin, dtype, x, active, attrs)
-        self._waits("cas", p.array[active], old)
-        return [EagerValue(types[0], out, None, self._never(active))]
+        return [self._changed("cas", p, x, None, new, attrs)]
 
-    def _exchange(
+    def _changed(
         self,
-        at: np.ndarray,
-        dtype: DType,
-        new: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    ) -> np.ndarray:
-        """Each element on its own: lanes that share an address take turns, in their order."""
+        kind: str,
+        p: EagerValue,
+        x: EagerValue,
+        mask: EagerValue | None,
+        new: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
+        attrs: dict[str, Any],
+    ) -> EagerValue:
+        """An atomic: `new` makes what is written of what was there, of the value and of the lanes'
+        numbers. Each element is on its own: lanes that share an address take turns, in order."""
+        dtype = x.type.dtype
+        active, origin = self._lanes(f"an atomic {kind}", p, dtype.bytes, mask)
+        at, values, numbers = p.array[active], x.array[active], np.flatnonzero(active)
         old = np.empty(at.shape, dtype.numpy)
         for lanes in _turns(at):
             old[lanes] = self.memory.read(at[lanes], dtype)
-            self.memory.write(at[lanes], dtype, new(old[lanes], lanes))
-        return old
+            self.memory.write(at[lanes], dtype, new(old[lanes], values[lanes], numbers[lanes]))
+        out = np.zeros(p.array.shape, dtype.numpy)
+        out[active] = old
+        self._synchronised("cas" if kind == "cas" else "atomic", p, origin, dtype, x, active, attrs)
+        self._waits(kind, at, old)
+        return EagerValue(x.type, out, None, self._never(active))
 
     def _synchronised(
         self,
