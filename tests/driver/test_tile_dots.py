@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -212,6 +213,9 @@ CASES = [
     (x86_with, (*V4, *TILES), "i8", "tdpbssd"),
     (x86_with, (*V4, *TILES), "u8", "tdpbuud"),
     (x86_with, (*V4, *TILES), "bf16", "tdpbf16ps"),
+    (x86_with, (*V4, *TILES, "+amx-fp16"), "f16", "tdpfp16ps"),
+    (x86_with, (*V4, *TILES), "f8e4m3", "tdpbf16ps"),
+    (x86_with, (*V4, "+avx512bf16"), "f8e5m2", "vdpbf16ps"),
 ]
 
 
@@ -234,6 +238,22 @@ def test_too_few_steps_for_tiles() -> None:
         assert instruction in text and "tdp" not in text
 
 
+TORCH = {
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "f8e4m3": torch.float8_e4m3fn,
+    "f8e5m2": torch.float8_e5m2,
+}
+
+
+def in_memory(x: torch.Tensor) -> np.ndarray:
+    if x.dtype is torch.bfloat16:
+        x = x.view(torch.uint16)
+    return (x.view(torch.uint8) if x.dtype in EIGHT else x).numpy()
+
+
 @pytest.mark.parametrize(("make", "features", "dtype", "instruction"), CASES, ids=str)
 def test_numbers_for_other_machines(
     make: type, features: tuple[str, ...], dtype: str, instruction: str
@@ -242,13 +262,11 @@ def test_numbers_for_other_machines(
     other sign, groups and panels."""
     rows, deep, columns = 32, 128, 32
     nest = write_tile(translated(dtype, (32, 32, 64)), make(*features)).form
-    d = {"i8": torch.int8, "u8": torch.uint8, "bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+    d = TORCH[dtype]
     a, b = numbers(d, rows, deep), numbers(d, deep, columns, seed=1)
     c = sums_for(d, rows, columns)
-    arrays = {
-        buffer.name: (x.float() if x.dtype is torch.bfloat16 else x).numpy()
-        for buffer, x in zip((x for x in nest.buffers if x.pointer), (a, b, c), strict=True)
-    }
+    pointers = [x for x in nest.buffers if x.pointer]
+    arrays = {p.name: in_memory(x) for p, x in zip(pointers, (a, b, c), strict=True)}
     sizes = {"M": rows, "N": columns, "K": deep}
     dims = {x.name: sizes[x.name[0]] // 16 if x.name[0] in sizes else 1 for x in nest.dims}
     run(nest, {k: x.reshape(-1) for k, x in arrays.items()}, dims)

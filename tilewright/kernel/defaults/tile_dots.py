@@ -29,6 +29,8 @@ from tilewright.kernel.steps.vectorize import MAX_LANES, Vectorize
 
 # What bytes of the other sign are moved by, so that all of them stay in range.
 SHIFT = 128
+# Lanes of the loops around products: panels of a multiple are walked through in whole vectors.
+WHOLE = 16
 Sizes = tuple[int, int, int]  # rows, columns and steps of the sum
 
 
@@ -184,7 +186,20 @@ def grouped_products(
         if out.packed.get(panel) == (g.group, tile[1]):
             out.chosen[name] = g, tile
             out.rows.add(str(a.source))
+    _sums_in_panels(s, out, stores)
     return out
+
+
+def _sums_in_panels(s: Scheduler, made: Products, stores: Mapping[str, Store]) -> None:
+    """Sums as the instructions load and store them, if all that multiply into them agree: what lies
+    in one register tile is one piece of memory."""
+    for name, (_, (_, width)) in made.chosen.items():
+        b = s.nest.buffer(stores[name].buffer)
+        into = [n for n, x in stores.items() if x.buffer == b.name and x.combine is not None]
+        agreed = all(n in made.chosen and made.chosen[n][1][1] == width for n in into)
+        plain = len(b.shape) == 2 and b.scope == "local"  # not yet in panels
+        if agreed and plain and b.shape[1] != width and width % WHOLE == 0:
+            s.attempt(Relayout(b.name, f"i, j -> j//{width}, i, j%{width}"))
 
 
 def _operands(v: Value) -> tuple[Load, Load] | None:

@@ -32,6 +32,8 @@ def _tiles_permitted() -> bool:
 def _instructions(features: Collection[str]) -> tuple[str, ...]:
     """What default schedules try, the best first."""
     found = ["x86.amx.bf16"] if "+amx-bf16" in features else []
+    if "+amx-fp16" in features:
+        found.append("x86.amx.f16")
     if "+amx-int8" in features:
         found += [f"x86.amx.{signs}" for signs in ("s8s8", "u8s8", "s8u8", "u8u8")]
     found += [name for _, name in _dot_products(features)]

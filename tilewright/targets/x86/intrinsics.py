@@ -265,7 +265,7 @@ def _tile_product(operation: str, element: int) -> Callable[..., str]:
 
 
 def _amx(name: str, operation: str, types: tuple[str, str, str], feature: str) -> None:
-    group = 2 if types[0] == "bf16" else 4
+    group = 2 if types[0] in ("bf16", "f16") else 4
     product = _tile_product(operation, 4 // group)
     declare(
         Intrinsic(
@@ -293,6 +293,7 @@ def _amx(name: str, operation: str, types: tuple[str, str, str], feature: str) -
 
 
 _amx("x86.amx.bf16", "tdpbf16ps", ("bf16", "bf16", "f32"), "amx-bf16")
+_amx("x86.amx.f16", "tdpfp16ps", ("f16", "f16", "f32"), "amx-fp16")
 _amx("x86.amx.s8s8", "tdpbssd", ("i8", "i8", "i32"), "amx-int8")
 _amx("x86.amx.u8s8", "tdpbusd", ("u8", "i8", "i32"), "amx-int8")
 _amx("x86.amx.s8u8", "tdpbsud", ("i8", "u8", "i32"), "amx-int8")

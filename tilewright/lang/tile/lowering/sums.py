@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Load, cast, const, fn, load, walk
+from tilewright.ir.expr import Fn, Load, Value, cast, const, fn, load, walk
 from tilewright.ir.scalar import neutral
 from tilewright.ir.types import DType, bf16, f16, f32, i32, i64, u8
 from tilewright.kernel.defaults.tile_dots import SHIFT, left_dtype
@@ -170,13 +171,16 @@ def factors(
 ) -> tuple[Tile, Tile, int]:
     """What a product reads, and how much was added to the first: narrow numbers where the target
     multiplies groups of them, else numbers widened to the element of the sums, once each."""
-    a, b = both
-    sizes = (*a.shape[-2:-1], b.shape[-1], a.shape[-1])
-    left = None
-    if low.target is not None and a.dtype is not e:
-        left = left_dtype(low.target, (a.dtype, b.dtype, e), sizes)
-    if left is None:
+    found = None
+    for a, b in (both, as_bfloat16(both)):
+        sizes = (a.shape[-2], b.shape[-1], a.shape[-1])
+        if low.target is not None and a.dtype is not e and found is None:
+            left = left_dtype(low.target, (a.dtype, b.dtype, e), sizes)
+            found = None if left is None else (a, b, left)
+    if found is None:
+        a, b = both
         return operand(low, a, e), operand(low, b, e), 0
+    a, b, left = found
     shift = 0
     if left is not a.dtype:
         shift = 0 if left.bytes > a.dtype.bytes else SHIFT if left is u8 else -SHIFT
@@ -188,6 +192,30 @@ def factors(
     # It will be packed: whoever else reads it would not want that.
     alone = b.buffer and b.buffer != a.buffer and low.uses.count(o.args[1]) == 1
     return a, b if alone else copied(low, b), shift
+
+
+def as_bfloat16(both: tuple[Tile, Tile]) -> tuple[Tile, Tile]:
+    """Eight-bit floats that were widened to float16: bfloat16 holds them exactly too, and more
+    machines multiply it."""
+    out: list[Tile] = []
+    for t in both:
+        v = t.at(tuple(D.var(f"?{k}", n) for k, n in enumerate(t.shape)))
+        if not (t.dtype is f16 and isinstance(v, Fn) and v.name == "cast"):
+            return both
+        if v.args[0].dtype.bits != 8 or not v.args[0].dtype.is_float:
+            return both
+        out.append(replace(t, dtype=bf16, at=_cast_again(t), dim=None, buffer=""))
+    return out[0], out[1]
+
+
+def _cast_again(t: Tile) -> Callable[[At], Value]:
+    at = t.at
+
+    def eight(i: At) -> Value:
+        v = at(i)
+        return cast(v.args[0] if isinstance(v, Fn) and v.name == "cast" else v, bf16)
+
+    return eight
 
 
 def shifted_back(low: Lowering, b: Tile, sums: str, shape: tuple[int, ...], shift: int) -> None:
