@@ -144,8 +144,20 @@ def descriptor_kind(x: TensorDescriptor, base: Kind) -> Kind:
         steps = Argument.scalar(DTYPES["i64"])
         parts = [base.argument, *[sizes] * rank, *[steps] * (rank - 1), Argument.constant(1)]
         text = f"tensordesc<{base.text[1:]}[{','.join(map(str, block))}]>"
-        found = _descriptors.setdefault(key, Kind(Argument.group(parts, x.maker()), text))
+        make = _Made(f"{text} {rank} {x.padding}", x.maker())
+        found = _descriptors.setdefault(key, Kind(Argument.group(parts, make), text))
     return found
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Puts the parts of an argument together; the text says how, to be compared."""
+
+    text: str
+    make: Callable[[tuple[Any, ...]], Any]
+
+    def __call__(self, parts: tuple[Any, ...]) -> Any:
+        return self.make(parts)
 
 
 @dataclass
@@ -405,7 +417,10 @@ def argument_of(kind: Any) -> Argument:
     if isinstance(kind, Kind):
         return kind.argument
     kinds, container = kind
-    make = None if container is tuple else lambda parts: container(*parts)
+    make = None
+    if container is not tuple:
+        text = f"{container.__module__}.{container.__qualname__}{container._fields}"
+        make = _Made(text, lambda parts: container(*parts))
     return Argument.group([argument_of(k) for k in kinds], make)
 
 

@@ -30,7 +30,7 @@ from tilewright.targets import host
 
 Grid = tuple[int, int, int]
 MAX_PROGRAMS = 2**31 - 1
-_COMPILER = "tilewright.driver.tile_compile"
+_COMPILER = "tilewright.driver.tile_kept"
 
 
 class Launchable(Protocol):
@@ -94,8 +94,7 @@ class NativeExecutor:
 
     def prepare(self, wanted: Wanted, log: Log) -> Launchable:
         compiler = import_module(_COMPILER)
-        made = compiler.compile_tile(wanted.kernel(), host(), log, wanted.meeting)
-        return _Native(wanted, made)
+        return _Native(wanted, compiler.kept_tile(wanted, host(), log))
 
 
 @dataclass
