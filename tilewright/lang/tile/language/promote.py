@@ -112,11 +112,11 @@ def cast(v: Value, to: dtype, rounding: str | None = None) -> Value:
     source = v.element
     if rounding not in (None, "rtne", "rtz"):
         raise Invalid(f"fp_downcast_rounding={rounding!r}", hint='"rtne" or "rtz"')
+    if source == target:  # whatever the rounding: kernels cast to what a pointer points to
+        return v
     if rounding is not None and not _narrows(source, target):
         what = f"fp_downcast_rounding for a cast of {described(v)} to {to}"
         raise Invalid(what, hint="it is for casts of floats to narrower floats only")
-    if source == target:
-        return v
     result = v.type.with_element(target)
     if isinstance(source, Pointer) or isinstance(target, Pointer):
         return _cast_address(v, to, result)
