@@ -282,7 +282,9 @@ class _Function(Branches):
     def _beside_each_other(self, s: Loop) -> bool:
         """Iterations that fill the places between lanes: their vectors become one store."""
         store, parts = s.body[0], s.extent
-        if self.lane is None or self.under or parts not in (2, 4) or len(s.body) != 1:
+        if self.lane is None or self.under or len(s.body) != 1:
+            return False
+        if not isinstance(parts, int) or parts not in (2, 4):
             return False
         if not isinstance(store, Store) or store.combine is not None or self.streams:
             return False
