@@ -14,7 +14,6 @@ from typing import cast
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import examples.tiles
@@ -96,29 +95,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     tw.set_threads(given.threads)
     wrong, results = 0, []
     warning = None if given.quick else busy()
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     try:
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task("")
-            for name in given.names or NAMES:
-                shown = example(name)
-                progress.update(task, description=f"{name}: is it right?")
-                verdicts = shown.check(given.quick)
-                bad = [v for v in verdicts if not v.right]
-                wrong += len(bad)
-                progress.print(
-                    f"{name}: {len(verdicts) - len(bad)} of {len(verdicts)} checks right"
-                )
-                for v in bad:
-                    progress.print(f"  {v}", markup=False)
-                progress.update(task, description=f"{name}: tuning")
-                for case in shown.cases(given.quick):
-                    progress.update(task, description=f"{name}: timing {case.name}")
-                    results.append(timed(case, rounds))
-                if given.plot is not None:
-                    progress.update(task, description=f"{name}: drawing")
-                    points = min(rounds, CURVE_ROUNDS)
-                    shown.plot(given.quick, points).run(save_path=given.plot)
+        for name in given.names or NAMES:
+            shown = example(name)
+            verdicts = shown.check(given.quick)
+            bad = [v for v in verdicts if not v.right]
+            wrong += len(bad)
+            console.print(f"{name}: {len(verdicts) - len(bad)} of {len(verdicts)} checks right")
+            for v in bad:
+                console.print(f"  {v}", markup=False)
+            for case in shown.cases(given.quick):
+                results.append(timed(case, rounds))
+                console.print(f"  timed {case.name}, {len(results[-1].ours)} rounds")
+            if given.plot is not None:
+                shown.plot(given.quick, min(rounds, CURVE_ROUNDS)).run(save_path=given.plot)
+                console.print(f"  drew {name}.png")
     finally:
         torch.set_num_threads(before[0])
         tw.set_threads(before[1])
@@ -128,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if warning:
         console.print(warning)
     if given.plot is not None:
-        console.print(f"plots and their numbers: {given.plot}", markup=False)
+        console.print(f"plots (bands hold 95 %) and their numbers: {given.plot}", markup=False)
     return 1 if wrong else 0
 
 

@@ -10,10 +10,18 @@ from typing import Any, Protocol
 import torch
 
 import tilewright as tw
-from tilewright.bench.measure import median_interval, ratio, ratio_interval, repeats_of, seconds
+from tilewright.bench.measure import (
+    ROUND_SECONDS,
+    median_interval,
+    ratio,
+    ratio_interval,
+    repeats_of,
+    seconds,
+)
 
 OURS, PEER = "tilewright", "torch"
 TRIAL = 3  # rounds
+MOST_SECONDS = 30.0  # for the rounds of one case
 
 # ---- being right
 
@@ -108,11 +116,16 @@ class Timed:
 
 def timed(case: Case, rounds: int) -> Timed:
     """Both take turns, and who begins changes: what disturbs the machine disturbs both. Few rounds
-    are a trial, of one call each."""
+    are a trial, of one call each; calls that take seconds are not made often."""
     calls = (case.ours, case.peer)
     for call in calls:
         call()  # compiles
-    repeats = [repeats_of(call) if rounds > TRIAL else 1 for call in calls]
+    if rounds <= TRIAL:
+        repeats = (1, 1)
+    else:
+        once = [seconds(call, 1) for call in calls]
+        repeats = tuple(1 if t > ROUND_SECONDS else repeats_of(c) for c, t in zip(calls, once))
+        rounds = max(1, min(rounds, int(MOST_SECONDS / sum(once))))
     found: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
         for k in (0, 1) if number % 2 == 0 else (1, 0):
