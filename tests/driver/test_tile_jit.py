@@ -359,6 +359,68 @@ def test_asserts_hold_while_debugging_only(monkeypatch):
         checked[(1,)](bad, BLOCK=8)
 
 
+def test_a_launch_overrules_its_kernel_and_the_process_both(monkeypatch):
+    bad = np.full(64, -1, np.int32)
+    always = tw.jit(checked.fn, debug=True)
+    with pytest.raises(tw.TilewrightError, match="device_assert"):
+        always[(1,)](bad, BLOCK=64)
+    always[(1,)](bad, BLOCK=64, debug=False)
+    with pytest.raises(tw.TilewrightError, match="device_assert"):
+        checked[(1,)](bad, BLOCK=64, debug=True)
+    monkeypatch.setattr(DEFAULTS, "debug", True)
+    with pytest.raises(tw.TilewrightError, match="device_assert"):
+        always[(1,)](bad, BLOCK=64, debug=False)
+
+
+@tw.jit
+def computed(x, y, out, how: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    a, b = tl.load(x + i), tl.load(y + i)
+    if how == "add":
+        r = a + b
+    elif how == "sub":
+        r = a - b
+    elif how == "mul":
+        r = a * b
+    else:
+        r = tl.mul(a, b, sanitize_overflow=False)
+    for _ in range(2):
+        r = r + 0
+    tl.store(out + i, r)
+
+
+@pytest.mark.parametrize(
+    ("how", "a", "b"), [("add", 2**31 - 1, 1), ("sub", -(2**31), 1), ("mul", 2**16, 2**15)]
+)
+def test_overflow_is_found_while_debugging(how, a, b):
+    x, y, out = np.zeros(64, np.int32), np.zeros(64, np.int32), np.zeros(64, np.int32)
+    f = tw.jit(computed.fn)
+    f[(1,)](x, y, out, how, BLOCK=64, debug=True)
+    x[7], y[7] = a, b
+    f[(1,)](x, y, out, how, BLOCK=64)
+    with pytest.raises(tw.TilewrightError) as found:
+        f[(1,)](x, y, out, how, BLOCK=64, debug=True)
+    assert f"int32 overflow detected for operation {how}" in str(found.value)
+    assert "test_tile_jit.py:" in str(found.value)
+    f[(1,)](x, y, out, how, BLOCK=64, debug=True, sanitize_overflow=False)
+    x[7] = abs(a) // 2 - 1
+    f[(1,)](x, y, out, how, BLOCK=64, debug=True)
+
+
+def test_what_is_meant_to_wrap_does():
+    x, out = np.full(64, 2**30, np.int32), np.zeros(64, np.int32)
+    tw.jit(computed.fn)[(1,)](x, x, out, "wrapped", BLOCK=64, debug=True)
+
+    @tw.jit
+    def noise(out, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK)
+        tl.store(out + i, tl.rand(12345, i))
+
+    drawn = np.zeros(64, np.float32)
+    noise[(1,)](drawn, BLOCK=64, debug=True)
+    assert len(set(drawn)) > 32
+
+
 def test_interpreted_step_by_step():
     x, out = torch.randn(100), torch.zeros(100)
     f = tw.jit(add.fn)

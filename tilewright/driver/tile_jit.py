@@ -202,9 +202,10 @@ class JITFunction(TileFunction, KernelInterface[T]):
             hash(key)
         except (TypeError, RuntimeError, TilewrightError) as problem:
             raise self._explained(given, problem) from None
-        debug = bool(options.get("debug") or self.debug or DEFAULTS.debug)
+        # As Triton has it: a launch overrules its kernel, and the process both.
+        debug = bool(options.get("debug", self.debug) or DEFAULTS.debug)
         # Launches look for the bare key: it is that of the usual case.
-        full = (key, "debug") if debug else key
+        full = (key, "debug", _sanitizes(options)) if debug else key
         with self._lock:
             if self.changed_global():
                 self._forget_changed()
@@ -247,12 +248,13 @@ class JITFunction(TileFunction, KernelInterface[T]):
         runtime = [arguments[p.name] for p in self.parameters if not p.is_constexpr]
         constants = {n: a.value for n, a in arguments.items() if _is_constant(a)}
         signature = {n: _signature(a) for n, a in arguments.items()}
+        wanted = Wanted(self, arguments, debug, _sanitizes(options), meeting)
         about = SimpleNamespace(fn=self, signature=signature, constants=constants)
         return CompiledKernel(
             function=self,
             name=self.repr(about),
             signature=signature,
-            launchable=chosen.prepare(Wanted(self, arguments, debug, meeting), self.log),
+            launchable=chosen.prepare(wanted, self.log),
             wants_given=chosen.wants_given,
             pick=_picker(runtime),
             options=dict(options),
@@ -339,6 +341,10 @@ class BadOption(Invalid, AssertionError):
 
 class UnknownOption(Invalid, KeyError):
     """A keyword that is neither a parameter of the kernel nor an option of launches."""
+
+
+def _sanitizes(options: Mapping[str, Any]) -> bool:
+    return bool(options.get("sanitize_overflow", True))
 
 
 def _is_constant(a: Argument) -> bool:

@@ -75,7 +75,7 @@ def key_of(wanted: Wanted, target: Target) -> str:
     parts = [
         f"llvm {LLVM_VERSION} python {sys.version}",
         f"{target.key()} {target.codegen_key()}",
-        f"debug {wanted.debug} meeting {wanted.meeting}",
+        f"debug {wanted.debug} {wanted.sanitize} meeting {wanted.meeting}",
         *_function(wanted.function, seen),
         *(f"{name}: {_argument(a, seen)}" for name, a in wanted.arguments.items()),
     ]

@@ -22,6 +22,7 @@ from tilewright.base.events import Log
 from tilewright.driver.tile_overlap import Key, Relation, meeting
 from tilewright.lang.tile.front.frontend import translate
 from tilewright.lang.tile.front.functions import Argument, TileFunction
+from tilewright.lang.tile.front.overflow import assert_no_overflow
 from tilewright.lang.tile.front.sweep import sweep
 from tilewright.lang.tile.ir import Block, Kernel, Operation, kernel_text, walk
 from tilewright.lang.tile.lowering.state import APART, Meeting
@@ -62,10 +63,11 @@ class Wanted:
     function: TileFunction
     arguments: Mapping[str, Argument]
     debug: bool = False  # are asserts checked?
+    sanitize: bool = True  # and overflows of integers, while debugging?
     meeting: Meeting = APART  # which of the arguments are into the same memory
 
     def kernel(self) -> Kernel:
-        return translated(self.function, self.arguments, self.debug)
+        return translated(self.function, self.arguments, self.debug, self.sanitize)
 
 
 @dataclass
@@ -119,9 +121,13 @@ class InterpretExecutor:
         return _Interpreted(wanted)
 
 
-def translated(function: TileFunction, arguments: Mapping[str, Argument], debug: bool) -> Kernel:
+def translated(
+    function: TileFunction, arguments: Mapping[str, Argument], debug: bool, sanitize: bool = False
+) -> Kernel:
     """The kernel for these arguments. Asserts are part of it only while debugging."""
     kernel = translate(function, arguments)
+    if debug and sanitize:
+        assert_no_overflow(kernel)
     if not debug and any(map(_is_for_debugging, walk(kernel.body))):
         _drop_asserts(kernel.body)
         sweep(kernel)

@@ -17,20 +17,28 @@ from tilewright.lang.tile.language.types import constexpr, float32, unwrap
 
 @builtin
 def add(x: Any, y: Any, sanitize_overflow: Any = True) -> tensor:
-    """x + y"""
-    return wrap(value(x)) + y
+    """x + y; `sanitize_overflow=False` says that it is meant to wrap around."""
+    return _wrapping(wrap(value(x)) + y, sanitize_overflow)
 
 
 @builtin
 def sub(x: Any, y: Any, sanitize_overflow: Any = True) -> tensor:
-    """x - y"""
-    return wrap(semantic.sub(operand(x), operand(y)), x)
+    """x - y; `sanitize_overflow=False` says that it is meant to wrap around."""
+    return _wrapping(wrap(semantic.sub(operand(x), operand(y)), x), sanitize_overflow)
 
 
 @builtin
 def mul(x: Any, y: Any, sanitize_overflow: Any = True) -> tensor:
-    """x * y"""
-    return wrap(semantic.mul(operand(x), operand(y)))
+    """x * y; `sanitize_overflow=False` says that it is meant to wrap around."""
+    return _wrapping(wrap(semantic.mul(operand(x), operand(y))), sanitize_overflow)
+
+
+def _wrapping(t: tensor, sanitize: Any) -> tensor:
+    """Debugging kernels leave it unchecked: front/overflow.py."""
+    maker = value(t).made_by
+    if not unwrap(sanitize) and maker is not None and maker.name == "map":
+        maker.attrs["wraps"] = True
+    return t
 
 
 @builtin
