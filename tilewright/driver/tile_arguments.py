@@ -55,6 +55,10 @@ class TooWide(Invalid, OverflowError):
     """A number that no integer of a kernel holds."""
 
 
+class BadArguments(Invalid, TypeError):
+    """Arguments that a kernel cannot be launched with."""
+
+
 class Kind:
     """What a kernel is told of one argument. Compared by identity: make it through the functions
     below, which keep one of each."""

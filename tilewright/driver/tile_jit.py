@@ -22,6 +22,7 @@ from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.base.events import Log
 from tilewright.driver.tile_arguments import (
     PLAIN,
+    BadArguments,
     TooWide,
     argument_of,
     constant_key,
@@ -38,6 +39,9 @@ from tilewright.driver.tile_launch import (
     remember_grid,
 )
 from tilewright.driver.tile_overlap import relation
+from tilewright.driver.tile_wrappers import MockTensor as MockTensor
+from tilewright.driver.tile_wrappers import TensorWrapper as TensorWrapper
+from tilewright.driver.tile_wrappers import reinterpret as reinterpret
 from tilewright.ir.types import DType
 from tilewright.lang.tile.front.functions import (
     Argument,
@@ -331,10 +335,6 @@ class _Missing:
     """Stands for an argument that a launch was not given."""
 
 
-class BadArguments(Invalid, TypeError):
-    """Arguments that a kernel cannot be launched with."""
-
-
 class BadOption(Invalid, AssertionError):
     """An option of a launch that no GPU would take."""
 
@@ -499,83 +499,6 @@ def calls(f: JITFunction[Any]) -> Calls:
 
 def _tuple(items: Sequence[str]) -> str:
     return f"({''.join(f'{x}, ' for x in items)})"
-
-
-# ---- stand-ins and wrappers of tensors
-
-
-class MockTensor:
-    """Stands for a tensor of a dtype where a kernel is made and not run."""
-
-    def __init__(self, dtype: Any, shape: Sequence[int] | None = None):
-        self.dtype = dtype
-        self.shape = [1] if shape is None else list(shape)
-
-    @staticmethod
-    def wrap_dtype(arg: Any) -> Any:
-        kind = type(arg)
-        is_dtype = kind.__name__ == "dtype" and kind.__module__ == "torch"
-        return MockTensor(arg) if is_dtype else arg
-
-    def data_ptr(self) -> int:
-        return 0
-
-    def stride(self, axis: int | None = None) -> Any:
-        steps = [1]
-        for size in reversed(self.shape[1:]):
-            steps.insert(0, steps[0] * size)
-        return tuple(steps) if axis is None else steps[axis]
-
-
-class TensorWrapper:
-    """A tensor whose bytes a kernel sees as another dtype."""
-
-    def __init__(self, base: Any, dtype: Any):
-        self.base = base
-        self.dtype = dtype
-        self.data = base.data
-        self.device = base.device
-        self.shape = base.shape
-
-    def data_ptr(self) -> int:
-        return self.base.data_ptr()
-
-    def element_size(self) -> int:
-        return self.base.element_size()
-
-    def stride(self, *axis: int) -> Any:
-        return self.base.stride(*axis)
-
-    def numel(self) -> int:
-        return self.base.numel()
-
-    def cpu(self) -> TensorWrapper:
-        return TensorWrapper(self.base.cpu(), self.dtype)
-
-    def to(self, device: Any) -> TensorWrapper:
-        return TensorWrapper(self.base.to(device), self.dtype)
-
-    def clone(self) -> TensorWrapper:
-        return TensorWrapper(self.base.clone(), self.dtype)
-
-    def copy_(self, other: TensorWrapper) -> None:
-        self.base.copy_(other.base)
-
-    def new_empty(self, sizes: Sequence[int]) -> TensorWrapper:
-        return TensorWrapper(self.base.new_empty(sizes), self.dtype)
-
-    def __repr__(self) -> str:
-        return f"TensorWrapper[{self.dtype}]({self.base})"
-
-
-def reinterpret(tensor: Any, dtype: Any) -> Any:
-    """A tensor to be seen as another dtype of the same width, without a copy."""
-    base = tensor.base if isinstance(tensor, TensorWrapper) else tensor
-    if not hasattr(base, "data_ptr"):
-        raise BadArguments(
-            f"a {type(tensor).__name__} cannot be reinterpreted", hint="a tensor can"
-        )
-    return base if base.dtype == dtype else TensorWrapper(base, dtype)
 
 
 # ---- decorators
