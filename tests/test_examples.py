@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,16 @@ def test_times_become_ratios_and_rates() -> None:
     assert found.rates(measuring.OURS) == (2.0, 4 / 3, 4.0)
     assert [len(c._cells) for c in table([found], 2).columns] == [1] * 8
     assert bar(1.0).endswith("│") and bar(0.5).count("━") == 3 and bar(9.0).count("━") == 12
+
+
+def test_slow_calls_are_not_made_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    case = measuring.Case("it", lambda: None, lambda: calls.append(time.sleep(0.06)), 1.0, "GB/s")
+    monkeypatch.setattr(measuring, "MOST_SECONDS", 0.13)
+    found = measuring.timed(case, rounds=50)
+    # One call to compile, one to see how long it takes, and one or two rounds of one call.
+    assert len(found.ours) == len(found.peer) <= 2 and len(calls) <= 4
+    assert min(found.peer) >= 0.05
 
 
 @pytest.mark.parametrize(
