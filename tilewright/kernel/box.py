@@ -16,6 +16,7 @@ from tilewright.kernel.dependence import carried
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import (
     Alloc,
+    Atomic,
     Loop,
     Nest,
     OnAccess,
@@ -23,7 +24,7 @@ from tilewright.kernel.nest import (
     Prefetch,
     Stmt,
     Store,
-    stages_in,
+    bodies,
     substitute,
     transform,
     walk,
@@ -36,11 +37,24 @@ OnLoad = Callable[[Load], Value]
 
 def own_statements(n: Nest, stage: str) -> list[tuple[Stmt, Path]]:
     """The outermost statements that compute a stage and nothing else, with the loops around."""
-    found = []
-    for s, p in walk(n.body):
-        inside = any(stages_in(q) == {stage} for q in p)
-        if isinstance(s, (Loop, Store)) and stages_in(s) == {stage} and not inside:
-            found.append((s, p))
+    found: list[tuple[Stmt, Path]] = []
+
+    def visit(body: tuple[Stmt, ...], path: Path) -> set[str]:
+        """The stages of a body; what is found inside a statement of its own gives way to it."""
+        whole: set[str] = set()
+        for s in body:
+            before = len(found)
+            if isinstance(s, (Store, Atomic)):
+                inside = {s.stage}
+            else:
+                around = (*path, s) if isinstance(s, Loop) else path
+                inside = set().union(*(visit(x, around) for x in bodies(s)))
+            if isinstance(s, (Loop, Store)) and inside == {stage}:
+                found[before:] = [(s, path)]
+            whole |= inside
+        return whole
+
+    visit(n.body, ())
     return found
 
 
