@@ -17,6 +17,10 @@ from tilewright.llvm.scalars import memory_type, register_type, vector
 from tilewright.llvm.writer import LANE, Writer
 
 
+def _whole_number(v: Value) -> int | None:
+    return int(v.value) if isinstance(v, Const) and v.dtype.kind in "iu" else None
+
+
 class Values(Writer):
     def is_vector(self, v: Value) -> bool:
         return self.lane is not None and self.lane[0] in v.symbols()
@@ -83,8 +87,28 @@ class Values(Writer):
             c = get(condition, guarded)
             a, b = get(v.args[1], True), get(v.args[2], True)
             return self.arith.apply("select", v.dtype, w, [c, a, b])
+        if vec and w > 1 and (found := self._lanes_before(v, w)) is not None:
+            return found
         args = [get(a, guarded) for a in v.args]
         return self.arith.apply(v.name, v.args[-1].dtype, w, args)
+
+    def _lanes_before(self, v: Fn, w: int) -> str | None:
+        """A comparison of two index functions that differ by the lane and one number: the lanes
+        before or after that number. Numbers of lanes are small where indices have 64 bits."""
+        dims = [x.dim if isinstance(x, Index) else _whole_number(x) for x in v.args]
+        if v.name not in ("lt", "le", "gt", "ge") or None in dims or self.lane is None:
+            return None
+        a, b = (x for x in dims if x is not None)
+        above = b - a if v.name in ("lt", "le") else a - b  # more than zero, or not less
+        lane = self._terms(above)[2]
+        if lane not in (1, -1):
+            return None
+        rest = above - lane * D.as_int(self.lane[0]) + (v.name in ("le", "ge"))
+        low, high = (0, w) if lane == -1 else (1 - w, 1)
+        base = self.arith_call("smin", self.arith_call("smax", self.dim(rest), str(low)), str(high))
+        limit = self.arith.splat(self.put(f"trunc i64 {base} to i32"), "i32", w)
+        numbers = ", ".join(f"i32 {-lane * k}" for k in range(w))
+        return self.put(f"icmp slt <{w} x i32> <{numbers}>, {limit}")
 
     def _settled(self, condition: Value) -> Value:
         """A condition, as far as unrolled loops have not settled it."""

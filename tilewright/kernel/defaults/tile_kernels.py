@@ -17,7 +17,7 @@ from tilewright.kernel.defaults.scheduler import Scheduler, accesses, lanes_for,
 from tilewright.kernel.defaults.tile_dots import grouped_products
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.intrinsic import INTRINSICS
-from tilewright.kernel.nest import Atomic, Loop, Nest, Path, Report, Store, walk
+from tilewright.kernel.nest import Alloc, Atomic, Loop, Nest, Path, Report, Store, walk
 from tilewright.kernel.step import Step
 from tilewright.kernel.steps.prefetch import Prefetch
 from tilewright.kernel.steps.relayout import Relayout
@@ -81,8 +81,8 @@ def _prefetch(s: Scheduler, product: str, found: _Stages) -> None:
 
 
 def _panels(s: Scheduler, found: _Stages) -> dict[str, int]:
-    """Second operands of products, stored as the columns of one register tile after the other:
-    what the instruction reads is one stream."""
+    """Second operands of products, and sums that a loop adds products to, stored as the columns of
+    one register tile after the other: what the instruction goes through is one stream."""
     out: dict[str, int] = {}
     for name in found.order:
         store, path = found.stores[name], found.paths[name]
@@ -94,10 +94,11 @@ def _panels(s: Scheduler, found: _Stages) -> dict[str, int]:
         b = store.value.args[1]
         assert isinstance(b, Load)
         rows, columns, deep = (D.as_int(p.var) for p in own[-3:])
-        for name, index, plain in (
-            (str(b.source), b.index, (deep, columns)),
-            (store.buffer, store.index, (rows, columns)),
-        ):
+        wanted = [(str(b.source), b.index, (deep, columns))]
+        outside = [p for p in path if p not in own]
+        if outside and Alloc(store.buffer) not in (x for x, _ in walk(outside[-1].body)):
+            wanted.append((store.buffer, store.index, (rows, columns)))
+        for name, index, plain in wanted:
             at = s.nest.buffer(name)
             wide = at.shape[-1]
             if index != plain or at.scope != "local" or name in out or not isinstance(wide, int):
