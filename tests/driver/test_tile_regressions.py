@@ -69,3 +69,23 @@ def test_what_an_inner_loop_adds_to_is_not_changed_by_it(late: bool) -> None:
     inner_products_kernel[(1,)](a, b, x, out, 3, 2, LATE=late)
     want = sum(2 * (a @ b + 2 * x[k : k + 256].reshape(16, 16)) for k in (0, 0, 1))
     np.testing.assert_array_equal(out, want)
+
+
+@tw.jit
+def sums_after_kernel(a, out, first, n):
+    i = tl.arange(0, 16)
+    at = i[:, None] * 16 + i[None, :]
+    p = tl.load(a + at)
+    acc = tl.zeros((16, 16), dtype=tl.float32)
+    for _ in range(n):
+        acc = tl.dot(p, p, acc)
+    tl.store(out + at, tl.dot(p, p, acc * 2.0))
+    tl.store(first + at, acc)
+
+
+def test_the_result_of_a_loop_is_read_twice() -> None:
+    a = np.random.default_rng(0).integers(-3, 4, (16, 16)).astype(np.float32)
+    out, first = np.zeros_like(a), np.zeros_like(a)
+    sums_after_kernel[(1,)](a, out, first, 2)
+    np.testing.assert_array_equal(first, 2 * (a @ a))
+    np.testing.assert_array_equal(out, 5 * (a @ a))

@@ -108,6 +108,8 @@ def lower_for(low: Lowering, o: ir.Operation) -> None:
         assign(low, [n for n, _ in held], [t for _, t in held])
 
     low.out.append(Loop(D.the_sym(loop), "serial", low.inner(body)))
+    for n in filter(None, names):
+        low.uses.carried.pop(n, None)  # from here on it holds a result, which others may read
 
 
 def count_of(low: Lowering, first: Tile, end: Tile, step: Tile) -> Dim:
