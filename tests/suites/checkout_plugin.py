@@ -1,0 +1,56 @@
+"""Marks what is known not to pass of others' tests, and picks a few of their cases; see
+checkouts.py."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tests from a checkout")
+    group.addoption("--known", type=Path, help="what does not pass: reasons by pattern, in JSON")
+    group.addoption("--smallest", type=int, help="only so many cases of each test")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    path, most = config.getoption("--known"), config.getoption("--smallest")
+    known: dict[str, str] = json.loads(path.read_text()) if path else {}
+    for item in items:
+        name = f"{item.path.name}::{item.name}"
+        for pattern, reason in known.items():
+            # Brackets are part of the names of cases, not of the pattern.
+            if fnmatchcase(name, pattern.replace("[", "[[]")):
+                item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+    if most:
+        kept = set(smallest(items, most))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+
+
+def smallest(items: Iterable[pytest.Item], most: int) -> Iterable[pytest.Item]:
+    """The cases of each test whose numbers are smallest: their sizes are meant for GPUs."""
+    tests: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
+    for cases in tests.values():
+        yield from sorted(cases, key=_size)[:most]
+
+
+def _size(item: pytest.Item) -> int:
+    case = getattr(item, "callspec", None)
+    return 0 if case is None else math.prod(_numbers(case.params.values()))
+
+
+def _numbers(values: Iterable[Any]) -> Iterable[int]:
+    for value in values:
+        if isinstance(value, int) and value > 0:
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _numbers(value)
