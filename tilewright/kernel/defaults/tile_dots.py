@@ -128,14 +128,15 @@ class Products:
         if found is None:
             return False
         g, (height, width) = found
-        rows, columns, over = own[-3:]
+        columns, over = own[-2:]
+        rows = _rows(own, _operands(s.store(stage).value)[1])  # type: ignore[index]
         saved = s.nest, list(s.trace)
         across, wide = _halved(s, columns, width)
-        down, tall = _halved(s, rows, height)
+        down, tall = _halved(s, rows, height) if rows is not None else ([], "")
         s.do(Split(over.name, g.group))
-        inside = (tall, wide, f"{over.name}.0", f"{over.name}.1")
+        inside = [x for x in (tall, wide, f"{over.name}.0", f"{over.name}.1") if x]
         order = Reorder((*across, *down, *inside))
-        if s.attempt(order) and s.attempt(Tensorize(tall, g.name)):
+        if s.attempt(order) and s.attempt(Tensorize(inside[0], g.name)):
             return True
         s.nest, s.trace[:] = saved
         return False
@@ -162,30 +163,24 @@ def _halved(s: Scheduler, loop: Loop, size: int) -> tuple[list[str], str]:
 def grouped_products(
     s: Scheduler, stores: Mapping[str, Store], paths: Mapping[str, Path]
 ) -> Products:
-    """Finds the products of narrow tiles and lays out their second operands."""
+    """Finds the products of narrow tiles and lays out their second operands; sums of columns, which
+    are products with one row, take the layout that they find."""
     out = Products()
-    for name, store in stores.items():
-        own = [p for p in paths[name] if p.name.startswith(f"{name}.")]
-        operands = _operands(store.value)
-        if store.combine != "add" or operands is None or len(own) < 3:
+    found = {n: p for n, x in stores.items() if (p := _product(s, n, x, paths[n])) is not None}
+    for name in sorted(found, key=lambda n: found[n].rows is None):
+        p, panel = found[name], str(found[name].b.source)
+        g = next(_known(s.target, p.dtypes, p.sizes), None)
+        if g is None:
             continue
-        rows, columns, over = own[-3:]
-        sizes = (rows.extent, columns.extent, over.extent)
-        a, b = operands
-        if not all(isinstance(n, int) for n in sizes):
-            continue
-        dtypes = (a.dtype, b.dtype, s.nest.buffer(store.buffer).dtype)
-        g = next(_known(s.target, dtypes, sizes), None)  # type: ignore[arg-type]
-        plain = b.index[-2:] == (D.as_int(over.var), D.as_int(columns.var))
-        if g is None or not plain or s.nest.buffer(str(b.source)).scope != "local":
-            continue
-        tile = _tile(s.target, g, sizes)  # type: ignore[arg-type]
-        panel = str(b.source)
-        if panel not in out.packed and s.attempt(Relayout(panel, _map(len(b.index), g, tile[1]))):
-            out.packed[panel] = g.group, tile[1]
-        if out.packed.get(panel) == (g.group, tile[1]):
-            out.chosen[name] = g, tile
-            out.rows.add(str(a.source))
+        known = out.packed.get(panel)
+        height, width = _tile(s.target, g, p.sizes)
+        if known is None and s.attempt(Relayout(panel, _map(len(p.b.index), g, width))):
+            out.packed[panel] = g.group, width
+        elif known is not None and p.rows is None:
+            width = known[1]
+        if out.packed.get(panel) == (g.group, width):
+            out.chosen[name] = g, (height, width)
+            out.rows.add(str(p.a.source))
     _sums_in_panels(s, out, stores)
     return out
 
@@ -200,6 +195,41 @@ def _sums_in_panels(s: Scheduler, made: Products, stores: Mapping[str, Store]) -
         plain = len(b.shape) == 2 and b.scope == "local"  # not yet in panels
         if agreed and plain and b.shape[1] != width and width % WHOLE == 0:
             s.attempt(Relayout(b.name, f"i, j -> j//{width}, i, j%{width}"))
+
+
+@dataclass(frozen=True)
+class _Product:
+    a: Load
+    b: Load
+    rows: Loop | None
+    dtypes: tuple[DType, DType, DType]
+    sizes: Sizes
+
+
+def _product(s: Scheduler, stage: str, store: Store, path: Path) -> _Product | None:
+    """A stage that adds up products of what is cast, its second operand as it was filled."""
+    own = [p for p in path if p.name.startswith(f"{stage}.")]
+    operands = _operands(store.value)
+    if store.combine != "add" or operands is None or len(own) < 2:
+        return None
+    a, b = operands
+    columns, over = own[-2:]
+    rows = _rows(own, b)
+    sizes = (1 if rows is None else rows.extent, columns.extent, over.extent)
+    plain = b.index[-2:] == (D.as_int(over.var), D.as_int(columns.var))
+    if not plain or s.nest.buffer(str(b.source)).scope != "local":
+        return None
+    tall, wide, deep = sizes
+    if not (isinstance(tall, int) and isinstance(wide, int) and isinstance(deep, int)):
+        return None
+    dtypes = (a.dtype, b.dtype, s.nest.buffer(store.buffer).dtype)
+    return _Product(a, b, rows, dtypes, (tall, wide, deep))
+
+
+def _rows(own: list[Loop], b: Load) -> Loop | None:
+    """The loop over rows, which the second operand does not know."""
+    found = own[-3] if len(own) > 2 else None
+    return None if found is None or found.var in b.symbols() else found
 
 
 def _operands(v: Value) -> tuple[Load, Load] | None:

@@ -155,7 +155,7 @@ def lower_dot(low: Lowering, o: ir.Operation) -> None:
     a, b, shift = factors(low, o, (a, b), e)
     sums = sums_of(low, o.args[2], c, e)
     if shift:
-        shifted_back(low, b, sums, c.shape, shift)
+        shifted_back(low, (a.dtype, b), sums, c.shape, shift)
     stage = low.fresh("d")
     shape = c.shape
     axes = [D.var(f"{stage}.i{k}", n) for k, n in enumerate(shape)]
@@ -218,16 +218,22 @@ def _cast_again(t: Tile) -> Callable[[At], Value]:
     return eight
 
 
-def shifted_back(low: Lowering, b: Tile, sums: str, shape: tuple[int, ...], shift: int) -> None:
-    """Takes off what a first operand that is moved by a number adds to every sum of a column."""
-    e = low.buffers[sums].dtype
+def shifted_back(
+    low: Lowering, by: tuple[DType, Tile], sums: str, shape: tuple[int, ...], shift: int
+) -> None:
+    """Takes off what a first operand that is moved by a number adds to every sum of a column. The
+    columns are added up as a product with ones, for which there is an instruction."""
+    e, (one, b) = low.buffers[sums].dtype, by
     across = (*shape[:-2], shape[-1])
     columns = low.local(across, e)
     low.fill(columns, number(0, e, across))
+    ones = low.local(b.shape[-2:-1], one)
+    low.fill(ones, number(1, one, b.shape[-2:-1]))
     stage = low.fresh("d")
     axes = [D.var(f"{stage}.i{k}", n) for k, n in enumerate(across)]
     over = D.var(f"{stage}.r0", b.shape[-2])
-    value = cast(b.at((*axes[:-1], over, axes[-1])), e)
+    right = cast(b.at((*axes[:-1], over, axes[-1])), e)
+    value = fn("mul", cast(load(ones, (over,), one), e), right)
     update = Store(stage, columns, tuple(axes), value, "add")
     low.out.append(wrap(tuple(map(D.the_sym, (*axes, over))), update))
 
