@@ -271,3 +271,24 @@ def test_numbers_for_other_machines(
     dims = {x.name: sizes[x.name[0]] // 16 if x.name[0] in sizes else 1 for x in nest.dims}
     run(nest, {k: x.reshape(-1) for k, x in arrays.items()}, dims)
     agrees(c, a, b)
+
+
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+def test_a_shift_is_taken_back_by_the_same_instruction(dtype: str) -> None:
+    forms = write_tile(translated(dtype, (64, 64, 64)), x86_with(*V4, "+avx512vnni"))
+    used = [line for line in forms.trace.splitlines() if line.startswith("Tensorize")]
+    assert len(used) == 2 and all("vpdpbusd" in line for line in used)
+
+
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+@pytest.mark.parametrize("features", [(*V4, "+avx512vnni"), V3, TILES], ids=str)
+def test_batches_of_bytes_for_other_machines(dtype: str, features: tuple[str, ...]) -> None:
+    given = {n: Argument.pointer(DTYPES[d], 16) for n, d in zip("abc", (dtype, dtype, "i32"))}
+    given |= {n: Argument.constant(x) for n, x in zip("ZMNK", (2, 16, 32, 64))}
+    nest = write_tile(translate(batches, given), x86_with(*features)).form
+    a, b = numbers(TORCH[dtype], 2, 16, 64), numbers(TORCH[dtype], 2, 64, 32, seed=1)
+    c = torch.empty(2, 16, 32, dtype=torch.int32)
+    pointers = [x for x in nest.buffers if x.pointer]
+    arrays = {p.name: in_memory(x).reshape(-1) for p, x in zip(pointers, (a, b, c))}
+    run(nest, arrays, {x.name: 1 for x in nest.dims})
+    agrees(c, a, b)
