@@ -198,13 +198,22 @@ def _product(s: Scheduler, stage: str, store: Store, own: list[Loop]) -> bool:
     steps: list[Step] = []
     outer: list[str] = []
     inside: list[str] = []
-    for loop, size in ((columns, width), (rows, height)):
-        if loop.extent == size:
-            inside.insert(0, loop.name)
+    together = _rows_together(s, store, rows, over, height)
+    row = rows.name
+    if together:
+        steps.append(Split(row, together))
+        outer.append(f"{row}.0")
+        row = f"{row}.1"
+    for name, extent, size in (
+        (columns.name, columns.extent, width),
+        (row, together or rows.extent, height),
+    ):
+        if extent == size:
+            inside.insert(0, name)
         else:
-            steps.append(Split(loop.name, size))
-            outer.append(f"{loop.name}.0")
-            inside.insert(0, f"{loop.name}.1")
+            steps.append(Split(name, size))
+            outer.append(f"{name}.0")
+            inside.insert(0, f"{name}.1")
     for name in instructions:
         saved = s.nest, list(s.trace)
         order = Reorder((*outer, *inside, over.name))
@@ -212,6 +221,20 @@ def _product(s: Scheduler, stage: str, store: Store, own: list[Loop]) -> bool:
             return True
         s.nest, s.trace[:] = saved
     return False
+
+
+def _rows_together(s: Scheduler, store: Store, rows: Loop, over: Loop, height: int) -> int | None:
+    """How many rows pass by one panel before the next does, where not all of them do: what is read
+    of the first operand stays in half of the first cache."""
+    a = store.value.args[0] if isinstance(store.value, Fn) else None
+    if not isinstance(a, Load) or not isinstance(rows.extent, int):
+        return None
+    if not isinstance(over.extent, int):
+        return None
+    row = over.extent * a.dtype.bytes
+    most = max(s.target.l1 // 2 // row, height)
+    fitting = [n for n in range(height, rows.extent, height) if rows.extent % n == 0 and n <= most]
+    return max(fitting) if fitting and most < rows.extent else None
 
 
 def _limits(instruction: str, dtype: str) -> tuple[int, int] | None:
