@@ -89,3 +89,28 @@ def test_the_result_of_a_loop_is_read_twice() -> None:
     sums_after_kernel[(1,)](a, out, first, 2)
     np.testing.assert_array_equal(first, 2 * (a @ a))
     np.testing.assert_array_equal(out, 5 * (a @ a))
+
+
+@tw.jit
+def clamped_least_kernel(x, out, B: tl.constexpr):
+    tl.store(out, tl.min(tl.clamp(tl.load(x + tl.arange(0, B)), -1.0, 1.0)))
+
+
+def test_the_least_of_what_is_known_to_be_numbers() -> None:
+    out = np.zeros(1, np.float32)
+    clamped_least_kernel[(1,)](np.linspace(-0.5, 3, 8, dtype=np.float32), out, B=8)
+    assert out[0] == -0.5
+
+
+@tw.jit
+def first_column_kernel(x, out, n):
+    i, j = tl.arange(0, 32)[:, None], tl.arange(0, 16)[None, :]
+    v = tl.load(x + i + j * 64).to(tl.int16)
+    tl.store(out + i * n + j, -v, mask=j < 1)
+
+
+def test_one_lane_of_narrow_numbers_is_stored() -> None:
+    x, out = np.arange(1024, dtype=np.int32), np.full((32, 16), 77, np.int16)
+    first_column_kernel[(1,)](x, out, 16)
+    assert (out[:, 1:] == 77).all()
+    np.testing.assert_array_equal(out[:, 0], -x[:32])

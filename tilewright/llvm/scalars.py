@@ -126,6 +126,9 @@ class Arith:
             return self.put(f"fneg {v} {a[0]}")
         if name in ("max", "min"):
             return self.intrinsic({"max": "maximum", "min": "minimum"}[name], t, lanes, *a)
+        if name in ("maxnum", "minnum"):
+            # LLVM for x86 takes the NaN of one operand where it knows that the other is none.
+            a = [x if not x.startswith("%") else self._unknown(x, t, lanes) for x in a]
         if name in _INTRINSICS:
             return self.intrinsic(_INTRINSICS[name], t, lanes, *a)
         if name.startswith("toward_zero_"):
@@ -312,6 +315,10 @@ class Arith:
         name = f"@llvm.{code}.sat.{suffix('i64', lanes)}.{suffix(ts, lanes)}"
         self.declares.add(f"declare {wide} {name}({vector(ts, lanes)})")
         return self.put(f"call {wide} {name}({vector(ts, lanes)} {x})")
+
+    def _unknown(self, x: str, t: str, lanes: int) -> str:
+        """The same numbers, of which LLVM knows nothing. It costs no instruction."""
+        return self.intrinsic("arithmetic.fence", t, lanes, x)
 
     def _toward_zero(self, to: DType, d: DType, lanes: int, x: str) -> str:
         """A float of `d` toward zero to what `to` can hold."""
