@@ -77,6 +77,9 @@ def halved(low: Lowering, o: ir.Operation, axis: int) -> None:
         low.define(r, first)
 
 
+COPIED_FOR = 4  # rows of a product that make a copy of its second operand worth while
+
+
 def copied(low: Lowering, t: Tile) -> Tile:
     """A buffer of its own with what a tile holds."""
     name = low.local(t.shape, t.dtype)
@@ -178,8 +181,8 @@ def factors(
             left = left_dtype(low.target, (a.dtype, b.dtype, e), sizes)
             found = None if left is None else (a, b, left)
     if found is None:
-        a, b = both
-        return operand(low, a, e), operand(low, b, e), 0
+        a, b = (operand(low, t, e) for t in both)
+        return a, b if a.shape[-2] < COPIED_FOR else own_copy(low, o, a, b), 0
     a, b, left = found
     shift = 0
     if left is not a.dtype:
@@ -189,9 +192,13 @@ def factors(
             by = number(shift, left, a.shape)
             a = mapped("add", (a, by), left, a.shape)
     a = low.kept(a)
-    # It will be packed: whoever else reads it would not want that.
+    return a, own_copy(low, o, a, b), shift
+
+
+def own_copy(low: Lowering, o: ir.Operation, a: Tile, b: Tile) -> Tile:
+    """A second operand that nobody else reads: it will be packed, which others would not want."""
     alone = b.buffer and b.buffer != a.buffer and low.uses.count(o.args[1]) == 1
-    return a, b if alone else copied(low, b), shift
+    return b if alone else copied(low, b)
 
 
 def as_bfloat16(both: tuple[Tile, Tile]) -> tuple[Tile, Tile]:
