@@ -86,14 +86,16 @@ def configurations(*blocks: tuple[int, int, int], group: int) -> list[tw.Config]
 FOR_CPUS = configurations(
     (64, 64, 64),
     (64, 64, 256),
-    (64, 128, 256),
-    (128, 64, 256),
-    (128, 128, 128),
+    (128, 128, 64),
     (128, 128, 256),
-    (128, 128, 512),
+    (128, 256, 64),
     (128, 256, 256),
-    (256, 128, 256),
+    (128, 512, 64),
+    (256, 256, 64),
+    (256, 256, 128),
     (256, 256, 256),
+    (256, 512, 64),
+    (512, 512, 64),
     group=4,
 )
 # What is usual on GPUs: blocks that fit shared memory and feed tensor cores.
