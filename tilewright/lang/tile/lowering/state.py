@@ -180,9 +180,11 @@ class Lowering:
         """Statements of a body of their own. Nothing of it is used after it but what it assigns."""
         saved, self.out = (self.out, self.lazy), []
         self.lazy = []
+        outer = dict(self.tiles)
         run()
         found = tuple(self.out)
         self.out, self.lazy = saved
+        self.tiles.update(outer)  # what was kept inside is there only if that was run
         return found
 
     def tile(self, v: ir.Value) -> Tile:
