@@ -292,3 +292,45 @@ def test_batches_of_bytes_for_other_machines(dtype: str, features: tuple[str, ..
     arrays = {p.name: in_memory(x).reshape(-1) for p, x in zip(pointers, (a, b, c))}
     run(nest, arrays, {x.name: 1 for x in nest.dims})
     agrees(c, a, b)
+
+
+@tw.jit
+def read_both_ways(q, k, out, T, N: tl.constexpr):
+    """A tile that is the first operand of one product and the second of another."""
+    r = tl.arange(0, N)
+    total = tl.zeros((N, N), tl.float32)
+    for first in range(0, T, N):
+        x = tl.load(q + (first + r)[:, None] * N + r[None, :])
+        y = tl.load(k + (first + r)[:, None] * N + r[None, :])
+        total = tl.dot(tl.dot(x, y), x, total)
+    tl.store(out + r[:, None] * N + r[None, :], total)
+
+
+@tw.jit
+def read_across(q, k, out, T, N: tl.constexpr):
+    """A tile from before the loop, turned round."""
+    r = tl.arange(0, N)
+    total = tl.zeros((N, N), tl.float32)
+    y = tl.load(k + r[:, None] * N + r[None, :])
+    for first in range(0, T, N):
+        total += tl.dot(tl.load(q + (first + r)[:, None] * N + r[None, :]), tl.trans(y))
+    tl.store(out + r[:, None] * N + r[None, :], total)
+
+
+@pytest.mark.parametrize("kernel", [read_both_ways, read_across])
+def test_operands_that_others_read_too_are_multiplied_by_instructions(kernel: tw.JITFunction):
+    q, k, out = torch.randn(96, 32), torch.randn(96, 32), torch.empty(32, 32)
+    with tw.record() as log:
+        compiled = kernel[(1,)](q, k, out, 96, N=32)
+    assert not [e for e in log if "no instruction" in str(e)], compiled.asm["nest"]
+    x, y = (t.double().view(3, 32, 32) for t in (q, k))
+    exact = (x @ y @ x if kernel is read_both_ways else x @ y[0].T).sum(0)
+    assert torch.allclose(out.double(), exact, atol=1e-3)
+
+
+def test_a_product_without_an_instruction_is_told():
+    a, c = torch.ones(16, 16, dtype=torch.float64), torch.empty(16, 16, dtype=torch.float64)
+    with tw.record() as log:
+        product[(1, 1)](a, a, c, 16, 16, 16, BM=16, BN=16, BK=16, ACC=tl.float64)
+    assert any("f64) runs by no instruction" in str(e) for e in log)
+    assert (c == 16).all()

@@ -19,7 +19,7 @@ from tilewright.base.events import Log
 from tilewright.ir.expr import loads
 from tilewright.ir.target import Target
 from tilewright.ir.types import DTYPES, to_memory
-from tilewright.kernel.defaults.tile_kernels import schedule_tiles
+from tilewright.kernel.defaults.tile_kernels import plain_products, schedule_tiles
 from tilewright.kernel.nest import Atomic, Nest, Store, own_values, walk
 from tilewright.kernel.step import print_trace
 from tilewright.kernel.text import nest_text
@@ -192,4 +192,6 @@ def compile_tile(
     """Native code of a kernel, out of the cache where the same text was compiled before."""
     forms = write_tile(kernel, target, meeting)
     log.add("tile", f"{kernel.name} is lowered to LLVM text", detail=True)
+    for product in plain_products(forms.form):
+        log.add("tile", f"{kernel.name}: {product}")
     return CompiledTile(forms.binding, kept_object(forms.llir, target, log), lambda: forms)

@@ -60,6 +60,19 @@ def schedule_tiles(n: Nest, target: Target) -> tuple[tuple[Step, ...], Nest]:
     return tuple(s.trace), s.nest
 
 
+def plain_products(n: Nest) -> list[str]:
+    """Products of tiles that run by no instruction, in words."""
+    out: list[str] = []
+    for x, path in walk(n.body):
+        if not isinstance(x, Store) or x.combine != "add" or not x.stage.startswith("d"):
+            continue
+        own = [p for p in path if p.name.startswith(f"{x.stage}.")]
+        if all(p.kind != "tensor" for p in own):
+            sizes = "x".join(str(p.extent) for p in own)
+            out.append(f"the product {x.stage} ({sizes}, {x.value.dtype}) runs by no instruction")
+    return out
+
+
 def _prefetch(s: Scheduler, product: str, found: _Stages) -> None:
     """The next tiles of a loop arrive while those of now are multiplied: each register tile asks
     for a share of what the copies of the operands will read."""
