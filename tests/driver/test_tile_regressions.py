@@ -123,16 +123,16 @@ def kept_in_branch_kernel(x, out, other, n):
     v = tl.load(x + i)
     for k in range(n):
         v = tl.load(x + i + k + pid)
-    root = tl.sqrt(v)
+    more = v + 1.0
     if pid != 1:
-        tl.store(other + pid * 4 + i, tl.flip(root, 0))
-    tl.store(out + pid * 4 + i, root)
+        tl.store(other + pid * 4 + i, tl.flip(more, 0))
+    tl.store(out + pid * 4 + i, more)
 
 
 def test_what_a_branch_keeps_is_not_there_without_it() -> None:
     x = np.arange(1, 17, dtype=np.float32)
     out, other = np.zeros((3, 4), np.float32), np.zeros((3, 4), np.float32)
     kept_in_branch_kernel[(3,)](x, out, other, 2)
-    want = np.sqrt(np.stack([x[p + 1 : p + 5] for p in range(3)]))
-    np.testing.assert_allclose(out, want, rtol=1e-6)
-    np.testing.assert_allclose(other, want[:, ::-1] * [[1], [0], [1]], rtol=1e-6)
+    want = np.stack([x[p + 1 : p + 5] for p in range(3)]) + 1
+    np.testing.assert_array_equal(out, want)
+    np.testing.assert_array_equal(other, want[:, ::-1] * [[1], [0], [1]])

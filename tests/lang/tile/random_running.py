@@ -231,11 +231,18 @@ def _copy(body: list[Statement]) -> list[Statement]:
 def _remove(
     body: list[Statement], path: tuple[Any, ...], instead: list[Statement] | None = None
 ) -> Statement:
-    while len(path) > 1:
-        body, path = getattr(body[path[0]], path[1]), path[2:]
-    gone = body[path[0]]
-    body[path[0] : path[0] + 1] = _copy(instead or [])
+    body, n = _at_path(body, path)
+    gone = body[n]
+    body[n : n + 1] = _copy(instead or [])
     return gone
+
+
+def _at_path(body: list[Statement], path: tuple[Any, ...]) -> tuple[list[Statement], int]:
+    """The list that a statement is in, and where."""
+    *around, n = path
+    for k in range(0, len(around), 2):
+        body = getattr(body[around[k]], around[k + 1])
+    return body, n
 
 
 def _drop_users(body: list[Statement], names: set[str], root: list[Statement]) -> set[str]:
@@ -279,9 +286,8 @@ def _halved(k: Kernel) -> Iterator[Kernel]:
 
 
 def _rename(body: list[Statement], path: tuple[Any, ...], old: str, new: str) -> None:
-    while len(path) > 1:
-        body, path = getattr(body[path[0]], path[1]), path[2:]
-    s = body[path[0]]
+    inside, n = _at_path(body, path)
+    s = inside[n]
     s.text = re.sub(rf"(?<![\w.]){old}(?![\w.])", new, s.text)
 
 

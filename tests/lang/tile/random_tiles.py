@@ -92,6 +92,8 @@ def joined(w: Writer) -> None:
     assert y is not None
     both = union(x, y)
     kind = w.rng.randrange(3)
+    if kind == 1 and len(x.shape) == 1 and w.chance(0.5):
+        kind = 2
     if kind == 0:
         w.define(f"tl.join({x.name}, {y.name})", both.shaped((*x.shape, 2)))
     elif not x.shape:
