@@ -12,13 +12,32 @@ from typing import Any
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Index, Load, Value, load, rewrite, walk
+from tilewright.ir.types import i64
 from tilewright.kernel.group import Buffer
 from tilewright.llvm.scalars import memory_type, register_type, vector
 from tilewright.llvm.writer import LANE, Writer
 
+_FAR = 1 << 61  # half of what 64 bits hold, and room for a few sums
+
 
 def _whole_number(v: Value) -> int | None:
-    return int(v.value) if isinstance(v, Const) and v.dtype.kind in "iu" else None
+    """A constant that an index can be compared with."""
+    if not isinstance(v, Const) or v.dtype.kind not in "iu":
+        return None
+    return int(v.value) if i64.lowest <= v.value <= i64.highest else None
+
+
+def _is_far(x: Dim) -> bool:
+    """May an index function be so large that a difference does not fit 64 bits? Programs and loops
+    are not counted so far; an argument or a number out of memory may be anything it can hold."""
+    if isinstance(x, int):
+        return abs(x) >= _FAR
+    if any(abs(c) >= _FAR for _, c in x.terms):
+        return True
+    ends = (e for s in D.symbols(x) for e in (s.lo, s.hi))
+    if any(isinstance(e, int) and abs(e) >= _FAR for e in ends):
+        return True
+    return any(v.dtype.bits == 64 for v in D.data_values(x))
 
 
 class Values(Writer):
@@ -99,16 +118,31 @@ class Values(Writer):
         if v.name not in ("lt", "le", "gt", "ge") or None in dims or self.lane is None:
             return None
         a, b = (x for x in dims if x is not None)
-        above = b - a if v.name in ("lt", "le") else a - b  # more than zero, or not less
-        lane = self._terms(above)[2]
+        small, large = (a, b) if v.name in ("lt", "le") else (b, a)
+        lane = self._terms(large - small)[2]
         if lane not in (1, -1):
             return None
-        rest = above - lane * D.as_int(self.lane[0]) + (v.name in ("le", "ge"))
+        more = self._more(small, large, int(v.name in ("le", "ge")))
+        if more is None:
+            return None
         low, high = (0, w) if lane == -1 else (1 - w, 1)
-        base = self.arith_call("smin", self.arith_call("smax", self.dim(rest), str(low)), str(high))
+        base = self.arith_call("smin", self.arith_call("smax", more, str(low)), str(high))
         limit = self.arith.splat(self.put(f"trunc i64 {base} to i32"), "i32", w)
         numbers = ", ".join(f"i32 {-lane * k}" for k in range(w))
         return self.put(f"icmp slt <{w} x i32> <{numbers}>, {limit}")
+
+    def _more(self, small: Dim, large: Dim, one: int) -> str | None:
+        """By how much one index function is more than another in lane 0, and one more if asked for.
+        Of numbers that need all 64 bits the difference may not fit: then the most that does."""
+        assert self.lane is not None
+        first = {self.lane[0]: 0}
+        if not _is_far(large) and not _is_far(small):
+            return self.dim(D.substitute(large - small, first) + one)
+        if self._terms(small)[2] is None or self._terms(large)[2] is None:
+            return None
+        ends = (self.dim(D.substitute(x, first)) for x in (large, small))
+        more = self.arith_call("ssub.sat", *ends)
+        return self.arith_call("sadd.sat", more, "1") if one else more
 
     def _settled(self, condition: Value) -> Value:
         """A condition, as far as unrolled loops have not settled it."""

@@ -1,0 +1,124 @@
+"""Comparisons that are numbers of lanes, and reads that leave the branch they stand in."""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+import pytest
+
+from tests.llvm.test_statements import Compiled, nest, same, strays
+
+LANES = 8
+LAST = (1 << 63) - 1
+COMPARED = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+AGAINST = """
+nest k where n: {low}..{high}, m: {low}..{high}
+  out q: bool[8]
+  lane i in 8:
+    q: q[i] = {left} {compared} {right}
+"""
+ENDS = (-LAST - 1, -LAST, LANES - LAST - 1, -9, -1, 0, 1, 7, 1 << 40, LAST - LANES, LAST - 1, LAST)
+
+
+def compared(name: str, rising: bool, swapped: bool, bits: int) -> Compiled:
+    """Lanes that are counted up or down from n, against m."""
+    left, right = "#(n+i)" if rising else "#(n-i)", "#(m)"
+    if swapped:
+        left, right = right, left
+    high = (1 << (bits - 1)) - 1
+    text = AGAINST.format(low=-high - 1, high=high, left=left, compared=name, right=right)
+    return Compiled(nest(text))
+
+
+@pytest.mark.parametrize("swapped", (False, True))
+@pytest.mark.parametrize("rising", (True, False))
+@pytest.mark.parametrize("name", COMPARED)
+def test_lanes_before_a_number_of_64_bits(name: str, rising: bool, swapped: bool) -> None:
+    k = compared(name, rising, swapped, 64)
+    assert f"icmp slt <{LANES} x i32>" in k.text  # numbers of lanes, not indices
+    for n in ENDS:
+        lanes = [n + j if rising else n - j for j in range(LANES)]
+        if not all(-LAST - 1 <= x <= LAST for x in lanes):
+            continue
+        near = (x + d for x in (lanes[0], lanes[-1]) for d in (-1, 0, 1))
+        for m in {*ENDS, *(x for x in near if -LAST - 1 <= x <= LAST)}:
+            q = np.zeros(LANES, bool)
+            k({"q": q}, {"n": n, "m": m})
+            wanted = [COMPARED[name](*((m, x) if swapped else (x, m))) for x in lanes]
+            assert q.tolist() == wanted, (n, m)
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_difference_that_fits_is_a_difference(name: str) -> None:
+    """Nothing is paid for 64 bits where numbers have 32."""
+    assert ".sat." not in compared(name, True, False, 32).text
+    assert ".sat." in compared(name, True, False, 64).text
+
+
+@pytest.mark.parametrize("limit", (LAST, LAST - 1, -LAST - 1, -LAST))
+@pytest.mark.parametrize("name", COMPARED)
+def test_lanes_before_a_constant_at_the_end_of_64_bits(name: str, limit: int) -> None:
+    text = f"""
+nest k where n: -100..100
+  out q: bool[8]
+  lane i in 8:
+    q: q[i] = #(n+i) {name} #({limit})
+"""
+    k = Compiled(nest(text))
+    for n in (-100, -1, 0, 1, 100):
+        q = np.zeros(LANES, bool)
+        k({"q": q}, {"n": n})
+        assert q.tolist() == [COMPARED[name](n + j, limit) for j in range(LANES)], n
+
+
+# ---- reads in branches
+
+BRANCH = """
+nest k where n: 1.., c: 0..100
+  in x: {x}
+  out q: *f32
+  for i in n:
+    if #(i) < #(c):
+      q: q[i] = x[{at}] * 2.0
+"""
+
+
+def before_the_loop(text: str, kind: str) -> bool:
+    """Is the first load of a kind before the first loop?"""
+    lines = Compiled(nest(text)).text.splitlines()
+    first = next(k for k, line in enumerate(lines) if f"= load {kind}," in line)
+    loop = next(k for k, line in enumerate(lines) if "phi i64" in line)
+    return first < loop
+
+
+def test_a_read_that_is_proved_valid_leaves_its_branch() -> None:
+    text = BRANCH.format(x="f32[4]", at="3")
+    assert before_the_loop(text, "float")
+    arrays = {"x": np.arange(4, dtype=np.float32), "q": np.zeros(6, np.float32)}
+    got = same(text, arrays, {"n": 6, "c": 2})
+    np.testing.assert_array_equal(got["q"], [6, 6, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize("x, at", (("*f32", "3"), ("f32[4]", "c")))
+def test_a_read_that_may_not_be_there_stays_in_its_branch(x: str, at: str) -> None:
+    text = BRANCH.format(x=x, at=at)
+    assert not before_the_loop(text, "float")
+    if x == "*f32":
+        arrays = {"x": np.zeros(1, np.float32), "q": np.zeros(6, np.float32)}
+        assert strays(nest(text), arrays, {"n": 6, "c": 0}) is None
+
+
+def test_a_read_of_what_the_loop_changes_stays_where_it_is() -> None:
+    text = """
+nest k where n: 1.., c: 0..100
+  out s: f32[4]
+  out q: *f32
+  for i in n:
+    if #(i) < #(c):
+      q: q[i] = s[3] * 2.0
+    s: s[3] = cast<f32>(#(i))
+"""
+    arrays = {"s": np.full(4, 9, np.float32), "q": np.zeros(6, np.float32)}
+    got = same(text, arrays, {"n": 6, "c": 4})
+    np.testing.assert_array_equal(got["q"], [18, 0, 2, 4, 0, 0])
