@@ -123,6 +123,20 @@ group unread
   s[s.i0] add= x[s.i0,s.r0] for s.i0 in 5, s.r0 in 64 from 0.0
   y[y.i0] = x[y.i0,0] for y.i0 in 5
 """
+# What y adds up is copied first: rows of x, or those that k names.
+COPIED = """
+group copied
+  in x: f32[4,6,40]
+  out y: f32[4,6]
+  local t: f32[4,6,40]
+  t[t.i0,t.i1,t.i2] = x[t.i0,t.i1,t.i2] * 2.0 for t.i0 in 4, t.i1 in 6, t.i2 in 40
+  y[y.i0,y.i1] add= t[y.i0,y.i1,y.r0] for y.i0 in 4, y.i1 in 6, y.r0 in 40 from 0.0
+"""
+NAMED = COPIED.replace("out y", "in k: i64[6]\n  out y").replace(
+    "x[t.i0,t.i1,t.i2]", "x[t.i0,${max(min(k[t.i1], 5), 0)},t.i2]"
+)
+LATER = NAMED.replace("k[t.i1]", "k[t.i0]")
+COPY = "ComputeAt('t', 'y.i0')\nSplit('t.i2', 8)\nVectorize('t.i2.1')"
 BROADCAST = """
 group broadcast
   in x: f32[8]
@@ -304,6 +318,18 @@ EXAMPLES = {
     ),
     "prefetch": (SUM, "", "Prefetch('x', 's.i0', 2)"),
     "prefetch-over": (SUM, "Split('s.r0', 32)", "Prefetch('x', 's.i0', 1, 's.r0.0')"),
+    "prefetch-copy": (COPIED, COPY, "Prefetch('x', 'y.i0', 1, 'y.i1')"),
+    "prefetch-copy-rows": (
+        COPIED,
+        f"{COPY}\nSplit('y.i1', 4)",
+        "Prefetch('x', 'y.i0', 1, 'y.i1.0')",
+    ),
+    "prefetch-copy-parts": (
+        COPIED,
+        f"{COPY}\nSplit('y.r0', 10)",
+        "Prefetch('x', 'y.i0', 1, 'y.r0.0')",
+    ),
+    "prefetch-copy-named": (NAMED, COPY, "Prefetch('x', 'y.i0', 1, 'y.i1')"),
     "pragma": (MAP, "", "Pragma('y.i0', 'unroll', 4)"),
     "pragma-nontemporal": (GRID, "", "Pragma('y.i0', 'nontemporal')"),
     "relayout": (TWO, "", "Relayout('t', 'i, j -> j//4, i, j%4')"),
@@ -455,7 +481,14 @@ REFUSALS = [
     (TWO, "", "Prefetch('x', 't.i0', 0)", "0 is not a positive distance"),
     (TWO, "ComputeAt('t', 'y.i0')", "Prefetch('t', 'y.i0')", "t is made anew in every iteration"),
     (GATHER, "", "Prefetch('x', 'y.i0')", "where x is read is itself read from memory"),
-    (SUM, "", "Prefetch('x', 's.i0', 1, 'y.i0')", "y.i0 is no loop inside s.i0 that reads x"),
+    (LATER, COPY, "Prefetch('x', 'y.i0', 1, 'y.i1')", "where x is read is itself read from memory"),
+    (
+        COPIED,
+        "ComputeAt('t', 'y.i0')\nReorder(('t.i2', 't.i1'))",
+        "Prefetch('x', 'y.i0', 1, 'y.i1')",
+        "t.i1 does not read neighbours in x",
+    ),
+    (SUM, "", "Prefetch('x', 's.i0', 1, 'y.i0')", "y.i0 is no loop inside s.i0"),
     (MAP, "", "Pragma('y.i0', 'fast', 1)", "fast is no pragma.*\n.*unroll, nontemporal"),
     (MAP, "", "Pragma('y.i0', 'unroll', 1000)", "1000 is not a value of unroll"),
     (GRID, "Unroll('y.i1')", "Pragma('y.i1', 'unroll', 2)", "y.i1 is already unroll"),

@@ -65,10 +65,9 @@ class Prefetch(Step):
             self.need(x.kind in ("serial", "parallel"), f"{self.loop} is already {x.kind}")
             own = any(s == Alloc(self.buffer) for s, _ in walk(x.body))
             self.need(not own, f"{self.buffer} is made anew in every iteration of {self.loop}")
-            made = writes(x.body) if self.over and not self._inside(x) else None
-            for data in (v for i in self._index(x) for v in D.data_values(i)):
-                known = made is not None and not any(str(r.source) in made for r in loads(data))
-                self.need(known, f"where {self.buffer} is read is itself read from memory")
+            if not self.over or self._inside(x):
+                gathered = any(D.data_values(i) for i in self._index(x))
+                self.need(not gathered, self._gathered())
 
         if self.over:
 
@@ -86,6 +85,9 @@ class Prefetch(Step):
             return (replace(x, body=(ask, *x.body)),)
 
         return on_loops(n, self.loop, one)
+
+    def _gathered(self) -> str:
+        return f"where {self.buffer} is read is itself read from memory"
 
     def _inside(self, x: Loop) -> bool:
         """Does the loop that shares are taken in read the buffer itself?"""
@@ -138,14 +140,22 @@ class Prefetch(Step):
         """The loop with a share of what a copy inside it reads asked for first thing in `over`."""
         over, shares, number = self._shares(x, False)
         b = n.buffer(self.buffer)
-        at, path = next(
+        copies = (
             (r, p)
             for s, p in walk(x.body)
             if isinstance(s, Store)
             for r in reads(s)
             if r.source == self.buffer
         )
-        self.need(at.index and path, f"{self.buffer} is read once, by no loop")
+        at, path = next(copies, (None, ()))
+        self.need(at and at.index and path, f"no loop in {self.loop} copies {self.buffer}")
+        assert at is not None
+        # A prefetch may point anywhere, but where it points is really read: not from memory that a
+        # later iteration would read, which may not be there, and not from what is yet to be made.
+        made = writes(x.body)
+        for data in (v for i in at.index for v in D.data_values(i)):
+            known = x.var not in data.symbols() and not any(r.source in made for r in loads(data))
+            self.need(known, self._gathered())
         lanes = path[-1]
         axis = re.sub(r"(\.\d+)+$", "", lanes.name)
         along = [q for q in path if re.sub(r"(\.\d+)+$", "", q.name) == axis]
@@ -162,7 +172,7 @@ class Prefetch(Step):
         lines = ceil(size / line)
         each = ceil(rows * lines / shares)
         asks: list[Stmt] = []
-        many = max(each // lines, 1)
+        many = ceil(each / lines)  # rows
         parts = ceil(lines / min(each, lines))
         for k in range(many):
             row = number * many + k if parts == 1 else number // parts
