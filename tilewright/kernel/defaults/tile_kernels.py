@@ -26,6 +26,7 @@ from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.unroll import Unroll
 
+MOST_LANES, FEW_LANES = 64, 16
 MOST_WRITTEN_OUT = 8  # more cost more time to compile than they save
 
 
@@ -52,7 +53,7 @@ def schedule_tiles(n: Nest, target: Target) -> tuple[tuple[Step, ...], Nest]:
             if narrow.multiplies(s, name, own) or _product(s, name, store, own):
                 products.append(name)
             else:
-                reduction_lanes(s, name)
+                reduction_lanes(s, name, _many_lanes(s, name, own))
         elif not narrow.fills(s, name, store, own):
             _lanes(s, name, own, panels.get(store.buffer))
     for name in products:
@@ -163,10 +164,21 @@ def _lanes(s: Scheduler, stage: str, own: list[Loop], panel: int | None) -> None
         order = (*(p.name for p in own if p is not best), best.name)
         if not s.attempt(Reorder(order)):
             best = own[-1]
-    lanes = lanes_for(s, stage)
+    lanes = _many_lanes(s, stage, [best])
     vectors = vector_loop(s, best.name, min(lanes, panel) if panel else lanes)
     if vectors and panel:
         _written_out(s, vectors, [p.name for p in own if p is not best])
+
+
+def _many_lanes(s: Scheduler, stage: str, own: list[Loop]) -> int:
+    """Lanes of several vectors, however wide these are: sums of one vector would wait for
+    themselves, and conditions are asked once for all. At least two rounds are left where they are
+    more than those of any machine."""
+    lanes = lanes_for(s, stage, MOST_LANES)
+    longest = max((p.extent for p in own if isinstance(p.extent, int)), default=lanes)
+    while lanes > FEW_LANES and 2 * lanes > longest:
+        lanes //= 2
+    return lanes
 
 
 def _written_out(s: Scheduler, vectors: str, rows: list[str]) -> None:
