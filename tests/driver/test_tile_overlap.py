@@ -13,6 +13,7 @@ import torch
 import tilewright as tw
 import tilewright.language as tl
 from tilewright.base import knobs
+from tilewright.base.errors import Invalid
 from tilewright.driver import tile_overlap
 from tilewright.driver.tile_overlap import NEAR, SAME, meeting, span
 from tilewright.lang.tile.language.descriptors import TensorDescriptor
@@ -360,3 +361,35 @@ def test_random_kernels_over_views_of_one_storage(seed):
     native, stepped = natively_and_stepwise(f, arguments, BLOCK)
     wrong = np.flatnonzero(np.asarray(native) != np.asarray(stepped))
     assert not len(wrong), f"seed {seed}, offsets {offsets}, element {wrong[0]}:\n{source}"
+
+
+def test_arrays_come_to_the_kernel_of_an_empty_tensor() -> None:
+    """A tensor without memory is bound as arrays are: what follows it may be of either kind."""
+
+    @tw.jit
+    def counted_up(x, out, n, B: tl.constexpr):
+        i = tl.arange(0, B)
+        tl.store(out + i, tl.load(x + i, i < n) + 1, i < n)
+
+    counted_up[(1,)](torch.empty(0), torch.empty(0), 0, 16)
+    memory = np.zeros(64, np.float32)
+    first = -memory.ctypes.data % 16 // 4  # aligned, as no memory at all is
+    x, out = memory[first : first + 16], memory[first + 16 : first + 32]
+    counted_up[(1,)](x, out, 16, 16)
+    assert len(counted_up.kernels) == 2 and out.tolist() == [1.0] * 16
+    out.flags.writeable = False
+    with pytest.raises(Invalid, match="argument out of counted_up: a read-only array"):
+        counted_up[(1,)](x, out, 16, 16)
+
+
+def test_a_tensor_that_is_declared_as_another_dtype_begins_where_its_storage_does() -> None:
+    @tw.jit
+    def bits(x: "*i16", out: "*i16", B: tl.constexpr):  # type: ignore  # noqa: F722
+        i = tl.arange(0, B)
+        tl.store(out + i, tl.load(x + i) + 1)
+
+    memory = torch.arange(32, dtype=torch.int32)
+    wanted = memory.view(torch.int16).clone()
+    wanted[17:33] = wanted[16:32] + 1
+    bits[(1,)](memory[8:], memory.view(torch.int16)[17:], 16)
+    assert torch.equal(memory.view(torch.int16), wanted)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tilewright.base.errors import Invalid
+from tilewright.driver.tile_arguments import declared_element
 from tilewright.lang.tile.front.functions import Argument, Parameter, TileFunction
 from tilewright.lang.tile.ir import Pointer
 from tilewright.lang.tile.language.descriptors import TensorDescriptor
@@ -72,24 +73,22 @@ def relation(
     places = list(_places(function.parameters, given, arguments))
     torch = sys.modules.get("torch")
     scope: dict[str, Any] = {"span": span, "refuse": _refuse_read_only, "function": function}
+    scope["Tensor"] = _NoTensor if torch is None else torch.Tensor
     lines: list[str] = []
-
-    def is_tensor(k: int) -> bool:
-        """Of torch itself, and known to be: what is inside of tuples is not part of the key."""
-        return torch is not None and places[k].own and places[k].x.__class__ is torch.Tensor
-
     for k in kernel.stored:
-        if not is_tensor(k):
-            lines.append(f"refuse(function, {places[k].parameter!r}, {places[k].shown})")
+        at = places[k]
+        # The kernel of a tensor of torch itself, with memory, is given nothing else.
+        if not (at.own and at.x.__class__ is scope["Tensor"] and at.x.data_ptr()):
+            lines.append(f"refuse(function, {at.parameter.name!r}, {at.shown})")
     for k in sorted({k for pair in kernel.pairs for k in pair}):
-        shown = places[k].shown
-        lines.append(f"v{k} = {places[k].value}")
-        if is_tensor(k):
-            lines.append(f"x = {shown}")
-            lines.append(f"b{k} = v{k} - x.storage_offset() * {places[k].x.itemsize}")
-            lines.append(f"e{k} = b{k} + len(x.untyped_storage())")
-        else:
-            lines.append(f"b{k}, e{k} = span({shown}, v{k})")
+        at = places[k]
+        declared = declared_element(at.parameter) is not None
+        size = "x.itemsize" if declared else at.element.bytes
+        lines.append(f"v{k} = {at.value}; x = {at.shown}")
+        lines.append("if x.__class__ is Tensor:")  # looked at in place: without a call
+        lines.append(f"    b{k} = v{k} - x.storage_offset() * {size}")
+        lines.append(f"    e{k} = b{k} + len(x.untyped_storage())")
+        lines.append(f"else: b{k}, e{k} = span(x, v{k})")
     if not lines:
         return None
     apart = " and ".join(f"(e{a} <= b{b} or e{b} <= b{a})" for a, b in kernel.pairs)
@@ -115,6 +114,10 @@ def _refuse_read_only(function: TileFunction, parameter: str, x: Any) -> None:
         )
 
 
+class _NoTensor:
+    """Stands for torch's class where torch is not there."""
+
+
 class Touches(Protocol):
     """What is known of a kernel's stores: see `Launchable`."""
 
@@ -128,7 +131,7 @@ class _Place:
 
     shown: str
     value: str
-    parameter: str
+    parameter: Parameter
     own: bool  # is it all of the parameter?
     x: Any
     element: Any = None  # that a pointer is to
@@ -156,7 +159,7 @@ def _places(
     runtime = 0
     for k, p in enumerate(parameters):
         if not p.is_constexpr:
-            at = _Place(f"given[{k}]", f"values[{runtime}]", p.name, True, given[k])
+            at = _Place(f"given[{k}]", f"values[{runtime}]", p, True, given[k])
             yield from visit(arguments[p.name], at)
             runtime += 1
 
