@@ -147,9 +147,11 @@ class Prefetch(Step):
             for r in reads(s)
             if r.source == self.buffer
         )
-        at, path = next(copies, (None, ()))
-        self.need(at and at.index and path, f"no loop in {self.loop} copies {self.buffer}")
-        assert at is not None
+        found = next(copies, None)
+        copied = found is not None and found[0].index and found[1]
+        self.need(copied, f"no loop in {self.loop} copies {self.buffer}")
+        assert found is not None
+        at, path = found
         # A prefetch may point anywhere, but where it points is really read: not from memory that a
         # later iteration would read, which may not be there, and not from what is yet to be made.
         made = writes(x.body)
