@@ -207,6 +207,10 @@ CASES: dict[str, Case] = {
         lambda: added(num_warp=4),
         ("no parameter num_warp", "did you mean num_warps?", HERE),
     ),
+    "three warps": (
+        lambda: added(num_warps=4) and added(num_warps=3),
+        ("launched with num_warps=3", "power of 2", "leave it out", HERE),
+    ),
     # The grid.
     "negative": (lambda: over((-1,)), ("add launched over a grid of (-1,)", "not negative")),
     "too large": (
@@ -317,7 +321,13 @@ def test_numbers_of_any_kind(value, want):
 
 def test_nothing_internal_is_shown():
     """Looking for the kernel, and finding out which argument it was, are no part of the error."""
-    for call in (lambda: added(y=[1]), lambda: added(x=freed()), lambda: over((1.0,))):
+    calls = (
+        lambda: added(y=[1]),
+        lambda: added(x=freed()),
+        lambda: over((1.0,)),
+        lambda: added(B=48),
+    )
+    for call in calls:
         with pytest.raises(tw.TilewrightError) as found:
             call()
         assert found.value.__cause__ is None

@@ -6,8 +6,6 @@ import pytest
 import tilewright as tw
 import tilewright.language as tl
 from tilewright.base import knobs
-from tilewright.base.events import Log
-from tilewright.driver import tile_launch
 from tilewright.driver.tile_launch import GRIDS, INTERPRET, NATIVE, checked_grid, executor
 
 
@@ -59,19 +57,25 @@ def test_grids_that_are_remembered_are_few():
 
 def test_who_runs_kernels():
     with knobs.interpret.override(True):
-        assert executor(Log()) is INTERPRET
+        assert executor() is INTERPRET
     with knobs.interpret.override(None), knobs.tile_check.override(True):
-        assert executor(Log()) is INTERPRET
+        assert executor() is INTERPRET
     with knobs.interpret.override(None), knobs.tile_check.override(None):
-        assert executor(Log()) is NATIVE
+        assert executor() is NATIVE
 
 
-def test_without_a_compiler_it_is_said_that_kernels_are_slow(monkeypatch):
-    monkeypatch.setattr(tile_launch, "find_spec", lambda name: None)
-    log = Log()
-    with knobs.interpret.override(None), knobs.tile_check.override(None):
-        assert executor(log) is INTERPRET
-    assert "step by step" in log.of("launch")[0].message
+def test_each_launch_looks_who_runs_kernels():
+    a, b = np.arange(100, dtype=np.float64), np.zeros(100)
+    f = tw.jit(both.fn)
+    kernels = []
+    for steps, checks in [(None, None), (True, None), (None, True), (False, False), (True, None)]:
+        with knobs.interpret.override(steps), knobs.tile_check.override(checks):
+            for _ in range(2):
+                b[:] = 0
+                kernels.append(f[(2,)](a, b, 100, BLOCK=64))
+                np.testing.assert_array_equal(a, b)
+    assert [k.wants_given for k in kernels] == [bool(x) for x in (0, 0, 1, 1, 1, 1, 0, 0, 1, 1)]
+    assert len({id(k) for k in kernels}) == 2  # each is made once
 
 
 @pytest.mark.parametrize("stepped", [False, True])

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -45,6 +46,15 @@ class Knob(Generic[T]):
 
     def is_set(self) -> bool:
         return bool(os.environ.get(self.name, "").strip())
+
+    def looker(self) -> Callable[[], object]:
+        """A quick look for those who ask thousands of times a second: something true where the
+        variable may have been set, and `get` says to what."""
+        # Python keeps the variables encoded; `os.environ.get` encodes the name on every call.
+        held, encode = (getattr(os.environ, n, None) for n in ("_data", "encodekey"))
+        if isinstance(held, dict) and encode is not None:
+            return partial(held.get, encode(self.name))
+        return partial(os.environ.get, self.name)
 
     @contextmanager
     def override(self, value: T | None) -> Iterator[None]:

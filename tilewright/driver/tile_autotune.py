@@ -332,7 +332,7 @@ class Autotuner(KernelInterface[Any]):
         jobs = knobs.compile_jobs.get() or host().cores or 1
         # Hooks change arguments, and with them maybe the kernel: those compile when they run.
         free = [c for c in configs if c.pre_hook is None]
-        if jobs == 1 or len(free) < 2 or executor(self.log).wants_given:
+        if jobs == 1 or len(free) < 2 or executor().wants_given:
             return
         shown.begin("compiling", len(free))
 
@@ -346,7 +346,7 @@ class Autotuner(KernelInterface[Any]):
 
     def _about(self, key: tuple[Any, ...]) -> list[str]:
         """What times depend on besides the configuration."""
-        who = executor(self.log).name
+        who = executor().name
         return [self.jit_function.hash(), str(host()), str(get_threads()), who, repr(key)]
 
     def _bench(

@@ -18,6 +18,7 @@ from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar, overload
 
+from tilewright.base import knobs
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.base.events import Log
 from tilewright.driver.tile_arguments import (
@@ -31,6 +32,7 @@ from tilewright.driver.tile_arguments import (
 )
 from tilewright.driver.tile_launch import (
     GRIDS,
+    NATIVE,
     CompiledKernel,
     Executor,
     Wanted,
@@ -43,6 +45,7 @@ from tilewright.driver.tile_wrappers import MockTensor as MockTensor
 from tilewright.driver.tile_wrappers import TensorWrapper as TensorWrapper
 from tilewright.driver.tile_wrappers import reinterpret as reinterpret
 from tilewright.ir.types import DType
+from tilewright.lang.tile.front.diagnostics import CompileError, beyond
 from tilewright.lang.tile.front.functions import (
     Argument,
     ConstexprFunction,
@@ -67,6 +70,8 @@ IGNORED = frozenset(
     instrumentation_mode minRegAutoWS maxRegAutoWS backend_name num_threads early_inline_fn
     fpsan_homomorphic_casts optimize_epilogue""".split()
 )
+
+_USUAL_WARPS = frozenset((None, *(1 << k for k in range(8))))  # others are looked at
 
 
 @dataclass
@@ -210,6 +215,9 @@ class JITFunction(TileFunction, KernelInterface[T]):
         debug = bool(options.get("debug", self.debug) or DEFAULTS.debug)
         # Launches look for the bare key: it is that of the usual case.
         full = (key, "debug", _sanitizes(options)) if debug else key
+        by = executor()
+        if by is not NATIVE:
+            full = (full, by.name)
         with self._lock:
             if self.changed_global():
                 self._forget_changed()
@@ -220,7 +228,11 @@ class JITFunction(TileFunction, KernelInterface[T]):
                 kernel = self.kernels.get(full)
                 if kernel is None:
                     arguments = self._described(given)
-                    kernel = self.compiled(arguments, options, debug)
+                    try:
+                        kernel = self.compiled(arguments, options, debug, by=by)
+                    except CompileError as error:
+                        # It shows the author's lines: how this package came to say so is noise.
+                        raise error.with_traceback(None) from beyond(error.__cause__)
                     kernel.relation = relation(self, given, arguments, kernel.launchable)
                     self.kernels[full] = kernel
         return kernel, values
@@ -248,7 +260,7 @@ class JITFunction(TileFunction, KernelInterface[T]):
     ) -> CompiledKernel:
         """The kernel for arguments that are described, without a launch."""
         self.hash()  # notes which globals the kernel depends on
-        chosen = executor(self.log) if by is None else by
+        chosen = executor() if by is None else by
         runtime = [arguments[p.name] for p in self.parameters if not p.is_constexpr]
         constants = {n: a.value for n, a in arguments.items() if _is_constant(a)}
         signature = {n: _signature(a) for n, a in arguments.items()}
@@ -404,11 +416,14 @@ def launch(_tw_grid, /, {head}):
     try:
         {bind}
         _tw_kernel = _tw_kernels[{key}]
+        if _tw_options and _tw_options.get("num_warps") not in _tw_warps:
+            _tw_kernel = None
     except Exception:  # said properly below, or nothing to be said: a kernel is to be made
         _tw_kernel = None
     if (
         _tw_kernel is None or {rest} or _tw_f.pre_run_hooks
         or _tw_options and not _tw_ignored.issuperset(_tw_options)
+        or _tw_steps() or _tw_checks()
         or _tw_f.debug or _tw_defaults.debug or _tw_f._used and _tw_f.changed_global()
     ):
         return _tw_slowly(_tw_grid, {given}, {rest}, _tw_options)
@@ -450,6 +465,9 @@ def calls(f: JITFunction[Any]) -> Calls:
         "_tw_slowly": f._slowly,
         "_tw_kernels": f.kernels,
         "_tw_ignored": IGNORED,
+        "_tw_warps": _USUAL_WARPS,
+        "_tw_steps": knobs.interpret.looker(),
+        "_tw_checks": knobs.tile_check.looker(),
         "_tw_defaults": DEFAULTS,
         "_tw_grids": GRIDS,
         "_tw_tensor": _Missing if torch is None else torch.Tensor,

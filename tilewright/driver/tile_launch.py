@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib import import_module
-from importlib.util import find_spec
 from operator import index
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -148,17 +147,9 @@ def _drop_asserts(block: Block) -> None:
 NATIVE, INTERPRET = NativeExecutor(), InterpretExecutor()
 
 
-def executor(log: Log) -> Executor:
-    """Who runs kernels now."""
-    if knobs.interpret.get() or knobs.tile_check.get():
-        return INTERPRET
-    if find_spec(_COMPILER) is None:
-        log.add(
-            "launch",
-            "no compiler for tile kernels is installed: they run step by step in Python, slowly",
-        )
-        return INTERPRET
-    return NATIVE
+def executor() -> Executor:
+    """Who runs kernels now: it is asked at each launch."""
+    return INTERPRET if knobs.interpret.get() or knobs.tile_check.get() else NATIVE
 
 
 # ---- grids

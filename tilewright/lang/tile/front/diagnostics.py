@@ -6,8 +6,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 
 from tilewright.base.errors import Invalid, TilewrightError
+
+_LANGUAGE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,10 @@ class CompileError(Invalid):
         lines = [self.what]
         if not self.spots and self.where:
             lines.append(f"  at {self.where}")
-        for k, spot in enumerate(reversed(self.spots)):
-            lines.append(f"  {'called from' if k else 'at'} {spot} in {spot.function}")
+        for k, (spot, same) in enumerate(groupby(reversed(self.spots))):
+            times = sum(1 for _ in same)
+            often = f", {times} times over" if times > 1 else ""
+            lines.append(f"  {'called from' if k else 'at'} {spot} in {spot.function}{often}")
             lines += spot.shown()
         if self.hint:
             lines.append(f"  hint: {self.hint}")
@@ -95,8 +101,15 @@ class Mistake(Exception):
         super().__init__(what)
 
 
+# Failures of Python whose text says it all.
+_PLAIN = (TypeError, ValueError, NameError, AttributeError)
+
+
 def compile_error(error: Exception, spots: Sequence[Spot]) -> CompileError:
-    """Any failure of a translation as an error with its place."""
+    """Any failure of a translation as an error with its place, which is a line of the author's
+    where it is the language's library that was called wrongly."""
+    while len(spots) > 1 and Path(spots[-1].file).is_relative_to(_LANGUAGE):
+        spots = spots[:-1]
     if isinstance(error, Mistake):
         return error.kind(error.what, hint=error.hint, spots=spots)
     if isinstance(error, TilewrightError):
@@ -104,8 +117,21 @@ def compile_error(error: Exception, spots: Sequence[Spot]) -> CompileError:
     if isinstance(error, RecursionError):
         return CompileError("the kernel is nested too deeply", hint="split it", spots=spots)
     said = str(error) or repr(error)
-    named = isinstance(error, (TypeError, ValueError, NameError, AttributeError))
-    return CompileError(said if named else f"{type(error).__name__}: {said}", spots=spots)
+    if not isinstance(error, _PLAIN):
+        said = f"{type(error).__name__}: {said}"
+    return CompileError(said, spots=spots)
+
+
+def beyond(cause: BaseException | None) -> BaseException | None:
+    """A cause that tells more than the error made of it: a failure in Python of the author's, which
+    has lines of its own, or one that this package did not expect."""
+    trace = None if cause is None else cause.__traceback__
+    while trace is not None:
+        if not trace.tb_frame.f_globals.get("__name__", "").startswith("tilewright."):
+            return cause
+        trace = trace.tb_next
+    known = (Mistake, TilewrightError, RecursionError, *_PLAIN)
+    return None if isinstance(cause, known) else cause
 
 
 # Statements and expressions of Python that kernels do not have, and what to do without them.
