@@ -386,7 +386,7 @@ def test_assertions_and_printing(capsys):
         with pytest.raises(Invalid, match="plain ASCII"):
             tl.device_print("ä", x)
     shown = {o.name: o for o in b.block.operations}
-    assert shown["print"].attrs == {"prefix": "x", "hex": True}
+    assert shown["print"].attrs == {"prefix": "x: ", "hex": True}
     assert shown["assert"].attrs["message"] == "not positive"
     assert capsys.readouterr().out == "block 4\n"
 

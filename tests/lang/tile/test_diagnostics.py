@@ -7,6 +7,7 @@
 import copy
 import functools
 import linecache
+import math
 import pickle
 
 import numpy as np
@@ -16,6 +17,7 @@ import tilewright.language as tl
 from tests.lang.tile.kernels import run
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.ir.types import i32
+from tilewright.lang.tile.front.diagnostics import beyond
 from tilewright.lang.tile.front.frontend import CompileError, StaticAssertionError, translate
 from tilewright.lang.tile.front.functions import Argument, function, must_use_result
 
@@ -156,12 +158,16 @@ def test_static_assertions():
     assert "not known while compiling" in failing(dynamic).what
 
 
+def plain(x):
+    return x
+
+
 def refused(text: str) -> CompileError:
     body = "".join(f"    {line}\n" for line in text.splitlines())
     source = f"@function\ndef kernel(out):\n{body}"
     name = f"<refused {abs(hash(text))}>"
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-    scope = {"tl": tl, "function": function}
+    scope = {"tl": tl, "function": function, "math": math, "np": np, "plain": plain}
     exec(compile(source, name, "exec"), scope)
     with pytest.raises(CompileError) as caught:
         translate(scope["kernel"], {"out": Argument.pointer(i32)})
@@ -205,6 +211,23 @@ def refused(text: str) -> CompileError:
         ("if 'text':\n    pass", "a condition is a bool", "compare"),
         ("yield 3", "no yield", "tuple"),
         ("x = out if tl.load(out) else 3", "the two sides", ".to("),
+        ("x = tl.arrange(0, 8)", "no attribute arrange", "did you mean arange?"),
+        ("x = tl.load(out).float()", "no attribute float", ".to(tl.float32)"),
+        ("x = [1]\nx.append(2)", "no attribute append", "x = x + (item,)"),
+        ("x = out.shape[0]", "out.shape has 0 items", "pass sizes as arguments"),
+        ("x = (1, 2)[3]", "(1, 2) has 2 items", "0 to 1"),
+        ("x = len(out)", "len() of a tensor", "pass it as an argument"),
+        ("x = len(tl.arange(0, 8))", "len() of a tensor", "x.shape[0]"),
+        ("x = sum(tl.arange(0, 8))", "sum() goes over the items", "tl.sum(x, axis)"),
+        ("x = list(tl.arange(0, 8))", "list() goes over the items", "tl.split"),
+        ("x = tl.load(out) ** 2", "no ** of a tensor", "x * x"),
+        ("x = tl.zeros((4, 4), tl.int32) @ tl.zeros((4, 4), tl.int32)", "operator @", "tl.dot"),
+        ("x = math.exp(tl.load(out))", "math.exp is no function of kernels", "tl.exp"),
+        ("x = np.maximum(tl.load(out), 0)", "np.maximum is no function", "tl.maximum"),
+        ("x = np.interp(tl.load(out), 0, 1)", "np.interp is no function", "before the launch"),
+        ("x = plain(tl.load(out))", "plain is a plain function", "@tw.jit"),
+        ("x = out[0]", "unsupported tensor index", "tl.load(p + i)"),
+        ("x = tl.sum(tl.arange(0, 8), 1)", "invalid axis 1", "the axes are"),
     ],
 )
 def test_python_that_kernels_do_not_have(text, said, hint):
@@ -252,6 +275,44 @@ def test_wrong_arguments_of_the_kernel():
         translate(kernel, {"M": Argument.constant(1)})
     with pytest.raises(CompileError, match=r"N is a tl\.constexpr"):
         translate(kernel, {"out": Argument.pointer(i32), "N": Argument.scalar(i32)})
+
+
+@function
+def endless(x):
+    endless(x)
+
+
+def test_a_recursion_is_shown_once():
+    error = failing(endless, x=np.zeros(8, np.int32))
+    text = str(error)
+    assert text.count("endless(x)") == 1 and f"{len(error.spots)} times over" in text
+
+
+def test_what_python_computes_for_kernels_stays():
+    @function
+    def kernel(out):
+        tl.store(out, math.isqrt(17) + int(np.log2(8)))
+
+    out = np.zeros(1, np.int32)
+    run(kernel, out=out)
+    assert out[0] == 7
+
+
+def test_causes_that_tell_more_are_kept():
+    def of_the_author():
+        raise ValueError("no such thing")
+
+    def caught(f) -> Exception:
+        with pytest.raises(Exception) as found:
+            f()
+        return found.value
+
+    theirs = caught(of_the_author)
+    ours = failing(endless, x=np.zeros(8, np.int32)).with_traceback(None)
+    assert beyond(theirs) is theirs and beyond(None) is None and beyond(ours) is None
+    assert beyond(ValueError("said")) is None
+    unexpected = ZeroDivisionError()
+    assert beyond(unexpected) is unexpected
 
 
 def test_errors_travel_between_processes():

@@ -228,9 +228,11 @@ def test_tensors_show_what_is_inside(capsys):
     @TileFunction
     def shows(n):
         print(repr(tl.arange(0, 4) * n))
+        print(tl.arange(0, 4) / 2, n)
 
     run_eager(shows, (1,), {"n": 3})
-    assert capsys.readouterr().out == "tensor(int32[4], [0 3 6 9])\n"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["tensor(int32[4], [0 3 6 9])", "fp32[4] [0.  0.5 1.  1.5] int32 3"]
 
 
 @TileFunction

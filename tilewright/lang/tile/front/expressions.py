@@ -7,6 +7,7 @@ import functools
 import operator
 import types
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import Any
 
 from tilewright.lang.tile.front.diagnostics import Mistake, StaticAssertionError, unsupported
@@ -63,6 +64,15 @@ _SYMBOLS = {
 }
 
 _PYTHON_IDS = frozenset(map(id, PYTHON.values()))
+# Functions over items, and what tiles have instead.
+_ITEMS: dict[Any, str] = {
+    sum: "write tl.sum(x, axis)",
+    any: "write tl.max(x.to(tl.int32), axis) != 0",
+    all: "write tl.min(x.to(tl.int32), axis) != 0",
+    sorted: "write tl.sort(x)",
+    reversed: "write tl.flip(x)",
+    **dict.fromkeys((list, tuple, enumerate, zip), ""),
+}
 _TAKE_TENSORS = tuple(PYTHON[name] for name in ("abs", "min", "max", "print"))
 
 
@@ -167,10 +177,7 @@ class Expressions(State):
         self.node = node
         apply = _BINARY.get(type(op))
         if apply is None:
-            raise Mistake(
-                f"the tile language has no operator {type(op).__name__}",
-                "tl.dot multiplies matrices" if isinstance(op, ast.MatMult) else None,
-            )
+            raise Mistake("the tile language has no operator @", "tl.dot multiplies matrices")
         if isinstance(a, (tuple, list)):
             a = constant(a)
         if isinstance(b, (tuple, list)):
@@ -182,9 +189,9 @@ class Expressions(State):
         except TypeError as error:
             if not str(error).startswith(("unsupported operand", "'")):
                 raise
-            raise Mistake(
-                f"there is no {_SYMBOLS.get(apply, type(op).__name__)} of {_said(a)} and {_said(b)}"
-            ) from None
+            symbol = _SYMBOLS.get(apply, type(op).__name__)
+            hint = "write x * x, or tl.extra.libdevice.pow(x, y)" if symbol == "**" else None
+            raise Mistake(f"there is no {symbol} of {_said(a)} and {_said(b)}", hint) from None
         return constant(found)
 
     def _binary(self, node: ast.BinOp) -> Any:
@@ -310,7 +317,8 @@ class Expressions(State):
             found = getattr(left, node.attr)
         except AttributeError:
             kind = f"module {left.__name__}" if isinstance(left, types.ModuleType) else _said(left)
-            raise Mistake(f"{kind} has no attribute {node.attr}") from None
+            said = f"{kind} has no attribute {node.attr}"
+            raise Mistake(said, _instead(left, node.attr)) from None
         return constant(found) if isinstance(found, (bool, int, float, str)) else found
 
     def _subscript(self, node: ast.Subscript) -> Any:
@@ -333,6 +341,14 @@ class Expressions(State):
             if "not subscriptable" not in str(error):
                 raise
             raise Mistake(f"{_said(left)} has no items") from None
+        except IndexError:
+            text, count = ast.unparse(node.value), len(left)
+            hint = f"its items are 0 to {count - 1}"
+            if count == 0:
+                hint = "a scalar or a pointer has no axes: pass sizes as arguments"
+            raise Mistake(
+                f"{text} has {count} items, and {key} is no index of them", hint
+            ) from None
 
     def _key(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Slice):
@@ -411,8 +427,24 @@ class Expressions(State):
             raise Mistake(f"{_said(f)} cannot be called")
         if id(f) in _PYTHON_IDS or getattr(f, "__tile_plain__", False):
             return self._python(f, args, kwargs)
+        self._refuse_arrays(f, [*args, *kwargs.values()])
         given = [unwrap(a) for a in args]
         return constant(f(*given, **{k: unwrap(v) for k, v in kwargs.items()}))
+
+    def _refuse_arrays(self, f: Any, args: list[Any]) -> None:
+        """Functions of these modules compute with arrays or numbers, and not with tiles."""
+        of = getattr(f, "__module__", None) or type(f).__module__
+        if of.split(".")[0] not in ("math", "numpy", "torch", "builtins"):
+            return
+        if any(map(is_dynamic, args)):
+            assert isinstance(self.node, ast.Call)
+            name = getattr(f, "__name__", "")
+            known = hasattr(core, name) or hasattr(core.tensor, name)
+            hint = f"write tl.{name}" if known else ""
+            raise Mistake(
+                f"{ast.unparse(self.node.func)} is no function of kernels, and this is a tensor",
+                hint or "compute with the functions of tilewright.language, or before the launch",
+            )
 
     def _made(self, kind: type, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """An object of a class."""
@@ -431,7 +463,14 @@ class Expressions(State):
                 f"write x.to(tl.{name})",
             )
         if f is len and isinstance(args[0], core.tensor):
-            raise Mistake("len() of a tensor", "use x.shape[0]")
+            pointer = "a pointer knows no size: pass it as an argument"
+            raise Mistake("len() of a tensor", pointer if not args[0].shape else "use x.shape[0]")
+        if f in _ITEMS and any(map(is_dynamic, args)):
+            (x, *_) = filter(is_dynamic, args)
+            raise Mistake(
+                f"{f.__name__}() goes over the items of a tuple, and this is {_said(x)}",
+                _ITEMS[f] or "tl.split and tl.reshape take a tile apart",
+            )
         given = args if f in _TAKE_TENSORS else map(unwrap, args)
         found = f(*given, **{k: unwrap(v) for k, v in kwargs.items()})
         if isinstance(found, (enumerate, zip, reversed, range)):
@@ -463,6 +502,30 @@ class Expressions(State):
 def _needed(f: Any) -> Any:
     """Whether, and why, the result of a function must be used."""
     return getattr(f, "must_use_result", False)
+
+
+def _instead(x: Any, name: str) -> str | None:
+    """What is written instead of an attribute that something does not have."""
+    if isinstance(x, core.tuple) and name in ("append", "extend", "insert"):
+        return "lists of kernels are tuples: x = x + (item,)"
+    if isinstance(x, core.tensor) and name in _TORCH_CASTS:
+        return f"write .to(tl.{_TORCH_CASTS[name]})"
+    close = get_close_matches(name, [n for n in dir(x) if not n.startswith("_")], 1)
+    return f"did you mean {close[0]}?" if close else None
+
+
+# Methods of torch's tensors.
+_TORCH_CASTS = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "int": "int32",
+    "long": "int64",
+    "bool": "int1",
+    "type": "float32",
+    "astype": "float32",
+}
 
 
 def _is_instance(x: Any, kinds: Any) -> bool:

@@ -116,10 +116,10 @@ class _Sourced:
         self.file: str = fn.__code__.co_filename
         try:
             lines, first = inspect.getsourcelines(fn)
-        except (OSError, TypeError) as error:
+        except (OSError, TypeError):
             # Step by step it can run as the Python that it is.
             if not (knobs.interpret.get() or knobs.tile_check.get()):
-                raise self._without_source() from error
+                raise self._without_source() from None
             self._read(f"def {fn.__name__}(): ...\n", fn.__code__.co_firstlineno)
             self.has_source = False
         else:
@@ -134,8 +134,9 @@ class _Sourced:
         return Invalid(
             f"the source of {self.name} cannot be read",
             where=self.file,
-            hint="functions of the tile language have to be defined in a file; kernels made with "
-            f"exec need their text in linecache (or run step by step: {knobs.interpret.name}=1)",
+            hint="functions of the tile language have to be defined in a file or a notebook; those "
+            "made with exec need their text in linecache (or run step by step: "
+            f"{knobs.interpret.name}=1)",
         )
 
     def _read(self, text: str, first: int) -> None:

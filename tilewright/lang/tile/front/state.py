@@ -7,7 +7,7 @@ import ast
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import copysign
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from tilewright.lang.tile.builder import IRBuilder
@@ -136,6 +136,12 @@ class State:
         if found is not _MISSING:
             if name in PYTHON or visible(found):
                 return found
+            if isinstance(found, FunctionType):
+                raise Mistake(
+                    f"{name} is a plain function of Python, which kernels cannot call",
+                    "decorate it with @tw.jit, or with @tw.constexpr_function where all that it "
+                    "takes is constant",
+                )
             raise Mistake(
                 f"the kernel cannot access global variable {name}: it may change between launches",
                 f"write {name} = tl.constexpr(…) at module level, or pass it as an argument",

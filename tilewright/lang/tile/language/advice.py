@@ -75,7 +75,8 @@ def static_assert(cond: Any, msg: Any = "") -> None:
     holds = unwrap(cond)
     if isinstance(holds, tensor):
         hint = "tl.device_assert checks tensors when the kernel runs"
-        raise Invalid(f"static_assert of {holds}, which is no constant", hint=hint)
+        shown = described(holds.handle)
+        raise Invalid(f"static_assert of {shown}, which is no constant", hint=hint)
     if not holds:
         text = unwrap(msg)
         raise Invalid(f"static_assert does not hold{': ' + str(text) if text else ''}")
@@ -87,9 +88,12 @@ def device_print(prefix: Any, *args: Any, hex: Any = False) -> None:
     text = unwrap(prefix)
     if not isinstance(text, str):
         hint = 'the first argument is a text: tl.device_print("x", x)'
-        raise Invalid(f"device_print: {text}", hint=hint)
+        shown = described(text.handle) if isinstance(text, tensor) else text
+        raise Invalid(f"device_print: {shown}", hint=hint)
     if any(c not in string.printable for c in text):
         raise Invalid(f"device_print: {text!r}", hint="the text is plain ASCII")
+    if args and text.strip() and text.rstrip()[-1] not in ":=":
+        text = f"{text.rstrip()}: "  # as Triton writes it: the name, then the number
     attrs = {"prefix": text, "hex": bool(unwrap(hex))}
     current().emit("print", [value(a) for a in args], (), attrs)
 

@@ -112,15 +112,15 @@ def _promote_bfloat16_to_float32(x: tensor) -> tensor:
 @builtin
 def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False) -> Any:
     """A reduction of elements together with where they stand along the axis."""
-    shape = input.handle.shape
+    shape, shown = input.handle.shape, promote.described(input.handle)
     if unwrap(axis) is None:
         index = reshape(arange(0, input.handle.type.size), list(shape)) if shape else None
     else:
-        place = axis_of(axis, len(shape), f"reduce of {input}")
+        place = axis_of(axis, len(shape), f"reduce of {shown}")
         others = [k for k in builtins.range(len(shape)) if k != place]
         index = broadcast_to(expand_dims(arange(0, shape[place]), others), list(shape))
     if index is None:
-        raise Invalid(f"the place of an element of {input}", hint="a scalar has one element")
+        raise Invalid(f"the place of an element of {shown}", hint="a scalar has one element")
     found = reduce((input, index), axis, combine_fn, keep_dims=keep_dims)
     return found[0], found[1]
 

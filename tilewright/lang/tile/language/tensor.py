@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tilewright.base.errors import Invalid
 from tilewright.lang.tile.builder import building
 from tilewright.lang.tile.ir import Pointer, Value
-from tilewright.lang.tile.language import promote, semantic
+from tilewright.lang.tile.language import promote, semantic, types
 from tilewright.lang.tile.language.promote import Operand, described
 from tilewright.lang.tile.language.types import (
     base_value,
@@ -119,7 +119,9 @@ class tensor(base_value):
         """The transpose of a tile with two axes."""
         shape = self.handle.shape
         if len(shape) != 2:
-            raise Invalid(f".T of {self}", hint="it is for two axes: tl.trans or tl.permute")
+            raise Invalid(
+                f".T of {described(self.handle)}", hint="it is for two axes: tl.trans or tl.permute"
+            )
         kind = self.handle.type.with_shape(shape[::-1])
         return wrap(promote.emit("permute", (self.handle,), kind, {"order": (1, 0)}), self)
 
@@ -130,21 +132,25 @@ class tensor(base_value):
         return wrap(tensors[0].handle, self)
 
     def __str__(self) -> str:
-        return described(self.handle)
+        kind = described(self.handle)
+        # Step by step the elements are known, and print(x) is there to see them.
+        return f"{kind} {self.handle}" if hasattr(self.handle, "array") else kind
 
     def __repr__(self) -> str:
-        array = getattr(self.handle, "array", None)
-        return f"tensor({self})" if array is None else f"tensor({self}, {array})"
+        kind = described(self.handle)
+        return (
+            f"tensor({kind}, {self.handle})" if hasattr(self.handle, "array") else f"tensor({kind})"
+        )
 
     # What is inside is known only when the kernel runs step by step.
 
     def _known(self, what: str) -> Any:
-        array = getattr(self.handle, "array", None)
+        array, kind = getattr(self.handle, "array", None), described(self.handle)
         if array is None:
             hint = "tl.where chooses element by element; sizes and flags are tl.constexpr"
-            raise Invalid(f"{what} of {self} is not known while the kernel is compiled", hint=hint)
+            raise Invalid(f"{what} of {kind} is not known while the kernel is compiled", hint=hint)
         if array.size != 1:
-            raise Invalid(f"{what} of {self}, which has many elements", hint="reduce it first")
+            raise Invalid(f"{what} of {kind}, which has many elements", hint="reduce it first")
         return array.reshape(-1)[0]
 
     def __bool__(self) -> bool:
@@ -279,8 +285,13 @@ class tensor(base_value):
             if part is None:
                 shape.insert(at, 1)
             elif not (isinstance(part, (builtins.slice, slice)) and _is_everything(part)):
-                what = f"unsupported tensor index: {self}[{part}]"
-                raise Invalid(what, hint="only `:` and None; tl.gather or a masked load select")
+                what = f"unsupported tensor index: {described(self.handle)}[{part}]"
+                hint = "only `:` and None; tl.gather or a masked load select"
+                if self.dtype.is_ptr():
+                    hint = (
+                        "a pointer is read and written through: tl.load(p + i), tl.store(p + i, x)"
+                    )
+                raise Invalid(what, hint=hint)
         return wrap(promote.reshape(self.handle, shape), self)
 
     def to(self, dtype: Any, fp_downcast_rounding: Any = None, bitcast: Any = False) -> tensor:
@@ -297,7 +308,11 @@ class tensor(base_value):
 
 def _as_dtype(kind: Any) -> dtype:
     if not isinstance(kind, dtype):
-        raise Invalid(f"{kind!r} is no element type", hint="tl.float32, tl.int8, …")
+        name = str(kind).removeprefix("torch.")
+        known = isinstance(getattr(types, name, None), dtype)
+        raise Invalid(
+            f"{kind!r} is no element type", hint=f"tl.{name}" if known else "tl.float32, tl.int8, …"
+        )
     return kind
 
 

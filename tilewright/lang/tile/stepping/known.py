@@ -29,6 +29,9 @@ class EagerValue(Value):
     def __repr__(self) -> str:
         return f"{self.type} {shown(self)}"
 
+    def __str__(self) -> str:
+        return shown(self)
+
 
 def shown(value: Value) -> str:
     """The elements for reading: `[1. 2. …]`; addresses in hex."""
