@@ -17,6 +17,7 @@ import tilewright as tw
 import tilewright.language as tl
 from tilewright.base import knobs
 from tilewright.base.cache import Cache
+from tilewright.driver import tile_kept
 from tilewright.driver.tile_kept import Opaque, binding_text, key_of, read_binding
 from tilewright.driver.tile_launch import Wanted
 from tilewright.lang.tile.front.functions import Argument
@@ -186,7 +187,7 @@ def test_reports_say_the_same(capsys):
         texts.append((str(found.value), capsys.readouterr().out))
         assert translations(f) == times
     assert texts[0] == texts[1]
-    assert "test_tile_kept.py:" in texts[0][0] and "seen 62.0" in texts[0][1]
+    assert "test_tile_kept.py:" in texts[0][0] and "seen: 62.0" in texts[0][1]
     f[(1,)](x, B=64)  # without asserts it is another kernel
     assert translations(f) == 1
 
@@ -272,3 +273,66 @@ def test_another_process_compiles_nothing(tmp_path):
     assert (value, made) == ("2.0", "1")
     assert run(2) == ["2.0", "0", "0"], "nothing is translated, and no object is missed"
     assert run(7)[:2] == ["7.0", "1"]
+
+
+def times(factor):
+    @tw.jit
+    def multiplied(x):
+        return x * factor
+
+    return multiplied
+
+
+@tw.jit
+def three(out, f: tl.constexpr, g: tl.constexpr, h: tl.constexpr, B: tl.constexpr):
+    i = tl.arange(0, B)
+    tl.store(out + i, f(i))
+    tl.store(out + B + i, g(i))
+    tl.store(out + 2 * B + i, h(i))
+
+
+def test_functions_of_one_name_are_told_apart_wherever_they_stand():
+    two, five = times(tl.constexpr(2)), times(tl.constexpr(5))
+    out = torch.empty(48, dtype=torch.int32)
+    for functions, factors in (((two, five, two), (2, 5, 2)), ((two, five, five), (2, 5, 5))):
+        f = anew(three)
+        f[(1,)](out, *functions, B=16)
+        assert out.tolist() == [n * k for n in factors for k in range(16)] and translations(f) == 1
+
+
+@tw.jit
+def annotated(out: torch.Tensor, B: tl.constexpr):
+    tl.store(out + tl.arange(0, B), 1)
+
+
+def test_annotations_are_no_reason_not_to_keep():
+    for count in (1, 0):
+        f = anew(annotated)
+        f[(1,)](torch.empty(16, dtype=torch.int32), B=16)
+        assert translations(f) == count
+
+
+def test_defaults_by_name_of_a_function_over_constants():
+    def key(n):
+        @tw.constexpr_function
+        def plus(x, *, more=n):
+            return x + more
+
+        @tw.jit
+        def filled(out, B: tl.constexpr):
+            tl.store(out + tl.arange(0, B), plus(1))
+
+        return key_of(Wanted(filled, {"B": Argument.constant(16)}), host())
+
+    assert key(1) != key(2)
+
+
+def test_forms_are_made_once_for_all_who_read_them(monkeypatch):
+    x, out = torch.arange(100.0), torch.empty(100)
+    anew(scaled)[(2,)](x, out, 100, B=64)
+    made = []
+    write = tile_kept.write_tile
+    monkeypatch.setattr(tile_kept, "write_tile", lambda *a: made.append(a) or write(*a))
+    kernel = anew(scaled)[(2,)](x, out, 100, B=64)
+    assert not made
+    assert all(kernel.asm[name] for name in ("nest", "trace", "llir", "asm")) and len(made) == 1

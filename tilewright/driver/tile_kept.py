@@ -16,13 +16,14 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
 from tilewright.base.cache import Cache
 from tilewright.base.events import Log
-from tilewright.driver.tile_compile import Binding, CompiledTile, compile_tile, write_tile
+from tilewright.driver.tile_compile import Binding, CompiledTile, Forms, compile_tile, write_tile
 from tilewright.driver.tile_launch import Wanted
 from tilewright.ir.target import Target
 from tilewright.ir.types import DTYPES, DType
@@ -51,14 +52,14 @@ def kept_tile(wanted: Wanted, target: Target, log: Log) -> CompiledTile:
     found = cache.get(KIND, key)
     if found is not None:
         head, _, image = found.partition(b"\n")
-        again = partial(_forms, wanted, target)
+        again = lru_cache(1)(partial(_forms, wanted, target))
         return CompiledTile(read_binding(head.decode()), image, again)
     made = compile_tile(wanted.kernel(), target, log, wanted.meeting)
     cache.put(KIND, key, binding_text(made.binding).encode() + b"\n" + made.image)
     return made
 
 
-def _forms(wanted: Wanted, target: Target):
+def _forms(wanted: Wanted, target: Target) -> Forms:
     return write_tile(wanted.kernel(), target, wanted.meeting)
 
 
@@ -69,9 +70,12 @@ class Opaque(Exception):
     """Something that a kernel depends on and that no text tells apart."""
 
 
+Seen = dict[int, int]  # functions that are described, by their identity: the how manieth each is
+
+
 def key_of(wanted: Wanted, target: Target) -> str:
     """`Opaque` says what has no text."""
-    seen: set[int] = set()
+    seen: Seen = {}
     parts = [
         f"llvm {LLVM_VERSION} python {sys.version}",
         f"{target.key()} {target.codegen_key()}",
@@ -82,7 +86,7 @@ def key_of(wanted: Wanted, target: Target) -> str:
     return "\0".join(parts)
 
 
-def _argument(a: Argument, seen: set[int]) -> str:
+def _argument(a: Argument, seen: Seen) -> str:
     if a.parts is None:
         told = _text("a constant", a.value, seen) if a.element is None else str(a.element)
         return f"{told} {a.divisor} {a.positive}"
@@ -94,10 +98,11 @@ def _argument(a: Argument, seen: set[int]) -> str:
     return f"{made}({', '.join(_argument(p, seen) for p in a.parts)})"
 
 
-def _function(f: TileFunction | ConstexprFunction, seen: set[int]) -> Iterator[str]:
-    if id(f) in seen:
+def _function(f: TileFunction | ConstexprFunction, seen: Seen) -> Iterator[str]:
+    if id(f) in seen:  # functions of one name, made by the same code, may be several
+        yield f"function {seen[id(f)]}"
         return
-    seen.add(id(f))
+    seen[id(f)] = len(seen)
     name = f"{f.fn.__module__}.{f.fn.__qualname__}"
     if _is_ours(f.fn.__module__):  # entries of another version of this package are others
         yield name
@@ -112,11 +117,13 @@ def _function(f: TileFunction | ConstexprFunction, seen: set[int]) -> Iterator[s
             if p.has_default:
                 yield f"{p.name} = {_text(p.name, p.default, seen)}"
     else:
-        for k, value in enumerate(f.fn.__defaults__ or ()):
-            yield f"default {k} = {_text(name, value, seen)}"
+        defaults = {**dict(enumerate(f.fn.__defaults__ or ())), **(f.fn.__kwdefaults__ or {})}
+        for which, value in defaults.items():
+            yield f"default {which} = {_text(name, value, seen)}"
     hidden = {a.arg for a in ast.walk(f.tree.args) if isinstance(a, ast.arg)}
     names, done = f.globals, set[str]()
-    for path in _paths(f.tree):
+    # Of parameters, what annotations and defaults are is told by the arguments and above.
+    for path in chain.from_iterable(map(_paths, f.tree.body)):
         first, *rest = path.split(".")
         if path in done or first in hidden:
             continue
@@ -157,7 +164,7 @@ def _path(node: ast.AST) -> str | None:
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
-def _text(name: str, value: Any, seen: set[int]) -> str:
+def _text(name: str, value: Any, seen: Seen) -> str:
     """A text that no other value has."""
     value = unwrap(value)
     if isinstance(value, enum.Enum):
