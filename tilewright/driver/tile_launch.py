@@ -7,7 +7,7 @@ translates and compiles; `interpret` runs the Python of the kernel step by step 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib import import_module
@@ -199,26 +199,30 @@ def remember_grid(grid: Any, sizes: Grid) -> None:
 # ---- what a launch gives back
 
 
-class Forms(dict[str, Any]):
+class Forms(Mapping[str, str]):
     """Texts by name, written when they are first asked for. GPU forms that do not exist here say
     so."""
 
     def __init__(self, makers: Mapping[str, Callable[[], str]]):
-        super().__init__()
         self.makers = dict(makers)
+        self.written: dict[str, str] = {}
 
-    def __missing__(self, name: str) -> str:
+    def __getitem__(self, name: str) -> str:
         make = self.makers.get(name)
         if make is None:
             raise KeyError(f"{name}: kernels here have the forms {', '.join(self.makers)}")
-        text = self[name] = make()
-        return text
+        if name not in self.written:
+            self.written[name] = make()
+        return self.written[name]
 
-    def __contains__(self, name: object) -> bool:
+    def __contains__(self, name: object) -> bool:  # without writing it
         return name in self.makers
 
-    def keys(self):
-        return self.makers.keys()
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.makers)
+
+    def __len__(self) -> int:
+        return len(self.makers)
 
 
 @dataclass(eq=False)
