@@ -1,5 +1,7 @@
 """Who runs a kernel, over which grid, and what a launch costs and gives back."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,9 @@ import tilewright as tw
 import tilewright.language as tl
 from tilewright.base import knobs
 from tilewright.driver.tile_launch import GRIDS, INTERPRET, NATIVE, checked_grid, executor
+from tilewright.lang.tile.front import overflow
+from tilewright.lang.tile.lowering.reports import DeviceAssertion, Reports
+from tilewright.lang.tile.lowering.state import Site
 
 
 @tw.jit
@@ -95,6 +100,10 @@ def test_forms_of_a_kernel():
     assert {"ttir", "nest", "llir", "asm"} <= set(kernel.asm.keys())
     assert "assert" not in kernel.asm["ttir"]
     assert "define" in kernel.asm["llir"] and "llir" in kernel.asm
+    forms = kernel.asm
+    assert list(forms) == ["ttir", "nest", "trace", "llir", "asm"] and len(forms) == 5
+    assert forms.get("llir") == forms["llir"] and forms.get("ptx") is None
+    assert {name: text for name, text in forms.items() if text} == dict(forms)
     debugged = both.warmup(a, a, 64, BLOCK=64, grid=(1,), debug=True)
     assert "assert" in debugged.asm["ttir"]
     assert repr(kernel) == "CompiledKernel(both(a: *fp32, b: *fp32, n: i32, BLOCK: constexpr))"
@@ -129,3 +138,28 @@ def test_errors_in_kernels_come_from_launches():
         seen.append(type(chain))
         chain = chain.__cause__ or chain.__context__
     assert KeyError not in seen, "looking for the kernel is no part of what went wrong"
+
+
+def test_launches_that_end_together_tell_a_report_once():
+    """One thread finds what another has told already, and says nothing."""
+    reports = Reports("both", [Site("assert", "not empty", (), None)])
+    reports.take(0, 3, [1, 0, 0])
+    reports.take(0, 3, [2, 0, 0])
+    with pytest.raises(DeviceAssertion, match=r"program \(1, 0, 0\): not empty \(and 1 more\)"):
+        reports.finish()
+    reports.finish()
+
+
+@tw.jit
+def doubled(x, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(x + i) * 2)
+
+
+def test_kernels_beside_the_package_are_no_part_of_it(monkeypatch, tmp_path):
+    """A folder whose name begins like ours is the user's: its sums are looked at."""
+    with knobs.cache_dir.override(tmp_path):
+        x = np.full(16, 2**30, np.int32)
+        monkeypatch.setattr(overflow, "_OURS", Path(__file__[:-4]))
+        with pytest.raises(DeviceAssertion, match="int32 overflow detected for operation mul"):
+            tw.jit(doubled.fn)[(1,)](x, BLOCK=16, debug=True)

@@ -28,10 +28,6 @@ class Reports:
     def __post_init__(self) -> None:
         self._lock = Lock()
 
-    @property
-    def pending(self) -> bool:
-        return bool(self.broken)
-
     def take(self, number: int, count: int, values: Any) -> None:
         """Called by the running kernel, from any of its threads."""
         site = self.sites[number]
@@ -43,10 +39,14 @@ class Reports:
                 print(_line(site, held), file=sys.stdout, flush=True)
 
     def finish(self) -> None:
-        """After a launch: an error for the first assertion that did not hold."""
+        """After a launch: an error for the first assertion that did not hold. Launches from several
+        threads share what was reported: the first that ends tells it."""
         with self._lock:
-            (site, program), more = self.broken[0], len(self.broken) - 1
+            broken = self.broken[:]
             self.broken.clear()
+        if not broken:
+            return
+        (site, program), more = broken[0], len(broken) - 1
         text = f"device_assert in {self.kernel}, program {program}: {site.message or 'it is false'}"
         rest = f" (and {more} more)" if more else ""
         raise DeviceAssertion(text + rest, where=_where(site.place))
