@@ -32,6 +32,7 @@ from tilewright.lang.tile.front.functions import (
     Argument,
     ConstexprFunction,
     TileFunction,
+    dotted,
 )
 from tilewright.lang.tile.ir import Place, Pointer, TileType
 from tilewright.lang.tile.language.types import dtype, unwrap
@@ -144,21 +145,12 @@ def _function(f: TileFunction | ConstexprFunction, seen: Seen) -> Iterator[str]:
 
 def _paths(node: ast.AST) -> Iterator[str]:
     """The names that are read, each as far as attributes go: a.b.c, not also a.b and a."""
-    path = _path(node)
+    path = dotted(node)
     if path is not None:
         yield path
         return
     for child in ast.iter_child_nodes(node):
         yield from _paths(child)
-
-
-def _path(node: ast.AST) -> str | None:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        left = _path(node.value)
-        return None if left is None else f"{left}.{node.attr}"
-    return None
 
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))

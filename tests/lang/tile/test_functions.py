@@ -198,3 +198,44 @@ def test_arguments_give_what_a_launch_passes():
     group = Argument.group([Argument.pointer(f32), inner])
     assert [a.divisor for a in group.leaves()] == [1, 16]
     assert Argument.constant(None).value is None and not list(Argument.constant(1).leaves())
+
+
+def twice_two(a, b, c):
+    @function
+    def applied(x):
+        return a(x) + b(x) + c(x)
+
+    return applied
+
+
+def scaled_by(n):
+    @function
+    def scaled(x):
+        return x * n
+
+    return scaled
+
+
+def test_a_hash_tells_functions_of_one_name_apart():
+    two, five = scaled_by(tl.constexpr(2)), scaled_by(tl.constexpr(5))
+    made = [twice_two(two, five, two), twice_two(two, five, five), twice_two(two, two, five)]
+    assert len({f.hash() for f in made}) == 3
+    assert twice_two(two, five, two).hash() == made[0].hash()
+
+
+def test_variables_of_enclosing_functions_may_change():
+    n = tl.constexpr(2)
+
+    @function
+    def plus(x):
+        return helper(x) + n
+
+    helper = scaled_by(tl.constexpr(3))
+    before = plus.hash()
+    assert plus.changed_global() is None
+    two, n = n, tl.constexpr(7)
+    assert plus.changed_global() == ("n", two, n)
+    plus._hash = None
+    assert plus.hash() != before and plus.changed_global() is None
+    old, helper = helper, scaled_by(tl.constexpr(4))
+    assert plus.changed_global() == ("helper", old, helper)

@@ -102,6 +102,25 @@ class Parameter:
         return not self.is_constexpr and ("const" in text or text.startswith("*k"))
 
 
+class _Cells(Mapping[str, Any]):
+    """Variables of the functions around one, as they are now."""
+
+    def __init__(self, fn: Callable[..., Any]):
+        self.cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self.cells[name].cell_contents
+        except ValueError:  # not assigned yet
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self.cells if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 class _Sourced:
     """A Python function whose source is read once, when it is decorated."""
 
@@ -173,17 +192,7 @@ class _Sourced:
         the module. Read anew each time, for both change."""
         if self.fn.__closure__ is None:
             return self.fn.__globals__
-        return ChainMap(self._closure(), self.fn.__globals__)
-
-    def _closure(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        cells = self.fn.__closure__ or ()
-        for name, cell in zip(self.fn.__code__.co_freevars, cells, strict=True):
-            try:
-                found[name] = cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
-        return found
+        return ChainMap(_Cells(self.fn), self.fn.__globals__)  # type: ignore[arg-type]
 
     def hash(self) -> str:
         """Of the source of this function and of every one it can reach, and of the constants they
@@ -191,7 +200,7 @@ class _Sourced:
         if self._hash is None:
             digest = hashlib.sha256()
             used: list[tuple[Mapping[str, Any], str, Any]] = []
-            for part in _parts(self, set(), used):
+            for part in _parts(self, {}, used):
                 digest.update(part.encode())
                 digest.update(b"\0")
             self._hash = digest.hexdigest()
@@ -325,24 +334,24 @@ _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
 def _parts(
-    f: _Sourced, seen: set[_Sourced], used: list[tuple[Mapping[str, Any], str, Any]]
+    f: _Sourced, seen: dict[_Sourced, int], used: list[tuple[Mapping[str, Any], str, Any]]
 ) -> Iterator[str]:
-    if f in seen:
+    if f in seen:  # functions of one name, made by the same code, may be several
+        yield f"function {seen[f]}"
         return
-    seen.add(f)
+    seen[f] = len(seen)
     yield f"{type(f).__name__} {f.fn.__module__}.{f.fn.__qualname__} {f.line}"
     yield f.source
     if not f.has_source:  # its code is all there is to tell it by
         yield repr((f.fn.__code__.co_code, f.fn.__code__.co_consts))
         return
-    names = f.globals
-    closure = set(f.fn.__code__.co_freevars)
+    names, closure = f.globals, _Cells(f.fn)
     hidden = {a.arg for a in ast.walk(f.tree.args) if isinstance(a, ast.arg)}
     done: set[str] = set()
     for node in ast.walk(f.tree):
         if not isinstance(node, (ast.Name, ast.Attribute)):
             continue
-        path = _path(node)
+        path = dotted(node)
         if path is None or path in done or path.split(".")[0] in hidden:
             continue
         done.add(path)
@@ -350,21 +359,21 @@ def _parts(
         if isinstance(value, _Sourced):
             yield f"{path} is"
             yield from _parts(value, seen, used)
-            continue
-        constant = _constant_text(unwrap(value))
-        if constant is not None and value is not MISSING:
+        else:
+            constant = _constant_text(unwrap(value))
+            if constant is None or value is MISSING:
+                continue
             yield f"{path} = {constant}"
-            if "." not in path:
-                where = f._closure() if path in closure else f.fn.__globals__
-                used.append((where, path, value))
+        if "." not in path:
+            used.append((closure if path in closure else f.fn.__globals__, path, value))
 
 
-def _path(node: ast.AST) -> str | None:
+def dotted(node: ast.AST) -> str | None:
     """`a.b.c` of names and attributes."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
-        left = _path(node.value)
+        left = dotted(node.value)
         return None if left is None else f"{left}.{node.attr}"
     return None
 
