@@ -12,6 +12,7 @@ import pytest
 
 import tilewright as tw
 import tilewright.triton as compat
+from tilewright.base import knobs
 from tilewright.triton import redirect
 
 torch = pytest.importorskip("torch")
@@ -37,12 +38,62 @@ def on_cpu():
     "name",
     """language language.core language.math language.extra language.extra.libdevice
     language.extra.cuda.libdevice testing runtime runtime.jit runtime.autotuner runtime.errors
-    runtime.driver runtime.cache compiler compiler.errors compiler.compiler backends
-    backends.compiler backends.driver tools tools.tensor_descriptor knobs errors
+    runtime.driver runtime.cache runtime.interpreter compiler compiler.errors compiler.compiler
+    backends backends.compiler backends.driver tools tools.tensor_descriptor knobs errors
     _utils profiler profiler.viewer""".split(),
 )
 def test_modules_are_found(triton, name):
     assert importlib.import_module(f"triton.{name}") is sys.modules[f"triton.{name}"]
+
+
+def test_functions_that_always_run_step_by_step(triton, capsys):
+    from triton.runtime.interpreter import InterpretedFunction  # type: ignore[import-not-found]
+
+    def show(x):
+        print(tw.language.load(x) + 1)
+
+    f = InterpretedFunction(show)
+    assert f[(1,)](torch.ones(1)).wants_given and isinstance(f, triton.JITFunction)
+    assert capsys.readouterr().out == "fp32 2.0\n"
+
+
+def test_paths_into_tuples(triton):
+    from triton._utils import find_paths_if, get_iterable_path  # type: ignore[attr-defined]
+
+    nested = (1, ("a", [2, "b"]), "c")
+    paths = find_paths_if(nested, lambda path, x: isinstance(x, str))
+    assert paths == [(1, 0), (1, 1, 1), (2,)]
+    assert [get_iterable_path(nested, p) for p in paths] == ["a", "b", "c"]
+
+
+def test_files_of_libraries_are_kept(triton, tmp_path):
+    from triton.runtime.cache import (  # type: ignore[attr-defined]
+        FileCacheManager,
+        get_cache_manager,
+    )
+
+    with knobs.cache_dir.override(tmp_path):
+        kept = get_cache_manager("00ff17")
+        assert isinstance(kept, FileCacheManager)
+        assert kept.get_file("a.txt") is None and kept.get_group("both") is None
+        paths = {"a.txt": kept.put("text", "a.txt"), "b.bin": kept.put(b"\x00\xff", "b.bin")}
+        assert Path(paths["a.txt"]).read_text() == "text"
+        again = get_cache_manager("00ff17")
+        assert again.get_file("b.bin") == paths["b.bin"]
+        assert Path(paths["b.bin"]).read_bytes() == b"\x00\xff"
+        kept.put_group("both", paths)
+        assert again.get_group("both") == paths
+        Path(paths["a.txt"]).unlink()
+        assert again.get_group("both") is None
+        assert get_cache_manager("00ff18").get_file("b.bin") is None
+
+
+def test_a_second_time_it_listens_to_the_interpreter_too(triton, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with knobs.interpret.override(None):
+        again = compat.install()
+        assert knobs.interpret.get()
+        assert sys.modules["triton.runtime.cache"].knobs is again.knobs
 
 
 def test_names_that_scripts_import(triton):
@@ -57,6 +108,7 @@ def test_names_that_scripts_import(triton):
     for name in "jit autotune heuristics Config JITFunction CompilationError TritonError".split():
         assert hasattr(triton, name), name
     assert issubclass(triton.CompilationError, triton.TritonError)
+    assert callable(triton.must_use_result) and callable(triton.aggregate)
     assert importlib.util.find_spec("triton") is not None
 
 

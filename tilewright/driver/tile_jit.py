@@ -101,6 +101,8 @@ class KernelInterface(Generic[T]):
 class JITFunction(TileFunction, KernelInterface[T]):
     """A kernel. `f[grid](*args, **kwargs)` runs it, once per program of the grid."""
 
+    by: Executor | None = None  # who runs it; None: the environment says so at each launch
+
     def __init__(
         self,
         fn: Callable[..., Any],
@@ -215,7 +217,7 @@ class JITFunction(TileFunction, KernelInterface[T]):
         debug = bool(options.get("debug", self.debug) or DEFAULTS.debug)
         # Launches look for the bare key: it is that of the usual case.
         full = (key, "debug", _sanitizes(options)) if debug else key
-        by = executor()
+        by = self.by or executor()
         if by is not NATIVE:
             full = (full, by.name)
         with self._lock:
@@ -260,7 +262,7 @@ class JITFunction(TileFunction, KernelInterface[T]):
     ) -> CompiledKernel:
         """The kernel for arguments that are described, without a launch."""
         self.hash()  # notes which globals the kernel depends on
-        chosen = executor() if by is None else by
+        chosen = by or self.by or executor()
         runtime = [arguments[p.name] for p in self.parameters if not p.is_constexpr]
         constants = {n: a.value for n, a in arguments.items() if _is_constant(a)}
         signature = {n: _signature(a) for n, a in arguments.items()}

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from tilewright.base import knobs
 from tilewright.base.errors import Invalid
+from tilewright.base.knobs import interpret
 from tilewright.triton import modules, redirect
 
 __all__ = ["install", "installed", "uninstall"]
@@ -37,7 +37,7 @@ def install(device: str | None = None, checkout: str | Path | None = None) -> Mo
     if checkout is not None:
         found = _package(Path(checkout))
     if os.environ.get("TRITON_INTERPRET") == "1":
-        os.environ.setdefault(knobs.interpret.name, "1")
+        os.environ.setdefault(interpret.name, "1")
     made = modules.made(found)
     before = modules.put(made)
     if _before is None:

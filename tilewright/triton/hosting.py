@@ -3,7 +3,7 @@ properties, sources to compile, allocators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +14,12 @@ from tilewright.base import knobs as own_knobs
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.driver.tile_arguments import ALIGNMENT, TYPE_NAMES
 from tilewright.driver.tile_jit import JITFunction
-from tilewright.driver.tile_launch import CompiledKernel
+from tilewright.driver.tile_launch import INTERPRET, CompiledKernel
 from tilewright.driver.tile_testing import do_bench
 from tilewright.ir.types import DTYPES
 from tilewright.lang.tile.front.functions import Argument
+from tilewright.lang.tile.language import core
+from tilewright.lang.tile.language.types import tuple_type
 from tilewright.runtime.pool import get_threads
 from tilewright.targets import host
 from tilewright.triton.redirect import Event, Stream, capability, complete
@@ -253,6 +255,12 @@ class InterpreterError(TilewrightError):
     """What goes wrong while a kernel runs step by step."""
 
 
+class InterpretedFunction(JITFunction[Any]):
+    """A kernel that runs step by step whatever the environment says."""
+
+    by = INTERPRET
+
+
 def set_allocator(allocator: Any) -> None:
     """Accepted: kernels on a CPU have memory of their own and never ask."""
 
@@ -271,6 +279,30 @@ def validate_block_shape(shape: Sequence[int]) -> int:
             raise ValueError(f"size {axis} of a block is {n}, which is no power of two")
         total *= n
     return total
+
+
+def is_iterable(x: Any) -> bool:
+    return isinstance(x, (list, tuple, core.tuple, tuple_type))
+
+
+def get_iterable_path(x: Any, path: Sequence[int]) -> Any:
+    """The item of nested tuples to which a path of positions leads."""
+    for k in path:
+        x = x[k]
+    return x
+
+
+def find_paths_if(x: Any, holds: Callable[[tuple[int, ...], Any], bool]) -> list[tuple[int, ...]]:
+    """The paths to all items of nested tuples of which something holds, in order."""
+
+    def found(path: tuple[int, ...], item: Any) -> Iterator[tuple[int, ...]]:
+        if is_iterable(item):
+            for k, inner in enumerate(item):
+                yield from found((*path, k), inner)
+        elif holds(path, item):
+            yield path
+
+    return list(found((), x))
 
 
 # What a type is called, by all that it is called elsewhere.

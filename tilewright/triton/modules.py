@@ -17,7 +17,9 @@ import tilewright.testing as testing
 from tilewright.base.errors import TilewrightError
 from tilewright.driver import tile_arguments, tile_autotune, tile_jit, tile_launch
 from tilewright.lang.tile.front import diagnostics
-from tilewright.triton import hosting, knobs, profiling
+from tilewright.lang.tile.front.functions import must_use_result
+from tilewright.lang.tile.language import core
+from tilewright.triton import cache_files, hosting, knobs, profiling
 
 # What our version of the language follows.
 VERSION = "3.9.0"
@@ -64,6 +66,11 @@ def _contents() -> dict[str, dict[str, Any]]:
         hosting,
         "type_canonicalisation_dict canonicalize_dtype validate_block_shape is_power_of_two",
     )
+    files = _take(
+        cache_files,
+        "CacheManager FileCacheManager get_cache_manager get_override_manager get_dump_manager "
+        "default_cache_dir _base32",
+    )
     constants = _take(tile_jit, "cdiv next_power_of_2")
     decorators = _take(tile_jit, "jit constexpr_function")
     base = {"TritonError": TilewrightError}
@@ -78,9 +85,11 @@ def _contents() -> dict[str, dict[str, Any]]:
             **base,
             **_take(hosting, "OutOfResources InterpreterError compile set_allocator"),
             "CompilationError": diagnostics.CompileError,
+            "must_use_result": must_use_result,
+            "aggregate": core.aggregate,
         },
         "triton.errors": base,
-        "triton._utils": names,
+        "triton._utils": {**names, **_take(hosting, "find_paths_if get_iterable_path is_iterable")},
         "triton.testing": {
             **{name: getattr(testing, name) for name in testing.__all__},
         },
@@ -89,7 +98,8 @@ def _contents() -> dict[str, dict[str, Any]]:
         "triton.runtime.autotuner": {**tuning, **errors, **functions, "driver": hosting.driver},
         "triton.runtime.errors": {**errors, **base},
         "triton.runtime.driver": {"driver": hosting.driver},
-        "triton.runtime.cache": {"triton_key": lambda: VERSION, "knobs": knobs},
+        "triton.runtime.cache": {**files, "triton_key": lambda: VERSION, "knobs": knobs},
+        "triton.runtime.interpreter": {**_take(hosting, "InterpretedFunction"), **errors},
         "triton.runtime._allocation": _take(hosting, "set_allocator"),
         "triton.compiler": {**compiling, **failures},
         "triton.compiler.compiler": compiling,

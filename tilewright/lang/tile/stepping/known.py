@@ -38,7 +38,7 @@ def shown(value: Value) -> str:
     array = known(value).array
     if isinstance(value.element, Pointer):
         return np.array2string(array, formatter={"int": hex}, threshold=64)
-    return np.array2string(array, threshold=64)
+    return np.array2string(array, threshold=64) if array.ndim else str(array[()])
 
 
 def known(value: Value) -> EagerValue:
