@@ -1,6 +1,9 @@
 """Timing and reporting: what is measured, and what is made of it."""
 
+import re
 import time
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -135,3 +138,11 @@ def test_calls_that_take_long_are_few():
 
     assert tw.testing.do_bench(slow, warmup=1, rep=5, flush=False) >= 20
     assert len(calls) == 3, "one to get going and two that are timed"
+
+
+def test_extras_that_errors_name_can_be_installed():
+    root = Path(tw.__file__).parents[1]
+    known = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    text = "".join(p.read_text() for p in (root / "tilewright").rglob("*.py"))
+    named = set(re.findall(r'MissingExtra\(\s*"(\w+)"', text))
+    assert {"demo", "frames", "torch"} <= named <= set(known)

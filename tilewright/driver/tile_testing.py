@@ -208,7 +208,7 @@ class Measured:
         try:
             import pandas
         except ImportError:
-            raise MissingExtra("pandas", "a table as a DataFrame") from None
+            raise MissingExtra("frames", "a table as a DataFrame (pandas)") from None
         return pandas.DataFrame(self.columns())
 
     def plot(self, path: Path | None, show: bool) -> None:
