@@ -284,3 +284,31 @@ def test_configurations_compile_at_the_same_time_before_any_is_timed():
         x = torch.ones(100)
         f[over](x, 100, 2.0)
     assert kernels == [4, 4, 4, 4] and torch.equal(x, torch.full((100,), 2.0))
+
+
+def test_functions_of_one_name_are_timed_apart():
+    def times(n):
+        @tw.jit
+        def multiplied(x):
+            return x * n
+
+        return multiplied
+
+    @tw.jit
+    def applied(out, f: tl.constexpr, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK)
+        tl.store(out + i, f(i))
+
+    clock = Clock(2, 1)
+    choices = [tw.Config({"f": times(tl.constexpr(n)), "BLOCK": 16}) for n in (3, 5)]
+    f = tw.autotune(choices, key=[], do_bench=clock)(applied)
+    out = torch.zeros(16, dtype=torch.int32)
+    f[(1,)](out)
+    assert len(clock.timed) == 2 and out.tolist() == [5 * k for k in range(16)]
+
+
+def test_a_list_with_the_same_configuration_twice_says_why_it_fails():
+    f = tuned(Clock(1), (48, 48))  # no power of two
+    with pytest.raises(tw.TilewrightError, match="48"):
+        f[over](torch.ones(100), 100, 2.0)
+    assert not f.cache

@@ -32,6 +32,7 @@ from tilewright.base.events import Log
 from tilewright.driver.tile_jit import JITFunction, KernelInterface
 from tilewright.driver.tile_launch import executor
 from tilewright.driver.tile_testing import do_bench
+from tilewright.lang.tile.front.functions import ConstexprFunction, TileFunction
 from tilewright.runtime.pool import get_threads
 from tilewright.targets import host
 
@@ -274,7 +275,7 @@ class Autotuner(KernelInterface[Any]):
                 except TilewrightError as problem:
                     problems.update(dict.fromkeys(alike, problem))
                 shown.advance()
-        if len(problems) == len(configs):
+        if len(problems) == len(timings):
             raise next(iter(problems.values()))
         for c, problem in problems.items():
             self.log.add("autotune", f"{self.jit_function.name}: {c} fails: {problem}")
@@ -303,7 +304,7 @@ class Autotuner(KernelInterface[Any]):
     def _here(self, config: Config) -> str:
         """What of a configuration changes a kernel here: the rest is how a GPU shares out work."""
         chosen = {n: v for n, v in config.all_kwargs().items() if n in self.arg_names}
-        return ", ".join(f"{n}: {v}" for n, v in {**config.kwargs, **chosen}.items())
+        return ", ".join(f"{n}: {_told(v)}" for n, v in {**config.kwargs, **chosen}.items())
 
     def _alike(
         self, configs: Sequence[Config], named: Mapping[str, Any], grid: Any, kwargs: Any
@@ -406,6 +407,13 @@ def _read(cache: Cache, entry: str) -> Times | None:
         return None
     middle, low, high = json.loads(payload)
     return middle, low, high
+
+
+def _told(value: Any) -> str:
+    """A text of a constant that others do not have: a function is its source, not its name."""
+    if isinstance(value, (TileFunction, ConstexprFunction)):
+        return value.hash()
+    return repr(value)
 
 
 def _keyed(value: Any) -> Any:
