@@ -29,7 +29,7 @@ from rich.progress import Progress
 from tests.kernel.fuzz import effort
 from tests.kernel.legality_nests import random_nest
 from tests.kernel.random_groups import arrays, is_exact, sample
-from tests.kernel.random_steps import Maker, random_step
+from tests.kernel.random_steps import BY_KIND, Maker, random_step
 from tilewright.base.errors import Refused, TilewrightError
 from tilewright.ir import dim as D
 from tilewright.ir.types import i32
@@ -172,7 +172,7 @@ def question(n: Nest, rng: random.Random, more: Maker) -> Step | None:
     if not names:
         return None
     kind = rng.choice(
-        ["parallel", "bind", "vectorize", "reorder", "reorder", "with", "with", "any"]
+        ["parallel", "bind", "vectorize", "reorder", "reorder", "with", "with", "join", "any"]
     )
     if kind == "any":
         return more(n, rng)
@@ -186,6 +186,8 @@ def question(n: Nest, rng: random.Random, more: Maker) -> Step | None:
     if kind == "with":
         stages = [str(getattr(s, "stage", "")) for s, _ in walk(n.body) if hasattr(s, "stage")]
         return ComputeWith(rng.choice(stages), rng.choice(names)) if stages else None
+    if kind == "join":
+        return BY_KIND["Join"](n, rng)
     s = find(n, rng.choice(names))[0][0]
     chain = [s]
     while len(chain[-1].body) == 1 and isinstance(inside := chain[-1].body[0], Loop):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from functools import cache
@@ -16,6 +17,7 @@ from tilewright.kernel.nest import (
     Nest,
     Path,
     Store,
+    bodies,
     loop_names,
     reads,
     stages_in,
@@ -31,6 +33,7 @@ from tilewright.kernel.steps.double_buffer import DoubleBuffer
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.fuse_axes import FuseAxes
 from tilewright.kernel.steps.init_at import InitAt
+from tilewright.kernel.steps.join import Join
 from tilewright.kernel.steps.materialise import Materialise
 from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.parallel import Parallel
@@ -65,7 +68,7 @@ def random_step(n: Nest, rng: random.Random, favour: str | None = None) -> Step 
     if not loop_names(n):
         return None
     for _ in range(20):
-        wanted = _BY_KIND.get(favour or "")
+        wanted = BY_KIND.get(favour or "")
         if wanted is None or rng.random() >= FAVOUR:
             wanted = rng.choices(_MAKERS, _WEIGHTS)[0]
         made = wanted(n, rng)
@@ -188,6 +191,18 @@ def _compute_with(n: Nest, rng: random.Random) -> Step | None:
     fits = [s for s in other if own is not None and D.known_eq(s.extent, own.extent)]
     host = fits if fits and rng.random() < 0.9 else other
     return ComputeWith(stage, rng.choice(host).name) if host else None
+
+
+def _join(n: Nest, rng: random.Random) -> Step | None:
+    every = [n.body, *(x for s, _ in walk(n.body) for x in bodies(s))]
+    loops = [[s for s in body if isinstance(s, Loop)] for body in every]
+    pairs = [(a, b) for body in loops for a, b in itertools.combinations(body, 2)]
+    equal = [(a, b) for a, b in pairs if D.known_eq(a.extent, b.extent)]
+    found = equal if equal and rng.random() < 0.95 else pairs
+    if not found:
+        return None
+    a, b = rng.choice(found)
+    return Join(a.name, b.name)
 
 
 def _compute_inline(n: Nest, rng: random.Random) -> Step | None:
@@ -351,6 +366,7 @@ _TABLE: list[tuple[Maker, int]] = [
     (_peel, 5),
     (_compute_at, 7),
     (_compute_with, 5),
+    (_join, 3),
     (_compute_inline, 2),
     (_cache_read, 3),
     (_rfactor, 4),
@@ -374,5 +390,5 @@ _TABLE: list[tuple[Maker, int]] = [
 _MAKERS = [maker for maker, _ in _TABLE]
 _WEIGHTS = [weight for _, weight in _TABLE]
 _KINDS = {name.lower(): name for name in STEPS}
-_BY_KIND = {_KINDS[m.__name__.replace("_", "")]: m for m in _MAKERS}
-DRAWN = tuple(sorted(_BY_KIND))
+BY_KIND = {_KINDS[m.__name__.replace("_", "")]: m for m in _MAKERS}
+DRAWN = tuple(sorted(BY_KIND))

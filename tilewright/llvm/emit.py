@@ -284,7 +284,7 @@ class _Function(Branches):
         store, parts = s.body[0], s.extent
         if self.lane is None or self.under or len(s.body) != 1:
             return False
-        if not isinstance(parts, int) or parts not in (2, 4):
+        if not isinstance(parts, int) or parts not in (2, 4, 8, 16, 32):
             return False
         if not isinstance(store, Store) or store.combine is not None or self.streams:
             return False
@@ -313,12 +313,13 @@ class _Function(Branches):
 
     def _interleaved(self, vectors: list[str], t: str, w: int) -> str:
         """The first lanes of all vectors, then the second ones, and so on."""
-        parts = len(vectors)
-        while len(vectors) > 2:  # joined end to end by pairs
-            size, pairs = w * parts // len(vectors), zip(vectors[::2], vectors[1::2], strict=True)
-            vectors = [self._shuffled(x, y, t, size, range(2 * size)) for x, y in pairs]
-        places = [part * w + lane for lane in range(w) for part in range(parts)]
-        return self._shuffled(vectors[0], vectors[1], t, w * parts // 2, places)
+        while len(vectors) > 1:
+            half = len(vectors) // 2
+            zipped = [k + side * w for k in range(w) for side in (0, 1)]
+            pairs = zip(vectors[:half], vectors[half:], strict=True)
+            vectors = [self._shuffled(x, y, t, w, zipped) for x, y in pairs]
+            w *= 2
+        return vectors[0]
 
     def _shuffled(self, x: str, y: str, t: str, size: int, places: Sequence[int]) -> str:
         v, which = f"<{size} x {t}>", ", ".join(f"i32 {k}" for k in places)

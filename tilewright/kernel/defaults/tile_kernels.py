@@ -7,6 +7,8 @@ them runs.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilewright.ir import dim as D
@@ -17,14 +19,28 @@ from tilewright.kernel.defaults.scheduler import Scheduler, accesses, lanes_for,
 from tilewright.kernel.defaults.tile_dots import grouped_products
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.intrinsic import INTRINSICS
-from tilewright.kernel.nest import Alloc, Atomic, Loop, Nest, Path, Report, Store, walk
+from tilewright.kernel.nest import (
+    Alloc,
+    Atomic,
+    Loop,
+    Nest,
+    Path,
+    Report,
+    Stmt,
+    Store,
+    reads,
+    walk,
+    writes,
+)
 from tilewright.kernel.step import Step
+from tilewright.kernel.steps.join import Join
 from tilewright.kernel.steps.prefetch import Prefetch
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.steps.vectorize import Vectorize
 
 MOST_LANES, FEW_LANES = 64, 16
 MOST_WRITTEN_OUT = 8  # more cost more time to compile than they save
@@ -56,9 +72,35 @@ def schedule_tiles(n: Nest, target: Target) -> tuple[tuple[Step, ...], Nest]:
                 reduction_lanes(s, name, _many_lanes(s, name, own))
         elif not narrow.fills(s, name, store, own):
             _lanes(s, name, own, panels.get(store.buffer))
+    _join(s)
     for name in products:
         _prefetch(s, name, found)
     return tuple(s.trace), s.nest
+
+
+def _join(s: Scheduler) -> None:
+    """A sum over what was just computed is taken in the same loop, one row or vector later."""
+    tried: set[tuple[str, str]] = set()
+    while pair := next((p for p in _summing(s.nest.body) if p not in tried), None):
+        tried.add(pair)
+        s.attempt(Join(*pair))
+
+
+def _summing(body: tuple[Stmt, ...]) -> Iterator[tuple[str, str]]:
+    """Loops that run equally often, one after the other, of which the second reads what the first
+    writes and adds it up."""
+    loops = [s for s in body if isinstance(s, Loop)]
+    for a, b in itertools.pairwise(
+        s for s in loops if s.kind == "serial" and ".init." not in s.name
+    ):
+        made, inside = writes((a,)), [x for x, _ in walk((b,)) if isinstance(x, Store)]
+        sums = any(x.combine is not None for x in inside) and not any(
+            isinstance(x, Loop) and x.kind == "tensor" for x, _ in walk((a, b))
+        )
+        if sums and a.extent == b.extent and any(str(r.source) in made for r in reads(b)):
+            yield a.name, b.name
+    for s in loops:
+        yield from _summing(s.body)
 
 
 def plain_products(n: Nest) -> list[str]:
@@ -164,10 +206,38 @@ def _lanes(s: Scheduler, stage: str, own: list[Loop], panel: int | None) -> None
         order = (*(p.name for p in own if p is not best), best.name)
         if not s.attempt(Reorder(order)):
             best = own[-1]
+    if panel and _turned(s, stage, own, best, panel):
+        return
     lanes = _many_lanes(s, stage, [best])
     vectors = vector_loop(s, best.name, min(lanes, panel) if panel else lanes)
     if vectors and panel:
         _written_out(s, vectors, [p.name for p in own if p is not best])
+
+
+def _turned(s: Scheduler, stage: str, own: list[Loop], rows: Loop, panel: int) -> bool:
+    """A panel filled from memory in which its rows lie beside each other: as many vectors as it has
+    columns are read at a time, and stored turned round."""
+    columns = [p for p in own if p.var in D.symbols(s.store(stage).index[0])]
+    lanes = min(s.target.lanes(32), rows.extent if isinstance(rows.extent, int) else 0)
+    if len(columns) != 1 or columns[0] is rows or lanes < 2 or rows.extent % lanes:
+        return False
+    saved, column = (s.nest, list(s.trace)), columns[0].name
+    outer = [p.name for p in own if p is not rows and p is not columns[0]]
+    steps: list[Step] = []
+    few, lane = column, rows.name
+    if columns[0].extent != panel:
+        steps.append(Split(column, panel))
+        outer.append(f"{column}.0")
+        few = f"{column}.1"
+    if rows.extent != lanes:
+        steps.append(Split(lane, lanes))
+        outer.append(f"{lane}.0")
+        lane = f"{lane}.1"
+    steps += (Reorder((*outer, lane, few)), Unroll(few), Vectorize(lane))
+    if all(map(s.attempt, steps)):
+        return True
+    s.nest, s.trace[:] = saved
+    return False
 
 
 def _many_lanes(s: Scheduler, stage: str, own: list[Loop]) -> int:
