@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+SOMETIMES = "sometimes: "  # how the reason begins where what else ran decides
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tests from a checkout")
@@ -27,7 +29,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for pattern, reason in known.items():
             # Brackets are part of the names of cases, not of the pattern.
             if fnmatchcase(name, pattern.replace("[", "[[]")):
-                item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+                strict = not reason.startswith(SOMETIMES)
+                item.add_marker(pytest.mark.xfail(reason=reason, strict=strict))
     if most:
         kept = set(smallest(items, most))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
