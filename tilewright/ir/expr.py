@@ -431,13 +431,20 @@ def loads(v: Value) -> Iterator[Load]:
 
 def replaced(v: Value, old: Value, new: Value) -> Value:
     """The value with another one in place of a part of it."""
-    if v is old:
-        return new
-    if not isinstance(v, Fn):
-        return v
-    args = tuple(replaced(a, old, new) for a in v.args)
-    same = all(a is b for a, b in zip(args, v.args, strict=True))
-    return v if same else _fn(v.name, args, v.dtype)
+    memo = {id(old): new}
+
+    def go(x: Value) -> Value:
+        hit = memo.get(id(x))
+        if hit is None:
+            hit = x
+            if isinstance(x, Fn):
+                args = tuple(map(go, x.args))
+                same = all(a is b for a, b in zip(args, x.args, strict=True))
+                hit = x if same else _fn(x.name, args, x.dtype)
+            memo[id(x)] = hit
+        return hit
+
+    return go(v)
 
 
 def rewrite(

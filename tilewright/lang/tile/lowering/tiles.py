@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
 from tilewright.ir import dim as D
@@ -20,6 +21,8 @@ At = tuple[Dim, ...]
 
 # A multiplier of this size or more is no stride: a hash, whose products are meant to wrap around.
 WRAPS = 1 << 24
+
+ASKED_AGAIN = 4  # indices at which a tile is remembered
 
 # Functions that cost more than reading a result that was kept.
 DEAR = frozenset(
@@ -96,6 +99,8 @@ def mapped(name: str, args: tuple[Tile, ...], dtype: DType, shape: tuple[int, ..
     reads = frozenset().union(*(a.reads for a in args))
     dear = name in DEAR or any(a.dear for a in args)
     exact = _comparison(name, args) or (lambda i: fn(name, *(at(i) for at in ats)))
+    # A value that is used twice is asked for twice, and all that it is made of with it.
+    exact = lru_cache(ASKED_AGAIN)(exact)
     dim = _index_function(name, args, dtype)
     if dim is not None:
         probe = _probe(shape)
