@@ -393,3 +393,18 @@ def test_a_tensor_that_is_declared_as_another_dtype_begins_where_its_storage_doe
     wanted[17:33] = wanted[16:32] + 1
     bits[(1,)](memory[8:], memory.view(torch.int16)[17:], 16)
     assert torch.equal(memory.view(torch.int16), wanted)
+
+
+@tw.jit
+def summed_late(x, flag, total, B: tl.constexpr):
+    v = tl.exp(tl.load(x + tl.arange(0, B)))
+    tl.store(flag, 5.0)
+    tl.store(total, tl.sum(v, 0))
+
+
+def test_a_sum_is_not_joined_across_a_store_into_what_it_adds_up() -> None:
+    x, total = torch.zeros(64), torch.zeros(1)
+    summed_late[(1,)](x, torch.zeros(1), total, B=64)
+    assert total.item() == 64
+    summed_late[(1,)](x, x[3:], total, B=64)
+    assert total.item() == 64 and x[3].item() == 5

@@ -26,6 +26,7 @@ from tilewright.kernel.nest import (
     writes,
 )
 from tilewright.kernel.step import apply, parse_trace
+from tilewright.kernel.steps.join import Join
 from tilewright.kernel.text import nest_text, parse_nest
 
 ALL = """
@@ -357,3 +358,33 @@ nest k where n: 1..
         apply(n, parse_trace("Reorder(('j', 'i'))"))
     with pytest.raises(Refused, match="there is while w in k, which nothing crosses"):
         apply(n, parse_trace("Parallel('k')"))
+
+
+ACROSS = """
+nest k
+  in x: *f32
+  out p: *f32
+  out y: f32[]
+  local t: f32[8]
+  alloc t
+  for a in 8:
+    t: t[a] = x[a] * 2.0
+  {between}
+  for b in 8:
+    y: y[] add= t[b]
+"""
+
+
+@pytest.mark.parametrize(
+    ("between", "refused"),
+    (("p: p[0] = 1.0", True), ("p: p[0] = x[3]", True), ("y: y[] = 0.0", False)),
+)
+def test_loops_are_not_joined_across_what_may_write_to_the_same_memory(
+    between: str, refused: bool
+) -> None:
+    n = parse_nest(ACROSS.format(between=between).strip("\n"))
+    if refused:
+        with pytest.raises(Refused, match="what is between them writes through a pointer"):
+            Join("a", "b").apply(n)
+    else:
+        assert "y: y[] add= t[a]" in nest_text(Join("a", "b").apply(n))

@@ -42,6 +42,9 @@ class Join(Step):
         first, second = (self.loops(n, name)[0][0] for name in (self.first, self.second))
         equal = D.known_eq(first.extent, second.extent)
         self.need(equal, f"{self.first} and {self.second} do not run equally often")
+        pointers = any(b.pointer for b in n.buffers)
+        branches = pointers and any(isinstance(s, BRANCHES) for s, _ in walk((first, second)))
+        self.need(not branches, "one of the loops has branches")
         self._pointers(n, first, second)
         inside = tuple(substitute(s, {second.var: D.as_int(first.var)}) for s in second.body)
         joined = replace(first, body=(*first.body, *inside))
@@ -55,6 +58,7 @@ class Join(Step):
                 between = body[at[0] + 1 : at[1]]
                 for other in between:
                     if not isinstance(other, Alloc):
+                        self._pointers(n, first, other)
                         self.keep(n, exchanged(n, first, other), "what is between them: ")
                 done = True
                 return (*body[: at[0]], *between, joined, *body[at[1] + 1 :])
@@ -70,16 +74,12 @@ class Join(Step):
     def beside(self, n: Nest) -> None:
         """Pointers and branches are looked at where both loops are known."""
 
-    def _pointers(self, n: Nest, first: Loop, second: Loop) -> None:
-        """Two pointers may be into the same memory, so at most one of the loops has any that is
-        written."""
+    def _pointers(self, n: Nest, first: Loop, other: Stmt) -> None:
+        """Two pointers may be into the same memory: what changes its place with the loop, or runs
+        between its iterations, uses none where one of them writes through one."""
         known = {b.name for b in n.buffers if b.pointer}
-        if not known:
-            return
-        both = (first, second)
-        branches = any(isinstance(s, BRANCHES) for s, _ in walk(both))
-        self.need(not branches, "one of the loops has branches")
-        touched = [{str(x.source) for x in reads(s)} | writes((s,)) for s in both]
-        written = [writes((s,)) & known for s in both]
-        apart = not (written[0] and touched[1] & known) and not (written[1] and touched[0] & known)
-        self.need(apart, "one of the loops writes through a pointer, the other uses one")
+        used, others = ({str(x.source) for x in reads(s)} | writes((s,)) for s in (first, other))
+        written, theirs = (writes((s,)) & known for s in (first, other))
+        apart = not (written and others & known) and not (theirs and used & known)
+        with_what = other.name if isinstance(other, Loop) else "what is between them"
+        self.need(apart, f"{self.first} or {with_what} writes through a pointer, both use one")
