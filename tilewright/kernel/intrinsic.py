@@ -22,7 +22,7 @@ from tilewright.ir.expr import Const, Fn, Load, Value, extent, loads
 from tilewright.ir.scalar import SCALARS
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Group
-from tilewright.kernel.nest import Loop, Nest, Stmt, Store, walk
+from tilewright.kernel.nest import TENSOR, Loop, Nest, Stmt, Store, seek, walk
 from tilewright.kernel.text import parse_group
 
 ANY = None  # a stride that the instruction is told
@@ -322,13 +322,11 @@ def tensor_faults(n: Nest, before: Nest | None = None) -> Iterator[tuple[str, St
     inside: set[int] = set()
     known: set[int] = set()
     if before is not None and before.buffers == n.buffers:
-        known = {id(s) for s, _ in walk(before.body) if isinstance(s, Loop) and s.instruction}
-    for s, path in walk(n.body):
-        if not isinstance(s, Loop) or s.kind != "tensor":
-            if isinstance(s, Loop) and s.instruction:
-                yield f"{s.name} names {s.instruction} and is no tensor loop", s
-            if isinstance(s, Loop) and path and path[-1].kind == "tensor":
-                yield f"{s.name} is {s.kind} inside the instruction {path[-1].name}", s
+        known = {id(s) for s, _ in seek(before.body, TENSOR)}
+    for s, _ in seek(n.body, TENSOR):
+        assert isinstance(s, Loop)
+        if s.kind != "tensor":
+            yield f"{s.name} names {s.instruction} and is no tensor loop", s
             continue
         if s.instruction and id(s) not in known:
             i = INTRINSICS.get(s.instruction)
@@ -337,6 +335,9 @@ def tensor_faults(n: Nest, before: Nest | None = None) -> Iterator[tuple[str, St
                 yield f"{s.name} is not {s.instruction}: {found.reason}", s
         elif not s.instruction and id(s) not in inside:
             yield f"tensor {s.name} belongs to no instruction", s
+        for x, path in walk(s.body):
+            if isinstance(x, Loop) and x.kind != "tensor" and not path:
+                yield f"{x.name} is {x.kind} inside the instruction {s.name}", x
         inside.update(id(x) for x in s.body)
 
 

@@ -7,8 +7,9 @@ extent (`min(12, 128-12*i0)`), never a branch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import is_
 from typing import Union
 
@@ -38,8 +39,26 @@ ATOMICS = ("add", "and", "or", "xor", "max", "min", "xchg", "cas")
 ORDERS = ("relaxed", "acquire", "release", "acq_rel")
 
 
+# What statements are looked for by: ("loop", its name), ("stage", its name), and these.
+Mark = tuple[str, str]
+BRANCH: Mark = ("branch", "")
+TENSOR: Mark = ("tensor", "")
+
+
+class Block:
+    """A statement with statements inside."""
+
+    @cached_property
+    def marks(self) -> frozenset[Mark]:
+        """Of the statement and of all inside. Nests before and after a step share most of their
+        statements, so whoever looks for a few of them goes only where they are: see `seek`."""
+        assert isinstance(self, (Loop, If, While))
+        inside = (marks(x) for body in bodies(self) for x in body)
+        return frozenset(own_marks(self)).union(*inside)
+
+
 @dataclass(frozen=True)
-class Loop:
+class Loop(Block):
     var: Sym
     kind: str
     body: tuple[Stmt, ...]
@@ -117,7 +136,7 @@ class Prefetch:
 
 
 @dataclass(frozen=True)
-class If:
+class If(Block):
     """One of two bodies. Inside lanes each lane chooses for itself; the condition is read once,
     before either body."""
 
@@ -127,7 +146,7 @@ class If:
 
 
 @dataclass(frozen=True)
-class While:
+class While(Block):
     """The condition is read anew before every iteration."""
 
     name: str
@@ -259,21 +278,56 @@ def _walk(body: tuple[Stmt, ...], path: Path, out: list[tuple[Stmt, Path]]) -> N
                 _walk(inside, path, out)
 
 
+def own_marks(s: Stmt) -> tuple[Mark, ...]:
+    if isinstance(s, Store):
+        return (("stage", s.stage),)
+    if isinstance(s, Loop):
+        name = ("loop", s.name)
+        return (name, TENSOR) if s.kind == "tensor" or s.instruction else (name,)
+    return (BRANCH,) if isinstance(s, BRANCHES) else ()
+
+
+def marks(s: Stmt) -> Collection[Mark]:
+    """Of a statement and of all inside."""
+    return s.marks if isinstance(s, Block) else own_marks(s)
+
+
+def seek(body: tuple[Stmt, ...], mark: Mark, path: Path = ()) -> Iterator[tuple[Stmt, Path]]:
+    """The statements of a mark with the loops around them, as `walk` finds them."""
+    for s in body:
+        if mark not in marks(s):
+            continue
+        if mark in own_marks(s):
+            yield s, path
+        for inside in bodies(s):
+            yield from seek(inside, mark, (*path, s) if isinstance(s, Loop) else path)
+
+
+def holds(n: Nest, mark: Mark) -> bool:
+    return any(mark in marks(s) for s in n.body)
+
+
 def find(n: Nest, name: str) -> list[tuple[Loop, Path]]:
-    return [(s, p) for s, p in walk(n.body) if isinstance(s, Loop) and s.name == name]
+    return [(s, p) for s, p in seek(n.body, ("loop", name)) if isinstance(s, Loop)]
 
 
 def loop_names(n: Nest) -> list[str]:
     return list(dict.fromkeys(s.name for s, _ in walk(n.body) if isinstance(s, Loop)))
 
 
-def transform(body: tuple[Stmt, ...], f: Callable[[Stmt], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
-    """Rebuild bottom up; what is left without a body disappears."""
+def transform(
+    body: tuple[Stmt, ...], f: Callable[[Stmt], tuple[Stmt, ...]], at: Mark | None = None
+) -> tuple[Stmt, ...]:
+    """Rebuild bottom up; what is left without a body disappears. With a mark, only statements that
+    have it or hold some that do are looked at."""
     out: list[Stmt] = []
     for s in body:
+        if at is not None and at not in marks(s):
+            out.append(s)
+            continue
         if isinstance(s, (Loop, If, While)):
             before = bodies(s)
-            inside = tuple(transform(x, f) for x in before)
+            inside = tuple(transform(x, f, at) for x in before)
             if not any(inside):
                 continue
             if not all(map(_same, inside, before)):
@@ -288,7 +342,7 @@ def _same(a: tuple[Stmt, ...], b: tuple[Stmt, ...]) -> bool:
 
 def on_loops(n: Nest, name: str, f: Callable[[Loop], tuple[Stmt, ...]]) -> Nest:
     go = lambda s: f(s) if isinstance(s, Loop) and s.name == name else (s,)  # noqa: E731
-    return replace(n, body=transform(n.body, go))
+    return replace(n, body=transform(n.body, go, ("loop", name)))
 
 
 OnAccess = Callable[[str, tuple[Dim, ...]], "tuple[str, tuple[Dim, ...]]"]

@@ -21,7 +21,18 @@ from tilewright.kernel.around import around
 from tilewright.kernel.dependence import Carried
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.intrinsic import tensor_faults
-from tilewright.kernel.nest import BRANCHES, Loop, Nest, Path, find, loop_names, walk
+from tilewright.kernel.nest import (
+    BRANCH,
+    TENSOR,
+    Loop,
+    Nest,
+    Path,
+    find,
+    holds,
+    loop_names,
+    seek,
+    walk,
+)
 from tilewright.kernel.text import line_text
 
 STEPS: dict[str, type[Step]] = {}
@@ -33,12 +44,10 @@ def _keeping_instructions(apply: Callable[[Any, Nest], Nest]) -> Callable[[Any, 
 
     @wraps(apply)
     def kept(self: Step, n: Nest) -> Nest:
-        if any(b.pointer for b in n.buffers) or any(
-            isinstance(s, BRANCHES) for s, _ in walk(n.body)
-        ):
+        if any(b.pointer for b in n.buffers) or holds(n, BRANCH):
             self.beside(n)
         out = apply(self, n)
-        if any(isinstance(s, Loop) and s.kind == "tensor" for s, _ in walk(n.body)):
+        if holds(n, TENSOR):
             for what, _ in tensor_faults(out, n):
                 self.need(False, what, "Tensorize last")
         return out
@@ -100,7 +109,7 @@ class Step:
         A step that looks for itself whether that matters has its own."""
         if self.stays:
             return
-        found = next((s for s, _ in walk(n.body) if isinstance(s, BRANCHES)), None)
+        found = next((s for s, _ in seek(n.body, BRANCH)), None)
         where = f"beside {line_text(found)!r}" if found is not None else "where there are pointers"
         self.need(False, f"it moves what is computed, which is not known to be safe {where}")
 

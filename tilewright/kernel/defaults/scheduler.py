@@ -12,8 +12,7 @@ from tilewright.ir.target import Target
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Buffer, Group
-from tilewright.kernel.nest import Loop, Nest, Store, find, start
-from tilewright.kernel.nest import walk as walk_nest
+from tilewright.kernel.nest import Loop, Nest, Path, Store, find, seek, start
 from tilewright.kernel.step import Step
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.peel import Peel
@@ -77,16 +76,14 @@ class Scheduler:
 
     def store(self, stage: str) -> Store:
         """The last store of a stage (its update, where it has an init)."""
-        return [
-            s for s, _ in walk_nest(self.nest.body) if isinstance(s, Store) and s.stage == stage
-        ][-1]
+        return self._stores(stage)[-1][0]
 
     def path(self, stage: str) -> list[Loop]:
-        return [
-            list(p)
-            for s, p in walk_nest(self.nest.body)
-            if isinstance(s, Store) and s.stage == stage
-        ][-1]
+        return list(self._stores(stage)[-1][1])
+
+    def _stores(self, stage: str) -> list[tuple[Store, Path]]:
+        found = seek(self.nest.body, ("stage", stage))
+        return [(x, p) for x, p in found if isinstance(x, Store)]
 
 
 def cost(v: Value) -> int:

@@ -63,6 +63,6 @@ class Reorder(Step):
                 body = (replace(x, body=body),)
             return body
 
-        out = replace(n, body=transform(n.body, one))
+        out = replace(n, body=transform(n.body, one, ("loop", self.order[0])))
         self.need(hits, f"{', '.join(self.order)} are not perfectly nested in one another")
         return out
