@@ -311,52 +311,6 @@ def test_reinterpreted_tensors():
     assert tw.reinterpret(tw.reinterpret(out, tl.uint32), torch.int32) is out
 
 
-SCALE = tl.constexpr(2)
-
-
-@tw.jit
-def scaled(out, BLOCK: tl.constexpr):
-    i = tl.arange(0, BLOCK)
-    tl.store(out + i, i * SCALE)
-
-
-def test_a_changed_global_makes_the_kernel_again(monkeypatch):
-    out = torch.zeros(8, dtype=torch.int32)
-    scaled[(1,)](out, BLOCK=8)
-    assert out.tolist() == [2 * k for k in range(8)]
-    monkeypatch.setitem(globals(), "SCALE", tl.constexpr(5))
-    with tw.record() as log:
-        scaled[(1,)](out, BLOCK=8)
-    assert out.tolist() == [5 * k for k in range(8)]
-    (event,) = log.of("recompile")
-    assert "SCALE" in event.message
-
-
-def test_a_function_that_is_another_by_now_makes_the_kernel_again():
-    """As where a cell of a notebook that defines it is run again."""
-
-    def times(n):
-        @tw.jit
-        def multiplied(x):
-            return x * n
-
-        return multiplied
-
-    helper = times(tl.constexpr(2))
-
-    @tw.jit
-    def applied(out, BLOCK: tl.constexpr):
-        i = tl.arange(0, BLOCK)
-        tl.store(out + i, helper(i))
-
-    out = torch.zeros(8, dtype=torch.int32)
-    applied[(1,)](out, BLOCK=8)
-    assert out.tolist() == [2 * k for k in range(8)]
-    helper = times(tl.constexpr(5))
-    applied[(1,)](out, BLOCK=8)
-    assert out.tolist() == [5 * k for k in range(8)]
-
-
 def test_hooks_see_each_launch():
     f = tw.jit(fill.fn)
     seen = []

@@ -229,14 +229,17 @@ class JITFunction(TileFunction, KernelInterface[T]):
             with making:
                 kernel = self.kernels.get(full)
                 if kernel is None:
-                    arguments = self._described(given)
+                    arguments, made_of = self._described(given), self.hash()
                     try:
                         kernel = self.compiled(arguments, options, debug, by=by)
                     except CompileError as error:
                         # It shows the author's lines: how this package came to say so is noise.
                         raise error.with_traceback(None) from beyond(error.__cause__)
                     kernel.relation = relation(self, given, arguments, kernel.launchable)
-                    self.kernels[full] = kernel
+                    with self._lock:
+                        # What a global was when this began is no kernel for later launches.
+                        if self.hash() == made_of:
+                            self.kernels[full] = kernel
         return kernel, values
 
     def _described(self, given: Given) -> dict[str, Argument]:
