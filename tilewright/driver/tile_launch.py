@@ -199,9 +199,9 @@ def remember_grid(grid: Any, sizes: Grid) -> None:
 # ---- what a launch gives back
 
 
-class Forms(Mapping[str, str]):
-    """Texts by name, written when they are first asked for. GPU forms that do not exist here say
-    so."""
+class Texts(Mapping[str, str]):
+    """Forms of a kernel by name, written when they are first asked for. Those of a GPU do not exist
+    here, and it is said."""
 
     def __init__(self, makers: Mapping[str, Callable[[], str]]):
         self.makers = dict(makers)
@@ -265,8 +265,8 @@ class CompiledKernel:
     n_max_threads = 1024
 
     @cached_property
-    def asm(self) -> Forms:
-        return Forms(self.launchable.forms())
+    def asm(self) -> Texts:
+        return Texts(self.launchable.forms())
 
     @cached_property
     def metadata(self) -> SimpleNamespace:

@@ -129,7 +129,9 @@ class Products:
             return False
         g, (height, width) = found
         columns, over = own[-2:]
-        rows = _rows(own, _operands(s.store(stage).value)[1])  # type: ignore[index]
+        operands = _operands(s.store(stage).value)
+        assert operands is not None, f"{stage} was found to be a product"
+        rows = _rows(own, operands[1])
         saved = s.nest, list(s.trace)
         across, wide = _halved(s, columns, width)
         down, tall = _halved(s, rows, height) if rows is not None else ([], "")
