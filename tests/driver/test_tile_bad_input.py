@@ -330,5 +330,13 @@ def test_nothing_internal_is_shown():
     for call in calls:
         with pytest.raises(tw.TilewrightError) as found:
             call()
-        assert found.value.__cause__ is None
         assert found.value.__suppress_context__ or found.value.__context__ is None
+        cause = found.value.__cause__
+        assert cause is None or (cause.__traceback__ is None and cause.__suppress_context__)
+
+
+def test_causes_say_what_is_wrong():
+    """Programs written for Triton look for it there."""
+    with pytest.raises(tw.Invalid) as found:
+        added(B=48)
+    assert "power of" in str(found.value.__cause__)

@@ -308,9 +308,8 @@ def test_causes_that_tell_more_are_kept():
         return found.value
 
     theirs = caught(of_the_author)
-    ours = failing(endless, x=np.zeros(8, np.int32)).with_traceback(None)
-    assert beyond(theirs) is theirs and beyond(None) is None and beyond(ours) is None
-    assert beyond(ValueError("said")) is None
+    assert beyond(theirs) is theirs and theirs.__traceback__ is not None
+    assert beyond(None) is None
     unexpected = ZeroDivisionError()
     assert beyond(unexpected) is unexpected
 

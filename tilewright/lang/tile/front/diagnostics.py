@@ -124,14 +124,18 @@ def compile_error(error: Exception, spots: Sequence[Spot]) -> CompileError:
 
 def beyond(cause: BaseException | None) -> BaseException | None:
     """A cause that tells more than the error made of it: a failure in Python of the author's, which
-    has lines of its own, or one that this package did not expect."""
+    has lines of its own, or one that this package did not expect. Others keep their text only,
+    where programs written for Triton look for it."""
     trace = None if cause is None else cause.__traceback__
     while trace is not None:
         if not trace.tb_frame.f_globals.get("__name__", "").startswith("tilewright."):
             return cause
         trace = trace.tb_next
     known = (Mistake, TilewrightError, RecursionError, *_PLAIN)
-    return None if isinstance(cause, known) else cause
+    if isinstance(cause, known):
+        cause.__suppress_context__ = True
+        cause.__traceback__ = None
+    return cause
 
 
 # Statements and expressions of Python that kernels do not have, and what to do without them.
