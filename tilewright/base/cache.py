@@ -109,6 +109,11 @@ class Cache:
         self._grow(len(data))
         return True
 
+    def where(self, kind: str, key: str | bytes) -> Path | None:
+        """The file of an entry, if there is one."""
+        path = self._path(kind, key)
+        return path if self.enabled and path.is_file() else None
+
     def size(self) -> int:
         """Bytes of all entries."""
         return sum(size for _, size, _ in self._entries())

@@ -6,14 +6,10 @@
 
 from __future__ import annotations
 
-import io
-import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
@@ -22,6 +18,12 @@ from rich.text import Text
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Event
 from tilewright.driver.api import sessions_of
+from tilewright.driver.tables import bytes_text as bytes_text
+from tilewright.driver.tables import count, new_table, rendered
+from tilewright.driver.tables import short_place as short_place
+from tilewright.driver.tile_explain import TileExplanation, explain_tiles, is_tile_kernel
+from tilewright.driver.tile_jit import KernelInterface
+from tilewright.driver.tile_launch import CompiledKernel
 from tilewright.graph.cluster import Refusal
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Constant, Graph, Input, Item, Op
@@ -33,7 +35,6 @@ from tilewright.llvm.objects import assembly
 from tilewright.runtime.program import KernelInfo, Program
 from tilewright.targets import default as default_target
 
-PLAIN_WIDTH = 120  # of tables where there is no terminal to ask
 EXAMPLES = 3  # refusals shown per criterion
 
 
@@ -131,13 +132,7 @@ class Explanation:
     # ---- as tables
 
     def __str__(self) -> str:
-        out = io.StringIO()
-        terminal = sys.stdout.isatty()
-        width = shutil.get_terminal_size().columns if terminal else PLAIN_WIDTH
-        console = Console(file=out, force_terminal=terminal, width=width, highlight=False)
-        console.print(self)
-        # Rich pads lines to the width of a table; plain text should not end in blanks.
-        return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip()
+        return rendered(self)
 
     def __repr__(self) -> str:
         return f"<Explanation of {len(self.programs)} programs, {len(self.kernels)} kernels>"
@@ -163,14 +158,21 @@ class Explanation:
         if not self.fallbacks:
             yield Text("no fallbacks: everything above runs as native code")
         if rows:
-            table = _table("what", "why", "where")
+            table = new_table("what", "why", "where")
             for what, e in rows:
                 table.add_row(what, e.message, short_place(e.where))
             yield table
 
 
-def explain(compiled: Any) -> Explanation:
-    """What became of a function or module that torch.compile or tw.compile made, or a Program."""
+@overload
+def explain(compiled: KernelInterface[Any] | CompiledKernel) -> TileExplanation: ...
+@overload
+def explain(compiled: Any) -> Explanation: ...
+def explain(compiled: Any) -> Explanation | TileExplanation:
+    """What became of a function or module that torch.compile or tw.compile made, or a Program; of
+    a kernel that `@tw.jit` made, or that a launch gave back."""
+    if is_tile_kernel(compiled):
+        return explain_tiles(compiled)
     if isinstance(compiled, Program):
         return Explanation(tuple(_reports([compiled])))
     programs: list[Any] = []
@@ -218,41 +220,31 @@ def operators(graph: Graph) -> int:
 # ---- tables
 
 
-def _table(*columns: str) -> Table:
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for name in columns:
-        table.add_column(name, justify="right" if name in _NUMBERS else "left", overflow="fold")
-    return table
-
-
-_NUMBERS = {"#", "calls", "seconds", "count"}
-
-
 def _program(p: ProgramReport, first: int) -> Iterator[Any]:
     hits = sum(k.cached for k in p.kernels)
-    head = f"{p.name}: {_count(p.operators, 'operator')} → {_count(p.clusters, 'cluster')}"
-    head += f" → {_count(len(p.kernels), 'distinct kernel')}"
+    head = f"{p.name}: {count(p.operators, 'operator')} → {count(p.clusters, 'cluster')}"
+    head += f" → {count(len(p.kernels), 'distinct kernel')}"
     if p.dims:
         head += f", for any {', '.join(p.dims)}"
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in p.phases.items())
     facts = [
         f"compiled in {p.seconds:.2f} s ({phases})",
-        f"{hits} of {_count(len(p.kernels), 'kernel')} came from the cache, "
-        f"{_count(p.calls, 'kernel call')} per run",
+        f"{hits} of {count(len(p.kernels), 'kernel')} came from the cache, "
+        f"{count(p.calls, 'kernel call')} per run",
         f"memory: arena {bytes_text(p.arena)}, folded weights {bytes_text(p.folded_bytes)}",
     ]
     yield Text(head, style="bold")
     if p.kernels:
         yield Text("\n".join(f"  {x}" for x in facts))
     if p.kernels:
-        table = _table("#", "kernel", "calls", "schedule", "where", "seconds")
+        table = new_table("#", "kernel", "calls", "schedule", "where", "seconds")
         for k, info in enumerate(p.kernels, first):
             time = "cached" if info.cached else f"{info.seconds:.3f}"
             calls = f"{info.calls} once" if k - first < p.once else str(info.calls)
             places = _places(info.places)
             table.add_row(str(k), info.name, calls, short_trace(info.trace), places, time)
         yield table
-        chosen = _table("#", "scheduled as")
+        chosen = new_table("#", "scheduled as")
         for k, info in enumerate(p.kernels, first):
             if "others" in (text := p.considered.get(info.symbol, "")):
                 chosen.add_row(str(k), text)
@@ -264,7 +256,7 @@ def _program(p: ProgramReport, first: int) -> Iterator[Any]:
 
 
 def _refusals(refusals: Sequence[Refusal]) -> Table:
-    table = _table("not fused because", "count", "for example")
+    table = new_table("not fused because", "count", "for example")
     counts = Counter(r.criterion for r in refusals)
     for criterion, n in counts.most_common():
         shown = dict.fromkeys(
@@ -289,34 +281,6 @@ def short_trace(trace: str) -> str:
     return " ".join(f"{name}×{n}" if n > 1 else name for name, n in counts) or "as it is"
 
 
-def short_place(place: str | None) -> str:
-    """A place below the current directory as seen from there, others by their last two names."""
-    if not place:
-        return ""
-    file, _, line = place.rpartition(":")
-    path = Path(file)
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
-    elif len(path.parts) > 3:
-        path = Path("…", *path.parts[-2:])
-    return f"{path}:{line}"
-
-
 def _places(places: Sequence[str]) -> str:
     more = f"\n+{len(places) - 2} more" if len(places) > 2 else ""
     return "\n".join(short_place(p) for p in places[:2]) + more
-
-
-def bytes_text(size: Dim) -> str:
-    if not isinstance(size, int):
-        return f"{size} bytes"
-    amount = float(size)
-    for unit in ("bytes", "KiB", "MiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.2f} GiB"
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"

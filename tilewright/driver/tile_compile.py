@@ -7,14 +7,17 @@ Code and what a launch has to know (`Binding`) are all that a process needs: bot
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from threading import Lock
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from tilewright.base.collector import garbage_waits
 from tilewright.base.events import Log
 from tilewright.ir.expr import loads
 from tilewright.ir.target import Target
@@ -66,6 +69,7 @@ class Forms:
     target: Target
     trace: str
     llir: str
+    phases: Mapping[str, float] = field(default_factory=dict)  # seconds
 
     @property
     def nest(self) -> str:
@@ -180,10 +184,17 @@ def _cell(dtype: str) -> Callable[[Any], Any]:
 
 def write_tile(kernel: Kernel, target: Target, meeting: Meeting = APART) -> Forms:
     """A kernel as LLVM text, for arguments that meet in memory as it is said."""
-    with _WRITING:
+    with _WRITING, garbage_waits():
+        times = [perf_counter()]
         lowered = lower(kernel, meeting, target)
+        times.append(perf_counter())
         trace, nest = schedule_tiles(lowered.nest, target)
-        return Forms(lowered, nest, target, print_trace(trace), emit(nest, target))
+        times.append(perf_counter())
+        text = emit(nest, target)
+        times.append(perf_counter())
+    names = ("lowering", "schedule", "LLVM text")
+    phases = {str(n): b - a for n, (a, b) in zip(names, pairwise(times), strict=True)}
+    return Forms(lowered, nest, target, print_trace(trace), text, phases)
 
 
 def compile_tile(

@@ -60,6 +60,15 @@ def kept_tile(wanted: Wanted, target: Target, log: Log) -> CompiledTile:
     return made
 
 
+def kept_at(wanted: Wanted, target: Target) -> str:
+    """Where the code of a kernel lies on disk, in words."""
+    try:
+        found = Cache.from_knobs().where(KIND, key_of(wanted, target))
+    except Opaque as unknown:
+        return f"not kept on disk: {unknown}"
+    return f"kept in {found}" if found is not None else "not kept on disk"
+
+
 def _forms(wanted: Wanted, target: Target) -> Forms:
     return write_tile(wanted.kernel(), target, wanted.meeting)
 

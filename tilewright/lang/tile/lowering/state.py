@@ -67,6 +67,7 @@ class Lowered:
     given: tuple[Given, ...]
     addresses: dict[str, int]  # arguments of the nest that hold an address, and whose
     sites: tuple[Site, ...]
+    places: Mapping[str, ir.Place] = field(default_factory=dict)  # the lines that stages are from
 
 
 @dataclass
@@ -80,6 +81,8 @@ class Lowering:
     dims: dict[str, Sym] = field(default_factory=dict)
     addresses: dict[str, int] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
+    places: dict[str, ir.Place] = field(default_factory=dict)
+    place: ir.Place | None = None  # of the operation that is being lowered
     count: int = 0
     target: Target | None = None  # for whose instructions operands of products are kept
 
@@ -114,7 +117,7 @@ class Lowering:
         rest = [b for b in self.buffers.values() if b.scope not in ("in", "out")]
         dims = tuple(sorted(self.dims.values(), key=lambda x: x.name))
         nest = Nest(self.kernel.name, (*args, *rest), (programs,), dims)
-        return Lowered(nest, tuple(self.given), self.addresses, tuple(self.sites))
+        return Lowered(nest, tuple(self.given), self.addresses, tuple(self.sites), self.places)
 
     def _argument(self, k: int, a: ir.Value) -> AnyTile:
         name = f"{a.name or 'arg'}_{k}"
@@ -142,7 +145,10 @@ class Lowering:
 
     def fresh(self, stem: str = "t") -> str:
         self.count += 1
-        return f"{stem}{self.count - 1}"
+        name = f"{stem}{self.count - 1}"
+        if self.place is not None:
+            self.places[name] = self.place
+        return name
 
     def local(self, shape: tuple[int, ...], dtype: DType) -> str:
         name = self.fresh()
@@ -218,18 +224,21 @@ class Lowering:
     def settle(self, changed: str | None = None) -> None:
         """Memory is about to change (that of one argument, or any): what reads it is kept."""
         later: list[ir.Value] = []
+        here = self.place
         for v in self.lazy:
             t = self.tiles[v]
             if not self.uses.left(v):
                 continue
             if changed is None or self.meets(changed, t.reads):
+                self.place = v.made_by.place if v.made_by is not None else here
                 self.tiles[v] = self.kept(t) if isinstance(t, Tile) else self.held(t)
             else:
                 later.append(v)
-        self.lazy = later
+        self.lazy, self.place = later, here
 
     def block(self, b: ir.Block) -> None:
         for o in b.operations:
+            self.place = o.place
             self.operations[o.name](self, o)
             self.uses.consumed(o)
 
