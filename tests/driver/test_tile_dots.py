@@ -334,3 +334,22 @@ def test_a_product_without_an_instruction_is_told():
         product[(1, 1)](a, a, c, 16, 16, 16, BM=16, BN=16, BK=16, ACC=tl.float64)
     assert any("f64) runs by no instruction" in str(e) for e in log)
     assert (c == 16).all()
+
+
+@tw.jit
+def rest_of_rows(x, y, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y + i, tl.load(x + i, i < n, 0) + tl.load(x + i * 3, i < n, 0), i < n)
+
+
+@pytest.mark.parametrize(
+    "target, masks",
+    [(x86_with(*V2), False), (x86_with(*V3), True), (x86_with(*V4), True), (arm64_with(), False)],
+    ids=["sse", "avx2", "avx512", "neon"],
+)
+def test_lanes_one_by_one_are_a_function_where_a_machine_has_no_masks(target, masks: bool):
+    pointer = Argument.pointer(DTYPES["f32"])
+    size = {"n": Argument.scalar(DTYPES["i32"]), "N": Argument.constant(256)}
+    text = write_tile(translate(rest_of_rows, {"x": pointer, "y": pointer, **size}), target).llir
+    assert ("define internal" in text and "@tw.masked.load" in text) is not masks
+    assert assembly(text, target)

@@ -115,12 +115,17 @@ class _Module:
         self.arith.put = main.put
 
 
+MASKING = ("avx", "avx512f", "sve")  # features of machines that mask accesses themselves
+
+
 class _Function(Branches):
     """The statements of a nest."""
 
     def __init__(self, n: Nest, arith: Arith, args: list[Buffer], target: Target) -> None:
         super().__init__(n, arith, args)
         self.target = target
+        self.masks = any(map(target.has, MASKING))
+        self.keeping = "aarch64_vector_pcs " if target.triple.startswith("aarch64") else ""
         self.used: dict[str, Intrinsic] = {}  # instructions in this function
 
     def statement(self, s: Stmt) -> None:

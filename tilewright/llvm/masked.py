@@ -25,6 +25,8 @@ from tilewright.llvm.writer import Test
 
 class Masked(Values):
     edge = False  # some lane is known not to be chosen: there is no point in asking again
+    masks = True  # the machine has masked accesses
+    keeping = ""  # how functions are called that leave most vector registers alone
 
     # ---- conditions
 
@@ -211,15 +213,32 @@ class Masked(Values):
         v = f"<{w} x {memory_type(b.dtype)}>"
         name = f"@llvm.masked.load.{suffix(memory_type(b.dtype), w)}.p0"
         self.arith.declares.add(f"declare {v} {name}(ptr, i32, <{w} x i1>, {v})")
-        call = f"ptr {p}, i32 {b.dtype.bytes}, <{w} x i1> {m}, {v} zeroinitializer"
-        return self.put(f"call {v} {name}({call})")
+        given = f"ptr {{}}, i32 {b.dtype.bytes}, <{w} x i1> {{}}, {v} zeroinitializer"
+        return self.put(self._access(v, name, given, (("ptr", p), (f"<{w} x i1>", m))))
 
     def _masked_gather(self, b: Buffer, p: str, m: str, w: int) -> str:
         v = f"<{w} x {memory_type(b.dtype)}>"
         name = f"@llvm.masked.gather.{suffix(memory_type(b.dtype), w)}.v{w}p0"
         self.arith.declares.add(f"declare {v} {name}(<{w} x ptr>, i32, <{w} x i1>, {v})")
-        call = f"<{w} x ptr> {p}, i32 {b.dtype.bytes}, <{w} x i1> {m}, {v} zeroinitializer"
-        return self.put(f"call {v} {name}({call})")
+        given = f"<{w} x ptr> {{}}, i32 {b.dtype.bytes}, <{w} x i1> {{}}, {v} zeroinitializer"
+        return self.put(self._access(v, name, given, ((f"<{w} x ptr>", p), (f"<{w} x i1>", m))))
+
+    def _access(self, result: str, name: str, given: str, args: tuple[tuple[str, str], ...]) -> str:
+        """A call of a masked access. A machine without masks asks for every lane with a branch of
+        its own, which is nothing to have in every place: there it is a function, once."""
+        if self.masks:
+            return f"call {result} {name}({given.format(*(v for _, v in args))})"
+        own = name.replace("@llvm.", "@tw.")
+        inner = given.format(*(f"%a{k}" for k in range(len(args))))
+        call, back = f"call {result} {name}({inner})", "ret void"
+        if result != "void":
+            call, back = f"%r = {call}", f"ret {result} %r"
+        head = ", ".join(f"{t} %a{k}" for k, (t, _) in enumerate(args))
+        self.arith.defines[own] = (
+            f"define internal {self.keeping}{result} {own}({head}) noinline cold nounwind {{\n"
+            f"  {call}\n  {back}\n}}"
+        )
+        return f"call {self.keeping}{result} {own}({', '.join(f'{t} {v}' for t, v in args)})"
 
     def gather(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
         """One read for every lane, at addresses that are computed together; one for all where they
@@ -381,8 +400,9 @@ class Masked(Values):
             m = self._unknown_mask(p, m, w)
         name = f"@llvm.masked.store.{suffix(t, w)}.p0"
         self.arith.declares.add(f"declare void {name}(<{w} x {t}>, ptr, i32, <{w} x i1>)")
-        call = f"<{w} x {t}> {x}, ptr {p}, i32 {b.dtype.bytes}, <{w} x i1> {m}"
-        self.line(f"call void {name}({call})")
+        given = f"<{w} x {t}> {{}}, ptr {{}}, i32 {b.dtype.bytes}, <{w} x i1> {{}}"
+        args = ((f"<{w} x {t}>", x), ("ptr", p), (f"<{w} x i1>", m))
+        self.line(self._access("void", name, given, args))
 
     def _unknown_mask(self, p: str, m: str, w: int) -> str:
         """The same mask, by a condition that always holds and is not known to. Where LLVM for x86
@@ -398,8 +418,9 @@ class Masked(Values):
         p = self.addresses(b, lin, w)
         name = f"@llvm.masked.scatter.{suffix(t, w)}.v{w}p0"
         self.arith.declares.add(f"declare void {name}(<{w} x {t}>, <{w} x ptr>, i32, <{w} x i1>)")
-        call = f"<{w} x {t}> {x}, <{w} x ptr> {p}, i32 {b.dtype.bytes}, <{w} x i1> {m}"
-        self.line(f"call void {name}({call})")
+        given = f"<{w} x {t}> {{}}, <{w} x ptr> {{}}, i32 {b.dtype.bytes}, <{w} x i1> {{}}"
+        args = ((f"<{w} x {t}>", x), (f"<{w} x ptr>", p), (f"<{w} x i1>", m))
+        self.line(self._access("void", name, given, args))
 
     def scatter(self, b: Buffer, x: str, lin: Dim, w: int) -> None:
         """A store of all lanes (as they lie in memory) at addresses that have to be computed."""
