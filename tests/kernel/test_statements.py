@@ -18,7 +18,10 @@ from tilewright.kernel.nest import (
     Nest,
     free_vars,
     inner_vars,
+    marks,
+    own_marks,
     reads,
+    seek,
     stages_in,
     substitute,
     transform,
@@ -55,6 +58,17 @@ nest k where n: 1..
 
 def made(text: str) -> Nest:
     return parse_nest(text.strip("\n"))
+
+
+def test_statements_are_found_by_their_marks_where_a_walk_finds_them() -> None:
+    body = made(ALL).body
+    known = {mark for s in body for mark in marks(s)}
+    assert {("loop", "j"), ("stage", "s"), ("branch", "")} <= known
+    for mark in (*known, ("loop", "nowhere")):
+        walked = [(s, p) for s, p in walk(body) if mark in own_marks(s)]
+        assert list(seek(body, mark)) == walked
+        dropped = transform(body, lambda s, mark=mark: () if mark in own_marks(s) else (s,), mark)
+        assert not any(mark in marks(s) for s in dropped)
 
 
 def test_text_and_back() -> None:
