@@ -11,6 +11,7 @@ import torch
 
 import tilewright as tw
 import tilewright.language as tl
+import tilewright.triton as compat
 
 
 @tw.jit
@@ -335,8 +336,14 @@ def test_nothing_internal_is_shown():
         assert cause is None or (cause.__traceback__ is None and cause.__suppress_context__)
 
 
-def test_causes_say_what_is_wrong():
-    """Programs written for Triton look for it there."""
+def test_causes_say_what_is_wrong_to_programs_for_triton():
+    compat.install()
+    try:
+        with pytest.raises(tw.Invalid) as found:
+            added(B=48)
+    finally:
+        compat.uninstall()
+    assert "power of" in str(found.value.__cause__)
     with pytest.raises(tw.Invalid) as found:
         added(B=48)
-    assert "power of" in str(found.value.__cause__)
+    assert found.value.__cause__ is None

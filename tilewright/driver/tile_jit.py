@@ -79,6 +79,7 @@ class Defaults:
     """What holds for kernels that do not say otherwise."""
 
     debug: bool = False  # are asserts checked?
+    causes: bool = False  # do errors in kernels carry what is wrong a second time, as their cause?
 
 
 DEFAULTS = Defaults()
@@ -234,7 +235,8 @@ class JITFunction(TileFunction, KernelInterface[T]):
                         kernel = self.compiled(arguments, options, debug, by=by)
                     except CompileError as error:
                         # It shows the author's lines: how this package came to say so is noise.
-                        raise error.with_traceback(None) from beyond(error.__cause__)
+                        cause = beyond(error.__cause__, DEFAULTS.causes)
+                        raise error.with_traceback(None) from cause
                     kernel.relation = relation(self, given, arguments, kernel.launchable)
                     with self._lock:
                         # What a global was when this began is no kernel for later launches.

@@ -16,6 +16,7 @@ from types import ModuleType
 
 from tilewright.base.errors import Invalid
 from tilewright.base.knobs import interpret
+from tilewright.driver.tile_jit import DEFAULTS
 from tilewright.triton import modules, redirect
 
 __all__ = ["install", "installed", "uninstall"]
@@ -38,6 +39,7 @@ def install(device: str | None = None, checkout: str | Path | None = None) -> Mo
         found = _package(Path(checkout))
     if os.environ.get("TRITON_INTERPRET") == "1":
         os.environ.setdefault(interpret.name, "1")
+    DEFAULTS.causes = True
     made = modules.made(found)
     before = modules.put(made)
     if _before is None:
@@ -52,6 +54,7 @@ def uninstall() -> None:
     imported it."""
     global _before
     redirect.undo()
+    DEFAULTS.causes = False
     if _before is not None:
         modules.put(_before)
         _before = None

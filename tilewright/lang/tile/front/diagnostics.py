@@ -122,10 +122,10 @@ def compile_error(error: Exception, spots: Sequence[Spot]) -> CompileError:
     return CompileError(said, spots=spots)
 
 
-def beyond(cause: BaseException | None) -> BaseException | None:
+def beyond(cause: BaseException | None, texts: bool = False) -> BaseException | None:
     """A cause that tells more than the error made of it: a failure in Python of the author's, which
-    has lines of its own, or one that this package did not expect. Others keep their text only,
-    where programs written for Triton look for it."""
+    has lines of its own, or one that this package did not expect. Others are
+    left out, or (`texts`) keep their text only: programs written for Triton look for it there."""
     trace = None if cause is None else cause.__traceback__
     while trace is not None:
         if not trace.tb_frame.f_globals.get("__name__", "").startswith("tilewright."):
@@ -135,6 +135,7 @@ def beyond(cause: BaseException | None) -> BaseException | None:
     if isinstance(cause, known):
         cause.__suppress_context__ = True
         cause.__traceback__ = None
+        return cause if texts else None
     return cause
 
 
