@@ -47,13 +47,18 @@ class Branches(Masked):
     # ---- control
 
     def branch(
-        self, condition: str, then: Callable[[], None], other: Callable[[], None] | None = None
+        self,
+        condition: str,
+        then: Callable[[], None],
+        other: Callable[[], None] | None = None,
+        likely: bool = False,
     ) -> None:
         """Code under a condition of the nest: nothing read in it moves above it, unless it is
         surely there."""
         n = self.fresh("b")
         no = f"{n}.else" if other else f"{n}.end"
-        self.line(f"br i1 {condition}, label %{n}.then, label %{no}")
+        weights = self.likely() if likely else ""
+        self.line(f"br i1 {condition}, label %{n}.then, label %{no}{weights}")
         level, floor = self.levels[self.depth], self.floor
         saved = level.memo
         for label, body in (("then", then), ("else", other)):
@@ -101,7 +106,7 @@ class Branches(Masked):
             return
         with self._testing((Test(condition, True),)):
             whole = self.everywhere(w)
-        self.branch(whole, lambda: self.block(s.then), masked)
+        self.branch(whole, lambda: self.block(s.then), masked, likely=True)
 
     def _while(self, s: While) -> None:
         if self.lane is not None:

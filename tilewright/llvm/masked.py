@@ -440,7 +440,11 @@ class Masked(Values):
         self.branch(self._beside(b, lin, w), whole, each)
 
     def branch(
-        self, condition: str, then: Callable[[], None], other: Callable[[], None] | None = None
+        self,
+        condition: str,
+        then: Callable[[], None],
+        other: Callable[[], None] | None = None,
+        likely: bool = False,
     ) -> None:
         raise AssertionError("branches are written by the emitter")
 

@@ -219,9 +219,9 @@ class Values(Writer):
         return self._either(inside, t, lambda: self._load_at(b, x.index, w), slow)
 
     def _either(self, c: str, t: str, yes: Callable[[], str], no: Callable[[], str]) -> str:
-        """One of two computations."""
+        """One of two computations; nearly always the first."""
         n = self.fresh("g")
-        self.line(f"br i1 {c}, label %{n}.in, label %{n}.edge")
+        self.line(f"br i1 {c}, label %{n}.in, label %{n}.edge{self.likely()}")
         level = self.levels[self.depth]
         saved = dict(level.memo)
         results = []

@@ -137,6 +137,11 @@ class Writer:
         self.count += 1
         return f"{stem}{self.count}"
 
+    def likely(self) -> str:
+        """What a branch says that nearly always goes to its first place: the other one spills."""
+        weights = '!{!"branch_weights", i32 1000, i32 1}'
+        return f", !prof {self.metadata.node(weights)}"
+
     def lines(self) -> list[str]:
         return list(_flat(self.code))
 
