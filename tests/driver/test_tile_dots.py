@@ -219,7 +219,12 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("make", "features", "dtype", "instruction"), CASES, ids=str)
+def spelled(x: object) -> str:
+    """A case by name: the address of a function differs from one process to the next."""
+    return getattr(x, "__name__", str(x))
+
+
+@pytest.mark.parametrize(("make", "features", "dtype", "instruction"), CASES, ids=spelled)
 @pytest.mark.parametrize("blocks", [(64, 64, 64), (16, 32, 128)], ids=str)
 def test_instructions(
     make: type, features: tuple[str, ...], dtype: str, instruction: str, blocks: tuple
@@ -254,7 +259,7 @@ def in_memory(x: torch.Tensor) -> np.ndarray:
     return (x.view(torch.uint8) if x.dtype in EIGHT else x).numpy()
 
 
-@pytest.mark.parametrize(("make", "features", "dtype", "instruction"), CASES, ids=str)
+@pytest.mark.parametrize(("make", "features", "dtype", "instruction"), CASES, ids=spelled)
 def test_numbers_for_other_machines(
     make: type, features: tuple[str, ...], dtype: str, instruction: str
 ) -> None:
