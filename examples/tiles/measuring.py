@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from time import sleep
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,9 @@ from tilewright.bench.measure import (
 OURS, PEER = "tilewright", "torch"
 TRIAL = 3  # rounds
 MOST_SECONDS = 30.0  # for the rounds of one case
+SETTLING = (
+    0.05  # seconds until threads of the one that ran last no longer spin, on the other's cores
+)
 
 # ---- being right
 
@@ -129,6 +133,8 @@ def timed(case: Case, rounds: int) -> Timed:
     found: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
         for k in (0, 1) if number % 2 == 0 else (1, 0):
+            if rounds > TRIAL:
+                sleep(SETTLING)
             found[k].append(seconds(calls[k], repeats[k]))
     return Timed(case, *found)
 
