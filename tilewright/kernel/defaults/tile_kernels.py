@@ -218,7 +218,8 @@ def _lanes(s: Scheduler, stage: str, own: list[Loop], panel: int | None) -> None
 def _turned(s: Scheduler, stage: str, own: list[Loop], rows: Loop, panel: int) -> bool:
     """A panel filled from memory in which its rows lie beside each other: as many vectors as it has
     columns are read at a time, and stored turned round."""
-    columns = [p for p in own if p.var in D.symbols(s.store(stage).index[0])]
+    over = D.symbols(s.store(stage).index[0])
+    columns = [p for p in own if p.var in over]
     lanes = min(s.target.lanes(32), rows.extent if isinstance(rows.extent, int) else 0)
     if len(columns) != 1 or columns[0] is rows or lanes < 2 or rows.extent % lanes:
         return False
