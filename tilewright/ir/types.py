@@ -112,6 +112,22 @@ DTYPES: dict[str, DType] = {
     **TENSOR_DTYPES,
     **{d.name: d for d in (u64, u32, u16, *FLOATS_OF_8_BITS)},
 }
+# As numpy and torch call them.
+LONG_NAMES = {
+    "float64": "f64",
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+    "uint64": "u64",
+    "uint32": "u32",
+    "uint16": "u16",
+    "uint8": "u8",
+    "bool": "bool",
+}
 _NUMPY = {
     "f64": np.dtype(np.float64),
     "f32": np.dtype(np.float32),

@@ -15,28 +15,16 @@ from tilewright.ir import dim as D
 from tilewright.ir import expr as E
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.scalar import SCALARS
-from tilewright.ir.types import TENSOR_DTYPES, DType, b1, f32, i64
-
-_LONG_NAMES = {
-    "float64": "f64",
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-    "uint8": "u8",
-}
+from tilewright.ir.types import LONG_NAMES, TENSOR_DTYPES, DType, b1, f32, i64
 
 
 def dtype_of(name: str | DType) -> DType:
     """`float32` (or `f32`) as a dtype."""
     if isinstance(name, DType):
         return name
-    found = TENSOR_DTYPES.get(_LONG_NAMES.get(name, name))
+    found = TENSOR_DTYPES.get(LONG_NAMES.get(name, name))
     if found is None:
-        known = ", ".join((*_LONG_NAMES, "bool"))
+        known = ", ".join(long for long, short in LONG_NAMES.items() if short in TENSOR_DTYPES)
         raise Invalid(f"{name!r} is not a dtype", hint=f"the dtypes are {known}")
     return found
 

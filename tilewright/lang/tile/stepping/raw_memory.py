@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.base.errors import Invalid
-from tilewright.ir.types import DTYPES, DType, bf16, from_memory, to_memory
+from tilewright.ir.types import DTYPES, LONG_NAMES, DType, bf16, from_memory, to_memory
 
 # ---- bits
 
@@ -38,19 +38,7 @@ def from_bits(bits: np.ndarray, dtype: DType) -> np.ndarray:
 # ---- what a launch is given
 
 _NAMES = {
-    "float64": "f64",
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-    "uint64": "u64",
-    "uint32": "u32",
-    "uint16": "u16",
-    "uint8": "u8",
-    "bool": "bool",
+    **LONG_NAMES,
     "float8_e4m3fn": "f8e4m3",
     "float8_e5m2": "f8e5m2",
     "float8_e4m3fnuz": "f8e4b8",
