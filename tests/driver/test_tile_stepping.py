@@ -10,7 +10,7 @@ import pytest
 import tilewright as tw
 import tilewright.language as tl
 from tilewright.base import knobs
-from tilewright.lang.tile.language import advice, core
+from tilewright.lang.tile.language import core
 
 torch = pytest.importorskip("torch")
 
@@ -78,11 +78,14 @@ def test_polling_waits_for_whoever_writes():
     assert out.item()
 
 
-def test_polling_says_what_it_waited_for(monkeypatch):
-    monkeypatch.setattr(advice, "_PATIENCE", 1000)
+@pytest.mark.parametrize("stepping", [False, True])
+def test_polling_in_vain_is_an_error(stepping):
     flag, out = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.bool)
-    with pytest.raises(tw.TilewrightError, match="which may not have started"):
-        poll_for_ever[(1,)](flag, out)
+    with knobs.interpret.override(stepping):
+        with pytest.raises(tw.TilewrightError, match="waits for a value that no one writes"):
+            poll_for_ever[(1,)](flag, out)
+        poll[(1,)](flag, out, 1000)
+    assert not out.item()
 
 
 def test_programs_wait_for_those_before_them():

@@ -23,7 +23,7 @@ from tilewright.ir.expr import loads
 from tilewright.ir.target import Target
 from tilewright.ir.types import DTYPES, to_memory
 from tilewright.kernel.defaults.tile_kernels import plain_products, schedule_tiles
-from tilewright.kernel.nest import Atomic, Nest, Store, own_values, walk
+from tilewright.kernel.nest import WAITS, Atomic, Nest, Store, holds, own_values, walk
 from tilewright.kernel.step import print_trace
 from tilewright.kernel.text import nest_text
 from tilewright.lang.tile.ir import Kernel
@@ -58,6 +58,7 @@ class Binding:
     pairs: tuple[tuple[int, int], ...]
     stored: tuple[int, ...]
     sites: tuple[Site, ...] = ()
+    waits: bool = False  # do programs wait for each other?
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ class Forms:
         )
         stored, read = _touched(low, at)
         pairs = tuple((a, b) for a in stored for b in read if a != b)
-        return Binding(low.nest.name, n.name, tuple(slots), dims, pairs, stored, low.sites)
+        waits = holds(n, WAITS)
+        return Binding(low.nest.name, n.name, tuple(slots), dims, pairs, stored, low.sites, waits)
 
 
 def _touched(low: Lowered, at: dict[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -128,7 +130,8 @@ class CompiledTile:
     def __post_init__(self) -> None:
         b = self.binding
         self.reports = Reports(b.name, b.sites)
-        symbols = {"tw_parallel": pool.address()}
+        symbols = pool.concurrent_symbols() if b.waits else {"tw_parallel": pool.address()}
+        symbols = dict(symbols)
         self._callback = _REPORT(self.reports.take) if b.sites else None
         if self._callback is not None:
             symbols["tw_report"] = ctypes.cast(self._callback, ctypes.c_void_p).value or 0

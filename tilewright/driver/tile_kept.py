@@ -204,12 +204,12 @@ def binding_text(b: Binding) -> str:
         [s.kind, s.message, [[str(t.element), t.shape] for t in s.types], _place_row(s.place)]
         for s in b.sites
     ]
-    row = [b.name, b.entry, b.slots, b.dims, b.pairs, b.stored, sites]
+    row = [b.name, b.entry, b.slots, b.dims, b.pairs, b.stored, sites, b.waits]
     return json.dumps(row, ensure_ascii=True)
 
 
 def read_binding(text: str) -> Binding:
-    name, entry, slots, dims, pairs, stored, sites = json.loads(text)
+    name, entry, slots, dims, pairs, stored, sites, waits = json.loads(text)
     made = Binding(name, entry, _rows(slots), _rows(dims), _rows(pairs), tuple(stored))
     return replace(
         made,
@@ -222,6 +222,7 @@ def read_binding(text: str) -> Binding:
             )
             for kind, message, types, place in sites
         ),
+        waits=waits,
     )
 
 

@@ -24,6 +24,7 @@ from tilewright.kernel.nest import (
     ORDERS,
     SCOPES,
     THREADS,
+    WAITS,
     Alloc,
     Atomic,
     If,
@@ -318,6 +319,8 @@ def _nest_parallel(n: Nest) -> Iterator[Fault]:
             yield Fault(f"parallel {s.name} is inside a branch", s)
         if s.kind == "parallel" and s.grain < 1:
             yield Fault(f"parallel {s.name} has grain {s.grain}", s)
+        if s.kind == "parallel" and s.grain > 1 and WAITS in s.marks:
+            yield Fault(f"iterations of {s.name} wait for each other, and its grain is not 1", s)
 
 
 @check("nest", "lanes-simple")

@@ -44,6 +44,8 @@ from tilewright.kernel.untuple import untuple
 
 # Chains of more points than this are walked one iteration of their outermost loop at a time.
 BATCH_LIMIT = 1 << 18
+# A loop that has looked so often for what another iteration is to write looks in vain.
+PATIENCE = 10_000
 
 
 class RunError(TilewrightError):
@@ -152,8 +154,7 @@ class Machine:
             elif isinstance(s, If):
                 self.choose(s, env)
             elif isinstance(s, While):
-                while self._bit(f"while {s.name}", s.condition, env):
-                    self.block(s.body, env)
+                self.repeat(s, env)
             elif isinstance(s, Atomic):
                 self.atomic(s, env)
             elif isinstance(s, Report):
@@ -170,6 +171,17 @@ class Machine:
         if found.size != 1:
             raise RunError(f"{where}: {condition!r} differs between lanes")
         return bool(found[0])
+
+    def repeat(self, s: While, env: Env) -> None:
+        turns = 0
+        while self._bit(f"while {s.name}", s.condition, env):
+            self.block(s.body, env)
+            turns += 1
+            if s.waits and turns > PATIENCE:
+                raise RunError(
+                    f"while {s.name} waits for another iteration of its parallel loop, and here "
+                    "these run one after the other"
+                )
 
     def choose(self, s: If, env: Env) -> None:
         """Lanes that go different ways run one body after the other."""
@@ -382,6 +394,8 @@ def _atomically(kind: str, d: DType, old: Any, value: Any, compare: Any) -> Any:
         return value if same else old
     if kind == "xchg":
         return value
+    if kind == "load":
+        return old
     if d.is_float and kind in ("max", "min"):
         kind = f"{kind}num"
     with np.errstate(all="ignore"):

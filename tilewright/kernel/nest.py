@@ -35,7 +35,7 @@ KINDS = ("serial", "parallel", "unroll", "lane", "tensor", *BLOCKS, *THREADS)
 SCOPES = ("in", "out", "local", "register", "shared", "memory")
 
 # What an Atomic does to its cell, and how it is ordered with the rest of its thread's memory.
-ATOMICS = ("add", "and", "or", "xor", "max", "min", "xchg", "cas")
+ATOMICS = ("add", "and", "or", "xor", "max", "min", "xchg", "cas", "load")
 ORDERS = ("relaxed", "acquire", "release", "acq_rel")
 
 
@@ -43,6 +43,7 @@ ORDERS = ("relaxed", "acquire", "release", "acq_rel")
 Mark = tuple[str, str]
 BRANCH: Mark = ("branch", "")
 TENSOR: Mark = ("tensor", "")
+WAITS: Mark = ("waits", "")
 
 
 class Block:
@@ -147,11 +148,17 @@ class If(Block):
 
 @dataclass(frozen=True)
 class While(Block):
-    """The condition is read anew before every iteration."""
+    """The condition is read anew before every iteration.
+
+    With `waits`, the loop polls memory that another iteration of the parallel loop around it
+    changes: all iterations of that loop have to make progress (runtime/concurrent_ir.py). Such a
+    loop ends with its condition still true where nobody is left who could change it.
+    """
 
     name: str
     condition: Value
     body: tuple[Stmt, ...]
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,7 +166,7 @@ class Atomic:
     """buffer[index] = kind(buffer[index], value), as one indivisible step of an argument's memory;
     what was there before goes to `result`, a cell of a local buffer.
 
-    "cas" writes the value only where the cell holds `compare`, bit by bit.
+    "cas" writes the value only where the cell holds `compare`, bit by bit. "load" writes nothing.
     """
 
     stage: str
@@ -256,7 +263,7 @@ def with_bodies(s: Stmt, inside: Sequence[tuple[Stmt, ...]]) -> Stmt:
     if isinstance(s, Loop):
         return s.around(inside[0])
     if isinstance(s, While):
-        return While(s.name, s.condition, inside[0])
+        return While(s.name, s.condition, inside[0], s.waits)
     return If(s.condition, inside[0], inside[1]) if isinstance(s, If) else s
 
 
@@ -284,6 +291,8 @@ def own_marks(s: Stmt) -> tuple[Mark, ...]:
     if isinstance(s, Loop):
         name = ("loop", s.name)
         return (name, TENSOR) if s.kind == "tensor" or s.instruction else (name,)
+    if isinstance(s, While) and s.waits:
+        return BRANCH, WAITS
     return (BRANCH,) if isinstance(s, BRANCHES) else ()
 
 

@@ -174,7 +174,8 @@ def line_text(s: Stmt) -> str:
     if isinstance(s, If):
         return f"if {value_text(s.condition)}:"
     if isinstance(s, While):
-        return f"while {s.name} on {value_text(s.condition)}:"
+        waits = " waits" if s.waits else ""
+        return f"while {s.name}{waits} on {value_text(s.condition)}:"
     if isinstance(s, Report):
         which = "" if s.condition is None else f" on {value_text(s.condition)}"
         said = "; ".join(map(value_text, s.values))
@@ -404,7 +405,8 @@ def _read_body(
         elif word == "while" and line.endswith(":"):
             head, _, test = rest[:-1].partition(" on ")
             inside = _read_body(lines, depth + 1, scope, own)
-            out.append(While(head, parse_value(test, scope), inside))
+            name, waits, _ = head.partition(" waits")
+            out.append(While(name, parse_value(test, scope), inside, bool(waits)))
         elif word in ("print", "assert"):
             out.append(_read_report(word, rest, scope, number, line))
         else:

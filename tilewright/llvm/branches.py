@@ -112,6 +112,8 @@ class Branches(Masked):
         if self.lane is not None:
             raise Unsupported(f"while {s.name} is inside the lanes {self.lane[0].name}")
         n = self.fresh("W")
+        if s.waits:
+            self._begin_waiting(n)
         pre: list[Any] = []
         self.out.append(pre)
         self.line(f"br label %{n}")
@@ -123,11 +125,23 @@ class Branches(Masked):
         self.line(f"br i1 {more}, label %{n}.body, label %{n}.exit")
         self.label(f"{n}.body")
         self.block(s.body)
-        self.line(f"br label %{n}")
+        if s.waits:
+            hopeless = self.put(f"call i1 @tw_wait(ptr %{n}.polls)")
+            self.line(f"br i1 {hopeless}, label %{n}.exit, label %{n}")
+        else:
+            self.line(f"br label %{n}")
         self.label(f"{n}.exit")
         self.levels.pop()
         self.depth -= 1
+        if s.waits:
+            self.line(f"call void @tw_waited(ptr %{n}.polls)")
         self.touch(s)
+
+    def _begin_waiting(self, n: str) -> None:
+        """The number of polls so far, which the runtime counts (runtime/concurrent_ir.py)."""
+        self.arith.declares |= {"declare i1 @tw_wait(ptr)", "declare void @tw_waited(ptr)"}
+        self.line(f"%{n}.polls = alloca i64, align 8", entry=True)
+        self.line(f"store i64 0, ptr %{n}.polls, align 8")
 
     def _lane_by_lane(self, f: Callable[[], None]) -> None:
         """Does something for each lane that is chosen, in order."""
@@ -151,7 +165,11 @@ class Branches(Masked):
         v = self.value(s.value)
         const, terms, _ = self._terms(self._linear(b, s.index))
         p = self.pointer(b, const, terms)
-        if s.kind == "cas":
+        if s.kind == "load":
+            _, how = _ORDER[s.order]
+            old = self.put(f"load atomic {bits}, ptr {p} {how}, align {b.dtype.bytes}")
+            old = self._from_bits(old, bits, t)
+        elif s.kind == "cas":
             assert s.compare is not None
             expected = self._bits(self.arith.narrow(self.value(s.compare), b.dtype, 1), t, bits)
             old = self._from_bits(self._exchange(p, expected, self._stored(v, b), s, b)[0], bits, t)

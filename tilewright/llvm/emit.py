@@ -22,6 +22,7 @@ from tilewright.kernel.nest import (
     BLOCKS,
     BRANCHES,
     THREADS,
+    WAITS,
     Alloc,
     Commit,
     Loop,
@@ -84,8 +85,8 @@ class _Module:
         self.functions.append("\n".join([head, *main.around()]))
         a = self.arith
         extra = set(a.declares)
-        if pieces:
-            extra.add("declare void @tw_parallel(ptr, ptr, i64)")
+        for s in pieces:
+            extra.add(f"declare void @{_runner(s)}(ptr, ptr, i64)")
         if any("@malloc" in f for f in self.functions):
             extra |= {"declare ptr @malloc(i64)", "declare void @free(ptr)"}
         code = [*sorted(extra), *a.defines.values(), *self.functions]
@@ -96,7 +97,7 @@ class _Module:
         grain = s.grain
         up = main.put(f"add i64 {extent}, {grain - 1}")
         chunks = main.put(f"udiv i64 {up}, {grain}")
-        main.line(f"call void @tw_parallel(ptr @{name}, ptr %ctx, i64 {chunks})")
+        main.line(f"call void @{_runner(s)}(ptr @{name}, ptr %ctx, i64 {chunks})")
         main.touch(s)
         f = _Function(self.n, self.arith, self.args, self.target)
         f.metadata = self.metadata
@@ -113,6 +114,11 @@ class _Module:
         head = f"define internal void @{name}(ptr %ctx, i64 %chunk) nounwind {{"
         self.functions.append("\n".join([head, *f.around()]))
         self.arith.put = main.put
+
+
+def _runner(s: Loop) -> str:
+    """The function that runs the chunks of a parallel loop."""
+    return "tw_concurrent" if WAITS in s.marks else "tw_parallel"
 
 
 MASKING = ("avx", "avx512f", "sve")  # features of machines that mask accesses themselves

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+from functools import cached_property
 
 from tilewright.base import knobs
 from tilewright.base.errors import require
@@ -16,6 +17,7 @@ from tilewright.base.machine import usable_cores
 from tilewright.ir.target import Target
 from tilewright.llvm.objects import host_cpu, kept_object
 
+from .concurrent_ir import concurrent_ir
 from .library import Library
 from .pool_ir import MAX_THREADS, pool_ir
 
@@ -31,6 +33,11 @@ def address() -> int:
     done. Nested calls and calls while another thread uses the pool run their chunks themselves.
     """
     return _pool().library.address("tw_parallel")
+
+
+def concurrent_symbols() -> dict[str, int]:
+    """The addresses of what kernels call whose programs wait for each other (concurrent_ir.py)."""
+    return _pool().concurrent
 
 
 def set_threads(count: int) -> None:
@@ -63,8 +70,8 @@ class _Pool:
 
     def __init__(self):
         host = host_cpu()
-        target = Target("pool", host.triple, host.cpu, host.features)
-        self.library = Library([kept_object(pool_ir(target.arch), target)])
+        self.target = Target("pool", host.triple, host.cpu, host.features)
+        self.library = Library([kept_object(pool_ir(self.target.arch), self.target)])
         self.reset = self._function("tw_pool_reset")
         self.resize = self._function("tw_pool_resize", ctypes.c_int64)
         self.set_spin = self._function("tw_pool_set_spin", ctypes.c_int64)
@@ -73,6 +80,16 @@ class _Pool:
         self.reset()
         self.set_spin(_DEFAULT_SPIN_US * 1000)
         self.resize(min(MAX_THREADS, knobs.threads.get() or usable_cores()))
+
+    @cached_property
+    def concurrent(self) -> dict[str, int]:
+        count = self.library.address("tw_pool_threads")
+        image = kept_object(concurrent_ir(), self.target)
+        self._waiting = Library([image], {"tw_pool_threads": count})
+        names = ("tw_concurrent", "tw_wait", "tw_waited")
+        reset = ctypes.CFUNCTYPE(None)(self._waiting.address("tw_concurrent_reset"))
+        os.register_at_fork(after_in_child=reset)
+        return {name: self._waiting.address(name) for name in names}
 
     def _function(self, name: str, *arguments, result=None):
         return ctypes.CFUNCTYPE(result, *arguments)(self.library.address(name))

@@ -12,6 +12,7 @@ from tilewright.ir.types import b1, i64
 from tilewright.kernel.nest import If, Loop, While
 from tilewright.lang.tile import ir
 from tilewright.lang.tile.lowering.carried import increments
+from tilewright.lang.tile.lowering.memory import report_failure
 from tilewright.lang.tile.lowering.state import Lowering
 from tilewright.lang.tile.lowering.tiles import (
     AnyTile,
@@ -20,6 +21,7 @@ from tilewright.lang.tile.lowering.tiles import (
     buffered,
     whole,
 )
+from tilewright.lang.tile.lowering.waiting import ends_by_itself
 
 
 def lower_if(low: Lowering, o: ir.Operation) -> None:
@@ -184,4 +186,8 @@ def lower_while(low: Lowering, o: ir.Operation) -> None:
         test()
 
     test()
-    low.out.append(While(low.fresh("while"), load(going, (), b1), low.inner(turn)))
+    waits = o in low.waiting
+    low.out.append(While(low.fresh("while"), load(going, (), b1), low.inner(turn), waits))
+    if waits and not ends_by_itself(o):
+        ended = fn("not", load(going, (), b1))
+        report_failure(low, o, "wait", "", Tile((), b1, lambda i: ended))

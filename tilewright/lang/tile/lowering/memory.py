@@ -36,6 +36,9 @@ def lower_load(low: Lowering, o: ir.Operation) -> None:
     p, e = low.pointers(o.args[0]), o.result.element
     if isinstance(e, ir.Pointer):
         raise Unsupported("a load of pointers")
+    if o.attrs.get("volatile"):
+        lower_volatile(low, o)
+        return
     name, where = place(low, p)
     mask = low.tile(o.args[1]) if len(o.args) > 1 else None
     other = low.tile(o.args[2]) if len(o.args) > 2 else number(0, e, o.result.shape)
@@ -50,8 +53,31 @@ def lower_load(low: Lowering, o: ir.Operation) -> None:
     low.define(o.result, Tile(o.result.shape, e, at, reads=frozenset(reads)))
 
 
+def lower_volatile(low: Lowering, o: ir.Operation) -> None:
+    """A load that happens where it stands, and before everything after it: others may write what it
+    reads."""
+    p, r = low.pointers(o.args[0]), o.result
+    name, where = place(low, low.held(p) if p.reads else p)
+    old = low.local(r.shape, r.type.dtype)
+    mask = low.kept(low.tile(o.args[1])) if len(o.args) > 1 else None
+    if mask is not None:
+        other = low.tile(o.args[2]) if len(o.args) > 2 else number(0, r.type.dtype, r.shape)
+        low.fill(old, other)
+    nothing = const(0, r.type.dtype)
+
+    def one(s: str, i: At) -> Stmt:
+        a = Atomic(s, "load", name, where(i), nothing, None, (old, i), "acquire")
+        return a if mask is None else If(mask.at(i), (a,), ())
+
+    low.loops(r.shape, one)
+    low.define(r, buffered(old, r.shape, r.type.dtype))
+
+
 def lower_store(low: Lowering, o: ir.Operation) -> None:
     low.uses.consumed(o, ahead=True)
+    if low.waiting and not o.args[1].shape and len(o.args) == 2:
+        publish(low, o)
+        return
     low.settle(low.pointers(o.args[0]).buffer or MEMORY)
     p, value = low.pointers(o.args[0]), low.tile(o.args[1])
     mask = low.tile(o.args[2]) if len(o.args) > 2 else None
@@ -70,6 +96,16 @@ def lower_store(low: Lowering, o: ir.Operation) -> None:
         return If(holds, (Store(s, name, where(i), assuming(value.at(i), holds)),), ())
 
     low.loops(value.shape, one)
+
+
+def publish(low: Lowering, o: ir.Operation) -> None:
+    """A store of one number where programs wait for each other: it may be what they wait for, so
+    all that was stored before it is seen before it."""
+    low.settle(None)
+    p, value = low.pointers(o.args[0]), low.tile(o.args[1])
+    value = low.kept(value) if value.reads else value
+    name, where = place(low, low.held(p) if p.reads else p)
+    low.loops((), lambda s, i: Atomic(s, "xchg", name, where(i), value.at(i), order="release"))
 
 
 def assuming(v: Value, condition: Value) -> Value:
@@ -192,8 +228,12 @@ def told(low: Lowering, v: ir.Value) -> Tile:
 
 
 def lower_assert(low: Lowering, o: ir.Operation) -> None:
-    site = new_site(low, o, "assert", o.attrs.get("message") or "")
-    t = low.tile(o.args[0])
+    report_failure(low, o, "assert", o.attrs.get("message") or "", low.tile(o.args[0]))
+
+
+def report_failure(low: Lowering, o: ir.Operation, kind: str, message: str, t: Tile) -> None:
+    """The program is reported where an element of a tile is false."""
+    site = new_site(low, o, kind, message)
     ids = [cast(index(p), i64) for p in low.pids]
     low.loops(t.shape, lambda s, i: Report("assert", site, tuple(ids), t.at(i)))
 

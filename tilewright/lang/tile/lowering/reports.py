@@ -1,4 +1,4 @@
-"""What running kernels tell: printed values and assertions that do not hold."""
+"""What running kernels tell: printed values, assertions that do not hold, waits without end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-from tilewright.base.errors import TilewrightError
+from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.ir.types import DType
 from tilewright.lang.tile.ir import Place
 from tilewright.lang.tile.lowering.state import Site
@@ -33,7 +33,7 @@ class Reports:
         site = self.sites[number]
         held = [values[k] for k in range(count)]
         with self._lock:
-            if site.kind == "assert":
+            if site.kind != "print":
                 self.broken.append((site, tuple(held[:3])))
             else:
                 print(_line(site, held), file=sys.stdout, flush=True)
@@ -47,6 +47,13 @@ class Reports:
         if not broken:
             return
         (site, program), more = broken[0], len(broken) - 1
+        if site.kind == "wait":
+            raise Invalid(
+                f"program {program} of {self.kernel} waits for a value that no one writes: all "
+                "programs have ended or wait",
+                where=_where(site.place),
+                hint="look for the store or the atomic that should have changed it",
+            )
         text = f"device_assert in {self.kernel}, program {program}: {site.message or 'it is false'}"
         rest = f" (and {more} more)" if more else ""
         raise DeviceAssertion(text + rest, where=_where(site.place))

@@ -21,6 +21,7 @@ from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, walk, wrap
 from tilewright.lang.tile import ir
 from tilewright.lang.tile.lowering.carried import Uses
 from tilewright.lang.tile.lowering.tiles import AnyTile, At, Pointers, Tile, buffered, whole
+from tilewright.lang.tile.lowering.waiting import waiting_loops
 
 GRID = ("grid0", "grid1", "grid2")
 # Programs that threads claim together are about this many simple operations: tens of microseconds.
@@ -88,6 +89,7 @@ class Lowering:
 
     def __post_init__(self) -> None:
         self.uses = Uses.of(self.kernel)
+        self.waiting = waiting_loops(self.kernel)
         self.out: list[Stmt] = []
         self.lazy: list[ir.Value] = []  # values that read memory when they are evaluated
         for g in GRID:
@@ -112,7 +114,9 @@ class Lowering:
     def done(self) -> Lowered:
         self.block(self.kernel.body)
         body = tuple(self.out)
-        programs = Loop(self.program, "parallel", body, max(1, PIECE // max(1, _work(body))))
+        # Programs that wait for each other are claimed one by one: each has to be able to start.
+        grain = 1 if self.waiting else max(1, PIECE // max(1, _work(body)))
+        programs = Loop(self.program, "parallel", body, grain)
         args = [b for b in self.buffers.values() if b.scope in ("in", "out")]
         rest = [b for b in self.buffers.values() if b.scope not in ("in", "out")]
         dims = tuple(sorted(self.dims.values(), key=lambda x: x.name))

@@ -31,9 +31,10 @@ from tilewright.lang.tile.stepping.evaluate import (
 from tilewright.lang.tile.stepping.known import EagerValue, known
 from tilewright.lang.tile.stepping.raw_memory import FOREIGN, Memory, to_bits
 from tilewright.lang.tile.stepping.stepping import Stepper
+from tilewright.lang.tile.stepping.turns import Turns
 
-# So often the same answer in a row, with nothing else done to memory, is a wait without end.
-PATIENCE = 20_000
+# So often the same answer in a row, with nothing else done to memory, is a wait for others.
+PATIENCE = 100
 
 
 # Modules whose lines are no place of the user's.
@@ -45,6 +46,8 @@ class EagerBuilder:
     user's line that runs at the moment."""
 
     eager = True
+    # What belongs to the program that runs, not to the launch.
+    of_program: tuple[str, ...] = ("program", "place", "_last", "_repeated", "_looks")
 
     def __init__(
         self, memory: Memory, grid: Sequence[int] = (1, 1, 1), output: TextIO | None = None
@@ -55,8 +58,11 @@ class EagerBuilder:
         self.output = output
         self.place: Place | None = None
         self.stepper = Stepper()
-        self._last: tuple[Any, ...] = ()
-        self._repeated = 0
+        self.turns: Turns | None = None
+        self.changes = 0
+        self._last: tuple[Any, ...] = ()  # the last look at memory
+        self._repeated = 0  # how often that was seen in a row
+        self._looks = 0  # volatile loads and atomics that changed nothing, in a row
         self._effects: dict[str, Callable[..., Sequence[EagerValue]]] = {
             "program_id": lambda a, t, k: [self.number(t[0], self.program[k["axis"]])],
             "num_programs": lambda a, t, k: [self.number(t[0], self.grid[k["axis"]])],
@@ -130,8 +136,16 @@ class EagerBuilder:
         gx, gy, gz = self.grid
         for z, y, x in product(range(gz), range(gy), range(gx)):
             self.program = (x, y, z)
-            self._last = ()
+            self._changes()
             yield self.program
+
+    def put_aside(self) -> dict[str, Any]:
+        """The state of the program that runs, which `take_up` brings back."""
+        return {name: getattr(self, name) for name in self.of_program}
+
+    def take_up(self, state: dict[str, Any]) -> None:
+        for name, x in state.items():
+            setattr(self, name, x)
 
     def here(self) -> Place | None:
         """The place of what runs: that of the operation, or the innermost line of the user's."""
@@ -209,6 +223,7 @@ class EagerBuilder:
     ) -> Sequence[EagerValue]:
         p, mask, other = (*args, None, None)[:3]
         assert p is not None
+        self._let_others_run()
         dtype = types[0].dtype
         active, origin = self._lanes("a load", p, dtype.bytes, mask)
         at = p.array[active]
@@ -221,7 +236,7 @@ class EagerBuilder:
             result.undefined = np.zeros(out.shape, np.int32)
             result.undefined[active] = bad
         self.loaded(result, active, mask, other)
-        self._waits("load", at, read)
+        self._looked("load", at, read, bool(attrs.get("volatile")))
         return [result]
 
     def loaded(
@@ -243,7 +258,7 @@ class EagerBuilder:
         at = p.array[active]
         self.memory.write(at, dtype, x.array[active])
         self.touched("store", at, origin[active], dtype.bytes, x, active)
-        self._last = ()
+        self._changes()
         return []
 
     def _atomic(
@@ -281,17 +296,24 @@ class EagerBuilder:
     ) -> EagerValue:
         """An atomic: `new` makes what is written of what was there, of the value and of the lanes'
         numbers. Each element is on its own: lanes that share an address take turns, in order."""
+        self._let_others_run()
         dtype = x.type.dtype
         active, origin = self._lanes(f"an atomic {kind}", p, dtype.bytes, mask)
         at, values, numbers = p.array[active], x.array[active], np.flatnonzero(active)
         old = np.empty(at.shape, dtype.numpy)
+        changed = False
         for lanes in _turns(at):
             old[lanes] = self.memory.read(at[lanes], dtype)
-            self.memory.write(at[lanes], dtype, new(old[lanes], values[lanes], numbers[lanes]))
+            written = new(old[lanes], values[lanes], numbers[lanes])
+            self.memory.write(at[lanes], dtype, written)
+            changed |= to_bits(old[lanes], dtype).tobytes() != to_bits(written, dtype).tobytes()
         out = np.zeros(p.array.shape, dtype.numpy)
         out[active] = old
         self._synchronised("cas" if kind == "cas" else "atomic", p, origin, dtype, x, active, attrs)
-        self._waits(kind, at, old)
+        if changed:
+            self._changes()
+        else:
+            self._looked(kind, at, old, True)
         return EagerValue(x.type, out, None, self._never(active))
 
     def _synchronised(
@@ -322,20 +344,31 @@ class EagerBuilder:
         """Lanes that did nothing have no result."""
         return None
 
-    def _waits(self, what: str, at: np.ndarray, seen: np.ndarray) -> None:
-        if at.size != 1:
-            self._last = ()
-            return
-        now = (what, int(at.flat[0]), seen.tobytes())
-        self._repeated = self._repeated + 1 if now == self._last else 0
+    def _changes(self) -> None:
+        """The program did something to memory: it does not wait."""
+        self.changes += 1
+        self._last, self._repeated, self._looks = (), 0, 0
+
+    def _looked(self, what: str, at: np.ndarray, seen: np.ndarray, waits: bool) -> None:
+        """The program read memory; with `waits`, in a way that is for what others write."""
+        now = (what, int(at.flat[0]), seen.tobytes()) if at.size == 1 else ()
+        self._repeated = self._repeated + 1 if now and now == self._last else 0
         self._last = now
-        if self._repeated > PATIENCE:
+        self._looks += waits
+
+    def _let_others_run(self) -> None:
+        """Before a look at memory: one that saw the same too often waits for others."""
+        if max(self._repeated, self._looks) <= PATIENCE or self.turns is None:
+            return
+        try:
+            self.turns.wait()
+        except Invalid as problem:
             raise Invalid(
-                f"program {self.program} waits for a value that no one writes: step by step, "
-                "programs run one after the other",
+                f"program {self.program} waits for {problem.what}",
                 where=self.here(),
-                hint="a program may wait for those before it only; compiled kernels may differ",
-            )
+                hint="look for the store or the atomic that should have changed it",
+            ) from None
+        self._repeated = self._looks = 0
 
     # ---- words
 

@@ -25,6 +25,7 @@ from tilewright.lang.tile.stepping.computing import EagerBuilder
 from tilewright.lang.tile.stepping.evaluate import ELEMENTWISE
 from tilewright.lang.tile.stepping.known import EagerValue, known
 from tilewright.lang.tile.stepping.raw_memory import FOREIGN, Memory, element_of, is_array
+from tilewright.lang.tile.stepping.turns import Turns
 from tilewright.lang.tile.stepping.watching import CheckingBuilder
 
 __all__ = [
@@ -68,8 +69,7 @@ def run_eager(
                 positional.append(x)
         run = builder.stepper.function(function)
         try:
-            for _ in builder.programs():
-                run(*positional, **named)
+            Turns(builder, lambda: run(*positional, **named)).go()
         except TilewrightError as error:
             if error.where is None:
                 error.where = _line_of(error)
@@ -223,8 +223,7 @@ def interpret(
         for k, (a, x) in enumerate(zip(kernel.arguments, arguments, strict=True))
     }
     runner = _Runner(builder, kernel, given)
-    for _ in builder.programs():
-        runner.block(kernel.body, dict(given))
+    Turns(builder, lambda: runner.block(kernel.body, dict(given))).go()
     builder.place = None
     builder.finish()
 

@@ -54,6 +54,8 @@ class _Shadow:
 class CheckingBuilder(EagerBuilder):
     """`uninitialised` names arguments whose elements have no value until the kernel writes them."""
 
+    of_program = (*EagerBuilder.of_program, "_me", "_clock", "_seen")
+
     def __init__(
         self,
         memory: Memory,
