@@ -103,36 +103,55 @@ def combined(low: Lowering, block: ir.Block, args: Sequence[AnyTile]) -> list[Ti
 
 
 def lower_scan(low: Lowering, o: ir.Operation) -> None:
-    """One after the other along the axis; other axes are free."""
-    axis, n = o.attrs["axis"], o.args[0].shape[o.attrs["axis"]]
+    """One after the other along the axis. What was combined so far is in cells of its own, so that
+    the next element waits for a register and not for memory."""
+    axis, shape = o.attrs["axis"], o.args[0].shape
     parts = [low.tile(a) for a in o.args]
-    flip: Callable[[Dim], Dim] = (lambda k: n - 1 - k) if o.attrs.get("reverse") else lambda k: k
     made = [low.local(t.shape, t.dtype) for t in parts]
-    sums = [buffered(m, t.shape, t.dtype) for m, t in zip(made, parts, strict=True)]
-    move = lambda i, k: (*i[:axis], k, *i[axis:])  # noqa: E731
-    rest = o.args[0].shape[:axis] + o.args[0].shape[axis + 1 :]
-    for m, t in zip(made, parts, strict=True):
-        low.loops(
-            rest, lambda s, i, m=m, t=t: Store(s, m, move(i, flip(0)), t.at(move(i, flip(0))))
-        )
-    if n == 1:
-        for r, t in zip(o.results, sums, strict=True):
-            low.define(r, t)
-        return
-    step = D.var(low.fresh("scan"), n - 1)
+    if axis == len(shape) - 1:
+        # Neighbours follow each other: one row after the other, a number at a time.
+        outer, rest = tuple(D.var(low.fresh("row"), n) for n in shape[:-1]), ()
+    else:
+        outer, rest = (), shape[:axis] + shape[axis + 1 :]
 
-    def body() -> None:
-        before = [viewed(t, rest, lambda i: move(i, flip(step))) for t in sums]
-        here = [viewed(t, rest, lambda i: move(i, flip(step + 1))) for t in parts]
-        both = combined(low, o.blocks[0], [*before, *here])
-        if len(both) > 1:
-            both = [low.kept(t) for t in both]
-        for m, t in zip(made, both, strict=True):
-            low.loops(rest, lambda s, i, m=m, t=t: Store(s, m, move(i, flip(step + 1)), t.at(i)))
+    def place(i: At, k: Dim) -> At:
+        last = shape[axis] - 1
+        return (*outer, *i[:axis], last - k if o.attrs.get("reverse") else k, *i[axis:])
 
-    low.out.append(Loop(D.the_sym(step), "serial", low.inner(body)))
-    for r, t in zip(o.results, sums, strict=True):
-        low.define(r, t)
+    def rows() -> None:
+        cells = [low.local(rest, t.dtype) for t in parts]
+        so_far = [buffered(c, rest, t.dtype) for c, t in zip(cells, parts, strict=True)]
+
+        def reach(k: Dim, values: list[Tile]) -> None:
+            for c, t in zip(cells, values, strict=True):
+                low.fill(c, t)
+            for m, t in zip(made, so_far, strict=True):
+                low.loops(rest, lambda s, i, m=m, t=t: Store(s, m, place(i, k), t.at(i)))
+
+        reach(0, [viewed(t, rest, lambda i: place(i, 0)) for t in parts])
+        step = D.var(low.fresh("scan"), shape[axis] - 1)
+
+        def body() -> None:
+            here = [viewed(t, rest, lambda i: place(i, step + 1)) for t in parts]
+            both = combined(low, o.blocks[0], [*so_far, *here])
+            reach(step + 1, [low.kept(t) for t in both] if len(both) > 1 else both)
+
+        if shape[axis] > 1:
+            low.out.append(Loop(D.the_sym(step), "serial", low.inner(body)))
+
+    if outer:
+        low.out += nested(outer, low.inner(rows))
+    else:
+        rows()
+    for r, m, t in zip(o.results, made, parts, strict=True):
+        low.define(r, buffered(m, t.shape, t.dtype))
+
+
+def nested(axes: tuple[Dim, ...], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """Loops, the first one outermost, around statements."""
+    for a in reversed(axes):
+        body = (Loop(D.the_sym(a), "serial", body),)
+    return body
 
 
 def lower_histogram(low: Lowering, o: ir.Operation) -> None:
