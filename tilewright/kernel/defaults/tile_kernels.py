@@ -20,6 +20,7 @@ from tilewright.kernel.defaults.tile_dots import grouped_products
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import (
+    TENSOR,
     Alloc,
     Atomic,
     Loop,
@@ -29,6 +30,7 @@ from tilewright.kernel.nest import (
     Stmt,
     Store,
     reads,
+    stages_in,
     walk,
     writes,
 )
@@ -46,6 +48,7 @@ from tilewright.kernel.steps.vectorize import Vectorize
 # time a softmax of 1,024 columns took half as long again.
 MOST_LANES, FEW_LANES = 64, 16
 MOST_WRITTEN_OUT = 8  # more cost more time to compile than they save
+MOST_JOINED = 16  # stages in one loop: more want more registers than there are
 
 
 @dataclass
@@ -81,27 +84,33 @@ def schedule_tiles(n: Nest, target: Target) -> tuple[tuple[Step, ...], Nest]:
 
 
 def _join(s: Scheduler) -> None:
-    """A sum over what was just computed is taken in the same loop, one row or vector later."""
+    """Neighbouring loops that use the same buffers become one: what one of them reads or computes
+    is still in a register for the next."""
     tried: set[tuple[str, str]] = set()
-    while pair := next((p for p in _summing(s.nest.body) if p not in tried), None):
+    while pair := next((p for p in _following(s.nest.body) if p not in tried), None):
         tried.add(pair)
         s.attempt(Join(*pair))
 
 
-def _summing(body: tuple[Stmt, ...]) -> Iterator[tuple[str, str]]:
-    """Loops that run equally often, one after the other, of which the second reads what the first
-    writes and adds it up."""
+def _following(body: tuple[Stmt, ...]) -> Iterator[tuple[str, str]]:
+    """Loops that run equally often, one after the other, with a buffer in common."""
     loops = [s for s in body if isinstance(s, Loop)]
     serial = (s for s in loops if s.kind == "serial" and ".init." not in s.name)
     for a, b in itertools.pairwise(serial):
-        made, inside = writes((a,)), [x for x, _ in walk((b,)) if isinstance(x, Store)]
-        sums = any(x.combine is not None for x in inside) and not any(
-            isinstance(x, Loop) and x.kind == "tensor" for x, _ in walk((a, b))
-        )
-        if sums and a.extent == b.extent and any(str(r.source) in made for r in reads(b)):
-            yield a.name, b.name
+        if a.extent == b.extent and not any(map(_is_product, (a, b))):
+            small = len(stages_in(a)) + len(stages_in(b)) <= MOST_JOINED
+            if small and not _used(a).isdisjoint(_used(b)):
+                yield a.name, b.name
     for s in loops:
-        yield from _summing(s.body)
+        yield from _following(s.body)
+
+
+def _used(s: Loop) -> set[str]:
+    return writes((s,)) | {str(r.source) for r in reads(s)}
+
+
+def _is_product(s: Loop) -> bool:
+    return TENSOR in s.marks
 
 
 def plain_products(n: Nest) -> list[str]:
