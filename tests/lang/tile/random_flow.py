@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.lang.tile.random_operations import of_floats, operation, write
+from tests.lang.tile.random_arithmetic import of_floats
+from tests.lang.tile.random_operations import operation, write
 from tests.lang.tile.random_values import (
     BOOL,
     FP8,
     Value,
-    common,
     converted,
     limits,
     real,
@@ -300,6 +300,3 @@ def call(w: Writer) -> None:
         t = w.fresh("t")
         w.say(f"{t} = ({x.name}, {y.name})")
         w.define(f"{t}[{w.rng.randrange(2)}]", union(x, y))
-
-
-__all__ = ["Statement", "common"]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import random
+from pathlib import Path
 
-from tests.lang.tile import random_flow, random_tiles
 from tests.lang.tile.random_operations import OPERATIONS, write
 from tests.lang.tile.random_values import Value
 from tests.lang.tile.random_writer import Kernel, Writer
 
-PARTS = (random_tiles, random_flow)  # whose operations are known once they are imported
+# Whatever lies in the folder is drawn: a file's operations are known once it is imported.
+PARTS = tuple(
+    importlib.import_module(f"tests.lang.tile.{p.stem}")
+    for p in sorted(Path(__file__).parent.glob("random_*.py"))
+    if p.stem != "random_kernels"
+)
 
 
 def kernel(seed: int, statements: int | None = None) -> Kernel:
@@ -25,13 +31,14 @@ def kernel(seed: int, statements: int | None = None) -> Kernel:
     if len(w.grid) > 2:
         flat = f"{flat} + tl.num_programs(0) * tl.num_programs(1) * tl.program_id(2)"
     w.say(f"pid = {flat}")
-    n = 1
-    for g in w.grid:
-        n *= g
-    w.values.append(Value("pid", "int32", (), 0, n - 1, index=True))
+    w.values.append(Value("pid", "int32", (), 0, w.programs_count() - 1, index=True))
     w.stored.add("pid")
     OPERATIONS["load"].write(w)
-    write(w, statements or rng.choice([4, 6, 8, 10, 12, 16]))
+    if rng.random() < 0.4:  # a short kernel around a loop
+        OPERATIONS["recurrence"].write(w)
+        write(w, statements or rng.choice([0, 1, 2, 4]))
+    else:
+        write(w, statements or rng.choice([4, 6, 8, 10, 12, 16]))
     w.stores()
     return Kernel(
         seed,

@@ -5,15 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isinf, prod
 
-from tests.lang.tile.random_operations import (
-    OPERATIONS,
-    fits,
-    masked,
-    numeric,
-    operation,
-    wide,
-    zero,
-)
+from tests.lang.tile.random_memory import masked, zero
+from tests.lang.tile.random_operations import OPERATIONS, fits, numeric, operation, wide
 from tests.lang.tile.random_values import (
     BOOL,
     FLOATS,

@@ -257,11 +257,12 @@ class Writer:
             low, high = low + min(0, step * (n - 1)), high + max(0, step * (n - 1))
         return " + ".join(terms) or "0", low, high
 
+    def programs_count(self) -> int:
+        return math.prod(self.grid)
+
     def programs(self, step: int) -> tuple[str, int, int]:
         """An offset of its own for every program, so many elements apart."""
-        n = 1
-        for g in self.grid:
-            n *= g
+        n = self.programs_count()
         if n == 1 and self.chance(0.5):
             return "0", 0, 0
         return f"pid * {self.number(step)}", 0, (n - 1) * step

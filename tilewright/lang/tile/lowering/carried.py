@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tilewright.lang.tile import ir
@@ -12,6 +13,7 @@ class Uses:
     counts: dict[ir.Value, int] = field(default_factory=dict)
     pending: dict[ir.Value, int] = field(default_factory=dict)
     inside_loops: set[ir.Value] = field(default_factory=set)
+    depth: dict[ir.Value, int] = field(default_factory=dict)  # how many loops a value is inside of
     carried: dict[str, int] = field(default_factory=dict)  # buffers, and uses of what they hold
     early: set[ir.Operation] = field(default_factory=set)
     every: bool = True
@@ -19,7 +21,9 @@ class Uses:
     @staticmethod
     def of(k: ir.Kernel) -> Uses:
         found = Uses()
-        found._block(k.body, {}, 0)
+        for a in k.arguments:
+            found.depth[a] = 0
+        found._block(k.body, 0)
         found.pending = dict(found.counts)
         return found
 
@@ -28,21 +32,21 @@ class Uses:
         """Nothing is worth keeping."""
         return Uses(every=False)
 
-    def _block(self, b: ir.Block, depth: dict[ir.Value, int], here: int) -> None:
+    def _block(self, b: ir.Block, here: int) -> None:
         def use(v: ir.Value) -> None:
             self.counts[v] = self.counts.get(v, 0) + 1
-            if depth.get(v, 0) < here:
+            if self.depth[v] < here:
                 self.inside_loops.add(v)
 
         for p in b.parameters:
-            depth[p] = here
+            self.depth[p] = here
         for o in b.operations:
             for a in o.args:
                 use(a)
             for inner in o.blocks:
-                self._block(inner, depth, here + (o.name in ("for", "while")))
+                self._block(inner, here + (o.name in ("for", "while")))
             for r in o.results:
-                depth[r] = here
+                self.depth[r] = here
         for y in b.yields:
             use(y)
 
@@ -82,15 +86,48 @@ class Uses:
         self.carried[buffer] = self.counts.get(parameter, 0) + again
 
 
+# What depends on its arguments alone.
+_PURE = frozenset(
+    "const program_id num_programs map cast bitcast reshape broadcast permute iota offset".split()
+)
+
+
+def invariants(b: ir.Block, uses: Uses) -> dict[ir.Value, ir.Operation]:
+    """Values that the body of a loop computes anew in every iteration, always the same: by pure
+    operations on what is defined outside the loop, and on each other. In the order of the body."""
+    inside = uses.depth[b.parameters[0]]
+    found: dict[ir.Value, ir.Operation] = {}
+    for o in b.operations:
+        if o.name in _PURE and all(uses.depth[a] < inside or a in found for a in o.args):
+            found.update(dict.fromkeys(o.results, o))
+    return found
+
+
 def increments(b: ir.Block, uses: Uses) -> dict[int, ir.Value | int]:
-    """Of each carried value (by its number) that an iteration moves by one number, all of it: by
-    how much. The number is a scalar of the kernel or a constant."""
+    """The induction variables among what a loop carries, by their numbers: those to which every
+    iteration adds the same number, with that number. It is a constant or a scalar that is defined
+    outside the loop or is one of its invariants; nothing else is known not to change."""
+    inside = uses.depth[b.parameters[0]]
+    same = invariants(b, uses)
     out: dict[int, ir.Value | int] = {}
     for k, (p, y) in enumerate(zip(b.parameters[1:], b.yields, strict=True)):
         by = _increment(p, y)
-        if by is not None:
+        if isinstance(by, int) or (by is not None and (uses.depth[by] < inside or by in same)):
             out[k] = by
     return out
+
+
+def before(
+    b: ir.Block, wanted: Iterable[ir.Value], same: Mapping[ir.Value, ir.Operation]
+) -> list[ir.Operation]:
+    """The operations of a loop's body that some of its invariants need, in order."""
+    needed = {v for v in wanted if v in same}
+    found: list[ir.Operation] = []
+    for o in reversed(b.operations):
+        if any(r in needed for r in o.results):
+            found.append(o)
+            needed.update(a for a in o.args if a in same)
+    return found[::-1]
 
 
 def _increment(p: ir.Value, y: ir.Value) -> ir.Value | int | None:

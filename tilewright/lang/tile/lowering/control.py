@@ -11,7 +11,7 @@ from tilewright.ir.expr import Load, cast, fn, load, select, walk
 from tilewright.ir.types import b1, i64
 from tilewright.kernel.nest import If, Loop, While
 from tilewright.lang.tile import ir
-from tilewright.lang.tile.lowering.carried import increments
+from tilewright.lang.tile.lowering.carried import before, increments, invariants
 from tilewright.lang.tile.lowering.memory import report_failure
 from tilewright.lang.tile.lowering.state import Lowering
 from tilewright.lang.tile.lowering.tiles import (
@@ -19,6 +19,7 @@ from tilewright.lang.tile.lowering.tiles import (
     Pointers,
     Tile,
     buffered,
+    fits,
     whole,
 )
 from tilewright.lang.tile.lowering.waiting import ends_by_itself
@@ -86,11 +87,11 @@ def lower_for(low: Lowering, o: ir.Operation) -> None:
     low.settle(None)
     block, carried = o.blocks[0], o.args[3:]
     loop = D.var(low.fresh("for"), trips)
-    by_how_much = increments(block, low.uses)
+    steps = steps_of(low, block)
     names: list[str | None] = []
     for k, v in enumerate(carried):
-        by_loop = invariant(low, by_how_much.get(k))
-        if by_loop is not None and moves(low, v):
+        by_loop = steps.get(k)
+        if by_loop is not None and moves(low, v, by_loop, trips):
             low.tiles[block.parameters[k + 1]] = moved(low, low.tiles[v], by_loop, loop)
             low.tiles[o.results[k]] = moved(low, low.tiles[v], by_loop, D.maximum(trips, 0))
             names.append(None)
@@ -123,34 +124,27 @@ def count_of(low: Lowering, first: Tile, end: Tile, step: Tile) -> Dim:
     return load(name, (), i64).as_dim()
 
 
-def invariant(low: Lowering, by: ir.Value | int | None) -> Dim | None:
-    """How far a value moves in each iteration, if that is known before the loop."""
-    if by is None or isinstance(by, int):
-        return by
-    if not early(low, by):
-        return None
-    t = low.tiles[by]
-    return t.index(()) if isinstance(t, Tile) else None
+def steps_of(low: Lowering, block: ir.Block) -> dict[int, Dim]:
+    """How far each induction variable of a loop moves in an iteration. Steps that the body computes
+    are computed before the loop as well."""
+    found = increments(block, low.uses)
+    values = {v for v in found.values() if isinstance(v, ir.Value)}
+    for o in before(block, values, invariants(block, low.uses)):
+        low.operations[o.name](low, o)
+    steps = {k: by if isinstance(by, int) else low.tile(by).index(()) for k, by in found.items()}
+    return steps
 
 
-# What can be computed before its turn.
-_PURE = frozenset(("const", "map", "cast", "reshape", "broadcast"))
-
-
-def early(low: Lowering, v: ir.Value) -> bool:
-    """A value of a loop's body that depends on nothing in it, made available before the loop."""
-    if v in low.tiles:
-        return True
-    o = v.made_by
-    if o is None or o.name not in _PURE or not all(early(low, a) for a in o.args):
-        return False
-    low.operations[o.name](low, o)
-    return True
-
-
-def moves(low: Lowering, v: ir.Value) -> bool:
+def moves(low: Lowering, v: ir.Value, by: Dim, times: Dim) -> bool:
+    """Can an induction variable be computed from the number of the iteration? Positions do not
+    overflow. A number that would is data, and is wrapped in every iteration."""
     t = low.tiles[v]
-    return isinstance(t, Pointers) or t.dim is not None
+    if isinstance(t, Pointers):
+        return True
+    if t.dim is None:
+        return False
+    first = t.dim(tuple(D.var(f"?{k}", n) for k, n in enumerate(t.shape)))
+    return all(fits(x, t.dtype) for x in (first, by, first + by * times))
 
 
 def moved(low: Lowering, t: AnyTile, by: Dim, times: Dim) -> AnyTile:

@@ -102,8 +102,8 @@ def mapped(name: str, args: tuple[Tile, ...], dtype: DType, shape: tuple[int, ..
     # A value that is used twice is asked for twice, and all that it is made of with it.
     exact = lru_cache(ASKED_AGAIN)(exact)
     dim = _index_function(name, args, dtype)
-    if dim is not None:
-        probe = _probe(shape)
+    probe = _probe(shape)
+    if dim is not None and fits(dim(probe), dtype):
         own = {D.the_sym(x) for x in probe if D.is_sym(x)}
         # What is the same for all elements is computed once, before their loops.
         data = D.data_values(dim(probe))
@@ -156,8 +156,18 @@ def _probe(shape: tuple[int, ...]) -> At:
     return tuple(D.var(f"?{k}", n) for k, n in enumerate(shape))
 
 
-def _small(x: Dim) -> bool:
-    return abs(x) < WRAPS if isinstance(x, int) else all(abs(c) < WRAPS for _, c in x.terms)
+def _small(x: Dim, limit: int = WRAPS) -> bool:
+    return abs(x) < limit if isinstance(x, int) else all(abs(c) < limit for _, c in x.terms)
+
+
+def fits(x: Dim, dtype: DType) -> bool:
+    """Is an index function a number of its dtype? It is taken for a position, which does not
+    overflow, unless it has numbers in it that are too large for one; then it has to be proved."""
+    if _small(x, WRAPS if dtype is i32 else 1 << 56):
+        return True
+    low, high = D.bounds(x)
+    most = min(1 << (dtype.bits - 1), D.INF // 2)  # from there on nothing is known
+    return -most <= low and high < most
 
 
 def _comparison(name: str, args: tuple[Tile, ...]) -> Callable[[At], Value] | None:
@@ -178,7 +188,8 @@ def converted(t: Tile, dtype: DType, rounding: str = "") -> Tile:
         return t
     at = t.at
     dim = t.dim if dtype in (i32, i64) and t.dtype in (i32, i64) else None
-    if dim is not None and D.data_values(dim(_probe(t.shape))):
+    probe = _probe(t.shape)
+    if dim is not None and (D.data_values(dim(probe)) or not fits(dim(probe), dtype)):
         # Numbers out of memory may not fit, or may have wrapped before.
         wider = dim if dtype.bits > t.dtype.bits else None
         exact = replace(t, dtype=dtype, at=lambda i: cast(at(i), dtype), dim=wider, buffer="")
