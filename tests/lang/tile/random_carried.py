@@ -199,7 +199,7 @@ class Recurrence:
             (self.watch, 3),
             (self.summed, 1),
             (self.called, 1.5),
-            (self.selected, 0.7),
+            (self.selected, 4),
         ]
         if depth < 3:
             kinds += [(self.conditional, 2.5), (self.nested, 2)]

@@ -16,6 +16,8 @@ import tilewright as tw
 import tilewright.language as tl
 from tests.lang.tile.random_values import BOOL, FLOATS, dtype_of
 from tests.lang.tile.random_writer import ArraySpec, Kernel, Statement
+from tests.lang.tile.triton_judge import Abstains, interpreted
+from tests.lang.tile.triton_judge import asked as judged_by_triton
 from tilewright.ir.types import DType, from_memory, to_memory
 from tilewright.lang.tile.front.frontend import translate
 from tilewright.lang.tile.stepping.eager import interpret, run_eager
@@ -33,9 +35,11 @@ class Array:
         self.spec, self.element, self.dtype = spec, element, dtype_of(spec.dtype)
         size = np.dtype(element.memory).itemsize
         count = spec.high - spec.low + 1
-        self.whole = np.full(2 * GUARD + count * size + 64, PATTERN, np.uint8)
-        # The address that the kernel is given is a multiple of 16 bytes, or just not.
-        start = GUARD + (-(self.whole.ctypes.data + GUARD - spec.low * size)) % 16
+        # The address that the kernel is given lies in what is allocated.
+        lead = GUARD + max(0, spec.low) * size
+        self.whole = np.full(lead + GUARD + count * size + 64, PATTERN, np.uint8)
+        # It is a multiple of 16 bytes, or just not.
+        start = lead + (-(self.whole.ctypes.data + lead - spec.low * size)) % 16
         start += 0 if spec.aligned else size
         self.span = slice(start, start + count * size)
         self.elements[:] = to_memory(_numbers(spec, element, count, rng), element)
@@ -97,9 +101,13 @@ class Failure:
 
 
 def launched(k: Kernel, how: str) -> dict[str, Array]:
-    """The arrays of a kernel after it ran: natively, step by step, or its translation so."""
+    """The arrays of a kernel after it ran: natively, step by step, its translation so, or by
+    Triton's interpreter."""
     rng = np.random.default_rng(k.seed)
     arrays = {n: Array(s, rng) for n, s in k.arrays.items()}
+    if how == "triton":
+        interpreted(k, arrays)
+        return arrays
     f = compiled(k)
     given = {n: arrays.get(n, k.numbers.get(n)) for n in k.parameters}
     if how == "native":
@@ -128,12 +136,17 @@ def compiled(k: Kernel) -> Any:
 
 def failure(k: Kernel) -> Failure | None:
     """What is wrong with a kernel, if anything is. Every fifth is also translated and its
-    translation run step by step."""
+    translation run step by step; all are run by Triton's interpreter where it is installed."""
     ran: dict[str, dict[str, Array]] = {}
-    ways = ("stepping", "native", "translated") if k.seed % 5 == 0 else ("stepping", "native")
-    for how in ways:
+    ways = ["stepping", "native"]
+    ways += ["translated"] if k.seed % 5 == 0 else []
+    ways += ["triton"] if judged_by_triton() else []
+    for how in list(ways):
         try:
             ran[how] = launched(k, how)
+        except Abstains:
+            ways.remove(how)
+            continue
         except Exception as problem:
             return Failure(f"{how}: {type(problem).__name__} {_head(problem)}", str(problem))
         for name, a in ran[how].items():

@@ -10,11 +10,12 @@ import pytest
 
 import tilewright.language as tl
 from tests.lang.tile.kernels import run
+from tilewright.base.errors import Invalid
 from tilewright.ir.types import i32
 from tilewright.lang.tile.front.frontend import CompileError, translate
 from tilewright.lang.tile.front.functions import Argument, function
 from tilewright.lang.tile.ir import Kernel, walk
-from tilewright.lang.tile.stepping.eager import interpret
+from tilewright.lang.tile.stepping.eager import interpret, run_eager
 
 
 def ints(n: int = 8) -> np.ndarray:
@@ -343,3 +344,19 @@ def test_a_kernel_returns_nothing():
 
     with pytest.raises(CompileError, match="a kernel returns nothing"):
         run(kernel, out=ints())
+    with pytest.raises(Invalid, match="a kernel returns nothing"):
+        run_eager(kernel, (1,), {"out": ints()})
+
+
+def test_a_kernel_may_return_the_nothing_of_a_function():
+    @function
+    def put(out):
+        tl.store(out, 3)
+
+    @function
+    def kernel(out):
+        return put(out)
+
+    out = ints()
+    run(kernel, out=out)
+    assert out[0] == 3

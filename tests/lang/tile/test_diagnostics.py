@@ -228,6 +228,16 @@ def refused(text: str) -> CompileError:
         ("x = plain(tl.load(out))", "plain is a plain function", "@tw.jit"),
         ("x = out[0]", "unsupported tensor index", "tl.load(p + i)"),
         ("x = tl.sum(tl.arange(0, 8), 1)", "invalid axis 1", "the axes are"),
+        ("x = max([tl.load(out), 1])", "max() of a list or tuple", "tl.maximum(x, y)"),
+        ("x = min((1, tl.load(out)))", "min() of a list or tuple", "tl.minimum(x, y)"),
+        ("x = max(tl.load(out), 1, key=abs)", "max() of a kernel has no key", "tl.maximum"),
+        ("x = max(tl.arange(0, 8))", "max() of one tensor", "tl.max(x, axis)"),
+        ("x = str(tl.load(out))", "str() shows constants only", "device_print"),
+        ("x = tl.load(out) is True", "`is` asks whether two names", "=="),
+        ("return 3", "a kernel returns nothing, and this one returns the constant 3", "tl.store"),
+        ("return tl.load(out), 1", "returns (int32, the constant 1)", "tl.store"),
+        ("return ()", "a kernel returns nothing", "tl.store"),
+        ("if tl.load(out) > 0:\n    return 3\ntl.store(out, 1)", "returns nothing", "tl.store"),
     ],
 )
 def test_python_that_kernels_do_not_have(text, said, hint):

@@ -384,15 +384,14 @@ def test_lines_of_errors_and_breakpoints_are_those_of_the_file():
 
     @TileFunction
     def looks(n):
-        x = n + 1
+        x = n + 1  # noqa: F841
         seen.append(sys._getframe())
-        return x
 
     run_eager(looks, (1,), {"n": 5})
     (frame,) = seen
     assert frame.f_code.co_filename == __file__
     line = linecache.getline(__file__, frame.f_lineno)
-    assert "seen.append" in line or "return x" in line
+    assert "seen.append" in line
     assert repr(frame.f_locals["x"]) == "tensor(int32, 6)"
 
 

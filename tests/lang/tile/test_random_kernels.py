@@ -1,4 +1,5 @@
-"""Random kernels do natively what they do step by step.
+"""Random kernels do natively what they do step by step, and (with TRITON_INTERPRET=1, where Triton
+is installed) what Triton's own interpreter does.
 
 A failure prints the seed, the first element that differs and the smallest kernel found that fails
 in the same way. `failure(kernel(seed))` is one of them alone.
@@ -6,6 +7,7 @@ in the same way. `failure(kernel(seed))` is one of them alone.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +16,8 @@ import pytest
 from tests.lang.tile.random_kernels import kernel
 from tests.lang.tile.random_running import Array, Failure, described, failure, launched, shrunk
 from tests.lang.tile.random_writer import ArraySpec, Kernel, Statement
+from tests.lang.tile.triton_judge import Abstains
+from tests.lang.tile.triton_judge import asked as judged_by_triton
 
 QUICK, ALL = 150, 2000
 
@@ -55,10 +59,47 @@ def test_every_operation_is_written() -> None:
         "bitcast=True .reshape( tl.trans( tl.permute( tl.expand_dims( tl.broadcast_to( tl.join( "
         "tl.interleave( tl.cat( tl.split( tl.flip( tl.gather( tl.sum( tl.max( tl.argmin( "
         "tl.xor_sum( tl.reduce( tl.cumsum( tl.cumprod( tl.associative_scan( tl.sort( tl.topk( "
-        "tl.histogram( tl.softmax( static_range while if else: return tl.map_elementwise("
+        "tl.histogram( tl.softmax( static_range while if else: return tl.map_elementwise( "
+        "def&g N&-&1)"  # functions with loops, and such that call themselves
     )
-    missing = [w for w in words.split() if w not in text]
+    missing = [w for w in words.split() if w.replace("&", " ") not in text]
     assert not missing
+
+
+def test_loops_carry_what_depends_on_each_other() -> None:
+    """Sums of what is carried, pointers moved by it, loops as long as it says, and so on."""
+    text = "\n".join(kernel(seed).source() for seed in range(QUICK))
+    patterns = {
+        "a sum of a carried value": r" c\d+ \+= c\d+",
+        "a pointer moved by one": r" p\d+ \+= c\d+",
+        "two at once": r" c(\d+), c(\d+) = c\2, c\1 \+ c\2",
+        "a swap": r" c(\d+), c(\d+) = c\2, c\1\n",
+        "a value handed on": r" c\d+ = c\d+\n",
+        "a value read at a carried place": r" = tl\.load\(x\d+ \+ \(?c\d+",
+        "a loop as long as one says": r"for j\d+ in range\(c\d+",
+        "a loop that one ends": r"while .*\(c\d+ ",
+        "a number that wraps around": r"1073741824|4611686018427387904",
+        "a selection": r"p\d+ \+= tl\.sum\(m\d+, 0\)",
+        "a call": r" c\d+ = g\d+\(",
+    }
+    missing = [what for what, p in patterns.items() if not re.search(p, text)]
+    assert not missing
+
+
+@pytest.mark.skipif(not judged_by_triton(), reason="set TRITON_INTERPRET=1 where triton is")
+def test_the_interpreter_of_triton_judges() -> None:
+    """It has an opinion on a good part of the kernels, and finds a difference."""
+    abstained = 0
+    for seed in range(40):
+        try:
+            launched(kernel(seed), "triton")
+        except Abstains:
+            abstained += 1
+    assert abstained < 30
+    made = broken("tl.store(o1 + tl.arange(0, 16), v2)")
+    assert (
+        launched(made, "triton")["o1"].elements == launched(made, "native")["o1"].elements
+    ).all()
 
 
 # ---- the judge is judged

@@ -223,6 +223,11 @@ class Expressions(State):
     def _compared(self, node: ast.Compare, op: ast.cmpop, a: Any, b: Any) -> Any:
         self.node = node
         if isinstance(op, (ast.Is, ast.IsNot)):
+            if is_dynamic(a) != is_dynamic(b) and not any(unwrap(x) is None for x in (a, b)):
+                raise Mistake(
+                    "`is` asks whether two names stand for one object, and a tensor is no constant",
+                    "compare with == or !=",
+                )
             same = unwrap(a) is unwrap(b)
             return constexpr(same == isinstance(op, ast.Is))
         if isinstance(op, (ast.In, ast.NotIn)):
@@ -461,6 +466,11 @@ class Expressions(State):
             raise Mistake(
                 f"{f.__name__}() is for constants, and this is a tensor of {args[0].type}",
                 f"write x.to(tl.{name})",
+            )
+        if f in (str, repr) and any(map(is_dynamic, args)):
+            raise Mistake(
+                f"{f.__name__}() shows constants only, and this is a tensor",
+                "print it: tl.device_print(“text”, x)",
             )
         if f is len and isinstance(args[0], core.tensor):
             pointer = "a pointer knows no size: pass it as an argument"

@@ -7,7 +7,6 @@ called.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,9 +51,7 @@ class _Translator(Statements):
                 tree = f.tree
                 self.node = tree
                 self._parameters(f, arguments)
-                found = self.statements(tree.body)
-                if isinstance(found, Returned):
-                    self._nothing_returned(found.value)
+                self.statements(tree.body)
         except CompileError:
             raise
         except Exception as error:
@@ -108,14 +105,6 @@ class _Translator(Statements):
         value = Value(TileType(a.element), None, len(self.given), name)
         self.given.append((value, a))
         return core.tensor(value)
-
-    def _nothing_returned(self, value: Any) -> None:
-        if isinstance(value, core.tensor):
-            raise Mistake(
-                "a kernel returns nothing, and this one returns a tensor",
-                "store it: tl.store(pointer, value)",
-                next(n for n in ast.walk(self.frame.function.tree) if isinstance(n, ast.Return)),
-            )
 
     # ---- calls
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import copysign
 from types import FunctionType, ModuleType
 from typing import Any
@@ -181,18 +181,33 @@ def visible(x: Any) -> bool:
     )
 
 
-def _smallest(*args: Any) -> Any:
-    return _extreme(min, core.minimum, args)
+def _smallest(*args: Any, **options: Any) -> Any:
+    return _extreme(min, core.minimum, args, options)
 
 
-def _largest(*args: Any) -> Any:
-    return _extreme(max, core.maximum, args)
+def _largest(*args: Any, **options: Any) -> Any:
+    return _extreme(max, core.maximum, args, options)
 
 
-def _extreme(of: Callable[..., Any], pair: Callable[[Any, Any], Any], args: Iterable[Any]) -> Any:
+def _extreme(
+    of: Callable[..., Any],
+    pair: Callable[[Any, Any], Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+) -> Any:
+    """The least or greatest of the arguments; of one sequence, if all in it are constants."""
+    name, two = of.__name__, f"tl.{pair.__name__}(x, y) takes two tensors, element by element"
+    if options:
+        raise Mistake(f"{name}() of a kernel has no {', '.join(options)}", two)
     given = list(args)
     if len(given) == 1:
+        if isinstance(given[0], core.tensor):
+            raise Mistake(
+                f"{name}() of one tensor", f"write tl.{name}(x, axis) for that of its elements"
+            )
         given = list(unwrap(given[0]))
+        if any(isinstance(a, core.tensor) for a in given):
+            raise Mistake(f"{name}() of a list or tuple with a tensor in it", two)
     if not any(isinstance(a, core.tensor) for a in given):
         numbers = [unwrap(a) for a in given]
         if any(x != x or (x == 0 and copysign(1, x) < 0) for x in numbers):

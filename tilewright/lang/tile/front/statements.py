@@ -9,7 +9,7 @@ from typing import Any
 from tilewright.lang.tile.front.control import Bind, Control, Returned
 from tilewright.lang.tile.front.diagnostics import Mistake, unsupported
 from tilewright.lang.tile.front.expressions import constant
-from tilewright.lang.tile.front.merge import settled
+from tilewright.lang.tile.front.merge import said, settled
 from tilewright.lang.tile.front.scan import returns
 from tilewright.lang.tile.language import core
 from tilewright.lang.tile.language.types import constexpr, unwrap
@@ -40,7 +40,14 @@ class Statements(Control):
                 "return inside a loop of the kernel",
                 "set a flag and test it, or loop with tl.static_range, which is written out",
             )
-        return Returned(constexpr(None) if node.value is None else self.expression(node.value))
+        value = constexpr(None) if node.value is None else self.expression(node.value)
+        if self.frame.parent is None and not (isinstance(value, constexpr) and value.value is None):
+            raise Mistake(
+                f"a kernel returns nothing, and this one returns {said(value)}",
+                "store it: tl.store(pointer, value)",
+                node,
+            )
+        return Returned(value)
 
     # ---- assignments
 

@@ -68,8 +68,17 @@ def run_eager(
             else:
                 positional.append(x)
         run = builder.stepper.function(function)
+
+        def program() -> None:
+            if unwrap(run(*positional, **named)) is not None:
+                raise Invalid(
+                    f"a kernel returns nothing, and {function.name} returns a value",
+                    where=f"{function.file}:{function.line}",
+                    hint="store it: tl.store(pointer, value)",
+                )
+
         try:
-            Turns(builder, lambda: run(*positional, **named)).go()
+            Turns(builder, program).go()
         except TilewrightError as error:
             if error.where is None:
                 error.where = _line_of(error)
