@@ -198,8 +198,8 @@ class Recurrence:
             (self.put, 3),
             (self.watch, 3),
             (self.summed, 1),
-            (self.called, 1.5),
-            (self.selected, 4),
+            (self.called, 2.5),
+            (self.selected, 2),
         ]
         if depth < 3:
             kinds += [(self.conditional, 2.5), (self.nested, 2)]
@@ -211,8 +211,11 @@ class Recurrence:
         rng = self.w.rng
         for v in rng.sample([*self.carried, *self.pointers], len(self.carried + self.pointers)):
             if isinstance(v, Pointer):
+                if v.output and v.shape and self.w.chance(0.5):
+                    self.selected(v)
+                    continue
                 for act in rng.sample([self.move, self.put if v.output else self.read], 2):
-                    act()
+                    act(v)
                 continue
             self.focus = v
             kinds = [self.add, self.add, self.add, self.hand_on, self.reload, self.affine]
@@ -301,10 +304,10 @@ class Recurrence:
         found = [p for p in self.pointers if p.output == output]
         return self.w.rng.choice(found) if found else None
 
-    def move(self) -> None:
+    def move(self, p: Pointer | None = None) -> None:
         if not self.pointers:
             return
-        p, by = self.w.rng.choice(self.pointers), self.integer()
+        p, by = p or self.w.rng.choice(self.pointers), self.integer()
         if self.w.chance(0.2):
             n = self.w.rng.choice([1, 2, -1])
             by = B.number(self.w.number(n), n, "int32")
@@ -320,8 +323,8 @@ class Recurrence:
         reach = p.shape[0] - 1 if p.shape else 0
         return f"{p.name}{row}", lambda b: p.region.reach(b[p.name], after=reach)
 
-    def read(self) -> None:
-        p = self.pointer(self.w.chance(0.25)) or self.pointer(False)
+    def read(self, p: Pointer | None = None) -> None:
+        p = p or self.pointer(self.w.chance(0.25)) or self.pointer(False)
         if p is None:
             return
         into = [v for v in self.carried if (v.dtype, v.shape) == (p.dtype, p.shape)]
@@ -344,9 +347,9 @@ class Recurrence:
             raise Unbounded  # what was written there has bounds of its own
         return (*limits(p.dtype), 1.0)
 
-    def put(self) -> None:
-        """Written where a pointer is, and perhaps moved on."""
-        p = self.pointer(True)
+    def put(self, p: Pointer | None = None) -> None:
+        """Written where a pointer is, which perhaps moves on."""
+        p = p or self.pointer(True)
         if p is None:
             return
         found = [v for v in self.variables(p.dtype) if v.shape in ((), p.shape)]
@@ -355,7 +358,7 @@ class Recurrence:
         v, (place, reach) = self.w.rng.choice(found), self.place(p)
         self.say(f"tl.store({place}, {v.name})", reach, self.noted(v))
         if self.w.chance(0.5):
-            self.move()
+            self.move(p)
 
     def noted(self, v: Value) -> Effect:
         def effect(b: Bounds) -> None:
@@ -412,10 +415,10 @@ class Recurrence:
             effect = B.assigned(a.name, any_a)
             self.say(f"{a.name} = {f}({a.name}, {b.name})", effect)
 
-    def selected(self) -> None:
+    def selected(self, p: Pointer | None = None) -> None:
         """Elements that a mask picks are written one after the other: the pointer moves by their
         number."""
-        p = self.pointer(True)
+        p = p or self.pointer(True)
         if p is None or not p.shape:
             return
         found = [v for v in self.variables(p.dtype) if v.shape == p.shape and v.exact]
@@ -515,7 +518,8 @@ class Recurrence:
             self.start_pointer(row)
 
     def start_pointer(self, row: int) -> None:
-        w, v = self.w, self.w.rng.choice(self.carried)
+        w, tiles = self.w, [v for v in self.carried if v.shape]
+        v = w.rng.choice(tiles if tiles and w.chance(0.3) else self.carried)
         p, output = w.fresh("p"), w.chance(0.5)
         array, region = w.fresh("o" if output else "x"), Region()
         self.arrays.append((array, v.dtype, region, self.filling(v.dtype), output))

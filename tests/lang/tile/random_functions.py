@@ -80,7 +80,7 @@ def drawn(w: Writer, scalars: bool, both: bool) -> str:
     name = w.fresh("g")
     result = w.rng.choice(["a, b", "b, a", "(b, a + b)"] if both else ["a", "b", "a + b", "b - a"])
     kind = w.rng.randrange(6)
-    if kind == 0:
+    if kind in (0, 5):
         lines = descending(w, name, result)
     else:
         if kind == 1 and scalars:
