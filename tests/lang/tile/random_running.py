@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import re
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from tilewright.lang.tile.stepping.eager import interpret, run_eager
 
 GUARD = 4096  # bytes around every array that nobody may write to
 PATTERN = 0xA5
+LONGEST = 10.0  # seconds of a processor for compiling a kernel and running it once
 
 
 class Array:
@@ -142,6 +144,7 @@ def failure(k: Kernel) -> Failure | None:
     ways += ["translated"] if k.seed % 5 == 0 else []
     ways += ["triton"] if judged_by_triton() else []
     for how in list(ways):
+        began = time.process_time()
         try:
             ran[how] = launched(k, how)
         except Abstains:
@@ -149,6 +152,9 @@ def failure(k: Kernel) -> Failure | None:
             continue
         except Exception as problem:
             return Failure(f"{how}: {type(problem).__name__} {_head(problem)}", str(problem))
+        took = time.process_time() - began
+        if how == "native" and took > LONGEST:
+            return Failure("native slow", f"compiling and running took {took:.1f} s")
         for name, a in ran[how].items():
             if len(a.guards()):
                 text = f"{how}: {name} is written outside, at byte {a.guards()[0]}"
@@ -324,4 +330,15 @@ def described(k: Kernel, found: Failure) -> str:
     return (
         f"seed {k.seed}, grid {k.grid}: {found.kind}\n{found.text}\n\n{k.source()}\n"
         f"numbers {k.numbers}\n{arrays}"
+    )
+
+
+def runnable(k: Kernel) -> str:
+    """A file that runs a kernel again, from the root of the repository, and says what is wrong."""
+    text = "\n".join(f"# {line}" for line in k.source().splitlines())
+    return (
+        f"{text}\n\nfrom math import inf\n\nimport tilewright.language\n"
+        "from tests.lang.tile.random_running import failure\n"
+        "from tests.lang.tile.random_writer import ArraySpec, Kernel, Statement\n\n"
+        f"kernel = {k!r}\nprint(failure(kernel))\n"
     )

@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.lang.tile.random_kernels import kernel
-from tests.lang.tile.random_running import Array, Failure, described, failure, launched, shrunk
+from tests.lang.tile.random_running import (
+    Array,
+    Failure,
+    described,
+    failure,
+    launched,
+    runnable,
+    shrunk,
+)
 from tests.lang.tile.random_writer import ArraySpec, Kernel, Statement
 from tests.lang.tile.triton_judge import Abstains
 from tests.lang.tile.triton_judge import asked as judged_by_triton
@@ -161,3 +170,21 @@ def test_errors_are_allowed_only_as_far_as_they_go(monkeypatch: pytest.MonkeyPat
 
     assert moved(5e-4) is None
     assert moved(2e-3) is not None
+
+
+def test_slow_compilation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = broken("tl.store(o1 + tl.arange(0, 16), v2)")
+    monkeypatch.setattr("tests.lang.tile.random_running.LONGEST", 0.0)
+    found = failure(made)
+    assert found is not None and found.kind == "native slow"
+
+
+def test_what_is_found_is_a_file_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    special = [kernel(seed) for seed in range(60)]  # some with dtypes among their constants
+    for made in (broken("tl.store(o1 + tl.arange(0, 16) + 1, v2)"), *special):
+        scope: dict[str, Any] = {}
+        text = runnable(made).replace("print(failure(kernel))", "")
+        exec(text, scope)
+        assert scope["kernel"] == made
+    exec(runnable(broken("tl.store(o1 + tl.arange(0, 16) + 1, v2)")), {})
+    assert "written outside" in capsys.readouterr().out
