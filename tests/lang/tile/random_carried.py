@@ -7,170 +7,22 @@ often as a carried number says, some of it only under a condition.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from tests.lang.tile import random_bounds as B
-from tests.lang.tile.random_bounds import Bounds, Effect, Region, Term, Unbounded
+from tests.lang.tile.random_bounds import Effect, Term, Unbounded
 from tests.lang.tile.random_functions import drawn
 from tests.lang.tile.random_operations import operation, write
-from tests.lang.tile.random_values import Shape, Value, limits
-from tests.lang.tile.random_writer import ArraySpec, Statement, Writer
+from tests.lang.tile.random_pointers import SPAN, Pointer, PointerStatements
+from tests.lang.tile.random_values import Value, limits
+from tests.lang.tile.random_writer import ArraySpec, Writer
 
-SPAN = 640  # elements of each program in what a loop writes
 NUMBERS = ["int32"] * 6 + ["int64"] * 2 + ["int8", "int16", "uint8", "uint32", "float32", "float32"]
-LARGE = {"int32": [2**30, 1 << 24, -(2**31) + 5], "int64": [2**62, 2**40], "uint32": [2**31]}
 
 
 @dataclass
-class Pointer:
-    name: str
-    array: str
-    dtype: str
-    shape: Shape  # of what is read or written there at once
-    region: Region
-    output: bool
-
-
-@dataclass
-class Recurrence:
-    w: Writer
-    carried: list[Value] = field(default_factory=list)
-    counters: list[Value] = field(default_factory=list)
-    locals: list[Value] = field(default_factory=list)
-    pointers: list[Pointer] = field(default_factory=list)
-    bounds: Bounds = field(default_factory=dict)
-    effects: list[Effect] = field(default_factory=list)
-    arrays: list[tuple[str, str, Region, tuple[float, float, float], bool]] = field(
-        default_factory=list
-    )
-    error: float = 0.0
-    focus: Value | None = None  # the variable that is to be changed
-
-    # ---- text and its effect
-
-    def say(self, text: str, *effects: Effect) -> None:
-        self.w.say(text)
-        self.effects += effects
-
-    def let(self, name: str, x: Term) -> None:
-        self.say(f"{name} = {x.text}", B.assigned(name, x))
-
-    @contextmanager
-    def suite(self, header: str, orelse: Statement | None = None) -> Iterator[Statement]:
-        """A block of statements; what it defines is gone after it."""
-        w, saved, locals_, counters = self.w, self.effects, list(self.locals), list(self.counters)
-        self.effects = []
-        made = orelse or Statement(header)
-        body: list[Statement] = []
-        if orelse is None:
-            w.body.append(made)
-        with w.inside(body, True, made, "orelse" if orelse is not None else "body"):
-            yield made
-        self.inner, self.effects = self.effects, saved
-        self.locals, self.counters = locals_, counters
-
-    inner: list[Effect] = field(default_factory=list)  # of the suite that ended last
-
-    # ---- what is at hand
-
-    def variables(self, dtype: str | None = None) -> list[Value]:
-        known = [*self.carried, *self.carried, *self.locals]
-        return [v for v in known if dtype in (None, v.dtype)]
-
-    def integer(self) -> Term:
-        """One number that may be a position: a counter, or what is carried."""
-        w = self.w
-        found = [
-            v
-            for v in (*self.counters, *self.counters, *self.variables())
-            if v.shape == () and v.dtype in ("int32", "int64")
-        ]
-        if not found:
-            return B.number("0", 0, "int32")
-        v = B.variable(w.rng.choice(found))
-        kind = w.rng.random()
-        if kind < 0.15:
-            return Term(
-                f"({v.text} & 7)",
-                v.dtype,
-                (),
-                lambda b: replace(v.bounds(b), low=0, high=7, index=False),
-            )
-        if kind < 0.3:
-            n = w.rng.choice([2, 3, -1])
-            k = B.number(w.number(n), n, v.dtype)
-            return replace(x := B.combined("*", v, k), text=f"({x.text})")
-        return v
-
-    def term(self, dtype: str, shape: Shape) -> Term:
-        """A number, or a tile of a shape or of one number."""
-        w, rng = self.w, self.w.rng
-        fitting = [v for v in self.variables(dtype) if v.shape in ((), shape)]
-        kind = rng.random()
-        if kind < 0.45 and fitting:
-            return B.variable(rng.choice(fitting))
-        if kind < 0.6 and self.counters and dtype in ("int32", "int64"):
-            return B.cast(B.variable(rng.choice(self.counters)), dtype)
-        if kind < 0.7:
-            others = [v for v in self.variables() if v.shape in ((), shape) and v.is_int]
-            if others and not dtype.startswith("float"):
-                return B.cast(B.variable(rng.choice(others)), dtype)
-        if kind < 0.82:
-            return self.loaded(dtype, shape if w.chance(0.6) else ())
-        if kind < 0.86 and dtype in LARGE:
-            n = rng.choice(LARGE[dtype])
-            return B.number(f"({n})" if n < 0 else str(n), n, dtype)
-        if kind < 0.9 and dtype == "int32":
-            outside = [v for v in w.values if v.dtype == dtype and v.shape in ((), shape)]
-            if outside:
-                v = rng.choice(outside)
-                return Term(v.name, dtype, v.shape, lambda b: v)
-        n = rng.choice([1, 1, 2, 3, 5] if dtype.startswith("u") else [1, 1, 2, 3, 5, -1, -2])
-        return self.constant(n, dtype)
-
-    def constant(self, n: int, dtype: str) -> Term:
-        """A number that does not change the type of what it is added to: one of the launch is an
-        int32."""
-        narrow = dtype in ("int8", "int16", "uint8", "uint32")
-        return B.number(str(n) if narrow else self.w.number(n), n, dtype)
-
-    def filling(self, dtype: str) -> tuple[float, float, float]:
-        if dtype.startswith("float"):
-            return -2.0, 2.0, 0.5
-        if self.w.chance(0.15):
-            return (*limits(dtype), 1.0)
-        return (0, 4, 1.0) if dtype.startswith("u") or self.w.chance(0.5) else (-3, 4, 1.0)
-
-    def contents(self, dtype: str, shape: Shape, fill: tuple[float, float, float]) -> Value:
-        if dtype.startswith("float"):
-            return Value("", dtype, shape, mag=max(abs(fill[0]), abs(fill[1])), grain=fill[2])
-        return Value("", dtype, shape, int(fill[0]), int(fill[1]))
-
-    def loaded(self, dtype: str, shape: Shape) -> Term:
-        """Read at a position that may be carried."""
-        name, region, fill = self.w.fresh("x"), Region(), self.filling(dtype)
-        self.arrays.append((name, dtype, region, fill, False))
-        at = self.integer()
-        held, reach = self.contents(dtype, shape, fill), (shape[0] - 1 if shape else 0)
-
-        def bounds(b: Bounds) -> Value:
-            region.reach(at.bounds(b), after=reach)
-            return held
-
-        row = f" + tl.arange(0, {shape[0]})" if shape else ""
-        return Term(f"tl.load({name} + {at.text}{row})", dtype, shape, bounds)
-
-    def condition(self) -> str:
-        v = self.w.rng.choice(
-            [v for v in (*self.counters, *self.variables()) if v.shape == () and v.is_int]
-            or [Value("pid", "int32", ())]
-        )
-        op = self.w.rng.choice(["<", ">", "==", "!=", ">="])
-        return f"{v.name} {op} {self.w.number(self.w.rng.randrange(0, 5))}"
-
+class Recurrence(PointerStatements):
     # ---- statements
 
     def statements(self, count: int, depth: int) -> None:
@@ -194,6 +46,7 @@ class Recurrence:
             (self.limited, 1),
             (self.local, 2),
             (self.move, 4),
+            (self.exchange, 1.5),
             (self.read, 4),
             (self.put, 3),
             (self.watch, 3),
@@ -300,86 +153,6 @@ class Recurrence:
         self.let(v.name, B.combined(self.w.rng.choice("+-"), x, y))
         self.locals.append(v)
 
-    def pointer(self, output: bool) -> Pointer | None:
-        found = [p for p in self.pointers if p.output == output]
-        return self.w.rng.choice(found) if found else None
-
-    def move(self, p: Pointer | None = None) -> None:
-        if not self.pointers:
-            return
-        p, by = p or self.w.rng.choice(self.pointers), self.integer()
-        if self.w.chance(0.2):
-            n = self.w.rng.choice([1, 2, -1])
-            by = B.number(self.w.number(n), n, "int32")
-
-        def effect(b: Bounds) -> None:
-            x, v = b[p.name], by.bounds(b)
-            b[p.name] = replace(x, low=x.low + v.low, high=x.high + v.high)
-
-        self.say(f"{p.name} += {by.text}", effect)
-
-    def place(self, p: Pointer) -> tuple[str, Effect]:
-        row = f" + tl.arange(0, {p.shape[0]})" if p.shape else ""
-        reach = p.shape[0] - 1 if p.shape else 0
-        return f"{p.name}{row}", lambda b: p.region.reach(b[p.name], after=reach)
-
-    def read(self, p: Pointer | None = None) -> None:
-        p = p or self.pointer(self.w.chance(0.25)) or self.pointer(False)
-        if p is None:
-            return
-        into = [v for v in self.carried if (v.dtype, v.shape) == (p.dtype, p.shape)]
-        if not into:
-            return
-        a, (place, reach) = self.w.rng.choice(into), self.place(p)
-        held = self.contents(p.dtype, p.shape, self.held(p))
-        x = Term(f"tl.load({place})", p.dtype, p.shape, lambda b: held)
-        self.effects.append(reach)
-        if self.w.chance(0.5):
-            self.let(a.name, x)
-        else:
-            effect = B.assigned(a.name, B.combined("+", B.variable(a), x))
-            self.say(f"{a.name} += {x.text}", effect)
-
-    def held(self, p: Pointer) -> tuple[float, float, float]:
-        if not p.output:
-            return next(fill for n, _, _, fill, _ in self.arrays if n == p.array)
-        if p.dtype.startswith("float"):
-            raise Unbounded  # what was written there has bounds of its own
-        return (*limits(p.dtype), 1.0)
-
-    def put(self, p: Pointer | None = None) -> None:
-        """Written where a pointer is, which perhaps moves on."""
-        p = p or self.pointer(True)
-        if p is None:
-            return
-        found = [v for v in self.variables(p.dtype) if v.shape in ((), p.shape)]
-        if not found:
-            return
-        v, (place, reach) = self.w.rng.choice(found), self.place(p)
-        self.say(f"tl.store({place}, {v.name})", reach, self.noted(v))
-        if self.w.chance(0.5):
-            self.move(p)
-
-    def noted(self, v: Value) -> Effect:
-        def effect(b: Bounds) -> None:
-            self.error = max(self.error, b[v.name].err)
-
-        return effect
-
-    def watch(self) -> None:
-        """Written from inside the loop, at a position that may be carried."""
-        v, at = self.w.rng.choice(self.variables()), self.integer()
-        name, region = self.w.fresh("o"), Region()
-        self.arrays.append((name, v.dtype, region, self.filling(v.dtype), True))
-        reach = v.shape[0] - 1 if v.shape else 0
-        row = f" + tl.arange(0, {v.shape[0]})" if v.shape else ""
-
-        def effect(b: Bounds) -> None:
-            region.reach(at.bounds(b), after=reach)
-
-        place = f"{name} + pid * {SPAN} + {at.text}{row}"
-        self.say(f"tl.store({place}, {v.name})", effect, self.noted(v))
-
     def summed(self) -> None:
         """One number of a tile."""
         tiles = [v for v in self.variables() if v.shape and v.dtype in ("int32", "int64")]
@@ -414,31 +187,6 @@ class Recurrence:
         else:
             effect = B.assigned(a.name, any_a)
             self.say(f"{a.name} = {f}({a.name}, {b.name})", effect)
-
-    def selected(self, p: Pointer | None = None) -> None:
-        """Elements that a mask picks are written one after the other: the pointer moves by their
-        number."""
-        p = p or self.pointer(True)
-        if p is None or not p.shape:
-            return
-        found = [v for v in self.variables(p.dtype) if v.shape == p.shape and v.exact]
-        if not found:
-            return
-        v, m, c = self.w.rng.choice(found), self.w.fresh("m"), self.w.fresh("m")
-        n = p.shape[0]
-        self.w.say(f"{m} = {v.name} > {self.w.number(1)}")
-        self.w.say(f"{c} = {m}.to(tl.int32)")
-        place = f"{p.name} + tl.cumsum({c}, 0) - 1"
-        self.say(
-            f"tl.store({place}, {v.name}, mask={m})",
-            lambda b: p.region.reach(b[p.name], after=n - 1),
-            self.noted(v),
-        )
-
-        def moved(b: Bounds) -> None:
-            b[p.name] = replace(b[p.name], high=b[p.name].high + n)
-
-        self.say(f"{p.name} += tl.sum({c}, 0)", moved)
 
     def conditional(self, depth: int) -> None:
         ways: list[Effect] = []
@@ -503,8 +251,11 @@ class Recurrence:
                 w.say(f"{name} = {v.name}")
                 made = replace(v, name=name, index=False)
             elif kind < 0.6 and dtype == "int32" and not shape:
-                w.say(f"{name} = {n}")
+                w.say(f"{name} = {n if w.chance(0.5) else w.number(n)}")
                 made = Value(name, dtype, shape, n, n)
+            elif kind < 0.4 and dtype == "int32":
+                w.say(f"{name} = tl.arange(0, {row})")
+                made = Value(name, dtype, shape, 0, row - 1)
             elif kind < 0.8 and shape:
                 w.say(f"{name} = tl.full([{row}], {n}, tl.{dtype})")
                 made = self.contents(dtype, shape, (n, n, 1.0)).named(name)
@@ -515,28 +266,17 @@ class Recurrence:
             self.bounds[name] = made
             self.carried.append(made)
         for _ in range(rng.randrange(0, 3)):
-            self.start_pointer(row)
-
-    def start_pointer(self, row: int) -> None:
-        w, tiles = self.w, [v for v in self.carried if v.shape]
-        v = w.rng.choice(tiles if tiles and w.chance(0.3) else self.carried)
-        p, output = w.fresh("p"), w.chance(0.5)
-        array, region = w.fresh("o" if output else "x"), Region()
-        self.arrays.append((array, v.dtype, region, self.filling(v.dtype), output))
-        place = f" + pid * {SPAN}" if output else w.rng.choice(["", "", " + 2"])
-        w.say(f"{p} = {array}{place}")
-        at = 2 if place == " + 2" else 0
-        self.bounds[p] = Value(p, v.dtype, (), at, at)
-        self.pointers.append(Pointer(p, array, v.dtype, v.shape, region, output))
+            self.start_pointer()
 
     def loop(self) -> None:
         w, rng = self.w, self.w.rng
         self.start()
-        trips, index = rng.randrange(0, 7), w.fresh("i")
+        trips, index = rng.choice([0, 1, 2, 3, 4, 5, 6, 6, 17, 40]), w.fresh("i")
         least, after, count = trips, "", index
         counter = Value(index, "int32", (), 0, max(0, trips - 1))
         kind = rng.random()
         if kind < 0.12:
+            trips = least = min(trips, 6)  # written out
             header = f"for {index} in tl.static_range({trips}):"
             count = w.fresh("i")
         elif kind < 0.24:
