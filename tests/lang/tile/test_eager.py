@@ -406,6 +406,17 @@ def test_mistakes_name_the_line():
     assert error.value.where == f"{__file__}:{wrong.line + 2}"
 
 
+def test_what_python_and_the_language_share_is_refused_with_its_line():
+    @TileFunction
+    def wrong(out):
+        tl.store(out, max([tl.load(out), 1]))
+
+    with pytest.raises(Invalid, match="list or tuple with a tensor") as error:
+        run_eager(wrong, (1,), {"out": np.zeros(1, np.int32)})
+    assert error.value.where == f"{__file__}:{wrong.line + 1}"
+    assert "tl.maximum" in str(error.value.hint)
+
+
 @TileFunction
 def larger_and_one(a, b):
     one = 1

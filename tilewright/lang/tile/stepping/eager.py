@@ -17,6 +17,7 @@ from tilewright.base import knobs
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.ir.types import DType, b1, f32, i32, i64, u64
 from tilewright.lang.tile.builder import using
+from tilewright.lang.tile.front.diagnostics import Mistake
 from tilewright.lang.tile.front.functions import Argument, Parameter, TileFunction
 from tilewright.lang.tile.ir import Block, Kernel, Operation, Pointer, TileType, Value, walk
 from tilewright.lang.tile.language import core
@@ -79,6 +80,9 @@ def run_eager(
 
         try:
             Turns(builder, program).go()
+        except Mistake as mistake:  # of what the language and Python share, such as max
+            where = _line_of(mistake)
+            raise Invalid(str(mistake), where=where, hint=mistake.hint) from None
         except TilewrightError as error:
             if error.where is None:
                 error.where = _line_of(error)
