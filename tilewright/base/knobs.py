@@ -241,6 +241,14 @@ check: Knob[bool] = Knob(
     "1 runs the named checks of each level between passes",
     _show_bool,
 )
+checks: Knob[bool] = Knob(
+    "TILEWRIGHT_CHECKS",
+    lambda: True,
+    _parse_bool,
+    "0 leaves out what compiled programs check of their data: indices within sizes, divisors other "
+    "than 0, probabilities (as does the option checks=False)",
+    _show_bool,
+)
 memory_mb: Knob[int | None] = Knob(
     "TILEWRIGHT_MEMORY_MB",
     _none,

@@ -23,6 +23,7 @@ class InterpretedProgram:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self._watched = 0
         self.weights: tuple[int, ...] = ()
         self.kept = tuple(range(len(graph.inputs)))
         self.inputs: tuple[TensorType, ...] = tuple(n.ttype for n in graph.inputs)
@@ -37,12 +38,19 @@ class InterpretedProgram:
         outputs: Sequence[int],
         dims: Sequence[int] = (),
         weights: Sequence[Weight] | None = None,
-    ) -> None:
+    ) -> list[int] | None:
         sizes = dict(zip(self.dims, dims, strict=True))
         args = [_read(a, t, sizes) for a, t in zip(inputs, self.inputs, strict=True)]
         results = evaluate(self.graph, args, sizes)
-        for address, t, r in zip(outputs, self.outputs, results, strict=True):
+        filled = len(results) - self._watched
+        for address, t, r in zip(outputs, self.outputs, results[:filled], strict=False):
             _write(address, t, r)
+        found = [int(r) for r in results[filled:]]
+        return found if found and found[0] else None
+
+    def watch(self, count: int) -> None:
+        """The last `count` outputs are returned where the first of them is not 0."""
+        self._watched = count
 
     def bind(
         self, addresses: Sequence[int], weights: Sequence[Weight] | None = None
@@ -51,8 +59,8 @@ class InterpretedProgram:
 
     def run_bound(
         self, bound: Sequence[int], others: Sequence[int], outputs: Sequence[int]
-    ) -> None:
-        self.run([*bound, *others], outputs)
+    ) -> list[int] | None:
+        return self.run([*bound, *others], outputs)
 
     @property
     def derived(self) -> None:

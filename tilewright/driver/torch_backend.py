@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters, get_metrics_context
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import CompileContext, TracingContext
 
+from tilewright.base import knobs
 from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.base.events import Log
@@ -83,6 +84,7 @@ class Session:
             weights=static_inputs() if kind == "inference" else (),
             random=self.options.random,
             name=f"{kind}{len(self.units)}",
+            checks=self.options.checks and knobs.checks.get(),
         )
         self._report_fallbacks(captured)
         made = Unit(

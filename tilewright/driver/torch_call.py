@@ -301,6 +301,7 @@ class Specialised:
 
     def __init__(self, segment: Segment, graph: Graph, program: Program) -> None:
         self.segment, self.program = segment, program
+        program.watch(segment.watched)
         self.labels = [label(n) for n in graph.inputs]
         self.watch = WeightWatch(program.weights) if program.weights else None
         self.read: list[Any] = []  # weights of the latest call, by the program's inputs
@@ -326,11 +327,13 @@ class Specialised:
             names = (slot.removeprefix("in") for slot in self.labels)
             needed = enumerate(zip(names, inputs, strict=True))
             require_memory(x for k, x in needed if k not in packed or given_up(x[1]) is None)
-        if self.watch is None:
-            self.program.run(addresses, outs, values)
-            return
-        self.read = inputs
-        self.program.run(addresses, outs, values, self.watch(inputs))
+        known = None
+        if self.watch is not None:
+            self.read = inputs
+            known = self.watch(inputs)
+        found = self.program.run(addresses, outs, values, known)
+        if found is not None:
+            raise self.segment.problem(found, dims)
 
 
 def with_numbers(graph: Graph, known: Mapping[str, float]) -> Graph:

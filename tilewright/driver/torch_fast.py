@@ -60,7 +60,11 @@ class Program(Protocol):
         outputs: Sequence[int],
         dims: Sequence[int] = (),
         weights: Sequence[Weight] | None = None,
-    ) -> None: ...
+    ) -> list[int] | None: ...
+
+    def watch(self, count: int) -> None:
+        """A call returns the last `count` outputs where the first of them is not 0."""
+        ...
 
     def refresh(self) -> None:
         """Derive them again before the next result."""
@@ -75,7 +79,9 @@ class Program(Protocol):
         """With the first inputs at these addresses."""
         ...
 
-    def run_bound(self, bound: Any, others: Sequence[int], outputs: Sequence[int]) -> None:
+    def run_bound(
+        self, bound: Any, others: Sequence[int], outputs: Sequence[int]
+    ) -> list[int] | None:
         """With the other inputs at these."""
         ...
 
@@ -131,7 +137,13 @@ class _Writer:
     def function(self) -> Call:
         lines = [*self._take(), *self._allocate(), *self._inputs()]
         outs = "".join(f"o{k}.data_ptr(), " for k in range(len(self.slots)))
-        lines.append(f"run(bound, addresses, [{outs}])")
+        run = f"run(bound, addresses, [{outs}])"
+        if self.segment.checks:
+            # Before inputs are changed: whoever catches the error finds them as they were.
+            self.names["problem"] = self.segment.problem
+            lines += [f"found = {run}", "if found is not None: raise problem(found, {})"]
+        else:
+            lines.append(run)
         lines += self._write_back()
         results = ", ".join(self._result(r) for r in self.captured.results)
         lines += [f"results = [{results}]", "args.clear()", "return results"]

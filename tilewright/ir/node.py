@@ -29,6 +29,8 @@ class Op:
     view: ClassVar[bool] = False
     ordered: ClassVar[bool] = False  # … in the order of memory: reading through it costs nothing
     random: ClassVar[bool] = False
+    # Outputs that hold positions along the operator's `axis` in its first operand.
+    positions: ClassVar[tuple[int, ...]] = ()
     barrier: ClassVar[bool] = False  # its result is always stored: consumers never recompute it
     inline: ClassVar[bool] = False  # kernels read through it; it is never stored
 

@@ -127,6 +127,7 @@ class Logcumsumexp(_Cumulative):
 class _Extreme(Op):
     """Running extreme and where it is; of equal ones the last. A NaN, once seen, stays."""
 
+    positions: ClassVar[tuple[int, ...]] = (1,)
     axis: int
 
     combine: ClassVar[str]

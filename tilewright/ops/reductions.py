@@ -293,6 +293,7 @@ class Logsumexp(_Reduction):
 class _Arg(Op):
     """Where the first extreme element is; a NaN is more extreme than any number."""
 
+    positions: ClassVar[tuple[int, ...]] = (0,)
     axis: int
     keepdims: bool
 

@@ -7,7 +7,7 @@ counts as larger than every number, as in torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -145,6 +145,7 @@ def _merge(x: Tensor, line: _Line, width: int, descending: bool) -> Callable[...
 class Sort(Op):
     """Values in order, and where each came from. Equal elements keep their order."""
 
+    positions: ClassVar[tuple[int, ...]] = (1,)
     axis: int
     descending: bool
 
@@ -206,6 +207,7 @@ class Sort(Op):
 class Topk(Op):
     """The k largest (or smallest), in order, and where they are."""
 
+    positions: ClassVar[tuple[int, ...]] = (1,)
     k: int
     axis: int
     largest: bool
@@ -312,6 +314,7 @@ def _median_samples(cls: Any) -> Iterator[Sample]:
 class Median(Op):
     """The lower median and its index; NaN, and the first one's index, where the row has one."""
 
+    positions: ClassVar[tuple[int, ...]] = (1,)
     axis: int
     keepdims: bool
 
@@ -333,6 +336,7 @@ class Median(Op):
 class Nanmedian(Op):
     """The lower median of what is not NaN."""
 
+    positions: ClassVar[tuple[int, ...]] = (1,)
     axis: int
     keepdims: bool
 

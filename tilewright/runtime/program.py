@@ -24,6 +24,7 @@ from tilewright.runtime.library import Library
 from tilewright.runtime.memory import aligned, require_room
 from tilewright.runtime.shared import Derived, Recipe, Weight, derive
 
+WATCHED_BYTES = 64
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
@@ -52,15 +53,20 @@ class KernelInfo:
 
 
 class _Frame:
-    __slots__ = ("ins", "outs", "dims", "arena", "memory", "size", "bound")
+    __slots__ = ("ins", "outs", "dims", "arena", "memory", "size", "bound", "watched", "found")
 
-    def __init__(self, n_in: int, n_out: int, n_dims: int) -> None:
+    def __init__(self, n_in: int, n_out: int, n_dims: int, watched: int) -> None:
         self.ins = (ctypes.c_void_p * max(1, n_in))()
         self.outs = (ctypes.c_void_p * max(1, n_out))()
         self.dims = (ctypes.c_int64 * max(1, n_dims))()
         self.memory, self.arena = aligned(0)
         self.size = 0
         self.bound: Bound | None = None
+        # Each as far from the next as kernels expect of outputs.
+        self.watched, start = aligned(watched * WATCHED_BYTES)
+        places = [start + k * WATCHED_BYTES for k in range(watched)]
+        self.outs[n_out - watched : n_out] = places
+        self.found = [ctypes.c_int64.from_address(a) for a in places]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +104,13 @@ class Program:
         self._lock = Lock()
         self._derived: Derived | None = None
         self._static_arena = self.arena if isinstance(self.arena, int) else None
+        self._watched, self._filled = 0, len(self.outputs)
+
+    def watch(self, count: int) -> None:
+        """The last `count` outputs are 64-bit integers for the caller's eyes: they lie in the frame
+        of a call, which returns them where the first is not 0. Before any call."""
+        assert not self._frames
+        self._watched, self._filled = count, len(self.outputs) - count
 
     def arena_size(self, dims: Sequence[int] = ()) -> int:
         return int(D.evaluate(self.arena, dict(zip(self.dims, dims, strict=True))))
@@ -143,9 +156,12 @@ class Program:
         outputs: Sequence[int],
         dims: Sequence[int] = (),
         weights: Sequence[Weight] | None = None,
-    ) -> None:
-        """Addresses of contiguous memory in, of memory to fill out. Safe from several threads."""
-        self.run_bound(self.bind(inputs, weights), (), outputs, dims)
+    ) -> list[int] | None:
+        """Addresses of contiguous memory in, of memory to fill out. Safe from several threads.
+
+        Returns the watched outputs where the first of them is not 0 (see `watch`).
+        """
+        return self.run_bound(self.bind(inputs, weights), (), outputs, dims)
 
     def run_bound(
         self,
@@ -153,18 +169,19 @@ class Program:
         others: Sequence[int],
         outputs: Sequence[int],
         dims: Sequence[int] = (),
-    ) -> None:
+    ) -> list[int] | None:
         """The same with the inputs that the binding leaves open."""
         try:
             frame = self._frames.pop()
         except IndexError:
-            frame = _Frame(len(bound.ins), len(self.outputs), len(self.dims))
+            n_out = len(self.outputs)
+            frame = _Frame(len(bound.ins), n_out, len(self.dims), self._watched)
         if frame.bound is not bound:
             ctypes.memmove(frame.ins, bound.ins, ctypes.sizeof(bound.ins))
             frame.bound = bound
         if others:
             frame.ins[bound.count : len(self.inputs)] = others
-        frame.outs[: len(self.outputs)] = outputs
+        frame.outs[: self._filled] = outputs
         size = self._static_arena
         if self.dims:
             frame.dims[: len(self.dims)] = dims
@@ -175,7 +192,11 @@ class Program:
             frame.memory, frame.arena = aligned(size)
             frame.size = size
         self._call(frame.ins, frame.outs, frame.dims, frame.arena)
+        found = None
+        if self._watched and frame.found[0].value:
+            found = [x.value for x in frame.found]
         self._frames.append(frame)
+        return found
 
     def _fold(self, addresses: list[int], weights: Sequence[Weight] | None) -> Derived:
         identity = addresses if weights is None else [w.key for w in weights]

@@ -139,6 +139,7 @@ def div_mode(c: Context, x: Operand, y: Operand, rounding_mode: str | None = Non
         return c.compute(lambda a, b: ops.trunc(ops.div(a, b)), x, y)
 
     def truncated(a: Node, b: Node) -> Node:
+        c.checks.divisor(b)
         # (a - a rem b) divides exactly, so flooring it is truncating a / b.
         return ops.floordiv(ops.sub(a, ops.rem(a, b)), b)
 
@@ -147,7 +148,17 @@ def div_mode(c: Context, x: Operand, y: Operand, rounding_mode: str | None = Non
 
 @aten("floor_divide.default", "floor_divide.Scalar", "operator.floordiv")
 def floor_divide(c: Context, x: Operand, y: Operand) -> Node:
-    return c.compute(_floor_divide, x, y)
+    return c.compute(_checked(c, _floor_divide), x, y)
+
+
+def _checked(c: Context, divide: Callable[[Node, Node], Node]) -> Callable[[Node, Node], Node]:
+    """A division of integers raises where the divisor is 0."""
+
+    def checked(a: Node, b: Node) -> Node:
+        c.checks.divisor(b)
+        return divide(a, b)
+
+    return checked
 
 
 def _floor_divide(a: Node, b: Node) -> Node:
@@ -168,12 +179,12 @@ def _floor_divide(a: Node, b: Node) -> Node:
 
 @aten("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", "operator.mod")
 def remainder(c: Context, x: Operand, y: Operand) -> Node:
-    return c.compute(ops.mod, x, y)
+    return c.compute(_checked(c, ops.mod), x, y)
 
 
 @aten("fmod.Tensor", "fmod.Scalar")
 def fmod(c: Context, x: Operand, y: Operand) -> Node:
-    return c.compute(ops.rem, x, y)
+    return c.compute(_checked(c, ops.rem), x, y)
 
 
 @aten("pow.Tensor_Tensor", "pow.Scalar", "operator.pow")

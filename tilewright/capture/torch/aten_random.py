@@ -78,9 +78,18 @@ def bernoulli(c: Context, x: Node, p: Any = None, *, generator: Any = None) -> N
     _own(c, generator)
     out = c.out()
     chance = x if p is None else c.node(p, f32)
+    _probability(c, chance)
     wide = f64 if chance.dtype is f64 else f32
     drawn = ops.lt(_uniform(c, out.shape, wide), cast(chance, wide))
     return cast(drawn, out.dtype)
+
+
+def _probability(c: Context, p: Node) -> None:
+    zero, one = c.number(0, p.dtype), c.number(1, p.dtype)
+    fine = ops.logical_and(ops.ge(p, zero), ops.le(p, one))
+    words = "Expected p_in >= 0 && p_in <= 1 to be true, but got false.  "
+    words += "(Could this error message be improved?  If so, please report an enhancement request "
+    c.checks.never(ops.logical_not(fine), f"{words}to PyTorch.)")
 
 
 @aten("native_dropout.default")
@@ -121,6 +130,10 @@ def uniform(c: Context, x: Node, low: Any = 0.0, high: Any = 1.0, *, generator: 
 
 
 def _scaled_normal(c: Context, mean: Operand, std: Operand) -> Node:
+    if isinstance(std, Node):
+        negative = ops.lt(std, c.number(0, std.dtype))
+        c.checks.never(negative, "normal expects all elements of std >= 0.0")
+
     def draw(d: DType) -> Node:
         z = _normal(c, c.out().shape, d)
         return ops.add(ops.mul(z, c.node(std, d)), c.node(mean, d))
@@ -188,6 +201,23 @@ def geometric(c: Context, x: Node, p: float, *, generator: Any = None) -> Node:
     return _drawn(c, draw)
 
 
+def _weights(c: Context, x: Node, axis: int, count: int, replacement: bool) -> None:
+    """What eager asks of weights, in the words of each of its two ways to draw."""
+    zero = c.number(0, x.dtype)
+    sums = ops.le(ops.sum(ops.cast(x, f64), (axis,), False), c.number(0, f64))
+    below = ops.lt(x, zero)
+    unbounded = ops.logical_not(ops.isfinite(x))
+    invalid = "invalid multinomial distribution ({})".format
+    if not replacement or count == 1:
+        words = "probability tensor contains either `inf`, `nan` or element < 0"
+        c.checks.never(ops.logical_or(below, unbounded), words)
+    else:
+        below = ops.logical_or(below, ops.isnan(x))
+        c.checks.never(below, invalid("encountering probability entry < 0"))
+        c.checks.never(unbounded, invalid("encountering probability entry = infinity or NaN"))
+    c.checks.never(sums, invalid("sum of probabilities <= 0"))
+
+
 @aten("multinomial.default")
 def multinomial(
     c: Context, x: Node, num_samples: int, replacement: bool = False, *, generator: Any = None
@@ -196,6 +226,7 @@ def multinomial(
     _own(c, generator)
     wide = ops.cast(x, f64)
     axis = x.rank - 1
+    _weights(c, x, axis, num_samples, replacement)
     if not replacement:
         shape = x.shape
         keys = ops.div(wide, ops.neg(ops.log(_open_uniform(c, shape, f64))))

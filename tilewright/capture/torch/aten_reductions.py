@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,15 +54,33 @@ def mean(c: Context, x: Node, dim: Any = None, keepdim: bool = False, *, dtype: 
     return ops.mean(_in(c, x), axes_of(dim, x.rank), keepdim)
 
 
+_NO_EXTREME = "{name}(): Expected reduction dim to be specified for input.numel() == 0."
+_SPECIFY = " Specify the reduction dim with the 'dim' argument."
+
+
+def _some(c: Context, x: Node, axes: Sequence[int] | None, error: type[Exception]) -> None:
+    """Nothing has no extreme. `axes` None: of the whole tensor, for which eager raises `error`."""
+    name = str(c.fx.target).split(".")[1]
+    if axes is None:
+        words = _NO_EXTREME.replace("{name}", name)
+        c.checks.nonempty(x.ttype.size, words + _SPECIFY * (error is RuntimeError), error)
+        return
+    for a in axes if x.rank else ():
+        words = f"{name}(): Expected reduction dim {a} to have non-zero size."
+        c.checks.nonempty(x.shape[a], words, IndexError)
+
+
 @aten("amax.default", "amin.default")
 def amax(c: Context, x: Node, dim: Any = (), keepdim: bool = False) -> Node:
     fn = ops.amax if "amax" in str(c.fx.target) else ops.amin
+    _some(c, x, axes_of(dim, x.rank) if dim else None, RuntimeError)
     return fn(x, axes_of(dim, x.rank), keepdim)
 
 
 @aten("max.default", "min.default")
 def max_all(c: Context, x: Node) -> Node:
     fn = ops.amax if ".max." in str(c.fx.target) else ops.amin
+    _some(c, x, None, RuntimeError)
     return fn(x, axes_of(None, x.rank), False)
 
 
@@ -71,6 +90,7 @@ def max_dim(c: Context, x: Node, dim: int, keepdim: bool = False) -> tuple[Node,
     if x.rank == 0:
         return x, c.number(0, i64)
     axis = axis_of(dim, x.rank)
+    _some(c, x, (axis,), IndexError)
     value = (ops.amax if largest else ops.amin)(x, (axis,), keepdim)
     return value, (ops.argmax if largest else ops.argmin)(_ordered(x), axis, keepdim)
 
@@ -86,6 +106,7 @@ def argmax(c: Context, x: Node, dim: int | None = None, keepdim: bool = False) -
     if x.rank == 0:
         return c.number(0, i64)
     x = _ordered(x)
+    _some(c, x, None if dim is None else (axis_of(dim, x.rank),), IndexError)
     if dim is None:
         flat = fn(ops.reshape(x, (x.ttype.size,)), 0, False)
         return ops.reshape(flat, c.out().shape)
@@ -127,7 +148,21 @@ def var_mean(
 def vector_norm(
     c: Context, x: Node, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Node:
-    return ops.norm(_in(c, x), float(ord), axes_of(dim, x.rank), keepdim)
+    axes = axes_of(dim, x.rank)
+    if float(ord) < 0 or math.isinf(float(ord)):
+        words = f"linalg.vector_norm cannot compute the {_number_text(ord)} norm on"
+        if not dim:
+            words += " an empty tensor because the operation does not have an identity"
+            c.checks.nonempty(x.ttype.size, words)
+        for a in axes if dim else ():
+            why = "because this dimension is empty and the operation does not have an identity"
+            c.checks.nonempty(x.shape[a], f"{words} the dimension {a} {why}")
+    return ops.norm(_in(c, x), float(ord), axes, keepdim)
+
+
+def _number_text(x: Any) -> str:
+    """As C++ prints it."""
+    return f"{float(x):g}"
 
 
 @aten("norm.Scalar", "norm.ScalarOpt_dim")
@@ -216,6 +251,7 @@ def kthvalue(
     if x.rank == 0:
         return x, c.number(0, i64)
     axis = axis_of(dim, x.rank)
+    _some(c, x, (axis,), IndexError)
     pair = parts(ops.sort(x, axis, False))
 
     def picked(n: Node) -> Node:
@@ -229,6 +265,7 @@ def kthvalue(
 def median_dim(c: Context, x: Node, dim: int, keepdim: bool = False) -> tuple[Node, Node]:
     if x.rank == 0:
         return x, c.number(0, i64)
+    _some(c, x, (axis_of(dim, x.rank),), IndexError)
     values, indices = parts(ops.median(x, axis_of(dim, x.rank), keepdim))
     return values, indices
 
@@ -246,6 +283,7 @@ def nanmedian_dim(c: Context, x: Node, dim: int, keepdim: bool = False) -> tuple
         return x, c.number(0, i64)
     if not x.dtype.is_float:
         return median_dim(c, x, dim, keepdim)
+    _some(c, x, (axis_of(dim, x.rank),), IndexError)
     values, indices = parts(ops.nanmedian(x, axis_of(dim, x.rank), keepdim))
     return values, indices
 
@@ -263,6 +301,7 @@ def mode(c: Context, x: Node, dim: int = -1, keepdim: bool = False) -> tuple[Nod
     if x.rank == 0:
         return x, c.number(0, i64)
     axis = axis_of(dim, x.rank)
+    _some(c, x, (axis,), IndexError)
     n = x.shape[axis]
     order = (*(k for k in range(x.rank) if k != axis), axis)
     rows = ops.permute(x, order)

@@ -6,10 +6,11 @@ live in slots, and the label of an input node of a segment's graph is the slot i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Place
 from tilewright.ir.types import DType
@@ -29,11 +30,47 @@ class Buffer:
 
 
 @dataclass(frozen=True)
+class Check:
+    """A precondition of an operator that depends on data: what eager raises where it fails.
+
+    `words` may name the offending {index} and the {size} that it should be within.
+    """
+
+    error: type[Exception]
+    words: str
+    size: Dim | None = None
+    place: Place | None = None
+
+    def problem(self, found: int, dims: Mapping[str, int]) -> Exception:
+        """What to raise for the integer that a program found (see ops/checks.py)."""
+        words = self.words
+        if self.size is not None:
+            index = found - 1 if found > 0 else found
+            words = words.replace("{index}", str(index))
+            words = words.replace("{size}", str(D.evaluate(self.size, dims)))
+        return self.error(words if self.place is None else f"{words}\n  at {self.place}")
+
+
+@dataclass(frozen=True)
 class Segment:
-    """One native graph. `graph.outputs[k]` fills `buffers[k]`."""
+    """One native graph. `graph.outputs[k]` fills `buffers[k]`; the outputs after those are integers
+    that belong to `checks`: one that is not 0 where any of them fails, then one of each.
+    """
 
     graph: Graph
     buffers: tuple[Buffer, ...]
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def watched(self) -> int:
+        """The number of outputs that belong to checks."""
+        return len(self.graph.outputs) - len(self.buffers)
+
+    def problem(self, found: Sequence[int], dims: Mapping[str, int]) -> Exception:
+        """What to raise for what a program found, of which the first is not 0."""
+        each = found[-len(self.checks) :]
+        k = next(k for k, v in enumerate(each) if v != 0)
+        return self.checks[k].problem(each[k], dims)
 
 
 @dataclass(frozen=True)

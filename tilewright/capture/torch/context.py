@@ -11,6 +11,8 @@ import torch
 import torch.fx
 
 from tilewright import ops
+from tilewright.capture.torch.captured import Check
+from tilewright.capture.torch.checks import Checks
 from tilewright.capture.torch.dtypes import FROM_TORCH, has_native_form, real_dtype
 from tilewright.capture.torch.promote import as_float, result_type
 from tilewright.capture.torch.registry import Untranslated
@@ -26,12 +28,13 @@ Operand = Node | int | float | bool | Int
 class Context:
     """One per translated graph; `fx` is the node being translated."""
 
-    def __init__(self, shapes: Shapes, random: str = "own") -> None:
+    def __init__(self, shapes: Shapes, random: str = "own", checks: bool = True) -> None:
         self.shapes = shapes
         self.random = random
+        self.checks = Checks(checks)
         self.fx: torch.fx.Node
         self.numbers: set[Node] = set()  # nodes that stand for Python numbers
-        self.subgraph: Callable[..., Graph] = _no_subgraph
+        self.subgraph: Callable[..., tuple[Graph, dict[Node, Check]]] = _no_subgraph
         # Have torch raise its own error at the call where a factorisation's `info` is not 0.
         self.check_errors: Callable[[Node, str, bool], None] = _no_check
         self.seed_used = False
@@ -149,5 +152,5 @@ def _no_check(*_: Any) -> None:
     raise Untranslated("a result cannot be checked here")
 
 
-def _no_subgraph(*_: Any) -> Graph:
+def _no_subgraph(*_: Any) -> tuple[Graph, dict[Node, Check]]:
     raise Untranslated("a graph inside a graph cannot be translated here")

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tilewright.capture.torch.captured import Buffer, HostCall, Segment, Slot
+from tilewright import ops
+from tilewright.capture.torch.captured import Buffer, Check, HostCall, Segment, Slot
 from tilewright.capture.torch.layout import contiguous
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Int
@@ -50,11 +51,13 @@ def cut(
     hosts: Sequence[PendingHost],
     wanted: Sequence[Wanted],
     places: Mapping[Node, frozenset[Place]],
+    checks: Mapping[Node, Check] | None = None,
 ) -> tuple[Segment | HostCall, ...]:
+    """`checks` are looked at as soon as they are computed: before later host calls run."""
+    checks = checks or {}
     if not hosts:
-        return (
-            (_segment(name, [(w.value, w.buffer) for w in wanted], {}, places),) if wanted else ()
-        )
+        jobs = [(w.value, w.buffer) for w in wanted]
+        return (_segment(name, jobs, {}, places, checks),) if wanted or checks else ()
     levels = _Levels(hosts)
     slots: dict[Node, str] = {}
 
@@ -63,7 +66,7 @@ def cut(
             return n.op.label
         return slots.setdefault(n, f"v{len(slots)}")
 
-    roots = [x for h in hosts for x in h.operands] + [w.value for w in wanted]
+    roots = [x for h in hosts for x in h.operands] + [w.value for w in wanted] + list(checks)
     for h in hosts:
         for x in h.operands:
             slot(x)
@@ -79,8 +82,9 @@ def cut(
         crossing = {n: s for n, s in slots.items() if levels.of(n) < level and not levels.free(n)}
         jobs = [(n, _buffer(s, n, n in paired)) for n, s in slots.items() if levels.of(n) == level]
         jobs += [(w.value, w.buffer) for w in wanted if levels.of(w.value) == level]
-        if jobs:
-            out.append(_segment(f"{name}.{level}", jobs, crossing, places))
+        due = {n: c for n, c in checks.items() if levels.of(n) == level}
+        if jobs or due:
+            out.append(_segment(f"{name}.{level}", jobs, crossing, places, due))
         out += [_resolved(h.call, slot) for h in hosts if levels.host[h.label] == level]
     return tuple(out)
 
@@ -220,9 +224,10 @@ def _segment(
     jobs: Sequence[tuple[Node, Buffer]],
     crossing: Mapping[Node, str],
     places: Mapping[Node, frozenset[Place]],
+    checks: Mapping[Node, Check],
 ) -> Segment:
     new: dict[Node, Node] = {}
-    for n in _walk([n for n, _ in jobs], crossing):
+    for n in _walk([*(n for n, _ in jobs), *checks], crossing):
         if n in crossing:
             new[n] = input(crossing[n], n.ttype)
         elif all(new[x] is x for x in n.inputs):
@@ -230,11 +235,21 @@ def _segment(
         else:
             new[n] = node(n.op, *(new[x] for x in n.inputs))
     moved = {new[n]: p for n, p in places.items() if n in new}
-    outputs = tuple(new[n] for n, _ in jobs)
+    outputs = (*(new[n] for n, _ in jobs), *_watched([new[n] for n in checks]))
     read = [x for x in topological(outputs) if isinstance(x.op, Input)]
     # Weights first: a call asks for their addresses together.
     inputs = tuple(sorted(read, key=lambda x: x.op.role != "weight"))  # type: ignore[attr-defined]
-    return Segment(Graph(name, inputs, outputs, moved), tuple(b for _, b in jobs))
+    buffers = tuple(b for _, b in jobs)
+    return Segment(Graph(name, inputs, outputs, moved), buffers, tuple(checks.values()))
+
+
+def _watched(found: list[Node]) -> tuple[Node, ...]:
+    """One integer that is 0 where all of these are, then these."""
+    every = found
+    while len(every) > 1:
+        pairs = zip(every[::2], every[1::2], strict=False)
+        every = [ops.bitwise_or(a, b) for a, b in pairs] + every[len(every) // 2 * 2 :]
+    return tuple(found) if len(found) < 2 else (every[0], *found)
 
 
 def _walk(roots: Sequence[Node], stop: Mapping[Node, str]) -> list[Node]:

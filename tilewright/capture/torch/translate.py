@@ -20,6 +20,7 @@ from tilewright.base.errors import TilewrightError
 from tilewright.capture.torch.captured import (
     Argument,
     Captured,
+    Check,
     HostCall,
     Slot,
     SymbolicInt,
@@ -60,18 +61,25 @@ def translate(
     weights: Collection[int] = (),
     random: str = "own",
     name: str = "main",
+    checks: bool = True,
 ) -> Captured:
-    """Translate a graph of ATen operators. `weights`: indices of inputs that may be folded."""
-    return Translation(gm, weights, random, name).run()
+    """Translate a graph of ATen operators. `weights`: indices of inputs that may be folded.
+    `checks`: preconditions that depend on data are checked."""
+    return Translation(gm, weights, random, name, checks).run()
 
 
 class Translation:
     def __init__(
-        self, gm: torch.fx.GraphModule, weights: Collection[int], random: str, name: str
+        self,
+        gm: torch.fx.GraphModule,
+        weights: Collection[int],
+        random: str,
+        name: str,
+        checks: bool,
     ) -> None:
         self.gm, self.weights, self.name = gm, set(weights), name
         self.shapes = Shapes()
-        self.context = Context(self.shapes, random)
+        self.context = Context(self.shapes, random, checks)
         self.context.subgraph = self._subgraph
         self.context.check_errors = self._add_check
         self.env: dict[torch.fx.Node, Any] = {}
@@ -208,17 +216,19 @@ class Translation:
         simple = self._number_of(n)
         if simple is not None:
             return simple
+        checks = self.context.checks.found
+        before = len(checks)
         try:
             out = self._translate(n)
-        except Untranslated as problem:
-            return self._host(n, str(problem))
-        except TilewrightError as problem:
-            return self._host(n, problem.what)
+        except (Untranslated, TilewrightError) as problem:
+            for x in list(checks)[before:]:  # eager checks what it runs
+                del checks[x]
+            return self._host(n, str(getattr(problem, "what", problem)))
         self._remember(n, out)
         return out
 
     def _translate(self, n: torch.fx.Node) -> Any:
-        self.context.fx = n
+        self.context.fx = self.context.checks.fx = n
         args = map_aggregate(n.args, self._native)
         kwargs = map_aggregate(n.kwargs, self._native)
         pairs = is_complex((args, kwargs)) or _gives_complex(n.meta.get("val"))
@@ -455,8 +465,12 @@ class Translation:
         ]
         resolved = tuple(made.resolve(r) for r in results)
         changed = [made.write_back(n, x) for n, x in self.mutated.items()]
+        checks = self.context.checks.found
+        for n, check in checks.items():
+            if check.place is not None:
+                self.places.setdefault(n, set()).add(check.place)
         places = {n: frozenset(p) for n, p in self.places.items()}
-        steps = cut(self.name, self.hosts, made.wanted, places)
+        steps = cut(self.name, self.hosts, made.wanted, places, checks)
         read = {
             x.op.label  # type: ignore[attr-defined]
             for s in steps
@@ -478,12 +492,14 @@ class Translation:
             SEED if self.context.seed_used else None,
         )
 
-    def _subgraph(self, gm: torch.fx.GraphModule, operands: Sequence[Node], name: str) -> Graph:
-        """A branch as a graph over inputs x0, x1, …; Untranslated where it needs a host call."""
-        inner = Translation(gm, (), self.context.random, name)
+    def _subgraph(
+        self, gm: torch.fx.GraphModule, operands: Sequence[Node], name: str
+    ) -> tuple[Graph, dict[Node, Check]]:
+        """A branch as a graph over inputs x0, x1, … and what it has to check; Untranslated where it
+        needs a host call."""
+        inner = Translation(gm, (), self.context.random, name, self.context.checks.wanted)
         inner.shapes = inner.context.shapes = self.shapes
-        captured = inner.branch(operands)
-        return captured
+        return inner.branch(operands), inner.context.checks.found
 
     def branch(self, operands: Sequence[Node]) -> Graph:
         output: Any = None

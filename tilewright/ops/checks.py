@@ -1,0 +1,77 @@
+"""Preconditions as values: an operator that tells whether all of its operand is as it has to be.
+
+A check is one integer: 0 where all is well. Being a value like any other it is fused, folded,
+shared and left out like any other; who runs the program looks at it afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tilewright.base.errors import require
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Node, Op, node
+from tilewright.ir.operator import Sample, operator
+from tilewright.ir.types import TensorType, i32, i64
+from tilewright.ops import elementwise as ew
+from tilewright.ops.creation import full, number
+from tilewright.ops.reductions import amax
+from tilewright.ops.samples import case, integers
+
+_LOWEST = -(1 << 63)
+
+
+@operator
+class IndexCheck(Op):
+    """0 where every index is in [0, size), or in [-size, size) where they `wrap`; otherwise one of
+    those outside: i + 1 for i >= 0, i for i < 0.
+    """
+
+    size: Dim
+    wrap: bool
+
+    def infer(self, idx: TensorType) -> TensorType:
+        require(idx.dtype.is_int, f"index_check: an index is an integer, not {idx!r}")
+        return TensorType(i64, ())
+
+    def compose(self, idx: Node) -> Node:
+        """One reduction: moved up by `size` and taken as unsigned, indices outside are large."""
+        lowest, zero, one = (full((), v, i64) for v in (_LOWEST, 0, 1))
+        size = number(self.size, i64)
+        start, limit = (size, ew.add(size, size)) if self.wrap else (zero, size)
+        i = ew.cast(idx, i64)
+        # Unsigned order is that of signed numbers whose highest bit is turned over.
+        worst = amax(ew.bitwise_xor(ew.add(i, start) if self.wrap else i, lowest), None, False)
+        found = ew.sub(ew.bitwise_xor(worst, lowest), start)
+        bad = ew.ge(worst, ew.bitwise_xor(limit, lowest))
+        bad = ew.logical_and(bad, ew.gt(number(idx.ttype.size, i64), zero))
+        told = ew.where(ew.ge(found, zero), ew.add(found, one), found)
+        return ew.where(bad, told, zero)
+
+    def reference(self, idx: np.ndarray) -> np.ndarray:
+        assert isinstance(self.size, int)
+        flat = [int(i) for i in idx.reshape(-1)]
+        outside = [i for i in flat if not (-self.size if self.wrap else 0) <= i < self.size]
+        # Negative ones count as the largest, those nearest to 0 as the largest of them; moving
+        # indices up by the size may bring some past 0.
+        shift = self.size if self.wrap else 0
+        worst = max(outside, key=lambda i: (i + shift) % (1 << 64), default=None)
+        return np.array(0 if worst is None else worst + 1 if worst >= 0 else worst, np.int64)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for wrap in (False, True):
+            yield case(cls(5, wrap), integers(40, lo=0, hi=5))
+            yield case(cls(5, wrap), integers(6, 7, lo=-5, hi=5))
+            yield case(cls(5, wrap), integers(300, lo=-5, hi=6, dtype=i32))
+            yield case(cls(5, wrap), integers(33, lo=-90, hi=5))
+            yield case(cls(0, wrap), integers(0))
+            yield case(cls(0, wrap), np.array(0, np.int64))
+            yield case(cls(7, wrap), np.array([_LOWEST, 3, 7], np.int64))
+
+
+def index_check(idx: Node, size: Dim, wrap: bool) -> Node:
+    """One integer: 0 where every index is within the size, otherwise one that is not."""
+    return node(IndexCheck(size, wrap), idx)
