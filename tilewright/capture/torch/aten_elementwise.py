@@ -198,6 +198,8 @@ def pow_tensor(c: Context, x: Operand, y: Operand) -> Node:
 def pow_scalar(c: Context, x: Node, y: Operand) -> Node:
     d = c.out().dtype
     x = cast(x, d)
+    if d.is_int and isinstance(y, int) and y < 0:
+        raise Untranslated("eager refuses negative powers of integers")
     if isinstance(y, (int, float)):
         special = _special_power(c, x, y)
         if special is not None:

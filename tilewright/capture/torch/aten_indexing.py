@@ -7,7 +7,16 @@ from typing import Any
 
 from tilewright import ops
 from tilewright.capture.torch.aten_elementwise import count_below
-from tilewright.capture.torch.checks import FLAT, OUTSIDE, OUTSIDE_SELF
+from tilewright.capture.torch.checks import (
+    ADVANCED,
+    ALONG,
+    COPIED,
+    FLAT,
+    OF_SELF,
+    SELECTED,
+    SORTER,
+    added,
+)
 from tilewright.capture.torch.context import Context, Operand, axis_of, cast
 from tilewright.capture.torch.layout import contiguous
 from tilewright.capture.torch.registry import Untranslated, aten
@@ -16,20 +25,9 @@ from tilewright.ir.node import Node
 from tilewright.ir.types import i64
 
 
-def _outside(axis: int) -> str:
-    return OUTSIDE.replace("{axis}", str(axis))
-
-
-def _check_along(c: Context, x: Node, dim: int, index: Node) -> None:
-    """Indices of gather and scatter: those of the torch operators that take no negative ones."""
-    axis = axis_of(dim, x.rank)
-    size = x.shape[axis] if x.rank else 1
-    c.checks.indices(index, size, _outside(axis), RuntimeError)
-
-
 @aten("gather.default")
 def gather(c: Context, x: Node, dim: int, index: Node, sparse_grad: bool = False) -> Node:
-    _check_along(c, x, dim, index)
+    c.checks.indices(index, x, axis_of(dim, x.rank), ALONG)
     if x.rank == 0:
         return ops.reshape(ops.expand(x, index.shape), c.out().shape)
     if index.rank == 0:
@@ -40,20 +38,17 @@ def gather(c: Context, x: Node, dim: int, index: Node, sparse_grad: bool = False
 @aten("take_along_dim.default")
 def take_along_dim(c: Context, x: Node, index: Node, dim: int | None = None) -> Node:
     if dim is None:
-        c.checks.indices(index, x.ttype.size, _outside(0), RuntimeError)
-        return ops.take(ops.reshape(x, (x.ttype.size,)), index, 0)
-    _check_along(c, x, dim, index)
+        flat = ops.reshape(x, (x.ttype.size,))
+        c.checks.indices(index, flat, 0, ALONG)
+        return ops.take(flat, index, 0)
+    c.checks.indices(index, x, axis_of(dim, x.rank), ALONG)
     return ops.gather(x, index, axis_of(dim, x.rank))
 
 
 @aten("index_select.default")
 def index_select(c: Context, x: Node, dim: int, index: Node) -> Node:
     axis = axis_of(dim, x.rank)
-    if x.rank < 2 or axis == 0:
-        c.checks.indices(index, x.shape[0] if x.rank else 1, OUTSIDE_SELF)
-    else:
-        words = "INDICES element is out of DATA bounds, id={index} axis_dim={size}"
-        c.checks.indices(index, x.shape[axis], words, RuntimeError)
+    c.checks.indices(index, x, axis, OF_SELF if axis == 0 else SELECTED)
     if x.rank == 0:
         return x
     flat = ops.reshape(index, (1,)) if index.rank == 0 else index
@@ -62,13 +57,14 @@ def index_select(c: Context, x: Node, dim: int, index: Node) -> Node:
 
 @aten("take.default")
 def take(c: Context, x: Node, index: Node) -> Node:
-    c.checks.indices(index, x.ttype.size, FLAT, wrap=True)
-    return ops.take(ops.reshape(x, (x.ttype.size,)), index, 0)
+    flat = ops.reshape(x, (x.ttype.size,))
+    c.checks.indices(index, flat, 0, FLAT)
+    return ops.take(flat, index, 0)
 
 
 @aten("embedding.default")
 def embedding(c: Context, weight: Node, indices: Node, *_: Any, **__: Any) -> Node:
-    c.checks.indices(indices, weight.shape[0], OUTSIDE_SELF)
+    c.checks.indices(indices, weight, 0, OF_SELF)
     return ops.take(weight, indices, 0)
 
 
@@ -79,7 +75,7 @@ def _advanced(c: Context, x: Node, indices: Sequence[Node | None]) -> tuple[list
         raise Untranslated("a mask selects a number of elements that depends on the data")
     for position, (i, k) in enumerate(used):
         # Eager counts the axes that are indexed, not those of the tensor.
-        c.checks.indices(i, x.shape[k], _outside(position), wrap=True)
+        c.checks.indices(i, x, k, ADVANCED, position)
     return [i for i, _ in used], [k for _, k in used]
 
 
@@ -126,7 +122,7 @@ def _masked_put(c: Context, x: Node, mask: Node, axis: int, values: Node, accumu
 def _scatter(
     c: Context, x: Node, dim: int, index: Node, source: Operand, reduce: str | None
 ) -> Node:
-    _check_along(c, x, dim, index)
+    c.checks.indices(index, x, axis_of(dim, x.rank), ALONG)
     src = c.node(source, x.dtype)
     if x.rank == 0:
         x1, i1, s1 = (ops.reshape(n, (1,)) for n in (x, index, src))
@@ -183,18 +179,13 @@ def scatter_reduce(
 def index_add(c: Context, x: Node, dim: int, index: Node, source: Node, alpha: Any = 1) -> Node:
     if alpha != 1:
         source = ops.mul(cast(source, x.dtype), c.node(alpha, x.dtype))
-    if x.rank > 1:
-        _check_along(c, x, dim, index)
-    else:
-        c.checks.indices(index, x.ttype.size, OUTSIDE_SELF)
+    c.checks.indices(index, x, axis_of(dim, x.rank), added(x.rank))
     return _along(c, x, dim, index, source, "add")
 
 
 @aten("index_copy.default")
 def index_copy(c: Context, x: Node, dim: int, index: Node, source: Node) -> Node:
-    axis = axis_of(dim, x.rank)
-    size = x.shape[axis] if x.rank else 1
-    c.checks.indices(index, size, f"index_copy_(): {_outside(axis)}")
+    c.checks.indices(index, x, axis_of(dim, x.rank), COPIED)
     return _along(c, x, dim, index, source, None)
 
 
@@ -212,7 +203,7 @@ def index_reduce(
     flat = x if x.rank else ops.reshape(x, (1,))
     src = ops.reshape(source, (1,)) if source.rank == 0 else source
     axis = axis_of(dim, flat.rank)
-    c.checks.indices(index, flat.shape[axis], OUTSIDE_SELF)
+    c.checks.indices(index, flat, axis, OF_SELF)
     wide = _broadcast_index(flat, axis, index, src)
     name = {"mean": "mean", "prod": "prod", "amax": "amax", "amin": "amin"}[reduce]
     out = scatter_reduce(c, flat, axis, wide, src, name, include_self=include_self)
@@ -236,8 +227,8 @@ def _along(c: Context, x: Node, dim: int, index: Node, source: Node, reduce: str
 @aten("put.default")
 def put(c: Context, x: Node, index: Node, source: Node, accumulate: bool = False) -> Node:
     n = x.ttype.size
-    c.checks.indices(index, n, FLAT, wrap=True)
     flat = ops.reshape(x, (n,))
+    c.checks.indices(index, flat, 0, FLAT)
     idx, src = ops.reshape(index, (index.ttype.size,)), ops.reshape(source, (source.ttype.size,))
     return ops.reshape(ops.index_put(flat, cast(src, x.dtype), [idx], [0], accumulate), x.shape)
 
@@ -274,8 +265,7 @@ def searchsorted(
 ) -> Node:
     right = side == "right" if side is not None else right
     if sorter is not None:
-        words = "torch.searchsorted(): sorter index out of range"
-        c.checks.indices(sorter, sorted_.shape[-1], words, RuntimeError)
+        c.checks.indices(sorter, sorted_, sorted_.rank - 1, SORTER)
         sorted_ = ops.gather(sorted_, sorter, sorted_.rank - 1)
     return count_below(c, sorted_, c.node(x), right, out_int32)
 

@@ -78,7 +78,11 @@ def bernoulli(c: Context, x: Node, p: Any = None, *, generator: Any = None) -> N
     _own(c, generator)
     out = c.out()
     chance = x if p is None else c.node(p, f32)
-    _probability(c, chance)
+    if isinstance(p, (int, float)):
+        if not 0 <= p <= 1:
+            raise Untranslated("eager refuses the probability")
+    else:
+        _probability(c, chance)
     wide = f64 if chance.dtype is f64 else f32
     drawn = ops.lt(_uniform(c, out.shape, wide), cast(chance, wide))
     return cast(drawn, out.dtype)

@@ -98,6 +98,8 @@ def select(c: Context, x: Node, dim: int, index: Dim) -> Node:
     axis = axis_of(dim, x.rank)
     if isinstance(index, int) and index < 0:
         index = index + x.shape[axis]
+    if D.known_lt(index, 0) or D.known_le(x.shape[axis], index):
+        raise Untranslated("eager refuses the index")
     one = ops.slice(x, axis, index, index + 1, 1)
     return ops.reshape(one, (*x.shape[:axis], *x.shape[axis + 1 :]))
 

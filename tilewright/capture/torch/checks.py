@@ -7,6 +7,9 @@ A translation function states the precondition; a node that tells whether it hol
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch.fx
 
 from tilewright import ops
@@ -19,9 +22,48 @@ from tilewright.ir.node import Constant, Node, Place
 from tilewright.ir.types import i64
 from tilewright.ops.views import Expand, Flip, Permute, Reshape, Roll
 
-OUTSIDE = "index {index} is out of bounds for dimension {axis} with size {size}"
-OUTSIDE_SELF = "index out of range in self"
-FLAT = "out of range: tried to access index {index} on a tensor of {size} elements."
+
+@dataclass(frozen=True)
+class Asked:
+    """What eager asks of indices, and what it raises: words with {index}, {size} and {axis}."""
+
+    error: type[Exception]
+    words: str
+    wrap: bool = False  # those in [-size, 0) count from the end
+
+
+_OUTSIDE = "index {index} is out of bounds for dimension {axis} with size {size}"
+_FLAT = "out of range: tried to access index {index} on a tensor of {size} elements."
+ADVANCED = Asked(IndexError, _OUTSIDE, wrap=True)
+ALONG = Asked(RuntimeError, _OUTSIDE)
+OF_SELF = Asked(IndexError, "index out of range in self")
+FLAT = Asked(IndexError, _FLAT, wrap=True)
+COPIED = Asked(IndexError, f"index_copy_(): {_OUTSIDE}")
+SELECTED = Asked(RuntimeError, "INDICES element is out of DATA bounds, id={index} axis_dim={size}")
+SORTER = Asked(RuntimeError, "torch.searchsorted(): sorter index out of range")
+_TARGET = Asked(IndexError, "Target {index} is out of bounds.")
+_UNPOOLED = Asked(RuntimeError, "Found an invalid max index: {index}")
+
+
+def added(rank: int) -> Asked:
+    """Of index_add, which takes another way where there is one axis."""
+    return ALONG if rank > 1 else OF_SELF
+
+
+# Operators that reach us in parts, by the name that torch remembers: what they ask is more than
+# what their parts do, or said in other words.
+_WHOLE: dict[str, Callable[[int], Asked]] = {
+    "take": lambda _: FLAT,
+    "put": lambda _: FLAT,
+    "index_add": added,
+    "index_copy": lambda _: COPIED,
+    "nll_loss_forward": lambda _: _TARGET,
+    "nll_loss2d_forward": lambda _: _TARGET,
+    "max_unpool2d": lambda _: _UNPOOLED,
+    "max_unpool3d": lambda _: _UNPOOLED,
+}
+# The same: eager numbers the tensor's axes, not those that are indexed.
+_OWN_AXES = ("index_fill", "index_copy", "index_add")
 
 
 class Checks:
@@ -45,19 +87,29 @@ class Checks:
     def indices(
         self,
         idx: Node,
-        size: Dim,
-        words: str,
-        error: type[Exception] = IndexError,
-        *,
-        wrap: bool = False,
+        x: Node,
+        axis: int,
+        asked: Asked,
+        position: int | None = None,
     ) -> None:
-        """Every index is in [0, size); where they `wrap`, in [-size, size)."""
+        """Every index is one of an axis of x. `position`: the number eager has for the axis."""
+        size = x.shape[axis] if x.rank else 1
         if not self.wanted or D.known_eq(idx.ttype.size, 0):
             return
-        if self.ranges.of(idx).within(-1 * size if wrap else 0, size):
+        whole = self._original()
+        if whole in _WHOLE:
+            asked = _WHOLE[whole](x.rank)
+        if self.ranges.of(idx).within(-1 * size if asked.wrap else 0, size):
             return
-        idx = _unrepeated(idx)
-        self.add(ops.index_check(idx, size, wrap), Check(error, words, size, self.place))
+        number = axis if position is None or whole in _OWN_AXES else position
+        words = asked.words.replace("{axis}", str(number))
+        value = ops.index_check(_unrepeated(idx), size, asked.wrap)
+        self.add(value, Check(asked.error, words, size, self.place))
+
+    def _original(self) -> str:
+        """The name of the operator that torch took apart, or of the one at hand."""
+        found = self.fx.meta.get("original_aten") if self.fx is not None else None
+        return str(found).split(".")[1] if str(found).startswith("aten.") else ""
 
     def never(self, bad: Node, words: str, error: type[Exception] = RuntimeError) -> None:
         """The condition holds for no element."""

@@ -21,7 +21,7 @@ WHOLE = """
     native_group_norm_backward
     native_batch_norm_backward
     adaptive_avg_pool1d adaptive_avg_pool2d avg_pool1d
-    logaddexp logaddexp2 isfinite
+    logaddexp logaddexp2 isfinite bernoulli
 """.split()
 
 # Not in the core table; torch has a decomposition and ops/ has no such operator.

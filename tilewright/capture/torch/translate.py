@@ -6,10 +6,12 @@ the type that torch announced, so that a mistake here is a named fallback and ne
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+import sympy
 import torch
 import torch.fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -40,14 +42,23 @@ from tilewright.ir.dim import Dim, Int
 from tilewright.ir.node import Graph, Node, Place, input
 from tilewright.ir.types import DType, TensorType, f64
 
-# Checks of what the guards or the user's own code already established; they compute nothing.
+# Checks of what the guards already established; they compute nothing.
 ASSERTIONS = {
-    "aten._assert_scalar.default",
-    "aten._assert_async.msg",
-    "aten._assert_async.default",
     "aten._assert_tensor_metadata.default",
     "aten.sym_constrain_range.default",
     "aten.sym_constrain_range_for_size.default",
+}
+NOT_SO = "Expected Tensor with single nonzero value, but got zero"
+# Functions that torch's expressions of sizes have beside sympy's own.
+_SYMPY = {
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "Max": max,
+    "Min": min,
+    "Identity": lambda x: x,
+    "PowByNatural": operator.pow,
 }
 CHECK_ERRORS = torch.ops.aten._linalg_check_errors.default
 # Constants of the graph up to this many elements become literals, larger ones stay tensors beside
@@ -200,6 +211,10 @@ class Translation:
 
     def _call(self, n: torch.fx.Node) -> Any:
         name = target_name(n.target)
+        if name.startswith("aten._assert_async.") and not is_opaque(self.env.get(n.args[0])):
+            return self._assert_tensor(n)
+        if name == "aten._assert_scalar.default":
+            return self._assert_scalar(n)
         if name in ASSERTIONS or (
             name.startswith("aten.")
             and n.meta.get("val") is None
@@ -313,12 +328,53 @@ class Translation:
             None,
         )
 
+    def _assert_tensor(self, n: torch.fx.Node) -> None:
+        """A condition on data that the user's program states, or torch for an operator."""
+        self.context.checks.fx = n
+        fine = self.context.node(map_aggregate(n.args[0], self._native))
+        words = n.args[1] if len(n.args) > 1 else NOT_SO
+        self.context.checks.never(ops.eq(fine, self.context.number(0, fine.dtype)), str(words))
+
+    def _assert_scalar(self, n: torch.fx.Node) -> None:
+        """The same of sizes. Those of inputs are guarded; others a host call tells."""
+        condition, words = n.args[0], str(n.args[1])
+        v = condition.meta.get("val") if isinstance(condition, torch.fx.Node) else None
+        if not isinstance(v, torch.SymBool) or not self.context.checks.wanted:
+            return
+        env, e = v.node.shape_env, v.node.expr
+        symbols = sorted(e.free_symbols, key=str)
+        if not any(str(s)[0] == "u" for s in symbols):
+            return
+        holds = sympy.lambdify(symbols, e, [_SYMPY, "math"])
+        place = place_of(n)
+
+        def check(*sizes: int) -> None:
+            if not holds(*sizes):
+                raise RuntimeError(words if place is None else f"{words}\n  at {place}")
+
+        dims = tuple(SymbolicInt(self.shapes.expression(s, env)) for s in symbols)
+        self._host_check(check, "aten._assert_scalar.default", dims, {}, (), place)
+
     def _add_check(self, info: Any, name: str, is_matrix: bool, place: Place | None = None) -> None:
+        given = (Slot(info.slot) if isinstance(info, Opaque) else info, name)
+        operands = (info,) if isinstance(info, Node) else ()
+        known = {"is_matrix": is_matrix}
+        self._host_check(CHECK_ERRORS, target_name(CHECK_ERRORS), given, known, operands, place)
+
+    def _host_check(
+        self,
+        function: Any,
+        operator: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        operands: tuple[Node, ...],
+        place: Place | None,
+    ) -> None:
         call = HostCall(
-            function=CHECK_ERRORS,
-            operator=target_name(CHECK_ERRORS),
-            args=(Slot(info.slot) if isinstance(info, Opaque) else info, name),
-            kwargs={"is_matrix": is_matrix},
+            function=function,
+            operator=operator,
+            args=args,
+            kwargs=kwargs,
             results=(),
             shapes=(),
             single=False,
@@ -326,7 +382,6 @@ class Translation:
             why="it checks a result",
             check=True,
         )
-        operands = (info,) if isinstance(info, Node) else ()
         label = f"host{len(self.hosts)}"
         self.hosts.append(PendingHost(call, label, operands, frozenset(), True))
 
