@@ -11,16 +11,81 @@ from collections.abc import Iterator
 import numpy as np
 
 from tilewright.base.errors import require
+from tilewright.ir import expr as E
 from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Tensor, Value
 from tilewright.ir.node import Node, Op, node
 from tilewright.ir.operator import Sample, operator
-from tilewright.ir.types import TensorType, i32, i64
+from tilewright.ir.types import TensorType, i32, i64, u8
 from tilewright.ops import elementwise as ew
 from tilewright.ops.creation import full, number
-from tilewright.ops.reductions import amax
-from tilewright.ops.samples import case, integers
+from tilewright.ops.samples import case, integers, normal
 
 _LOWEST = -(1 << 63)
+
+
+@operator
+class Worst(Op):
+    """The largest of all elements plus `shift`, taken as unsigned; of none the smallest.
+
+    Unsigned order is that of signed numbers whose highest bit is turned over: so is the result.
+    """
+
+    shift: Dim
+
+    def infer(self, idx: TensorType) -> TensorType:
+        require(idx.dtype.is_int, f"worst: an index is an integer, not {idx!r}")
+        return TensorType(i64, ())
+
+    def compute(self, idx: Tensor) -> Tensor:
+        def element(*r: Dim) -> Value:
+            i = E.cast(idx[r], i64)
+            i = i if self.shift == 0 else i + E.index(self.shift)
+            return E.fn("xor", i, E.const(_LOWEST, i64))
+
+        body = lambda: E.reduce("max", idx.shape, element) if idx.rank else element()  # noqa: E731
+        return E.compute((), body, i64)
+
+    def reference(self, idx: np.ndarray) -> np.ndarray:
+        assert isinstance(self.shift, int)
+        unsigned = [(int(i) + self.shift) % (1 << 64) for i in idx.reshape(-1)]
+        return np.array(max(unsigned, default=0) + _LOWEST, np.int64)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield case(cls(0), integers(4, 9, lo=0, hi=50))
+        yield case(cls(0), integers(300, lo=-2, hi=50, dtype=i32))
+        yield case(cls(7), integers(41, lo=-9, hi=7))
+        yield case(cls(7), np.array([_LOWEST, -1 - _LOWEST], np.int64))
+        yield case(cls(3), np.array(-4, np.int64))
+        yield case(cls(3), integers(0, 2))
+        yield case(cls(0), integers(70000, lo=0, hi=9, dtype=u8))
+
+
+@operator
+class AnyZero(Op):
+    """1 where some element is 0, otherwise 0."""
+
+    def infer(self, x: TensorType) -> TensorType:
+        return TensorType(i64, ())
+
+    def compute(self, x: Tensor) -> Tensor:
+        def element(*r: Dim) -> Value:
+            return x[r].eq(E.const(0, x.dtype))
+
+        body = lambda: E.reduce("or", x.shape, element) if x.rank else element()  # noqa: E731
+        return E.compute((), body, i64)
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        return np.array(int((x == 0).any()), np.int64)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield case(cls(), integers(4, 9, lo=1, hi=50))
+        yield case(cls(), integers(300, lo=-1, hi=50, dtype=i32))
+        yield case(cls(), np.array(0, np.int8))
+        yield case(cls(), integers(0, 2))
+        yield case(cls(), normal(5))
 
 
 @operator
@@ -41,9 +106,7 @@ class IndexCheck(Op):
         lowest, zero, one = (full((), v, i64) for v in (_LOWEST, 0, 1))
         size = number(self.size, i64)
         start, limit = (size, ew.add(size, size)) if self.wrap else (zero, size)
-        i = ew.cast(idx, i64)
-        # Unsigned order is that of signed numbers whose highest bit is turned over.
-        worst = amax(ew.bitwise_xor(ew.add(i, start) if self.wrap else i, lowest), None, False)
+        worst = node(Worst(self.size if self.wrap else 0), idx)
         found = ew.sub(ew.bitwise_xor(worst, lowest), start)
         bad = ew.ge(worst, ew.bitwise_xor(limit, lowest))
         bad = ew.logical_and(bad, ew.gt(number(idx.ttype.size, i64), zero))
@@ -70,6 +133,11 @@ class IndexCheck(Op):
             yield case(cls(0, wrap), integers(0))
             yield case(cls(0, wrap), np.array(0, np.int64))
             yield case(cls(7, wrap), np.array([_LOWEST, 3, 7], np.int64))
+
+
+def any_zero(x: Node) -> Node:
+    """One integer: 1 where some element is 0."""
+    return node(AnyZero(), x)
 
 
 def index_check(idx: Node, size: Dim, wrap: bool) -> Node:

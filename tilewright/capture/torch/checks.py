@@ -128,7 +128,8 @@ class Checks:
             return
         if isinstance(d.op, Constant) and d.op.literal.array.all():
             return
-        self.never(ops.eq(_unrepeated(d), ops.full((), 0, d.dtype)), "ZeroDivisionError")
+        check = Check(RuntimeError, "ZeroDivisionError", None, self.place)
+        self.add(ops.any_zero(_unrepeated(d)), check)
 
     def nonempty(self, size: Dim, words: str, error: type[Exception] = RuntimeError) -> None:
         """There is an element."""

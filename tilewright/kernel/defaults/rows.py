@@ -279,6 +279,7 @@ def _init_lanes(s: Scheduler, stage: str, lanes: int) -> None:
             return
 
 
+SHARED = 2 * PIECE  # numbers of an exact reduction that are worth a thread's while
 CHAIN = 128  # numbers added one after the other before the rounding of their sum shows
 
 
@@ -305,11 +306,17 @@ def _cascade(
     if len(extents) < len(red):
         return None  # no place for a number of partial sums that is not known
     total = prod(extents)
-    if not rounds(s.store(stage)) or total <= CHAIN * lanes:
+    if not rounds(s.store(stage)):
+        # Whatever the order of an exact one, threads may share it.
+        if data or s.path(stage)[0].name != red[0] or total < 2 * SHARED:
+            return None
+        pieces = total // SHARED
+    elif total <= CHAIN * lanes:
         return None
-    # With n/m numbers in each of m sums the error is about √m (outside) and √n/m (inside).
-    chain = total // lanes
-    pieces = max(round((2 * chain**0.5) ** (2 / 3)), min(128, -(-chain // CHAIN)))
+    else:
+        # With n/m numbers in each of m sums the error is about √m (outside) and √n/m (inside).
+        chain = total // lanes
+        pieces = max(round((2 * chain**0.5) ** (2 / 3)), min(128, -(-chain // CHAIN)))
     outer = red[0]
     factor = _cut(extents[0], pieces, lanes if len(red) == 1 else 1)
     if factor > 1:
