@@ -1,6 +1,5 @@
 """Inputs that eager refuses while it runs: indices out of range, divisors of 0, probabilities that
-are none, extremes of nothing. Compiled programs have to refuse the same ones, in the same words, and
-no others.
+are none. Compiled programs have to refuse the same ones, in the same words, and no others.
 
 python -m tests.driver.hostile_inputs --count 100 [--first SEED]
 

@@ -242,7 +242,7 @@ check: Knob[bool] = Knob(
     _show_bool,
 )
 checks: Knob[bool] = Knob(
-    "TILEWRIGHT_CHECKS",
+    "TILEWRIGHT_CHECK_DATA",
     lambda: True,
     _parse_bool,
     "0 leaves out what compiled programs check of their data: indices within sizes, divisors other "

@@ -91,6 +91,11 @@ class Explanation:
     def specialisations(self) -> tuple[Event, ...]:
         return self.of("specialise")
 
+    @property
+    def checks(self) -> tuple[Event, ...]:
+        """What is looked at after each call, and what is raised where it is not as it should be."""
+        return self.of("check")
+
     def of(self, kind: str) -> tuple[Event, ...]:
         return tuple(e for e in self.events if e.kind == kind)
 
@@ -152,6 +157,7 @@ class Explanation:
                 ("graph-break", "graph break"),
                 ("recompile", "recompile"),
                 ("specialise", "specialisation"),
+                ("check", "checked at each call"),
             )
             for e in self.of(kind)
         ]

@@ -54,6 +54,8 @@ class Session:
         self.units: list[Unit] = []
         # By compile id: units that AOTAutograd's wrapper only passes arguments and results to.
         self.direct: dict[str, Unit] = {}
+        # By compile id: what the gradient's graph need not check again.
+        self._settled: dict[str, Mapping[str, frozenset[tuple[str, bool]]]] = {}
         self.dry = False  # the examples of tw.compile run without changing anything
 
     def backend(
@@ -79,20 +81,26 @@ class Session:
                 "own_weights=True keeps weights packed, and gradients need them as they are",
                 hint="call it under torch.no_grad() or torch.inference_mode()",
             )
+        compilation = str(CompileContext.current_compile_id())
         captured = translate(
             gm,
             weights=static_inputs() if kind == "inference" else (),
             random=self.options.random,
             name=f"{kind}{len(self.units)}",
             checks=self.options.checks and knobs.checks.get(),
+            settled=self._settled.get(compilation) if kind == "backward" else None,
         )
+        if kind == "forward":
+            self._settled[compilation] = captured.settled
         self._report_fallbacks(captured)
+        for check in (c for s in captured.segments for c in s.checks):
+            self.log.add("check", str(check), where=check.place)
         made = Unit(
             captured, self.compile_graph, self.log, self.options.specialisations, self, kind
         )
         self.units.append(made)
         if kind == "inference" and wrapper_is_trivial(len(captured.arguments)):
-            self.direct[str(CompileContext.current_compile_id())] = made
+            self.direct[compilation] = made
         return made
 
     def compile_graph(self, graph: Graph) -> Program:

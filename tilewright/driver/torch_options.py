@@ -32,8 +32,8 @@ class TorchOptions:
     winograd: bool = True  # 3x3 convolutions by tiles, where an estimate says that it is faster
     # "strict": sums are added in the order of their definition, and nothing is folded that rounds
     precision: str = "reassociate"
-    # Indices, divisors, probabilities: raise where eager would. False, or TILEWRIGHT_CHECKS=0: such
-    # inputs give some result, without a word; no memory but the program's own is touched.
+    # Indices, divisors, probabilities: raise where eager would. False, or TILEWRIGHT_CHECK_DATA=0:
+    # such inputs give some result without a word; no memory but the program's own is touched.
     checks: bool = True
     # tw.compile of a module: weights live packed only, and give their own memory back
     own_weights: bool = False

@@ -56,16 +56,12 @@ class Ranges:
         self._known: dict[Node, Range] = {}
 
     def of(self, n: Node) -> Range:
-        stack = [n]
+        stack = [(n, _rule(n))] if n not in self._known else []
         while stack:
-            x = stack[-1]
-            if x in self._known:
-                stack.pop()
-                continue
-            needed, found = _rule(x)
+            x, (needed, found) = stack[-1]
             missing = [y for y in needed if y not in self._known]
             if missing:
-                stack += missing
+                stack += [(y, _rule(y)) for y in missing]
             else:
                 self._known[x] = _of_dtype(found(self._known), x.ttype.dtype)
                 stack.pop()

@@ -41,6 +41,10 @@ class Check:
     size: Dim | None = None
     place: Place | None = None
 
+    def __str__(self) -> str:
+        words = self.words.replace("{index}", "…").replace("{size}", str(self.size))
+        return f"{self.error.__name__}: {words}"
+
     def problem(self, found: int, dims: Mapping[str, int]) -> Exception:
         """What to raise for the integer that a program found (see ops/checks.py)."""
         words = self.words
@@ -188,6 +192,9 @@ class Captured:
     held: dict[str, Any] = field(default_factory=dict)  # slot -> tensor that belongs to the graph
     scalars: tuple[SymbolicScalar, ...] = ()
     seed: str | None = None  # slot of the random seed, drawn once per call
+    # Results by torch's names: sizes that they were checked against as indices (and whether they
+    # may count from the end). The gradient's graph takes them by these names, and is run after.
+    settled: Mapping[str, frozenset[tuple[str, bool]]] = field(default_factory=dict)
 
     @property
     def host_calls(self) -> tuple[HostCall, ...]:

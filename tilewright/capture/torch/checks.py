@@ -7,7 +7,7 @@ A translation function states the precondition; a node that tells whether it hol
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch.fx
@@ -74,6 +74,8 @@ class Checks:
         self.found: dict[Node, Check] = {}
         self.ranges = Ranges()
         self.fx: torch.fx.Node | None = None  # the operator being translated
+        # Indices, sizes they were held against, and whether they wrap: in order, as a set.
+        self._settled: dict[tuple[Node, str, bool], None] = {}
 
     @property
     def place(self) -> Place | None:
@@ -99,12 +101,41 @@ class Checks:
         whole = self._original()
         if whole in _WHOLE:
             asked = _WHOLE[whole](x.rank)
+        base = _unrepeated(idx)
+        fact = base, str(size), asked.wrap
+        if fact in self._settled:
+            return
+        self._settled[fact] = None
         if self.ranges.of(idx).within(-1 * size if asked.wrap else 0, size):
             return
         number = axis if position is None or whole in _OWN_AXES else position
         words = asked.words.replace("{axis}", str(number))
-        value = ops.index_check(_unrepeated(idx), size, asked.wrap)
+        value = ops.index_check(base, size, asked.wrap)
         self.add(value, Check(asked.error, words, size, self.place))
+
+    def mark(self) -> tuple[int, int]:
+        """How far it has come, for `undo`."""
+        return len(self.found), len(self._settled)
+
+    def undo(self, mark: tuple[int, int]) -> None:
+        """Forget what was stated since."""
+        for table, count in zip((self.found, self._settled), mark, strict=True):
+            for key in list(table)[count:]:
+                del table[key]  # type: ignore[arg-type]
+
+    def settle(self, x: Node, facts: Iterable[tuple[str, bool]]) -> None:
+        """Indices that another graph has checked: against which sizes, and whether they wrap."""
+        self._settled |= {(_unrepeated(x), size, wrap): None for size, wrap in facts}
+
+    def settled(self, values: Mapping[str, Node]) -> dict[str, frozenset[tuple[str, bool]]]:
+        """By name, what is known of these once this graph has run."""
+        out: dict[str, frozenset[tuple[str, bool]]] = {}
+        for name, x in values.items():
+            base = _unrepeated(x)
+            known = frozenset((size, wrap) for n, size, wrap in self._settled if n is base)
+            if known:
+                out[name] = known
+        return out
 
     def _original(self) -> str:
         """The name of the operator that torch took apart, or of the one at hand."""

@@ -7,7 +7,7 @@ the type that torch announced, so that a mistake here is a named fallback and ne
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,10 +73,13 @@ def translate(
     random: str = "own",
     name: str = "main",
     checks: bool = True,
+    settled: Mapping[str, frozenset[tuple[str, bool]]] | None = None,
 ) -> Captured:
     """Translate a graph of ATen operators. `weights`: indices of inputs that may be folded.
-    `checks`: preconditions that depend on data are checked."""
-    return Translation(gm, weights, random, name, checks).run()
+    `checks`: preconditions that depend on data are checked, but for what is `settled`."""
+    translation = Translation(gm, weights, random, name, checks)
+    translation.settled = settled or {}
+    return translation.run()
 
 
 class Translation:
@@ -101,6 +104,7 @@ class Translation:
         self.scalars: dict[Any, SymbolicScalar] = {}
         self.mutated: dict[torch.fx.Node, Node | Complex] = {}
         self.places: dict[Node, set[Place]] = {}
+        self.settled: Mapping[str, frozenset[tuple[str, bool]]] = {}
 
     def run(self) -> Captured:
         output: torch.fx.Node | None = None
@@ -124,6 +128,9 @@ class Translation:
         self.argument_of[n] = index
         if isinstance(v, torch.Tensor):
             self.arguments.append(self._tensor_argument(n, slot, v, index in self.weights))
+            x = self.env[n]
+            if n.name in self.settled and isinstance(x, Node):
+                self.context.checks.settle(x, self.settled[n.name])
             return
         if isinstance(v, torch.SymInt) or (isinstance(v, int) and not isinstance(v, bool)):
             value = self.shapes.dim(v)
@@ -231,13 +238,12 @@ class Translation:
         simple = self._number_of(n)
         if simple is not None:
             return simple
-        checks = self.context.checks.found
-        before = len(checks)
+        checks = self.context.checks
+        before = checks.mark()
         try:
             out = self._translate(n)
         except (Untranslated, TilewrightError) as problem:
-            for x in list(checks)[before:]:  # eager checks what it runs
-                del checks[x]
+            checks.undo(before)  # eager checks what it runs
             return self._host(n, str(getattr(problem, "what", problem)))
         self._remember(n, out)
         return out
@@ -545,6 +551,9 @@ class Translation:
             self.held,
             tuple(scalars),
             SEED if self.context.seed_used else None,
+            self.context.checks.settled(
+                {x.name: v for x in output.all_input_nodes if isinstance(v := self.env[x], Node)}
+            ),
         )
 
     def _subgraph(
