@@ -230,3 +230,17 @@ def test_own_weights_are_checked_too() -> None:
     fast = tw.compile(model, torch.tensor([3]), own_weights=True)
     with pytest.raises(IndexError, match="index out of range in self"):
         fast(torch.tensor([50]))
+
+
+def test_rows_of_a_tensor_that_turns_out_to_be_empty() -> None:
+    def f(x: Tensor, i: Tensor) -> Tensor:
+        return x[x[:, 0] > 0][i]
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        fast = tw.compile(f, fullgraph=True)
+        assert torch.equal(fast(X + 1, GOOD), f(X + 1, GOOD))
+        with pytest.raises(IndexError, match="out of bounds for dimension with size 0"):
+            fast(-X, GOOD)
+        assert tw.compile(f, fullgraph=True, checks=False)(-X, GOOD).shape == (2, 4)
+        nothing = torch.empty(0, dtype=torch.int64)
+        assert torch.equal(fast(-X, nothing), f(-X, nothing))

@@ -304,6 +304,8 @@ class Specialised:
         program.watch(segment.watched)
         self.labels = [label(n) for n in graph.inputs]
         self.watch = WeightWatch(program.weights) if program.weights else None
+        shapes = enumerate(n.shape for n in graph.inputs)
+        self.sizes_vary = [k for k, s in shapes if not all(D.known_lt(0, d) for d in s)]
         self.read: list[Any] = []  # weights of the latest call, by the program's inputs
 
     def __call__(self, env: dict[str, Any], dims: Mapping[str, int]) -> None:
@@ -322,6 +324,13 @@ class Specialised:
         outs = [env[b.slot].data_ptr() for b in self.segment.buffers]
         values = [dims[s] for s in self.program.dims]
         addresses = list(map(address, inputs))
+        # Where data or edges decide what is read, kernels read the nearest element that there is:
+        # of a tensor without any, one that stands in for it.
+        room = []
+        for k in self.sizes_vary:
+            if inputs[k].numel() == 0:
+                room.append(_one_of(inputs[k]))
+                addresses[k] = address(room[-1])
         if 0 in addresses:
             packed = set(self.program.weights) - set(self.program.kept)
             names = (slot.removeprefix("in") for slot in self.labels)
@@ -334,6 +343,11 @@ class Specialised:
         found = self.program.run(addresses, outs, values, known)
         if found is not None:
             raise self.segment.problem(found, dims)
+
+
+def _one_of(x: torch.Tensor) -> torch.Tensor:
+    """Elements as if no axis were empty."""
+    return torch.zeros([max(1, n) for n in x.shape], dtype=x.dtype)
 
 
 def with_numbers(graph: Graph, known: Mapping[str, float]) -> Graph:

@@ -40,6 +40,14 @@ def _in_range(raw: Value, n: Dim) -> Dim:
     return E.fn("max", E.fn("min", i, size - 1), E.const(0, i64)).as_dim()
 
 
+def _domain(shape: Shape, x: Tensor, axes: Sequence[int]) -> Shape:
+    """What to write: nothing where an axis of x turns out to have no elements."""
+    some: Dim = 1
+    for a in axes:
+        some = some * D.minimum(x.shape[a], 1)
+    return (shape[0] * some, *shape[1:]) if shape else shape
+
+
 def _numpy_index(idx: np.ndarray, n: int) -> np.ndarray:
     idx = idx.astype(np.int64)
     return np.clip(np.where(idx < 0, idx + n, idx), 0, max(n - 1, 0))
@@ -80,7 +88,7 @@ class Gather(Op):
         k = self.axis
 
         def body(*i: Dim) -> Value:
-            return x[i[:k] + (_in_range(idx[i], x.shape[k]),) + i[k + 1 :]]
+            return x[(*i[:k], _in_range(idx[i], x.shape[k]), *i[k + 1 :])]
 
         return E.compute(idx.shape, body, x.dtype)
 
@@ -128,7 +136,7 @@ class Take(Op):
 
         def body(*i: Dim) -> Value:
             row = _in_range(idx[i[k : k + n]], x.shape[k])
-            return x[i[:k] + (row,) + i[k + n :]]
+            return x[(*i[:k], row, *i[k + n :])]
 
         return E.compute(self._shape(x.shape, idx.shape), body, x.dtype)
 
@@ -277,7 +285,7 @@ class IndexPut(Op):
         shape = _check_advanced("index_put", self.axes, TensorType(x.dtype, x.shape), types)
         return E.update(
             x,
-            shape,
+            _domain(shape, x, self.axes),
             lambda *i: _advanced(self.axes, x, idx, i),
             lambda *i: at(values, i),
             "add" if self.accumulate else None,
@@ -349,7 +357,8 @@ class Scatter(Op):
         def where(*i: Dim) -> tuple[Dim, ...]:
             return i[:k] + (_in_range(idx[i], x.shape[k]),) + i[k + 1 :]
 
-        return E.update(x, idx.shape, where, lambda *i: src[i], self.reduce)
+        domain = _domain(idx.shape, x, (k,))
+        return E.update(x, domain, where, lambda *i: src[i], self.reduce)
 
     def reference(self, x: np.ndarray, idx: np.ndarray, src: np.ndarray) -> np.ndarray:
         out = np.array(x)

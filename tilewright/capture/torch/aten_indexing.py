@@ -13,6 +13,7 @@ from tilewright.capture.torch.checks import (
     COPIED,
     FLAT,
     OF_SELF,
+    ROWS,
     SELECTED,
     SORTER,
     added,
@@ -48,7 +49,7 @@ def take_along_dim(c: Context, x: Node, index: Node, dim: int | None = None) -> 
 @aten("index_select.default")
 def index_select(c: Context, x: Node, dim: int, index: Node) -> Node:
     axis = axis_of(dim, x.rank)
-    c.checks.indices(index, x, axis, OF_SELF if axis == 0 else SELECTED)
+    c.checks.indices(index, x, axis, ROWS if axis == 0 else SELECTED)
     if x.rank == 0:
         return x
     flat = ops.reshape(index, (1,)) if index.rank == 0 else index
@@ -64,7 +65,7 @@ def take(c: Context, x: Node, index: Node) -> Node:
 
 @aten("embedding.default")
 def embedding(c: Context, weight: Node, indices: Node, *_: Any, **__: Any) -> Node:
-    c.checks.indices(indices, weight, 0, OF_SELF)
+    c.checks.indices(indices, weight, 0, ROWS)
     return ops.take(weight, indices, 0)
 
 

@@ -40,6 +40,7 @@ class Check:
     words: str
     size: Dim | None = None
     place: Place | None = None
+    empty: tuple[type[Exception], str] | None = None  # instead, where the size is 0
 
     def __str__(self) -> str:
         words = self.words.replace("{index}", "…").replace("{size}", str(self.size))
@@ -47,12 +48,14 @@ class Check:
 
     def problem(self, found: int, dims: Mapping[str, int]) -> Exception:
         """What to raise for the integer that a program found (see ops/checks.py)."""
-        words = self.words
+        error, words = self.error, self.words
         if self.size is not None:
+            size = int(D.evaluate(self.size, dims))
+            if size == 0 and self.empty is not None:
+                error, words = self.empty
             index = found - 1 if found > 0 else found
-            words = words.replace("{index}", str(index))
-            words = words.replace("{size}", str(D.evaluate(self.size, dims)))
-        return self.error(words if self.place is None else f"{words}\n  at {self.place}")
+            words = words.replace("{index}", str(index)).replace("{size}", str(size))
+        return error(words if self.place is None else f"{words}\n  at {self.place}")
 
 
 @dataclass(frozen=True)

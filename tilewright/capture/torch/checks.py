@@ -30,14 +30,19 @@ class Asked:
     error: type[Exception]
     words: str
     wrap: bool = False  # those in [-size, 0) count from the end
+    empty: tuple[type[Exception], str] | None = None  # instead, where the size is 0
 
 
 _OUTSIDE = "index {index} is out of bounds for dimension {axis} with size {size}"
 _FLAT = "out of range: tried to access index {index} on a tensor of {size} elements."
-ADVANCED = Asked(IndexError, _OUTSIDE, wrap=True)
+_NONE = IndexError, "index is out of bounds for dimension with size 0"
+_NO_ROWS = RuntimeError, "index_select(): self indexing axis dim should be positive"
+_NOTHING = IndexError, "take(): tried to take from an empty tensor"
+ADVANCED = Asked(IndexError, _OUTSIDE, wrap=True, empty=_NONE)
 ALONG = Asked(RuntimeError, _OUTSIDE)
 OF_SELF = Asked(IndexError, "index out of range in self")
-FLAT = Asked(IndexError, _FLAT, wrap=True)
+ROWS = Asked(IndexError, "index out of range in self", empty=_NO_ROWS)
+FLAT = Asked(IndexError, _FLAT, wrap=True, empty=_NOTHING)
 COPIED = Asked(IndexError, f"index_copy_(): {_OUTSIDE}")
 SELECTED = Asked(RuntimeError, "INDICES element is out of DATA bounds, id={index} axis_dim={size}")
 SORTER = Asked(RuntimeError, "torch.searchsorted(): sorter index out of range")
@@ -111,7 +116,7 @@ class Checks:
         number = axis if position is None or whole in _OWN_AXES else position
         words = asked.words.replace("{axis}", str(number))
         value = ops.index_check(base, size, asked.wrap)
-        self.add(value, Check(asked.error, words, size, self.place))
+        self.add(value, Check(asked.error, words, size, self.place, asked.empty))
 
     def mark(self) -> tuple[int, int]:
         """How far it has come, for `undo`."""
