@@ -6,12 +6,10 @@ the type that torch announced, so that a mistake here is a named fallback and ne
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import sympy
 import torch
 import torch.fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -19,6 +17,7 @@ from torch.fx.node import map_aggregate
 
 from tilewright import ops
 from tilewright.base.errors import TilewrightError
+from tilewright.capture.torch.asserts import NOT_SO, size_check
 from tilewright.capture.torch.captured import (
     Argument,
     Captured,
@@ -47,18 +46,6 @@ ASSERTIONS = {
     "aten._assert_tensor_metadata.default",
     "aten.sym_constrain_range.default",
     "aten.sym_constrain_range_for_size.default",
-}
-NOT_SO = "Expected Tensor with single nonzero value, but got zero"
-# Functions that torch's expressions of sizes have beside sympy's own.
-_SYMPY = {
-    "FloorDiv": operator.floordiv,
-    "CleanDiv": operator.floordiv,
-    "Mod": operator.mod,
-    "PythonMod": operator.mod,
-    "Max": max,
-    "Min": min,
-    "Identity": lambda x: x,
-    "PowByNatural": operator.pow,
 }
 CHECK_ERRORS = torch.ops.aten._linalg_check_errors.default
 # Constants of the graph up to this many elements become literals, larger ones stay tensors beside
@@ -343,23 +330,11 @@ class Translation:
 
     def _assert_scalar(self, n: torch.fx.Node) -> None:
         """The same of sizes. Those of inputs are guarded; others a host call tells."""
-        condition, words = n.args[0], str(n.args[1])
-        v = condition.meta.get("val") if isinstance(condition, torch.fx.Node) else None
-        if not isinstance(v, torch.SymBool) or not self.context.checks.wanted:
-            return
-        env, e = v.node.shape_env, v.node.expr
-        symbols = sorted(e.free_symbols, key=str)
-        if not any(str(s)[0] == "u" for s in symbols):
-            return
-        holds = sympy.lambdify(symbols, e, [_SYMPY, "math"])
-        place = place_of(n)
-
-        def check(*sizes: int) -> None:
-            if not holds(*sizes):
-                raise RuntimeError(words if place is None else f"{words}\n  at {place}")
-
-        dims = tuple(SymbolicInt(self.shapes.expression(s, env)) for s in symbols)
-        self._host_check(check, "aten._assert_scalar.default", dims, {}, (), place)
+        found = size_check(n) if self.context.checks.wanted else None
+        if found is not None:
+            sizes = (self.shapes.expression(s, found.environment) for s in found.sizes)
+            given = tuple(map(SymbolicInt, sizes))
+            self._host_check(found.check, target_name(n.target), given, {}, (), place_of(n))
 
     def _add_check(self, info: Any, name: str, is_matrix: bool, place: Place | None = None) -> None:
         given = (Slot(info.slot) if isinstance(info, Opaque) else info, name)
