@@ -200,7 +200,7 @@ def _condition(d: Draw, n: int, m: int) -> Callable[[Draw], Arguments]:
 
 
 def _assert(x: Tensor, y: Tensor) -> Tensor:
-    torch._assert_async((y >= 0).all(), "weights are not negative")
+    torch.ops.aten._assert_async.msg((y >= 0).all(), "weights are not negative")
     return x + y
 
 

@@ -183,6 +183,8 @@ def test_gradients_do_not_check_again() -> None:
 
 def test_indices_that_are_weights_are_checked_once() -> None:
     class Table(nn.Module):
+        at: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.randn(5, 4))

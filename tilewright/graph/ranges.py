@@ -96,10 +96,12 @@ def _rule(n: Node) -> tuple[tuple[Node, ...], Callable[[Known], Range]]:
     body = outs[k].body
     assert body is not None
     given = dict(zip(ins, source.inputs, strict=True))
-    read = {x.source for x in E.loads(body)} & given.keys()
+    read = {x.source for x in E.loads(body)}
     summed = (a for v in E.walk(body) if isinstance(v, E.Reduce) for a in v.axes)
     axes = frozenset((*outs[k].axes, *summed))
-    return tuple(given[t] for t in read), lambda known: _Body(given, known, axes).range(body)
+    return tuple(x for t, x in given.items() if t in read), lambda known: _Body(
+        given, known, axes
+    ).range(body)
 
 
 def _of_dtype(r: Range, dtype: DType) -> Range:

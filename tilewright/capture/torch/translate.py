@@ -205,7 +205,7 @@ class Translation:
 
     def _call(self, n: torch.fx.Node) -> Any:
         name = target_name(n.target)
-        if name.startswith("aten._assert_async.") and not is_opaque(self.env.get(n.args[0])):
+        if name.startswith("aten._assert_async."):
             return self._assert_tensor(n)
         if name == "aten._assert_scalar.default":
             return self._assert_scalar(n)
@@ -323,10 +323,18 @@ class Translation:
 
     def _assert_tensor(self, n: torch.fx.Node) -> None:
         """A condition on data that the user's program states, or torch for an operator."""
-        self.context.checks.fx = n
-        fine = self.context.node(map_aggregate(n.args[0], self._native))
-        words = n.args[1] if len(n.args) > 1 else NOT_SO
-        self.context.checks.never(ops.eq(fine, self.context.number(0, fine.dtype)), str(words))
+        checks, condition = self.context.checks, n.args[0]
+        fine: Any = self.env[condition] if isinstance(condition, torch.fx.Node) else condition
+        if not checks.wanted:
+            return
+        if isinstance(fine, Opaque):
+            given = (Slot(fine.slot), *n.args[1:])
+            self._host_check(n.target, target_name(n.target), given, {}, (), place_of(n))
+            return
+        checks.fx = n
+        value = self.context.node(fine)
+        words = str(n.args[1]) if len(n.args) > 1 else NOT_SO
+        checks.never(ops.eq(value, self.context.number(0, value.dtype)), words)
 
     def _assert_scalar(self, n: torch.fx.Node) -> None:
         """The same of sizes. Those of inputs are guarded; others a host call tells."""
