@@ -11,7 +11,7 @@ import linecache
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property, partial
 from operator import itemgetter
@@ -80,6 +80,8 @@ class Defaults:
 
     debug: bool = False  # are asserts checked?
     causes: bool = False  # do errors in kernels carry what is wrong a second time, as their cause?
+    # Called before each launch with the function, its arguments, options and the sizes of the grid.
+    listeners: list[Callable[..., Any]] = field(default_factory=list)
 
 
 DEFAULTS = Defaults()
@@ -195,6 +197,8 @@ class JITFunction(TileFunction, KernelInterface[T]):
         if callable(grid):
             grid = grid({**dict(zip(self.arg_names, given, strict=True)), **options})
         sizes = checked_grid(grid, self.name)
+        for heard in DEFAULTS.listeners:
+            heard(self, given, options, sizes)
         if 0 not in sizes:
             if grid.__class__ is tuple:
                 remember_grid(grid, sizes)
@@ -428,7 +432,7 @@ def launch(_tw_grid, /, {head}):
     except Exception:  # said properly below, or nothing to be said: a kernel is to be made
         _tw_kernel = None
     if (
-        _tw_kernel is None or {rest} or _tw_f.pre_run_hooks
+        _tw_kernel is None or {rest} or _tw_f.pre_run_hooks or _tw_defaults.listeners
         or _tw_options and not _tw_ignored.issuperset(_tw_options)
         or _tw_steps() or _tw_checks()
         or _tw_f.debug or _tw_defaults.debug or _tw_f._used and _tw_f.changed_global()

@@ -17,7 +17,7 @@ from types import ModuleType
 from tilewright.base.errors import Invalid
 from tilewright.base.knobs import interpret
 from tilewright.driver.tile_jit import DEFAULTS
-from tilewright.triton import modules, redirect
+from tilewright.triton import compiling, modules, redirect
 
 __all__ = ["install", "installed", "uninstall"]
 
@@ -44,6 +44,7 @@ def install(device: str | None = None, checkout: str | Path | None = None) -> Mo
     before = modules.put(made)
     if _before is None:
         _before = before
+    compiling.attach(redirect.replace)
     if device == "cpu":
         redirect.redirect()
     return made["triton"]

@@ -22,7 +22,8 @@ from tilewright.lang.tile.language import core
 from tilewright.lang.tile.language.types import tuple_type
 from tilewright.runtime.pool import get_threads
 from tilewright.targets import host
-from tilewright.triton.redirect import Event, Stream, capability, complete
+from tilewright.triton.cuda import Event, Stream, capability
+from tilewright.triton.redirect import complete, redirected
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class CPUDriver:
         import torch
 
         complete()  # scripts go on with getattr(torch, device.type)
-        return torch.device("cpu")
+        return torch.device("cuda", 0) if redirected() else torch.device("cpu")
 
     def get_device_interface(self) -> Any:
         return SimpleNamespace(

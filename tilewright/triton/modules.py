@@ -17,7 +17,7 @@ import tilewright.testing as testing
 from tilewright.base.errors import TilewrightError
 from tilewright.driver import tile_arguments, tile_autotune, tile_jit, tile_launch
 from tilewright.lang.tile.front import diagnostics
-from tilewright.lang.tile.front.functions import must_use_result
+from tilewright.lang.tile.front.functions import ConstexprFunction, must_use_result
 from tilewright.lang.tile.language import core
 from tilewright.triton import cache_files, hosting, knobs, profiling
 
@@ -94,7 +94,12 @@ def _contents() -> dict[str, dict[str, Any]]:
             **{name: getattr(testing, name) for name in testing.__all__},
         },
         "triton.runtime": {**tuning, **functions, **errors, "driver": hosting.driver},
-        "triton.runtime.jit": {**functions, **decorators, **names},
+        "triton.runtime.jit": {
+            **functions,
+            **decorators,
+            **names,
+            "ConstexprFunction": ConstexprFunction,
+        },
         "triton.runtime.autotuner": {**tuning, **errors, **functions, "driver": hosting.driver},
         "triton.runtime.errors": {**errors, **base},
         "triton.runtime.driver": {"driver": hosting.driver},

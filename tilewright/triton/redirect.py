@@ -1,196 +1,169 @@
 """Scripts that ask torch for a GPU get the CPU: `device="cuda"` is understood as `device="cpu"`.
 
-Only what makes or moves tensors is wrapped, and questions to `torch.cuda` that scripts put before
-they launch anything are answered. `undo()` puts everything back.
+What makes or moves tensors is wrapped, questions about a GPU are answered from the tables of
+`cuda.py`, and operators that are registered for CUDA are the CPU's. Programs see tensors on
+`cuda:0`; torch itself sees where they are. `undo()` puts everything back.
 """
 
 from __future__ import annotations
 
 import functools
-import os
-import platform
+import re
 import sys
-import time
 from collections.abc import Callable
-from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
-from tilewright.base import knobs
-from tilewright.targets import host
+from tilewright.triton import compiling
+from tilewright.triton.cuda import EXISTENCE, answers, asked_by_torch, here, named, told
 
-_ELSEWHERE = ("cuda", "hip", "xpu", "mps")
 _FACTORIES = """empty zeros ones full rand randn randint arange tensor as_tensor asarray linspace
     logspace eye randperm normal empty_strided empty_permuted scalar_tensor empty_like zeros_like
-    ones_like full_like rand_like randn_like randint_like tril_indices triu_indices
-    set_default_device from_file frombuffer sparse_coo_tensor""".split()
-_METHODS = "to new_empty new_zeros new_ones new_full new_tensor new_empty_strided".split()
-
-
-def capability() -> tuple[int, int]:
-    """Of a GPU that scripts know how to talk to. What it says of itself chooses nothing here."""
-    backend, _, arch = (knobs.triton_backend.get() or "").partition(":")
-    digits = arch if backend == "cuda" and arch.isdigit() else "80"
-    return int(digits[:-1] or 0), int(digits[-1])
-
-
-def here(device: Any) -> Any:
-    """A device for one that was asked for: those of GPUs are the CPU."""
-    import torch
-
-    if isinstance(device, torch.device):
-        return torch.device("cpu") if device.type in _ELSEWHERE else device
-    if isinstance(device, str) and device.split(":")[0] in _ELSEWHERE:
-        return "cpu"
-    return device
-
-
-class Event:
-    """A point in time, as `torch.cuda.Event` is: a launch here is over when it returns."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.at = 0.0
-
-    def record(self, *_: Any) -> None:
-        self.at = time.perf_counter()
-
-    def wait(self, *_: Any) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, later: Event) -> float:
-        return (later.at - self.at) * 1e3
-
-
-class Stream:
-    cuda_stream = 0
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def wait_stream(self, other: Any) -> None:
-        pass
-
-    def wait_event(self, event: Any) -> None:
-        pass
-
-    def record_event(self, event: Event | None = None) -> Event:
-        event = event or Event()
-        event.record()
-        return event
-
-
-@contextmanager
-def _nothing(*_: Any, **__: Any):
-    yield
-
-
-def properties() -> SimpleNamespace:
-    """What `torch.cuda.get_device_properties` tells, of this machine."""
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return SimpleNamespace(
-        name=platform.processor() or platform.machine(),
-        multi_processor_count=host().cores,
-        total_memory=pages,
-        major=capability()[0],
-        minor=capability()[1],
-        warp_size=1,
-        L2_cache_size=host().l2,
-        shared_memory_per_block=host().l2,
-        shared_memory_per_block_optin=host().l2,
-        regs_per_multiprocessor=256,
-        max_threads_per_multi_processor=1024,
-        gcnArchName="",
-        is_integrated=1,
-    )
-
-
-def _answers() -> dict[str, Any]:
-    """`torch.cuda` for one device that is this CPU."""
-    return {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "init": lambda: None,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "set_device": lambda device: None,
-        "synchronize": lambda device=None: None,
-        "get_device_name": lambda device=None: properties().name,
-        "get_device_capability": lambda device=None: capability(),
-        "get_device_properties": lambda device=None: properties(),
-        "is_bf16_supported": lambda *_, **__: True,
-        "empty_cache": lambda: None,
-        "manual_seed": _seed,
-        "manual_seed_all": _seed,
-        "current_stream": lambda device=None: Stream(),
-        "default_stream": lambda device=None: Stream(),
-        "Stream": Stream,
-        "Event": Event,
-        "stream": _nothing,
-        "device": _nothing,
-    }
-
-
-def _seed(seed: int) -> None:
-    import torch
-
-    # `torch.manual_seed` seeds GPUs too, and would end up here again.
-    torch.default_generator.manual_seed(int(seed))
+    ones_like full_like rand_like randn_like randint_like tril_indices triu_indices from_file
+    frombuffer from_numpy range bartlett_window blackman_window hamming_window hann_window
+    kaiser_window sparse_coo_tensor sparse_csr_tensor sparse_csc_tensor sparse_bsr_tensor
+    sparse_bsc_tensor sparse_compressed_tensor""".split()
+_METHODS = """new_empty new_zeros new_ones new_full new_tensor new_empty_strided pin_memory
+    is_pinned""".split()
+# Functions and constructors that take a device, or its kind, and make no tensor.
+_OTHERS = {
+    "torch": "set_default_device get_autocast_dtype set_autocast_enabled set_autocast_dtype "
+    "get_device_module",
+    "torch.library": "register_autocast",
+    "torch.utils._device": "DeviceContext.__init__",
+    "torch.amp.grad_scaler": "GradScaler.__init__",
+}
+# Keys of torch's dispatcher that are a GPU's.
+_KEYS = re.compile("CUDA|HIP|XPU|MPS")
+# On a tensor that was made on the CPU by name: moving it to a GPU copies it, as there.
+_BORN_HERE = "_tilewright_on_cpu"
 
 
 _undo: list[Callable[[], None]] = []
 _redirected = False
+_MISSING = object()
 
 
 def complete() -> None:
     """What scripts ask of the module of their device, `torch.cpu` here, and it lacks."""
     torch = sys.modules.get("torch")
     if torch is not None and not hasattr(torch.cpu, "set_stream"):
-        _replace(torch.cpu, "set_stream", lambda stream: None)
+        replace(torch.cpu, "set_stream", lambda stream: None)
+
+
+def redirected() -> bool:
+    return _redirected
 
 
 def redirect() -> None:
     """From now on tensors for a GPU are made on the CPU. Calling it again changes nothing."""
     global _redirected
     import torch
+    import torch.utils._device
 
     if _redirected:
         return
     _redirected = True
     complete()
-    for name in _FACTORIES:
-        _replace(torch, name, _wrapped(getattr(torch, name)))
-    for name in _METHODS:
-        _replace(torch.Tensor, name, _wrapped(getattr(torch.Tensor, name)))
-    _replace(torch.Tensor, "cuda", lambda x, *_, **__: x)
-    _replace(torch.Tensor, "is_cuda", property(lambda x: x.is_cpu))
-    _replace(torch, "Generator", _generators(torch.Generator))
+    _tensors(torch)
+    for module, names in _OTHERS.items():
+        for path in names.split():
+            owner, _, name = f"{module}.{path}".rpartition(".")
+            owner = _found(owner)
+            replace(owner, name, _wrapped(getattr(owner, name)))
+    replace(torch, "Generator", _generators(torch.Generator))
+    replace(torch, "load", _loading(torch.load))
+    replace(torch, "is_autocast_enabled", _enabled(torch.is_autocast_enabled))
+    autocast = torch.amp.autocast_mode.autocast
+    replace(autocast, "__init__", _autocast(autocast.__init__))
     functional = torch.nn.functional
-    _replace(functional, "layer_norm", _summed_widely(functional.layer_norm))
-    for name, answer in _answers().items():
-        _replace(torch.cuda, name, answer)
+    replace(functional, "layer_norm", _summed_widely(functional.layer_norm))
+    library = torch.library.Library
+    replace(library, "__init__", _library(library.__init__))
+    replace(library, "impl", _registered(library.impl))
+    _questions()
+    compiling.attach_devices(replace)
+
+
+def _tensors(torch: Any) -> None:
+    """What makes tensors, moves them and says where they are."""
+    for name in _FACTORIES:
+        replace(torch, name, _making(getattr(torch, name)))
+    tensor = torch.Tensor
+    for name in _METHODS:
+        replace(tensor, name, _wrapped(getattr(tensor, name)))
+    for name in ("_make_subclass", "_make_wrapper_subclass"):
+        replace(tensor, name, staticmethod(_wrapped(getattr(tensor, name))))
+    move = tensor.to
+    replace(tensor, "to", _moving(move))
+    replace(tensor, "cuda", lambda x, *_, **__: _moved(x, True, move))
+    replace(tensor, "cpu", lambda x, *_, **__: _moved(x, False, move))
+    replace(tensor, "record_stream", lambda x, stream: None)
+    where = tensor.device.__get__
+    cuda = torch.device("cuda", 0)
+    replace(tensor, "is_cuda", property(lambda x: x.is_cpu and not asked_by_torch()))
+
+    def device(x: Any) -> Any:
+        real = where(x)
+        return real if real.type != "cpu" or asked_by_torch() else cuda
+
+    replace(tensor, "device", property(device))
+    number = tensor.get_device
+    replace(tensor, "get_device", lambda x: 0 if x.is_cpu and not asked_by_torch() else number(x))
+
+
+def _questions() -> None:
+    """The tables, in every module of torch that has the name from the same place."""
+    for module, table in EXISTENCE.items():
+        for name, answer in table.items():
+            owner = _found(module)
+            if hasattr(owner, name):
+                _everywhere(owner, name, told(getattr(owner, name), answer))
+    given = answers()
+    for module, table in given.items():
+        for name, answer in table.items():
+            _everywhere(_found(module), name, answer)
+    for module in ("torch.cuda", "torch.accelerator"):
+        owner = _found(module)
+        for name in owner.__all__:
+            original = getattr(owner, name, None)
+            known = name in given[module] or name in EXISTENCE[module]
+            if not known and callable(original) and not isinstance(original, type):
+                replace(owner, name, named(f"{module}.{name}", original))
+
+
+def _found(path: str) -> Any:
+    """A module or a class by its full name."""
+    module, _, last = path.rpartition(".")
+    if path in sys.modules or not module:
+        return sys.modules[path]
+    return getattr(_found(module), last)
+
+
+def _everywhere(owner: Any, name: str, new: Any) -> None:
+    old = getattr(owner, name, None)
+    replace(owner, name, new)
+    if old is None:
+        return
+    inside = owner.__name__ + "."
+    for path, module in list(sys.modules.items()):
+        if path.startswith(inside) and vars(module).get(name) is old:
+            replace(module, name, new)
 
 
 def undo() -> None:
     """Everything as it was."""
     global _redirected
     _redirected = False
+    compiling.detach()
     while _undo:
         _undo.pop()()
 
 
-def _replace(owner: Any, name: str, new: Any) -> None:
-    own = vars(owner).get(name, _nothing)
+def replace(owner: Any, name: str, new: Any) -> None:
+    """Put something in the place of an attribute until `undo()`."""
+    own = vars(owner).get(name, _MISSING)
     setattr(owner, name, new)
-    if own is _nothing:  # it came from a base class
+    if own is _MISSING:  # it came from a base class
         _undo.append(lambda: delattr(owner, name))
     else:
         _undo.append(lambda: setattr(owner, name, own))
@@ -199,11 +172,145 @@ def _replace(owner: Any, name: str, new: Any) -> None:
 def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if "device" in kwargs:
-            device = kwargs["device"]
-            whole = isinstance(device, int) and not isinstance(device, bool)
-            kwargs["device"] = "cpu" if whole else here(device)
+        _take_here(kwargs)
         return function(*map(here, args), **kwargs)
+
+    return call
+
+
+def _take_here(kwargs: dict[str, Any]) -> None:
+    for name in ("device", "device_type"):
+        if name in kwargs:
+            device = kwargs[name]
+            whole = isinstance(device, int) and not isinstance(device, bool)
+            kwargs[name] = "cpu" if whole else here(device)
+
+
+def _making(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that makes a tensor; one that names no GPU makes it on the CPU."""
+    import torch
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        on_gpu = "device" in kwargs and here(kwargs["device"]) is not kwargs["device"]
+        on_gpu = on_gpu or kwargs.get("device").__class__ is int
+        _take_here(kwargs)
+        made = function(*map(here, args), **kwargs)
+        if not on_gpu and not torch.compiler.is_compiling():
+            setattr(made, _BORN_HERE, True)
+        return made
+
+    return call
+
+
+def _moving(move: Callable[..., Any]) -> Callable[..., Any]:
+    """`Tensor.to`: from the CPU to a GPU and back it copies, as it does there."""
+    import torch
+
+    @functools.wraps(move)
+    def to(x: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = kwargs.get("device", args[0] if args else None)
+        if asked.__class__ is int:
+            asked = torch.device("cuda", asked)
+        elif not isinstance(asked, (str, torch.device)):
+            return move(x, *map(here, args), **kwargs)
+        there = here(asked) is not asked
+        if "device" in kwargs:
+            kwargs["device"] = here(asked)
+        else:
+            args = (here(asked), *args[1:])
+        found = move(x, *args, **kwargs)
+        return _moved(found, there, move) if found is x else found
+
+    return to
+
+
+def _moved(x: Any, to_gpu: bool, move: Callable[..., Any]) -> Any:
+    """A tensor on the other side. Where it is already it stays the same."""
+    import torch
+
+    if not x.is_cpu or torch.compiler.is_compiling():
+        return move(x, "cpu")
+    born_here = _BORN_HERE in x.__dict__
+    if asked_by_torch(3) or born_here is not to_gpu:
+        return x
+    made = x.clone()
+    if not to_gpu:
+        setattr(made, _BORN_HERE, True)
+    return made
+
+
+def _library(init: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(init)
+    def call(self: Any, ns: str, kind: str, dispatch_key: str = "") -> None:
+        if asked_by_torch(through=("torch.library", "torch._library", __name__)):
+            init(self, ns, kind, dispatch_key)
+            return
+        init(self, ns, kind, _KEYS.sub("CPU", str(dispatch_key)))
+        self._tilewright_key = str(dispatch_key)
+
+    return call
+
+
+def _registered(impl: Callable[..., Any]) -> Callable[..., Any]:
+    """`Library.impl`: what is registered for a GPU is the CPU's, before what is for a CPU."""
+    taken: set[tuple[str, str, str]] = set()
+
+    @functools.wraps(impl)
+    def call(
+        self: Any, op_name: Any, fn: Any, dispatch_key: str = "", *args: Any, **kwargs: Any
+    ) -> Any:
+        import torch
+
+        wanted = str(dispatch_key or getattr(self, "_tilewright_key", self.dispatch_key))
+        key = _KEYS.sub("CPU", wanted)
+        name = op_name if isinstance(op_name, str) else op_name._schema.name
+        bare = name.split("::")[-1]
+        if not isinstance(op_name, str) and op_name._schema.overload_name:
+            bare = f"{bare}.{op_name._schema.overload_name}"
+        entry = (self.ns, bare, key)
+        if asked_by_torch(through=("torch.library", "torch._library", __name__)):
+            return impl(self, op_name, fn, dispatch_key, *args, **kwargs)
+        if key == wanted:
+            return (
+                None if entry in taken else impl(self, op_name, fn, dispatch_key, *args, **kwargs)
+            )
+        taken.add(entry)
+        # One for the CPU gives way; torch does not take a second one as long as it knows a first.
+        torch.library._impls.discard(f"{self.ns}/{bare}/{key}")
+        return impl(self, op_name, fn, key, *args, **kwargs)
+
+    return call
+
+
+def _enabled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.is_autocast_enabled`: without a device it asks for a GPU's."""
+
+    @functools.wraps(function)
+    def call(device_type: str = "cuda") -> bool:
+        return function(here(device_type))
+
+    return call
+
+
+def _autocast(init: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(init)
+    def call(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        import torch
+
+        place = here(device_type)
+        if place is not device_type and dtype is None:
+            dtype = torch.float16  # what a GPU takes by default
+        init(self, place, dtype, *args, **kwargs)
+
+    return call
+
+
+def _loading(load: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(load)
+    def call(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        place = "cpu" if map_location is None else here(map_location)
+        return load(f, place, *args, **kwargs)
 
     return call
 

@@ -29,6 +29,7 @@ from tilewright.capture.torch.captured import (
 )
 from tilewright.capture.torch.context import SEED, Context
 from tilewright.capture.torch.dtypes import FROM_COMPLEX, FROM_TORCH, has_native_form, real_dtype
+from tilewright.capture.torch.launches import Launch, kernel_name, strides_of
 from tilewright.capture.torch.layout import contiguous, dense, extent, from_memory, memory_shape
 from tilewright.capture.torch.outputs import Outputs
 from tilewright.capture.torch.places import place_of
@@ -448,6 +449,12 @@ class Translation:
         args = tuple(map_aggregate(n.args, argument))  # type: ignore[arg-type]
         kwargs = dict(map_aggregate(n.kwargs, argument))  # type: ignore[arg-type]
         vals = n.meta.get("val")
+        function: Any = n.target
+        keys = tuple(vals) if isinstance(vals, dict) else None
+        if keys is not None:  # a launch of a kernel: results by name
+            vals = tuple(vals.values())
+            function = Launch(function, keys)
+            kwargs["strides"] = strides_of(n, self.shapes)
         single = not isinstance(vals, (tuple, list))
         results: list[str | SymbolicInt | None] = []
         values: list[Any] = []
@@ -478,8 +485,8 @@ class Translation:
                 results.append(None if v is None else slot)
                 values.append(None if v is None else Opaque(slot))
         call = HostCall(
-            function=n.target,  # type: ignore[arg-type]
-            operator=target_name(n.target),
+            function=function,
+            operator=target_name(n.target) if keys is None else kernel_name(n),
             args=args,
             kwargs=kwargs,
             results=tuple(results),
@@ -490,6 +497,8 @@ class Translation:
         )
         names = frozenset(str(s) for s in binds)
         self.hosts.append(PendingHost(call, label, tuple(operands), names, _ordered(n)))
+        if keys is not None:
+            return dict(zip(keys, values, strict=True))
         return values[0] if single else tuple(values)
 
     def _host_result(self, slot: str, v: torch.Tensor) -> Any:

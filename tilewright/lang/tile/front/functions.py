@@ -80,6 +80,11 @@ class Parameter:
     variadic: bool = False  # *args
 
     @property
+    def num(self) -> int:
+        """What Triton calls its number."""
+        return self.number
+
+    @property
     def has_default(self) -> bool:
         return self.default is not MISSING
 

@@ -1,0 +1,187 @@
+"""Kernels inside functions that torch compiles.
+
+With ours in Triton's place Dynamo takes a launch for one of Triton's, and asks Triton's compiler
+which tensors the kernel changes. Here the tile IR answers. Parts of torch that have to be told are
+imported late, so they are told when they are.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from collections.abc import Callable, Mapping
+from importlib.abc import MetaPathFinder
+from typing import Any
+
+from tilewright.base.errors import TilewrightError
+from tilewright.base.events import Log
+from tilewright.driver.tile_arguments import ALIGNMENT, TYPE_NAMES, argument_of, handlers_of
+from tilewright.driver.tile_autotune import Autotuner
+from tilewright.driver.tile_jit import JITFunction
+from tilewright.driver.tile_launch import translated
+from tilewright.ir.types import DTYPES, f32, i32
+from tilewright.lang.tile.front.functions import Argument
+from tilewright.lang.tile.front.stored import stored_arguments
+from tilewright.lang.tile.language.types import constexpr
+
+Replace = Callable[[Any, str, Any], None]
+
+LOG = Log()
+
+
+class AfterImport(MetaPathFinder):
+    """Calls a function with a module as soon as it is imported, or now."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Callable[[Any], None]] = {}
+
+    def call(self, name: str, function: Callable[[Any], None]) -> None:
+        module = sys.modules.get(name)
+        if module is not None:
+            function(module)
+            return
+        self.waiting[name] = function
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def forget(self) -> None:
+        self.waiting.clear()
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        function = self.waiting.get(fullname)
+        if function is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            if self.waiting.pop(fullname, None) is function:
+                function(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+_after = AfterImport()
+
+
+def attach(replace: Replace) -> None:
+    """Have launches inside compiled functions understood; `replace` can be undone."""
+    wrapper = "torch._higher_order_ops.triton_kernel_wrap"
+    _after.call(wrapper, lambda module: _attach_analysis(module, replace))
+
+
+def attach_devices(replace: Replace) -> None:
+    """Have functions that torch compiles see tensors on a GPU, as those around them do."""
+    _after.call("torch._dynamo.variables.tensor", lambda module: _attach_devices(module, replace))
+
+
+def detach() -> None:
+    _after.forget()
+
+
+def _attach_devices(module: Any, replace: Replace) -> None:
+    import torch
+
+    variable = module.TensorVariable
+    where = variable.method_attr_device
+
+    def device(self: Any, tx: Any) -> Any:
+        found = where(self, tx)
+        real = self.device
+        if real is None or real.type != "cpu":
+            return found
+        return module.VariableTracker.build(tx, torch.device("cuda", 0))
+
+    def is_cuda(self: Any, tx: Any) -> Any:
+        if self.device is None:
+            return None
+        return module.VariableTracker.build(tx, self.device.type in ("cpu", "cuda"))
+
+    replace(variable, "method_attr_device", device)
+    replace(variable, "method_attr_is_cuda", is_cuda)
+
+
+def _attach_analysis(module: Any, replace: Replace) -> None:
+    """torch asks for what a kernel reads and writes, older versions for what it writes."""
+    if hasattr(module, "identify_accessed_tensors"):
+        asked = module.identify_accessed_tensors
+
+        def accessed(kernel: Any, kwargs: Any, tma_descriptor_metadata: Any) -> Any:
+            if not _is_ours(kernel):
+                return asked(kernel, kwargs, tma_descriptor_metadata)
+            from torch._inductor.dependencies import ReadWrites, StarDep
+            from torch.utils._ordered_set import OrderedSet
+
+            tensors, written = changed(kernel, kwargs)
+            return module.TensorAccesses(
+                ReadWrites(
+                    reads=OrderedSet(StarDep(name) for name in tensors),
+                    writes=OrderedSet(StarDep(name) for name in written),
+                    index_exprs=OrderedSet(),
+                ),
+                can_fuse_epilogue=False,
+            )
+
+        replace(module, "identify_accessed_tensors", accessed)
+    if hasattr(module, "identify_mutated_tensors"):
+        before = module.identify_mutated_tensors
+
+        def mutated(kernel: Any, kwargs: Any, *rest: Any) -> list[str]:
+            return changed(kernel, kwargs)[1] if _is_ours(kernel) else before(kernel, kwargs, *rest)
+
+        replace(module, "identify_mutated_tensors", mutated)
+
+
+def _is_ours(kernel: Any) -> bool:
+    return isinstance(kernel, (JITFunction, Autotuner))
+
+
+def changed(kernel: Any, given: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The tensors among a launch's arguments by name, and those of them that the kernel stores to.
+    Of a kernel that cannot be followed, or not be translated, all of them."""
+    given = dict(given)
+    tensors = [name for name, value in given.items() if _is_tensor(value)]
+    while not isinstance(kernel, JITFunction):
+        for config in getattr(kernel, "configs", ())[:1]:  # each does the same
+            given |= config.kwargs
+        kernel = kernel.fn
+    try:
+        arguments = {p.name: _described(p, given) for p in kernel.parameters}
+        stored = stored_arguments(translated(kernel, arguments, debug=False))
+    except TilewrightError as problem:
+        what = f"every tensor given to {kernel.name} is taken to change: {problem.what}"
+        LOG.add("triton", what, where=f"{kernel.file}:{kernel.line}")
+        return tensors, tensors
+    owners = [name for name, a in arguments.items() for _ in a.leaves()]
+    named = {owners[k] for k in stored}
+    return tensors, [name for name in tensors if name in named]
+
+
+def _is_tensor(value: Any) -> bool:
+    import torch
+
+    # Inductor asks with boxes of its own.
+    return isinstance(value, torch.Tensor) or hasattr(value, "get_dtype")
+
+
+def _described(p: Any, given: Mapping[str, Any]) -> Argument:
+    import torch
+
+    value = given.get(p.name, p.default)
+    if p.is_constexpr:
+        return Argument.constant(value.value if isinstance(value, constexpr) else value)
+    if _is_tensor(value):
+        kind = value.dtype if isinstance(value, torch.Tensor) else value.get_dtype()
+        element = DTYPES[TYPE_NAMES[str(kind).removeprefix("torch.")]]
+        return Argument.pointer(element, ALIGNMENT)
+    if isinstance(value, torch.SymFloat):
+        return Argument.scalar(f32)
+    if isinstance(value, (torch.SymInt, torch.SymBool)) or hasattr(value, "free_symbols"):
+        return Argument.scalar(i32)
+    return argument_of(handlers_of(p)[value.__class__](value)[0])
