@@ -29,6 +29,7 @@ from tilewright.base import knobs
 from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.base.events import Log
+from tilewright.base.untraced import untraced
 from tilewright.driver.tile_jit import JITFunction, KernelInterface
 from tilewright.driver.tile_launch import executor
 from tilewright.driver.tile_testing import do_bench
@@ -167,6 +168,7 @@ class Autotuner(KernelInterface[Any]):
     def base_fn(self) -> Callable[..., Any]:
         return self.jit_function.fn
 
+    @untraced
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         if warmup:
             return self._warmed(args, grid, kwargs)
@@ -531,6 +533,7 @@ class Heuristics(KernelInterface[Any]):
         self.arg_names = list(arg_names)
         self.values = dict(values)
 
+    @untraced
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         named = dict(zip(self.arg_names, args, strict=False))
         for name, compute in self.values.items():

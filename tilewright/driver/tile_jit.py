@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar, overload
 from tilewright.base import knobs
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.base.events import Log
+from tilewright.base.untraced import untraced
 from tilewright.driver.tile_arguments import (
     PLAIN,
     BadArguments,
@@ -97,6 +98,7 @@ class KernelInterface(Generic[T]):
         """Make the kernel for such arguments without running it; a dtype stands for a tensor."""
         return self.run(*map(MockTensor.wrap_dtype, args), grid=grid, warmup=True, **kwargs)
 
+    @untraced
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         return partial(self.run, grid=grid, warmup=False)
 
@@ -171,9 +173,11 @@ class JITFunction(TileFunction, KernelInterface[T]):
 
     # ---- launching
 
+    @untraced
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         return partial(self._calls.launch, grid)
 
+    @untraced
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         if warmup:
             return self._prepared(*self._calls.gather(*args, **kwargs))[0]
@@ -519,11 +523,11 @@ def calls(f: JITFunction[Any]) -> Calls:
         given=_tuple(f.arg_names),
         rest="()" if variadic else "_tw_rest",
     )
-    file = f"<launching {f.name}>"
+    file = f"{__file__}, launching {f.name}"  # where torch looks for what it does not trace
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     exec(compile(source, file, "exec", dont_inherit=True), scope)
     scope["launch"].__qualname__ = f.name  # as Python's own errors call it
-    return Calls(scope["launch"], scope["gather"], scope["bind"])
+    return Calls(untraced(scope["launch"]), scope["gather"], scope["bind"])
 
 
 def _tuple(items: Sequence[str]) -> str:

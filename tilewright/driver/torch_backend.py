@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._dynamo import trace_rules
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import ShortenTraceback
 from torch._dynamo.utils import counters, get_metrics_context
@@ -19,6 +20,7 @@ from tilewright.base import knobs
 from tilewright.base.collector import garbage_waits
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.base.events import Log
+from tilewright.base.untraced import keep_untraced
 from tilewright.capture.torch.captured import Captured, HostCall
 from tilewright.capture.torch.context import RANDOM_IN_EAGER
 from tilewright.capture.torch.decompositions import decompositions
@@ -31,6 +33,8 @@ from tilewright.driver.torch_call import Unit
 from tilewright.driver.torch_fast import Program
 from tilewright.driver.torch_options import TorchOptions
 from tilewright.ir.node import Graph
+
+keep_untraced(trace_rules)
 
 
 class FallbackError(Unsupported, ShortenTraceback):

@@ -15,6 +15,7 @@ from typing import Any
 
 from tilewright.base.errors import TilewrightError
 from tilewright.base.events import Log
+from tilewright.base.untraced import keep_untraced
 from tilewright.driver.tile_arguments import ALIGNMENT, TYPE_NAMES, argument_of, handlers_of
 from tilewright.driver.tile_autotune import Autotuner
 from tilewright.driver.tile_jit import JITFunction
@@ -22,7 +23,7 @@ from tilewright.driver.tile_launch import translated
 from tilewright.ir.types import DTYPES, f32, i32
 from tilewright.lang.tile.front.functions import Argument
 from tilewright.lang.tile.front.stored import stored_arguments
-from tilewright.lang.tile.language.types import constexpr
+from tilewright.lang.tile.language.types import constexpr, dtype
 
 Replace = Callable[[Any, str, Any], None]
 
@@ -72,8 +73,18 @@ _after = AfterImport()
 
 def attach(replace: Replace) -> None:
     """Have launches inside compiled functions understood; `replace` can be undone."""
+    forget_answers()
     wrapper = "torch._higher_order_ops.triton_kernel_wrap"
     _after.call(wrapper, lambda module: _attach_analysis(module, replace))
+    _after.call("torch._dynamo.trace_rules", keep_untraced)
+    _after.call("torch._dynamo.utils", lambda module: module.common_constant_types.add(dtype))
+
+
+def forget_answers() -> None:
+    """What torch noted about Triton before it was there, or was another one."""
+    for answer in vars(sys.modules.get("torch.utils._triton", object)).values():
+        if hasattr(answer, "cache_clear"):
+            answer.cache_clear()
 
 
 def attach_devices(replace: Replace) -> None:
@@ -83,6 +94,7 @@ def attach_devices(replace: Replace) -> None:
 
 def detach() -> None:
     _after.forget()
+    forget_answers()
 
 
 def _attach_devices(module: Any, replace: Replace) -> None:

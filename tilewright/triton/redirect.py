@@ -26,8 +26,8 @@ _METHODS = """new_empty new_zeros new_ones new_full new_tensor new_empty_strided
     is_pinned""".split()
 # Functions and constructors that take a device, or its kind, and make no tensor.
 _OTHERS = {
-    "torch": "set_default_device get_autocast_dtype set_autocast_enabled set_autocast_dtype "
-    "get_device_module",
+    "torch": "set_default_device get_autocast_dtype set_autocast_enabled set_autocast_dtype",
+    "torch.amp.autocast_mode": "_cast",
     "torch.library": "register_autocast",
     "torch.utils._device": "DeviceContext.__init__",
     "torch.amp.grad_scaler": "GradScaler.__init__",

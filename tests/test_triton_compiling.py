@@ -1,0 +1,128 @@
+"""torch.compile with ours in Triton's place: of any function, and of functions that launch kernels."""
+
+import shutil
+
+import pytest
+
+import tilewright as tw
+import tilewright.language as tl
+import tilewright.triton as compat
+
+torch = pytest.importorskip("torch")
+
+BACKENDS = ["eager", "aot_eager", "tilewright"]
+BACKENDS += ["inductor"] if shutil.which("g++") or shutil.which("clang++") else []
+
+
+@pytest.fixture(autouse=True)
+def on_cpu():
+    torch._dynamo.reset()
+    try:
+        yield compat.install(device="cpu")
+    finally:
+        compat.uninstall()
+        torch._dynamo.reset()
+
+
+@tw.jit
+def scaled(x, out, factor, n, stride, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i * stride, i < n) * factor, i < n)
+
+
+@tw.jit
+def count(x, total, n, BLOCK: tl.constexpr):
+    for k in range(tl.cdiv(n, BLOCK)):
+        i = k * BLOCK + tl.arange(0, BLOCK)
+        tl.atomic_add(total, tl.sum(tl.load(x + i, i < n, other=0.0)))
+
+
+def blocks(meta):
+    return (tw.cdiv(meta["n"], meta["BLOCK"]),)
+
+
+def launched(x):
+    y = torch.empty_like(x)
+    scaled[blocks](x, y, 2.0, x.numel(), 1, BLOCK=32)
+    return y + 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_any_function(backend):
+    def f(x, y):
+        made = torch.zeros(3, device=x.device) + torch.ones(3, device="cuda")
+        assert x.is_cuda and x.device.type == "cuda" and torch.cuda.is_available()
+        return (x @ y).relu() + made.sum().to("cuda")
+
+    x, y = torch.randn(4, 4, device="cuda"), torch.randn(4, 4, device="cuda")
+    fast = torch.compile(f, backend=backend, fullgraph=True)
+    torch.testing.assert_close(fast(x, y), f(x, y))
+
+
+@pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "inductor"])
+def test_kernels_inside_compiled_functions(backend):
+    x = torch.randn(100, device="cuda")
+    fast = torch.compile(launched, backend=backend, fullgraph=True)
+    assert torch.equal(fast(x), x * 2 + 1)
+    x = torch.randn(70, device="cuda")  # a size that changes
+    assert torch.equal(fast(x), x * 2 + 1)
+
+
+def test_strides_that_a_kernel_is_told():
+    """Native code writes in the order of memory; the kernel is told torch's strides."""
+
+    def f(x):
+        t = (x + 1).t()
+        y = torch.empty(t.shape[0], device=x.device)
+        scaled[(1,)](t, y, 1.0, t.shape[0], t.stride(0), BLOCK=16)
+        return y
+
+    x = torch.randn(5, 7, device="cuda")
+    assert torch.equal(torch.compile(f, backend="tilewright")(x), (x + 1)[0])
+
+
+def test_inputs_that_a_kernel_changes():
+    def f(x, total):
+        count[(1,)](x * 2, total, x.numel(), BLOCK=16)
+        return total + 1
+
+    x, total = torch.ones(40, device="cuda"), torch.zeros(1, device="cuda")
+    fast = torch.compile(f, backend="tilewright", fullgraph=True)
+    assert fast(x, total).item() == 81 and total.item() == 80
+    assert fast(x, total).item() == 161 and total.item() == 160
+
+
+def test_autotuned_kernels_and_heuristics():
+    tuned = tw.autotune([tw.Config({"BLOCK": b}) for b in (16, 32)], key=["n"])(scaled)
+
+    def f(x):
+        y = torch.empty_like(x)
+        tuned[blocks](x, y, 2.0, x.numel(), 1)
+        return y + 1
+
+    x = torch.randn(100, device="cuda")
+    assert torch.equal(torch.compile(f, backend="tilewright")(x), x * 2 + 1)
+
+
+def test_strict_names_the_kernel():
+    with pytest.raises(Exception, match="the kernel scaled would run in eager"):
+        tw.compile(launched, strict=True)(torch.randn(10))
+
+
+def test_operators_made_of_kernels():
+    @torch.library.triton_op("tw_test_triton::doubled", mutates_args={})
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        torch.library.wrap_triton(scaled)[blocks](x, y, 2.0, x.numel(), 1, BLOCK=32)
+        return y
+
+    x = torch.randn(50, device="cuda")
+    assert torch.equal(doubled(x), x * 2)
+    fast = torch.compile(lambda x: doubled(x) + 1, backend="tilewright", fullgraph=True)
+    assert torch.equal(fast(x), x * 2 + 1)
+
+
+def test_without_triton_s_name_a_launch_breaks_the_graph():
+    compat.uninstall()
+    x = torch.randn(40)
+    assert torch.equal(torch.compile(launched, backend="tilewright")(x), x * 2 + 1)
