@@ -31,6 +31,7 @@ from tilewright.driver.tile_arguments import (
     handlers_of,
     leaves,
 )
+from tilewright.driver.tile_asked import AskedFunction
 from tilewright.driver.tile_launch import (
     GRIDS,
     NATIVE,
@@ -51,7 +52,6 @@ from tilewright.lang.tile.front.functions import (
     Argument,
     ConstexprFunction,
     Parameter,
-    TileFunction,
 )
 from tilewright.lang.tile.ir import Pointer
 from tilewright.lang.tile.language.types import constexpr, dtype_of
@@ -81,7 +81,8 @@ class Defaults:
 
     debug: bool = False  # are asserts checked?
     causes: bool = False  # do errors in kernels carry what is wrong a second time, as their cause?
-    # Called before each launch with the function, its arguments, options and the sizes of the grid.
+    # Called before each launch with the kernel, its arguments, options and the sizes of the grid.
+    # What they give back, if anything, is called after it.
     listeners: list[Callable[..., Any]] = field(default_factory=list)
 
 
@@ -103,7 +104,7 @@ class KernelInterface(Generic[T]):
         return partial(self.run, grid=grid, warmup=False)
 
 
-class JITFunction(TileFunction, KernelInterface[T]):
+class JITFunction(AskedFunction, KernelInterface[T]):
     """A kernel. `f[grid](*args, **kwargs)` runs it, once per program of the grid."""
 
     by: Executor | None = None  # who runs it; None: the environment says so at each launch
@@ -201,8 +202,7 @@ class JITFunction(TileFunction, KernelInterface[T]):
         if callable(grid):
             grid = grid({**dict(zip(self.arg_names, given, strict=True)), **options})
         sizes = checked_grid(grid, self.name)
-        for heard in DEFAULTS.listeners:
-            heard(self, given, options, sizes)
+        told = [heard(kernel, given, options, sizes) for heard in DEFAULTS.listeners]
         if 0 not in sizes:
             if grid.__class__ is tuple:
                 remember_grid(grid, sizes)
@@ -210,6 +210,8 @@ class JITFunction(TileFunction, KernelInterface[T]):
             if kernel.wants_given:
                 objects = dict(zip(self.arg_names, given, strict=True))
             kernel.fitting(given, values).launch(kernel.pick(values), objects, sizes)
+        for after in filter(None, told):
+            after()
         return kernel
 
     def _prepared(

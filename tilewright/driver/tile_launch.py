@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib import import_module
 from operator import index
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 from tilewright.base import knobs
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
+from tilewright.driver.tile_asked import AskedKernel
 from tilewright.driver.tile_overlap import Key, Relation, meeting
 from tilewright.lang.tile.front.frontend import translate
 from tilewright.lang.tile.front.functions import Argument, TileFunction
@@ -226,7 +226,7 @@ class Texts(Mapping[str, str]):
 
 
 @dataclass(eq=False)
-class CompiledKernel:
+class CompiledKernel(AskedKernel):
     """A kernel made for one kind of arguments: what a launch and `warmup` give back."""
 
     function: Any  # the JITFunction: knows how to launch
@@ -258,23 +258,9 @@ class CompiledKernel:
             found = self.variants.setdefault(key, made)
         return found
 
-    # Questions that tutorials put to a GPU's kernel. A CPU has no registers to share out between
-    # programs: one each, and no shared memory but a token byte, so that quotients are defined.
-    n_regs = 1
-    n_spills = 0
-    n_max_threads = 1024
-
     @cached_property
     def asm(self) -> Texts:
         return Texts(self.launchable.forms())
-
-    @cached_property
-    def metadata(self) -> SimpleNamespace:
-        told = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "shared": 1, "name": self.name}
-        return SimpleNamespace(**{**told, **self.options})
-
-    def _init_handles(self) -> None:
-        """Triton loads its binary here; ours is loaded already."""
 
     def result(self) -> CompiledKernel:
         return self

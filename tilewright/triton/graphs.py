@@ -113,8 +113,9 @@ class Recorder:
             storage.copy_(old)
         return self.steps
 
-    def launched(self, function: Any, given: Sequence[Any], options: Any, grid: Any) -> None:
+    def launched(self, kernel: Any, given: Sequence[Any], options: Any, grid: Any) -> None:
         """Before a kernel runs."""
+        function = kernel.function
         for x in _tensors(given):
             self.save(x)
         self.steps.append(lambda: function._slowly(grid, given, (), options) and None)

@@ -114,9 +114,95 @@ class _Interpret(env_base):
             os.environ[ours.interpret.name] = "1" if value else "0"
 
 
+class LazyDict:
+    """What a hook is told of a launch; `get()` is all of it."""
+
+    def __init__(self, data: dict[str, Any]):
+        self.data = data
+        self.extras: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+
+    def add(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.extras.append((function, args))
+
+    def get(self) -> dict[str, Any]:
+        for function, args in self.extras:
+            self.data |= function(*args)
+        self.extras.clear()
+        return self.data
+
+
+class HookChain:
+    """Functions that are called around launches, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[LazyDict], Any]] = []
+
+    def add(self, call: Callable[[LazyDict], Any]) -> None:
+        if call not in self.calls:
+            self.calls.append(call)
+            _listen()
+
+    def remove(self, call: Callable[[LazyDict], Any]) -> None:
+        if call in self.calls:
+            self.calls.remove(call)
+            _listen()
+
+    def set(self, value: Any) -> None:
+        self.calls[:] = () if value is None or value is self else (value,)
+        _listen()
+
+    def __call__(self, metadata: LazyDict) -> None:
+        for call in self.calls:
+            call(metadata)
+
+    def __bool__(self) -> bool:
+        return bool(self.calls)
+
+
+ENTER, EXIT = HookChain(), HookChain()
+
+
+def _listen() -> None:
+    """Launches are listened to as long as there is a hook."""
+    listeners = tile_jit.DEFAULTS.listeners
+    if _launched in listeners:
+        listeners.remove(_launched)
+    if ENTER or EXIT:
+        listeners.append(_launched)
+
+
+def _launched(kernel: Any, given: Any, options: Any, grid: Any) -> Callable[[], None]:
+    metadata = LazyDict({"name": kernel.name, "function": kernel.function, "stream": 0})
+    if kernel.function.launch_metadata is not None:
+        named = dict(zip(kernel.function.arg_names, given, strict=True))
+        metadata.add(kernel.function.launch_metadata, (grid, kernel.metadata, named))
+    ENTER(metadata)
+    return lambda: EXIT(metadata)
+
+
 class runtime_knobs(base_knobs):
     interpret = _Interpret("TRITON_INTERPRET", False, _flag)
     override_arch = env_base("TRITON_OVERRIDE_ARCH")
+
+    # Never called: kernels are made and loaded in one step, by one process.
+    jit_cache_hook = jit_post_compile_hook = None
+    kernel_load_start_hook = kernel_load_end_hook = kernel_unload_hook = None
+
+    @property
+    def launch_enter_hook(self) -> HookChain:
+        return ENTER
+
+    @launch_enter_hook.setter
+    def launch_enter_hook(self, value: Any) -> None:
+        ENTER.set(value)
+
+    @property
+    def launch_exit_hook(self) -> HookChain:
+        return EXIT
+
+    @launch_exit_hook.setter
+    def launch_exit_hook(self, value: Any) -> None:
+        EXIT.set(value)
 
     @property
     def debug(self) -> bool:
