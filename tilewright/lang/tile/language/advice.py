@@ -10,10 +10,11 @@ from tilewright.base.errors import Invalid, Unsupported
 from tilewright.lang.tile.builder import current
 from tilewright.lang.tile.front.functions import function
 from tilewright.lang.tile.ir import Pointer
-from tilewright.lang.tile.language import promote, semantic
+from tilewright.lang.tile.language import promote, ptx, semantic
 from tilewright.lang.tile.language.memory import atomic_cas
 from tilewright.lang.tile.language.promote import described
 from tilewright.lang.tile.language.tensor import builtin, member, operand, tensor, value, wrap
+from tilewright.lang.tile.language.tensor import tuple as collection
 from tilewright.lang.tile.language.types import constexpr, dtype_of, int64, unwrap
 
 
@@ -175,10 +176,14 @@ def _awaited_for(pointer, wanted, looks, SEM: constexpr, SCOPE: constexpr):
 def inline_asm_elementwise(
     asm: Any, constraints: Any, args: Any, dtype: Any, is_pure: Any, pack: Any
 ) -> Any:
-    raise Unsupported(
-        "inline_asm_elementwise: the text is assembly for a GPU, and this kernel runs on a CPU",
-        hint="write it in the language: tl.math, bit operations, x.to(…, bitcast=True)",
-    )
+    """Assembly for a GPU, element by element: the instructions of PTX that `ptx.py` knows are
+    operations of the language here. `dtype` may be several, for as many results."""
+    kinds = unwrap(dtype)
+    several = isinstance(kinds, (list, tuple, collection))
+    wanted = [unwrap(t) for t in kinds] if several else [kinds]
+    given = [a if isinstance(a, tensor) else wrap(value(a)) for a in unwrap(args)]
+    found = ptx.run(unwrap(asm), unwrap(constraints), given, wanted, unwrap(pack))
+    return collection(found) if several else found[0]
 
 
 @builtin
