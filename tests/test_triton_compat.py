@@ -39,7 +39,9 @@ def on_cpu():
     language.extra.cuda.libdevice testing runtime runtime.jit runtime.autotuner runtime.errors
     runtime.driver runtime.cache runtime.interpreter compiler compiler.errors compiler.compiler
     backends backends.compiler backends.driver tools tools.tensor_descriptor knobs errors
-    _utils profiler profiler.viewer""".split(),
+    _utils profiler profiler.viewer language.target_info language.extra.hip tools.ragged_tma ops
+    ops.matmul_perf_model experimental experimental.gluon experimental.gluon.language.nvidia.hopper
+    tools.experimental_descriptor""".split(),
 )
 def test_modules_are_found(triton, name):
     assert importlib.import_module(f"triton.{name}") is sys.modules[f"triton.{name}"]
@@ -206,6 +208,133 @@ def test_helpers_of_a_checkout(checkout):
             importlib.import_module("triton.missing")
     finally:
         compat.uninstall()
+
+
+def test_names_of_what_a_cpu_does_not_have(triton):
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import tma
+
+    layout = gl.BlockedLayout([1], [32], [4], [0])  # as files do where they are imported
+
+    @gluon.jit
+    def copy(x, BLOCK: gl.constexpr):
+        pass
+
+    for use in (lambda: copy[(1,)](1), lambda: layout + 1, lambda: bool(tma.async_copy(1))):
+        with pytest.raises(tw.Unsupported, match="Gluon places tiles"):
+            use()
+    compat.uninstall()
+    with pytest.raises(ImportError):
+        importlib.import_module("triton.experimental.gluon")
+
+
+def test_attributes_that_libraries_read(triton):
+    import tilewright.language as tl
+
+    @triton.jit(do_not_specialize=["n"])
+    def one(x, n, BLOCK: tl.constexpr):
+        tl.store(x, n)
+
+    assert one.raw_src[0].strip().startswith("@triton.jit") and not one.is_gluon()
+    assert one.get_capture_scope()["tl"] is tl and one.do_not_specialize == [1]
+    assert one.params[2].num == 2 and one.params[2].is_constexpr
+    assert Path(one.file_name).name == Path(__file__).name
+    assert (
+        one.raw_src[one.def_file_line_number - one.starting_line_number].strip().startswith("def")
+    )
+    assert one.parse().body[0].name == "one" and one.module == __name__
+    x = torch.zeros(1)
+    kernel = one[(1,)](x, 3, BLOCK=4)
+    assert kernel in one.device_caches[0][0].values()
+    assert kernel.shared == kernel.metadata.shared and kernel.num_warps == 4
+    assert kernel.n_spills == 0 and kernel.src.fn is one and len(kernel.hash) == 64
+    assert kernel.metadata.target.backend == "cpu" and "llir" in kernel.asm
+    kernel.run(1, 1, 1, 0, None, (), None, None, None, x, 7, 4)
+    assert x.item() == 7
+    kernel.run(1, 1, 1, 0, None, (), None, None, None, x, 8)  # without what is constant
+    assert x.item() == 8
+
+
+def test_hooks_of_launches(triton):
+    import tilewright.language as tl
+
+    @triton.jit(launch_metadata=lambda grid, metadata, args: {"flops": args["n"]})
+    def one(x, n):
+        tl.store(x, n)
+
+    heard = []
+    hooks = triton.knobs.runtime
+    hooks.launch_enter_hook.add(lambda told: heard.append(("enter", told.get())))
+    hooks.launch_exit_hook = lambda told: heard.append(("exit", told.get()["flops"]))
+    try:
+        one[(1,)](torch.zeros(1), 5)
+    finally:
+        hooks.launch_enter_hook = hooks.launch_exit_hook = None
+    one[(1,)](torch.zeros(1), 6)
+    assert [h[0] for h in heard] == ["enter", "exit"] and heard[1][1] == 5
+    assert heard[0][1]["name"] == "one"
+
+
+def test_limits_of_the_machine(triton):
+    single = importlib.import_module("triton.language").float32
+    assert triton.testing.get_dram_gbps() > 0
+    assert triton.testing.get_max_simd_tflops(single) > 0
+    assert triton.testing.get_max_tensorcore_tflops(single, 1e6) > 0
+    model = importlib.import_module("triton.ops.matmul_perf_model")
+    sizes = {"A": torch.ones(1), "M": 4096, "N": 4096, "K": 4096}
+    small = model.estimate_matmul_time(**sizes, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)
+    large = model.estimate_matmul_time(**sizes, BLOCK_M=128, BLOCK_N=128, BLOCK_K=32)
+    assert small > large > 0
+    blocks = [{"BLOCK_M": b, "BLOCK_N": b, "BLOCK_K": b} for b in (16, 1 << 14)]
+    configs = [triton.Config(b) for b in blocks]
+    assert model.early_config_prune(configs, sizes) == configs[:1]
+
+
+def test_slices_of_unequal_length(triton):
+    from triton.tools.ragged_tma import create_ragged_descriptor, load_ragged, store_ragged
+
+    @triton.jit
+    def shifted(x, out, start, size):
+        block = load_ragged(x, start, size, [2, 0])
+        store_ragged(out, start, size, [0, 0], block + 1)
+
+    x, out = torch.arange(80.0).view(10, 8), torch.zeros(10, 8)
+    given = [create_ragged_descriptor(t, [4, 8]) for t in (x, out)]
+    shifted[(1,)](*given, 3, 3)
+    wanted = torch.zeros(10, 8)
+    wanted[3:6] = 1
+    wanted[3] += x[5]
+    assert torch.equal(out, wanted)
+
+
+LATER: tw.language.constexpr = 5  # type: ignore[assignment]
+PLAIN = 5
+
+
+def test_constants_of_a_module(triton):
+    import tilewright.language as tl
+
+    @triton.jit
+    def declared(x, D: tl.constexpr):
+        tl.store(x, tl.full([], LATER, D.value))
+
+    @triton.jit
+    def plain(x):
+        tl.store(x, PLAIN)
+
+    @triton.jit
+    def old(x):
+        a = tl.full([16, 16], 1.0, tl.float32)
+        tl.store(x, tl.sum(tl.dot(a, a, trans_b=True)))
+
+    x = torch.zeros(1)
+    declared[(1,)](x, tl.float32)
+    assert x.item() == 5
+    with pytest.raises(triton.CompilationError, match=r"PLAIN: tl.constexpr = …"):
+        plain[(1,)](x)
+    with pytest.raises(triton.CompilationError, match=r"tl.dot\(a, tl.trans\(b\)\)"):
+        old[(1,)](x)
 
 
 # ---- knobs

@@ -42,7 +42,7 @@ def multiplied(x, y, B: tl.constexpr):
 def assembled(x, B: tl.constexpr):
     a = tl.load(x + tl.arange(0, B))
     made = tl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r", [a], dtype=tl.float32, is_pure=True, pack=1
+        "redux.sync.add.u32 $0, $1;", "=r,r", [a], dtype=tl.float32, is_pure=True, pack=1
     )
     tl.store(x + tl.arange(0, B), made)
 
@@ -116,7 +116,7 @@ CASES: dict[str, Case] = {
     ),
     "assembly": (
         lambda: assembled[(1,)](zeros(), B=64),
-        ("assembly for a GPU", "inline_asm_elementwise", "write it in the language"),
+        ("`redux.sync.add.u32 $0, $1` is not among", "inline_asm_elementwise", "write it in"),
     ),
     "a float as a size": (
         lambda: filled(1.0, B=64.0),

@@ -17,7 +17,7 @@ from types import ModuleType
 from tilewright.base.errors import Invalid
 from tilewright.base.knobs import interpret
 from tilewright.driver.tile_jit import DEFAULTS
-from tilewright.triton import compiling, modules, redirect
+from tilewright.triton import absent, compiling, modules, redirect
 
 __all__ = ["install", "installed", "uninstall"]
 
@@ -44,6 +44,7 @@ def install(device: str | None = None, checkout: str | Path | None = None) -> Mo
     before = modules.put(made)
     if _before is None:
         _before = before
+    absent.attach()
     compiling.attach(redirect.replace)
     if device == "cpu":
         redirect.redirect()
@@ -54,6 +55,7 @@ def uninstall() -> None:
     """Everything as it was before `install`. What was imported in between stays with those who
     imported it."""
     global _before
+    absent.detach()
     redirect.undo()
     DEFAULTS.causes = False
     if _before is not None:

@@ -235,6 +235,20 @@ def compile(
     return src.fn.compiled(src.arguments(), options, bool(options.get("debug", False)))
 
 
+class IRSource:
+    """A kernel as a file of Triton's own forms."""
+
+    def __init__(self, path: Any, *_: Any, **__: Any) -> None:
+        raise Unsupported(
+            f"{path}: forms of Triton's compiler are not read here",
+            hint="give triton.compiler.ASTSource(fn, signature, constexprs)",
+        )
+
+
+def max_shared_mem(device: Any = None) -> int:
+    return device_properties(device)["max_shared_mem"]
+
+
 # ---- small things
 
 
@@ -264,6 +278,19 @@ class InterpretedFunction(JITFunction[Any]):
 
 def set_allocator(allocator: Any) -> None:
     """Accepted: kernels on a CPU have memory of their own and never ask."""
+
+
+def set_profile_allocator(allocator: Any) -> None:
+    """Accepted: kernels on a CPU write no profile."""
+
+
+def has_profile_allocator() -> bool:
+    return False
+
+
+def is_namedtuple(x: Any) -> bool:
+    kind = x if isinstance(x, type) else type(x)
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
 def is_power_of_two(n: int) -> bool:
@@ -316,3 +343,12 @@ type_canonicalisation_dict = {
 
 def canonicalize_dtype(dtype: Any) -> str:
     return type_canonicalisation_dict[str(dtype).rsplit(".", 1)[-1]]
+
+
+def canonicalize_ptr_dtype(dtype: Any, is_const: bool) -> str:
+    return f"{'*k' if is_const else '*'}{canonicalize_dtype(dtype)}"
+
+
+def get_primitive_bitwidth(dtype: str) -> int:
+    """Of a type by its name in signatures."""
+    return DTYPES[TYPE_NAMES[dtype]].bits

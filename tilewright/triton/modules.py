@@ -17,9 +17,14 @@ import tilewright.testing as testing
 from tilewright.base.errors import TilewrightError
 from tilewright.driver import tile_arguments, tile_autotune, tile_jit, tile_launch
 from tilewright.lang.tile.front import diagnostics
-from tilewright.lang.tile.front.functions import ConstexprFunction, must_use_result
+from tilewright.lang.tile.front.functions import (
+    ConstexprFunction,
+    Parameter,
+    TileFunction,
+    must_use_result,
+)
 from tilewright.lang.tile.language import core
-from tilewright.triton import cache_files, hosting, knobs, profiling
+from tilewright.triton import cache_files, hosting, knobs, performance, profiling
 
 # What our version of the language follows.
 VERSION = "3.9.0"
@@ -34,9 +39,13 @@ _ALIASES = {
     "triton.language.math": "tilewright.lang.tile.library.math",
     "triton.language.extra": "tilewright.language.extra",
     "triton.language.extra.libdevice": "tilewright.lang.tile.library.libdevice",
-    "triton.language.extra.cuda": "tilewright.language.extra",
+    "triton.language.extra.cuda": "tilewright.language.extra.cuda",
     "triton.language.extra.cuda.libdevice": "tilewright.lang.tile.library.libdevice",
+    "triton.language.extra.hip": "tilewright.language.extra.hip",
+    "triton.language.extra.hip.libdevice": "tilewright.lang.tile.library.libdevice",
+    "triton.language.target_info": "tilewright.language.target_info",
     "triton.knobs": "tilewright.triton.knobs",
+    "triton.tools.ragged_tma": "tilewright.triton.ragged",
 }
 
 
@@ -59,12 +68,15 @@ def _contents() -> dict[str, dict[str, Any]]:
         "UnsupportedLanguageConstruct": diagnostics.CompileError,
     }
     compiling = {
-        **_take(hosting, "ASTSource compile make_backend"),
+        **_take(hosting, "ASTSource IRSource compile make_backend max_shared_mem"),
+        "LazyDict": knobs.LazyDict,
+        "AsmDict": tile_launch.Texts,
         "CompiledKernel": tile_launch.CompiledKernel,
     }
     names = _take(
         hosting,
-        "type_canonicalisation_dict canonicalize_dtype validate_block_shape is_power_of_two",
+        "type_canonicalisation_dict canonicalize_dtype canonicalize_ptr_dtype validate_block_shape "
+        "is_power_of_two get_primitive_bitwidth",
     )
     files = _take(
         cache_files,
@@ -89,23 +101,46 @@ def _contents() -> dict[str, dict[str, Any]]:
             "aggregate": core.aggregate,
         },
         "triton.errors": base,
-        "triton._utils": {**names, **_take(hosting, "find_paths_if get_iterable_path is_iterable")},
+        "triton._utils": {
+            **names,
+            **_take(hosting, "find_paths_if get_iterable_path is_iterable is_namedtuple"),
+            "TRITON_MAX_TENSOR_NUMEL": core.TRITON_MAX_TENSOR_NUMEL,
+        },
         "triton.testing": {
             **{name: getattr(testing, name) for name in testing.__all__},
+            **_take(
+                performance,
+                "get_dram_gbps get_max_simd_tflops get_max_tensorcore_tflops set_gpu_clock "
+                "cuda_memcheck cuda_graph_without_gc nvsmi",
+            ),
+            "do_bench_proton": testing.do_bench,
+            "do_bench_cudagraph_proton": testing.do_bench_cudagraph,
         },
+        "triton.ops": {"matmul": performance.matmul},
+        "triton.ops.matmul": {"matmul": performance.matmul, "_matmul": performance.matmul},
+        "triton.ops.matmul_perf_model": _take(
+            performance, "early_config_prune estimate_matmul_time get_max_simd_tflops"
+        )
+        | {"get_dram_gbps": performance.get_dram_gbps},
+        "triton.experimental": {},
         "triton.runtime": {**tuning, **functions, **errors, "driver": hosting.driver},
         "triton.runtime.jit": {
             **functions,
             **decorators,
             **names,
             "ConstexprFunction": ConstexprFunction,
+            "JITCallable": TileFunction,
+            "KernelParam": Parameter,
+            "get_full_name": lambda fn: f"{fn.__module__}.{fn.__qualname__}",
         },
         "triton.runtime.autotuner": {**tuning, **errors, **functions, "driver": hosting.driver},
         "triton.runtime.errors": {**errors, **base},
-        "triton.runtime.driver": {"driver": hosting.driver},
+        "triton.runtime.driver": {"driver": hosting.driver, "DriverConfig": hosting.DriverConfig},
         "triton.runtime.cache": {**files, "triton_key": lambda: VERSION, "knobs": knobs},
         "triton.runtime.interpreter": {**_take(hosting, "InterpretedFunction"), **errors},
-        "triton.runtime._allocation": _take(hosting, "set_allocator"),
+        "triton.runtime._allocation": _take(
+            hosting, "set_allocator set_profile_allocator has_profile_allocator"
+        ),
         "triton.compiler": {**compiling, **failures},
         "triton.compiler.compiler": compiling,
         "triton.compiler.errors": {**failures, **base},

@@ -394,8 +394,8 @@ def test_assertions_and_printing(capsys):
 def test_what_speaks_to_a_gpu_is_refused():
     with running():
         x = tile([1], tl.int32)
-        with pytest.raises(Unsupported, match="assembly for a GPU"):
-            tl.inline_asm_elementwise("mov", "=r,r", [x], tl.int32, True, 1)
+        with pytest.raises(Unsupported, match=r"`bar\.sync 0` is not among the instructions"):
+            tl.inline_asm_elementwise("bar.sync 0;", "=r,r", [x], tl.int32, True, 1)
         with pytest.raises(Unsupported, match="library for a GPU"):
             tl.extern_elementwise("libdevice", "", [x], {}, True)
 

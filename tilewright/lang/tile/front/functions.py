@@ -107,6 +107,12 @@ class Parameter:
         return not self.is_constexpr and ("const" in text or text.startswith("*k"))
 
 
+def declared_constant(fn: Callable[..., Any], name: str) -> bool:
+    """Does the module of a function say `name: tl.constexpr = …`?"""
+    declared = fn.__globals__.get("__annotations__", {}).get(name)
+    return "constexpr" in str(getattr(declared, "__name__", declared))
+
+
 class _Cells(Mapping[str, Any]):
     """Variables of the functions around one, as they are now."""
 

@@ -12,7 +12,11 @@ from typing import Any
 
 from tilewright.lang.tile.builder import IRBuilder
 from tilewright.lang.tile.front.diagnostics import Mistake, Spot
-from tilewright.lang.tile.front.functions import ConstexprFunction, TileFunction
+from tilewright.lang.tile.front.functions import (
+    ConstexprFunction,
+    TileFunction,
+    declared_constant,
+)
 from tilewright.lang.tile.ir import Place
 from tilewright.lang.tile.language import core
 from tilewright.lang.tile.language.types import base_type, base_value, constexpr, unwrap
@@ -136,6 +140,8 @@ class State:
         if found is not _MISSING:
             if name in PYTHON or visible(found):
                 return found
+            if declared_constant(frame.function.fn, name):
+                return constexpr(found)
             if isinstance(found, FunctionType):
                 raise Mistake(
                     f"{name} is a plain function of Python, which kernels cannot call",
@@ -144,7 +150,8 @@ class State:
                 )
             raise Mistake(
                 f"the kernel cannot access global variable {name}: it may change between launches",
-                f"write {name} = tl.constexpr(…) at module level, or pass it as an argument",
+                f"write {name} = tl.constexpr(…) or {name}: tl.constexpr = … at module level, or "
+                "pass it as an argument",
             )
         if name in PYTHON:
             return PYTHON[name]

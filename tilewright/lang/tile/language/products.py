@@ -31,9 +31,20 @@ def dot(
     allow_tf32: Any = None,
     max_num_imprecise_acc: Any = None,
     out_dtype: Any = None,
+    trans_a: Any = False,
+    trans_b: Any = False,
 ) -> tensor:
     """The product of two matrices (or of batches of them), added to `acc`. Sums are float32, of
     int8 int32, of float64 float64; of float16 they are float16 if `out_dtype` says so."""
+    for given, name, instead in (
+        (trans_a, "a", "tl.trans(a), b"),
+        (trans_b, "b", "a, tl.trans(b)"),
+    ):
+        if unwrap(given):
+            raise Invalid(
+                f"dot: trans_{name}=True was a parameter of old versions",
+                hint=f"transpose it: tl.dot({instead})",
+            )
     precision = _precision(unwrap(input_precision), unwrap(allow_tf32))
     a, b = value(input), value(other)
     c = None if unwrap(acc) is None else value(acc)

@@ -204,6 +204,11 @@ class dtype(base_type):
     fp_mantissa_width: int
     exponent_bias: int
 
+    @property
+    def value(self) -> dtype:
+        """Itself: a dtype that is a constant of a kernel is asked for it as other constants are."""
+        return self
+
     def __init__(self, name: Any):
         self.name = name = unwrap(name)
         element = ""
