@@ -1,6 +1,10 @@
 """torch.compile with ours in Triton's place: of any function, and of those that launch kernels."""
 
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -59,13 +63,45 @@ def test_any_function(backend):
     torch.testing.assert_close(fast(x, y), f(x, y))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS[:3])
 def test_kernels_inside_compiled_functions(backend):
     x = torch.randn(100, device="cuda")
     fast = torch.compile(launched, backend=backend, fullgraph=True)
     assert torch.equal(fast(x), x * 2 + 1)
     x = torch.randn(70, device="cuda")  # a size that changes
     assert torch.equal(fast(x), x * 2 + 1)
+
+
+INDUCTOR = """
+import tilewright.triton
+tilewright.triton.install(device="cpu")  # before Inductor is imported: it looks for Triton once
+import torch, triton, triton.language as tl
+
+@triton.jit
+def scaled(x, out, factor, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, i < n) * factor, i < n)
+
+@torch.compile(fullgraph=True)
+def f(x):
+    y = torch.empty_like(x)
+    scaled[(triton.cdiv(x.numel(), 32),)](x, y, 2.0, x.numel(), BLOCK=32)
+    return y + 1
+
+x = torch.randn(100, device="cuda")
+assert torch.equal(f(x), x * 2 + 1)
+print("right")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("inductor" not in BACKENDS, reason="Inductor needs a C++ compiler")
+def test_kernels_inside_functions_that_inductor_compiles(tmp_path):
+    (tmp_path / "script.py").write_text(INDUCTOR)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "right", done.stderr
 
 
 def test_strides_that_a_kernel_is_told():

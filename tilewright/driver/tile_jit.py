@@ -43,6 +43,8 @@ from tilewright.driver.tile_launch import (
     remember_grid,
 )
 from tilewright.driver.tile_overlap import relation
+from tilewright.driver.tile_sizes import cdiv as cdiv
+from tilewright.driver.tile_sizes import next_power_of_2 as next_power_of_2
 from tilewright.driver.tile_wrappers import MockTensor as MockTensor
 from tilewright.driver.tile_wrappers import TensorWrapper as TensorWrapper
 from tilewright.driver.tile_wrappers import reinterpret as reinterpret
@@ -557,15 +559,3 @@ def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
 def constexpr_function(fn: Callable[..., Any]) -> ConstexprFunction:
     """Makes a Python function callable inside kernels, on constants."""
     return ConstexprFunction(fn)
-
-
-@constexpr_function
-def cdiv(x: int, y: int) -> int:
-    """How many blocks of y cover x."""
-    return (x + y - 1) // y
-
-
-@constexpr_function
-def next_power_of_2(n: int) -> int:
-    """The smallest power of two that is not below n; 0 for 0."""
-    return 1 << (n - 1).bit_length() if n > 0 else 0

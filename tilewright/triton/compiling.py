@@ -77,7 +77,14 @@ def attach(replace: Replace) -> None:
     wrapper = "torch._higher_order_ops.triton_kernel_wrap"
     _after.call(wrapper, lambda module: _attach_analysis(module, replace))
     _after.call("torch._dynamo.trace_rules", keep_untraced)
-    _after.call("torch._dynamo.utils", lambda module: module.common_constant_types.add(dtype))
+    _after.call("torch._dynamo.utils", lambda module: _attach_constants(module, replace))
+
+
+def _attach_constants(module: Any, replace: Replace) -> None:
+    """Dynamo looked for Triton when it was imported, and may have found none."""
+    module.common_constant_types.add(dtype)
+    if not hasattr(module, "triton"):
+        replace(module, "triton", sys.modules["triton"])
 
 
 def forget_answers() -> None:
