@@ -22,6 +22,7 @@ from typing import Any
 from tilewright.base import knobs
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.targets import host
+from tilewright.triton import graphs
 
 _ELSEWHERE = ("cuda", "hip", "xpu", "mps")
 # Parts of torch that ask in the name of the program which they trace.
@@ -343,8 +344,6 @@ EXISTENCE: Mapping[str, Mapping[str, Any]] = {
 
 def answers() -> dict[str, dict[str, Any]]:
     """The answers by module and name."""
-    from tilewright.triton import graphs
-
     memory = {
         "memory_allocated": USED.now,
         "max_memory_allocated": USED.peak,
