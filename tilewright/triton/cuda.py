@@ -67,7 +67,8 @@ def index_of(device: Any) -> int:
     if isinstance(device, str):
         device = torch.device(device)
     index = device.index if isinstance(device, torch.device) else device
-    if index in (None, -1, 0):  # -1: the one in use
+    # As torch has it: -1 is the one in use, and so is what is neither a number nor a device.
+    if not isinstance(index, int) or index in (-1, 0):
         return 0
     raise Invalid(f"device {device}", hint="there is one device, cuda:0: the CPU in its place")
 
@@ -374,6 +375,8 @@ def answers() -> dict[str, dict[str, Any]]:
             "set_device": lambda device: index_of(device) and None,
             "synchronize": lambda device=None: index_of(device) and None,
             "_sleep": lambda cycles: None,
+            "_exchange_device": lambda device: 0,  # the one before
+            "_maybe_exchange_device": lambda device: 0,
             "get_device_name": lambda device=None: properties(device).name,
             "get_device_capability": lambda device=None: index_of(device) or capability(),
             "get_device_properties": properties,
