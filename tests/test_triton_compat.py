@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import os
 import subprocess
 import sys
@@ -254,6 +255,35 @@ def test_attributes_that_libraries_read(triton):
     assert x.item() == 7
     kernel.run(1, 1, 1, 0, None, (), None, None, None, x, 8)  # without what is constant
     assert x.item() == 8
+
+
+def test_tuners_of_libraries(triton):
+    """They are subclasses of Triton's, choose for themselves and measure with `_bench`."""
+    import tilewright.language as tl
+
+    class Tuner(triton.runtime.Autotuner):
+        def run(self, *args, **kwargs):
+            self.nargs = dict(zip(self.arg_names, args, strict=False))
+            times = {c: self._bench(*args, config=c, **kwargs) for c in self.prune_configs(kwargs)}
+            best = min(times, key=lambda c: times[c][0])
+            return self.fn.run(*args, **kwargs, **best.all_kwargs())
+
+    @triton.jit
+    def fill(x, n, BLOCK: tl.constexpr):
+        tl.static_assert(BLOCK < 64)
+        i = tl.arange(0, BLOCK)
+        tl.store(x + i, 1.0, i < n)
+
+    configs = [triton.Config({"BLOCK": b}) for b in (16, 32, 64)]
+    quick = {"num_warmups": 1, "num_reps": 1}
+    names = {n: v for n, v in quick.items() if n in inspect.signature(Tuner).parameters}
+    tuner = Tuner(fill, fill.arg_names, configs, ["n"], None, None, **names)
+    x = torch.zeros(16)
+    tuner[(1,)](x, 16)
+    assert x.sum() == 16 and tuner.nargs["n"] == 16
+    assert tuner._bench(x, 16, config=configs[2], grid=(1,)) == [float("inf")] * 3
+    with pytest.raises(tw.Invalid, match="BLOCK, which its configurations choose"):
+        tuner._bench(x, 16, config=configs[0], grid=(1,), BLOCK=16)
 
 
 def test_hooks_of_launches(triton):

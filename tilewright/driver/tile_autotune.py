@@ -8,6 +8,7 @@ stages) are one kernel here: it is compiled and timed once.
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,6 +34,7 @@ from tilewright.base.untraced import untraced
 from tilewright.driver.tile_jit import JITFunction, KernelInterface
 from tilewright.driver.tile_launch import executor
 from tilewright.driver.tile_testing import do_bench
+from tilewright.lang.tile.front.diagnostics import StaticAssertionError
 from tilewright.lang.tile.front.functions import ConstexprFunction, TileFunction
 from tilewright.runtime.pool import get_threads
 from tilewright.targets import host
@@ -157,6 +159,8 @@ class Autotuner(KernelInterface[Any]):
         self._copies: dict[str, Any] = {}
         self._lock = threading.RLock()
 
+    nargs: Mapping[str, Any] | None = None  # arguments of the launch, in tuners of libraries
+
     @property
     def jit_function(self) -> JITFunction[Any]:
         found = self.fn
@@ -214,7 +218,7 @@ class Autotuner(KernelInterface[Any]):
         self, kwargs: Mapping[str, Any], named: Mapping[str, Any] | None = None
     ) -> list[Config]:
         """The configurations worth timing for these arguments."""
-        named = named or {}
+        named = named or self.nargs or {}
         configs = self.configs
         if self.early_config_prune is not None:
             configs = list(self.early_config_prune(configs, dict(named), **kwargs))
@@ -269,7 +273,7 @@ class Autotuner(KernelInterface[Any]):
             shown.begin("timing", len(todo))
             for entry, alike in todo:
                 try:
-                    found = self._bench(args, named, grid, kwargs, alike[0])
+                    found = self._timed(args, named, grid, kwargs, alike[0])
                     timed += 1
                     timings.update(dict.fromkeys(alike, found))
                     if cache is not None and not alike[0].pre_hook:
@@ -352,7 +356,27 @@ class Autotuner(KernelInterface[Any]):
         who = executor().name
         return [self.jit_function.hash(), str(host()), str(get_threads()), who, repr(key)]
 
-    def _bench(
+    def _bench(self, *args: Any, config: Config, grid: Any, **meta: Any) -> list[float]:
+        """Times of a launch, for tuners of libraries that are made of this one: they choose
+        configurations themselves. One that does not hold what it asserts takes forever."""
+        conflicts = meta.keys() & config.kwargs.keys()
+        if conflicts:
+            raise Invalid(
+                f"{self.jit_function.name} is launched with {', '.join(sorted(conflicts))}, which "
+                "its configurations choose",
+                hint="leave it out of the launch",
+            )
+        named = dict(zip(self.arg_names, args, strict=False))
+        try:
+            return list(self._timed(args, named, grid, meta, config))
+        except StaticAssertionError:
+            return [math.inf] * 3
+
+    @property
+    def do_bench(self) -> Callable[..., Any]:
+        return self._do_bench or do_bench
+
+    def _timed(
         self,
         args: Sequence[Any],
         named: Mapping[str, Any],
