@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
-def triton():
+def triton() -> Any:
     try:
         yield compat.install()
     finally:
@@ -27,7 +28,7 @@ def triton():
 
 
 @pytest.fixture
-def on_cpu():
+def on_cpu() -> Any:
     try:
         yield compat.install(device="cpu")
     finally:
@@ -211,14 +212,16 @@ def test_helpers_of_a_checkout(checkout):
         compat.uninstall()
 
 
-def test_names_of_what_a_cpu_does_not_have(triton):
+def test_names_of_what_a_cpu_does_not_have(triton: Any):
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import tma
 
     layout = gl.BlockedLayout([1], [32], [4], [0])  # as files do where they are imported
 
-    @gluon.jit
+    jit: Any = gluon.jit
+
+    @jit
     def copy(x, BLOCK: gl.constexpr):
         pass
 
@@ -230,7 +233,7 @@ def test_names_of_what_a_cpu_does_not_have(triton):
         importlib.import_module("triton.experimental.gluon")
 
 
-def test_attributes_that_libraries_read(triton):
+def test_attributes_that_libraries_read(triton: Any):
     import tilewright.language as tl
 
     @triton.jit(do_not_specialize=["n"])
@@ -257,7 +260,7 @@ def test_attributes_that_libraries_read(triton):
     assert x.item() == 8
 
 
-def test_tuners_of_libraries(triton):
+def test_tuners_of_libraries(triton: Any):
     """They are subclasses of Triton's, choose for themselves and measure with `_bench`."""
     import tilewright.language as tl
 
@@ -286,7 +289,7 @@ def test_tuners_of_libraries(triton):
         tuner._bench(x, 16, config=configs[0], grid=(1,), BLOCK=16)
 
 
-def test_hooks_of_launches(triton):
+def test_hooks_of_launches(triton: Any):
     import tilewright.language as tl
 
     @triton.jit(launch_metadata=lambda grid, metadata, args: {"flops": args["n"]})
@@ -321,7 +324,7 @@ def test_limits_of_the_machine(triton):
     assert model.early_config_prune(configs, sizes) == configs[:1]
 
 
-def test_slices_of_unequal_length(triton):
+def test_slices_of_unequal_length(triton: Any):
     from triton.tools.ragged_tma import create_ragged_descriptor, load_ragged, store_ragged
 
     @triton.jit
@@ -342,7 +345,7 @@ LATER: tw.language.constexpr = 5  # type: ignore[assignment]
 PLAIN = 5
 
 
-def test_constants_of_a_module(triton):
+def test_constants_of_a_module(triton: Any):
     import tilewright.language as tl
 
     @triton.jit

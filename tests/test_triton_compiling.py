@@ -147,7 +147,7 @@ def test_strict_names_the_kernel():
 
 def test_operators_made_of_kernels():
     @torch.library.triton_op("tw_test_triton::doubled", mutates_args={})
-    def doubled(x: torch.Tensor) -> torch.Tensor:
+    def doubled(x: torch.Tensor) -> torch.Tensor:  # type: ignore
         y = torch.empty_like(x)
         torch.library.wrap_triton(scaled)[blocks](x, y, 2.0, x.numel(), 1, BLOCK=32)
         return y

@@ -182,7 +182,7 @@ def test_operators_registered_for_cuda():
     library.impl("last", lambda x: x * 3, "CPU")
 
     @torch.library.custom_op("tw_test_cuda::own", mutates_args=(), device_types="cuda")
-    def own(x: torch.Tensor) -> torch.Tensor:
+    def own(x: torch.Tensor) -> torch.Tensor:  # type: ignore
         return x * 2
 
     library.define("named(Tensor x) -> Tensor")

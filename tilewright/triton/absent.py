@@ -30,8 +30,11 @@ class Name:
     """Something in such a module. It may decorate, be called while modules are imported, stand in
     annotations and be a base class; launching it, or computing with it, is refused."""
 
+    path: str
+    why: str
+
     def __init__(self, path: str, why: str) -> None:
-        self.__dict__.update(path=path, why=why)
+        self.path, self.why = path, why
 
     def __call__(self, *args: Any, **kwargs: Any) -> Name:
         decorated = getattr(args[0], "__name__", None) if len(args) == 1 else None

@@ -209,7 +209,7 @@ def _moving(move: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(move)
     def to(x: Any, *args: Any, **kwargs: Any) -> Any:
-        asked = kwargs.get("device", args[0] if args else None)
+        asked: Any = kwargs.get("device", args[0] if args else None)
         if asked.__class__ is int:
             asked = torch.device("cuda", asked)
         elif not isinstance(asked, (str, torch.device)):

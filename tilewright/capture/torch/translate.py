@@ -448,7 +448,7 @@ class Translation:
 
         args = tuple(map_aggregate(n.args, argument))  # type: ignore[arg-type]
         kwargs = dict(map_aggregate(n.kwargs, argument))  # type: ignore[arg-type]
-        vals = n.meta.get("val")
+        vals: Any = n.meta.get("val")
         function: Any = n.target
         keys = tuple(vals) if isinstance(vals, dict) else None
         if keys is not None:  # a launch of a kernel: results by name
