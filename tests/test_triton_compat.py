@@ -222,8 +222,10 @@ def test_names_of_what_a_cpu_does_not_have(triton: Any):
     jit: Any = gluon.jit
 
     @jit
-    def copy(x, BLOCK: gl.constexpr):
+    def copied(x, BLOCK: gl.constexpr):
         pass
+
+    copy: Any = copied
 
     for use in (lambda: copy[(1,)](1), lambda: layout + 1, lambda: bool(tma.async_copy(1))):
         with pytest.raises(tw.Unsupported, match="Gluon places tiles"):
