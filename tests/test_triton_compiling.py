@@ -162,3 +162,22 @@ def test_without_triton_s_name_a_launch_breaks_the_graph():
     compat.uninstall()
     x = torch.randn(40)
     assert torch.equal(torch.compile(launched, backend="tilewright")(x), x * 2 + 1)
+
+
+def test_before_and_after():
+    """Dynamo notes functions of torch by identity, and those change twice."""
+
+    def seen(x):
+        assert torch.cuda.is_available() and x.is_cuda
+        return x + torch.zeros(3, device=x.device)
+
+    def unseen(x):
+        return x + torch.zeros(3) if not torch.cuda.is_available() else x
+
+    for f in (seen, unseen, seen, unseen):
+        torch._dynamo.reset()
+        if f is seen:
+            compat.install(device="cpu")
+        else:
+            compat.uninstall()
+        assert torch.compile(f, backend="eager", fullgraph=True)(torch.ones(3)).sum() == 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from typing import Any
 
@@ -88,15 +88,30 @@ def _attach_constants(module: Any, replace: Replace) -> None:
 
 
 def forget_answers() -> None:
-    """What torch noted about Triton before it was there, or was another one."""
-    for answer in vars(sys.modules.get("torch.utils._triton", object)).values():
-        if hasattr(answer, "cache_clear"):
-            answer.cache_clear()
+    """What torch noted while things were others: whether there is a Triton, and which functions of
+    its own go into graphs."""
+    for name in ("torch.utils._triton", "torch._dynamo.trace_rules"):
+        for answer in vars(sys.modules.get(name, object)).values():
+            if hasattr(answer, "cache_clear"):
+                answer.cache_clear()
 
 
 def attach_devices(replace: Replace) -> None:
     """Have functions that torch compiles see tensors on a GPU, as those around them do."""
     _after.call("torch._dynamo.variables.tensor", lambda module: _attach_devices(module, replace))
+
+
+def attach_questions(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """What Dynamo asks while it traces, and takes for a constant, it asks of answers as well as of
+    the functions in whose place they are, now and after them."""
+
+    def attach_to(module: Any) -> None:
+        for table in (module.constant_fold_functions, module.constant_fold_functions_need_guards):
+            for old, new in pairs:
+                if old in table or new in table:
+                    table[old] = table[new] = None
+
+    _after.call("torch._dynamo.variables.torch", attach_to)
 
 
 def detach() -> None:

@@ -82,6 +82,7 @@ def redirect() -> None:
     replace(library, "impl", _registered(library.impl))
     _questions()
     compiling.attach_devices(replace)
+    compiling.forget_answers()
 
 
 def _tensors(torch: Any) -> None:
@@ -113,12 +114,20 @@ def _tensors(torch: Any) -> None:
 
 def _questions() -> None:
     """The tables, in every module of torch that has the name from the same place."""
+    asked: list[tuple[Any, Any]] = []
     for module, table in EXISTENCE.items():
         for name, answer in table.items():
             owner = _found(module)
             if hasattr(owner, name):
-                _everywhere(owner, name, told(getattr(owner, name), answer))
+                asked.append((getattr(owner, name), told(getattr(owner, name), answer)))
+                _everywhere(owner, name, asked[-1][1])
     given = answers()
+    pairs = [
+        (getattr(_found(module), name, None), answer)
+        for module, table in given.items()
+        for name, answer in table.items()
+    ]
+    compiling.attach_questions([*asked, *((old, new) for old, new in pairs if callable(old))])
     for module, table in given.items():
         for name, answer in table.items():
             _everywhere(_found(module), name, answer)
@@ -154,9 +163,9 @@ def undo() -> None:
     """Everything as it was."""
     global _redirected
     _redirected = False
-    compiling.detach()
     while _undo:
         _undo.pop()()
+    compiling.detach()
 
 
 def replace(owner: Any, name: str, new: Any) -> None:
