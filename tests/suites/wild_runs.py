@@ -1,0 +1,210 @@
+"""Runs a library's cases in a process of its own, which may die or hang without ending the run.
+
+The process writes what it does to a file (wild/wild_plugin.py). If it dies in a case, or hangs in
+one for longer than a case may take, that case is noted and another process goes on with the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.suites.wild_libraries import DRIVERS, Library
+
+ROOT = Path(__file__).parents[2]
+GRACE = 20.0  # seconds that a case over its time has to notice it
+START = 240.0  # seconds that importing a library may take
+
+
+@dataclass
+class Case:
+    """What became of one case."""
+
+    name: str
+    result: str  # right, wrong, refused, crashed, slow, skipped, not run
+    why: str = ""
+    seconds: float = 0.0
+    kernels: list[tuple[str, str]] = field(default_factory=list)  # (file, name), in order
+    place: str = ""
+
+
+@dataclass
+class Ran:
+    """All that one library's processes said."""
+
+    cases: list[Case] = field(default_factory=list)
+    broken: dict[str, str] = field(default_factory=dict)  # files that cannot be imported, and why
+    stood_in: set[str] = field(default_factory=set)
+    seconds: float = 0.0
+    output: str = ""
+
+
+@dataclass(frozen=True)
+class Options:
+    cases: int = 1
+    limit: float = 60.0
+    memory: int = 6
+    words: str | None = None
+
+
+Progress = Callable[[int, int, str], None]  # done, of, the case that runs
+
+
+def run(library: Library, checkout: Path, options: Options, progress: Progress) -> Ran:
+    found, began = Ran(), time.monotonic()
+    files = library.files(checkout)
+    if files:
+        more = [f"--smallest={options.cases}"] if options.cases else []
+        _run_files(library, checkout, files, more, options, found, progress)
+    if library.driver:
+        _run_files(library, checkout, [str(DRIVERS / library.driver)], [], options, found, progress)
+    found.seconds = time.monotonic() - began
+    return found
+
+
+def _run_files(
+    library: Library,
+    checkout: Path,
+    files: Sequence[str],
+    more: Sequence[str],
+    options: Options,
+    found: Ran,
+    progress: Progress,
+) -> None:
+    own = files[0].startswith(str(checkout))
+    top = checkout if own else DRIVERS
+    arguments = ["-q", "-W", "ignore", "--tb=no", "-p", "no:cacheprovider", f"--rootdir={top}"]
+    arguments += ["--confcutdir", str(top), "-o", "addopts=", "-o", "log_cli=false"]
+    arguments += ["-k", options.words] if options.words else []
+    arguments += [*(library.arguments if own else ()), *more, *files]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        settings = {
+            "record": str(folder / "record"),
+            "done": str(folder / "done"),
+            "limit": options.limit,
+            "memory": options.memory,
+            "roots": [str(checkout / s) for s in library.sources] + [str(checkout)],
+            "sources": [str((checkout / s).resolve()) for s in library.sources],
+            "triton": None,
+            "bare": library.bare,
+            "before": library.before,
+            "environment": {"PYTHONDONTWRITEBYTECODE": "1", **library.environment},
+            "arguments": arguments,
+        }
+        (folder / "settings").write_text(json.dumps(settings))
+        done: list[str] = []
+        while True:
+            (folder / "done").write_text(json.dumps(done))
+            (folder / "record").write_text("")
+            again = _one_process(folder, options, found, done, progress)
+            if not again:
+                return
+
+
+def _one_process(
+    folder: Path, options: Options, found: Ran, done: list[str], progress: Progress
+) -> bool:
+    """Whether there is something left for another process."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, str(DRIVERS / "worker.py"), str(folder / "settings")]
+    with (folder / "output").open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            state = _follow(process, folder / "record", options, found, done, progress)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    found.output = (folder / "output").read_text(errors="replace")
+    if state.running is not None:
+        if state.killed:
+            why, result = f"more than {options.limit:g} s, and it had to be killed", "slow"
+        else:
+            code = process.returncode
+            why, result = f"the process ended with status {code}", "crashed"
+        found.cases.append(Case(state.running, result, why, time.monotonic() - state.since))
+        done.append(state.running)
+        return True
+    if not state.finished:
+        last = found.output.strip().splitlines()[-1:] or ["nothing was said"]
+        found.broken["the whole library"] = last[0]
+    return False
+
+
+@dataclass
+class _State:
+    running: str | None = None
+    since: float = 0.0
+    total: int = 0
+    finished: bool = False
+    killed: bool = False
+
+
+def _follow(
+    process: subprocess.Popen,
+    record: Path,
+    options: Options,
+    found: Ran,
+    done: list[str],
+    progress: Progress,
+) -> _State:
+    state, at, rest = _State(since=time.monotonic()), 0, ""
+    while True:
+        ended = process.poll() is not None
+        with record.open() as file:
+            file.seek(at)
+            text = file.read()
+            at = file.tell()
+        *lines, rest = (rest + text).split("\n")
+        for line in lines:
+            _take(json.loads(line), state, found, done)
+            progress(len(done), state.total, state.running or "")
+        if ended:
+            return state
+        allowed = options.limit + GRACE if state.running else START
+        if time.monotonic() - state.since > allowed and not state.finished:
+            process.kill()
+            process.wait()
+            state.killed = True
+            return state
+        time.sleep(0.1)
+
+
+def _take(event: dict[str, Any], state: _State, found: Ran, done: list[str]) -> None:
+    state.since = time.monotonic()
+    match event["event"]:
+        case "collected":
+            state.total = len(done) + len(event["cases"])
+        case "begin":
+            state.running = event["case"]
+        case "end":
+            state.running = None
+            done.append(event["case"])
+            kernels = [(file, name) for file, name in event["kernels"]]
+            found.cases.append(
+                Case(
+                    event["case"],
+                    event["result"],
+                    event.get("why", ""),
+                    event["seconds"],
+                    kernels,
+                    event.get("place", ""),
+                )
+            )
+        case "broken":
+            found.broken[event["file"]] = event["why"]
+        case "finished":
+            state.finished = True
+            found.stood_in.update(event["stood_in"])
