@@ -72,6 +72,7 @@ LIBRARIES = (
         sources=("src",),
         kernels=("src/flag_gems/ops", "src/flag_gems/fused", "src/flag_gems/utils"),
         tests=("tests/test_*.py",),
+        before=("setup_flag_gems",),
         arguments=("--mode=quick",),
         environment={"GEMS_VENDOR": "nvidia"},
     ),

@@ -21,6 +21,7 @@ from tests.suites.wild_libraries import DRIVERS, Library
 
 ROOT = Path(__file__).parents[2]
 GRACE = 20.0  # seconds that a case over its time has to notice it
+PYTEST_RAN = (0, 1, 5)  # all passed, some failed, nothing selected
 START = 240.0  # seconds that importing a library may take
 
 
@@ -137,9 +138,9 @@ def _one_process(
         found.cases.append(Case(state.running, result, why, time.monotonic() - state.since))
         done.append(state.running)
         return True
-    if not state.finished:
-        last = found.output.strip().splitlines()[-1:] or ["nothing was said"]
-        found.broken["the whole library"] = last[0]
+    if not state.finished or state.status not in PYTEST_RAN:
+        said = [line for line in found.output.splitlines() if line.strip()]
+        found.broken["the whole library"] = " / ".join(said[-3:]) or "nothing was said"
     return False
 
 
@@ -149,6 +150,7 @@ class _State:
     since: float = 0.0
     total: int = 0
     finished: bool = False
+    status: int | None = None
     killed: bool = False
 
 
@@ -207,4 +209,5 @@ def _take(event: dict[str, Any], state: _State, found: Ran, done: list[str]) -> 
             found.broken[event["file"]] = event["why"]
         case "finished":
             state.finished = True
+            state.status = event["status"]
             found.stood_in.update(event["stood_in"])
