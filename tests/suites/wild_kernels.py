@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tests.suites.wild_libraries import LIBRARIES, Library, known_by
+from tests.suites.wild_libraries import INDUCTOR, LIBRARIES, Library, known_by
 from tests.suites.wild_results import Judged, judge
 from tests.suites.wild_runs import Options, Ran, run
 
@@ -49,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = Options(given.cases, given.limit, given.memory, given.k)
     chosen: list[tuple[Library, Path]] = []
     for checkout in given.checkout:
+        if str(checkout) == "inductor":
+            chosen.append((INDUCTOR, checkout))
+            continue
         libraries = known_by(checkout.resolve())
         if given.library:
             libraries = [x for x in libraries if x.name == given.library]

@@ -12,7 +12,7 @@ DRIVERS = Path(__file__).with_name("wild")
 @dataclass(frozen=True)
 class Library:
     name: str
-    marker: str  # a folder or file that no other library has
+    marker: str  # a folder that no other library has; none: it is torch's, and there is no checkout
     sources: tuple[str, ...]  # folders that are imported from
     kernels: tuple[str, ...]  # folders with its kernels
     tests: tuple[str, ...] = ()  # patterns of test files of its own
@@ -20,9 +20,12 @@ class Library:
     apart: tuple[str, ...] = ()  # words in paths of kernels for other machines
     driver: str | None = None  # our file that calls its kernels
     bare: tuple[str, ...] = ()  # packages whose __init__ is not run
+    absent: tuple[str, ...] = ()  # modules that are stood in for though they are there
     before: tuple[str, ...] = ()  # modules imported before its tests are
     arguments: tuple[str, ...] = ()  # more for pytest
+    device: str | None = "cpu"  # what tensors for a GPU are made on; None: nothing asks for one
     environment: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)  # what it is told of its own version
 
     def files(self, checkout: Path) -> list[str]:
         return [
@@ -32,6 +35,16 @@ class Library:
             if not any(word in str(path.relative_to(checkout)) for word in self.without)
         ]
 
+
+def _deselected(file: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"--deselect={file}::{name}" for name in names)
+
+
+MULTI = _deselected(
+    "tests/test_pointwise_dynamic.py",
+    "test_dynamic_function_with_multithread",
+    "test_dynamic_function_with_multiprocess",
+)
 
 LIBRARIES = (
     Library(
@@ -57,7 +70,6 @@ LIBRARIES = (
         sources=(".",),
         kernels=("attorch",),
         tests=("tests/test_*.py",),
-        driver="drive_attorch.py",
     ),
     Library(
         name="conch",
@@ -72,8 +84,10 @@ LIBRARIES = (
         sources=("src",),
         kernels=("src/flag_gems/ops", "src/flag_gems/fused", "src/flag_gems/utils"),
         tests=("tests/test_*.py",),
+        # Those are about threads and processes that compile at the same time.
+        without=("libentry",),
         before=("setup_flag_gems",),
-        arguments=("--mode=quick",),
+        arguments=("--mode=quick", *MULTI),
         environment={"GEMS_VENDOR": "nvidia"},
     ),
     Library(
@@ -81,6 +95,7 @@ LIBRARIES = (
         marker="unsloth/kernels",
         sources=(".",),
         kernels=("unsloth/kernels",),
+        tests=("unsloth/kernels/moe/tests/test_grouped_gemm.py",),
         driver="drive_unsloth.py",
         bare=("unsloth", "unsloth.kernels"),
     ),
@@ -90,7 +105,6 @@ LIBRARIES = (
         sources=(".",),
         kernels=("mamba_ssm/ops/triton",),
         tests=("tests/ops/triton/test_*.py",),
-        driver="drive_mamba.py",
         bare=("mamba_ssm",),
     ),
     Library(
@@ -106,39 +120,81 @@ LIBRARIES = (
         marker="xformers/ops/_triton",
         sources=(".",),
         kernels=("xformers/ops", "xformers/triton"),
-        tests=("tests/test_rmsnorm.py", "tests/test_rope_padded.py", "tests/test_tiled_matmul.py"),
-        driver="drive_xformers.py",
+        tests=tuple(
+            f"tests/test_{name}.py"
+            for name in ("rmsnorm", "rope_padded", "tiled_matmul", "indexing")
+        ),
     ),
     Library(
         name="torchao",
         marker="torchao/kernel",
         sources=(".",),
         kernels=("torchao",),
-        driver="drive_torchao.py",
+        tests=tuple(
+            f"test/{file}.py"
+            for file in (
+                "hqq/test_triton_*",
+                "prototype/mx_formats/test_kernels",
+                "prototype/blockwise_fp8_training/test_blockwise_kernels",
+                "prototype/blockwise_fp8_inference/test_blockwise",
+                "prototype/moe_training/test_kernels",
+                "prototype/moe_training/ep/test_kernels",
+                "prototype/moe_training/nvfp4_training/test_*amax*",
+                "prototype/moe_training/nvfp4_training/test_*quantize*",
+                "prototype/test_quantized_training",
+            )
+        ),
+        # Tests of floats of 8 bits ask for a GPU that has them.
+        environment={"TILEWRIGHT_TRITON_BACKEND": "cuda:100"},
     ),
     Library(
         name="lightllm",
         marker="lightllm/common/basemodel/triton_kernel",
         sources=(".",),
         kernels=("lightllm",),
-        driver="drive_lightllm.py",
-        bare=("lightllm",),
+        tests=("unit_tests/common/**/test_*.py", "unit_tests/models/**/test_*.py"),
+        without=("deepep", "speed"),
+        bare=("lightllm", "lightllm.common.basemodel"),
     ),
     Library(
         name="vLLM",
         marker="vllm/v1/attention",
         sources=(".",),
         kernels=("vllm",),
-        driver="drive_vllm.py",
-        bare=("vllm",),
+        tests=tuple(
+            f"tests/kernels/{where}/test_*.py"
+            for where in ("attention", "core", "mamba", "moe", "quantization", ".")
+        ),
+        without=("rocm", "xpu", "flashinfer", "cutlass", "deepgemm", "deepep", "marlin", "aiter")
+        + ("amd", "flashmla", "cpu", "machete", "qutlass", "hadacore", "cutedsl", "combinations"),
+        apart=("rocm", "amd", "xpu"),
+        before=("setup_vllm",),
+        absent=("vllm.vllm_flash_attn",),
+        versions={"vllm": "1.0.0"},
     ),
     Library(
         name="SGLang",
         marker="python/sglang/srt/layers",
         sources=("python",),
         kernels=("python/sglang/srt",),
-        driver="drive_sglang.py",
-        bare=("sglang", "sglang.srt"),
+        tests=tuple(
+            f"test/registered/{file}.py"
+            for file in (
+                "attention/test_triton_attention_kernels",
+                "attention/test_kda_kernels",
+                "kernels/ops/**/test_*",
+                "lora/test_*kernel*",
+                "moe/test_triton_fused_moe",
+                "moe/test_triton_moe_channel_fp8_kernel",
+                "quant/test_*kernel",
+                "quant/test_*triton*",
+                "spec/**/test_*kernel*",
+                "spec/**/test_*triton*",
+                "unit/**/test_*triton*",
+            )
+        ),
+        without=("cute", "flashinfer", "trtllm", "deepgemm", "rocm", "hip", "npu", "xpu", "mps"),
+        apart=("npu", "hardware_backend"),
     ),
     Library(
         name="triton_kernels",
@@ -149,6 +205,16 @@ LIBRARIES = (
         without=("distributed", "roofline"),
         environment={"TILEWRIGHT_TRITON_BACKEND": "cuda:80"},
     ),
+)
+
+
+INDUCTOR = Library(
+    name="Inductor",
+    marker="",
+    sources=(),
+    kernels=(),
+    driver="drive_inductor.py",
+    device=None,
 )
 
 

@@ -84,6 +84,7 @@ def _run_files(
     top = checkout if own else DRIVERS
     arguments = ["-q", "-W", "ignore", "--tb=no", "-p", "no:cacheprovider", f"--rootdir={top}"]
     arguments += ["--confcutdir", str(top), "-o", "addopts=", "-o", "log_cli=false"]
+    arguments += ["--continue-on-collection-errors"]
     arguments += ["-k", options.words] if options.words else []
     arguments += [*(library.arguments if own else ()), *more, *files]
     with tempfile.TemporaryDirectory() as name:
@@ -95,10 +96,16 @@ def _run_files(
             "memory": options.memory,
             "roots": [str(checkout / s) for s in library.sources] + [str(checkout)],
             "sources": [str((checkout / s).resolve()) for s in library.sources],
-            "triton": None,
+            "device": library.device,
             "bare": library.bare,
+            "absent": library.absent,
             "before": library.before,
-            "environment": {"PYTHONDONTWRITEBYTECODE": "1", **library.environment},
+            "versions": library.versions,
+            "environment": {
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+                **library.environment,
+            },
             "arguments": arguments,
         }
         (folder / "settings").write_text(json.dumps(settings))

@@ -4,6 +4,8 @@ A stand-in satisfies imports: its attributes are stand-ins too, they can be subc
 decorators and called while a module is being imported. Any later call is refused by name. An
 import inside `try: … except ImportError` is left alone, because the library has its own answer.
 
+Operators of extensions in C (`torch.ops.NAME.…`) are stood in for in the same way.
+
 A *bare* package is one whose `__init__.py` is not run: its modules are found in its folder. It
 serves large packages whose kernels need nothing of what the package starts up with.
 """
@@ -11,6 +13,7 @@ serves large packages whose kernels need nothing of what the package starts up w
 from __future__ import annotations
 
 import ast
+import linecache
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -66,9 +69,7 @@ class StandInType(type):
 def stand_in(name: str) -> Any:
     """A class that stands in for whatever has this name."""
     module, _, last = name.rpartition(".")
-    return StandInType(
-        last, (), {"__module__": module, "__qualname__": last, "_stands_in": True}
-    )
+    return StandInType(last, (), {"__module__": module, "__qualname__": last, "_stands_in": True})
 
 
 class StandInModule(ModuleType):
@@ -90,22 +91,38 @@ class _StandInLoader(Loader):
         pass
 
 
+class BareModule(ModuleType):
+    """What `__init__.py` would have defined is stood in for; modules in the folder are not."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        for folder in self.__path__:
+            if (Path(folder) / name).is_dir() or (Path(folder) / f"{name}.py").is_file():
+                raise AttributeError(name)
+        return stand_in(f"{self.__name__}.{name}")
+
+
 class _BareLoader(Loader):
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return BareModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         pass
 
 
 class BareFinder(MetaPathFinder):
-    """Packages of a checkout whose `__init__.py` is not run."""
+    """Asked first: packages of a checkout whose `__init__.py` is not run, and modules that are
+    there and cannot be imported without a GPU."""
 
-    def __init__(self, bare: Sequence[str], roots: Sequence[Path]) -> None:
+    def __init__(self, bare: Sequence[str], absent: Sequence[str], roots: Sequence[Path]) -> None:
         self.bare = frozenset(bare)
+        self.absent = frozenset(absent)
         self.roots = roots
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname in self.absent:
+            return _stand_in_spec(fullname)
         if fullname not in self.bare:
             return None
         for root in self.roots:
@@ -133,17 +150,42 @@ class MissingFinder(MetaPathFinder):
             if _guarded(importer.f_code.co_filename, importer.f_lineno):
                 return None
         self.made.add(fullname)
-        spec = ModuleSpec(fullname, _StandInLoader(), is_package=True)
-        spec.submodule_search_locations = []
-        return spec
+        return _stand_in_spec(fullname)
 
 
-def install(bare: Sequence[str], roots: Sequence[Path]) -> MissingFinder:
+def _stand_in_spec(fullname: str) -> ModuleSpec:
+    spec = ModuleSpec(fullname, _StandInLoader(), is_package=True)
+    spec.submodule_search_locations = []
+    return spec
+
+
+def install(bare: Sequence[str], absent: Sequence[str], roots: Sequence[Path]) -> MissingFinder:
     """From now on both kinds are found; `roots` are the folders whose imports are satisfied."""
     missing = MissingFinder(roots)
-    sys.meta_path.insert(0, BareFinder(bare, roots))
+    sys.meta_path.insert(0, BareFinder(bare, absent, roots))
     sys.meta_path.append(missing)
     return missing
+
+
+def install_operators(roots: Sequence[Path]) -> None:
+    """Operators that no extension registered: libraries ask some while they are imported."""
+    from torch._ops import _OpNamespace
+
+    found = _OpNamespace.__getattr__
+
+    def get(namespace: Any, name: str) -> Any:
+        try:
+            return found(namespace, name)
+        except AttributeError:
+            frame = sys._getframe(1)
+            file, line = frame.f_code.co_filename, frame.f_lineno
+            theirs = file.startswith(tuple(str(root) for root in roots))
+            # Whoever asks whether there is such an operator gets the true answer.
+            if not theirs or "attr(" in linecache.getline(file, line):
+                raise
+            return stand_in(f"torch.ops.{namespace.name}.{name}")
+
+    _OpNamespace.__getattr__ = get
 
 
 def _importer() -> FrameType | None:

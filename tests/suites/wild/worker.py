@@ -31,26 +31,41 @@ def checkout_plugin() -> ModuleType:
     return module
 
 
+def announce(versions: dict[str, str], folder: Path) -> None:
+    """Libraries that ask for their own version find one, though nothing is installed."""
+    for name, version in versions.items():
+        about = folder / f"{name}-{version}.dist-info"
+        about.mkdir(exist_ok=True)
+        (about / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+    sys.path.append(str(folder))
+
+
 def main(settings: dict) -> int:
     most = settings["memory"] << 30
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     roots = [Path(p) for p in settings["roots"]]
     sys.path[1:1] = settings["sources"]
     os.environ.update(settings["environment"])
-    tilewright.triton.install("cpu", settings["triton"])
-    stood = standins.install(settings["bare"], [*roots, Path(__file__).parent])
+    announce(settings["versions"], Path(settings["record"]).parent)
+    tilewright.triton.install(settings["device"])
+    stood = standins.install(settings["bare"], settings["absent"], [*roots, Path(__file__).parent])
     # Imported after the installation: it patches what libraries launch.
     import torch
     from wild_plugin import Recorder
 
     from tilewright.triton import pytest_plugin
 
+    standins.install_operators(roots)
     torch.set_num_threads(1)
     for name in settings["before"]:
         __import__(name)
     done = set(json.loads(Path(settings["done"]).read_text()))
-    recorder = Recorder(Path(settings["record"]), done, settings["limit"])
-    status = pytest.main(settings["arguments"], plugins=[pytest_plugin, checkout_plugin(), recorder])
+    recorder = Recorder(Path(settings["record"]), done, settings["limit"], settings["sources"])
+    status = pytest.main(
+        settings["arguments"], plugins=[pytest_plugin, checkout_plugin(), recorder]
+    )
     recorder.say("finished", status=int(status), stood_in=sorted(stood.made))
     return 0
 
