@@ -44,9 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-k", metavar="WORDS", help="only the cases that pytest's -k selects")
     parser.add_argument("--limit", type=float, default=60, help="seconds per case (default 60)")
     parser.add_argument("--memory", type=int, default=6, help="GiB per process (default 6)")
+    parser.add_argument("--seconds", type=float, help="stop a library after so long")
     parser.add_argument("--json", type=Path, help="write every case and every kernel here")
     given = parser.parse_args(argv)
-    options = Options(given.cases, given.limit, given.memory, given.k)
+    options = Options(given.cases, given.limit, given.memory, given.k, given.seconds)
     chosen: list[tuple[Library, Path]] = []
     for checkout in given.checkout:
         if str(checkout) == "inductor":
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console, judged, ran = Console(), [], []
     for library, checkout in chosen:
         found = watched(library, checkout, options, console)
-        whole = options.words is None
+        whole = options.words is None and not found.left
         ran.append(found)
         judged.append(judge(library, checkout, found, expected.get(library.name, {}), whole))
     report(judged, console)

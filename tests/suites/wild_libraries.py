@@ -93,11 +93,12 @@ LIBRARIES = (
     Library(
         name="unsloth",
         marker="unsloth/kernels",
-        sources=(".",),
+        sources=(".", "unsloth/kernels/moe"),
         kernels=("unsloth/kernels",),
         tests=("unsloth/kernels/moe/tests/test_grouped_gemm.py",),
         driver="drive_unsloth.py",
         bare=("unsloth", "unsloth.kernels"),
+        before=("setup_unsloth",),
     ),
     Library(
         name="mamba-ssm",

@@ -41,11 +41,13 @@ class Case:
 class Ran:
     """All that one library's processes said."""
 
+    began: float
     cases: list[Case] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)  # files that cannot be imported, and why
     stood_in: set[str] = field(default_factory=set)
     seconds: float = 0.0
     output: str = ""
+    left: int = 0  # cases that there was no time for
 
 
 @dataclass(frozen=True)
@@ -54,20 +56,21 @@ class Options:
     limit: float = 60.0
     memory: int = 6
     words: str | None = None
+    seconds: float | None = None  # after so long a library is stopped
 
 
 Progress = Callable[[int, int, str], None]  # done, of, the case that runs
 
 
 def run(library: Library, checkout: Path, options: Options, progress: Progress) -> Ran:
-    found, began = Ran(), time.monotonic()
+    found = Ran(began=time.monotonic())
     files = library.files(checkout)
     if files:
         more = [f"--smallest={options.cases}"] if options.cases else []
         _run_files(library, checkout, files, more, options, found, progress)
     if library.driver:
         _run_files(library, checkout, [str(DRIVERS / library.driver)], [], options, found, progress)
-    found.seconds = time.monotonic() - began
+    found.seconds = time.monotonic() - found.began
     return found
 
 
@@ -182,6 +185,11 @@ def _follow(
             progress(len(done), state.total, state.running or "")
         if ended:
             return state
+        if options.seconds is not None and time.monotonic() - found.began > options.seconds:
+            process.kill()
+            process.wait()
+            found.left += max(state.total - len(done), 0)
+            return _State(finished=True, status=0)
         allowed = options.limit + GRACE if state.running else START
         if time.monotonic() - state.since > allowed and not state.finished:
             process.kill()

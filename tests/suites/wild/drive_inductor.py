@@ -65,7 +65,7 @@ PROGRAMS: dict[str, Program] = {
     "halves": (lambda x: F.gelu(x) * 2 + x, [randn(500, dtype=torch.float16)]),
     "bfloat16": (lambda x: torch.sigmoid(x) * x, [randn(500, dtype=torch.bfloat16)]),
     "mixed types": (
-        lambda x, n: x.half() * n + n.float() / 3,
+        lambda x, n: (x.half() + n).float() + n.half() / 4,
         [randn(200), whole(200, low=1, high=9)],
     ),
     # Layouts.
@@ -107,7 +107,7 @@ PROGRAMS: dict[str, Program] = {
         [randn(8, 10), randn(5, 10)],
     ),
     "scatter": (
-        lambda x: torch.zeros(9, 10).scatter_add(0, ROWS[:, None].expand(5, 10), x),
+        lambda x: x.new_zeros(9, 10).scatter_add(0, ROWS[:, None].expand(5, 10), x),
         [randn(5, 10)],
     ),
     # Layers.

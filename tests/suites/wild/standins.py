@@ -72,11 +72,16 @@ def stand_in(name: str) -> Any:
     return StandInType(last, (), {"__module__": module, "__qualname__": last, "_stands_in": True})
 
 
+def _special(name: str) -> bool:
+    """Names that Python and pytest look for in every module."""
+    return name.startswith(("__", "pytest", "setup_module", "setUpModule"))
+
+
 class StandInModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name == "__version__":
             return "0.0.0"
-        if name.startswith("__") and name.endswith("__"):
+        if _special(name):
             raise AttributeError(name)
         made = stand_in(f"{self.__name__}.{name}")
         setattr(self, name, made)
@@ -95,7 +100,7 @@ class BareModule(ModuleType):
     """What `__init__.py` would have defined is stood in for; modules in the folder are not."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
+        if _special(name):
             raise AttributeError(name)
         for folder in self.__path__:
             if (Path(folder) / name).is_dir() or (Path(folder) / f"{name}.py").is_file():
