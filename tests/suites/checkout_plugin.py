@@ -43,10 +43,10 @@ def smallest(items: Iterable[pytest.Item], most: int) -> Iterable[pytest.Item]:
     for item in items:
         tests.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
     for cases in tests.values():
-        yield from sorted(cases, key=_size)[:most]
+        yield from sorted(cases, key=size)[:most]
 
 
-def _size(item: pytest.Item) -> int:
+def size(item: pytest.Item) -> int:
     case = getattr(item, "callspec", None)
     return 0 if case is None else math.prod(_numbers(case.params.values()))
 

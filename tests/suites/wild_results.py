@@ -52,7 +52,7 @@ class Judged:
 
     @property
     def share(self) -> float | None:
-        """Of the kernels that a case decided about and that need no GPU instruction: those right."""
+        """Of the kernels that a case decided about and that need no GPU: those that are right."""
         counts = self.counts
         tried = sum(counts[r] for r in ("right", "wrong", "crashed", "slow", "refused"))
         return counts["right"] / tried if tried else None

@@ -1,4 +1,4 @@
-"""unsloth's kernels: norms, rotary embedding, gated activations, cross entropy, floats of 8 bits."""
+"""unsloth: norms, rotary embedding, gated activations, cross entropy, floats of 8 bits."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""vLLM takes the one GPU that there seems to be for its platform, without asking NVIDIA's driver."""
+"""vLLM's platform is the one GPU that there seems to be; NVIDIA's driver is not asked."""
 
 # pyright: reportMissingImports=false
 import vllm.platforms

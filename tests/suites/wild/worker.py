@@ -61,11 +61,16 @@ def main(settings: dict) -> int:
     torch.set_num_threads(1)
     for name in settings["before"]:
         __import__(name)
-    done = set(json.loads(Path(settings["done"]).read_text()))
-    recorder = Recorder(Path(settings["record"]), done, settings["limit"], settings["sources"])
-    status = pytest.main(
-        settings["arguments"], plugins=[pytest_plugin, checkout_plugin(), recorder]
+    chooser = checkout_plugin()
+    recorder = Recorder(
+        record=Path(settings["record"]),
+        done=set(json.loads(Path(settings["done"]).read_text())),
+        limit=settings["limit"],
+        sources=settings["sources"],
+        most=settings["most"],
+        size=chooser.size,
     )
+    status = pytest.main(settings["arguments"], plugins=[pytest_plugin, chooser, recorder])
     recorder.say("finished", status=int(status), stood_in=sorted(stood.made))
     return 0
 
