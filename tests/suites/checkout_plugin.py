@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+SIZES = 3  # how many values of one parameter are looked at, if they are sizes
 SOMETIMES = "sometimes: "  # how the reason begins where what else ran decides
 
 
@@ -35,6 +36,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = set(smallest(items, most))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Any:
+    """Sizes are cut before they are multiplied with each other: some tests have 100,000 cases."""
+    if metafunc.config.getoption("--smallest"):
+        parametrize: Any = metafunc.parametrize
+
+        def cut(argnames: Any, argvalues: Iterable[Any], *rest: Any, **more: Any) -> None:
+            values = list(argvalues)
+            ids = more.get("ids")
+            if all(map(_is_size, values)):
+                order = sorted(range(len(values)), key=lambda k: math.prod(_numbers([values[k]])))
+                chosen = sorted(order[:SIZES])
+                values = [values[k] for k in chosen]
+                if isinstance(ids, (list, tuple)):
+                    more["ids"] = [ids[k] for k in chosen]
+            parametrize(argnames, values, *rest, **more)
+
+        metafunc.parametrize = cut
+    return (yield)
+
+
+def _is_size(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_is_size, value))
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def smallest(items: Iterable[pytest.Item], most: int) -> Iterable[pytest.Item]:

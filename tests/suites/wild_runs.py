@@ -153,7 +153,7 @@ def _one_process(
         return True
     if not state.finished or state.status not in PYTEST_RAN:
         said = [line for line in found.output.splitlines() if line.strip()]
-        found.broken["the whole library"] = " / ".join(said[-3:]) or "nothing was said"
+        found.broken["the whole library"] = " / ".join(said[-8:]) or "nothing was said"
     return False
 
 

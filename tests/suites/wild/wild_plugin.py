@@ -86,6 +86,10 @@ class Recorder:
 
     # ---- which cases run
 
+    def enough(self, item: pytest.Item) -> bool:
+        """Did as many cases of the test run as are wanted?"""
+        return self.most > 0 and self.ran[_test_of(name_of(item))] >= self.most
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
@@ -104,16 +108,10 @@ class Recorder:
             why = next((x[2:] for x in reversed(text) if x.startswith("E ")), text[-1])
             self.say("broken", file=Path(report.nodeid).name, why=why.strip())
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: Any) -> bool | None:
-        if self.most and self.ran[_test_of(name_of(item))] >= self.most:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        if self.enough(item):
             self.say("spare", case=name_of(item))
-            return True  # it counts as run, and is not
-        return None
-
-    @pytest.hookimpl(wrapper=True, specname="pytest_runtest_protocol")
-    def recorded_protocol(self, item: pytest.Item) -> Iterator[None]:
-        if self.most and self.ran[_test_of(name_of(item))] >= self.most:
             return (yield)
         self.launched.clear()
         self.say("begin", case=name_of(item))
@@ -167,6 +165,17 @@ class Recorder:
         """Is it an assertion of the library about what it is given, not one of a test?"""
         place = _place(error).rpartition(":")[0]
         return place.startswith(self.sources) and "test" not in place.replace(self.sources[0], "")
+
+
+class Spares:
+    """A plugin that leaves out cases of which there are enough."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        return True if self.recorder.enough(item) else None
 
 
 def name_of(item: pytest.Item) -> str:

@@ -53,7 +53,7 @@ def main(settings: dict) -> int:
     stood = standins.install(settings["bare"], settings["absent"], [*roots, Path(__file__).parent])
     # Imported after the installation: it patches what libraries launch.
     import torch
-    from wild_plugin import Recorder
+    from wild_plugin import Recorder, Spares
 
     from tilewright.triton import pytest_plugin
 
@@ -70,7 +70,9 @@ def main(settings: dict) -> int:
         most=settings["most"],
         size=chooser.size,
     )
-    status = pytest.main(settings["arguments"], plugins=[pytest_plugin, chooser, recorder])
+    status = pytest.main(
+        settings["arguments"], plugins=[pytest_plugin, chooser, recorder, Spares(recorder)]
+    )
     recorder.say("finished", status=int(status), stood_in=sorted(stood.made))
     return 0
 
