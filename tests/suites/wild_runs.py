@@ -148,7 +148,8 @@ def _one_process(
         else:
             code = process.returncode
             why, result = f"the process ended with status {code}", "crashed"
-        found.cases.append(Case(state.running, result, why, time.monotonic() - state.since))
+        seconds = time.monotonic() - state.began
+        found.cases.append(Case(state.running, result, why, seconds, state.kernels))
         done.append(state.running)
         return True
     if not state.finished or state.status not in PYTEST_RAN:
@@ -160,7 +161,9 @@ def _one_process(
 @dataclass
 class _State:
     running: str | None = None
-    since: float = 0.0
+    since: float = 0.0  # when something was last heard
+    began: float = 0.0  # when the case that runs began
+    kernels: list[tuple[str, str]] = field(default_factory=list)  # that it launched
     total: int = 0
     finished: bool = False
     status: int | None = None
@@ -194,7 +197,8 @@ def _follow(
             found.left += max(state.total - len(done), 0)
             return _State(finished=True, status=0)
         allowed = options.limit + GRACE if state.running else START
-        if time.monotonic() - state.since > allowed and not state.finished:
+        since = state.began if state.running else state.since
+        if time.monotonic() - since > allowed and not state.finished:
             process.kill()
             process.wait()
             state.killed = True
@@ -208,7 +212,9 @@ def _take(event: dict[str, Any], state: _State, found: Ran, done: list[str]) -> 
         case "collected":
             state.total = len(done) + len(event["cases"])
         case "begin":
-            state.running = event["case"]
+            state.running, state.began, state.kernels = event["case"], state.since, []
+        case "launch":
+            state.kernels.append((event["kernel"][0], event["kernel"][1]))
         case "end":
             state.running = None
             done.append(event["case"])

@@ -46,6 +46,7 @@ class Recorder:
     ) -> None:
         self.sources = tuple(sources)
         self.most, self.size = most, size
+        self.outcome: dict[str, Any] = {}
         self.ran: Counter[str] = Counter(map(_test_of, done))
         self.file = record.open("a")
         self.done = done
@@ -65,7 +66,10 @@ class Recorder:
 
         def noted(kernel: Any) -> None:
             key = (kernel.file, kernel.name)
-            self.launched.pop(key, None)  # the last one launched comes last
+            if key in self.launched:
+                self.launched.pop(key)  # the last one launched comes last
+            else:
+                self.say("launch", kernel=key)  # it may be the last that this process does
             self.launched[key] = None
 
         def get(kernel: Any, grid: Any) -> Any:
@@ -116,7 +120,7 @@ class Recorder:
         self.launched.clear()
         self.say("begin", case=name_of(item))
         began = time.monotonic()
-        self.outcome: dict[str, Any] = {"result": "right"}
+        self.outcome = {"result": "right"}
         signal.signal(signal.SIGALRM, _over)
         signal.setitimer(signal.ITIMER_REAL, self.limit)
         try:
@@ -134,7 +138,7 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Iterator[None]:
         report = yield
-        if call.excinfo is not None and self.outcome["result"] == "right":
+        if call.excinfo is not None and self.outcome.get("result") == "right":
             if report.skipped:
                 self.outcome = {"result": "skipped", "why": _skipped(report)}
             elif report.failed:
@@ -174,8 +178,9 @@ class Spares:
         self.recorder = recorder
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
-        return True if self.recorder.enough(item) else None
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if self.recorder.enough(item):
+            pytest.skip("enough cases of this test")
 
 
 def name_of(item: pytest.Item) -> str:
