@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.suites.wild_libraries import DRIVERS, LIBRARIES, Library, known_by
-from tests.suites.wild_results import judge, kernels_of
+from tests.suites.wild_results import catalogue, judge
 from tests.suites.wild_runs import Case, Options, Ran, run
 
 KERNELS = """
@@ -60,7 +60,8 @@ def ran(checkout: Path, *cases: tuple[str, str, str]) -> Ran:
 
 
 def test_helpers_are_no_kernels(checkout: Path) -> None:
-    assert kernels_of(checkout / "package" / "kernels.py") == ["first", "second"]
+    names = [kernel.rpartition(":")[2] for kernel in catalogue(LIBRARY, checkout)]
+    assert names == ["first", "second"]
 
 
 @pytest.mark.parametrize(

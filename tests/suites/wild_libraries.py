@@ -128,7 +128,7 @@ LIBRARIES = (
     ),
     Library(
         name="torchao",
-        marker="torchao/kernel",
+        marker="torchao/quantization",
         sources=(".",),
         kernels=("torchao",),
         tests=tuple(
@@ -177,7 +177,7 @@ LIBRARIES = (
         name="SGLang",
         marker="python/sglang/srt/layers",
         sources=("python",),
-        kernels=("python/sglang/srt",),
+        kernels=("python/sglang",),
         tests=tuple(
             f"test/registered/{file}.py"
             for file in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -99,7 +99,12 @@ def judge(
     return judged
 
 
-def _attribute(case: Case, result: str, reason: str | None, decide) -> None:
+def _attribute(
+    case: Case,
+    result: str,
+    reason: str | None,
+    decide: Callable[[tuple[str, str], str, Case], None],
+) -> None:
     """Who is to blame: a refusal is about the last kernel launched, a wrong result about all."""
     if result in ("refused", "gpu", "crashed", "slow") and case.kernels:
         for key in case.kernels[:-1]:
@@ -131,36 +136,39 @@ def kernel_name(key: tuple[str, str], checkout: Path) -> str:
 # ---- which kernels there are
 
 
-def catalogue(library: Library, checkout: Path) -> Iterable[str]:
-    """The kernels that a library's files launch: functions for the device that only other such
-    functions call are parts of them."""
+def catalogue(library: Library, checkout: Path) -> Iterator[str]:
+    """The kernels that a library launches: functions for the device that only other such functions
+    call are parts of them. Who launches a kernel may be another file."""
+    files: dict[Path, str] = {}
     for folder in library.kernels:
-        top = checkout / folder
-        files = sorted(top.rglob("*.py")) if top.is_dir() else [top]
-        for file in files:
-            shown = str(file.relative_to(checkout))
-            if not any(word in shown for word in library.apart):
-                for name in kernels_of(file):
-                    yield f"{shown}:{name}"
+        for file in sorted((checkout / folder).rglob("*.py")):
+            if not any(word in str(file.relative_to(checkout)) for word in library.apart):
+                files[file] = file.read_text(errors="replace")
+    launched = {name for text in files.values() for name in re.findall(r"\b(\w+)\[", text)}
+    for file, text in files.items():
+        for name in sorted(kernels_of(text) & launched):
+            yield f"{file.relative_to(checkout)}:{name}"
 
 
-def kernels_of(file: Path) -> list[str]:
+def kernels_of(text: str) -> set[str]:
+    """The functions for the device that a file defines."""
+    if "jit" not in text:
+        return set()
     try:
-        tree = ast.parse(file.read_text())
-    except (OSError, SyntaxError):
-        return []
-    functions = [
-        node
+        tree = ast.parse(text)
+    except SyntaxError:
+        return set()
+    decorated = {
+        node.name
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and any(map(_is_jit, node.decorator_list))
-    ]
-    names = {f.name for f in functions}
-    launched = {
-        node.value.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)
     }
-    return sorted(names & launched)
+    called = {  # name = triton.jit(name)
+        ast.unparse(node.args[0])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and _is_jit(node) and node.args
+    }
+    return decorated | called
 
 
 def _is_jit(decorator: ast.expr) -> bool:
