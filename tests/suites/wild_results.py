@@ -21,7 +21,7 @@ RESULTS = ("wrong", "crashed", "slow", "refused", "gpu", "right", "not judged", 
 # Refusals that name what only a GPU has.
 GPU_ONLY = re.compile(
     r"inline assembly|inline_asm|PTX|gluon|tma|tensor memory|mbarrier|warp.?special|cluster|nvshmem"
-    r"|shared memory|symmetric memory",
+    r"|shared memory|symmetric memory|without warps|tl\.extra\.cuda",
     re.IGNORECASE,
 )
 

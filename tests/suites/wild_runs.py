@@ -92,6 +92,7 @@ def _run_files(
     arguments += ["--continue-on-collection-errors"]
     arguments += ["-k", options.words] if options.words else []
     arguments += [*(library.arguments if own else ()), *more, *files]
+    triton = checkout / "python" / "triton"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         settings = {
@@ -103,6 +104,8 @@ def _run_files(
             "roots": [str(checkout / s) for s in library.sources] + [str(checkout)],
             "sources": [str((checkout / s).resolve()) for s in library.sources],
             "device": library.device,
+            # Triton's own libraries ask for helpers of its tests.
+            "triton": str(triton) if (triton / "_internal_testing.py").is_file() else None,
             "bare": library.bare,
             "absent": library.absent,
             "before": library.before,

@@ -49,7 +49,7 @@ def main(settings: dict) -> int:
     sys.path[1:1] = settings["sources"]
     os.environ.update(settings["environment"])
     announce(settings["versions"], Path(settings["record"]).parent)
-    tilewright.triton.install(settings["device"])
+    tilewright.triton.install(settings["device"], settings["triton"])
     stood = standins.install(settings["bare"], settings["absent"], [*roots, Path(__file__).parent])
     # Imported after the installation: it patches what libraries launch.
     import torch
