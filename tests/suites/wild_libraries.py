@@ -17,6 +17,7 @@ class Library:
     kernels: tuple[str, ...]  # folders with its kernels
     tests: tuple[str, ...] = ()  # patterns of test files of its own
     without: tuple[str, ...] = ()  # words in names of test files that need a GPU or a network
+    about: str = ""  # a word that test files have which concern its kernels
     apart: tuple[str, ...] = ()  # words in paths of kernels for other machines
     driver: str | None = None  # our file that calls its kernels
     bare: tuple[str, ...] = ()  # packages whose __init__ is not run
@@ -33,6 +34,7 @@ class Library:
             for pattern in self.tests
             for path in sorted(checkout.glob(pattern))
             if not any(word in str(path.relative_to(checkout)) for word in self.without)
+            and self.about in path.read_text(errors="replace")
         ]
 
 
@@ -168,6 +170,7 @@ LIBRARIES = (
         ),
         without=("rocm", "xpu", "flashinfer", "cutlass", "deepgemm", "deepep", "marlin", "aiter")
         + ("amd", "flashmla", "cpu", "machete", "qutlass", "hadacore", "cutedsl", "combinations"),
+        about="triton",
         apart=("rocm", "amd", "xpu"),
         before=("setup_vllm",),
         absent=("vllm.vllm_flash_attn",),
@@ -195,6 +198,7 @@ LIBRARIES = (
             )
         ),
         without=("cute", "flashinfer", "trtllm", "deepgemm", "rocm", "hip", "npu", "xpu", "mps"),
+        about="triton",
         apart=("npu", "hardware_backend"),
     ),
     Library(

@@ -62,14 +62,27 @@ class StandInType(type):
     def __bool__(cls) -> bool:
         return False
 
+    def _compared(cls, other: Any) -> bool:
+        """Versions and counts that libraries compare while they are imported: no."""
+        return False
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compared
+
     def __iter__(cls) -> Any:
         return iter(())
+
+
+class StandIn(metaclass=StandInType):
+    """What libraries derive their classes from, with whatever they say on the way."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        pass
 
 
 def stand_in(name: str) -> Any:
     """A class that stands in for whatever has this name."""
     module, _, last = name.rpartition(".")
-    return StandInType(last, (), {"__module__": module, "__qualname__": last, "_stands_in": True})
+    return StandInType(last, (StandIn,), {"__module__": module, "_stands_in": True})
 
 
 def _special(name: str) -> bool:
@@ -190,7 +203,7 @@ def install_operators(roots: Sequence[Path]) -> None:
                 raise
             return stand_in(f"torch.ops.{namespace.name}.{name}")
 
-    _OpNamespace.__getattr__ = get
+    setattr(_OpNamespace, "__getattr__", get)  # noqa: B010  # its parameters have other names
 
 
 def _importer() -> FrameType | None:
