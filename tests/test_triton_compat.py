@@ -37,7 +37,7 @@ def on_cpu():
 @pytest.mark.parametrize(
     "name",
     """language language.core language.math language.extra language.extra.libdevice
-    language.extra.cuda.libdevice language.extra.cpu.libdevice language.extra.hip.libdevice
+    language.extra.cuda.libdevice language.extra.cpu.libdevice
     testing runtime runtime.jit runtime.autotuner runtime.errors
     runtime.driver runtime.cache runtime.interpreter compiler compiler.errors compiler.compiler
     backends backends.compiler backends.driver tools tools.tensor_descriptor knobs errors

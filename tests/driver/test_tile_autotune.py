@@ -62,18 +62,6 @@ def test_the_fastest_is_launched_and_the_result_is_right():
     assert torch.equal(x, torch.full((1000,), 4.0))
 
 
-def test_a_tuner_of_ones_own_times_as_with_triton():
-    class Own(Autotuner):
-        def first_time(self, *args, **kwargs):
-            return self._bench(*args, config=self.configs[0], **kwargs)
-
-    clock = Clock(16)
-    tuned = Own(scale, scale.arg_names, configs(16), ["n"], None, None, do_bench=clock)
-    x = np.ones(40, np.float32)
-    assert tuned.first_time(x, 40, 2.0, grid=over)[0] == 16.0
-    assert clock.timed == [16] and x.tolist() == [2.0] * 40
-
-
 def test_another_key_is_timed_again():
     clock = Clock(3, 1)
     f = tuned(clock, (64, 128))

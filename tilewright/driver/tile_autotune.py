@@ -267,7 +267,7 @@ class Autotuner(KernelInterface[Any]):
             shown.begin("timing", len(todo))
             for entry, alike in todo:
                 try:
-                    found = self._bench(*args, config=alike[0], grid=grid, **kwargs)
+                    found = self._bench(args, named, grid, kwargs, alike[0])
                     timed += 1
                     timings.update(dict.fromkeys(alike, found))
                     if cache is not None and not alike[0].pre_hook:
@@ -350,10 +350,16 @@ class Autotuner(KernelInterface[Any]):
         who = executor().name
         return [self.jit_function.hash(), str(host()), str(get_threads()), who, repr(key)]
 
-    def _bench(self, *args: Any, config: Config, grid: Any, **kwargs: Any) -> Times:
-        """The times of one configuration. Classes made of this one call it, as they do Triton's."""
+    def _bench(
+        self,
+        args: Sequence[Any],
+        named: Mapping[str, Any],
+        grid: Any,
+        kwargs: Mapping[str, Any],
+        config: Config,
+    ) -> Times:
         given = {**kwargs, **config.all_kwargs()}
-        everything = {**dict(zip(self.arg_names, args)), **given}
+        everything = {**named, **given}
 
         def call() -> None:
             if config.pre_hook is not None:

@@ -36,8 +36,6 @@ _ALIASES = {
     "triton.language.extra.libdevice": "tilewright.lang.tile.library.libdevice",
     "triton.language.extra.cuda": "tilewright.language.extra",
     "triton.language.extra.cuda.libdevice": "tilewright.lang.tile.library.libdevice",
-    "triton.language.extra.hip": "tilewright.language.extra",
-    "triton.language.extra.hip.libdevice": "tilewright.lang.tile.library.libdevice",
     "triton.language.extra.cpu": "tilewright.language.extra",
     "triton.language.extra.cpu.libdevice": "tilewright.lang.tile.library.libdevice",
     "triton.knobs": "tilewright.triton.knobs",
