@@ -101,6 +101,12 @@ def test_what_is_expected(checkout: Path, expected: dict[str, str], problems: li
     assert [result for _, result, _ in judged.problems] == problems
 
 
+def test_a_driver_that_does_not_run_is_a_problem(checkout: Path) -> None:
+    cases = ran(checkout, ("test_a.py::a", "not run", ""), ("drive_a.py::a", "not run", ""))
+    judged = judge(LIBRARY, checkout, cases, {}, True)
+    assert [case for case, _, _ in judged.problems] == ["drive_a.py::a"]
+
+
 def test_refusals_that_name_a_gpu_are_counted_apart(checkout: Path) -> None:
     cases = ran(checkout, ("a", "refused", "first"))
     cases.cases[0].why = "inline assembly 'mbarrier.init' is unknown"

@@ -97,7 +97,7 @@ LIBRARIES = (
         marker="unsloth/kernels",
         sources=(".",),
         kernels=("unsloth/kernels",),
-        # Its own tests of grouped products ask torch for what it has on GPUs only (histc of integers).
+        # Its own tests of grouped products ask torch for what only GPUs have: histc of integers.
         driver="drive_unsloth.py",
         bare=("unsloth", "unsloth.kernels"),
         before=("setup_unsloth",),
