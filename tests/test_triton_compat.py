@@ -38,7 +38,8 @@ def on_cpu() -> Any:
 @pytest.mark.parametrize(
     "name",
     """language language.core language.math language.extra language.extra.libdevice
-    language.extra.cuda.libdevice testing runtime runtime.jit runtime.autotuner runtime.errors
+    language.extra.cuda.libdevice language.extra.cpu.libdevice
+    testing runtime runtime.jit runtime.autotuner runtime.errors
     runtime.driver runtime.cache runtime.interpreter compiler compiler.errors compiler.compiler
     backends backends.compiler backends.driver tools tools.tensor_descriptor knobs errors
     _utils profiler profiler.viewer language.target_info language.extra.hip tools.ragged_tma ops

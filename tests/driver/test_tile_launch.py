@@ -43,6 +43,16 @@ def test_the_largest_grid_is_allowed_and_the_next_is_not():
         checked_grid((2**31,), "k")
 
 
+def test_a_compiled_kernel_is_launched_with_or_without_its_constants():
+    a, b = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    kernel = both.warmup(a, b, 8, BLOCK=4, grid=(2,))
+    kernel[(2,)](a, b, 8, 4)
+    assert b.tolist() == a.tolist()
+    b[:] = 0
+    kernel[(2,)](a, b, 8)
+    assert b.tolist() == a.tolist()
+
+
 def test_three_axes_reach_every_program():
     out = np.full(2 * 3 * 4, -1, np.int32)
     for _ in range(2):  # the second launch knows the grid

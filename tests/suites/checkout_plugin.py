@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+SIZES = 3  # how many values of one parameter are looked at, if they are sizes
 SOMETIMES = "sometimes: "  # how the reason begins where what else ran decides
 
 
@@ -37,16 +38,43 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item in kept]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Any:
+    """Sizes are cut before they are multiplied with each other: some tests have 100,000 cases."""
+    if metafunc.config.getoption("--smallest"):
+        parametrize: Any = metafunc.parametrize
+
+        def cut(argnames: Any, argvalues: Iterable[Any], *rest: Any, **more: Any) -> None:
+            values = list(argvalues)
+            ids = more.get("ids")
+            if all(map(_is_size, values)):
+                order = sorted(range(len(values)), key=lambda k: math.prod(_numbers([values[k]])))
+                chosen = sorted(order[:SIZES])
+                values = [values[k] for k in chosen]
+                if isinstance(ids, (list, tuple)):
+                    more["ids"] = [ids[k] for k in chosen]
+            parametrize(argnames, values, *rest, **more)
+
+        metafunc.parametrize = cut
+    return (yield)
+
+
+def _is_size(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_is_size, value))
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def smallest(items: Iterable[pytest.Item], most: int) -> Iterable[pytest.Item]:
     """The cases of each test whose numbers are smallest: their sizes are meant for GPUs."""
     tests: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
         tests.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
     for cases in tests.values():
-        yield from sorted(cases, key=_size)[:most]
+        yield from sorted(cases, key=size)[:most]
 
 
-def _size(item: pytest.Item) -> int:
+def size(item: pytest.Item) -> int:
     case = getattr(item, "callspec", None)
     return 0 if case is None else math.prod(_numbers(case.params.values()))
 

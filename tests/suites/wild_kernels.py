@@ -1,78 +1,147 @@
-"""Libraries of Triton kernels on Tilewright: their own tests, from a checkout of theirs.
+"""Libraries of Triton kernels on Tilewright, from checkouts of theirs: which kernels are right.
 
-    python -m tests.suites.wild_kernels CHECKOUT                     # one small case of each test
-    python -m tests.suites.wild_kernels CHECKOUT -k softmax --cases 5
+    python -m tests.suites.wild_kernels CHECKOUT …                   # one small case of each test
+    python -m tests.suites.wild_kernels CHECKOUT … -k softmax --cases 5 --json found.json
+    python -m tests.suites.wild_kernels inductor                     # kernels that Inductor writes
 
-A library is known by its folders: Liger-Kernel, flash-linear-attention. Sizes of their tests are
-meant for GPUs, so few cases of each are run, the smallest. What is known not to pass stands in
-wild_expected.json. They ask for torch, and for what the library itself asks for (`transformers`,
-`einops`).
+A library is known by its folders (wild_libraries.py). Its own tests run where they need one device
+and no network: few cases of each, the smallest, because sizes are meant for GPUs. Where they need
+more, a driver of ours (wild/drive_*.py) calls its kernels through its public functions and compares
+with float64. Modules that it imports and that are not installed are stood in for, and refused by
+name once they are used (wild/standins.py).
+
+What does not pass, and why, stands in wild_expected.json: a case that fails without standing there
+fails the run, and so does one that stands there and passes, unless its reason begins with
+"sometimes: ".
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from tests.suites.checkouts import run_tests
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tests.suites.wild_libraries import INDUCTOR, LIBRARIES, Library, known_by
+from tests.suites.wild_results import Judged, judge
+from tests.suites.wild_runs import Options, Ran, run
 
 EXPECTED = Path(__file__).with_name("wild_expected.json")
+COLUMNS = ("right", "wrong", "refused", "crashed", "slow", "gpu", "not judged", "not reached")
 
 
-@dataclass(frozen=True)
-class Library:
-    sources: str  # the folder that is imported from
-    kernels: str  # a folder that no other library has
-    tests: tuple[str, ...]  # patterns of files
-    without: tuple[str, ...] = ()  # words in names of files whose tests ask for no Triton kernel
-
-    def files(self, checkout: Path) -> list[str]:
-        return [
-            str(path.relative_to(checkout))
-            for pattern in self.tests
-            for path in sorted(checkout.glob(pattern))
-            if not any(word in path.name for word in self.without)
-        ]
-
-
-LIBRARIES = {
-    "liger": Library(
-        sources="src",
-        kernels="src/liger_kernel/ops",
-        tests=("test/transformers/test_*.py",),
-        without=("cutedsl", "cutile", "cute_", "auto_model", "monkey_patch", "trainer"),
-    ),
-    "fla": Library(
-        sources=".",
-        kernels="fla/ops",
-        tests=("tests/ops/test_*.py", "tests/modules/test_*.py"),
-        without=("tilelang", "backends", "cache"),
-    ),
-}
-
-
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.suites.wild_kernels")
-    parser.add_argument("checkout", type=Path, help="sources of a library of kernels")
-    parser.add_argument("--library", choices=LIBRARIES, help="default: which its folders show")
+    parser.add_argument("checkout", nargs="+", type=Path, help="sources of a library of kernels")
+    parser.add_argument("--library", help="only this one of those that the folders show")
     parser.add_argument("--cases", type=int, default=1, help="of each test (default 1; 0: all)")
-    parser.add_argument("-k", metavar="WORDS", help="only the tests that pytest's -k selects")
-    options = parser.parse_args()
-    checkout = options.checkout.resolve()
-    shown = [n for n, known in LIBRARIES.items() if (checkout / known.kernels).is_dir()]
-    name = options.library or next(iter(shown), None)
-    if name not in shown:
-        where = " or ".join(known.kernels for n, known in LIBRARIES.items() if name in (None, n))
-        parser.error(
-            f"{options.checkout} is no checkout of {name or 'a known library'}: no {where}"
+    parser.add_argument("-k", metavar="WORDS", help="only the cases that pytest's -k selects")
+    parser.add_argument("--limit", type=float, default=60, help="seconds per case (default 60)")
+    parser.add_argument("--memory", type=int, default=6, help="GiB per process (default 6)")
+    parser.add_argument("--seconds", type=float, help="stop a library after so long")
+    parser.add_argument("--json", type=Path, help="write every case and every kernel here")
+    given = parser.parse_args(argv)
+    options = Options(given.cases, given.limit, given.memory, given.k, given.seconds)
+    chosen: list[tuple[Library, Path]] = []
+    for checkout in given.checkout:
+        if str(checkout) == "inductor":
+            chosen.append((INDUCTOR, checkout))
+            continue
+        libraries = known_by(checkout.resolve())
+        if given.library:
+            libraries = [x for x in libraries if x.name == given.library]
+        if not libraries:
+            parser.error(
+                f"{checkout} is no checkout of {given.library or 'a known library'}: those known "
+                f"are {', '.join(x.name for x in LIBRARIES)}"
+            )
+        chosen += [(library, checkout.resolve()) for library in libraries]
+    expected = json.loads(EXPECTED.read_text())
+    console, judged, ran = Console(), [], []
+    for library, checkout in chosen:
+        found = watched(library, checkout, options, console)
+        whole = options.words is None and not found.left
+        ran.append(found)
+        judged.append(judge(library, checkout, found, expected.get(library.name, {}), whole))
+    report(judged, console)
+    if given.json:
+        given.json.write_text(json.dumps(written(judged, ran), indent=1))
+    return 1 if any(j.problems or not j.cases for j in judged) else 0
+
+
+def watched(library: Library, checkout: Path, options: Options, console: Console) -> Ran:
+    """Run a library under a progress bar."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("[dim]{task.fields[case]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(library.name, total=None, case="imports")
+        return run(
+            library,
+            checkout,
+            options,
+            lambda done, of, case: bar.update(
+                task, completed=done, total=of or None, case=case[:60]
+            ),
         )
-    library = LIBRARIES[name]
-    arguments = ["-o", "log_cli=false", *library.files(checkout)]
-    arguments += [f"--smallest={options.cases}"] if options.cases else []
-    arguments += ["-k", options.k] if options.k else []
-    return run_tests(checkout, arguments, EXPECTED, [checkout / library.sources])
+
+
+def report(judged: Sequence[Judged], console: Console) -> None:
+    for one in judged:
+        for case, result, why in one.problems:
+            console.print(f"[bold]{one.library}[/] {case}: [red]{result}[/]", highlight=False)
+            for line in why.strip().splitlines()[:6]:
+                console.print(f"    {line}", highlight=False, markup=False)
+        for file, why in one.broken.items():
+            console.print(f"[bold]{one.library}[/] {file} is not run: {why}", highlight=False)
+    table = Table(title="kernels")
+    table.add_column("library")
+    for column in (*COLUMNS, "right of tried", "cases", "seconds"):
+        table.add_column(column, justify="right")
+    for one in judged:
+        counts, share = one.counts, one.share
+        table.add_row(
+            one.library,
+            *(str(counts[c]) for c in COLUMNS),
+            "" if share is None else f"{share:.1%}",
+            str(sum(one.cases.values())),
+            f"{one.seconds:.0f}",
+        )
+    console.print(table)
+    reasons = Table(title="expected not to pass")
+    for column in ("library", "case", "reason"):
+        reasons.add_column(column)
+    for one in judged:
+        for case, reason in one.expected:
+            reasons.add_row(one.library, case, reason)
+    if reasons.row_count:
+        console.print(reasons)
+
+
+def written(judged: Sequence[Judged], ran: Sequence[Ran]) -> list[dict]:
+    return [
+        {
+            "library": one.library,
+            "seconds": round(one.seconds, 1),
+            "kernels": one.counts,
+            "cases": one.cases,
+            "broken": one.broken,
+            "stood in": sorted(found.stood_in),
+            "verdicts": [asdict(v) for v in one.verdicts],
+            "all cases": [asdict(c) for c in found.cases],
+        }
+        for one, found in zip(judged, ran, strict=True)
+    ]
 
 
 if __name__ == "__main__":

@@ -266,8 +266,22 @@ class CompiledKernel(AskedKernel):
         return self
 
     def __getitem__(self, grid: Any) -> Callable[..., CompiledKernel]:
-        """Launch with all arguments, constants included, in the order of the parameters."""
-        return self.function[grid]
+        """Launch with all arguments in the order of the parameters. Constants may be left out, all
+        together, as launchers that were written for older Tritons do."""
+        launch = self.function[grid]
+
+        def launched(*args: Any, **options: Any) -> CompiledKernel:
+            return launch(*self._completed(args), **options)
+
+        return launched
+
+    def _completed(self, args: Sequence[Any]) -> Sequence[Any]:
+        parameters = self.function.parameters
+        varying = sum(not p.is_constexpr for p in parameters)
+        if len(args) != varying or varying == len(parameters):
+            return args
+        rest = iter(args)
+        return [self.constants[p.name] if p.is_constexpr else next(rest) for p in parameters]
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{n}: {t}" for n, t in self.signature.items())

@@ -44,6 +44,8 @@ _ALIASES = {
     "triton.language.extra.hip": "tilewright.language.extra.hip",
     "triton.language.extra.hip.libdevice": "tilewright.lang.tile.library.libdevice",
     "triton.language.target_info": "tilewright.language.target_info",
+    "triton.language.extra.cpu": "tilewright.language.extra",
+    "triton.language.extra.cpu.libdevice": "tilewright.lang.tile.library.libdevice",
     "triton.knobs": "tilewright.triton.knobs",
     "triton.tools.ragged_tma": "tilewright.triton.ragged",
 }

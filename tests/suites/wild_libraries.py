@@ -1,0 +1,228 @@
+"""Libraries of Triton kernels that the suite knows, each by a folder that no other has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DRIVERS = Path(__file__).with_name("wild")
+
+
+@dataclass(frozen=True)
+class Library:
+    name: str
+    marker: str  # a folder that no other library has; none: it is torch's, and there is no checkout
+    sources: tuple[str, ...]  # folders that are imported from
+    kernels: tuple[str, ...]  # folders with its kernels
+    tests: tuple[str, ...] = ()  # patterns of test files of its own
+    without: tuple[str, ...] = ()  # words in names of test files that need a GPU or a network
+    about: str = ""  # a word that test files have which concern its kernels
+    apart: tuple[str, ...] = ()  # words in paths of kernels for other machines
+    driver: str | None = None  # our file that calls its kernels
+    bare: tuple[str, ...] = ()  # packages whose __init__ is not run
+    absent: tuple[str, ...] = ()  # modules that are stood in for though they are there
+    before: tuple[str, ...] = ()  # modules imported before its tests are
+    arguments: tuple[str, ...] = ()  # more for pytest
+    device: str | None = "cpu"  # what tensors for a GPU are made on; None: nothing asks for one
+    environment: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)  # what it is told of its own version
+
+    def files(self, checkout: Path) -> list[str]:
+        return [
+            str(path)
+            for pattern in self.tests
+            for path in sorted(checkout.glob(pattern))
+            if not any(word in str(path.relative_to(checkout)) for word in self.without)
+            and self.about in path.read_text(errors="replace")
+        ]
+
+
+def _deselected(file: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"--deselect={file}::{name}" for name in names)
+
+
+MULTI = _deselected(
+    "tests/test_pointwise_dynamic.py",
+    "test_dynamic_function_with_multithread",
+    "test_dynamic_function_with_multiprocess",
+)
+
+LIBRARIES = (
+    Library(
+        name="Liger-Kernel",
+        marker="src/liger_kernel/ops",
+        sources=("src",),
+        kernels=("src/liger_kernel/ops",),
+        tests=("test/transformers/test_*.py",),
+        without=("cutedsl", "cutile", "cute_", "auto_model", "monkey_patch", "trainer"),
+        apart=("backends", "cute"),
+    ),
+    Library(
+        name="flash-linear-attention",
+        marker="fla/ops",
+        sources=(".",),
+        kernels=("fla/ops", "fla/modules"),
+        tests=("tests/ops/test_*.py", "tests/modules/test_*.py"),
+        without=("tilelang", "backends", "cache"),
+    ),
+    Library(
+        name="attorch",
+        marker="attorch/act_kernels.py",
+        sources=(".",),
+        kernels=("attorch",),
+        tests=("tests/test_*.py",),
+    ),
+    Library(
+        name="conch",
+        marker="conch/kernels",
+        sources=(".",),
+        kernels=("conch/kernels",),
+        tests=("tests/*_test.py",),
+    ),
+    Library(
+        name="FlagGems",
+        marker="src/flag_gems/ops",
+        sources=("src",),
+        kernels=("src/flag_gems/ops", "src/flag_gems/fused", "src/flag_gems/utils"),
+        tests=("tests/test_*.py",),
+        # Those are about threads and processes that compile at the same time.
+        without=("libentry",),
+        before=("setup_flag_gems",),
+        arguments=("--mode=quick", *MULTI),
+        environment={"GEMS_VENDOR": "nvidia"},
+    ),
+    Library(
+        name="unsloth",
+        marker="unsloth/kernels",
+        sources=(".",),
+        kernels=("unsloth/kernels",),
+        # Its own tests of grouped products ask torch for what only GPUs have: histc of integers.
+        driver="drive_unsloth.py",
+        bare=("unsloth", "unsloth.kernels"),
+        before=("setup_unsloth",),
+    ),
+    Library(
+        name="mamba-ssm",
+        marker="mamba_ssm/ops/triton",
+        sources=(".",),
+        kernels=("mamba_ssm/ops/triton",),
+        tests=("tests/ops/triton/test_*.py",),
+        bare=("mamba_ssm",),
+    ),
+    Library(
+        name="flash-attention",
+        marker="flash_attn/ops/triton",
+        sources=(".",),
+        kernels=("flash_attn/ops/triton", "flash_attn/losses", "flash_attn/layers"),
+        driver="drive_flash_attention.py",
+        bare=("flash_attn",),
+    ),
+    Library(
+        name="xformers",
+        marker="xformers/ops/_triton",
+        sources=(".",),
+        kernels=("xformers/ops", "xformers/triton"),
+        tests=tuple(
+            f"tests/test_{name}.py"
+            for name in ("rmsnorm", "rope_padded", "tiled_matmul", "indexing")
+        ),
+    ),
+    Library(
+        name="torchao",
+        marker="torchao/quantization",
+        sources=(".",),
+        kernels=("torchao",),
+        tests=tuple(
+            f"test/{file}.py"
+            for file in (
+                "hqq/test_triton_*",
+                "prototype/mx_formats/test_kernels",
+                "prototype/blockwise_fp8_training/test_blockwise_kernels",
+                "prototype/blockwise_fp8_inference/test_blockwise",
+                "prototype/moe_training/test_kernels",
+                "prototype/moe_training/ep/test_kernels",
+                "prototype/moe_training/nvfp4_training/test_*amax*",
+                "prototype/moe_training/nvfp4_training/test_*quantize*",
+                "prototype/test_quantized_training",
+            )
+        ),
+        # Tests of floats of 8 bits ask for a GPU that has them.
+        environment={"TILEWRIGHT_TRITON_BACKEND": "cuda:100"},
+    ),
+    Library(
+        name="lightllm",
+        marker="lightllm/common/basemodel/triton_kernel",
+        sources=(".",),
+        kernels=("lightllm",),
+        tests=("unit_tests/common/**/test_*.py", "unit_tests/models/**/test_*.py"),
+        without=("deepep", "speed"),
+        bare=("lightllm", "lightllm.common.basemodel"),
+    ),
+    Library(
+        name="vLLM",
+        marker="vllm/v1/attention",
+        sources=(".",),
+        kernels=("vllm",),
+        tests=tuple(
+            f"tests/kernels/{where}/test_*.py"
+            for where in ("attention", "core", "mamba", "moe", "quantization", ".")
+        ),
+        without=("rocm", "xpu", "flashinfer", "cutlass", "deepgemm", "deepep", "marlin", "aiter")
+        + ("amd", "flashmla", "cpu", "machete", "qutlass", "hadacore", "cutedsl", "combinations"),
+        about="triton",
+        apart=("rocm", "amd", "xpu"),
+        before=("setup_vllm",),
+        absent=("vllm.vllm_flash_attn",),
+        versions={"vllm": "1.0.0"},
+    ),
+    Library(
+        name="SGLang",
+        marker="python/sglang/srt/layers",
+        sources=("python",),
+        kernels=("python/sglang",),
+        tests=tuple(
+            f"test/registered/{file}.py"
+            for file in (
+                "attention/test_triton_attention_kernels",
+                "attention/test_kda_kernels",
+                "kernels/ops/**/test_*",
+                "lora/test_*kernel*",
+                "moe/test_triton_fused_moe",
+                "moe/test_triton_moe_channel_fp8_kernel",
+                "quant/test_*kernel",
+                "quant/test_*triton*",
+                "spec/**/test_*kernel*",
+                "spec/**/test_*triton*",
+                "unit/**/test_*triton*",
+            )
+        ),
+        without=("cute", "flashinfer", "trtllm", "deepgemm", "rocm", "hip", "npu", "xpu", "mps"),
+        about="triton",
+        apart=("npu", "hardware_backend"),
+    ),
+    Library(
+        name="triton_kernels",
+        marker="python/triton_kernels/triton_kernels",
+        sources=("python/triton_kernels",),
+        kernels=("python/triton_kernels/triton_kernels",),
+        tests=("python/triton_kernels/tests/test_*.py",),
+        without=("distributed", "roofline"),
+        environment={"TILEWRIGHT_TRITON_BACKEND": "cuda:80"},
+    ),
+)
+
+
+INDUCTOR = Library(
+    name="Inductor",
+    marker="",
+    sources=(),
+    kernels=(),
+    driver="drive_inductor.py",
+    device=None,
+)
+
+
+def known_by(checkout: Path) -> list[Library]:
+    """The libraries of which a folder is a checkout."""
+    return [library for library in LIBRARIES if (checkout / library.marker).exists()]
