@@ -11,6 +11,7 @@ from torch.utils._sympy.numbers import int_oo
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
+from tilewright.ir.types import i64
 
 # Sizes above this are as good as unbounded; sums and products of bounds stay exact below it.
 UNBOUNDED = 1 << 48
@@ -96,8 +97,10 @@ def _limits(bounds: Any) -> tuple[int, int | None]:
     """Inclusive bounds from torch's value range; None above means unbounded."""
     if bounds is None:
         return 0, None
-    lo = int(bounds.lower) if bounds.lower not in (-int_oo, -sympy.oo) else -UNBOUNDED
+    lo = None if bounds.lower in (-int_oo, -sympy.oo) else int(bounds.lower)
     hi = None if bounds.upper in (int_oo, sympy.oo) else int(bounds.upper)
+    if lo is None or lo <= -UNBOUNDED:  # a number of the user's: whatever 64 bits hold
+        return int(i64.lowest), (int(i64.highest) if hi is None or hi >= UNBOUNDED else hi)
     return lo, (None if hi is not None and hi >= UNBOUNDED else hi)
 
 

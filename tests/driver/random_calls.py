@@ -1,0 +1,852 @@
+"""Random PyTorch functions, called several times in a row, against eager.
+
+python -m tests.driver.random_calls --count 100 [--first SEED]
+
+What changes from call to call is what this is about: Python numbers, sizes, layouts, tensors that
+share memory or are given twice, in-place changes of inputs, results that are views of inputs,
+numbers read from data, checkpoints, gradients. A draw is Python source: a function `f` and one
+function per call that makes its arguments. `source(seed)` is that text with a main part, so a
+failing draw can be kept as a file and run.
+
+A draw is right when every call gives eager's results (values by the rule of
+`tilewright.bench.oracle`, dtypes, strides, which results share memory with which arguments), leaves
+the same in its arguments, and has the same gradients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tests.seeds import run_seeds
+from tilewright.bench.oracle import InDouble, disagreements
+
+PRELUDE = """\
+import dataclasses, math, warnings
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+
+@dataclasses.dataclass
+class Pair:
+    first: object
+    second: object
+
+
+def tensor(seed, shape, dtype):
+    # Multiples of 1/8, which every float dtype holds exactly.
+    x = torch.randint(-24, 25, shape, generator=torch.Generator().manual_seed(seed))
+    if dtype == torch.bool:
+        return x > 0
+    return (x / 8 if dtype.is_floating_point else x // 3).to(dtype)
+
+
+"""
+
+MAIN = """
+
+if __name__ == "__main__":
+    from tests.driver.random_calls import Draw, fault
+
+    print(fault(Draw({seed}, open(__file__).read(), {options!r}, {config!r}, {dynamic!r})))
+"""
+
+FLOATS = ("float32", "float32", "float64", "bfloat16", "float16")
+WHOLE = ("int64", "int32", "int8", "uint8", "int16")
+SIZES = (0, 1, 2, 3, 3, 4, 4, 5, 5, 6, 8)
+# An operand larger than this rounds too coarsely in half precision to be compared.
+LARGEST = 100.0
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One random test: its source, and how it is compiled."""
+
+    seed: int
+    text: str
+    options: dict[str, Any]
+    config: dict[str, Any]  # of Dynamo
+    dynamic: bool | None
+
+    def module(self) -> dict[str, Any]:
+        return _executed(self.text, f"draw{self.seed}")
+
+    def calls(self, scope: dict[str, Any]) -> list[Callable[[], Any]]:
+        return [v for k, v in scope.items() if k.startswith("call")]
+
+
+def _executed(text: str, name: str) -> dict[str, Any]:
+    module = types.ModuleType(name)
+    sys.modules[name] = module  # where dataclasses and Dynamo look it up
+    exec(compile(text, f"<{name}>", "exec"), module.__dict__)
+    return module.__dict__
+
+
+# ---- what a draw is made of
+
+
+class _Maker:
+    """Grows a function statement by statement; one that eager refuses in some call is dropped."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = r = random.Random(seed)
+        self.kinds = r.sample(list(_STATEMENTS), r.randint(1, 3))
+        self.data = "data" in self.kinds
+        self.checkpointed = r.random() < 0.12 and not self.data
+        self.grad = r.random() < (0.9 if self.checkpointed else 0.4)
+        self.lines: list[str] = []
+        self.names = 0
+        self.float_args: list[str] = []
+        self.whole_args: list[str] = []
+        self.smooth: list[str] = []
+        self.whole: list[str] = []
+        self.numbers: list[str] = []
+        self.calls: list[list[str]] = []
+        self.parameters: list[str] = []
+
+    def draw(self) -> Draw:
+        r = self.random
+        self._arguments()
+        for _ in range(r.randint(2, 9)):
+            before = len(self.lines)
+            kind = r.choice(self.kinds) if r.random() < 0.75 else "plain"
+            _STATEMENTS[kind](self)
+            if len(self.lines) > before and not self._runs():
+                del self.lines[before:]
+                self._forget()
+        text = PRELUDE + self._function() + self._calls()
+        options = {"random": "eager"} if "dropout" in text else {}
+        config = (
+            {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
+            if self.data and r.random() < 0.8
+            else {}
+        )
+        if r.random() < 0.15:
+            config["specialize_float"] = True
+        dynamic = r.choice((None, None, None, True, False))
+        text += MAIN.format(seed=self.seed, options=options, config=config, dynamic=dynamic)
+        return Draw(self.seed, text, options, config, dynamic)
+
+    # ---- arguments: the same names in every call, other numbers and sizes
+
+    def _arguments(self) -> None:
+        r = self.random
+        dtype, whole = r.choice(FLOATS), r.choice(WHOLE)
+        rank, count = r.choice((0, 1, 1, 2, 2, 2, 3)), r.randint(2, 4)
+        vary = r.random() < 0.5
+        shape = [r.choice(SIZES) for _ in range(rank)]
+        layout = r.choice(list(_LAYOUTS))
+        shares = r.choice(("no", "no", "no", *_SHARING))
+        self.parameters = ["x", "y", "w"]
+        numbers = [n for n in ("n", "k", "s", "b") if r.random() < 0.6] or ["n"]
+        if not set(self.kinds) & {"scalars", "whole"} and r.random() < 0.5:
+            numbers = []
+        fixed = {n: r.random() < 0.25 for n in numbers}
+        values: dict[str, Any] = {}
+        for c in range(count):
+            if vary and c:
+                shape = [r.choice(SIZES) if r.random() < 0.5 else d for d in shape]
+            grad = self.grad and r.random() < 0.9
+            lines = [f"x = {_LAYOUTS[layout](self, shape, dtype)}"]
+            lines += _SHARING[shares](shape) if shares != "no" else []
+            if len(lines) == 1:
+                lines.append(f"y = tensor({r.randrange(99)}, {tuple(shape)}, torch.{dtype})")
+            lines.append(f"w = tensor({r.randrange(99)}, {tuple(shape)}, torch.{whole})")
+            if grad:
+                leaves = ["x"] if shares != "no" else r.choice((["x"], ["x", "y"]))
+                # An input that is changed in place must not be a leaf.
+                lines = [lines[0], *(_leaf(v) for v in leaves if v == "x"), *lines[1:]]
+                lines += [_leaf(v) for v in leaves if v == "y"]
+            lines.append(f"leaves = [{', '.join(f'{v}_leaf' for v in (leaves if grad else []))}]")
+            for n in numbers:
+                if n not in values or not fixed[n]:
+                    values[n] = _number(r, n)
+                lines.append(f"{n} = {values[n]}")
+            order = ", ".join([*self.parameters, *numbers])
+            self.calls.append([*lines, f"return ({order},), leaves"])
+        self.parameters += numbers
+        self.float_args, self.whole_args = ["x", "y"], ["w"]
+        self.smooth, self.whole, self.numbers = ["x", "y"], ["w"], list(numbers)
+
+    # ---- statements
+
+    def fresh(self) -> str:
+        self.names += 1
+        return f"v{self.names}"
+
+    def put(self, text: str, pool: list[str] | None) -> None:
+        name = self.fresh()
+        self.lines.append(f"{name} = {text}")
+        if pool is not None:
+            pool.append(name)
+
+    def one(self, pool: list[str]) -> str:
+        return self.random.choice(pool[-4:] if self.random.random() < 0.7 else pool)
+
+    def number(self) -> str:
+        if self.numbers and self.random.random() < 0.8:
+            return self.random.choice(self.numbers)
+        return str(self.random.choice((0, 1, 2, 3, -1, 0.5)))
+
+    def pick(self, *texts: str) -> str:
+        """One of the texts, with operands put in: {x} {y} floats, {w} {z} whole, {n} {k} numbers,
+        {a} a float argument, {i} a whole argument."""
+        text = self.random.choice(texts)
+        return text.format(
+            x=self.one(self.smooth),
+            y=self.one(self.smooth),
+            w=self.one(self.whole),
+            z=self.one(self.whole),
+            n=self.number(),
+            k=self.number(),
+            a=self.random.choice(self.float_args),
+            i=self.random.choice(self.whole_args),
+        )
+
+    def _forget(self) -> None:
+        known = {line.split(" = ")[0] for line in self.lines} | set(self.parameters)
+        for pool in (self.smooth, self.whole, self.numbers):
+            pool[:] = [v for v in pool if v in known]
+
+    def _runs(self) -> bool:
+        """Does eager take the statements in every call, with moderate results?"""
+        known = _executed(PRELUDE + self._calls(), "growing")
+        for c in range(len(self.calls)):
+            args, _ = known[f"call{c}"]()
+            scope = {**known, **dict(zip(self.parameters, args, strict=True))}
+            try:
+                exec("\n".join(self.lines), scope)
+            except Exception:  # noqa: BLE001  whatever eager does not like is not drawn
+                return False
+            made = [scope[v] for v in (*self.parameters, *self.smooth, *self.whole)]
+            for v in pytree.tree_leaves(made):
+                if isinstance(v, torch.Tensor) and not _moderate(v):
+                    return False
+        return True
+
+    # ---- text
+
+    def _function(self) -> str:
+        r = self.random
+        made = [v for v in self.smooth + self.whole if v.startswith("v")]
+        given = [v for v in self.smooth + self.whole if not v.startswith("v")]
+        results = r.sample(made, min(len(made), r.randint(1, 4)))
+        if not results or r.random() < 0.3:
+            results.append(r.choice(given))
+        if r.random() < 0.15:
+            results.append(results[0])
+        if self.numbers and r.random() < 0.2:
+            results.append(r.choice(self.numbers))
+        if r.random() < 0.1:
+            results.append("None")
+        if r.random() < 0.05:
+            results = []
+        if r.random() < 0.03:
+            results = results * 60
+        listed = "".join(f"{v}, " for v in results)
+        forms = [f"({listed})", f"[{listed}]", f"{{'r': ({listed}), 's': [{results[:1]}]}}"]
+        forms = forms[:2] + [
+            "{" + ", ".join(f"'r{k}': {v}" for k, v in enumerate(results)) + "}",
+        ]
+        if len(results) == 2:
+            forms.append(f"Pair({listed})")
+        if len(results) == 1:
+            forms += [results[0]] * 3
+        back = r.choice(forms) if results else "None"
+        lines = self.lines or ["pass"]
+        parameters = ", ".join(self.parameters)
+        body = "".join(f"    {line}\n" for line in lines)
+        if not self.checkpointed:
+            return f"def f({parameters}):\n{body}    return {back}\n"
+        reentrant = r.random() < 0.4
+        if reentrant:  # torch asks for a tuple or a tensor there
+            back = f"({listed})"
+        return (
+            f"def body({parameters}):\n{body}    return {back}\n\n\n"
+            f"def f({parameters}):\n"
+            f"    return checkpoint(body, {parameters}, use_reentrant={reentrant})\n"
+        )
+
+    def _calls_text(self) -> Iterator[str]:
+        for c, lines in enumerate(self.calls):
+            yield f"\n\ndef call{c}():\n" + "".join(f"    {line}\n" for line in lines)
+
+    def _calls(self) -> str:
+        return "".join(self._calls_text())
+
+
+def _leaf(v: str) -> str:
+    return f"{v}_leaf = {v}.detach().requires_grad_(); {v} = {v}_leaf * 1"
+
+
+def _number(r: random.Random, name: str) -> Any:
+    if name == "s":
+        return r.choice((0.5, 1.0, 2.0, -1.5, 0.25, 3.0))
+    if name == "b":
+        return r.random() < 0.5
+    return r.choice((1, 2, 3, 4, 5, 7) if name == "k" else (0, 1, 2, 3, 4, 6, 9, -1, -2))
+
+
+def _moderate(v: torch.Tensor) -> bool:
+    if v.is_complex() or v.numel() > 4096:
+        return False
+    if not v.is_floating_point():
+        return True
+    return not v.numel() or bool((v.detach().abs() < LARGEST).all())
+
+
+def _tensor(m: _Maker, shape: list[int], dtype: str) -> str:
+    return f"tensor({m.random.randrange(99)}, {tuple(shape)}, torch.{dtype})"
+
+
+def _transposed(m: _Maker, shape: list[int], dtype: str) -> str:
+    return f"{_tensor(m, shape[::-1], dtype)}.permute({list(range(len(shape)))[::-1]})"
+
+
+def _with_gaps(m: _Maker, shape: list[int], dtype: str) -> str:
+    return f"{_tensor(m, [2 * d + 1 for d in shape], dtype)}[{'1::2, ' * len(shape)}...]"
+
+
+def _expanded(m: _Maker, shape: list[int], dtype: str) -> str:
+    return f"{_tensor(m, [1, *shape[1:]] if shape else [], dtype)}.expand({tuple(shape)})"
+
+
+def _offset(m: _Maker, shape: list[int], dtype: str) -> str:
+    return f"{_tensor(m, [3, *shape], dtype)}[1]"
+
+
+_LAYOUTS: dict[str, Callable[[_Maker, list[int], str], str]] = {
+    "plain": _tensor,
+    "transposed": _transposed,
+    "gaps": _with_gaps,
+    "expanded": _expanded,
+    "offset": _offset,
+    "plain again": _tensor,
+}
+
+# How y comes from x: tensors that share memory.
+_SHARING: dict[str, Callable[[list[int]], list[str]]] = {
+    "twice": lambda shape: ["y = x"],
+    "tail": lambda shape: ["y = x[1:]" if shape and shape[0] > 1 else "y = x.view_as(x)"],
+    "transpose": lambda shape: ["y = x.mT" if len(shape) > 1 else "y = x.detach()"],
+    "overlap": lambda shape: ["y = x.reshape(-1).unfold(0, 2, 1) if x.numel() > 1 else x[...]"],
+    "same storage": lambda shape: ["x, y = torch.stack((x, x)).unbind(0)"],
+}
+
+
+def _plain(m: _Maker) -> None:
+    text = m.pick(
+        "torch.tanh({x})",
+        "{x} + {y}",
+        "{x} * {y}",
+        "torch.sigmoid({x}) - {y}",
+        "{x}.sum()",
+        "{x}.mean(-1, keepdim=True)",
+        "torch.relu({x})",
+        "torch.cat([{x}.reshape(-1), {y}.reshape(-1)])",
+        "{x}.to(torch.float32)",
+        "{w}.to({x}.dtype) * {x}",
+        "torch.softmax({x}, -1)",
+        "{x}.unsqueeze(0)",
+        "{x} @ {y}.mT / 8",
+    )
+    m.put(text, m.smooth)
+
+
+def _scalars(m: _Maker) -> None:
+    r = m.random
+    if r.random() < 0.25:
+        text = m.pick(
+            "{n} + {k}",
+            "{n} * {k}",
+            "{n} // 2",
+            "min({n}, {k})",
+            "max({n}, 1)",
+            "{n} ** 2",
+            "{n} % 3",
+            "-{n}",
+            "{n} / 4",
+            "math.sqrt(abs({n}) + 1)",
+            "float({n})",
+            "int({n})",
+            "math.floor({n} / 2)",
+            "{x}.shape[0] + {n}",
+            "{x}.numel() // 2",
+            "{n} * 0.5 + {k}",
+            "abs({n})",
+            "({n} + 1) // ({k} * {k} + 1)",
+            "({n} > {k})",
+            "math.exp(-abs({n}))",
+            "round({n} / 2)",
+        )
+        m.put(text, m.numbers)
+        return
+    text = m.pick(
+        "{x} * {n}",
+        "{x} + {n}",
+        "{n} - {x}",
+        "{x} / ({n} * {n} + 1)",
+        "{n} / (1 + {x} * {x})",
+        "torch.full(({k},), {n}, dtype={x}.dtype) * 1.5",
+        "torch.full_like({x}, {n})",
+        "{x}[:{k}]",
+        "{x}[{n}:]",
+        "{x}[-{k}:]",
+        "{x}[{n}]",
+        "{x}[::{k}] * 2",
+        "torch.arange({n}, dtype=torch.float32)",
+        "torch.arange({n}, {n} + 10, {k}, dtype=torch.float32)",
+        "{x}.reshape(-1)[:12].view({k}, -1)",
+        "torch.zeros({n}, {k})",
+        "torch.ones({k}) * {n}",
+        "{x}.roll({n})",
+        "{x}.narrow(0, 0, {k})",
+        "torch.clamp({x}, -{k}, {k})",
+        "torch.clamp({x}, max={n})",
+        "{a}.masked_fill({a} > 0, {n})",
+        "torch.where({a} > {n}, {a}, {k})",
+        "torch.add({x}, {y}, alpha={n})",
+        "torch.lerp({x}, {y}, {n})",
+        "torch.eye({k}) * {n}",
+        "torch.linspace(0, {n}, {k})",
+        "{x}.unsqueeze(0).expand({k}, *{x}.shape)",
+        "{x}.repeat({k}, *[1] * ({x}.dim() - 1))",
+        "F.pad({x}, ({k}, 0), value={n})",
+        "F.pad({x}, (0, {n}))",
+        "torch.tensor({n}, dtype=torch.float32) + {x}",
+        "{x}.new_full(({k}, 2), {n})",
+        "{x}.split({k})[0]",
+        "({x} if {n} > 1 else {y}) * 2",
+        "sum([{x} * j for j in range({k})], {x})",
+        "F.leaky_relu({x}, {n})",
+        "F.layer_norm({x}, {x}.shape[-1:], eps=abs({n}) + 0.1)",
+        "{x}.tril({n})",
+        "{x}.diagonal({n})",
+        "torch.addcmul({x}, {x}, {y}, value={n})",
+        "{x}.softmax(-1) ** {k}",
+        "torch.cumsum({x}, 0) * {n}",
+        "{x}.unfold(0, {k}, 1)",
+        "torch.stack([{x}] * {k})",
+        "{x}.index_select(0, torch.tensor([{n}]))",
+        "torch.pow(abs({n}) + 1, {x} / 8)",
+        "torch.full(({k}, {x}.shape[0]), {n} * 0.5)",
+    )
+    m.put(text, m.smooth)
+
+
+def _whole(m: _Maker) -> None:
+    text = m.pick(
+        "torch.pow(2, {w})",
+        "2 ** {w}.abs()",
+        "3 - {w}",
+        "{w} * 3",
+        "{w} + 1000",
+        "{w} * {z}",
+        "-{w}",
+        "{w}.abs()",
+        "{w} ** 3",
+        "{w} // 3",
+        "{w} % 3",
+        "{w} // -2",
+        "{w} % -5",
+        "7 // ({w} * 2 + 1)",
+        "-7 % ({w} * 2 + 1)",
+        "{w} // ({z} * 2 + 1)",
+        "{w} << 3",
+        "{w} >> 2",
+        "{w} << {z}.clamp(0, 3)",
+        "1 << {w}.clamp(0, 6)",
+        "{w} & 5",
+        "{w} ^ 255",
+        "~{w}",
+        "torch.clamp({w}, -1000, 1000)",
+        "torch.clamp({w}, 2)",
+        "torch.full_like({w}, 100)",
+        "{w}.masked_fill({w} > 0, 7)",
+        "{w} + {n}",
+        "{n} - {w}",
+        "{w} * {n}",
+        "torch.where({w} > {n}, {w}, {k})",
+        "{w}.sum(0)",
+        "{w}.cumsum(0)",
+        "torch.maximum({w}, {z})",
+        "{w}.to(torch.int64) * (2 ** 40)",
+        "{w}.to(torch.int32) * (2 ** 30)",
+        "{w} + True",
+        "torch.bitwise_left_shift({w}, 70)",
+        "torch.bitwise_right_shift({w}, 70)",
+        "torch.pow({w}, torch.tensor(2))",
+        "torch.full({w}.shape, -1, dtype={w}.dtype)",
+        "torch.fmod({w}, 3)",
+        "torch.remainder(5, {w} * 2 + 1)",
+        "torch.floor_divide({w}, -3)",
+        "torch.rsub({w}, 5)",
+        "{w}.sign()",
+        "{w} == 2.5",
+        "{w}.to(torch.bool) + 2",
+        "torch.arange({k}) ** {k}",
+        "torch.arange(0, 20, {k})",
+        "torch.pow(-3, {w}.clamp(0, 4))",
+        "torch.pow(0, {w}.clamp(0, 4))",
+        "torch.pow(1, {w})",
+        "torch.pow(-1, {w})",
+        "torch.pow(True, {w}.clamp(0))",
+        "torch.scalar_tensor({n}, dtype=torch.int64) + {w}",
+        "torch.iinfo(torch.int64).min // torch.tensor([2]) + {w}.sum()",
+        "torch.full((2,), torch.iinfo(torch.int64).min).abs()",
+    )
+    m.put(text, m.whole)
+    if m.random.random() < 0.3:
+        text = m.pick(
+            "1 / ({w} * 2 + 1)",
+            "{w} / 4",
+            "2.5 - {w}",
+            "torch.pow(2.0, {w}.clamp(-3, 3))",
+            "{w} * 0.5",
+            "float('inf') * ({w} * 0 + 1) * 0 + 1.0",
+            "torch.where({w} > 0, float('nan'), 1.0).nan_to_num(2.0)",
+            "torch.clamp({x}, float('-inf'), float('inf'))",
+            "torch.minimum({x}, torch.tensor(float('inf')))",
+            "torch.true_divide({w}, 3)",
+            "torch.pow({x}.abs() + 1, 2)",
+            "torch.pow(2, {x} / 8)",
+        )
+        m.put(text, m.smooth)
+
+
+def _in_place(m: _Maker) -> None:
+    m.lines.append(
+        m.pick(
+            "{x}.add_(1)",
+            "{x}.mul_(0.5)",
+            "{x}[1:].mul_(2)",
+            "{x}[0] = 1",
+            "{x}[..., 0] = {y}[..., 0]",
+            "{x}.view(-1).zero_()",
+            "{x}.mT.add_(1)",
+            "{x}.copy_({y})",
+            "{x}.mT.copy_({y})",
+            "{x}.fill_({n})",
+            "{x}.mul_({n})",
+            "{x}.transpose_(0, 1)",
+            "{x}.unsqueeze_(0)",
+            "{x}.squeeze_()",
+            "{x}.clamp_(-1, 1)",
+            "{x}.relu_()",
+            "{x}[:, 1:].add_({n})",
+            "{x}[:1] += {y}[:1]",
+            "{a}.masked_fill_({a} > 0, {n})",
+            "{w}.add_(1)",
+            "{w}[1:] -= 1",
+            "{w}.fill_({k})",
+            "{x}.detach().mul_(2)",
+            "{x}.add_({y})",
+            "{x}.sub_({y}, alpha={n})",
+            "{x}.flatten()[0:2].zero_()",
+            "{x}.diagonal().fill_(1)",
+            "{x}.zero_()",
+            "{x}.index_fill_(0, torch.tensor([0]), 2)",
+            "torch.add({x}, 1, out={y})",
+            "{x}.t_()",
+            "{w}.bitwise_and_(3)",
+            "{x}.resize_(2)",
+            "{x}.set_({y})",
+            "{x}.data.add_(1)",
+            "{x}.normal_().zero_()",
+        )
+    )
+
+
+def _views(m: _Maker) -> None:
+    m.put(
+        m.pick(
+            "{x}[1:]",
+            "{x}.mT",
+            "{x}.view(-1)",
+            "{x}.reshape(-1)",
+            "{x}[..., 0]",
+            "{x}.expand(2, *{x}.shape)",
+            "{x}.unsqueeze(-1)",
+            "{x}.as_strided((2,), (1,))",
+            "{x}.detach()",
+            "{x}.contiguous()",
+            "{x}[:]",
+            "{x}.flatten()",
+            "{x}.chunk(2)[0]",
+            "{x}.unbind(0)[0]",
+            "{x}.squeeze()",
+            "{x}.diagonal()",
+            "{x}.to({x}.dtype)",
+            "{x}.clone()",
+            "{x}.view({x}.shape)",
+            "{x}.movedim(0, -1)",
+            "{x}.view(torch.uint8).view({x}.dtype)",
+            "{x}.T",
+            "torch.broadcast_tensors({x}, {y})[0]",
+            "{x}.alias() if hasattr({x}, 'alias') else {x}",
+            "{x}.T.contiguous()",
+            "{x}.contiguous(memory_format=torch.contiguous_format).clone()",
+            "torch.empty_like({x}).copy_({x})",
+            "{x}.real",
+        ),
+        m.smooth,
+    )
+
+
+def _data(m: _Maker) -> None:
+    r = m.random
+    if r.random() < 0.3:
+        text = m.pick(
+            "int({i}.sum())",
+            "{i}.sum().item()",
+            "{i}.max().item()",
+            "float({a}.sum())",
+            "{a}.sum().item()",
+            "int(({a} > 0).sum())",
+            "len({i}.nonzero())",
+            "({i} > 0).sum().item()",
+        )
+        m.put(text, m.numbers)
+        return
+    text = m.pick(
+        "{a}[{a} > 0]",
+        "{a}.reshape(-1)[({i}.reshape(-1) > 0).nonzero()[:, 0].clamp(max={a}.numel() - 1)]",
+        "torch.masked_select({a}, {a} > 0) * 2",
+        "{a}.nonzero().to(torch.float32)",
+        "{a}.reshape(-1)[:({i} > 0).sum().item()]",
+        "torch.unique({i}).to(torch.float32)",
+        "torch.zeros(({i} > 0).sum().item())",
+        "{x} * {i}.sum().item()",
+        "{x} + {a}.sum().item()",
+        "torch.arange(({i} > 0).sum().item()).to(torch.float32)",
+        "torch.where({a} > 0)[0].to(torch.float32) + 1",
+        "torch.full((({i} != 0).sum().item(), 2), 1.5)",
+        "{a}.reshape(-1)[{a}.reshape(-1) > 0].sum() + {x}",
+        "torch.repeat_interleave({a}.reshape(-1), {i}.reshape(-1).clamp(0, 3))",
+        "torch.cat([{a}.reshape(-1)[{a}.reshape(-1) > 0], {x}.reshape(-1)])",
+        "{x}.reshape(-1).index_add(0, ({a}.reshape(-1) > 0).nonzero()[:, 0], "
+        "{a}[{a} > 0].reshape(-1))",
+        "torch.bincount({i}.reshape(-1).clamp(0).to(torch.int64)).to(torch.float32)",
+        "torch.split({a}.reshape(-1), {i}.reshape(-1).clamp(0).tolist())[0]",
+        "({a}.reshape(-1)[{a}.reshape(-1) > 0]).tanh().sum()",
+    )
+    m.put(text, m.smooth)
+
+
+def _modes(m: _Maker) -> None:
+    name = m.fresh()
+    text = m.random.choice(
+        (
+            "with torch.no_grad(): {name} = {x} * 2",
+            "with torch.autocast('cpu', torch.bfloat16): {name} = ({x} @ {y}.mT).float()",
+            "with torch.enable_grad(): {name} = {x} * 3",
+            "{name} = {x}.detach() * {y}",
+            "{name} = torch.complex({x}.float(), {y}.float()).abs()",
+            "{name} = torch.view_as_complex(torch.stack([{x}, {y}], -1).float()).real",
+            "{name} = torch.nn.Parameter({x}.detach()) * 2",
+            "{name} = F.dropout({x}, 0.5)",
+            "{name} = F.dropout({x}, 0.25) * 2",
+            "{name} = (lambda *a, **k: a[0] + k['q'])({x}, q={y})",
+            "{name} = sum(v for v in ({x}, {y}))",
+            "{name} = torch.autograd.Function and {x}.clone()",
+            "{name} = torch.utils.checkpoint.checkpoint(torch.tanh, {x}, use_reentrant=False)",
+            "{name} = checkpoint(lambda t: t.sin() * t, {x}, use_reentrant=False)",
+            "{name} = checkpoint(lambda t: F.dropout(t, 0.5).tanh(), {x}, use_reentrant=False)",
+            "{name} = torch.empty(0, dtype={x}.dtype).sum() + {x}",
+            "{name} = {x}.sum() if {x}.numel() else {x}",
+        )
+    )
+    text = text.format(name=name, x=m.one(m.smooth), y=m.one(m.smooth))
+    m.lines.append(text)
+    m.smooth.append(name)
+
+
+_STATEMENTS: dict[str, Callable[[_Maker], None]] = {
+    "plain": _plain,
+    "scalars": _scalars,
+    "whole": _whole,
+    "in place": _in_place,
+    "views": _views,
+    "data": _data,
+    "modes": _modes,
+}
+
+
+def draw(seed: int) -> Draw:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _Maker(seed).draw()
+
+
+def source(seed: int) -> str:
+    """The draw as a program: `python FILE` from the root of the repository prints what is wrong."""
+    return draw(seed).text
+
+
+# ---- judging
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a call did, as far as a program can tell."""
+
+    results: Any
+    arguments: list[Any]
+    gradients: list[Any]
+    facts: list[str]  # structure, strides, sharing
+    error: str | None = None
+
+
+def _observe(f: Callable, make: Callable[[], Any]) -> Seen:
+    args, leaves = make()
+    torch.manual_seed(0)
+    out = f(*args)
+    out_leaves, spec = pytree.tree_flatten(_as_tuples(out))
+    given = list(args)
+    facts = [str(spec)]
+    tensors = [(f"argument {k}", v) for k, v in enumerate(given)]
+    tensors += [(f"result {k}", v) for k, v in enumerate(out_leaves)]
+    tensors = [(name, v) for name, v in tensors if isinstance(v, torch.Tensor)]
+    for j, (name, v) in enumerate(tensors):
+        stride = [s for s, n in zip(v.stride(), v.shape, strict=True) if n > 1 and v.numel()]
+        facts.append(f"{name} has strides {stride}, requires_grad={v.requires_grad}")
+        for other, u in tensors[:j] if len(tensors) < 30 else []:
+            if v is u:
+                facts.append(f"{name} is {other}")
+            elif v.numel() and v.untyped_storage()._cdata == u.untyped_storage()._cdata:
+                apart = v.storage_offset() - u.storage_offset()
+                facts.append(f"{name} lies in {other}'s memory, {apart} elements after it")
+    kept = pytree.tree_map(_copied, out_leaves), pytree.tree_map(_copied, given)
+    gradients: list[Any] = []
+    roots = [v for v in out_leaves if isinstance(v, torch.Tensor) and v.requires_grad]
+    roots += [v for v in given if isinstance(v, torch.Tensor) and v.requires_grad]
+    if leaves and roots:
+        total = sum((v.double() * (1 + k % 3)).sum() for k, v in enumerate(roots))
+        assert isinstance(total, torch.Tensor)
+        total.backward()
+        gradients = [v.grad for v in leaves]
+        facts.append(f"gradients {[g is None for g in gradients]}")
+        gradients = [torch.zeros(()) if g is None else g for g in gradients]
+    return Seen(*kept, gradients, facts)
+
+
+def _copied(v: Any) -> Any:
+    return v.detach().clone() if isinstance(v, torch.Tensor) else v
+
+
+def _as_tuples(x: Any) -> Any:
+    """Dataclasses as tuples: pytrees do not look into them."""
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        return tuple(getattr(x, f.name) for f in dataclasses.fields(x))
+    return x
+
+
+def _in_double(f: Callable, make: Callable[[], Any]) -> Seen:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with InDouble():
+            return _observe(f, make)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _sequence(d: Draw, wrap: Callable[[Callable], Callable]) -> list[Seen]:
+    scope = d.module()
+    f = wrap(scope["f"])
+    out = []
+    for make in d.calls(scope):
+        out.append(_observe(f, make))
+    return out
+
+
+def _compiled(d: Draw, backend: str) -> list[Seen]:
+    torch._dynamo.reset()
+    options: Any = d.options if backend == "tilewright" else None
+
+    def wrap(f: Callable) -> Callable:
+        return torch.compile(f, backend=backend, dynamic=d.dynamic, options=options)
+
+    with torch._dynamo.config.patch(d.config):
+        return _sequence(d, wrap)
+
+
+def fault(d: Draw) -> str | None:
+    """What is wrong with the compiled function, or None. What torch's own plain backend gets wrong
+    in the same way is torch's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scope = d.module()
+        try:
+            eager = _sequence(d, lambda f: f)
+            exact = [_in_double(scope["f"], make) for make in d.calls(scope)]
+        except Exception:  # noqa: BLE001  eager itself refuses
+            return None
+        if any(_shapes(a) != _shapes(b) for a, b in zip(eager, exact, strict=True)):
+            return None  # the program looks at dtypes or data: doubles are no reference
+        found = _judged(d, "tilewright", eager, exact)
+        if found is None or _judged(d, "aot_eager", eager, exact) is not None:
+            return None
+        return found
+
+
+def _shapes(s: Seen) -> list[Any]:
+    leaves = pytree.tree_leaves((s.results, s.arguments, s.gradients))
+    return [v.shape if isinstance(v, torch.Tensor) else None for v in leaves]
+
+
+def _judged(d: Draw, backend: str, eager: list[Seen], exact: list[Seen]) -> str | None:
+    try:
+        ours = _compiled(d, backend)
+    except Exception as problem:  # noqa: BLE001  reported with the program that shows it
+        frames = traceback.extract_tb(problem.__traceback__)
+        inner = problem.__cause__ or problem
+        frames = traceback.extract_tb(inner.__traceback__) or frames
+        where = frames[-1]
+        place = f"{where.filename.rsplit('/', 1)[-1]}:{where.name}"
+        return f"{type(problem).__name__} at {place}: {str(problem).strip()[:600]}"
+    for k, (a, b, c) in enumerate(zip(ours, eager, exact, strict=True)):
+        if found := _difference(a, b, c):
+            return f"call {k}: {found}"
+    return None
+
+
+def _difference(ours: Seen, eager: Seen, exact: Seen) -> str | None:
+    if ours.facts != eager.facts:
+        odd = [x for x in ours.facts if x not in eager.facts]
+        lost = [x for x in eager.facts if x not in ours.facts]
+        return f"is {odd} where eager is {lost}"
+    for what in ("results", "arguments", "gradients"):
+        found = disagreements(*(getattr(s, what) for s in (ours, eager, exact)))
+        if found:
+            return f"{what}: {found[0]}"
+    return None
+
+
+def failure(seed: int) -> str | None:
+    """What is wrong with draw `seed`, with its program; None when nothing is."""
+    d = draw(seed)
+    found = fault(d)
+    return None if found is None else f"seed {seed}: {found}\n{d.text.removeprefix(PRELUDE)}"
+
+
+def check_seed(seed: int) -> None:
+    found = failure(seed)
+    if found is not None:
+        raise AssertionError(found)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_seeds(check_seed, "call sequences", 100, __doc__))
