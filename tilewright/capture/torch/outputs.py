@@ -11,6 +11,7 @@ from tilewright.base.errors import Invalid
 from tilewright.capture.torch.captured import (
     Argument,
     Buffer,
+    Number,
     Restrided,
     Result,
     Same,
@@ -103,16 +104,24 @@ class Outputs:
             return Same(value.slot)
         if not isinstance(value, (Node, Complex)):
             raise Invalid(f"the graph returns {value!r}, which is not a tensor or a number")
+        if not isinstance(v, torch.Tensor):
+            assert isinstance(value, Node)
+            return self._number(value, bool if isinstance(v, (bool, torch.SymBool)) else float)
         slot = _host_slot(value)
         if slot is not None:
             return Same(slot)
-        if not isinstance(v, torch.Tensor):
-            assert isinstance(value, Node)
-            return Same(value.op.label) if isinstance(value.op, Input) else None
         home = self._homes.get(_storage(v))
         if home is not None and home[2] is v.dtype and not _lazy(v):
             return self._view(home, v)
         return None
+
+    def _number(self, value: Node, python: type) -> Number:
+        """A Python number that native code or a host call computes."""
+        if isinstance(value.op, Input):
+            return Number(value.op.label, python)
+        slot = f"out{len(self.wanted)}"
+        self.wanted.append(Wanted(value, Buffer(slot, value.dtype, (), ())))
+        return Number(slot, python)
 
     def _view(self, home: tuple[str, Any, torch.dtype], v: torch.Tensor) -> View:
         slot, start, _ = home

@@ -7,11 +7,19 @@ it wants.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tilewright.capture.torch.captured import Buffer, HostCall, Segment, Slot
+from tilewright.capture.torch.captured import (
+    Buffer,
+    Filled,
+    HostCall,
+    Number,
+    Returned,
+    Segment,
+    Slot,
+)
 from tilewright.capture.torch.layout import contiguous
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Int
@@ -37,6 +45,14 @@ class Paired:
     node: Node
 
 
+@dataclass(frozen=True)
+class PendingNumber:
+    """In the arguments of a pending host call: a Python number that a 0-d tensor holds."""
+
+    node: Node
+    type: type
+
+
 @dataclass
 class Wanted:
     """A node whose value someone outside the segments takes, and the buffer it goes to."""
@@ -50,12 +66,14 @@ def cut(
     hosts: Sequence[PendingHost],
     wanted: Sequence[Wanted],
     places: Mapping[Node, frozenset[Place]],
+    derived: Mapping[str, frozenset[str]],
 ) -> tuple[Segment | HostCall, ...]:
+    """`derived`: symbols and slots that are computed from symbols, by name, and from which."""
     if not hosts:
         return (
             (_segment(name, [(w.value, w.buffer) for w in wanted], {}, places),) if wanted else ()
         )
-    levels = _Levels(hosts)
+    levels = _Levels(hosts, derived)
     slots: dict[Node, str] = {}
 
     def slot(n: Node) -> str:
@@ -86,7 +104,8 @@ def cut(
 
 
 class _Levels:
-    def __init__(self, hosts: Sequence[PendingHost]) -> None:
+    def __init__(self, hosts: Sequence[PendingHost], derived: Mapping[str, frozenset[str]]) -> None:
+        self._derived = derived
         self.host: dict[str, int] = {}
         self._slots: dict[str, int] = {}
         self._dims: dict[str, int] = {}
@@ -101,19 +120,22 @@ class _Levels:
                 level, *(self._slot_level(s) for s in slots_in((h.call.args, h.call.kwargs))), 0
             )
             level = max(
-                level, *(self._dims.get(s, 0) for s in _symbols_in((h.call.args, h.call.kwargs))), 0
+                level, *(self._symbol(s) for s in _symbols_in((h.call.args, h.call.kwargs))), 0
             )
             if h.ordered:
                 level = latest = max(level, latest)
             self.host[h.label] = level
-            for r in h.call.results:
-                if isinstance(r, str):
-                    self._slots[r] = level
+            for r in filled(h.call.returned):
+                self._slots[r.slot] = level
             for s in h.binds:
-                self._dims[s] = level + 1
+                self._dims[s] = max(level + 1, self._dims.get(s, 0))
 
     def _slot_level(self, slot: str) -> int:
-        return self._slots.get(slot, 0)
+        return self._slots.get(slot, self._symbol(slot))
+
+    def _symbol(self, name: str) -> int:
+        """The first level at which the value of a symbol is known."""
+        return max(self._dims.get(s, 0) for s in self._derived.get(name, (name,)))
 
     def of(self, n: Node) -> int:
         found = self._memo.get(n)
@@ -128,9 +150,11 @@ class _Levels:
         level = max((self._memo[x] for x in n.inputs), default=0)
         if isinstance(n.op, Input) and n.op.label in self._slots:
             level = self._slots[n.op.label] + 1
+        elif isinstance(n.op, Input) and n.op.label in self._derived:
+            level = self._symbol(n.op.label)
         if self._dims:
             for s in _dims_of(n):
-                level = max(level, self._dims.get(s, 0))
+                level = max(level, self._symbol(s))
         return level
 
     def free(self, n: Node) -> bool:
@@ -163,9 +187,20 @@ def _dims_of(n: Node) -> set[str]:
     return out
 
 
+def filled(returned: Returned) -> Iterator[Filled]:
+    """The results of a host call that go to slots."""
+    if isinstance(returned, Filled):
+        yield returned
+    elif isinstance(returned, tuple):
+        for r in returned:
+            yield from filled(r)
+
+
 def slots_in(tree: Any) -> list[str]:
     if isinstance(tree, Slot):
         return [tree.label]
+    if isinstance(tree, Number):
+        return [tree.slot]
     if isinstance(tree, dict):
         return [s for v in tree.values() for s in slots_in(v)]
     if isinstance(tree, (tuple, list)):
@@ -203,6 +238,8 @@ def _resolved(call: HostCall, slot: Any) -> HostCall:
     def visit(x: Any) -> Any:
         if isinstance(x, Paired):
             return Slot(slot(x.node))
+        if isinstance(x, PendingNumber):
+            return Number(slot(x.node), x.type)
         if isinstance(x, Node):
             return Slot(slot(x))
         if isinstance(x, (tuple, list)):

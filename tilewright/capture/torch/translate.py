@@ -6,7 +6,7 @@ the type that torch announced, so that a mistake here is a named fallback and ne
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +17,13 @@ from torch.fx.node import map_aggregate
 
 from tilewright import ops
 from tilewright.base.errors import TilewrightError
+from tilewright.capture.torch.announced import announce
 from tilewright.capture.torch.captured import (
     Argument,
     Captured,
+    Filled,
     HostCall,
+    Returned,
     Slot,
     SymbolicInt,
     SymbolicScalar,
@@ -31,7 +34,13 @@ from tilewright.capture.torch.layout import contiguous, dense, extent, from_memo
 from tilewright.capture.torch.outputs import Outputs
 from tilewright.capture.torch.places import place_of
 from tilewright.capture.torch.registry import Untranslated, rule_for, target_name
-from tilewright.capture.torch.segments import Paired, PendingHost, cut, slots_in
+from tilewright.capture.torch.segments import (
+    Paired,
+    PendingHost,
+    PendingNumber,
+    cut,
+    slots_in,
+)
 from tilewright.capture.torch.shapes import Shapes
 from tilewright.capture.torch.values import Complex, Opaque, is_complex, is_opaque, joined, parted
 from tilewright.ir import dim as D
@@ -85,6 +94,8 @@ class Translation:
 
     def run(self) -> Captured:
         output: torch.fx.Node | None = None
+        for n in self.gm.graph.nodes:
+            announce(n)
         for n in self.gm.graph.nodes:
             if n.op == "placeholder":
                 self._placeholder(n)
@@ -227,8 +238,27 @@ class Translation:
             raise Untranslated(f"it has no native form{' on complex numbers' if pairs else ''}")
         out = rule(self.context, *args, **kwargs)  # type: ignore[misc]
         out = tuple(out) if isinstance(out, list) else out
+        self._learn(n, out)
         self._check(n, out)
         return out
+
+    def _learn(self, n: torch.fx.Node, out: Any) -> None:
+        """Sizes that torch calls by a name of their own, since they depend on data, are those that
+        the translation computed.
+        """
+        found: dict[Any, Dim] = {}
+        for v, x in _tensors(n.meta.get("val"), out):
+            if not isinstance(x, (Node, Complex)):
+                continue
+            for size, d in zip(v.shape, x.shape):
+                if isinstance(size, torch.SymInt) and self.shapes.unbound(size.node.expr):
+                    if size.node.expr.is_Symbol:
+                        found.setdefault(size.node.expr, d)
+        names = {str(s) for s in found}
+        for s, d in found.items():
+            if any(x.name in names for x in D.symbols(d)):
+                raise Untranslated(f"{s}, a size of its result, is known when it has run")
+            self.shapes.define(s, d)
 
     def _native(self, x: Any) -> Any:
         if not isinstance(x, torch.fx.Node):
@@ -240,12 +270,7 @@ class Translation:
 
     def _check(self, n: torch.fx.Node, out: Any) -> None:
         """The types must be what torch announced."""
-        vals = n.meta.get("val")
-        if not isinstance(vals, (tuple, list)):
-            vals, out = (vals,), (out,)
-        for v, x in zip(vals, out):
-            if not isinstance(v, torch.Tensor) or x is None:
-                continue
+        for v, x in _tensors(n.meta.get("val"), out):
             if not isinstance(x, Complex if v.dtype in FROM_COMPLEX else Node):
                 raise Untranslated(f"the translation gave {x!r} for a tensor")
             want = TensorType(real_dtype(v.dtype), self.shapes.dims(v.shape))
@@ -263,12 +288,12 @@ class Translation:
         v = n.meta.get("val")
         if isinstance(v, torch.SymInt):
             e = v.node.expr
-            if not isinstance(n.target, torch._ops.OpOverload) or not self._unbound(e):
+            if not isinstance(n.target, torch._ops.OpOverload) or not self.shapes.unbound(e):
                 return self.shapes.dim(v)
             return None
         if isinstance(v, (torch.SymFloat, torch.SymBool)):
             e = v.node.expr
-            if self._unbound(e) or e.has(*(s for s in e.free_symbols if str(s).startswith("zuf"))):
+            if self.shapes.unbound(e) or any(str(s).startswith("zuf") for s in e.free_symbols):
                 return None
             if e not in self.scalars:
                 slot = f"scalar{len(self.scalars)}"
@@ -281,15 +306,13 @@ class Translation:
             return v
         return None
 
-    def _unbound(self, e: Any) -> bool:
-        """Does the expression mention a size that only a host call's result will tell?"""
-        known = {str(s) for h in self.hosts for s in h.binds}
-        return any(str(s)[0] == "u" and str(s) not in known for s in e.free_symbols)
-
     def _getitem(self, n: torch.fx.Node) -> Any:
         base, k = n.args
         assert isinstance(base, torch.fx.Node)
-        return self.env[base][k]
+        value = self.env[base]
+        if isinstance(value, Opaque):
+            return self._host(n, f"{target_name(base.target)} has no native form")
+        return value[k]
 
     def _check_errors(self, n: torch.fx.Node) -> Any:
         """torch's own sentence where a factorisation failed; the order token passes through."""
@@ -309,9 +332,7 @@ class Translation:
             operator=target_name(CHECK_ERRORS),
             args=(Slot(info.slot) if isinstance(info, Opaque) else info, name),
             kwargs={"is_matrix": is_matrix},
-            results=(),
-            shapes=(),
-            single=False,
+            returned=None,
             place=place,
             why="it checks a result",
             check=True,
@@ -376,6 +397,10 @@ class Translation:
             if not isinstance(x, torch.fx.Node):
                 return x
             v = self.env[x]
+            python = _python_type(x.meta.get("val"))
+            if python is not None and isinstance(v, Node):
+                operands.append(v)
+                return PendingNumber(v, python)
             if x in self.argument_of and self.arguments[self.argument_of[x]].kind != "int":
                 return Slot(self.arguments[self.argument_of[x]].slot)
             return host_value(v)
@@ -393,50 +418,40 @@ class Translation:
 
         args = tuple(map_aggregate(n.args, argument))  # type: ignore[arg-type]
         kwargs = dict(map_aggregate(n.kwargs, argument))  # type: ignore[arg-type]
-        vals = n.meta.get("val")
-        single = not isinstance(vals, (tuple, list))
-        results: list[str | SymbolicInt | None] = []
-        values: list[Any] = []
-        known: list[tuple[Dim, ...] | None] = []
-        binds: set[Any] = set()
-        for k, v in enumerate((vals,) if single else vals):
-            slot = f"{label}.{k}"
-            known.append(self.shapes.dims(v.shape) if isinstance(v, torch.Tensor) else None)
-            if isinstance(v, torch.Tensor):
-                results.append(slot)
-                binds |= {
-                    s
-                    for d in v.shape
-                    if isinstance(d, torch.SymInt)
-                    for s in d.node.expr.free_symbols
-                    if self._unbound(s)
-                }
-                values.append(self._host_result(slot, v))
-            elif isinstance(v, torch.SymInt):
-                binds |= {s for s in v.node.expr.free_symbols if self._unbound(s)}
-                value = self.shapes.dim(v)
-                results.append(SymbolicInt(value))
-                values.append(value)
-            elif isinstance(v, torch.SymFloat):
-                results.append(slot)
-                values.append(self._number(slot))
-            else:
-                results.append(None if v is None else slot)
-                values.append(None if v is None else Opaque(slot))
+        binds: set[str] = set()
+        returned, values = self._returned(n.meta.get("val"), label, binds)
+        self.shapes.bind(binds)
         call = HostCall(
             function=n.target,  # type: ignore[arg-type]
             operator=target_name(n.target),
             args=args,
             kwargs=kwargs,
-            results=tuple(results),
-            shapes=tuple(known),
-            single=single,
+            returned=returned,
             place=place_of(n),
             why=why,
         )
-        names = frozenset(str(s) for s in binds)
-        self.hosts.append(PendingHost(call, label, tuple(operands), names, _ordered(n)))
-        return values[0] if single else tuple(values)
+        pending = PendingHost(call, label, tuple(operands), frozenset(binds), _ordered(n))
+        self.hosts.append(pending)
+        return values
+
+    def _returned(self, v: Any, slot: str, binds: set[str]) -> tuple[Returned, Any]:
+        """Where a result of a host call goes, and what it is to the graph; `binds` collects the
+        symbols that it tells.
+        """
+        if isinstance(v, (tuple, list)):
+            parts = [self._returned(x, f"{slot}.{k}", binds) for k, x in enumerate(v)]
+            return tuple(r for r, _ in parts), tuple(x for _, x in parts)
+        if isinstance(v, torch.Tensor):
+            sizes = [d.node.expr for d in v.shape if isinstance(d, torch.SymInt)]
+            binds |= {str(s) for e in sizes for s in self.shapes.unbound(e)}
+            return Filled(slot, self.shapes.dims(v.shape)), self._host_result(slot, v)
+        if isinstance(v, torch.SymInt):
+            binds |= {str(s) for s in self.shapes.unbound(v.node.expr)}
+            value = self.shapes.dim(v)
+            return SymbolicInt(value), value
+        if isinstance(v, (torch.SymFloat, torch.SymBool)):
+            return Filled(slot), self._number(slot)
+        return (None, None) if v is None else (Filled(slot), Opaque(slot))
 
     def _host_result(self, slot: str, v: torch.Tensor) -> Any:
         if not _plain(v):
@@ -456,7 +471,7 @@ class Translation:
         resolved = tuple(made.resolve(r) for r in results)
         changed = [made.write_back(n, x) for n, x in self.mutated.items()]
         places = {n: frozenset(p) for n, p in self.places.items()}
-        steps = cut(self.name, self.hosts, made.wanted, places)
+        steps = cut(self.name, self.hosts, made.wanted, places, self._derived())
         read = {
             x.op.label  # type: ignore[attr-defined]
             for s in steps
@@ -477,6 +492,12 @@ class Translation:
             tuple(scalars),
             SEED if self.context.seed_used else None,
         )
+
+    def _derived(self) -> dict[str, frozenset[str]]:
+        """What is computed from symbols at the call, by the name of its slot or symbol."""
+        found = {s.slot: s.expression for s in self.scalars.values()}
+        found |= {name: e for e, name in self.shapes.opaque.items()}
+        return {name: frozenset(map(str, e.free_symbols)) for name, e in found.items()}
 
     def _subgraph(self, gm: torch.fx.GraphModule, operands: Sequence[Node], name: str) -> Graph:
         """A branch as a graph over inputs x0, x1, …; Untranslated where it needs a host call."""
@@ -525,6 +546,22 @@ def _plain(v: torch.Tensor) -> bool:
 def _gives_complex(vals: Any) -> bool:
     several = vals if isinstance(vals, (tuple, list)) else (vals,)
     return any(isinstance(v, torch.Tensor) and v.dtype in FROM_COMPLEX for v in several)
+
+
+def _tensors(vals: Any, out: Any) -> Iterator[tuple[torch.Tensor, Any]]:
+    """Tensors that torch announced, each with what the translation gave for it."""
+    if isinstance(vals, (tuple, list)):
+        for v, x in zip(vals, out):
+            yield from _tensors(v, x)
+    elif isinstance(vals, torch.Tensor) and out is not None:
+        yield vals, out
+
+
+def _python_type(v: Any) -> type | None:
+    """The type of a number that torch treats as Python's, not as a tensor."""
+    if isinstance(v, torch.SymBool):
+        return bool
+    return float if isinstance(v, (torch.SymFloat, float)) else None
 
 
 def _ordered(n: torch.fx.Node) -> bool:
