@@ -230,6 +230,15 @@ class Translation:
 
     def _translate(self, n: torch.fx.Node) -> Any:
         self.context.fx = n
+        seed_used = self.context.seed_used
+        try:
+            return self._translated(n)
+        except (Untranslated, TilewrightError):
+            # What was not translated needs no seed: drawing one would move eager's numbers.
+            self.context.seed_used = seed_used
+            raise
+
+    def _translated(self, n: torch.fx.Node) -> Any:
         args = map_aggregate(n.args, self._native)
         kwargs = map_aggregate(n.kwargs, self._native)
         pairs = is_complex((args, kwargs)) or _gives_complex(n.meta.get("val"))
