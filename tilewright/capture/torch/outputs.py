@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -38,8 +39,10 @@ class Outputs:
         arguments: list[Argument],
         argument_of: dict[torch.fx.Node, int],
         mutated: dict[torch.fx.Node, Node | Complex],
+        views: Collection[str] = (),
     ) -> None:
-        self.shapes, self.env = shapes, env
+        """`views`: slots that hold views of what a host call was given."""
+        self.shapes, self.env, self._views = shapes, env, frozenset(views)
         self.wanted: list[Wanted] = []
         self._arguments, self._argument_of, self._mutated = arguments, argument_of, mutated
         self._done: dict[torch.fx.Node, Result] = {}
@@ -108,12 +111,14 @@ class Outputs:
             assert isinstance(value, Node)
             return self._number(value, bool if isinstance(v, (bool, torch.SymBool)) else float)
         slot = _host_slot(value)
-        if slot is not None:
+        if slot is not None and slot not in self._views:
             return Same(slot)
         home = self._homes.get(_storage(v))
         if home is not None and home[2] is v.dtype and not _lazy(v):
             return self._view(home, v)
-        return None
+        # A host call may be given an input where eager has a copy of it: a view that it makes is
+        # the result only where eager's is one of the input, too.
+        return Same(slot) if slot is not None and home is not None else None
 
     def _number(self, value: Node, python: type) -> Number:
         """A Python number that native code or a host call computes."""

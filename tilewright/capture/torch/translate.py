@@ -39,6 +39,7 @@ from tilewright.capture.torch.segments import (
     PendingHost,
     PendingNumber,
     cut,
+    filled,
     slots_in,
 )
 from tilewright.capture.torch.shapes import Shapes
@@ -472,7 +473,10 @@ class Translation:
     # ---- the end
 
     def _finish(self, output: torch.fx.Node) -> Captured:
-        made = Outputs(self.shapes, self.env, self.arguments, self.argument_of, self.mutated)
+        views = [
+            r.slot for h in self.hosts if _gives_views(h.call) for r in filled(h.call.returned)
+        ]
+        made = Outputs(self.shapes, self.env, self.arguments, self.argument_of, self.mutated, views)
         leaves = output.args[0]
         results = [
             made.add(x) for x in (leaves if isinstance(leaves, (tuple, list)) else (leaves,))
@@ -571,6 +575,13 @@ def _python_type(v: Any) -> type | None:
     if isinstance(v, torch.SymBool):
         return bool
     return float if isinstance(v, (torch.SymFloat, float)) else None
+
+
+def _gives_views(call: HostCall) -> bool:
+    """Does a result share memory with an argument?"""
+    if not isinstance(call.function, torch._ops.OpOverload):
+        return False
+    return any(r.alias_info is not None for r in call.function._schema.returns)
 
 
 def _ordered(n: torch.fx.Node) -> bool:
