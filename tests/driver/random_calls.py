@@ -656,14 +656,14 @@ def _modes(m: _Maker) -> None:
             "{name} = torch.complex({x}.float(), {y}.float()).abs()",
             "{name} = torch.view_as_complex(torch.stack([{x}, {y}], -1).float()).real",
             "{name} = torch.nn.Parameter({x}.detach()) * 2",
-            "{name} = F.dropout({x}, 0.5)",
-            "{name} = F.dropout({x}, 0.25) * 2",
+            "{name} = F.dropout({x}.contiguous(), 0.5)",
+            "{name} = F.dropout({x}.contiguous(), 0.25) * 2",
             "{name} = (lambda *a, **k: a[0] + k['q'])({x}, q={y})",
             "{name} = sum(v for v in ({x}, {y}))",
             "{name} = torch.autograd.Function and {x}.clone()",
             "{name} = torch.utils.checkpoint.checkpoint(torch.tanh, {x}, use_reentrant=False)",
             "{name} = checkpoint(lambda t: t.sin() * t, {x}, use_reentrant=False)",
-            "{name} = checkpoint(lambda t: F.dropout(t, 0.5).tanh(), {x}, use_reentrant=False)",
+            "{name} = checkpoint(lambda t: F.dropout(t, 0.5).tanh(), {x}.contiguous(), use_reentrant=False)",
             "{name} = torch.empty(0, dtype={x}.dtype).sum() + {x}",
             "{name} = {x}.sum() if {x}.numel() else {x}",
         )
@@ -723,7 +723,7 @@ def _observe(f: Callable, make: Callable[[], Any]) -> Seen:
         stride = [s for s, n in zip(v.stride(), v.shape, strict=True) if n > 1 and v.numel()]
         facts.append(f"{name} has strides {stride}, requires_grad={v.requires_grad}")
         for other, u in tensors[:j] if len(tensors) < 30 else []:
-            if v is u:
+            if v is u and v.numel():
                 facts.append(f"{name} is {other}")
             elif v.numel() and v.untyped_storage()._cdata == u.untyped_storage()._cdata:
                 apart = v.storage_offset() - u.storage_offset()
