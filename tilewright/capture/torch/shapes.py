@@ -33,6 +33,7 @@ class Shapes:
         self.opaque: dict[sympy.Expr, str] = {}
         self._symbols: dict[sympy.Symbol, Dim] = {}
         self._known: set[str] = set()  # symbols read from data that have a source
+        self._examples: dict[str, int] = {}  # what symbols were when the program was captured
 
     def dim(self, x: Any) -> Dim:
         """An int or SymInt as a dim."""
@@ -56,6 +57,12 @@ class Shapes:
         """Symbols of the expression that are read from data and have no source yet."""
         return {s for s in e.free_symbols if _from_data(s) and str(s) not in self._known}  # type: ignore[misc]
 
+    def example(self, d: Dim) -> int | None:
+        """What the dim was when the program was captured; None where torch does not tell."""
+        if all(s.name in self._examples for s in D.symbols(d)):
+            return int(D.evaluate(d, self._examples))
+        return None
+
     def bind(self, names: Iterable[str]) -> None:
         """A host call tells these symbols."""
         self._known.update(names)
@@ -70,6 +77,9 @@ class Shapes:
             bounds = env.var_to_range.get(s) if env is not None else None
             lo, hi = _limits(bounds)
             self._symbols[s] = lo if hi is not None and lo == hi else D.sym(str(s), lo, hi)
+            example = getattr(env, "backed_var_to_val", {}).get(s)
+            if example is not None:
+                self._examples[str(s)] = int(example)
         return self._symbols[s]
 
     def _convert(self, e: Any, env: Any) -> Dim | None:

@@ -246,7 +246,12 @@ class Translation:
         rule = rule_for(n.target, "complex" if pairs else "real")
         if rule is None:
             raise Untranslated(f"it has no native form{' on complex numbers' if pairs else ''}")
-        out = rule(self.context, *args, **kwargs)  # type: ignore[misc]
+        try:
+            out = rule(self.context, *args, **kwargs)  # type: ignore[misc]
+        except TypeError as problem:
+            if not _has_symbols((args, kwargs)):
+                raise
+            raise Untranslated(f"a number it takes is known at the call only: {problem}") from None
         out = tuple(out) if isinstance(out, list) else out
         self._learn(n, out)
         self._check(n, out)
@@ -285,11 +290,18 @@ class Translation:
                 raise Untranslated(f"the translation gave {x!r} for a tensor")
             want = TensorType(real_dtype(v.dtype), self.shapes.dims(v.shape))
             same = len(want.shape) == x.rank and not any(
-                D.known_ne(a, b) for a, b in zip(want.shape, x.shape)
+                self._differ(a, b) for a, b in zip(want.shape, x.shape)
             )
             if not same or x.dtype is not want.dtype:
                 found = TensorType(x.dtype, x.shape)
                 raise Untranslated(f"the translation gives {found!r} where torch says {want!r}")
+
+    def _differ(self, a: Dim, b: Dim) -> bool:
+        """Are two sizes known to differ, for all values of symbols or for those at hand?"""
+        if a == b:
+            return False
+        x, y = self.shapes.example(a), self.shapes.example(b)
+        return D.known_ne(a, b) or (x is not None and y is not None and x != y)
 
     def _number_of(self, n: torch.fx.Node) -> Any:
         """The value of a node whose result is a number of torch's shape arithmetic; None for
@@ -493,6 +505,7 @@ class Translation:
         }
         arguments = tuple(_with_use(a, read) for a in self.arguments)
         read |= {x for s in steps if isinstance(s, HostCall) for x in slots_in((s.args, s.kwargs))}
+        read |= set(slots_in(resolved))
         scalars = [s for s in self.scalars.values() if s.slot in read]
         scalars += [SymbolicScalar(f"dim:{name}", e) for e, name in self.shapes.opaque.items()]
         return Captured(
@@ -568,6 +581,15 @@ def _tensors(vals: Any, out: Any) -> Iterator[tuple[torch.Tensor, Any]]:
             yield from _tensors(v, x)
     elif isinstance(vals, torch.Tensor) and out is not None:
         yield vals, out
+
+
+def _has_symbols(tree: Any) -> bool:
+    """Is there an integer among the arguments that is known at the call only?"""
+    if isinstance(tree, dict):
+        tree = tuple(tree.values())
+    if isinstance(tree, (tuple, list)):
+        return any(_has_symbols(x) for x in tree)
+    return isinstance(tree, Int)
 
 
 def _python_type(v: Any) -> type | None:
