@@ -6,7 +6,7 @@ the type that torch announced, so that a mistake here is a named fallback and ne
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,16 @@ from tilewright.capture.torch.captured import (
     SymbolicScalar,
 )
 from tilewright.capture.torch.context import SEED, Context
-from tilewright.capture.torch.dtypes import FROM_COMPLEX, FROM_TORCH, has_native_form, real_dtype
+from tilewright.capture.torch.dtypes import FROM_COMPLEX, FROM_TORCH, real_dtype
+from tilewright.capture.torch.facts import (
+    announced_tensors,
+    gives_complex,
+    gives_views,
+    has_symbols,
+    is_ordered,
+    is_plain,
+    python_type,
+)
 from tilewright.capture.torch.layout import contiguous, dense, extent, from_memory, memory_shape
 from tilewright.capture.torch.outputs import Outputs
 from tilewright.capture.torch.places import place_of
@@ -135,7 +144,7 @@ class Translation:
         self, n: torch.fx.Node, slot: str, v: torch.Tensor, weight: bool
     ) -> Argument:
         used = bool(n.users)
-        if not _plain(v):
+        if not is_plain(v):
             self.env[n] = Opaque(slot)
             return Argument(slot, "tensor", used=used, native=False)
         dtype, shape = real_dtype(v.dtype), self.shapes.dims(v.shape)
@@ -183,7 +192,7 @@ class Translation:
     def _constant(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        if not _plain(value):
+        if not is_plain(value):
             slot = f"held{len(self.held)}"
             self.held[slot] = value
             return Opaque(slot)
@@ -242,14 +251,14 @@ class Translation:
     def _translated(self, n: torch.fx.Node) -> Any:
         args = map_aggregate(n.args, self._native)
         kwargs = map_aggregate(n.kwargs, self._native)
-        pairs = is_complex((args, kwargs)) or _gives_complex(n.meta.get("val"))
+        pairs = is_complex((args, kwargs)) or gives_complex(n.meta.get("val"))
         rule = rule_for(n.target, "complex" if pairs else "real")
         if rule is None:
             raise Untranslated(f"it has no native form{' on complex numbers' if pairs else ''}")
         try:
             out = rule(self.context, *args, **kwargs)  # type: ignore[misc]
         except TypeError as problem:
-            if not _has_symbols((args, kwargs)):
+            if not has_symbols((args, kwargs)):
                 raise
             raise Untranslated(f"a number it takes is known at the call only: {problem}") from None
         out = tuple(out) if isinstance(out, list) else out
@@ -262,7 +271,7 @@ class Translation:
         the translation computed.
         """
         found: dict[Any, Dim] = {}
-        for v, x in _tensors(n.meta.get("val"), out):
+        for v, x in announced_tensors(n.meta.get("val"), out):
             if not isinstance(x, (Node, Complex)):
                 continue
             for size, d in zip(v.shape, x.shape):
@@ -285,7 +294,7 @@ class Translation:
 
     def _check(self, n: torch.fx.Node, out: Any) -> None:
         """The types must be what torch announced."""
-        for v, x in _tensors(n.meta.get("val"), out):
+        for v, x in announced_tensors(n.meta.get("val"), out):
             if not isinstance(x, Complex if v.dtype in FROM_COMPLEX else Node):
                 raise Untranslated(f"the translation gave {x!r} for a tensor")
             want = TensorType(real_dtype(v.dtype), self.shapes.dims(v.shape))
@@ -419,7 +428,7 @@ class Translation:
             if not isinstance(x, torch.fx.Node):
                 return x
             v = self.env[x]
-            python = _python_type(x.meta.get("val"))
+            python = python_type(x.meta.get("val"))
             if python is not None and isinstance(v, Node):
                 operands.append(v)
                 return PendingNumber(v, python)
@@ -452,7 +461,7 @@ class Translation:
             place=place_of(n),
             why=why,
         )
-        pending = PendingHost(call, label, tuple(operands), frozenset(binds), _ordered(n))
+        pending = PendingHost(call, label, tuple(operands), frozenset(binds), is_ordered(n))
         self.hosts.append(pending)
         return values
 
@@ -476,7 +485,7 @@ class Translation:
         return (None, None) if v is None else (Filled(slot), Opaque(slot))
 
     def _host_result(self, slot: str, v: torch.Tensor) -> Any:
-        if not _plain(v):
+        if not is_plain(v):
             return Opaque(slot)
         shape = self.shapes.dims(v.shape)
         paired = v.dtype in FROM_COMPLEX
@@ -485,9 +494,7 @@ class Translation:
     # ---- the end
 
     def _finish(self, output: torch.fx.Node) -> Captured:
-        views = [
-            r.slot for h in self.hosts if _gives_views(h.call) for r in filled(h.call.returned)
-        ]
+        views = [r.slot for h in self.hosts if gives_views(h.call) for r in filled(h.call.returned)]
         made = Outputs(self.shapes, self.env, self.arguments, self.argument_of, self.mutated, views)
         leaves = output.args[0]
         results = [
@@ -560,55 +567,3 @@ def _with_use(a: Argument, read: set[str]) -> Argument:
     if a.kind != "tensor":
         return a
     return replace(a, native=a.slot in read)
-
-
-def _plain(v: torch.Tensor) -> bool:
-    """Can native code read it: strided, on the CPU, of a dtype we have, no lazy bits of torch?"""
-    if v.layout is not torch.strided or not has_native_form(v.dtype):
-        return False
-    return v.device.type in ("cpu", "meta") and not v.is_conj() and not v.is_neg()
-
-
-def _gives_complex(vals: Any) -> bool:
-    several = vals if isinstance(vals, (tuple, list)) else (vals,)
-    return any(isinstance(v, torch.Tensor) and v.dtype in FROM_COMPLEX for v in several)
-
-
-def _tensors(vals: Any, out: Any) -> Iterator[tuple[torch.Tensor, Any]]:
-    """Tensors that torch announced, each with what the translation gave for it."""
-    if isinstance(vals, (tuple, list)):
-        for v, x in zip(vals, out):
-            yield from _tensors(v, x)
-    elif isinstance(vals, torch.Tensor) and out is not None:
-        yield vals, out
-
-
-def _has_symbols(tree: Any) -> bool:
-    """Is there an integer among the arguments that is known at the call only?"""
-    if isinstance(tree, dict):
-        tree = tuple(tree.values())
-    if isinstance(tree, (tuple, list)):
-        return any(_has_symbols(x) for x in tree)
-    return isinstance(tree, Int)
-
-
-def _python_type(v: Any) -> type | None:
-    """The type of a number that torch treats as Python's, not as a tensor."""
-    if isinstance(v, torch.SymBool):
-        return bool
-    return float if isinstance(v, (torch.SymFloat, float)) else None
-
-
-def _gives_views(call: HostCall) -> bool:
-    """Does a result share memory with an argument?"""
-    if not isinstance(call.function, torch._ops.OpOverload):
-        return False
-    return any(r.alias_info is not None for r in call.function._schema.returns)
-
-
-def _ordered(n: torch.fx.Node) -> bool:
-    """Must it keep its place among other such calls? Random and mutating operators do."""
-    if not isinstance(n.target, torch._ops.OpOverload):
-        return True
-    tags = n.target.tags
-    return torch.Tag.nondeterministic_seeded in tags or n.target._schema.is_mutable
