@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import tilewright as tw
 from tests.driver.random_calls import check_seed, draw
+from tilewright.base.errors import Unsupported
+from tilewright.driver import torch_backend
 
 FROM_DATA = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
 
@@ -161,6 +163,20 @@ def test_explain_tells_why_nothing_was_compiled(compiler):
     assert "_breaks runs in eager" in event.message and "graph_break" in event.message
     assert event.where is not None and "test_random_calls.py" in event.where
     assert "no native code" in str(told)
+
+
+def test_a_graph_without_native_form_runs_in_eager_by_name(monkeypatch, x):
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Unsupported("nothing is translated today")
+
+    monkeypatch.setattr(torch_backend, "translate", refuse)
+    fast = tw.compile(lambda x: x.add_(1) * 2)
+    given = x.clone()
+    assert torch.equal(fast(given), (x + 1) * 2) and torch.equal(given, x + 1)
+    (event,) = tw.explain(fast).fallbacks
+    assert "a whole graph runs in eager: nothing is translated today" in event.message
+    with pytest.raises(Unsupported, match="nothing is translated"):
+        tw.compile(lambda x: x * 2, strict=True)(x)
 
 
 def test_a_seed_is_a_program():

@@ -41,7 +41,8 @@ def history_of(compiled: Any) -> tuple[list[Session], list[Event]]:
 
 def _sessions(compiled: Any) -> list[Session]:
     if isinstance(compiled, Compiled):
-        return [compiled.session] if compiled.units else []
+        known = compiled.units or compiled.log.of("fallback")
+        return [compiled.session] if known else []
     sessions = {order: s for code in _codes(compiled) for order, s in _of_code(code, compiled)}
     return [sessions[order] for order in sorted(sessions)]
 

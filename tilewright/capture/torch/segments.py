@@ -13,14 +13,19 @@ from typing import Any
 
 from tilewright.capture.torch.captured import (
     Buffer,
+    Captured,
     Filled,
     HostCall,
     Number,
+    Restrided,
     Returned,
     Segment,
     Slot,
+    SymbolicInt,
+    View,
 )
 from tilewright.capture.torch.layout import contiguous
+from tilewright.graph.specialise import graph_symbols
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Int
 from tilewright.ir.node import Graph, Input, Node, Place, input, node, topological
@@ -206,6 +211,25 @@ def slots_in(tree: Any) -> list[str]:
     if isinstance(tree, (tuple, list)):
         return [s for v in tree for s in slots_in(v)]
     return []
+
+
+def used_symbols(captured: Captured) -> set[str]:
+    """Names of the symbols whose values a call needs."""
+    found: set[str] = set()
+    for s in captured.steps:
+        if isinstance(s, HostCall):
+            found.update(_symbols_in((s.args, s.kwargs)))
+        else:
+            found.update(graph_symbols(s.graph))
+            dims = [d for b in s.buffers for d in (*b.shape, *b.stride)]
+            found.update(x.name for d in dims for x in D.symbols(d))
+    for r in captured.results:
+        if isinstance(r, (View, Restrided)):
+            dims = [*r.shape, *r.stride, r.offset if isinstance(r, View) else 0]
+            found.update(x.name for d in dims for x in D.symbols(d))
+        elif isinstance(r, SymbolicInt):
+            found.update(x.name for x in D.symbols(r.value))
+    return found
 
 
 def _symbols_in(tree: Any) -> list[str]:

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.node import map_aggregate
 
 from tilewright import ops
-from tilewright.base.errors import TilewrightError
+from tilewright.base.errors import TilewrightError, Unsupported
 from tilewright.capture.torch.announced import announce
 from tilewright.capture.torch.captured import (
     Argument,
@@ -50,8 +50,9 @@ from tilewright.capture.torch.segments import (
     cut,
     filled,
     slots_in,
+    used_symbols,
 )
-from tilewright.capture.torch.shapes import Shapes
+from tilewright.capture.torch.shapes import Shapes, told
 from tilewright.capture.torch.values import Complex, Opaque, is_complex, is_opaque, joined, parted
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int
@@ -515,7 +516,7 @@ class Translation:
         read |= set(slots_in(resolved))
         scalars = [s for s in self.scalars.values() if s.slot in read]
         scalars += [SymbolicScalar(f"dim:{name}", e) for e, name in self.shapes.opaque.items()]
-        return Captured(
+        captured = Captured(
             self.name,
             arguments,
             steps,
@@ -525,6 +526,20 @@ class Translation:
             tuple(scalars),
             SEED if self.context.seed_used else None,
         )
+        self._require_values(captured)
+        return captured
+
+    def _require_values(self, captured: Captured) -> None:
+        """Every symbol that is used must get its value from somewhere."""
+        dims = [d for a in captured.arguments for d in (a.value, *a.shape)]
+        known = {found[0] for found in map(told, dims) if found is not None}
+        known |= set(self.shapes.opaque.values()).union(*(h.binds for h in self.hosts))
+        missing = used_symbols(captured) - known
+        if missing:
+            raise Unsupported(
+                f"torch tells no value for {', '.join(sorted(missing))}, on which sizes depend",
+                hint="compile with dynamic=False, or pass the number as a tensor",
+            )
 
     def _derived(self) -> dict[str, frozenset[str]]:
         """What is computed from symbols at the call, by the name of its slot or symbol."""
