@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from tilewright.base.errors import MissingExtra
+from tilewright.base.events import Event
 from tilewright.runtime.program import Program
 
 _TORCH_API = "tilewright.driver.torch_api"
@@ -43,6 +44,11 @@ def refresh(compiled: Any) -> None:
 def sessions_of(compiled: Any) -> list[Any]:
     """What the torch side made of something compiled; an error if that is nothing."""
     return torch_side(_TORCH_LOOKUP, "a compiled function").sessions_of(compiled)
+
+
+def history_of(compiled: Any) -> tuple[list[Any], list[Event]]:
+    """The same, and why parts of it were not given to us."""
+    return torch_side(_TORCH_LOOKUP, "a compiled function").history_of(compiled)
 
 
 def torch_side(module: str, purpose: str) -> Any:

@@ -36,6 +36,7 @@ from tilewright.graph.cluster import Cluster, Fused
 from tilewright.graph.cost import Roofline
 from tilewright.graph.decompose import Decompose
 from tilewright.graph.dots import DotProducts
+from tilewright.graph.empty import WithoutElements
 from tilewright.graph.fold import FoldConstants, split_weights
 from tilewright.graph.fuse import fuse
 from tilewright.graph.key_blocks import KeyBlocks
@@ -44,13 +45,13 @@ from tilewright.graph.online_softmax import OnlineSoftmax
 from tilewright.graph.pack import PackOperands
 from tilewright.graph.reciprocals import Reciprocals
 from tilewright.graph.simplify import Simplify
+from tilewright.graph.specialise import graph_symbols
 from tilewright.graph.winograd import Winograd
 from tilewright.ir import dim as D
 from tilewright.ir import passes
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Constant, Graph, Input, Item, Literal, Node
 from tilewright.ir.target import Target
-from tilewright.ir.types import TensorType
 from tilewright.kernel.group import Group, copy_group
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.step import Trace, print_trace
@@ -90,7 +91,7 @@ def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: St
     strict = options.precision == "strict"
     if options.fold_weights and not strict:
         table.append(BatchNormFold())
-    table += [Decompose(), Simplify(), FoldConstants()]
+    table += [Decompose(), WithoutElements(), Simplify(), FoldConstants()]
     if options.pack:
         if not strict:
             table += [KeyBlocks.of(target), ChannelsLast(), Reciprocals()]
@@ -345,7 +346,7 @@ class _Builder:
         self.fused, self.plan = fused, p
         where = _Where(p, inputs, self.constants)
         one_thread = Roofline.of(replace(self.target, cores=1))
-        dims = tuple(sorted(_dims(fused.graph)))
+        dims = tuple(sorted(graph_symbols(fused.graph)))
         actions: list[Action] = []
         symbols: dict[Cluster, str] = {}
         extra: Dim = 0
@@ -355,7 +356,7 @@ class _Builder:
                 actions.append(branch)
                 extra = D.maximum(extra, size)
                 continue
-            if any(o.ttype.size == 0 for o in c.outputs):
+            if all(o.ttype.size == 0 for o in c.outputs):
                 continue
             c = by_first_use(c)
             k, ins = self._kernel(c, fused, p)
@@ -560,16 +561,6 @@ class _Where:
         if isinstance(at.op, Constant):
             return Slot("in", self.constants[at.op.literal])
         raise Invalid(f"{at!r} has no storage")
-
-
-def _dims(graph: Graph) -> set[str]:
-    out: set[str] = set()
-    for n in graph.nodes():
-        items = (n.type,) if isinstance(n.type, TensorType) else n.type.items
-        for t in items:
-            for d in t.shape:
-                out |= {s.name for s in D.symbols(d)}
-    return out
 
 
 def _action_name(a: Action, kernels: dict[str, _Kernel]) -> str:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Event
-from tilewright.driver.api import sessions_of
+from tilewright.driver.api import history_of
 from tilewright.driver.tables import bytes_text as bytes_text
 from tilewright.driver.tables import count, new_table, rendered
 from tilewright.driver.tables import short_place as short_place
@@ -161,7 +161,9 @@ class Explanation:
             )
             for e in self.of(kind)
         ]
-        if not self.fallbacks:
+        if not self.programs:
+            yield Text("no native code: all of it runs in eager")
+        elif not self.fallbacks:
             yield Text("no fallbacks: everything above runs as native code")
         if rows:
             table = new_table("what", "why", "where")
@@ -183,9 +185,11 @@ def explain(compiled: Any) -> Explanation | TileExplanation:
         return Explanation(tuple(_reports([compiled])))
     programs: list[Any] = []
     events: list[Event] = []
-    for session in sessions_of(compiled):
+    sessions, breaks = history_of(compiled)
+    for session in sessions:
         programs.extend(p for unit in session.units for p in unit.programs)
         events.extend(session.log)
+    events.extend(breaks)
     return Explanation(tuple(_reports(programs)), tuple(events))
 
 

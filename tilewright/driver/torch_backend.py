@@ -14,6 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import ShortenTraceback
 from torch._dynamo.utils import counters, get_metrics_context
 from torch._functorch._aot_autograd.schemas import OutputType
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import CompileContext, TracingContext
 
 from tilewright.base import knobs
@@ -78,8 +79,31 @@ class Session:
         )
         return wrap(gm, example_inputs)
 
+    def unit(self, kind: str, gm: torch.fx.GraphModule) -> Callable[..., Any]:
+        """The graph as native code; in eager, with a sentence, where it cannot be."""
+        try:
+            return self._unit(kind, gm)
+        except Unsupported as problem:
+            if self.options.strict or self.options.own_weights:
+                raise
+            self.log.add(
+                "fallback",
+                f"a whole graph runs in eager: {problem.what}",
+                where=problem.where,
+                operator="the graph",
+            )
+            return self._in_eager(gm)
+
+    def _in_eager(self, gm: torch.fx.GraphModule) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            if self.dry:  # what it changes are copies
+                args = tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in args)
+            return gm.forward(*args)
+
+        return make_boxed_func(run)
+
     @garbage_waits()
-    def unit(self, kind: str, gm: torch.fx.GraphModule) -> Unit:
+    def _unit(self, kind: str, gm: torch.fx.GraphModule) -> Unit:
         if self.options.own_weights and kind != "inference":
             raise Unsupported(
                 "own_weights=True keeps weights packed, and gradients need them as they are",

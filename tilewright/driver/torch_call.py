@@ -20,8 +20,10 @@ from tilewright.capture.torch.captured import (
     Buffer,
     Captured,
     HostCall,
+    Number,
     Restrided,
     Result,
+    Returned,
     Same,
     Segment,
     Slot,
@@ -30,6 +32,7 @@ from tilewright.capture.torch.captured import (
     View,
 )
 from tilewright.capture.torch.dtypes import torch_dtype
+from tilewright.capture.torch.shapes import told
 from tilewright.driver.bound_weights import BoundWeights
 from tilewright.driver.given_up import given_up, require_elements
 from tilewright.driver.torch_fast import (
@@ -136,9 +139,9 @@ class Unit:
                     numbers[a.symbol] = int(x)
             else:
                 env[a.slot] = x
-        for name, index, axis, factor in self._binders:
+        for name, index, axis, factor, constant in self._binders:
             x = args[index]
-            dims.setdefault(name, int(x if axis is None else x.shape[axis]) // factor)
+            dims[name] = (int(x if axis is None else x.shape[axis]) - constant) // factor
         args.clear()
         if captured.seed is not None:
             env[captured.seed] = draw_seed()
@@ -180,22 +183,7 @@ class Unit:
         args = _filled(call.args, env, dims)
         kwargs = _filled(call.kwargs, env, dims)
         require_elements((args, kwargs))
-        out = call.function(*args, **kwargs)
-        if call.check:
-            return
-        for r, shape, x in zip(
-            call.results, call.shapes, (out,) if call.single else out, strict=False
-        ):
-            if isinstance(r, SymbolicInt):
-                dims[D.the_sym(r.value).name] = int(x)
-            elif r is not None:
-                if isinstance(x, float):
-                    x = torch.tensor(x, dtype=torch.float64)
-                if shape is not None:
-                    for d, n in zip(shape, x.shape, strict=True):
-                        if D.is_sym(d):
-                            dims.setdefault(D.the_sym(d).name, int(n))
-                env[r] = x
+        _take(call.returned, call.function(*args, **kwargs), env, dims)
 
     # ---- inputs that are not as they were captured
 
@@ -350,6 +338,30 @@ def _one_of(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros([max(1, n) for n in x.shape], dtype=x.dtype)
 
 
+def _take(returned: Returned, x: Any, env: dict[str, Any], dims: dict[str, int]) -> None:
+    """What a host call returned goes to its slots, and tells symbols."""
+    if isinstance(returned, tuple):
+        for r, y in zip(returned, x, strict=False):
+            _take(r, y, env, dims)
+    elif isinstance(returned, SymbolicInt):
+        _tell(returned.value, int(x), dims)
+    elif returned is not None:
+        if isinstance(x, (bool, float)):
+            x = torch.tensor(float(x), dtype=torch.float64)
+        if isinstance(x, torch.Tensor):
+            for d, n in zip(returned.shape, x.shape):
+                _tell(d, int(n), dims)
+        env[returned.slot] = x
+
+
+def _tell(d: Dim, value: int, dims: dict[str, int]) -> None:
+    """A dim has this value: so has its symbol, where there is one."""
+    found = told(d)
+    if found is not None:
+        name, factor, constant = found
+        dims.setdefault(name, (value - constant) // factor)
+
+
 def with_numbers(graph: Graph, known: Mapping[str, float]) -> Graph:
     """Scalar inputs whose value is known become constants."""
     if not known:
@@ -379,6 +391,8 @@ def _filled(tree: Any, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
         return env[tree.label]
     if isinstance(tree, SymbolicInt):
         return int(D.evaluate(tree.value, dims))
+    if isinstance(tree, Number):
+        return tree.type(env[tree.slot].item())
     if isinstance(tree, dict):
         return {k: _filled(v, env, dims) for k, v in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -394,6 +408,8 @@ def _result(r: Result, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
     x = env[r.slot]
     if isinstance(r, Same):
         return x
+    if isinstance(r, Number):
+        return r.type(x.item())
     shape, stride = _numbers(r.shape, dims), _numbers(r.stride, dims)
     if isinstance(r, View):
         start = x.storage_offset() + int(D.evaluate(r.offset, dims))
@@ -452,18 +468,16 @@ def _span(x: torch.Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * x.element_size()
 
 
-def _binders(arguments: Sequence[Argument]) -> list[tuple[str, int, int | None, int]]:
-    """(name of a dim, argument, its axis or None, divisor): where a call tells each dim's value."""
-    out: dict[str, tuple[str, int, int | None, int]] = {}
+def _binders(arguments: Sequence[Argument]) -> list[tuple[str, int, int | None, int, int]]:
+    """(name of a symbol, argument, its axis or None, factor, constant): where a call tells each
+    symbol's value, a number of its own where there is one.
+    """
+    out: dict[str, tuple[str, int, int | None, int, int]] = {}
 
     def bind(d: Dim | None, index: int, axis: int | None) -> None:
-        if d is None or isinstance(d, int) or len(d.terms) != 1:
-            return
-        mono, factor = d.terms[0]
-        if len(mono) == 1 and isinstance(mono[0], D.Sym) and factor > 0:
-            name = mono[0].name
-            if name not in out or (factor == 1 and out[name][3] != 1):
-                out[name] = name, index, axis, factor
+        found = told(d)
+        if found is not None and (found[0] not in out or found[1:] == (1, 0) != out[found[0]][3:]):
+            out[found[0]] = found[0], index, axis, *found[1:]
 
     for k, a in enumerate(arguments):
         bind(a.value, k, None)

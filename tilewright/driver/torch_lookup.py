@@ -6,6 +6,7 @@ where a graph breaks, and those in which it resumes after a break.
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -14,30 +15,70 @@ import torch
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.external_utils import wrap_inline
 from torch._dynamo.resume_execution import ContinueExecutionCache
+from torch._dynamo.utils import get_compilation_metrics
 
 from tilewright.base.errors import Invalid
+from tilewright.base.events import Event
 from tilewright.driver.torch_api import Compiled
 from tilewright.driver.torch_backend import Session, session_of
 
 
 def sessions_of(compiled: Any) -> list[Session]:
     """Every session behind a compiled function or module, in the order of compilation."""
+    found = _sessions(compiled)
+    if not found:
+        raise _nothing(compiled)
+    return found
+
+
+def history_of(compiled: Any) -> tuple[list[Session], list[Event]]:
+    """The sessions, and why torch gave parts of the function, or all of it, to no backend."""
+    sessions, breaks = _sessions(compiled), _breaks(compiled)
+    if not sessions and not breaks:
+        raise _nothing(compiled)
+    return sessions, breaks
+
+
+def _sessions(compiled: Any) -> list[Session]:
     if isinstance(compiled, Compiled):
-        found = [compiled.session]
-        if not compiled.units:
-            raise Invalid(
-                f"{compiled!r} has compiled nothing yet",
-                hint="call it once, or give tw.compile example inputs",
-            )
-        return found
+        known = compiled.units or compiled.log.of("fallback")
+        return [compiled.session] if known else []
     sessions = {order: s for code in _codes(compiled) for order, s in _of_code(code, compiled)}
-    if not sessions:
-        raise Invalid(
-            f"nothing that Tilewright compiled is behind this {type(compiled).__name__}",
-            hint='pass what torch.compile(…, backend="tilewright") or tw.compile returned, '
-            "after its first call",
-        )
     return [sessions[order] for order in sorted(sessions)]
+
+
+def _nothing(compiled: Any) -> Invalid:
+    if isinstance(compiled, Compiled):
+        return Invalid(
+            f"{compiled!r} has compiled nothing yet",
+            hint="call it once, or give tw.compile example inputs",
+        )
+    return Invalid(
+        f"nothing that Tilewright compiled is behind this {type(compiled).__name__}",
+        hint='pass what torch.compile(…, backend="tilewright") or tw.compile returned, '
+        "after its first call",
+    )
+
+
+def _breaks(compiled: Any) -> list[Event]:
+    """Torch keeps a record of its latest compilations, those that failed among them."""
+    codes = list(_codes(compiled.original if isinstance(compiled, Compiled) else compiled))
+    known = {(c.co_name, c.co_filename, c.co_firstlineno) for c in codes}
+    found: dict[tuple[str, str | None], Event] = {}
+    for m in get_compilation_metrics():
+        if m.fail_reason and (m.co_name, m.co_filename, m.co_firstlineno) in known:
+            what = str(m.fail_reason).strip().splitlines()[0]
+            file, line = m.fail_user_frame_filename, m.fail_user_frame_lineno
+            where = f"{file}:{line}" if file else f"{m.co_filename}:{m.co_firstlineno}"
+            found[what, where] = Event(
+                "graph-break", f"{m.co_name} runs in eager: {what}", where, {"reason": what}
+            )
+    for c in codes:
+        if c.co_flags & inspect.CO_GENERATOR and not isinstance(compiled, Compiled):
+            what = "torch.compile leaves generator functions to eager"
+            where = f"{c.co_filename}:{c.co_firstlineno}"
+            found[what, where] = Event("graph-break", what, where)
+    return list(found.values())
 
 
 def _of_code(code: types.CodeType, compiled: Any) -> Iterator[tuple[tuple[int, int], Session]]:

@@ -245,9 +245,15 @@ def const(value: float | int | bool, dtype: DType) -> Const:
         value = float(as_dtype(np.array(value, dtype=np.float64), dtype))
         key = value.hex()  # tells -0.0 from 0.0 and holds NaN
     else:
-        value = bool(value) if dtype.is_bool else int(as_dtype(np.array(int(value)), dtype))
+        value = bool(value) if dtype.is_bool else _wrapped(int(value), dtype)
         key = repr(value)
     return _intern(Const, (key, dtype), value=value, dtype=dtype)
+
+
+def _wrapped(x: int, dtype: DType) -> int:
+    """Around the ends of the range, as a machine's integers go."""
+    lowest = int(dtype.lowest)
+    return (x - lowest) % (1 << dtype.bits) + lowest
 
 
 def index(x: Dim) -> Value:
@@ -309,6 +315,11 @@ _INDEX_OPS: dict[str, Callable[[Dim, Dim], Dim]] = {
 }
 
 
+def _fits(x: Int) -> bool:
+    """Are all its coefficients numbers of 64 bits?"""
+    return all(i64.lowest <= c <= i64.highest for _, c in x.terms)
+
+
 def _fold(name: str, args: tuple[Value, ...], dtype: DType) -> Value | None:
     """What index arithmetic and proofs about bounds decide. Float algebra is for proved rules."""
     if name == "item" and isinstance(args[0], Fn) and args[0].name == "tuple":
@@ -325,7 +336,8 @@ def _fold(name: str, args: tuple[Value, ...], dtype: DType) -> Value | None:
     if len(args) == 2 and all(isinstance(a, (Index, Const)) and a.dtype is i64 for a in args):
         x, y = (a.as_dim() for a in args)
         if name in _INDEX_OPS:
-            return index(_INDEX_OPS[name](x, y))
+            made = _INDEX_OPS[name](x, y)
+            return index(made) if isinstance(made, int) or _fits(made) else None
         if name in ("floordiv", "mod") and D.bounds(y)[0] > 0:
             return index(D.floordiv(x, y) if name == "floordiv" else D.mod(x, y))
         known = _compare(name, x, y)

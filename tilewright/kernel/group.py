@@ -9,7 +9,7 @@ stage itself at an earlier index: scan).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.base.errors import Invalid
@@ -324,21 +324,16 @@ def _inline_literals(found: list[Stage], literals: Mapping[str, Value]) -> list[
     if not literals:
         return found
     swap = lambda x: literals.get(x.source, x) if isinstance(x.source, str) else x  # noqa: E731
+
+    def value(v: Value) -> Value:
+        return rewrite(v, on_load=swap)
+
     out = []
     for s in found:
-        init = None if s.init is None else rewrite(s.init, on_load=swap)
-        out.append(
-            Stage(
-                s.name,
-                s.axes,
-                s.raxes,
-                s.where,
-                rewrite(s.value, on_load=swap),
-                s.combine,
-                init,
-                s.ordered,
-            )
-        )
+        init = None if s.init is None else value(s.init)
+        # Of an ordered update, where it writes may be read from a literal as well.
+        where = tuple(w if isinstance(w, int) else D.substitute(w, {}, value) for w in s.where)
+        out.append(replace(s, where=where, value=value(s.value), init=init))
     return out
 
 

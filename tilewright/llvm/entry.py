@@ -250,6 +250,12 @@ class _Writer:
         a, b = self.dim(q.a), self.dim(q.b)
         if q.op in ("min", "max"):
             return self.put(f"call i64 @llvm.s{q.op}.i64(i64 {a}, i64 {b})")
-        if D.bounds(q.a)[0] < 0:
-            raise Unsupported(f"a size divides what may be negative: {q}")
-        return self.put(f"{'udiv' if q.op == 'floordiv' else 'urem'} i64 {a}, {b}")
+        if D.bounds(q.a)[0] >= 0:
+            return self.put(f"{'udiv' if q.op == 'floordiv' else 'urem'} i64 {a}, {b}")
+        # Rounded down, as in Python; the divisor is positive.
+        down = self.put(f"sdiv i64 {a}, {b}")
+        rest = self.put(f"sub i64 {a}, {self.put(f'mul i64 {down}, {b}')}")
+        below = self.put(f"icmp slt i64 {rest}, 0")
+        if q.op == "floordiv":
+            return self.put(f"select i1 {below}, i64 {self.put(f'sub i64 {down}, 1')}, i64 {down}")
+        return self.put(f"select i1 {below}, i64 {self.put(f'add i64 {rest}, {b}')}, i64 {rest}")

@@ -60,9 +60,18 @@ def _bound(b: Dim | None, n: Dim, default: Dim) -> Dim:
         return default
     if isinstance(b, int) and b >= torch.iinfo(torch.int64).max:
         return n
-    if isinstance(b, int) and b < 0:
-        b = b + n
-    return D.maximum(0, D.minimum(b, n))
+    return D.maximum(0, D.minimum(_from_start(b, n), n))
+
+
+def _from_start(b: Dim, n: Dim) -> Dim:
+    """A position that counts from the end of `n` where it is negative."""
+    lowest, highest = D.bounds(b)
+    if lowest >= 0:
+        return b
+    if highest < 0:
+        return b + n
+    negative = D.minimum(D.maximum(-b, 0), 1)
+    return b + n * negative
 
 
 def _range(x: Node, axis: int, start: Dim | None, end: Dim | None) -> tuple[Dim, Dim]:
@@ -88,16 +97,14 @@ def slice_(
 @aten("narrow.default", "narrow_copy.default")
 def narrow(c: Context, x: Node, dim: int, start: Dim, length: Dim) -> Node:
     axis = axis_of(dim, x.rank)
-    if isinstance(start, int) and start < 0:
-        start = start + x.shape[axis]
+    start = _from_start(start, x.shape[axis])
     return ops.slice(x, axis, start, start + length, 1)
 
 
 @aten("select.int", "select_copy.int")
 def select(c: Context, x: Node, dim: int, index: Dim) -> Node:
     axis = axis_of(dim, x.rank)
-    if isinstance(index, int) and index < 0:
-        index = index + x.shape[axis]
+    index = _from_start(index, x.shape[axis])
     if D.known_lt(index, 0) or D.known_le(x.shape[axis], index):
         raise Untranslated("eager refuses the index")
     one = ops.slice(x, axis, index, index + 1, 1)
@@ -244,8 +251,7 @@ def slice_scatter(
 @aten("select_scatter.default")
 def select_scatter(c: Context, x: Node, src: Node, dim: int, index: Dim) -> Node:
     axis = axis_of(dim, x.rank)
-    if isinstance(index, int) and index < 0:
-        index = index + x.shape[axis]
+    index = _from_start(index, x.shape[axis])
     one = ops.reshape(cast(src, x.dtype), (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
     return ops.slice_scatter(x, one, axis, index, index + 1, 1)
 

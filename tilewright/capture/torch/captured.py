@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Union
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
@@ -97,6 +97,28 @@ class SymbolicInt:
 
 
 @dataclass(frozen=True)
+class Number:
+    """In the arguments of a host call or in the results: the Python number of a type that the 0-d
+    tensor in this slot holds.
+    """
+
+    slot: str
+    type: type
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A result of a host call that goes to a slot. A tensor's `shape` may tell symbols."""
+
+    slot: str
+    shape: tuple[Dim, ...] = ()
+
+
+# What a host call returns: a value that is kept or not, or a tuple of such.
+Returned = Union[Filled, SymbolicInt, None, tuple["Returned", ...]]
+
+
+@dataclass(frozen=True)
 class SymbolicScalar:
     """A number computed from the call's dims by torch's own expression (a float, or an integer ours
     cannot say).
@@ -108,17 +130,15 @@ class SymbolicScalar:
 
 @dataclass(frozen=True)
 class HostCall:
-    """An operator that runs in eager: `results` go to slots, or bind dims where the result is a
-    symbolic integer.
+    """An operator that runs in eager: what it returns goes to slots, or tells a symbol where it is
+    a symbolic integer.
     """
 
     function: Callable[..., Any]
     operator: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    results: tuple[str | SymbolicInt | None, ...]
-    shapes: tuple[tuple[Dim, ...] | None, ...]  # of tensor results: they may tell dims
-    single: bool  # the function returns one value, not a tuple
+    returned: Returned
     place: Place | None
     why: str
     check: bool = False  # looks at a native result and raises; computes nothing
@@ -180,7 +200,7 @@ class Value:
     value: Any
 
 
-Result = View | Same | Restrided | Value | SymbolicInt
+Result = View | Same | Restrided | Value | SymbolicInt | Number
 
 
 @dataclass(frozen=True)

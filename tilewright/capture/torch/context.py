@@ -4,8 +4,11 @@ streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+from typing import cast as cast_to
 
 import torch
 import torch.fx
@@ -15,8 +18,9 @@ from tilewright.capture.torch.captured import Check
 from tilewright.capture.torch.checks import Checks
 from tilewright.capture.torch.dtypes import FROM_TORCH, has_native_form, real_dtype
 from tilewright.capture.torch.promote import as_float, result_type
-from tilewright.capture.torch.registry import Untranslated
+from tilewright.capture.torch.registry import Untranslated, rule_for, target_name
 from tilewright.capture.torch.shapes import Shapes
+from tilewright.capture.torch.values import Complex
 from tilewright.ir.dim import Int
 from tilewright.ir.node import Graph, Node, constant, input
 from tilewright.ir.operator import outputs_of
@@ -39,6 +43,8 @@ class Context:
         self.check_errors: Callable[[Node, str, bool], None] = _no_check
         self.seed_used = False
         self._drawn = 0
+        # Where random numbers come from instead of this call's seed: (seed, number of the stream).
+        self._elsewhere: tuple[Node, Node] | None = None
 
     # ---- the result that torch announced
 
@@ -118,9 +124,56 @@ class Context:
 
         An operator's counters run over the low 32 bits: its own elements.
         """
-        self.seed_used = True
+        seed, number = self.next_stream()
+        if self._elsewhere is not None:
+            self._elsewhere = seed, ops.add(number, ops.full((), 1, i64))
+            return seed, ops.shl(number, ops.full((), 32, i64))
         self._drawn += 1
-        return input(SEED, TensorType(i64, ()), "scalar"), ops.full((), self._drawn << 32, i64)
+        return seed, ops.full((), self._drawn << 32, i64)
+
+    def next_stream(self) -> tuple[Node, Node]:
+        """The seed and the number of the stream that is drawn from next."""
+        if self._elsewhere is not None:
+            return self._elsewhere
+        self.seed_used = True
+        seed = input(SEED, TensorType(i64, ()), "scalar")
+        return seed, ops.full((), self._drawn + 1, i64)
+
+    @contextmanager
+    def from_stream(self, seed: Node, number: Node) -> Iterator[None]:
+        """Random operators inside draw from this stream and those after it."""
+        before, self._elsewhere = self._elsewhere, (seed, number)
+        try:
+            yield
+        finally:
+            self._elsewhere = before
+
+    def apply(self, op: Any, args: Any, kwargs: Any, val: Any) -> Any:
+        """The translation of another operator with these operands, whose result torch announces
+        as `val`.
+        """
+        numbers = (*args, *kwargs.values())
+        if any(isinstance(x, Complex) for x in numbers):
+            raise Untranslated("it has no native form on complex numbers")
+        rule = rule_for(op)
+        if rule is None:
+            raise Untranslated(f"{target_name(op)} has no native form")
+        outer = self.fx
+        self.fx = cast_to(torch.fx.Node, _Applied(op, {**outer.meta, "val": val}))
+        try:
+            return rule(self, *args, **kwargs)
+        finally:
+            self.fx = outer
+
+
+@dataclass(frozen=True)
+class _Applied:
+    """What rules look at of an fx node, for an operator inside another."""
+
+    target: Any
+    meta: dict[str, Any]
+    args: tuple[Any, ...] = ()
+    users: tuple[Any, ...] = ()
 
 
 SEED = "seed"

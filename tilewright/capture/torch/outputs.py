@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from tilewright.base.errors import Invalid
 from tilewright.capture.torch.captured import (
     Argument,
     Buffer,
+    Number,
     Restrided,
     Result,
     Same,
@@ -37,8 +39,10 @@ class Outputs:
         arguments: list[Argument],
         argument_of: dict[torch.fx.Node, int],
         mutated: dict[torch.fx.Node, Node | Complex],
+        views: Collection[str] = (),
     ) -> None:
-        self.shapes, self.env = shapes, env
+        """`views`: slots that hold views of what a host call was given."""
+        self.shapes, self.env, self._views = shapes, env, frozenset(views)
         self.wanted: list[Wanted] = []
         self._arguments, self._argument_of, self._mutated = arguments, argument_of, mutated
         self._done: dict[torch.fx.Node, Result] = {}
@@ -103,16 +107,26 @@ class Outputs:
             return Same(value.slot)
         if not isinstance(value, (Node, Complex)):
             raise Invalid(f"the graph returns {value!r}, which is not a tensor or a number")
-        slot = _host_slot(value)
-        if slot is not None:
-            return Same(slot)
         if not isinstance(v, torch.Tensor):
             assert isinstance(value, Node)
-            return Same(value.op.label) if isinstance(value.op, Input) else None
+            return self._number(value, bool if isinstance(v, (bool, torch.SymBool)) else float)
+        slot = _host_slot(value)
+        if slot is not None and slot not in self._views:
+            return Same(slot)
         home = self._homes.get(_storage(v))
         if home is not None and home[2] is v.dtype and not _lazy(v):
             return self._view(home, v)
-        return None
+        # A host call may be given an input where eager has a copy of it: a view that it makes is
+        # the result only where eager's is one of the input, too.
+        return Same(slot) if slot is not None and home is not None else None
+
+    def _number(self, value: Node, python: type) -> Number:
+        """A Python number that native code or a host call computes."""
+        if isinstance(value.op, Input):
+            return Number(value.op.label, python)
+        slot = f"out{len(self.wanted)}"
+        self.wanted.append(Wanted(value, Buffer(slot, value.dtype, (), ())))
+        return Number(slot, python)
 
     def _view(self, home: tuple[str, Any, torch.dtype], v: torch.Tensor) -> View:
         slot, start, _ = home

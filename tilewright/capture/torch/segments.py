@@ -7,13 +7,27 @@ it wants.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tilewright import ops
-from tilewright.capture.torch.captured import Buffer, Check, HostCall, Segment, Slot
+from tilewright.capture.torch.captured import (
+    Buffer,
+    Captured,
+    Check,
+    Filled,
+    HostCall,
+    Number,
+    Restrided,
+    Returned,
+    Segment,
+    Slot,
+    SymbolicInt,
+    View,
+)
 from tilewright.capture.torch.layout import contiguous
+from tilewright.graph.specialise import graph_symbols
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Int
 from tilewright.ir.node import Graph, Input, Node, Place, input, node, topological
@@ -38,6 +52,14 @@ class Paired:
     node: Node
 
 
+@dataclass(frozen=True)
+class PendingNumber:
+    """In the arguments of a pending host call: a Python number that a 0-d tensor holds."""
+
+    node: Node
+    type: type
+
+
 @dataclass
 class Wanted:
     """A node whose value someone outside the segments takes, and the buffer it goes to."""
@@ -51,14 +73,16 @@ def cut(
     hosts: Sequence[PendingHost],
     wanted: Sequence[Wanted],
     places: Mapping[Node, frozenset[Place]],
+    derived: Mapping[str, frozenset[str]],
     checks: Mapping[Node, Check] | None = None,
 ) -> tuple[Segment | HostCall, ...]:
-    """`checks` are looked at as soon as they are computed: before later host calls run."""
+    """`derived`: symbols and slots that are computed from symbols, by name, and from which.
+    `checks` are looked at as soon as they are computed: before later host calls run."""
     checks = checks or {}
     if not hosts:
         jobs = [(w.value, w.buffer) for w in wanted]
         return (_segment(name, jobs, {}, places, checks),) if wanted or checks else ()
-    levels = _Levels(hosts)
+    levels = _Levels(hosts, derived)
     slots: dict[Node, str] = {}
 
     def slot(n: Node) -> str:
@@ -90,7 +114,8 @@ def cut(
 
 
 class _Levels:
-    def __init__(self, hosts: Sequence[PendingHost]) -> None:
+    def __init__(self, hosts: Sequence[PendingHost], derived: Mapping[str, frozenset[str]]) -> None:
+        self._derived = derived
         self.host: dict[str, int] = {}
         self._slots: dict[str, int] = {}
         self._dims: dict[str, int] = {}
@@ -105,19 +130,22 @@ class _Levels:
                 level, *(self._slot_level(s) for s in slots_in((h.call.args, h.call.kwargs))), 0
             )
             level = max(
-                level, *(self._dims.get(s, 0) for s in _symbols_in((h.call.args, h.call.kwargs))), 0
+                level, *(self._symbol(s) for s in _symbols_in((h.call.args, h.call.kwargs))), 0
             )
             if h.ordered:
                 level = latest = max(level, latest)
             self.host[h.label] = level
-            for r in h.call.results:
-                if isinstance(r, str):
-                    self._slots[r] = level
+            for r in filled(h.call.returned):
+                self._slots[r.slot] = level
             for s in h.binds:
-                self._dims[s] = level + 1
+                self._dims[s] = max(level + 1, self._dims.get(s, 0))
 
     def _slot_level(self, slot: str) -> int:
-        return self._slots.get(slot, 0)
+        return self._slots.get(slot, self._symbol(slot))
+
+    def _symbol(self, name: str) -> int:
+        """The first level at which the value of a symbol is known."""
+        return max(self._dims.get(s, 0) for s in self._derived.get(name, (name,)))
 
     def of(self, n: Node) -> int:
         found = self._memo.get(n)
@@ -132,9 +160,11 @@ class _Levels:
         level = max((self._memo[x] for x in n.inputs), default=0)
         if isinstance(n.op, Input) and n.op.label in self._slots:
             level = self._slots[n.op.label] + 1
+        elif isinstance(n.op, Input) and n.op.label in self._derived:
+            level = self._symbol(n.op.label)
         if self._dims:
             for s in _dims_of(n):
-                level = max(level, self._dims.get(s, 0))
+                level = max(level, self._symbol(s))
         return level
 
     def free(self, n: Node) -> bool:
@@ -167,14 +197,44 @@ def _dims_of(n: Node) -> set[str]:
     return out
 
 
+def filled(returned: Returned) -> Iterator[Filled]:
+    """The results of a host call that go to slots."""
+    if isinstance(returned, Filled):
+        yield returned
+    elif isinstance(returned, tuple):
+        for r in returned:
+            yield from filled(r)
+
+
 def slots_in(tree: Any) -> list[str]:
     if isinstance(tree, Slot):
         return [tree.label]
+    if isinstance(tree, Number):
+        return [tree.slot]
     if isinstance(tree, dict):
         return [s for v in tree.values() for s in slots_in(v)]
     if isinstance(tree, (tuple, list)):
         return [s for v in tree for s in slots_in(v)]
     return []
+
+
+def used_symbols(captured: Captured) -> set[str]:
+    """Names of the symbols whose values a call needs."""
+    found: set[str] = set()
+    for s in captured.steps:
+        if isinstance(s, HostCall):
+            found.update(_symbols_in((s.args, s.kwargs)))
+        else:
+            found.update(graph_symbols(s.graph))
+            dims = [d for b in s.buffers for d in (*b.shape, *b.stride)]
+            found.update(x.name for d in dims for x in D.symbols(d))
+    for r in captured.results:
+        if isinstance(r, (View, Restrided)):
+            dims = [*r.shape, *r.stride, r.offset if isinstance(r, View) else 0]
+            found.update(x.name for d in dims for x in D.symbols(d))
+        elif isinstance(r, SymbolicInt):
+            found.update(x.name for x in D.symbols(r.value))
+    return found
 
 
 def _symbols_in(tree: Any) -> list[str]:
@@ -207,6 +267,8 @@ def _resolved(call: HostCall, slot: Any) -> HostCall:
     def visit(x: Any) -> Any:
         if isinstance(x, Paired):
             return Slot(slot(x.node))
+        if isinstance(x, PendingNumber):
+            return Number(slot(x.node), x.type)
         if isinstance(x, Node):
             return Slot(slot(x))
         if isinstance(x, (tuple, list)):

@@ -1,7 +1,14 @@
-"""Symbolic sizes: torch's sympy expressions as dims."""
+"""Symbolic sizes and numbers: torch's sympy expressions as dims, and where values come from.
+
+The value of a symbol is known at the call only. It comes from one of these places: a number among
+the arguments or an axis of a tensor among them (`told`), what a host call returns (`told` again),
+another dim that it was found to equal (`Shapes.define`), or an expression of torch over symbols
+that dims cannot say (`Shapes.opaque`), which is evaluated once its symbols are known.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import sympy
@@ -11,6 +18,7 @@ from torch.utils._sympy.numbers import int_oo
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
+from tilewright.ir.types import i64
 
 # Sizes above this are as good as unbounded; sums and products of bounds stay exact below it.
 UNBOUNDED = 1 << 48
@@ -24,6 +32,8 @@ class Shapes:
     def __init__(self) -> None:
         self.opaque: dict[sympy.Expr, str] = {}
         self._symbols: dict[sympy.Symbol, Dim] = {}
+        self._known: set[str] = set()  # symbols read from data that have a source
+        self._examples: dict[str, int] = {}  # what symbols were when the program was captured
 
     def dim(self, x: Any) -> Dim:
         """An int or SymInt as a dim."""
@@ -43,11 +53,33 @@ class Shapes:
         lo, hi = _limits(bounds)
         return D.sym(name, lo, hi)
 
+    def unbound(self, e: sympy.Expr) -> set[sympy.Symbol]:
+        """Symbols of the expression that are read from data and have no source yet."""
+        return {s for s in e.free_symbols if _from_data(s) and str(s) not in self._known}  # type: ignore[misc]
+
+    def example(self, d: Dim) -> int | None:
+        """What the dim was when the program was captured; None where torch does not tell."""
+        if all(s.name in self._examples for s in D.symbols(d)):
+            return int(D.evaluate(d, self._examples))
+        return None
+
+    def bind(self, names: Iterable[str]) -> None:
+        """A host call tells these symbols."""
+        self._known.update(names)
+
+    def define(self, s: sympy.Symbol, value: Dim) -> None:
+        """The symbol is this dim: torch gave the size of a result a name, and ours is computed."""
+        self._symbols[s] = value
+        self._known.add(str(s))
+
     def _symbol(self, s: sympy.Symbol, env: Any) -> Dim:
         if s not in self._symbols:
             bounds = env.var_to_range.get(s) if env is not None else None
             lo, hi = _limits(bounds)
             self._symbols[s] = lo if hi is not None and lo == hi else D.sym(str(s), lo, hi)
+            example = getattr(env, "backed_var_to_val", {}).get(s)
+            if example is not None:
+                self._examples[str(s)] = int(example)
         return self._symbols[s]
 
     def _convert(self, e: Any, env: Any) -> Dim | None:
@@ -92,12 +124,35 @@ class Shapes:
         return None
 
 
+def told(d: Dim | None) -> tuple[str, int, int] | None:
+    """(name, factor, constant) where `d` is one symbol times a number plus a number, so that a
+    value of `d` tells the symbol's; None for others.
+    """
+    if d is None or isinstance(d, int):
+        return None
+    moving = [(mono, c) for mono, c in d.terms if mono]
+    constant = sum(c for mono, c in d.terms if not mono)
+    if len(moving) != 1:
+        return None
+    ((mono, factor),) = moving
+    if len(mono) != 1 or not isinstance(mono[0], D.Sym):
+        return None
+    return mono[0].name, factor, constant
+
+
+def _from_data(s: Any) -> bool:
+    """Torch's names of integers that no argument tells: u0, u1, …"""
+    return str(s).startswith("u")
+
+
 def _limits(bounds: Any) -> tuple[int, int | None]:
     """Inclusive bounds from torch's value range; None above means unbounded."""
     if bounds is None:
         return 0, None
-    lo = int(bounds.lower) if bounds.lower not in (-int_oo, -sympy.oo) else -UNBOUNDED
+    lo = None if bounds.lower in (-int_oo, -sympy.oo) else int(bounds.lower)
     hi = None if bounds.upper in (int_oo, sympy.oo) else int(bounds.upper)
+    if lo is None or lo <= -UNBOUNDED:  # a number of the user's: whatever 64 bits hold
+        return int(i64.lowest), (int(i64.highest) if hi is None or hi >= UNBOUNDED else hi)
     return lo, (None if hi is not None and hi >= UNBOUNDED else hi)
 
 

@@ -16,26 +16,46 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.node import map_aggregate
 
 from tilewright import ops
-from tilewright.base.errors import TilewrightError
+from tilewright.base.errors import TilewrightError, Unsupported
+from tilewright.capture.torch.announced import announce
 from tilewright.capture.torch.asserts import NOT_SO, size_check
 from tilewright.capture.torch.captured import (
     Argument,
     Captured,
     Check,
+    Filled,
     HostCall,
+    Returned,
     Slot,
     SymbolicInt,
     SymbolicScalar,
 )
 from tilewright.capture.torch.context import SEED, Context
-from tilewright.capture.torch.dtypes import FROM_COMPLEX, FROM_TORCH, has_native_form, real_dtype
+from tilewright.capture.torch.dtypes import FROM_COMPLEX, FROM_TORCH, real_dtype
+from tilewright.capture.torch.facts import (
+    announced_tensors,
+    gives_complex,
+    gives_views,
+    has_symbols,
+    is_ordered,
+    is_plain,
+    python_type,
+)
 from tilewright.capture.torch.launches import Launch, kernel_name, strides_of
 from tilewright.capture.torch.layout import contiguous, dense, extent, from_memory, memory_shape
 from tilewright.capture.torch.outputs import Outputs
 from tilewright.capture.torch.places import place_of
 from tilewright.capture.torch.registry import Untranslated, rule_for, target_name
-from tilewright.capture.torch.segments import Paired, PendingHost, cut, slots_in
-from tilewright.capture.torch.shapes import Shapes
+from tilewright.capture.torch.segments import (
+    Paired,
+    PendingHost,
+    PendingNumber,
+    cut,
+    filled,
+    slots_in,
+    used_symbols,
+)
+from tilewright.capture.torch.shapes import Shapes, told
 from tilewright.capture.torch.values import Complex, Opaque, is_complex, is_opaque, joined, parted
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int
@@ -97,6 +117,8 @@ class Translation:
     def run(self) -> Captured:
         output: torch.fx.Node | None = None
         for n in self.gm.graph.nodes:
+            announce(n)
+        for n in self.gm.graph.nodes:
             if n.op == "placeholder":
                 self._placeholder(n)
             elif n.op == "get_attr":
@@ -137,7 +159,7 @@ class Translation:
         self, n: torch.fx.Node, slot: str, v: torch.Tensor, weight: bool
     ) -> Argument:
         used = bool(n.users)
-        if not _plain(v):
+        if not is_plain(v):
             self.env[n] = Opaque(slot)
             return Argument(slot, "tensor", used=used, native=False)
         dtype, shape = real_dtype(v.dtype), self.shapes.dims(v.shape)
@@ -185,7 +207,7 @@ class Translation:
     def _constant(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        if not _plain(value):
+        if not is_plain(value):
             slot = f"held{len(self.held)}"
             self.held[slot] = value
             return Opaque(slot)
@@ -238,16 +260,49 @@ class Translation:
 
     def _translate(self, n: torch.fx.Node) -> Any:
         self.context.fx = self.context.checks.fx = n
+        seed_used = self.context.seed_used
+        try:
+            return self._translated(n)
+        except (Untranslated, TilewrightError):
+            # What was not translated needs no seed: drawing one would move eager's numbers.
+            self.context.seed_used = seed_used
+            raise
+
+    def _translated(self, n: torch.fx.Node) -> Any:
         args = map_aggregate(n.args, self._native)
         kwargs = map_aggregate(n.kwargs, self._native)
-        pairs = is_complex((args, kwargs)) or _gives_complex(n.meta.get("val"))
+        pairs = is_complex((args, kwargs)) or gives_complex(n.meta.get("val"))
         rule = rule_for(n.target, "complex" if pairs else "real")
         if rule is None:
             raise Untranslated(f"it has no native form{' on complex numbers' if pairs else ''}")
-        out = rule(self.context, *args, **kwargs)  # type: ignore[misc]
+        try:
+            out = rule(self.context, *args, **kwargs)  # type: ignore[misc]
+        except TypeError as problem:
+            if not has_symbols((args, kwargs)):
+                raise
+            raise Untranslated(f"a number it takes is known at the call only: {problem}") from None
         out = tuple(out) if isinstance(out, list) else out
+        self._learn(n, out)
         self._check(n, out)
         return out
+
+    def _learn(self, n: torch.fx.Node, out: Any) -> None:
+        """Sizes that torch calls by a name of their own, since they depend on data, are those that
+        the translation computed.
+        """
+        found: dict[Any, Dim] = {}
+        for v, x in announced_tensors(n.meta.get("val"), out):
+            if not isinstance(x, (Node, Complex)):
+                continue
+            for size, d in zip(v.shape, x.shape):
+                if isinstance(size, torch.SymInt) and self.shapes.unbound(size.node.expr):
+                    if size.node.expr.is_Symbol:
+                        found.setdefault(size.node.expr, d)
+        names = {str(s) for s in found}
+        for s, d in found.items():
+            if any(x.name in names for x in D.symbols(d)):
+                raise Untranslated(f"{s}, a size of its result, is known when it has run")
+            self.shapes.define(s, d)
 
     def _native(self, x: Any) -> Any:
         if not isinstance(x, torch.fx.Node):
@@ -259,21 +314,23 @@ class Translation:
 
     def _check(self, n: torch.fx.Node, out: Any) -> None:
         """The types must be what torch announced."""
-        vals = n.meta.get("val")
-        if not isinstance(vals, (tuple, list)):
-            vals, out = (vals,), (out,)
-        for v, x in zip(vals, out):
-            if not isinstance(v, torch.Tensor) or x is None:
-                continue
+        for v, x in announced_tensors(n.meta.get("val"), out):
             if not isinstance(x, Complex if v.dtype in FROM_COMPLEX else Node):
                 raise Untranslated(f"the translation gave {x!r} for a tensor")
             want = TensorType(real_dtype(v.dtype), self.shapes.dims(v.shape))
             same = len(want.shape) == x.rank and not any(
-                D.known_ne(a, b) for a, b in zip(want.shape, x.shape)
+                self._differ(a, b) for a, b in zip(want.shape, x.shape)
             )
             if not same or x.dtype is not want.dtype:
                 found = TensorType(x.dtype, x.shape)
                 raise Untranslated(f"the translation gives {found!r} where torch says {want!r}")
+
+    def _differ(self, a: Dim, b: Dim) -> bool:
+        """Are two sizes known to differ, for all values of symbols or for those at hand?"""
+        if a == b:
+            return False
+        x, y = self.shapes.example(a), self.shapes.example(b)
+        return D.known_ne(a, b) or (x is not None and y is not None and x != y)
 
     def _number_of(self, n: torch.fx.Node) -> Any:
         """The value of a node whose result is a number of torch's shape arithmetic; None for
@@ -282,12 +339,12 @@ class Translation:
         v = n.meta.get("val")
         if isinstance(v, torch.SymInt):
             e = v.node.expr
-            if not isinstance(n.target, torch._ops.OpOverload) or not self._unbound(e):
+            if not isinstance(n.target, torch._ops.OpOverload) or not self.shapes.unbound(e):
                 return self.shapes.dim(v)
             return None
         if isinstance(v, (torch.SymFloat, torch.SymBool)):
             e = v.node.expr
-            if self._unbound(e) or e.has(*(s for s in e.free_symbols if str(s).startswith("zuf"))):
+            if self.shapes.unbound(e) or any(str(s).startswith("zuf") for s in e.free_symbols):
                 return None
             if e not in self.scalars:
                 slot = f"scalar{len(self.scalars)}"
@@ -300,15 +357,13 @@ class Translation:
             return v
         return None
 
-    def _unbound(self, e: Any) -> bool:
-        """Does the expression mention a size that only a host call's result will tell?"""
-        known = {str(s) for h in self.hosts for s in h.binds}
-        return any(str(s)[0] == "u" and str(s) not in known for s in e.free_symbols)
-
     def _getitem(self, n: torch.fx.Node) -> Any:
         base, k = n.args
         assert isinstance(base, torch.fx.Node)
-        return self.env[base][k]
+        value = self.env[base]
+        if isinstance(value, Opaque):
+            return self._host(n, f"{target_name(base.target)} has no native form")
+        return value[k]
 
     def _check_errors(self, n: torch.fx.Node) -> Any:
         """torch's own sentence where a factorisation failed; the order token passes through."""
@@ -365,9 +420,7 @@ class Translation:
             operator=operator,
             args=args,
             kwargs=kwargs,
-            results=(),
-            shapes=(),
-            single=False,
+            returned=None,
             place=place,
             why="it checks a result",
             check=True,
@@ -431,6 +484,10 @@ class Translation:
             if not isinstance(x, torch.fx.Node):
                 return x
             v = self.env[x]
+            python = python_type(x.meta.get("val"))
+            if python is not None and isinstance(v, Node):
+                operands.append(v)
+                return PendingNumber(v, python)
             if x in self.argument_of and self.arguments[self.argument_of[x]].kind != "int":
                 return Slot(self.arguments[self.argument_of[x]].slot)
             return host_value(v)
@@ -455,54 +512,43 @@ class Translation:
             vals = tuple(vals.values())
             function = Launch(function, keys)
             kwargs["strides"] = strides_of(n, self.shapes)
-        single = not isinstance(vals, (tuple, list))
-        results: list[str | SymbolicInt | None] = []
-        values: list[Any] = []
-        known: list[tuple[Dim, ...] | None] = []
-        binds: set[Any] = set()
-        for k, v in enumerate((vals,) if single else vals):
-            slot = f"{label}.{k}"
-            known.append(self.shapes.dims(v.shape) if isinstance(v, torch.Tensor) else None)
-            if isinstance(v, torch.Tensor):
-                results.append(slot)
-                binds |= {
-                    s
-                    for d in v.shape
-                    if isinstance(d, torch.SymInt)
-                    for s in d.node.expr.free_symbols
-                    if self._unbound(s)
-                }
-                values.append(self._host_result(slot, v))
-            elif isinstance(v, torch.SymInt):
-                binds |= {s for s in v.node.expr.free_symbols if self._unbound(s)}
-                value = self.shapes.dim(v)
-                results.append(SymbolicInt(value))
-                values.append(value)
-            elif isinstance(v, torch.SymFloat):
-                results.append(slot)
-                values.append(self._number(slot))
-            else:
-                results.append(None if v is None else slot)
-                values.append(None if v is None else Opaque(slot))
+        binds: set[str] = set()
+        returned, values = self._returned(vals, label, binds)
+        self.shapes.bind(binds)
         call = HostCall(
             function=function,
             operator=target_name(n.target) if keys is None else kernel_name(n),
             args=args,
             kwargs=kwargs,
-            results=tuple(results),
-            shapes=tuple(known),
-            single=single,
+            returned=returned,
             place=place_of(n),
             why=why,
         )
-        names = frozenset(str(s) for s in binds)
-        self.hosts.append(PendingHost(call, label, tuple(operands), names, _ordered(n)))
-        if keys is not None:
-            return dict(zip(keys, values, strict=True))
-        return values[0] if single else tuple(values)
+        pending = PendingHost(call, label, tuple(operands), frozenset(binds), is_ordered(n))
+        self.hosts.append(pending)
+        return values if keys is None else dict(zip(keys, values, strict=True))
+
+    def _returned(self, v: Any, slot: str, binds: set[str]) -> tuple[Returned, Any]:
+        """Where a result of a host call goes, and what it is to the graph; `binds` collects the
+        symbols that it tells.
+        """
+        if isinstance(v, (tuple, list)):
+            parts = [self._returned(x, f"{slot}.{k}", binds) for k, x in enumerate(v)]
+            return tuple(r for r, _ in parts), tuple(x for _, x in parts)
+        if isinstance(v, torch.Tensor):
+            sizes = [d.node.expr for d in v.shape if isinstance(d, torch.SymInt)]
+            binds |= {str(s) for e in sizes for s in self.shapes.unbound(e)}
+            return Filled(slot, self.shapes.dims(v.shape)), self._host_result(slot, v)
+        if isinstance(v, torch.SymInt):
+            binds |= {str(s) for s in self.shapes.unbound(v.node.expr)}
+            value = self.shapes.dim(v)
+            return SymbolicInt(value), value
+        if isinstance(v, (torch.SymFloat, torch.SymBool)):
+            return Filled(slot), self._number(slot)
+        return (None, None) if v is None else (Filled(slot), Opaque(slot))
 
     def _host_result(self, slot: str, v: torch.Tensor) -> Any:
-        if not _plain(v):
+        if not is_plain(v):
             return Opaque(slot)
         shape = self.shapes.dims(v.shape)
         paired = v.dtype in FROM_COMPLEX
@@ -511,7 +557,8 @@ class Translation:
     # ---- the end
 
     def _finish(self, output: torch.fx.Node) -> Captured:
-        made = Outputs(self.shapes, self.env, self.arguments, self.argument_of, self.mutated)
+        views = [r.slot for h in self.hosts if gives_views(h.call) for r in filled(h.call.returned)]
+        made = Outputs(self.shapes, self.env, self.arguments, self.argument_of, self.mutated, views)
         leaves = output.args[0]
         results = [
             made.add(x) for x in (leaves if isinstance(leaves, (tuple, list)) else (leaves,))
@@ -523,7 +570,7 @@ class Translation:
             if check.place is not None:
                 self.places.setdefault(n, set()).add(check.place)
         places = {n: frozenset(p) for n, p in self.places.items()}
-        steps = cut(self.name, self.hosts, made.wanted, places, checks)
+        steps = cut(self.name, self.hosts, made.wanted, places, self._derived(), checks)
         read = {
             x.op.label  # type: ignore[attr-defined]
             for s in steps
@@ -532,9 +579,10 @@ class Translation:
         }
         arguments = tuple(_with_use(a, read) for a in self.arguments)
         read |= {x for s in steps if isinstance(s, HostCall) for x in slots_in((s.args, s.kwargs))}
+        read |= set(slots_in(resolved))
         scalars = [s for s in self.scalars.values() if s.slot in read]
         scalars += [SymbolicScalar(f"dim:{name}", e) for e, name in self.shapes.opaque.items()]
-        return Captured(
+        captured = Captured(
             self.name,
             arguments,
             steps,
@@ -547,6 +595,26 @@ class Translation:
                 {x.name: v for x in output.all_input_nodes if isinstance(v := self.env[x], Node)}
             ),
         )
+        self._require_values(captured)
+        return captured
+
+    def _require_values(self, captured: Captured) -> None:
+        """Every symbol that is used must get its value from somewhere."""
+        dims = [d for a in captured.arguments for d in (a.value, *a.shape)]
+        known = {found[0] for found in map(told, dims) if found is not None}
+        known |= set(self.shapes.opaque.values()).union(*(h.binds for h in self.hosts))
+        missing = used_symbols(captured) - known
+        if missing:
+            raise Unsupported(
+                f"torch tells no value for {', '.join(sorted(missing))}, on which sizes depend",
+                hint="compile with dynamic=False, or pass the number as a tensor",
+            )
+
+    def _derived(self) -> dict[str, frozenset[str]]:
+        """What is computed from symbols at the call, by the name of its slot or symbol."""
+        found = {s.slot: s.expression for s in self.scalars.values()}
+        found |= {name: e for e, name in self.shapes.opaque.items()}
+        return {name: frozenset(map(str, e.free_symbols)) for name, e in found.items()}
 
     def _subgraph(
         self, gm: torch.fx.GraphModule, operands: Sequence[Node], name: str
@@ -585,23 +653,3 @@ def _with_use(a: Argument, read: set[str]) -> Argument:
     if a.kind != "tensor":
         return a
     return replace(a, native=a.slot in read)
-
-
-def _plain(v: torch.Tensor) -> bool:
-    """Can native code read it: strided, on the CPU, of a dtype we have, no lazy bits of torch?"""
-    if v.layout is not torch.strided or not has_native_form(v.dtype):
-        return False
-    return v.device.type in ("cpu", "meta") and not v.is_conj() and not v.is_neg()
-
-
-def _gives_complex(vals: Any) -> bool:
-    several = vals if isinstance(vals, (tuple, list)) else (vals,)
-    return any(isinstance(v, torch.Tensor) and v.dtype in FROM_COMPLEX for v in several)
-
-
-def _ordered(n: torch.fx.Node) -> bool:
-    """Must it keep its place among other such calls? Random and mutating operators do."""
-    if not isinstance(n.target, torch._ops.OpOverload):
-        return True
-    tags = n.target.tags
-    return torch.Tag.nondeterministic_seeded in tags or n.target._schema.is_mutable

@@ -1,0 +1,65 @@
+"""What torch says about nodes of an fx graph and their results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.fx
+
+from tilewright.capture.torch.captured import HostCall
+from tilewright.capture.torch.dtypes import FROM_COMPLEX, has_native_form
+from tilewright.ir.dim import Int
+
+
+def is_plain(v: torch.Tensor) -> bool:
+    """Can native code read it: strided, on the CPU, of a dtype we have, no lazy bits of torch?"""
+    if v.layout is not torch.strided or not has_native_form(v.dtype):
+        return False
+    return v.device.type in ("cpu", "meta") and not v.is_conj() and not v.is_neg()
+
+
+def gives_complex(vals: Any) -> bool:
+    several = vals if isinstance(vals, (tuple, list)) else (vals,)
+    return any(isinstance(v, torch.Tensor) and v.dtype in FROM_COMPLEX for v in several)
+
+
+def announced_tensors(vals: Any, out: Any) -> Iterator[tuple[torch.Tensor, Any]]:
+    """Tensors that torch announced, each with what the translation gave for it."""
+    if isinstance(vals, (tuple, list)):
+        for v, x in zip(vals, out):
+            yield from announced_tensors(v, x)
+    elif isinstance(vals, torch.Tensor) and out is not None:
+        yield vals, out
+
+
+def has_symbols(tree: Any) -> bool:
+    """Is there an integer among the arguments that is known at the call only?"""
+    if isinstance(tree, dict):
+        tree = tuple(tree.values())
+    if isinstance(tree, (tuple, list)):
+        return any(has_symbols(x) for x in tree)
+    return isinstance(tree, Int)
+
+
+def python_type(v: Any) -> type | None:
+    """The type of a number that torch treats as Python's, not as a tensor."""
+    if isinstance(v, torch.SymBool):
+        return bool
+    return float if isinstance(v, (torch.SymFloat, float)) else None
+
+
+def gives_views(call: HostCall) -> bool:
+    """Does a result share memory with an argument?"""
+    if not isinstance(call.function, torch._ops.OpOverload):
+        return False
+    return any(r.alias_info is not None for r in call.function._schema.returns)
+
+
+def is_ordered(n: torch.fx.Node) -> bool:
+    """Must it keep its place among other such calls? Random and mutating operators do."""
+    if not isinstance(n.target, torch._ops.OpOverload):
+        return True
+    tags = n.target.tags
+    return torch.Tag.nondeterministic_seeded in tags or n.target._schema.is_mutable
