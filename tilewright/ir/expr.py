@@ -35,13 +35,15 @@ _NOTHING: frozenset[Any] = frozenset()
 class Value:
     """A scalar. Subclasses: Const, Index, Load, Fn, Reduce.
 
-    `depth` is the number of values below it on the longest path, data inside indices included. It
-    and the free symbols are known as soon as a value is made, from those of its operands.
+    Data inside indices included, `depth` is the number of values below it on the longest path and
+    `sources` is what it reads. They and the free symbols are known as soon as a value is made, from
+    those of its operands.
     """
 
-    __slots__ = ("__weakref__", "_label", "_syms", "depth", "dtype")
+    __slots__ = ("__weakref__", "_label", "_syms", "depth", "dtype", "sources")
     dtype: DType
     depth: int
+    sources: frozenset[Tensor | str]
     _syms: frozenset[Sym]
     _label: str | None
 
@@ -115,12 +117,7 @@ class Value:
         return self.args
 
     def _free(self) -> frozenset[Sym]:
-        out = _NOTHING
-        for a in self.args:
-            own = a._syms
-            if not own <= out:
-                out = own if out <= own else out | own
-        return out
+        return _union(a._syms for a in self.args)
 
     def label(self) -> str:
         """Text that tells values apart, linear in their shared structure: long text is hashed.
@@ -152,6 +149,15 @@ class Value:
             if isinstance(self.args[0], Index):
                 return self.args[0].dim
         return D.data(self)
+
+
+def _union(sets: Iterable[frozenset[Any]]) -> frozenset[Any]:
+    """Mostly one of them has it all: then it is that one itself."""
+    out = _NOTHING
+    for x in sets:
+        if not x <= out:
+            out = x if out <= x else out | x
+    return out
 
 
 class _Labelled:
@@ -287,10 +293,11 @@ def _intern(cls: type[Any], key: Any, **fields: Any) -> Any:
         for k, v in fields.items():
             object.__setattr__(found, k, v)
         found._syms = found._free()
-        found.depth = 0
-        for x in found.operands():
-            if x.depth >= found.depth:
-                found.depth = x.depth + 1
+        below = found.operands()
+        found.depth = 1 + max(x.depth for x in below) if below else 0
+        found.sources = _union(x.sources for x in below) if below else _NOTHING
+        if cls is Load:
+            found.sources |= {found.source}
         found = _values.setdefault((cls, *key), found)
     return found
 
@@ -475,7 +482,7 @@ def walk(v: Value) -> Iterator[Value]:
 
 
 def loads(v: Value) -> Iterator[Load]:
-    return (x for x in walk(v) if isinstance(x, Load))
+    return (x for x in walk(v) if isinstance(x, Load)) if v.sources else iter(())
 
 
 def replaced(v: Value, old: Value, new: Value) -> Value:
@@ -495,20 +502,27 @@ def rewrite(
     table: Mapping[Sym, Dim] | None = None,
     on_load: Callable[[Load], Value] | None = None,
     on_reduce: Callable[[Reduce], Value] | None = None,
+    only: str | None = None,
 ) -> Value:
-    """Substitute symbols and replace loads (after substitution) and reductions, bottom up."""
+    """Substitute symbols and replace loads (after substitution) and reductions, bottom up. `only`
+    is the one buffer whose loads are replaced, where it is known: the others are not looked at."""
     table = table or {}
     memo: dict[Value, Value] = {}
     # Of a reduction: its axes and body, once the sizes of its axes are known.
     rebound: dict[Value, tuple[tuple[Sym, ...], Value]] = {}
     only_symbols = on_load is None and on_reduce is None
+    assert only is None or on_reduce is None
     symbols = table.keys()
 
     def new(x: Value) -> Value:
         return memo.get(x, x)
 
     def settled(x: Value) -> bool:
-        return x in memo or (only_symbols and x._syms.isdisjoint(symbols))
+        if x in memo:
+            return True
+        if not only_symbols and (only is None or only in x.sources):
+            return False
+        return x._syms.isdisjoint(symbols)
 
     def dim(x: Dim) -> Dim:
         if isinstance(x, int):
