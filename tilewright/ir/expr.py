@@ -468,21 +468,24 @@ def make_reduce(combine: Combine, axes: tuple[Sym, ...], body: Value) -> Value:
 # ---- traversal
 
 
-def walk(v: Value) -> Iterator[Value]:
-    """Every distinct value under v, data inside indices included."""
+def walk(v: Value, source: str | None = None) -> Iterator[Value]:
+    """Every distinct value under v, data inside indices included; or those that read a source."""
     seen: set[int] = set()
     stack = [v]
     while stack:
         x = stack.pop()
-        if id(x) in seen:
+        if id(x) in seen or (source is not None and source not in x.sources):
             continue
         seen.add(id(x))
         yield x
         stack += x.operands()
 
 
-def loads(v: Value) -> Iterator[Load]:
-    return (x for x in walk(v) if isinstance(x, Load)) if v.sources else iter(())
+def loads(v: Value, source: str | None = None) -> Iterator[Load]:
+    """Every distinct load under v, or those of one source."""
+    if source is None:
+        return (x for x in walk(v) if isinstance(x, Load)) if v.sources else iter(())
+    return (x for x in walk(v, source) if isinstance(x, Load) and x.source == source)
 
 
 def replaced(v: Value, old: Value, new: Value) -> Value:

@@ -180,7 +180,8 @@ def interleaved(
         ids = {id(s) for s in part}
         mine = (u for u in here.uses if id(u.store) in ids or any(id(q) in ids for q in u.path))
         turns.append(list(mine))
-    rest = [u for u in here.uses if all(u not in part for part in turns)]
+    taken = {id(u) for part in turns for u in part}
+    rest = [u for u in here.uses if id(u) not in taken]
     turns = [*turns, rest] if before else [rest, *turns]
     out = _stops(outer.body, outer)
     for k, first in enumerate(turns):

@@ -14,11 +14,14 @@ from dataclasses import replace
 from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Const, Fn, Load, Value, extent, loads, rewrite
+from tilewright.ir.expr import Const, Fn, Load, Value, extent, loads, rewrite, walk
 from tilewright.kernel.defaults.scheduler import EXPENSIVE, Scheduler
 from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.nest import Loop, start
 from tilewright.kernel.steps.compute_inline import ComputeInline
+
+# Simple operations that are done again by every reader: more of them are done once.
+LONG = 32
 
 
 def inline_maps(s: Scheduler) -> list[Stage]:
@@ -55,6 +58,7 @@ class _Inlined:
         self.group = group
         self.scope = {b.name: b.scope for b in group.buffers}
         self.size = {b.name: b.size for b in group.buffers}
+        self.has_sums = any(st.is_reduce for st in group.stages)
         self.gone: dict[str, None] = {}
         self.axes: dict[str, tuple[Sym, ...]] = {}  # the shared axes that a stage is written over
         self.values: dict[str, Value] = {}  # of maps, over shared axes
@@ -79,7 +83,11 @@ class _Inlined:
         if any(u.combine is not None for u in users) and axes and _edges_along(value, axes[-1]):
             return False  # a copy with the edges is cheaper than conditions in each product
         once = len(self.reads[st.name]) <= 1 and not any(self.reused(u, st) for u in users)
-        return once or not self.expensive(value)
+        if once:
+            return True
+        # Maps of one shape share loops, and so what they compute; sums have loops of their own.
+        again = self.has_sums and len(users) > 1
+        return not self.expensive(value) and not (again and _is_long(value))
 
     def reused(self, user: Stage, st: Stage) -> bool:
         """Would inlining st into the user compute its points more than once?"""
@@ -148,6 +156,16 @@ class _Inlined:
                 self.gone[st.name] = None
                 for source in reads[st.name]:
                     readers[source] -= 1
+
+
+def _is_long(v: Value) -> bool:
+    """Is it so many operations that a read of a stored result is cheaper, be they simple ones?"""
+    count = 0
+    for x in walk(v):
+        count += isinstance(x, Fn)
+        if count > LONG:
+            return True
+    return False
 
 
 def _values(st: Stage) -> list[Value]:

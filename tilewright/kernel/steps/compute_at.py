@@ -29,7 +29,7 @@ from tilewright.kernel.nest import (
     bodies,
     inner_vars,
     on_loops,
-    reads,
+    reads_of,
     sources,
     substitute,
     walk,
@@ -68,7 +68,7 @@ class ComputeAt(Step):
             self.need(not outer, kind, "place first")
         axes = whole_axes(self, self.stage, tops, b)
         moving = set().union(*(inner_vars(s) for s in target.body))
-        box = region([x.index for x in reads(target) if self._mine(x)], moving, b.shape)
+        box = region([x.index for x in reads_of(target, self.stage)], moving, b.shape)
         self._self_reads(n, tops, box, b)
         table = narrowed_axes(axes, box, b.shape)
         box = [(clipped(*part, full)[0], part[1]) for part, full in zip(box, b.shape, strict=True)]
