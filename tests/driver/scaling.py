@@ -509,7 +509,9 @@ def main() -> None:
     measure(FAMILIES["chain"], 2)  # what only the first compilation of all loads
     measure(FAMILIES["tile_chain"], 2)
     console = Console()
-    table = Table("family", *(("n", "seconds") if options.large else ("n", "1", "2", "4", "8", "exponent")))
+    table = Table(
+        "family", *(("n", "seconds") if options.large else ("n", "1", "2", "4", "8", "exponent"))
+    )
     for family in chosen:
         if options.large:
             for n in family.large:

@@ -59,7 +59,7 @@ class Fuse:
     max_inputs: int = 24
     max_nodes: int = 128
     max_operations: int = 2048  # scalar operations per element, of all operators together
-    max_reductions: int = 16  # of rows: each has its own loops
+    max_reductions: int = 8  # of rows: each has its own loops
     max_results: int = 64
     row_bytes: int = 256 * 1024  # rows that several readers share should stay in the second cache
     cheap: int = 4  # scalar operations that are computed again rather than stored and loaded

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
+from operator import is_
 from typing import TYPE_CHECKING, Any, Union
 from weakref import WeakValueDictionary
 
@@ -430,6 +431,19 @@ def all_of(*conditions: Value) -> Value:
     return out
 
 
+def parts_of(v: Value, name: str = "and") -> list[Value]:
+    """The conditions that are joined by `and` (or `or`), in their order."""
+    out: list[Value] = []
+    stack = [v]
+    while stack:
+        x = stack.pop()
+        if isinstance(x, Fn) and x.name == name:
+            stack += reversed(x.args)
+        else:
+            out.append(x)
+    return out
+
+
 def tuple_of(*items: Value) -> Value:
     """Several components as one value."""
     return _fn("tuple", items, tuple_dtype(tuple(x.dtype for x in items)))
@@ -488,15 +502,20 @@ def loads(v: Value, source: str | None = None) -> Iterator[Load]:
     return (x for x in walk(v, source) if isinstance(x, Load) and x.source == source)
 
 
+def with_args(x: Fn, args: tuple[Value, ...]) -> Value:
+    """The same function of other arguments."""
+    if all(map(is_, args, x.args)):
+        return x
+    return cast(args[0], x.dtype) if x.name == "cast" else _fn(x.name, args, x.dtype)
+
+
 def replaced(v: Value, old: Value, new: Value) -> Value:
     """The value with another one in place of a part of it."""
     memo = {old: new}
     for x in operands_first(v, lambda x: x.args if isinstance(x, Fn) else (), memo):
         memo[x] = x
         if isinstance(x, Fn):
-            args = tuple(memo[a] for a in x.args)
-            same = all(a is b for a, b in zip(args, x.args, strict=True))
-            memo[x] = x if same else _fn(x.name, args, x.dtype)
+            memo[x] = with_args(x, tuple(memo[a] for a in x.args))
     return memo[v]
 
 
@@ -554,9 +573,7 @@ def rewrite(
         elif isinstance(x, Index):
             out = index(dim(x.dim))
         elif isinstance(x, Fn):
-            args = tuple(map(new, x.args))
-            if any(a is not b for a, b in zip(args, x.args, strict=True)):
-                out = cast(args[0], x.dtype) if x.name == "cast" else _fn(x.name, args, x.dtype)
+            out = with_args(x, tuple(map(new, x.args)))
         elif isinstance(x, Reduce):
             axes, body = rebound[x]
             out = make_reduce(x.combine, axes, new(body))

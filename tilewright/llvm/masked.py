@@ -14,7 +14,7 @@ from functools import partial
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Data, Dim, Quo, Sym
-from tilewright.ir.expr import Fn, Index, Load, Value
+from tilewright.ir.expr import Fn, Index, Load, Value, parts_of
 from tilewright.kernel.dependence import split_terms
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Store
@@ -116,13 +116,12 @@ class Masked(Values):
 
     def _steady(self, condition: Value, holds: bool) -> bool:
         """Is it so for all lanes if it is for the first and the last?"""
-        if not isinstance(condition, Fn):
-            return False
-        if condition.name == ("and" if holds else "or"):
-            return all(self._steady(x, holds) for x in condition.args)
-        if condition.name not in ("lt", "le", "gt", "ge"):
-            return False
-        return all(not self.is_vector(x) or self._affine(x) for x in condition.args)
+        return all(
+            isinstance(part, Fn)
+            and part.name in ("lt", "le", "gt", "ge")
+            and all(not self.is_vector(x) or self._affine(x) for x in part.args)
+            for part in parts_of(condition, "and" if holds else "or")
+        )
 
     def _affine(self, x: Value) -> bool:
         return isinstance(x, Index) and self._terms(x.dim)[2] is not None
