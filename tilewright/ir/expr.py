@@ -513,9 +513,7 @@ def replaced(v: Value, old: Value, new: Value) -> Value:
     """The value with another one in place of a part of it."""
     memo = {old: new}
     for x in operands_first(v, lambda x: x.args if isinstance(x, Fn) else (), memo):
-        memo[x] = x
-        if isinstance(x, Fn):
-            memo[x] = with_args(x, tuple(memo[a] for a in x.args))
+        memo[x] = with_args(x, tuple(memo[a] for a in x.args)) if isinstance(x, Fn) else x
     return memo[v]
 
 
