@@ -165,31 +165,33 @@ def trace(n: Node, inlined: Container[Node]) -> tuple[Read, ...]:
     f = facts(n)
     if f.kind == "program":
         return tuple([r for x in n.inputs for r in _opaque(x, inlined)])
-    return tuple([r for a in f.accesses for r in _through(n, a, a.axes, inlined, ())])
+    return tuple([r for a in f.accesses for r in _through(n, a, a.axes, inlined)])
 
 
 def _opaque(x: Node, inlined: Container[Node]) -> Iterator[Read]:
-    if x not in inlined:
-        yield Read(x, (OTHER,) * len(getattr(x.type, "shape", ())))
-        return
-    for y in x.inputs:
-        yield from _opaque(y, inlined)
+    stack = [x]
+    while stack:
+        x = stack.pop()
+        if x in inlined:
+            stack += reversed(x.inputs)
+        else:
+            yield Read(x, (OTHER,) * len(getattr(x.type, "shape", ())))
 
 
 def _through(
-    n: Node,
-    access: Access,
-    axes: tuple[int, ...],
-    inlined: Container[Node],
-    via: tuple[tuple[Node, Access], ...],
+    n: Node, access: Access, axes: tuple[int, ...], inlined: Container[Node]
 ) -> Iterator[Read]:
-    x = n.inputs[access.operand]
-    via = (*via, (n, access))
-    if x not in inlined:
-        yield Read(x, axes, via)
-        return
-    for a in facts(x).accesses:
-        yield from _through(x, a, tuple([axes[k] if k >= 0 else k for k in a.axes]), inlined, via)
+    stack: list[tuple[Node, Access, tuple[int, ...], tuple[tuple[Node, Access], ...]]]
+    stack = [(n, access, axes, ())]
+    while stack:
+        n, access, axes, via = stack.pop()
+        x = n.inputs[access.operand]
+        via = (*via, (n, access))
+        if x not in inlined:
+            yield Read(x, axes, via)
+            continue
+        for a in reversed(facts(x).accesses):
+            stack.append((x, a, tuple([axes[k] if k >= 0 else k for k in a.axes]), via))
 
 
 def repeats(read: Read, domain: tuple[Dim, ...]) -> tuple[int, int]:
