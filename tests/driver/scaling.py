@@ -7,8 +7,9 @@
 A family makes a program of any size. Every program is compiled without a cache, run once and
 compared with the same program run by PyTorch or by the interpreter. Seconds are those of the
 processor, so that other processes count for little. The exponent is the slope of the time over the
-size, both in logarithms, from n to 8n: 1 is linear, 2 is quadratic. What a compilation costs
-however small the program is (that of n = 1) is subtracted first.
+size, both in logarithms, from n to 8n: 1 is linear, 2 is quadratic. Both seconds and exponent are
+of what is done here; in brackets are the seconds with what PyTorch takes to capture the program.
+What a compilation costs however small the program is (that of n = 1) is subtracted first.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from torch import Tensor
 
 import tilewright as tw
 import tilewright.language as tl
+from tilewright.driver.torch_backend import Session
 
 Run = Callable[[], Any]
 
@@ -451,15 +453,27 @@ class Measured:
     family: str
     size: int
     seconds: float
+    whole: float = 0.0
     error: str = ""
 
     def __str__(self) -> str:
-        return self.error or f"{self.seconds:.2f}"
+        return self.error or f"{self.seconds:.2f} ({self.whole:.2f})"
 
 
 def measure(family: Family, n: int) -> Measured:
     """Compile without a cache and run, in seconds of the processor."""
-    with torch.no_grad(), patch.dict(os.environ, TILEWRIGHT_CACHE="0"):
+    own: list[float] = []
+    unit = Session.unit
+
+    def timed(*args: Any) -> Any:
+        began = time.process_time()
+        try:
+            return unit(*args)
+        finally:
+            own.append(time.process_time() - began)
+
+    without_cache = patch.dict(os.environ, TILEWRIGHT_CACHE="0")
+    with torch.no_grad(), without_cache, patch.object(Session, "unit", timed):
         run, right = family.make(n)
         expected = right()
         gc.collect()
@@ -468,13 +482,14 @@ def measure(family: Family, n: int) -> Measured:
             got = run()
         except Exception as e:  # a table of what fails is the purpose
             cause = e.__cause__ or e
-            return Measured(family.name, n, math.nan, type(cause).__name__)
-        seconds = time.process_time() - began
+            return Measured(family.name, n, math.nan, error=type(cause).__name__)
+        whole = time.process_time() - began
+    seconds = sum(own) if own else whole
     try:
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4, equal_nan=True)
     except AssertionError:
-        return Measured(family.name, n, seconds, "wrong")
-    return Measured(family.name, n, seconds)
+        return Measured(family.name, n, seconds, whole, "wrong")
+    return Measured(family.name, n, seconds, whole)
 
 
 def exponent(base: float, found: Sequence[Measured]) -> float:
