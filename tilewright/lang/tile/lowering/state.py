@@ -95,7 +95,6 @@ class Lowering:
     sites: list[Site] = field(default_factory=list)
     places: dict[str, ir.Place] = field(default_factory=dict)
     place: ir.Place | None = None  # of the operation that is being lowered
-    depth: dict[ir.Value, int] = field(default_factory=dict)  # operations since something was kept
     count: int = 0
     target: Target | None = None  # for whose instructions operands of products are kept
 
@@ -103,6 +102,8 @@ class Lowering:
         self.uses = Uses.of(self.kernel)
         self.waiting = waiting_loops(self.kernel)
         self.out: list[Stmt] = []
+        # Operations since something was kept, one after the other: all, and those of no index.
+        self.lengths: tuple[dict[ir.Value, int], dict[ir.Value, int]] = ({}, {})
         self.lazy: list[ir.Value] = []  # values that read memory when they are evaluated
         for g in GRID:
             self.dims[g] = D.the_sym(D.sym(g, 1))
@@ -222,30 +223,36 @@ class Lowering:
     def define(self, v: ir.Value, t: AnyTile) -> None:
         """A value is what a tile says, kept where it is worth it."""
         args = v.made_by.args if v.made_by is not None else ()
-        depth = 1 + max((self.depth.get(a, 0) for a in args), default=0)
+        depth, work = (
+            1 + max((found.get(a, 0) for a in args), default=0) for found in self.lengths
+        )
+        if isinstance(t, Pointers) or t.dim is not None:
+            work = 0  # where something is, or which: not what is computed of it
         if isinstance(t, Tile) and not t.buffer:
             often = self.uses.count(v) > 1 or v in self.uses.inside_loops
             # One number is computed where it is first needed, and only once, by the emitter.
             costs = bool(t.reads) or (t.dear and bool(t.shape))
             worth = costs and (often or not t.shape)
-            if self.uses.count(v) and (worth or self._is_too_long(v, t, depth)):
+            if self.uses.count(v) and (worth or self._is_too_long(v, t, depth, work)):
                 t = self.kept(t)
         if isinstance(t, Tile) and t.buffer:
-            depth = 0
+            depth = work = 0
         elif depth % CALLS == 0:
             t = flattened(t)
-        self.tiles[v], self.depth[v] = t, depth
+        self.tiles[v] = t
+        for found, length in zip(self.lengths, (depth, work), strict=True):
+            found[v] = length
         if t.reads:
             self.lazy.append(v)
 
-    def _is_too_long(self, v: ir.Value, t: Tile, depth: int) -> bool:
+    def _is_too_long(self, v: ir.Value, t: Tile, depth: int, work: int) -> bool:
         """Are there so many operations since something was kept that a tile is kept as well: where
         several places would compute it, each for itself, or where an expression would only grow?"""
         shared = self.uses.count(v) > 1
         if depth > (LONGEST // 2 if t.reads else LONGEST) // (2 if shared else 1):
             return True
         again = shared and v in self.uses.elsewhere
-        return again and depth > FEW and t.dim is None and bool(t.shape)
+        return again and work > FEW and bool(t.shape)
 
     def meets(self, changed: str, reads: frozenset[str]) -> bool:
         """May a change of one argument's memory be one of what is read?"""
