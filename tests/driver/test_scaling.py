@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -113,6 +116,19 @@ def test_long_tile_kernels(name: str, size: int) -> None:
 
 def right(name: str, size: int) -> None:
     assert not measure(FAMILIES[name], size).error
+
+
+def test_a_long_expression_of_a_tile_kernel(tmp_path: Path, monkeypatch: Any) -> None:
+    terms = " + ".join(["v"] * 600)
+    (tmp_path / "long_expression.py").write_text(
+        "import tilewright as tw\nimport tilewright.language as tl\n\n@tw.jit\n"
+        "def kernel(x, out):\n    at = tl.arange(0, 16)\n    v = tl.load(x + at)\n"
+        f"    tl.store(out + at, {terms})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    out = torch.zeros(16)
+    import_module("long_expression").kernel[(1,)](torch.ones(16), out)
+    assert out.tolist() == [600.0] * 16
 
 
 @pytest.mark.slow

@@ -126,7 +126,8 @@ class Value:
         (`repr` writes a shared operand out at every use, which for a binary search is exponential.)
         """
         if self._label is None:
-            for x in operands_first(self, lambda x: x.args, _Labelled()):
+            whole: Value = self
+            for x in operands_first(whole, lambda x: x.args, _Labelled()):
                 text = x._shallow()
                 digest = hashlib.blake2b(text.encode(), digest_size=12)
                 x._label = text if len(text) < 120 else f"~{digest.hexdigest()}"
@@ -259,7 +260,7 @@ class Reduce(Value):
         return f"reduce({self.combine}, {axes})({args[0]})"
 
 
-def _text(v: Fn | Reduce) -> str:
+def _text(v: Value) -> str:
     """A value written out; of one that is long, what fits a message: operands below are `…`."""
     known: dict[Value, str] = {}
     budget = _LONG_TEXT
