@@ -126,11 +126,7 @@ class Value:
         (`repr` writes a shared operand out at every use, which for a binary search is exponential.)
         """
         if self._label is None:
-            whole: Value = self
-            for x in operands_first(whole, lambda x: x.args, _Labelled()):
-                text = x._shallow()
-                digest = hashlib.blake2b(text.encode(), digest_size=12)
-                x._label = text if len(text) < 120 else f"~{digest.hexdigest()}"
+            _give_labels(self)
         assert self._label is not None
         return self._label
 
@@ -167,6 +163,13 @@ class _Labelled:
 
     def __contains__(self, x: Value) -> bool:
         return x._label is not None
+
+
+def _give_labels(v: Value) -> None:
+    for x in operands_first(v, lambda x: x.args, _Labelled()):
+        text = x._shallow()
+        digest = hashlib.blake2b(text.encode(), digest_size=12)
+        x._label = text if len(text) < 120 else f"~{digest.hexdigest()}"
 
 
 class Const(Value):
@@ -263,12 +266,11 @@ class Reduce(Value):
 def _text(v: Value) -> str:
     """A value written out; of one that is long, what fits a message: operands below are `…`."""
     known: dict[Value, str] = {}
-    budget = _LONG_TEXT
     for x in operands_first(v, lambda x: x.args, known):
         args = [known[a] for a in x.args]
         if isinstance(x, (Fn, Reduce)):
             text = x._show(args)
-            known[x] = text if len(text) <= budget else x._show(["…"] * len(args))
+            known[x] = text if len(text) <= _LONG_TEXT else x._show(["…"] * len(args))
         else:
             known[x] = repr(x)
     return known[v]
