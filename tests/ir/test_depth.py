@@ -1,7 +1,8 @@
 """Values of any depth: nothing in ir/ recurses as deep as a program is."""
 
 from tilewright.ir import dim as D
-from tilewright.ir.expr import Value, fn, load, loads, parts_of, replaced, rewrite, walk
+from tilewright.ir.conditions import parts_of
+from tilewright.ir.expr import Value, fn, load, loads, replaced, rewrite, walk
 from tilewright.ir.types import b1, f32, i64
 from tilewright.ir.value_text import Scope, parse_value, value_text
 

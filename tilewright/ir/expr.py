@@ -120,6 +120,9 @@ class Value:
     def _free(self) -> frozenset[Sym]:
         return _union(a._syms for a in self.args)
 
+    def __repr__(self) -> str:
+        return _text(self)
+
     def label(self) -> str:
         """Text that tells values apart, linear in their shared structure: long text is hashed.
 
@@ -130,8 +133,8 @@ class Value:
         assert self._label is not None
         return self._label
 
-    def _shallow(self) -> str:
-        """Its text, made of the labels of its operands."""
+    def _show(self, args: Sequence[str]) -> str:
+        """Its text, made of that of its operands."""
         return repr(self)
 
     def substitute(self, table: Mapping[Sym, Dim]) -> Value:
@@ -158,16 +161,11 @@ def _union(sets: Iterable[frozenset[Any]]) -> frozenset[Any]:
     return out
 
 
-class _Labelled:
-    """The values that have a label already."""
-
-    def __contains__(self, x: Value) -> bool:
-        return x._label is not None
-
-
 def _give_labels(v: Value) -> None:
-    for x in operands_first(v, lambda x: x.args, _Labelled()):
-        text = x._shallow()
+    known: set[Value] = set()
+    for x in operands_first(v, lambda x: [a for a in x.args if a._label is None], known):
+        known.add(x)
+        text = x._show([a.label() for a in x.args])
         digest = hashlib.blake2b(text.encode(), digest_size=12)
         x._label = text if len(text) < 120 else f"~{digest.hexdigest()}"
 
@@ -225,12 +223,6 @@ class Fn(Value):
     def args(self) -> tuple[Value, ...]:
         return self._args
 
-    def __repr__(self) -> str:
-        return _text(self)
-
-    def _shallow(self) -> str:
-        return self._show([a.label() for a in self._args])
-
     def _show(self, args: Sequence[str]) -> str:
         name = f"cast<{self.dtype}>" if self.name == "cast" else self.name
         return f"{name}({', '.join(args)})"
@@ -252,12 +244,6 @@ class Reduce(Value):
         extents = frozenset().union(*(D.symbols(extent(a)) for a in self.axes))
         return (self.body.symbols() - set(self.axes)) | extents
 
-    def __repr__(self) -> str:
-        return _text(self)
-
-    def _shallow(self) -> str:
-        return self._show([self.body.label()])
-
     def _show(self, args: Sequence[str]) -> str:
         axes = ", ".join(f"{a.name}<{extent(a)}" for a in self.axes)
         return f"reduce({self.combine}, {axes})({args[0]})"
@@ -267,12 +253,8 @@ def _text(v: Value) -> str:
     """A value written out; of one that is long, what fits a message: operands below are `…`."""
     known: dict[Value, str] = {}
     for x in operands_first(v, lambda x: x.args, known):
-        args = [known[a] for a in x.args]
-        if isinstance(x, (Fn, Reduce)):
-            text = x._show(args)
-            known[x] = text if len(text) <= _LONG_TEXT else x._show(["…"] * len(args))
-        else:
-            known[x] = repr(x)
+        text = x._show([known[a] for a in x.args])
+        known[x] = text if len(text) <= _LONG_TEXT else x._show(["…"] * len(x.args))
     return known[v]
 
 
@@ -431,19 +413,6 @@ def all_of(*conditions: Value) -> Value:
     out: Value = const(True, b1)
     for c in conditions:
         out = fn("and", out, c)
-    return out
-
-
-def parts_of(v: Value, name: str = "and") -> list[Value]:
-    """The conditions that are joined by `and` (or `or`), in their order."""
-    out: list[Value] = []
-    stack = [v]
-    while stack:
-        x = stack.pop()
-        if isinstance(x, Fn) and x.name == name:
-            stack += reversed(x.args)
-        else:
-            out.append(x)
     return out
 
 

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from functools import partial
 
 from tilewright.ir import dim as D
+from tilewright.ir.conditions import parts_of
 from tilewright.ir.dim import Data, Dim, Quo, Sym
-from tilewright.ir.expr import Fn, Index, Load, Value, parts_of
+from tilewright.ir.expr import Fn, Index, Load, Value
 from tilewright.kernel.dependence import split_terms
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Store

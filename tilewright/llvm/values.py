@@ -11,8 +11,9 @@ from typing import Any
 
 from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
+from tilewright.ir.conditions import parts_of
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Const, Fn, Index, Load, Value, load, parts_of, rewrite
+from tilewright.ir.expr import Const, Fn, Index, Load, Value, load, rewrite
 from tilewright.ir.types import i64
 from tilewright.kernel.group import Buffer
 from tilewright.llvm.scalars import memory_type, register_type, vector

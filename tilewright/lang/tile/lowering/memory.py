@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tilewright.base.errors import Unsupported
 from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
+from tilewright.ir.conditions import parts_of
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import (
     Fn,
@@ -16,7 +17,6 @@ from tilewright.ir.expr import (
     const,
     index,
     load,
-    parts_of,
     select,
     walk,
     with_args,
