@@ -40,6 +40,7 @@ from tilewright.graph.empty import WithoutElements
 from tilewright.graph.fold import FoldConstants, split_weights
 from tilewright.graph.fuse import fuse
 from tilewright.graph.key_blocks import KeyBlocks
+from tilewright.graph.long_concats import LongConcats
 from tilewright.graph.memory import Plan, plan
 from tilewright.graph.online_softmax import OnlineSoftmax
 from tilewright.graph.pack import PackOperands
@@ -91,7 +92,7 @@ def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: St
     strict = options.precision == "strict"
     if options.fold_weights and not strict:
         table.append(BatchNormFold())
-    table += [Decompose(), WithoutElements(), Simplify(), FoldConstants()]
+    table += [Decompose(), WithoutElements(), Simplify(), FoldConstants(), LongConcats()]
     if options.pack:
         if not strict:
             table += [KeyBlocks.of(target), ChannelsLast(), Reciprocals()]

@@ -34,6 +34,7 @@ from tilewright.graph.regions import (
     Read,
     Region,
     Regions,
+    Size,
     is_scalar_constant,
     misaligned,
     repeats,
@@ -54,8 +55,12 @@ FEW = 64
 class Fuse:
     """The pass and its limits."""
 
+    # Beyond these a kernel's compile time grows without gain.
     max_inputs: int = 24
-    max_nodes: int = 128  # beyond this a kernel's compile time grows without gain
+    max_nodes: int = 128
+    max_operations: int = 2048  # scalar operations per element, of all operators together
+    max_reductions: int = 8  # of rows: each has its own loops
+    max_results: int = 64
     row_bytes: int = 256 * 1024  # rows that several readers share should stay in the second cache
     cheap: int = 4  # scalar operations that are computed again rather than stored and loaded
 
@@ -87,7 +92,7 @@ class _Fuser:
         self.facts = {n: facts(n) for n in self.order}
         settled = settle(graph, self.facts, limits.cheap, stored)
         self.inlined, self.apart, self.results = settled.inlined, settled.apart, settled.results
-        self.regions = Regions()
+        self.regions = Regions(self.results)
         self.why: dict[tuple[Node, Node], Why] = {}
         self.readers: dict[Node, list[tuple[Node, Read]]] = {}
         self.unchained: dict[tuple[Node, Node], Why] = {}
@@ -203,8 +208,9 @@ class _Fuser:
     def refuse_join(self, n: Node, f: Facts, region: Region) -> Why | None:
         if self.regions.waits(n, region):
             return "changed semantics", "another operand is computed from this kernel's own result"
-        if len(region.nodes) >= self.limits.max_nodes:
-            return "too large", f"the kernel has {len(region.nodes)} operators"
+        why = self.too_much(region.size + self.regions.size_of(n))
+        if why is not None:
+            return why
         if len(region.inputs) + len(self.regions.reads[n]) > self.limits.max_inputs:
             fresh = {r.source for r in self.regions.reads[n]} - region.nodes.keys()
             fresh = {x for x in fresh if not is_scalar_constant(x)} - region.inputs
@@ -214,6 +220,18 @@ class _Fuser:
         work = self.row_work(n, region.inner) if region.kind == "row" else 0
         if region.work + work > self.limits.row_bytes:
             return "too large", f"rows that are kept would take {region.work + work} bytes"
+        return None
+
+    def too_much(self, size: Size) -> Why | None:
+        """Is that more than one kernel is worth?"""
+        for what, count, most in (
+            ("operators", size.nodes, self.limits.max_nodes),
+            ("operations per element", size.operations, self.limits.max_operations),
+            ("reductions", size.reductions, self.limits.max_reductions),
+            ("results", size.results, self.limits.max_results),
+        ):
+            if count > most:
+                return "too large", f"the kernel would have {count} {what}"
         return None
 
     def row_work(self, n: Node, inner: tuple[Dim, ...]) -> int:
@@ -255,8 +273,9 @@ class _Fuser:
         return "incompatible iteration", f"{_show(a.domain)} against {_show(b.domain)}"
 
     def too_large(self, a: Region, b: Region) -> Why | None:
-        if len(a.nodes) + len(b.nodes) > self.limits.max_nodes:
-            return "too large", f"the kernel would have {len(a.nodes) + len(b.nodes)} operators"
+        why = self.too_much(a.size + b.size)
+        if why is not None:
+            return why
         inputs = (a.inputs | b.inputs) - a.nodes.keys() - b.nodes.keys()
         count = sum(not is_scalar_constant(x) for x in inputs)
         if count > self.limits.max_inputs:

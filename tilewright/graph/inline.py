@@ -126,10 +126,15 @@ class Settled:
 
     def computes(self, n: Node) -> bool:
         """Would this reader, or the readers of this view, compute an operand themselves?"""
-        kind = self.facts[n].kind
-        if kind == "view":
-            return n not in self.results and all(self.computes(u) for u in self.users[n])
-        return kind in ("map", "reduce")
+        stack = [n]
+        while stack:
+            n = stack.pop()
+            kind = self.facts[n].kind
+            if kind == "view" and n not in self.results:
+                stack += self.users[n]
+            elif kind not in ("map", "reduce"):
+                return False
+        return True
 
 
 def settle(graph: Graph, facts: Mapping[Node, Facts], cheap: int, stored: Set[Node]) -> Settled:

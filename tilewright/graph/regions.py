@@ -35,6 +35,24 @@ class Read:
         return out
 
 
+@dataclass(frozen=True)
+class Size:
+    """How much a region's kernel has to say."""
+
+    nodes: int = 0
+    operations: int = 0  # of its maps, per element
+    reductions: int = 0
+    results: int = 0
+
+    def __add__(self, other: Size) -> Size:
+        return Size(
+            self.nodes + other.nodes,
+            self.operations + other.operations,
+            self.reductions + other.reductions,
+            self.results + other.results,
+        )
+
+
 class Region:
     """A growing cluster. `domain` is the shape of its outputs; of a row, outer + inner."""
 
@@ -49,12 +67,14 @@ class Region:
         self.ancestors = 0
         self.used = False  # does any region read this one?
         self.work = 0  # bytes of rows that several readers share
+        self.size = Size()
 
 
 class Regions:
     """All regions of a graph, and who belongs where."""
 
-    def __init__(self) -> None:
+    def __init__(self, results: Container[Node] = ()) -> None:
+        self.results = results
         self.all: list[Region] = []
         self.of: dict[Node, Region] = {}
         self.reads: dict[Node, tuple[Read, ...]] = {}
@@ -79,8 +99,13 @@ class Regions:
         """Does a producer of n already wait for the region, so that joining would make a cycle?"""
         return any(p is not region and p.ancestors & region.mask for p in self.producers(n))
 
+    def size_of(self, n: Node) -> Size:
+        f = facts(n)
+        return Size(1, f.flops if f.kind == "map" else 0, f.kind == "reduce", n in self.results)
+
     def add(self, n: Node, region: Region) -> None:
         region.nodes[n] = None
+        region.size += self.size_of(n)
         self.of[n] = region
         before = region.ancestors
         for r in self.reads[n]:
@@ -119,6 +144,7 @@ class Regions:
         into.inputs |= a.inputs
         into.mask |= a.mask
         into.work += a.work
+        into.size += a.size
         into.ancestors = (into.ancestors | a.ancestors) & ~into.mask
         into.used = into.used or a.used
         a.nodes = {}
@@ -139,31 +165,33 @@ def trace(n: Node, inlined: Container[Node]) -> tuple[Read, ...]:
     f = facts(n)
     if f.kind == "program":
         return tuple([r for x in n.inputs for r in _opaque(x, inlined)])
-    return tuple([r for a in f.accesses for r in _through(n, a, a.axes, inlined, ())])
+    return tuple([r for a in f.accesses for r in _through(n, a, a.axes, inlined)])
 
 
 def _opaque(x: Node, inlined: Container[Node]) -> Iterator[Read]:
-    if x not in inlined:
-        yield Read(x, (OTHER,) * len(getattr(x.type, "shape", ())))
-        return
-    for y in x.inputs:
-        yield from _opaque(y, inlined)
+    stack = [x]
+    while stack:
+        x = stack.pop()
+        if x in inlined:
+            stack += reversed(x.inputs)
+        else:
+            yield Read(x, (OTHER,) * len(getattr(x.type, "shape", ())))
 
 
 def _through(
-    n: Node,
-    access: Access,
-    axes: tuple[int, ...],
-    inlined: Container[Node],
-    via: tuple[tuple[Node, Access], ...],
+    n: Node, access: Access, axes: tuple[int, ...], inlined: Container[Node]
 ) -> Iterator[Read]:
-    x = n.inputs[access.operand]
-    via = (*via, (n, access))
-    if x not in inlined:
-        yield Read(x, axes, via)
-        return
-    for a in facts(x).accesses:
-        yield from _through(x, a, tuple([axes[k] if k >= 0 else k for k in a.axes]), inlined, via)
+    stack: list[tuple[Node, Access, tuple[int, ...], tuple[tuple[Node, Access], ...]]]
+    stack = [(n, access, axes, ())]
+    while stack:
+        n, access, axes, via = stack.pop()
+        x = n.inputs[access.operand]
+        via = (*via, (n, access))
+        if x not in inlined:
+            yield Read(x, axes, via)
+            continue
+        for a in reversed(facts(x).accesses):
+            stack.append((x, a, tuple([axes[k] if k >= 0 else k for k in a.axes]), via))
 
 
 def repeats(read: Read, domain: tuple[Dim, ...]) -> tuple[int, int]:

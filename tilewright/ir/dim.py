@@ -226,6 +226,11 @@ def _atom(op: str, a: Dim, b: Dim) -> Quo:
     text = f"({_wrap(a)}{sign}{_wrap(b)})" if sign else f"{op}({a},{b})"
     atom = interned((op, a, b), lambda: Quo(op, a, b), text)
     assert isinstance(atom, Quo)
+    if atom._bounds is None:  # a new one: what is known of it from its parts, however deep they are
+        _atom_bounds(atom)
+        for x in (a, b):
+            symbols(x)
+            data_values(x)
     return atom
 
 

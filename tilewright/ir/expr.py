@@ -12,11 +12,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
+from operator import is_
 from typing import TYPE_CHECKING, Any, Union
 from weakref import WeakValueDictionary
 
 import numpy as np
 
+from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.scalar import SCALARS, neutral
@@ -28,12 +30,22 @@ if TYPE_CHECKING:
 _values: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
 
-class Value:
-    """A scalar. Subclasses: Const, Index, Load, Fn, Reduce."""
+_NOTHING: frozenset[Any] = frozenset()
 
-    __slots__ = ("__weakref__", "_label", "_syms", "dtype")
+
+class Value:
+    """A scalar. Subclasses: Const, Index, Load, Fn, Reduce.
+
+    Data inside indices included, `depth` is the number of values below it on the longest path and
+    `sources` is what it reads. They and the free symbols are known as soon as a value is made, from
+    those of its operands.
+    """
+
+    __slots__ = ("__weakref__", "_label", "_syms", "depth", "dtype", "sources")
     dtype: DType
-    _syms: frozenset[Sym] | None
+    depth: int
+    sources: frozenset[Tensor | str]
+    _syms: frozenset[Sym]
     _label: str | None
 
     def __add__(self, o: Scalarish) -> Value:
@@ -99,12 +111,17 @@ class Value:
 
     def symbols(self) -> frozenset[Sym]:
         """Free index symbols."""
-        if self._syms is None:
-            self._syms = self._free()
         return self._syms
 
+    def operands(self) -> tuple[Value, ...]:
+        """The values right below it, data inside indices included."""
+        return self.args
+
     def _free(self) -> frozenset[Sym]:
-        return frozenset().union(*(a.symbols() for a in self.args))
+        return _union(a._syms for a in self.args)
+
+    def __repr__(self) -> str:
+        return _text(self)
 
     def label(self) -> str:
         """Text that tells values apart, linear in their shared structure: long text is hashed.
@@ -112,13 +129,13 @@ class Value:
         (`repr` writes a shared operand out at every use, which for a binary search is exponential.)
         """
         if self._label is None:
-            text = repr(self) if not self.args else self._shallow()
-            digest = hashlib.blake2b(text.encode(), digest_size=12)
-            self._label = text if len(text) < 120 else f"~{digest.hexdigest()}"
+            _give_labels(self)
+        assert self._label is not None
         return self._label
 
-    def _shallow(self) -> str:
-        raise NotImplementedError
+    def _show(self, args: Sequence[str]) -> str:
+        """Its text, made of that of its operands."""
+        return repr(self)
 
     def substitute(self, table: Mapping[Sym, Dim]) -> Value:
         return rewrite(self, table=table)
@@ -135,6 +152,24 @@ class Value:
         return D.data(self)
 
 
+def _union(sets: Iterable[frozenset[Any]]) -> frozenset[Any]:
+    """Mostly one of them has it all: then it is that one itself."""
+    out = _NOTHING
+    for x in sets:
+        if not x <= out:
+            out = x if out <= x else out | x
+    return out
+
+
+def _give_labels(v: Value) -> None:
+    known: set[Value] = set()
+    for x in operands_first(v, lambda x: [a for a in x.args if a._label is None], known):
+        known.add(x)
+        text = x._show([a.label() for a in x.args])
+        digest = hashlib.blake2b(text.encode(), digest_size=12)
+        x._label = text if len(text) < 120 else f"~{digest.hexdigest()}"
+
+
 class Const(Value):
     __slots__ = ("value",)
     value: float | int | bool
@@ -148,6 +183,9 @@ class Index(Value):
 
     __slots__ = ("dim",)
     dim: Dim
+
+    def operands(self) -> tuple[Value, ...]:
+        return D.data_values(self.dim)
 
     def _free(self) -> frozenset[Sym]:
         return D.symbols(self.dim)
@@ -163,8 +201,11 @@ class Load(Value):
     source: Tensor | str
     index: tuple[Dim, ...]
 
+    def operands(self) -> tuple[Value, ...]:
+        return tuple(v for i in self.index if type(i) is not int for v in D.data_values(i))
+
     def _free(self) -> frozenset[Sym]:
-        return frozenset().union(*(D.symbols(i) for i in self.index))
+        return _NOTHING.union(*(D.symbols(i) for i in self.index))
 
     def __repr__(self) -> str:
         name = self.source if isinstance(self.source, str) else self.source.name
@@ -182,13 +223,7 @@ class Fn(Value):
     def args(self) -> tuple[Value, ...]:
         return self._args
 
-    def __repr__(self) -> str:
-        return self._show(map(repr, self._args))
-
-    def _shallow(self) -> str:
-        return self._show(a.label() for a in self._args)
-
-    def _show(self, args: Iterable[str]) -> str:
+    def _show(self, args: Sequence[str]) -> str:
         name = f"cast<{self.dtype}>" if self.name == "cast" else self.name
         return f"{name}({', '.join(args)})"
 
@@ -209,15 +244,22 @@ class Reduce(Value):
         extents = frozenset().union(*(D.symbols(extent(a)) for a in self.axes))
         return (self.body.symbols() - set(self.axes)) | extents
 
-    def __repr__(self) -> str:
-        return self._show(repr(self.body))
-
-    def _shallow(self) -> str:
-        return self._show(self.body.label())
-
-    def _show(self, body: str) -> str:
+    def _show(self, args: Sequence[str]) -> str:
         axes = ", ".join(f"{a.name}<{extent(a)}" for a in self.axes)
-        return f"reduce({self.combine}, {axes})({body})"
+        return f"reduce({self.combine}, {axes})({args[0]})"
+
+
+def _text(v: Value) -> str:
+    """A value written out; of one that is long, what fits a message: operands below are `…`."""
+    known: dict[Value, str] = {}
+    for x in operands_first(v, lambda x: x.args, known):
+        text = x._show([known[a] for a in x.args])
+        known[x] = text if len(text) <= _LONG_TEXT else x._show(["…"] * len(x.args))
+    return known[v]
+
+
+# Characters of a value in a message: written out, what it shares makes a text that never ends.
+_LONG_TEXT = 20_000
 
 
 Scalarish = Union[Value, int, float, bool, Int]
@@ -233,9 +275,15 @@ def _intern(cls: type[Any], key: Any, **fields: Any) -> Any:
     found = _values.get((cls, *key))
     if found is None:
         found: Any = object.__new__(cls)
-        found._syms = found._label = None
+        found._label = None
         for k, v in fields.items():
             object.__setattr__(found, k, v)
+        found._syms = found._free()
+        below = found.operands()
+        found.depth = 1 + max(x.depth for x in below) if below else 0
+        found.sources = _union(x.sources for x in below) if below else _NOTHING
+        if cls is Load:
+            found.sources |= {found.source}
         found = _values.setdefault((cls, *key), found)
     return found
 
@@ -418,45 +466,39 @@ def make_reduce(combine: Combine, axes: tuple[Sym, ...], body: Value) -> Value:
 # ---- traversal
 
 
-def walk(v: Value) -> Iterator[Value]:
-    """Every distinct value under v, data inside indices included."""
+def walk(v: Value, source: str | None = None) -> Iterator[Value]:
+    """Every distinct value under v, data inside indices included; or those that read a source."""
     seen: set[int] = set()
     stack = [v]
     while stack:
         x = stack.pop()
-        if id(x) in seen:
+        if id(x) in seen or (source is not None and source not in x.sources):
             continue
         seen.add(id(x))
         yield x
-        stack.extend(x.args)
-        if isinstance(x, Load):
-            for i in x.index:
-                if type(i) is not int:
-                    stack += D.data_values(i)
-        elif isinstance(x, Index):
-            stack += D.data_values(x.dim)
+        stack += x.operands()
 
 
-def loads(v: Value) -> Iterator[Load]:
-    return (x for x in walk(v) if isinstance(x, Load))
+def loads(v: Value, source: str | None = None) -> Iterator[Load]:
+    """Every distinct load under v, or those of one source."""
+    if source is None:
+        return (x for x in walk(v) if isinstance(x, Load)) if v.sources else iter(())
+    return (x for x in walk(v, source) if isinstance(x, Load) and x.source == source)
+
+
+def with_args(x: Fn, args: tuple[Value, ...]) -> Value:
+    """The same function of other arguments."""
+    if all(map(is_, args, x.args)):
+        return x
+    return cast(args[0], x.dtype) if x.name == "cast" else _fn(x.name, args, x.dtype)
 
 
 def replaced(v: Value, old: Value, new: Value) -> Value:
     """The value with another one in place of a part of it."""
-    memo = {id(old): new}
-
-    def go(x: Value) -> Value:
-        hit = memo.get(id(x))
-        if hit is None:
-            hit = x
-            if isinstance(x, Fn):
-                args = tuple(map(go, x.args))
-                same = all(a is b for a, b in zip(args, x.args, strict=True))
-                hit = x if same else _fn(x.name, args, x.dtype)
-            memo[id(x)] = hit
-        return hit
-
-    return go(v)
+    memo = {old: new}
+    for x in operands_first(v, lambda x: x.args if isinstance(x, Fn) else (), memo):
+        memo[x] = with_args(x, tuple(memo[a] for a in x.args)) if isinstance(x, Fn) else x
+    return memo[v]
 
 
 def rewrite(
@@ -464,51 +506,63 @@ def rewrite(
     table: Mapping[Sym, Dim] | None = None,
     on_load: Callable[[Load], Value] | None = None,
     on_reduce: Callable[[Reduce], Value] | None = None,
+    only: str | None = None,
 ) -> Value:
-    """Substitute symbols and replace loads (after substitution) and reductions, bottom up."""
+    """Substitute symbols and replace loads (after substitution) and reductions, bottom up. `only`
+    is the one buffer whose loads are replaced, where it is known: the others are not looked at."""
     table = table or {}
-    memo: dict[int, Value] = {}
+    memo: dict[Value, Value] = {}
+    # Of a reduction: its axes and body, once the sizes of its axes are known.
+    rebound: dict[Value, tuple[tuple[Sym, ...], Value]] = {}
+    only_symbols = on_load is None and on_reduce is None
+    assert only is None or on_reduce is None
+    symbols = table.keys()
+
+    def new(x: Value) -> Value:
+        return memo.get(x, x)
+
+    def settled(x: Value) -> bool:
+        if x in memo:
+            return True
+        if not only_symbols and (only is None or only in x.sources):
+            return False
+        return x._syms.isdisjoint(symbols)
 
     def dim(x: Dim) -> Dim:
         if isinstance(x, int):
             return x
-        # Through `go`, whose memo they share: data within data would else be walked once per path.
-        return D.substitute(x, table, go if D.data_values(x) else None)
+        return D.substitute(x, table, new if D.data_values(x) else None)
 
-    only_symbols = on_load is None and on_reduce is None
-    replaced = table.keys()
+    def operands(x: Value) -> Iterable[Value]:
+        found: Iterable[Value] = x.operands()
+        if isinstance(x, Reduce):
+            sizes = [d for a in x.axes for d in D.data_values(extent(a))]
+            if x not in rebound and all(map(settled, sizes)):
+                axes = tuple(_rebound(a, dim) for a in x.axes)
+                changed = {a: D.as_int(b) for a, b in zip(x.axes, axes, strict=True) if a is not b}
+                rebound[x] = axes, x.body.substitute(changed) if changed else x.body
+            found = (rebound[x][1],) if x in rebound else sizes
+        return [y for y in found if not settled(y)]
 
-    def go(x: Value) -> Value:
-        hit = memo.get(id(x))
-        if hit is not None:
-            return hit
-        if only_symbols and x.symbols().isdisjoint(replaced):
-            return x
+    if settled(v):
+        return v
+    for x in operands_first(v, operands, memo):
         out = x
         if isinstance(x, Load):
-            idx = tuple(dim(i) for i in x.index)
-            out = load(x.source, idx, x.dtype)
+            out = load(x.source, tuple(map(dim, x.index)), x.dtype)
             if on_load is not None:
                 out = on_load(out)
         elif isinstance(x, Index):
             out = index(dim(x.dim))
         elif isinstance(x, Fn):
-            args = tuple(go(a) for a in x.args)
-            if any(a is not b for a, b in zip(args, x.args, strict=True)):
-                out = cast(args[0], x.dtype) if x.name == "cast" else _fn(x.name, args, x.dtype)
+            out = with_args(x, tuple(map(new, x.args)))
         elif isinstance(x, Reduce):
-            axes = tuple(_rebound(a, dim) for a in x.axes)
-            changed = {a: D.as_int(b) for a, b in zip(x.axes, axes, strict=True) if a is not b}
-            body = x.body.substitute(changed) if changed else x.body
-            out = make_reduce(x.combine, axes, go(body))
+            axes, body = rebound[x]
+            out = make_reduce(x.combine, axes, new(body))
             if on_reduce is not None and isinstance(out, Reduce):
                 out = on_reduce(out)
-        memo[id(x)] = out
-        keep.append(x)
-        return out
-
-    keep: list[Value] = []  # ids stay unique while memo lives
-    return go(v)
+        memo[x] = out
+    return new(v)
 
 
 def _rebound(axis: Sym, dim: Callable[[Dim], Dim]) -> Sym:

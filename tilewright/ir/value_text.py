@@ -52,6 +52,8 @@ _COMPARE = 2  # does not chain
 
 # A value whose tree is this much larger than its graph is printed with names for what it shares.
 _LET_FACTOR, _LET_SIZE = 2, 40
+# So is one that is deeper than this: what reads it back goes down one bracket after the other.
+_LET_DEPTH = 48
 
 
 @dataclass(frozen=True)
@@ -141,12 +143,18 @@ class _Printer:
         order: list[Value] = []
         uses: dict[int, int] = {}
         tree = self._survey(v, order, uses)
-        if tree < _LET_SIZE or tree < _LET_FACTOR * len(order):
+        shares = tree >= _LET_SIZE and tree >= _LET_FACTOR * len(order)
+        if not shares and v.depth < _LET_DEPTH:
             return self.show(v, 0)
         lines: list[str] = []
         named: list[int] = []
+        depth: dict[int, int] = {}  # of what is written without a name
         for x in order:
-            if x is not v and isinstance(x, Fn) and uses[id(x)] > 1 and id(x) not in self.names:
+            depth[id(x)] = 1 + max((depth.get(id(a), 0) for a in x.args), default=0)
+            often = shares and uses.get(id(x), 0) > 1
+            deep = depth[id(x)] >= _LET_DEPTH
+            if x is not v and isinstance(x, Fn) and (often or deep) and id(x) not in self.names:
+                depth[id(x)] = 0
                 text = self.show(x, 0)
                 self.names[id(x)] = f"t{self.count}"
                 self.count += 1

@@ -15,8 +15,9 @@ from tilewright.ir.expr import Load, Value, load
 from tilewright.kernel.dependence import carried
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import (
+    BRANCH,
     Alloc,
-    Atomic,
+    Block,
     Loop,
     Nest,
     OnAccess,
@@ -25,6 +26,7 @@ from tilewright.kernel.nest import (
     Stmt,
     Store,
     bodies,
+    stages_in,
     substitute,
     transform,
     walk,
@@ -38,21 +40,20 @@ OnLoad = Callable[[Load], Value]
 def own_statements(n: Nest, stage: str) -> list[tuple[Stmt, Path]]:
     """The outermost statements that compute a stage and nothing else, with the loops around."""
     found: list[tuple[Stmt, Path]] = []
+    wanted = ("stage", stage)
 
-    def visit(body: tuple[Stmt, ...], path: Path) -> set[str]:
-        """The stages of a body; what is found inside a statement of its own gives way to it."""
-        whole: set[str] = set()
+    def visit(body: tuple[Stmt, ...], path: Path) -> None:
         for s in body:
-            before = len(found)
-            if isinstance(s, (Store, Atomic)):
-                inside = {s.stage}
-            else:
+            if isinstance(s, Store):
+                if s.stage == stage:
+                    found.append((s, path))
+            elif isinstance(s, Block) and (wanted in s.marks or BRANCH in s.marks):
+                if isinstance(s, Loop) and stages_in(s) == {stage}:
+                    found.append((s, path))
+                    continue
                 around = (*path, s) if isinstance(s, Loop) else path
-                inside = set().union(*(visit(x, around) for x in bodies(s)))
-            if isinstance(s, (Loop, Store)) and inside == {stage}:
-                found[before:] = [(s, path)]
-            whole |= inside
-        return whole
+                for x in bodies(s):
+                    visit(x, around)
 
     visit(n.body, ())
     return found
@@ -64,8 +65,8 @@ def without(body: tuple[Stmt, ...], gone: Sequence[Stmt], buffer: str) -> tuple[
     def forgotten(s: Stmt) -> bool:
         return s == Alloc(buffer) or (isinstance(s, Prefetch) and s.load.source == buffer)
 
-    left = transform(body, lambda s: () if any(s is x for x in gone) else (s,))
-    return transform(left, lambda s: () if forgotten(s) else (s,))
+    ids = {id(s) for s in gone}
+    return transform(body, lambda s: () if id(s) in ids or forgotten(s) else (s,))
 
 
 def whole_axes(step: Step, stage: str, tops: Sequence[Stmt], b: Buffer) -> list[list[Sym]]:

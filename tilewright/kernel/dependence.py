@@ -180,7 +180,8 @@ def interleaved(
         ids = {id(s) for s in part}
         mine = (u for u in here.uses if id(u.store) in ids or any(id(q) in ids for q in u.path))
         turns.append(list(mine))
-    rest = [u for u in here.uses if all(u not in part for part in turns)]
+    taken = {id(u) for part in turns for u in part}
+    rest = [u for u in here.uses if id(u) not in taken]
     turns = [*turns, rest] if before else [rest, *turns]
     out = _stops(outer.body, outer)
     for k, first in enumerate(turns):
@@ -215,6 +216,13 @@ def _common(a: Path, b: Path) -> list[Loop]:
     return out
 
 
+def _by_buffer(found: Iterable[Use]) -> dict[str, list[Use]]:
+    out: dict[str, list[Use]] = {}
+    for u in found:
+        out.setdefault(u.buffer, []).append(u)
+    return out
+
+
 class _Pairs:
     """The uses in some statements, and which of them get in each other's way. Two pointers into the
     same memory do not: whoever wrote one loop around both knew that."""
@@ -225,6 +233,7 @@ class _Pairs:
         self.own = {s.buffer for s in inside if isinstance(s, Alloc)}
         self.written = {s.buffer for s in inside if isinstance(s, Store)}
         self.uses = uses(body)
+        self.of = _by_buffer(self.uses)
 
     def all(self) -> Iterator[tuple[Use, Use]]:
         return self.clashes(self.uses, self.uses)
@@ -232,15 +241,16 @@ class _Pairs:
     def alone(self, use: Use) -> bool:
         """Is this plain store all that touches its buffer?"""
         plain = use.writes and use.combine is None and use.sure
-        return plain and all(u is use for u in self.uses if u.buffer == use.buffer)
+        return plain and all(u is use for u in self.of[use.buffer])
 
     def clashes(self, first: Sequence[Use], second: Sequence[Use]) -> Iterator[tuple[Use, Use]]:
         """Pairs of uses of one buffer that outlives an iteration, at least one of which writes."""
+        others = self.of if second is self.uses else _by_buffer(second)
         for a in first:
             if a.buffer not in self.written or a.buffer in self.own:
                 continue
-            for b in second:
-                if a.buffer == b.buffer and (a.writes or b.writes):
+            for b in others.get(a.buffer, ()):
+                if a.writes or b.writes:
                     yield a, b
 
     def faults(

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
 from tilewright.ir.combine import Combine
 from tilewright.ir.dim import Dim, Sym
@@ -341,24 +342,24 @@ def _conditions(use: Use) -> tuple[tuple[Value, bool], ...]:
 
 def _guards(roots: tuple[Value, ...]) -> dict[Value, tuple[tuple[Value, bool], ...]]:
     """Per value, the conditions that hold wherever it is used."""
-    found: dict[Value, tuple[tuple[Value, bool], ...]] = {}
-    stack: list[tuple[Value, tuple[tuple[Value, bool], ...]]] = [(r, ()) for r in roots]
-    while stack:
-        v, under = stack.pop()
-        before = found.get(v)
-        now = under if before is None else tuple(g for g in before if g in under)
-        if now == before:
-            continue
-        found[v] = now
-        if isinstance(v, Load):
-            stack += ((x, now) for i in v.index for x in D.data_values(i))
-        elif isinstance(v, Fn) and v.name == "select":
+    known: dict[Value, None] = {}
+    for r in roots:
+        for v in operands_first(r, lambda x: x.operands(), known):
+            known[v] = None
+    found: dict[Value, tuple[tuple[Value, bool], ...]] = dict.fromkeys(roots, ())
+    for v in reversed(known):  # whoever uses a value comes before it
+        now = found[v]
+        under = [(x, now) for x in v.operands()]
+        if isinstance(v, Fn) and v.name == "select":
             test, yes, no = v.args
-            stack += [(test, now), (yes, (*now, (test, True))), (no, (*now, (test, False)))]
-        elif isinstance(v, Index):
-            stack += ((x, now) for x in D.data_values(v.dim))
-        else:
-            stack += ((x, now) for x in v.args)
+            under = [(test, now), (yes, (*now, (test, True))), (no, (*now, (test, False)))]
+        for x, conditions in under:
+            before = found.get(x)
+            if before is None:
+                found[x] = conditions
+            elif before:
+                also = set(conditions)
+                found[x] = tuple(g for g in before if g in also)
     return found
 
 
@@ -374,14 +375,18 @@ _COMPARE = {
 
 def _truth(v: Value, env: Mapping[str, Any]) -> Any:
     """A condition over index functions at every point; None where it depends on data."""
+    known: dict[Value, Any] = {}
+    for x in operands_first(v, lambda x: x.args, known):
+        known[x] = _truth_of(x, [known[a] for a in x.args], env)
+    return known[v]
+
+
+def _truth_of(v: Value, args: list[Any], env: Mapping[str, Any]) -> Any:
     if isinstance(v, Const):
         return v.value
     if isinstance(v, Index):
         return None if D.data_values(v.dim) else D.evaluate(v.dim, env)
-    if not isinstance(v, Fn):
-        return None
-    args = [_truth(x, env) for x in v.args]
-    if any(x is None for x in args):
+    if not isinstance(v, Fn) or any(x is None for x in args):
         return None
     if v.name in _COMPARE:
         return _COMPARE[v.name](*args)

@@ -57,6 +57,20 @@ class Block:
         inside = (marks(x) for body in bodies(self) for x in body)
         return frozenset(own_marks(self)).union(*inside)
 
+    @cached_property
+    def sources(self) -> frozenset[str]:
+        """The buffers that the statement and all inside read."""
+        assert isinstance(self, (Loop, If, While))
+        inside = (sources(x) for body in bodies(self) for x in body)
+        return _own_sources(self).union(*inside)
+
+    @cached_property
+    def mentions(self) -> frozenset[str]:
+        """The buffers that the statement and all inside read, write, allocate or ask for."""
+        assert isinstance(self, (Loop, If, While))
+        inside = (mentions(x) for body in bodies(self) for x in body)
+        return _own_sources(self).union(*inside)
+
 
 @dataclass(frozen=True)
 class Loop(Block):
@@ -362,18 +376,22 @@ def substitute(
     table: Mapping[Sym, Dim],
     on_load: Callable[[Load], Value] | None = None,
     on_store: OnAccess | None = None,
+    only: str | None = None,
 ) -> Stmt:
     """Substitute symbols in a statement.
 
-    Inner loops whose bounds mention them get a new variable of the same name.
+    Inner loops whose bounds mention them get a new variable of the same name. `only` is the one
+    buffer whose accesses change, where it is known: statements without it stay what they are.
     """
     if isinstance(s, (Alloc, Barrier, Commit, Wait)):
+        return s
+    if only is not None and not table and only not in mentions(s):
         return s
     if isinstance(s, Prefetch):
         found = rewrite(s.load, table, on_load)
         assert isinstance(found, Load), f"{s} asks for what is no longer read"
         return Prefetch(found, s.lines)
-    data = (lambda v: rewrite(v, table, on_load)) if on_load else None
+    data = (lambda v: rewrite(v, table, on_load, only=only)) if on_load else None
 
     def dim(i: Dim) -> Dim:
         return D.substitute(i, table, data if D.data_values(i) else None)
@@ -383,7 +401,7 @@ def substitute(
         return on_store(buffer, at) if on_store is not None else (buffer, at)
 
     def value(v: Value) -> Value:
-        return rewrite(v, table, on_load)
+        return rewrite(v, table, on_load, only=only)
 
     if isinstance(s, Store):
         buf, idx = cell(s.buffer, s.index)
@@ -406,7 +424,9 @@ def substitute(
             s = replace(s, var=D.the_sym(v) if D.is_sym(v) else s.var)
     else:
         s = replace(s, condition=value(s.condition))
-    inside = [tuple(substitute(x, table, on_load, on_store) for x in body) for body in bodies(s)]
+    inside = [
+        tuple(substitute(x, table, on_load, on_store, only) for x in body) for body in bodies(s)
+    ]
     return with_bodies(s, inside)
 
 
@@ -442,10 +462,41 @@ def _data(index: tuple[Dim, ...]) -> Iterator[Value]:
     return (v for i in index for v in D.data_values(i))
 
 
+def _own_sources(s: Stmt) -> frozenset[str]:
+    found = [v.sources for v in own_values(s)]
+    one = found[0] if len(found) == 1 else frozenset().union(*found)
+    return one  # type: ignore[return-value]  # nests read buffers by name
+
+
+def sources(s: Stmt) -> frozenset[str]:
+    """The buffers that a statement, and those inside, read."""
+    return s.sources if isinstance(s, Block) else _own_sources(s)
+
+
+def mentions(s: Stmt) -> frozenset[str]:
+    """The buffers that a statement, and those inside, read, write, allocate or ask for."""
+    if isinstance(s, Block):
+        return s.mentions
+    if isinstance(s, Prefetch):
+        return s.load.sources  # type: ignore[return-value]
+    own = _own_sources(s)
+    if isinstance(s, (Store, Atomic, Alloc)):
+        own |= {s.buffer}
+    return own | {s.result[0]} if isinstance(s, Atomic) and s.result is not None else own
+
+
 def reads(s: Stmt) -> list[Load]:
     """What a statement, and those inside, read."""
     own = [x for v in own_values(s) for x in loads(v)]
     return own + [x for body in bodies(s) for b in body for x in reads(b)]
+
+
+def reads_of(s: Stmt, buffer: str) -> list[Load]:
+    """What a statement, and those inside, read of a buffer."""
+    if buffer not in sources(s):
+        return []
+    own = [x for v in own_values(s) for x in loads(v, buffer)]
+    return own + [x for body in bodies(s) for b in body for x in reads_of(b, buffer)]
 
 
 def writes(body: tuple[Stmt, ...]) -> set[str]:

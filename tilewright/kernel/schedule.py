@@ -12,12 +12,8 @@ from tilewright.ir.target import Target
 from tilewright.kernel.defaults.chains import find_chain, schedule_chain
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.contractions import is_contraction, schedule_contraction
-from tilewright.kernel.defaults.maps import (
-    edges_in_lanes,
-    inline_maps,
-    schedule_map,
-    schedule_program,
-)
+from tilewright.kernel.defaults.inlining import edges_in_lanes, inline_maps
+from tilewright.kernel.defaults.maps import schedule_map, schedule_program
 from tilewright.kernel.defaults.rows import schedule_rows
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.group import Group, Stage

@@ -89,7 +89,7 @@ class _Module:
             extra.add(f"declare void @{_runner(s)}(ptr, ptr, i64)")
         if any("@malloc" in f for f in self.functions):
             extra |= {"declare ptr @malloc(i64)", "declare void @free(ptr)"}
-        code = [*sorted(extra), *a.defines.values(), *self.functions]
+        code = [*sorted(extra), *a.definitions(), *self.functions]
         return "\n".join([*code, *self.metadata.lines]) + "\n"
 
     def _parallel(self, main: _Function, s: Loop, name: str, ctx: list[str]) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from tilewright.ir import dim as D
+from tilewright.ir.conditions import parts_of
 from tilewright.ir.dim import Data, Dim, Quo, Sym
 from tilewright.ir.expr import Fn, Index, Load, Value
 from tilewright.kernel.dependence import split_terms
@@ -116,13 +117,12 @@ class Masked(Values):
 
     def _steady(self, condition: Value, holds: bool) -> bool:
         """Is it so for all lanes if it is for the first and the last?"""
-        if not isinstance(condition, Fn):
-            return False
-        if condition.name == ("and" if holds else "or"):
-            return all(self._steady(x, holds) for x in condition.args)
-        if condition.name not in ("lt", "le", "gt", "ge"):
-            return False
-        return all(not self.is_vector(x) or self._affine(x) for x in condition.args)
+        return all(
+            isinstance(part, Fn)
+            and part.name in ("lt", "le", "gt", "ge")
+            and all(not self.is_vector(x) or self._affine(x) for x in part.args)
+            for part in parts_of(condition, "and" if holds else "or")
+        )
 
     def _affine(self, x: Value) -> bool:
         return isinstance(x, Index) and self._terms(x.dim)[2] is not None

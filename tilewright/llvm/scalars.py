@@ -7,12 +7,16 @@ and rounded when stored or cast.
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir.types import DTYPES, DType, b1, bf16, f16, f32, f64, i64, u64
 from tilewright.llvm import narrow, vmath
+
+# Calls of one vector function in a kernel, at most, that are written out.
+OFTEN = 24
 
 
 def register_type(d: DType) -> str:
@@ -62,6 +66,7 @@ class Arith:
     strict: bool = False  # every operation rounds: no product is added without it
     declares: set[str] = field(default_factory=set)
     defines: dict[str, str] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)  # of vector functions, by symbol
     put: Callable[[str], str] = lambda text: text
     # Per function, registers with what memory held: a copy neither widens nor rounds it.
     held: dict[object, dict[str, tuple[DType, str]]] = field(default_factory=dict)
@@ -91,7 +96,18 @@ class Arith:
         self.defines.update(vmath.functions(name, elem, lanes, self.fma))
         self.declares |= vmath.declarations(name, elem, lanes, self.fma)
         call = ", ".join(f"{v} {a}" for a in args)
-        return self.put(f"call {v} @{vmath.symbol(name, elem, lanes)}({call})")
+        own = vmath.symbol(name, elem, lanes)
+        self.calls[own] += 1
+        return self.put(f"call {v} @{own}({call})")
+
+    def definitions(self) -> list[str]:
+        """What the module defines beside its kernels. A function that is called very often is not
+        written out at each call: that is what compiling such a kernel would take its time for."""
+        often = {name for name, count in self.calls.items() if count > OFTEN}
+        return [
+            text.replace(" alwaysinline ", " noinline ", 1) if name in often else text
+            for name, text in self.defines.items()
+        ]
 
     # ---- the functions
 

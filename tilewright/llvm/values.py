@@ -9,13 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
+from tilewright.ir.conditions import parts_of
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Const, Fn, Index, Load, Value, load, rewrite, walk
+from tilewright.ir.expr import Const, Fn, Index, Load, Value, load, rewrite
 from tilewright.ir.types import i64
 from tilewright.kernel.group import Buffer
 from tilewright.llvm.scalars import memory_type, register_type, vector
 from tilewright.llvm.writer import LANE, Writer
+
+# Values that ask for operands in turn, at most: each is a few calls of Python's.
+DEEP = 64
 
 _FAR = 1 << 61  # half of what 64 bits hold, and room for a few sums
 
@@ -48,16 +53,53 @@ class Values(Writer):
         """SSA of v: a vector if it depends on the lane, else a scalar."""
         if isinstance(v, Const):
             return self.arith.const(v.value, v.dtype, 1)
-        key = (v, guarded, self._constants(v.symbols()), self._epochs(v), *self._masks(v))
-        for level in self.levels[: self.depth + 1]:
-            found = level.memo.get(key)
-            if found is not None:
-                return found
+        key = self._key(v, guarded)
+        found = self._found(key)
+        if found is not None:
+            return found
+        if v.depth > DEEP:
+            self._below(v, guarded)
         level = min(self._level(v), self.depth)
         with self._Hoist(self, level):
             r = self._emit(v, guarded)
         self.levels[level].memo[key] = r
         return r
+
+    def _key(self, v: Value, guarded: bool) -> Any:
+        return v, guarded, self._constants(v.symbols()), self._epochs(v), *self._masks(v)
+
+    def _found(self, key: Any) -> str | None:
+        for level in self.levels[: self.depth + 1]:
+            found = level.memo.get(key)
+            if found is not None:
+                return found
+        return None
+
+    def _below(self, v: Value, guarded: bool) -> None:
+        """Writes what a deep value is made of, operands first: none of it asks for more than a few
+        others then. Only what is computed anyway, and in the same circumstances."""
+        known: set[tuple[Value, bool]] = set()
+
+        def operands(pair: tuple[Value, bool]) -> list[tuple[Value, bool]]:
+            x, inside = pair
+            wanted = [(y, more or inside) for y, more in self._surely(x) if y.depth > DEEP]
+            return [p for p in wanted if p not in known and self._found(self._key(*p)) is None]
+
+        for pair in operands_first((v, guarded), operands, known):
+            known.add(pair)
+            if pair[0] is not v:
+                self.value(*pair)
+
+    def _surely(self, v: Value) -> list[tuple[Value, bool]]:
+        """The operands that `_emit` asks for in any case, and whether as something guarded."""
+        if not isinstance(v, Fn) or v.name != "select":
+            return [(x, False) for x in v.args]
+        condition = self._settled(v.args[0])
+        if isinstance(condition, Const):
+            return [(v.args[1] if condition.value else v.args[2], False)]
+        if any(map(self.reads_pointers, v.args[1:])):
+            return [(condition, False)]
+        return [(condition, False), (v.args[1], True), (v.args[2], True)]
 
     def lanes_of(self, v: Value, guarded: bool = False) -> str:
         """v as a vector of the current number of lanes (or a scalar outside lane loops)."""
@@ -148,7 +190,7 @@ class Values(Writer):
         """A condition, as far as unrolled loops have not settled it."""
         at = {s: self.env.get(s) for s in condition.symbols()}
         table: dict[Sym, Dim] = {s: k for s, k in at.items() if isinstance(k, int)}
-        if not table or any(isinstance(x, Load) for x in walk(condition)):
+        if not table or condition.sources:
             return condition
         return condition.substitute(table)
 
@@ -188,18 +230,16 @@ class Values(Writer):
     @staticmethod
     def _between(condition: Value) -> bool:
         """Does a condition hold for all lanes if it does for the first and the last?"""
-        if not isinstance(condition, Fn):
-            return False
-        if condition.name == "and":
-            return all(map(Values._between, condition.args))
-        plain = all(isinstance(x, (Index, Const)) for x in condition.args)
-        affine = all(
-            isinstance(atom, Sym)
-            for x in condition.args
-            if isinstance(x, Index)
-            for atom in D.atoms(x.dim)
-        )
-        return condition.name in ("lt", "le", "gt", "ge") and plain and affine
+        for part in parts_of(condition):
+            if not isinstance(part, Fn) or part.name not in ("lt", "le", "gt", "ge"):
+                return False
+            for x in part.args:
+                affine = isinstance(x, Const) or (
+                    isinstance(x, Index) and all(isinstance(a, Sym) for a in D.atoms(x.dim))
+                )
+                if not affine:
+                    return False
+        return True
 
     def _load_inside(self, v: Fn, condition: Value, w: int) -> str:
         """A choice between neighbours in memory and something else: one vector where all lanes

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Data, Dim, Quo, Sym
-from tilewright.ir.expr import Fn, Value, loads
+from tilewright.ir.expr import Load, Value
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Nest, Stmt, writes
@@ -105,7 +106,7 @@ class Writer:
         self.epoch: dict[str, int] = {}
         self.lane: tuple[Sym, int] | None = None
         self.freed: set[str] = set()
-        self._valid: dict[int, tuple[Value, bool]] = {}
+        self._valid: dict[Value, bool] = {}
         self.guards = 0  # conditions around the code being written
         self.floor = 0  # the level of the innermost branch of the nest around it
         self.under: tuple[Test, ...] = ()  # of pointers only what these choose may be touched
@@ -116,7 +117,7 @@ class Writer:
         self.pointers = frozenset(b.name for b in n.buffers if b.pointer)
         self.base.update((b.name, ("null", 0)) for b in n.buffers if b.scope == "memory")
         self.mutable = self.changed(n.body)
-        self._reads: dict[int, tuple[Value, tuple[str, ...]]] = {}
+        self._reads: dict[frozenset[Any], tuple[str, ...]] = {}
         arith.put = self.put
 
     # ---- text
@@ -371,14 +372,11 @@ class Writer:
     # ---- what a value depends on
 
     def _reads_of(self, v: Value) -> tuple[str, ...]:
-        hit = self._reads.get(id(v))
+        """The buffers that v reads, in a fixed order."""
+        hit = self._reads.get(v.sources)
         if hit is None:
-            if isinstance(v, Fn):  # what its operands read, each looked at once
-                names = (name for a in v.args for name in self._reads_of(a))
-            else:
-                names = (x.source for x in loads(v) if isinstance(x.source, str))
-            hit = self._reads[id(v)] = (v, tuple(dict.fromkeys(names)))
-        return hit[1]
+            hit = self._reads[v.sources] = tuple(sorted(map(str, v.sources)))
+        return hit
 
     def _epochs(self, v: Value) -> tuple[Any, ...]:
         return tuple((b, self.epoch.get(b, 0)) for b in self._reads_of(v) if b in self.mutable)
@@ -423,11 +421,10 @@ class Writer:
 
     def valid(self, v: Value) -> bool:
         """Is every read of v proved to be inside its buffer?"""
-        hit = self._valid.get(id(v))
-        if hit is None:
-            read = ((self.buffers[str(x.source)], x.index) for x in loads(v))
-            hit = self._valid[id(v)] = (v, all(self.in_range(b, i) for b, i in read))
-        return hit[1]
+        for x in operands_first(v, lambda x: x.operands(), self._valid):
+            own = not isinstance(x, Load) or self.in_range(self.buffers[str(x.source)], x.index)
+            self._valid[x] = own and all(self._valid[y] for y in x.operands())
+        return self._valid[v]
 
     def in_range(self, b: Buffer, index: tuple[Dim, ...]) -> bool:
         inside = (D.nonneg(i) and D.known_lt(i, n) for i, n in zip(index, b.shape, strict=True))

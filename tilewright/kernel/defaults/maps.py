@@ -3,72 +3,23 @@
 from __future__ import annotations
 
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Const, Fn, Load, Value
 from tilewright.kernel.defaults.cases import schedule_cases
 from tilewright.kernel.defaults.interleave import schedule_interleaved
 from tilewright.kernel.defaults.scheduler import (
     Scheduler,
     can_fuse,
-    cost,
     lanes_for,
     store_reads,
     vector_loop,
     work_per_point,
 )
 from tilewright.kernel.group import Stage
-from tilewright.kernel.nest import Loop, Store
-from tilewright.kernel.nest import walk as walk_nest
-from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.unroll import Unroll
-
-
-def inline_maps(s: Scheduler) -> list[Stage]:
-    """Inline every map that is cheap or read once; the stages that stay, in order."""
-    kept: list[Stage] = []
-    for st in s.group.stages:
-        if st.is_map and s.group.buffer(st.name).scope == "local":
-            stores = [x for x, _ in walk_nest(s.nest.body) if isinstance(x, Store)]
-            users = [x for x in stores if any(r.source == st.name for r in store_reads(x))]
-            reads = {r for u in users for r in store_reads(u) if r.source == st.name}
-            value = s.store(st.name).value
-            once = len(reads) <= 1 and not any(_reused(s, u, st) for u in users)
-            summed = any(x.combine is not None for x in users)
-            if summed and edges_in_lanes(value, s.path(st.name)):
-                pass  # a copy with the edges is cheaper than conditions in each product
-            elif (once or not cost(value)) and s.attempt(ComputeInline(st.name)):
-                continue
-        kept.append(st)
-    # A condition that inlining has settled may have been the only way to a stage.
-    for st in reversed(list(kept)):
-        stores = [x for x, _ in walk_nest(s.nest.body) if isinstance(x, Store)]
-        read = any(r.source == st.name for x in stores for r in store_reads(x))
-        if not read and s.group.buffer(st.name).scope == "local":
-            s.do(ComputeInline(st.name))
-            kept.remove(st)
-    return kept
-
-
-def edges_in_lanes(value: Value, path: list[Loop]) -> bool:
-    """Is it a read or a number, and do neighbours of the innermost loop differ in which?"""
-    guarded = isinstance(value, Fn) and value.name == "select" and isinstance(value.args[2], Const)
-    if not guarded or not isinstance(value.args[1], Load) or not path:
-        return False
-    return path[-1].var in value.args[0].symbols()
-
-
-def _reused(s: Scheduler, user: Store, st: Stage) -> bool:
-    """Would inlining st into the user compute its points more than once?"""
-    points = s.group.buffer(st.name).size
-    total: Dim = 1
-    for p in s.path(user.stage):
-        total = total * p.extent
-    return not D.known_le(total, points)
 
 
 def _collapse(s: Scheduler, stages: list[str], first: int = 0) -> list[str]:

@@ -25,7 +25,7 @@ from tilewright.kernel.defaults.scheduler import (
 )
 from tilewright.kernel.dependence import linear_index, rounds
 from tilewright.kernel.group import Stage
-from tilewright.kernel.nest import Loop, Store
+from tilewright.kernel.nest import Loop, Path, Store, sources
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_with import ComputeWith
@@ -60,7 +60,8 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
     # its producer.
     for later, earlier in zip(names[:0:-1], names[-2::-1], strict=True):
         for st in reversed(inner):
-            s.attempt(ComputeAt(st.name, s.path(later)[0].name))
+            if st.name in sources(s.path(later)[0]):
+                s.attempt(ComputeAt(st.name, s.path(later)[0].name))
         s.attempt(ComputeWith(later, s.path(earlier)[0].name))
     at = s.path(host)[0].name
     for st in reversed(inner):
@@ -126,23 +127,11 @@ def _prefix(s: Scheduler, inner: list[Stage], outs: list[Stage], host: str) -> i
     """How many leading loops of the host index every internal stage in the same way."""
     path = s.path(host)
     deepest = len(path)
-    for st in inner:
-        for x, p in walk_nest(s.nest.body):
-            if not isinstance(x, Store):
-                continue
-            for r in store_reads(x):
-                if r.source != st.name:
-                    continue
-                common = 0
-                for k, i in enumerate(r.index):
-                    var = p[k].var if k < len(p) else None
-                    if var is not None and (
-                        (D.is_sym(i) and D.the_sym(i) is var) or (i == 0 and p[k].extent == 1)
-                    ):
-                        common += 1
-                    else:
-                        break
-                deepest = min(deepest, common)
+    internal = {st.name for st in inner}
+    for x, p in walk_nest(s.nest.body):
+        for r in store_reads(x) if isinstance(x, Store) else ():
+            if r.source in internal:
+                deepest = min(deepest, _common(r, p))
     for o in outs:
         if o.name != host:
             other = s.path(o.name)
@@ -153,6 +142,18 @@ def _prefix(s: Scheduler, inner: list[Stage], outs: list[Stage], host: str) -> i
                 same += 1
             deepest = min(deepest, same)
     return deepest
+
+
+def _common(r: Load, path: Path) -> int:
+    """How many leading loops around a read are its leading indices."""
+    common = 0
+    for k, i in enumerate(r.index):
+        var = path[k].var if k < len(path) else None
+        own = D.is_sym(i) and D.the_sym(i) is var
+        if var is None or not (own or (i == 0 and path[k].extent == 1)):
+            break
+        common += 1
+    return common
 
 
 def _lane_axis(s: Scheduler, inner: list[Stage]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Load, loads
@@ -17,6 +17,7 @@ from tilewright.ir.target import Target
 from tilewright.kernel.defaults.rows import reduction_lanes
 from tilewright.kernel.defaults.scheduler import Scheduler, accesses, lanes_for, vector_loop
 from tilewright.kernel.defaults.tile_dots import grouped_products
+from tilewright.kernel.defaults.windows import Windows
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import (
@@ -56,6 +57,7 @@ class _Stages:
     order: list[str]
     stores: dict[str, Store]
     paths: dict[str, Path]
+    left_out: set[str] = field(default_factory=set)  # that have something else in their loops
 
 
 def schedule_tiles(n: Nest, target: Target) -> tuple[tuple[Step, ...], Nest]:
@@ -65,19 +67,26 @@ def schedule_tiles(n: Nest, target: Target) -> tuple[tuple[Step, ...], Nest]:
     panels = _panels(s, found)
     narrow = grouped_products(s, found.stores, found.paths)
     products: list[str] = []
-    for name in found.order:
-        store, path = found.stores[name], found.paths[name]
-        own = [p for p in path if p.name.startswith(f"{name}.")]
-        if not own:
-            continue
-        if store.combine is not None and _over(store, own):
-            if narrow.multiplies(s, name, own) or _product(s, name, store, own):
-                products.append(name)
-            else:
-                reduction_lanes(s, name, _many_lanes(s, name, own))
-        elif not narrow.fills(s, name, store, own):
-            _lanes(s, name, own, panels.get(store.buffer))
-    _join(s)
+    windows = Windows.of(s.nest)
+    done: list[Nest] = []
+    for piece in windows.pieces:
+        part = Scheduler.of(piece, target)
+        for name in _stages(piece).order if len(windows.pieces) > 1 else found.order:
+            store, path = found.stores[name], found.paths[name]
+            own = [p for p in path if p.name.startswith(f"{name}.")]
+            if not own or name in found.left_out:
+                continue
+            if store.combine is not None and _over(store, own):
+                if narrow.multiplies(part, name, own) or _product(part, name, store, own):
+                    products.append(name)
+                else:
+                    reduction_lanes(part, name, _many_lanes(part, name, own))
+            elif not narrow.fills(part, name, store, own):
+                _lanes(part, name, own, panels.get(store.buffer))
+        _join(part)
+        done.append(part.nest)
+        s.trace += part.trace
+    s.nest = windows.joined(done)
     for name in products:
         _prefetch(s, name, found)
     return tuple(s.trace), s.nest
@@ -177,15 +186,14 @@ def _panels(s: Scheduler, found: _Stages) -> dict[str, int]:
 
 def _stages(n: Nest) -> _Stages:
     found = _Stages([], {}, {})
-    left_out: set[str] = set()
     for x, path in walk(n.body):
         if isinstance(x, (Atomic, Report)):
-            left_out |= {p.name.split(".")[0] for p in path}
+            found.left_out |= {p.name.split(".")[0] for p in path}
         elif isinstance(x, Store):
             if x.stage not in found.stores:
                 found.order.append(x.stage)
             found.stores[x.stage], found.paths[x.stage] = x, path
-    found.order = [s for s in found.order if s not in left_out]
+    found.order = [s for s in found.order if s not in found.left_out]
     return found
 
 

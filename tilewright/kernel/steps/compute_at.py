@@ -29,7 +29,8 @@ from tilewright.kernel.nest import (
     bodies,
     inner_vars,
     on_loops,
-    reads,
+    reads_of,
+    sources,
     substitute,
     walk,
     writes,
@@ -67,7 +68,7 @@ class ComputeAt(Step):
             self.need(not outer, kind, "place first")
         axes = whole_axes(self, self.stage, tops, b)
         moving = set().union(*(inner_vars(s) for s in target.body))
-        box = region([x.index for x in reads(target) if self._mine(x)], moving, b.shape)
+        box = region([x.index for x in reads_of(target, self.stage)], moving, b.shape)
         self._self_reads(n, tops, box, b)
         table = narrowed_axes(axes, box, b.shape)
         box = [(clipped(*part, full)[0], part[1]) for part, full in zip(box, b.shape, strict=True)]
@@ -82,8 +83,8 @@ class ComputeAt(Step):
         def place(x: Loop) -> tuple[Stmt, ...]:
             if x != target:
                 return (x,)
-            body = tuple(substitute(y, {}, rebase) for y in x.body)
-            first = next(k for k, y in enumerate(x.body) if any(map(self._mine, reads(y))))
+            body = tuple(substitute(y, {}, rebase, only=self.stage) for y in x.body)
+            first = next(k for k, y in enumerate(x.body) if self.stage in sources(y))
             return (replace(x, body=(*body[:first], *moved, *body[first:])),)
 
         out = on_loops(rest, self.at, place).with_buffer(Buffer(b.name, b.dtype, shape, b.scope))
@@ -94,11 +95,11 @@ class ComputeAt(Step):
         """Where what is read may be written again, nothing may write it between here and there."""
         own = own_statements(n, self.stage)
         self.need(own, f"there is no stage {self.stage}")
-        needed = {str(x.source) for s, _ in own for x in reads(s)} - {self.stage}
+        needed = frozenset().union(*(sources(s) for s, _ in own)) - {self.stage}
         whole = (n.body, *(x for s, _ in walk(n.body) for x in bodies(s)))
         home = next((x for x in whole if any(s is own[0][0] for s in x)), ())
         mine = [k for k, s in enumerate(home) if any(s is x for x, _ in own)]
-        used = [k for k, s in enumerate(home) if k not in mine and any(map(self._mine, reads(s)))]
+        used = [k for k, s in enumerate(home) if k not in mine and self.stage in sources(s)]
         once = len(mine) == len(own) and len(used) == 1 and used[0] > mine[-1]
         here = f"{self.stage} and the one loop that reads it do not stand in one body"
         self.need(once, here, "a branch or a loop is between them")
@@ -114,7 +115,7 @@ class ComputeAt(Step):
 
     def _target(self, rest: Nest) -> tuple[Loop, Path]:
         """The one loop to compute at, around everything that reads the stage."""
-        found = [(x, p) for x, p in self.loops(rest, self.at) if any(map(self._mine, reads(x)))]
+        found = [(x, p) for x, p in self.loops(rest, self.at) if self.stage in sources(x)]
         self.need(found, f"nothing inside {self.at} reads {self.stage}")
         several = f"{self.at} has {len(found)} copies that read {self.stage}"
         self.need(len(found) == 1, several, "place before Peel")
@@ -125,7 +126,7 @@ class ComputeAt(Step):
             "place before Vectorize and Unroll",
         )
         for s, p in walk(rest.body):
-            if isinstance(s, Store) and any(map(self._mine, reads(s))):
+            if isinstance(s, Store) and self.stage in sources(s):
                 inside = any(q.var is target.var for q in p)
                 what = f"{s.stage} reads {self.stage} outside {self.at}"
                 self.need(inside, what, f"place {s.stage} first")

@@ -4,14 +4,15 @@ from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Load, Value, loads, rewrite
+from tilewright.ir.expr import Load, Value, rewrite
 from tilewright.kernel.nest import (
     Alloc,
     Nest,
     Prefetch,
     Stmt,
     Store,
-    reads,
+    seek,
+    sources,
     stages_in,
     substitute,
     transform,
@@ -32,11 +33,11 @@ class ComputeInline(Step):
     stage: str
 
     def apply(self, n: Nest) -> Nest:
-        found = [(s, p) for s, p in walk(n.body) if isinstance(s, Store) and s.stage == self.stage]
+        found = [(s, p) for s, p in seek(n.body, ("stage", self.stage)) if isinstance(s, Store)]
         self.need(found, f"there is no stage {self.stage}")
         self.need(n.buffer(self.stage).scope not in ("in", "out"), f"{self.stage} is an output")
-        others = [s for s, _ in walk(n.body) if isinstance(s, Store) and s.stage != self.stage]
-        if not any(x.source == self.stage for s in others for x in reads(s)):
+        readers = (s for s, _ in walk(n.body) if isinstance(s, Store) and self.stage in sources(s))
+        if all(s.stage == self.stage for s in readers):
             return self._without(n)
         self.need(
             len(found) == 1 and found[0][0].combine is None,
@@ -54,8 +55,7 @@ class ComputeInline(Step):
         self.need(own_loops, f"{self.stage} is placed inside other loops", "inline first")
         guests = set().union(*(stages_in(p) for p in path)) - {self.stage}
         self.need(not guests, f"{', '.join(sorted(guests))} is placed inside it", "inline first")
-        own = any(x.source == self.stage for x in loads(s.value))
-        self.need(not own, f"{self.stage} reads itself")
+        self.need(self.stage not in s.value.sources, f"{self.stage} reads itself")
 
         def on_load(x: Load) -> Value:
             if x.source != self.stage:
@@ -64,7 +64,8 @@ class ComputeInline(Step):
             return rewrite(s.value, table)
 
         rest = self._without(n)
-        return replace(rest, body=tuple(substitute(x, {}, on_load) for x in rest.body))
+        body = tuple(substitute(x, {}, on_load, only=self.stage) for x in rest.body)
+        return replace(rest, body=body)
 
     def _without(self, n: Nest) -> Nest:
         """The nest without the stage; loops left without a body go too."""

@@ -12,7 +12,7 @@ from tilewright.kernel.nest import (
     Path,
     Stmt,
     Store,
-    reads,
+    sources,
     stages_in,
     substitute,
     transform,
@@ -60,7 +60,7 @@ class ComputeWith(Step):
         late = [
             s
             for s in n.body[host:]
-            if isinstance(s, Alloc) and any(s.buffer in _writes(x) | _reads(x) for x in own)
+            if isinstance(s, Alloc) and any(s.buffer in _writes(x) | sources(x) for x in own)
         ]
         if late:
             rest = [s for s in body if s not in late]
@@ -80,7 +80,7 @@ class ComputeWith(Step):
 
     def _pass(self, n: Nest, s: Loop, other: Stmt, before: bool) -> None:
         """Nothing in between writes what the nest touches or touches what it writes."""
-        clash = _writes(s) & (_writes(other) | _reads(other)) | _reads(s) & _writes(other)
+        clash = _writes(s) & (_writes(other) | sources(other)) | sources(s) & _writes(other)
         if clash:
             saying = f"{', '.join(sorted(clash))} is used between {self.stage} and {self.at}: "
             self.keep(n, exchanged(n, *((s, other) if before else (other, s))), saying)
@@ -112,10 +112,6 @@ def _placed(
         return (s,)
 
     return transform(body, one)
-
-
-def _reads(s: Stmt) -> set[str]:
-    return {str(x.source) for x in reads(s)}
 
 
 def _writes(s: Stmt) -> set[str]:

@@ -195,7 +195,13 @@ class Expressions(State):
         return constant(found)
 
     def _binary(self, node: ast.BinOp) -> Any:
-        return self.binary(node, node.op, self.expression(node.left), self.expression(node.right))
+        spine = [node]  # a + b + c + …, as long as it may be
+        while isinstance(spine[-1].left, ast.BinOp):
+            spine.append(spine[-1].left)
+        found = self.expression(spine[-1].left)
+        for n in reversed(spine):
+            found = self.binary(n, n.op, found, self.expression(n.right))
+        return found
 
     def _unary(self, node: ast.UnaryOp) -> Any:
         x = self.expression(node.operand)

@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 
 from tilewright.lang.tile import ir
 
+# Operations that need one element of each operand, the one at their own index.
+ELEMENTWISE = frozenset(("map", "cast", "bitcast"))
+
 
 @dataclass
 class Uses:
     counts: dict[ir.Value, int] = field(default_factory=dict)
+    elsewhere: set[ir.Value] = field(default_factory=set)  # used by what is not elementwise
     pending: dict[ir.Value, int] = field(default_factory=dict)
     inside_loops: set[ir.Value] = field(default_factory=set)
     depth: dict[ir.Value, int] = field(default_factory=dict)  # how many loops a value is inside of
@@ -43,6 +47,8 @@ class Uses:
         for o in b.operations:
             for a in o.args:
                 use(a)
+            if o.name not in ELEMENTWISE:
+                self.elsewhere.update(o.args)
             for inner in o.blocks:
                 self._block(inner, here + (o.name in ("for", "while")))
             for r in o.results:

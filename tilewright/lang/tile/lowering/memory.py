@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from tilewright.base.errors import Unsupported
+from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
+from tilewright.ir.conditions import parts_of
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Fn, Load, Value, cast, const, index, load, replaced, select, walk
+from tilewright.ir.expr import (
+    Fn,
+    Load,
+    Value,
+    cast,
+    const,
+    index,
+    load,
+    select,
+    walk,
+    with_args,
+)
 from tilewright.ir.types import i32, i64
 from tilewright.kernel.group import memory_buffer
 from tilewright.kernel.nest import Atomic, If, Report, Stmt, Store
@@ -110,19 +123,15 @@ def publish(low: Lowering, o: ir.Operation) -> None:
 
 def assuming(v: Value, condition: Value) -> Value:
     """A value where a condition holds: what depends on it, or on a part of it, is settled."""
-    known = set(conjuncts(condition))
-    for x in list(walk(v)):
-        if isinstance(x, Fn) and x.name == "select" and set(conjuncts(x.args[0])) <= known:
-            v = replaced(v, x, assuming(x.args[1], condition))
-    return v
-
-
-def conjuncts(v: Value) -> Iterator[Value]:
-    if isinstance(v, Fn) and v.name == "and":
-        for x in v.args:
-            yield from conjuncts(x)
-    else:
-        yield v
+    known = set(parts_of(condition))
+    settled: dict[Value, Value] = {}
+    for x in operands_first(v, lambda x: x.args if isinstance(x, Fn) else (), settled):
+        settled[x] = x
+        if isinstance(x, Fn) and x.name == "select" and known.issuperset(parts_of(x.args[0])):
+            settled[x] = settled[x.args[1]]
+        elif isinstance(x, Fn):
+            settled[x] = with_args(x, tuple(settled[a] for a in x.args))
+    return settled[v]
 
 
 def overlaps(low: Lowering, name: str, where: Callable[[At], At], value: Tile) -> bool:

@@ -20,12 +20,23 @@ from tilewright.kernel.group import Buffer, pointer_buffer
 from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, walk, wrap
 from tilewright.lang.tile import ir
 from tilewright.lang.tile.lowering.carried import Uses
-from tilewright.lang.tile.lowering.tiles import AnyTile, At, Pointers, Tile, buffered, whole
+from tilewright.lang.tile.lowering.tiles import (
+    AnyTile,
+    At,
+    Pointers,
+    Tile,
+    buffered,
+    flattened,
+    whole,
+)
 from tilewright.lang.tile.lowering.waiting import waiting_loops
 
 GRID = ("grid0", "grid1", "grid2")
 # Programs that threads claim together are about this many simple operations: tens of microseconds.
 PIECE = 65536
+# Operations one after the other: that are done again by every reader that has loops of its own; of
+# one expression; that are functions which call each other before they become an expression.
+FEW, LONGEST, CALLS = 6, 96, 32
 MEMORY = "memory"  # the buffer of absolute addresses, one for each element
 
 
@@ -91,6 +102,8 @@ class Lowering:
         self.uses = Uses.of(self.kernel)
         self.waiting = waiting_loops(self.kernel)
         self.out: list[Stmt] = []
+        # Operations since something was kept, one after the other: all, and those of no index.
+        self.lengths: tuple[dict[ir.Value, int], dict[ir.Value, int]] = ({}, {})
         self.lazy: list[ir.Value] = []  # values that read memory when they are evaluated
         for g in GRID:
             self.dims[g] = D.the_sym(D.sym(g, 1))
@@ -209,15 +222,37 @@ class Lowering:
 
     def define(self, v: ir.Value, t: AnyTile) -> None:
         """A value is what a tile says, kept where it is worth it."""
+        args = v.made_by.args if v.made_by is not None else ()
+        depth, work = (
+            1 + max((found.get(a, 0) for a in args), default=0) for found in self.lengths
+        )
+        if isinstance(t, Pointers) or t.dim is not None:
+            work = 0  # where something is, or which: not what is computed of it
         if isinstance(t, Tile) and not t.buffer:
             often = self.uses.count(v) > 1 or v in self.uses.inside_loops
             # One number is computed where it is first needed, and only once, by the emitter.
             costs = bool(t.reads) or (t.dear and bool(t.shape))
-            if costs and (often or not t.shape) and self.uses.count(v):
+            worth = costs and (often or not t.shape)
+            if self.uses.count(v) and (worth or self._is_too_long(v, t, depth, work)):
                 t = self.kept(t)
+        if isinstance(t, Tile) and t.buffer:
+            depth = work = 0
+        elif depth % CALLS == 0:
+            t = flattened(t)
         self.tiles[v] = t
+        for found, length in zip(self.lengths, (depth, work), strict=True):
+            found[v] = length
         if t.reads:
             self.lazy.append(v)
+
+    def _is_too_long(self, v: ir.Value, t: Tile, depth: int, work: int) -> bool:
+        """Are there so many operations since something was kept that a tile is kept as well: where
+        several places would compute it, each for itself, or where an expression would only grow?"""
+        shared = self.uses.count(v) > 1
+        if depth > (LONGEST // 2 if t.reads else LONGEST) // (2 if shared else 1):
+            return True
+        again = shared and v in self.uses.elsewhere
+        return again and work > FEW and bool(t.shape)
 
     def meets(self, changed: str, reads: frozenset[str]) -> bool:
         """May a change of one argument's memory be one of what is read?"""

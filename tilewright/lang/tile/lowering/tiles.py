@@ -93,6 +93,22 @@ def viewed(t: AnyTile, shape: tuple[int, ...], where: Callable[[At], At]) -> Any
     return replace(t, shape=shape, at=lambda i: at(where(i)), dim=moved, buffer="")
 
 
+def flattened(t: AnyTile) -> AnyTile:
+    """The same tile as one expression whose index is put in, not as functions that call functions:
+    a long program would else be as many calls inside each other."""
+    probe = _probe(t.shape)
+    axes = tuple(D.the_sym(x) for x in probe)
+    if isinstance(t, Pointers):
+        places = t.at(probe)
+        return replace(t, at=lambda i: D.substitute(places, dict(zip(axes, i, strict=True))))
+    value = t.at(probe)
+    at = lru_cache(ASKED_AGAIN)(lambda i: value.substitute(dict(zip(axes, i, strict=True))))
+    if t.dim is None:
+        return replace(t, at=at)
+    dim = t.dim(probe)
+    return replace(t, at=at, dim=lambda i: D.substitute(dim, dict(zip(axes, i, strict=True))))
+
+
 def mapped(name: str, args: tuple[Tile, ...], dtype: DType, shape: tuple[int, ...]) -> Tile:
     """A scalar function of every element."""
     ats = [a.at for a in args]

@@ -1,0 +1,174 @@
+"""Which maps of a group disappear into their readers, and the nest without them.
+
+The trace says `ComputeInline` once for each. All of them are done at once here, since one after
+another they would go through the same growing expressions again and again: every stage is written
+over axes that all stages of the same sizes share, so that a read of the same element is the value
+itself, and what is read elsewhere is rewritten once for each place.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+from tilewright.base.traverse import operands_first
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.expr import Const, Fn, Load, Value, extent, loads, rewrite, walk
+from tilewright.kernel.defaults.scheduler import EXPENSIVE, Scheduler
+from tilewright.kernel.group import Group, Stage
+from tilewright.kernel.nest import Loop, start
+from tilewright.kernel.steps.compute_inline import ComputeInline
+
+# Simple operations that are done again by every reader: more of them are done once.
+LONG = 32
+
+
+def inline_maps(s: Scheduler) -> list[Stage]:
+    """Inline every map that is cheap or read once; the stages that stay, in order."""
+    found = _Inlined(s.group)
+    for st in s.group.stages:
+        if found.disappears(st):
+            found.gone[st.name] = None
+    # A condition that inlining has settled may have been the only way to a stage.
+    found.drop_unread()
+    s.trace += [ComputeInline(name) for name in found.gone]
+    kept = found.kept()
+    if found.gone:
+        group = s.group
+        buffers = tuple(b for b in group.buffers if b.name not in found.gone)
+        after = start(Group(group.name, buffers, tuple(kept), group.precision))
+        s.nest = replace(after, dims=s.nest.dims)
+    names = {st.name for st in kept}
+    return [st for st in s.group.stages if st.name in names]
+
+
+def edges_in_lanes(value: Value, path: list[Loop]) -> bool:
+    """Is it a read or a number, and do neighbours of the innermost loop differ in which?"""
+    return bool(path) and _edges_along(value, path[-1].var)
+
+
+def _edges_along(value: Value, var: Sym) -> bool:
+    guarded = isinstance(value, Fn) and value.name == "select" and isinstance(value.args[2], Const)
+    return guarded and isinstance(value.args[1], Load) and var in value.args[0].symbols()
+
+
+class _Inlined:
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.scope = {b.name: b.scope for b in group.buffers}
+        self.size = {b.name: b.size for b in group.buffers}
+        self.has_sums = any(st.is_reduce for st in group.stages)
+        self.gone: dict[str, None] = {}
+        self.axes: dict[str, tuple[Sym, ...]] = {}  # the shared axes that a stage is written over
+        self.values: dict[str, Value] = {}  # of maps, over shared axes
+        self.after: dict[str, Stage] = {}  # stages that stay, without reads of those that are gone
+        self.read: dict[Load, Value] = {}  # what a read of such a stage is
+        self.costs: dict[Value, bool] = {}  # does a value have an expensive function in it?
+        self.reads: dict[str, set[Load]] = defaultdict(set)
+        self.users: dict[str, list[Stage]] = defaultdict(list)
+        for st in group.stages:
+            found = {x for v in _values(st) for x in loads(v) if isinstance(x.source, str)}
+            for name in dict.fromkeys(str(x.source) for x in found):
+                self.users[name].append(st)
+            for x in found:
+                self.reads[str(x.source)].add(x)
+
+    def disappears(self, st: Stage) -> bool:
+        if not st.is_map or self.scope[st.name] != "local":
+            return False
+        value, axes = self.over_shared_axes(st)
+        self.values[st.name], self.axes[st.name] = value, axes
+        users = self.users[st.name]
+        if any(u.combine is not None for u in users) and axes and _edges_along(value, axes[-1]):
+            return False  # a copy with the edges is cheaper than conditions in each product
+        once = len(self.reads[st.name]) <= 1 and not any(self.reused(u, st) for u in users)
+        if once:
+            return True
+        # Maps of one shape share loops, and so what they compute; sums have loops of their own.
+        again = self.has_sums and len(users) > 1
+        return not self.expensive(value) and not (again and _is_long(value))
+
+    def reused(self, user: Stage, st: Stage) -> bool:
+        """Would inlining st into the user compute its points more than once?"""
+        total: Dim = 1
+        for a in (*user.axes, *user.raxes):
+            total = total * extent(a)
+        return not D.known_le(total, self.size[st.name])
+
+    def expensive(self, v: Value) -> bool:
+        for x in operands_first(v, lambda x: x.operands(), self.costs):
+            own = isinstance(x, Fn) and x.name in EXPENSIVE
+            self.costs[x] = own or any(self.costs[y] for y in x.operands())
+        return self.costs[v]
+
+    def over_shared_axes(self, st: Stage) -> tuple[Value, tuple[Sym, ...]]:
+        axes = tuple(D.the_sym(D.var(f"@{k}", extent(a))) for k, a in enumerate(st.axes))
+        table: dict[Sym, Dim] = {a: D.as_int(b) for a, b in zip(st.axes, axes, strict=True)}
+        return self.rewritten(st.value, table), axes
+
+    def rewritten(self, v: Value, table: dict[Sym, Dim]) -> Value:
+        """A value over other axes, with what is gone in the place of reads of it."""
+        if not self.gone:
+            return rewrite(v, table)
+        return rewrite(v, table, self.element)
+
+    def element(self, x: Load) -> Value:
+        name = str(x.source)
+        if name not in self.gone:
+            return x
+        found = self.read.get(x)
+        if found is None:
+            there = zip(self.axes[name], x.index, strict=True)
+            table = {a: i for a, i in there if not (D.is_sym(i) and D.the_sym(i) is a)}
+            found = self.read[x] = rewrite(self.values[name], table)
+        return found
+
+    def kept(self) -> list[Stage]:
+        """The stages that stay, over their own axes."""
+        found = [st for st in self.group.stages if st.name not in self.gone]
+        for st in found:
+            if st.name not in self.after:
+                self.after[st.name] = self.without(st)
+        return [self.after[st.name] for st in found]
+
+    def without(self, st: Stage) -> Stage:
+        if not any(str(x.source) in self.gone for v in _values(st) for x in loads(v)):
+            return st
+        shared, axes = self.over_shared_axes(st)
+        back: dict[Sym, Dim] = {b: D.as_int(a) for a, b in zip(st.axes, axes, strict=True)}
+        where = tuple(
+            D.substitute(w, {}, lambda v: self.rewritten(v, {})) if D.data_values(w) else w
+            for w in st.where
+        )
+        init = None if st.init is None else self.rewritten(st.init, {})
+        return replace(st, where=where, value=rewrite(shared, back), init=init)
+
+    def drop_unread(self) -> None:
+        kept = self.kept()
+        reads = {st.name: {str(x.source) for v in _values(st) for x in loads(v)} for st in kept}
+        readers: dict[str, int] = defaultdict(int)
+        for found in reads.values():
+            for source in found:
+                readers[source] += 1
+        for st in reversed(kept):
+            if self.scope[st.name] == "local" and not readers[st.name]:
+                self.gone[st.name] = None
+                for source in reads[st.name]:
+                    readers[source] -= 1
+
+
+def _is_long(v: Value) -> bool:
+    """Is it so many operations that a read of a stored result is cheaper, be they simple ones?"""
+    count = 0
+    for x in walk(v):
+        count += isinstance(x, Fn)
+        if count > LONG:
+            return True
+    return False
+
+
+def _values(st: Stage) -> list[Value]:
+    """All values that a stage computes or reads indices from."""
+    init = () if st.init is None else (st.init,)
+    return [st.value, *init, *(v for w in st.where for v in D.data_values(w))]
