@@ -449,9 +449,7 @@ class Arith:
 
 
 # Functions whose results any float of 16 bits can hold if it holds the arguments.
-_HELD = frozenset(
-    "neg abs max min maxnum minnum floor ceil trunc round copysign rem".split()
-)
+_HELD = frozenset("neg abs max min maxnum minnum floor ceil trunc round copysign rem".split())
 
 
 def _is_held(name: str, d: DType) -> bool:
