@@ -49,7 +49,6 @@ EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "{0} > 0.1 ? {0} : 0.1": lambda x: torch.where(x > 0.1, x, 0.1),
     "{0}.float() * 1.1": lambda x: (x.float() * 1.1).to(x.dtype),
     "{0}.double() + 0.1": lambda x: (x.double() + 0.1).float().to(x.dtype),
-    "{0}.float().mul(3)": lambda x: x.float().mul(3),
     "{0}.to(float16)": lambda x: x.to(torch.float16),
     "{0}.to(bfloat16)": lambda x: x.to(torch.bfloat16),
     "{0}.T.contiguous().T": lambda x: x.t().contiguous().t(),
@@ -155,8 +154,6 @@ def fault(c: Chain) -> str | None:
     allowed = 0 if c.last is None else 1
     off = (_order(got) - _order(want)).abs()
     off = torch.where(got.isnan() & want.isnan(), torch.zeros_like(off), off)
-    if want.dtype not in HALVES and allowed:  # float32 by itself: other tests compare these
-        allowed = 1 << 12
     if int(off.max()) <= allowed:
         return None
     at = int(off.flatten().argmax())

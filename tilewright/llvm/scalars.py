@@ -61,6 +61,7 @@ class Arith:
 
     fma: bool
     strict: bool = False  # every operation rounds: no product is added without it
+    has_bf16: bool = False  # an instruction rounds to bfloat16, subnormal numbers too
     declares: set[str] = field(default_factory=set)
     defines: dict[str, str] = field(default_factory=dict)
     put: Callable[[str], str] = lambda text: text
@@ -111,7 +112,7 @@ class Arith:
             return self.round(self._exact_fma(lanes, args), d, lanes)
         if d.is_float:
             r = self._float(name, d, t, lanes, args)
-            return r if _is_held(name, d) else self.round(r, d, lanes)
+            return r if _is_held(name, d) else self.round(r, d, lanes, name in _ARITHMETIC)
         return self._bool(name, v, lanes, args) if d.is_bool else self._int(name, d, t, lanes, args)
 
     def _compare(self, name: str, d: DType, v: str, args: list[str]) -> str:
@@ -357,11 +358,11 @@ class Arith:
             x = narrow.cut(to.format, x, narrow.Lanes(self.put, lanes))
         return self.put(f"fpext {single} {x} to {double}") if d is f64 else x
 
-    def round(self, x: str, d: DType, lanes: int) -> str:
-        """A float rounded to what a narrower one can hold."""
+    def round(self, x: str, d: DType, lanes: int, plain: bool = False) -> str:
+        """A float rounded to what a narrower one can hold; see `narrow`."""
         if d.format is None:
             return x
-        return self.widen(self.narrow(x, d, lanes), d, lanes)
+        return self.widen(self.narrow(x, d, lanes, plain), d, lanes)
 
     def joined(
         self, r: str, parts: Sequence[str], lanes: int, join: Callable[[str, str, str], str]
@@ -386,8 +387,9 @@ class Arith:
             return None
         return self.splat_literal("0xH0000" if d is f16 else "0", memory_type(d), lanes)
 
-    def narrow(self, x: str, d: DType, lanes: int) -> str:
-        """Register form → memory form."""
+    def narrow(self, x: str, d: DType, lanes: int, plain: bool = False) -> str:
+        """Register form → memory form. `plain`: an instruction made it of operands of `d`, so that
+        a NaN among the results is one that `d` can hold, and rounding leaves it one."""
         found = self._here().get(x)
         if found is not None and found[0] is d:
             return found[1]
@@ -399,15 +401,20 @@ class Arith:
             return x
         if d is not bf16:
             return narrow.narrowed(d.format, x, narrow.Lanes(self.put, lanes))
+        single, half = vector("float", lanes), vector("i16", lanes)
+        if self.has_bf16:
+            r = self.put(f"fptrunc {single} {x} to {vector('bfloat', lanes)}")
+            return self.put(f"bitcast {vector('bfloat', lanes)} {r} to {half}")
         i, m = vector("i32", lanes), vector("i1", lanes)
         c = lambda n: self.splat_literal(str(n), "i32", lanes)  # noqa: E731
-        u = self.put(f"bitcast {vector('float', lanes)} {x} to {i}")
+        u = self.put(f"bitcast {single} {x} to {i}")
         odd = self.put(f"and {i} {self.put(f'lshr {i} {u}, {c(16)}')}, {c(1)}")
-        up = self.put(f"add {i} {self.put(f'add {i} {u}, {odd}')}, {c(0x7FFF)}")
-        nan = self.put(f"fcmp uno {vector('float', lanes)} {x}, {x}")
-        quiet = self.put(f"or {i} {u}, {c(0x400000)}")
-        r = self.put(f"select {m} {nan}, {i} {quiet}, {i} {up}")
-        return self.put(f"trunc {i} {self.put(f'lshr {i} {r}, {c(16)}')} to {vector('i16', lanes)}")
+        r = self.put(f"add {i} {self.put(f'add {i} {u}, {odd}')}, {c(0x7FFF)}")
+        if not plain:
+            nan = self.put(f"fcmp uno {single} {x}, {x}")
+            quiet = self.put(f"or {i} {u}, {c(0x400000)}")
+            r = self.put(f"select {m} {nan}, {i} {quiet}, {i} {r}")
+        return self.put(f"trunc {i} {self.put(f'lshr {i} {r}, {c(16)}')} to {half}")
 
     def widen(self, x: str, d: DType, lanes: int) -> str:
         """Memory form → register form."""
@@ -448,6 +455,7 @@ class Arith:
         return self.put(f"call {t} {full}({v} {x})")
 
 
+_ARITHMETIC = frozenset({"add", "sub", "mul", "div", "sqrt"})  # one instruction each
 # Functions whose results any float of 16 bits can hold if it holds the arguments.
 _HELD = frozenset("neg abs max min maxnum minnum floor ceil trunc round copysign rem".split())
 
