@@ -79,7 +79,7 @@ class Schedules:
         return Schedules.parse(options.schedules, numbers)
 
     @staticmethod
-    def parse(given: Mapping[str, str], numbers: Numbers = Numbers()) -> Schedules:
+    def parse(given: Mapping[str, str], numbers: Numbers) -> Schedules:
         traces: dict[str, Trace] = {}
         for name, text in given.items():
             try:

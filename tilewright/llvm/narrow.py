@@ -1,8 +1,8 @@
 """Narrow floats as LLVM instructions on wider lanes, without tables and branches.
 
 A register holds them as float. Here are floats of 8 bits, and doubles on their way to any narrow
-float, which have to be rounded once and not twice. Nothing here depends on how the machine treats subnormal floats:
-subnormal codes are made and read by sums of normal ones.
+float, which have to be rounded once and not twice. Nothing here depends on how the machine treats
+subnormal floats: subnormal codes are made and read by sums of normal ones.
 """
 
 from __future__ import annotations
@@ -147,11 +147,11 @@ def to_odd(x: str, n: Lanes) -> str:
     near = to_single(x, n)
     back = n.convert("fpext", near, "float", "double")
     lost = n.op("fcmp one", back, x, "double")
-    sizes = [
+    first, second = (
         n.op("and", n.convert("bitcast", e, "double", "i64"), (1 << 63) - 1, "i64")
         for e in (back, x)
-    ]
-    over = n.convert("zext", n.op("icmp ugt", *sizes, "i64"), "i1", "i32")
+    )
+    over = n.convert("zext", n.op("icmp ugt", first, second, "i64"), "i1", "i32")
     cut = n.op("sub", n.as_bits(near), over)
     return n.as_float(n.op("or", cut, n.convert("zext", lost, "i1", "i32")))
 
