@@ -123,7 +123,7 @@ def split(
 ) -> _Parts:
     """The graph after all passes, in its parts."""
     stages = stages or Stages()
-    schedules = schedules or Schedules.parse(options.schedules, options.precision)
+    schedules = schedules or Schedules.of(options)
     ready = prepare(graph, options, target, log, stages)
     fold = options.fold_weights and any(_is_weight(n) for n in ready.inputs)
     ready = schedules.granted(ready, fold, log)
@@ -147,7 +147,7 @@ def compiled(
     by = _chooser(options, target, told)
     phases = Phases()
     stages = Stages.of(graph, told, options.dump, options.resume)
-    schedules = Schedules.parse(options.schedules, options.precision)
+    schedules = Schedules.of(options)
     with phases("passes"):
         parts = split(graph, options, target, told, stages, schedules)
     once: _Builder | None = None

@@ -23,6 +23,9 @@ class Options:
     winograd: bool = True  # 3x3 convolutions by tiles, where an estimate says that it is faster
     # "strict": sums are added in the order of their definition, and nothing is folded that rounds
     precision: str = "reassociate"
+    # 16-bit results are rounded between operators, as eager's are; False: a kernel computes in
+    # float32 and rounds what it stores
+    round_between: bool = True
     profile: bool = False  # the program's details["marks"] then tell where time goes
     dump: Path | None = None  # where stages are written; None: as TILEWRIGHT_DUMP says
     resume: Path | None = None  # where edited stages are read; None: as TILEWRIGHT_RESUME says

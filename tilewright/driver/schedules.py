@@ -15,6 +15,7 @@ from itertools import combinations
 
 from tilewright.base.errors import TilewrightError
 from tilewright.base.events import Log
+from tilewright.driver.options import Options
 from tilewright.graph.asked import laid_out, unfolded
 from tilewright.graph.cluster import Cluster, Fused
 from tilewright.graph.fold import split_weights
@@ -27,6 +28,7 @@ from tilewright.kernel.nest import Nest, start
 from tilewright.kernel.step import Trace, apply, parse_trace
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.text import group_text
+from tilewright.kernel.widen import widened
 from tilewright.ops.control import Cond
 from tilewright.ops.layout import Unrelayout
 
@@ -47,23 +49,37 @@ def by_first_use(c: Cluster) -> Cluster:
     return replace(c, inputs=tuple(used | dict.fromkeys(c.inputs)))
 
 
-def group_of(c: Cluster, p: Plan, precision: str, outputs: tuple[Node, ...] = ()) -> Group:
+@dataclass(frozen=True)
+class Numbers:
+    """What kernels may do to numbers: the order of sums, and 16-bit results between operators."""
+
+    precision: str = "reassociate"
+    round_between: bool = True
+
+
+def group_of(c: Cluster, p: Plan, numbers: Numbers, outputs: tuple[Node, ...] = ()) -> Group:
     """The group of a cluster; `outputs` are those the plan knows, where the cluster has others."""
     known = dict(zip(c.outputs, outputs or c.outputs, strict=True))
     place = {o: p.in_place[k] for o, k in known.items() if k in p.in_place}
     group = build_group("kernel", c.nodes, c.inputs, c.outputs, place)
-    return replace(group, precision=precision)
+    group = group if numbers.round_between else widened(group)
+    return replace(group, precision=numbers.precision)
 
 
 @dataclass(frozen=True)
 class Schedules:
-    """Traces by the name of a kernel, and what any trace may do to sums."""
+    """Traces by the name of a kernel, and what kernels may do to numbers."""
 
     traces: Mapping[str, Trace]
-    precision: str = "reassociate"
+    numbers: Numbers = Numbers()
 
     @staticmethod
-    def parse(given: Mapping[str, str], precision: str = "reassociate") -> Schedules:
+    def of(options: Options) -> Schedules:
+        numbers = Numbers(options.precision, options.round_between)
+        return Schedules.parse(options.schedules, numbers)
+
+    @staticmethod
+    def parse(given: Mapping[str, str], numbers: Numbers) -> Schedules:
         traces: dict[str, Trace] = {}
         for name, text in given.items():
             try:
@@ -71,7 +87,7 @@ class Schedules:
             except TilewrightError as wrong:
                 wrong.where = f"the schedule for {name}"
                 raise
-        return Schedules(traces, precision)
+        return Schedules(traces, numbers)
 
     def __bool__(self) -> bool:
         return bool(self.traces)
@@ -80,7 +96,7 @@ class Schedules:
         """The graph in which operands are stored as traces ask for them."""
         waiting = {name: t for name, t in self.traces.items() if _asking(t)}
         while waiting:
-            kernels = _kernels(graph, fold, self.precision)
+            kernels = _kernels(graph, fold, self.numbers)
             found = next((k for k in kernels if symbol_of(k[1]) in waiting), None)
             if found is None:
                 return graph  # this program has no such kernel; another one may
@@ -110,7 +126,7 @@ class Schedules:
         for count in range(len(mapped), 0, -1) if asking else ():
             for some in combinations(mapped, count):
                 plain, stored = _without_maps(c, some)
-                group = group_of(plain, p, self.precision, c.outputs)
+                group = group_of(plain, p, self.numbers, c.outputs)
                 trace = _asking(self.traces.get(symbol_of(group), ()))
                 nest = self.applied(symbol_of(group), group, trace)
                 asked = [nest.buffer(b.name).asked for b in group.inputs]
@@ -118,7 +134,7 @@ class Schedules:
                 if [a and a.map for a in asked] == maps:
                     given = (stored[x][0] if x in stored else x for x in plain.inputs)
                     return replace(plain, inputs=tuple(given)), group
-        return c, group_of(c, p, self.precision)
+        return c, group_of(c, p, self.numbers)
 
 
 def _asking(trace: Trace) -> Trace:
@@ -149,7 +165,7 @@ def _without_maps(
 
 
 def _kernels(
-    graph: Graph, fold: bool, precision: str
+    graph: Graph, fold: bool, numbers: Numbers
 ) -> Iterator[tuple[Cluster, Group, dict[Node, Node]]]:
     """The kernels that the graph will have, with its own nodes for those of the clusters."""
     if fold:
@@ -164,4 +180,4 @@ def _kernels(
         if empty or any(isinstance(n.op, Cond) for n in c.nodes):
             continue
         c = by_first_use(c)
-        yield c, group_of(c, p, precision), back
+        yield c, group_of(c, p, numbers), back

@@ -140,6 +140,7 @@ class Session:
             # Transformed weights are what own_weights could not give back.
             winograd=given.winograd and not given.own_weights,
             precision=given.precision,
+            round_between=given.round_between,
             schedules=given.schedules,
             choose=given.choose,
             tune_seconds=given.tune_seconds,

@@ -35,6 +35,9 @@ class TorchOptions:
     # Indices, divisors, probabilities: raise where eager would. False, or TILEWRIGHT_CHECK_DATA=0:
     # such inputs give some result without a word; no memory but the program's own is touched.
     checks: bool = True
+    # 16-bit results are rounded between operators, as eager's are; False: a kernel computes in
+    # float32 and rounds what it stores
+    round_between: bool = True
     # tw.compile of a module: weights live packed only, and give their own memory back
     own_weights: bool = False
     # Who schedules kernels: rules, the model or the clock ("auto": as TILEWRIGHT_CHOOSE says), and

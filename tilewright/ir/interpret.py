@@ -19,7 +19,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Const, Fn, Index, Load, Reduce, Tensor, Value, extent
 from tilewright.ir.node import Constant, Graph, Input, Item, Node, topological
 from tilewright.ir.operator import definition, is_composed, stages
-from tilewright.ir.scalar import SCALARS
+from tilewright.ir.scalar import applied
 from tilewright.ir.types import DType, TensorType, TupleType, as_dtype, clamped, u64
 
 # What memory holds of a tensor: an array, or one for each component of a tuple.
@@ -149,7 +149,7 @@ def tensor(t: Tensor, mem: Mapping[Tensor, Stored], sizes: Mapping[str, int]) ->
     else:
         for k in range(v.size):
             p = tuple(w[k] for w in at)
-            out[p] = as_dtype(SCALARS[t.combine].numpy(out[p], v[k]), t.dtype)
+            out[p] = applied(t.combine, [out[p], v[k]], t.dtype)
     return out
 
 
@@ -302,13 +302,8 @@ def _fold(combine: str, x: np.ndarray, n: int, dtype: DType) -> np.ndarray:
 
 
 def apply(name: str, args: Sequence[Any], dtype: DType) -> np.ndarray:
-    """A scalar function on arrays, with floats of 8 and 16 bits computed in float32."""
     with np.errstate(all="ignore"):
-        wide = [
-            np.asarray(a, dtype=np.float32) if np.asarray(a).dtype == np.float16 else a
-            for a in args
-        ]
-        return as_dtype(SCALARS[name].numpy(*wide), dtype)
+        return applied(name, args, dtype)
 
 
 def cast(x: np.ndarray, src: DType, dst: DType) -> np.ndarray:

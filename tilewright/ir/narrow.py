@@ -86,7 +86,7 @@ class Format:
 
     def encode(self, x: np.ndarray, rounding: str = "rtne") -> np.ndarray:
         """Codes of the nearest numbers, ties to even (or of the nearest toward zero)."""
-        x = np.asarray(x, dtype=np.float32)
+        x = to_single(x)
         if self is BFLOAT and rounding == "rtne":
             return _upper_halves(x)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -118,6 +118,20 @@ class Format:
         x = np.asarray(x)
         r = np.clip(x, -self.limit, self.limit)
         return r if self.nan is not None else np.where(np.isnan(x), np.copysign(self.limit, x), r)
+
+
+def to_single(x: np.ndarray) -> np.ndarray:
+    """Numbers about to be rounded to a narrow float, as float32. Of doubles these are the ones
+    toward zero, with the last bit set where anything was lost ("rounding to odd"): rounding twice
+    then gives what rounding once does."""
+    x = np.asarray(x)
+    if x.dtype != np.float64:
+        return x.astype(np.float32, copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):
+        near = np.asarray(x.astype(np.float32), order="C")
+        over, lost = np.abs(near) > np.abs(x), (near != x) & ~np.isnan(x)
+    bits = (near.view(np.uint32) - over) | lost
+    return bits.astype(np.uint32).view(np.float32)
 
 
 @cache

@@ -8,14 +8,14 @@ in native code: no trap, no surprise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from tilewright.ir.types import DTYPES, DType, f64, from_memory, to_memory
+from tilewright.ir.types import DTYPES, DType, as_dtype, f64, from_memory, to_memory
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Scalar:
     takes: DType | None = None  # the dtype accepted, where it is only one
     commutative: bool = False
     associative: bool = False
+    # On narrow floats, held as float32, where the function in float32 would round once too often
+    narrow: Callable[..., Any] | None = None
 
     def type(self, args: tuple[DType, ...]) -> DType:
         return args[-1] if self.result == "same" else DTYPES[self.result]
@@ -186,8 +188,12 @@ def _mulhi(a: Any, b: Any) -> Any:
 def _fma(a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once."""
     a, b, c = np.broadcast_arrays(a, b, c)
-    if a.dtype == np.float64:
-        return _exactly(a, b, c)
+    return _exactly(a, b, c) if a.dtype == np.float64 else _fma_odd(a, b, c).astype(a.dtype)
+
+
+def _fma_odd(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c of floats as doubles that rounding to floats leaves right."""
+    a, b, c = np.broadcast_arrays(a, b, c)
     x, z = a.astype(np.float64) * b, c.astype(np.float64)  # the product is exact
     s = x + z
     back = s - x
@@ -195,8 +201,7 @@ def _fma(a: Any, b: Any, c: Any) -> Any:
     # The sum rounded to odd: then rounding once more, to float32, does no harm.
     even = (np.ascontiguousarray(s).view(np.uint64).reshape(s.shape) & np.uint64(1)) == 0
     away = np.nextafter(s, np.where(error > 0, np.inf, -np.inf))
-    s = np.where(np.isfinite(s) & (error != 0) & even, away, s)
-    return s.astype(a.dtype)
+    return np.where(np.isfinite(s) & (error != 0) & even, away, s)
 
 
 def _exactly(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -288,7 +293,7 @@ _add("sar", 2, _sar, only="iu")  # arithmetic
 _add("mulhi", 2, _mulhi, only="iu")
 for _n, _f in _COMPARISONS.items():
     _add(_n, 2, _f, result="bool", commutative=_n in ("eq", "ne"))
-_add("fma", 3, _fma, only="f")
+_add("fma", 3, _fma, only="f", narrow=_fma_odd)
 _add("select", 3, lambda c, a, b: np.where(c, a, b))
 _add("neg", 1, lambda a: -a, only="fiu")
 _add("abs", 1, np.abs, only="fiu")
@@ -322,6 +327,17 @@ for _d in DTYPES.values():
     _u = DTYPES[f"u{_d.bits}"]
     _add(f"bits_of_{_d}", 1, _bits_of(_d), result=_u.name, only="f", takes=_d)
     _add(f"{_d}_of_bits", 1, _of_bits(_d), result=_d.name, only="u", takes=_u)
+
+
+def applied(name: str, args: Sequence[Any], result: DType) -> np.ndarray:
+    """A scalar function on arrays, as the interpreters hold them. Floats of 8 and 16 bits are
+    computed in float32 and rounded."""
+    spec = SCALARS[name]
+    wide = [np.asarray(a, np.float32) if np.asarray(a).dtype == np.float16 else a for a in args]
+    function = spec.narrow if spec.narrow is not None and result.format is not None else spec.numpy
+    r = np.asarray(function(*wide))
+    # Results are mostly held already as they should be.
+    return r if r.dtype == result.numpy and result.format is None else as_dtype(r, result)
 
 
 def neutral(combine: str, dtype: DType) -> float | int | bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.dim import Dim, Int
-from tilewright.ir.narrow import FORMATS, Format
+from tilewright.ir.narrow import FORMATS, Format, to_single
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def round_bf16(x: np.ndarray) -> np.ndarray:
 def as_dtype(x: np.ndarray, dtype: DType) -> np.ndarray:
     """`x` as the interpreter holds a value of `dtype`."""
     if dtype is bf16:
-        return round_bf16(np.asarray(x, dtype=np.float32))
+        return round_bf16(to_single(x))
     if dtype in FLOATS_OF_8_BITS:
         return FORMATS[dtype.name].round(x)
     return np.asarray(x).astype(dtype.numpy)

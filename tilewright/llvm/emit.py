@@ -52,7 +52,7 @@ def emit(n: Nest, target: Target) -> str:
 class _Module:
     def __init__(self, n: Nest, target: Target) -> None:
         self.n, self.target = n, target
-        self.arith = Arith(target.has_fma, n.precision == "strict")
+        self.arith = Arith(target.has_fma, n.precision == "strict", target.has("bf16"))
         self.args = [b for b in n.buffers if b.scope in ("in", "out")]
         self.shared = [s.buffer for s in n.body if isinstance(s, Alloc)]
         self.functions: list[str] = []

@@ -1,7 +1,8 @@
-"""Floats of 8 bits as LLVM instructions on 32-bit lanes, without tables and branches.
+"""Narrow floats as LLVM instructions on wider lanes, without tables and branches.
 
-A register holds them as float. Nothing here depends on how the machine treats subnormal floats:
-subnormal codes are made and read by sums of normal ones.
+A register holds them as float. Here are floats of 8 bits, and doubles on their way to any narrow
+float, which have to be rounded once and not twice. Nothing here depends on how the machine treats
+subnormal floats: subnormal codes are made and read by sums of normal ones.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ class Lanes:
     def type(self, scalar: str) -> str:
         return scalar if self.lanes == 1 else f"<{self.lanes} x {scalar}>"
 
-    def _number(self, x: str | int | float) -> str:
+    def _number(self, x: str | int | float, t: str) -> str:
         if isinstance(x, str):
             return x
         if isinstance(x, float):
-            text, t = f"0x{struct.unpack('<Q', struct.pack('<d', x))[0]:016X}", "float"
+            text = f"0x{struct.unpack('<Q', struct.pack('<d', x))[0]:016X}"
         else:
-            text, t = str(x - (1 << 32) if x >> 31 else x), "i32"
+            text = str(x - (1 << 32) if t == "i32" and x >> 31 == 1 else x)
         return text if self.lanes == 1 else "<" + ", ".join([f"{t} {text}"] * self.lanes) + ">"
 
     def op(self, code: str, x: str, y: str | int | float, t: str = "i32") -> str:
-        return self.put(f"{code} {self.type(t)} {x}, {self._number(y)}")
+        return self.put(f"{code} {self.type(t)} {x}, {self._number(y, t)}")
 
     def choose(self, c: str, x: str | int, y: str | int, t: str = "i32") -> str:
         v = self.type(t)
         return self.put(
-            f"select {self.type('i1')} {c}, {v} {self._number(x)}, {v} {self._number(y)}"
+            f"select {self.type('i1')} {c}, {v} {self._number(x, t)}, {v} {self._number(y, t)}"
         )
 
     def convert(self, code: str, x: str, src: str, dst: str) -> str:
@@ -133,3 +134,35 @@ def cut(f: Format, x: str, n: Lanes) -> str:
         r = n.choose(small, low, r)
     r = n.choose(n.op("icmp uge", full, _INFINITY), full, r)
     return n.as_float(n.op("or", r, n.op("and", u, 0x80000000)))
+
+
+def to_single(x: str, n: Lanes) -> str:
+    """Doubles as the nearest floats."""
+    return n.convert("fptrunc", x, "double", "float")
+
+
+def to_odd(x: str, n: Lanes) -> str:
+    """Doubles as floats toward zero, with the last bit set where anything was lost: rounding these
+    to a narrower float gives what rounding the doubles would."""
+    near = to_single(x, n)
+    back = n.convert("fpext", near, "float", "double")
+    lost = n.op("fcmp one", back, x, "double")
+    first, second = (
+        n.op("and", n.convert("bitcast", e, "double", "i64"), (1 << 63) - 1, "i64")
+        for e in (back, x)
+    )
+    over = n.convert("zext", n.op("icmp ugt", first, second, "i64"), "i1", "i32")
+    cut = n.op("sub", n.as_bits(near), over)
+    return n.as_float(n.op("or", cut, n.convert("zext", lost, "i1", "i32")))
+
+
+def made_odd(x: str, error: str, n: Lanes) -> str:
+    """Doubles that are off by less than their last place: where they are, and the last bit is not
+    set, the neighbour on the side of the exact number, whose last bit is."""
+    bits, sign = (n.convert("bitcast", e, "double", "i64") for e in (x, error))
+    other = n.op("icmp slt", n.op("xor", bits, sign, "i64"), 0, "i64")
+    moved = n.op("add", bits, n.choose(other, -1, 1, "i64"), "i64")
+    even = n.op("icmp eq", n.op("and", bits, 1, "i64"), 0, "i64")
+    lost = n.op("fcmp one", error, 0.0, "double")
+    chosen = n.choose(n.op("and", even, lost, "i1"), moved, bits, "i64")
+    return n.convert("bitcast", chosen, "i64", "double")

@@ -1,7 +1,8 @@
 """Scalar functions as LLVM instructions, on one value or on the lanes of a vector.
 
-In registers a bool is an i1 and floats of 8 and 16 bits are float: they are widened when loaded
-and rounded when stored or cast.
+In registers a bool is an i1 and floats of 8 and 16 bits are float: they are widened when loaded,
+computed as float32 and rounded at once to what their dtype can hold. LLVM takes instructions for
+16 bits instead where the machine has them and they give the same.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Arith:
 
     fma: bool
     strict: bool = False  # every operation rounds: no product is added without it
+    has_bf16: bool = False  # an instruction rounds to bfloat16, subnormal numbers too
     declares: set[str] = field(default_factory=set)
     defines: dict[str, str] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)  # of vector functions, by symbol
@@ -122,8 +124,11 @@ class Arith:
             return r
         if name in _COMPARE:
             return self._compare(name, d, v, args)
+        if d.format is not None and name == "fma":
+            return self.round(self._exact_fma(lanes, args), d, lanes)
         if d.is_float:
-            return self._float(name, d, t, lanes, args)
+            r = self._float(name, d, t, lanes, args)
+            return r if _is_held(name, d) else self.round(r, d, lanes, name in _ARITHMETIC)
         return self._bool(name, v, lanes, args) if d.is_bool else self._int(name, d, t, lanes, args)
 
     def _compare(self, name: str, d: DType, v: str, args: list[str]) -> str:
@@ -136,7 +141,8 @@ class Arith:
     def _float(self, name: str, d: DType, t: str, lanes: int, a: list[str]) -> str:
         v = vector(t, lanes)
         if name in ("add", "sub", "mul", "div"):
-            how = "" if self.strict else "contract "
+            # Of narrow floats a product is rounded before it is added.
+            how = "" if self.strict or d.format is not None else "contract "
             return self.put(f"f{name} {how}{v} {a[0]}, {a[1]}")
         if name == "neg":
             return self.put(f"fneg {v} {a[0]}")
@@ -300,7 +306,8 @@ class Arith:
             return self.put(f"icmp ne {vs} {x}, {self.splat_literal('0', ts, lanes)}")
         if src.is_float and dst.is_float:
             if ts == "double" and td == "float":
-                x = self.put(f"fptrunc {vs} {x} to {vd}")
+                cut = narrow.to_odd if dst.format is not None else narrow.to_single
+                x = cut(x, narrow.Lanes(self.put, lanes))
             elif ts == "float" and td == "double":
                 return self.put(f"fpext {vs} {x} to {vd}")
             if dst.bits == 8 and dst.format is not None:
@@ -318,7 +325,10 @@ class Arith:
             return r if dst is i64 else self.put(f"trunc {wide} {r} to {vd}")
         if dst.is_float:
             code = "sitofp" if src.kind == "i" else "uitofp"
-            return self.round(self.put(f"{code} {vs} {x} to {vd}"), dst, lanes)
+            made = self.put(f"{code} {vs} {x} to {vd}")
+            digits = src.bits - (src.kind == "i") if src.is_int else 1
+            fits = dst.format is not None and digits <= dst.format.fraction + 1
+            return made if fits else self.round(made, dst, lanes)
         if ts == td:
             return x
         if src.is_bool or dst.bits > src.bits:
@@ -331,6 +341,17 @@ class Arith:
         name = f"@llvm.{code}.sat.{suffix('i64', lanes)}.{suffix(ts, lanes)}"
         self.declares.add(f"declare {wide} {name}({vector(ts, lanes)})")
         return self.put(f"call {wide} {name}({vector(ts, lanes)} {x})")
+
+    def _exact_fma(self, lanes: int, a: list[str]) -> str:
+        """a * b + c of narrow floats as a float32 that rounding to them leaves right."""
+        n = narrow.Lanes(self.put, lanes)
+        x, y, z = (n.convert("fpext", e, "float", "double") for e in a)
+        x = n.op("fmul", x, y, "double")  # exact
+        s = n.op("fadd", x, z, "double")
+        back = n.op("fsub", s, x, "double")
+        rest = n.op("fsub", x, n.op("fsub", s, back, "double"), "double")
+        error = n.op("fadd", rest, n.op("fsub", z, back, "double"), "double")
+        return narrow.to_odd(narrow.made_odd(s, error, n), n)
 
     def _unknown(self, x: str, t: str, lanes: int) -> str:
         """The same numbers, of which LLVM knows nothing. It costs no instruction."""
@@ -353,11 +374,11 @@ class Arith:
             x = narrow.cut(to.format, x, narrow.Lanes(self.put, lanes))
         return self.put(f"fpext {single} {x} to {double}") if d is f64 else x
 
-    def round(self, x: str, d: DType, lanes: int) -> str:
-        """A float rounded to what a narrower one can hold."""
+    def round(self, x: str, d: DType, lanes: int, plain: bool = False) -> str:
+        """A float rounded to what a narrower one can hold; see `narrow`."""
         if d.format is None:
             return x
-        return self.widen(self.narrow(x, d, lanes), d, lanes)
+        return self.widen(self.narrow(x, d, lanes, plain), d, lanes)
 
     def joined(
         self, r: str, parts: Sequence[str], lanes: int, join: Callable[[str, str, str], str]
@@ -382,8 +403,9 @@ class Arith:
             return None
         return self.splat_literal("0xH0000" if d is f16 else "0", memory_type(d), lanes)
 
-    def narrow(self, x: str, d: DType, lanes: int) -> str:
-        """Register form → memory form."""
+    def narrow(self, x: str, d: DType, lanes: int, plain: bool = False) -> str:
+        """Register form → memory form. `plain`: an instruction made it of operands of `d`, so that
+        a NaN among the results is one that `d` can hold, and rounding leaves it one."""
         found = self._here().get(x)
         if found is not None and found[0] is d:
             return found[1]
@@ -395,15 +417,20 @@ class Arith:
             return x
         if d is not bf16:
             return narrow.narrowed(d.format, x, narrow.Lanes(self.put, lanes))
+        single, half = vector("float", lanes), vector("i16", lanes)
+        if self.has_bf16:
+            r = self.put(f"fptrunc {single} {x} to {vector('bfloat', lanes)}")
+            return self.put(f"bitcast {vector('bfloat', lanes)} {r} to {half}")
         i, m = vector("i32", lanes), vector("i1", lanes)
         c = lambda n: self.splat_literal(str(n), "i32", lanes)  # noqa: E731
-        u = self.put(f"bitcast {vector('float', lanes)} {x} to {i}")
+        u = self.put(f"bitcast {single} {x} to {i}")
         odd = self.put(f"and {i} {self.put(f'lshr {i} {u}, {c(16)}')}, {c(1)}")
-        up = self.put(f"add {i} {self.put(f'add {i} {u}, {odd}')}, {c(0x7FFF)}")
-        nan = self.put(f"fcmp uno {vector('float', lanes)} {x}, {x}")
-        quiet = self.put(f"or {i} {u}, {c(0x400000)}")
-        r = self.put(f"select {m} {nan}, {i} {quiet}, {i} {up}")
-        return self.put(f"trunc {i} {self.put(f'lshr {i} {r}, {c(16)}')} to {vector('i16', lanes)}")
+        r = self.put(f"add {i} {self.put(f'add {i} {u}, {odd}')}, {c(0x7FFF)}")
+        if not plain:
+            nan = self.put(f"fcmp uno {single} {x}, {x}")
+            quiet = self.put(f"or {i} {u}, {c(0x400000)}")
+            r = self.put(f"select {m} {nan}, {i} {quiet}, {i} {r}")
+        return self.put(f"trunc {i} {self.put(f'lshr {i} {r}, {c(16)}')} to {half}")
 
     def widen(self, x: str, d: DType, lanes: int) -> str:
         """Memory form → register form."""
@@ -442,6 +469,16 @@ class Arith:
             return self.put(f"call reassoc {t} {full}({t} {zero}, {v} {x})")
         self.declares.add(f"declare {t} {full}({v})")
         return self.put(f"call {t} {full}({v} {x})")
+
+
+_ARITHMETIC = frozenset({"add", "sub", "mul", "div", "sqrt"})  # one instruction each
+# Functions whose results any float of 16 bits can hold if it holds the arguments.
+_HELD = frozenset("neg abs max min maxnum minnum floor ceil trunc round copysign rem".split())
+
+
+def _is_held(name: str, d: DType) -> bool:
+    """Is a function's result one that the dtype of its arguments holds exactly, or no float?"""
+    return name.startswith("bits_of_") or name == "signbit" or (d.bits == 16 and name in _HELD)
 
 
 _COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})

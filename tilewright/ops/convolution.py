@@ -21,7 +21,7 @@ from tilewright.ir.expr import Tensor, Value
 from tilewright.ir.node import Node, Op, node
 from tilewright.ir.operator import Sample, operator
 from tilewright.ir.positions import Shape, may_equal, static
-from tilewright.ir.types import TensorType, bf16, f16, f64
+from tilewright.ir.types import DType, TensorType, bf16, f16, f64
 from tilewright.ops.samples import case, integers, normal
 from tilewright.ops.shapes import same_dtype
 from tilewright.ops.views import flip, pad, permute, reshape, slice
@@ -61,6 +61,10 @@ def valid_size(size: Dim, kernel: Dim, stride: int, dilation: int) -> Dim:
     return D.floordiv(size - dilation * (kernel - 1) - 1, stride) + 1
 
 
+def _summed(dtype: DType, wide: bool) -> DType:
+    return dtype.accumulator if wide else dtype
+
+
 def _wide(x: Tensor, at: tuple[Dim, ...]) -> Value:
     return E.cast(x[at], x.dtype.accumulator)
 
@@ -73,6 +77,7 @@ class ConvValid(Op):
     stride: Ints
     dilation: Ints
     groups: int
+    wide: bool = False  # the sums of 16-bit floats stay in float32
 
     def infer(self, x: TensorType, w: TensorType) -> TensorType:
         _check("conv", x, w, self.groups, 1, self.stride, self.dilation)
@@ -84,14 +89,14 @@ class ConvValid(Op):
             f"conv: the kernel of {w!r} with dilation {self.dilation} is larger than {x!r}",
             hint="pad the input, or use a smaller kernel",
         )
-        return TensorType(x.dtype, (x.shape[0], w.shape[0]) + sizes)
+        return TensorType(_summed(x.dtype, self.wide), (x.shape[0], w.shape[0]) + sizes)
 
     def _sizes(self, x: Shape, w: Shape) -> Shape:
         return tuple(map(valid_size, x[2:], w[2:], self.stride, self.dilation))
 
     def compute(self, x: Tensor, w: Tensor) -> Tensor:
         shape = (x.shape[0], w.shape[0]) + self._sizes(x.shape, w.shape)
-        per_group = w.shape[1]
+        per_group, dtype = w.shape[1], _summed(x.dtype, self.wide)
 
         def body(n: Dim, o: Dim, *p: Dim) -> Value:
             first = _group(o, w.shape[0], self.groups) * per_group
@@ -103,9 +108,9 @@ class ConvValid(Op):
                 )
                 return _wide(x, (n, first + c) + at) * _wide(w, (o, c) + k)
 
-            return E.cast(E.reduce("add", w.shape[1:], term), x.dtype)
+            return E.cast(E.reduce("add", w.shape[1:], term), dtype)
 
-        return E.compute(shape, body, x.dtype)
+        return E.compute(shape, body, dtype)
 
     def reference(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
         zeros = (0,) * len(self.stride)
@@ -122,8 +127,10 @@ class ConvValid(Op):
         yield case(cls((1, 1), (1, 1), 1), normal(0, 2, 4, 4), normal(3, 2, 2, 2))
 
 
-def conv_valid(x: Node, w: Node, stride: Ints, dilation: Ints, groups: int) -> Node:
-    return node(ConvValid(stride, dilation, groups), x, w)
+def conv_valid(
+    x: Node, w: Node, stride: Ints, dilation: Ints, groups: int, wide: bool = False
+) -> Node:
+    return node(ConvValid(stride, dilation, groups, wide), x, w)
 
 
 def _group(channel: Dim, channels: Dim, groups: int) -> Dim:
@@ -273,6 +280,7 @@ class Conv(Op):
     groups: int = 1
     transposed: bool = False
     output_padding: Shape = ()
+    wide: bool = False  # the sums of 16-bit floats stay in float32
 
     def infer(self, x: TensorType, w: TensorType) -> TensorType:
         settings = (self.stride, self.padding, self.dilation)
@@ -280,7 +288,7 @@ class Conv(Op):
             _check("conv", x, w, self.groups, 1, *settings)
             spatial = tuple(d + 2 * p for d, p in zip(x.shape[2:], self.padding, strict=True))
             padded = TensorType(x.dtype, x.shape[:2] + spatial)
-            return ConvValid(self.stride, self.dilation, self.groups).infer(padded, w)
+            return ConvValid(self.stride, self.dilation, self.groups, self.wide).infer(padded, w)
         _check("transposed conv", x, w, self.groups, 0, *settings, self.output_padding)
         _positive("transposed conv", "stride", self.stride)
         _positive("transposed conv", "dilation", self.dilation)
@@ -300,17 +308,19 @@ class Conv(Op):
             not any(D.known_lt(s, 1) for s in sizes),
             f"transposed conv: {x!r} with weight {w!r} and padding {self.padding} leaves nothing",
         )
-        return TensorType(x.dtype, (x.shape[0], w.shape[1] * self.groups) + sizes)
+        dtype = _summed(x.dtype, self.wide)
+        return TensorType(dtype, (x.shape[0], w.shape[1] * self.groups) + sizes)
 
     def compose(self, x: Node, w: Node) -> Node:
         if not self.transposed:
             x = _pad_space(x, self.padding, self.padding)
-            return conv_valid(x, w, self.stride, self.dilation, self.groups)
+            return conv_valid(x, w, self.stride, self.dilation, self.groups, self.wide)
         lo = [d * (k - 1) - p for k, d, p in zip(w.shape[2:], self.dilation, self.padding)]
         hi = [a + extra for a, extra in zip(lo, self.output_padding, strict=True)]
         x = _pad_space(zero_insert(x, self.stride), lo, hi)
         ones = (1,) * len(self.stride)
-        return conv_valid(x, _swap_weight(w, self.groups), ones, self.dilation, self.groups)
+        swapped = _swap_weight(w, self.groups)
+        return conv_valid(x, swapped, ones, self.dilation, self.groups, self.wide)
 
     def reference(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
         if not self.transposed:
@@ -332,6 +342,9 @@ class Conv(Op):
             cls((2, 1, 1), (1, 0, 1), (1, 1, 1)), normal(1, 2, 4, 3, 5), normal(2, 2, 3, 2, 3)
         )
         yield case(cls((1, 1), (0, 0), (1, 1)), normal(2, 5, 3, 3), normal(7, 5, 1, 1), dtype=bf16)
+        for half in (f16, bf16):
+            op = cls((1,), (1,), (1,), 1, False, (), True)
+            yield case(op, normal(2, 3, 8), normal(4, 3, 3), dtype=half)
         yield case(cls((2,), (1,), (1,)), integers(2, 2, 7), integers(3, 2, 3))
         yield case(cls((1,), (1,), (1,)), normal(0, 3, 8), normal(4, 3, 3))
         yield case(cls((2,), (1,), (1,), 1, True, (1,)), normal(2, 3, 5), normal(3, 4, 3))
@@ -360,11 +373,13 @@ def conv(
     groups: int = 1,
     transposed: bool = False,
     output_padding: Sequence[Dim] | Dim = 0,
+    wide: bool = False,
 ) -> Node:
+    """With `wide`, sums of 16-bit floats are left in float32."""
     n = x.rank - 2
     extra = _spread(output_padding, n) if transposed else ()
-    op = Conv(_ints(stride, n), _ints(padding, n), _ints(dilation, n), groups, transposed, extra)
-    return node(op, x, w)
+    settings = (_ints(stride, n), _ints(padding, n), _ints(dilation, n))
+    return node(Conv(*settings, groups, transposed, extra, wide), x, w)
 
 
 def _spread(v: Sequence[Dim] | Dim, n: int) -> Shape:

@@ -17,7 +17,7 @@ from tilewright.rewrites.subject import Maker
 ON_REQUEST = True
 
 x, w, s = Var("x"), Var("w"), Var("s")
-conv_pattern = op.conv(x, w, groups=Attr("groups"), transposed=Attr("transposed"))
+conv_pattern = op.conv(x, w, groups=Attr("groups"), transposed=Attr("transposed"), wide=False)
 
 
 inner_used_once = Guard("its result is used here only", lambda m: m.used_once(m.nodes[1]))

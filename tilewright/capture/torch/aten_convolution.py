@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright import ops
-from tilewright.capture.torch.context import Context
+from tilewright.capture.torch.context import Context, cast
 from tilewright.capture.torch.registry import aten
 from tilewright.ir.node import Node
+from tilewright.ir.types import bf16, f16
 
 
 def _batched(x: Node, spatial: int) -> tuple[Node, bool]:
@@ -42,9 +43,11 @@ def convolution(
         groups,
         transposed,
         tuple(output_padding) if transposed else 0,
+        wide=bias is not None and x.dtype in (f16, bf16),  # the bias is added before they round
     )
     if bias is not None:
-        out = ops.add(out, ops.reshape(bias, (bias.shape[0], *(1,) * n)))
+        each = ops.reshape(bias, (bias.shape[0], *(1,) * n))
+        out = cast(ops.add(out, cast(each, out.dtype)), x.dtype)
     return ops.reshape(out, out.shape[1:]) if single else out
 
 

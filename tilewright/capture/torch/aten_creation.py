@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tilewright import ops
-from tilewright.capture.torch.context import Context
+from tilewright.capture.torch.context import Context, single
 from tilewright.capture.torch.registry import Untranslated, aten
 from tilewright.ir.dim import Int
 from tilewright.ir.node import Node
@@ -21,7 +21,7 @@ def _filled(c: Context, value: Any) -> Node:
         return ops.expand(ops.reshape(one, ()), out.shape) if out.shape else ops.reshape(one, ())
     if isinstance(value, complex):
         raise Untranslated("complex numbers have no native form")
-    return ops.full(out.shape, value, out.dtype)
+    return ops.full(out.shape, single(value, out.dtype), out.dtype)
 
 
 @aten("full.default", "new_full.default", "full_like.default")

@@ -97,10 +97,10 @@ def _add(c: Context, fn: Callable[[Node, Node], Node], x: Operand, y: Operand, a
     plain = isinstance(alpha, (int, float)) and alpha == 1
     if plain:
         return c.compute(fn, x, y)
-    d, out = c.promote(x, y)[1], c.out().dtype
-    wide = f32 if d in (f16, bf16) else d
-    a = c.node(x, wide)
-    return cast(fn(a, _scaled(c, y, alpha, a)), out)
+    # Of 16-bit floats eager rounds both the factor and the product.
+    d = c.promote(x, y)[1]
+    a = c.node(x, d)
+    return cast(fn(a, _scaled(c, y, alpha, a)), c.out().dtype)
 
 
 @aten("add.Tensor", "add.Scalar", "operator.add")
@@ -217,10 +217,14 @@ def _special_power(c: Context, x: Node, y: float) -> Node | None:
     if y == 2:
         return ops.mul(x, x)
     if y == 3:
+        if x.dtype is f16:  # which eager leaves to its general function, in float32
+            return _in_float32(x, lambda v: ops.mul(ops.mul(v, v), v))
         return ops.mul(ops.mul(x, x), x)
     if not x.dtype.is_float:
         if y == 4:
             return ops.mul(ops.mul(x, x), ops.mul(x, x))
+        return None
+    if x.dtype is f16 and y != -2:
         return None
     if y == 0.5:
         return ops.sqrt(x)
@@ -229,7 +233,9 @@ def _special_power(c: Context, x: Node, y: float) -> Node | None:
     if y == -1:
         return ops.reciprocal(x)
     if y == -2:
-        return _in_float32(x, lambda v: ops.reciprocal(ops.mul(v, v)))
+        wide = f32 if x.dtype is f16 else x.dtype
+        square = ops.mul(cast(x, wide), cast(x, wide))
+        return cast(ops.reciprocal(square), x.dtype)
     return None
 
 

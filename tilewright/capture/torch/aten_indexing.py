@@ -23,7 +23,7 @@ from tilewright.capture.torch.layout import contiguous
 from tilewright.capture.torch.registry import Untranslated, aten
 from tilewright.ir import dim as D
 from tilewright.ir.node import Node
-from tilewright.ir.types import i64
+from tilewright.ir.types import bf16, f16, f32, i64
 
 
 @aten("gather.default")
@@ -127,7 +127,7 @@ def _scatter(
     src = c.node(source, x.dtype)
     if x.rank == 0:
         x1, i1, s1 = (ops.reshape(n, (1,)) for n in (x, index, src))
-        return ops.reshape(ops.scatter(x1, i1, s1, 0, reduce), ())
+        return ops.reshape(_scattered(x1, i1, s1, 0, reduce), ())
     if index.rank == 0:
         index = ops.reshape(index, (1,))
     if src.rank == 0:
@@ -135,7 +135,14 @@ def _scatter(
     for k, (a, b) in enumerate(zip(src.shape, index.shape, strict=True)):
         if not D.known_eq(a, b):
             src = ops.slice(src, k, 0, b, 1)
-    return ops.scatter(x, index, src, axis_of(dim, x.rank), reduce)
+    return _scattered(x, index, src, axis_of(dim, x.rank), reduce)
+
+
+def _scattered(x: Node, index: Node, src: Node, axis: int, reduce: str | None) -> Node:
+    """16-bit floats are added and multiplied in float32 and rounded once, as eager does."""
+    if x.dtype not in (f16, bf16) or reduce not in ("add", "mul"):
+        return ops.scatter(x, index, src, axis, reduce)
+    return cast(ops.scatter(cast(x, f32), index, cast(src, f32), axis, reduce), x.dtype)
 
 
 @aten("scatter.src", "scatter.value")
@@ -222,7 +229,7 @@ def _along(c: Context, x: Node, dim: int, index: Node, source: Node, reduce: str
     src = ops.reshape(source, (1,)) if source.rank == 0 else source
     axis = axis_of(dim, flat.rank)
     wide = _broadcast_index(flat, axis, index, src)
-    return ops.reshape(ops.scatter(flat, wide, cast(src, x.dtype), axis, reduce), x.shape)
+    return ops.reshape(_scattered(flat, wide, cast(src, x.dtype), axis, reduce), x.shape)
 
 
 @aten("put.default")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilewright import ops
 from tilewright.capture.torch.context import Context, cast
 from tilewright.capture.torch.registry import aten
 from tilewright.ir.node import Node
-from tilewright.ir.types import bf16, f16, f32, i32
-
-
-def _product(a: Node, b: Node) -> Node:
-    return ops.matmul(a, b)
+from tilewright.ir.types import DType, bf16, f16, f32, i32
 
 
 @aten("mm.default", "bmm.default", "matmul.default")
@@ -25,13 +22,13 @@ def int_mm(c: Context, a: Node, b: Node) -> Node:
     return ops.wide_matmul(a, b, i32)
 
 
-def _matmul(a: Node, b: Node) -> Node:
+def _matmul(a: Node, b: Node, product: Callable[[Node, Node], Node] = ops.matmul) -> Node:
     """torch's matmul: vectors become a row or a column, and lose the axis again."""
     if a.rank >= 2 and b.rank >= 2:
-        return _product(a, b)
+        return product(a, b)
     left = ops.reshape(a, (1, a.shape[0])) if a.rank == 1 else a
     right = ops.reshape(b, (b.shape[0], 1)) if b.rank == 1 else b
-    out = _product(left, right)
+    out = product(left, right)
     shape = list(out.shape)
     if b.rank == 1:
         shape.pop()
@@ -45,12 +42,9 @@ def mv(c: Context, a: Node, b: Node) -> Node:
     return _matmul(a, b)
 
 
-def _combined(c: Context, bias: Node, product: Node, beta: Any, alpha: Any) -> Node:
-    """beta * bias + alpha * product; a beta of 0 ignores the bias, NaN included."""
-    d = product.dtype
-    plain = alpha == 1 and beta in (0, 1)
-    wide = f32 if d in (f16, bf16) and not plain else d
-    out = cast(product, wide)
+def _combined(c: Context, bias: Node, product: Node, beta: Any, alpha: Any, d: DType) -> Node:
+    """beta * bias + alpha * product, rounded once; a beta of 0 ignores the bias, NaN included."""
+    wide, out = product.dtype, product
     if alpha != 1:
         out = ops.mul(out, c.node(alpha, wide))
     if beta != 0:
@@ -60,19 +54,24 @@ def _combined(c: Context, bias: Node, product: Node, beta: Any, alpha: Any) -> N
     return cast(out, d)
 
 
+def _sums(a: Node, b: Node) -> Node:
+    """A product to which something is added: sums of 16-bit floats are not rounded yet."""
+    return ops.wide_matmul(a, b, f32) if a.dtype in (f16, bf16) else ops.matmul(a, b)
+
+
 @aten("addmm.default", "baddbmm.default")
 def addmm(c: Context, bias: Node, a: Node, b: Node, beta: Any = 1, alpha: Any = 1) -> Node:
-    return _combined(c, bias, _product(a, b), beta, alpha)
+    return _combined(c, bias, _sums(a, b), beta, alpha, a.dtype)
 
 
 @aten("addmv.default")
 def addmv(c: Context, bias: Node, a: Node, b: Node, beta: Any = 1, alpha: Any = 1) -> Node:
-    return _combined(c, bias, _matmul(a, b), beta, alpha)
+    return _combined(c, bias, _matmul(a, b, _sums), beta, alpha, a.dtype)
 
 
 @aten("addbmm.default")
 def addbmm(c: Context, bias: Node, a: Node, b: Node, beta: Any = 1, alpha: Any = 1) -> Node:
-    return _combined(c, bias, ops.sum(_product(a, b), (0,)), beta, alpha)
+    return _combined(c, bias, ops.sum(_sums(a, b), (0,)), beta, alpha, a.dtype)
 
 
 @aten("_trilinear.default")

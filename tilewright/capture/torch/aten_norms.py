@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright import ops
+from tilewright.capture.torch.aten_rounded import log_softmax_last
 from tilewright.capture.torch.context import Context, axis_of, cast, parts
 from tilewright.capture.torch.registry import aten
 from tilewright.ir.dim import Dim
@@ -32,6 +33,9 @@ def softmax(c: Context, x: Node, dim: int, half_to_float: bool = False) -> Node:
 
 @aten("_log_softmax.default")
 def log_softmax(c: Context, x: Node, dim: int, half_to_float: bool = False) -> Node:
+    if x.dtype in (f16, bf16) and x.rank and axis_of(dim, x.rank) == x.rank - 1:
+        if not half_to_float:
+            return log_softmax_last(x)
     return _softmax(c, x, dim, ops.log_softmax, 0.0)
 
 

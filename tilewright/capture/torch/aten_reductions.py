@@ -184,12 +184,6 @@ def cdist(c: Context, x: Node, y: Node, p: float, compute_mode: Any = None) -> N
     return ops.norm(d, float(p), (d.rank - 1,), False)
 
 
-@aten("logsumexp.default")
-def logsumexp(c: Context, x: Node, dim: Any, keepdim: bool = False) -> Node:
-    x = _in(c, x)
-    return ops.logsumexp(x, axes_of(dim, x.rank), keepdim) if x.rank else x
-
-
 # ---- cumulative
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from typing import cast as cast_to
 
+import numpy as np
 import torch
 import torch.fx
 
@@ -24,7 +25,7 @@ from tilewright.capture.torch.values import Complex
 from tilewright.ir.dim import Int
 from tilewright.ir.node import Graph, Node, constant, input
 from tilewright.ir.operator import outputs_of
-from tilewright.ir.types import DType, TensorType, bf16, f16, f32, i64
+from tilewright.ir.types import DType, TensorType, bf16, f16, f32, f64, i64
 
 Operand = Node | int | float | bool | Int
 
@@ -82,7 +83,7 @@ class Context:
         if dtype.is_int:  # as torch converts: around the ends of the range
             span = 1 << dtype.bits
             x = (int(x) - int(dtype.lowest)) % span + int(dtype.lowest)
-        return ops.full((), x, dtype)
+        return ops.full((), single(x, dtype), dtype)
 
     def node(self, x: Operand, dtype: DType | None = None) -> Node:
         """An operand as a node, cast to `dtype`."""
@@ -181,7 +182,14 @@ RANDOM_IN_EAGER = "random operators were asked to run in eager"
 
 
 def cast(x: Node, dtype: DType) -> Node:
+    if x.dtype is f64 and dtype is bf16:
+        x = ops.cast(x, f32)  # as torch does
     return x if x.dtype is dtype else ops.cast(x, dtype)
+
+
+def single(x: float | int | bool, dtype: DType) -> float | int | bool:
+    """A number that is to be of a dtype: torch rounds it to float32 before bfloat16."""
+    return float(np.float32(x)) if dtype is bf16 else x
 
 
 def parts(out: Node | tuple[Node, ...]) -> tuple[Node, ...]:

@@ -22,6 +22,7 @@ WHOLE = """
     native_batch_norm_backward
     adaptive_avg_pool1d adaptive_avg_pool2d avg_pool1d
     logaddexp logaddexp2 isfinite bernoulli
+    xlogy special_xlogy special_entr logit mse_loss binary_cross_entropy addcdiv addr index_add
 """.split()
 
 # Not in the core table; torch has a decomposition and ops/ has no such operator.
@@ -30,7 +31,7 @@ EXTRA = """
     upsample_nearest2d
     _upsample_bilinear2d_aa ldexp logspace
     hardtanh leaky_relu elu
-    special_entr special_log_ndtr special_xlog1py special_zeta mvlgamma
+    special_log_ndtr special_xlog1py special_zeta mvlgamma
     _fused_dropout native_dropout_backward _euclidean_dist
     masked_scatter nanmedian index_reduce _unsafe_masked_index
     rrelu_with_noise rrelu_with_noise_backward rrelu_with_noise_functional

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from tilewright.base.errors import Invalid, TilewrightError
+from tilewright.ir.scalar import applied
 from tilewright.ir.types import DType
 from tilewright.lang.tile.builder import Combine
 from tilewright.lang.tile.front.functions import TileFunction
@@ -22,7 +23,6 @@ from tilewright.lang.tile.ir import Place, Pointer, TileType, Value
 from tilewright.lang.tile.lowering.reports import DeviceAssertion
 from tilewright.lang.tile.stepping.combining import combined, on_tiles, one_by_one
 from tilewright.lang.tile.stepping.evaluate import (
-    apply,
     as_element,
     evaluate,
     is_pure,
@@ -270,7 +270,7 @@ class EagerBuilder:
 
         def new(old: np.ndarray, value: np.ndarray, lanes: np.ndarray) -> np.ndarray:
             with np.errstate(all="ignore"):
-                return value if kind == "xchg" else apply(kind, (old, value), dtype)
+                return value if kind == "xchg" else applied(kind, (old, value), dtype)
 
         return [self._changed(kind, p, x, mask, new, attrs)]
 

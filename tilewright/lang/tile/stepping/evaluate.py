@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.base.errors import Invalid
-from tilewright.ir.scalar import SCALARS
+from tilewright.ir.scalar import applied
 from tilewright.ir.types import DType, as_dtype, clamped
 from tilewright.lang.tile.ir import Element, Pointer, TileType
 from tilewright.lang.tile.stepping.raw_memory import from_bits, to_bits
@@ -57,14 +57,6 @@ def as_element(x: Any, element: Element) -> np.ndarray:
         x = x & ((1 << element.bits) - 1)
         return np.asarray(x, f"u{element.bytes}").view(element.numpy)
     return as_dtype(np.asarray(x), element)
-
-
-def apply(fn: str, args: Arrays, result: DType) -> np.ndarray:
-    """A scalar function on arrays; floats narrower than 32 bits are computed in float32."""
-    wide = [a.astype(np.float32) if a.dtype == np.float16 else a for a in args]
-    r = np.asarray(SCALARS[fn].numpy(*wide))
-    # Results are mostly held already as they should be.
-    return r if r.dtype == result.memory == result.numpy else as_dtype(r, result)
 
 
 def cast(x: np.ndarray, source: DType, target: DType, rounding: str = "rtne") -> np.ndarray:
@@ -191,7 +183,7 @@ _MEANING: dict[str, Rule] = {
     "iota": lambda a, g, t, k: (
         np.arange(k.get("start", 0), k.get("start", 0) + t[0].shape[0], dtype=np.int32),
     ),
-    "map": lambda a, g, t, k: (apply(k["fn"], a, t[0].dtype),),
+    "map": lambda a, g, t, k: (applied(k["fn"], a, t[0].dtype),),
     "cast": lambda a, g, t, k: (cast(a[0], g[0].dtype, t[0].dtype, k.get("rounding") or "rtne"),),
     "bitcast": lambda a, g, t, k: (_bitcast(a[0], g[0].element, t[0].element),),
     "offset": lambda a, g, t, k: (a[0] + a[1].astype(np.int64) * stride(t[0].element),),
