@@ -105,19 +105,20 @@ def shrink(
     """A smaller graph that still fails: fewer outputs, nodes replaced by operands or by inputs."""
     left = tries
     while left > 0:
-        for smaller in _smaller(graph, args):
+        for candidate in smaller(graph, args):
             left -= 1
             if left <= 0:
                 return graph, args
-            if fails(*smaller):
-                graph, args = smaller
+            if fails(*candidate):
+                graph, args = candidate
                 break
         else:
             return graph, args
     return graph, args
 
 
-def _smaller(graph: Graph, args: Args) -> Iterator[tuple[Graph, Args]]:
+def smaller(graph: Graph, args: Args) -> Iterator[tuple[Graph, Args]]:
+    """Simpler graphs, those that leave out most first."""
     if len(graph.outputs) > 1:
         for o in graph.outputs:
             yield without_unused(Graph(graph.name, graph.inputs, (o,)), args)
@@ -139,8 +140,8 @@ def _smaller(graph: Graph, args: Args) -> Iterator[tuple[Graph, Args]]:
     for n in computed:
         for x in n.inputs:
             if x.type == n.type:
-                smaller = Graph(graph.name, graph.inputs, _replaced(graph, n, x))
-                yield without_unused(smaller, args)
+                less = Graph(graph.name, graph.inputs, _replaced(graph, n, x))
+                yield without_unused(less, args)
 
 
 def _unused_label(graph: Graph) -> str:
