@@ -61,7 +61,7 @@ class Generator:
     as_code: Callable[[Any], str] | None = None
     # What a case is made of in few words: findings that agree in it and in kind are one finding.
     about: Callable[[Any], str] = field(default=lambda case: "")
-    seconds: float = 120.0  # that a draw may take before it counts as hanging
+    seconds: float = 60.0  # that a draw may take before it counts as hanging
 
     @property
     def module(self) -> str:

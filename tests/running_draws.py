@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.generators import ROOT, Failure
-from tests.shrinking import ended, resident, too_large
+from tests.shrinking import Watch, ended, resident, too_large
 
 SLICE = 60.0  # seconds that a process stays with one generator before another has its turn
 START = 180.0  # seconds that a process may take to be ready
@@ -93,7 +93,7 @@ class Process:
                 self.process.stdin.flush()
         except BrokenPipeError:
             raise Gone(self.end()) from None
-        deadline = time.monotonic() + seconds
+        watch = Watch(self.process.pid, seconds)
         while b"\n" not in self.pending:
             ready, _, _ = select.select([self.process.stdout], [], [], 0.25)
             if ready:
@@ -101,9 +101,9 @@ class Process:
                 if not part:
                     raise Gone(self.end())
                 self.pending += part
-            elif time.monotonic() > deadline:
+            elif late := watch.late():
                 self.close()
-                raise Gone(Failure("hangs", f"no answer within {seconds:.0f} s", "hang"))
+                raise Gone(late)
             elif resident(self.process.pid) > self.memory:
                 self.close()
                 raise Gone(too_large(self.memory))

@@ -81,8 +81,25 @@ def _answer(generator: Generator, case: Any, write: int, complaint: int) -> None
         os._exit(0)
 
 
+class Watch:
+    """Whether a process takes too long: by the processor's time, for others may be busy too; or
+    by four times that on the clock, for it may be waiting."""
+
+    def __init__(self, process: int, seconds: float) -> None:
+        self.process, self.seconds = process, seconds
+        self.began, self.used = time.monotonic(), processor_seconds(process)
+
+    def late(self) -> Failure | None:
+        waited = time.monotonic() - self.began
+        used = processor_seconds(self.process) - self.used
+        if max(used, waited / 4) <= self.seconds:
+            return None
+        text = f"no answer after {waited:.0f} s, {used:.0f} s of the processor's"
+        return Failure("hangs", text, "hang")
+
+
 def _outcome(child: int, read: int, seconds: float, most: int) -> tuple[Failure | None, bytes]:
-    end = time.monotonic() + seconds
+    watch = Watch(child, seconds)
     answer = b""
     while not answer.endswith(b"\n"):
         ready, _, _ = select.select([read], [], [], 0.25)
@@ -91,8 +108,8 @@ def _outcome(child: int, read: int, seconds: float, most: int) -> tuple[Failure 
             if not part:
                 return None, answer
             answer += part
-        elif time.monotonic() > end:
-            return Failure("hangs", f"no answer within {seconds:.0f} s", "hang"), b""
+        elif late := watch.late():
+            return late, b""
         elif resident(child) > most:
             return too_large(most), b""
     return None, answer
@@ -109,6 +126,16 @@ def resident(process: int) -> int:
             return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def processor_seconds(process: int) -> float:
+    """The processor's time that a process has taken; 0 where the system does not tell."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="ascii") as f:
+            fields = f.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def shrunk(

@@ -10,7 +10,7 @@ from torch import nn
 
 import tilewright as tw
 from tests.capture.running import assert_same
-from tests.driver import random_torch
+from tests.driver import random_torch, torch_maker
 from tests.driver.random_torch import check_seed
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 
@@ -438,12 +438,11 @@ def test_random_programs(first: int) -> None:
         check_seed(seed)
 
 
-def test_a_generator_whose_calls_torch_refuses_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = random_torch._Maker.add
+def test_a_generator_whose_lines_torch_refuses_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(maker: torch_maker.Maker) -> None:
+        maker.say(maker.smooth, "torch.ones(2) + torch.ones(3)")
 
-    def add_refused(maker, pool, text, function, *operands) -> None:
-        add(maker, pool, text, lambda *tensors: torch.ones(2) + torch.ones(3), *operands)
-
-    monkeypatch.setattr(random_torch._Maker, "add", add_refused)
-    with pytest.raises(AssertionError, match="refused 31 calls and took 0"):
+    monkeypatch.setattr(random_torch, "FUNCTIONS", [refused])
+    monkeypatch.setattr(random_torch, "WEIGHTS", [1])
+    with pytest.raises(AssertionError, match="refused 61 lines and took 0"):
         random_torch.random_program(0)
