@@ -10,21 +10,21 @@ from tests.driver.torch_programs import Input
 Step = Callable[[Maker], object]
 
 UNARY = (
-    "torch.tanh({0})|torch.sigmoid({0})|torch.sin({0})|torch.cos({0})|torch.erf({0})|"
-    "torch.relu({0})|-{0}|{0}.abs()|{0} * {0}|torch.exp(-{0}.abs())|torch.log1p({0}.abs())|torch.atan({0})|"
-    "torch.sqrt({0}.abs() + 1)|torch.rsqrt({0} * {0} + 0.5)|torch.expm1({0}.clamp(-3, 1))|"
-    "F.gelu({0})|F.gelu({0}, approximate='tanh')|F.silu({0})|F.softplus({0})|F.leaky_relu({0}, 0.1)|"
-    "F.elu({0})|F.mish({0})|F.hardswish({0})|F.logsigmoid({0})|{0}.clamp(-1, 1.5)|{0}.clamp(min=0)|"
-    "{0} * 0.5 + 1|1 - {0}|{0} / 3|2 / ({0}.abs() + 1)|({0}.abs() + 0.5) ** 0.7|{0} ** 2|"
-    "torch.nan_to_num({0})|torch.reciprocal({0}.abs() + 1)|torch.log({0}.abs() + 0.25)|"
-    "F.hardtanh({0})|F.relu6({0})|torch.sinh({0}.clamp(-2, 2))|torch.special.erfc({0})"
+    "torch.tanh({0})|torch.sigmoid({0})|torch.sin({0})|torch.cos({0})|torch.erf({0})|-{0}|{0} ** 2|"
+    "torch.relu({0})|{0}.abs()|{0} * {0}|torch.exp(-{0}.abs())|torch.log1p({0}.abs())|1 - {0}|"
+    "torch.atan({0})|torch.sqrt({0}.abs() + 1)|torch.rsqrt({0} * {0} + 0.5)|{0} * 0.5 + 1|{0} / 3|"
+    "torch.expm1({0}.clamp(-3, 1))|F.gelu({0})|F.gelu({0}, approximate='tanh')|F.silu({0})|"
+    "F.softplus({0})|F.leaky_relu({0}, 0.1)|F.elu({0})|F.mish({0})|F.hardswish({0})|F.relu6({0})|"
+    "F.logsigmoid({0})|{0}.clamp(-1, 1.5)|{0}.clamp(min=0)|2 / ({0}.abs() + 1)|F.hardtanh({0})|"
+    "({0}.abs() + 0.5) ** 0.7|torch.nan_to_num({0})|torch.reciprocal({0}.abs() + 1)|"
+    "torch.log({0}.abs() + 0.25)|torch.sinh({0}.clamp(-2, 2))|torch.special.erfc({0})"
 ).split("|")
 
 BINARY = (
     "{0} + {1}|{0} - {1}|{0} * {1}|torch.maximum({0}, {1})|torch.minimum({0}, {1})|"
     "{0} / ({1}.abs() + 1)|torch.atan2({0}, {1}.abs() + 1)|torch.lerp({0}, {1}, 0.3)|"
-    "torch.addcmul({0}, {1}, {1}, value=0.5)|torch.hypot({0}, {1} + 4)|"
-    "torch.add({0}, {1}, alpha=2)|torch.sub({0}, {1}, alpha=0.5)|torch.rsub({0}, {1})|torch.logaddexp({0}, {1})|"
+    "torch.addcmul({0}, {1}, {1}, value=0.5)|torch.hypot({0}, {1} + 4)|torch.logaddexp({0}, {1})|"
+    "torch.add({0}, {1}, alpha=2)|torch.sub({0}, {1}, alpha=0.5)|torch.rsub({0}, {1})|"
     "({0}.abs() + 0.5) ** {1}.clamp(-2, 2)|torch.where({0} > 10, {1}, {0})|"
     "torch.fmod({0}, 100.0) + {1}"
 ).split("|")
