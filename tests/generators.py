@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,12 +60,10 @@ class Generator:
     as_code: Callable[[Any], str] | None = None
     # What a case is made of in few words: findings that agree in it and in kind are one finding.
     about: Callable[[Any], str] = field(default=lambda case: "")
+    # What every case needs and nothing remembers: imports that happen late, say. Run once before
+    # processes are forked.
+    prepare: Callable[[], None] = field(default=lambda: None)
     seconds: float = 60.0  # that a draw may take before it counts as hanging
-
-    @property
-    def module(self) -> str:
-        """The module that defines the generator."""
-        return inspect.getmodule(self.failure).__name__  # type: ignore[union-attr]
 
 
 def checked(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -130,7 +131,8 @@ def _watched(campaign: Campaign, jobs: int, console: Console) -> None:
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console
     )
     task = bar.add_task("drawing", total=1.0)
-    shown = 0
+    shown, told = 0, time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with Live(console=console, refresh_per_second=2, transient=True) as live:
         campaign.start(jobs)
         try:
@@ -140,6 +142,10 @@ def _watched(campaign: Campaign, jobs: int, console: Console) -> None:
                 for finding in campaign.findings[shown:]:
                     shown += 1
                     console.print(_shown(finding), markup=False, highlight=False)
+                if not console.is_terminal and time.monotonic() > told + 120:
+                    told = time.monotonic()
+                    draws = ", ".join(f"{t.draws} {n}" for n, t in campaign.tallies.items())
+                    console.print(f"so far {draws}", highlight=False)
                 time.sleep(0.3)
         except KeyboardInterrupt:
             console.print("stopping")

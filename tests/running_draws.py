@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,9 @@ START = 180.0  # seconds that a process may take to be ready
 # A process that holds more than this part of what it may hold is replaced by a new one.
 REPLACED = 0.4
 SHRINK = 150.0  # seconds for making one case small
-SHRUNK_PER_KIND = 6  # cases of a kind that are made small, in search of different causes
+# Cases of a kind that are made small: one kind of error is one cause as a rule, wrong results are
+# all of one kind.
+SHRUNK, SHRUNK_WRONG = 2, 8
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class Process:
             stderr=self.complaint,
             cwd=ROOT,
             env=environment,
+            start_new_session=True,  # an interrupt is for the one who starts them
         )
         self.pending = b""
 
@@ -152,6 +157,19 @@ class Campaign:
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
         self._began = time.monotonic()
+        self._live: set[Process] = set()
+
+    @contextmanager
+    def _process(self, arguments: list[str], memory: int) -> Iterator[Process]:
+        process = Process(arguments, self.scratch, memory)
+        with self._lock:
+            self._live.add(process)
+        try:
+            yield process
+        finally:
+            with self._lock:
+                self._live.discard(process)
+            process.close()
 
     # ---- from outside
 
@@ -165,7 +183,11 @@ class Campaign:
         return any(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> None:
+        """Now: what is being drawn or made small is given up."""
         self._stopped.set()
+        with self._lock:
+            for process in self._live:
+                process.process.kill()
         self.wait()
 
     def wait(self) -> None:
@@ -220,37 +242,35 @@ class Campaign:
 
     def _slice(self, name: str) -> None:
         """Draws of one generator in one process, until it is another's turn."""
-        began = time.monotonic()
-        process = Process([name, self.known[name]], self.scratch, self.limits.memory)
-        try:
-            ready = process.ask(None, START)
-        except Gone as gone:
-            with self._lock:
-                self.faults.append(f"{name} cannot be loaded: {gone.failure}")
-                self.known = {n: m for n, m in self.known.items() if n != name}
-            return
-        history: list[int] = []
-        most = self.limits.seconds or ready["seconds"]
-        try:
-            while time.monotonic() - began < SLICE:
-                seed = self._seed(name)
-                if seed is None:
+        with self._process([name, self.known[name]], self.limits.memory) as process:
+            try:
+                ready = process.ask(None, START)
+            except Gone as gone:
+                with self._lock:
+                    if not self._stopped.is_set():
+                        self.faults.append(f"{name} cannot be loaded: {gone.failure}")
+                    self.known = {n: m for n, m in self.known.items() if n != name}
+                return
+            self._draws(name, process, self.limits.seconds or ready["seconds"])
+
+    def _draws(self, name: str, process: Process, most: float) -> None:
+        began, history = time.monotonic(), []
+        while time.monotonic() - began < SLICE and (seed := self._seed(name)) is not None:
+            history.append(seed)
+            started = time.monotonic()
+            try:
+                answer = process.ask(seed, most)
+                failure = Failure(*answer["failure"]) if answer["failure"] else None
+            except Gone as gone:
+                if self._stopped.is_set():
                     return
-                history.append(seed)
-                started = time.monotonic()
-                try:
-                    answer = process.ask(seed, most)
-                    failure = Failure(*answer["failure"]) if answer["failure"] else None
-                except Gone as gone:
-                    answer, failure = {"compile": 0.0, "bytes": None}, gone.failure
-                self._note(name, seed, answer["compile"], failure, time.monotonic() - started)
-                if failure is not None:
-                    self._keep(name, seed, failure, history)
-                held = answer["bytes"]
-                if held is None or held > REPLACED * (self.limits.memory << 20):
-                    return
-        finally:
-            process.close()
+                answer, failure = {"compile": 0.0, "bytes": None}, gone.failure
+            self._note(name, seed, answer["compile"], failure, time.monotonic() - started)
+            if failure is not None:
+                self._keep(name, seed, failure, history)
+            held = answer["bytes"]
+            if held is None or held > REPLACED * (self.limits.memory << 20):
+                return
 
     def _note(
         self, name: str, seed: int, compile: float, failure: Failure | None, seconds: float
@@ -270,19 +290,18 @@ class Campaign:
         """Make it small and write it down, unless there are enough of its kind."""
         with self._lock:
             self._kinds[name, failure.kind] += 1
-            if self._kinds[name, failure.kind] > SHRUNK_PER_KIND:
+            enough = SHRUNK_WRONG if failure.what == "wrong" else SHRUNK
+            if self._kinds[name, failure.kind] > enough:
                 return
         ordinal = seed - self.seed + 1
         module = self.known[name]
         arguments = [name, module, "--minimal", str(seed), "--seconds", str(SHRINK)]
         arguments += ["--most-mb", str(self.limits.memory), "--ordinal", str(ordinal)]
-        process = Process(arguments, self.scratch, 2 * self.limits.memory)
-        try:
-            answer = process.ask(None, START + 3 * SHRINK)
-        except Gone as gone:
-            answer = {"failure": None, "why": f"making it small failed: {gone.failure.kind}"}
-        finally:
-            process.close()
+        with self._process(arguments, 2 * self.limits.memory) as process:
+            try:
+                answer = process.ask(None, START + 3 * SHRINK)
+            except Gone as gone:
+                answer = {"failure": None, "why": f"making it small failed: {gone.failure.kind}"}
         about = answer.get("about", "")
         if answer["failure"] is not None:
             failure, text = Failure(*answer["failure"]), answer["file"]

@@ -170,6 +170,7 @@ def minimal(
     def fails(candidate: Any) -> Failure | None:
         return attempt(generator, candidate, min(ATTEMPT, generator.seconds), most_bytes)
 
+    generator.prepare()
     found = attempt(generator, case, generator.seconds, most_bytes)
     if found is None:
         return case, None
