@@ -19,7 +19,9 @@ from typing import Any
 from tests.generators import ROOT, Failure
 from tests.shrinking import Watch, ended, resident, too_large
 
-SLICE = 60.0  # seconds that a process stays with one generator before another has its turn
+# Seconds that a process stays with one generator before another has its turn: importing torch takes
+# some, and in a short run each generator is to have its turns.
+SLICE, SHORTEST_SLICE = 180.0, 20.0
 START = 180.0  # seconds that a process may take to be ready
 # A process that holds more than this part of what it may hold is replaced by a new one.
 REPLACED = 0.4
@@ -158,6 +160,7 @@ class Campaign:
         self._threads: list[threading.Thread] = []
         self._began = time.monotonic()
         self._live: set[Process] = set()
+        self._slice = SLICE
 
     @contextmanager
     def _process(self, arguments: list[str], memory: int) -> Iterator[Process]:
@@ -175,6 +178,9 @@ class Campaign:
 
     def start(self, jobs: int) -> None:
         self._began = time.monotonic()
+        if self.limits.minutes is not None:
+            turn = 60 * self.limits.minutes * jobs / (3 * len(self.counts))
+            self._slice = min(SLICE, max(SHORTEST_SLICE, turn))
         self._threads = [threading.Thread(target=self._job) for _ in range(max(1, jobs))]
         for thread in self._threads:
             thread.start()
@@ -238,9 +244,9 @@ class Campaign:
 
     def _job(self) -> None:
         while (name := self._next()) is not None:
-            self._slice(name)
+            self._turn(name)
 
-    def _slice(self, name: str) -> None:
+    def _turn(self, name: str) -> None:
         """Draws of one generator in one process, until it is another's turn."""
         with self._process([name, self.known[name]], self.limits.memory) as process:
             try:
@@ -255,7 +261,7 @@ class Campaign:
 
     def _draws(self, name: str, process: Process, most: float) -> None:
         began, history = time.monotonic(), []
-        while time.monotonic() - began < SLICE and (seed := self._seed(name)) is not None:
+        while time.monotonic() - began < self._slice and (seed := self._seed(name)) is not None:
             history.append(seed)
             started = time.monotonic()
             try:

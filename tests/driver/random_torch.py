@@ -47,7 +47,7 @@ def random_program(seed: int) -> Program:
         calls += [{n: r.choice(OTHER_SIZES) for n in m.sizes} for _ in range(r.choice((1, 2)))]
     elif m.numbers:
         calls = [{"call": k} for k in range(3)]
-    made = m.program(r.randint(1, 3), calls)
+    made = m.program(r.randint(1, 4), calls)
     return _running(made)
 
 

@@ -139,7 +139,7 @@ def loss(m: Maker) -> None:
         f"F.binary_cross_entropy_with_logits({x}, torch.sigmoid({x}).detach())",
         f"F.smooth_l1_loss({x}, {x}.detach() * 0.9 + 0.2)",
         f"F.one_hot({target}.long(), {classes}).to({x}.dtype) * {x}",
-        f"F.kl_div(F.log_softmax({x}, 1), {x}.softmax(1).detach() * 0.9 + 0.01)",
+        f"F.kl_div(F.log_softmax({x}, 1), {x}.softmax(1).detach() * 0.9 + 0.01, reduction='sum')",
     ]
     m.say(m.smooth, m.random.choice(texts))
 

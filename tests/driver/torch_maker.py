@@ -43,6 +43,7 @@ class Maker:
         self.scope: dict[str, Any] = {"torch": torch, "nn": nn, "F": F}
         self.holder = type("Modules", (), {})()
         self.scope["self"] = self.holder
+        self.used: set[str] = set()
         self.count = 0
         self.refused = 0
         self.grad = False
@@ -53,11 +54,14 @@ class Maker:
         return self.scope[name]
 
     def one(self, pool: list[str] | None = None, rank: int = 0) -> str | None:
-        """A value, rather a recent one."""
+        """A value, rather a recent one, and rather one that nothing uses yet."""
         pool = self.smooth if pool is None else pool
         fit = [n for n in pool if self.value(n).dim() >= rank and self.value(n).numel()]
         if not fit:
             return None
+        unused = [n for n in fit if n not in self.used]
+        if unused and self.random.random() < 0.5:
+            return self.random.choice(unused)
         return self.random.choice(fit[-4:] if self.random.random() < 0.7 else fit)
 
     def either(self) -> list[str]:
@@ -157,6 +161,7 @@ class Maker:
         self.scope = scope
         pool.extend(targets)
         self.lines.append(Line(tuple(targets), text))
+        self.used |= self.lines[-1].uses - set(targets)
         return True
 
     def welcome(self, x: Any, pool: list[str]) -> bool:
@@ -169,9 +174,12 @@ class Maker:
     # ---- the whole
 
     def program(self, results: int, calls: list[Sizes]) -> Program:
+        """The lines so far; results are values that nothing uses, and sometimes one that is."""
         defined = [t for line in self.lines for t in line.targets]
-        last = defined[-1:] + self.random.sample(defined, min(len(defined), results - 1))
-        chosen = tuple(dict.fromkeys(last))
+        sinks = [t for t in defined if t not in self.used]
+        chosen = tuple(self.random.sample(sinks, min(len(sinks), results)))
+        if self.random.random() < 0.3:
+            chosen = tuple(dict.fromkeys((*chosen, self.random.choice(defined))))
         if self.random.random() < 0.05:
             chosen = (*chosen, chosen[0])  # one value as two results
         if self.random.random() < 0.05:

@@ -248,7 +248,7 @@ def jump(m: Maker) -> None:
         smooth = ["torch.where({0} > 0, {2}, 0.5)", "torch.where({0} == 1, {2}, {2} * 2)"]
         smooth += ["{2}.masked_fill({0} < 0, 0.25)", "torch.where({0} % 2 == 0, {2}, -{2})"]
         smooth += ["{0}.float() * 0.25", "{0} / 8", "torch.float_power({0}.abs() + 1, 0.5).float()"]
-    if m.random.random() < 0.4:
+    if m.random.random() < 0.35:
         m.say(m.smooth, m.random.choice(smooth).format(w, other, x))
     else:
         m.say(m.whole, m.random.choice(texts).format(w, other, x))
@@ -383,7 +383,7 @@ STEPS: tuple[tuple[Step, int], ...] = (
     (product, 4),
     (joined, 3),
     (cast, 3),
-    (jump, 5),
+    (jump, 9),
     (indexed, 4),
     (ordered, 1),
     (changed, 4),
