@@ -52,7 +52,7 @@ def test_a_program_is_the_same_from_its_file() -> None:
 
 def test_results_and_gradients_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure(TANH) is None
-    compiled = torch_judge._compiled
+    compiled = torch_judge._ours
 
     def changed(name: str) -> Failure | None:
         def off(program: Program, strict: bool) -> list[torch_judge.Ran] | Failure:
@@ -61,7 +61,7 @@ def test_results_and_gradients_are_compared(monkeypatch: pytest.MonkeyPatch) -> 
             ran[0].values[name].flatten()[1] += 1e-3
             return ran
 
-        monkeypatch.setattr(torch_judge, "_compiled", off)
+        monkeypatch.setattr(torch_judge, "_ours", off)
         return failure(TANH)
 
     for name in ("result 0", "gradient of x0", "gradient of m0.weight"):

@@ -18,6 +18,8 @@ from tilewright.bench.oracle import InDouble
 # Random changes of the inputs by one unit in the last place, for programs that seem wrong: how far
 # eager's results move is what rounding anywhere in them may do.
 NUDGES = 6
+# What torch captures, run in eager: before and after its decompositions, which differ in strides.
+CAPTURED = ("aot_eager", "aot_eager_decomp_partition")
 
 
 @dataclass
@@ -28,35 +30,50 @@ class Ran:
 
 
 def failure(program: Program) -> Failure | None:
-    """What is wrong with the compiled program, or None. One that eager refuses is not judged."""
+    """What is wrong with the compiled program, or None. One that eager refuses is not judged, and
+    what torch's own capture does differently from eager is not ours."""
     try:
         eager = _all_calls(program, program.module())
     except Exception:  # made by shrinking: it says nothing about the compiler
         return None
     torch._dynamo.reset()
-    found = _compiled(program, strict=True)
-    if isinstance(found, Failure):
-        return found
+    ours = _ours(program, strict=True)
+    found = ours if isinstance(ours, Failure) else _judged(program, ours, eager)
+    if found is None:
+        return None
+    for backend in CAPTURED:
+        torch._dynamo.reset()
+        try:
+            captured = _all_calls(program, _compiled(program, backend, {}))
+        except Exception:  # torch refuses it too
+            return None
+        if not isinstance(ours, Failure) and _judged(program, ours, captured) is None:
+            return None
+    return found
+
+
+def _judged(program: Program, ours: list[Ran], right: list[Ran]) -> Failure | None:
     exact = _exact(program)
-    for k, (got, want) in enumerate(zip(found, eager, strict=True)):
-        sizes = program.calls[k]
+    for k, (got, want) in enumerate(zip(ours, right, strict=True)):
         for name in want.values:
             problem = _difference(got.values[name], want.values[name], exact[k].values[name])
             if problem and not _within_rounding(program, k, name, got, want):
-                where = f" with {dict(sizes)}" if sizes else ""
+                where = f" with {dict(program.calls[k])}" if program.calls[k] else ""
                 return Failure(f"wrong {name.split()[0]}", f"{name}{where} {problem}")
     return None
 
 
-def _compiled(program: Program, strict: bool) -> list[Ran] | Failure:
-    """What the compiled program gives. Where an operator has no translation, eager runs it."""
-    options: Any = {"strict": strict}
-    module = program.module()
+def _compiled(program: Program, backend: str, options: Any) -> Any:
     dynamic = True if program.dynamic else None
+    return torch.compile(
+        program.module(), backend=backend, fullgraph=True, dynamic=dynamic, options=options
+    )
+
+
+def _ours(program: Program, strict: bool) -> list[Ran] | Failure:
+    """What the compiled program gives. Where an operator has no translation, eager runs it."""
     try:
-        fast = torch.compile(
-            module, backend="tilewright", fullgraph=True, dynamic=dynamic, options=options
-        )
+        fast = _compiled(program, "tilewright", {"strict": strict})
         ran = []
         for sizes in program.calls:
             with compiling():
@@ -64,7 +81,7 @@ def _compiled(program: Program, strict: bool) -> list[Ran] | Failure:
     except Exception as problem:  # reported with the program that shows it
         if strict and unsupported_operators(problem):
             torch._dynamo.reset()
-            return _compiled(program, strict=False)
+            return _ours(program, strict=False)
         cause = _cause(problem)
         return error(cause, "" if cause is problem else f"{type(problem).__name__} from ")
     return ran

@@ -214,7 +214,7 @@ def _cut(p: Program) -> Iterator[Program]:
         if len(line.targets) != 1 or k == len(p.lines) - 1 or line.targets[0] not in p.kinds:
             continue
         dtype, shape = p.kinds[line.targets[0]]
-        if len(p.calls) > 1:
+        if len(p.calls) > 1 and any(isinstance(d, str) for i in p.inputs.values() for d in i.shape):
             return  # its shape is known for one call only
         whole = not dtype.startswith(("float", "bfloat"))
         name = f"x{1 + max([int(n[1:]) for n in p.inputs], default=-1)}"
