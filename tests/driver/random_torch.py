@@ -12,25 +12,27 @@ from __future__ import annotations
 import importlib
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from tests.driver import torch_judge
-from tests.driver.torch_layers import STEPS
+from tests.driver.torch_layers import LONG, STEPS
 from tests.driver.torch_maker import Maker
 from tests.driver.torch_programs import Input, Program, Sizes, smaller
+from tests.driver.torch_steps import Step
 from tests.generators import Failure, Generator
 from tests.seeds import run_generator
 from tests.shrinking import shrunk
 
-FUNCTIONS, WEIGHTS = [s for s, _ in STEPS], [w for _, w in STEPS]
 # Sizes of the second and third call: the first ones are the maker's.
 OTHER_SIZES = (2, 3, 5, 11, 16, 33)
 
 
-def random_program(seed: int) -> Program:
+def random_program(seed: int, steps: Sequence[tuple[Step, float]] = (*STEPS, *LONG)) -> Program:
     """The program of a seed. It runs in eager, with every one of its sizes."""
+    functions, weights = zip(*steps, strict=True)
     r = random.Random(seed)
     m = Maker(seed, dynamic=r.random() < 0.2, narrow=r.random() < 0.1)
     m.grad = r.random() < 0.5
@@ -41,7 +43,7 @@ def random_program(seed: int) -> Program:
         m.add_input(m.smooth, Input(r.choice(m.floats), (), grad=m.grad))
     wanted = r.choice((3, 5, 8, 12, 16)) if r.random() < 0.98 else 60
     while len(m.lines) < wanted:
-        r.choices(FUNCTIONS, WEIGHTS)[0](m)
+        r.choices(functions, weights)[0](m)
     calls: list[Sizes] = [m.sizes]
     if m.dynamic:
         calls += [{n: r.choice(OTHER_SIZES) for n in m.sizes} for _ in range(r.choice((1, 2)))]
@@ -85,8 +87,8 @@ def about(program: Program) -> str:
 
 
 def check_seed(seed: int) -> None:
-    """Raises with a short program that still fails."""
-    program = random_program(seed)
+    """Raises with a short program that still fails. Long ones take too long for ordinary tests."""
+    program = random_program(seed, STEPS)
     found = failure(program)
     if found is not None:
         small, why = shrunk(GENERATOR, program, found, failure, 60)

@@ -201,7 +201,6 @@ STEPS: tuple[tuple[Step, float], ...] = (
     (attention, 0.7),
     (recurrent, 0.5),
     (loss, 1.5),
-    (deep, 0.25),
-    (wide, 0.25),
-    (scanned, 0.4),
 )
+
+LONG: tuple[tuple[Step, float], ...] = ((deep, 0.25), (wide, 0.25), (scanned, 0.4))
