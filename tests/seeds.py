@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.progress import track
+
+from tests import nightly
+
+
+def run_generator(
+    name: str, count: int, description: str | None, arguments: Sequence[str] | None = None
+) -> int:
+    """One generator alone, as `python -m tests.nightly --only NAME` runs it."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    first = [] if {"--seed", "--first"} & set(given) else ["--seed", "0"]
+    return nightly.main(["--only", name, "--count", str(count), *first, *given], description)
 
 
 def run_seeds(

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tilewright as tw
+from tests.generators import checked
 from tests.seeds import run_seeds
 
 CALLS = 5  # inputs per program; the first are good
@@ -429,6 +430,8 @@ def check_seed(seed: int) -> None:
     if problem is not None:
         raise AssertionError(f"seed {seed}: {program}: {problem}")
 
+
+GENERATOR = checked("hostile", check_seed)
 
 if __name__ == "__main__":
     raise SystemExit(run_seeds(check_seed, "programs", 100, __doc__))

@@ -251,3 +251,30 @@ def test_a_compiled_function_can_be_copied() -> None:
     x = torch.randn(4)
     fast = tw.compile(lambda x: x * 2, x)
     assert_same(copy.copy(fast)(x), x * 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_running_statistics_keep_their_dtype(dtype: torch.dtype) -> None:
+    """Torch announces 32 bits for those of 16 bits."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 3).to(dtype)
+    ours, eager = (torch.nn.BatchNorm1d(5).to(dtype) for _ in range(2))
+    fast = torch.compile(ours, backend="tilewright", options={"strict": True})
+    for _ in range(2):
+        torch.testing.assert_close(fast(x), eager(x), atol=1e-2, rtol=2e-2)
+    torch.testing.assert_close(ours.running_mean, eager.running_mean, atol=1e-2, rtol=2e-2)
+    torch.testing.assert_close(ours.running_var, eager.running_var, atol=1e-2, rtol=2e-2)
+
+
+def test_an_operator_that_gives_another_dtype_than_it_announced() -> None:
+    """What follows reads it as announced, and not its bytes as if they were."""
+    library = torch.library.Library("tilewright_tests", "FRAGMENT")
+    library.define("narrow(Tensor x) -> Tensor")
+    library.impl("narrow", lambda x: x.bfloat16(), "CPU")
+    library.impl("narrow", lambda x: torch.empty_like(x, dtype=torch.float32), "Meta")
+    narrow = torch.ops.tilewright_tests.narrow.default
+    x = torch.randn(5)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        got = torch.compile(lambda x: narrow(x) * 2, backend="tilewright")(x)
+    torch.testing.assert_close(got, x.bfloat16().float() * 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,23 @@ from tilewright.ir.node import Graph, Input, Item, Literal, Node, input, node
 from tilewright.ir.types import DType, TensorType, f32, f64
 
 Args = list[np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What a graph is called with: its arguments, and the values of its symbols."""
+
+    args: tuple[np.ndarray, ...]
+    dims: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A graph and the calls of it, one after the other."""
+
+    graph: Graph
+    calls: tuple[Call, ...]
+
 
 # ---- the judge
 
@@ -37,22 +54,26 @@ def _as(x: Any, dtype: DType) -> Any:
         return TensorType(dtype, x.shape) if x.dtype.is_float else x
     if isinstance(x, Literal):
         return Literal(x.array.astype(dtype.numpy), dtype) if x.dtype.is_float else x
+    if isinstance(x, Graph):  # a branch
+        return with_floats(x, dtype)
     return x
 
 
 _EPS = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 
 
-def reference(graph: Graph, args: Args) -> tuple[list[np.ndarray], list[float]]:
+def reference(
+    graph: Graph, args: Sequence[np.ndarray], dims: Mapping[str, int] | None = None
+) -> tuple[list[np.ndarray], list[float]]:
     """Outputs in float64, and the error each may have: four times that of the same program
     interpreted in its own precision, and 16 units in the last place of the largest value.
 
     What order costs in float64 itself is told by float32, scaled: there is nothing more exact.
     """
-    exact = evaluate(with_floats(graph, f64), args)
-    own = evaluate(graph, args)
+    exact = evaluate(with_floats(graph, f64), args, dims)
+    own = evaluate(graph, args, dims)
     doubles = any(o.dtype is f64 for o in graph.outputs)
-    single = evaluate(with_floats(graph, f32), _narrow(args)) if doubles else own
+    single = evaluate(with_floats(graph, f32), _narrow(args), dims) if doubles else own
     allowed: list[float] = []
     for o, a, b, c in zip(graph.outputs, exact, own, single, strict=True):
         if not o.dtype.is_float:
@@ -67,7 +88,7 @@ def reference(graph: Graph, args: Args) -> tuple[list[np.ndarray], list[float]]:
     return exact, allowed
 
 
-def _narrow(args: Args) -> Args:
+def _narrow(args: Sequence[np.ndarray]) -> Args:
     return [a.astype(np.float32) if a.dtype.kind == "f" else a for a in args]
 
 
@@ -103,44 +124,72 @@ def shrink(
     graph: Graph, args: Args, fails: Callable[[Graph, Args], bool], tries: int = 400
 ) -> tuple[Graph, Args]:
     """A smaller graph that still fails: fewer outputs, nodes replaced by operands or by inputs."""
-    left = tries
-    while left > 0:
-        for smaller in _smaller(graph, args):
-            left -= 1
-            if left <= 0:
-                return graph, args
-            if fails(*smaller):
-                graph, args = smaller
+    case = Case(graph, (Call(tuple(args)),))
+    going = True
+    while going:
+        going = False
+        for candidate in smaller(case):
+            tries -= 1
+            if tries <= 0:
                 break
-        else:
-            return graph, args
-    return graph, args
+            if fails(candidate.graph, list(candidate.calls[0].args)):
+                case, going = candidate, True
+                break
+    return case.graph, list(case.calls[0].args)
 
 
-def _smaller(graph: Graph, args: Args) -> Iterator[tuple[Graph, Args]]:
-    if len(graph.outputs) > 1:
-        for o in graph.outputs:
-            yield without_unused(Graph(graph.name, graph.inputs, (o,)), args)
-    nodes = graph.nodes()
-    computed = [n for n in nodes if n.inputs and isinstance(n.type, TensorType)]
-    # An inner value alone is the largest step.
-    for n in computed:
+def smaller(case: Case) -> Iterator[Case]:
+    """Simpler cases, those that leave out most first."""
+    graph = case.graph
+    if len(case.calls) > 1:
+        yield from (dataclasses.replace(case, calls=(c,)) for c in case.calls)
+        yield from (
+            dataclasses.replace(case, calls=case.calls[:k] + case.calls[k + 1 :])
+            for k in range(len(case.calls))
+        )
+    half = len(graph.outputs) // 2
+    if half:
+        yield _with_outputs(case, graph.outputs[:half])
+        yield _with_outputs(case, graph.outputs[half:])
+        yield from (_with_outputs(case, (o,)) for o in graph.outputs[:50])
+    computed = [n for n in graph.nodes() if n.inputs and isinstance(n.type, TensorType)]
+    # An inner value alone is the largest step; of a long chain, parts of it first.
+    for n in _spread(computed):
         if n not in graph.outputs:
-            yield without_unused(Graph(graph.name, graph.inputs, (n,)), args)
-    found = evaluate(Graph("all", graph.inputs, tuple(computed)), args)
-    values = dict(zip(computed, found, strict=True))
-    for n in reversed(computed):
+            yield _with_outputs(case, (n,))
+    known = [
+        dict(zip(computed, evaluate(_all(graph, computed), c.args, c.dims), strict=True))
+        for c in case.calls
+    ]
+    for n in _spread(computed[::-1]):
         if isinstance(n.op, Item) or n in graph.outputs:
             continue
-        label = _unused_label(graph)
-        cut = input(label, n.ttype)
+        cut = input(_unused_label(graph), n.ttype)
         wider = Graph(graph.name, (*graph.inputs, cut), _replaced(graph, n, cut))
-        yield without_unused(wider, [*args, values[n]])
+        calls = tuple(
+            Call((*c.args, values[n]), c.dims) for c, values in zip(case.calls, known, strict=True)
+        )
+        yield without_unused(Case(wider, calls))
     for n in computed:
         for x in n.inputs:
             if x.type == n.type:
-                smaller = Graph(graph.name, graph.inputs, _replaced(graph, n, x))
-                yield without_unused(smaller, args)
+                less = Graph(graph.name, graph.inputs, _replaced(graph, n, x))
+                yield without_unused(Case(less, case.calls))
+
+
+def _with_outputs(case: Case, outputs: tuple[Node, ...]) -> Case:
+    return without_unused(Case(Graph(case.graph.name, case.graph.inputs, outputs), case.calls))
+
+
+def _all(graph: Graph, nodes: Sequence[Node]) -> Graph:
+    return Graph("all", graph.inputs, tuple(nodes))
+
+
+def _spread(nodes: Sequence[Node]) -> Iterator[Node]:
+    """A few from everywhere, then all in order."""
+    if len(nodes) > 32:
+        yield from nodes[len(nodes) // 16 :: len(nodes) // 16]
+    yield from nodes
 
 
 def _unused_label(graph: Graph) -> str:
@@ -169,8 +218,11 @@ def nodes_below(n: Node) -> set[Node]:
     return seen
 
 
-def without_unused(graph: Graph, args: Args) -> tuple[Graph, Args]:
+def without_unused(case: Case) -> Case:
+    """Without inputs that no output needs."""
+    graph = case.graph
     used = set(graph.outputs).union(*(nodes_below(o) for o in graph.outputs))
     kept = [k for k, n in enumerate(graph.inputs) if n in used]
     inputs = tuple(graph.inputs[k] for k in kept)
-    return Graph(graph.name, inputs, graph.outputs), [args[k] for k in kept]
+    calls = tuple(Call(tuple(c.args[k] for k in kept), c.dims) for c in case.calls)
+    return Case(Graph(graph.name, inputs, graph.outputs), calls)

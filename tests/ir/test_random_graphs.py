@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tests.ir.random_graphs import disagreement, random_graph, reference, shrink
+from tests.ir.random_graphs import disagreement, random_case, random_graph, reference, shrink
 from tilewright.base.events import Log
 from tilewright.graph.decompose import Decompose
 from tilewright.graph.fold import FoldConstants, split_weights
@@ -26,6 +26,36 @@ def test_graphs_are_sound_and_print(seed: int) -> None:
     assert parse_graph(print_graph(graph)) == graph
     again, same = random_graph(seed)
     assert again == graph and all(np.array_equal(a, b) for a, b in zip(args, same, strict=True))
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_cases_are_sound_and_print(first: int) -> None:
+    for seed in range(first, first + 20):
+        case = random_case(seed)
+        assert parse_graph(print_graph(case.graph)) == case.graph
+        for c in case.calls:
+            assert [a.ndim for a in c.args] == [n.rank for n in case.graph.inputs]
+            expected, allowed = reference(case.graph, c.args, c.dims)
+            own = evaluate(case.graph, c.args, c.dims)
+            assert disagreement(expected, allowed, own) is None, f"seed {seed}"
+
+
+def test_cases_are_of_every_kind() -> None:
+    cases = [random_case(seed) for seed in range(250)]
+    graphs = [c.graph for c in cases]
+    assert any(len(g.inputs) > 100 and len(g.outputs) > 100 for g in graphs)
+    assert any(len(g.nodes()) > 1000 for g in graphs)
+    assert any(len(set(g.outputs)) < len(g.outputs) for g in graphs)
+    assert any(set(g.outputs) & set(g.inputs) for g in graphs)
+    assert any("cond" in {n.op.name for n in g.nodes()} for g in graphs)
+    values = {v for c in cases for call in c.calls for v in call.dims.values()}
+    assert {0, 1, 17} <= values
+    assert any(
+        a.dtype.kind == "i" and a.ndim and a.min(initial=0) < -9
+        for c in cases
+        for call in c.calls
+        for a in call.args
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -352,16 +352,16 @@ def shrink(
     progress = True
     while progress and time.monotonic() < end:
         progress = False
-        for smaller in _smaller(*best):
+        for fewer in smaller(*best):
             if time.monotonic() > end:
                 break
-            if replay(*smaller, seed) is not None:
-                best, progress = smaller, True
+            if replay(*fewer, seed) is not None:
+                best, progress = fewer, True
                 break
     return best
 
 
-def _smaller(
+def smaller(
     group: Group, dims: list[Sizes], trace: list[Step]
 ) -> Iterator[tuple[Group, list[Sizes], list[Step]]]:
     if len(dims) > 1:

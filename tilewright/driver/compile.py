@@ -36,7 +36,7 @@ from tilewright.graph.cluster import Cluster, Fused
 from tilewright.graph.cost import Roofline
 from tilewright.graph.decompose import Decompose
 from tilewright.graph.dots import DotProducts
-from tilewright.graph.empty import WithoutElements
+from tilewright.graph.empty import EmptyValues
 from tilewright.graph.fold import FoldConstants, split_weights
 from tilewright.graph.fuse import fuse
 from tilewright.graph.key_blocks import KeyBlocks
@@ -92,7 +92,7 @@ def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: St
     strict = options.precision == "strict"
     if options.fold_weights and not strict:
         table.append(BatchNormFold())
-    table += [Decompose(), WithoutElements(), Simplify(), FoldConstants(), LongConcats()]
+    table += [Decompose(), EmptyValues(), Simplify(), FoldConstants(), LongConcats()]
     if options.pack:
         if not strict:
             table += [KeyBlocks.of(target), ChannelsLast(), Reciprocals()]

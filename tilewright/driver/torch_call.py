@@ -291,6 +291,7 @@ class Specialised:
         self.segment, self.program = segment, program
         program.watch(segment.watched)
         self.labels = [label(n) for n in graph.inputs]
+        self.dtypes = [n.dtype for n in graph.inputs]
         self.watch = WeightWatch(program.weights) if program.weights else None
         shapes = enumerate(n.shape for n in graph.inputs)
         self.sizes_vary = [k for k, s in shapes if not all(D.known_lt(0, d) for d in s)]
@@ -304,10 +305,11 @@ class Specialised:
                 dtype=torch_dtype(b.dtype, b.paired),
             )
         inputs = []
-        for slot in self.labels:
+        for slot, dtype in zip(self.labels, self.dtypes, strict=True):
             x = env[slot]
-            if slot.startswith("host") and not x.is_contiguous():
-                x = env[slot] = x.contiguous()
+            if slot.startswith("host"):
+                # An operator may give another layout than announced, and a few another dtype.
+                x = env[slot] = x.to(torch_dtype(dtype, x.is_complex())).contiguous()
             inputs.append(x)
         outs = [env[b.slot].data_ptr() for b in self.segment.buffers]
         values = [dims[s] for s in self.program.dims]

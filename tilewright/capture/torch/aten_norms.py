@@ -230,10 +230,12 @@ def batch_norm_functional(
     update = "_batch_norm_with_update" in str(c.fx.target)
     training, momentum, eps = (True, *rest) if update else rest
     empty = (ops.full((0,), 0, c.out(3).dtype),) if update else ()
+    # What torch announces: statistics in 16 bits come back in 32, and are then copied.
+    new = c.out(4 if update else 3)
     if not training:
         y = ops.batch_norm(x, weight, bias, running_mean, running_var, float(eps))
         none = [ops.full(c.out(k).shape, 0, c.out(k).dtype) for k in (1, 2)]
-        return (y, *none, *empty, running_mean, running_var)
+        return (y, *none, *empty, cast(running_mean, new.dtype), cast(running_var, new.dtype))
     y, mean, rstd, new_mean, new_var = _trained(
         c, x, weight, bias, running_mean, running_var, momentum, eps
     )
@@ -242,8 +244,8 @@ def batch_norm_functional(
         cast(mean, c.out(1).dtype),
         cast(rstd, c.out(2).dtype),
         *empty,
-        cast(new_mean, running_mean.dtype),
-        cast(new_var, running_var.dtype),
+        cast(new_mean, new.dtype),
+        cast(new_var, new.dtype),
     )
 
 

@@ -1,0 +1,80 @@
+"""The generator of torch programs itself: what it draws, how it judges, what it makes small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.driver import torch_judge
+from tests.driver.random_torch import GENERATOR, as_code, failure, random_program
+from tests.driver.torch_programs import Input, Line, Program
+from tests.generators import Failure
+from tests.shrinking import shrunk
+
+SEEDS = range(120)
+TANH = Program(
+    0,
+    {"x0": Input("float32", (3, 5), grad=True)},
+    {"m0": "nn.Linear(5, 4)"},
+    (Line(("v1",), "v1 = torch.tanh(x0)"), Line(("v2",), "v2 = self.m0(v1)")),
+    ("v2",),
+    grad=True,
+)
+
+
+def test_a_seed_is_a_program() -> None:
+    for seed in range(10):
+        assert str(random_program(seed)) == str(random_program(seed))
+
+
+def test_programs_are_of_every_kind() -> None:
+    programs = [random_program(seed) for seed in SEEDS]
+    text = "\n".join(str(p) for p in programs)
+    words = (
+        "self.m0( nn.Linear nn.Conv nn.Embedding Norm( softmax cumsum torch.where( .to(torch. "
+        "bfloat16 float16 .detach() clone() _( torch.cat torch.stack @ .permute( // gather( .long()"
+    )
+    missing = [w for w in words.split() if w not in text]
+    assert not missing
+    assert any(p.grad for p in programs) and any(p.dynamic for p in programs)
+    assert any(len(p.calls) > 1 for p in programs)
+
+
+def test_a_program_is_the_same_from_its_file() -> None:
+    for seed in range(10):
+        made = random_program(seed)
+        code = as_code(made).replace("reproduce(GENERATOR, PROGRAM)", "")
+        scope: dict[str, Any] = {}
+        exec(code, scope)
+        assert scope["PROGRAM"] == made
+
+
+def test_results_and_gradients_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert failure(TANH) is None
+    compiled = torch_judge._ours
+
+    def changed(name: str) -> Failure | None:
+        def off(program: Program, strict: bool) -> list[torch_judge.Ran] | Failure:
+            ran = compiled(program, strict)
+            assert not isinstance(ran, Failure)
+            ran[0].values[name].flatten()[1] += 1e-3
+            return ran
+
+        monkeypatch.setattr(torch_judge, "_ours", off)
+        return failure(TANH)
+
+    for name in ("result 0", "gradient of x0", "gradient of m0.weight"):
+        found = changed(name)
+        assert found is not None and found.kind == f"wrong {name.split()[0]}"
+        assert "expected" in found.text
+
+
+def test_what_fails_is_made_small() -> None:
+    def fails(p: Program) -> Failure | None:
+        return Failure("softmax", "") if "softmax" in p.source() else None
+
+    program = next(p for p in map(random_program, range(400)) if fails(p) and len(p.lines) > 3)
+    small, _ = shrunk(GENERATOR, program, Failure("softmax", ""), fails, 20)
+    assert len(small.lines) == 1 and not small.grad and not small.dynamic
+    assert failure(small) is None

@@ -1,0 +1,134 @@
+"""The runner of random tests: what it finds, what it writes, and that it survives what it finds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import generators, nightly
+from tests.running_draws import Campaign, Finding, Limits
+
+# Cases are numbers. Smaller ones are those nearer to 50, so each failure has one minimal case.
+FAULTY = """
+import os, time
+from tests.generators import Failure, Generator, reproduce
+
+def failure(case):
+    if case >= 50 and WHAT == "wrong":
+        return Failure("too large", f"expected less than 50, got {case}")
+    if case >= 50 and WHAT == "error":
+        raise KeyError(f"s{case}")
+    if case >= 50 and WHAT == "abort":
+        os.abort()
+    if case >= 50 and WHAT == "hang":
+        time.sleep(60)
+    return None
+
+def smaller(case):
+    return iter([case // 2, case - 1])
+
+def as_code(case):
+    return f"from {__name__} import GENERATOR, reproduce\\n\\nreproduce(GENERATOR, {case})\\n"
+
+GENERATOR = Generator("numbers", int, failure, smaller, as_code, seconds=0.5)
+"""
+
+
+@pytest.fixture(autouse=True)
+def found_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{generators.ROOT}")
+
+
+def drawn(tmp_path: Path, what: str, first: int, count: int) -> tuple[Campaign, list[Finding]]:
+    module = f"faulty_{what}"
+    (tmp_path / f"{module}.py").write_text(f"WHAT = {what!r}\n{FAULTY}")
+    out = tmp_path / "findings"
+    campaign = Campaign(
+        {"numbers": module}, {"numbers": count}, first, Limits(None, None, 4000), out, tmp_path
+    )
+    campaign.start(1)
+    campaign.wait()
+    return campaign, campaign.findings
+
+
+def rerun(path: Path | None) -> tuple[int, str]:
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_wrong_result_becomes_a_small_file(tmp_path: Path) -> None:
+    campaign, findings = drawn(tmp_path, "wrong", 45, 30)
+    assert campaign.tallies["numbers"].draws == 30
+    assert campaign.tallies["numbers"].failed["wrong"] == 25
+    (finding,) = findings
+    assert (finding.seed, finding.ordinal) == (50, 6)
+    status, printed = rerun(finding.path)
+    assert status == 1 and "expected less than 50, got 50" in printed
+
+
+def test_a_mended_fault_makes_its_file_pass(tmp_path: Path) -> None:
+    _, (finding,) = drawn(tmp_path, "wrong", 60, 1)
+    module = tmp_path / "faulty_wrong.py"
+    module.write_text(module.read_text().replace("case >= 50", "case >= 5000"))
+    status, printed = rerun(finding.path)
+    assert status == 0 and "right" in printed
+
+
+def test_an_exception_is_a_finding(tmp_path: Path) -> None:
+    _, (finding,) = drawn(tmp_path, "error", 60, 2)
+    assert finding.failure.what == "error" and "KeyError" in finding.failure.kind
+    assert "s50" in finding.failure.text
+    assert rerun(finding.path)[0] == 1
+
+
+def test_a_process_that_aborts_is_a_finding(tmp_path: Path) -> None:
+    """It is made small too, and the draws go on in another process."""
+    campaign, (finding,) = drawn(tmp_path, "abort", 48, 4)
+    assert campaign.tallies["numbers"].draws == 4
+    assert finding.failure.what == "abort" and "SIGABRT" in finding.failure.kind
+    assert finding.path is not None and "reproduce(GENERATOR, 50)" in finding.path.read_text()
+    assert rerun(finding.path)[0] != 0
+
+
+def test_a_process_that_hangs_is_a_finding(tmp_path: Path) -> None:
+    campaign, (finding,) = drawn(tmp_path, "hang", 49, 2)
+    assert finding.failure.what == "hang" and finding.seed == 50
+    assert campaign.tallies["numbers"].failed["hang"] == 1
+
+
+def test_a_generator_that_cannot_be_loaded_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "missing_name.py").write_text("import nothing_of_this_name\n")
+    campaign = Campaign(
+        {"a": "missing_name"}, {"a": 3}, 0, Limits(None, None, 4000), tmp_path, tmp_path
+    )
+    campaign.start(1)
+    campaign.wait()
+    assert len(campaign.faults) == 1 and "nothing_of_this_name" in campaign.faults[0]
+
+
+def test_generators_are_found_without_imports(capsys: pytest.CaptureFixture[str]) -> None:
+    known = generators.names()
+    assert {"kernels", "graphs", "torch", "schedules"} <= set(known)
+    assert nightly.main(["--list"]) == 0
+    assert "tests.driver.random_torch" in capsys.readouterr().out
+
+
+def test_an_unknown_generator_is_named() -> None:
+    with pytest.raises(SystemExit, match=r"no generator is called nonsense; there are .*torch"):
+        nightly.main(["--only", "nonsense"])
+    with pytest.raises(SystemExit, match="name=number"):
+        nightly.main(["--count", "torch=many"])
+
+
+def test_a_checked_seed_is_a_generator() -> None:
+    def check(seed: int) -> None:
+        assert seed < 3, f"seed {seed} is too large"
+
+    made = generators.checked("small", check)
+    assert made.failure(made.draw(2)) is None
+    found = made.failure(made.draw(3))
+    assert found is not None and found.kind.startswith("seed # is too large")
