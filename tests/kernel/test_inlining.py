@@ -7,7 +7,7 @@ import pytest
 
 from tests.kernel.random_groups import sample
 from tilewright.ir import dim as D
-from tilewright.ir import expr
+from tilewright.ir import values
 from tilewright.ir.expr import fn, load
 from tilewright.ir.types import f32
 from tilewright.kernel.defaults.inlining import inline_maps
@@ -43,7 +43,7 @@ def chain(n: int) -> Group:
 def made(n: int) -> int:
     """How many values inlining a chain asks for."""
     s = Scheduler(chain(n), default())
-    with patch.object(expr, "_intern", wraps=expr._intern) as intern:
+    with patch.object(values, "_intern", wraps=values._intern) as intern:
         inline_maps(s)
     assert len(s.trace) == n - 1
     return intern.call_count
