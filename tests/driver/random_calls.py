@@ -29,6 +29,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tests.driver.call_statements import STATEMENTS
+from tests.generators import checked
 from tests.seeds import run_seeds
 from tilewright.bench.oracle import InDouble, disagreements
 
@@ -510,6 +511,8 @@ def check_seed(seed: int) -> None:
     if found is not None:
         raise AssertionError(found)
 
+
+GENERATOR = checked("calls", check_seed)
 
 if __name__ == "__main__":
     raise SystemExit(run_seeds(check_seed, "call sequences", 100, __doc__))

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.generators import checked
 from tests.seeds import run_seeds
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -184,6 +185,8 @@ def check_seed(seed: int) -> None:
             raise AssertionError(f"seed {seed}: {found}\n{shorter}")
     raise AssertionError(f"seed {seed}: {problem}\n{c}")
 
+
+GENERATOR = checked("halves", check_seed)
 
 if __name__ == "__main__":
     raise SystemExit(run_seeds(check_seed, "chains", 200, __doc__))
