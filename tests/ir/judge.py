@@ -97,6 +97,27 @@ def _largest_difference(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.max(np.abs(a - b)[finite], initial=0.0))
 
 
+def of_operands(
+    graph: Graph, args: Sequence[np.ndarray], dims: Mapping[str, int] | None = None
+) -> list[float]:
+    """The error of each output from rounding what it is computed from, at its largest: where
+    operands cancel, that is more than the output's own size tells. Four units in the last place."""
+    wide = with_floats(graph, f64)
+    pairs = zip(graph.nodes(), wide.nodes(), strict=True)
+    floats = [(a, b) for a, b in pairs if isinstance(a.type, TensorType) and a.dtype.is_float]
+    values = evaluate(Graph("all", wide.inputs, tuple(b for _, b in floats)), args, dims)
+    size = {
+        a: 4 * _EPS[a.dtype.name] * float(np.max(np.abs(v[np.isfinite(v)]), initial=0.0))
+        for (a, _), v in zip(floats, values, strict=True)
+    }
+    return [
+        max((size[n] for n in (o, *nodes_below(o)) if n in size), default=0.0)
+        if o.dtype.is_float
+        else 0.0
+        for o in graph.outputs
+    ]
+
+
 def disagreement(
     expected: Sequence[np.ndarray], allowed: Sequence[float], got: Sequence[np.ndarray]
 ) -> str | None:
