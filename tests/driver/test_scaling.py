@@ -72,6 +72,7 @@ def test_kernels_are_cut_by_their_results() -> None:
     results = [build.add(a, float(k)) for k in range(100)]
     f = Fuse(max_nodes=1000, max_inputs=1000)(graph(*results), Log())
     assert max(len(c.outputs) for c in f.clusters) <= Fuse().max_results
+    assert len(f.clusters) == 2  # what does not fit the first shares another
 
 
 def test_text_of_a_scan_is_linear() -> None:

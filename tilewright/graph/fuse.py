@@ -304,8 +304,12 @@ class _Fuser:
                     continue
                 first = found.setdefault(region.domain, region)
                 independent = not (first.ancestors & region.mask or region.ancestors & first.mask)
-                if first is not region and independent and self.too_large(first, region) is None:
+                if first is region or not independent:
+                    continue
+                if self.too_large(first, region) is None:
                     self.unite(region, first)
+                else:
+                    found[region.domain] = region  # which those that follow may join
 
     # ---- backward: a map all of whose readers are in one kernel is computed there
 
