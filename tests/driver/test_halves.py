@@ -94,3 +94,15 @@ def test_numbers_reach_bfloat16_through_float32() -> None:
     x = torch.full((3,), tie, dtype=torch.float64)
     for got, want in zip(tw.compile(f, x)(x), f(x), strict=True):
         assert torch.equal(got, want)
+
+
+def test_scales_are_not_folded_into_weights_of_16_bits() -> None:
+    """The weights would be rounded once more, where eager rounds the product."""
+    torch.manual_seed(0)
+    layers = (torch.nn.Linear(32, 16, bias=False), torch.nn.BatchNorm1d(16))
+    model = torch.nn.Sequential(*layers).eval()
+    layers[1].running_var.uniform_(0.1, 3)
+    layers[1].weight.data.uniform_(0.1, 3)
+    model, x = model.to(torch.bfloat16), torch.randn(64, 32).to(torch.bfloat16)
+    with torch.no_grad():
+        assert torch.equal(tw.compile(model, x)(x), model(x))

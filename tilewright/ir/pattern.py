@@ -288,8 +288,7 @@ class Rule:
     right     a pattern, or a function of the match that gives the new node (None: not here)
     proof     "normal form": both sides have one polynomial normal form, for all shapes of the ranks
               tried, and agree in exact evaluation; "evaluation": the latter only
-    changes   what may differ: "nothing" means the same bits, NaN and -0.0 included; a rule that
-              changes the rounding leaves 16-bit floats alone, where that is much
+    changes   what may differ: "nothing" means the same bits, NaN and -0.0 included
     subject   builds a left side to try the rule on, from a `rewrites.subject.Maker`; without it one
               is made from the pattern
     """
@@ -317,7 +316,7 @@ class Rule:
 
     def apply(self, n: Node, uses: Mapping[Node, int] | None = None) -> tuple[Node, Match] | None:
         """The replacement of n and how it matched, or None. The type never changes."""
-        if not self._may_match(n) or (self.changes == "rounding" and _is_narrow(n)):
+        if not self._may_match(n):
             return None
         for m in match(self.left, n, uses):
             if self.when is not None and not self.when(m):
@@ -347,10 +346,6 @@ class Rule:
         right = self.right if isinstance(self.right, Pattern) else "…"
         when = f" when {self.when!r}" if self.when else ""
         return f"{self.name}: {self.left!r} -> {right!r}{when}"
-
-
-def _is_narrow(n: Node) -> bool:
-    return isinstance(n.type, TensorType) and n.type.dtype.format is not None
 
 
 def make(name: str, *args: Node, **attrs: Any) -> Node:

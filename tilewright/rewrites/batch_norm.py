@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tilewright import ops
 from tilewright.ir.node import Node, node
 from tilewright.ir.pattern import Attr, Guard, Match, Pattern, Rule, Var, op
-from tilewright.rewrites.facts import along_axis, weights
+from tilewright.rewrites.facts import along_axis, not_narrow, weights
 from tilewright.rewrites.scaling import channel_weight, conv_pattern, make_conv
 from tilewright.rewrites.subject import Maker
 
@@ -78,7 +78,12 @@ RULES = tuple(
         f"batch-norm-into-{name}{'-bias' if biased else ''}",
         _normed(pattern + bias if biased else pattern),
         _folded,
-        statistics & one_dtype & used_here & fits & (per_channel if biased else one_dtype),
+        statistics
+        & not_narrow
+        & one_dtype
+        & used_here
+        & fits
+        & (per_channel if biased else one_dtype),
         proof="evaluation",
         changes="rounding",
         subject=_subject(build, biased),

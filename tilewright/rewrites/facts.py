@@ -15,6 +15,10 @@ def kind_is(kinds: str, name: str = "x") -> Guard:
     return Guard(f"{name} is of kind {kinds}", lambda m: m.bindings[name].dtype.kind in kinds)
 
 
+# Weights of 16 bits that are scaled are rounded again, which is much.
+not_narrow = Guard("its dtype has more than 16 bits", lambda m: m.root.dtype.format is None)
+
+
 def is_weight(n: Node) -> bool:
     """Does n depend on weights and constants only, so that it is computed once and kept?"""
     for x in topological((n,)):

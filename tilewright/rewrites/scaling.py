@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tilewright import ops
 from tilewright.ir.node import Node, node
 from tilewright.ir.pattern import Apply, Attr, Guard, Match, Rule, Var, guard, op
-from tilewright.rewrites.facts import along_axis, weights
+from tilewright.rewrites.facts import along_axis, not_narrow, weights
 from tilewright.rewrites.subject import Maker
 
 ON_REQUEST = True
@@ -107,7 +107,7 @@ RULES = tuple(
             f"{name}-into-conv",
             Apply(name, (conv_pattern, s)),
             _into_conv,
-            weights("w", "s") & inner_used_once & per_channel,
+            weights("w", "s") & not_narrow & inner_used_once & per_channel,
             proof="evaluation",
             changes="rounding",
             subject=_scaled_conv(name),
@@ -117,7 +117,7 @@ RULES = tuple(
             f"{name}-into-matmul",
             Apply(name, (op.matmul(x, w), s)),
             _into_matmul,
-            weights("w", "s") & inner_used_once & per_column,
+            weights("w", "s") & not_narrow & inner_used_once & per_column,
             proof="evaluation" if name == "div" else "normal form",
             changes="rounding",
             subject=_scaled_matmul(name),
