@@ -62,6 +62,10 @@ class Worst(Op):
         yield case(cls(0), integers(70000, lo=0, hi=9, dtype=u8))
 
 
+def worst(idx: Node, shift: Dim) -> Node:
+    return node(Worst(shift), idx)
+
+
 @operator
 class AnyZero(Op):
     """1 where some element is 0, otherwise 0."""
@@ -106,9 +110,9 @@ class IndexCheck(Op):
         lowest, zero, one = (full((), v, i64) for v in (_LOWEST, 0, 1))
         size = number(self.size, i64)
         start, limit = (size, ew.add(size, size)) if self.wrap else (zero, size)
-        worst = node(Worst(self.size if self.wrap else 0), idx)
-        found = ew.sub(ew.bitwise_xor(worst, lowest), start)
-        bad = ew.ge(worst, ew.bitwise_xor(limit, lowest))
+        largest = worst(idx, self.size if self.wrap else 0)
+        found = ew.sub(ew.bitwise_xor(largest, lowest), start)
+        bad = ew.ge(largest, ew.bitwise_xor(limit, lowest))
         bad = ew.logical_and(bad, ew.gt(number(idx.ttype.size, i64), zero))
         told = ew.where(ew.ge(found, zero), ew.add(found, one), found)
         return ew.where(bad, told, zero)

@@ -9,6 +9,7 @@ from tilewright.base.errors import Invalid
 from tilewright.ir import expr as E
 from tilewright.ir.combine import combiner
 from tilewright.ir.reader import is_plain_name
+from tilewright.ir.scalar import SCALARS
 from tilewright.ir.types import DType
 
 from .expression import Axes, Reduction, reduction_axes
@@ -41,7 +42,7 @@ def comm_reducer(
     take and give tuples where there are several components. That `fcombine` is associative and
     commutative is its author's word: steps rely on it.
     """
-    if not is_plain_name(name) or name in E.SCALARS:
+    if not is_plain_name(name) or name in SCALARS:
         raise Invalid(f"{name!r} is not a name for a reducer", hint="use letters, digits and _")
 
     def reducer(expr: Any, axis: Axes, where: Operand | None = None) -> Reduction:

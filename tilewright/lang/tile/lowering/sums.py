@@ -122,8 +122,9 @@ def lower_scan(low: Lowering, o: ir.Operation) -> None:
         cells = [low.local(rest, t.dtype) for t in parts]
         so_far = [buffered(c, rest, t.dtype) for c, t in zip(cells, parts, strict=True)]
 
-        def reach(k: Dim, values: list[Tile]) -> None:
+        def reach(k: Dim, values: Sequence[AnyTile]) -> None:
             for c, t in zip(cells, values, strict=True):
+                assert isinstance(t, Tile)
                 low.fill(c, t)
             for m, t in zip(made, so_far, strict=True):
                 low.loops(rest, lambda s, i, m=m, t=t: Store(s, m, place(i, k), t.at(i)))
