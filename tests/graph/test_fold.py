@@ -176,3 +176,11 @@ def test_what_depends_on_a_symbol_stays() -> None:
     offset = ops.add(ops.iota(1, n, 1, i64), k)
     prologue, main = split_weights(Graph("g", (a, b, k), (ops.matmul(a, b), offset)))
     assert not prologue.outputs and main.inputs == (a, b, k)
+
+
+def test_a_long_chain_of_views_of_a_weight() -> None:
+    n = W
+    for k in range(3000):
+        n = ops.reshape(n, (24,) if k % 2 else (4, 6))
+    prologue, _ = split_weights(Graph("g", (W,), (ops.exp(n),)))
+    assert len(prologue.outputs) == 1

@@ -201,7 +201,16 @@ def split_weights(graph: Graph, growth: int = GROWTH) -> tuple[Graph, Graph]:
 
 def _reads_packed(n: Node) -> bool:
     """Is it computed from what a barrier stores, perhaps through views of that?"""
-    return any(x.op.barrier or (x.op.view and _reads_packed(x)) for x in n.inputs)
+    seen: set[Node] = set()
+    stack = list(n.inputs)
+    while stack:
+        x = stack.pop()
+        if x.op.barrier:
+            return True
+        if x.op.view and x not in seen:
+            seen.add(x)
+            stack.extend(x.inputs)
+    return False
 
 
 def _moved_places(graph: Graph, new: dict[Node, Node]) -> dict[Node, Any]:
