@@ -233,3 +233,17 @@ def test_cpu_flags(tmp_path: Path) -> None:
     info.write_text("processor\t: 0\nFeatures\t: fp asimd asimdhp\n\nprocessor\t: 1\n")
     assert machine.cpu_flags(info) == {"fp", "asimd", "asimdhp"}
     assert machine.cpu_flags(tmp_path / "missing") == frozenset()
+
+
+def test_the_details_of_a_refusal_are_made_when_they_are_asked_for() -> None:
+    made: list[str] = []
+
+    def details() -> str:
+        made.append("once")
+        return "for i:\n  x"
+
+    why = Refused("no", hint="do", details=details)
+    more = why.again("outer: no")
+    assert not made
+    assert str(why) == "no\n  hint: do\n    for i:\n      x" and why.details and len(made) == 1
+    assert pickle.loads(pickle.dumps(more)).details == "for i:\n  x" and more.what == "outer: no"

@@ -10,6 +10,7 @@ import torch
 import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C import DispatchKey
 
 import tilewright as tw
 from tests.driver.hostile_inputs import check_seed
@@ -246,3 +247,23 @@ def test_rows_of_a_tensor_that_turns_out_to_be_empty() -> None:
         assert tw.compile(f, fullgraph=True, checks=False)(-X, GOOD).shape == (2, 4)
         nothing = torch.empty(0, dtype=torch.int64)
         assert torch.equal(fast(-X, nothing), f(-X, nothing))
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_classes_of_one_hot(older: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Older versions of torch take one_hot apart without stating what it asks of its classes.
+    operator, own = torch.ops.aten.one_hot.default, DispatchKey.CompositeImplicitAutograd
+    if older and own in operator.py_kernels:
+        monkeypatch.delitem(operator.py_kernels, own)
+        operator._dispatch_cache.clear()
+    try:
+        fast = tw.compile(lambda x, i: x[0, 0] + F.one_hot(i, 5), X, GOOD, strict=True)
+        assert len(_checks(fast)) == 2
+        for bad, words in ((BAD, "smaller than num_classes"), (-GOOD, "non-negative")):
+            with pytest.raises(RuntimeError, match=f"Class values must be {words}"):
+                fast(X, bad)
+        torch.testing.assert_close(fast(X, GOOD), X[0, 0] + F.one_hot(GOOD, 5))
+        proved = tw.compile(lambda i: F.one_hot(i.clamp(0, 4), 5) * 2, GOOD, strict=True)
+        assert not older or not _checks(proved)
+    finally:
+        operator._dispatch_cache.clear()

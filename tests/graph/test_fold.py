@@ -10,10 +10,11 @@ from tilewright.base.events import Log
 from tilewright.graph.batch_norm import BatchNormFold
 from tilewright.graph.decompose import Decompose
 from tilewright.graph.fold import FoldConstants, split_weights
+from tilewright.ir import dim as D
 from tilewright.ir.check import verify
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Constant, Graph, Node, constant, input, item
-from tilewright.ir.types import TensorType, b1, f32
+from tilewright.ir.types import TensorType, b1, f32, i64
 
 ops: Any = _ops
 X = input("x", TensorType(f32, (5, 4)))
@@ -164,3 +165,22 @@ def test_batch_norm_of_activations_stays() -> None:
     again = ops.batch_norm(ops.conv(bare[0], bare[1], padding=1), *bare[2:], eps=1e-5)
     live = Graph("g", tuple(bare), (again,))
     assert BatchNormFold().apply(live, Log()) == live
+
+
+def test_what_depends_on_a_symbol_stays() -> None:
+    # Its value comes with each call, the prologue runs once.
+    n = D.sym("n", 0, 64)
+    a = input("a", TensorType(f32, (16, n)), "weight")
+    b = input("b", TensorType(f32, (n, 2)), "weight")
+    k = input("k", TensorType(i64, (1,)), "weight")
+    offset = ops.add(ops.iota(1, n, 1, i64), k)
+    prologue, main = split_weights(Graph("g", (a, b, k), (ops.matmul(a, b), offset)))
+    assert not prologue.outputs and main.inputs == (a, b, k)
+
+
+def test_a_long_chain_of_views_of_a_weight() -> None:
+    n = W
+    for k in range(3000):
+        n = ops.reshape(n, (24,) if k % 2 else (4, 6))
+    prologue, _ = split_weights(Graph("g", (W,), (ops.exp(n),)))
+    assert len(prologue.outputs) == 1

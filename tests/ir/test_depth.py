@@ -1,8 +1,12 @@
 """Values of any depth: nothing in ir/ recurses as deep as a program is."""
 
+import numpy as np
+import pytest
+
 from tilewright.ir import dim as D
 from tilewright.ir.conditions import parts_of
-from tilewright.ir.expr import Value, fn, load, loads, replaced, rewrite, walk
+from tilewright.ir.expr import Value, fn, index, load, loads, replaced, rewrite, walk
+from tilewright.ir.interpret import Evaluator
 from tilewright.ir.types import b1, f32, i64
 from tilewright.ir.value_text import Scope, parse_value, value_text
 
@@ -60,3 +64,29 @@ def test_parts_of_a_long_condition() -> None:
     for c in conditions[1:]:
         joined = fn("and", joined, c)
     assert parts_of(joined) == conditions
+
+
+def test_a_deep_value_is_evaluated() -> None:
+    grid = {"i": np.arange(4)}
+    x = np.array([3.0, 1.0, -2.0, 0.0], np.float32)
+    v, want = load("x", (I,), f32), x
+    for k in range(DEEP):
+        own = load("x", (I,), f32)
+        v = fn("select", fn("gt", own, float(k)), own, fn("neg", v))
+        want = np.where(x > k, x, -want)
+    found = Evaluator({"x": x}, {}, grid)(fn("add", v, v))
+    np.testing.assert_array_equal(found, want * 2)
+    at: Value = load("p", (I,), i64)
+    for _ in range(DEEP):
+        at = load("p", (at,), i64)
+    turned = Evaluator({"p": np.array([1, 2, 3, 0])}, {}, grid)(at)
+    np.testing.assert_array_equal(turned, (np.arange(4) + DEEP + 1) % 4)
+
+
+def test_what_a_select_leaves_out_may_be_out_of_bounds() -> None:
+    inside = fn("lt", index(I), 3)
+    v = fn("select", inside, load("x", (I,), f32), fn("neg", load("x", (I - 3,), f32)))
+    memory, grid = {"x": np.array([1.0, 2.0, 4.0], np.float32)}, {"i": np.arange(6)}
+    assert Evaluator(memory, {}, grid)(v).tolist() == [1, 2, 4, -1, -2, -4]
+    with pytest.raises(IndexError, match="outside an axis of 3"):
+        Evaluator(memory, {}, grid)(fn("add", v, load("x", (I,), f32)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class TilewrightError(Exception):
     """Base of every error raised on purpose; `where` is the user's place, usually `file:line`."""
@@ -32,13 +34,29 @@ class Unsupported(TilewrightError):
 
 class Refused(TilewrightError):
     """A schedule step, fusion or rewrite whose precondition does not hold. `details` shows the
-    place: some lines of the program, with what is at fault marked."""
+    place: some lines of the program, with what is at fault marked. Who tries many steps asks for
+    few of these texts, and a program may be large: they are made when they are asked for."""
 
     def __init__(
-        self, what: str, *, where: object = None, hint: str | None = None, details: str = ""
+        self,
+        what: str,
+        *,
+        where: object = None,
+        hint: str | None = None,
+        details: str | Callable[[], str] = "",
     ):
         super().__init__(what, where=where, hint=hint)
-        self.details = details
+        self._details = details
+
+    @property
+    def details(self) -> str:
+        if not isinstance(self._details, str):
+            self._details = self._details()
+        return self._details
+
+    def again(self, what: str) -> Refused:
+        """The same fault, of a step that this one is a part of."""
+        return Refused(what, where=self.where, hint=self.hint, details=self._details)
 
     def __str__(self) -> str:
         shown = "\n".join(f"    {line}" for line in self.details.splitlines())

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.base.events import Log
+from tilewright.graph.specialise import node_symbols
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import (
     Constant,
@@ -109,7 +110,11 @@ def constant_of(value: np.ndarray, dtype: DType) -> Node:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What is known of a node over weights: do only weights and constants reach it, and which?"""
+    """What is known of a node over weights: do only weights and constants reach it, and which?
+
+    A symbol's value differs from call to call, so that nothing that mentions one is `only`: neither
+    a weight of symbolic size, nor a node whose attribute is symbolic.
+    """
 
     only: bool
     weights: frozenset[Node]
@@ -120,17 +125,13 @@ def weight_facts(graph: Graph) -> dict[Node, _Facts]:
     for n in graph.nodes():
         if isinstance(n.op, Input):
             weight = n.op.role == "weight"
-            facts[n] = _Facts(weight, frozenset({n}) if weight else frozenset())
+            only = weight and not any(node_symbols(n))
+            facts[n] = _Facts(only, frozenset({n}) if weight else frozenset())
             continue
         below = [facts[x] for x in n.inputs]
-        only = all(f.only for f in below) and not n.op.random
-        only = only and _is_static(n.type)
+        only = all(f.only for f in below) and not n.op.random and not any(node_symbols(n))
         facts[n] = _Facts(only, frozenset().union(*(f.weights for f in below)))
     return facts
-
-
-def _is_static(t: Any) -> bool:
-    return t.is_static if isinstance(t, TensorType) else all(x.is_static for x in t.items)
 
 
 def split_weights(graph: Graph, growth: int = GROWTH) -> tuple[Graph, Graph]:
@@ -200,7 +201,16 @@ def split_weights(graph: Graph, growth: int = GROWTH) -> tuple[Graph, Graph]:
 
 def _reads_packed(n: Node) -> bool:
     """Is it computed from what a barrier stores, perhaps through views of that?"""
-    return any(x.op.barrier or (x.op.view and _reads_packed(x)) for x in n.inputs)
+    seen: set[Node] = set()
+    stack = list(n.inputs)
+    while stack:
+        x = stack.pop()
+        if x.op.barrier:
+            return True
+        if x.op.view and x not in seen:
+            seen.add(x)
+            stack.extend(x.inputs)
+    return False
 
 
 def _moved_places(graph: Graph, new: dict[Node, Node]) -> dict[Node, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tilewright.base.errors import Invalid
@@ -18,14 +18,18 @@ def graph_symbols(graph: Graph) -> dict[str, Sym]:
     """Every symbol of the graph by name, those inside branches too."""
     found: dict[str, Sym] = {}
     for n in graph.nodes():
-        for s in symbols_of(n.type):
+        for s in node_symbols(n):
             found.setdefault(s.name, s)
-        for _, x in attributes(n.op):
-            for s in symbols_of(x):
-                found.setdefault(s.name, s)
-            if isinstance(x, Graph):
-                found.update(graph_symbols(x))
     return found
+
+
+def node_symbols(n: Node) -> Iterator[Sym]:
+    """The symbols of a node: in its type, in its attributes and inside its branches."""
+    yield from symbols_of(n.type)
+    for _, x in attributes(n.op):
+        yield from symbols_of(x)
+        if isinstance(x, Graph):
+            yield from graph_symbols(x).values()
 
 
 def specialise(graph: Graph, dims: Mapping[str, int]) -> Graph:

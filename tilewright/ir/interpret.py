@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.base.errors import Invalid
+from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
 from tilewright.ir.combine import Combiner, identity
 from tilewright.ir.dim import Dim
@@ -24,6 +25,9 @@ from tilewright.ir.types import DType, TensorType, TupleType, as_dtype, clamped,
 
 # What memory holds of a tensor: an array, or one for each component of a tuple.
 Stored = np.ndarray | tuple[np.ndarray, ...]
+
+# A value, and the number of the mask under which it is evaluated.
+_Masked = tuple[Value, int]
 
 # A reduction grid larger than this is walked one slice of its outermost axis at a time.
 GRID_LIMIT = 1 << 22
@@ -162,28 +166,56 @@ def _grid(t: Tensor, domain: tuple[int, ...]) -> dict[str, Any]:
 
 
 class Evaluator:
-    """Evaluates values on a grid of index arrays."""
+    """Evaluates values on a grid of index arrays, under a mask: where that is false, what a value
+    is does not matter, and its loads may be out of bounds. Values of any depth."""
 
     def __init__(
         self, mem: Mapping[Any, Any], sizes: Mapping[str, int], grid: dict[str, Any]
     ) -> None:
         self.mem, self.env = mem, {**sizes, **grid}
         self.mask: Any = True
-        self.masks: list[Any] = []  # kept alive: the memo knows them by identity
-        self.memo: dict[Any, Any] = {}
+        self.masks: list[Any] = []  # all masks so far
+        self.numbers: dict[int, int] = {}  # their positions in that list, by identity
+        self.sides: dict[_Masked, tuple[int, int]] = {}  # of a select: the masks of its two values
+        self.memo: dict[_Masked, Any] = {}
 
     def __call__(self, v: Value) -> Any:
-        key = (id(v), id(self.mask) if self.mask is not True else 0)
-        hit = self.memo.get(key)
-        if hit is None:
-            hit = self._eval(v)
-            self.memo[key] = hit
-        return hit
+        root = (v, self._number(self.mask))
+        if root not in self.memo:
+            outer = self.mask
+            for x in operands_first(root, self._operands, self.memo):
+                self.mask = self.masks[x[1]]
+                self.memo[x] = self._eval(x)
+            self.mask = outer
+        return self.memo[root]
 
     def dim(self, x: Dim) -> Any:
         return D.evaluate(x, self.env, lambda v: np.asarray(self(v)).astype(np.int64))
 
-    def _eval(self, v: Value) -> Any:
+    def _number(self, mask: Any) -> int:
+        k = self.numbers.setdefault(id(mask), len(self.masks))
+        if k == len(self.masks):
+            self.masks.append(mask)
+        return k
+
+    def _operands(self, x: _Masked) -> list[_Masked]:
+        """What is evaluated before x; the values of a select only once its condition is known."""
+        v, mask = x
+        if isinstance(v, Reduce):  # its body has an evaluator of its own
+            return [(d, mask) for a in v.axes for d in D.data_values(extent(a))]
+        if not isinstance(v, Fn) or v.name != "select":
+            return [(a, mask) for a in v.operands()]
+        condition, yes, no = v.args
+        if (condition, mask) not in self.memo:
+            return [(condition, mask)]
+        if x not in self.sides:
+            c, outer = self.memo[condition, mask], self.masks[mask]
+            self.sides[x] = self._number(outer & c), self._number(outer & ~c)
+        return list(zip((yes, no), self.sides[x], strict=True))
+
+    def _eval(self, x: _Masked) -> Any:
+        """x, whose operands are known."""
+        v, mask = x
         if isinstance(v, Const):
             return np.asarray(v.value, dtype=v.dtype.numpy)
         if isinstance(v, Index):
@@ -194,21 +226,12 @@ class Evaluator:
             return self._reduce(v)
         assert isinstance(v, Fn)
         if v.name == "select":
-            c = self(v.args[0])
-            outer = self.mask
-            yes, no = outer & c, outer & ~c
-            self.masks += (yes, no)
-            self.mask = yes
-            a = self(v.args[1])
-            self.mask = no
-            b = self(v.args[2])
-            self.mask = outer
-            return as_dtype(np.where(c, a, b), v.dtype)
+            condition = self.memo[v.args[0], mask]
+            a, b = (self.memo[y] for y in zip(v.args[1:], self.sides[x], strict=True))
+            return as_dtype(np.where(condition, a, b), v.dtype)
+        args = [self.memo[a, mask] for a in v.args]
         if v.name == "item":
-            whole, k = v.args
-            assert isinstance(k, Const)
-            return self(whole)[int(k.value)]
-        args = [self(a) for a in v.args]
+            return args[0][int(args[1])]
         if v.name == "tuple":
             return tuple(args)
         if v.name == "cast":

@@ -128,8 +128,8 @@ class Step:
         why = saying.replace("{loop}", bad.loop.name if bad.loop else "") + bad.reason
         if bad.kind == "reduction" and n.precision == "strict":
             why += ", in an order which the strict precision keeps"
-        details = around(n, (bad.first, bad.second), bad.loop)
-        raise Refused(f"{self}: {why}", hint=hint, details=details)
+        uses = (bad.first, bad.second)
+        raise Refused(f"{self}: {why}", hint=hint, details=lambda: around(n, uses, bad.loop))
 
     def internal(self, n: Nest, name: str) -> Buffer:
         """A buffer that belongs to the nest, not to its caller."""

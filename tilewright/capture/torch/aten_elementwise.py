@@ -320,6 +320,8 @@ def _register_comparisons() -> None:
             if exact is not None:
                 return exact
             (a, b), _ = c.promote(x, y)
+            if name == "eq" and b.rank == 1:
+                c.checks.classes(a, b.shape[0])
             return getattr(ops, name)(a, b)
 
         return rule

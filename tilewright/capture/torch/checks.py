@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 import torch.fx
+import torch.nn.functional as F
 
 from tilewright import ops
 from tilewright.capture.torch.captured import Check
@@ -69,6 +71,8 @@ _WHOLE: dict[str, Callable[[int], Asked]] = {
 }
 # The same: eager numbers the tensor's axes, not those that are indexed.
 _OWN_AXES = ("index_fill", "index_copy", "index_add")
+
+_ONE_HOT = (F.one_hot, torch.ops.aten.one_hot, torch.ops.aten.one_hot.default)
 
 
 class Checks:
@@ -153,6 +157,21 @@ class Checks:
             any_bad = ops.any(bad, None, False) if bad.rank else bad
             self.add(ops.cast(any_bad, i64), Check(error, words, None, self.place))
 
+    def classes(self, x: Node, count: Dim) -> None:
+        """Of a comparison with the numbers of all classes: where one_hot is made of it, x are
+        classes. Newer versions of torch state that beside it themselves."""
+        if not self.wanted or not _of_one_hot(self.fx) or self.ranges.of(x).within(0, count):
+            return
+        assert self.fx is not None
+        nodes = self.fx.graph.nodes
+        if any("_assert_async" in str(n.target) and _of_one_hot(n) for n in nodes):
+            return
+        base = _unrepeated(x)
+        negative = ops.lt(base, ops.full((), 0, base.dtype))
+        self.never(negative, "Class values must be non-negative.")
+        above = ops.ge(base, ops.number(count, base.dtype))
+        self.never(above, "Class values must be smaller than num_classes.")
+
     def divisor(self, d: Node) -> None:
         """No integer is divided by 0."""
         if not self.wanted or d.dtype.is_float:
@@ -172,6 +191,12 @@ class Checks:
         if self.wanted and not D.known_lt(0, size):
             zero = ops.eq(ops.number(size, i64), ops.full((), 0, i64))
             self.never(zero, words, error)
+
+
+def _of_one_hot(n: torch.fx.Node | None) -> bool:
+    """Is it a part of the user's one_hot? The function that the user called is all that tells."""
+    called = n.meta.get("source_fn_stack") if n is not None else None
+    return bool(called) and any(called[-1][1] is f for f in _ONE_HOT)
 
 
 def _unrepeated(x: Node) -> Node:

@@ -32,10 +32,11 @@ def schedule_interleaved(s: Scheduler, host: str) -> bool:
     wide = isinstance(along.extent, int) and 1 < along.extent <= MOST_LANES
     if not few or not wide or step[along.name] != 1 or step[rows.name] in (None, 0, 1):
         return False
-    if any(step[x.name] is None for x in outer):
+    longest = {name: D.bounds(d)[1] for name, d in step.items() if d is not None}
+    if any(x.name not in longest for x in outer):
         return False
     # What is read stays in the cache for all that is written of it: the longest steps outside.
-    outer.sort(key=lambda x: -D.bounds(step[x.name] or 0)[1])
+    outer.sort(key=lambda x: -longest[x.name])
     names = [x.name for x in outer]
     if not s.attempt(Reorder((*names, rows.name, along.name))):
         return False

@@ -35,5 +35,4 @@ class Tile(Step):
             n = Split(self.inner, self.inner_factor).apply(n)
             return Reorder(tuple(parts)).apply(n)
         except Refused as why:
-            what = f"{self}: as {why.what}"
-            raise Refused(what, hint=why.hint, details=why.details) from None
+            raise why.again(f"{self}: as {why.what}") from None
