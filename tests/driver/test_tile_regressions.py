@@ -7,6 +7,11 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as tl
+from tilewright import targets
+from tilewright.driver.tile_compile import write_tile
+from tilewright.ir.types import i32, i64
+from tilewright.lang.tile.front.frontend import translate
+from tilewright.lang.tile.front.functions import Argument
 
 
 @tw.jit
@@ -114,6 +119,21 @@ def test_one_lane_of_narrow_numbers_is_stored() -> None:
     first_column_kernel[(1,)](x, out, 16)
     assert (out[:, 1:] == 77).all()
     np.testing.assert_array_equal(out[:, 0], -x[:32])
+
+
+@tw.jit
+def first_half_kernel(x, out):
+    i = tl.arange(0, 4)
+    tl.store(out + i, tl.load(x + i).to(tl.int32), mask=i < 1)
+
+
+def test_one_lane_out_of_wider_numbers_is_stored() -> None:
+    x, out = np.arange(5, 9, dtype=np.int64), np.full(4, 77, np.int32)
+    first_half_kernel[(1,)](x, out)
+    assert out.tolist() == [5, 77, 77, 77]
+    given = {"x": Argument.pointer(i64), "out": Argument.pointer(i32)}
+    forms = write_tile(translate(first_half_kernel, given), targets.get("x86-64-v4"))
+    assert "vpmovqd" in forms.asm, "not 32 bits of a lane are stored"
 
 
 @tw.jit
