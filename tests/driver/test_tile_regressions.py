@@ -156,3 +156,28 @@ def test_what_a_branch_keeps_is_not_there_without_it() -> None:
     want = np.stack([x[p + 1 : p + 5] for p in range(3)]) + 1
     np.testing.assert_array_equal(out, want)
     np.testing.assert_array_equal(other, want[:, ::-1] * [[1], [0], [1]])
+
+
+@tw.jit
+def ends_kernel(x, out, STEP: tl.constexpr):
+    first, apart = tl.load(x), tl.load(x + 1)
+    n = 0
+    for _ in range(first, first + 2 * STEP, STEP):
+        n += 1
+    m = 0
+    for _ in range(first, apart, STEP):
+        m += 1
+    tl.store(out, n)
+    tl.store(out + 1, m)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("step", [1, 3, -2])
+def test_the_end_of_a_range_may_overflow(dtype: type, step: int) -> None:
+    limits = np.iinfo(dtype)
+    last = int(limits.max if step > 0 else limits.min)
+    for first, times in ((5, 2), (last - 2 * step, 2), (last, 0), (last - step, 0)):
+        before = int(limits.min if step > 0 else limits.max)  # so far that the way to it overflows
+        x, out = np.array([first, before], dtype), np.full(2, -1, np.int32)
+        ends_kernel[(1,)](x, out, STEP=step)
+        assert out.tolist() == [times, 0], first
