@@ -7,6 +7,11 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as tl
+from tilewright import targets
+from tilewright.driver.tile_compile import write_tile
+from tilewright.ir.types import i32, i64
+from tilewright.lang.tile.front.frontend import translate
+from tilewright.lang.tile.front.functions import Argument
 
 
 @tw.jit
@@ -117,6 +122,21 @@ def test_one_lane_of_narrow_numbers_is_stored() -> None:
 
 
 @tw.jit
+def first_half_kernel(x, out):
+    i = tl.arange(0, 4)
+    tl.store(out + i, tl.load(x + i).to(tl.int32), mask=i < 1)
+
+
+def test_one_lane_out_of_wider_numbers_is_stored() -> None:
+    x, out = np.arange(5, 9, dtype=np.int64), np.full(4, 77, np.int32)
+    first_half_kernel[(1,)](x, out)
+    assert out.tolist() == [5, 77, 77, 77]
+    given = {"x": Argument.pointer(i64), "out": Argument.pointer(i32)}
+    forms = write_tile(translate(first_half_kernel, given), targets.get("x86-64-v4"))
+    assert "vpmovqd" in forms.asm, "not 32 bits of a lane are stored"
+
+
+@tw.jit
 def kept_in_branch_kernel(x, out, other, n):
     pid = tl.program_id(0)
     i = tl.arange(0, 4)
@@ -136,3 +156,28 @@ def test_what_a_branch_keeps_is_not_there_without_it() -> None:
     want = np.stack([x[p + 1 : p + 5] for p in range(3)]) + 1
     np.testing.assert_array_equal(out, want)
     np.testing.assert_array_equal(other, want[:, ::-1] * [[1], [0], [1]])
+
+
+@tw.jit
+def ends_kernel(x, out, STEP: tl.constexpr):
+    first, apart = tl.load(x), tl.load(x + 1)
+    n = 0
+    for _ in range(first, first + 2 * STEP, STEP):
+        n += 1
+    m = 0
+    for _ in range(first, apart, STEP):
+        m += 1
+    tl.store(out, n)
+    tl.store(out + 1, m)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("step", [1, 3, -2])
+def test_the_end_of_a_range_may_overflow(dtype: type, step: int) -> None:
+    limits = np.iinfo(dtype)
+    last = int(limits.max if step > 0 else limits.min)
+    for first, times in ((5, 2), (last - 2 * step, 2), (last, 0), (last - step, 0)):
+        before = int(limits.min if step > 0 else limits.max)  # so far that the way to it overflows
+        x, out = np.array([first, before], dtype), np.full(2, -1, np.int32)
+        ends_kernel[(1,)](x, out, STEP=step)
+        assert out.tolist() == [times, 0], first

@@ -396,7 +396,7 @@ class Masked(Values):
 
     def _store_beside(self, b: Buffer, x: str, p: str, m: str, w: int) -> None:
         t = memory_type(b.dtype)
-        if b.dtype.bytes < 4:
+        if b.dtype.bytes < 4 or t == "i32":
             m = self._unknown_mask(p, m, w)
         name = f"@llvm.masked.store.{suffix(t, w)}.p0"
         self.arith.declares.add(f"declare void {name}(<{w} x {t}>, ptr, i32, <{w} x i1>)")
@@ -406,7 +406,8 @@ class Masked(Values):
 
     def _unknown_mask(self, p: str, m: str, w: int) -> str:
         """The same mask, by a condition that always holds and is not known to. Where LLVM for x86
-        knows that one lane is stored it stores the wider number of which the lane was cut."""
+        knows that one lane is stored it stores the wider number of which the lane was cut: 64 bits
+        for an int32 that comes out of an int64 (issue 179489 of llvm-project)."""
         holds = self.put(f"icmp ne ptr {p}, inttoptr (i64 1 to ptr)")
         one = self.put(f"insertelement <{w} x i1> poison, i1 {holds}, i64 0")
         zeros = f"<{w} x i32> zeroinitializer"

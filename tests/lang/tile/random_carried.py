@@ -7,6 +7,7 @@ often as a carried number says, some of it only under a condition.
 
 from __future__ import annotations
 
+import re
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -137,7 +138,9 @@ class Recurrence(PointerStatements):
     def limited(self) -> None:
         a = self.one()
         v = self.term(a.dtype, a.shape)
-        if a.is_int and (self.w.chance(0.5) or v.text.isdigit()):  # of numbers: other types
+        # Beside a tile a number keeps the tile's type in sums, but is an int32 to tl.minimum.
+        literal = re.fullmatch(r"\(?-?\d+\)?", v.text) is not None
+        if a.is_int and (self.w.chance(0.5) or literal):
             n = self.w.rng.choice([3, 7, 15])
             self.let(a.name, B.combined("&", B.variable(a), self.constant(n, a.dtype)))
             return
@@ -210,18 +213,19 @@ class Recurrence(PointerStatements):
             for v in (*self.counters, *self.variables())
             if v.shape == () and v.dtype in ("int32", "int64")
         ]
-        least, kind = most, w.rng.random()
+        least, kind, dtype = most, w.rng.random(), "int32"
         if kind < 0.2:
             header = f"for {index} in tl.static_range({most}):"
         elif kind < 0.6 and numbers:
             v, most, least = w.rng.choice(numbers), 3, 0
+            dtype = v.dtype  # a counter has the type of the range's ends
             header = f"for {index} in range({v.name} & 3):"
             if w.chance(0.3):
                 header = f"for {index} in range({v.name}, {v.name} + 2):"
                 most = least = 2
         else:
             header = f"for {index} in range({w.number(most)}):"
-        counter = Value(index, "int32", (), 0, 3)
+        counter = Value(index, dtype, (), 0, 3)
         if "static_range" in header:
             counter = replace(counter, name=w.fresh("j"))
         with self.suite(header):

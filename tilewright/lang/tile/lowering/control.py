@@ -8,7 +8,7 @@ from dataclasses import replace
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load, cast, fn, load, select, walk
-from tilewright.ir.types import b1, i64
+from tilewright.ir.types import DType, b1, i64
 from tilewright.kernel.nest import If, Loop, While
 from tilewright.lang.tile import ir
 from tilewright.lang.tile.lowering.carried import before, increments, invariants
@@ -78,9 +78,10 @@ def assign(low: Lowering, names: Iterable[str], values: Sequence[AnyTile]) -> No
 
 def lower_for(low: Lowering, o: ir.Operation) -> None:
     start, high, step = (low.tile(v) for v in o.args[:3])
-    first, by = start.index(()), step.index(())
-    if isinstance(by, int):
-        span = high.index(()) - first if by > 0 else first - high.index(())
+    start, high = as_number(low, start), as_number(low, high)
+    first, end, by = start.index(()), high.index(()), step.index(())
+    if isinstance(by, int) and not far_apart(first, end, start.dtype):
+        span = end - first if by > 0 else first - end
         trips = D.ceildiv(span, abs(by)) if by else 0
     else:
         trips = count_of(low, start, high, step)
@@ -115,10 +116,26 @@ def lower_for(low: Lowering, o: ir.Operation) -> None:
         low.uses.carried.pop(n, None)  # from here on it holds a result, which others may read
 
 
+def as_number(low: Lowering, t: Tile) -> Tile:
+    """A bound of a loop. One that is computed from numbers out of memory may have overflowed: it is
+    the wrapped number, not a sum whose terms the other bound may cancel."""
+    x = t.index(())
+    if not D.data_values(x) or x == cast(t.at(()), i64).as_dim():
+        return t
+    return low.kept(t)
+
+
+def far_apart(first: Dim, end: Dim, dtype: DType) -> bool:
+    """May the distance between two bounds overflow? Numbers of 64 bits out of memory may be any."""
+    return dtype is i64 and first != 0 and bool(D.data_values(first) or D.data_values(end))
+
+
 def count_of(low: Lowering, first: Tile, end: Tile, step: Tile) -> Dim:
+    """The number of iterations, of bounds that are compared before they are subtracted."""
     a, b, s = (cast(t.at(()), i64) for t in (first, end, step))
-    up = fn("floordiv", fn("sub", fn("add", fn("sub", b, a), s), 1), s)
-    down = fn("floordiv", fn("add", fn("sub", fn("sub", b, a), 0), fn("add", s, 1)), s)
+    up = fn("add", fn("floordiv", fn("sub", fn("sub", b, a), 1), s), 1)
+    down = fn("add", fn("floordiv", fn("add", fn("sub", b, a), 1), s), 1)
+    up, down = select(fn("lt", a, b), up, 0), select(fn("lt", b, a), down, 0)
     name = low.local((), i64)
     low.fill(name, Tile((), i64, lambda i: select(fn("gt", s, 0), up, down)))
     return load(name, (), i64).as_dim()
