@@ -6,6 +6,7 @@ from tilewright import ops
 from tilewright.capture.torch.context import Context, cast, parts
 from tilewright.capture.torch.registry import Untranslated, aten
 from tilewright.ir.node import Node
+from tilewright.ir.types import f64
 
 
 def _no_dropout(p: float, mask: Node | None = None) -> None:
@@ -58,6 +59,8 @@ def flash_attention_backward(
     _no_dropout(dropout_p)
     if log_total.shape != q.shape[:-1]:
         log_total = ops.transpose(log_total, -2, -1)
+    if q.dtype is f64:  # some versions of torch announce a float32
+        log_total = cast(log_total, f64)
     back = ops.attention_backward(grad, q, k, v, out, log_total, attn_mask, is_causal, scale)
     return tuple(cast(x, like.dtype) for x, like in zip(parts(back), (q, k, v), strict=True))
 

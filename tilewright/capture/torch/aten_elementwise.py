@@ -8,6 +8,7 @@ from typing import Any
 
 from tilewright import ops
 from tilewright.capture.torch.context import Context, Operand, cast
+from tilewright.capture.torch.eager import rounds_scaled
 from tilewright.capture.torch.registry import Untranslated, aten
 from tilewright.ir.node import Node
 from tilewright.ir.types import b1, bf16, f16, f32, f64, i64
@@ -97,9 +98,12 @@ def _add(c: Context, fn: Callable[[Node, Node], Node], x: Operand, y: Operand, a
     plain = isinstance(alpha, (int, float)) and alpha == 1
     if plain:
         return c.compute(fn, x, y)
-    # Of 16-bit floats eager rounds both the factor and the product.
+    # Of 16-bit floats eager rounds the factor, and on some machines the product.
     d = c.promote(x, y)[1]
     a = c.node(x, d)
+    if d in (f16, bf16) and not rounds_scaled(d):
+        product = ops.mul(cast(c.node(y, d), f32), cast(c.node(alpha, d), f32))
+        return cast(cast(fn(cast(a, f32), product), d), c.out().dtype)
     return cast(fn(a, _scaled(c, y, alpha, a)), c.out().dtype)
 
 
