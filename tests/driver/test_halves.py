@@ -101,6 +101,7 @@ def test_scales_are_not_folded_into_weights_of_16_bits() -> None:
     torch.manual_seed(0)
     layers = (torch.nn.Linear(32, 16, bias=False), torch.nn.BatchNorm1d(16))
     model = torch.nn.Sequential(*layers).eval()
+    assert layers[1].running_var is not None
     layers[1].running_var.uniform_(0.1, 3)
     layers[1].weight.data.uniform_(0.1, 3)
     model, x = model.to(torch.bfloat16), torch.randn(64, 32).to(torch.bfloat16)
