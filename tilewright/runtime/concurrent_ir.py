@@ -12,10 +12,11 @@ change any more; after some seconds `tw_wait` answers true, and the loops end.
 
 from __future__ import annotations
 
+from .pool_ir import NOW
+
 MAX_THREADS = 1024  # as many chunks may wait at the same time
 _STACK_BYTES = 8 << 20
 _DETACHED = 1  # PTHREAD_CREATE_DETACHED of glibc and musl
-_CLOCK_MONOTONIC = 1
 # Looks at memory: how many before the thread counts as waiting, and from when on it sleeps.
 _SPINS = 64
 _YIELDS = 1024
@@ -48,16 +49,7 @@ declare i32 @pthread_attr_setdetachstate(ptr, i32)
 declare i32 @pthread_attr_destroy(ptr)
 declare i64 @tw_pool_threads()
 
-define internal i64 @now() {{
-  %time = alloca {{ i64, i64 }}, align 8
-  %ignored = call i32 @clock_gettime(i32 {_CLOCK_MONOTONIC}, ptr %time)
-  %seconds = load i64, ptr %time, align 8
-  %rest = getelementptr i64, ptr %time, i64 1
-  %nanos = load i64, ptr %rest, align 8
-  %scaled = mul i64 %seconds, 1000000000
-  %sum = add i64 %scaled, %nanos
-  ret i64 %sum
-}}
+{NOW}
 
 define internal void @sleep() {{
   %time = alloca {{ i64, i64 }}, align 8

@@ -46,6 +46,20 @@ _PAUSES_PER_CLOCK = 32
 _POLITE_AFTER_NS = 5000
 
 
+# Nanoseconds on a clock that never steps back, as a function of a module.
+NOW = f"""\
+define internal i64 @now() {{
+  %time = alloca {{ i64, i64 }}, align 8
+  %ignored = call i32 @clock_gettime(i32 {_CLOCK_MONOTONIC}, ptr %time)
+  %seconds = load i64, ptr %time, align 8
+  %rest = getelementptr i64, ptr %time, i64 1
+  %nanos = load i64, ptr %rest, align 8
+  %scaled = mul i64 %seconds, 1000000000
+  %sum = add i64 %scaled, %nanos
+  ret i64 %sum
+}}"""
+
+
 def pool_ir(arch: str) -> str:
     """The pool's module for an architecture: x86_64, aarch64, …"""
     declare_pause, pause = _PAUSE.get(arch, ("", ""))
@@ -88,17 +102,7 @@ declare i32 @pthread_cond_wait(ptr, ptr)
 declare i32 @pthread_cond_signal(ptr)
 declare i32 @pthread_cond_broadcast(ptr)
 
-; Nanoseconds on a clock that never steps back.
-define internal i64 @now() {{
-  %time = alloca {{ i64, i64 }}, align 8
-  %ignored = call i32 @clock_gettime(i32 {_CLOCK_MONOTONIC}, ptr %time)
-  %seconds = load i64, ptr %time, align 8
-  %rest = getelementptr i64, ptr %time, i64 1
-  %nanos = load i64, ptr %rest, align 8
-  %scaled = mul i64 %seconds, 1000000000
-  %sum = add i64 %scaled, %nanos
-  ret i64 %sum
-}}
+{NOW}
 
 define internal ptr @word_of(i64 %thread) alwaysinline {{
   %at = mul i64 %thread, 16
