@@ -11,7 +11,7 @@ from typing import Any
 
 from tilewright.base.discover import import_all
 
-HELPERS = (".samples", ".shapes", ".references")
+HELPERS = (".samples", ".shapes", ".references", ".conv_parts")
 
 
 def _builders(modules: tuple[ModuleType, ...]) -> dict[str, Any]:
