@@ -85,6 +85,12 @@ class Context:
             x = (int(x) - int(dtype.lowest)) % span + int(dtype.lowest)
         return ops.full((), single(x, dtype), dtype)
 
+    def number_in(self, slot: str) -> Node:
+        """A Python number that is known at the call only."""
+        x = input(slot, TensorType(f64, ()), "scalar")
+        self.numbers.add(x)
+        return x
+
     def node(self, x: Operand, dtype: DType | None = None) -> Node:
         """An operand as a node, cast to `dtype`."""
         if isinstance(x, Node):

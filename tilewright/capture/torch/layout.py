@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright import ops
+from tilewright.capture.torch.values import Complex, parted
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.node import Node
+from tilewright.ir.node import Node, input
+from tilewright.ir.types import DType, TensorType
 
 
 def contiguous(shape: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -108,3 +110,24 @@ def to_memory(x: Node, how: Dense) -> Node:
     place = {k: j for j, k in enumerate(kept)}
     perm = tuple(place[k] for k in how.order)
     return x if perm == tuple(range(len(perm))) else ops.permute(x, perm)
+
+
+def read_slot(
+    slot: str,
+    dtype: DType,
+    shape: tuple[Dim, ...],
+    stride: tuple[Dim, ...],
+    paired: bool,
+    role: str = "arg",
+) -> Node | Complex:
+    """The tensor in a slot, as it lies in memory and as torch sees it."""
+    if paired:
+        shape, stride = (*shape, 2), (*(2 * s for s in stride), 1)
+    how = dense(shape, stride)
+    if how is not None:
+        memory = input(slot, TensorType(dtype, memory_shape(shape, how)), role)
+        x = from_memory(memory, shape, how)
+    else:
+        flat = input(slot, TensorType(dtype, (extent(shape, stride),)), role)
+        x = ops.as_strided(flat, shape, stride, 0)
+    return parted(x) if paired else x

@@ -18,16 +18,11 @@ from torch.fx.node import map_aggregate
 from tilewright import ops
 from tilewright.base.errors import TilewrightError, Unsupported
 from tilewright.capture.torch.announced import announce
-from tilewright.capture.torch.asserts import NOT_SO, size_check
 from tilewright.capture.torch.captured import (
     Argument,
     Captured,
     Check,
-    Filled,
     HostCall,
-    Returned,
-    Slot,
-    SymbolicInt,
     SymbolicScalar,
 )
 from tilewright.capture.torch.context import SEED, Context
@@ -37,30 +32,25 @@ from tilewright.capture.torch.facts import (
     gives_complex,
     gives_views,
     has_symbols,
-    is_ordered,
     is_plain,
-    python_type,
 )
-from tilewright.capture.torch.launches import Launch, kernel_name, strides_of
-from tilewright.capture.torch.layout import contiguous, dense, extent, from_memory, memory_shape
+from tilewright.capture.torch.host_calls import CHECK_ERRORS, HostCalls
+from tilewright.capture.torch.layout import read_slot
 from tilewright.capture.torch.outputs import Outputs
 from tilewright.capture.torch.places import place_of
 from tilewright.capture.torch.registry import Untranslated, rule_for, target_name
 from tilewright.capture.torch.segments import (
-    Paired,
-    PendingHost,
-    PendingNumber,
     cut,
     filled,
     slots_in,
     used_symbols,
 )
 from tilewright.capture.torch.shapes import Shapes, told
-from tilewright.capture.torch.values import Complex, Opaque, is_complex, is_opaque, joined, parted
+from tilewright.capture.torch.values import Complex, Opaque, is_complex, is_opaque, parted
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim, Int
+from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Node, Place, input
-from tilewright.ir.types import DType, TensorType, f64
+from tilewright.ir.types import TensorType
 
 # Checks of what the guards already established; they compute nothing.
 ASSERTIONS = {
@@ -68,7 +58,6 @@ ASSERTIONS = {
     "aten.sym_constrain_range.default",
     "aten.sym_constrain_range_for_size.default",
 }
-CHECK_ERRORS = torch.ops.aten._linalg_check_errors.default
 # Constants of the graph up to this many elements become literals, larger ones stay tensors beside
 # the graph.
 LITERAL_LIMIT = 64
@@ -103,11 +92,11 @@ class Translation:
         self.shapes = Shapes()
         self.context = Context(self.shapes, random, checks)
         self.context.subgraph = self._subgraph
-        self.context.check_errors = self._add_check
         self.env: dict[torch.fx.Node, Any] = {}
         self.arguments: list[Argument] = []
         self.argument_of: dict[torch.fx.Node, int] = {}
-        self.hosts: list[PendingHost] = []
+        self.host_calls = HostCalls(self.context, self.env, self.arguments, self.argument_of)
+        self.context.check_errors = self.host_calls.add_check
         self.held: dict[str, torch.Tensor] = {}
         self.scalars: dict[Any, SymbolicScalar] = {}
         self.mutated: dict[torch.fx.Node, Node | Complex] = {}
@@ -150,7 +139,7 @@ class Translation:
         elif isinstance(v, (torch.SymFloat, float)) and not isinstance(v, bool):
             symbol = str(v.node.expr) if isinstance(v, torch.SymFloat) else None
             self.arguments.append(Argument(slot, "float", symbol=symbol))
-            self.env[n] = self._number(slot)
+            self.env[n] = self.context.number_in(slot)
         else:
             self.arguments.append(Argument(slot, "other", used=bool(n.users)))
             self.env[n] = Opaque(slot) if v is not None else None
@@ -165,37 +154,10 @@ class Translation:
         dtype, shape = real_dtype(v.dtype), self.shapes.dims(v.shape)
         stride = self.shapes.dims(v.stride())
         paired = v.dtype in FROM_COMPLEX
-        self.env[n] = self._read(slot, dtype, shape, stride, paired, "weight" if weight else "arg")
+        self.env[n] = read_slot(slot, dtype, shape, stride, paired, "weight" if weight else "arg")
         return Argument(
             slot, "tensor", dtype, shape, stride, weight=weight, used=used, paired=paired
         )
-
-    def _read(
-        self,
-        slot: str,
-        dtype: DType,
-        shape: tuple[Dim, ...],
-        stride: tuple[Dim, ...],
-        paired: bool,
-        role: str = "arg",
-    ) -> Node | Complex:
-        """The tensor in a slot, as it lies in memory and as torch sees it."""
-        if paired:
-            shape, stride = (*shape, 2), (*(2 * s for s in stride), 1)
-        how = dense(shape, stride)
-        if how is not None:
-            memory = input(slot, TensorType(dtype, memory_shape(shape, how)), role)
-            x = from_memory(memory, shape, how)
-        else:
-            flat = input(slot, TensorType(dtype, (extent(shape, stride),)), role)
-            x = ops.as_strided(flat, shape, stride, 0)
-        return parted(x) if paired else x
-
-    def _number(self, slot: str) -> Node:
-        """A Python number that is known at the call only."""
-        x = input(slot, TensorType(f64, ()), "scalar")
-        self.context.numbers.add(x)
-        return x
 
     def _attribute(self, n: torch.fx.Node) -> Any:
         value: Any = self.gm
@@ -229,9 +191,9 @@ class Translation:
     def _call(self, n: torch.fx.Node) -> Any:
         name = target_name(n.target)
         if name.startswith("aten._assert_async."):
-            return self._assert_tensor(n)
+            return self.host_calls.assert_tensor(n)
         if name == "aten._assert_scalar.default":
-            return self._assert_scalar(n)
+            return self.host_calls.assert_scalar(n)
         if name in ASSERTIONS or (
             name.startswith("aten.")
             and n.meta.get("val") is None
@@ -242,7 +204,7 @@ class Translation:
         if name == "operator.getitem":
             return self._getitem(n)
         if name == "higher_order::with_effects" and n.args[1] is CHECK_ERRORS:
-            return self._check_errors(n)
+            return self.host_calls.check_errors(n)
         if name == "aten.copy_.default" and self._is_input(n.args[0]):
             return self._mutate(n)
         simple = self._number_of(n)
@@ -254,7 +216,7 @@ class Translation:
             out = self._translate(n)
         except (Untranslated, TilewrightError) as problem:
             checks.undo(before)  # eager checks what it runs
-            return self._host(n, str(getattr(problem, "what", problem)))
+            return self.host_calls.call(n, str(getattr(problem, "what", problem)))
         self._remember(n, out)
         return out
 
@@ -349,8 +311,8 @@ class Translation:
             if e not in self.scalars:
                 slot = f"scalar{len(self.scalars)}"
                 self.scalars[e] = SymbolicScalar(slot, e)
-                self._number(slot)
-            return self._number(self.scalars[e].slot)
+                self.context.number_in(slot)
+            return self.context.number_in(self.scalars[e].slot)
         if isinstance(v, (int, float, bool)) and not any(
             isinstance(self.env.get(a), (Node, Complex, Opaque)) for a in n.all_input_nodes
         ):
@@ -362,71 +324,8 @@ class Translation:
         assert isinstance(base, torch.fx.Node)
         value = self.env[base]
         if isinstance(value, Opaque):
-            return self._host(n, f"{target_name(base.target)} has no native form")
+            return self.host_calls.call(n, f"{target_name(base.target)} has no native form")
         return value[k]
-
-    def _check_errors(self, n: torch.fx.Node) -> Any:
-        """torch's own sentence where a factorisation failed; the order token passes through."""
-        token, _, info, name = n.args
-        assert isinstance(token, torch.fx.Node) and isinstance(info, torch.fx.Node)
-        self._add_check(self.env[info], str(name), bool(n.kwargs["is_matrix"]), place_of(n))
-        # At run time the token is None, whatever torch's fake of it looks like.
-        argument = self.argument_of.get(token)
-        return (
-            self.env[token] if argument is None else Opaque(self.arguments[argument].slot),
-            None,
-        )
-
-    def _assert_tensor(self, n: torch.fx.Node) -> None:
-        """A condition on data that the user's program states, or torch for an operator."""
-        checks, condition = self.context.checks, n.args[0]
-        fine: Any = self.env[condition] if isinstance(condition, torch.fx.Node) else condition
-        if not checks.wanted:
-            return
-        if isinstance(fine, Opaque):
-            given = (Slot(fine.slot), *n.args[1:])
-            self._host_check(n.target, target_name(n.target), given, {}, (), place_of(n))
-            return
-        checks.fx = n
-        value = self.context.node(fine)
-        words = str(n.args[1]) if len(n.args) > 1 else NOT_SO
-        checks.never(ops.eq(value, self.context.number(0, value.dtype)), words)
-
-    def _assert_scalar(self, n: torch.fx.Node) -> None:
-        """The same of sizes. Those of inputs are guarded; others a host call tells."""
-        found = size_check(n) if self.context.checks.wanted else None
-        if found is not None:
-            sizes = (self.shapes.expression(s, found.environment) for s in found.sizes)
-            given = tuple(map(SymbolicInt, sizes))
-            self._host_check(found.check, target_name(n.target), given, {}, (), place_of(n))
-
-    def _add_check(self, info: Any, name: str, is_matrix: bool, place: Place | None = None) -> None:
-        given = (Slot(info.slot) if isinstance(info, Opaque) else info, name)
-        operands = (info,) if isinstance(info, Node) else ()
-        known = {"is_matrix": is_matrix}
-        self._host_check(CHECK_ERRORS, target_name(CHECK_ERRORS), given, known, operands, place)
-
-    def _host_check(
-        self,
-        function: Any,
-        operator: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        operands: tuple[Node, ...],
-        place: Place | None,
-    ) -> None:
-        call = HostCall(
-            function=function,
-            operator=operator,
-            args=args,
-            kwargs=kwargs,
-            returned=None,
-            place=place,
-            why="it checks a result",
-            check=True,
-        )
-        label = f"host{len(self.hosts)}"
-        self.hosts.append(PendingHost(call, label, operands, frozenset(), True))
 
     def _is_input(self, x: Any) -> bool:
         return isinstance(x, torch.fx.Node) and x.op == "placeholder"
@@ -437,11 +336,13 @@ class Translation:
         old = self.env[target]
         new: Any = self.env[source] if isinstance(source, torch.fx.Node) else source
         if is_opaque(old) or is_opaque(new):
-            return self._host(n, "it changes a tensor that has no native form")
+            return self.host_calls.call(n, "it changes a tensor that has no native form")
         fresh: Node | Complex
         if isinstance(old, Complex):
             if not isinstance(new, Complex) or new.shape != old.shape or new.dtype is not old.dtype:
-                return self._host(n, "it changes a complex tensor in a way that has no native form")
+                return self.host_calls.call(
+                    n, "it changes a complex tensor in a way that has no native form"
+                )
             fresh = new
         else:
             fresh = self.context.node(new, old.dtype)
@@ -474,90 +375,11 @@ class Translation:
             self.places.setdefault(y, set()).add(place)
             stack.extend(z for z in y.inputs if z not in self.places)
 
-    # ---- host calls
-
-    def _host(self, n: torch.fx.Node, why: str) -> Any:
-        operands: list[Node] = []
-        label = f"host{len(self.hosts)}"
-
-        def argument(x: Any) -> Any:
-            if not isinstance(x, torch.fx.Node):
-                return x
-            v = self.env[x]
-            python = python_type(x.meta.get("val"))
-            if python is not None and isinstance(v, Node):
-                operands.append(v)
-                return PendingNumber(v, python)
-            if x in self.argument_of and self.arguments[self.argument_of[x]].kind != "int":
-                return Slot(self.arguments[self.argument_of[x]].slot)
-            return host_value(v)
-
-        def host_value(v: Any) -> Any:
-            if isinstance(v, Opaque):
-                return Slot(v.slot)
-            if isinstance(v, (Node, Complex)):
-                memory = joined(v)
-                operands.append(memory)
-                return Paired(memory) if isinstance(v, Complex) else memory
-            if isinstance(v, (tuple, list)):
-                return tuple(host_value(e) for e in v)
-            return SymbolicInt(v) if isinstance(v, Int) else v
-
-        args = tuple(map_aggregate(n.args, argument))  # type: ignore[arg-type]
-        kwargs = dict(map_aggregate(n.kwargs, argument))  # type: ignore[arg-type]
-        vals: Any = n.meta.get("val")
-        function: Any = n.target
-        keys = tuple(vals) if isinstance(vals, dict) else None
-        if keys is not None:  # a launch of a kernel: results by name
-            vals = tuple(vals.values())
-            function = Launch(function, keys)
-            kwargs["strides"] = strides_of(n, self.shapes)
-        binds: set[str] = set()
-        returned, values = self._returned(vals, label, binds)
-        self.shapes.bind(binds)
-        call = HostCall(
-            function=function,
-            operator=target_name(n.target) if keys is None else kernel_name(n),
-            args=args,
-            kwargs=kwargs,
-            returned=returned,
-            place=place_of(n),
-            why=why,
-        )
-        pending = PendingHost(call, label, tuple(operands), frozenset(binds), is_ordered(n))
-        self.hosts.append(pending)
-        return values if keys is None else dict(zip(keys, values, strict=True))
-
-    def _returned(self, v: Any, slot: str, binds: set[str]) -> tuple[Returned, Any]:
-        """Where a result of a host call goes, and what it is to the graph; `binds` collects the
-        symbols that it tells.
-        """
-        if isinstance(v, (tuple, list)):
-            parts = [self._returned(x, f"{slot}.{k}", binds) for k, x in enumerate(v)]
-            return tuple(r for r, _ in parts), tuple(x for _, x in parts)
-        if isinstance(v, torch.Tensor):
-            sizes = [d.node.expr for d in v.shape if isinstance(d, torch.SymInt)]
-            binds |= {str(s) for e in sizes for s in self.shapes.unbound(e)}
-            return Filled(slot, self.shapes.dims(v.shape)), self._host_result(slot, v)
-        if isinstance(v, torch.SymInt):
-            binds |= {str(s) for s in self.shapes.unbound(v.node.expr)}
-            value = self.shapes.dim(v)
-            return SymbolicInt(value), value
-        if isinstance(v, (torch.SymFloat, torch.SymBool)):
-            return Filled(slot), self._number(slot)
-        return (None, None) if v is None else (Filled(slot), Opaque(slot))
-
-    def _host_result(self, slot: str, v: torch.Tensor) -> Any:
-        if not is_plain(v):
-            return Opaque(slot)
-        shape = self.shapes.dims(v.shape)
-        paired = v.dtype in FROM_COMPLEX
-        return self._read(slot, real_dtype(v.dtype), shape, contiguous(shape), paired)
-
     # ---- the end
 
     def _finish(self, output: torch.fx.Node) -> Captured:
-        views = [r.slot for h in self.hosts if gives_views(h.call) for r in filled(h.call.returned)]
+        hosts = self.host_calls.pending
+        views = [r.slot for h in hosts if gives_views(h.call) for r in filled(h.call.returned)]
         made = Outputs(self.shapes, self.env, self.arguments, self.argument_of, self.mutated, views)
         leaves = output.args[0]
         results = [
@@ -570,7 +392,7 @@ class Translation:
             if check.place is not None:
                 self.places.setdefault(n, set()).add(check.place)
         places = {n: frozenset(p) for n, p in self.places.items()}
-        steps = cut(self.name, self.hosts, made.wanted, places, self._derived(), checks)
+        steps = cut(self.name, hosts, made.wanted, places, self._derived(), checks)
         read = {
             x.op.label  # type: ignore[attr-defined]
             for s in steps
@@ -602,7 +424,7 @@ class Translation:
         """Every symbol that is used must get its value from somewhere."""
         dims = [d for a in captured.arguments for d in (a.value, *a.shape)]
         known = {found[0] for found in map(told, dims) if found is not None}
-        known |= set(self.shapes.opaque.values()).union(*(h.binds for h in self.hosts))
+        known |= set(self.shapes.opaque.values()).union(*(h.binds for h in self.host_calls.pending))
         missing = used_symbols(captured) - known
         if missing:
             raise Unsupported(
@@ -638,8 +460,10 @@ class Translation:
                 output = n.args[0]
             else:
                 self.env[n] = self._call(n)
-        if self.hosts:
-            raise Untranslated(f"{self.hosts[0].call.operator} inside a branch has no native form")
+        if self.host_calls.pending:
+            raise Untranslated(
+                f"{self.host_calls.pending[0].call.operator} inside a branch has no native form"
+            )
         if self.held or self.context.seed_used:
             raise Untranslated("a branch holds a large constant or a random operator")
         leaves = output if isinstance(output, (tuple, list)) else (output,)
