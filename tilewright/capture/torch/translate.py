@@ -37,17 +37,18 @@ from tilewright.capture.torch.facts import (
     gives_complex,
     gives_views,
     has_symbols,
+    is_mutable,
     is_ordered,
     is_plain,
     python_type,
 )
 from tilewright.capture.torch.launches import Launch, kernel_name, strides_of
 from tilewright.capture.torch.layout import contiguous, dense, extent, from_memory, memory_shape
+from tilewright.capture.torch.operands import is_result, operand
 from tilewright.capture.torch.outputs import Outputs
 from tilewright.capture.torch.places import place_of
 from tilewright.capture.torch.registry import Untranslated, rule_for, target_name
 from tilewright.capture.torch.segments import (
-    Paired,
     PendingHost,
     PendingNumber,
     cut,
@@ -56,7 +57,7 @@ from tilewright.capture.torch.segments import (
     used_symbols,
 )
 from tilewright.capture.torch.shapes import Shapes, told
-from tilewright.capture.torch.values import Complex, Opaque, is_complex, is_opaque, joined, parted
+from tilewright.capture.torch.values import Complex, Opaque, is_complex, is_opaque, parted
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int
 from tilewright.ir.node import Graph, Node, Place, input
@@ -108,6 +109,7 @@ class Translation:
         self.arguments: list[Argument] = []
         self.argument_of: dict[torch.fx.Node, int] = {}
         self.hosts: list[PendingHost] = []
+        self.host_results: dict[str, torch.Tensor] = {}  # as torch announced them, by slot
         self.held: dict[str, torch.Tensor] = {}
         self.scalars: dict[Any, SymbolicScalar] = {}
         self.mutated: dict[torch.fx.Node, Node | Complex] = {}
@@ -483,22 +485,25 @@ class Translation:
         def argument(x: Any) -> Any:
             if not isinstance(x, torch.fx.Node):
                 return x
-            v = self.env[x]
-            python = python_type(x.meta.get("val"))
+            v, announced = self.env[x], x.meta.get("val")
+            python = python_type(announced)
             if python is not None and isinstance(v, Node):
                 operands.append(v)
                 return PendingNumber(v, python)
             if x in self.argument_of and self.arguments[self.argument_of[x]].kind != "int":
                 return Slot(self.arguments[self.argument_of[x]].slot)
-            return host_value(v)
+            return host_value(v, announced)
 
-        def host_value(v: Any) -> Any:
+        def host_value(v: Any, announced: Any = None) -> Any:
             if isinstance(v, Opaque):
                 return Slot(v.slot)
+            if is_result(v, announced, self.host_results):
+                operands.append(v)
+                return v
             if isinstance(v, (Node, Complex)):
-                memory = joined(v)
-                operands.append(memory)
-                return Paired(memory) if isinstance(v, Complex) else memory
+                found = operand(v, None if is_mutable(n) else announced, self.shapes)
+                operands.append(found.node)
+                return found
             if isinstance(v, (tuple, list)):
                 return tuple(host_value(e) for e in v)
             return SymbolicInt(v) if isinstance(v, Int) else v
@@ -548,6 +553,7 @@ class Translation:
         return (None, None) if v is None else (Filled(slot), Opaque(slot))
 
     def _host_result(self, slot: str, v: torch.Tensor) -> Any:
+        self.host_results[slot] = v
         if not is_plain(v):
             return Opaque(slot)
         shape = self.shapes.dims(v.shape)
@@ -558,7 +564,15 @@ class Translation:
 
     def _finish(self, output: torch.fx.Node) -> Captured:
         views = [r.slot for h in self.hosts if gives_views(h.call) for r in filled(h.call.returned)]
-        made = Outputs(self.shapes, self.env, self.arguments, self.argument_of, self.mutated, views)
+        made = Outputs(
+            self.shapes,
+            self.env,
+            self.arguments,
+            self.argument_of,
+            self.mutated,
+            self.host_results,
+            views,
+        )
         leaves = output.args[0]
         results = [
             made.add(x) for x in (leaves if isinstance(leaves, (tuple, list)) else (leaves,))
