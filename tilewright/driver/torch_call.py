@@ -309,7 +309,8 @@ class Specialised:
             x = env[slot]
             if slot.startswith("host"):
                 # An operator may give another layout than announced, and a few another dtype.
-                x = env[slot] = x.to(torch_dtype(dtype, x.is_complex())).contiguous()
+                # The slot keeps it: it may be a result, with eager's strides.
+                x = x.to(torch_dtype(dtype, x.is_complex())).contiguous()
             inputs.append(x)
         outs = [env[b.slot].data_ptr() for b in self.segment.buffers]
         values = [dims[s] for s in self.program.dims]

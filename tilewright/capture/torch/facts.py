@@ -57,9 +57,14 @@ def gives_views(call: HostCall) -> bool:
     return any(r.alias_info is not None for r in call.function._schema.returns)
 
 
+def is_mutable(n: torch.fx.Node) -> bool:
+    """May it change an operand?"""
+    return not isinstance(n.target, torch._ops.OpOverload) or n.target._schema.is_mutable
+
+
 def is_ordered(n: torch.fx.Node) -> bool:
     """Must it keep its place among other such calls? Random and mutating operators do."""
-    if not isinstance(n.target, torch._ops.OpOverload):
+    if is_mutable(n):
         return True
-    tags = n.target.tags
-    return torch.Tag.nondeterministic_seeded in tags or n.target._schema.is_mutable
+    assert isinstance(n.target, torch._ops.OpOverload)
+    return torch.Tag.nondeterministic_seeded in n.target.tags

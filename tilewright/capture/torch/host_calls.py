@@ -20,13 +20,14 @@ from tilewright.capture.torch.captured import (
 )
 from tilewright.capture.torch.context import Context
 from tilewright.capture.torch.dtypes import FROM_COMPLEX, real_dtype
-from tilewright.capture.torch.facts import is_ordered, is_plain, python_type
+from tilewright.capture.torch.facts import is_mutable, is_ordered, is_plain, python_type
 from tilewright.capture.torch.launches import Launch, kernel_name, strides_of
 from tilewright.capture.torch.layout import contiguous, read_slot
+from tilewright.capture.torch.operands import is_result, operand
 from tilewright.capture.torch.places import place_of
 from tilewright.capture.torch.registry import target_name
-from tilewright.capture.torch.segments import Paired, PendingHost, PendingNumber
-from tilewright.capture.torch.values import Complex, Opaque, joined
+from tilewright.capture.torch.segments import PendingHost, PendingNumber
+from tilewright.capture.torch.values import Complex, Opaque
 from tilewright.ir.dim import Int
 from tilewright.ir.node import Node, Place
 
@@ -46,6 +47,7 @@ class HostCalls:
         self.context, self.env = context, env
         self.arguments, self.argument_of = arguments, argument_of
         self.pending: list[PendingHost] = []
+        self.results: dict[str, torch.Tensor] = {}  # as torch announced them, by slot
 
     # ---- operators
 
@@ -56,22 +58,25 @@ class HostCalls:
         def argument(x: Any) -> Any:
             if not isinstance(x, torch.fx.Node):
                 return x
-            v = self.env[x]
-            python = python_type(x.meta.get("val"))
+            v, announced = self.env[x], x.meta.get("val")
+            python = python_type(announced)
             if python is not None and isinstance(v, Node):
                 operands.append(v)
                 return PendingNumber(v, python)
             if x in self.argument_of and self.arguments[self.argument_of[x]].kind != "int":
                 return Slot(self.arguments[self.argument_of[x]].slot)
-            return host_value(v)
+            return host_value(v, announced)
 
-        def host_value(v: Any) -> Any:
+        def host_value(v: Any, announced: Any = None) -> Any:
             if isinstance(v, Opaque):
                 return Slot(v.slot)
+            if is_result(v, announced, self.results):
+                operands.append(v)
+                return v
             if isinstance(v, (Node, Complex)):
-                memory = joined(v)
-                operands.append(memory)
-                return Paired(memory) if isinstance(v, Complex) else memory
+                found = operand(v, None if is_mutable(n) else announced, self.context.shapes)
+                operands.append(found.node)
+                return found
             if isinstance(v, (tuple, list)):
                 return tuple(host_value(e) for e in v)
             return SymbolicInt(v) if isinstance(v, Int) else v
@@ -121,6 +126,7 @@ class HostCalls:
         return (None, None) if v is None else (Filled(slot), Opaque(slot))
 
     def _result(self, slot: str, v: torch.Tensor) -> Any:
+        self.results[slot] = v
         if not is_plain(v):
             return Opaque(slot)
         shape = self.context.shapes.dims(v.shape)

@@ -59,6 +59,18 @@ def dense(shape: Sequence[Dim], stride: Sequence[Dim]) -> Dense | None:
     return Dense((*ones, *moving), broadcast)
 
 
+def packed(shape: Sequence[Dim], stride: Sequence[Dim]) -> tuple[Dense, tuple[Dim, ...]]:
+    """Memory with the axes in the order of the strides and without gaps, and its strides."""
+    how = dense(shape, stride)
+    if how is not None:
+        return how, tuple(stride)
+    broadcast = tuple(k for k, s in enumerate(stride) if isinstance(s, int) and s == 0)
+    held = (k for k in range(len(shape)) if k not in broadcast)
+    order = tuple(sorted(held, key=lambda k: (-_guess(stride[k]), k)))
+    steps = dict(zip(order, contiguous([shape[k] for k in order]), strict=True))
+    return Dense(order, broadcast), tuple(steps.get(k, 0) for k in range(len(shape)))
+
+
 def _guess(s: Dim) -> int:
     """Orders strides by size: each symbol counts as some number of its range."""
     if isinstance(s, int):

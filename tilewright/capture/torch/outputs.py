@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,8 @@ from tilewright.capture.torch.captured import (
     View,
 )
 from tilewright.capture.torch.dtypes import real_dtype
-from tilewright.capture.torch.layout import Dense, contiguous, dense, to_memory
+from tilewright.capture.torch.layout import contiguous, dense
+from tilewright.capture.torch.operands import in_memory, same_memory
 from tilewright.capture.torch.segments import Wanted
 from tilewright.capture.torch.shapes import Shapes
 from tilewright.capture.torch.values import Complex, Opaque, joined, parted
@@ -39,10 +40,13 @@ class Outputs:
         arguments: list[Argument],
         argument_of: dict[torch.fx.Node, int],
         mutated: dict[torch.fx.Node, Node | Complex],
+        host_results: Mapping[str, torch.Tensor],
         views: Collection[str] = (),
     ) -> None:
-        """`views`: slots that hold views of what a host call was given."""
+        """`host_results`: what torch announced of them, by slot; `views`: those that are views of
+        what a host call was given."""
         self.shapes, self.env, self._views = shapes, env, frozenset(views)
+        self._host_results = host_results
         self.wanted: list[Wanted] = []
         self._arguments, self._argument_of, self._mutated = arguments, argument_of, mutated
         self._done: dict[torch.fx.Node, Result] = {}
@@ -88,7 +92,7 @@ class Outputs:
             self.wanted.append(Wanted(joined(value), buffer))
         else:
             buffer = Buffer(slot, a.dtype, a.shape, a.stride, a.paired)
-            self.wanted.append(Wanted(_in_memory(value, how), buffer))
+            self.wanted.append(Wanted(in_memory(value, how), buffer))
         return a.slot, slot
 
     def _plain(self, x: torch.fx.Node) -> Result | None:
@@ -110,7 +114,7 @@ class Outputs:
         if not isinstance(v, torch.Tensor):
             assert isinstance(value, Node)
             return self._number(value, bool if isinstance(v, (bool, torch.SymBool)) else float)
-        slot = _host_slot(value)
+        slot = self._host_slot(value, v)
         if slot is not None and slot not in self._views:
             return Same(slot)
         home = self._homes.get(_storage(v))
@@ -119,6 +123,14 @@ class Outputs:
         # A host call may be given an input where eager has a copy of it: a view that it makes is
         # the result only where eager's is one of the input, too.
         return Same(slot) if slot is not None and home is not None else None
+
+    def _host_slot(self, x: Node | Complex, v: torch.Tensor) -> str | None:
+        """The slot of a value that is the result of a host call as it is: neither a copy of it nor
+        seen with other strides.
+        """
+        slot = _slot_of(x)
+        announced = None if slot is None else self._host_results.get(slot)
+        return slot if announced is not None and same_memory(v, announced) else None
 
     def _number(self, value: Node, python: type) -> Number:
         """A Python number that native code or a host call computes."""
@@ -185,18 +197,12 @@ class Outputs:
             self._done[x] = Restrided(slot, shape, stride)
         else:
             buffer = Buffer(slot, dtype, shape, stride, paired)
-            self.wanted.append(Wanted(_in_memory(value, how), buffer))
+            self.wanted.append(Wanted(in_memory(value, how), buffer))
             self._done[x] = Same(slot)
 
 
-def _in_memory(x: Node | Complex, how: Dense) -> Node:
-    if isinstance(x, Complex):
-        return joined(Complex(to_memory(x.re, how), to_memory(x.im, how)))
-    return to_memory(x, how)
-
-
-def _host_slot(x: Node | Complex) -> str | None:
-    """The slot of a value that is the result of a host call as it is."""
+def _slot_of(x: Node | Complex) -> str | None:
+    """The slot of a value that a host call computed."""
     if isinstance(x, Complex):
         whole = joined(x)
         sources = {n for n in topological((whole,)) if isinstance(n.op, Input)}

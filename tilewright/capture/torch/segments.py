@@ -27,6 +27,7 @@ from tilewright.capture.torch.captured import (
     View,
 )
 from tilewright.capture.torch.layout import contiguous
+from tilewright.capture.torch.operands import Operand
 from tilewright.graph.specialise import graph_symbols
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Int
@@ -43,13 +44,6 @@ class PendingHost:
     operands: tuple[Node, ...]
     binds: frozenset[str]  # names of dims that its result tells
     ordered: bool
-
-
-@dataclass(frozen=True)
-class Paired:
-    """In the arguments of a pending host call: pairs that torch sees as complex numbers."""
-
-    node: Node
 
 
 @dataclass(frozen=True)
@@ -84,17 +78,17 @@ def cut(
         return (_segment(name, jobs, {}, places, checks),) if wanted or checks else ()
     levels = _Levels(hosts, derived)
     slots: dict[Node, str] = {}
+    laid_out: dict[Operand, str] = {}
 
-    def slot(n: Node) -> str:
+    def slot(n: Node | Operand) -> str:
+        if isinstance(n, Operand):
+            return laid_out.setdefault(n, f"w{len(laid_out)}")
         if isinstance(n.op, Input):
             return n.op.label
         return slots.setdefault(n, f"v{len(slots)}")
 
     roots = [x for h in hosts for x in h.operands] + [w.value for w in wanted] + list(checks)
-    for h in hosts:
-        for x in h.operands:
-            slot(x)
-    paired = {x for h in hosts for x in _paired_in((h.call.args, h.call.kwargs))}
+    calls = [_resolved(h.call, slot) for h in hosts]
     for n in topological(roots):
         for x in n.inputs:
             if levels.of(x) < levels.of(n) and not levels.free(x):
@@ -104,12 +98,14 @@ def cut(
     last = max(top, max(levels.host.values(), default=0))
     for level in range(last + 1):
         crossing = {n: s for n, s in slots.items() if levels.of(n) < level and not levels.free(n)}
-        jobs = [(n, _buffer(s, n, n in paired)) for n, s in slots.items() if levels.of(n) == level]
+        jobs = [(n, _buffer(s, n)) for n, s in slots.items() if levels.of(n) == level]
+        jobs += [(x.node, x.buffer(s)) for x, s in laid_out.items() if levels.of(x.node) == level]
         jobs += [(w.value, w.buffer) for w in wanted if levels.of(w.value) == level]
         due = {n: c for n, c in checks.items() if levels.of(n) == level}
         if jobs or due:
             out.append(_segment(f"{name}.{level}", jobs, crossing, places, due))
-        out += [_resolved(h.call, slot) for h in hosts if levels.host[h.label] == level]
+        due_calls = zip(hosts, calls, strict=True)
+        out += [call for h, call in due_calls if levels.host[h.label] == level]
     return tuple(out)
 
 
@@ -246,30 +242,17 @@ def _symbols_in(tree: Any) -> list[str]:
     return [s.name for s in D.symbols(value)] if isinstance(value, Int) else []
 
 
-def _buffer(slot: str, n: Node, paired: bool) -> Buffer:
-    shape = n.shape[:-1] if paired else n.shape
-    return Buffer(slot, n.dtype, shape, contiguous(shape), paired)
-
-
-def _paired_in(tree: Any) -> list[Node]:
-    if isinstance(tree, Paired):
-        return [tree.node]
-    if isinstance(tree, dict):
-        return [n for v in tree.values() for n in _paired_in(v)]
-    if isinstance(tree, (tuple, list)):
-        return [n for v in tree for n in _paired_in(v)]
-    return []
+def _buffer(slot: str, n: Node) -> Buffer:
+    return Buffer(slot, n.dtype, n.shape, contiguous(n.shape))
 
 
 def _resolved(call: HostCall, slot: Any) -> HostCall:
     """The call with slots in place of nodes."""
 
     def visit(x: Any) -> Any:
-        if isinstance(x, Paired):
-            return Slot(slot(x.node))
         if isinstance(x, PendingNumber):
             return Number(slot(x.node), x.type)
-        if isinstance(x, Node):
+        if isinstance(x, (Node, Operand)):
             return Slot(slot(x))
         if isinstance(x, (tuple, list)):
             return type(x)(visit(e) for e in x)

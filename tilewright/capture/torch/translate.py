@@ -380,7 +380,15 @@ class Translation:
     def _finish(self, output: torch.fx.Node) -> Captured:
         hosts = self.host_calls.pending
         views = [r.slot for h in hosts if gives_views(h.call) for r in filled(h.call.returned)]
-        made = Outputs(self.shapes, self.env, self.arguments, self.argument_of, self.mutated, views)
+        made = Outputs(
+            self.shapes,
+            self.env,
+            self.arguments,
+            self.argument_of,
+            self.mutated,
+            self.host_calls.results,
+            views,
+        )
         leaves = output.args[0]
         results = [
             made.add(x) for x in (leaves if isinstance(leaves, (tuple, list)) else (leaves,))
