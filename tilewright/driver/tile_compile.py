@@ -19,6 +19,7 @@ import numpy as np
 
 from tilewright.base.collector import garbage_waits
 from tilewright.base.events import Log
+from tilewright.ir import dim as D
 from tilewright.ir.expr import loads
 from tilewright.ir.target import Target
 from tilewright.ir.types import DTYPES, to_memory
@@ -28,6 +29,7 @@ from tilewright.kernel.step import print_trace
 from tilewright.kernel.text import nest_text
 from tilewright.lang.tile.ir import Kernel
 from tilewright.lang.tile.lowering.lower import lower
+from tilewright.lang.tile.lowering.positions import Bound
 from tilewright.lang.tile.lowering.reports import Reports
 from tilewright.lang.tile.lowering.state import APART, GRID, Lowered, Meeting, Site
 from tilewright.llvm.emit import emit
@@ -59,6 +61,8 @@ class Binding:
     stored: tuple[int, ...]
     sites: tuple[Site, ...] = ()
     waits: bool = False  # do programs wait for each other?
+    # Of (values, grid), in Python: may integers overflow that the code takes for small ones?
+    overflows: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,41 @@ class Forms:
         stored, read = _touched(low, at)
         pairs = tuple((a, b) for a in stored for b in read if a != b)
         waits = holds(n, WAITS)
-        return Binding(low.nest.name, n.name, tuple(slots), dims, pairs, stored, low.sites, waits)
+        return Binding(
+            low.nest.name,
+            n.name,
+            tuple(slots),
+            dims,
+            pairs,
+            stored,
+            low.sites,
+            waits,
+            " or ".join(_exceeded(b, low, at) for b in low.bounds),
+        )
+
+
+def _exceeded(b: Bound, low: Lowered, at: dict[str, int]) -> str:
+    """The condition that a launch does not keep within a bound, in Python."""
+    positive = {d.name for d in low.nest.dims if D.known_le(0, d.lo)}
+    most, terms = b.most, []
+    for factor, names in b.terms:
+        if not names:
+            most -= factor
+            continue
+        parts = []
+        for name in names:
+            if name in GRID:
+                parts.append(f"grid[{GRID.index(name)}]")
+                continue
+            size, unit = f"values[{at[name]}]", low.given[at[name]].unit
+            size = size if name in positive else f"abs({size})"
+            if factor % unit:
+                size = f"({size} // {unit})"
+            else:
+                factor //= unit
+            parts.append(size)
+        terms.append(" * ".join([str(factor)] * (factor != 1) + parts))
+    return f"{' + '.join(terms)} > {most}"
 
 
 def _touched(low: Lowered, at: dict[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -126,6 +164,8 @@ class CompiledTile:
     binding: Binding
     image: bytes = field(repr=False)
     forms: Callable[[], Forms] = field(repr=False)
+    # The same kernel with numbers of 32 bits that wrap around, for launches that need it.
+    wrapping: Callable[[], CompiledTile] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         b = self.binding
@@ -150,6 +190,10 @@ class CompiledTile:
             "Dims": ctypes.c_int64 * len(b.dims),
         }
         lines, args = [], []
+        if b.overflows and self.wrapping is not None:
+            scope["wrapping"] = self.wrapping
+            lines.append(f"if {b.overflows}:")
+            lines.append("    return wrapping().launch(values, given, grid)")
         for k, (which, what) in enumerate(b.slots):
             if what == POINTER:
                 args.append(f"values[{which}]")
@@ -185,11 +229,14 @@ def _cell(dtype: str) -> Callable[[Any], Any]:
     return made
 
 
-def write_tile(kernel: Kernel, target: Target, meeting: Meeting = APART) -> Forms:
-    """A kernel as LLVM text, for arguments that meet in memory as it is said."""
+def write_tile(
+    kernel: Kernel, target: Target, meeting: Meeting = APART, wraps: bool = False
+) -> Forms:
+    """A kernel as LLVM text, for arguments that meet in memory as it is said; `wraps`: for launches
+    in which numbers of 32 bits may overflow."""
     with _WRITING, garbage_waits():
         times = [perf_counter()]
-        lowered = lower(kernel, meeting, target)
+        lowered = lower(kernel, meeting, target, wraps)
         times.append(perf_counter())
         trace, nest = schedule_tiles(lowered.nest, target)
         times.append(perf_counter())
@@ -201,11 +248,17 @@ def write_tile(kernel: Kernel, target: Target, meeting: Meeting = APART) -> Form
 
 
 def compile_tile(
-    kernel: Kernel, target: Target, log: Log, meeting: Meeting = APART
+    kernel: Kernel,
+    target: Target,
+    log: Log,
+    meeting: Meeting = APART,
+    wraps: bool = False,
+    wrapping: Callable[[], CompiledTile] | None = None,
 ) -> CompiledTile:
     """Native code of a kernel, out of the cache where the same text was compiled before."""
-    forms = write_tile(kernel, target, meeting)
+    forms = write_tile(kernel, target, meeting, wraps)
     log.add("tile", f"{kernel.name} is lowered to LLVM text", detail=True)
     for product in plain_products(forms.form):
         log.add("tile", f"{kernel.name}: {product}")
-    return CompiledTile(forms.binding, kept_object(forms.llir, target, log), lambda: forms)
+    image = kept_object(forms.llir, target, log)
+    return CompiledTile(forms.binding, image, lambda: forms, wrapping)

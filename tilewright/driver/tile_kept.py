@@ -44,18 +44,25 @@ KIND = "tile"  # of cache entries
 
 def kept_tile(wanted: Wanted, target: Target, log: Log) -> CompiledTile:
     """Native code of a kernel, out of the cache where it was made before."""
+    wrapping = None
+    if not wanted.wraps:
+        wrapping = lru_cache(1)(partial(_wrapping, wanted, target, log))
+
+    def made_now() -> CompiledTile:
+        return compile_tile(wanted.kernel(), target, log, wanted.meeting, wanted.wraps, wrapping)
+
     try:
         key = key_of(wanted, target)
     except Opaque as unknown:
         log.add("cache", f"{wanted.function.name} is not kept: {unknown}", detail=True)
-        return compile_tile(wanted.kernel(), target, log, wanted.meeting)
+        return made_now()
     cache = Cache.from_knobs(log)
     found = cache.get(KIND, key)
     if found is not None:
         head, _, image = found.partition(b"\n")
         again = lru_cache(1)(partial(_forms, wanted, target))
-        return CompiledTile(read_binding(head.decode()), image, again)
-    made = compile_tile(wanted.kernel(), target, log, wanted.meeting)
+        return CompiledTile(read_binding(head.decode()), image, again, wrapping)
+    made = made_now()
     cache.put(KIND, key, binding_text(made.binding).encode() + b"\n" + made.image)
     return made
 
@@ -70,7 +77,18 @@ def kept_at(wanted: Wanted, target: Target) -> str:
 
 
 def _forms(wanted: Wanted, target: Target) -> Forms:
-    return write_tile(wanted.kernel(), target, wanted.meeting)
+    return write_tile(wanted.kernel(), target, wanted.meeting, wanted.wraps)
+
+
+def _wrapping(wanted: Wanted, target: Target, log: Log) -> CompiledTile:
+    """The variant for launches in which integers overflow."""
+    log.add(
+        "variant",
+        f"{wanted.function.name} is made again for a launch in which integers of 32 bits may "
+        "overflow: they wrap around",
+        where=f"{wanted.function.file}:{wanted.function.line}",
+    )
+    return kept_tile(replace(wanted, wraps=True), target, log)
 
 
 # ---- what decides about a kernel
@@ -89,7 +107,7 @@ def key_of(wanted: Wanted, target: Target) -> str:
     parts = [
         f"llvm {LLVM_VERSION} python {sys.version}",
         f"{target.key()} {target.codegen_key()}",
-        f"debug {wanted.debug} {wanted.sanitize} meeting {wanted.meeting}",
+        f"debug {wanted.debug} {wanted.sanitize} meeting {wanted.meeting} {wanted.wraps}",
         *_function(wanted.function, seen),
         *(f"{name}: {_argument(a, seen)}" for name, a in wanted.arguments.items()),
     ]
@@ -204,12 +222,12 @@ def binding_text(b: Binding) -> str:
         [s.kind, s.message, [[str(t.element), t.shape] for t in s.types], _place_row(s.place)]
         for s in b.sites
     ]
-    row = [b.name, b.entry, b.slots, b.dims, b.pairs, b.stored, sites, b.waits]
+    row = [b.name, b.entry, b.slots, b.dims, b.pairs, b.stored, sites, b.waits, b.overflows]
     return json.dumps(row, ensure_ascii=True)
 
 
 def read_binding(text: str) -> Binding:
-    name, entry, slots, dims, pairs, stored, sites, waits = json.loads(text)
+    name, entry, slots, dims, pairs, stored, sites, waits, overflows = json.loads(text)
     made = Binding(name, entry, _rows(slots), _rows(dims), _rows(pairs), tuple(stored))
     return replace(
         made,
@@ -223,6 +241,7 @@ def read_binding(text: str) -> Binding:
             for kind, message, types, place in sites
         ),
         waits=waits,
+        overflows=overflows,
     )
 
 

@@ -64,6 +64,7 @@ class Wanted:
     debug: bool = False  # are asserts checked?
     sanitize: bool = True  # and overflows of integers, while debugging?
     meeting: Meeting = APART  # which of the arguments are into the same memory
+    wraps: bool = False  # may integers of 32 bits overflow in a launch?
 
     def kernel(self) -> Kernel:
         return translated(self.function, self.arguments, self.debug, self.sanitize)

@@ -85,6 +85,17 @@ def with_number(w: Writer) -> None:
     w.define(f"{x.name} {op} {n}", whole(x.dtype, x.shape, low, high, x.index))
 
 
+@operation(1.5)
+def large_step(w: Writer) -> None:
+    """A position times a number of the launch, with which it may overflow."""
+    x = w.choose(lambda v: v.index and v.dtype == "int32")
+    if x is None:
+        return
+    n = w.rng.choice([1 << 20, 123456789, 2**30, 2**31 - 1, -(2**31), -987654321])
+    ends = (x.low * n, x.high * n)
+    w.define(f"{x.name} * {w.argument(n)}", whole("int32", x.shape, min(ends), max(ends), True))
+
+
 @operation(3)
 def integer_arithmetic(w: Writer) -> None:
     x = w.choose(lambda v: v.is_int)

@@ -101,7 +101,10 @@ class Terms:
             return self.loaded(dtype, shape if w.chance(0.6) else ())
         if kind < 0.86 and dtype in LARGE:
             n = rng.choice(LARGE[dtype])
-            return B.number(f"({n})" if n < 0 else str(n), n, dtype)
+            text = f"({n})" if n < 0 else str(n)
+            if dtype == "int32" and w.chance(0.5):
+                text = w.argument(n)
+            return B.number(text, n, dtype)
         if kind < 0.9 and dtype == "int32":
             outside = [v for v in w.values if v.dtype == dtype and v.shape in ((), shape)]
             if outside:

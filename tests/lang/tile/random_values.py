@@ -61,7 +61,7 @@ class Value:
     mag: float = 0.0
     grain: float | None = None
     err: float = 0.0
-    index: bool = False  # computed of positions and sizes: such numbers do not overflow
+    index: bool = False  # computed of positions and sizes
     special: bool = False  # with infinities and NaNs among them
 
     @property
@@ -99,13 +99,10 @@ class Value:
 
 
 def whole(dtype: str, shape: Shape, low: int, high: int, index: bool = False) -> Value | None:
-    """Integers; what does not fit wraps around and may be anything, but not where it is an
-    index."""
+    """Integers; what does not fit wraps around and may be anything."""
     least, most = limits(dtype)
     if low < least or high > most:
-        if index:
-            return None
-        low, high = least, most
+        low, high, index = least, most, False
     return Value("", dtype, shape, low, high, index=index)
 
 

@@ -175,6 +175,12 @@ class Writer:
         self.numbers[name] = n
         return name
 
+    def argument(self, n: int) -> str:
+        """An integer that a launch gives."""
+        name = self.fresh("n")
+        self.parameters[name], self.numbers[name] = "", n
+        return name
+
     def scalar_float(self) -> tuple[str, float]:
         x = self.rng.choice([-2.0, -0.5, 0.25, 1.0, 1.5, 3.0])
         if self.chance(0.5):

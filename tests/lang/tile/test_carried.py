@@ -229,6 +229,72 @@ def test_numbers_that_overflow_wrap_around(step):
     assert want[0] == (5 + 200 * step + 2**31) % 2**32 - 2**31
 
 
+@tw.jit
+def steps(out, stride, n):
+    p = 5
+    for i in range(n):
+        tl.store(out + 4 * i, (p // 3).to(tl.int64))
+        tl.store(out + 4 * i + 1, (p < 0).to(tl.int64))
+        q = i * stride
+        tl.store(out + 4 * i + 2, q.to(tl.int64))
+        tl.store(out + 4 * i + 3, (q % 7).to(tl.float32).to(tl.int64))
+        p += stride
+    tl.store(out + 4 * n, p.to(tl.int64))
+
+
+@tw.jit
+def positions(out, stride, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = i * stride
+    row = out + i * 5
+    tl.store(row, x.to(tl.int64))
+    tl.store(row + 1, (x < 100).to(tl.int64))
+    tl.store(row + 2, (x // 7).to(tl.int64))
+    tl.store(row + 3, tl.minimum(x, 5).to(tl.int64))
+    tl.store(row + 4, tl.sum(x, 0).to(tl.int64))
+
+
+STRIDES = [3, 1000, 1 << 24, 123456789, 2**31 - 1, -(2**31), -77777777]
+
+
+@pytest.mark.parametrize("stride", STRIDES)
+def test_steps_of_a_launch_wrap_around(stride):
+    out, want = np.zeros((2, 81), np.int64)
+    steps[(1,)](out, stride, 20)
+    run_eager(steps, (1,), {"out": want, "stride": stride, "n": 20})
+    np.testing.assert_array_equal(out, want)
+    assert want[80] == (5 + 20 * stride + 2**31) % 2**32 - 2**31
+    out, want = np.zeros((2, 320), np.int64)
+    positions[(4,)](out, stride, BLOCK=16)
+    run_eager(positions, (4,), {"out": want, "stride": stride, "BLOCK": 16})
+    np.testing.assert_array_equal(out, want)
+    assert (want[::5] == (np.arange(64) * stride + 2**31) % 2**32 - 2**31).all()
+
+
+@tw.jit
+def narrowed(out, n):
+    tl.store(out, n.to(tl.int32).to(tl.int64))
+
+
+def test_an_argument_of_64_bits_is_cut_to_32():
+    out = np.zeros(1, np.int64)
+    narrowed[(1,)](out, 2**40 + 2**31 + 7)
+    assert out[0] == 7 - 2**31
+
+
+def test_only_launches_that_may_overflow_take_the_variant_that_wraps():
+    out = np.zeros(320, np.int64)
+    kernel = positions[(4,)](out, 99, BLOCK=16)
+    made = kernel.launchable.compiled.wrapping
+    before = made.cache_info().currsize
+    positions[(4,)](out, 2**31 // 79 - 1, BLOCK=16)  # of 64 + 15 steps: a bound, not all are taken
+    assert made.cache_info().currsize == before
+    positions[(4,)](out, 2**31 // 79 + 1, BLOCK=16)
+    assert made.cache_info().currsize == 1
+    wrapping = made()
+    assert wrapping.binding.overflows == "" and wrapping.wrapping is None
+
+
 # ---- what stays an index
 
 

@@ -9,11 +9,12 @@ import pytest
 
 import tilewright.language as tl
 from tests.lang.tile.kernels import run
+from tilewright.base.errors import Invalid
 from tilewright.ir.types import i32, i64
 from tilewright.lang.tile.front.frontend import CompileError, translate
 from tilewright.lang.tile.front.functions import Argument, function
 from tilewright.lang.tile.ir import Kernel, kernel_text, walk
-from tilewright.lang.tile.stepping.eager import interpret
+from tilewright.lang.tile.stepping.eager import interpret, run_eager
 
 
 def ints(n: int = 8) -> np.ndarray:
@@ -165,6 +166,93 @@ def test_tuples_are_carried():
     out = ints()
     run(kernel, out=out, n=4)
     assert out[:2].tolist() == [6, 16]
+
+
+@function
+def becomes_a_float(out, n):
+    total = 0
+    for i in range(n):
+        total += i * 0.5
+    tl.store(out, total)
+
+
+@function
+def becomes_a_number(out, n):
+    x = tl.zeros((4,), tl.float32)
+    while n > 0:
+        x = tl.sum(x, axis=0)
+        n -= 1
+
+
+@function
+def becomes_something(out, n):
+    x = None
+    for i in range(n):
+        x = i
+    tl.store(out, x)
+
+
+@function
+def changes_in_an_inner_loop(out, n):
+    x, y = (0, 1), 2
+    for i in range(n):
+        for j in range(2):
+            x = (x[0] + j, x[1].to(tl.int64))
+        y += i
+    tl.store(out, x[0] + y)
+
+
+@function
+def becomes_a_tensor_of_another_type(out, n, START: tl.constexpr = 2):
+    START = START
+    for i in range(n):
+        START = START + i.to(tl.int64)
+    tl.store(out, START)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        becomes_a_float,
+        becomes_a_number,
+        becomes_something,
+        changes_in_an_inner_loop,
+        becomes_a_tensor_of_another_type,
+    ],
+    ids=lambda f: f.name,
+)
+def test_stepping_refuses_what_compiling_refuses(kernel):
+    with pytest.raises(CompileError) as compiling:
+        run(kernel, out=ints(), n=3)
+    with pytest.raises(Invalid) as stepping:
+        run_eager(kernel, (1,), {"out": ints(), "n": 3})
+    assert "before the loop and" in stepping.value.what
+    assert stepping.value.what == compiling.value.what
+    assert stepping.value.hint == compiling.value.hint
+    line = compiling.value.spots[-1].line
+    assert str(stepping.value.where) == f"{kernel.file}:{line}"
+
+
+def test_a_loop_that_is_written_out_may_change_types():
+    @function
+    def kernel(out, n, START: tl.constexpr = 3):
+        total = START
+        for i in tl.static_range(3):
+            total = total + i * 0.5
+        for t in (1, 2.5):
+            total = total.to(tl.float64) + t
+        left = n
+        for _ in range(n):
+            new = left * 2
+            left -= 1
+        while left < 0:
+            new = 1.5
+            left += 1
+        tl.store(out, total.to(tl.int32) + new.to(tl.int32) * 0)
+
+    out = ints()
+    run_eager(kernel, (1,), {"out": out, "n": 2})
+    assert out[0] == 8
 
 
 def test_a_carried_variable_keeps_its_type():

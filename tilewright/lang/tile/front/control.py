@@ -20,6 +20,7 @@ from tilewright.lang.tile.front.merge import (
     NO_VALUE,
     Differ,
     around,
+    changed_type,
     joined,
     kind,
     leaves,
@@ -340,11 +341,7 @@ class Control(Expressions):
                     continue
                 if isinstance(new, Undefined):
                     raise Mistake(new.what, new.hint)
-                raise Mistake(
-                    f"{name} is {said(old)} before the loop and {said(new)} after a round of it",
-                    f"a variable of a loop keeps its type: convert it with .to(…), or give {name} "
-                    "the right type before the loop",
-                )
+                raise changed_type(name, old, new)
             if not again:
                 loop.ends = ends
                 return loop

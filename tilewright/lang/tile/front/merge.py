@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tilewright.lang.tile.builder import IRBuilder
+from tilewright.lang.tile.front.diagnostics import Mistake
 from tilewright.lang.tile.ir import Block, TileType, Value, walk
 from tilewright.lang.tile.language import core
 from tilewright.lang.tile.language.promote import number
@@ -86,6 +87,15 @@ def kind(x: Any) -> Any:
     if inside:
         return (type(x), *(t.handle.type for t in inside))
     return "constant"
+
+
+def changed_type(name: str, old: Any, new: Any) -> Mistake:
+    """What is wrong with a variable that a loop carries."""
+    return Mistake(
+        f"{name} is {said(old)} before the loop and {said(new)} after a round of it",
+        f"a variable of a loop keeps its type: convert it with .to(…), or give {name} the right "
+        "type before the loop",
+    )
 
 
 def joined(

@@ -19,7 +19,6 @@ from tilewright.lang.tile.lowering.tiles import (
     Pointers,
     Tile,
     buffered,
-    fits,
     whole,
 )
 from tilewright.lang.tile.lowering.waiting import ends_by_itself
@@ -161,7 +160,7 @@ def moves(low: Lowering, v: ir.Value, by: Dim, times: Dim) -> bool:
     if t.dim is None:
         return False
     first = t.dim(tuple(D.var(f"?{k}", n) for k, n in enumerate(t.shape)))
-    return all(fits(x, t.dtype) for x in (first, by, first + by * times))
+    return all(low.positions.fits(x, t.dtype) for x in (first, by, first + by * times))
 
 
 def moved(low: Lowering, t: AnyTile, by: Dim, times: Dim) -> AnyTile:

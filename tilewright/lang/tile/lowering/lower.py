@@ -23,6 +23,7 @@ from tilewright.lang.tile.lowering.memory import (
     lower_print,
     lower_store,
 )
+from tilewright.lang.tile.lowering.positions import Positions
 from tilewright.lang.tile.lowering.state import APART, Lowered, Lowering, Meeting
 from tilewright.lang.tile.lowering.sums import (
     lower_dot,
@@ -80,7 +81,9 @@ _OPERATIONS = {
 }
 
 
-def lower(kernel: Kernel, meeting: Meeting = APART, target: Target | None = None) -> Lowered:
+def lower(
+    kernel: Kernel, meeting: Meeting = APART, target: Target | None = None, wraps: bool = False
+) -> Lowered:
     """The naive nest of a kernel, for arguments that meet in memory as it is said, with operands of
-    products as a target multiplies them."""
-    return Lowering(kernel, _OPERATIONS, meeting, target=target).done()
+    products as a target multiplies them; `wraps`: for launches in which positions may overflow."""
+    return Lowering(kernel, _OPERATIONS, meeting, Positions(wraps), target=target).done()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tilewright.ir import dim as D
+from tilewright.ir.atom import Atom
 from tilewright.ir.dim import Sym
 from tilewright.ir.expr import Fn, Load, load
 from tilewright.ir.expr import walk as values
@@ -20,6 +21,7 @@ from tilewright.kernel.group import Buffer, pointer_buffer
 from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, walk, wrap
 from tilewright.lang.tile import ir
 from tilewright.lang.tile.lowering.carried import Uses
+from tilewright.lang.tile.lowering.positions import Bound, Positions
 from tilewright.lang.tile.lowering.tiles import (
     AnyTile,
     At,
@@ -79,6 +81,7 @@ class Lowered:
     given: tuple[Given, ...]
     addresses: dict[str, int]  # arguments of the nest that hold an address, and whose
     sites: tuple[Site, ...]
+    bounds: tuple[Bound, ...] = ()  # of the symbols of a launch, else numbers overflow
     places: Mapping[str, ir.Place] = field(default_factory=dict)  # the lines that stages are from
 
 
@@ -87,6 +90,7 @@ class Lowering:
     kernel: ir.Kernel
     operations: Mapping[str, Callable[[Lowering, ir.Operation], None]]
     meeting: Meeting = APART
+    positions: Positions = field(default_factory=Positions)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     tiles: dict[ir.Value, AnyTile] = field(default_factory=dict)
     given: list[Given] = field(default_factory=list)
@@ -134,7 +138,23 @@ class Lowering:
         rest = [b for b in self.buffers.values() if b.scope not in ("in", "out")]
         dims = tuple(sorted(self.dims.values(), key=lambda x: x.name))
         nest = Nest(self.kernel.name, (*args, *rest), (programs,), dims)
-        return Lowered(nest, tuple(self.given), self.addresses, tuple(self.sites), self.places)
+        return Lowered(
+            nest,
+            tuple(self.given),
+            self.addresses,
+            tuple(self.sites),
+            self.positions.bounds(self._known()),
+            self.places,
+        )
+
+    def _known(self) -> dict[Atom, str]:
+        """Dims, and what is less than one of them: the ids of a program."""
+        found: dict[Atom, str] = {s: name for name, s in self.dims.items()}
+        for g, pid in zip(GRID, self.pids, strict=True):
+            if not isinstance(pid, int):
+                ((atoms, _),) = pid.terms
+                found[atoms[0]] = g
+        return found
 
     def _argument(self, k: int, a: ir.Value) -> AnyTile:
         name = f"{a.name or 'arg'}_{k}"

@@ -186,7 +186,7 @@ def lower_dot(low: Lowering, o: ir.Operation) -> None:
     left, right = a.at((*axes[:-1], over)), b.at((*axes[:-2], over, axes[-1]))
     update = Store(stage, sums, tuple(axes), fn("mul", cast(left, e), cast(right, e)), "add")
     low.out.append(wrap(tuple(map(D.the_sym, (*axes, over))), update))
-    low.define(o.result, converted(buffered(sums, shape, e), c.dtype))
+    low.define(o.result, converted(buffered(sums, shape, e), c.dtype, low.positions))
 
 
 def factors(
@@ -207,10 +207,10 @@ def factors(
     shift = 0
     if left is not a.dtype:
         shift = 0 if left.bytes > a.dtype.bytes else SHIFT if left is u8 else -SHIFT
-        a = converted(a, left)
+        a = converted(a, left, low.positions)
         if shift:
             by = number(shift, left, a.shape)
-            a = mapped("add", (a, by), left, a.shape)
+            a = mapped("add", (a, by), left, a.shape, low.positions)
     a = low.kept(a)
     return a, own_copy(low, o, a, b), shift
 
@@ -273,7 +273,7 @@ def shifted_back(
 
 def operand(low: Lowering, t: Tile, e: DType) -> Tile:
     """What a product reads: memory of the kernel's own, in the element of the sums."""
-    t = converted(t, e) if t.dtype is not e else t
+    t = converted(t, e, low.positions) if t.dtype is not e else t
     probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(t.shape))
     plain = isinstance(t.at(probe), Load) and not t.reads
     return t if plain else low.kept(t)
@@ -287,7 +287,7 @@ def sums_of(low: Lowering, v: ir.Value, c: Tile, e: DType) -> str:
         return c.buffer
     place = in_place(low, c) if once and c.dtype is e else None
     name = place or low.local(c.shape, e)
-    low.fill(name, converted(c, e))
+    low.fill(name, converted(c, e, low.positions))
     return name
 
 
@@ -314,9 +314,9 @@ class _Widened:
     def operation(self, low: Lowering, o: ir.Operation) -> None:
         if o.name == "map":
             args = tuple(low.tile(a) for a in o.args)
-            made = mapped(o.attrs["fn"], args, o.result.type.dtype, self.shape)
+            made = mapped(o.attrs["fn"], args, o.result.type.dtype, self.shape, low.positions)
         elif o.name == "cast":
-            made = converted(low.tile(o.args[0]), o.result.type.dtype)
+            made = converted(low.tile(o.args[0]), o.result.type.dtype, low.positions)
         elif o.name == "const":
             made = number(o.attrs["value"], o.result.type.dtype, self.shape)
         elif o.name == "bitcast":
@@ -336,7 +336,8 @@ class _Widened:
                 self.operation(low, x)
         for k, r in enumerate(o.results):
             ways = tuple(low.tile(b.yields[k]) for b in o.blocks)
-            made = mapped("select", (low.tile(o.args[0]), *ways), r.type.dtype, self.shape)
+            given = (low.tile(o.args[0]), *ways)
+            made = mapped("select", given, r.type.dtype, self.shape, low.positions)
             low.tiles[r] = made
 
 

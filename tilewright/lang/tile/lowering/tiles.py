@@ -1,8 +1,9 @@
 """Tiles as functions of their index: what a value of a tile kernel is while it is lowered.
 
 A number tile answers with an expression for every index, an integer one also with an index
-function: the same number, exactly, as long as nothing overflows. That is what contiguity, constant
-masks and strides are read off later. Pointers are offsets into an argument, or addresses.
+function: the same number, exactly, as long as nothing overflows (positions.py). That is what
+contiguity, constant masks and strides are read off later. Pointers are offsets into an argument, or
+addresses.
 """
 
 from __future__ import annotations
@@ -16,11 +17,9 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Value, cast, const, fn, index, load
 from tilewright.ir.types import DTYPES, DType, b1, i32, i64
+from tilewright.lang.tile.lowering.positions import Positions, small
 
 At = tuple[Dim, ...]
-
-# A multiplier of this size or more is no stride: a hash, whose products are meant to wrap around.
-WRAPS = 1 << 24
 
 ASKED_AGAIN = 4  # indices at which a tile is remembered
 
@@ -109,7 +108,9 @@ def flattened(t: AnyTile) -> AnyTile:
     return replace(t, at=at, dim=lambda i: D.substitute(dim, dict(zip(axes, i, strict=True))))
 
 
-def mapped(name: str, args: tuple[Tile, ...], dtype: DType, shape: tuple[int, ...]) -> Tile:
+def mapped(
+    name: str, args: tuple[Tile, ...], dtype: DType, shape: tuple[int, ...], positions: Positions
+) -> Tile:
     """A scalar function of every element."""
     ats = [a.at for a in args]
     reads = frozenset().union(*(a.reads for a in args))
@@ -119,7 +120,7 @@ def mapped(name: str, args: tuple[Tile, ...], dtype: DType, shape: tuple[int, ..
     exact = lru_cache(ASKED_AGAIN)(exact)
     dim = _index_function(name, args, dtype)
     probe = _probe(shape)
-    if dim is not None and fits(dim(probe), dtype):
+    if dim is not None and positions.fits(dim(probe), dtype):
         own = {D.the_sym(x) for x in probe if D.is_sym(x)}
         # What is the same for all elements is computed once, before their loops.
         data = D.data_values(dim(probe))
@@ -153,8 +154,8 @@ def _index_function(name: str, args: tuple[Tile, ...], dtype: DType) -> Callable
         return (lambda i: x(i) + y(i)) if name == "add" else (lambda i: x(i) - y(i))
     probe = _probe(args[0].shape)
     if name == "mul":
-        small = all(_small(a.index(probe)) for a in args)
-        return (lambda i: x(i) * y(i)) if small else None
+        strides = all(small(a.index(probe)) for a in args)
+        return (lambda i: x(i) * y(i)) if strides else None
     if not all(known) or any(D.data_values(a.index(probe)) for a in args):
         return None
     if name in ("min", "max"):
@@ -172,20 +173,6 @@ def _probe(shape: tuple[int, ...]) -> At:
     return tuple(D.var(f"?{k}", n) for k, n in enumerate(shape))
 
 
-def _small(x: Dim, limit: int = WRAPS) -> bool:
-    return abs(x) < limit if isinstance(x, int) else all(abs(c) < limit for _, c in x.terms)
-
-
-def fits(x: Dim, dtype: DType) -> bool:
-    """Is an index function a number of its dtype? It is taken for a position, which does not
-    overflow, unless it has numbers in it that are too large for one; then it has to be proved."""
-    if _small(x, WRAPS if dtype is i32 else 1 << 56):
-        return True
-    low, high = D.bounds(x)
-    most = min(1 << (dtype.bits - 1), D.INF // 2)  # from there on nothing is known
-    return -most <= low and high < most
-
-
 def _comparison(name: str, args: tuple[Tile, ...]) -> Callable[[At], Value] | None:
     """Two index functions compared as such: what is known of their bounds settles it."""
     if name not in ("lt", "le", "gt", "ge", "eq", "ne"):
@@ -199,13 +186,13 @@ def _comparison(name: str, args: tuple[Tile, ...]) -> Callable[[At], Value] | No
     return lambda i: fn(name, index(x(i)), index(y(i)))
 
 
-def converted(t: Tile, dtype: DType, rounding: str = "") -> Tile:
+def converted(t: Tile, dtype: DType, positions: Positions, rounding: str = "") -> Tile:
     if t.dtype is dtype:
         return t
     at = t.at
     dim = t.dim if dtype in (i32, i64) and t.dtype in (i32, i64) else None
     probe = _probe(t.shape)
-    if dim is not None and (D.data_values(dim(probe)) or not fits(dim(probe), dtype)):
+    if dim is not None and (D.data_values(dim(probe)) or not positions.fits(dim(probe), dtype)):
         # Numbers out of memory may not fit, or may have wrapped before.
         wider = dim if dtype.bits > t.dtype.bits else None
         exact = replace(t, dtype=dtype, at=lambda i: cast(at(i), dtype), dim=wider, buffer="")

@@ -50,11 +50,12 @@ def lower_iota(low: Lowering, o: ir.Operation) -> None:
 def lower_map(low: Lowering, o: ir.Operation) -> None:
     r = o.result
     args = tuple(low.tile(a) for a in o.args)
-    low.define(r, mapped(o.attrs["fn"], args, r.type.dtype, r.shape))
+    low.define(r, mapped(o.attrs["fn"], args, r.type.dtype, r.shape, low.positions))
 
 
 def lower_cast(low: Lowering, o: ir.Operation) -> None:
-    t = converted(low.tile(o.args[0]), o.result.type.dtype, o.attrs.get("rounding") or "")
+    rounding = o.attrs.get("rounding") or ""
+    t = converted(low.tile(o.args[0]), o.result.type.dtype, low.positions, rounding)
     low.define(o.result, t)
 
 

@@ -2,8 +2,9 @@
 
 Python differs from the language in a few places: there a variable that is given a number holds a
 tensor, the variable of `for i in range(…)` is one too, lists are tuples, `and`, `or` and `not` of
-tiles are computed, and min and max take tensors. The syntax tree is changed in these places; files
-and lines stay, so that breakpoints and tracebacks are those of the source.
+tiles are computed, min and max take tensors, and what a loop carries keeps its type. The syntax
+tree is changed in these places; files and lines stay, so that breakpoints and tracebacks are those
+of the source.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from tilewright.lang.tile.builder import current
 from tilewright.lang.tile.front.functions import TileFunction
-from tilewright.lang.tile.front.merge import settled
+from tilewright.lang.tile.front.merge import changed_type, kind, leaves, settled
+from tilewright.lang.tile.front.scan import assigned
 from tilewright.lang.tile.front.state import PYTHON
 from tilewright.lang.tile.language import core
 from tilewright.lang.tile.language.types import unwrap
@@ -39,6 +41,7 @@ class Stepper:
             "__tile_not__": _not,
             "__tile_decided__": _decided,
             "__tile_tuple__": core.tuple,
+            "__tile_rounds__": _Rounds,
         }
 
     def callee(self, f: Any) -> Any:
@@ -84,6 +87,8 @@ def _code(f: TileFunction) -> CodeType:
 
 
 class _Rewriter(ast.NodeTransformer):
+    loops = 0
+
     def function(self, tree: ast.FunctionDef) -> ast.FunctionDef:
         tree.decorator_list = []
         tree.returns = None
@@ -93,7 +98,9 @@ class _Rewriter(ast.NodeTransformer):
         # Defaults are taken from the function itself: they were computed when it was defined. A
         # keyword without one stays without.
         a.defaults, a.kw_defaults = [], [None] * len(a.kwonlyargs)
-        tree.body = [self.visit(s) for s in tree.body]
+        body = ast.Module(tree.body, [])
+        self.generic_visit(body)  # a statement may become several
+        tree.body = body.body
         return tree
 
     def _call(self, name: str, *args: ast.expr) -> ast.Call:
@@ -166,7 +173,58 @@ class _Rewriter(ast.NodeTransformer):
         node.test = self._call("__tile_decided__", node.test)
         return node
 
-    visit_If = visit_While = visit_IfExp = _decided
+    visit_If = visit_IfExp = _decided
+
+    def visit_While(self, node: ast.While) -> list[ast.stmt]:
+        names = assigned(node)
+        self._decided(node)
+        return self._watched(node, names, ast.Constant(None))
+
+    def visit_For(self, node: ast.For) -> list[ast.stmt]:
+        besides = {node.target.id} if isinstance(node.target, ast.Name) else set()
+        names = assigned(node) - besides
+        self.generic_visit(node)
+        return self._watched(node, names, node.iter)
+
+    def _watched(
+        self, node: ast.For | ast.While, names: Collection[str], over: ast.expr
+    ) -> list[ast.stmt]:
+        """A loop that looks at its variables before it starts and after each round."""
+        self.loops += 1
+        held = f"__tile_loop{self.loops}__"
+        added = ast.parse(
+            f"{held} = __tile_rounds__(None, {tuple(sorted(names))}, locals())\n"
+            f"{held}.check(locals())"
+        )
+        for x in ast.walk(added):
+            if isinstance(x, (ast.stmt, ast.expr)):  # on the line of the loop, not of its body
+                ast.copy_location(x, node).end_lineno = node.lineno
+        first, last = added.body
+        assert isinstance(first, ast.Assign) and isinstance(first.value, ast.Call)
+        first.value.args[0] = over
+        if isinstance(node, ast.For):
+            node.iter = ast.copy_location(ast.Name(held, ast.Load()), over)
+        node.body = [*node.body, last]
+        return [first, node]
+
+
+class _Rounds:
+    """What a loop goes over, and the variables that have to keep their types in it: not in one that
+    is written out."""
+
+    def __init__(self, over: Any, names: tuple[str, ...], known: Mapping[str, Any]) -> None:
+        self.over = over
+        carries = over is None or isinstance(over, core.range)
+        self.before = {n: known[n] for n in names if n in known} if carries else {}
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.over)
+
+    def check(self, known: Mapping[str, Any]) -> None:
+        for name, old in self.before.items():
+            new = known.get(name)
+            if new is not old and kind(old) != kind(new) and kind(settled(old)) != kind(new):
+                raise changed_type(name, settled(old) if leaves(settled(old)) else old, new)
 
 
 def _all(*sides: Callable[[], Any]) -> Any:
