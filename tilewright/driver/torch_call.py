@@ -418,7 +418,18 @@ def _result(r: Result, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
         start = x.storage_offset() + int(D.evaluate(r.offset, dims))
         return x.as_strided(shape, stride, start)
     assert isinstance(r, Restrided)
-    return torch.empty_strided(shape, stride, dtype=x.dtype).copy_(x)
+    return _restrided(x, shape, stride)
+
+
+def _restrided(x: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """A copy of x with other strides. Along an axis of stride 0 all elements are one in memory."""
+    made = torch.empty_strided(shape, stride, dtype=x.dtype)
+    to = made
+    for axis, (n, step) in enumerate(zip(shape, stride, strict=True)):
+        if n > 1 and step == 0:  # torch refuses to write to one place several times
+            to, x = to.narrow(axis, 0, 1), x.narrow(axis, 0, 1)
+    to.copy_(x)
+    return made
 
 
 def _require_like(k: int, b: Buffer, x: Any) -> None:

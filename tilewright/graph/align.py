@@ -43,7 +43,7 @@ class SinkReshapes(Pass):
             elif f.pointwise and f.kind == "map":
                 if any(x in epilogue and _same(x.shape, fresh.shape) for x in ins):
                     epilogue.add(fresh)
-                else:
+                elif fresh.op.elementwise:  # others name axes of the shape that they are given
                     moved = _sink(fresh, epilogue)
                     if moved is not None:
                         epilogue.add(moved)

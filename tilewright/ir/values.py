@@ -362,9 +362,21 @@ _INDEX_OPS: dict[str, Callable[[Dim, Dim], Dim]] = {
 }
 
 
+# A product is an index function up to this degree, and made of this many products of terms: offsets
+# have a factor for every axis and a term for every loop. What is beyond is data, such as a power.
+_DEGREE, _PRODUCTS = 12, 256
+
+
 def _fits(x: Int) -> bool:
     """Are all its coefficients numbers of 64 bits?"""
     return all(i64.lowest <= c <= i64.highest for _, c in x.terms)
+
+
+def _is_short_product(x: Dim, y: Dim) -> bool:
+    if isinstance(x, int) or isinstance(y, int):
+        return True
+    degree = sum(max(len(factors) for factors, _ in d.terms) for d in (x, y))
+    return degree <= _DEGREE and len(x.terms) * len(y.terms) <= _PRODUCTS
 
 
 def _fold(name: str, args: tuple[Value, ...], dtype: DType) -> Value | None:
@@ -382,6 +394,8 @@ def _fold(name: str, args: tuple[Value, ...], dtype: DType) -> Value | None:
                 return (b if a.value else a) if name == "and" else (a if a.value else b)
     if len(args) == 2 and all(isinstance(a, (Index, Const)) and a.dtype is i64 for a in args):
         x, y = (a.as_dim() for a in args)
+        if name == "mul" and not _is_short_product(x, y):
+            return None
         if name in _INDEX_OPS:
             made = _INDEX_OPS[name](x, y)
             return index(made) if isinstance(made, int) or _fits(made) else None

@@ -197,6 +197,15 @@ def index_copy(c: Context, x: Node, dim: int, index: Node, source: Node) -> Node
     return _along(c, x, dim, index, source, None)
 
 
+@aten("index_fill")
+def index_fill(c: Context, x: Node, dim: int, index: Node, value: Operand) -> Node:
+    flat = x if x.rank else ops.reshape(x, (1,))
+    axis = axis_of(dim, flat.rank)
+    c.checks.indices(index, flat, axis, ADVANCED)
+    idx = ops.reshape(index, (index.ttype.size,))
+    return ops.reshape(ops.index_put(flat, c.node(value, x.dtype), [idx], [axis]), x.shape)
+
+
 @aten("index_reduce.default")
 def index_reduce(
     c: Context,
