@@ -20,7 +20,7 @@ class Library:
     without: tuple[str, ...] = ()  # words in names of test files that need a GPU or a network
     about: str = ""  # a pattern that test files have which concern its kernels
     apart: tuple[str, ...] = ()  # words in paths of kernels for other machines
-    driver: str | None = None  # our file that calls its kernels
+    driver: str | None = None  # pattern of our files that call its kernels
     bare: tuple[str, ...] = ()  # packages whose __init__ is not run
     absent: tuple[str, ...] = ()  # modules that are stood in for though they are there
     before: tuple[str, ...] = ()  # modules imported before its tests are
@@ -157,6 +157,7 @@ LIBRARIES = (
         kernels=("lightllm",),
         tests=("unit_tests/common/**/test_*.py", "unit_tests/models/**/test_*.py"),
         without=("deepep", "speed"),
+        driver="drive_lightllm*.py",
         bare=("lightllm", "lightllm.common.basemodel"),
     ),
     Library(
@@ -167,14 +168,20 @@ LIBRARIES = (
         tests=tuple(
             f"tests/{where}/test_*.py"
             for where in (
-                *(f"kernels/{x}" for x in ("attention", "core", "mamba", "moe", "quantization", ".")),
+                *(
+                    f"kernels/{x}"
+                    for x in ("attention", "core", "mamba", "moe", "quantization", ".")
+                ),
                 *(f"models/{x}" for x in ("inkling", "kimi_k3")),
                 *(f"v1/{x}" for x in ("attention", "sample", "spec_decode", "worker")),
                 "v1/determinism",
             )
         )
         + tuple(f"tests/{x}.py" for x in ("lora/test_punica_ops*", "lora/test_fused_moe_lora*"))
-        + ("tests/quantization/test_turboquant.py", "tests/quantization/test_per_token_kv_cache.py"),
+        + (
+            "tests/quantization/test_turboquant.py",
+            "tests/quantization/test_per_token_kv_cache.py",
+        ),
         without=("rocm", "xpu", "flashinfer", "cutlass", "deepgemm", "deepep", "marlin", "aiter")
         + ("amd", "flashmla", "cpu", "machete", "qutlass", "hadacore", "cutedsl", "combinations"),
         about="triton",
@@ -198,10 +205,30 @@ LIBRARIES = (
         ),
         without=("cute", "flashinfer", "trtllm", "deepgemm", "deep_gemm", "cutlass", "marlin")
         + ("rocm", "hip", "npu", "ascend", "xpu", "mps", "musa", "mlx", "amd", "aiter", "/cpu/")
-        + ("e2e", "models", "eval", "server", "bench", "stress", "perf", "vlm", "-gpu-", "symm_mem"),
+        + (
+            "e2e",
+            "models",
+            "eval",
+            "server",
+            "bench",
+            "stress",
+            "perf",
+            "vlm",
+            "-gpu-",
+            "symm_mem",
+        ),
         about=r"sglang\.kernels\.ops|triton",
         # Those in benchmarks and tests are copies for comparison.
-        apart=("npu", "hardware_backend", "kernels/aot", "hip", "rocm", "amd_", "aiter", "symm_mem"),
+        apart=(
+            "npu",
+            "hardware_backend",
+            "kernels/aot",
+            "hip",
+            "rocm",
+            "amd_",
+            "aiter",
+            "symm_mem",
+        ),
         before=("setup_sglang",),
     ),
     Library(

@@ -13,6 +13,7 @@ serves large packages whose kernels need nothing of what the package starts up w
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
 import sys
 from collections.abc import Sequence
@@ -95,7 +96,7 @@ class StandIn(metaclass=StandInType):
 
 
 def _fields(cls: type) -> list[str]:
-    return list(cls.__dict__.get("__annotations__", {}))
+    return list(inspect.get_annotations(cls))
 
 
 def stand_in(name: str) -> Any:
