@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--library", help="only this one of those that the folders show")
     parser.add_argument("--cases", type=int, default=1, help="of each test (default 1; 0: all)")
     parser.add_argument("-k", metavar="WORDS", help="only the cases that pytest's -k selects")
-    parser.add_argument("--limit", type=float, default=60, help="seconds per case (default 60)")
+    parser.add_argument(
+        "--limit", type=float, default=60, help="seconds of the processor per case (default 60)"
+    )
     parser.add_argument("--memory", type=int, default=6, help="GiB per process (default 6)")
     parser.add_argument("--seconds", type=float, help="stop a library after so long")
     parser.add_argument("--json", type=Path, help="write every case and every kernel here")

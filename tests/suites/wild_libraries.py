@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +18,9 @@ class Library:
     kernels: tuple[str, ...]  # folders with its kernels
     tests: tuple[str, ...] = ()  # patterns of test files of its own
     without: tuple[str, ...] = ()  # words in names of test files that need a GPU or a network
-    about: str = ""  # a word that test files have which concern its kernels
+    about: str = ""  # a pattern that test files have which concern its kernels
     apart: tuple[str, ...] = ()  # words in paths of kernels for other machines
-    driver: str | None = None  # our file that calls its kernels
+    driver: str | None = None  # pattern of our files that call its kernels
     bare: tuple[str, ...] = ()  # packages whose __init__ is not run
     absent: tuple[str, ...] = ()  # modules that are stood in for though they are there
     before: tuple[str, ...] = ()  # modules imported before its tests are
@@ -34,7 +35,7 @@ class Library:
             for pattern in self.tests
             for path in sorted(checkout.glob(pattern))
             if not any(word in str(path.relative_to(checkout)) for word in self.without)
-            and self.about in path.read_text(errors="replace")
+            and re.search(self.about, path.read_text(errors="replace"))
         ]
 
 
@@ -44,7 +45,6 @@ def _deselected(file: str, *names: str) -> tuple[str, ...]:
 
 MULTI = _deselected(
     "tests/test_pointwise_dynamic.py",
-    "test_dynamic_function_with_multithread",
     "test_dynamic_function_with_multiprocess",
 )
 
@@ -157,6 +157,7 @@ LIBRARIES = (
         kernels=("lightllm",),
         tests=("unit_tests/common/**/test_*.py", "unit_tests/models/**/test_*.py"),
         without=("deepep", "speed"),
+        driver="drive_lightllm*.py",
         bare=("lightllm", "lightllm.common.basemodel"),
     ),
     Library(
@@ -165,15 +166,30 @@ LIBRARIES = (
         sources=(".",),
         kernels=("vllm",),
         tests=tuple(
-            f"tests/kernels/{where}/test_*.py"
-            for where in ("attention", "core", "mamba", "moe", "quantization", ".")
+            f"tests/{where}/test_*.py"
+            for where in (
+                *(
+                    f"kernels/{x}"
+                    for x in ("attention", "core", "mamba", "moe", "quantization", ".")
+                ),
+                *(f"models/{x}" for x in ("inkling", "kimi_k3")),
+                *(f"v1/{x}" for x in ("attention", "sample", "spec_decode", "worker")),
+                "v1/determinism",
+            )
+        )
+        + tuple(f"tests/{x}.py" for x in ("lora/test_punica_ops*", "lora/test_fused_moe_lora*"))
+        + (
+            "tests/quantization/test_turboquant.py",
+            "tests/quantization/test_per_token_kv_cache.py",
         ),
         without=("rocm", "xpu", "flashinfer", "cutlass", "deepgemm", "deepep", "marlin", "aiter")
         + ("amd", "flashmla", "cpu", "machete", "qutlass", "hadacore", "cutedsl", "combinations"),
         about="triton",
-        apart=("rocm", "amd", "xpu"),
+        # lamport.py lets GPUs write into each other's memory.
+        apart=("rocm", "rdna", "amd", "xpu", "cutedsl", "cutlass", "flydsl", "lamport"),
         before=("setup_vllm",),
-        absent=("vllm.vllm_flash_attn",),
+        absent=("vllm.vllm_flash_attn", "llguidance", "xgrammar"),
+        arguments=("--noconftest", "-p", "setup_vllm"),
         versions={"vllm": "1.0.0"},
     ),
     Library(
@@ -181,25 +197,39 @@ LIBRARIES = (
         marker="python/sglang/srt/layers",
         sources=("python",),
         kernels=("python/sglang",),
-        tests=tuple(
-            f"test/registered/{file}.py"
-            for file in (
-                "attention/test_triton_attention_kernels",
-                "attention/test_kda_kernels",
-                "kernels/ops/**/test_*",
-                "lora/test_*kernel*",
-                "moe/test_triton_fused_moe",
-                "moe/test_triton_moe_channel_fp8_kernel",
-                "quant/test_*kernel",
-                "quant/test_*triton*",
-                "spec/**/test_*kernel*",
-                "spec/**/test_*triton*",
-                "unit/**/test_*triton*",
-            )
+        tests=(
+            "test/registered/**/test_*.py",
+            "test/manual/**/test_*.py",
+            "python/sglang/srt/layers/attention/minimax_sparse_ops/tests/test_*.py",
+            "python/sglang/multimodal_gen/test/unit/test_*triton*.py",
         ),
-        without=("cute", "flashinfer", "trtllm", "deepgemm", "rocm", "hip", "npu", "xpu", "mps"),
-        about="triton",
-        apart=("npu", "hardware_backend"),
+        without=("cute", "flashinfer", "trtllm", "deepgemm", "deep_gemm", "cutlass", "marlin")
+        + ("rocm", "hip", "npu", "ascend", "xpu", "mps", "musa", "mlx", "amd", "aiter", "/cpu/")
+        + (
+            "e2e",
+            "models",
+            "eval",
+            "server",
+            "bench",
+            "stress",
+            "perf",
+            "vlm",
+            "-gpu-",
+            "symm_mem",
+        ),
+        about=r"sglang\.kernels\.ops|triton",
+        # Those in benchmarks and tests are copies for comparison.
+        apart=(
+            "npu",
+            "hardware_backend",
+            "kernels/aot",
+            "hip",
+            "rocm",
+            "amd_",
+            "aiter",
+            "symm_mem",
+        ),
+        before=("setup_sglang",),
     ),
     Library(
         name="triton_kernels",

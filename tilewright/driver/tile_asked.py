@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tilewright.base.errors import Unsupported
+from tilewright.base.source import parse_module
 from tilewright.lang.tile.front.functions import TileFunction
 from tilewright.lang.tile.language.types import constexpr_type
 from tilewright.targets import host
@@ -84,7 +85,7 @@ class AskedFunction(TileFunction):
         return {**self.fn.__globals__, **inspect.getclosurevars(self.fn).nonlocals}
 
     def parse(self) -> ast.Module:
-        return ast.parse(self.source)
+        return parse_module(self.source)
 
     def preload(self, specialization_data: str) -> Any:
         raise Unsupported(

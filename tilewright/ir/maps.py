@@ -15,6 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from tilewright.base.errors import Invalid, require
+from tilewright.base.source import parse_expression
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 
@@ -45,7 +46,7 @@ class Map:
         for a in axes:
             require(a.isidentifier(), f"{a!r} in the map {text!r} is not an axis name")
         try:
-            body = ast.parse(f"({right.strip()},)", mode="eval").body if right.strip() else None
+            body = parse_expression(f"({right.strip()},)") if right.strip() else None
         except SyntaxError:
             what = f"{right.strip()!r} in the map {text!r} is not a list of index functions"
             raise Invalid(what) from None

@@ -15,6 +15,7 @@ from functools import wraps
 from typing import Any, ClassVar
 
 from tilewright.base.errors import Invalid, Refused
+from tilewright.base.source import parse_expression
 from tilewright.ir import dim as D
 from tilewright.ir.reader import is_plain_name
 from tilewright.kernel.around import around
@@ -191,7 +192,7 @@ def parse_trace(text: str) -> Trace:
         if not line or line.startswith("#"):
             continue
         try:
-            call = ast.parse(line, mode="eval").body
+            call = parse_expression(line)
             if isinstance(call, ast.Tuple) and len(call.elts) == 1:  # a comma at the end
                 call = call.elts[0]
             assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)

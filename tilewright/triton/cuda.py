@@ -435,6 +435,7 @@ def answers() -> dict[str, dict[str, Any]]:
             "empty_host_cache": lambda: None,
             "get_memory_info": lambda device=None: (free_memory(), total_memory()),
         },
+        "torch": {"Event": Event, "Stream": Stream},
         "torch._C": {"_cuda_getCurrentRawStream": lambda device=0: 0},
     }
 

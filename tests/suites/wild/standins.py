@@ -13,6 +13,7 @@ serves large packages whose kernels need nothing of what the package starts up w
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
 import sys
 from collections.abc import Sequence
@@ -73,10 +74,29 @@ class StandInType(type):
 
 
 class StandIn(metaclass=StandInType):
-    """What libraries derive their classes from, with whatever they say on the way."""
+    """What libraries derive their classes from, with whatever they say on the way.
+
+    A class that a library derives and gives fields, but no `__init__`, is a record: it takes them
+    by position or by name, as classes of msgspec, attrs and pydantic do."""
 
     def __init_subclass__(cls, **_: Any) -> None:
         pass
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        fields = [name for base in reversed(type(self).__mro__) for name in _fields(base)]
+        given = {**dict(zip(fields, args, strict=False)), **kwargs}
+        for name, value in given.items():
+            setattr(self, name, value)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.any_schema()
+
+
+def _fields(cls: type) -> list[str]:
+    return list(inspect.get_annotations(cls))
 
 
 def stand_in(name: str) -> Any:

@@ -245,7 +245,7 @@ class Control(Expressions):
         args = self._items(call.args)
         keywords = {str(k.arg): self.expression(k.value) for k in call.keywords}
         self.node = call
-        if f is range and (keywords or not 1 <= len(args) <= 3):
+        if f is range and not (1 <= len(args) <= 3 and set(keywords) <= {"step"}):
             raise Mistake("range takes one to three bounds", "range(start, end, step)")
         counter = core.range(*args, **keywords)
         bounds = [counter.start, counter.end, counter.step]

@@ -21,6 +21,7 @@ from typing import Any
 
 from tilewright.base import knobs
 from tilewright.base.errors import Invalid
+from tilewright.base.source import parse_module
 from tilewright.ir.types import DType
 from tilewright.lang.tile.builder import building
 from tilewright.lang.tile.ir import Element, Pointer
@@ -193,7 +194,7 @@ class _Sourced:
         if not self.has_source:
             raise self._without_source()
         if self._tree is None:
-            (self._tree,) = ast.parse(self.source).body  # type: ignore[assignment]
+            (self._tree,) = parse_module(self.source).body  # type: ignore[assignment]
         assert isinstance(self._tree, ast.FunctionDef)
         return self._tree
 
