@@ -147,10 +147,41 @@ def catalogue(library: Library, checkout: Path) -> Iterator[str]:
         for file in sorted((checkout / folder).rglob("*.py")):
             if not any(word in str(file.relative_to(checkout)) for word in library.apart):
                 files[file] = file.read_text(errors="replace")
-    launched = {name for text in files.values() for name in re.findall(r"\b(\w+)\[", text)}
+    launched = {name for text in files.values() for name in launched_by(text)}
     for file, text in files.items():
         for name in sorted(kernels_of(text) & launched):
             yield f"{file.relative_to(checkout)}:{name}"
+
+
+def launched_by(text: str) -> set[str]:
+    """Names that a file puts a grid behind: `name[grid]`, `wrapped(name)[grid]`, `other[grid]` after
+    `other = name if … else third`, or that it gives to `.run(` and `.warmup(`."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return set()
+    found = set(re.findall(r"\b(\w+)\.(?:run|warmup)\(", text))
+    others: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript):
+            found |= _last_names(node.value)
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            others.setdefault(node.targets[0].id, set()).update(_last_names(node.value))
+    for _ in range(2):
+        found |= {name for other in found for name in others.get(other, ())}
+    return found
+
+
+def _last_names(node: ast.expr) -> set[str]:
+    """What an expression may be: a name, one of two, or a function that was given it."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return {name}
+        case ast.IfExp(body=body, orelse=orelse):
+            return _last_names(body) | _last_names(orelse)
+        case ast.Call(args=args):
+            return {name for x in args for name in _last_names(x)}
+    return set()
 
 
 def kernels_of(text: str) -> set[str]:
