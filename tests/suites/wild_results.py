@@ -164,8 +164,7 @@ def catalogue(library: Library, checkout: Path) -> Iterator[str]:
 
 def launched_by(tree: ast.Module, shared: Mapping[str, set[str]]) -> Iterator[str]:
     """Names that a file puts a grid behind: `name[grid]`, `wrapped(name)[grid]`, `other[grid]` after
-    `other = name if … else third`; or that it calls `.run` of, or returns to who launches it.
-    `shared` says what names of modules stand for."""
+    `other = name if … else third`; or that it calls `.run` of. `shared` says what names of modules stand for."""
     nodes = list(ast.walk(tree))
     names = {**shared, **_names_for(nodes)}
     left: set[str] = set()
@@ -174,8 +173,6 @@ def launched_by(tree: ast.Module, shared: Mapping[str, set[str]]) -> Iterator[st
             left |= _may_be(node.value)
         elif isinstance(node, ast.Attribute) and node.attr in ("run", "warmup"):
             left |= _may_be(node.value)
-        elif isinstance(node, ast.Return) and isinstance(node.value, ast.Name):
-            left.add(node.value.id)
     found: set[str] = set()
     while left:
         name = left.pop()
