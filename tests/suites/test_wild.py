@@ -28,9 +28,24 @@ def first(x):
 def second(x):
     tl.store(x, 2)
 
+@triton.jit
+def third(x):
+    tl.store(x, 3)
+
+@triton.jit
+def fourth(x):
+    tl.store(x, 4)
+
+tuned = triton.autotune(configs=[], key=[])(fourth)
+
 def call(x):
     first[(1,)](x)
     second[(1,)](x)
+
+def wrapped(x):
+    torch.library.wrap_triton(third)[(1,)](x)
+    chosen = tuned if x else second
+    chosen[(1,)](x)
 """
 
 
@@ -61,7 +76,7 @@ def ran(checkout: Path, *cases: tuple[str, str, str]) -> Ran:
 
 def test_helpers_are_no_kernels(checkout: Path) -> None:
     names = [kernel.rpartition(":")[2] for kernel in catalogue(LIBRARY, checkout)]
-    assert names == ["first", "second"]
+    assert names == ["first", "fourth", "second", "third"]
 
 
 @pytest.mark.parametrize(
@@ -76,14 +91,15 @@ def test_helpers_are_no_kernels(checkout: Path) -> None:
 )
 def test_what_is_said_of_kernels(checkout: Path, result: str, said: dict[str, str]) -> None:
     judged = judge(LIBRARY, checkout, ran(checkout, ("a", result, "first second")), {}, True)
-    assert {v.kernel.split(":")[1]: v.result for v in judged.verdicts} == said
+    found = {v.kernel.split(":")[1]: v.result for v in judged.verdicts}
+    assert {name: found[name] for name in said} == said
     assert bool(judged.problems) == (result in ("wrong", "refused", "crashed"))
 
 
 def test_the_worst_case_decides(checkout: Path) -> None:
     cases = ran(checkout, ("a", "right", "first"), ("b", "refused", "first"))
     judged = judge(LIBRARY, checkout, cases, {}, True)
-    assert judged.counts == {"refused": 1, "not reached": 1}
+    assert judged.counts == {"refused": 1, "not reached": 3}
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--limit", type=float, default=60, help="seconds of the processor per case (default 60)"
     )
     parser.add_argument("--memory", type=int, default=6, help="GiB per process (default 6)")
+    parser.add_argument(
+        "--configs", type=int, default=1, help="of an autotuned kernel (default 1, the smallest)"
+    )
     parser.add_argument("--seconds", type=float, help="stop a library after so long")
     parser.add_argument("--json", type=Path, help="write every case and every kernel here")
     given = parser.parse_args(argv)
-    options = Options(given.cases, given.limit, given.memory, given.k, given.seconds)
+    options = Options(
+        cases=given.cases,
+        limit=given.limit,
+        memory=given.memory,
+        configs=given.configs,
+        words=given.k,
+        seconds=given.seconds,
+    )
     chosen: list[tuple[Library, Path]] = []
     for checkout in given.checkout:
         if str(checkout) == "inductor":

@@ -79,6 +79,7 @@ LIBRARIES = (
         sources=(".",),
         kernels=("conch/kernels",),
         tests=("tests/*_test.py",),
+        environment={"TILEWRIGHT_TRITON_BACKEND": "cuda:90"},  # which has floats of 8 bits
     ),
     Library(
         name="FlagGems",
@@ -108,6 +109,8 @@ LIBRARIES = (
         sources=(".",),
         kernels=("mamba_ssm/ops/triton",),
         tests=("tests/ops/triton/test_*.py",),
+        without=("test_ssd", "mamba3"),  # of sizes for a GPU
+        driver="drive_mamba.py",
         bare=("mamba_ssm",),
     ),
     Library(
@@ -136,17 +139,16 @@ LIBRARIES = (
         tests=tuple(
             f"test/{file}.py"
             for file in (
-                "hqq/test_triton_*",
                 "prototype/mx_formats/test_kernels",
-                "prototype/blockwise_fp8_training/test_blockwise_kernels",
-                "prototype/blockwise_fp8_inference/test_blockwise",
-                "prototype/moe_training/test_kernels",
-                "prototype/moe_training/ep/test_kernels",
                 "prototype/moe_training/nvfp4_training/test_*amax*",
                 "prototype/moe_training/nvfp4_training/test_*quantize*",
-                "prototype/test_quantized_training",
             )
-        ),
+        )
+        + ("torchao/prototype/float8nocompile/kernels/*_test.py",),
+        # Its other tests are of sizes for a GPU, or of more than a kernel.
+        driver="drive_torchao.py",
+        before=("setup_torchao",),
+        apart=("comms.py",),  # it exchanges data between GPUs
         # Tests of floats of 8 bits ask for a GPU that has them.
         environment={"TILEWRIGHT_TRITON_BACKEND": "cuda:100"},
     ),

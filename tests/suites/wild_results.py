@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -147,20 +147,73 @@ def catalogue(library: Library, checkout: Path) -> Iterator[str]:
         for file in sorted((checkout / folder).rglob("*.py")):
             if not any(word in str(file.relative_to(checkout)) for word in library.apart):
                 files[file] = file.read_text(errors="replace")
-    launched = {name for text in files.values() for name in re.findall(r"\b(\w+)\[", text)}
-    for file, text in files.items():
-        for name in sorted(kernels_of(text) & launched):
+    defined = {file: kernels_of(text) for file, text in files.items()}
+    known = {name for names in defined.values() for name in names}
+    # Reading is the most of the work: only what mentions a kernel, or another name of one, is read.
+    trees = {
+        file: _parsed(text)
+        for file, text in files.items()
+        if defined[file] or "triton" in text or known & set(re.findall(r"\w+", text))
+    }
+    shared = {name: of for tree in trees.values() for name, of in _names_for(tree.body).items()}
+    launched = {name for tree in trees.values() for name in launched_by(tree, shared)}
+    for file, names in defined.items():
+        for name in sorted(names & launched):
             yield f"{file.relative_to(checkout)}:{name}"
+
+
+def launched_by(tree: ast.Module, shared: Mapping[str, set[str]]) -> Iterator[str]:
+    """Names that a file puts a grid behind: `name[grid]`, `wrapped(name)[grid]`, `other[grid]` after
+    `other = name if … else third`; or that it calls `.run` of. `shared` says what names of modules stand for."""
+    nodes = list(ast.walk(tree))
+    names = {**shared, **_names_for(nodes)}
+    left: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Subscript):
+            left |= _may_be(node.value)
+        elif isinstance(node, ast.Attribute) and node.attr in ("run", "warmup"):
+            left |= _may_be(node.value)
+    found: set[str] = set()
+    while left:
+        name = left.pop()
+        found.add(name)
+        left |= names.get(name, set()) - found
+    yield from found
+
+
+def _names_for(nodes: Iterable[ast.AST]) -> dict[str, set[str]]:
+    """What is assigned to each name."""
+    found: dict[str, set[str]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found.setdefault(node.targets[0].id, set()).update(_may_be(node.value))
+    return found
+
+
+def _may_be(node: ast.expr) -> set[str]:
+    """The names that an expression may stand for: one of two, or what a function was given."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return {name}
+        case ast.IfExp(body=body, orelse=orelse):
+            return _may_be(body) | _may_be(orelse)
+        case ast.Call(args=args):
+            return {name for x in args for name in _may_be(x)}
+    return set()
+
+
+def _parsed(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        return ast.Module([], [])
 
 
 def kernels_of(text: str) -> set[str]:
     """The functions for the device that a file defines."""
     if "jit" not in text:
         return set()
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return set()
+    tree = _parsed(text)
     decorated = {
         node.name
         for node in ast.walk(tree)
@@ -176,4 +229,9 @@ def kernels_of(text: str) -> set[str]:
 
 def _is_jit(decorator: ast.expr) -> bool:
     node = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return ast.unparse(node) in ("triton.jit", "jit", "tl.jit", "triton_jit")
+    match node:
+        case ast.Name(id="jit" | "triton_jit"):
+            return True
+        case ast.Attribute(value=ast.Name(id="triton" | "tl"), attr="jit"):
+            return True
+    return False

@@ -57,6 +57,7 @@ class Options:
     cases: int = 1
     limit: float = 60.0
     memory: int = 6
+    configs: int = 1  # of an autotuned kernel; 0: all
     words: str | None = None
     seconds: float | None = None  # after so long a library is stopped
 
@@ -103,6 +104,7 @@ def _run_files(
             "limit": options.limit,
             "most": options.cases if own else 0,
             "memory": options.memory,
+            "configs": options.configs,
             "roots": [str(checkout / s) for s in library.sources] + [str(checkout)],
             "sources": [str((checkout / s).resolve()) for s in library.sources],
             "device": library.device,

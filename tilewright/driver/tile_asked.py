@@ -29,17 +29,32 @@ class AskedFunction(TileFunction):
     def module(self) -> str:
         return self.fn.__module__
 
+    # Who writes the text of a kernel anew says where it comes from; messages then point there.
+
     @property
     def file_name(self) -> str:
         return self.file
+
+    @file_name.setter
+    def file_name(self, file: str) -> None:
+        self.file = file
 
     @property
     def def_file_line_number(self) -> int:
         return self.line
 
+    @def_file_line_number.setter
+    def def_file_line_number(self, line: int) -> None:
+        self.line = line
+        self._hash = None
+
     @property
     def def_file_col_number(self) -> int:
         return self.column
+
+    @def_file_col_number.setter
+    def def_file_col_number(self, column: int) -> None:
+        self.column = column
 
     @cached_property
     def raw_src(self) -> list[str]:
@@ -50,13 +65,9 @@ class AskedFunction(TileFunction):
     def starting_line_number(self) -> int:
         return inspect.getsourcelines(self.fn)[1]
 
-    @property
-    def do_not_specialize(self) -> list[int]:
-        return [p.number for p in self.parameters if p.do_not_specialize]
-
-    @property
-    def do_not_specialize_on_alignment(self) -> list[int]:
-        return [p.number for p in self.parameters if p.do_not_specialize_on_alignment]
+    # As they were given, names or numbers: a kernel with other parameters may be made with them.
+    do_not_specialize: list[int | str]
+    do_not_specialize_on_alignment: list[int | str]
 
     @property
     def used_global_vals(self) -> dict[tuple[str, int], tuple[Any, Any]]:

@@ -122,12 +122,16 @@ class JITFunction(AskedFunction, KernelInterface[T]):
         repr: Callable[[Any], str] | None = None,
         launch_metadata: Callable[..., Any] | None = None,
     ):
+        not_special = list(do_not_specialize or ())
+        not_aligned = list(do_not_specialize_on_alignment or ())
         super().__init__(
             fn,
             noinline=bool(noinline),
-            do_not_specialize=do_not_specialize or (),
-            do_not_specialize_on_alignment=do_not_specialize_on_alignment or (),
+            do_not_specialize=not_special,
+            do_not_specialize_on_alignment=not_aligned,
         )
+        self.do_not_specialize = not_special
+        self.do_not_specialize_on_alignment = not_aligned
         self.version = version
         self.debug = debug
         self.launch_metadata = launch_metadata

@@ -340,6 +340,21 @@ def applied(name: str, args: Sequence[Any], result: DType) -> np.ndarray:
     return r if r.dtype == result.numpy and result.format is None else as_dtype(r, result)
 
 
+def atomic_extreme(kind: str, old: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """What an atomic maximum or minimum of float32 or float64 leaves, for arrays of one dtype. It
+    compares bits, as the integer atomics of a GPU do: after the sign, a NaN is larger than all."""
+    old, value = np.asarray(old), np.asarray(value, np.asarray(old).dtype)
+    signed = np.dtype(f"i{old.dtype.itemsize}")
+    magnitude = np.iinfo(signed).max
+
+    def key(x: np.ndarray) -> np.ndarray:
+        bits = x.view(signed)
+        return np.where(bits < 0, bits ^ magnitude, bits)
+
+    larger = key(value) > key(old)
+    return np.where(larger if kind == "max" else ~larger, value, old)
+
+
 def neutral(combine: str, dtype: DType) -> float | int | bool:
     """The number that a reduction with this function starts from."""
     if combine in ("add", "or", "xor"):

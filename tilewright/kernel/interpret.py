@@ -22,6 +22,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load, Value
 from tilewright.ir.interpret import Evaluator
+from tilewright.ir.scalar import atomic_extreme
 from tilewright.ir.types import DType, as_dtype, to_memory
 from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.nest import (
@@ -397,6 +398,8 @@ def _atomically(kind: str, d: DType, old: Any, value: Any, compare: Any) -> Any:
     if kind == "load":
         return old
     if d.is_float and kind in ("max", "min"):
+        if d.format is None and d.bytes >= 4:
+            return atomic_extreme(kind, np.asarray(old, d.numpy), value)
         kind = f"{kind}num"
     with np.errstate(all="ignore"):
         return _combine(kind, d)(old, value)

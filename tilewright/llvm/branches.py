@@ -25,7 +25,6 @@ _ORDER = {
     "release": ("release", "monotonic"),
     "acq_rel": ("acq_rel", "acquire"),
 }
-_FLOATS = {"add": "fadd", "max": "fmax", "min": "fmin"}
 _BOOLS = {"add": "or", "max": "or", "min": "and"}
 
 
@@ -178,6 +177,8 @@ class Branches(Masked):
             x = self._stored(v, b)
             old = self.put(f"atomicrmw xchg ptr {p}, {bits} {x} {how}, align {b.dtype.bytes}")
             old = self._from_bits(old, bits, t)
+        elif b.dtype in (f32, f64) and s.kind in ("max", "min"):
+            old = self._extreme_of_bits(s, b, p, v)
         elif b.dtype.is_float and b.dtype not in (f32, f64):
             old = self._by_exchange(s, b, p, v)
         else:
@@ -195,7 +196,7 @@ class Branches(Masked):
     @staticmethod
     def _operation(kind: str, d: DType) -> str:
         if d.is_float:
-            return _FLOATS[kind]
+            return f"f{kind}"  # a sum: extremes are those of bits
         if d.is_bool:
             return _BOOLS.get(kind, kind)
         return f"u{kind}" if kind in ("max", "min") and d.kind != "i" else kind
@@ -221,6 +222,23 @@ class Branches(Masked):
         )
         old, ok = (self.put(f"extractvalue {{ {bits}, i1 }} {pair}, {k}") for k in (0, 1))
         return old, ok
+
+    def _extreme_of_bits(self, s: Atomic, b: Buffer, p: str, v: str) -> str:
+        """Floats in the order of their bits: those of one sign are in that of integers. See
+        `atomic_extreme`."""
+        t, bits = memory_type(b.dtype), f"i{8 * b.dtype.bytes}"
+        x, (how, _), n = self._stored(v, b), _ORDER[s.order], self.fresh("x")
+        negative = self.put(f"icmp slt {bits} {x}, 0")
+        self.line(f"br i1 {negative}, label %{n}.minus, label %{n}.plus")
+        olds = []
+        other = {"max": "umin", "min": "umax"}[s.kind]
+        for label, op in ((f"{n}.minus", other), (f"{n}.plus", s.kind)):
+            self.label(label)
+            old = self.put(f"atomicrmw {op} ptr {p}, {bits} {x} {how}, align {b.dtype.bytes}")
+            olds.append(f"[ {old}, %{label} ]")
+            self.line(f"br label %{n}.end")
+        self.label(f"{n}.end")
+        return self._from_bits(self.put(f"phi {bits} {', '.join(olds)}"), bits, t)
 
     def _by_exchange(self, s: Atomic, b: Buffer, p: str, v: str) -> str:
         """What no machine does at once: read, compute, write if nobody else has in the meantime."""

@@ -254,8 +254,17 @@ class cache_knobs(base_knobs):
         os.environ[ours.cache_dir.name] = value
 
 
+class nvidia_tool:
+    """A program of a GPU's vendor, which is not there: it has no file, and no version."""
+
+    path = ""
+    version = "0.0"
+
+
 class nvidia_knobs(base_knobs):
     """Tools of a GPU's vendor: there are none."""
+
+    ptxas = ptxas_blackwell = cuobjdump = nvdisasm = nvidia_tool()
 
 
 class amd_knobs(base_knobs):

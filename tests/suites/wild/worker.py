@@ -69,6 +69,7 @@ def main(settings: dict) -> int:
         sources=settings["sources"],
         most=settings["most"],
         size=chooser.size,
+        configs=settings["configs"],
     )
     status = pytest.main(
         settings["arguments"], plugins=[pytest_plugin, chooser, recorder, Spares(recorder)]

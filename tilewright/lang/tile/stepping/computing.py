@@ -15,8 +15,8 @@ from typing import Any, TextIO
 import numpy as np
 
 from tilewright.base.errors import Invalid, TilewrightError
-from tilewright.ir.scalar import applied
-from tilewright.ir.types import DType
+from tilewright.ir.scalar import applied, atomic_extreme
+from tilewright.ir.types import DType, f32, f64
 from tilewright.lang.tile.builder import Combine
 from tilewright.lang.tile.front.functions import TileFunction
 from tilewright.lang.tile.ir import Place, Pointer, TileType, Value
@@ -269,8 +269,12 @@ class EagerBuilder:
         kind, dtype = attrs["kind"], types[0].dtype
 
         def new(old: np.ndarray, value: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+            if kind == "xchg":
+                return value
+            if kind in ("max", "min") and dtype in (f32, f64):
+                return atomic_extreme(kind, old, value)
             with np.errstate(all="ignore"):
-                return value if kind == "xchg" else applied(kind, (old, value), dtype)
+                return applied(kind, (old, value), dtype)
 
         return [self._changed(kind, p, x, mask, new, attrs)]
 
