@@ -1,5 +1,6 @@
-"""What every test may rely on: a cache of its own and a fixed seed."""
+"""What every test may rely on: a cache of its own and a fixed seed; and how a run is divided."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -7,8 +8,40 @@ from collections.abc import Iterator
 import pytest
 
 # Before any test module imports tilewright: neither read nor leave anything in the user's cache.
+# Each worker process has one of its own.
 _cache = tempfile.TemporaryDirectory(prefix="tilewright-tests-")
 os.environ["TILEWRIGHT_CACHE_DIR"] = _cache.name
+
+# More processes than this would spend their time on importing torch.
+MOST_WORKERS = 8
+# Tests of a minute and more start first, so that no worker is left alone with one at the end.
+LONG = ("tests/test_quality.py",)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Folders of tests are divided among one process per core; files and single tests run in this
+    one. `-n` says otherwise, as does `-p no:xdist`; without pytest-xdist there is one process."""
+    from tilewright.base.machine import usable_cores
+
+    option = config.option
+    if not config.pluginmanager.hasplugin("xdist") or hasattr(config, "workerinput"):
+        return
+    alone = option.usepdb or option.collectonly
+    whole = all(os.path.isdir(path) for path in config.args)
+    if option.numprocesses is None and option.dist == "no" and whole and not alone:
+        option.numprocesses = min(usable_cores(), MOST_WORKERS)
+        option.dist = "worksteal"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+def pytest_collection_finish() -> None:
+    # What is imported by now lives as long as the process: the collector need not look at it.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,15 +1,41 @@
-"""Running a random test over many seeds from the command line."""
+"""Which of many cases a test takes in every run, and random tests from the command line."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+import pytest
 from rich.console import Console
 from rich.progress import track
 
 from tests import nightly
+
+
+def drawn(seeds: Sequence[int], quick: int) -> list[Any]:
+    """Seeds as parameters of a test: the first few in every run, the others with `-m slow`."""
+    return [
+        pytest.param(seed, marks=() if k < quick else pytest.mark.slow, id=str(seed))
+        for k, seed in enumerate(seeds)
+    ]
+
+
+def crossed(rows: Iterable[Any], columns: Iterable[Any], step: int) -> list[Any]:
+    """Pairs as parameters of a test: in every run only those on every `step`-th diagonal, so that
+    each value takes part, the others with `-m slow`. `step` is at most the number of either."""
+    return [
+        pytest.param(
+            row, column, marks=() if (i + j) % step == 0 else pytest.mark.slow, id=_named(row, column)
+        )
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
+    ]
+
+
+def _named(*values: Any) -> str:
+    return "-".join(getattr(v, "__name__", str(v)) for v in values)
 
 
 def run_generator(

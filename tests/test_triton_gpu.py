@@ -9,6 +9,7 @@ import pytest
 import tilewright as tw
 import tilewright.language as tl
 import tilewright.triton as compat
+from tilewright.lang.tile.front import functions
 
 torch = pytest.importorskip("torch")
 
@@ -52,6 +53,19 @@ def test_torch_itself_sees_the_truth():
     with torch.random.fork_rng():  # would ask a GPU for its state
         torch.rand(1)
     assert "cuda" not in repr(torch.ones(1))
+
+
+def test_installing_again_tells_dynamo_nothing_new():
+    """Each entry makes its pattern of file names longer, and slower to compile."""
+    rules = pytest.importorskip("torch._dynamo.trace_rules")
+    compat.install(device="cpu")
+    entries, pattern = list(rules.SKIP_DIRS), rules.SKIP_DIRS_RE
+    assert len(entries) == len(set(entries))
+    compat.uninstall()
+    compat.install(device="cpu")
+    assert rules.SKIP_DIRS == entries and rules.SKIP_DIRS_RE is pattern
+    assert rules.check_file(tw.jit.__code__.co_filename).skipped
+    assert not rules.check_file(functions.__file__).skipped
 
 
 def test_streams_and_events():

@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as attention
 
 import tilewright as tw
+from tests.seeds import crossed
 from tilewright.graph import key_blocks
 from tilewright.ir.target import Target
 from tilewright.targets import default
@@ -72,8 +73,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "causal"), crossed(SHAPES, [False, True], 2))
 def test_shapes(shape: str, causal: bool) -> None:
     q, keys = SHAPES[shape]
     args = heads(*q, keys=keys)
@@ -159,8 +159,7 @@ def test_rows_that_see_nothing_are_no_numbers(window: int) -> None:
     assert torch.isnan(got[0, :, 0]).all()
 
 
-@pytest.mark.parametrize("f", [attention, unfused])
-@pytest.mark.parametrize("n", [48, 144, 200])
+@pytest.mark.parametrize(("n", "f"), crossed([48, 144, 200], [attention, unfused], 2))
 def test_lowest_numbers_are_skipped_where_each_row_sees_something(n: int, f: Function) -> None:
     """Some models add the lowest number, not -inf: a row that sees nothing is an average then."""
     lowest = torch.finfo(torch.float32).min
@@ -301,20 +300,29 @@ def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return attention(q, k, v, is_causal=True)
 
 
-@pytest.mark.parametrize("f", [attention, causal, unfused, spelled_out(1), spelled_out(-3)])
-@pytest.mark.parametrize("shape", LONG)
+SPELLINGS = [attention, causal, unfused, spelled_out(1), spelled_out(-3)]
+
+
+@pytest.mark.parametrize(("shape", "f"), crossed(LONG, SPELLINGS, 3))
 def test_blocks(small_blocks: None, shape: str, f: Function) -> None:
     q, keys = LONG[shape]
     assert in_blocks(compiled(f, *heads(*q, keys=keys))[1])
 
 
-@pytest.mark.parametrize("shape", [(48, 200), (2, 1, 1, 200), (2, 3, 48, 200), (1, 200)])
-def test_blocks_with_masks(small_blocks: None, shape: tuple[int, ...]) -> None:
+MASKS = [(48, 200), (2, 1, 1, 200), (2, 3, 48, 200), (1, 200)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"), crossed(MASKS, ["bias", "unfused bias", "condition"], 3)
+)
+def test_blocks_with_masks(small_blocks: None, shape: tuple[int, ...], kind: str) -> None:
     args = heads(2, 3, 48, 16, keys=(2, 3, 200, 16))
-    bias, seen = torch.randn(shape), torch.rand(shape) > 0.5
-    seen[..., 100:] = False  # a block of which nothing is seen
-    for f, mask in ((attention, bias), (unfused, bias), (attention, seen)):
-        assert in_blocks(compiled(lambda q, k, v, m, f=f: f(q, k, v, m), *args, mask)[1])
+    f = unfused if kind == "unfused bias" else attention
+    mask = torch.randn(shape)
+    if kind == "condition":
+        mask = mask > 0
+        mask[..., 100:] = False  # a block of which nothing is seen
+    assert in_blocks(compiled(lambda q, k, v, m: f(q, k, v, m), *args, mask)[1])
 
 
 @pytest.mark.parametrize("window", [1, 5, 130])

@@ -14,6 +14,7 @@ from torch._C import DispatchKey
 
 import tilewright as tw
 from tests.driver.hostile_inputs import check_seed
+from tests.seeds import drawn
 from tilewright.base import knobs
 
 
@@ -36,15 +37,8 @@ def _checks(fast: Any) -> list[str]:
     return [e.message for e in tw.explain(fast).checks]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", drawn([*range(4), *range(100, 300)], quick=4))
 def test_hostile_inputs(seed: int) -> None:
-    with torch.enable_grad():
-        check_seed(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 300))
-def test_more_hostile_inputs(seed: int) -> None:
     with torch.enable_grad():
         check_seed(seed)
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import tilewright as tw
+from tests.seeds import drawn
 
 DTYPES = [torch.float32, torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -105,14 +106,8 @@ def check(seed: int) -> None:
     assert error <= bound, f"seed {seed}: {dtype}, error {error:.2e}, eager's {own:.2e}"
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", drawn([*range(24), *range(1000, 1200)], quick=10))
 def test_random_networks(seed: int) -> None:
-    check(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1000, 1200))
-def test_more_random_networks(seed: int) -> None:
     check(seed)
 
 

@@ -12,6 +12,7 @@ import tilewright as tw
 from tests.capture.running import assert_same
 from tests.driver import random_torch, torch_maker
 from tests.driver.random_torch import check_seed
+from tests.seeds import drawn
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 
 
@@ -432,10 +433,9 @@ def test_a_non_tensor_is_a_constant() -> None:
     assert_same(fast(x, 2, "down"), x)
 
 
-@pytest.mark.parametrize("first", range(20, 40, 10))
-def test_random_programs(first: int) -> None:
-    for seed in range(first, first + 10):
-        check_seed(seed)
+@pytest.mark.parametrize("seed", drawn(range(20, 120), quick=12))
+def test_random_programs(seed: int) -> None:
+    check_seed(seed)
 
 
 def test_a_generator_whose_lines_torch_refuses_fails() -> None:

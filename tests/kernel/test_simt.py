@@ -328,7 +328,7 @@ def bound_at_random(seed: int) -> tuple[Judge, Nest] | None:
     """A random group under random steps, then with random blocks, threads and shared buffers."""
     s = sample(seed)
     rng = random.Random(seed)
-    judge, n = Judge(s.group, list(s.dims), seed), start(s.group)
+    n = start(s.group)
 
     def attempt(step: Step | None) -> None:
         nonlocal n
@@ -340,12 +340,12 @@ def bound_at_random(seed: int) -> tuple[Judge, Nest] | None:
 
     for _ in range(rng.randint(0, 8)):
         attempt(random_step(n, rng))
-    judge.nest(n)
     bind_some(lambda: n, attempt, rng, 0.7)
     try:
-        return judge, Synchronise().apply(n)
+        n = Synchronise().apply(n)
     except Refused:
         return None
+    return Judge(s.group, list(s.dims), seed), n
 
 
 def test_random_threads_agree_with_the_loops_in_order() -> None:

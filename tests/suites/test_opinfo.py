@@ -15,8 +15,8 @@ def all_names() -> list[str]:
     return [entry_name(op) for op in entries(torch.float32)]
 
 
-def check(names: list[str], strict: bool) -> list[opinfo.Outcome]:
-    settings = opinfo.Settings(strict=strict)
+def check(names: list[str], strict: bool, jobs: int = 2) -> list[opinfo.Outcome]:
+    settings = opinfo.Settings(strict=strict, jobs=jobs)
     outcomes = list(opinfo.run(names, settings))
     assert sorted(outcome.name for outcome in outcomes) == sorted(names)
     assert opinfo.surprises(outcomes, opinfo.expected(settings)) == []
@@ -25,7 +25,18 @@ def check(names: list[str], strict: bool) -> list[opinfo.Outcome]:
 
 @pytest.mark.parametrize("strict", MODES)
 def test_slice(strict: bool) -> None:
-    """Every thirteenth entry: a prime step, so that families of neighbours all get their turn."""
+    """Every 23rd entry: a prime step, so that families of neighbours all get their turn. Of those
+    that are right as whole graphs every fourth has to be so with fallbacks allowed."""
+    names = all_names()[::23]
+    if not strict:
+        broken = opinfo.expected(opinfo.Settings(strict=True))
+        names = [name for k, name in enumerate(names) if name in broken or k % 4 == 0]
+    check(names, strict, jobs=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strict", MODES)
+def test_larger_slice(strict: bool) -> None:
     check(all_names()[::13], strict)
 
 

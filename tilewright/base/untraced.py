@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,13 +18,18 @@ TRACED = ("lang/tile/front/functions.py", "lang/tile/language/types.py")
 
 
 def keep_untraced(trace_rules: Any) -> None:
-    """Tell `torch._dynamo.trace_rules` which files are not for it."""
-    root = Path(__file__).resolve().parent.parent
+    """Tell `torch._dynamo.trace_rules` which files are not for it. A second call changes nothing."""
+    root = Path(__file__).parent.parent
     kept = {root / name for name in TRACED}
-    for name in UNTRACED:
-        for path in _without(root / name, kept):
-            module = ".".join(path.with_suffix("").relative_to(root.parent).parts)
-            trace_rules.add(module)
+    paths = [path for name in UNTRACED for path in _without(root / name, kept)]
+    # Folders end in a slash there, so that no longer name is taken for one of them.
+    wanted = [f"{path}{os.sep}" if path.is_dir() else str(path) for path in paths]
+    skipped, here = trace_rules.SKIP_DIRS, f"{root / 'base'}{os.sep}"
+    if here not in skipped:
+        # `add` compiles a pattern of all that is skipped, a large one: it is called once, for the
+        # folder of this file, when the others are there.
+        skipped.extend(path for path in wanted if path != here)
+        trace_rules.add(__package__)
 
 
 def _without(path: Path, kept: Collection[Path]) -> Iterator[Path]:

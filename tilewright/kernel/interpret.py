@@ -215,7 +215,7 @@ class Machine:
             name, index = s.result
             at = self._cells(s.stage, name, index, ev, n)
             if self.race is not None:
-                self.race.write(name, f"the result of {s.stage}", at, env)
+                self.race.write(name, lambda: f"the result of {s.stage}", at, env)
             self.put(name, at, old)
 
     def report(self, s: Report, env: Env) -> None:
@@ -247,18 +247,17 @@ class Machine:
         if self.nest.buffer(name).scope == "in":
             raise RunError(f"{stage}: the input {name} is written")
         index = [np.broadcast_to(ev.dim(i), (n,)) for i in at]
-        what = f"{name}[{','.join(map(str, at))}]"
         region = self.regions.get(name)
         if region is not None:
             cells = region.find(index[0])
             if (cells < 0).any():
-                where = _places(ev.points, cells < 0)
+                what, where = _cell_text(name, at), _places(ev.points, cells < 0)
                 raise RunError(f"{stage}: {what} writes outside what {name} points to{where}")
             return cells
         for k, (x, size) in enumerate(zip(index, a.shape, strict=True)):
             bad = (x < 0) | (x >= size)
             if bad.any():
-                where = _places(ev.points, bad)
+                what, where = _cell_text(name, at), _places(ev.points, bad)
                 raise RunError(f"{stage}: {what} writes outside axis {k} of {size}{where}")
         return np.ravel_multi_index(tuple(index), a.shape) if index else np.zeros(n, np.int64)
 
@@ -339,8 +338,7 @@ class Machine:
         v = as_dtype(np.broadcast_to(ev(s.value), (n,)), b.dtype)
         cells = self._cells(s.stage, s.buffer, s.index, ev, n)
         if self.race is not None:
-            what = f"{s.buffer}[{','.join(map(str, s.index))}]"
-            self.race.write(s.buffer, what, cells, env)
+            self.race.write(s.buffer, lambda: _cell_text(s.buffer, s.index), cells, env)
         flat = self.memory[s.buffer].reshape(-1)
         if s.function is None:
             self.put(s.buffer, cells, v)  # in order: the last one wins
@@ -356,6 +354,10 @@ class Machine:
         else:
             with np.errstate(all="ignore"):
                 _combine(s.function, b.dtype).at(flat, cells, v)
+
+
+def _cell_text(name: str, index: tuple[Dim, ...]) -> str:
+    return f"{name}[{','.join(map(str, index))}]"
 
 
 def _places(env: Env, bad: np.ndarray) -> str:
@@ -421,7 +423,7 @@ class _Reader(Evaluator):
             where = _places(self.points, np.asarray(bad))
             raise RunError(f"{self.stage}: {v!r} reads outside what {v.source} points to{where}")
         if self.machine.race is not None:
-            self.machine.race.read(str(v.source), repr(v), cells, self.points, self.mask)
+            self.machine.race.read(str(v.source), v, cells, self.points, self.mask)
         return region.get(cells)
 
     def _load(self, v: Load) -> np.ndarray:
@@ -447,13 +449,13 @@ class _Reader(Evaluator):
         if a.size == 0:
             return np.zeros(np.broadcast_shapes(*(i.shape for i in index)), a.dtype)
         race = self.machine.race
-        if race is not None:
+        if race is not None and name in race.shared:
             cells = (
                 np.ravel_multi_index(tuple(np.broadcast_arrays(*index)), a.shape)
                 if index
                 else np.int64(0)
             )
-            race.read(name, repr(v), cells, self.points, self.mask)
+            race.read(name, v, cells, self.points, self.mask)
         return np.asarray(a[tuple(index)] if index else a)
 
 
@@ -462,14 +464,15 @@ class _Race:
 
     def __init__(self, loop: str, shared: set[str]) -> None:
         self.loop, self.shared = loop, shared
-        self.reads: dict[str, list[tuple[str, np.ndarray]]] = {}
-        self.writes: dict[str, list[tuple[str, np.ndarray]]] = {}
+        # Who touched them is put into words only when it is said: that takes longer than the rest.
+        self.reads: dict[str, list[tuple[Load, np.ndarray]]] = {}
+        self.writes: dict[str, list[tuple[Callable[[], str], np.ndarray]]] = {}
 
-    def write(self, name: str, what: str, cells: np.ndarray, env: Env) -> None:
+    def write(self, name: str, what: Callable[[], str], cells: np.ndarray, env: Env) -> None:
         if name in self.shared:
             self.writes.setdefault(name, []).append((what, self._pairs(cells, env, True)))
 
-    def read(self, name: str, what: str, cells: Any, env: Env, mask: Any) -> None:
+    def read(self, name: str, what: Load, cells: Any, env: Env, mask: Any) -> None:
         if name in self.shared:
             self.reads.setdefault(name, []).append((what, self._pairs(cells, env, mask)))
 
@@ -484,10 +487,10 @@ class _Race:
             twice = pairs[1:, 0] == pairs[:-1, 0]
             if twice.any():
                 raise RunError(
-                    f"two iterations of parallel {self.loop} write one cell: {writes[0][0]}"
+                    f"two iterations of parallel {self.loop} write one cell: {writes[0][0]()}"
                 )
             owner[pairs[:, 0]] = pairs[:, 1]
             for what, p in self.reads.get(name, []):
                 if ((owner[p[:, 0]] >= 0) & (owner[p[:, 0]] != p[:, 1])).any():
                     who = f"an iteration of parallel {self.loop}"
-                    raise RunError(f"{who} reads {what}, which another one writes")
+                    raise RunError(f"{who} reads {what!r}, which another one writes")

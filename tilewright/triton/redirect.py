@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.triton import compiling
@@ -116,11 +116,11 @@ def _questions() -> None:
     """The tables, in every module of torch that has the name from the same place."""
     asked: list[tuple[Any, Any]] = []
     for module, table in EXISTENCE.items():
+        owner, inside = _found(module), _inside(module)
         for name, answer in table.items():
-            owner = _found(module)
             if hasattr(owner, name):
                 asked.append((getattr(owner, name), told(getattr(owner, name), answer)))
-                _everywhere(owner, name, asked[-1][1])
+                _everywhere(owner, inside, name, asked[-1][1])
     given = answers()
     pairs = [
         (getattr(_found(module), name, None), answer)
@@ -129,8 +129,9 @@ def _questions() -> None:
     ]
     compiling.attach_questions([*asked, *((old, new) for old, new in pairs if callable(old))])
     for module, table in given.items():
+        owner, inside = _found(module), _inside(module)
         for name, answer in table.items():
-            _everywhere(_found(module), name, answer)
+            _everywhere(owner, inside, name, answer)
     for module in ("torch.cuda", "torch.accelerator"):
         owner = _found(module)
         for name in owner.__all__:
@@ -148,14 +149,19 @@ def _found(path: str) -> Any:
     return getattr(_found(module), last)
 
 
-def _everywhere(owner: Any, name: str, new: Any) -> None:
+def _inside(path: str) -> list[Any]:
+    """The modules inside a module that are imported."""
+    return [module for name, module in sys.modules.items() if name.startswith(path + ".")]
+
+
+def _everywhere(owner: Any, inside: Sequence[Any], name: str, new: Any) -> None:
+    """Replace an attribute, also in modules inside its owner that imported it from there."""
     old = getattr(owner, name, None)
     replace(owner, name, new)
     if old is None:
         return
-    inside = owner.__name__ + "."
-    for path, module in list(sys.modules.items()):
-        if path.startswith(inside) and vars(module).get(name) is old:
+    for module in inside:
+        if vars(module).get(name) is old:
             replace(module, name, new)
 
 
