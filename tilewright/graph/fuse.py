@@ -6,6 +6,7 @@ Kinds of cluster (what the kernel level schedules):
   column    one reduction of any axes, maps inlined before it, maps of its shape after it
   contract  one contraction, views of its operands before it, and maps of its shape after it
   chain     a contraction, a row made of its result, a contraction of that (see graph/chains.py)
+  total     maps, and reductions of all elements they go through (see graph/totals.py)
   program   a scan, an ordered update or a definition of several stages, alone
 
 What is not fused is refused by name: a `Refusal` and an event with the user's file and line.
@@ -40,6 +41,7 @@ from tilewright.graph.regions import (
     repeats,
     trace,
 )
+from tilewright.graph.totals import Totals, is_total, totals_last
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Item, Node
@@ -81,7 +83,7 @@ def fuse(graph: Graph, log: Log) -> Fused:
     return Fuse()(graph, log)
 
 
-_PRIORITY = {"chain": 0, "contract": 0, "row": 1, "column": 2, "map": 3, "program": 4}
+_PRIORITY = {"chain": 0, "contract": 0, "row": 1, "column": 2, "total": 2, "map": 3, "program": 4}
 
 
 class _Fuser:
@@ -102,6 +104,7 @@ class _Fuser:
             if self.facts[n].kind != "source" and n not in self.inlined:
                 self.place(n)
         self.join_siblings()
+        Totals(self.regions, self.facts, self.readers, self.too_large).join()
         self.absorb()
         chains = Chains(self.regions, self.facts, self.readers, self.results, self.too_large)
         self.unchained = chains.link()
@@ -122,6 +125,8 @@ class _Fuser:
             return
         row = f.kind == "reduce" and self.is_row(n, f)
         found = sorted(regions.producers(n), key=lambda r: _PRIORITY[r.kind])
+        if n.rank == 0 and sum(map(self.is_total, found)) > 1:
+            found = []  # each total may join the loop of a map, which need not wait for the others
         for region in found:
             why = self.fits(n, f, region) or self.refuse_join(n, f, region)
             if why is None:
@@ -136,6 +141,9 @@ class _Fuser:
             self.make_row(region, n, f)
         elif f.kind == "reduce":
             region.kind, region.anchor = "column", n
+
+    def is_total(self, region: Region) -> bool:
+        return region.anchor is not None and is_total(region.anchor, self.facts[region.anchor])
 
     def note(self, n: Node, region: Region, why: Why) -> None:
         for r in self.regions.reads[n]:
@@ -513,8 +521,9 @@ class _Fuser:
                 aliases[x] = base
         outputs = [n for n in region.nodes if self.is_output(n, region)]
         by_place = position.__getitem__
+        nodes = sorted(own, key=by_place)
         return Cluster(
-            tuple(sorted(own, key=by_place)),
+            tuple(totals_last(nodes, self.facts) if region.kind == "total" else nodes),
             tuple(sorted(inputs, key=by_place)),
             tuple(sorted(outputs, key=by_place)),
             region.kind,

@@ -1,8 +1,8 @@
 """The default schedule of a group: a trace, from the group, the numbers of the target and
 choices (kernel/defaults/choices.py) alone.
 
-Four shapes cover what fusion makes: maps, rows, contractions and chains of these (see
-kernel/defaults/). What fits none of them keeps its naive loops where a step refuses.
+Five shapes cover what fusion makes: maps, maps with totals, rows, contractions and chains of these
+(see kernel/defaults/). What fits none of them keeps its naive loops where a step refuses.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tilewright.kernel.defaults.inlining import edges_in_lanes, inline_maps
 from tilewright.kernel.defaults.maps import schedule_map, schedule_program
 from tilewright.kernel.defaults.rows import schedule_rows
 from tilewright.kernel.defaults.scheduler import Scheduler
+from tilewright.kernel.defaults.totals import schedule_totals
 from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.step import Trace
@@ -36,6 +37,8 @@ def default_schedule(group: Group, target: Target, choices: Choices = RULES) -> 
         schedule_program(s, inner, outs)
     elif not inner:
         schedule_map(s, outs)
+    elif schedule_totals(s, inner, outs):
+        pass
     elif (sums := _one_contraction(s, inner)) is not None:
         if not _tiled(s, sums, outs, [x for x in inner if x is not sums]):
             s = Scheduler(group, target, choices)

@@ -22,7 +22,7 @@ from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.unroll import Unroll
 
 
-def _collapse(s: Scheduler, stages: list[str], first: int = 0) -> list[str]:
+def collapse(s: Scheduler, stages: list[str], first: int = 0) -> list[str]:
     """Fuse neighbouring loops that are one walk through memory, the same way in all stages.
 
     Gives the loops that stages[0] then has.
@@ -45,7 +45,7 @@ def _collapse(s: Scheduler, stages: list[str], first: int = 0) -> list[str]:
     return [p.name for p in s.path(stages[0])]
 
 
-def _fuse_outer(s: Scheduler, stages: list[str], count: int) -> None:
+def fuse_outer(s: Scheduler, stages: list[str], count: int) -> None:
     """The first `count` loops of each stage become one, as far as none of them may be empty."""
     for j in range(count - 1):
         if any(D.bounds(s.path(st)[1].extent)[0] < 1 for st in stages):
@@ -59,7 +59,7 @@ def schedule_map(s: Scheduler, outs: list[Stage]) -> None:
     host = outs[0].name
     names = [x.name for x in outs]
     if all(len(s.path(n)) == len(s.path(host)) for n in names):
-        _collapse(s, names)
+        collapse(s, names)
     for other in names[1:]:
         path = s.path(host)
         if path and not s.attempt(ComputeWith(other, path[-1].name)):
@@ -74,7 +74,7 @@ def schedule_alone(s: Scheduler, host: str) -> None:
     if not path:
         return
     if len(path) > 2:
-        _fuse_outer(s, [host], len(path) - 1)
+        fuse_outer(s, [host], len(path) - 1)
         path = s.path(host)
     work = work_per_point(s, host)
     lanes = lanes_for(s, host)
@@ -117,7 +117,7 @@ def _beside(s: Scheduler, st: Stage) -> bool:
     store = s.store(st.name)
     reads = [x for x in store_reads(store) if x.source == store.buffer]
     if reads and store.index and D.symbols(store.index[-1]) == {scan.var}:
-        _fuse_outer(s, [st.name], len(path) - 1)
+        fuse_outer(s, [st.name], len(path) - 1)
         rows, *rest = s.path(st.name)
         if len(rest) == 1 and not (isinstance(rows.extent, int) and rows.extent < BESIDE):
             outer, few = f"{rows.name}.0", f"{rows.name}.1"

@@ -307,19 +307,14 @@ def _cascade(
     if len(extents) < len(red):
         return None  # no place for a number of partial sums that is not known
     total = prod(extents)
-    if not rounds(s.store(stage)):
-        # Whatever the order of an exact one, threads may share it.
-        if data or s.path(stage)[0].name != red[0] or total < 2 * SHARED:
-            return None
-        pieces = total // SHARED
-    elif total <= CHAIN * lanes:
+    # Whatever the order of an exact one, threads may share it, where nothing is around it.
+    if not rounds(s.store(stage)) and (data or s.path(stage)[0].name != red[0]):
         return None
-    else:
-        # With n/m numbers in each of m sums the error is about √m (outside) and √n/m (inside).
-        chain = total // lanes
-        pieces = max(round((2 * chain**0.5) ** (2 / 3)), min(128, -(-chain // CHAIN)))
+    pieces = pieces_of(s, stage, total, lanes)
+    if pieces < 2:
+        return None
     outer = red[0]
-    factor = _cut(extents[0], pieces, lanes if len(red) == 1 else 1)
+    factor = cut(extents[0], pieces, lanes if len(red) == 1 else 1)
     if factor > 1:
         if not s.attempt(Split(outer, factor)):
             return None
@@ -334,7 +329,18 @@ def _cascade(
     return part
 
 
-def _cut(extent: int, pieces: int, lanes: int) -> int:
+def pieces_of(s: Scheduler, stage: str, total: int, lanes: int) -> int:
+    """Into how many partial results a reduction of so many numbers is cut; 1 where it is not."""
+    if not rounds(s.store(stage)):
+        return total // SHARED if total >= 2 * SHARED else 1
+    if total <= CHAIN * lanes:
+        return 1
+    # With n/m numbers in each of m sums the error is about √m (outside) and √n/m (inside).
+    chain = total // lanes
+    return max(round((2 * chain**0.5) ** (2 / 3)), min(128, -(-chain // CHAIN)))
+
+
+def cut(extent: int, pieces: int, lanes: int) -> int:
     """About so many pieces, of whole vectors; of one size, if there is such a size nearby."""
     size = -(-extent // pieces)
     near = [k for k in range(max(1, size // 2), 2 * size) if extent % k == 0 and k % lanes == 0]

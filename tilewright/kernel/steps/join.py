@@ -23,7 +23,8 @@ from tilewright.kernel.step import Step
 @dataclass(frozen=True)
 class Join(Step):
     """Two loops of one body that run equally often become one, the second after the first in every
-    iteration. What stands between them goes before both.
+    iteration. What stands between them goes before both, or after both where it uses what the first
+    one writes.
 
         for i in 9: a[i] = …                s[] = 0
         s[] = 0                             for i in 9:
@@ -55,13 +56,9 @@ class Join(Step):
             at = [k for k, s in enumerate(body) if s is first or s is second]
             if len(at) == 2:
                 self.need(body[at[0]] is first, f"{self.second} comes before {self.first}")
-                between = body[at[0] + 1 : at[1]]
-                for other in between:
-                    if not isinstance(other, Alloc):
-                        self._pointers(n, first, other)
-                        self.keep(n, exchanged(n, first, other), "what is between them: ")
+                early, late = self._parted(n, first, body[at[0] + 1 : at[1]], second)
                 done = True
-                return (*body[: at[0]], *between, joined, *body[at[1] + 1 :])
+                return (*body[: at[0]], *early, joined, *late, *body[at[1] + 1 :])
             return tuple(
                 with_bodies(s, [within(x) for x in bodies(s)]) if bodies(s) else s for s in body
             )
@@ -70,6 +67,26 @@ class Join(Step):
         self.need(done, f"{self.first} and {self.second} do not stand in one body")
         self.keep(out, interleaved(out, joined, [inside], before=False))
         return out
+
+    def _parted(
+        self, n: Nest, first: Loop, between: tuple[Stmt, ...], second: Loop
+    ) -> tuple[list[Stmt], list[Stmt]]:
+        """What is between the loops: the part that goes before both and the one that goes after."""
+        early: list[Stmt] = []
+        late: list[Stmt] = []
+        for other in between:
+            if isinstance(other, Alloc):
+                early.append(other)
+                continue
+            self._pointers(n, first, other)
+            if not any(exchanged(n, x, other) for x in (first, *late)):
+                early.append(other)
+                continue
+            self._pointers(n, second, other)
+            ahead = [] if late or not exchanged(n, other, second) else exchanged(n, first, other)
+            self.keep(n, ahead or exchanged(n, other, second), "what is between them: ")
+            late.append(other)
+        return early, late
 
     def beside(self, n: Nest) -> None:
         """Pointers and branches are looked at where both loops are known."""

@@ -80,17 +80,14 @@ def _once(s: Loop, around: tuple[Stmt, ...]) -> bool:
 
 
 def _ragged(s: Loop) -> tuple[Dim, int] | None:
-    """(N, f) where s runs over ceil(N/f) and an inner loop has the extent min(f, N - f*s)."""
+    """(N, f) where s runs over ceil(N/f) and the extent of an inner loop is min(f, N - f*s), or
+    mentions it."""
     for x, _ in walk(s.body):
-        for a in _atoms(x.extent) if isinstance(x, Loop) else ():
+        for a in D.atoms(x.extent) if isinstance(x, Loop) else ():
             found = _tail_of(a, s.var)
             if found is not None and D.known_eq(s.extent, D.ceildiv(*found)):
                 return found
     return None
-
-
-def _atoms(e: Dim) -> list[D.Atom]:
-    return [a for mono, _ in e.terms for a in mono] if isinstance(e, Int) else []
 
 
 def _tail_of(a: D.Atom, v: Sym) -> tuple[Dim, int] | None:

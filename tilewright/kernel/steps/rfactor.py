@@ -115,10 +115,13 @@ class RFactor(Step):
         self.need(plain, "the loops already have a kind or a pragma", "rfactor first")
         where = {x.var: x for x in chain}
         for i in st.index:
-            plain = i == 0 or (D.is_sym(i) and D.the_sym(i) in where)
+            # What loops around all of these fix is the same for every partial result.
+            fixed = not D.symbols(i) & set(where)
+            plain = fixed or (D.is_sym(i) and D.the_sym(i) in where)
             broken = f"{self.stage} is split or placed by its data axes"
             self.need(plain, broken, "rfactor first")
-        along = dict.fromkeys(D.the_sym(i) for i in st.index if D.is_sym(i))
+        own = (D.the_sym(i) for i in st.index if D.is_sym(i))
+        along = dict.fromkeys(v for v in own if v in where)
         kept = [x for x in chain if x.name in self.loops_kept]
         wrong = [x.name for x in kept if x.var in along]
         self.need(not wrong, f"{', '.join(wrong)} is not a reduction loop")

@@ -1,0 +1,125 @@
+"""Totals: reductions of all elements of a value, computed in the loop of a map over them.
+
+`x.relu()` beside `(x > 0).sum()`, or a gather beside the largest of its indices: each would read
+the same elements in a pass of its own. One kernel does both: pieces of the map's loop also give
+partial results, which are put together after it (kernel/defaults/totals.py). The map may go
+through more axes than the total, as the rows of an embedding do for each of its indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from tilewright.graph.classify import Facts, same_index
+from tilewright.graph.cluster import Why
+from tilewright.graph.regions import Read, Region, Regions
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Node
+from tilewright.ir.types import TupleType
+
+
+def is_total(n: Node, f: Facts) -> bool:
+    """Is it one number, reduced from all elements of what it reads?"""
+    return f.kind == "reduce" and n.rank == 0 and f.outer == 0 and f.reduce is not None
+
+
+def totals_last(nodes: list[Node], facts: Mapping[Node, Facts]) -> list[Node]:
+    """In order, but totals and what is computed from them after all else: a schedule moves them
+    into the loops before them."""
+    late: dict[Node, None] = {}
+    for n in nodes:
+        if is_total(n, facts[n]) or any(x in late for x in n.inputs):
+            late[n] = None
+    return [*(n for n in nodes if n not in late), *late]
+
+
+@dataclass
+class Totals:
+    """Finds totals among regions, and the maps whose loops they join."""
+
+    regions: Regions
+    facts: Mapping[Node, Facts]
+    readers: Mapping[Node, list[tuple[Node, Read]]]
+    too_large: Callable[[Region, Region], Why | None]
+
+    def join(self) -> None:
+        for total in self.regions.live():
+            inner = self._reduced(total)
+            if inner is None:
+                continue
+            for host in self._hosts(total, inner):
+                if self._apart(total, host) and self.too_large(total, host) is None:
+                    host.kind = "total"
+                    self.regions.merge(total, host)
+                    break
+
+    def _reduced(self, region: Region) -> tuple[Dim, ...] | None:
+        """The extents of what a region of totals alone reduces. It has single values besides, and
+        maps of the elements that do not read those."""
+        anchor = region.anchor
+        if anchor is None or region.kind not in ("row", "column"):
+            return None
+        inner = self.facts[anchor].inner
+        # The number of pieces is a size of memory, which has to be known.
+        if not inner or not all(isinstance(d, int) for d in inner):
+            return None
+        elements: set[Node] = set()
+        for n in region.nodes:  # producers first
+            f = self.facts[n]
+            if isinstance(n.type, TupleType):
+                return None
+            if is_total(n, f):
+                if not _same(f.inner, inner):
+                    return None
+            elif n.rank == 0:
+                continue
+            elif f.kind == "map" and _same(n.shape, inner):
+                elements.add(n)
+            else:
+                return None
+        own = (r for n in region.nodes if n.rank for r in self.regions.reads[n])
+        plain = all(r.source in elements or r.source not in region.nodes for r in own)
+        return inner if plain else None
+
+    def _hosts(self, total: Region, inner: tuple[Dim, ...]) -> Iterator[Region]:
+        """Regions of maps that make or read an element of what is reduced in each iteration."""
+        for n in list(total.nodes):
+            if n.rank == 0 and self.facts[n].kind != "reduce":
+                continue
+            for r in self.regions.reads[n]:
+                if not r.source.rank or not same_index(r.axes, r.source.shape, inner):
+                    continue
+                made = self.regions.of.get(r.source)
+                if made is not None and made is not total and self._goes_through(made, inner):
+                    yield made
+                for q, other in self.readers.get(r.source, ()):
+                    host = self.regions.of[q]
+                    if (
+                        host is not total
+                        and self._goes_through(host, inner)
+                        and same_index(other.axes, r.source.shape, host.domain[: len(inner)])
+                    ):
+                        yield host
+
+    @staticmethod
+    def _goes_through(host: Region, inner: tuple[Dim, ...]) -> bool:
+        return host.kind in ("map", "total") and _same(host.domain[: len(inner)], inner)
+
+    def _apart(self, total: Region, host: Region) -> bool:
+        """Does the host not wait for the total, nor the total for anything but the host's own
+        elements?"""
+        if host.ancestors & total.mask or self.regions.between(host, total):
+            return False
+        for n in total.nodes:
+            for r in self.regions.reads[n]:
+                if r.source in host.nodes and (
+                    r.source.rank == 0 or not same_index(r.axes, r.source.shape, host.domain)
+                ):
+                    return False
+        return True
+
+
+def _same(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
+    return len(a) == len(b) and all(map(D.known_eq, a, b))
