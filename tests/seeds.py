@@ -27,7 +27,10 @@ def crossed(rows: Iterable[Any], columns: Iterable[Any], step: int) -> list[Any]
     each value takes part, the others with `-m slow`. `step` is at most the number of either."""
     return [
         pytest.param(
-            row, column, marks=() if (i + j) % step == 0 else pytest.mark.slow, id=_named(row, column)
+            row,
+            column,
+            marks=() if (i + j) % step == 0 else pytest.mark.slow,
+            id=_named(row, column),
         )
         for i, row in enumerate(rows)
         for j, column in enumerate(columns)

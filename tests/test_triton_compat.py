@@ -15,6 +15,7 @@ import pytest
 import tilewright as tw
 import tilewright.triton as compat
 from tilewright.base import knobs
+from tilewright.triton.__main__ import main as command_line
 
 torch = pytest.importorskip("torch")
 
@@ -494,9 +495,15 @@ def test_modules_and_tests_run(tmp_path, checkout):
         (("--checkout", ".", "-m", "this"), "holds no sources of Triton"),
     ],
 )
-def test_a_command_line_that_is_wrong(tmp_path, words, said):
-    done = run(tmp_path, *words)
-    assert done.returncode == 2 and said in done.stderr
+def test_a_command_line_that_is_wrong(tmp_path, words, said, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # a checkout is told to other processes
+    try:
+        with pytest.raises(SystemExit, match="2"):
+            command_line(list(words))
+    finally:
+        compat.uninstall()
+    assert said in capsys.readouterr().err
 
 
 # ---- scripts that know GPUs only

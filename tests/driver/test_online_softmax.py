@@ -99,7 +99,7 @@ Parallel('y0.i0')
 
 
 def test_ordinary_steps_schedule_it() -> None:
-    scores, values = (input(n, TensorType(f32, s)) for n, s in (("s", (6, 10)), ("v", (10, 8))))
+    scores, values = (input(n, TensorType(f32, s)) for n, s in (("s", (2, 6)), ("v", (6, 8))))
     product = ops.softmax_matmul(scores, values)
     group = build_group("online", (product,), (scores, values), (product,))
     judge, nest = Judge(group, [{}]), start(group)

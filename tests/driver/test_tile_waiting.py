@@ -40,7 +40,15 @@ def barriers(x, y, arrived, N: tl.constexpr, PHASES: tl.constexpr):
     tl.store(y + pid, tl.load(x + pid))
 
 
-@pytest.mark.parametrize("programs", [1, 2, 7, 40])
+# Step by step many programs that all wait take long.
+MANY = [
+    *((mode, programs) for mode in MODES for programs in (1, 2, 7)),
+    ("native", 40),
+    pytest.param("step", 40, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("mode", "programs"), MANY, indirect=["mode"])
 def test_all_wait_for_all(mode: str, programs: int) -> None:
     x = np.arange(programs, dtype=np.int32)
     expected = x.copy()

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from tests.seeds import drawn
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
@@ -61,7 +62,7 @@ def random_dim(rng: random.Random, depth: int = 4) -> Dim:
             return pick(a, random_dim(rng, depth - 1))
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", drawn(range(300), quick=100))
 def test_dims_round_trip(seed: int) -> None:
     x = random_dim(random.Random(seed))
     assert parse_dim(dim_text(x), SYMBOLS) is x or parse_dim(dim_text(x), SYMBOLS) == x
@@ -108,7 +109,7 @@ def random_value(rng: random.Random, depth: int, dtype_name: str = "f32") -> Val
             return cast(load("y", [at, J], f32), dtype)
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", drawn(range(300), quick=100))
 def test_values_round_trip(seed: int) -> None:
     v = random_value(random.Random(seed), 4)
     text = value_text(v)

@@ -7,6 +7,7 @@ import pytest
 from tests.kernel.examples import EXAMPLES
 from tests.kernel.fuzz import Judge, plain_outputs
 from tests.kernel.random_groups import sample
+from tests.seeds import drawn
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
@@ -46,13 +47,14 @@ def test_every_prefix_computes_the_same(name: str, machine: str) -> None:
     check(judge, get(machine) if machine != "host" else default())
 
 
-def test_random_groups() -> None:
+@pytest.mark.parametrize("first", drawn(range(0, 80, 20), quick=2))
+def test_random_groups(first: int) -> None:
     """What fusion would never make runs too: prefixes in the interpreter, the end natively.
 
     As in the groups of clusters, no output is itself a reduction.
     """
     steps = 0
-    for seed in range(80):
+    for seed in range(first, first + 20):
         s = sample(seed)
         if not plain_outputs(s.group):
             continue
@@ -60,7 +62,7 @@ def test_random_groups() -> None:
             steps += check(Judge(s.group, s.dims, seed), default())
         except Exception as why:
             raise AssertionError(f"seed {seed}: {why}") from why
-    assert steps > 100, "default schedules of random groups do something"
+    assert steps > 25, "default schedules of random groups do something"
 
 
 SETTLED = """

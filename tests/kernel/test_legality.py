@@ -40,7 +40,9 @@ def test_the_judge_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         for s in case.nest.body:
             if isinstance(s, Loop):
                 judge(case, Parallel(s.name), tally, f"seed {seed}")
-    assert tally.illegal_accepted
+        if tally.illegal_accepted:
+            return
+    raise AssertionError("12 cases without a finding: the judge sees nothing")
 
 
 def nest(body: str, buffers: str = "in x: f32[40]\n  out y: f32[40]") -> Nest:

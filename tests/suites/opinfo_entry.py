@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch._dynamo.exc import Unsupported, UserError
-from torch.testing._internal import common_methods_invocations as invocations
 from torch.utils import _pytree as pytree
 
 from tests.suites.adapter import compiled, unsupported_operators, watched
@@ -61,15 +60,16 @@ def call_plainly(op: Callable, *args: Any, **kwargs: Any) -> Any:
     return op(*args, **kwargs)
 
 
-setattr(invocations, "wrapper_set_seed", call_plainly)  # noqa: B010 (an import there, private to pyright)
-
-
 def entry_name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
 def entries(dtype: torch.dtype) -> list[Any]:
     """The database's entries that take `dtype` on a CPU, in its order."""
+    # It takes seconds to import, which collecting tests and processes that only die need not pay.
+    from torch.testing._internal import common_methods_invocations as invocations
+
+    setattr(invocations, "wrapper_set_seed", call_plainly)  # noqa: B010 (an import there, private to pyright)
     return [op for op in invocations.op_db if dtype in op.supported_dtypes("cpu")]
 
 

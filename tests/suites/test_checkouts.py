@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.suites.checkouts import PLUGIN, ROOT
 
 CASES = """
@@ -21,36 +19,41 @@ def test_case(n):
 """
 
 
-def summary(folder: Path, known: dict[str, str], *more: str) -> tuple[int, str]:
-    (folder / "test_theirs.py").write_text(CASES)
-    (folder / "known.json").write_text(json.dumps(known))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", PLUGIN, "-p", "no:cacheprovider"]
-    command += [f"--known={folder / 'known.json'}", *more, "test_theirs.py"]
+# Runs of pytest in one process, which imports torch once.
+RUNS = """
+import json, sys, pytest
+
+for arguments in json.loads(sys.argv[1]):
+    print("ended with", int(pytest.main(arguments)))
+"""
+
+CASE = "test_theirs.py::test_case"
+
+
+def test_what_is_known_and_only_the_smallest_cases(tmp_path: Path) -> None:
+    wanted: list[tuple[dict[str, str], list[str], int, str]] = [
+        ({}, [], 1, "1 failed, 2 passed"),
+        ({f"{CASE}[2]": "why"}, [], 0, "2 passed, 1 xfailed"),
+        ({f"{CASE}[*": "why"}, [], 1, "2 failed, 1 xfailed"),
+        ({f"{CASE}[*": "sometimes: why"}, [], 0, "1 xfailed, 2 xpassed"),
+        ({}, ["--smallest=1"], 0, "1 passed, 2 deselected"),
+    ]
+    (tmp_path / "test_theirs.py").write_text(CASES)
+    arguments = []
+    for k, (known, more, _, _) in enumerate(wanted):
+        path = tmp_path / f"known{k}.json"
+        path.write_text(json.dumps(known))
+        ours = ["-q", "-p", PLUGIN, "-p", "no:cacheprovider", f"--known={path}"]
+        arguments.append([*ours, *more, "test_theirs.py"])
     run = subprocess.run(
-        command,
-        cwd=folder,
+        [sys.executable, "-c", RUNS, json.dumps(arguments)],
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    return run.returncode, run.stdout.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("known", "status", "counts"),
-    [
-        ({}, 1, "1 failed, 2 passed"),
-        ({"test_theirs.py::test_case[2]": "why"}, 0, "2 passed, 1 xfailed"),
-        ({"test_theirs.py::test_case[*": "why"}, 1, "2 failed, 1 xfailed"),
-        ({"test_theirs.py::test_case[*": "sometimes: why"}, 0, "1 xfailed, 2 xpassed"),
-    ],
-)
-def test_what_is_known(tmp_path: Path, known: dict[str, str], status: int, counts: str) -> None:
-    ended, last = summary(tmp_path, known)
-    assert (ended, last.rpartition(" in ")[0]) == (status, counts)
-
-
-def test_only_the_smallest_cases(tmp_path: Path) -> None:
-    ended, last = summary(tmp_path, {}, "--smallest=1")
-    assert ended == 0 and last.startswith("1 passed, 2 deselected")
+    lines = run.stdout.splitlines()
+    ends = [k for k, line in enumerate(lines) if line.startswith("ended with")]
+    found = [(lines[k], lines[k - 1].rpartition(" in ")[0]) for k in ends]
+    assert found == [(f"ended with {status}", said) for *_, status, said in wanted], run.stdout

@@ -18,7 +18,7 @@ TRACED = ("lang/tile/front/functions.py", "lang/tile/language/types.py")
 
 
 def keep_untraced(trace_rules: Any) -> None:
-    """Tell `torch._dynamo.trace_rules` which files are not for it. A second call changes nothing."""
+    """Tell `torch._dynamo.trace_rules` which files are not for it; again, nothing changes."""
     root = Path(__file__).parent.parent
     kept = {root / name for name in TRACED}
     paths = [path for name in UNTRACED for path in _without(root / name, kept)]
