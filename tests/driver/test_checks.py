@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._C import DispatchKey
 
 import tilewright as tw
+from tests.driver import check_costs
 from tests.driver.hostile_inputs import check_seed
 from tests.seeds import drawn
 from tilewright.base import knobs
@@ -261,3 +262,60 @@ def test_classes_of_one_hot(older: bool, monkeypatch: pytest.MonkeyPatch) -> Non
         assert not older or not _checks(proved)
     finally:
         operator._dispatch_cache.clear()
+
+
+# ---- what checks cost
+
+
+def _kernels(fast: Any) -> int:
+    return len(tw.explain(fast).kernels)
+
+
+@pytest.mark.parametrize("count", [7, 3000, 70_001])
+def test_indices_are_checked_in_the_loop_that_reads_them(count: int) -> None:
+    """No kernel is added, and each index is looked at, wherever it stands."""
+    table, index = torch.randn(50), torch.randint(-50, 50, (count,))
+
+    def gathered(x: Tensor, i: Tensor) -> Tensor:
+        return x[i] * 2
+
+    fast, bare = (tw.compile(gathered, table, index, checks=c) for c in (True, False))
+    assert _kernels(fast) == _kernels(bare) == 1
+    assert torch.equal(fast(table, index), gathered(table, index))
+    for place in {0, 1, count // 2, count - 2, count - 1}:
+        for bad in (50, -51, 1 << 62, -(1 << 63)):
+            wrong = index.clone()
+            wrong[place] = bad
+            with pytest.raises(IndexError, match=f"index {bad} is out of bounds"):
+                fast(table, wrong)
+
+
+def test_checked_indices_need_no_second_comparison() -> None:
+    """Whatever is out of range is told, so that any element will do there."""
+    x, i = torch.randn(50, 3), torch.randint(0, 50, (40, 3))
+    along = torch.gather
+    for checks in (True, False):
+        fast = tw.compile(lambda x, i: along(x, 0, i), x, i, checks=checks)
+        assert torch.equal(fast(x, i), along(x, 0, i))
+        assert ("max(min(" in tw.explain(fast).group(0)) != checks
+
+
+@pytest.mark.parametrize("count", [1000, 100_000, 70_001])
+def test_a_sum_is_rounded_the_same_way_whatever_stands_beside_it(count: int) -> None:
+    x = torch.randn(count)
+    alone, beside = (
+        tw.compile(f, x, strict=True)
+        for f in (lambda x: x.sum(), lambda x: (x.relu(), x.sum(), (x > 0).sum()))
+    )
+    relu, total, positive = beside(x)
+    assert torch.equal(relu, x.relu()) and positive == (x > 0).sum()
+    assert torch.equal(total, alone(x))
+    assert _kernels(beside) == 1
+
+
+def test_the_command_that_measures_checks() -> None:
+    cost = check_costs.measured("gather_16k", 7)
+    assert cost.checks == 1 and 0 < cost.low <= cost.ratio <= cost.high
+    assert "gather_16k" in check_costs.PROGRAMS and "gpt2" in check_costs.PROGRAMS
+    nothing = check_costs.Cost("mlp", 0)
+    assert check_costs.table([cost, nothing]).row_count == 2

@@ -159,6 +159,23 @@ def _column(c: Cluster) -> None:
     assert all(o.shape == reduces[0].shape for o in c.outputs)
 
 
+def _total(c: Cluster) -> None:
+    """Reductions of whole values, single values made of them, and maps that wait for neither."""
+    totals = _of(c, "reduce")
+    assert totals and not _of(c, "contract", "program")
+    (inner,) = {facts(n).inner for n in totals}
+    assert all(n.rank == 0 and facts(n).outer == 0 for n in totals)
+    late: set[Node] = set()
+    for n in c.nodes:
+        if n in totals or late & set(n.inputs):
+            assert n.rank == 0
+            late.add(n)
+        else:
+            assert not late or not n.inputs, f"{n} stands after totals in {c}"
+    maps = {o.shape for o in c.outputs if o not in late}
+    assert all(shape[: len(inner)] == inner for shape in maps)
+
+
 def _contract(c: Cluster) -> None:
     assert _of(c, "contract") == [c.anchor] and not _of(c, "reduce", "program")
     assert c.anchor is not None
@@ -191,6 +208,7 @@ _FORMS = {
     "map": _map,
     "row": _row,
     "column": _column,
+    "total": _total,
     "contract": _contract,
     "chain": _chain,
     "program": _program,

@@ -391,3 +391,63 @@ def _seconds(g: Graph) -> float:
     start = time.process_time()
     fuse(g, Log())
     return time.process_time() - start
+
+
+# ---- totals
+
+idx = arg("idx", 4, 300, dtype=i64)
+
+
+def count(x: Node) -> Node:
+    return build.sum(build.cast(build.gt(x, 0.0), i64), range(x.rank), False)
+
+
+def test_a_total_is_computed_in_the_loop_of_a_map_of_the_same_elements() -> None:
+    for size in (40, 400_000):  # in the cache or not
+        y = arg("y", size)
+        f = fused(build.relu(y), count(y))
+        assert kinds(f) == ["total"] and not f.refusals
+        assert names(f.clusters[0]) >= {"relu", "gt", "sum"}
+
+
+def test_a_total_of_what_a_map_makes_joins_it() -> None:
+    y = build.tanh(arg("y", 400_000))
+    f = fused(build.exp(y), build.sum(y, (0,), False), build.amax(y, (0,), False))
+    assert kinds(f) == ["total"] and len(f.clusters[0].outputs) == 3
+
+
+def test_indices_are_checked_in_the_loop_that_reads_them() -> None:
+    table, values = weight("table", 9, 5), weight("values", 9)
+    for read, made in ((table, build.take(table, idx, 0)), (values, build.take(values, idx, 0))):
+        f = fused(made, Decompose().apply(graph(build.index_check(idx, 9, True)), Log()).outputs[0])
+        assert kinds(f) == ["total"] and set(f.clusters[0].inputs) == {read, idx}
+
+
+def test_totals_that_one_value_is_made_of_join_each_their_own_map() -> None:
+    """What is made of both is computed apart: the first map does not wait for the second one."""
+    first = build.tanh(arg("y", 400_000))
+    second = build.tanh(build.roll(first, (1,), (0,)))
+    one, other = (build.amax(v, (0,), False) for v in (first, second))
+    f = fused(first, second, build.mul(one, other))
+    assert kinds(f) == ["total", "total", "map"]
+
+
+def test_a_map_that_waits_for_a_total_does_not_share_its_loop() -> None:
+    y = arg("y", 400_000)
+    f = fused(build.div(y, build.amax(y, (0,), False)))
+    assert "total" not in kinds(f)
+
+
+def test_a_total_that_waits_for_a_later_kernel_does_not_join() -> None:
+    """The rows run after the map, and the total is divided by something of theirs."""
+    made = build.exp(arg("y", 50, 80))
+    rows = build.amax(softmax(made), (0, 1), False)
+    g = graph(made, build.div(build.amax(made, (0, 1), False), rows))
+    f = fuse(g, Log())
+    check(f)
+    check_run(f, g, plan(f))
+
+
+def test_totals_of_sizes_known_at_the_call_have_a_kernel_of_their_own() -> None:
+    y = arg("y", D.sym("n", 1, 1 << 20))
+    assert "total" not in kinds(fused(build.relu(y), count(y)))

@@ -16,7 +16,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Tensor, Value
 from tilewright.ir.node import Node, Op, node
 from tilewright.ir.operator import Sample, operator
-from tilewright.ir.types import TensorType, i32, i64, u8
+from tilewright.ir.types import TensorType, i32, i64, u8, u64
 from tilewright.ops import elementwise as ew
 from tilewright.ops.creation import full, number
 from tilewright.ops.samples import case, integers, normal
@@ -40,10 +40,12 @@ class Worst(Op):
     def compute(self, idx: Tensor) -> Tensor:
         def element(*r: Dim) -> Value:
             i = E.cast(idx[r], i64)
-            i = i if self.shift == 0 else i + E.index(self.shift)
-            return E.fn("xor", i, E.const(_LOWEST, i64))
+            return E.cast(i if self.shift == 0 else i + E.index(self.shift), u64)
 
-        body = lambda: E.reduce("max", idx.shape, element) if idx.rank else element()  # noqa: E731
+        def body() -> Value:
+            largest = E.reduce("max", idx.shape, element) if idx.rank else element()
+            return E.fn("xor", E.cast(largest, i64), E.const(_LOWEST, i64))
+
         return E.compute((), body, i64)
 
     def reference(self, idx: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from tilewright.ir.expr import Tensor, Value
 from tilewright.ir.node import Node, Op, node
 from tilewright.ir.operator import Sample, operator
 from tilewright.ir.positions import Shape, may_equal
-from tilewright.ir.types import TensorType, bf16, f16, f64, i8, i32, i64
+from tilewright.ir.types import TensorType, bf16, f16, f64, i8, i32, i64, u64
 from tilewright.ops.samples import booleans, case, integers, normal
 from tilewright.ops.shapes import at, axis_of, broadcast_shapes, same_dtype
 
@@ -32,12 +32,28 @@ def _want_index(what: str, t: TensorType) -> None:
     )
 
 
-def _in_range(raw: Value, n: Dim) -> Dim:
+# What is known of indices into an axis of n elements. Indices outside of that are told elsewhere
+# (ops/checks.py), and which element they mean does not matter, as long as it is one.
+#   any      nothing
+#   wrapped  they are in [-n, n)
+#   within   they are in [0, n)
+KNOWN = ("any", "wrapped", "within")
+
+
+def _in_range(raw: Value, n: Dim, known: str) -> Dim:
     """The index that data asks for, counted from the end where negative, clamped into [0, n)."""
     i = E.cast(raw, i64)
     size = E.index(n)
-    i = E.select(i < 0, i + size, i)
-    return E.fn("max", E.fn("min", i, size - 1), E.const(0, i64)).as_dim()
+    if known != "within":
+        i = E.select(i < 0, i + size, i)
+    if known == "any" or not D.known_lt(0, n):
+        return E.fn("max", E.fn("min", i, size - 1), E.const(0, i64)).as_dim()
+    # As an unsigned number a negative one is large: one comparison is enough.
+    return E.cast(E.fn("min", E.cast(i, u64), E.cast(size - 1, u64)), i64).as_dim()
+
+
+def _want_known(what: str, known: str) -> None:
+    require(known in KNOWN, f"{what}: known={known!r} is not one of {', '.join(KNOWN)}")
 
 
 def _domain(shape: Shape, x: Tensor, axes: Sequence[int]) -> Shape:
@@ -73,9 +89,11 @@ class Gather(Op):
 
     linear: ClassVar[tuple[int, ...]] = (0,)
     axis: int
+    known: str = "any"
 
     def infer(self, x: TensorType, idx: TensorType) -> TensorType:
         _want_index("gather", idx)
+        _want_known("gather", self.known)
         require(0 <= self.axis < x.rank, f"gather: {x!r} has no axis {self.axis}")
         require(
             _fits_within(idx, x, self.axis),
@@ -88,7 +106,7 @@ class Gather(Op):
         k = self.axis
 
         def body(*i: Dim) -> Value:
-            return x[(*i[:k], _in_range(idx[i], x.shape[k]), *i[k + 1 :])]
+            return x[(*i[:k], _in_range(idx[i], x.shape[k], self.known), *i[k + 1 :])]
 
         return E.compute(idx.shape, body, x.dtype)
 
@@ -109,10 +127,12 @@ class Gather(Op):
         yield case(cls(0), x, integers(0, 5))
         yield case(cls(2), normal(2, 3, 4), integers(2, 1, 7, lo=0, hi=4), dtype=bf16)
         yield case(cls(0), booleans(6), integers(2, lo=0, hi=6))
+        yield case(cls(1, "wrapped"), x, integers(4, 9, lo=-5, hi=5))
+        yield case(cls(1, "within"), x, integers(4, 9, lo=0, hi=5, dtype=i32))
 
 
-def gather(x: Node, idx: Node, axis: int) -> Node:
-    return node(Gather(axis_of("gather", axis, x.rank)), x, idx)
+def gather(x: Node, idx: Node, axis: int, known: str = "any") -> Node:
+    return node(Gather(axis_of("gather", axis, x.rank), known), x, idx)
 
 
 @operator
@@ -121,9 +141,11 @@ class Take(Op):
 
     linear: ClassVar[tuple[int, ...]] = (0,)
     axis: int
+    known: str = "any"
 
     def infer(self, x: TensorType, idx: TensorType) -> TensorType:
         _want_index("take", idx)
+        _want_known("take", self.known)
         require(0 <= self.axis < x.rank, f"take: {x!r} has no axis {self.axis}")
         _want_nonempty("take", x, self.axis, idx)
         return TensorType(x.dtype, self._shape(x.shape, idx.shape))
@@ -135,7 +157,7 @@ class Take(Op):
         k, n = self.axis, idx.rank
 
         def body(*i: Dim) -> Value:
-            row = _in_range(idx[i[k : k + n]], x.shape[k])
+            row = _in_range(idx[i[k : k + n]], x.shape[k], self.known)
             return x[(*i[:k], row, *i[k + n :])]
 
         return E.compute(self._shape(x.shape, idx.shape), body, x.dtype)
@@ -153,10 +175,12 @@ class Take(Op):
         yield case(cls(1), integers(3, 4), np.array(2, dtype=np.int64))
         yield case(cls(0), normal(7, 3), integers(0))
         yield case(cls(0), normal(0, 3), integers(0))
+        yield case(cls(0, "within"), normal(7, 3), integers(4, lo=0, hi=7))
+        yield case(cls(0, "within"), normal(0, 3), integers(0))
 
 
-def take(x: Node, idx: Node, axis: int) -> Node:
-    return node(Take(axis_of("take", axis, x.rank)), x, idx)
+def take(x: Node, idx: Node, axis: int, known: str = "any") -> Node:
+    return node(Take(axis_of("take", axis, x.rank), known), x, idx)
 
 
 # ---- advanced indexing
@@ -189,13 +213,13 @@ def _check_advanced(
 
 
 def _advanced(
-    axes: tuple[int, ...], x: Tensor, idx: Sequence[Tensor], i: Sequence[Dim]
+    axes: tuple[int, ...], x: Tensor, idx: Sequence[Tensor], i: Sequence[Dim], known: str
 ) -> tuple[Dim, ...]:
     """Where in x element i of the indexed result lies."""
     n = max(t.rank for t in idx)
     p = _place(axes)
     point, rest = i[p : p + n], iter((*i[:p], *i[p + n :]))
-    rows = {a: _in_range(at(t, point), x.shape[a]) for a, t in zip(axes, idx, strict=True)}
+    rows = {a: _in_range(at(t, point), x.shape[a], known) for a, t in zip(axes, idx, strict=True)}
     return tuple(rows[k] if k in rows else next(rest) for k in range(x.rank))
 
 
@@ -221,14 +245,17 @@ class Index(Op):
 
     linear: ClassVar[tuple[int, ...]] = (0,)
     axes: tuple[int, ...]
+    known: str = "any"
 
     def infer(self, x: TensorType, *idx: TensorType) -> TensorType:
+        _want_known("index", self.known)
         return TensorType(x.dtype, _check_advanced("index", self.axes, x, idx))
 
     def compute(self, x: Tensor, *idx: Tensor) -> Tensor:
         types = [TensorType(t.dtype, t.shape) for t in idx]
         shape = _check_advanced("index", self.axes, TensorType(x.dtype, x.shape), types)
-        return E.compute(shape, lambda *i: x[_advanced(self.axes, x, idx, i)], x.dtype)
+        where = lambda *i: _advanced(self.axes, x, idx, i, self.known)  # noqa: E731
+        return E.compute(shape, lambda *i: x[where(*i)], x.dtype)
 
     def reference(self, x: np.ndarray, *idx: np.ndarray) -> np.ndarray:
         positions = _numpy_advanced(self.axes, x, idx)
@@ -245,6 +272,7 @@ class Index(Op):
         yield case(cls((1,)), integers(2, 3), np.array(-1, dtype=np.int64))
         yield case(cls((1,)), x, integers(0, 2))
         yield case(cls((0,)), normal(0, 3), integers(0))
+        yield case(cls((0,), "wrapped"), x, integers(7, lo=-3, hi=3))
 
 
 def _ordered(
@@ -257,10 +285,10 @@ def _ordered(
     return tuple(own[k] for k in order), tuple(idx[k] for k in order)
 
 
-def index(x: Node, idx: Sequence[Node], axes: Sequence[int]) -> Node:
+def index(x: Node, idx: Sequence[Node], axes: Sequence[int], known: str = "any") -> Node:
     """Adjacent indexed axes are replaced in place; otherwise the index's dims go in front."""
     axes, idx = _ordered("index", x, idx, axes)
-    return node(Index(axes), x, *idx)
+    return node(Index(axes, known), x, *idx)
 
 
 @operator
@@ -269,8 +297,10 @@ class IndexPut(Op):
 
     axes: tuple[int, ...]
     accumulate: bool = False
+    known: str = "any"
 
     def infer(self, x: TensorType, values: TensorType, *idx: TensorType) -> TensorType:
+        _want_known("index_put", self.known)
         shape = _check_advanced("index_put", self.axes, x, idx)
         same_dtype("index_put", x, values)
         fits = broadcast_shapes(shape, values.shape, what="index_put")
@@ -286,7 +316,7 @@ class IndexPut(Op):
         return E.update(
             x,
             _domain(shape, x, self.axes),
-            lambda *i: _advanced(self.axes, x, idx, i),
+            lambda *i: _advanced(self.axes, x, idx, i, self.known),
             lambda *i: at(values, i),
             "add" if self.accumulate else None,
         )
@@ -315,13 +345,19 @@ class IndexPut(Op):
         yield case(cls((1,), False), x, normal(3, 0, 5), integers(0))
         yield case(cls((0,), False), booleans(5), booleans(2), integers(2, lo=0, hi=5, dtype=i32))
         yield case(cls((0,), False), normal(5), np.array(1.5, np.float32), integers(2, lo=0, hi=5))
+        yield case(cls((0,), True, "wrapped"), x, normal(6, 4, 5, seed=1), rows)
 
 
 def index_put(
-    x: Node, values: Node, idx: Sequence[Node], axes: Sequence[int], accumulate: bool = False
+    x: Node,
+    values: Node,
+    idx: Sequence[Node],
+    axes: Sequence[int],
+    accumulate: bool = False,
+    known: str = "any",
 ) -> Node:
     axes, idx = _ordered("index_put", x, idx, axes)
-    return node(IndexPut(axes, accumulate), x, values, *idx)
+    return node(IndexPut(axes, accumulate, known), x, values, *idx)
 
 
 # ---- scatter
@@ -335,9 +371,11 @@ class Scatter(Op):
 
     axis: int
     reduce: str | None = None
+    known: str = "any"
 
     def infer(self, x: TensorType, idx: TensorType, src: TensorType) -> TensorType:
         _want_index("scatter", idx)
+        _want_known("scatter", self.known)
         same_dtype("scatter", x, src)
         require(0 <= self.axis < x.rank, f"scatter: {x!r} has no axis {self.axis}")
         require(
@@ -355,7 +393,7 @@ class Scatter(Op):
         k = self.axis
 
         def where(*i: Dim) -> tuple[Dim, ...]:
-            return i[:k] + (_in_range(idx[i], x.shape[k]),) + i[k + 1 :]
+            return i[:k] + (_in_range(idx[i], x.shape[k], self.known),) + i[k + 1 :]
 
         domain = _domain(idx.shape, x, (k,))
         return E.update(x, domain, where, lambda *i: src[i], self.reduce)
@@ -381,7 +419,15 @@ class Scatter(Op):
         yield case(cls(0, "add"), x, idx, src, dtype=bf16)
         yield case(cls(0, "max"), x, integers(0, 5), src)
         yield case(cls(0, None), booleans(6), integers(3, lo=0, hi=6), booleans(3))
+        yield case(cls(0, "add", "within"), x, idx, src)
 
 
-def scatter(x: Node, idx: Node, src: Node, axis: int, reduce: str | None = None) -> Node:
-    return node(Scatter(axis_of("scatter", axis, x.rank), reduce), x, idx, src)
+def scatter(
+    x: Node,
+    idx: Node,
+    src: Node,
+    axis: int,
+    reduce: str | None = None,
+    known: str = "any",
+) -> Node:
+    return node(Scatter(axis_of("scatter", axis, x.rank), reduce, known), x, idx, src)

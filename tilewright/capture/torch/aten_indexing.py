@@ -24,66 +24,70 @@ from tilewright.capture.torch.registry import Untranslated, aten
 from tilewright.ir import dim as D
 from tilewright.ir.node import Node
 from tilewright.ir.types import bf16, f16, f32, i64
+from tilewright.ops.indexing import KNOWN
 
 
 @aten("gather.default")
 def gather(c: Context, x: Node, dim: int, index: Node, sparse_grad: bool = False) -> Node:
-    c.checks.indices(index, x, axis_of(dim, x.rank), ALONG)
+    known = c.checks.indices(index, x, axis_of(dim, x.rank), ALONG)
     if x.rank == 0:
         return ops.reshape(ops.expand(x, index.shape), c.out().shape)
     if index.rank == 0:
         index = ops.reshape(index, (1,))
-    return ops.reshape(ops.gather(x, index, axis_of(dim, x.rank)), c.out().shape)
+    return ops.reshape(ops.gather(x, index, axis_of(dim, x.rank), known), c.out().shape)
 
 
 @aten("take_along_dim.default")
 def take_along_dim(c: Context, x: Node, index: Node, dim: int | None = None) -> Node:
     if dim is None:
         flat = ops.reshape(x, (x.ttype.size,))
-        c.checks.indices(index, flat, 0, ALONG)
-        return ops.take(flat, index, 0)
-    c.checks.indices(index, x, axis_of(dim, x.rank), ALONG)
-    return ops.gather(x, index, axis_of(dim, x.rank))
+        known = c.checks.indices(index, flat, 0, ALONG)
+        return ops.take(flat, index, 0, known)
+    known = c.checks.indices(index, x, axis_of(dim, x.rank), ALONG)
+    return ops.gather(x, index, axis_of(dim, x.rank), known)
 
 
 @aten("index_select.default")
 def index_select(c: Context, x: Node, dim: int, index: Node) -> Node:
     axis = axis_of(dim, x.rank)
-    c.checks.indices(index, x, axis, ROWS if axis == 0 else SELECTED)
+    known = c.checks.indices(index, x, axis, ROWS if axis == 0 else SELECTED)
     if x.rank == 0:
         return x
     flat = ops.reshape(index, (1,)) if index.rank == 0 else index
-    return ops.take(x, flat, axis_of(dim, x.rank))
+    return ops.take(x, flat, axis_of(dim, x.rank), known)
 
 
 @aten("take.default")
 def take(c: Context, x: Node, index: Node) -> Node:
     flat = ops.reshape(x, (x.ttype.size,))
-    c.checks.indices(index, flat, 0, FLAT)
-    return ops.take(flat, index, 0)
+    known = c.checks.indices(index, flat, 0, FLAT)
+    return ops.take(flat, index, 0, known)
 
 
 @aten("embedding.default")
 def embedding(c: Context, weight: Node, indices: Node, *_: Any, **__: Any) -> Node:
-    c.checks.indices(indices, weight, 0, ROWS)
-    return ops.take(weight, indices, 0)
+    known = c.checks.indices(indices, weight, 0, ROWS)
+    return ops.take(weight, indices, 0, known)
 
 
-def _advanced(c: Context, x: Node, indices: Sequence[Node | None]) -> tuple[list[Node], list[int]]:
-    """The given index tensors and the axes they index. A boolean mask has no static shape."""
+def _advanced(
+    c: Context, x: Node, indices: Sequence[Node | None]
+) -> tuple[list[Node], list[int], str]:
+    """The given index tensors, the axes they index and what is known of all of them. A boolean mask
+    has no static shape."""
     used = [(i, k) for k, i in enumerate(indices) if i is not None]
     if any(i.dtype.is_bool or i.dtype.name == "u8" for i, _ in used):
         raise Untranslated("a mask selects a number of elements that depends on the data")
-    for position, (i, k) in enumerate(used):
-        # Eager counts the axes that are indexed, not those of the tensor.
-        c.checks.indices(i, x, k, ADVANCED, position)
-    return [i for i, _ in used], [k for _, k in used]
+    # Eager counts the axes that are indexed, not those of the tensor.
+    known = {c.checks.indices(i, x, k, ADVANCED, position) for position, (i, k) in enumerate(used)}
+    least = next((level for level in KNOWN if level in known), "any")
+    return [i for i, _ in used], [k for _, k in used], least
 
 
 @aten("index.Tensor", "_unsafe_index.Tensor")
 def index(c: Context, x: Node, indices: Sequence[Node | None]) -> Node:
-    nodes, axes = _advanced(c, x, indices)
-    return ops.index(x, nodes, axes) if nodes else x
+    nodes, axes, known = _advanced(c, x, indices)
+    return ops.index(x, nodes, axes, known) if nodes else x
 
 
 @aten("index_put.default", "_unsafe_index_put.default", "_index_put_impl.default")
@@ -99,11 +103,11 @@ def index_put(
     values = cast(values, x.dtype)
     if len(used) == 1 and used[0][0].dtype.is_bool:
         return _masked_put(c, x, *used[0], values, accumulate)
-    nodes, axes = _advanced(c, x, indices)
+    nodes, axes, known = _advanced(c, x, indices)
     if not nodes:
         out = ops.expand(values, x.shape)
         return ops.add(x, out) if accumulate else out
-    return ops.index_put(x, values, nodes, axes, accumulate)
+    return ops.index_put(x, values, nodes, axes, accumulate, known)
 
 
 def _masked_put(c: Context, x: Node, mask: Node, axis: int, values: Node, accumulate: bool) -> Node:
@@ -123,11 +127,11 @@ def _masked_put(c: Context, x: Node, mask: Node, axis: int, values: Node, accumu
 def _scatter(
     c: Context, x: Node, dim: int, index: Node, source: Operand, reduce: str | None
 ) -> Node:
-    c.checks.indices(index, x, axis_of(dim, x.rank), ALONG)
+    known = c.checks.indices(index, x, axis_of(dim, x.rank), ALONG)
     src = c.node(source, x.dtype)
     if x.rank == 0:
         x1, i1, s1 = (ops.reshape(n, (1,)) for n in (x, index, src))
-        return ops.reshape(_scattered(x1, i1, s1, 0, reduce), ())
+        return ops.reshape(_scattered(x1, i1, s1, 0, reduce, known), ())
     if index.rank == 0:
         index = ops.reshape(index, (1,))
     if src.rank == 0:
@@ -135,14 +139,15 @@ def _scatter(
     for k, (a, b) in enumerate(zip(src.shape, index.shape, strict=True)):
         if not D.known_eq(a, b):
             src = ops.slice(src, k, 0, b, 1)
-    return _scattered(x, index, src, axis_of(dim, x.rank), reduce)
+    return _scattered(x, index, src, axis_of(dim, x.rank), reduce, known)
 
 
-def _scattered(x: Node, index: Node, src: Node, axis: int, reduce: str | None) -> Node:
+def _scattered(x: Node, index: Node, src: Node, axis: int, reduce: str | None, known: str) -> Node:
     """16-bit floats are added and multiplied in float32 and rounded once, as eager does."""
     if x.dtype not in (f16, bf16) or reduce not in ("add", "mul"):
-        return ops.scatter(x, index, src, axis, reduce)
-    return cast(ops.scatter(cast(x, f32), index, cast(src, f32), axis, reduce), x.dtype)
+        return ops.scatter(x, index, src, axis, reduce, known)
+    wide = ops.scatter(cast(x, f32), index, cast(src, f32), axis, reduce, known)
+    return cast(wide, x.dtype)
 
 
 @aten("scatter.src", "scatter.value")
@@ -187,14 +192,14 @@ def scatter_reduce(
 def index_add(c: Context, x: Node, dim: int, index: Node, source: Node, alpha: Any = 1) -> Node:
     if alpha != 1:
         source = ops.mul(cast(source, x.dtype), c.node(alpha, x.dtype))
-    c.checks.indices(index, x, axis_of(dim, x.rank), added(x.rank))
-    return _along(c, x, dim, index, source, "add")
+    known = c.checks.indices(index, x, axis_of(dim, x.rank), added(x.rank))
+    return _along(x, dim, index, source, "add", known)
 
 
 @aten("index_copy.default")
 def index_copy(c: Context, x: Node, dim: int, index: Node, source: Node) -> Node:
-    c.checks.indices(index, x, axis_of(dim, x.rank), COPIED)
-    return _along(c, x, dim, index, source, None)
+    known = c.checks.indices(index, x, axis_of(dim, x.rank), COPIED)
+    return _along(x, dim, index, source, None, known)
 
 
 @aten("index_fill")
@@ -233,21 +238,23 @@ def _broadcast_index(x: Node, axis: int, index: Node, source: Node) -> Node:
     return ops.expand(ops.reshape(index, shape), source.shape)
 
 
-def _along(c: Context, x: Node, dim: int, index: Node, source: Node, reduce: str | None) -> Node:
+def _along(x: Node, dim: int, index: Node, source: Node, reduce: str | None, known: str) -> Node:
     flat = x if x.rank else ops.reshape(x, (1,))
     src = ops.reshape(source, (1,)) if source.rank == 0 else source
     axis = axis_of(dim, flat.rank)
     wide = _broadcast_index(flat, axis, index, src)
-    return ops.reshape(_scattered(flat, wide, cast(src, x.dtype), axis, reduce), x.shape)
+    out = _scattered(flat, wide, cast(src, x.dtype), axis, reduce, known)
+    return ops.reshape(out, x.shape)
 
 
 @aten("put.default")
 def put(c: Context, x: Node, index: Node, source: Node, accumulate: bool = False) -> Node:
     n = x.ttype.size
     flat = ops.reshape(x, (n,))
-    c.checks.indices(index, flat, 0, FLAT)
+    known = c.checks.indices(index, flat, 0, FLAT)
     idx, src = ops.reshape(index, (index.ttype.size,)), ops.reshape(source, (source.ttype.size,))
-    return ops.reshape(ops.index_put(flat, cast(src, x.dtype), [idx], [0], accumulate), x.shape)
+    out = ops.index_put(flat, cast(src, x.dtype), [idx], [0], accumulate, known)
+    return ops.reshape(out, x.shape)
 
 
 @aten("masked_fill")
@@ -282,8 +289,8 @@ def searchsorted(
 ) -> Node:
     right = side == "right" if side is not None else right
     if sorter is not None:
-        c.checks.indices(sorter, sorted_, sorted_.rank - 1, SORTER)
-        sorted_ = ops.gather(sorted_, sorter, sorted_.rank - 1)
+        known = c.checks.indices(sorter, sorted_, sorted_.rank - 1, SORTER)
+        sorted_ = ops.gather(sorted_, sorter, sorted_.rank - 1, known)
     return count_below(c, sorted_, c.node(x), right, out_int32)
 
 

@@ -102,25 +102,29 @@ class Checks:
         axis: int,
         asked: Asked,
         position: int | None = None,
-    ) -> None:
-        """Every index is one of an axis of x. `position`: the number eager has for the axis."""
+    ) -> str:
+        """Every index is one of an axis of x. `position`: the number eager has for the axis.
+
+        What operators may then take as known of the indices: one of ops.indexing.KNOWN."""
         size = x.shape[axis] if x.rank else 1
         if not self.wanted or D.known_eq(idx.ttype.size, 0):
-            return
+            return "any"
         whole = self._original()
         if whole in _WHOLE:
             asked = _WHOLE[whole](x.rank)
+        known = "wrapped" if asked.wrap else "within"
         base = _unrepeated(idx)
         fact = base, str(size), asked.wrap
         if fact in self._settled:
-            return
+            return known
         self._settled[fact] = None
         if self.ranges.of(idx).within(-1 * size if asked.wrap else 0, size):
-            return
+            return known
         number = axis if position is None or whole in _OWN_AXES else position
         words = asked.words.replace("{axis}", str(number))
         value = ops.index_check(base, size, asked.wrap)
         self.add(value, Check(asked.error, words, size, self.place, asked.empty))
+        return known
 
     def mark(self) -> tuple[int, int]:
         """How far it has come, for `undo`."""

@@ -76,7 +76,7 @@ class _Shared:
         s, host = self.s, self.host
         self._same_loops()
         # A sum is cut as it would be alone, where its loop is one. Maps of cases are unrolled.
-        if self.sums and not (self.alike and len(s.path(host)) == 1) or case_axes(s, host):
+        if (self.sums and not (self.alike and len(s.path(host)) == 1)) or case_axes(s, host):
             return False
         for m in self.maps[1:]:
             s.do(ComputeWith(m, s.path(host)[-1].name))
