@@ -559,8 +559,8 @@ class Rewriter:
             return x
         found = self._dims.get(x)
         if found is None:
-            found = D.substitute(x, self.table, self._new if D.data_values(x) else None)
-            self._dims[x] = found
+            on_data = self._new if D.data_values(x) else None
+            found = self._dims[x] = D.substitute(x, self.table, on_data, self._dims)
         return found
 
     def _new(self, x: Value) -> Value:
