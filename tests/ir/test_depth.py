@@ -8,7 +8,7 @@ from tilewright.ir.conditions import parts_of
 from tilewright.ir.expr import Value, fn, index, load, loads, replaced, rewrite, walk
 from tilewright.ir.interpret import Evaluator
 from tilewright.ir.types import b1, f32, i64
-from tilewright.ir.value_text import Scope, parse_value, value_text
+from tilewright.ir.value_text import Scope, dim_text, parse_dim, parse_value, value_text
 
 DEEP = 3000
 I, J = D.var("i", 64), D.var("j", 64)
@@ -50,6 +50,42 @@ def test_deep_data_in_indices() -> None:
         v = load("p", (v,), i64)
     moved = v.substitute({D.the_sym(I): J})
     assert moved.depth == v.depth and moved.symbols() == {D.the_sym(J)}
+
+
+def quotients(n: int, at: D.Dim = I) -> D.Dim:
+    """Every part is read twice: written out as a tree there would be two to the n of them."""
+    for k in range(n):
+        at = D.floordiv(at, 2) + D.mod(5 * at + k, 37)
+    return at
+
+
+def gathered(n: int, at: D.Dim = I) -> D.Dim:
+    for _ in range(n):
+        at = load("p", (at,), i64).as_dim() * 2 + load("q", (at,), i64).as_dim()
+    return at
+
+
+@pytest.mark.parametrize("make", [quotients, gathered])
+def test_index_functions_that_share_their_parts(make) -> None:
+    """None of this is as long as the tree would be: it ends at once, or never."""
+    x = make(60)
+    assert len(str(x)) < 2000 and len(list(D.atoms(x))) < 200
+    assert D.substitute(x, {D.the_sym(I): J}) is make(60, J)
+    text = dim_text(x)
+    assert len(text) < 10_000
+    scope = Scope({"p": i64, "q": i64}, {"i": D.the_sym(I)})
+    assert parse_dim(text, scope) is x
+    v = load("p", (x,), i64) + index(3 * x)
+    assert parse_value(value_text(v), scope) is v
+    small = make(3)
+    assert "t0" not in dim_text(small) and parse_dim(dim_text(small), scope) is small
+
+
+def test_the_value_of_quotients_that_share_their_parts() -> None:
+    at = 41
+    for k in range(60):
+        at = at // 2 + (5 * at + k) % 37
+    assert D.evaluate(quotients(60), {"i": 41}) == at
 
 
 def test_a_deep_value_comes_back_from_its_text() -> None:

@@ -9,6 +9,7 @@ an integer that is read from memory.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
@@ -20,6 +21,7 @@ import numpy as np
 from tilewright.ir.atom import Atom, Data, Quo, Sym, interned
 
 INF = 1 << 62
+_LONG_KEY = 400  # characters of an atom's key: a longer one is its digest
 # The same few thousand functions are added, multiplied and compared over and over while kernels are
 # scheduled: results are remembered, so many of each kind that a large program's fit.
 _remembered = lru_cache(maxsize=1 << 16)
@@ -33,10 +35,11 @@ Monomial = tuple[Atom, ...]
 class Int:
     """A canonical polynomial, never a constant; `terms`: sorted (monomial, coefficient) pairs."""
 
-    __slots__ = ("terms", "_str", "_bounds", "_syms", "_data", "__weakref__")
+    __slots__ = ("terms", "tree", "_str", "_bounds", "_syms", "_data", "__weakref__")
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
         self.terms = terms
+        self.tree: int | None = None  # how large its text is without names (ir/value_print.py)
         self._str: str | None = None
         self._bounds: tuple[int, int] | None = None
         self._syms: frozenset[Sym] | None = None
@@ -224,6 +227,8 @@ def from_atom(atom: Atom) -> Dim:
 def _atom(op: str, a: Dim, b: Dim) -> Quo:
     sign = {"floordiv": "//", "mod": "%"}.get(op)
     text = f"({_wrap(a)}{sign}{_wrap(b)})" if sign else f"{op}({a},{b})"
+    if len(text) > _LONG_KEY:  # what it shares would make its text ever longer
+        text = f"{op}(~{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()})"
     atom = interned((op, a, b), lambda: Quo(op, a, b), text)
     assert isinstance(atom, Quo)
     if atom._bounds is None:  # a new one: what is known of it from its parts, however deep they are
@@ -580,27 +585,40 @@ _COMBINE: dict[str, Callable[[Dim, Dim], Dim]] = {
 
 
 def substitute(
-    x: Dim, table: Mapping[Sym, Dim], on_data: Callable[[Any], Any] | None = None
+    x: Dim,
+    table: Mapping[Sym, Dim],
+    on_data: Callable[[Any], Any] | None = None,
+    memo: dict[Int, Dim] | None = None,
 ) -> Dim:
-    """Replace symbols, simplifying again. `on_data` rewrites the value inside a Data atom."""
+    """Replace symbols, simplifying again. `on_data` rewrites the value inside a Data atom. `memo`
+    remembers what was substituted, for the same table."""
     if isinstance(x, int) or (on_data is None and not (symbols(x) & table.keys())):
         return x
+    if memo is None:
+        memo = {}
+    elif (found := memo.get(x)) is not None:
+        return found
     total: Dim = 0
     for mono, c in x.terms:
         p: Dim = c
         for atom in mono:
-            p = p * _sub_atom(atom, table, on_data)
+            p = p * _sub_atom(atom, table, on_data, memo)
         total = total + p
+    memo[x] = total
     return total
 
 
-def _sub_atom(atom: Atom, table: Mapping[Sym, Dim], on_data: Callable[[Any], Any] | None) -> Dim:
+def _sub_atom(
+    atom: Atom,
+    table: Mapping[Sym, Dim],
+    on_data: Callable[[Any], Any] | None,
+    memo: dict[Int, Dim],
+) -> Dim:
     if isinstance(atom, Sym):
         return table.get(atom, from_atom(atom))
     if isinstance(atom, Quo):
-        return _COMBINE[atom.op](
-            substitute(atom.a, table, on_data), substitute(atom.b, table, on_data)
-        )
+        a, b = (substitute(e, table, on_data, memo) for e in (atom.a, atom.b))
+        return _COMBINE[atom.op](a, b)
     assert isinstance(atom, Data)
     value = on_data(atom.value) if on_data else atom.value.substitute(table)
     return value.as_dim()
@@ -625,31 +643,38 @@ def symbols(x: Dim) -> frozenset[Sym]:
 
 
 def data_values(x: Dim) -> tuple[Any, ...]:
-    """The values read from memory that x mentions."""
+    """The distinct values read from memory that x mentions."""
     if isinstance(x, int):
         return ()
     if x._data is None:
-        out: list[Any] = []
+        out: dict[Any, None] = {}
         for mono, _ in x.terms:
             for a in mono:
                 if isinstance(a, Data):
-                    out.append(a.value)
+                    out[a.value] = None
                 elif isinstance(a, Quo):
-                    out += data_values(a.a)
-                    out += data_values(a.b)
+                    out.update(dict.fromkeys((*data_values(a.a), *data_values(a.b))))
         x._data = tuple(out)
     return x._data
 
 
 def atoms(x: Dim) -> Iterator[Atom]:
-    """Every atom of x, inside quotients too."""
-    if isinstance(x, Int):
-        for mono, _ in x.terms:
-            for a in mono:
-                yield a
-                if isinstance(a, Quo):
-                    yield from atoms(a.a)
-                    yield from atoms(a.b)
+    """Every distinct atom of x, inside quotients too."""
+    seen: set[Atom] = set()
+    stack = _own_atoms(x)
+    while stack:
+        a = stack.pop()
+        if a not in seen:
+            seen.add(a)
+            yield a
+            if isinstance(a, Quo):
+                stack += _own_atoms(a.b)
+                stack += _own_atoms(a.a)
+
+
+def _own_atoms(x: Dim) -> list[Atom]:
+    """Last first."""
+    return [] if isinstance(x, int) else [a for mono, _ in reversed(x.terms) for a in mono[::-1]]
 
 
 @_remembered
@@ -664,20 +689,36 @@ def coefficient(x: Dim, s: Sym) -> Dim | None:
     return _linear(x, s)[1]
 
 
-def evaluate(x: Dim, env: Mapping[str, Any], on_data: Callable[[Any], Any] | None = None) -> Any:
-    """The number for the given values of symbols by name (numpy arrays work too)."""
+def evaluate(
+    x: Dim,
+    env: Mapping[str, Any],
+    on_data: Callable[[Any], Any] | None = None,
+    memo: dict[Int, Any] | None = None,
+) -> Any:
+    """The number for the given values of symbols by name (numpy arrays work too). `memo` is for
+    what quotients share."""
     if isinstance(x, int):
         return x
+    if memo is None:
+        memo = {}
+    elif x in memo:
+        return memo[x]
     total: Any = 0
     for mono, c in x.terms:
         p: Any = c
         for a in mono:
-            p = p * _eval_atom(a, env, on_data)
+            p = p * _eval_atom(a, env, on_data, memo)
         total = total + p
+    memo[x] = total
     return total
 
 
-def _eval_atom(a: Atom, env: Mapping[str, Any], on_data: Callable[[Any], Any] | None) -> Any:
+def _eval_atom(
+    a: Atom,
+    env: Mapping[str, Any],
+    on_data: Callable[[Any], Any] | None,
+    memo: dict[Int, Any],
+) -> Any:
     if isinstance(a, Sym):
         return env[a.name]
     if isinstance(a, Data):
@@ -685,7 +726,7 @@ def _eval_atom(a: Atom, env: Mapping[str, Any], on_data: Callable[[Any], Any] | 
             raise ValueError(f"{a} depends on data")
         return on_data(a.value)
     assert isinstance(a, Quo)
-    x, y = evaluate(a.a, env, on_data), evaluate(a.b, env, on_data)
+    x, y = (evaluate(e, env, on_data, memo) for e in (a.a, a.b))
     if a.op == "floordiv":
         return x // y
     if a.op == "mod":

@@ -25,11 +25,11 @@ from tilewright.ir.node import Constant, Graph, Input, Item, Literal, Node, Op, 
 from tilewright.ir.operator import OPERATORS
 from tilewright.ir.reader import Reader, Token, name_text, quoted
 from tilewright.ir.types import DTYPES, DType, TensorType, TupleType, Type
+from tilewright.ir.value_print import number_text
 from tilewright.ir.value_text import (
     Scope,
     declare,
     dim_text,
-    number_text,
     parse_dim,
     parse_value,
     read_dim,

@@ -2,26 +2,19 @@
 
 Constants are f32 (`0.5`), i64 (`3`) or bool (`true`) unless they say otherwise (`0.5:f64`). An
 index used as a value is `#(i0+1)`, an index read from data is `${idx[i0]}`. A value that shares
-a lot prints as `{t0 = …; t1 = …; result}`.
+a lot prints as `{t0 = …; t1 = …; result}` (ir/value_print.py says when).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass, field, replace
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.expr import (
     Const,
-    Fn,
-    Index,
-    Load,
-    Reduce,
     Tensor,
     Value,
     cast,
@@ -36,177 +29,22 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.reader import Reader, name_text
 from tilewright.ir.scalar import SCALARS
-from tilewright.ir.types import DTYPES, DType, b1, f32, f64, i64
-
-# Loosest first. The operands of one level print without brackets where they bind tighter.
-_INFIX = (
-    {"|": "or"},
-    {"&": "and"},
-    {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"},
-    {"+": "add", "-": "sub"},
-    {"*": "mul", "/": "div"},
-)
-_SIGN = {name: (sign, level) for level, row in enumerate(_INFIX) for sign, name in row.items()}
-_TIGHT = len(_INFIX)
-_COMPARE = 2  # does not chain
-
-# A value whose tree is this much larger than its graph is printed with names for what it shares.
-_LET_FACTOR, _LET_SIZE = 2, 40
-# So is one that is deeper than this: what reads it back goes down one bracket after the other.
-_LET_DEPTH = 48
+from tilewright.ir.types import DTYPES, DType, b1, f32, i64
+from tilewright.ir.value_print import COMPARE, INFIX, dim_text, value_text
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What names mean: buffers have a dtype (or are the Tensor itself), symbols are Syms."""
+    """What names mean: buffers have a dtype (or are the Tensor itself), symbols are Syms; values
+    are what a block has given a name."""
 
     buffers: Mapping[str, DType | Tensor] = field(default_factory=dict)
     symbols: Mapping[str, Sym | Int] = field(default_factory=dict)
+    values: Mapping[str, Value] = field(default_factory=dict)
 
     def binding(self, *syms: Sym) -> Scope:
-        return Scope(self.buffers, {**self.symbols, **{s.name: s for s in syms}})
-
-
-# ---- printing
-
-
-def dim_text(x: Dim) -> str:
-    """A dim as `parse_dim` reads it."""
-    if isinstance(x, int):
-        return str(x)
-    parts: list[str] = []
-    for mono, c in sorted(x.terms, key=lambda t: (not t[0], t[0])):  # the constant comes last
-        text = "*".join(_atom_text(a) for a in mono)
-        if not mono:
-            text = str(c)
-        elif c == -1:
-            text = "-" + text
-        elif c != 1:
-            text = f"{c}*{text}"
-        parts.append(text if not parts or text.startswith("-") else "+" + text)
-    return "".join(parts)
-
-
-def _atom_text(a: D.Atom) -> str:
-    if isinstance(a, D.Sym):
-        return name_text(a.name)
-    if isinstance(a, D.Data):
-        return f"${{{value_text(a.value)}}}"
-    assert isinstance(a, D.Quo)
-    if a.op in ("min", "max"):
-        return f"{a.op}({dim_text(a.a)},{dim_text(a.b)})"
-    sign = {"floordiv": "//", "mod": "%"}[a.op]
-    return f"({_operand(a.a)}{sign}{_operand(a.b)})"
-
-
-def _operand(x: Dim) -> str:
-    text = dim_text(x)
-    simple = (isinstance(x, int) and x >= 0) or D.is_sym(x)
-    if isinstance(x, Int) and len(x.terms) == 1:
-        mono, c = x.terms[0]
-        simple = c == 1 and len(mono) == 1
-    return text if simple else f"({text})"
-
-
-def number_text(x: float | int | bool, dtype: DType) -> str:
-    """The shortest decimal that reads back as this value of the dtype."""
-    if dtype.is_bool:
-        return "true" if x else "false"
-    if not dtype.is_float:
-        return str(int(x))
-    x = float(x)
-    if not math.isfinite(x):
-        return repr(x)
-    if dtype is f64:
-        return repr(x)
-    text = repr(float(str(np.float32(x))))
-    return text if np.float32(text) == np.float32(x) else repr(x)
-
-
-def _const_text(c: Const) -> str:
-    text = number_text(c.value, c.dtype)
-    return text if c.dtype in (f32, i64, b1) else f"{text}:{c.dtype}"
-
-
-def value_text(v: Value) -> str:
-    """A value as `parse_value` reads it."""
-    return _Printer().scope(v)
-
-
-class _Printer:
-    def __init__(self) -> None:
-        self.names: dict[int, str] = {}  # values that were given a name
-        self.count = 0
-
-    def scope(self, v: Value) -> str:
-        """A whole value, or the body of a reduction, with names for what it shares."""
-        order: list[Value] = []
-        uses: dict[int, int] = {}
-        tree = self._survey(v, order, uses)
-        shares = tree >= _LET_SIZE and tree >= _LET_FACTOR * len(order)
-        if not shares and v.depth < _LET_DEPTH:
-            return self.show(v, 0)
-        lines: list[str] = []
-        named: list[int] = []
-        depth: dict[int, int] = {}  # of what is written without a name
-        for x in order:
-            depth[id(x)] = 1 + max((depth.get(id(a), 0) for a in x.args), default=0)
-            often = shares and uses.get(id(x), 0) > 1
-            deep = depth[id(x)] >= _LET_DEPTH
-            if x is not v and isinstance(x, Fn) and (often or deep) and id(x) not in self.names:
-                depth[id(x)] = 0
-                text = self.show(x, 0)
-                self.names[id(x)] = f"t{self.count}"
-                self.count += 1
-                named.append(id(x))
-                lines.append(f"{self.names[id(x)]} = {text}; ")
-        text = f"{{{''.join(lines)}{self.show(v, 0)}}}" if lines else self.show(v, 0)
-        for k in named:
-            del self.names[k]
-        return text
-
-    def _survey(self, v: Value, order: list[Value], uses: dict[int, int]) -> int:
-        """Distinct values of this scope, operands first, and uses; the size of v as a tree."""
-        size: dict[int, int] = {}
-        stack: list[tuple[Value, bool]] = [(v, False)]
-        while stack:
-            x, done = stack.pop()
-            if id(x) in size:
-                continue
-            inner = () if isinstance(x, Reduce) or id(x) in self.names else x.args
-            if done:
-                size[id(x)] = 1 + sum(size[id(a)] for a in inner)
-                order.append(x)
-                for a in inner:
-                    uses[id(a)] = uses.get(id(a), 0) + 1
-            else:
-                stack.append((x, True))
-                stack.extend((a, False) for a in reversed(inner))
-        return size[id(v)]
-
-    def show(self, v: Value, level: int) -> str:
-        """`level` is how tightly the surroundings bind."""
-        name = self.names.get(id(v))
-        if name is not None:
-            return name
-        if isinstance(v, Const):
-            return _const_text(v)
-        if isinstance(v, Index):
-            return f"#({dim_text(v.dim)})"
-        if isinstance(v, Load):
-            source = v.source if isinstance(v.source, str) else v.source.name
-            return f"{name_text(source)}[{','.join(map(dim_text, v.index))}]"
-        if isinstance(v, Reduce):
-            axes = ", ".join(f"{name_text(a.name)}<{dim_text(extent(a))}" for a in v.axes)
-            return f"reduce({v.combine}, {axes})({self.scope(v.body)})"
-        assert isinstance(v, Fn)
-        if v.name in _SIGN:
-            sign, own = _SIGN[v.name]
-            a = self.show(v.args[0], own + (own == _COMPARE))
-            text = f"{a} {sign} {self.show(v.args[1], own + 1)}"
-            return f"({text})" if own < level else text
-        head = f"cast<{v.dtype}>" if v.name == "cast" else v.name
-        return f"{head}({', '.join(self.show(a, 0) for a in v.args)})"
+        bound = {s.name: s for s in syms}
+        return Scope(self.buffers, {**self.symbols, **bound}, self.values)
 
 
 # ---- parsing
@@ -262,7 +100,7 @@ def _factor(r: Reader, scope: Scope) -> Dim:
     if r.take("${"):
         v = read_value(r, scope)
         r.expect("}")
-        return D.data(v)
+        return v.as_dim()
     if r.sees_kind("number"):
         return r.integer("a dim")
     t = r.token
@@ -283,17 +121,18 @@ def _factor(r: Reader, scope: Scope) -> Dim:
 
 def read_value(r: Reader, scope: Scope) -> Value:
     """A value at the cursor of a reader."""
-    return _ValueReader(r, scope, {}).block()
+    return _ValueReader(r, scope).block()
 
 
 class _ValueReader:
-    def __init__(self, r: Reader, scope: Scope, names: Mapping[str, Value]) -> None:
-        self.r, self.scope, self.names = r, scope, dict(names)
+    def __init__(self, r: Reader, scope: Scope) -> None:
+        self.r, self.names = r, dict(scope.values)
+        self.scope = replace(scope, values=self.names)  # indices may mention them too
 
     def block(self) -> Value:
         if not self.r.take("{"):
             return self.level(0)
-        own = _ValueReader(self.r, self.scope, self.names)
+        own = _ValueReader(self.r, self.scope)
         while own.r.sees_kind("name") and own.r.tokens[own.r.at + 1].text == "=":
             name = own.r.next().text
             own.r.expect("=")
@@ -304,14 +143,14 @@ class _ValueReader:
         return v
 
     def level(self, k: int) -> Value:
-        if k == _TIGHT:
+        if k == len(INFIX):
             return self.primary()
         out = self.level(k + 1)
-        while self.r.token.kind == "sign" and self.r.token.text in _INFIX[k]:
+        while self.r.token.kind == "sign" and self.r.token.text in INFIX[k]:
             sign = self.r.next()
             right = self.level(k + 1)
-            out = self._apply(_INFIX[k][sign.text], [out, right], sign)
-            if k == _COMPARE:
+            out = self._apply(INFIX[k][sign.text], [out, right], sign)
+            if k == COMPARE:
                 break
         return out
 
@@ -427,7 +266,7 @@ class _ValueReader:
             scope = scope.binding(axes[-1])
         r.expect(")")
         r.expect("(")
-        body = _ValueReader(r, scope, self.names).block()
+        body = _ValueReader(r, scope).block()
         r.expect(")")
         try:
             return make_reduce(combine, tuple(axes), body)

@@ -8,7 +8,7 @@ reduction), so equal definitions are equal.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import count
 from operator import is_
 from typing import TYPE_CHECKING, Any, Union
@@ -492,6 +492,20 @@ def walk(v: Value, source: str | None = None) -> Iterator[Value]:
         stack += x.operands()
 
 
+def loads_among(v: Value, sources: Set[str]) -> Iterator[Load]:
+    """Every distinct load under v of one of some buffers; no value is visited that reads none."""
+    seen: set[Value] = set()
+    stack = [v]
+    while stack:
+        x = stack.pop()
+        if x in seen or x.sources.isdisjoint(sources):
+            continue
+        seen.add(x)
+        if isinstance(x, Load) and x.source in sources:
+            yield x
+        stack += x.operands()
+
+
 def loads(v: Value, source: str | None = None) -> Iterator[Load]:
     """Every distinct load under v, or those of one source."""
     if source is None:
@@ -514,6 +528,95 @@ def replaced(v: Value, old: Value, new: Value) -> Value:
     return memo[v]
 
 
+class Rewriter:
+    """Substitutes symbols and replaces loads (after substitution) and reductions, bottom up. `only`
+    is the one buffer whose loads are replaced, where it is known: the others are not looked at.
+
+    What was rewritten is remembered: what several values share is rewritten once for all of them.
+    """
+
+    def __init__(
+        self,
+        table: Mapping[Sym, Dim] | None = None,
+        on_load: Callable[[Load], Value] | None = None,
+        on_reduce: Callable[[Reduce], Value] | None = None,
+        only: str | None = None,
+    ) -> None:
+        assert only is None or on_reduce is None
+        self.table: Mapping[Sym, Dim] = table or {}
+        self.on_load, self.on_reduce, self.only = on_load, on_reduce, only
+        self._memo: dict[Value, Value] = {}
+        self._dims: dict[Int, Dim] = {}
+        # Of a reduction: its axes and body, once the sizes of its axes are known.
+        self._rebound: dict[Value, tuple[tuple[Sym, ...], Value]] = {}
+        self._only_symbols = on_load is None and on_reduce is None
+
+    def __call__(self, v: Value) -> Value:
+        if self._settled(v):
+            return self._new(v)
+        memo = self._memo
+        for x in operands_first(v, self._operands, memo):
+            memo[x] = self._one(x)
+        return memo[v]
+
+    def dim(self, x: Dim) -> Dim:
+        """An index function, with what it reads from memory rewritten."""
+        if isinstance(x, int):
+            return x
+        for v in D.data_values(x):
+            self(v)
+        return self._dim(x)
+
+    def _dim(self, x: Dim) -> Dim:
+        """The same where what it reads is rewritten already."""
+        if isinstance(x, int):
+            return x
+        found = self._dims.get(x)
+        if found is None:
+            on_data = self._new if D.data_values(x) else None
+            found = self._dims[x] = D.substitute(x, self.table, on_data, self._dims)
+        return found
+
+    def _new(self, x: Value) -> Value:
+        return self._memo.get(x, x)
+
+    def _settled(self, x: Value) -> bool:
+        """Is it known what becomes of it?"""
+        if x in self._memo:
+            return True
+        if not self._only_symbols and (self.only is None or self.only in x.sources):
+            return False
+        return x._syms.isdisjoint(self.table)
+
+    def _operands(self, x: Value) -> Iterable[Value]:
+        found: Iterable[Value] = x.operands()
+        if isinstance(x, Reduce):
+            sizes = [d for a in x.axes for d in D.data_values(extent(a))]
+            if x not in self._rebound and all(map(self._settled, sizes)):
+                axes = tuple(_rebound(a, self._dim) for a in x.axes)
+                changed = {a: D.as_int(b) for a, b in zip(x.axes, axes, strict=True) if a is not b}
+                self._rebound[x] = axes, x.body.substitute(changed) if changed else x.body
+            found = (self._rebound[x][1],) if x in self._rebound else sizes
+        return [y for y in found if not self._settled(y)]
+
+    def _one(self, x: Value) -> Value:
+        """What becomes of a value, once that is known of its operands."""
+        if isinstance(x, Load):
+            out = load(x.source, tuple(map(self._dim, x.index)), x.dtype)
+            return out if self.on_load is None else self.on_load(out)
+        if isinstance(x, Index):
+            return index(self._dim(x.dim))
+        if isinstance(x, Fn):
+            return with_args(x, tuple(map(self._new, x.args)))
+        if isinstance(x, Reduce):
+            axes, body = self._rebound[x]
+            out = make_reduce(x.combine, axes, self._new(body))
+            if self.on_reduce is not None and isinstance(out, Reduce):
+                return self.on_reduce(out)
+            return out
+        return x
+
+
 def rewrite(
     v: Value,
     table: Mapping[Sym, Dim] | None = None,
@@ -521,61 +624,8 @@ def rewrite(
     on_reduce: Callable[[Reduce], Value] | None = None,
     only: str | None = None,
 ) -> Value:
-    """Substitute symbols and replace loads (after substitution) and reductions, bottom up. `only`
-    is the one buffer whose loads are replaced, where it is known: the others are not looked at."""
-    table = table or {}
-    memo: dict[Value, Value] = {}
-    # Of a reduction: its axes and body, once the sizes of its axes are known.
-    rebound: dict[Value, tuple[tuple[Sym, ...], Value]] = {}
-    only_symbols = on_load is None and on_reduce is None
-    assert only is None or on_reduce is None
-    symbols = table.keys()
-
-    def new(x: Value) -> Value:
-        return memo.get(x, x)
-
-    def settled(x: Value) -> bool:
-        if x in memo:
-            return True
-        if not only_symbols and (only is None or only in x.sources):
-            return False
-        return x._syms.isdisjoint(symbols)
-
-    def dim(x: Dim) -> Dim:
-        if isinstance(x, int):
-            return x
-        return D.substitute(x, table, new if D.data_values(x) else None)
-
-    def operands(x: Value) -> Iterable[Value]:
-        found: Iterable[Value] = x.operands()
-        if isinstance(x, Reduce):
-            sizes = [d for a in x.axes for d in D.data_values(extent(a))]
-            if x not in rebound and all(map(settled, sizes)):
-                axes = tuple(_rebound(a, dim) for a in x.axes)
-                changed = {a: D.as_int(b) for a, b in zip(x.axes, axes, strict=True) if a is not b}
-                rebound[x] = axes, x.body.substitute(changed) if changed else x.body
-            found = (rebound[x][1],) if x in rebound else sizes
-        return [y for y in found if not settled(y)]
-
-    if settled(v):
-        return v
-    for x in operands_first(v, operands, memo):
-        out = x
-        if isinstance(x, Load):
-            out = load(x.source, tuple(map(dim, x.index)), x.dtype)
-            if on_load is not None:
-                out = on_load(out)
-        elif isinstance(x, Index):
-            out = index(dim(x.dim))
-        elif isinstance(x, Fn):
-            out = with_args(x, tuple(map(new, x.args)))
-        elif isinstance(x, Reduce):
-            axes, body = rebound[x]
-            out = make_reduce(x.combine, axes, new(body))
-            if on_reduce is not None and isinstance(out, Reduce):
-                out = on_reduce(out)
-        memo[x] = out
-    return new(v)
+    """One value rewritten: see `Rewriter`."""
+    return Rewriter(table, on_load, on_reduce, only)(v)
 
 
 def _rebound(axis: Sym, dim: Callable[[Dim], Dim]) -> Sym:

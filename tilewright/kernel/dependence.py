@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tilewright.ir import dim as D
 from tilewright.ir.combine import Combiner
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import loads
+from tilewright.ir.expr import loads, loads_among
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.meet import EARLIER, LATER, OTHER, SAME, Relation, Use, meet, same_last, uses
 from tilewright.kernel.nest import (
@@ -37,7 +37,7 @@ from tilewright.kernel.nest import (
     free_vars,
     inner_vars,
     own_values,
-    substitute,
+    substitute_all,
     walk,
 )
 
@@ -175,17 +175,17 @@ def interleaved(
     """What goes wrong where statements that ran one after the other, before (or after) everything
     else in a loop, now take turns with one another and with the rest."""
     here = _Pairs(n, (outer,))
-    turns: list[list[Use]] = []
-    for part in moved:
-        ids = {id(s) for s in part}
-        mine = (u for u in here.uses if id(u.store) in ids or any(id(q) in ids for q in u.path))
-        turns.append(list(mine))
-    taken = {id(u) for part in turns for u in part}
-    rest = [u for u in here.uses if id(u) not in taken]
-    turns = [*turns, rest] if before else [rest, *turns]
+    part_of = {id(s): k for k, part in enumerate(moved) for s in part}
+    others = len(moved) if before else -1
+
+    def turn(u: Use) -> int:
+        around = (part_of.get(id(s)) for s in (u.store, *u.path))
+        return next((k for k in around if k is not None), others)
+
+    turns = {id(u): turn(u) for u in here.uses}
     out = _stops(outer.body, outer)
-    for k, first in enumerate(turns):
-        for a, b in here.clashes(first, [u for part in turns[k + 1 :] for u in part]):
+    for a, b in here.all():
+        if turns[id(a)] < turns[id(b)]:
             relations: list[tuple[Relation, Loop]] = []
             shared = _common(a.path, b.path)
             for j, q in enumerate(shared):
@@ -232,7 +232,7 @@ class _Pairs:
         inside = [s for s, _ in walk(body)]
         self.own = {s.buffer for s in inside if isinstance(s, Alloc)}
         self.written = {s.buffer for s in inside if isinstance(s, Store)}
-        self.uses = uses(body)
+        self.uses = uses(body, self.written)  # nobody gets in the way of what is only read
         self.of = _by_buffer(self.uses)
 
     def all(self) -> Iterator[tuple[Use, Use]]:
@@ -336,7 +336,7 @@ def _unfused(loop: Loop) -> Loop | None:
     outer, inner = D.var(f"{loop.name}/", D.ceildiv(loop.extent, m)), D.var(f"{loop.name}%", m)
     if D.known_eq(loop.extent, m * D.floordiv(loop.extent, m)):
         outer = D.var(f"{loop.name}/", D.floordiv(loop.extent, m))
-    body = tuple(substitute(s, {loop.var: outer * m + inner}) for s in loop.body)
+    body = substitute_all(loop.body, {loop.var: outer * m + inner})
     return Loop(D.the_sym(outer), loop.kind, (Loop(D.the_sym(inner), "serial", body),))
 
 
@@ -381,7 +381,7 @@ def _windowed(n: Nest, loop: Loop) -> set[str]:
         if s.combine != sums.get(s.buffer, s.combine):
             out.add("order")
     for s, _ in inside:
-        for x in (x for v in own_values(s) for x in loads(v)):
+        for x in (x for v in own_values(s) for x in loads_among(v, written)):
             name = str(x.source)
             if name in sums:
                 out.add("order")

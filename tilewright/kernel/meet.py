@@ -9,7 +9,7 @@ an index is read from memory, the two are taken to meet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import count
 from math import gcd
@@ -21,7 +21,7 @@ from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
 from tilewright.ir.combine import Combine
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Const, Fn, Index, Load, Value, loads
+from tilewright.ir.expr import Const, Fn, Index, Load, Value, loads, loads_among
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import If, Loop, Path, Stmt, Store, bodies, own_values
 
@@ -72,17 +72,19 @@ class Use:
         return f"{self.buffer}[{','.join(map(str, self.index))}]"
 
 
-def uses(body: tuple[Stmt, ...], path: Path = ()) -> list[Use]:
-    """Everything that statements inside `path` touch."""
+def uses(body: tuple[Stmt, ...], among: Set[str] | None = None) -> list[Use]:
+    """Everything that statements touch; of what they read, only some buffers where these are
+    given."""
     out: list[Use] = []
     places = count()
+    found = loads if among is None else lambda v: loads_among(v, among)
 
     def visit(body: tuple[Stmt, ...], path: Path, sure: bool) -> None:
         for s in body:
             values = own_values(s)
             if isinstance(s, (Store, If, Loop)) and (values or isinstance(s, Store)):
                 k = next(places)
-                seen = dict.fromkeys(x for v in values for x in loads(v))
+                seen = dict.fromkeys(x for v in values for x in found(v))
                 out.extend(Use(s, x, path, k, sure) for x in seen)
                 if isinstance(s, Store):
                     out.append(Use(s, None, path, k, sure))
@@ -90,7 +92,7 @@ def uses(body: tuple[Stmt, ...], path: Path = ()) -> list[Use]:
             for inside in bodies(s):
                 visit(inside, around, sure and isinstance(s, Loop))
 
-    visit(body, path, True)
+    visit(body, (), True)
     return out
 
 

@@ -7,7 +7,7 @@ extent (`min(12, 128-12*i0)`), never a branch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import is_
@@ -17,7 +17,7 @@ from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.combine import Combine, Combiner
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Load, Value, extent, loads, rewrite
+from tilewright.ir.expr import Load, Rewriter, Value, extent, loads
 from tilewright.kernel.group import Buffer, Group, Stage
 
 # serial    one after the other
@@ -383,50 +383,57 @@ def substitute(
     Inner loops whose bounds mention them get a new variable of the same name. `only` is the one
     buffer whose accesses change, where it is known: statements without it stay what they are.
     """
+    return _substituted(s, Rewriter(table, on_load, only=only), on_store)
+
+
+def substitute_all(
+    body: Iterable[Stmt],
+    table: Mapping[Sym, Dim],
+    on_load: Callable[[Load], Value] | None = None,
+    on_store: OnAccess | None = None,
+    only: str | None = None,
+) -> tuple[Stmt, ...]:
+    """The same in several statements. What their values share is rewritten once."""
+    new = Rewriter(table, on_load, only=only)
+    return tuple(_substituted(s, new, on_store) for s in body)
+
+
+def _substituted(s: Stmt, new: Rewriter, on_store: OnAccess | None) -> Stmt:
     if isinstance(s, (Alloc, Barrier, Commit, Wait)):
         return s
-    if only is not None and not table and only not in mentions(s):
+    if new.only is not None and not new.table and new.only not in mentions(s):
         return s
     if isinstance(s, Prefetch):
-        found = rewrite(s.load, table, on_load)
+        found = new(s.load)
         assert isinstance(found, Load), f"{s} asks for what is no longer read"
         return Prefetch(found, s.lines)
-    data = (lambda v: rewrite(v, table, on_load, only=only)) if on_load else None
-
-    def dim(i: Dim) -> Dim:
-        return D.substitute(i, table, data if D.data_values(i) else None)
 
     def cell(buffer: str, index: tuple[Dim, ...]) -> tuple[str, tuple[Dim, ...]]:
-        at = tuple(map(dim, index))
+        at = tuple(map(new.dim, index))
         return on_store(buffer, at) if on_store is not None else (buffer, at)
-
-    def value(v: Value) -> Value:
-        return rewrite(v, table, on_load, only=only)
 
     if isinstance(s, Store):
         buf, idx = cell(s.buffer, s.index)
-        new = value(s.value)
-        copies = s.asynchronous and isinstance(new, Load)  # what computes cannot be a copy
-        return Store(s.stage, buf, idx, new, s.combine, copies)
+        value = new(s.value)
+        copies = s.asynchronous and isinstance(value, Load)  # what computes cannot be a copy
+        return Store(s.stage, buf, idx, value, s.combine, copies)
     if isinstance(s, Atomic):
         buf, idx = cell(s.buffer, s.index)
-        compare = None if s.compare is None else value(s.compare)
+        compare = None if s.compare is None else new(s.compare)
         result = None if s.result is None else cell(*s.result)
-        return Atomic(s.stage, s.kind, buf, idx, value(s.value), compare, result, s.order)
+        return Atomic(s.stage, s.kind, buf, idx, new(s.value), compare, result, s.order)
     if isinstance(s, Report):
-        condition = None if s.condition is None else value(s.condition)
-        return Report(s.kind, s.site, tuple(map(value, s.values)), condition)
+        condition = None if s.condition is None else new(s.condition)
+        return Report(s.kind, s.site, tuple(map(new, s.values)), condition)
     if isinstance(s, Loop):
-        e = dim(s.extent)
+        e = new.dim(s.extent)
         if e is not s.extent and e != s.extent:
             v = D.var(s.var.name, e)
-            table = {**table, s.var: v}
+            new = Rewriter({**new.table, s.var: v}, new.on_load, only=new.only)
             s = replace(s, var=D.the_sym(v) if D.is_sym(v) else s.var)
     else:
-        s = replace(s, condition=value(s.condition))
-    inside = [
-        tuple(substitute(x, table, on_load, on_store, only) for x in body) for body in bodies(s)
-    ]
+        s = replace(s, condition=new(s.condition))
+    inside = [tuple(_substituted(x, new, on_store) for x in body) for body in bodies(s)]
     return with_bodies(s, inside)
 
 

@@ -37,7 +37,7 @@ from tilewright.kernel.nest import (
     Stmt,
     Store,
     Wait,
-    substitute,
+    substitute_all,
     walk,
 )
 from tilewright.kernel.text import line_text
@@ -65,7 +65,7 @@ class _Grid(Machine):
             if isinstance(s, Alloc) and self.nest.buffer(s.buffer).scope != "shared":
                 self.memory[s.buffer] = self.garbage(self.nest.buffer(s.buffer))
         # With numbers for the dimensions every extent has a bound: the size of the block.
-        fixed = tuple(substitute(s, table) for s in body)
+        fixed = substitute_all(body, table)
         for launch in launches(fixed):
             self._launch(launch)
 

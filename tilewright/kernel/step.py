@@ -31,6 +31,7 @@ from tilewright.kernel.nest import (
     find,
     holds,
     loop_names,
+    marks,
     seek,
     walk,
 )
@@ -144,8 +145,9 @@ class Step:
     def fresh(self, n: Nest, name: str) -> None:
         """A name that a step introduces means nothing yet."""
         self.need(is_plain_name(name), f"{name!r} is not a name")
-        taken = name in loop_names(n) or any(b.name == name for b in n.buffers)
-        below = any(x.startswith(name + ".") for x in loop_names(n))
+        loops = {x for s in n.body for kind, x in marks(s) if kind == "loop"}
+        taken = name in loops or any(b.name == name for b in n.buffers)
+        below = any(x.startswith(name + ".") for x in loops)
         self.need(not taken and not below, f"there is something called {name} already")
 
     def bounded(self, n: Nest) -> Nest:

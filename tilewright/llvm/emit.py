@@ -31,7 +31,7 @@ from tilewright.kernel.nest import (
     Stmt,
     Store,
     Wait,
-    substitute,
+    substitute_all,
     walk,
 )
 from tilewright.kernel.untuple import untuple
@@ -414,7 +414,7 @@ class _Function(Branches):
                 self._vector(s.var, s.body, width)
             else:
                 part = D.var(s.name, width)
-                body = tuple(substitute(x, {s.var: part + at}) for x in s.body)
+                body = substitute_all(s.body, {s.var: part + at})
                 self._vector(D.the_sym(part), body, width)
             at += width
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.kernel.defaults.cases import schedule_cases
 from tilewright.kernel.defaults.interleave import schedule_interleaved
@@ -14,7 +15,7 @@ from tilewright.kernel.defaults.scheduler import (
     work_per_point,
 )
 from tilewright.kernel.group import Stage
-from tilewright.kernel.steps.compute_with import ComputeWith
+from tilewright.kernel.steps.compute_with import ComputeWith, share_all
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.reorder import Reorder
@@ -22,27 +23,23 @@ from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.unroll import Unroll
 
 
-def collapse(s: Scheduler, stages: list[str], first: int = 0) -> list[str]:
-    """Fuse neighbouring loops that are one walk through memory, the same way in all stages.
-
-    Gives the loops that stages[0] then has.
-    """
-    names = [p.name for p in s.path(stages[0])]
-    k = len(names) - 2
+def collapse(s: Scheduler, stages: list[str]) -> None:
+    """Fuse neighbouring loops that are one walk through memory, the same way in all stages."""
+    parts = {st: part for st in stages if (part := s.alone(st)) is not None}
+    of = {st: parts.get(st, s) for st in stages}
     fused = 0
-    while k >= first:
-        ok = True
-        for st in stages:
-            path = s.path(st)
-            store = s.store(st)
-            ok = ok and len(path) > k + 1 and can_fuse(s, store, path[k].var, path[k + 1].var)
-        if ok:
+    for k in range(len(s.path(stages[0])) - 2, -1, -1):
+        if all(_can_fuse_at(of[st], st, k) for st in stages):
             for st in stages:
-                path = s.path(st)
-                s.do(Fuse(path[k].name, path[k + 1].name, f"{st}.f{fused}"))
+                path = of[st].path(st)
+                of[st].do(Fuse(path[k].name, path[k + 1].name, f"{st}.f{fused}"))
             fused += 1
-        k -= 1
-    return [p.name for p in s.path(stages[0])]
+    s.join(parts)
+
+
+def _can_fuse_at(s: Scheduler, stage: str, k: int) -> bool:
+    path = s.path(stage)
+    return len(path) > k + 1 and can_fuse(s, s.store(stage), path[k].var, path[k + 1].var)
 
 
 def fuse_outer(s: Scheduler, stages: list[str], count: int) -> None:
@@ -60,12 +57,28 @@ def schedule_map(s: Scheduler, outs: list[Stage]) -> None:
     names = [x.name for x in outs]
     if all(len(s.path(n)) == len(s.path(host)) for n in names):
         collapse(s, names)
-    for other in names[1:]:
-        path = s.path(host)
-        if path and not s.attempt(ComputeWith(other, path[-1].name)):
-            schedule_alone(s, other)
+    _share_loops(s, host, names[1:])
     if s.path(host) and not schedule_cases(s, host) and not schedule_interleaved(s, host):
         schedule_alone(s, host)
+
+
+def _share_loops(s: Scheduler, host: str, others: list[str]) -> None:
+    """All stages share the loops of the host; those that cannot have their own."""
+    path = s.path(host)
+    if not path or not others:
+        return
+    steps = [ComputeWith(name, path[-1].name) for name in others]
+    if len(steps) > 1:
+        try:
+            s.nest = share_all(steps, s.nest)
+        except Refused:
+            pass  # one at a time: some may
+        else:
+            s.trace += steps
+            return
+    for step in steps:
+        if not s.attempt(step):
+            schedule_alone(s, step.stage)
 
 
 def schedule_alone(s: Scheduler, host: str) -> None:

@@ -57,12 +57,13 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
             if not s.attempt(Fuse(p[0].name, p[1].name, f"{o}.o{j}")):
                 break
     # From the last output back, each with what it alone reads: no nest on the way reads ahead of
-    # its producer.
+    # its producer. The one output moves to those that share loops already, not the other way round:
+    # what has moved is never rewritten again.
     for later, earlier in zip(names[:0:-1], names[-2::-1], strict=True):
         for st in reversed(inner):
             if st.name in sources(s.path(later)[0]):
                 s.attempt(ComputeAt(st.name, s.path(later)[0].name))
-        s.attempt(ComputeWith(later, s.path(earlier)[0].name))
+        s.attempt(ComputeWith(earlier, s.path(later)[0].name))
     at = s.path(host)[0].name
     for st in reversed(inner):
         s.attempt(ComputeAt(st.name, at))

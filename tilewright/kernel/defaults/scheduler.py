@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
@@ -12,7 +13,19 @@ from tilewright.ir.target import Target
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Buffer, Group
-from tilewright.kernel.nest import Loop, Nest, Path, Store, find, seek, start
+from tilewright.kernel.nest import (
+    Loop,
+    Nest,
+    Path,
+    Stmt,
+    Store,
+    find,
+    marks,
+    mentions,
+    seek,
+    stages_in,
+    start,
+)
 from tilewright.kernel.step import Step
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.peel import Peel
@@ -52,6 +65,28 @@ class Scheduler:
         s = Scheduler(Group(nest.name, nest.buffers, (), nest.precision), target)
         s.nest = nest
         return s
+
+    def alone(self, stage: str) -> Scheduler | None:
+        """For steps of one stage, whose loops are one statement of the outermost body: their time
+        does not grow with what else is there. `join` takes the statement back. None where it is
+        not one."""
+        mark = ("stage", stage)
+        found = [x for x in self.nest.body if mark in marks(x)]
+        if len(found) != 1 or not isinstance(found[0], Loop) or stages_in(found[0]) != {stage}:
+            return None
+        used = mentions(found[0])
+        buffers = tuple(b for b in self.nest.buffers if b.name in used)
+        part = Scheduler.of(replace(self.nest, buffers=buffers, body=(found[0],)), self.target)
+        part.choices, part.trace = self.choices, self.trace
+        return part
+
+    def join(self, parts: Mapping[str, Scheduler]) -> None:
+        """Put statements back that were looked at alone, by their stages."""
+        body: list[Stmt] = []
+        for x in self.nest.body:
+            own = next((p for name in stages_in(x) if (p := parts.get(name)) is not None), None)
+            body.extend(own.nest.body if own is not None else (x,))
+        self.nest = replace(self.nest, body=tuple(body))
 
     def do(self, step: Step) -> None:
         self.nest = step.apply(self.nest)

@@ -31,7 +31,7 @@ from tilewright.kernel.nest import (
     on_loops,
     reads_of,
     sources,
-    substitute,
+    substitute_all,
     walk,
     writes,
 )
@@ -83,7 +83,7 @@ class ComputeAt(Step):
         def place(x: Loop) -> tuple[Stmt, ...]:
             if x != target:
                 return (x,)
-            body = tuple(substitute(y, {}, rebase, only=self.stage) for y in x.body)
+            body = substitute_all(x.body, {}, rebase, only=self.stage)
             first = next(k for k, y in enumerate(x.body) if self.stage in sources(y))
             return (replace(x, body=(*body[:first], *moved, *body[first:])),)
 

@@ -14,7 +14,7 @@ from tilewright.kernel.nest import (
     seek,
     sources,
     stages_in,
-    substitute,
+    substitute_all,
     transform,
     walk,
 )
@@ -64,7 +64,7 @@ class ComputeInline(Step):
             return rewrite(s.value, table)
 
         rest = self._without(n)
-        body = tuple(substitute(x, {}, on_load, only=self.stage) for x in rest.body)
+        body = substitute_all(rest.body, {}, on_load, only=self.stage)
         return replace(rest, body=body)
 
     def _without(self, n: Nest) -> Nest:

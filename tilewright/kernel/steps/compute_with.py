@@ -1,20 +1,24 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.kernel.dependence import anew_hint, carried, exchanged, interleaved
 from tilewright.kernel.nest import (
+    BRANCH,
+    TENSOR,
     Alloc,
     Loop,
     Nest,
     Path,
     Stmt,
     Store,
+    holds,
     sources,
     stages_in,
-    substitute,
+    substitute_all,
     transform,
     walk,
 )
@@ -35,57 +39,16 @@ class ComputeWith(Step):
     at: str
 
     def apply(self, n: Nest) -> Nest:
-        own = [s for s in n.body if isinstance(s, Loop) and self.stage in stages_in(s)]
-        self.need(own, f"{self.stage} has no loops at the outermost level")
-        targets = self.loops(n, self.at)
-        self.need(len(targets) == 1, f"{self.at} has {len(targets)} copies")
-        target, path = targets[0]
-        shared = (*path, target)
-        self.need(all(shared[0] is not s for s in own), f"{self.at} is a loop of {self.stage}")
-        kinds = all(q.kind in ("serial", "parallel") for q in shared)
-        self.need(kinds, f"{self.at} is {target.kind}", "share loops before Vectorize and Unroll")
-        host = next(k for k, s in enumerate(n.body) if s is shared[0])
-        positions = [k for k, s in enumerate(n.body) if s in own]
-        before = max(positions) < host
-        self.need(before or min(positions) > host, f"{self.at} is in the middle of {self.stage}")
-        for s, k in zip(own, positions, strict=True):
-            for other in n.body[min(k, host) + 1 : max(k, host)]:
-                if other not in own:
-                    self._pass(n, s, other, before)
-        moved = [self._inside(s, shared) for s in own]
-        together = tuple(y for part in moved for y in part)
-        body = _placed(n.body, own, target, together, before)
-        # Memory that what moves forward touches (if only where a condition never holds) is
-        # allocated in time.
-        late = [
-            s
-            for s in n.body[host:]
-            if isinstance(s, Alloc) and any(s.buffer in _writes(x) | sources(x) for x in own)
-        ]
-        if late:
-            rest = [s for s in body if s not in late]
-            at = next(
-                k for k, s in enumerate(rest) if isinstance(s, Loop) and s.var is shared[0].var
-            )
-            body = (*rest[:at], *late, *rest[at:])
-        out = replace(n, body=body)
-        top = next(y for y in out.body if isinstance(y, Loop) and y.var is shared[0].var)
-        bad = interleaved(out, top, moved, before)
-        self.keep(out, bad, hint=anew_hint(out, bad))
-        for y, _ in walk(out.body):
-            if isinstance(y, Loop) and y.kind == "parallel" and y.var is shared[0].var:
-                bad = carried(out, y)
-                self.keep(out, bad, hint=anew_hint(out, bad))
-        return out
+        return _share([self], n)
 
-    def _pass(self, n: Nest, s: Loop, other: Stmt, before: bool) -> None:
+    def passes(self, n: Nest, s: Loop, other: Stmt, before: bool) -> None:
         """Nothing in between writes what the nest touches or touches what it writes."""
         clash = _writes(s) & (_writes(other) | sources(other)) | sources(s) & _writes(other)
         if clash:
             saying = f"{', '.join(sorted(clash))} is used between {self.stage} and {self.at}: "
             self.keep(n, exchanged(n, *((s, other) if before else (other, s))), saying)
 
-    def _inside(self, s: Loop, shared: Path) -> list[Stmt]:
+    def inside(self, s: Loop, shared: Path) -> list[Stmt]:
         """What is inside the loops of the stage that are paired with the shared ones."""
         table: dict[Sym, Dim] = {}
         body: tuple[Stmt, ...] = (s,)
@@ -98,20 +61,80 @@ class ComputeWith(Step):
             self.need(x.kind == "serial", f"{x.name} is {x.kind}", "share loops first")
             table[x.var] = D.as_int(q.var)
             body = x.body
-        return [substitute(y, table) for y in body]
+        return list(substitute_all(body, table))
+
+
+def share_all(steps: Sequence[ComputeWith], n: Nest) -> Nest:
+    """What the steps do one after another, at once: all of them share the loops of one stage, in
+    the order in which they stand. Refused where one of them would be."""
+    beside = any(b.pointer for b in n.buffers) or holds(n, BRANCH) or holds(n, TENSOR)
+    steps[0].need(not beside, "there are branches or instructions", "take one step at a time")
+    return _share(steps, n)
+
+
+def _share(steps: Sequence[ComputeWith], n: Nest) -> Nest:
+    first = steps[0]
+    places: dict[str, list[int]] = {}
+    for k, s in enumerate(n.body):
+        for stage in stages_in(s) if isinstance(s, Loop) else ():
+            places.setdefault(stage, []).append(k)
+    moving: dict[int, ComputeWith] = {}
+    for step in steps:
+        found = places.get(step.stage, [])
+        step.need(found, f"{step.stage} has no loops at the outermost level")
+        moving.update(dict.fromkeys(found, step))
+    targets = first.loops(n, first.at)
+    first.need(len(targets) == 1, f"{first.at} has {len(targets)} copies")
+    target, path = targets[0]
+    shared = (*path, target)
+    host = next(k for k, s in enumerate(n.body) if s is shared[0])
+    first.need(host not in moving, f"{first.at} is a loop of {first.stage}")
+    kinds = all(q.kind in ("serial", "parallel") for q in shared)
+    first.need(kinds, f"{first.at} is {target.kind}", "share loops before Vectorize and Unroll")
+    before = max(moving) < host
+    middle = before or min(moving) > host
+    first.need(middle, f"{first.at} is in the middle of {first.stage}")
+    own: list[Loop] = []
+    for k in sorted(moving):
+        s = n.body[k]
+        assert isinstance(s, Loop)
+        own.append(s)
+        for j in range(min(k, host) + 1, max(k, host)):
+            if j not in moving:
+                moving[k].passes(n, s, n.body[j], before)
+    moved = [moving[k].inside(s, shared) for k, s in zip(sorted(moving), own, strict=True)]
+    together = tuple(y for part in moved for y in part)
+    body = _placed(n.body, own, target, together, before)
+    # Memory that what moves forward touches (if only where a condition never holds) is
+    # allocated in time.
+    touched = frozenset().union(*(_writes(x) | sources(x) for x in own))
+    late = [s for s in n.body[host:] if isinstance(s, Alloc) and s.buffer in touched]
+    if late:
+        rest = [s for s in body if s not in late]
+        at = next(k for k, s in enumerate(rest) if isinstance(s, Loop) and s.var is shared[0].var)
+        body = (*rest[:at], *late, *rest[at:])
+    out = replace(n, body=body)
+    top = next(y for y in out.body if isinstance(y, Loop) and y.var is shared[0].var)
+    bad = interleaved(out, top, moved, before)
+    first.keep(out, bad, hint=anew_hint(out, bad))
+    for y, _ in walk(out.body):
+        if isinstance(y, Loop) and y.kind == "parallel" and y.var is shared[0].var:
+            bad = carried(out, y)
+            first.keep(out, bad, hint=anew_hint(out, bad))
+    return out
 
 
 def _placed(
     body: tuple[Stmt, ...], own: list[Loop], target: Loop, moved: tuple[Stmt, ...], before: bool
 ) -> tuple[Stmt, ...]:
     def one(s: Stmt) -> tuple[Stmt, ...]:
-        if s in own:
-            return ()
         if isinstance(s, Loop) and s.var is target.var:
             return (replace(s, body=(*moved, *s.body) if before else (*s.body, *moved)),)
         return (s,)
 
-    return transform(body, one)
+    gone = set(map(id, own))
+    rest = tuple(s for s in body if id(s) not in gone)
+    return transform(rest, one, ("loop", target.name))
 
 
 def _writes(s: Stmt) -> set[str]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
-from tilewright.kernel.nest import Alloc, Nest, Stmt, substitute, transform
+from tilewright.kernel.nest import Alloc, Nest, Stmt, substitute_all, transform
 from tilewright.kernel.step import Step
 from tilewright.kernel.versions import loop_of, version_of
 
@@ -30,7 +30,7 @@ class DoubleBuffer(Step):
             if s is not loop:
                 return (s,)
             kept = (x for x in loop.body if x != Alloc(self.buffer))
-            body = tuple(substitute(x, {}, *turns) for x in kept)
+            body = substitute_all(kept, {}, *turns)
             return Alloc(self.buffer), replace(loop, body=body)
 
         b = n.buffer(self.buffer)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilewright.ir import dim as D
-from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops, substitute
+from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops, substitute_all
 from tilewright.kernel.step import Step
 
 
@@ -44,7 +44,7 @@ class Fuse(Step):
             assert isinstance(child, Loop)
             f = D.var(self.into, s.extent * child.extent)
             table = {s.var: f // child.extent, child.var: f % child.extent}
-            body = tuple(substitute(b, table) for b in child.body)
+            body = substitute_all(child.body, table)
             hints = tuple({**dict(s.pragmas), **dict(child.pragmas)}.items())
             return (Loop(D.the_sym(f), "serial", body, pragmas=hints),)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load, Value, load
-from tilewright.kernel.nest import Nest, find, substitute
+from tilewright.kernel.nest import Nest, find, substitute_all
 from tilewright.kernel.step import Step
 from tilewright.kernel.steps.fuse import Fuse
 
@@ -39,7 +39,7 @@ class FuseAxes(Step):
         def on_store(name: str, idx: tuple[Dim, ...]) -> tuple[str, tuple[Dim, ...]]:
             return (name, merge(idx)) if name == self.stage else (name, idx)
 
-        body = tuple(substitute(s, {}, on_load, on_store) for s in n.body)
+        body = substitute_all(n.body, {}, on_load, on_store)
         return replace(n, body=body).with_buffer(replace(b, shape=merge_shape(b.shape, k)))
 
 

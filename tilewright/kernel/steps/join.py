@@ -12,7 +12,7 @@ from tilewright.kernel.nest import (
     Stmt,
     bodies,
     reads,
-    substitute,
+    substitute_all,
     walk,
     with_bodies,
     writes,
@@ -47,7 +47,7 @@ class Join(Step):
         branches = pointers and any(isinstance(s, BRANCHES) for s, _ in walk((first, second)))
         self.need(not branches, "one of the loops has branches")
         self._pointers(n, first, second)
-        inside = tuple(substitute(s, {second.var: D.as_int(first.var)}) for s in second.body)
+        inside = substitute_all(second.body, {second.var: D.as_int(first.var)})
         joined = replace(first, body=(*first.body, *inside))
         done = False
 

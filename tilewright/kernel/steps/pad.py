@@ -13,7 +13,7 @@ from tilewright.kernel.nest import (
     find,
     on_loops,
     store_loads,
-    substitute,
+    substitute_all,
     walk,
 )
 from tilewright.kernel.step import Step
@@ -61,7 +61,7 @@ class Pad(Step):
 
             def grow(x: Loop, name: str = name) -> tuple[Stmt, ...]:
                 v = D.var(name, size)
-                body = tuple(substitute(y, {x.var: v}) for y in x.body)
+                body = substitute_all(x.body, {x.var: v})
                 return (replace(x, var=D.the_sym(v), body=body),)
 
             n = on_loops(n, name, grow)

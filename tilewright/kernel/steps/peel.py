@@ -15,7 +15,7 @@ from tilewright.kernel.nest import (
     Store,
     While,
     on_loops,
-    substitute,
+    substitute_all,
     transform,
     walk,
 )
@@ -47,7 +47,7 @@ class Peel(Step):
         def one(s: Loop) -> tuple[Stmt, ...]:
             ragged = _ragged(s)
             if s in once:
-                return tuple(substitute(b, {s.var: 0}) for b in s.body)
+                return substitute_all(s.body, {s.var: 0})
             if ragged is None:
                 return (s,)
             total, factor = ragged
@@ -59,12 +59,12 @@ class Peel(Step):
                     inside = not isinstance(x, (Store, Atomic, Report, While)) or gone
                     self.need(inside, f"{getattr(x, 'stage', '')} is outside the ragged loop")
             rest = [_shortened(b, s.var, total, factor) for b in s.body]
-            tail = tuple(substitute(b, {s.var: full}) for b in rest)
+            tail = substitute_all(rest, {s.var: full})
             tail = transform(tail, lambda t: () if isinstance(t, Loop) and t.extent == 0 else (t,))
             if full == 0:
                 return tail
             main = D.var(self.loop, full)
-            body = tuple(substitute(b, {s.var: main}) for b in s.body)
+            body = substitute_all(s.body, {s.var: main})
             return (replace(s, var=D.the_sym(main), body=body), *tail)
 
         return self.bounded(on_loops(n, self.loop, one))
@@ -114,7 +114,7 @@ def _shortened(s: Stmt, v: Sym, total: Dim, factor: int) -> Stmt:
     if e == s.extent:
         return replace(s, body=body)
     new = D.var(s.name, e)
-    return replace(s, var=D.the_sym(new), body=tuple(substitute(b, {s.var: new}) for b in body))
+    return replace(s, var=D.the_sym(new), body=substitute_all(body, {s.var: new}))
 
 
 def _at_end(e: Dim, v: Sym, total: Dim, factor: int, left: Dim) -> Dim:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load, Value, load
-from tilewright.kernel.nest import Nest, substitute
+from tilewright.kernel.nest import Nest, substitute_all
 from tilewright.kernel.step import Step
 
 
@@ -36,5 +36,5 @@ class Permute(Step):
         def on_store(name: str, idx: tuple[Dim, ...]) -> tuple[str, tuple[Dim, ...]]:
             return (name, move(idx)) if name == self.buffer else (name, idx)
 
-        body = tuple(substitute(s, {}, on_load, on_store) for s in n.body)
+        body = substitute_all(n.body, {}, on_load, on_store)
         return replace(n, body=body).with_buffer(replace(b, shape=move(b.shape)))

@@ -15,7 +15,7 @@ from tilewright.kernel.nest import (
     Store,
     Wait,
     reads,
-    substitute,
+    substitute_all,
     transform,
     walk,
 )
@@ -131,7 +131,7 @@ class Pipeline(Step):
     def _made(self, loop: Loop, own: list[Stmt], u: Dim, left: Dim) -> list[Stmt]:
         """The stage of iteration u, if there is one: if any are left."""
         turn = version_of(self.stage, D.mod(u, self.ahead + 1))
-        made = [self._marked(substitute(s, {loop.var: u}, *turn)) for s in own]
+        made = [self._marked(s) for s in substitute_all(own, {loop.var: u}, *turn)]
         there = D.minimum(1, D.maximum(left, 0))
         if isinstance(there, int):
             return made if there else []
@@ -160,7 +160,7 @@ class Pipeline(Step):
         made = self._made(loop, own, v + self.ahead, loop.extent - self.ahead - v)
         turn = version_of(self.stage, D.mod(v, self.ahead + 1))
         kept = [s for s in loop.body if s != Alloc(self.stage) and all(s is not x for x in own)]
-        body = tuple(substitute(s, {}, *turn) for s in kept)
+        body = substitute_all(kept, {}, *turn)
         waits = [s for s in body if isinstance(s, Wait)]
         if not self.asynchronous:
             return replace(loop, body=(*waits, *made, *(s for s in body if s not in waits)))

@@ -8,7 +8,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load, Value, load
 from tilewright.ir.maps import Map
 from tilewright.kernel.group import Asked
-from tilewright.kernel.nest import Nest, substitute
+from tilewright.kernel.nest import Nest, substitute_all
 from tilewright.kernel.step import Step
 
 
@@ -50,6 +50,6 @@ class Relayout(Step):
         def on_store(name: str, index: tuple[Dim, ...]) -> tuple[str, tuple[Dim, ...]]:
             return (name, by.apply(index)) if name == self.buffer else (name, index)
 
-        body = tuple(substitute(s, {}, on_load, on_store) for s in n.body)
+        body = substitute_all(n.body, {}, on_load, on_store)
         asked = Asked(by, b.shape) if b.scope == "in" else None
         return replace(n, body=body).with_buffer(replace(b, shape=shape, asked=asked))

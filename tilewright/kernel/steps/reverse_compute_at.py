@@ -28,7 +28,7 @@ from tilewright.kernel.nest import (
     inner_vars,
     reads,
     stages_in,
-    substitute,
+    substitute_all,
     transform,
     walk,
 )
@@ -204,7 +204,7 @@ class ReverseComputeAt(Step):
         def one(s: Stmt) -> tuple[Stmt, ...]:
             if not isinstance(s, Loop) or s.var is not chain[-1].var:
                 return (s,)
-            body = (substitute(x, {}, on_load, on_store) for x in s.body)
+            body = substitute_all(s.body, {}, on_load, on_store)
             return (replace(s, body=(Alloc(source), *body)),)
 
         body = transform(without(n.body, [], source), one)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilewright.ir import dim as D
-from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops, substitute
+from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops, substitute_all
 from tilewright.kernel.step import Step
 
 
@@ -46,7 +46,7 @@ class Split(Step):
             least, most = D.bounds(tail)
             inner = D.var(f"{self.loop}.1", most if least == most else tail)
             table = {s.var: outer * factor + inner}
-            body = tuple(substitute(b, table) for b in s.body)
+            body = substitute_all(s.body, table)
             inside = Loop(D.the_sym(inner), "serial", body, pragmas=s.pragmas)
             return (Loop(D.the_sym(outer), "serial", (inside,)),)
 

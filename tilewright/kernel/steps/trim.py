@@ -21,7 +21,7 @@ from tilewright.kernel.nest import (
     inner_vars,
     on_loops,
     store_loads,
-    substitute,
+    substitute_all,
     walk,
 )
 from tilewright.kernel.step import Step
@@ -54,7 +54,7 @@ class Trim(Step):
             shorter += 1
             size = end - begin
             v = D.var(x.name, size if D.nonneg(size) else D.maximum(size, 0))
-            body = tuple(substitute(s, {x.var: begin + v}) for s in x.body)
+            body = substitute_all(x.body, {x.var: begin + v})
             return (replace(x, var=D.the_sym(v), body=body),)
 
         for x, _ in self.loops(n, self.loop):
