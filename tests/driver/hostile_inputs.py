@@ -192,6 +192,12 @@ def _probabilities(d: Draw, n: int, m: int) -> Callable[[Draw], Arguments]:
     return lambda d: (d.spoil(d.chances(n, m), [2.0, -0.5, float("nan")]), torch.zeros(()))
 
 
+def _chances_first(d: Draw, n: int, m: int) -> Callable[[Draw], Arguments]:
+    """Probabilities and targets of them."""
+    bad = [1.001, -0.001, float("nan"), float("inf")]
+    return lambda d: (d.spoil(d.chances(n, m), bad), d.chances(n, m))
+
+
 def _deviations(d: Draw, n: int, m: int) -> Callable[[Draw], Arguments]:
     return lambda d: (d.spoil(d.chances(n, m), [-1.0, -0.25]), torch.zeros(()))
 
@@ -253,6 +259,9 @@ USES = (
     Use("multinomial, again", lambda x, _: torch.multinomial(x, 9, True), _weights, False, True),
     Use("multinomial of 0", lambda x, _: torch.multinomial(x, 2, True), _no_weight, False, True),
     Use("bernoulli", lambda x, _: torch.bernoulli(x), _probabilities, False, True),
+    Use("cross_entropy of chances", F.binary_cross_entropy, _chances_first),
+    Use("put", lambda x, i: x.put(i, x.new_full(i.shape, 2.5)), _flat(wrap=True)),
+    Use("put, added", lambda x, i: x.put(i, x.new_ones(i.shape), True), _flat(wrap=True)),
     Use("normal", lambda x, _: torch.normal(0.0, x), _deviations, False, True),
     Use("assert", _assert, _condition),
 )

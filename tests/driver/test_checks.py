@@ -319,3 +319,22 @@ def test_the_command_that_measures_checks() -> None:
     assert "gather_16k" in check_costs.PROGRAMS and "gpt2" in check_costs.PROGRAMS
     nothing = check_costs.Cost("mlp", 0)
     assert check_costs.table([cost, nothing]).row_count == 2
+
+
+def test_an_index_that_is_known_and_out_of_range() -> None:
+    """Torch does not look at it while it traces."""
+    for index in (5, -6):
+        f = torch.compile(
+            lambda x, i=index: torch.select_scatter(x, x[0], 0, i) * 2, backend="tilewright"
+        )
+        with pytest.raises(IndexError, match=rf"select\(\): index {index} out of range"):
+            f(X)
+
+
+def test_probabilities_of_cross_entropy() -> None:
+    f = torch.compile(F.binary_cross_entropy, backend="tilewright")
+    chances, target = torch.tensor([0.0, 1.0, 0.25]), torch.ones(3)
+    torch.testing.assert_close(f(chances, target), F.binary_cross_entropy(chances, target))
+    for bad in (1.5, -0.5, float("nan")):
+        with pytest.raises(RuntimeError, match="all elements of input should be between 0 and 1"):
+            f(torch.tensor([0.5, bad, 0.25]), target)

@@ -199,7 +199,7 @@ def _nudged(x: Any, drawn: torch.Generator) -> Any:
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return x
     eps = torch.finfo(x.dtype).eps
-    signs = torch.randint(-1, 2, x.shape, generator=drawn)
+    signs = torch.randint(-1, 2, x.shape, generator=drawn).double()  # 1 + eps needs as many digits
     moved = (x.detach().double() * (1 + eps * signs)).to(x.dtype)
     return moved.requires_grad_(x.requires_grad)
 

@@ -35,3 +35,16 @@ def test_nothing_is_left_under_an_empty_value() -> None:
     graph = Graph("g", (x,), (build.sum(build.slice(build.tanh(x), 1, 1, 1, 1), (1,), False),))
     after = EmptyValues().apply(graph, Log())
     assert [n.op.name for n in after.nodes() if n.op.name != "input"] == ["full", "sum"]
+
+
+@pytest.mark.parametrize("values", [build.relu(x), build.cumsum(x, 0)], ids=["map", "scan"])
+def test_an_operand_that_is_read_nowhere(values: Node) -> None:
+    """A pad that cuts off all there is and adds as much."""
+    cut = build.pad(values, (0, -1), (0, 1), 0.25)
+    wide = build.sigmoid(build.concat([cut, cut], 1))
+    graph = Graph("g", (x,), (wide, build.cumprod(wide, 0)))
+    after = [n.op.name for n in EmptyValues().apply(graph, Log()).nodes()]
+    assert values.op.name not in after
+    args = [np.ones((4, 1), np.float32)]
+    for got, want in zip(run_graph(graph, args), evaluate(graph, args), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)

@@ -183,22 +183,16 @@ def _types_agree(g: Graph) -> Iterator[Fault]:
             yield Fault(f"{n.op.name} infers {type_text(want)}, not {type_text(n.type)}", n)
 
 
-@check("graph", "symbols-declared")
-def _symbols_declared(g: Graph) -> Iterator[Fault]:
-    """A symbol occurs in an input's shape or is a scalar input; one name is one symbol."""
-    declared: dict[str, Sym] = {}
-    scalars = {n.op.label for n in g.inputs if isinstance(n.op, Input) and n.op.role == "scalar"}
-    for n in g.inputs:
-        for s in symbols_of(n.type):
-            if declared.setdefault(s.name, s) is not s:
-                yield Fault(f"two symbols with different bounds are called {s.name}", n)
+@check("graph", "symbols-agree")
+def _symbols_agree(g: Graph) -> Iterator[Fault]:
+    """One name is one symbol, and sizes do not depend on data. Where the value of a symbol comes
+    from is up to the caller: it is an argument of the entry function, whatever shapes carry it."""
+    known: dict[str, Sym] = {}
     for n in g.nodes():
         mentioned = [*symbols_of(n.type), *(s for _, x in attributes(n.op) for s in symbols_of(x))]
         for s in mentioned:
-            if s.name not in declared and s.name in scalars:
-                declared[s.name] = s
-            if declared.get(s.name) is not s:
-                yield Fault(f"symbol {s.name} is in no input's shape", n)
+            if known.setdefault(s.name, s) is not s:
+                yield Fault(f"two symbols with different bounds are called {s.name}", n)
         types = n.type.items if isinstance(n.type, TupleType) else (n.type,)
         if any(True for t in types for d in t.shape for _ in D.data_values(d)):
             yield Fault(f"the shape {type_text(n.type)} depends on data", n)

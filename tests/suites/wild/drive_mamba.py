@@ -199,9 +199,7 @@ def siso() -> Any:
     import mamba_ssm
 
     root = Path(next(iter(mamba_ssm.__path__))).parent
-    spec = spec_from_file_location(
-        "siso_references", root / "tests/ops/triton/test_mamba3_siso.py"
-    )
+    spec = spec_from_file_location("siso_references", root / "tests/ops/triton/test_mamba3_siso.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -196,9 +196,7 @@ def test_blocks_of_groups_of_rows() -> None:
     codes, worth = named(module, "triton_fp8_blockwise_act_quant_k_grouped_deepgemm")(x, ends)
     close(worth, x.double().abs().unflatten(0, (3, 128)).amax(1).T / LARGEST)
     flat = codes.split([128 * 128, 256 * 128])
-    for part, rows, blocks in zip(
-        flat, x.split([128, 256]), worth.split([1, 2], 1), strict=True
-    ):
+    for part, rows, blocks in zip(flat, x.split([128, 256]), worth.split([1, 2], 1), strict=True):
         quantised(part.view(128, -1), rows.T, blocks.repeat_interleave(128, 1))
 
 

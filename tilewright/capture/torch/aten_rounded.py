@@ -100,6 +100,9 @@ def binary_cross_entropy(
     if y.dtype is not d or (weight is not None and weight.dtype is not d):
         raise Untranslated("its operands differ in dtype")
     least, one = c.number(-100, d), c.number(1, d)
+    fine = ops.logical_and(ops.ge(x, c.number(0, d)), ops.le(x, one))  # not so of a NaN
+    words = "all elements of input should be between 0 and 1"
+    c.checks.never(ops.logical_not(fine), words)
     off = ops.maximum(ops.log1p(ops.neg(x)), least)
     on = ops.maximum(ops.log(x), least)
     out = ops.sub(ops.mul(ops.sub(y, one), off), ops.mul(y, on))

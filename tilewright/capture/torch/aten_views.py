@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tilewright import ops
+from tilewright.capture.torch.checks import Asked
 from tilewright.capture.torch.context import Context, axes_of, axis_of, cast
 from tilewright.capture.torch.layout import contiguous
 from tilewright.capture.torch.registry import Untranslated, aten
@@ -15,6 +16,7 @@ from tilewright.capture.torch.shapes import hint
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node
+from tilewright.ir.types import i64
 
 
 @aten(
@@ -251,7 +253,14 @@ def slice_scatter(
 @aten("select_scatter.default")
 def select_scatter(c: Context, x: Node, src: Node, dim: int, index: Dim) -> Node:
     axis = axis_of(dim, x.rank)
-    index = _from_start(index, x.shape[axis])
+    size = x.shape[axis]
+    # What stands for it while torch traces does not look at the index.
+    if D.known_lt(index, -1 * size) or D.known_le(size, index):
+        raise Untranslated("eager refuses the index")
+    words = f"out of range for tensor of size {list(x.shape)} at dimension {axis}"
+    asked = Asked(IndexError, f"select(): index {{index}} {words}", wrap=True)
+    c.checks.indices(ops.number(index, i64), x, axis, asked)
+    index = _from_start(index, size)
     one = ops.reshape(cast(src, x.dtype), (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
     return ops.slice_scatter(x, one, axis, index, index + 1, 1)
 
