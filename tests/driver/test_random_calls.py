@@ -86,6 +86,15 @@ def test_sizes_read_from_data(x):
         )
 
 
+def test_a_number_made_of_a_size_that_is_read_from_data(x):
+    def half(x: torch.Tensor, i: torch.Tensor) -> Any:
+        rows = x[: i.item()]
+        return rows * 2, rows.shape[0] * 0.5
+
+    with torch._dynamo.config.patch(FROM_DATA):
+        same(half, *((x, torch.tensor(k)) for k in (2, 5, 0)))
+
+
 def test_powers_wrap_around():
     w = torch.arange(-4, 70)
     same(lambda w: (torch.pow(2, w), torch.pow(-3, w), w * (2**62) * 4), (w,))
