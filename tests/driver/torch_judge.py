@@ -192,9 +192,9 @@ def _nudged(x: Any, drawn: torch.Generator) -> Any:
 
 
 class Nudged(TorchDispatchMode):
-    """Whatever an operator computes is rounded another way: a sum of 1000 terms that cancel moves by
-    what their roundings add up to. Whole numbers are exact and stay; so do views and what is written
-    in place."""
+    """Whatever an operator computes is rounded another way: a sum of 1000 terms that cancel moves
+    by what their roundings add up to. Whole numbers are exact and stay; so do views and what is
+    written in place."""
 
     def __init__(self, drawn: torch.Generator) -> None:
         super().__init__()
