@@ -86,6 +86,15 @@ def test_sizes_read_from_data(x):
         )
 
 
+def test_a_number_made_of_a_size_that_is_read_from_data(x):
+    def half(x: torch.Tensor, w: torch.Tensor) -> Any:
+        rows = x[: (w > 0).sum().item()]
+        return rows * 2, rows.shape[0] * 0.5
+
+    with torch._dynamo.config.patch(FROM_DATA):
+        same(half, *((x, torch.tensor(w)) for w in ([1, 0, 2], [0, 0, 1])), dynamic=True)
+
+
 def test_powers_wrap_around():
     w = torch.arange(-4, 70)
     same(lambda w: (torch.pow(2, w), torch.pow(-3, w), w * (2**62) * 4), (w,))

@@ -70,6 +70,24 @@ def test_results_and_gradients_are_compared(monkeypatch: pytest.MonkeyPatch) -> 
         assert "expected" in found.text
 
 
+def test_roundings_inside_a_program_count() -> None:
+    """The terms of a sum that cancels are rounded to float32; as inputs they are float64."""
+    program = Program(
+        0,
+        {"x0": Input("float64", (40, 50), "normal")},
+        {},
+        (Line(("v1",), "v1 = x0.float()"), Line(("v2",), "v2 = v1.sum()")),
+        ("v2",),
+    )
+    (want,) = torch_judge._all_calls(program, program.module())
+
+    def within(off: float) -> bool:
+        moved = torch_judge.Ran({**want.values, "result 0": want.values["result 0"] + off})
+        return torch_judge._within_rounding(program, 0, "result 0", moved, want)
+
+    assert within(1e-5) and not within(1e-3)
+
+
 def test_what_fails_is_made_small() -> None:
     def fails(p: Program) -> Failure | None:
         return Failure("softmax", "") if "softmax" in p.source() else None

@@ -53,6 +53,7 @@ OUTPUTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "permuted": lambda x: (x + 1).t(),
     "gaps": lambda x: (x + 1)[:, ::2],
     "expanded": lambda x: (x + 1).sum(0).expand(3, -1),
+    "expanded with gaps": lambda x: (x + 1).sum(0)[None, ::2].expand(3, -1),
     "the input": lambda x: (x, x + 1),
     "a view of the input": lambda x: (x.t(), x[1:], x.view(-1)),
     "one result twice": lambda x: (lambda y: (y, y, y.view(-1)))(x + 1),
@@ -190,6 +191,22 @@ def test_gradients_flow() -> None:
     ours = torch.autograd.grad(fast(x), [x, *layer.parameters()])
     eager = torch.autograd.grad(layer(x).tanh().sum(), [x, *layer.parameters()])
     assert_same(ours, eager)
+
+
+def test_gradients_of_what_is_filled_at_indices() -> None:
+    """Torch's own decomposition of it is not functional in some versions."""
+
+    def filled(x: torch.Tensor) -> Any:
+        at = torch.tensor([0, -1])
+        return x.index_fill(1, at, 2.0), x.t().index_fill(1, at, x[0, 0].detach()), x.sum()
+
+    fast = tw.compile(filled, strict=True)
+    x = torch.randn(3, 4, requires_grad=True)
+    seeds = torch.randn(3, 4), torch.randn(4, 3), torch.ones(())
+    ours, eager = fast(x), filled(x)
+    assert_same([y.detach() for y in ours], [y.detach() for y in eager])
+    (mine,), (right,) = (torch.autograd.grad(y, x, seeds) for y in (ours, eager))
+    assert torch.equal(mine, right)
 
 
 def test_gradients_that_arrive_in_another_layout() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.fx
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.driver.torch_programs import Program, Sizes
 from tests.generators import Failure, compiling
@@ -19,8 +22,8 @@ from tilewright.driver.torch_backend import Session
 from tilewright.driver.torch_options import TorchOptions
 from tilewright.ir.node import Graph
 
-# Random changes of the inputs by one unit in the last place, for programs that seem wrong: how far
-# eager's results move is what rounding anywhere in them may do.
+# Random changes of inputs and of what operators compute by one unit in the last place, for programs
+# that seem wrong: how far eager's results move is what rounding anywhere in them may do.
 NUDGES = 6
 # What torch captures, run in eager: before and after its decompositions, which differ in strides.
 CAPTURED = ("aot_eager", "aot_eager_decomp_partition")
@@ -129,12 +132,13 @@ def _run(
         given = [_nudged(x, nudge) for x in given]
     if wide:
         given = [_widened(x) for x in given]
-    with torch.set_grad_enabled(program.grad):
-        results = module(*given)
-    values: dict[str, Any] = {f"result {k}": x for k, x in enumerate(results)}
-    values |= {f"strides {k}": strides(x) for k, x in enumerate(results)}
-    if program.grad:
-        values |= _gradients(program, module, given, results)
+    with nullcontext() if nudge is None else Nudged(nudge):
+        with torch.set_grad_enabled(program.grad):
+            results = module(*given)
+        values: dict[str, Any] = {f"result {k}": x for k, x in enumerate(results)}
+        values |= {f"strides {k}": strides(x) for k, x in enumerate(results)}
+        if program.grad:
+            values |= _gradients(program, module, given, results)
     for (name, spec), x in zip(program.inputs.items(), given, strict=True):
         if isinstance(x, Tensor) and not spec.grad:
             values[f"argument {name}"] = x
@@ -204,8 +208,32 @@ def _nudged(x: Any, drawn: torch.Generator) -> Any:
     return moved.requires_grad_(x.requires_grad)
 
 
+class Nudged(TorchDispatchMode):
+    """Whatever an operator computes is rounded another way: a sum of 1000 terms that cancel moves
+    by what their roundings add up to. Whole numbers are exact and stay; so do views and what is
+    written in place."""
+
+    def __init__(self, drawn: torch.Generator) -> None:
+        super().__init__()
+        self.drawn = drawn
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {_storage(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        for x in pytree.tree_leaves(out):
+            if isinstance(x, Tensor) and x.is_floating_point() and _storage(x) not in given:
+                x.copy_(torch.where(x == x.round(), x, _nudged(x, self.drawn)))
+        return out
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage()._cdata
+
+
 def _within_rounding(program: Program, which: int, name: str, got: Ran, want: Ran) -> bool:
-    """Does eager's result move as far when its inputs are rounded another way?
+    """Does eager's result move as far when everything is rounded another way?
 
     A value on the edge of a jump (a tie of a maximum, a rectifier at 0) or far from where it can be
     computed well has no right result to the last digits.

@@ -41,6 +41,12 @@ def criteria(f: Fused, producer: str, consumer: str) -> set[str]:
     }
 
 
+def test_what_names_an_axis_does_not_move_past_a_reshape() -> None:
+    product = build.matmul(arg("a", 10, 2), weight("w", 2, 1))
+    taken = build.take(build.reshape(product, (2, 1, 5, 1)), arg("i", 1, dtype=i64), 3)
+    assert [n.op.name for n in fused(build.tanh(taken)).graph.outputs] == ["tanh"]
+
+
 # ---- rows
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from tilewright.ir import dim as D
 from tilewright.ir.conditions import parts_of
-from tilewright.ir.expr import Value, fn, index, load, loads, replaced, rewrite, walk
+from tilewright.ir.expr import Index, Value, fn, index, load, loads, replaced, rewrite, walk
 from tilewright.ir.interpret import Evaluator
 from tilewright.ir.types import b1, f32, i64
 from tilewright.ir.value_text import Scope, dim_text, parse_dim, parse_value, value_text
@@ -117,6 +117,17 @@ def test_a_deep_value_is_evaluated() -> None:
         at = load("p", (at,), i64)
     turned = Evaluator({"p": np.array([1, 2, 3, 0])}, {}, grid)(at)
     np.testing.assert_array_equal(turned, (np.arange(4) + DEEP + 1) % 4)
+
+
+def test_powers_are_no_index_functions() -> None:
+    """They are made by squaring: a monomial has as many factors as its exponent says."""
+    value = index(I)
+    for _ in range(8):
+        value = fn("mul", value, value)
+    assert not isinstance(value, Index)
+    assert isinstance(fn("mul", index(I * I), index(I + 1)), Index)
+    powers = np.arange(4) ** 256  # wraps around
+    np.testing.assert_array_equal(Evaluator({}, {}, {"i": np.arange(4)})(value), powers)
 
 
 def test_what_a_select_leaves_out_may_be_out_of_bounds() -> None:

@@ -164,9 +164,16 @@ class Unit:
         """Numbers that torch's own expressions give for these dims."""
         out: dict[str, float] = {}
         for s in self.captured.scalars:
-            known = {**numbers, **dims}
-            names = {str(v) for v in s.expression.free_symbols}
-            if not names <= known.keys():
+            known = {
+                name: int(D.evaluate(d, dims))
+                for name, d in s.dims.items()
+                if all(x.name in dims for x in D.symbols(d))
+            }
+            sizes_only = True
+            for v in s.expression.free_symbols:
+                if str(v) not in known and str(v) in numbers:
+                    known[str(v)], sizes_only = numbers[str(v)], False
+            if len(known) < len(s.expression.free_symbols):
                 continue  # told by a host call that has not run yet
             table = {v: sympy.sympify(known[str(v)]) for v in s.expression.free_symbols}
             value = s.expression.xreplace(table)
@@ -175,7 +182,7 @@ class Unit:
                 continue
             number = float(bool(value) if value.is_Boolean else value)
             env[s.slot] = torch.tensor(number, dtype=torch.float64)
-            if names <= dims.keys():
+            if sizes_only:
                 out[s.slot] = number
         return out
 

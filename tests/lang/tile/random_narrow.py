@@ -293,7 +293,7 @@ def narrow_chain(w: Writer) -> None:
                 (f"{v.name} * 3", 3 * v.mag),
                 (f"{v.name} + 100 - 100", v.mag + 100),
                 (f"{v.name} * 0.1", 0.1 * v.mag),
-                (f"{v.name} * {v.name}", v.mag**2),
+                (f"{v.name} * {v.name}", v.mag * v.mag),
                 (f"({v.name} - 1.7) * {v.name}", (v.mag + 1.7) * v.mag),
             ]
         )

@@ -227,7 +227,7 @@ def scan(w: Writer) -> None:
     elif kind == "cumprod" and x.is_int:
         v = Value("", x.dtype, x.shape, *limits(x.dtype))
         w.define(f"tl.cumprod({x.name}, {axis}{back})", v)
-    elif kind == "cumprod" and wide(x) and x.mag ** min(n, 64) < 1e4 and x.mag <= 4 and n <= 64:
+    elif kind == "cumprod" and wide(x) and n <= 64 and x.mag <= 4 and x.mag**n < 1e4:
         most = max(1.0, x.mag) ** n
         grown = n * x.err * max(1.0, x.mag + x.err) ** n
         if grown < 1:

@@ -179,6 +179,10 @@ def test_errors_are_allowed_only_as_far_as_they_go(monkeypatch: pytest.MonkeyPat
     assert moved(2e-3) is not None
 
 
+def test_a_product_of_large_numbers_is_drawn() -> None:
+    assert kernel(1536631338).seed == 1536631338
+
+
 def test_slow_compilation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     made = broken("tl.store(o1 + tl.arange(0, 16), v2)")
     monkeypatch.setattr("tests.lang.tile.random_running.LONGEST", 0.0)

@@ -57,10 +57,11 @@ def flash_attention_backward(
     scale: float | None = None,
 ) -> tuple[Node, ...]:
     _no_dropout(dropout_p)
+    if q.dtype is f64 and log_total.dtype is not f64:
+        # Some versions of torch announce a float32: rounded to that it says too little.
+        log_total = parts(ops.attention_forward(q, k, v, attn_mask, is_causal, scale))[1]
     if log_total.shape != q.shape[:-1]:
         log_total = ops.transpose(log_total, -2, -1)
-    if q.dtype is f64:  # some versions of torch announce a float32
-        log_total = cast(log_total, f64)
     back = ops.attention_backward(grad, q, k, v, out, log_total, attn_mask, is_causal, scale)
     return tuple(cast(x, like.dtype) for x, like in zip(parts(back), (q, k, v), strict=True))
 

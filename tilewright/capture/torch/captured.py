@@ -126,6 +126,7 @@ class SymbolicScalar:
 
     slot: str
     expression: Any  # sympy
+    dims: Mapping[str, Dim] = field(default_factory=dict)  # what its symbols are, by their names
 
 
 @dataclass(frozen=True)

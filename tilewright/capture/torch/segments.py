@@ -230,6 +230,9 @@ def used_symbols(captured: Captured) -> set[str]:
             found.update(x.name for d in dims for x in D.symbols(d))
         elif isinstance(r, SymbolicInt):
             found.update(x.name for x in D.symbols(r.value))
+    for s in captured.scalars:
+        if not s.slot.startswith("dim:"):  # of those some are not used
+            found.update(x.name for d in s.dims.values() for x in D.symbols(d))
     return found
 
 

@@ -72,6 +72,10 @@ class Shapes:
         self._symbols[s] = value
         self._known.add(str(s))
 
+    def symbols(self, e: sympy.Expr) -> dict[str, Dim]:
+        """What the symbols of an expression are, by torch's names; floats are left out."""
+        return {str(s): self._symbols[s] for s in e.free_symbols if s in self._symbols}  # type: ignore[index]
+
     def _symbol(self, s: sympy.Symbol, env: Any) -> Dim:
         if s not in self._symbols:
             bounds = env.var_to_range.get(s) if env is not None else None

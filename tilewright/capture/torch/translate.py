@@ -410,8 +410,10 @@ class Translation:
         arguments = tuple(_with_use(a, read) for a in self.arguments)
         read |= {x for s in steps if isinstance(s, HostCall) for x in slots_in((s.args, s.kwargs))}
         read |= set(slots_in(resolved))
-        scalars = [s for s in self.scalars.values() if s.slot in read]
-        scalars += [SymbolicScalar(f"dim:{name}", e) for e, name in self.shapes.opaque.items()]
+        # Sizes first: numbers may be computed from them.
+        scalars = [SymbolicScalar(f"dim:{name}", e) for e, name in self.shapes.opaque.items()]
+        scalars += [s for s in self.scalars.values() if s.slot in read]
+        scalars = [replace(s, dims=self.shapes.symbols(s.expression)) for s in scalars]
         captured = Captured(
             self.name,
             arguments,
@@ -444,7 +446,10 @@ class Translation:
         """What is computed from symbols at the call, by the name of its slot or symbol."""
         found = {s.slot: s.expression for s in self.scalars.values()}
         found |= {name: e for e, name in self.shapes.opaque.items()}
-        return {name: frozenset(map(str, e.free_symbols)) for name, e in found.items()}
+        return {
+            name: frozenset(s.name for d in self.shapes.symbols(e).values() for s in D.symbols(d))
+            for name, e in found.items()
+        }
 
     def _subgraph(
         self, gm: torch.fx.GraphModule, operands: Sequence[Node], name: str
