@@ -18,7 +18,7 @@ from math import prod
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.kernel.defaults.cases import case_axes
-from tilewright.kernel.defaults.maps import collapse, fuse_outer
+from tilewright.kernel.defaults.maps import collapse, fuse_outer, schedule_alone, schedule_map
 from tilewright.kernel.defaults.rows import cut, inner_lanes, pieces_of, reduction_lanes
 from tilewright.kernel.defaults.scheduler import (
     PIECE,
@@ -26,6 +26,7 @@ from tilewright.kernel.defaults.scheduler import (
     Scheduler,
     contiguous,
     lanes_for,
+    store_reads,
     work_per_point,
 )
 from tilewright.kernel.dependence import rounds
@@ -41,21 +42,29 @@ from tilewright.kernel.steps.vectorize import Vectorize
 
 
 def schedule_totals(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> bool:
-    """False, and no step, where the stages are not of this kind or a step refuses."""
+    """False, and no step, where the stages are not of this kind."""
     totals = [x.name for x in inner if x.is_reduce]
-    maps = [x.name for x in outs if s.path(x.name)]
-    known = all(isinstance(p.extent, int) for x in (*totals, *maps) for p in s.path(x))
-    if not totals or not maps or not known or any(s.store(x).index for x in totals):
+    between = [x.name for x in inner if not x.is_reduce]
+    maps = [x for x in outs if s.path(x.name)]
+    names = [x.name for x in maps]
+    known = all(isinstance(p.extent, int) for x in (*totals, *names) for p in s.path(x))
+    whole = all(not s.store(x).index for x in totals)
+    reads = {x.source for m in (*names, *between) for x in store_reads(s.store(m))}
+    if not totals or not maps or not known or not whole or reads & set(totals):
         return False
     before = s.nest, list(s.trace)
-    shared = _Shared(s, maps, totals, [x.name for x in inner if not x.is_reduce])
     try:
-        if shared.run():
+        if _Shared(s, names, totals, between).run():
             return True
     except Refused:
-        pass  # a shape that does not fit; the caller goes on without these steps
+        pass  # a shape that does not fit: each has loops of its own
     s.nest, s.trace[:] = before
-    return False
+    for x in between:
+        schedule_alone(s, x)
+    schedule_map(s, maps)
+    for x in totals:
+        reduction_lanes(s, x)
+    return True
 
 
 class _Shared:

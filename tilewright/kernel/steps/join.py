@@ -74,17 +74,20 @@ class Join(Step):
         """What is between the loops: the part that goes before both and the one that goes after."""
         early: list[Stmt] = []
         late: list[Stmt] = []
+        pointers = any(b.pointer for b in n.buffers)
         for other in between:
             if isinstance(other, Alloc):
                 early.append(other)
                 continue
             self._pointers(n, first, other)
-            if not any(exchanged(n, x, other) for x in (first, *late)):
+            used = exchanged(n, first, other)
+            if not used and not any(exchanged(n, x, other) for x in late):
                 early.append(other)
                 continue
-            self._pointers(n, second, other)
-            ahead = [] if late or not exchanged(n, other, second) else exchanged(n, first, other)
-            self.keep(n, ahead or exchanged(n, other, second), "what is between them: ")
+            # Two pointers may be into the same memory, which an exchange does not look at.
+            stuck = pointers or exchanged(n, other, second)
+            self.keep(n, used if stuck else [], "what is between them: ")
+            self.need(not stuck, f"what is between {self.first} and {self.second} needs both")
             late.append(other)
         return early, late
 

@@ -116,7 +116,7 @@ class RFactor(Step):
         where = {x.var: x for x in chain}
         for i in st.index:
             # What loops around all of these fix is the same for every partial result.
-            fixed = not D.symbols(i) & set(where)
+            fixed = not D.symbols(i) & set(where) and not any(D.data_values(i))
             plain = fixed or (D.is_sym(i) and D.the_sym(i) in where)
             broken = f"{self.stage} is split or placed by its data axes"
             self.need(plain, broken, "rfactor first")
