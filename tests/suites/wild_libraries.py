@@ -160,7 +160,7 @@ LIBRARIES = (
         tests=("unit_tests/common/**/test_*.py", "unit_tests/models/**/test_*.py"),
         without=("deepep", "speed"),
         driver="drive_lightllm*.py",
-        bare=("lightllm", "lightllm.common.basemodel"),
+        bare=("lightllm", "lightllm.common.basemodel", "lightllm.models"),
     ),
     Library(
         name="vLLM",
@@ -232,6 +232,7 @@ LIBRARIES = (
             "symm_mem",
         ),
         before=("setup_sglang",),
+        arguments=("--noconftest",),
     ),
     Library(
         name="triton_kernels",
