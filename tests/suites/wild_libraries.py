@@ -190,6 +190,7 @@ LIBRARIES = (
         # lamport.py lets GPUs write into each other's memory.
         apart=("rocm", "rdna", "amd", "xpu", "cutedsl", "cutlass", "flydsl", "lamport"),
         before=("setup_vllm",),
+        driver="drive_vllm*.py",
         absent=("vllm.vllm_flash_attn", "llguidance", "xgrammar"),
         arguments=("--noconftest", "-p", "setup_vllm"),
         versions={"vllm": "1.0.0"},
