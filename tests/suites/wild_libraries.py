@@ -232,6 +232,7 @@ LIBRARIES = (
             "aiter",
             "symm_mem",
         ),
+        driver="drive_sglang*.py",
         before=("setup_sglang",),
         arguments=("--noconftest",),
     ),
