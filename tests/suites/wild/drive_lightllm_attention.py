@@ -165,6 +165,32 @@ def test_scores_softmax_values(model: str) -> None:
     close(o, batch.decoded(q, bias))
 
 
+def test_decoding_with_slopes() -> None:
+    """Slots of a request stand at the end of its row of the table."""
+    kernel = function("bloom.triton_kernel.token_flashattention_nopad", "_fwd_kernel")
+    batch, q = Batch(HEADS), randn(2, HEADS, WIDTH, seed=2)
+    table = torch.zeros(2, 40, dtype=torch.int32)
+    for b, n in enumerate(LENGTHS):
+        table[b, 40 - n :] = batch.tokens[batch.requests[b], :n]
+    o = torch.empty_like(q)
+    kernel[(2, HEADS)](
+        q,
+        batch.k,
+        batch.v,
+        WIDTH**-0.5,
+        SLOPES,
+        table,
+        batch.lengths,
+        40,
+        o,
+        *table.stride(),
+        *(n for x in (q, batch.k, batch.v, o) for n in x.stride()),
+        BLOCK_DMODEL=WIDTH,
+        BLOCK_N=16,
+    )
+    close(o, batch.decoded(q, lambda b: alibi(LENGTHS[b])))
+
+
 def test_softmax_with_values() -> None:
     forward = function(
         "llama.triton_kernel.token_attention_softmax_and_reducev", "token_softmax_reducev_fwd"
