@@ -183,8 +183,7 @@ def test_decoding_with_slopes() -> None:
         batch.lengths,
         40,
         o,
-        *table.stride(),
-        *(n for x in (q, batch.k, batch.v, o) for n in x.stride()),
+        *(n for x in (q, batch.k, batch.v, o, table) for n in x.stride()),
         BLOCK_DMODEL=WIDTH,
         BLOCK_N=16,
     )
