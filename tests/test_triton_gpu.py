@@ -84,6 +84,14 @@ def test_streams_and_events():
     assert start.elapsed_time(end) >= 0 and end.query()
     torch.ones(2).record_stream(stream)
     torch.cuda.set_stream(stream)
+    # torch's own classes for any device are asked for the one in use.
+    start, end = (torch.Event(enable_timing=True) for _ in range(2))
+    with torch.Stream(device="cuda") as side:
+        start.record(side)
+    end.record()
+    assert start.elapsed_time(end) >= 0
+    assert torch.get_device_module() is torch.cuda
+    assert torch.get_device_module("cpu") is torch.cpu
 
 
 def test_memory():

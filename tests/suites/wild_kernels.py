@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("checkout", nargs="+", type=Path, help="sources of a library of kernels")
     parser.add_argument("--library", help="only this one of those that the folders show")
     parser.add_argument("--cases", type=int, default=1, help="of each test (default 1; 0: all)")
+    parser.add_argument("--drivers", action="store_true", help="only the suite's own files")
     parser.add_argument("-k", metavar="WORDS", help="only the cases that pytest's -k selects")
     parser.add_argument(
         "--limit", type=float, default=60, help="seconds of the processor per case (default 60)"
@@ -59,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         configs=given.configs,
         words=given.k,
         seconds=given.seconds,
+        drivers=given.drivers,
     )
     chosen: list[tuple[Library, Path]] = []
     for checkout in given.checkout:
@@ -78,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console, judged, ran = Console(), [], []
     for library, checkout in chosen:
         found = watched(library, checkout, options, console)
-        whole = options.words is None and not found.left
+        whole = options.words is None and not found.left and not options.drivers
         ran.append(found)
         judged.append(judge(library, checkout, found, expected.get(library.name, {}), whole))
     report(judged, console)

@@ -160,7 +160,7 @@ LIBRARIES = (
         tests=("unit_tests/common/**/test_*.py", "unit_tests/models/**/test_*.py"),
         without=("deepep", "speed"),
         driver="drive_lightllm*.py",
-        bare=("lightllm", "lightllm.common.basemodel"),
+        bare=("lightllm", "lightllm.common.basemodel", "lightllm.models"),
     ),
     Library(
         name="vLLM",
@@ -190,6 +190,7 @@ LIBRARIES = (
         # lamport.py lets GPUs write into each other's memory.
         apart=("rocm", "rdna", "amd", "xpu", "cutedsl", "cutlass", "flydsl", "lamport"),
         before=("setup_vllm",),
+        driver="drive_vllm*.py",
         absent=("vllm.vllm_flash_attn", "llguidance", "xgrammar"),
         arguments=("--noconftest", "-p", "setup_vllm"),
         versions={"vllm": "1.0.0"},
@@ -231,7 +232,9 @@ LIBRARIES = (
             "aiter",
             "symm_mem",
         ),
+        driver="drive_sglang*.py",
         before=("setup_sglang",),
+        arguments=("--noconftest",),
     ),
     Library(
         name="triton_kernels",

@@ -60,6 +60,7 @@ class Options:
     configs: int = 1  # of an autotuned kernel; 0: all
     words: str | None = None
     seconds: float | None = None  # after so long a library is stopped
+    drivers: bool = False  # only our own files, not the library's tests
 
 
 Progress = Callable[[int, int, str], None]  # done, of, the case that runs
@@ -67,7 +68,7 @@ Progress = Callable[[int, int, str], None]  # done, of, the case that runs
 
 def run(library: Library, checkout: Path, options: Options, progress: Progress) -> Ran:
     found = Ran(began=time.monotonic())
-    files = library.files(checkout)
+    files = [] if options.drivers else library.files(checkout)
     if files:
         # Some skip themselves: others of the same test are tried in their place.
         more = [f"--smallest={SPARES * options.cases}"] if options.cases else []

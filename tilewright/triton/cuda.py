@@ -139,6 +139,12 @@ class Stream:
         event.record()
         return event
 
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream)
 
@@ -435,7 +441,11 @@ def answers() -> dict[str, dict[str, Any]]:
             "empty_host_cache": lambda: None,
             "get_memory_info": lambda device=None: (free_memory(), total_memory()),
         },
-        "torch": {"Event": Event, "Stream": Stream},
+        "torch": {
+            "Event": Event,
+            "Stream": Stream,
+            "get_device_module": _module_of(sys.modules["torch"].get_device_module),
+        },
         "torch._C": {"_cuda_getCurrentRawStream": lambda device=0: 0},
     }
 
@@ -455,6 +465,15 @@ def told(original: Any, answer: Any) -> Callable[..., Any]:
 
     # Dynamo calls it when it meets it in a program, and takes the answer for a constant.
     ask._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return ask
+
+
+def _module_of(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The module of a device; of the one in use, if none is named."""
+
+    def ask(device: Any = None) -> Any:
+        return original("cuda" if device is None and not asked_by_torch() else device)
+
     return ask
 
 

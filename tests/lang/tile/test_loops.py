@@ -83,8 +83,15 @@ def test_loops_count_as_pythons(bounds):
             tl.store(out + at, i)
             at += 1  # noqa: SIM113
 
+    @function
+    def by_name(out, low, high, STEP: tl.constexpr):
+        at = 0
+        for i in range(low, high, step=STEP):  # pyright: ignore[reportCallIssue]
+            tl.store(out + at, i)
+            at += 1  # noqa: SIM113
+
     low, high, step = bounds
-    for kernel in (given, ranged):
+    for kernel in (given, ranged, by_name):
         out = ints(16) - 99
         run(kernel, out=out, low=low, high=high, STEP=step)
         wanted = list(range(low, high, step))

@@ -307,8 +307,11 @@ def test_products_of_blocks() -> None:
     close(c, wide @ (b.double() * b_scale.double().repeat_interleave(128, 0)), factor=10)
 
 
-def test_rounding_to_floats_of_8_bits() -> None:
+def test_rounding_to_floats_of_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     path = "common.quantization.triton_quant.fp8."
+    module = import_module(f"lightllm.{path}fp8act_quant_kernel")
+    # It is a function of DeepGEMM's, which is not installed.
+    monkeypatch.setattr(module, "ceil_div", lambda a, b: -(-a // b), raising=False)
     x = randn(4, 256)
     y, scale = torch.empty(4, 256, dtype=F8), torch.empty(4, 2)
     forward = function(path + "fp8act_quant_kernel", "lightllm_per_token_group_quant_fp8")

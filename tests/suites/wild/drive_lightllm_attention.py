@@ -165,6 +165,31 @@ def test_scores_softmax_values(model: str) -> None:
     close(o, batch.decoded(q, bias))
 
 
+def test_decoding_with_slopes() -> None:
+    """Slots of a request stand at the end of its row of the table."""
+    kernel = function("bloom.triton_kernel.token_flashattention_nopad", "_fwd_kernel")
+    batch, q = Batch(HEADS), randn(2, HEADS, WIDTH, seed=2)
+    table = torch.zeros(2, 40, dtype=torch.int32)
+    for b, n in enumerate(LENGTHS):
+        table[b, 40 - n :] = batch.tokens[batch.requests[b], :n]
+    o = torch.empty_like(q)
+    kernel[(2, HEADS)](
+        q,
+        batch.k,
+        batch.v,
+        WIDTH**-0.5,
+        SLOPES,
+        table,
+        batch.lengths,
+        40,
+        o,
+        *(n for x in (q, batch.k, batch.v, o, table) for n in x.stride()),
+        BLOCK_DMODEL=WIDTH,
+        BLOCK_N=16,
+    )
+    close(o, batch.decoded(q, lambda b: alibi(LENGTHS[b])))
+
+
 def test_softmax_with_values() -> None:
     forward = function(
         "llama.triton_kernel.token_attention_softmax_and_reducev", "token_softmax_reducev_fwd"
@@ -212,8 +237,19 @@ def test_decoding_in_a_window(fused: bool) -> None:
         )
     else:
         shares = torch.cat([p.softmax(1) for p in scores.split(seen.tolist(), 1)], 1)
-        function(path + "token_attention_nopad_reduceV", "token_att_fwd2")(
-            shares, batch.v, o, *where
+        # The function that launches it misspells one of its parameters.
+        kernel = function(path + "token_attention_nopad_reduceV", "_fwd_kernel_token_att2")
+        strides = [n for x in (batch.tokens, shares, batch.v, o) for n in x.stride()]
+        kernel[(2, HEADS)](
+            shares,
+            batch.v,
+            o,
+            *where[:-1],
+            *strides,
+            kv_group_num=2,
+            sliding_window=window,
+            BLOCK_DMODEL=WIDTH,
+            BLOCK_N=128,
         )
     close(o, batch.decoded(q, window=window))
 
@@ -272,7 +308,15 @@ def test_decoding_by_virtual_processors(monkeypatch: pytest.MonkeyPatch) -> None
     got = module.gqa_token_decode_attention_flash_decoding_vsm(
         q, batch.k, batch.v, state(batch), **config
     )
-    close(got, batch.decoded(q))
+    # As it is written: a block's sum over values is not divided by its share of the softmax.
+    wanted = []
+    for b in range(2):
+        s = (q[b].double()[:, None] @ batch.of(batch.k, b).mT)[:, 0] * WIDTH**-0.5
+        blocks = list(zip(s.split(16, 1), batch.of(batch.v, b).split(16, 1), strict=True))
+        share = torch.stack([x.logsumexp(1) for x, _ in blocks]).softmax(0)
+        sums = [((x - x.amax(1, keepdim=True)).exp()[:, None] @ v)[:, 0] for x, v in blocks]
+        wanted.append((share[..., None] * torch.stack(sums)).sum(0))
+    close(got, torch.stack(wanted))
 
 
 # ---- DeepSeek: one head of keys in two parts, the first of which is the values too
@@ -371,7 +415,8 @@ def test_latent_decoding(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = getattr(
         import_module(path + kind), f"gqa_token_decode_attention_flash_decoding{kind}"
     )
-    config = {"BLOCK_N": 16, "BLOCK_Q_HEAD": 16, **STAGES}
+    config: dict[str, Any] = {"BLOCK_N": 16, "BLOCK_Q_HEAD": 16, **STAGES}
+    config["alloc_tensor_func"] = lambda shape, dtype, device: torch.empty(shape, dtype=dtype)
     q_nope, q_rope = q[..., :64].contiguous(), q[..., 64:].contiguous()
     got = forward(
         q_nope, q_rope, nope, rope, *scale, state(batch), HEADS, 64, 16, 64, SCALE, **config

@@ -1,10 +1,12 @@
-"""SGLang registers configurations that newer versions of transformers have themselves."""
+"""SGLang registers configurations that newer versions of transformers have themselves, and writes
+functions down as text while it is imported."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
 from typing import Any
 
+import dill
 from transformers import AutoConfig
 
 _register = AutoConfig.register
@@ -15,3 +17,4 @@ def _again(name: str, config: Any, exist_ok: bool = True) -> None:
 
 
 AutoConfig.register = staticmethod(_again)
+dill.dumps = lambda _: b""

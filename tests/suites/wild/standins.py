@@ -16,13 +16,14 @@ import ast
 import inspect
 import linecache
 import sys
+from abc import ABCMeta
 from collections.abc import Sequence
 from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 _IMPORT_ERRORS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
@@ -31,7 +32,7 @@ class NotHere(RuntimeError):
     """A stand-in was used, not only imported."""
 
 
-class StandInType(type):
+class StandInType(ABCMeta):
     """Classes that stand in for anything: attributes and items of them do so too."""
 
     def __getattr__(cls, name: str) -> Any:
@@ -79,12 +80,14 @@ class StandIn(metaclass=StandInType):
     A class that a library derives and gives fields, but no `__init__`, is a record: it takes them
     by position or by name, as classes of msgspec, attrs and pydantic do."""
 
+    __struct_fields__: ClassVar[tuple[str, ...]] = ()  # what msgspec calls them
+
     def __init_subclass__(cls, **_: Any) -> None:
-        pass
+        fields = [name for base in reversed(cls.__mro__[:-1]) for name in _fields(base)]
+        cls.__struct_fields__ = tuple(name for name in fields if not name.startswith("__"))
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        fields = [name for base in reversed(type(self).__mro__) for name in _fields(base)]
-        given = {**dict(zip(fields, args, strict=False)), **kwargs}
+        given = {**dict(zip(self.__struct_fields__, args, strict=False)), **kwargs}
         for name, value in given.items():
             setattr(self, name, value)
 
