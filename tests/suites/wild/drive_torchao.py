@@ -116,7 +116,7 @@ def test_product_with_4_bits(transposed: bool, bound: str) -> None:
     )
     a = randn(32, columns if transposed else k)
     got = named("prototype.hqq.mixed_mm", "triton_mixed_mm")(
-        a, packed, scale.T.contiguous(), zero.T.contiguous(), group, transposed, kernel_type=bound
+        a, packed, scale, zero, group, transposed, kernel_type=bound
     )
     close(got, a.double() @ (wide.T if transposed else wide), factor=20)
 
@@ -228,9 +228,9 @@ def test_rows_and_columns(name: str, power: bool) -> None:
     quantised(codes, x, 1 / scale)
 
 
-@pytest.mark.parametrize("rows", [48, 400])  # long groups fit one tile of another kernel
+@pytest.mark.parametrize("rows", [48, 400])  # groups of 200 rows fit one tile of another kernel
 def test_columns_of_groups(rows: int) -> None:
-    power, cut = rows == 48, [rows // 3, rows - rows // 3]
+    power, cut = rows == 48, [16, 32] if rows == 48 else [200, 200]
     x, y = randn(rows, 32), randn(rows, 64)
     ends = torch.tensor([cut[0], rows], dtype=torch.int32)
     module = "prototype.moe_training.kernels.jagged_float8_scales"
