@@ -55,7 +55,8 @@ LIBRARIES = (
         sources=("src",),
         kernels=("src/liger_kernel/ops",),
         tests=("test/transformers/test_*.py",),
-        without=("cutedsl", "cutile", "cute_", "auto_model", "monkey_patch", "trainer"),
+        without=("cutedsl", "cutile", "cute_", "auto_model", "monkey_patch", "trainer")
+        + ("flex_attention",),  # it compares functions of torch
         apart=("backends", "cute"),
     ),
     Library(
