@@ -281,7 +281,7 @@ def test_kernels_that_libraries_write(triton: Any):
     made.def_file_line_number, made.def_file_col_number = 99, 4
     made.file_name = "template.py"
     assert (made.def_file_line_number, made.file_name) == (99, "template.py")
-    with pytest.raises(tw.TilewrightError, match="template.py:101"):
+    with pytest.raises(tw.TilewrightError, match=r"template\.py:101"):
         made[(1,)]()
 
 

@@ -130,10 +130,7 @@ LIBRARIES = (
         marker="xformers/ops/_triton",
         sources=(".",),
         kernels=("xformers/ops", "xformers/triton"),
-        tests=tuple(
-            f"tests/test_{name}.py"
-            for name in ("rmsnorm", "tiled_matmul", "indexing")
-        ),
+        tests=tuple(f"tests/test_{name}.py" for name in ("rmsnorm", "tiled_matmul", "indexing")),
         driver="drive_xformers.py",  # its masks are in a package of their own
     ),
     Library(
@@ -244,7 +241,8 @@ LIBRARIES = (
         sources=("python/triton_kernels",),
         kernels=("python/triton_kernels/triton_kernels",),
         tests=tuple(
-            f"python/triton_kernels/tests/{where}test_*.py" for where in ("", "test_tensor_details/")
+            f"python/triton_kernels/tests/{where}test_*.py"
+            for where in ("", "test_tensor_details/")
         ),
         without=("distributed", "roofline"),
         apart=("distributed.py",),  # it exchanges data between GPUs

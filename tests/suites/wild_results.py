@@ -168,8 +168,9 @@ def catalogue(library: Library, checkout: Path) -> Iterator[str]:
 
 
 def launched_by(tree: ast.Module, shared: Mapping[str, set[str]]) -> Iterator[str]:
-    """Names that a file puts a grid behind: `name[grid]`, `wrapped(name)[grid]`, `other[grid]` after
-    `other = name if … else third`; or that it calls `.run` of. `shared` says what names of modules stand for."""
+    """Names that a file puts a grid behind: `name[grid]`, `wrapped(name)[grid]`, or `other[grid]`
+    after `other = name if … else third`; or that it calls `.run` of. `shared` says what names of
+    modules stand for."""
     nodes = list(ast.walk(tree))
     names = {**shared, **_names_for(nodes)}
     left: set[str] = set()

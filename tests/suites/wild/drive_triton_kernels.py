@@ -16,18 +16,11 @@ def groups(sizes: list[int]) -> Any:
     return make_ragged_tensor_metadata(torch.tensor(sizes, dtype=torch.int32), sum(sizes))
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_product(persistent: bool) -> None:
-    from triton_kernels import matmul_details
+def test_product() -> None:
     from triton_kernels.matmul import PrecisionConfig, matmul
 
     a, b, bias = randn(20, 48), randn(48, 40), randn(40)
-    flags = matmul_details.opt_flags
-    flags.update_opt_flags_constraints({"is_persistent": persistent, "block_m": 16})
-    try:
-        got = matmul(a, b, bias, precision_config=PrecisionConfig(allow_tf32=False))
-    finally:
-        flags.reset_opt_flags_constraints()
+    got = matmul(a, b, bias, precision_config=PrecisionConfig(allow_tf32=False))
     close(got, a.double() @ b.double() + bias.double(), factor=10)
 
 
