@@ -245,7 +245,7 @@ def test_attributes_that_libraries_read(triton: Any):
         tl.store(x, n)
 
     assert one.raw_src[0].strip().startswith("@triton.jit") and not one.is_gluon()
-    assert one.get_capture_scope()["tl"] is tl and one.do_not_specialize == [1]
+    assert one.get_capture_scope()["tl"] is tl and one.do_not_specialize == ["n"]
     assert one.params[2].num == 2 and one.params[2].is_constexpr
     assert Path(one.file_name).name == Path(__file__).name
     assert (
@@ -262,6 +262,32 @@ def test_attributes_that_libraries_read(triton: Any):
     assert x.item() == 7
     kernel.run(1, 1, 1, 0, None, (), None, None, None, x, 8)  # without what is constant
     assert x.item() == 8
+
+
+def test_kernels_that_libraries_write(triton: Any):
+    """They take another's attributes, put a text of their own in and say where it comes from."""
+    import tilewright.language as tl
+
+    @triton.jit(do_not_specialize=["n"])
+    def template(x, scale, n):
+        tl.store(x, n * scale)
+
+    def shell():
+        pass
+
+    names = list(inspect.signature(triton.JITFunction.__init__).parameters)[2:]
+    made = triton.JITFunction(shell, **{n: getattr(template, n, None) for n in names})
+    made._unsafe_update_src("def shell():\n    scale = 2\n    unknown(scale)\n")
+    made.raw_src, made.starting_line_number = list(template.raw_src), 99
+    made.def_file_line_number, made.def_file_col_number = 99, 4
+    made.file_name = "template.py"
+    assert (made.def_file_line_number, made.file_name) == (99, "template.py")
+    with pytest.raises(tw.TilewrightError, match=r"template\.py:101"):
+        made[(1,)]()
+
+
+def test_there_are_no_tools_of_a_vendor(triton: Any):
+    assert triton.knobs.nvidia.ptxas.version == "0.0"
 
 
 def test_tuners_of_libraries(triton: Any):

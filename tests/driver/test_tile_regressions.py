@@ -181,3 +181,25 @@ def test_the_end_of_a_range_may_overflow(dtype: type, step: int) -> None:
         x, out = np.array([first, before], dtype), np.full(2, -1, np.int32)
         ends_kernel[(1,)](x, out, STEP=step)
         assert out.tolist() == [times, 0], first
+
+
+@tw.jit
+def inverse_kernel(a, out, ends, B: tl.constexpr):
+    rows = tl.load(ends + 1).to(tl.int32) - tl.load(ends).to(tl.int32)
+    i = tl.arange(0, B)
+    m = tl.load(a + i[:, None] * B + i[None, :])
+    m = -tl.where(i[:, None] > i[None, :], m, 0)
+    for k in range(2, tl.minimum(B, rows)):
+        row = tl.where(i < k, -tl.load(a + k * B + i), 0.0)
+        row += tl.sum(row[:, None] * m, 0)
+        m = tl.where((i == k)[:, None], row, m)
+    tl.store(out + i[:, None] * B + i[None, :], m)
+
+
+def test_a_loop_that_ends_where_memory_says() -> None:
+    """Its end is a minimum of a constant and of what was read, so it has a constant bound too."""
+    a = np.tril(np.random.default_rng(0).normal(size=(16, 16)) / 4, -1).astype(np.float32)
+    out = np.zeros((16, 16), np.float32)
+    inverse_kernel[(1,)](a, out, np.array([3, 19]), B=16)
+    wanted = np.linalg.inv(np.eye(16) + a.astype(np.float64)) - np.eye(16)
+    np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5)

@@ -33,7 +33,17 @@ from tests.suites.wild_results import Judged, judge
 from tests.suites.wild_runs import Options, Ran, run
 
 EXPECTED = Path(__file__).with_name("wild_expected.json")
-COLUMNS = ("right", "wrong", "refused", "crashed", "slow", "gpu", "not judged", "not reached")
+COLUMNS = (
+    "right",
+    "wrong",
+    "refused",
+    "crashed",
+    "slow",
+    "gpu",
+    "apart",
+    "not judged",
+    "not reached",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

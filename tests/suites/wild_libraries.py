@@ -55,7 +55,8 @@ LIBRARIES = (
         sources=("src",),
         kernels=("src/liger_kernel/ops",),
         tests=("test/transformers/test_*.py",),
-        without=("cutedsl", "cutile", "cute_", "auto_model", "monkey_patch", "trainer"),
+        without=("cutedsl", "cutile", "cute_", "auto_model", "monkey_patch", "trainer")
+        + ("flex_attention",),  # it compares functions of torch
         apart=("backends", "cute"),
     ),
     Library(
@@ -72,6 +73,8 @@ LIBRARIES = (
         sources=(".",),
         kernels=("attorch",),
         tests=("tests/test_*.py",),
+        without=("multi_head_attention",),  # it only says that there is no such layer
+        driver="drive_attorch.py",
     ),
     Library(
         name="conch",
@@ -79,6 +82,7 @@ LIBRARIES = (
         sources=(".",),
         kernels=("conch/kernels",),
         tests=("tests/*_test.py",),
+        driver="drive_conch.py",
         environment={"TILEWRIGHT_TRITON_BACKEND": "cuda:90"},  # which has floats of 8 bits
     ),
     Library(
@@ -126,10 +130,8 @@ LIBRARIES = (
         marker="xformers/ops/_triton",
         sources=(".",),
         kernels=("xformers/ops", "xformers/triton"),
-        tests=tuple(
-            f"tests/test_{name}.py"
-            for name in ("rmsnorm", "rope_padded", "tiled_matmul", "indexing")
-        ),
+        tests=tuple(f"tests/test_{name}.py" for name in ("rmsnorm", "tiled_matmul", "indexing")),
+        driver="drive_xformers.py",  # its masks are in a package of their own
     ),
     Library(
         name="torchao",
@@ -241,8 +243,13 @@ LIBRARIES = (
         marker="python/triton_kernels/triton_kernels",
         sources=("python/triton_kernels",),
         kernels=("python/triton_kernels/triton_kernels",),
-        tests=("python/triton_kernels/tests/test_*.py",),
+        tests=tuple(
+            f"python/triton_kernels/tests/{where}test_*.py"
+            for where in ("", "test_tensor_details/")
+        ),
         without=("distributed", "roofline"),
+        apart=("distributed.py",),  # it exchanges data between GPUs
+        driver="drive_triton_kernels.py",
         environment={"TILEWRIGHT_TRITON_BACKEND": "cuda:80"},
     ),
 )

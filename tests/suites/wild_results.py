@@ -14,9 +14,12 @@ from tests.suites.wild_libraries import Library
 from tests.suites.wild_runs import Case, Ran
 
 SOMETIMES = "sometimes: "  # how the reason begins where what else ran decides
+TRITON_TOO = "Triton refuses it too: "  # and where a kernel is for versions before 3.0
 
 # The worst that became of a kernel in any case is what is said of it.
-RESULTS = ("wrong", "crashed", "slow", "refused", "gpu", "right", "not judged", "not reached")
+# A kernel for old versions of Triton is apart unless it is right in another case.
+RESULTS = ("wrong", "crashed", "slow", "refused", "gpu", "right", "apart", "not judged")
+RESULTS += ("not reached",)
 
 FAILURES = ("wrong", "crashed", "slow", "refused")
 
@@ -80,6 +83,8 @@ def judge(
         result = case.result
         if result == "refused" and GPU_ONLY.search(case.why):
             result = "gpu"
+        elif result == "refused" and reason is not None and reason.startswith(TRITON_TOO):
+            result = "apart"
         if reason is not None:
             if result == "right" and not sometimes:
                 problem = f"expected to fail, and passes: {reason}"
@@ -109,7 +114,7 @@ def _attribute(
     decide: Callable[[tuple[str, str], str, Case], None],
 ) -> None:
     """Who is to blame: a refusal is about the last kernel launched, a wrong result about all."""
-    if result in ("refused", "gpu", "crashed", "slow") and case.kernels:
+    if result in ("refused", "gpu", "apart", "crashed", "slow") and case.kernels:
         for key in case.kernels[:-1]:
             decide(key, "not judged", case)
         decide(case.kernels[-1], result, case)
@@ -163,8 +168,9 @@ def catalogue(library: Library, checkout: Path) -> Iterator[str]:
 
 
 def launched_by(tree: ast.Module, shared: Mapping[str, set[str]]) -> Iterator[str]:
-    """Names that a file puts a grid behind: `name[grid]`, `wrapped(name)[grid]`, `other[grid]` after
-    `other = name if … else third`; or that it calls `.run` of. `shared` says what names of modules stand for."""
+    """Names that a file puts a grid behind: `name[grid]`, `wrapped(name)[grid]`, or `other[grid]`
+    after `other = name if … else third`; or that it calls `.run` of. `shared` says what names of
+    modules stand for."""
     nodes = list(ast.walk(tree))
     names = {**shared, **_names_for(nodes)}
     left: set[str] = set()

@@ -305,11 +305,11 @@ def _pairs(
 
 def _points(known: set[Sym]) -> dict[Sym, np.ndarray] | None:
     """All values which the symbols, and those that bound them, take together; None where some have
-    no constant bound or there are too many."""
+    no constant bound, or one read from memory, or there are too many."""
     ends: dict[Sym, tuple[Dim, Dim]] = {}
     todo = sorted(known, key=lambda s: s.name)
     for s in todo:
-        if s.hi is None:
+        if s.hi is None or D.data_values(s.lo) or D.data_values(s.hi):
             return None
         ends[s] = s.lo, s.hi
         todo += (x for x in D.symbols(s.lo) | D.symbols(s.hi) if x not in todo)

@@ -429,6 +429,27 @@ def test_bounds_are_integers():
         run(zero, out=ints(), n=3)
 
 
+def test_pythons_range_takes_advice():
+    @function
+    def kernel(out, n):
+        total = 0
+        for i in range(n, flatten=True, num_stages=3):
+            total += i
+        tl.store(out, total)
+
+    out = ints()
+    run(kernel, out=out, n=5)
+    assert out[0] == 10
+
+    @function
+    def bound(out, n):
+        for i in range(0, stop=n):
+            tl.store(out, i)
+
+    with pytest.raises(CompileError, match="one to three bounds"):
+        run(bound, out=out, n=5)
+
+
 def test_text_shows_blocks():
     @function
     def kernel(out, n):

@@ -114,6 +114,18 @@ def test_states_of_chunks() -> None:
     compare_gradients(chunk_state, chunk_state_ref, given, factor=50)
 
 
+def test_gradient_of_steps_to_states() -> None:
+    from mamba_ssm.ops.triton import ssd_chunk_state as state
+
+    p = chunked()
+    b, x, dt, sums = (p[name].double() for name in ("B", "x", "dt", "dA_cumsum"))
+    steps = torch.diff(sums, prepend=torch.zeros_like(sums[..., :1])).requires_grad_()
+    found = state.chunk_state_ref(b, x, dt, steps.cumsum(-1))
+    (wanted,) = torch.autograd.grad(found, steps, p["states"].double())
+    given = (p["B"], p["x"], p["dt"], p["dA_cumsum"], p["states"])
+    close(state._chunk_state_bwd_ddAcs_stable(*given), wanted, factor=50)
+
+
 def test_states_between_chunks() -> None:
     from mamba_ssm.ops.triton.ssd_state_passing import state_passing, state_passing_ref
 
@@ -128,7 +140,8 @@ def test_states_between_chunks() -> None:
 
 
 def test_what_earlier_versions_of_kernels_give() -> None:
-    """Two that stayed in the file, beside those in use."""
+    """Two that stayed in the file, beside those in use. Of the first only what comes from states
+    before a chunk is written; the rest is commented out."""
     from mamba_ssm.ops.triton import ssd_chunk_scan as scan
     from mamba_ssm.ops.triton.ssd_bmm import _bmm_chunk_fwd
 
@@ -136,11 +149,12 @@ def test_what_earlier_versions_of_kernels_give() -> None:
     cb = _bmm_chunk_fwd(p["C"], p["B"], CHUNK)
     wide = [t.double() for t in p.values()]
     got = scan._chunk_scan_fwd_wip(cb, p["x"], p["dt"], p["dA_cumsum"], p["C"], p["B"], p["states"])
-    close(got[0], scan.chunk_scan_ref(*wide), factor=50)
+    nothing = torch.zeros_like(wide[2])
+    close(got[0], scan.chunk_scan_ref(*wide[:2], nothing, *wide[3:]), factor=50)
     slope = randn(*p["x"].shape, seed=13)
-    # The part of the gradient that comes from within a chunk: without states from before.
-    steps = wide[4].clone().requires_grad_()
-    within = scan.chunk_scan_ref(*wide[:4], steps, torch.zeros_like(wide[5]))
+    # The part of the gradient that comes from within a chunk, to steps and not to their sums.
+    steps = torch.diff(wide[4], prepend=torch.zeros_like(wide[4][..., :1])).requires_grad_()
+    within = scan.chunk_scan_ref(*wide[:4], steps.cumsum(-1), torch.zeros_like(wide[5]))
     (wanted,) = torch.autograd.grad(within, steps, slope.double())
     given = (p["x"], p["dt"], p["dA_cumsum"], slope, cb)
     for name in ("_chunk_scan_bwd_ddAcs_stable_old", "_chunk_scan_bwd_ddAcs_stable"):

@@ -1,4 +1,4 @@
-"""torchao: tensors brought to 8 bits per head, row, column, group or block, and products of them."""
+"""torchao: tensors brought to 8 bits per head, row, column, group or block, and their products."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -116,8 +116,9 @@ def test_product_with_4_bits(transposed: bool, bound: str) -> None:
     )
     a = randn(32, columns if transposed else k)
     got = named("prototype.hqq.mixed_mm", "triton_mixed_mm")(
-        a, packed, scale.T.contiguous(), zero.T.contiguous(), group, transposed, kernel_type=bound
-    )
+        a, packed, scale.T.contiguous().T, zero.T.contiguous().T, group, transposed,
+        kernel_type=bound,
+    )  # fmt: skip
     close(got, a.double() @ (wide.T if transposed else wide), factor=20)
 
 
@@ -226,9 +227,9 @@ def test_rows_and_columns(name: str, power: bool) -> None:
     quantised(codes, x, 1 / scale)
 
 
-@pytest.mark.parametrize("rows", [48, 400])  # long groups fit one tile of another kernel
+@pytest.mark.parametrize("rows", [48, 400])  # groups of 200 rows fit one tile of another kernel
 def test_columns_of_groups(rows: int) -> None:
-    power, cut = rows == 48, [rows // 3, rows - rows // 3]
+    power, cut = rows == 48, [16, 32] if rows == 48 else [200, 200]
     x, y = randn(rows, 32), randn(rows, 64)
     ends = torch.tensor([cut[0], rows], dtype=torch.int32)
     module = "prototype.moe_training.kernels.jagged_float8_scales"
@@ -282,3 +283,46 @@ def test_indices_of_experts() -> None:
     write = torch.tensor([0, 8, 16, 24], dtype=torch.int32)
     given = (tokens, start, write, 4, 2, 40)
     same(named(module, "fill_indices_wrapper")(*given), named(module, "fill_indices_cpu")(*given))
+
+
+@pytest.mark.parametrize("algorithm", ["ATOMIC_MAX", "REDUCTION"])
+def test_scale_of_a_tensor(algorithm: str) -> None:
+    import triton.language as tl
+
+    module = "prototype.float8nocompile.kernels.fp8_dynamic_tensorwise"
+    how = getattr(named(module, "KernelAlgorithm"), algorithm)
+    x = randn(40, 70)
+    got = named(module, "_hp_tensor_to_scale")(x, tl.float32, LARGEST, how)
+    close(got.reshape(()), LARGEST / x.double().abs().max())
+
+
+SCALES = "prototype.moe_training.kernels.mxfp8.quant"
+
+
+@pytest.mark.parametrize("along", ["2d_M_groups", "2d_K_groups", "per_group_3d"])
+def test_scales_in_the_order_of_tensor_cores(along: str) -> None:
+    """Bytes are moved: as the library's own functions of torch move them."""
+    bytes_ = torch.randint(1, 255, (2, 256, 8) if "3d" in along else (256, 8), dtype=torch.uint8)
+    scales = bytes_.view(torch.float8_e8m0fnu)
+    ends = {"2d_M_groups": [96, 256], "2d_K_groups": [3, 8], "per_group_3d": []}[along]
+    more = [torch.tensor(ends, dtype=torch.int32)] if ends else []
+    wanted = named(SCALES, f"torch_to_blocked_{along}")(scales, *more)
+    wanted = wanted[0] if isinstance(wanted, tuple) else wanted
+    got = named(SCALES, f"triton_mx_block_rearrange_{along}")(scales, *more)
+    same(got.view(torch.uint8), wanted.view(torch.uint8))
+
+
+def test_largest_after_a_transform_of_long_groups() -> None:
+    """Of groups with 1024 rows and more, which take a kernel of their own."""
+    module = "prototype.moe_training.nvfp4_training."
+    signs = [1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1]
+    x, ends = randn(2176, 128, dtype=half), torch.tensor([1024, 2176], dtype=torch.int32)
+    function = named(module + "group_hadamard_amax_triton", "triton_group_rht_amax")
+    columns, rows = function(x, signs, ends, 2, 2176, 128, 1)
+    matrix = named(module + "hadamard_utils", "get_rht_matrix")(
+        tuple(signs), str(x.device), half, 16
+    )
+    for k, part in enumerate((x[:1024], x[1024:])):
+        close(rows[k], part.double().abs().max())
+        turned = part.double().T.unflatten(1, (-1, 16)) @ matrix.double()
+        assert (columns[k] - turned.abs().max()).abs() < 0.01 * columns[k]

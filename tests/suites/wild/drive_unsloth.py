@@ -157,3 +157,49 @@ def test_product_of_floats_of_8_bits() -> None:
     wide = a.double() * a_scale.double().repeat_interleave(128, 1)
     other = b.double() * b_scale.double().repeat_interleave(128, 1)
     close(got, wide @ other.T, factor=10)
+
+
+@pytest.mark.parametrize("permuted", ["", "x", "y"])
+def test_products_of_experts(permuted: str) -> None:
+    """Rows in the order of their experts, or of tokens before (x) or after (y) the product. The
+    functions that launch these ask for tensors on a GPU, so they are launched as those do."""
+    from unsloth.kernels.moe.grouped_gemm.kernels import backward, forward
+
+    tokens, most, experts, n, k = 10, 2, 3, 64, 32
+    sizes = torch.tensor([6, 0, 14], dtype=torch.int32)
+    at = torch.randperm(tokens * most, generator=torch.Generator().manual_seed(0)).int()
+    x = randn(tokens if permuted == "x" else tokens * most, k)
+    w, d_y = randn(experts, n, k) / 8, randn(tokens * most, n, seed=1)
+    known = {
+        "m_sizes_ptr": sizes, "gather_indices_ptr": at, "NUM_TOKENS": tokens, "TOPK": most,
+        "NUM_EXPERTS": experts, "N": n, "K": k, "NUM_SMS": 4, "PERMUTE_X": permuted == "x",
+        "PERMUTE_Y": permuted == "y", "FLATTEN": True, "BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32,
+        "BLOCK_SIZE_K": 32, "USE_TMA_STORE": False,
+    }  # fmt: skip
+    y, d_x, d_w = torch.zeros(20, n), torch.zeros(20, k), torch.zeros(experts, n, k)
+    forward._grouped_gemm_forward_kernel[(4,)](
+        x_ptr=x, w_ptr=w.view(-1, k), topk_weights_ptr=None, y_ptr=y, FUSE_MUL_POST=False,
+        USE_TMA_LOAD_W=False, USE_TMA_LOAD_X=False, **known,
+    )  # fmt: skip
+    backward._grouped_gemm_dX_kernel[(4,)](
+        dY_ptr=d_y, w_ptr=w.view(-1, k), dX_ptr=d_x, USE_TMA_LOAD_dY=False, USE_TMA_LOAD_W=False,
+        **known,
+    )  # fmt: skip
+    backward._grouped_gemm_dW_kernel[(4,)](
+        x_ptr=x, dY_ptr=d_y, dW_ptr=d_w, USE_TMA_LOAD_dY=False, USE_TMA_LOAD_X=False, **known
+    )
+    rows = torch.arange(20)
+    read = at.long() // most if permuted == "x" else at.long() if permuted == "y" else rows
+    write = at.long() if permuted == "y" else rows
+    if permuted == "y":
+        read = rows
+    of = torch.repeat_interleave(torch.arange(experts), sizes.long())
+    wanted = [torch.zeros(20, n).double(), torch.zeros(20, k).double(), d_w.double() * 0]
+    for row in range(20):
+        e, weight = of[row], w[of[row]].double()
+        wanted[0][write[row]] = weight @ x[read[row]].double()
+        slope = d_y[write[row]].double()
+        wanted[1][at[row] if permuted == "x" else row] = slope @ weight
+        wanted[2][e] += slope[:, None] * x[read[row]].double()
+    for got, right in zip((y, d_x, d_w), wanted, strict=True):
+        close(got, right, factor=10)

@@ -245,7 +245,9 @@ class Control(Expressions):
         args = self._items(call.args)
         keywords = {str(k.arg): self.expression(k.value) for k in call.keywords}
         self.node = call
-        if f is range and not (1 <= len(args) <= 3 and set(keywords) <= {"step"}):
+        # Advice to the compiler may stand in Python's range too. Triton ignores it there.
+        known = core.range.ADVICE | {"step"}
+        if f is range and not (1 <= len(args) <= 3 and keywords.keys() <= known):
             raise Mistake("range takes one to three bounds", "range(start, end, step)")
         counter = core.range(*args, **keywords)
         bounds = [counter.start, counter.end, counter.step]

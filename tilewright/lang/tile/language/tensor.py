@@ -433,6 +433,11 @@ class _Counter(base_value):
 class range(_Counter):
     """`range` with advice to the compiler, which the CPU does not need and ignores."""
 
+    ADVICE = frozenset(
+        ("num_stages", "loop_unroll_factor", "disallow_acc_multi_buffer", "flatten")
+        + ("warp_specialize", "disable_licm")
+    )
+
     def __init__(
         self,
         arg1: Any,
