@@ -101,7 +101,7 @@ def test_every_candidate_computes_the_same(name: str, machine: str) -> None:
 
 
 def test_blocks_of_a_chain_are_candidates() -> None:
-    group = attention(149, 17, 4, False, default())
+    group = attention(149, 17, 4, False, default(), heads=(1, 1))
     found = candidates(group, default(), thorough=True)
     assert len(found) > 2 and {str(c.choices) for c in found} > {"rules", "block 12"}
     judge = Judge(group, [{}])
