@@ -14,6 +14,7 @@ from tests.driver.running import call
 from tests.kernel.examples import EXAMPLES
 from tests.kernel.fuzz import Judge
 from tests.kernel.test_chain import attention
+from tests.seeds import crossed
 from tilewright import ops
 from tilewright.base import knobs
 from tilewright.base.cache import Cache
@@ -85,8 +86,10 @@ def test_rows_that_do_not_fill_tiles_get_other_tiles() -> None:
     assert found.considered[0].choices == "rows 7"
 
 
-@pytest.mark.parametrize("machine", ["host", "x86-64", "x86-64-v3", "x86-64-v4"])
-@pytest.mark.parametrize("name", EXAMPLES)
+MACHINES = ["host", "x86-64", "x86-64-v3", "x86-64-v4"]
+
+
+@pytest.mark.parametrize(("name", "machine"), crossed(EXAMPLES, MACHINES, 2))
 def test_every_candidate_computes_the_same(name: str, machine: str) -> None:
     example = EXAMPLES[name]
     target = default() if machine == "host" else get(machine)
