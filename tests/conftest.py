@@ -35,6 +35,9 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if " at 0x" in item.nodeid:  # processes that share the work would not agree on its name
+            raise pytest.UsageError(f"{item.nodeid} has an address in its name: give it other ids")
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 

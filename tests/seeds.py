@@ -30,15 +30,17 @@ def crossed(rows: Iterable[Any], columns: Iterable[Any], step: int) -> list[Any]
             row,
             column,
             marks=() if (i + j) % step == 0 else pytest.mark.slow,
-            id=_named(row, column),
+            id=named(row, column),
         )
         for i, row in enumerate(rows)
         for j, column in enumerate(columns)
     ]
 
 
-def _named(*values: Any) -> str:
-    return "-".join(getattr(v, "__name__", str(v)) for v in values)
+def named(*values: Any) -> str:
+    """Parameters as a name that is the same in every process: a function's text has its address."""
+    parts = [named(*v) if isinstance(v, tuple) else getattr(v, "__name__", str(v)) for v in values]
+    return "-".join(parts)
 
 
 def run_generator(

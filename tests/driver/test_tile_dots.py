@@ -12,6 +12,7 @@ import torch
 
 import tilewright as tw
 import tilewright.language as tl
+from tests.seeds import named
 from tests.targets.test_dots import TILES, V2, V3, V4, arm64_with, x86_with
 from tilewright.driver.tile_compile import write_tile
 from tilewright.ir.types import DTYPES
@@ -219,12 +220,7 @@ CASES = [
 ]
 
 
-def spelled(x: object) -> str:
-    """A case by name: the address of a function differs from one process to the next."""
-    return getattr(x, "__name__", str(x))
-
-
-@pytest.mark.parametrize(("make", "features", "dtype", "instruction"), CASES, ids=spelled)
+@pytest.mark.parametrize(("make", "features", "dtype", "instruction"), CASES, ids=named)
 @pytest.mark.parametrize("blocks", [(64, 64, 64), (16, 32, 128)], ids=str)
 def test_instructions(
     make: type, features: tuple[str, ...], dtype: str, instruction: str, blocks: tuple
@@ -259,7 +255,7 @@ def in_memory(x: torch.Tensor) -> np.ndarray:
     return (x.view(torch.uint8) if x.dtype in EIGHT else x).numpy()
 
 
-@pytest.mark.parametrize(("make", "features", "dtype", "instruction"), CASES, ids=spelled)
+@pytest.mark.parametrize(("make", "features", "dtype", "instruction"), CASES, ids=named)
 def test_numbers_for_other_machines(
     make: type, features: tuple[str, ...], dtype: str, instruction: str
 ) -> None:

@@ -234,7 +234,7 @@ def test_bindings_as_text():
 
 
 SCRIPT = """
-import torch
+import numpy as np
 import tilewright as tw
 import tilewright.language as tl
 from tilewright.base.events import recording
@@ -247,7 +247,7 @@ def times(x, out, n, B: tl.constexpr):
     tl.store(out + i, tl.load(x + i, i < n) * FACTOR, i < n)
 
 with recording() as log:
-    x, out = torch.ones(100), torch.empty(100)
+    x, out = np.ones(100, np.float32), np.empty(100, np.float32)
     times[(2,)](x, out, 100, B=64)
 compiled = [e for e in log.of("cache") if e.message.startswith("miss")]
 print(out[99].item(), len(log.of("tile")), len(compiled))

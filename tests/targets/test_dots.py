@@ -11,6 +11,7 @@ import pytest
 
 from tests.graph.build import arg, build, graph, weight
 from tests.kernel.native import Native
+from tests.seeds import crossed, named
 from tilewright.base.events import Log
 from tilewright.base.machine import CacheSizes
 from tilewright.graph.dots import DotProducts
@@ -106,11 +107,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("make", "features", "dtypes", "instruction"), CASES, ids=str)
-@pytest.mark.parametrize("size", [(64, 128, 96), (45, 128, 50), (D.sym("B", 1), 128, 64)], ids=str)
-def test_by_default(
-    make: type, features: tuple[str, ...], dtypes: tuple, instruction: str, size: tuple
-) -> None:
+@pytest.mark.parametrize(
+    ("case", "size"), crossed(CASES, [(64, 128, 96), (45, 128, 50), (D.sym("B", 1), 128, 64)], 3)
+)
+def test_by_default(case: tuple, size: tuple) -> None:
+    make, features, dtypes, instruction = case
     target = make(*features)
     text = assembly(emit(scheduled(product(*dtypes, *size), target), target), target)
     assert set(text.split()) & set(instruction.split("|")), (
@@ -144,7 +145,7 @@ def arguments_of(target: Target, g: Graph) -> tuple[Group, dict[str, np.ndarray]
     return group, dict(zip((b.name for b in group.inputs), arrays, strict=True)), want
 
 
-@pytest.mark.parametrize(("make", "features", "dtypes", "instruction"), CASES, ids=str)
+@pytest.mark.parametrize(("make", "features", "dtypes", "instruction"), CASES, ids=named)
 @pytest.mark.parametrize("size", [(33, 64, 40), (7, 66, 19)], ids=str)
 def test_loops_of_the_instruction_compute_the_sums(
     make: type, features: tuple[str, ...], dtypes: tuple, instruction: str, size: tuple

@@ -14,6 +14,7 @@ from tests.driver.running import call
 from tests.kernel.examples import EXAMPLES
 from tests.kernel.fuzz import Judge
 from tests.kernel.test_chain import attention
+from tests.seeds import crossed
 from tilewright import ops
 from tilewright.base import knobs
 from tilewright.base.cache import Cache
@@ -85,8 +86,10 @@ def test_rows_that_do_not_fill_tiles_get_other_tiles() -> None:
     assert found.considered[0].choices == "rows 7"
 
 
-@pytest.mark.parametrize("machine", ["host", "x86-64", "x86-64-v3", "x86-64-v4"])
-@pytest.mark.parametrize("name", EXAMPLES)
+MACHINES = ["host", "x86-64", "x86-64-v3", "x86-64-v4"]
+
+
+@pytest.mark.parametrize(("name", "machine"), crossed(EXAMPLES, MACHINES, 2))
 def test_every_candidate_computes_the_same(name: str, machine: str) -> None:
     example = EXAMPLES[name]
     target = default() if machine == "host" else get(machine)
@@ -101,7 +104,7 @@ def test_every_candidate_computes_the_same(name: str, machine: str) -> None:
 
 
 def test_blocks_of_a_chain_are_candidates() -> None:
-    group = attention(149, 17, 4, False, default())
+    group = attention(149, 17, 4, False, default(), heads=(1, 1))
     found = candidates(group, default(), thorough=True)
     assert len(found) > 2 and {str(c.choices) for c in found} > {"rules", "block 12"}
     judge = Judge(group, [{}])

@@ -27,6 +27,7 @@ from tests.lang.tile.random_running import (
 from tests.lang.tile.random_writer import ArraySpec, Kernel, Statement
 from tests.lang.tile.triton_judge import Abstains
 from tests.lang.tile.triton_judge import asked as judged_by_triton
+from tests.seeds import drawn
 
 QUICK, ALL = 150, 2000
 
@@ -42,7 +43,7 @@ def check(seeds: range) -> None:
     assert not failed, f"{len(failed)} of {len(seeds)}\n\n" + "\n\n".join(failed[:5])
 
 
-@pytest.mark.parametrize("first", range(0, QUICK, 10))
+@pytest.mark.parametrize("first", drawn(range(0, QUICK, 10), quick=7))
 def test_random_kernels(first: int) -> None:
     check(range(first, first + 10))
 
