@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import tilewright as tw
 import tilewright.language as tl
@@ -203,3 +204,29 @@ def test_a_loop_that_ends_where_memory_says() -> None:
     inverse_kernel[(1,)](a, out, np.array([3, 19]), B=16)
     wanted = np.linalg.inv(np.eye(16) + a.astype(np.float64)) - np.eye(16)
     np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5)
+
+
+@tw.jit
+def between(x, out, low, high, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    inside = (at >= low) & (at < high)
+    values = tl.load(x + at, mask=inside, other=-1.0)
+    tl.store(out + at, values, mask=at < n)
+    total = values
+    if n > 3:
+        total += tl.load(x + at, mask=(at < low) | (at >= high), other=0.5)
+    tl.store(out + n + at, total, mask=~(at >= n))
+
+
+@pytest.mark.parametrize("low, high, n", [(0, 256, 256), (5, 70, 200), (0, 0, 3), (90, 3, 129)])
+def test_vectors_of_which_no_lane_is_chosen(low, high, n):
+    """Those beyond the end of a row are left out by a branch, with the value that stands for it."""
+    x = torch.arange(256, dtype=torch.float32)
+    out = torch.full((2 * 256,), -9.0)
+    between[(1,)](x, out, low, high, n, BLOCK=256)
+    at = torch.arange(256)
+    inside = (at >= low) & (at < high)
+    want = torch.where(inside, x, -1.0)
+    total = want + torch.where(inside, 0.5, x) if n > 3 else want
+    assert torch.equal(out[: 2 * n], torch.cat((want[:n], total[:n])))
+    assert (out[2 * n :] == -9.0).all()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.suites import tile_costs
+from tests.suites import tile_costs, tile_speed
 
 
 def test_kernels_of_the_comparison_are_right_and_timed() -> None:
@@ -17,3 +17,11 @@ def test_a_run_that_fails_says_so() -> None:
 
 def test_a_launch_is_timed() -> None:
     assert 0 < tile_costs.launching(1) < 1
+
+
+def test_kernels_that_are_timed_beside_torch_are_right() -> None:
+    for name, make in tile_speed.CASES.items():
+        case = make()
+        tile_speed.check(case)
+        ours, peer = tile_speed.timed(case, 1)
+        assert min(*ours, *peer) > 0, name

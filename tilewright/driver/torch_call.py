@@ -217,8 +217,9 @@ class Reader:
 def _read_in_eager(captured: Captured) -> set[str]:
     """Slots that host calls read, that are changed, or that are results."""
     given = [(step.args, step.kwargs) for step in captured.steps if isinstance(step, HostCall)]
-    leaves = pytree.tree_leaves(given, is_leaf=lambda x: isinstance(x, Slot))
+    leaves = pytree.tree_leaves(given)
     slots = {x.label for x in leaves if isinstance(x, Slot)}
+    slots |= {x.slot for x in leaves if isinstance(x, (View, Restrided))}
     slots |= {name for pair in captured.mutated for name in pair}
     return slots | {r.slot for r in captured.results if isinstance(r, (Same, View, Restrided))}
 
@@ -403,6 +404,8 @@ def _filled(tree: Any, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
         return int(D.evaluate(tree.value, dims))
     if isinstance(tree, Number):
         return tree.type(env[tree.slot].item())
+    if isinstance(tree, (View, Restrided)):
+        return _result(tree, env, dims)
     if isinstance(tree, dict):
         return {k: _filled(v, env, dims) for k, v in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -429,13 +432,21 @@ def _result(r: Result, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
 
 
 def _restrided(x: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-    """A copy of x with other strides. Along an axis of stride 0 all elements are one in memory."""
+    """A copy of x with other strides. Where elements lie on top of each other they are equal."""
     made = torch.empty_strided(shape, stride, dtype=x.dtype)
     to = made
     for axis, (n, step) in enumerate(zip(shape, stride, strict=True)):
         if n > 1 and step == 0:  # torch refuses to write to one place several times
             to, x = to.narrow(axis, 0, 1), x.narrow(axis, 0, 1)
-    to.copy_(x)
+    reach, apart = 1, True  # elements from the first one to the last
+    for step, n in sorted(zip(to.stride(), to.shape, strict=True)):
+        apart = apart and (n < 2 or step >= reach)
+        reach += (n - 1) * step
+    if apart or x.numel() == 0:
+        to.copy_(x)
+    else:  # windows that overlap
+        where = torch.arange(reach).as_strided(to.shape, to.stride()).reshape(-1)
+        made.as_strided((reach,), (1,))[where] = x.reshape(-1)
     return made
 
 

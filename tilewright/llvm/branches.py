@@ -103,9 +103,18 @@ class Branches(Masked):
         if before:
             masked()
             return
+
+        def not_whole() -> None:
+            with self._testing((Test(condition, True),)):
+                none = self.nowhere(w)
+            if none is None:
+                masked()
+            else:
+                self.branch(none, lambda: self.block(s.other), masked)
+
         with self._testing((Test(condition, True),)):
             whole = self.everywhere(w)
-        self.branch(whole, lambda: self.block(s.then), masked, likely=True)
+        self.branch(whole, lambda: self.block(s.then), not_whole, likely=True)
 
     def _while(self, s: While) -> None:
         if self.lane is not None:

@@ -3,7 +3,8 @@
 Of a pointer nothing but the address is known, so no address can be kept inside a buffer as it is
 for other arguments. What is read under a `select`, or written under an `If`, is read and written
 under a branch (one value) or a mask (lanes). Where all lanes are chosen, which is nearly always, it
-is one plain vector: a branch asks for that first.
+is one plain vector: a branch asks for that first. The next one asks whether none is, as it is for
+all vectors beyond the end of a row in a tile that is longer.
 """
 
 from __future__ import annotations
@@ -115,13 +116,37 @@ class Masked(Values):
             bits.append(self.across("and", self._and(masks, w), w))
         return self._and(bits, 1)
 
+    def nowhere(self, w: int) -> str | None:
+        """Is some condition in force fulfilled in no lane? None where asking costs as much as a
+        mask."""
+        bits: list[str] = []
+        for t in self._every():
+            if t.lanes is not None:
+                continue
+            for part in parts_of(t.condition, "and" if t.holds else "or"):
+                own = Test(part, t.holds)
+                if not self._varies(own):
+                    bits.append(self._not(self._one(own), 1))
+                elif self._is_steady(part):
+                    ends = (self._with_lane(k, partial(self._one, own)) for k in (0, w - 1))
+                    bits.append(self._and([self._not(x, 1) for x in ends], 1))
+        if not bits:
+            return None
+        total = bits[0]
+        for x in bits[1:]:
+            total = self.put(f"or i1 {total}, {x}")
+        return total
+
     def _steady(self, condition: Value, holds: bool) -> bool:
         """Is it so for all lanes if it is for the first and the last?"""
-        return all(
+        return all(map(self._is_steady, parts_of(condition, "and" if holds else "or")))
+
+    def _is_steady(self, part: Value) -> bool:
+        """Does a comparison change no more than once along the lanes?"""
+        return (
             isinstance(part, Fn)
             and part.name in ("lt", "le", "gt", "ge")
             and all(not self.is_vector(x) or self._affine(x) for x in part.args)
-            for part in parts_of(condition, "and" if holds else "or")
         )
 
     def _affine(self, x: Value) -> bool:
@@ -153,9 +178,17 @@ class Masked(Values):
         simple = self._is_read(v.args[1]) and not self.reads_pointers(v.args[2])
         if w == 1 or settled or not simple:
             return each()
+
+        def not_whole() -> str:
+            with self._testing(yes):
+                none = self.nowhere(w)
+            if none is None:
+                return at_the_edge()
+            return self._either(none, t, partial(self._settled_arm, v.args[2], w), at_the_edge)
+
         with self._testing(yes):
             whole = self.everywhere(w)
-        return self._either(whole, t, partial(self._settled_arm, v.args[1], w), at_the_edge)
+        return self._either(whole, t, partial(self._settled_arm, v.args[1], w), not_whole)
 
     def _arm(self, v: Value, w: int) -> str:
         return self.lanes_of(v, True) if w > 1 else self.value(v, True)
@@ -190,7 +223,13 @@ class Masked(Values):
             return self._either(self.across("or", self.mask(lanes), lanes), t, plain, zero)
         if self.edge or any(x.lanes for x in self.under):
             return self._load_masked(b, index, w)
-        return self._either(self.everywhere(w), t, plain, lambda: self._load_masked(b, index, w))
+
+        def not_whole() -> str:
+            none = self.nowhere(w)
+            masked = partial(self._load_masked, b, index, w)
+            return masked() if none is None else self._either(none, t, zero, masked)
+
+        return self._either(self.everywhere(w), t, plain, not_whole)
 
     def _load_masked(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
         m = self.mask(w)

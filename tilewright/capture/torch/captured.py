@@ -168,8 +168,8 @@ class Argument:
 
 @dataclass(frozen=True)
 class View:
-    """A result that is a view of another slot's tensor, by size, stride and offset in elements from
-    its start.
+    """A result, or an operand of a host call, that is a view of another slot's tensor, by size,
+    stride and offset in elements from its start.
     """
 
     slot: str
@@ -187,7 +187,8 @@ class Same:
 
 @dataclass(frozen=True)
 class Restrided:
-    """A result whose memory has gaps in eager: the slot's values are copied to that layout."""
+    """A result, or an operand of a host call, whose memory has gaps in eager: the slot's values are
+    copied to that layout."""
 
     slot: str
     shape: tuple[Dim, ...]

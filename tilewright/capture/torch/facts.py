@@ -68,3 +68,12 @@ def is_ordered(n: torch.fx.Node) -> bool:
         return True
     assert isinstance(n.target, torch._ops.OpOverload)
     return torch.Tag.nondeterministic_seeded in n.target.tags
+
+
+def is_lazy(v: torch.Tensor) -> bool:
+    """Does torch see something else than what is in memory: its conjugate, or its negative?"""
+    return v.is_conj() or v.is_neg()
+
+
+def storage_of(v: torch.Tensor) -> int:
+    return v.untyped_storage()._cdata

@@ -17,13 +17,14 @@ from tilewright.capture.torch.captured import (
     Returned,
     Slot,
     SymbolicInt,
+    View,
 )
 from tilewright.capture.torch.context import Context
 from tilewright.capture.torch.dtypes import FROM_COMPLEX, real_dtype
 from tilewright.capture.torch.facts import is_mutable, is_ordered, is_plain, python_type
 from tilewright.capture.torch.launches import Launch, kernel_name, strides_of
 from tilewright.capture.torch.layout import contiguous, read_slot
-from tilewright.capture.torch.operands import is_result, operand
+from tilewright.capture.torch.operands import is_result, operand, view_of_input
 from tilewright.capture.torch.places import place_of
 from tilewright.capture.torch.registry import target_name
 from tilewright.capture.torch.segments import PendingHost, PendingNumber
@@ -74,6 +75,9 @@ class HostCalls:
                 operands.append(v)
                 return v
             if isinstance(v, (Node, Complex)):
+                view = None if is_mutable(n) else self._view(announced)
+                if view is not None:
+                    return view
                 found = operand(v, None if is_mutable(n) else announced, self.context.shapes)
                 operands.append(found.node)
                 return found
@@ -105,6 +109,10 @@ class HostCalls:
         pending = PendingHost(call, label, tuple(operands), frozenset(binds), is_ordered(n))
         self.pending.append(pending)
         return values if keys is None else dict(zip(keys, values, strict=True))
+
+    def _view(self, v: Any) -> View | None:
+        given = ((self.arguments[k], n.meta.get("val")) for n, k in self.argument_of.items())
+        return view_of_input(v, given, self.context.shapes)
 
     def _returned(self, v: Any, slot: str, binds: set[str]) -> tuple[Returned, Any]:
         """Where a result of a host call goes, and what it is to the graph; `binds` collects the

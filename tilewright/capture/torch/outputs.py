@@ -21,6 +21,7 @@ from tilewright.capture.torch.captured import (
     View,
 )
 from tilewright.capture.torch.dtypes import real_dtype
+from tilewright.capture.torch.facts import is_lazy, storage_of
 from tilewright.capture.torch.layout import contiguous, dense
 from tilewright.capture.torch.operands import in_memory, same_memory
 from tilewright.capture.torch.segments import Wanted
@@ -55,7 +56,7 @@ class Outputs:
         for n, k in argument_of.items():
             v = n.meta.get("val")
             if isinstance(v, torch.Tensor) and n not in mutated and arguments[k].dtype is not None:
-                self._homes[_storage(v)] = arguments[k].slot, v.storage_offset(), v.dtype
+                self._homes[storage_of(v)] = arguments[k].slot, v.storage_offset(), v.dtype
         self._pending: dict[int, list[torch.fx.Node]] = {}
 
     def add(self, x: Any) -> Any:
@@ -67,7 +68,7 @@ class Outputs:
         if x not in self._done:
             found = self._plain(x)
             if found is None:
-                self._pending.setdefault(_storage(x.meta["val"]), []).append(x)
+                self._pending.setdefault(storage_of(x.meta["val"]), []).append(x)
                 return x
             self._done[x] = found
         return self._done[x]
@@ -76,7 +77,7 @@ class Outputs:
         if not isinstance(r, torch.fx.Node):
             return r
         if r not in self._done:
-            self._place(self._pending[_storage(r.meta["val"])])
+            self._place(self._pending[storage_of(r.meta["val"])])
         return self._done[r]
 
     def write_back(self, target: torch.fx.Node, value: Node | Complex) -> tuple[str, str]:
@@ -117,8 +118,8 @@ class Outputs:
         slot = self._host_slot(value, v)
         if slot is not None and slot not in self._views:
             return Same(slot)
-        home = self._homes.get(_storage(v))
-        if home is not None and home[2] is v.dtype and not _lazy(v):
+        home = self._homes.get(storage_of(v))
+        if home is not None and home[2] is v.dtype and not is_lazy(v):
             return self._view(home, v)
         # A host call may be given an input where eager has a copy of it: a view that it makes is
         # the result only where eager's is one of the input, too.
@@ -160,7 +161,7 @@ class Outputs:
             v = base.meta["val"]
             for x in todo:
                 y = x.meta["val"]
-                if x is not base and y.dtype is v.dtype and not _lazy(y):
+                if x is not base and y.dtype is v.dtype and not is_lazy(y):
                     self._done[x] = self._view(
                         (done.slot, v.storage_offset(), v.dtype), x.meta["val"]
                     )
@@ -177,7 +178,7 @@ class Outputs:
             how = dense(self.shapes.dims(v.shape), self.shapes.dims(v.stride()))
             if how is None or how.broadcast or self.shapes.dim(v.storage_offset()) != 0:
                 continue
-            if _lazy(v):
+            if is_lazy(v):
                 continue
             size = v.untyped_storage().nbytes()
             if self.shapes.dim(v.numel() * v.element_size()) == self.shapes.dim(size):
@@ -215,12 +216,3 @@ def _slot_of(x: Node | Complex) -> str | None:
     if isinstance(x.op, Input) and x.op.label.startswith("host"):
         return x.op.label
     return None
-
-
-def _lazy(v: torch.Tensor) -> bool:
-    """Does torch see something else than what is in memory: its conjugate, or its negative?"""
-    return v.is_conj() or v.is_neg()
-
-
-def _storage(v: torch.Tensor) -> int:
-    return v.untyped_storage()._cdata

@@ -82,7 +82,7 @@ def cut(
 
     def slot(n: Node | Operand) -> str:
         if isinstance(n, Operand):
-            return laid_out.setdefault(n, f"w{len(laid_out)}")
+            return laid_out.setdefault(replace(n, gaps=None), f"w{len(laid_out)}")
         if isinstance(n.op, Input):
             return n.op.label
         return slots.setdefault(n, f"v{len(slots)}")
@@ -205,7 +205,7 @@ def filled(returned: Returned) -> Iterator[Filled]:
 def slots_in(tree: Any) -> list[str]:
     if isinstance(tree, Slot):
         return [tree.label]
-    if isinstance(tree, Number):
+    if isinstance(tree, (Number, View, Restrided)):
         return [tree.slot]
     if isinstance(tree, dict):
         return [s for v in tree.values() for s in slots_in(v)]
@@ -224,12 +224,7 @@ def used_symbols(captured: Captured) -> set[str]:
             found.update(graph_symbols(s.graph))
             dims = [d for b in s.buffers for d in (*b.shape, *b.stride)]
             found.update(x.name for d in dims for x in D.symbols(d))
-    for r in captured.results:
-        if isinstance(r, (View, Restrided)):
-            dims = [*r.shape, *r.stride, r.offset if isinstance(r, View) else 0]
-            found.update(x.name for d in dims for x in D.symbols(d))
-        elif isinstance(r, SymbolicInt):
-            found.update(x.name for x in D.symbols(r.value))
+    found.update(_symbols_in(captured.results))
     for s in captured.scalars:
         if not s.slot.startswith("dim:"):  # of those some are not used
             found.update(x.name for d in s.dims.values() for x in D.symbols(d))
@@ -241,8 +236,14 @@ def _symbols_in(tree: Any) -> list[str]:
         return [s for v in tree.values() for s in _symbols_in(v)]
     if isinstance(tree, (tuple, list)):
         return [s for v in tree for s in _symbols_in(v)]
-    value = getattr(tree, "value", None)
-    return [s.name for s in D.symbols(value)] if isinstance(value, Int) else []
+    dims: list[Any] = []
+    if isinstance(tree, SymbolicInt):
+        dims = [tree.value]
+    elif isinstance(tree, View):
+        dims = [*tree.shape, *tree.stride, tree.offset]
+    elif isinstance(tree, Restrided):
+        dims = [*tree.shape, *tree.stride]
+    return [s.name for d in dims for s in D.symbols(d)]
 
 
 def _buffer(slot: str, n: Node) -> Buffer:
@@ -255,6 +256,8 @@ def _resolved(call: HostCall, slot: Any) -> HostCall:
     def visit(x: Any) -> Any:
         if isinstance(x, PendingNumber):
             return Number(slot(x.node), x.type)
+        if isinstance(x, Operand) and x.gaps is not None:
+            return Restrided(slot(x), x.shape, x.gaps)
         if isinstance(x, (Node, Operand)):
             return Slot(slot(x))
         if isinstance(x, (tuple, list)):
