@@ -196,7 +196,7 @@ def table(costs: Sequence[Cost]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("programs", nargs="*", help="parts of names; all where none is given")
     parser.add_argument("--rounds", type=int, default=31, help=f"at least {MIN_ROUNDS}")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)

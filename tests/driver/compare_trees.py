@@ -153,7 +153,7 @@ def table(found: Sequence[Speed]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("trees", nargs=2, type=Path, metavar="TREE", help="the old and the new one")
     parser.add_argument(
         "--models", nargs="+", default=MODELS, help="as tilewright.bench names them"
