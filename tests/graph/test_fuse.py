@@ -193,6 +193,15 @@ def test_saved_activations_are_further_outputs() -> None:
     assert kinds(f) == ["contract"] and len(f.clusters[0].outputs) == 2
 
 
+def test_few_maps_are_written_into_a_register_tile() -> None:
+    """Each stands there once for every vector: the others are a kernel of their own."""
+    y = build.matmul(arg("x", 64, 32), weight("w", 32, 48))
+    f = fused(*(build.sin(build.add(y, build.full((), k, f32))) for k in range(40)))
+    assert kinds(f)[0] == "contract" and len(f.clusters) <= 3
+    written = [n for n in f.clusters[0].nodes if n.op.name == "sin"]
+    assert 0 < 16 * len(written) <= Fuse().max_operations // Fuse().tile
+
+
 def test_attention_block() -> None:
     f = fused(attention_block(x, 4))
     found = kinds(f)

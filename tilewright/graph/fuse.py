@@ -63,6 +63,9 @@ class Fuse:
     max_operations: int = 2048  # scalar operations per element, of all operators together
     max_reductions: int = 8  # of rows: each has its own loops
     max_results: int = 64
+    # Maps after a contraction are written out for every vector of its register tile: as many times
+    # fewer operations fit into one kernel.
+    tile: int = 8
     row_bytes: int = 256 * 1024  # rows that several readers share should stay in the second cache
     cheap: int = 4  # scalar operations that are computed again rather than stored and loaded
 
@@ -216,7 +219,7 @@ class _Fuser:
     def refuse_join(self, n: Node, f: Facts, region: Region) -> Why | None:
         if self.regions.waits(n, region):
             return "changed semantics", "another operand is computed from this kernel's own result"
-        why = self.too_much(region.size + self.regions.size_of(n))
+        why = self.too_much(region.size + self.regions.size_of(n), {region.kind})
         if why is not None:
             return why
         if len(region.inputs) + len(self.regions.reads[n]) > self.limits.max_inputs:
@@ -230,11 +233,12 @@ class _Fuser:
             return "too large", f"rows that are kept would take {region.work + work} bytes"
         return None
 
-    def too_much(self, size: Size) -> Why | None:
+    def too_much(self, size: Size, kinds: set[str]) -> Why | None:
         """Is that more than one kernel is worth?"""
+        times = self.limits.tile if "contract" in kinds else 1
         for what, count, most in (
             ("operators", size.nodes, self.limits.max_nodes),
-            ("operations per element", size.operations, self.limits.max_operations),
+            ("operations per element", size.operations, self.limits.max_operations // times),
             ("reductions", size.reductions, self.limits.max_reductions),
             ("results", size.results, self.limits.max_results),
         ):
@@ -281,7 +285,7 @@ class _Fuser:
         return "incompatible iteration", f"{_show(a.domain)} against {_show(b.domain)}"
 
     def too_large(self, a: Region, b: Region) -> Why | None:
-        why = self.too_much(a.size + b.size)
+        why = self.too_much(a.size + b.size, {a.kind, b.kind})
         if why is not None:
             return why
         inputs = (a.inputs | b.inputs) - a.nodes.keys() - b.nodes.keys()
