@@ -1,6 +1,7 @@
 """Hugging Face models: strict, whole graphs, right by the oracle.
 
 The tiny sizes run by default, the full ones with `pytest -m suite tests/suites/test_models.py`.
+Models that resemble one of the others run with `pytest -m slow`.
 """
 
 import pytest
@@ -15,10 +16,31 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize("tiny", SIZES)
+# Each with what it resembles: its layers, or the way in which they are put together.
+ALIKE = {
+    "mobilenetv2": "resnet50 and the depthwise layers of convnext",
+    "gpt2": "llama",
+    "llama_decode1": "decoding into a cache",
+    "clip": "bert and vit",
+    "whisper_encoder": "bert behind convolutions",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in BUILDERS if name not in ALIKE])
+def test_float32(name: str) -> None:
+    assert check_model(name, tiny=True) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALIKE)
+def test_models_like_those(name: str) -> None:
+    assert check_model(name, tiny=True) == []
+
+
+@pytest.mark.suite
 @pytest.mark.parametrize("name", BUILDERS)
-def test_float32(name: str, tiny: bool) -> None:
-    assert check_model(name, tiny) == []
+def test_full_size(name: str) -> None:
+    assert check_model(name, tiny=False) == []
 
 
 @pytest.mark.parametrize("tiny", SIZES)
