@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
+
+import numpy as np
 
 if TYPE_CHECKING:  # what atoms are made of is made of atoms
     from tilewright.ir.dim import Dim
@@ -61,6 +64,16 @@ class Data(Atom):
         self.value = value
 
 
+_LONG_KEY = 400  # characters of a key: a longer one is its digest
+
+
+def short_key(op: str, text: str) -> str:
+    """The key of a quotient: what it shares would make its text ever longer."""
+    if len(text) <= _LONG_KEY:
+        return text
+    return f"{op}(~{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()})"
+
+
 _atoms: WeakValueDictionary[Any, Atom] = WeakValueDictionary()
 
 
@@ -73,3 +86,42 @@ def interned(key: Any, build: Callable[[], Atom], text: str) -> Atom:
         found._bounds = None
         found = _atoms.setdefault(key, found)
     return found
+
+
+Monomial = tuple[Atom, ...]
+Terms = tuple[tuple[Monomial, int], ...]
+
+
+def terms_text(terms: Terms) -> str:
+    """A sum of products of atoms."""
+    parts: list[str] = []
+    for mono, c in sorted(terms, key=lambda t: (not t[0], t[0])):  # the constant comes last
+        text = "*".join(a.key for a in mono)
+        if not mono:
+            text = str(c)
+        elif c == -1:
+            text = "-" + text
+        elif c != 1:
+            text = f"{c}*{text}"
+        parts.append(text if not parts or text.startswith("-") else "+" + text)
+    return "".join(parts)
+
+
+def has_mod(terms: Iterable[Monomial]) -> bool:
+    """Is there a remainder among the factors?"""
+    for mono in terms:
+        for a in mono:
+            if type(a) is Quo and a.op == "mod":
+                return True
+    return False
+
+
+def of_two(op: str, x: Any, y: Any) -> Any:
+    """What a quotient is for given numbers, or arrays of them."""
+    if op == "floordiv":
+        return x // y
+    if op == "mod":
+        return x % y
+    if isinstance(x, int) and isinstance(y, int):
+        return min(x, y) if op == "min" else max(x, y)
+    return np.minimum(x, y) if op == "min" else np.maximum(x, y)

@@ -9,27 +9,30 @@ an integer that is read from memory.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Union
 from weakref import WeakValueDictionary
 
-import numpy as np
-
-from tilewright.ir.atom import Atom, Data, Quo, Sym, interned
+from tilewright.ir.atom import (
+    Atom,
+    Data,
+    Monomial,
+    Quo,
+    Sym,
+    has_mod,
+    interned,
+    of_two,
+    short_key,
+    terms_text,
+)
 
 INF = 1 << 62
-_LONG_KEY = 400  # characters of an atom's key: a longer one is its digest
-# The same few thousand functions are added, multiplied and compared over and over while kernels are
-# scheduled: results are remembered, so many of each kind that a large program's fit.
+# The same functions are added, multiplied and compared over and over while kernels are scheduled:
+# results are remembered, so many of each kind that a large program's fit.
 _remembered = lru_cache(maxsize=1 << 16)
-
-
 _ints: WeakValueDictionary[Any, Int] = WeakValueDictionary()
-
-Monomial = tuple[Atom, ...]
 
 
 class Int:
@@ -81,31 +84,18 @@ class Int:
 
     def __repr__(self) -> str:
         if self._str is None:
-            self._str = _show(self.terms)
+            self._str = terms_text(self.terms)
         return self._str
 
 
 Dim = Union[int, Int]
-
-
-def _show(terms: tuple[tuple[Monomial, int], ...]) -> str:
-    parts: list[str] = []
-    for mono, c in sorted(terms, key=lambda t: (not t[0], t[0])):  # the constant comes last
-        text = "*".join(a.key for a in mono)
-        if not mono:
-            text = str(c)
-        elif c == -1:
-            text = "-" + text
-        elif c != 1:
-            text = f"{c}*{text}"
-        parts.append(text if not parts or text.startswith("-") else "+" + text)
-    return "".join(parts)
+OnData = Union[Callable[[Any], Any], None]
 
 
 def _make(terms: dict[Monomial, int]) -> Dim:
     """The only constructor of polynomials."""
     clean = {m: c for m, c in terms.items() if c}
-    if _has_mod(clean):
+    if has_mod(clean):
         _join_divmod(clean)
     if not clean:
         return 0
@@ -120,14 +110,6 @@ def _of_terms(terms: tuple[tuple[Monomial, int], ...]) -> Int:
     if found is None:
         found = _ints.setdefault(terms, Int(terms))
     return found
-
-
-def _has_mod(terms: dict[Monomial, int]) -> bool:
-    for mono in terms:
-        for a in mono:
-            if type(a) is Quo and a.op == "mod":
-                return True
-    return False
 
 
 def _join_divmod(terms: dict[Monomial, int]) -> None:
@@ -227,9 +209,7 @@ def from_atom(atom: Atom) -> Dim:
 def _atom(op: str, a: Dim, b: Dim) -> Quo:
     sign = {"floordiv": "//", "mod": "%"}.get(op)
     text = f"({_wrap(a)}{sign}{_wrap(b)})" if sign else f"{op}({a},{b})"
-    if len(text) > _LONG_KEY:  # what it shares would make its text ever longer
-        text = f"{op}(~{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()})"
-    atom = interned((op, a, b), lambda: Quo(op, a, b), text)
+    atom = interned((op, a, b), lambda: Quo(op, a, b), short_key(op, text))
     assert isinstance(atom, Quo)
     if atom._bounds is None:  # a new one: what is known of it from its parts, however deep they are
         _atom_bounds(atom)
@@ -587,7 +567,7 @@ _COMBINE: dict[str, Callable[[Dim, Dim], Dim]] = {
 def substitute(
     x: Dim,
     table: Mapping[Sym, Dim],
-    on_data: Callable[[Any], Any] | None = None,
+    on_data: OnData = None,
     memo: dict[Int, Dim] | None = None,
 ) -> Dim:
     """Replace symbols, simplifying again. `on_data` rewrites the value inside a Data atom. `memo`
@@ -608,17 +588,11 @@ def substitute(
     return total
 
 
-def _sub_atom(
-    atom: Atom,
-    table: Mapping[Sym, Dim],
-    on_data: Callable[[Any], Any] | None,
-    memo: dict[Int, Dim],
-) -> Dim:
+def _sub_atom(atom: Atom, table: Mapping[Sym, Dim], on_data: OnData, memo: dict[Int, Dim]) -> Dim:
     if isinstance(atom, Sym):
         return table.get(atom, from_atom(atom))
     if isinstance(atom, Quo):
-        a, b = (substitute(e, table, on_data, memo) for e in (atom.a, atom.b))
-        return _COMBINE[atom.op](a, b)
+        return _COMBINE[atom.op](*(substitute(e, table, on_data, memo) for e in (atom.a, atom.b)))
     assert isinstance(atom, Data)
     value = on_data(atom.value) if on_data else atom.value.substitute(table)
     return value.as_dim()
@@ -692,7 +666,7 @@ def coefficient(x: Dim, s: Sym) -> Dim | None:
 def evaluate(
     x: Dim,
     env: Mapping[str, Any],
-    on_data: Callable[[Any], Any] | None = None,
+    on_data: OnData = None,
     memo: dict[Int, Any] | None = None,
 ) -> Any:
     """The number for the given values of symbols by name (numpy arrays work too). `memo` is for
@@ -713,12 +687,7 @@ def evaluate(
     return total
 
 
-def _eval_atom(
-    a: Atom,
-    env: Mapping[str, Any],
-    on_data: Callable[[Any], Any] | None,
-    memo: dict[Int, Any],
-) -> Any:
+def _eval_atom(a: Atom, env: Mapping[str, Any], on_data: OnData, memo: dict[Int, Any]) -> Any:
     if isinstance(a, Sym):
         return env[a.name]
     if isinstance(a, Data):
@@ -726,11 +695,4 @@ def _eval_atom(
             raise ValueError(f"{a} depends on data")
         return on_data(a.value)
     assert isinstance(a, Quo)
-    x, y = (evaluate(e, env, on_data, memo) for e in (a.a, a.b))
-    if a.op == "floordiv":
-        return x // y
-    if a.op == "mod":
-        return x % y
-    if isinstance(x, int) and isinstance(y, int):
-        return min(x, y) if a.op == "min" else max(x, y)
-    return np.minimum(x, y) if a.op == "min" else np.maximum(x, y)
+    return of_two(a.op, *(evaluate(e, env, on_data, memo) for e in (a.a, a.b)))
