@@ -93,7 +93,6 @@ LIBRARIES = (
         tests=("tests/test_*.py",),
         # Those are about threads and processes that compile at the same time.
         without=("libentry",),
-        before=("setup_flag_gems",),
         arguments=("--mode=quick", *MULTI),
         environment={"GEMS_VENDOR": "nvidia"},
     ),
