@@ -57,6 +57,7 @@ LIBRARIES = (
         tests=("test/transformers/test_*.py",),
         without=("cutedsl", "cutile", "cute_", "auto_model", "monkey_patch", "trainer")
         + ("flex_attention",),  # it compares functions of torch
+        driver="drive_liger.py",
         apart=("backends", "cute"),
     ),
     Library(

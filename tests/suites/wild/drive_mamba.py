@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_scan_of_sequences_of_many_lengths() -> None:
         return_varlen_states=True,
     )
     wide = [t.double() for t in (x, F.softplus(dt.double() + bias.double()), a, b, c)]
-    for k, (low, high) in enumerate(zip(ends, ends[1:], strict=False)):
+    for k, (low, high) in enumerate(pairwise(ends)):
         part = [t if t.dim() == 1 else t[:, low:high] for t in wide]
         y, last = recurrence(*part)
         close(out[:, low:high], y, factor=50)
