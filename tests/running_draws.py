@@ -153,6 +153,7 @@ class Campaign:
         self.tallies = {name: Tally() for name in counts}
         self.findings: list[Finding] = []
         self.faults: list[str] = []  # of the run itself: a generator that cannot be loaded
+        self._slow: list[tuple[str, int]] = []  # draws that compiled slowly, by generator and seed
         self._given = dict.fromkeys(counts, 0)
         self._kinds: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
@@ -199,6 +200,27 @@ class Campaign:
     def wait(self) -> None:
         for thread in self._threads:
             thread.join()
+
+    def measure_slow_again(self) -> int:
+        """Compile what was slow once more, with nothing beside it, and forget what is not slow
+        then: processes that share cores and caches slow each other down. How many are forgotten."""
+        quick = [x for x in self._slow if not self._still_slow(*x)]
+        for name, seed in quick:
+            self.tallies[name].failed["slow"] -= 1
+            for f in [f for f in self.findings if (f.generator, f.seed) == (name, seed)]:
+                self.findings.remove(f)
+                if f.path is not None:
+                    f.path.unlink(missing_ok=True)
+        return len(quick)
+
+    def _still_slow(self, name: str, seed: int) -> bool:
+        with self._process([name, self.known[name]], self.limits.memory) as process:
+            try:
+                ready = process.ask(None, START)
+                answer = process.ask(seed, self.limits.seconds or ready["seconds"])
+            except Gone:
+                return True
+            return answer["failure"] is not None
 
     def fraction(self) -> float:
         """How much of the run is done."""
@@ -289,6 +311,8 @@ class Campaign:
                 tally.slowest, tally.slowest_seed = compile, seed
             if failure is not None:
                 tally.failed[failure.what] += 1
+                if failure.what == "slow":
+                    self._slow.append((name, seed))
 
     # ---- what is found
 

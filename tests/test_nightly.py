@@ -26,6 +26,11 @@ def failure(case):
         os.abort()
     if case >= 50 and WHAT == "hang":
         time.sleep(60)
+    if case >= 50 and WHAT in ("slow", "slow_once"):
+        seen = f"{__file__}.{case}"
+        if WHAT == "slow" or not os.path.exists(seen):
+            open(seen, "w").close()
+            return Failure("slow compile", "compiling took 11 s", "slow")
     return None
 
 def smaller(case):
@@ -53,6 +58,15 @@ def drawn(tmp_path: Path, what: str, first: int, count: int) -> tuple[Campaign, 
     campaign.start(1)
     campaign.wait()
     return campaign, campaign.findings
+
+
+@pytest.mark.parametrize(("what", "left"), [("slow", 1), ("slow_once", 0)])
+def test_what_is_slow_beside_others_only_is_forgotten(tmp_path: Path, what: str, left: int) -> None:
+    campaign, findings = drawn(tmp_path, what, 50, 1)
+    assert len(findings) == campaign.tallies["numbers"].failed["slow"] == 1
+    assert campaign.measure_slow_again() == 1 - left
+    assert len(findings) == campaign.tallies["numbers"].failed["slow"] == left
+    assert len(list((tmp_path / "findings").iterdir())) == left
 
 
 def rerun(path: Path | None) -> tuple[int, str]:
