@@ -79,6 +79,9 @@ class Process:
             "TILEWRIGHT_CACHE": "0",
             "TILEWRIGHT_COMPILE_JOBS": "1",
             "OMP_NUM_THREADS": "1",
+            # Nothing here runs on a GPU. Where torch sees one, each compilation asks it for its
+            # random numbers, which is refused in forked processes.
+            "CUDA_VISIBLE_DEVICES": "",
         }
         # Two threads even where each process has one core: loops in parallel are tested too.
         environment.setdefault("TILEWRIGHT_THREADS", "2")

@@ -434,7 +434,7 @@ def _result(r: Result, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
 
 
 def _as_announced(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """What a host call returned with the strides that torch announced: a copy where it has others."""
+    """What a host call returned, with the strides that torch announced: a copy where it has not."""
     axes = zip(x.shape, x.stride(), stride, strict=True)
     return x if all(n < 2 or a == b for n, a, b in axes) else _restrided(x, x.shape, stride)
 
