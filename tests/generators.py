@@ -37,11 +37,25 @@ class Failure:
     kind: str
     text: str
     # One of: wrong (a wrong result), error (an exception), slow (a compilation beyond the limit),
-    # abort (the process ended), hang (it did not), memory (it took too much).
+    # abort (the process ended), hang (it did not), memory (it took too much); or skipped, which is
+    # no failure: the case tells nothing about the compiler, and the kind says why.
     what: str = "wrong"
+
+    @property
+    def skipped(self) -> bool:
+        return self.what == "skipped"
 
     def __str__(self) -> str:
         return f"{self.what}, {self.kind}\n{self.text}"
+
+
+def skipped(why: str, text: str = "") -> Failure:
+    """A case that cannot be judged. The reason is said of several: "eager refuses them"."""
+    return Failure(why, text, "skipped")
+
+
+class Skipped(Exception):
+    """The same, from a function that `checked` wraps."""
 
 
 def _no_smaller(case: Any) -> Iterator[Any]:
@@ -74,6 +88,8 @@ def checked(
     def failure(seed: int) -> Failure | None:
         try:
             check_seed(seed)
+        except Skipped as problem:
+            return skipped(str(problem))
         except error as problem:
             text = str(problem)
             head = next((line for line in text.splitlines() if line.strip()), "")
@@ -190,7 +206,7 @@ def reproduce(generator: Generator, case: Any) -> None:
     """Run a case, print what is wrong with it, and exit with 1; with 0 where nothing is."""
     found, took = judged(generator, case)
     print(found if found is not None else f"right; compiled in {took:.2f} s")
-    raise SystemExit(found is not None)
+    raise SystemExit(found is not None and not found.skipped)
 
 
 def reproduce_seeds(name: str, module: str, seeds: list[int]) -> None:

@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -31,20 +31,31 @@ from tests import generators
 from tests.running_draws import Campaign, Finding, Limits
 
 COLUMNS = ("wrong", "error", "abort", "hang", "memory", "slow")
+SHOWN = 5  # seeds of cases that were skipped for one reason
 
 
 def _table(campaign: Campaign) -> Table:
     table = Table(pad_edge=False, box=None, header_style="bold")
     table.add_column("generator")
-    for name in ("draws", "a minute", *COLUMNS, "kinds", "slowest compile"):
+    for name in ("draws", "a minute", *COLUMNS, "kinds", "skipped", "slowest compile"):
         table.add_column(name, justify="right")
     for name, tally in campaign.tallies.items():
         rate = f"{60 * tally.draws / tally.seconds:.0f}" if tally.seconds else ""
         counts = [str(tally.failed[what] or "") for what in COLUMNS]
         kinds = sum(f.generator == name for f in campaign.findings)
         slowest = f"{tally.slowest:.1f} s (seed {tally.slowest_seed})" if tally.slowest else ""
-        table.add_row(name, str(tally.draws), rate, *counts, str(kinds or ""), slowest)
+        skipped = sum(map(len, tally.skipped.values()))
+        last = (str(kinds or ""), str(skipped or ""), slowest)
+        table.add_row(name, str(tally.draws), rate, *counts, *last)
     return table
+
+
+def _skipped(campaign: Campaign) -> Iterator[str]:
+    """How many draws tell nothing about the compiler, and why."""
+    for name, tally in campaign.tallies.items():
+        for why, seeds in tally.skipped.items():
+            some = ", ".join(map(str, seeds[:SHOWN])) + (", …" if len(seeds) > SHOWN else "")
+            yield f"{name}: {len(seeds)} skipped: {why} (seeds {some})"
 
 
 def _shown(finding: Finding) -> str:
@@ -120,6 +131,8 @@ def main(arguments: Sequence[str] | None = None, description: str | None = __doc
         if options.jobs > 1 and (quick := campaign.measure_slow_again()):
             console.print(f"{quick} compiled slowly beside others only", highlight=False)
     console.print(_table(campaign))
+    for line in _skipped(campaign):
+        console.print(line, markup=False, highlight=False)
     for finding in campaign.findings:
         console.print(_shown(finding), markup=False, highlight=False)
     for fault in campaign.faults:

@@ -45,6 +45,8 @@ class Tally:
     failed: Counter[str] = field(default_factory=Counter)
     slowest: float = 0.0
     slowest_seed: int = 0
+    # Seeds of cases that tell nothing about the compiler, by the reason.
+    skipped: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,9 @@ class Process:
             "TILEWRIGHT_CACHE": "0",
             "TILEWRIGHT_COMPILE_JOBS": "1",
             "OMP_NUM_THREADS": "1",
+            # Nothing here runs on a GPU. Where torch sees one, each compilation asks it for its
+            # random numbers, which is refused in forked processes.
+            "CUDA_VISIBLE_DEVICES": "",
         }
         # Two threads even where each process has one core: loops in parallel are tested too.
         environment.setdefault("TILEWRIGHT_THREADS", "2")
@@ -294,7 +299,7 @@ class Campaign:
                     return
                 answer, failure = {"compile": 0.0, "bytes": None}, gone.failure
             self._note(name, seed, answer["compile"], failure, time.monotonic() - started)
-            if failure is not None:
+            if failure is not None and not failure.skipped:
                 self._keep(name, seed, failure, history)
             held = answer["bytes"]
             if held is None or held > REPLACED * (self.limits.memory << 20):
@@ -309,7 +314,9 @@ class Campaign:
             tally.seconds += seconds
             if compile > tally.slowest:
                 tally.slowest, tally.slowest_seed = compile, seed
-            if failure is not None:
+            if failure is not None and failure.skipped:
+                tally.skipped.setdefault(failure.kind, []).append(seed)
+            elif failure is not None:
                 tally.failed[failure.what] += 1
                 if failure.what == "slow":
                     self._slow.append((name, seed))

@@ -1,7 +1,8 @@
 """Making a failing case small, each attempt in a child process: it may abort, hang or fill memory.
 
 Children are forked from a process that has loaded the generator and run nothing yet, so that an
-attempt costs no imports and starts from the same state as every other.
+attempt costs no imports and starts from the same state as every other. Where that changes what is
+found (see `minimal`), attempts follow each other in one process.
 """
 
 from __future__ import annotations
@@ -165,13 +166,26 @@ def shrunk(
 def minimal(
     generator: Generator, case: Any, seconds: float, most_bytes: int
 ) -> tuple[Any, Failure | None]:
-    """The case made small, and what is wrong with it; None when alone it is right."""
+    """The case made small, and what is wrong with it; None when alone it is right.
+
+    A forked process is not quite what a new one is: a library that had started threads or looked
+    for a GPU before may refuse its work there. So what a child does not find is looked for here,
+    where nothing else has run, and made small here.
+    """
 
     def fails(candidate: Any) -> Failure | None:
         return attempt(generator, candidate, min(ATTEMPT, generator.seconds), most_bytes)
 
+    def fails_here(candidate: Any) -> Failure | None:
+        try:
+            return judged(generator, candidate)[0]
+        except Exception as problem:  # reported as what is wrong with the case
+            return error(problem)
+
     generator.prepare()
     found = attempt(generator, case, generator.seconds, most_bytes)
-    if found is None:
+    if found is None or found.skipped:
+        fails, found = fails_here, fails_here(case)
+    if found is None or found.skipped:
         return case, None
     return shrunk(generator, case, found, fails, seconds)

@@ -15,7 +15,9 @@ from tests.running_draws import Campaign, Finding, Limits
 # Cases are numbers. Smaller ones are those nearer to 50, so each failure has one minimal case.
 FAULTY = """
 import os, time
-from tests.generators import Failure, Generator, reproduce
+from tests.generators import Failure, Generator, reproduce, skipped
+
+LOADED = os.getpid()
 
 def failure(case):
     if case >= 50 and WHAT == "wrong":
@@ -24,6 +26,10 @@ def failure(case):
         raise KeyError(f"s{case}")
     if case >= 50 and WHAT == "abort":
         os.abort()
+    if case >= 50 and WHAT == "no fork" and os.getpid() == LOADED:
+        return Failure("too large", f"expected less than 50, got {case}")
+    if case >= 50 and WHAT == "skipped":
+        return skipped("eager refuses them")
     if case >= 50 and WHAT == "hang":
         time.sleep(60)
     if case >= 50 and WHAT in ("slow", "slow_once"):
@@ -49,7 +55,7 @@ def found_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drawn(tmp_path: Path, what: str, first: int, count: int) -> tuple[Campaign, list[Finding]]:
-    module = f"faulty_{what}"
+    module = f"faulty_{what.replace(' ', '_')}"
     (tmp_path / f"{module}.py").write_text(f"WHAT = {what!r}\n{FAULTY}")
     out = tmp_path / "findings"
     campaign = Campaign(
@@ -114,6 +120,25 @@ def test_a_process_that_hangs_is_a_finding(tmp_path: Path) -> None:
     assert campaign.tallies["numbers"].failed["hang"] == 1
 
 
+def test_what_a_forked_process_does_not_show_is_made_small_too(tmp_path: Path) -> None:
+    """Libraries may refuse in a forked process what they do in others."""
+    _, (finding,) = drawn(tmp_path, "no fork", 60, 1)
+    assert finding.path is not None and "reproduce(GENERATOR, 50)" in finding.path.read_text()
+    assert rerun(finding.path)[0] == 1
+
+
+def test_what_cannot_be_judged_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    campaign, findings = drawn(tmp_path, "skipped", 48, 9)
+    assert not findings and not campaign.tallies["numbers"].failed
+    assert campaign.tallies["numbers"].skipped == {"eager refuses them": list(range(50, 57))}
+    monkeypatch.setattr(generators, "names", lambda: {"numbers": "faulty_skipped"})
+    assert nightly.main(["--count", "9", "--seed", "48", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "numbers: 7 skipped: eager refuses them (seeds 50, 51, 52, 53, 54, …)" in printed
+
+
 def test_a_generator_that_cannot_be_loaded_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "missing_name.py").write_text("import nothing_of_this_name\n")
     campaign = Campaign(
@@ -146,3 +171,11 @@ def test_a_checked_seed_is_a_generator() -> None:
     assert made.failure(made.draw(2)) is None
     found = made.failure(made.draw(3))
     assert found is not None and found.kind.startswith("seed # is too large")
+
+
+def test_a_checked_seed_may_tell_nothing() -> None:
+    def check(seed: int) -> None:
+        raise generators.Skipped("eager refuses them")
+
+    found = generators.checked("none", check).failure(3)
+    assert found is not None and found.skipped and found.kind == "eager refuses them"

@@ -344,7 +344,9 @@ def _function(p: Program) -> Callable[..., Any]:
 
     def branch(x: Tensor, *rest: Tensor) -> Any:
         # What the branch that does not run would refuse does not matter.
-        taken = (x.sum() == x.sum()) if p.mode == "branch" else (x.sum() != x.sum())
+        total = x.sum()
+        always = (total == total) | total.isnan()  # whatever the bad elements are
+        taken = always if p.mode == "branch" else ~always
         return torch.cond(taken, lambda *a: p(*a), lambda *_: _zeros(p), (x, *rest))
 
     return branch
@@ -385,7 +387,10 @@ def _normal(words: str, several: bool) -> str:
     words = words.split("\n  at ")[0].split("\nException raised")[0].strip()
     words = words.split("\n\nCall using an FX-traced")[0]
     words = words.removeprefix("one_hot: ")  # torch names it in graphs, and not in eager
-    return re.sub(r"(index|Target|id=) ?-?\d+", r"\1 #", words) if several else words
+    if not several:
+        return words
+    words = re.sub(r"(index|Target|id=) ?-?\d+", r"\1 #", words)
+    return re.sub(r"(probability entry) (< 0|= infinity or NaN)", r"\1 #", words)
 
 
 def fault(p: Program) -> str | None:

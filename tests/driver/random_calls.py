@@ -22,6 +22,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tests.driver.call_statements import STATEMENTS
-from tests.generators import checked
+from tests.generators import Skipped, checked
 from tests.seeds import run_seeds
 from tilewright.bench.oracle import InDouble, disagreements
 
@@ -448,21 +449,29 @@ def _compiled(d: Draw, backend: str) -> list[Seen]:
 
 
 def fault(d: Draw) -> str | None:
-    """What is wrong with the compiled function, or None. What torch's own plain backend gets wrong
-    in the same way is torch's."""
+    """What is wrong with the compiled function; None where nothing is, or nothing can be told."""
+    try:
+        return _fault(d)
+    except Skipped:
+        return None
+
+
+def _fault(d: Draw) -> str | None:
+    """The same; Skipped where eager or doubles give nothing to compare with, or where torch's own
+    plain backend is wrong too."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         scope = d.module()
         try:
             eager = _sequence(d, lambda f: f)
             exact = [_in_double(scope["f"], make) for make in d.calls(scope)]
-        except Exception:  # eager itself refuses
-            return None
+        except Exception as problem:
+            raise Skipped("eager refuses them") from problem
         if any(_shapes(a) != _shapes(b) for a, b in zip(eager, exact, strict=True)):
-            return None  # the program looks at dtypes or data: doubles are no reference
+            raise Skipped("doubles give other shapes: they look at dtypes or data")
         found = _judged(d, "tilewright", eager, exact)
-        if found is None or _judged(d, "aot_eager", eager, exact) is not None:
-            return None
+        if found is not None and _judged(d, "aot_eager", eager, exact) is not None:
+            raise Skipped("torch's own capture refuses them, or is wrong too")
         return found
 
 
@@ -499,20 +508,20 @@ def _difference(ours: Seen, eager: Seen, exact: Seen) -> str | None:
     return None
 
 
-def failure(seed: int) -> str | None:
-    """What is wrong with draw `seed`, with its program; None when nothing is."""
+def judge_seed(seed: int) -> None:
+    """Raises with the draw that fails; Skipped for one that tells nothing."""
     d = draw(seed)
-    found = fault(d)
-    return None if found is None else f"seed {seed}: {found}\n{d.text.removeprefix(PRELUDE)}"
+    found = _fault(d)
+    if found is not None:
+        raise AssertionError(f"seed {seed}: {found}\n{d.text.removeprefix(PRELUDE)}")
 
 
 def check_seed(seed: int) -> None:
-    found = failure(seed)
-    if found is not None:
-        raise AssertionError(found)
+    with suppress(Skipped):
+        judge_seed(seed)
 
 
-GENERATOR = checked("calls", check_seed)
+GENERATOR = checked("calls", judge_seed)
 
 if __name__ == "__main__":
     raise SystemExit(run_seeds(check_seed, "call sequences", 100, __doc__))

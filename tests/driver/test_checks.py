@@ -14,7 +14,7 @@ from torch._C import DispatchKey
 
 import tilewright as tw
 from tests.driver import check_costs
-from tests.driver.hostile_inputs import check_seed
+from tests.driver.hostile_inputs import USES, Program, check_seed, fault
 from tests.seeds import drawn
 from tilewright.base import knobs
 
@@ -42,6 +42,30 @@ def _checks(fast: Any) -> list[str]:
 def test_hostile_inputs(seed: int) -> None:
     with torch.enable_grad():
         check_seed(seed)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("mode", ["plain", "branch", "other branch"])
+@pytest.mark.parametrize("bad", [(NAN, -0.001), (-0.001, NAN), (NAN, INF), (NAN,)])
+def test_a_nan_hides_no_other_element(mode: str, bad: tuple[float, ...]) -> None:
+    """Each element is judged alone, and which branch runs does not depend on them."""
+    use = next(u for u in USES if u.name == "cross_entropy of chances")
+    good, target = torch.full((5, 3), 0.5), torch.full((5, 3), 0.25)
+    spoilt = good.clone()
+    spoilt.view(-1)[3 : 3 + len(bad)] = torch.tensor(bad)
+    calls = (((good, target), ()), ((spoilt, target), bad))
+    assert fault(Program(use, "as it is", "as it is", mode, calls)) is None
+
+
+@pytest.mark.parametrize("bad", [(-1.0, INF), (INF, -1.0)])
+def test_eager_names_the_first_bad_weight_and_we_any(bad: tuple[float, ...]) -> None:
+    use = next(u for u in USES if u.name == "multinomial, again")
+    weights = torch.full((4, 3), 0.5)
+    weights.view(-1)[3:5] = torch.tensor(bad)
+    calls = (((weights, torch.zeros(())), bad),)
+    assert fault(Program(use, "as it is", "as it is", "plain", calls)) is None
 
 
 def test_the_error_names_the_users_line_and_explain_lists_it() -> None:

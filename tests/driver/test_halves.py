@@ -8,12 +8,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tilewright as tw
-from tests.driver.random_halves import HALVES, check_seed
+from tests.driver.random_halves import HALVES, Chain, check_seed, fault
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_random_chains_are_eager_bit_by_bit(seed: int) -> None:
     check_seed(seed)
+
+
+def test_what_eager_approximates_badly_may_be_better() -> None:
+    x = torch.logspace(-7, -3, 64).half().view(4, 16)
+    assert fault(Chain(0, (x,), (), ("erf({0})", torch.erf))) is None
+    found = fault(Chain(0, (x,), (), ("erf({0})", _other_when_compiled)))
+    assert found is not None and "in eager" in found
+
+
+def _other_when_compiled(x: Tensor) -> Tensor:
+    return x * 1.1 if torch.compiler.is_compiling() else x.erf()
 
 
 @pytest.mark.slow

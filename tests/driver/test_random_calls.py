@@ -126,6 +126,42 @@ def test_a_view_of_a_copy_does_not_share_memory_with_the_input():
     assert got.untyped_storage().data_ptr() != y.untyped_storage().data_ptr()
 
 
+def test_a_view_of_what_eager_computes_is_a_view():
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = F.dropout(x)
+        z = F.dropout(x + 1)
+        return y[1:].t(), z, z.unsqueeze(0), z.view(-1)[2:5], y.view(-1) * 2
+
+    fast = torch.compile(f, backend="tilewright", options={"random": "eager"})
+    seen = []
+    for run in (f, fast):
+        torch.manual_seed(3)
+        out = run(torch.arange(12.0).view(3, 4))
+        seen.append(([v.tolist() for v in out], [v.stride() for v in out], _homes(out)))
+    assert seen[0] == seen[1]
+    assert seen[1][2] == [(0, 4), (1, 0), (1, 0), (1, 2), (4, 0)]
+
+
+def _homes(out: tuple[torch.Tensor, ...]) -> list[tuple[int, int]]:
+    """By result: the first one that shares its storage, and where in it this one begins."""
+    storages = [v.untyped_storage().data_ptr() for v in out]
+    return [(storages.index(s), v.storage_offset()) for s, v in zip(storages, out, strict=True)]
+
+
+@torch.library.custom_op("tests_calls::by_columns", mutates_args=())
+def by_columns(x: torch.Tensor) -> torch.Tensor:
+    return x.t().clone().t()
+
+
+@by_columns.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)  # by rows, which it is not
+
+
+def test_a_view_of_a_result_that_torch_announces_with_other_strides(x):
+    same(lambda x: by_columns(x)[1:, 2:], (x,))
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_dropout_under_a_checkpoint_is_dropped_alike_twice(reentrant):
     fast = torch.compile(

@@ -96,3 +96,17 @@ def test_what_fails_is_made_small() -> None:
     small, _ = shrunk(GENERATOR, program, Failure("softmax", ""), fails, 20)
     assert len(small.lines) == 1 and not small.grad and not small.dynamic
     assert failure(small) is None
+
+
+def test_what_torch_itself_refuses_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = Failure("ValueError", "", "error")
+    monkeypatch.setattr(torch_judge, "_ours", lambda *_, **__: ours)
+    assert failure(TANH) is ours
+
+    def refused(*_: Any) -> Any:
+        raise ValueError("not captured")
+
+    monkeypatch.setattr(torch_judge, "_compiled", refused)
+    found = failure(TANH)
+    assert found is not None and found.skipped
+    assert found.kind == "torch's own capture refuses them" and "not captured" in found.text

@@ -230,3 +230,20 @@ def test_vectors_of_which_no_lane_is_chosen(low, high, n):
     total = want + torch.where(inside, 0.5, x) if n > 3 else want
     assert torch.equal(out[: 2 * n], torch.cat((want[:n], total[:n])))
     assert (out[2 * n :] == -9.0).all()
+
+
+@tw.jit
+def scaled_sum_kernel(x, at, by, out, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr):
+    i, j, k = tl.arange(0, A), tl.arange(0, B), tl.arange(0, C)
+    tile = tl.load(x + i[:, None, None] * (B * C) + j[None, :, None] * C + k[None, None, :])
+    factor = tl.load(by + tl.load(at))
+    tl.store(out + i[:, None] * C + k[None, :], tl.sum(tile * factor, 1))
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 1), (2, 4, 16), (8, 16, 64)])
+def test_a_factor_that_is_one_number_makes_no_product_of_tiles(shape: tuple[int, ...]) -> None:
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    out = np.zeros((shape[0], shape[2]), np.float32)
+    at, by = np.array([1], np.int32), np.array([0.0, 0.5], np.float32)
+    scaled_sum_kernel[(1,)](x, at, by, out, *shape)
+    np.testing.assert_array_equal(out, x.sum(1) * 0.5)

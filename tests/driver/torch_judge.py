@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.driver.torch_programs import Program, Sizes
-from tests.generators import Failure, compiling
+from tests.generators import Failure, compiling, skipped
 from tests.shrinking import error
 from tests.suites.adapter import unsupported_operators
 from tilewright.bench.oracle import InDouble
@@ -37,12 +37,13 @@ class Ran:
 
 
 def failure(program: Program) -> Failure | None:
-    """What is wrong with the compiled program, or None. One that eager refuses is not judged, and
-    what torch's own capture does differently from eager is not ours."""
+    """What is wrong with the compiled program, or None. One that eager refuses is skipped, and what
+    torch's own capture does differently from eager is not ours: where it fails too, the program is
+    skipped."""
     try:
         eager = _all_calls(program, program.module())
-    except Exception:  # made by shrinking: it says nothing about the compiler
-        return None
+    except Exception as problem:  # made by shrinking, as a rule
+        return skipped("eager refuses them", str(problem))
     torch._dynamo.reset()
     ours = _ours(program, strict=True)
     found = ours if isinstance(ours, Failure) else _judged(program, ours, eager)
@@ -52,10 +53,10 @@ def failure(program: Program) -> Failure | None:
         torch._dynamo.reset()
         try:
             captured = _all_calls(program, _compiled(program, backend, {}))
-        except Exception:  # torch refuses it too
-            return None
+        except Exception as problem:
+            return skipped("torch's own capture refuses them", f"{problem}\n{found}")
         if not isinstance(ours, Failure) and _judged(program, ours, captured) is None:
-            return None
+            return skipped("torch's own capture differs from eager alike", str(found))
     return found
 
 

@@ -425,10 +425,18 @@ def _result(r: Result, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
         return r.type(x.item())
     shape, stride = _numbers(r.shape, dims), _numbers(r.stride, dims)
     if isinstance(r, View):
+        if r.base is not None:
+            x = _as_announced(x, _numbers(r.base, dims))
         start = x.storage_offset() + int(D.evaluate(r.offset, dims))
         return x.as_strided(shape, stride, start)
     assert isinstance(r, Restrided)
     return _restrided(x, shape, stride)
+
+
+def _as_announced(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """What a host call returned, with the strides that torch announced: a copy where it has not."""
+    axes = zip(x.shape, x.stride(), stride, strict=True)
+    return x if all(n < 2 or a == b for n, a, b in axes) else _restrided(x, x.shape, stride)
 
 
 def _restrided(x: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:

@@ -170,12 +170,16 @@ class Argument:
 class View:
     """A result, or an operand of a host call, that is a view of another slot's tensor, by size,
     stride and offset in elements from its start.
+
+    `base`: the strides that torch announced for that tensor, where a host call returns it: it may
+    come with others.
     """
 
     slot: str
     shape: tuple[Dim, ...]
     stride: tuple[Dim, ...]
     offset: Dim
+    base: tuple[Dim, ...] | None = None
 
 
 @dataclass(frozen=True)

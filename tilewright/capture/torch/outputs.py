@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from tilewright.capture.torch.captured import (
     View,
 )
 from tilewright.capture.torch.dtypes import real_dtype
-from tilewright.capture.torch.facts import is_lazy, storage_of
+from tilewright.capture.torch.facts import is_lazy, is_plain, storage_of
 from tilewright.capture.torch.layout import contiguous, dense
 from tilewright.capture.torch.operands import in_memory, same_memory
 from tilewright.capture.torch.segments import Wanted
@@ -57,6 +58,12 @@ class Outputs:
             v = n.meta.get("val")
             if isinstance(v, torch.Tensor) and n not in mutated and arguments[k].dtype is not None:
                 self._homes[storage_of(v)] = arguments[k].slot, v.storage_offset(), v.dtype
+        # The same of results of host calls, by slot. Of several in one storage it is not said how
+        # far apart they lie at run time.
+        self._host_homes: dict[int, list[str]] = {}
+        for slot, v in host_results.items():
+            if slot not in self._views and is_plain(v):
+                self._host_homes.setdefault(storage_of(v), []).append(slot)
         self._pending: dict[int, list[torch.fx.Node]] = {}
 
     def add(self, x: Any) -> Any:
@@ -121,9 +128,11 @@ class Outputs:
         home = self._homes.get(storage_of(v))
         if home is not None and home[2] is v.dtype and not is_lazy(v):
             return self._view(home, v)
+        if home is None:
+            return self._view_of_host_result(v)
         # A host call may be given an input where eager has a copy of it: a view that it makes is
         # the result only where eager's is one of the input, too.
-        return Same(slot) if slot is not None and home is not None else None
+        return Same(slot) if slot is not None else None
 
     def _host_slot(self, x: Node | Complex, v: torch.Tensor) -> str | None:
         """The slot of a value that is the result of a host call as it is: neither a copy of it nor
@@ -145,6 +154,16 @@ class Outputs:
         slot, start, _ = home
         offset = self.shapes.dim(v.storage_offset() - start)
         return View(slot, self.shapes.dims(v.shape), self.shapes.dims(v.stride()), offset)
+
+    def _view_of_host_result(self, v: torch.Tensor) -> View | None:
+        slots = self._host_homes.get(storage_of(v), ())
+        if len(slots) != 1 or is_lazy(v):
+            return None
+        base = self._host_results[slots[0]]
+        if base.dtype is not v.dtype:
+            return None
+        found = self._view((slots[0], base.storage_offset(), base.dtype), v)
+        return replace(found, base=self.shapes.dims(base.stride()))
 
     def _place(self, group: list[torch.fx.Node]) -> None:
         """Buffers for results that share one storage in eager: one for the largest dense one, views

@@ -240,7 +240,7 @@ def _symbols_in(tree: Any) -> list[str]:
     if isinstance(tree, SymbolicInt):
         dims = [tree.value]
     elif isinstance(tree, View):
-        dims = [*tree.shape, *tree.stride, tree.offset]
+        dims = [*tree.shape, *tree.stride, tree.offset, *(tree.base or ())]
     elif isinstance(tree, Restrided):
         dims = [*tree.shape, *tree.stride]
     return [s.name for d in dims for s in D.symbols(d)]

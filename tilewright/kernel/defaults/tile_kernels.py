@@ -175,10 +175,10 @@ def _panels(s: Scheduler, found: _Stages) -> dict[str, int]:
             wanted.append((store.buffer, store.index, (rows, columns)))
         for buffer, index, plain in wanted:
             at = s.nest.buffer(buffer)
+            if index != plain or at.scope != "local" or buffer in out:
+                continue  # a factor that is one number, say
             wide = at.shape[-1]
-            if index != plain or at.scope != "local" or buffer in out or not isinstance(wide, int):
-                continue
-            if width < wide and wide % width == 0:
+            if isinstance(wide, int) and width < wide and wide % width == 0:
                 if s.attempt(Relayout(buffer, f"k, j -> j//{width}, k, j%{width}")):
                     out[buffer] = width
     return out
