@@ -145,7 +145,9 @@ def test_a_view_of_what_eager_computes_is_a_view():
 def _homes(out: tuple[torch.Tensor, ...]) -> list[tuple[int, int]]:
     """By result: the first one that shares its storage, and where in it this one begins."""
     storages = [v.untyped_storage().data_ptr() for v in out]
-    return [(storages.index(s), v.storage_offset()) for s, v in zip(storages, out, strict=True)]
+    return [
+        (storages.index(s), int(v.storage_offset())) for s, v in zip(storages, out, strict=True)
+    ]
 
 
 @torch.library.custom_op("tests_calls::by_columns", mutates_args=())
