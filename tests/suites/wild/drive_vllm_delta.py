@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -83,7 +85,7 @@ def test_gated_delta_rule_in_chunks() -> None:
 @pytest.mark.parametrize("gated", [False, True])
 def test_delta_rule_with_a_gate_per_key(where: str, gated: bool) -> None:
     path = FLA + "kda" if where == "fla" else KDA + "chunk"
-    q, k, v, state = inputs(100, 2, 2, 64, 64)
+    q, k, v, state = inputs(100, 2, 2, 64, 64)  # the result is written over the values
     raw, log, bias = randn(1, 100, 2, 64), randn(2) / 4, randn(128) / 4
     b = randn(1, 100, 2, seed=4)
     g = -log.double().exp()[:, None] * F.softplus(raw.double() + bias.view(2, 64)) / 4
@@ -91,12 +93,12 @@ def test_delta_rule_with_a_gate_per_key(where: str, gated: bool) -> None:
         g = 4 * g
         beta = b.sigmoid() if where == "fla" else b
         got = function(path, "chunk_kda_with_fused_gate")(
-            q, k, v, raw, beta, log, bias, initial_state=state, output_final_state=True,
+            q, k, v.clone(), raw, beta, log, bias, initial_state=state, output_final_state=True,
             use_qk_l2norm_in_kernel=True, cu_seqlens=TWO,
         )  # fmt: skip
     else:
         got = function(path, "chunk_kda")(
-            q, k, v, g.float(), b.sigmoid(), initial_state=state, output_final_state=True,
+            q, k, v.clone(), g.float(), b.sigmoid(), initial_state=state, output_final_state=True,
             use_qk_l2norm_in_kernel=True, cu_seqlens=TWO,
         )  # fmt: skip
     out, last = both(unit(q), unit(k), v, g, b.sigmoid(), state)
@@ -208,8 +210,9 @@ def test_steps_of_packed_tokens(kind: str) -> None:
     else:
         a, bias = randn(3, values * 32), randn(values * 32)
         out, _ = function(KDA + "fused_recurrent", "fused_recurrent_kda_packed_decode")(
-            mixed, a, b, log, bias, None, states, where
+            mixed, a.view(1, 3, values, 32), b[None], log, bias, None, states, where
         )
+        out = out[0]
         x = (a.double() + bias).view(3, values, 32)
         g = -log.double().exp()[:, None] * F.softplus(x)
     for row, state in enumerate(where.tolist()):
@@ -277,9 +280,14 @@ def test_unit_lengths(name: str) -> None:
 @pytest.mark.parametrize("file", ["kda", "fused_norm_gate"])
 @pytest.mark.parametrize("width", [48, 520])
 @pytest.mark.parametrize("act", ["swish", "sigmoid"])
-def test_norms_with_gates(file: str, width: int, act: str) -> None:
+def test_norms_with_gates(
+    file: str, width: int, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Both files register a layer of the same name, which may be done once.
+    registry = function("model_executor.custom_op", "op_registry")
+    monkeypatch.delitem(registry, "fused_rms_norm_gated", raising=False)
     x, g, w = randn(5, width), randn(5, width, seed=1), randn(width)
-    got = function(FLA + file, "rms_norm_gated")(x, g, w, None, activation=act, eps=1e-5)
+    got = function(FLA + file, "rms_norm_gated")(x.clone(), g, w, None, activation=act, eps=1e-5)
     gate = F.silu(g.double()) if act == "swish" else g.double().sigmoid()
     close(got, rms_norm(x, w, 1e-5) * gate)
 
@@ -294,3 +302,41 @@ def test_norms_of_groups_with_gates(first: bool) -> None:
     y = (x.double() if first else x.double() * gate).view(5, 2, 48)
     wanted = F.layer_norm(y, (48,), eps=1e-5).view(5, 96) * w + b
     close(got, wanted * gate if first else wanted)
+
+
+# ---- steps that are taken back
+
+
+@pytest.mark.parametrize("bound", [None, -5.0])
+def test_steps_that_are_taken_back(bound: float | None) -> None:
+    """A window of three tokens is verified; then only those that were accepted count."""
+    path = "models.kimi_k3.nvidia.ops.recoverssm"
+    q, k, v, _ = inputs(5, 2, 2)
+    raw, b, log, bias = randn(1, 5, 2, 32), randn(1, 5, 2), randn(2) / 4, randn(64)
+    states, conv = randn(5, 2, 32, 32), randn(5, 5, 12)  # three of the past, and the window
+    kept, keys = torch.zeros(5, 2, 3, 32), torch.zeros(5, 2, 3, 64)
+    first, window, where = states.clone(), conv.clone(), ints(2, 4)
+    got = function(path, "kda_recoverssm_verify")(
+        q, k, v, raw, b, log, bias, bound, states, kept, keys, ints(0, 3, 5), where, 3
+    )
+    x, rate = raw.double() + bias.view(2, 32), log.double().exp()[:, None]
+    g = -rate * F.softplus(x) if bound is None else bound * torch.sigmoid(rate * x)
+    ends = []
+    for n, of in enumerate((slice(0, 3), slice(3, 5))):
+        each: list[torch.Tensor] = []
+        y = [unit(q)[0, of], unit(k)[0, of], v[0, of], g[0, of], b[0, of].sigmoid()]
+        out, _ = delta(*y, first[where[n]], states=each)
+        close(got[0, of], out, 10)
+        ends.append(each)
+    same(states, first)
+    layer = SimpleNamespace(
+        kv_cache=(conv, states, kept, keys), A_log=log, dt_bias=bias, local_num_heads=2,
+        head_dim=32, gate_lower_bound=bound,
+    )  # fmt: skip
+    plan = function(path, "KDARecoverSSMCommitContext").create(
+        [layer], spec_query_len=3, max_num_reqs=4
+    )
+    plan.commit(ints(2, 1), where, ints(0, 3, 5))
+    for n, count in enumerate((2, 1)):
+        close(states[where[n]], ends[n][count - 1], 10)
+        same(conv[where[n], :3], window[where[n], count - 1 : count + 2])

@@ -94,7 +94,7 @@ def test_products_of_packed_weights(bits: int, zeros: bool) -> None:
     out = torch.zeros(7, 2, 32, dtype=torch.bfloat16)
     function(MOE + "fused_moe", "invoke_fused_moe_wna16_triton_kernel")(
         x, packed, out, scale.bfloat16(), points if zeros else None, None, *in_blocks(), False, 2,
-        BLOCKS, dtype("bfloat16"), bits == 8, bits == 4, [0, 32],
+        {**BLOCKS, "SPLIT_K": 1}, dtype("bfloat16"), bits == 8, bits == 4, [0, 32],
     )  # fmt: skip
     zero = offset.double() if zeros else torch.full_like(offset, 1 << bits - 1).double()
     wide = (whole.view(4, 32, 2, 32) - zero[..., None]) * scale.bfloat16().double()[..., None]
@@ -111,7 +111,7 @@ def test_products_of_each_expert(kind: str) -> None:
         w, on = squeezed(w, (1, 2))
     out = torch.zeros(3, 20, 48)
     function(MOE + "experts.fused_batched_moe", "invoke_moe_batched_triton_kernel")(
-        x, w, out, counts, dtype("float32"), None if by is None else by.flatten(),
+        x, w, out, counts, dtype("float32"), by,
         None if on is None else on.flatten(), None, by is not None, False, False, BLOCKS, False,
     )  # fmt: skip
     wide = x.double() * (1 if by is None else by), w.double() * (1 if on is None else on)

@@ -179,17 +179,17 @@ def attended(q: torch.Tensor, cache: torch.Tensor, request: int, place: int,
 @pytest.mark.parametrize("kind", ["prompt", "new"])
 def test_attention_over_chosen_blocks(kind: str) -> None:
     q, cache = randn(4, 4, 32), randn(6, 2, 128, 64)
-    chosen = torch.tensor([[[2, 0], [2, 1], [1, 0], [1, -1]], [[2, 1], [2, -1], [1, -1], [1, 0]]])
-    chosen, out, lengths = chosen.int(), torch.zeros(4, 4, 32), ints(300, 130)
+    chosen = torch.tensor([[[2, 0], [2, 1], [0, -1], [0, -1]], [[2, 1], [0, 2], [0, -1], [0, -1]]])
+    chosen, out, lengths = chosen.int(), torch.zeros(4, 4, 32), ints(300, 100)
     if kind == "prompt":
         function(M3 + "sparse_attn", "minimax_m3_sparse_attn")(
-            q, cache, chosen, PAGES, ints(0, 2, 4), lengths, ints(298, 128), 2, 2, 0.2, out
+            q, cache, chosen, PAGES, ints(0, 2, 4), lengths, ints(298, 98), 2, 2, 0.2, out
         )
     else:
         function(M3 + "sparse_attn", "minimax_m3_sparse_attn_decode")(
             q, cache, chosen, PAGES, lengths, 2, 0.2, out, 2
         )
-    for row, (request, place) in enumerate(((0, 298), (0, 299), (1, 128), (1, 129))):
+    for row, (request, place) in enumerate(((0, 298), (0, 299), (1, 98), (1, 99))):
         close(out[row], attended(q[row], cache, request, place, chosen[:, row]), 20)
 
 
@@ -204,3 +204,20 @@ def test_blocks_of_new_tokens() -> None:
         rank = torch.stack([s[:, 128 * b : 128 * b + 128].amax(1) for b in range(blocks)], 1)
         rank[:, blocks - 1] = torch.inf
         same(got[:, row].sort().values, rank.topk(2).indices.sort().values)
+
+
+def test_all_compressed_tokens() -> None:
+    """Three new tokens, one of which is no token, and two of a prompt; four tokens are one."""
+    path, wide = "models.deepseek_v4.sparse_mla", 8
+    tokens, counts = torch.full((3, wide), 9).int(), ints(9, 9, 9)
+    local = torch.full((2, wide), 9).int()
+    function(path, "_build_c128a_topk_metadata_kernel")[(5,)](
+        tokens, wide, counts, local, wide, longs(8, 3, 5, 4, 11), 4, wide, 3, ints(0, 0, 1, 1, 1),
+        TABLE, 3, 2, longs(5, -1, 3, 7, 8), BLOCK_SIZE=4,
+    )  # fmt: skip
+    for row, (request, count) in enumerate(((0, 2), (0, 1), (1, 1))):
+        seen = [int(TABLE[request, c // 2]) * 2 + c % 2 for c in range(count)]
+        same(tokens[row], ints(*seen, *[-1] * (wide - count)))
+        assert counts[row] == (0 if row == 1 else count)
+    for row, count in enumerate((1, 3)):
+        same(local[row], ints(*range(count), *[-1] * (wide - count)))

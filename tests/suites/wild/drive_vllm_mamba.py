@@ -39,19 +39,27 @@ def test_scan_in_chunks(begun: bool) -> None:
     b, c = randn(65, 2, 16, seed=1), randn(65, 2, 16, seed=2)
     d, z, bias = randn(4), randn(65, 4, 16, seed=3), randn(4) / 2
     initial = randn(2, 4, 16, 16) if begun else None
-    out = torch.zeros_like(x)
-    states = function(OPS + "ssd_combined", "mamba_chunk_scan_combined_varlen")(
-        x, dt, a, b, c, 16, ints(0, 40, 65), ints(0, 16, 32, 40, 56, 65), ints(2, 4),
-        ints(0, 0, 0, 1, 1), out, D=d, z=z, dt_bias=bias, initial_states=initial,
-        dt_softplus=True, state_dtype=torch.float32,
+    out, ends, last = torch.zeros_like(x), ints(0, 16, 32, 40, 56, 65), ints(2, 4)
+    sums, steps = function(OPS + "ssd_chunk_state", "_chunk_cumsum_fwd")(
+        dt, a, 16, ends, dt_bias=bias, dt_softplus=True
+    )
+    states = function(OPS + "ssd_chunk_state", "_chunk_state_fwd")(b, x, steps, sums, ends)
+    states = function(OPS + "ssd_state_passing", "_state_passing_fwd")(
+        states.flatten(-2), sums, last, None if initial is None else initial.flatten(-2),
+        out_dtype=torch.float32,
+    ).unflatten(-1, (16, 16))  # fmt: skip
+    inner = function(OPS + "ssd_bmm", "_bmm_chunk_fwd")(c, b, 16, ends, output_dtype=torch.float32)
+    function(OPS + "ssd_chunk_scan", "_chunk_scan_fwd")(
+        inner, x, steps, sums, c, states, ends, out, ints(0, 0, 0, 1, 1), D=d, z=z,
+        initial_states=initial,
     )  # fmt: skip
     step = F.softplus(dt.double() + bias)
     for n, of in enumerate((slice(0, 40), slice(40, 65))):
         start = torch.zeros(4, 16, 16) if initial is None else initial[n]
-        y, last = scanned(x[of], step[of], a, b[of], c[of], start)
+        y, end = scanned(x[of], step[of], a, b[of], c[of], start)
         y = (y + x[of].double() * d.double()[:, None]) * F.silu(z[of].double())
         close(out[of], y, 20)
-        close(states[n], last, 20)
+        close(states[last[n]], end, 20)
 
 
 def test_one_step_of_the_scan() -> None:
@@ -166,26 +174,34 @@ def decayed(
 
 
 def test_linear_attention_of_prompts() -> None:
+    """In blocks of 256: what is before a block counts as one step nearer."""
     q, k, v = (randn(1, 2, 300, 64, seed=s) / 8 for s in range(3))
     slope, past = torch.tensor([0.1, 0.5]), randn(1, 2, 64, 64)
     got, state = function(LAYERS + "lightning_attn", "lightning_attention")(
         q, k, v, slope, kv_history=past
     )
-    out, last = decayed(q[0], k[0], v[0], slope, past[0])
-    close(got[0], out, 10)
-    close(state.view(-1, 64, 64)[-2:].double().float(), last, 10)
+    at = torch.arange(300)
+    steps = (at[:, None] - at - (at[:, None] // 256 != at // 256).long()).double()
+    seen = at[:, None] >= at
+    decay = torch.where(seen, (-slope.double()[:, None, None] * steps).exp(), 0.0)
+    out = (q[0].double() @ k[0].double().transpose(1, 2) * decay) @ v[0].double()
+    fade = (-slope.double()[:, None, None] * at[:, None]).exp()
+    close(got[0], out + q[0].double() @ past[0].double() * fade, 10)
+    _, last = decayed(q[0], k[0], v[0], slope, past[0])
+    close(state[0, :, -1], last, 10)
 
 
 def test_linear_attention_of_new_tokens() -> None:
     q, k, v = (randn(3, 2, 1, 64, seed=s) for s in range(3))
     slope, cache, where = torch.tensor([0.1, 0.5]), randn(5, 2, 64, 64), longs(3, -1, 1)
-    old = cache.clone()
-    got = function(LAYERS + "lightning_attn", "linear_decode_forward_triton")(
-        q, k, v, cache, slope, where
-    )
+    old, got = cache.clone(), torch.zeros_like(q)
+    function(LAYERS + "lightning_attn", "_linear_attn_decode_kernel")[(3, 2, 2)](
+        q, k, v, cache, slope, where, got, 64, *q.stride()[:2], *cache.stride(), pad_slot_id=-1,
+        BLOCK_SIZE=32,
+    )  # fmt: skip
     for row in (0, 2):
         out, last = decayed(q[row], k[row], v[row], slope, old[where[row]])
-        close(got[row].view(2, 1, 64), out, 10)
+        close(got[row], out, 10)
         close(cache[where[row]], last)
 
 
