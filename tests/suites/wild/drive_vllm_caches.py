@@ -34,7 +34,9 @@ def test_keys_in_8_bits_and_back() -> None:
         scale = 2.0 ** (page[4 * 576 + at * 8 : 4 * 576 + at * 8 + 7].double() - 127)
         groups = k[row, :448].double().view(7, 64)
         close(scale, (groups.abs().amax(-1) / 448).log2().ceil().exp2())
-        same(data[:448].view(EIGHT).float().view(7, 64), (groups / scale[:, None]).to(EIGHT).float())
+        same(
+            data[:448].view(EIGHT).float().view(7, 64), (groups / scale[:, None]).to(EIGHT).float()
+        )
     assert not pages[0].any() and not pages[2].any()
     out = torch.zeros(1, 4, 512, dtype=torch.bfloat16)
     kernel = function(path, "_dequantize_and_gather_k_kernel")
@@ -108,8 +110,12 @@ def test_all_of_a_short_context() -> None:
 
 
 def test_inputs_of_kimi_that_drafts() -> None:
-    x, hidden, w, v, at = randn(4, 72), randn(4, 72, seed=2), randn(72), randn(72, seed=1), longs(
-        0, 1, 0, 5
+    x, hidden, w, v, at = (
+        randn(4, 72),
+        randn(4, 72, seed=2),
+        randn(72),
+        randn(72, seed=1),
+        longs(0, 1, 0, 5),
     )
     got = function(KIMI + "common.mtp", "fused_mtp_input")(at, x, hidden, w, v, 1e-5)
     first = rms_norm(x * (at != 0)[:, None], w, 1e-5)
@@ -197,9 +203,7 @@ def test_short_convolutions(act: str | None) -> None:
 
 def test_requests_of_tokens() -> None:
     request, first = ints(*[9] * 10), ints(*[9] * 10)
-    function(INKLING + "ops.sconv", "sconv_seq_metadata")(
-        ints(0, 3, 4, 7), 3, 7, request, first, 9
-    )
+    function(INKLING + "ops.sconv", "sconv_seq_metadata")(ints(0, 3, 4, 7), 3, 7, request, first, 9)
     same(request, ints(0, 0, 0, 1, 2, 2, 2, 0, 0, 9))
     same(first, ints(0, 0, 0, 3, 4, 4, 4, 0, 0, 9))
 

@@ -56,7 +56,7 @@ def inputs(
     )  # fmt: skip
 
 
-def both(q, k, v, g, beta, state) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN001
+def both(q, k, v, g, beta, state) -> tuple[torch.Tensor, torch.Tensor]:
     out, last = [], []
     for n in range(2):
         of = slice(int(TWO[n]), int(TWO[n + 1]))
@@ -280,9 +280,7 @@ def test_unit_lengths(name: str) -> None:
 @pytest.mark.parametrize("file", ["kda", "fused_norm_gate"])
 @pytest.mark.parametrize("width", [48, 520])
 @pytest.mark.parametrize("act", ["swish", "sigmoid"])
-def test_norms_with_gates(
-    file: str, width: int, act: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_norms_with_gates(file: str, width: int, act: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Both files register a layer of the same name, which may be done once.
     registry = function("model_executor.custom_op", "op_registry")
     monkeypatch.delitem(registry, "fused_rms_norm_gated", raising=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from drive_vllm import GPU, function, ints, logits
+from drive_vllm import function, ints, logits
 from drive_vllm_worker import SPEC, addresses, longs
 from reference import randn, same
 

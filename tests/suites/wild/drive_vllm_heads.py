@@ -146,8 +146,12 @@ def test_norms_and_rotations_of_latents(kept: bool) -> None:
 
 
 def test_latents_of_a_module_that_drafts() -> None:
-    x, hidden, w, v, at = randn(4, 72), randn(4, 72, seed=2), randn(72), randn(72, seed=1), ints(
-        0, 1, 0, 5
+    x, hidden, w, v, at = (
+        randn(4, 72),
+        randn(4, 72, seed=2),
+        randn(72),
+        randn(72, seed=1),
+        ints(0, 1, 0, 5),
     )
     out = torch.zeros(4, 144)
     function("models.deepseek_v32.common.kernels", "_fused_eh_norm_kernel")[(4,)](

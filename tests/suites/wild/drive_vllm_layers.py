@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from drive_vllm import LAYERS, function, ints
+from drive_vllm import LAYERS, function
 from drive_vllm_drafts import longs
 from reference import close, randn, rms_norm, rotated, same
 
@@ -41,7 +41,9 @@ def test_embeddings_with_norms() -> None:
 
 
 def test_queries_with_gates() -> None:
-    x, k, qw, kw = (randn(*n, dtype=torch.bfloat16) for n in ((5, 2 * 2 * 48), (5, 48), (48,), (48,)))
+    x, k, qw, kw = (
+        randn(*n, dtype=torch.bfloat16) for n in ((5, 2 * 2 * 48), (5, 48), (48,), (48,))
+    )
     cache, at = randn(10, 32), longs(3, 9, 0, 1, 2)
     q, key, gate = function(LAYERS + "fused_qk_norm_rope", "fused_qk_rmsnorm_rope_gate")(
         x, k, qw, kw, cache, at, 1e-5, 2, 1, 48, 32

@@ -129,8 +129,8 @@ def sorted_by_user(block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 @pytest.mark.parametrize("kind", ["few", "one launch", "two launches", "sorted", "sorted in two"])
 def test_experts_of_users(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, rank = OPS + "fused_moe_lora_op", 32 if kind == "few" else 80
-    run = function(path, "_fused_moe_lora")
+    path, rank = "vllm." + OPS + "fused_moe_lora_op", 32 if kind == "few" else 80
+    run = function(OPS + "fused_moe_lora_op", "_fused_moe_lora")
     x = randn(7, 64, dtype=torch.bfloat16)
     a = randn(3, 4, rank, 64, dtype=torch.bfloat16)
     b = randn(3, 4, 48, rank, dtype=torch.bfloat16) / 8
@@ -138,7 +138,8 @@ def test_experts_of_users(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     out, weights = old.clone(), torch.rand(7, 2)
     order = sorted_by_user(16) if "sorted" in kind else (None, EXPERTS.flatten(), None)
     shared = "two" in kind  # as if ranks were spread over GPUs; here there is one
-    monkeypatch.setitem(run.__globals__, "tensor_model_parallel_all_reduce", lambda y: y)
+    monkeypatch.setattr(f"{path}.tensor_model_parallel_all_reduce", lambda y: y)
+    monkeypatch.setattr(f"{path}.get_max_shared_memory_bytes", lambda gpu: 1 << 17)
     run(
         out, x, [a], [b], weights, *order, WHO, rank, 2, ints(0, 1, -1, -1), ints(4),
         torch.ones(4, dtype=torch.int32), *BLOCKS, *BLOCKS, fully_sharded=shared,
@@ -149,9 +150,8 @@ def test_experts_of_users(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_experts_of_users_in_another_type() -> None:
     a, b = (randn(3, 4, *s, dtype=torch.bfloat16) for s in ((16, 64), (48, 16)))
     x, out = randn(7, 64, dtype=torch.bfloat16), torch.zeros(7, 2, 48, dtype=torch.bfloat16)
-    one = [torch.ones(3, 4)]
     function(OPS + "fused_moe_lora_fp8_op", "_fused_moe_lora_fp8")(
         out, x, [a], [b], torch.rand(7, 2), None, EXPERTS.flatten(), None, WHO, 16, 2,
-        ints(0, 1, -1, -1), 4, torch.ones(4, dtype=torch.int32), *BLOCKS, *BLOCKS, one, one,
+        ints(0, 1, -1, -1), 4, torch.ones(4, dtype=torch.int32), *BLOCKS, *BLOCKS, None, None,
     )  # fmt: skip
     close(out, paths(x, a, b), 10)

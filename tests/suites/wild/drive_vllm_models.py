@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from drive_vllm import LAYERS, function
 from drive_vllm_drafts import longs
-from drive_vllm_lora import EIGHT
 from reference import close, randn, rms_norm, rotated, same
 
 INKLING = "models.inkling.nvidia."

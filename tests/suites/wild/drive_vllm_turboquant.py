@@ -10,7 +10,9 @@ from reference import close, randn
 OPS = "v1.attention.ops."
 WIDTH, PAGE, HEADS, GROUPS = 32, 16, 4, 2
 LENGTHS, TABLE = (21, 9), ints(3, 1, 2, 0).view(2, 2)
-SLOTS = [int(TABLE[r, p // PAGE]) * PAGE + p % PAGE for r, n in enumerate(LENGTHS) for p in range(n)]
+SLOTS = [
+    int(TABLE[r, p // PAGE]) * PAGE + p % PAGE for r, n in enumerate(LENGTHS) for p in range(n)
+]
 KINDS = ["8", "4", "3"]  # bits of keys; values have four
 
 
@@ -30,7 +32,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return x.half().double()
 
 
-def stored(k: torch.Tensor, v: torch.Tensor, bits: int, corrected: bool, whole: bool):  # noqa: ANN201
+def stored(k: torch.Tensor, v: torch.Tensor, bits: int, corrected: bool, whole: bool):
     """Keys and values as they come back; those of few bits in the rotated space. `whole`: length
     and correction are stored as one number."""
     low, high = v.double().amin(-1, keepdim=True), v.double().amax(-1, keepdim=True)
@@ -46,7 +48,7 @@ def stored(k: torch.Tensor, v: torch.Tensor, bits: int, corrected: bool, whole: 
     return chosen * rounded(length / size) if whole else chosen / size * rounded(length), values
 
 
-def filled(module: str, kind: str, corrected: bool):  # noqa: ANN201
+def filled(module: str, kind: str, corrected: bool):
     bits, soa = int(kind), "soa" in module
     k, v = randn(30, GROUPS, WIDTH), randn(30, GROUPS, WIDTH, seed=1)
     data = WIDTH * bits // 8
