@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from drive_vllm import function, ints
@@ -136,7 +138,7 @@ def test_attention_without_a_cache(causal: bool) -> None:
         q, k, v, out, STARTS[:3], ints(*QUERIES), 5, is_causal=causal
     )
     wanted = []
-    for a, b in zip(STARTS[:-1], STARTS[1:], strict=True):
+    for a, b in pairwise(STARTS.tolist()):
         x, y, z = (t[a:b].transpose(0, 1) for t in (q, k, v))
         y, z = y.repeat_interleave(2, 0), z.repeat_interleave(2, 0)
         wanted.append(attention(x, y, z, causal=causal).transpose(0, 1))

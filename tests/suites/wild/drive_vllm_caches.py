@@ -1,4 +1,4 @@
-"""vLLM: models that keep more than keys and values: compressed caches, windows, residual streams."""
+"""vLLM: models that keep more than keys and values: compressed caches, windows, residuals."""
 
 from __future__ import annotations
 

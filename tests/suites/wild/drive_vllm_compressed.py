@@ -16,8 +16,16 @@ from reference import close, randn, rms_norm, rotated, same
 PATH = "models.deepseek_v4.common.ops.fused_compress_quant_cache"
 
 
-def compressed(states: torch.Tensor, table: torch.Tensor, place: int, width: int, ratio: int,
-               overlap: int, weight: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:  # fmt: skip
+def compressed(
+    states: torch.Tensor,
+    table: torch.Tensor,
+    place: int,
+    width: int,
+    ratio: int,
+    overlap: int,
+    weight: torch.Tensor,
+    cache: torch.Tensor,
+) -> torch.Tensor:
     """The tokens up to a place, each element with weights of its own. The older half of those that
     overlap has the first part of a state, the newer half the second."""
     size, total = states.shape[1], (1 + overlap) * ratio

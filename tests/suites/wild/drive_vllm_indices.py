@@ -221,3 +221,32 @@ def test_all_compressed_tokens() -> None:
         assert counts[row] == (0 if row == 1 else count)
     for row, count in enumerate((1, 3)):
         same(local[row], ints(*range(count), *[-1] * (wide - count)))
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_windows_and_compressed_tokens(local: bool) -> None:
+    """The first request has one new token, the second a prompt of two; pages have room to spare."""
+    window = ints(1, 7, 13, -1).view(1, 4)
+    chosen = ints(2, 0, -1).view(1, 3) if local else ints(9, 5, 4).view(1, 3)
+    given = torch.tensor([[1, 0, 2], [2, 0, 1]], dtype=torch.int32)
+    got, count = function(CACHES, "build_flashinfer_mixed_sparse_indices")(
+        window, chosen, None if local else ints(2), given, ints(0, 1, 3), ints(9, 6),
+        ints(0, 1, 1), TABLE, 4, TABLE, 2, 4, 2, 3, local, torch.tensor([True]), 6, 3,
+    )  # fmt: skip
+
+    def wide(page: int, at: int, span: int) -> int:
+        return page * span + at
+
+    seen = [wide(s // 4, s % 4, 6) if s >= 0 else -1 for s in window[0].tolist()]
+    if local:
+        more = [wide(int(TABLE[0, c // 2]), c % 2, 3) if c >= 0 else -1 for c in (2, 0, -1)]
+    else:
+        more = [wide(s // 2, s % 2, 3) for s in (9, 5, 4)]
+    same(got[0], ints(*seen, *more, -1))
+    for row, place in enumerate((4, 5)):
+        tail = range(max(place - 3, 0), place + 1)
+        seen = [wide(int(TABLE[1, p // 4]), p % 4, 6) for p in tail]
+        top = given[row, : min((place + 1) // 2, 3)].tolist()
+        more = [wide(int(TABLE[1, c // 2]), c % 2, 3) for c in top]
+        same(got[row + 1], ints(*seen, *more, *[-1] * (4 - len(more))))
+    same(count, ints(6, 6, 7))

@@ -50,7 +50,8 @@ def stored(k: torch.Tensor, v: torch.Tensor, bits: int, corrected: bool, whole: 
 
 def filled(module: str, kind: str, corrected: bool):
     bits, soa = int(kind), "soa" in module
-    k, v = randn(30, GROUPS, WIDTH), randn(30, GROUPS, WIDTH, seed=1)
+    # On older GPUs floats of 8 bits end below two.
+    k, v = randn(30, GROUPS, WIDTH) / 3, randn(30, GROUPS, WIDTH, seed=1)
     data = WIDTH * bits // 8
     size = data if bits == 8 else data + 2
     cache = torch.zeros(4, PAGE, GROUPS, size + 16 + 4, dtype=torch.uint8)
@@ -82,7 +83,7 @@ def compare(got: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     turned = q.double() if kind == "8" else q.double() @ rotation().double()
     wanted = attended(turned, keys, values, n)
     # Keys of 8 bits are off by up to a sixteenth.
-    atol = 0.1 if kind == "8" else 0.01
+    atol = 0.03 if kind == "8" else 0.01
     torch.testing.assert_close(got.double(), wanted, rtol=0.02, atol=atol)
 
 
