@@ -42,7 +42,7 @@ def compressed(
     return torch.cat((y[:-64], rotated(y[-64:], cos, sin, True)))
 
 
-def inputs(width: int, ratio: int, overlap: int):
+def inputs(width: int, ratio: int, overlap: int) -> tuple[torch.Tensor, ...]:
     """Three places that end a group, and one that does not."""
     states = randn(3 * ratio // 8 + 1, 8, 2 * (1 + overlap) * width)
     at = longs(ratio - 1, 2 * ratio - 1, 2 * ratio, 3 * ratio - 1)

@@ -49,14 +49,22 @@ def delta(
 def inputs(
     length: int, heads: int, values: int, k: int = 32, v: int = 32
 ) -> tuple[torch.Tensor, ...]:
-    """Queries, keys, values, and what gates are made of; states of two sequences."""
+    """Queries, keys, values, and the states of two sequences."""
     return (
         randn(1, length, heads, k), randn(1, length, heads, k, seed=1),
         randn(1, length, values, v, seed=2), randn(2, values, v, k, seed=3) / 4,
     )  # fmt: skip
 
 
-def both(q, k, v, g, beta, state) -> tuple[torch.Tensor, torch.Tensor]:
+def both(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of both sequences, each from a state of its own."""
     out, last = [], []
     for n in range(2):
         of = slice(int(TWO[n]), int(TWO[n + 1]))

@@ -32,7 +32,9 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return x.half().double()
 
 
-def stored(k: torch.Tensor, v: torch.Tensor, bits: int, corrected: bool, whole: bool):
+def stored(
+    k: torch.Tensor, v: torch.Tensor, bits: int, corrected: bool, whole: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values as they come back; those of few bits in the rotated space. `whole`: length
     and correction are stored as one number."""
     low, high = v.double().amin(-1, keepdim=True), v.double().amax(-1, keepdim=True)
@@ -48,7 +50,10 @@ def stored(k: torch.Tensor, v: torch.Tensor, bits: int, corrected: bool, whole: 
     return chosen * rounded(length / size) if whole else chosen / size * rounded(length), values
 
 
-def filled(module: str, kind: str, corrected: bool):
+def filled(
+    module: str, kind: str, corrected: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, torch.Tensor]:
+    """Keys and values, the cache with them, the bytes of a key, and the levels of keys."""
     bits, soa = int(kind), "soa" in module
     # On older GPUs floats of 8 bits end below two.
     k, v = randn(30, GROUPS, WIDTH) / 3, randn(30, GROUPS, WIDTH, seed=1)
