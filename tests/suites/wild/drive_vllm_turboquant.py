@@ -119,15 +119,16 @@ def test_attention_of_groups_of_heads(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [1, 3])
-def test_attention_of_all_tokens(kind: str, n: int) -> None:
+@pytest.mark.parametrize(("n", "longest"), [(1, 21), (1, 1024), (3, 21)])
+def test_attention_of_all_tokens(kind: str, n: int, longest: int) -> None:
+    """Where requests may be long, the keys of a token are taken in parts."""
     module = "turboquant_soa."
     k, v, cache, size, at = filled(module, kind, False)
     q = randn(2 * n, HEADS, WIDTH)
     got = function(OPS + module + "triton_turboquant_unified_attention",
                    "triton_turboquant_unified_attention")(
         q, cache, TABLE, ints(*LENGTHS), ints(0, n, 2 * n), rotation(), at, WIDTH**-0.5,
-        min(int(kind), 4), size, 4, 20, key_fp8=kind == "8", max_query_len=n, max_seq_len=21,
+        min(int(kind), 4), size, 4, 20, key_fp8=kind == "8", max_query_len=n, max_seq_len=longest,
         num_kv_splits=2,
     )  # fmt: skip
     compare(got, q, k, v, kind, False, whole=True, n=n)
