@@ -189,6 +189,18 @@ def test_copies_between_devices_are_copies():
 # ---- operators of a library
 
 
+def test_pinned_memory_is_memory():
+    """It is what a GPU can copy from by itself; here everything can."""
+    x = torch.arange(3, dtype=torch.int32, pin_memory=True, device="cpu")
+    assert x.is_pinned() and x.tolist() == [0, 1, 2]
+    assert torch.ones(2).new_zeros(2, pin_memory=True).is_pinned()
+    y = torch.ones(3)
+    assert not y.is_pinned() and not torch.ones(1, pin_memory=False).is_pinned()
+    z = y.pin_memory()
+    assert z.is_pinned() and z.data_ptr() != y.data_ptr() and z.pin_memory() is z
+    assert z.to("cuda", non_blocking=True).tolist() == [1, 1, 1]
+
+
 def test_operators_registered_for_cuda():
     library = torch.library.Library("tw_test_cuda", "DEF")
     library.define("twice(Tensor x) -> Tensor")

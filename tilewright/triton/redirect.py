@@ -22,8 +22,7 @@ _FACTORIES = """empty zeros ones full rand randn randint arange tensor as_tensor
     frombuffer from_numpy range bartlett_window blackman_window hamming_window hann_window
     kaiser_window sparse_coo_tensor sparse_csr_tensor sparse_csc_tensor sparse_bsr_tensor
     sparse_bsc_tensor sparse_compressed_tensor""".split()
-_METHODS = """new_empty new_zeros new_ones new_full new_tensor new_empty_strided pin_memory
-    is_pinned""".split()
+_METHODS = "new_empty new_zeros new_ones new_full new_tensor new_empty_strided".split()
 # Functions and constructors that take a device, or its kind, and make no tensor.
 _OTHERS = {
     "torch": "set_default_device get_autocast_dtype set_autocast_enabled set_autocast_dtype",
@@ -36,6 +35,8 @@ _OTHERS = {
 _KEYS = re.compile("CUDA|HIP|XPU|MPS")
 # On a tensor that was made on the CPU by name: moving it to a GPU copies it, as there.
 _BORN_HERE = "_tilewright_on_cpu"
+# On a tensor in memory that a GPU could copy from by itself: here all memory is alike.
+_PINNED = "_tilewright_pinned"
 
 
 _undo: list[Callable[[], None]] = []
@@ -99,6 +100,8 @@ def _tensors(torch: Any) -> None:
     replace(tensor, "cuda", lambda x, *_, **__: _moved(x, True, move))
     replace(tensor, "cpu", lambda x, *_, **__: _moved(x, False, move))
     replace(tensor, "record_stream", lambda x, stream: None)
+    replace(tensor, "pin_memory", _pinned)
+    replace(tensor, "is_pinned", lambda x, *_, **__: _PINNED in x.__dict__)
     where = tensor.device.__get__
     cuda = torch.device("cuda", 0)
     replace(tensor, "is_cuda", property(lambda x: x.is_cpu and not asked_by_torch()))
@@ -188,9 +191,27 @@ def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         _take_here(kwargs)
-        return function(*map(here, args), **kwargs)
+        return _made(function, args, kwargs)
 
     return call
+
+
+def _made(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    pinned = kwargs.pop("pin_memory", False)
+    made = function(*map(here, args), **kwargs)
+    if pinned:
+        setattr(made, _PINNED, True)
+    return made
+
+
+def _pinned(x: Any, *_: Any) -> Any:
+    """`Tensor.pin_memory`: a copy on the CPU, unless it is pinned."""
+    if _PINNED in x.__dict__:
+        return x
+    made = x.clone()
+    setattr(made, _PINNED, True)
+    setattr(made, _BORN_HERE, True)
+    return made
 
 
 def _take_here(kwargs: dict[str, Any]) -> None:
@@ -210,7 +231,7 @@ def _making(function: Callable[..., Any]) -> Callable[..., Any]:
         on_gpu = "device" in kwargs and here(kwargs["device"]) is not kwargs["device"]
         on_gpu = on_gpu or kwargs.get("device").__class__ is int
         _take_here(kwargs)
-        made = function(*map(here, args), **kwargs)
+        made = _made(function, args, kwargs)
         if not on_gpu and not torch.compiler.is_compiling():
             setattr(made, _BORN_HERE, True)
         return made

@@ -58,3 +58,9 @@ def kv_cache_factory_flashinfer() -> Any:
     from vllm.utils.torch_utils import create_kv_caches_with_random_flash
 
     return create_kv_caches_with_random_flash
+
+
+@pytest.fixture
+def reset_default_device() -> Iterator[None]:
+    yield
+    torch.set_default_device(None)
