@@ -113,7 +113,7 @@ def tree() -> tuple[torch.Tensor, ...]:
     """Two trees of drafts: two best of each node, three levels deep, five nodes of the draft."""
     # Entry k of the parents is the place of the node whose children are 2 k and 2 k + 1.
     parents = longs(-1, 0, 1, 2, 5).repeat(2, 1)
-    chosen = torch.stack((longs(0, 1, 2, 5, 7), longs(0, 2, 3, 4, 8)))
+    chosen = torch.stack((longs(0, 1, 2, 5, 7), longs(0, 1, 3, 5, 8)))
     return parents, chosen
 
 
@@ -293,14 +293,14 @@ def test_places_of_drafts() -> None:
     parts = [TABLE[r, n : n + 6] for r, n in zip(requests, lengths, strict=True)]
     same(out, torch.cat(parts))
     starts, ends = longs(5, 130, 0), longs(9, 200, 3)
-    got = function(LOCS, "assign_extend_cache_locs_func")(
-        requests, TABLE, starts, ends, 3, 40, "cpu"
-    )
+    got = torch.zeros(77, dtype=torch.int64)
+    kernel = function(LOCS, "assign_extend_cache_locs")
+    kernel[(3,)](requests, TABLE, starts, ends, got, 400, 4)
     parts = [TABLE[r, a:b] for r, a, b in zip(requests, starts, ends, strict=True)]
-    same(got[:77], torch.cat(parts))
-    got = function(LOCS, "assign_extend_cache_locs_uniform_func")(
-        requests, TABLE, starts, 3, 70, "cpu"
-    )
+    same(got, torch.cat(parts))
+    got = torch.zeros(210, dtype=torch.int64)
+    kernel = function(LOCS, "assign_extend_cache_locs_uniform")
+    kernel[(3,)](requests, TABLE, starts, got, 400, 70)
     same(got, torch.cat([TABLE[r, a : a + 70] for r, a in zip(requests, starts, strict=True)]))
 
 
