@@ -86,7 +86,11 @@ def test_pages_for_decoding(page: int, sliding: bool) -> None:
     lengths, width = ints(*LENGTHS), 400 // page
     out, near = (torch.full((3, width), -1, dtype=torch.int32) for _ in range(2))
     seen, starts = ints(0, 0, 0), ints(0, 0, 0, 0)
-    pool = SimpleNamespace(full_to_swa_index_mapping=FAR) if sliding else None
+    pool = None
+    if sliding:
+        kind = function(".srt.mem_cache.swa_memory_pool", "SWAKVPool")
+        pool = kind.__new__(kind)
+        pool.full_to_swa_index_mapping = FAR
     function(META, "normal_decode_set_metadata")(
         seen, starts, out, TABLE, REQUESTS, None, width, lengths, 2, page,
         near if sliding else None, pool,
