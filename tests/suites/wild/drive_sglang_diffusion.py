@@ -238,3 +238,67 @@ def test_larger_films(dropped: bool) -> None:
     y = randn(*whole.shape, seed=1)
     got = part("layout.wan_causal_cache_triton", "dup_up3d_add")(y, x, 2, 2, 2, dropped)
     close(got, y.double() + whole)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_norms_of_groups(chunked: bool) -> None:
+    path, x, w, b = "norm.group_norm_silu_triton", randn(2, 8, 5, 300), randn(8), randn(8, seed=1)
+    wanted = F.silu(F.group_norm(x.double(), 2, w.double(), b.double(), 1e-5))
+    close(part(path, "_launch_chunked" if chunked else "_launch_one_pass")(x, w, b, 2, 1e-5), wanted)
+    path = "norm.group_norm_silu_twopass_triton"
+    rows = x.flatten(2).transpose(1, 2).contiguous()
+    got = part(path, "_gn_silu_rows")(rows, w, b, 2, 1e-5, chunked)
+    plain = F.group_norm(x.double(), 2, w.double(), b.double(), 1e-5)
+    close(got.transpose(1, 2).view(x.shape), wanted if chunked else plain)
+
+
+def test_norms_of_large_groups() -> None:
+    """Chunks that lie within one channel each."""
+    path = "norm.group_norm_silu_triton"
+    x, w, b, out = randn(1, 4, 512), randn(4), randn(4, seed=1), torch.empty(1, 4, 512)
+    wide = x.double().view(2, 1024)
+    stats = torch.stack((wide.mean(1), (wide.var(1, correction=0) + 1e-5).rsqrt()), 1).float()
+    part(path, "_group_norm_apply_scalar_affine_kernel")[(2, 4)](
+        x, w, b, out, stats, 4, 512, 2, 2, 1024, 4, BLOCK_SIZE=128, BLOCKS_PER_PROGRAM=2
+    )
+    close(out, F.silu(F.group_norm(x.double(), 2, w.double(), b.double(), 1e-5)))
+
+
+def test_modulated_norms() -> None:
+    x, scale, shift = half(2, 3, 600), half(2, 600), half(2, 600, seed=1)
+    got = part("norm.layernorm_modulate_triton", "fused_layernorm_modulate_raw")(
+        x, scale, shift, 1e-5
+    )
+    normed = F.layer_norm(x.double(), (600,))
+    close(got, normed * (1 + scale.double()[:, None]) + shift.double()[:, None], 2)
+
+
+def test_norms_of_heads() -> None:
+    q, k = half(20, 96), half(20, 96, seed=1)
+    out, other = torch.empty_like(q), torch.empty_like(k)
+    part("norm.layernorm_modulate_triton", "_qk_ln_head_kernel")[(3, 2)](
+        out, other, q, k, 20, 1e-5, D=96, D_POW2=128, ROWS=8
+    )
+    close(out, F.layer_norm(q.double(), (96,)))
+    close(other, F.layer_norm(k.double(), (96,)))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_norms_bit_by_bit(gated: bool) -> None:
+    x, r, w = half(3, 2048), half(3, 2048, seed=1), half(2048)
+    gate, scale, shift = (half(1, 2048, seed=s) for s in range(3))
+    out, kept = torch.empty_like(x), torch.empty_like(x)
+    part("norm.rmsnorm_scale_shift_bitexact", "_rmsnorm_scale_shift_kernel")[(3,)](
+        out, kept, x, r, gate, w, scale, shift, 3, 1e-5, D=2048, TPR=32, WPR=1, HAS_GATE=gated
+    )
+    whole = r.double() + gate.double() * x.double() if gated else x.double()
+    close(out, rms_norm(whole, w, 1e-5) * (1 + scale.double()) + shift.double(), 2)
+    if gated:
+        close(kept, whole)
+
+
+def test_scaled_residuals() -> None:
+    r, x, w, out = randn(5, 300), half(5, 300), randn(300), torch.empty(5, 300)
+    kernel = part("modulate.scale_shift_triton", "_fused_scaled_residual_add_exact_kernel")
+    kernel[(2,)](out, r, x, w, numel=1500, width=300, BLOCK_SIZE=1024)
+    close(out, r.double() + x.double() * w.double())
