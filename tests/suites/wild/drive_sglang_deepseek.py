@@ -196,7 +196,7 @@ def with_sink(q: torch.Tensor, kv: torch.Tensor, sink: torch.Tensor) -> torch.Te
     return scores.softmax(1)[:, :-1] @ kv.double()
 
 
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("splits", [1, 4])
 def test_attention_to_lists(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = 6
     # It asks a library for another GPU how many units there are.
