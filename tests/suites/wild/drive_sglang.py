@@ -4,7 +4,6 @@ rest."""
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -109,7 +109,7 @@ def test_caches() -> None:
         same(high[AT], x[:, 448:])
         same(scales[AT], exponents)
     low, high, scales = read(one)
-    known = (low[AT].double().unflatten(1, (7, 64)) * (scales[AT].double() - 127).exp2()[..., None])
+    known = low[AT].double().unflatten(1, (7, 64)) * (scales[AT].double() - 127).exp2()[..., None]
     back = torch.cat((known.flatten(1), high[AT].double()), 1)
     got = function(f"{V4}.dequant_k_cache", "dequantize_k_cache_paged")(one, AT, PAGE)
     close(got[:, 0], back)

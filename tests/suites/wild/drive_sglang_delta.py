@@ -75,7 +75,11 @@ def test_gated_norms(wide: int, root: bool, gate: str) -> None:
     )
     whole = (randn(5, wide) + r).double()
     close(kept, whole)
-    normed = rms_norm(whole, w, 1e-5) + b if root else F.layer_norm(whole, (wide,), w.double(), b.double())
+    normed = (
+        rms_norm(whole, w, 1e-5) + b
+        if root
+        else F.layer_norm(whole, (wide,), w.double(), b.double())
+    )
     factor = g.double().sigmoid() * (g if gate == "swish" else 1)
     close(got, normed * factor)
 
@@ -102,7 +106,10 @@ def test_norms_of_groups(before: bool, root: bool) -> None:
 def drawn_heads(time: int, heads: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     q, k = (F.normalize(randn(1, time, heads, 64, seed=s), dim=-1).to(dtype) for s in range(2))
     v = randn(1, time, 2 * heads, 32, seed=2).to(dtype)
-    decay, beta = F.logsigmoid(randn(1, time, 2 * heads)), randn(1, time, 2 * heads, seed=1).sigmoid()
+    decay, beta = (
+        F.logsigmoid(randn(1, time, 2 * heads)),
+        randn(1, time, 2 * heads, seed=1).sigmoid(),
+    )
     return q, k, v, decay, beta
 
 
@@ -237,7 +244,9 @@ def test_state_spaces() -> None:
     whole, last = function(f"{path}.ssd_state_passing", "_state_passing_fwd")(
         states.flatten(-2), fade, initial_states=first.flatten(-2), chunk_size=chunk
     )
-    products = function(f"{path}.ssd_bmm", "_bmm_chunk_fwd")(c, b, chunk, output_dtype=torch.float32)
+    products = function(f"{path}.ssd_bmm", "_bmm_chunk_fwd")(
+        c, b, chunk, output_dtype=torch.float32
+    )
     out = torch.empty_like(x)
     function(f"{path}.ssd_chunk_scan", "_chunk_scan_fwd")(
         products, x, steps, fade, c, whole.unflatten(-1, (wide, deep)), D=skip, z=z, out=out
@@ -309,6 +318,8 @@ def test_long_convolutions() -> None:
     parts = []
     for part, slot, there in zip(x.split(lengths, 1), slots.tolist(), known.tolist(), strict=True):
         past = torch.cat((before[slot] * there, part), -1).double()
-        parts.append(F.silu(F.conv1d(past[None], w.double()[:, None], bias.double(), groups=wide))[0])
+        parts.append(
+            F.silu(F.conv1d(past[None], w.double()[:, None], bias.double(), groups=wide))[0]
+        )
         same(state[slot], past[:, -(taps - 1) :].float())
     close(got, torch.cat(parts, 1))

@@ -244,7 +244,9 @@ def test_larger_films(dropped: bool) -> None:
 def test_norms_of_groups(chunked: bool) -> None:
     path, x, w, b = "norm.group_norm_silu_triton", randn(2, 8, 5, 300), randn(8), randn(8, seed=1)
     wanted = F.silu(F.group_norm(x.double(), 2, w.double(), b.double(), 1e-5))
-    close(part(path, "_launch_chunked" if chunked else "_launch_one_pass")(x, w, b, 2, 1e-5), wanted)
+    close(
+        part(path, "_launch_chunked" if chunked else "_launch_one_pass")(x, w, b, 2, 1e-5), wanted
+    )
     path = "norm.group_norm_silu_twopass_triton"
     rows = x.flatten(2).transpose(1, 2).contiguous()
     got = part(path, "_gn_silu_rows")(rows, w, b, 2, 1e-5, chunked)

@@ -33,7 +33,6 @@ def rows(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x[e, :n] for e, n in enumerate(COUNTS.tolist())])
 
 
-
 # ---- order
 
 
@@ -82,9 +81,7 @@ def test_sent_for_cutlass(scale: float | None) -> None:
         wanted[places[t][ids[t] < 6].long()] = x[t] / (1 if scale is None else scale)
     same(out, wanted)
     y, weights, got = randn(15, 600, seed=1), uniform(5, 3), torch.empty(5, 600)
-    function(EP, "post_reorder_for_cutlass_moe")(
-        y, got, places, ids, weights, 6, 3, 5, 600, 2.5
-    )
+    function(EP, "post_reorder_for_cutlass_moe")(y, got, places, ids, weights, 6, 3, 5, 600, 2.5)
     use = (weights * (ids < 6)).double() * 2.5
     close(got, (y.double()[places.long()] * use[..., None]).sum(1))
 
@@ -235,5 +232,3 @@ def test_scales_of_tokens_to_one() -> None:
     forward(x, scale, COUNTS, torch.tensor([2.0]), out)
     wide = x.double() * scale.double().repeat_interleave(128, -1) / 2
     nearest(rows(out), rows(wide))
-
-

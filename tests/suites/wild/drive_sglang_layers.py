@@ -71,7 +71,9 @@ def test_padded() -> None:
 def test_scaled_rows() -> None:
     x, tau = randn(5, 3, 80)[..., :40], randn(5)
     forward = function("attention.log_scaling_tau", "apply_log_scaling_tau")
-    close(forward(randn(5, 3, 40), tau[:, None, None]), randn(5, 3, 40).double() * tau[:, None, None])
+    close(
+        forward(randn(5, 3, 40), tau[:, None, None]), randn(5, 3, 40).double() * tau[:, None, None]
+    )
     assert x.shape == (5, 3, 40)
 
 

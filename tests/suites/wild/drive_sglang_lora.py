@@ -3,6 +3,7 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_up_in_parts(folder: str, ordered: bool, parts: tuple[int, ...]) -> None
     base = randn(TOKENS, total)
     wanted, starts = base.double(), sums(parts).tolist()
     for k, tokens in enumerate(segments[:2]):
-        for part, (a, b) in enumerate(zip(starts, starts[1:], strict=False)):
+        for part, (a, b) in enumerate(pairwise(starts)):
             narrow = x[tokens, part * RANKS[k] : (part + 1) * RANKS[k]].double()
             wanted[tokens, a:b] += narrow @ w[k, a:b, : RANKS[k]].double().T * SCALES[k]
     if count == 3:

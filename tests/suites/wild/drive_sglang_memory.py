@@ -27,7 +27,9 @@ def test_new_pages() -> None:
     before, after, last = longs(5, 32, 0, 40), longs(9, 70, 16, 41), longs(4, 31, -1, 100)
     free = longs(7, 3, 9, 12, 5, 6, 8)
     out = torch.full((60,), -1)
-    function("memory.allocator", "alloc_extend_kernel")[(4,)](before, after, last, free, out, 4, page)
+    function("memory.allocator", "alloc_extend_kernel")[(4,)](
+        before, after, last, free, out, 4, page
+    )
     parts, used = [], 0
     for a, b, slot in zip(before.tolist(), after.tolist(), last.tolist(), strict=True):
         for k in range(a, b):
@@ -58,7 +60,9 @@ def test_slots_of_requests() -> None:
     same(table, wanted)
     for name in ("get_last_loc_triton", "get_last_loc_triton_safe"):
         for kind in (torch.int32, torch.int64):
-            got = function("memory.common", name)(TABLE, REQUESTS.to(kind), ints(9, 0, 400).to(kind))
+            got = function("memory.common", name)(
+                TABLE, REQUESTS.to(kind), ints(9, 0, 400).to(kind)
+            )
             same(got, torch.stack((TABLE[3, 8], torch.tensor(-1), TABLE[4, 399])))
     table, starts, ends = TABLE.clone(), longs(5, 0, 90), longs(9, 50, 91)
     function(".srt.mem_cache.allocation", "assign_req_to_token_pool")[(3,)](

@@ -330,7 +330,11 @@ def test_tokens_of_windows() -> None:
 
 
 def test_lengths_of_compressed_keys() -> None:
-    lengths, slots, pages = ints(4, 128, 390), longs(40, 256, 77), drawn(99, 3, 5, dtype=torch.int32)
+    lengths, slots, pages = (
+        ints(4, 128, 390),
+        longs(40, 256, 77),
+        drawn(99, 3, 5, dtype=torch.int32),
+    )
     found = function(f"{V4}.metadata_kernel", "_init_compressed_attn_metadata_triton")(
         lengths, lengths - 1, slots, pages, 256
     )

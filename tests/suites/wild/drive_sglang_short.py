@@ -142,9 +142,7 @@ def test_segments(kept: bool) -> None:
         s_scales=torch.tensor([1.0, 1.0]), mask=None,
     )  # fmt: skip
     more = {"caches": caches, "cache_indices": longs(1, 0)} if kept else {}
-    got = function(SEGMENTS, "seg_la_fwd")(
-        q, k, v, state, RATES, about, softmax_scale=0.1, **more
-    )
+    got = function(SEGMENTS, "seg_la_fwd")(q, k, v, state, RATES, about, softmax_scale=0.1, **more)
     at = 0
     for b, slot in enumerate((4, 2)):
         part = slice(at, at + lengths[b])

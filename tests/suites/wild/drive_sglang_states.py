@@ -1,4 +1,4 @@
-"""SGLang: states of recurrences moved between slots, and operators that do not depend on batches."""
+"""SGLang: states of recurrences moved between slots, and operators that do not see the batch."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
