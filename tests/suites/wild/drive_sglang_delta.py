@@ -135,6 +135,26 @@ def test_chunks(apart: bool) -> None:
         at += n
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_chunks_with_channels(gated: bool) -> None:
+    """A decay for each channel of the keys."""
+    q, k = (F.normalize(randn(1, 70, 2, 64, seed=s), dim=-1).bfloat16() for s in range(2))
+    v, beta = randn(1, 70, 2, 64, seed=2).bfloat16(), randn(1, 70, 2).sigmoid()
+    g, state = randn(1, 70, 2, 64, seed=3), randn(5, 2, 64, 64)
+    log, bias = randn(2) / 4, randn(2 * 64)
+    decay = F.logsigmoid(g)
+    if gated:
+        decay = -log.exp()[:, None] * F.softplus(g + bias.view(2, 64))
+    before = state.clone()
+    got = function("attention.fla.kda", "chunk_kda")(
+        q, k, v.clone(), g if gated else decay, beta, 0.5, state, ints(3),
+        **({"A_log": log, "dt_bias": bias} if gated else {}),
+    )  # fmt: skip
+    wanted, last = delta_rule(q[0] / 2, k[0], v[0], decay[0], beta[0], before[3])
+    close(got[0], wanted, factor=2)
+    close(state[3].bfloat16(), last, factor=2)
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_steps(apart: bool) -> None:
     q, k, v, decay, beta = drawn_heads(12, 2, torch.float32)
@@ -220,6 +240,20 @@ def test_lightning() -> None:
         new = new * fade + pair
         wanted[:, :, t] = torch.einsum("bhk,bhkv->bhv", q[:, :, t].double(), old + new)
     close(got, wanted, factor=10)
+
+
+def test_lightning_steps() -> None:
+    q, k, v = (randn(3, 2, 64, seed=s) for s in range(3))
+    rate, state, slots = torch.tensor([0.1, 0.5]), randn(5, 2, 64, 64), ints(4, -1, 2)
+    before, out = state.clone(), torch.zeros(3, 2, 64)
+    function("attention.linear.lightning_attn", "_linear_attn_decode_kernel")[(3, 2, 2)](
+        q, k, v, state, rate, slots, out, 64, 128, 64, *state.stride(), BLOCK_SIZE=32
+    )
+    for b in (0, 2):
+        pair = torch.einsum("hk,hv->hkv", k[b].double(), v[b].double())
+        new = before[slots[b]].double() * (-rate.double()).exp()[:, None, None] + pair
+        close(out[b], torch.einsum("hk,hkv->hv", q[b].double(), new), factor=10)
+        close(state[slots[b]], new)
 
 
 # ---- state spaces
