@@ -235,6 +235,8 @@ LIBRARIES = (
             "symm_mem",
         ),
         driver="drive_sglang*.py",
+        # Which has floats of 8 bits.
+        environment={"TILEWRIGHT_TRITON_BACKEND": "cuda:90"},
         before=("setup_sglang",),
         arguments=("--noconftest",),
     ),

@@ -151,6 +151,9 @@ class Arith:
         if name in ("maxnum", "minnum"):
             # LLVM for x86 takes the NaN of one operand where it knows that the other is none.
             a = [x if not x.startswith("%") else self._unknown(x, t, lanes) for x in a]
+        if name == "fma" and a[2] == self.const(-0.0, d, lanes):
+            # A product that is rounded alone: LLVM would join it with a sum that follows.
+            return self._unknown(self.intrinsic(name, t, lanes, *a), t, lanes)
         if name in _INTRINSICS:
             return self.intrinsic(_INTRINSICS[name], t, lanes, *a)
         if name.startswith("toward_zero_"):

@@ -188,6 +188,29 @@ def test_packed_elements():
 
 
 @tw.jit
+def apart(x, y, out, SUM: tl.constexpr):
+    i = tl.arange(0, 64)
+    a, b = tl.load(x + i), tl.load(y + i)
+    if SUM:
+        found = tl.inline_asm_elementwise(
+            "add.rn.f32 $0, $1, $2;", "=f,f,f", [a * b, a], tl.float32, True, 1
+        )
+    else:
+        product = tl.inline_asm_elementwise(
+            "mul.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], tl.float32, True, 1
+        )
+        found = product + a
+    tl.store(out + i, found)
+
+
+@pytest.mark.parametrize("total", [False, True])
+def test_what_says_how_it_rounds_is_rounded_alone(total):
+    out = np.zeros(N, np.float32)
+    apart[(1,)](FLOATS, MORE, out, total)
+    np.testing.assert_array_equal(out, FLOATS * MORE + FLOATS)
+
+
+@tw.jit
 def several(x, y, out, other):
     i = tl.arange(0, 64)
     a, b = tl.inline_asm_elementwise(

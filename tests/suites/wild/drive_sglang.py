@@ -4,28 +4,14 @@ rest."""
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
 from reference import attention, close, randn, same
+from sglang_parts import function, ints, sums
 
 HEADS, WIDTH = 4, 32
 PREFIX, NEW = (3, 20), (5, 17)
-
-
-def function(path: str, name: str) -> Any:
-    return getattr(import_module(f"sglang.kernels.ops.{path}"), name)
-
-
-def ints(*values: int) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
-
-
-def sums(lengths: tuple[int, ...]) -> torch.Tensor:
-    return ints(0, *torch.tensor(lengths).cumsum(0).tolist())
 
 
 def cache(kv_heads: int) -> tuple[torch.Tensor, ...]:
@@ -136,14 +122,6 @@ def test_heads_of_hyper_connections() -> None:
     norm = torch.rsqrt(flat.square().mean(-1, keepdim=True) + 1e-5)
     gate = torch.sigmoid(flat @ w.double().T * norm * scale + base) + 1e-3
     close(got, (gate[..., None] * x.double()).sum(1))
-
-
-def test_rounding_to_floats_of_8_bits() -> None:
-    x = randn(5, 64, dtype=torch.bfloat16)
-    # Of e4m3fn it makes another format on GPUs such as the one that is seen here.
-    narrow = torch.float8_e5m2
-    got = function("quantization.fp8_quantize", "fp8_quantize")(x, 2.0, fp8_dtype=narrow)
-    same(got.float(), (x.float() * 2).to(narrow).float())
 
 
 @pytest.mark.parametrize("mapped", [False, True])

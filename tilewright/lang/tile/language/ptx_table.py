@@ -23,7 +23,7 @@ from tilewright.lang.tile.language.ptx_machine import (
 )
 from tilewright.lang.tile.language.ptx_text import number_of
 from tilewright.lang.tile.language.semantic import PropagateNan
-from tilewright.lang.tile.language.tensor import tensor, value, wrap
+from tilewright.lang.tile.language.tensor import operand, tensor, value, wrap
 from tilewright.lang.tile.language.types import (
     dtype,
     float8e4nv,
@@ -70,8 +70,17 @@ def computed(to: dtype, wide: dtype, compute: Callable[..., tensor], *given: ten
     return compute(*(x.to(wide) for x in given)).to(to)
 
 
-def arithmetic(compute: Callable[..., tensor], n: int, wide: dtype = float32):
-    """Sums, products, quotients: of integers as they wrap, of floats rounded to nearest."""
+def arithmetic(
+    compute: Callable[..., tensor],
+    n: int,
+    wide: dtype = float32,
+    apart: Callable[..., tensor] | None = None,
+):
+    """Sums, products, quotients: of integers as they wrap, of floats rounded to nearest.
+
+    A product and a sum may be rounded once, together, unless one of them says `.rn`: `apart` is
+    how it is computed then.
+    """
 
     def make(s: Step) -> None:
         known = s.allow("rn", "ftz", "sat", "approx", "full", "lo", "wide", "hi")
@@ -86,7 +95,8 @@ def arithmetic(compute: Callable[..., tensor], n: int, wide: dtype = float32):
             if integer:
                 return compute(*given).to(given[0].dtype)
             given = tuple(flushed(x, known) for x in given)
-            return finished(computed(given[0].dtype, wide, compute, *given), known)
+            how = apart if apart is not None and "rn" in known else compute
+            return finished(computed(given[0].dtype, wide, how, *given), known)
 
         s.each(n, each)
 
@@ -532,12 +542,17 @@ def waits(s: Step) -> None:
     """It changes no result."""
 
 
+def fused(a: tensor, b: tensor | float, c: tensor | float) -> tensor:
+    return wrap(semantic.fma(value(a), operand(b), operand(c)))
+
+
 TABLE: dict[str, Callable[[Step], None]] = {
-    "add": arithmetic(lambda a, b: a + b, 2),
-    "sub": arithmetic(lambda a, b: a - b, 2),
-    "mul": arithmetic(lambda a, b: a * b, 2),
+    # No operation around a fused one is joined with it: a * 1 + b is a sum, a * b - 0 a product.
+    "add": arithmetic(lambda a, b: a + b, 2, apart=lambda a, b: fused(a, 1.0, b)),
+    "sub": arithmetic(lambda a, b: a - b, 2, apart=lambda a, b: fused(a, 1.0, -b)),
+    "mul": arithmetic(lambda a, b: a * b, 2, apart=lambda a, b: fused(a, b, -0.0)),
     "mad": arithmetic(lambda a, b, c: a * b + c, 3, float64),
-    "fma": arithmetic(lambda a, b, c: wrap(semantic.fma(value(a), value(b), value(c))), 3, float64),
+    "fma": arithmetic(fused, 3, float64),
     "div": divide,
     "rem": logic(lambda a, b: a % b, 2),
     "min": extreme(minimum),

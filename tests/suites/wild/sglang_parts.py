@@ -1,0 +1,50 @@
+"""What the drivers of SGLang share."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+
+def function(path: str, name: str) -> Any:
+    """A function or kernel of SGLang's operators; a path from the top begins with a dot."""
+    module = f"sglang{path}" if path.startswith(".") else f"sglang.kernels.ops.{path}"
+    return getattr(import_module(module), name)
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def longs(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def sums(lengths: tuple[int, ...]) -> torch.Tensor:
+    return ints(0, *torch.tensor(lengths).cumsum(0).tolist())
+
+
+def drawn(high: int, *shape: int, seed: int = 0, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """Whole numbers below a bound."""
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randint(high, shape, generator=generator).to(dtype)
+
+
+def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def mixed(*shape: int, seed: int = 0) -> torch.Tensor:
+    """A permutation of 0 … n-1, in a shape of n elements."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(torch.Size(shape).numel(), generator=generator).view(shape)
+
+
+def nearest(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    """A number of 8 bits: half a step of its own away, where the value itself was rounded too."""
+    a, b = got.double(), wanted.double()
+    assert a.shape == b.shape, f"{tuple(a.shape)} for {tuple(b.shape)}"
+    off = (a - b).abs() - (b.abs() / 15 + 2.0**-9)
+    assert (off <= 0).all(), f"{int((off > 0).sum())} elements are off, by up to {off.max()}"
