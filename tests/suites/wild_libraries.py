@@ -70,6 +70,8 @@ LIBRARIES = (
         # For other machines; and a file that asks for a function which is gone.
         apart=("triton_ascend", "delta_rule/parallel.py"),
         driver="drive_linear_attention*.py",
+        # Of its backends the one in Triton, not those in other languages.
+        environment={"FLA_DISABLE_BACKEND_DISPATCH": "1"},
     ),
     Library(
         name="attorch",

@@ -284,7 +284,7 @@ def test_product_in_waves(dtype: torch.dtype) -> None:
     close(got, a.double() @ b.double())
 
 
-@pytest.mark.parametrize("size", [123, 1000])
+@pytest.mark.parametrize("size", [123, 1000, 3000])
 def test_permutation(size: int) -> None:
     import flag_gems
 
@@ -293,12 +293,13 @@ def test_permutation(size: int) -> None:
     assert not torch.equal(got, torch.arange(size))
 
 
-def test_bicubic_with_filter() -> None:
+@pytest.mark.parametrize("size", [(7, 15), (20, 15)], ids=str)
+def test_bicubic_with_filter(size: tuple[int, int]) -> None:
     import flag_gems
 
     x = randn(1, 2, 12, 10)
-    got = flag_gems._upsample_bicubic2d_aa(x, (7, 15), False)
-    wanted = F.interpolate(x.double(), (7, 15), mode="bicubic", align_corners=False, antialias=True)
+    got = flag_gems._upsample_bicubic2d_aa(x, size, False)
+    wanted = F.interpolate(x.double(), size, mode="bicubic", align_corners=False, antialias=True)
     close(got, wanted, factor=10)
 
 
@@ -355,9 +356,19 @@ def test_latent_attention() -> None:
 def test_normed_running_sum(width: int) -> None:
     import flag_gems
 
-    x = randn(2, width).abs()
+    x = randn(1, width).abs()  # few rows are split among multiprocessors
     wide = x.double().cumsum(1)
     close(flag_gems.normed_cumsum(x), wide / wide[:, -1:], factor=10)
+
+
+def test_running_sum_of_partial_sums() -> None:
+    """A function that nothing else in the library calls."""
+    from importlib import import_module
+
+    x = randn(9000)
+    out = torch.empty_like(x)
+    import_module("flag_gems.ops.cumsum").scan_then_fan_col(x, out, 9000, torch.float32)
+    close(out, x.double().cumsum(0), factor=10)
 
 
 def test_offsets_of_flat_indices() -> None:
