@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import close, compare_gradients, randn
+from reference import close, compare_gradients, randn, rotated
 
 
 @pytest.mark.parametrize("width", [60, 600])
@@ -110,3 +110,69 @@ def test_linear_layer_of_three_values() -> None:
     for a, b in zip(leaves, wide, strict=True):
         assert a.grad is not None and b.grad is not None
         close(a.grad, b.grad, factor=10)
+
+
+def test_gated_activation() -> None:
+    from fla.modules.activations import swiglu, swish
+
+    compare_gradients(lambda x: swish(x), lambda x: F.silu(x), [randn(3, 40)])
+    compare_gradients(
+        lambda x, y: swiglu(x, y),
+        lambda x, y: F.silu(x) * y,
+        [randn(3, 40), randn(3, 40, seed=1)],
+    )
+
+
+def test_channel_mixing() -> None:
+    from fla.ops.rwkv7.channel_mixing import channel_mixing_rwkv7
+
+    before = torch.zeros(2, 16)
+
+    def reference(
+        x: torch.Tensor, mix: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        shifted = F.pad(x, (0, 0, 1, 0))[:, :-1]
+        return ((x + (shifted - x) * mix) @ key).relu().square() @ value
+
+    compare_gradients(
+        lambda x, mix, key, value: channel_mixing_rwkv7(x, before, mix, key, value, False)[0],
+        reference,
+        [randn(2, 9, 16), randn(16), randn(16, 32) / 4, randn(32, 16) / 6],
+        factor=20,
+    )
+
+
+def test_cross_entropy() -> None:
+    from fla.modules.fused_cross_entropy import FusedCrossEntropyLoss
+
+    labels = torch.tensor([3, 0, 49, -100, 7])
+    compare_gradients(
+        lambda x: FusedCrossEntropyLoss(reduction="none")(x, labels),
+        lambda x: F.cross_entropy(x, labels, reduction="none"),
+        [randn(5, 50)],
+    )
+
+
+def test_cross_entropy_of_a_linear_layer() -> None:
+    from fla.modules.fused_linear_cross_entropy import FusedLinearCrossEntropyLoss
+
+    labels = torch.tensor([3, 0, 49, -100, 7])
+    compare_gradients(
+        lambda x, w, b: 2 * FusedLinearCrossEntropyLoss(num_chunks=2)(x, labels, w, b),
+        lambda x, w, b: 2 * F.cross_entropy(F.linear(x, w, b), labels),
+        [randn(5, 32), randn(50, 32), randn(50)],
+        factor=10,
+    )
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_rotary(pairs: bool) -> None:
+    from fla.modules.rotary import rotary_embedding
+
+    angle = torch.arange(7)[:, None] * torch.linspace(0.1, 1, 16).double()
+    cos, sin = angle.cos(), angle.sin()
+    compare_gradients(
+        lambda x: rotary_embedding(x, cos.float(), sin.float(), interleaved=pairs),
+        lambda x: rotated(x, cos[:, None], sin[:, None], pairs),
+        [randn(2, 7, 3, 32)],
+    )
