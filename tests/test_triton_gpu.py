@@ -118,6 +118,21 @@ def test_random_numbers():
     assert torch.rand(2, generator=generator, device="cuda").is_cpu
 
 
+def test_a_gpu_s_random_state_is_a_seed_and_an_offset():
+    (generator,) = torch.cuda.default_generators
+    torch.cuda.manual_seed(5)
+    state = generator.get_state()
+    assert state.view(torch.int64).tolist() == [5, 0]
+    x = torch.rand(3, generator=generator)
+    state.view(torch.int64)[1] += 8
+    generator.set_state(state)
+    assert generator.get_offset() == 8 and generator.initial_seed() == 5
+    assert torch.equal(torch.rand(3, generator=generator.manual_seed(5)), x)
+    generator.set_state(torch.tensor([-2, 4]).view(torch.uint8))
+    assert generator.initial_seed() == 2**64 - 2
+    assert generator.get_state().view(torch.int64).tolist() == [-2, 4]
+
+
 def test_marks_and_profilers():
     torch.cuda.nvtx.range_push("a")
     torch.cuda.nvtx.mark("b")

@@ -222,7 +222,7 @@ CASES: dict[str, Case] = {
         lambda: over((2**16, 2**16)),
         ("add launched over 4,294,967,296 programs", "larger blocks"),
     ),
-    "four axes": (lambda: over((1, 1, 1, 1)), ("a grid of 4 axes", "fold the others")),
+    "four axes": (lambda: over((1, 1, 1, 2)), ("a grid of 4 axes", "fold the others")),
     "no axes": (lambda: over(()), ("a grid of 0 axes",)),
     "a float": (lambda: over((1.0,)), ("over the grid (1.0,)", "tw.cdiv")),
     "a function that gives a float": (

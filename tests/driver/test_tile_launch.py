@@ -30,7 +30,8 @@ def both(a, b, n, BLOCK: tl.constexpr):
 
 @pytest.mark.parametrize(
     ("given", "sizes"),
-    [(3, (3, 1, 1)), ((2,), (2, 1, 1)), ([2, 3], (2, 3, 1)), ((0, 2, 3), (0, 2, 3))],
+    [(3, (3, 1, 1)), ((2,), (2, 1, 1)), ([2, 3], (2, 3, 1)), ((0, 2, 3), (0, 2, 3))]
+    + [((2, 3, 1, 1), (2, 3, 1))],  # a fourth size is read by nobody
 )
 def test_grids(given, sizes):
     assert checked_grid(given, "k") == sizes

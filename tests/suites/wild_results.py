@@ -25,8 +25,8 @@ FAILURES = ("wrong", "crashed", "slow", "refused")
 
 # Refusals that name what only a GPU has.
 GPU_ONLY = re.compile(
-    r"inline assembly|inline_asm|PTX|gluon|tma|tensor memory|mbarrier|warp.?special|cluster|nvshmem"
-    r"|shared memory|symmetric memory|without warps|tl\.extra\.cuda",
+    r"inline assembly|inline_asm|PTX|gluon|\btma|tensor memory|mbarrier|warp.?special|cluster"
+    r"|nvshmem|shared memory|symmetric memory|without warps|tl\.extra\.cuda",
     re.IGNORECASE,
 )
 

@@ -168,6 +168,8 @@ def checked_grid(grid: Any, name: str) -> Grid:
             hint="a grid is a tuple of one to three integers, or a function of the arguments that "
             "gives one; a quotient of sizes: tw.cdiv(n, BLOCK)",
         ) from None
+    while len(sizes) > 3 and sizes[-1] == 1:
+        sizes.pop()  # as Triton does, which reads three
     if not 1 <= len(sizes) <= 3:
         raise Invalid(
             f"{name} launched over a grid of {len(sizes)} axes",

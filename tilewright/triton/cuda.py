@@ -23,6 +23,7 @@ from tilewright.base import knobs
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.targets import host
 from tilewright.triton import graphs
+from tilewright.triton.philox import gpu_generator
 
 _ELSEWHERE = ("cuda", "hip", "xpu", "mps")
 # Parts of torch that ask in the name of the program which they trace.
@@ -294,6 +295,7 @@ def _seed(seed: int) -> None:
 
     # `torch.manual_seed` seeds GPUs too, and would end up here again.
     torch.default_generator.manual_seed(int(seed))
+    gpu_generator().manual_seed(int(seed))
 
 
 def _random_state(device: Any = None) -> Any:
@@ -404,7 +406,7 @@ def answers() -> dict[str, dict[str, Any]]:
             "initial_seed": lambda: _generator().initial_seed(),
             "seed": lambda: _generator().seed() and None,
             "seed_all": lambda: _generator().seed() and None,
-            "default_generators": (_generator(),),
+            "default_generators": (gpu_generator(),),
             "current_stream": lambda device=None: Stream(),
             "default_stream": lambda device=None: Stream(),
             "get_stream_from_external": lambda pointer, device=None: Stream(),

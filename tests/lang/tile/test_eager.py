@@ -293,7 +293,7 @@ def test_bad_launches():
     with pytest.raises(Invalid, match="without n"):
         run_eager(add, (1,), {"x": x, "y": x, "out": x, "BLOCK": 4})
     with pytest.raises(Invalid, match="a grid of 4 axes"):
-        run_eager(add, (1, 1, 1, 1), {"x": x, "y": x, "out": x, "n": 4, "BLOCK": 4})
+        run_eager(add, (1, 1, 1, 2), {"x": x, "y": x, "out": x, "n": 4, "BLOCK": 4})
     with pytest.raises(Invalid, match="x is a dict"):
         run_eager(add, (1,), {"x": {}, "y": x, "out": x, "n": 4, "BLOCK": 4})
     freed = torch.zeros(4)

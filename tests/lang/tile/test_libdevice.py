@@ -9,6 +9,7 @@ import pytest
 from tests.lang.tile import library
 from tests.lang.tile.library import Tile, random_tile, run_eagerly, tile
 from tilewright.base.errors import Invalid
+from tilewright.lang.tile.front.functions import function
 from tilewright.lang.tile.language import core
 from tilewright.lang.tile.library import libdevice
 
@@ -112,6 +113,16 @@ def test_functions_of_two_numbers(name, dtype):
     close(run(getattr(libdevice, name), tile(x, dtype), tile(y, dtype))[0], exact, dtype, 10)
 
 
+@function
+def whole_cube(x):
+    return libdevice.pow(x, 3)
+
+
+@function
+def real_cube(x):
+    return libdevice.pow(x, 3.0)
+
+
 @WIDTHS
 def test_powers(dtype):
     x = tile([0.5, 2.0, 3.0, 10.0], dtype)
@@ -120,6 +131,8 @@ def test_powers(dtype):
     )
     (found,) = run(libdevice.fast_powf, x, tile([2, 3, -1, 0], core.int32))
     close(found, [0.25, 8, 1 / 3, 1], dtype)
+    for cubed in (whole_cube, real_cube):
+        close(run(cubed, x)[0], [0.125, 8, 27, 1000], dtype)
 
 
 @WIDTHS

@@ -3,6 +3,7 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from reference import close, compare_gradients, randn, rms_norm, rotated, same
@@ -106,3 +107,89 @@ def test_cross_entropy_of_a_vocabulary_in_parts() -> None:
         lambda x: F.cross_entropy(x.flatten(0, 1), labels.flatten(), reduction="none").view(5, 1),
         [randn(5, 1, 50)],
     )
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_gated_activation(tiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block of a row, or many, as on GPUs of which it asks the name."""
+    from liger_kernel.ops import swiglu
+
+    monkeypatch.setattr(swiglu, "_should_tile", lambda n: tiled)
+    monkeypatch.setattr(swiglu, "_swiglu_tile_settings", lambda n: (64, 4))
+    compare_gradients(
+        lambda a, b: swiglu.LigerSiLUMulFunction.apply(a, b, 0.7, 1.5),
+        lambda a, b: F.silu(a * 0.7) * b * 1.5,
+        [randn(2, 3, 200), randn(2, 3, 200, seed=1)],
+    )
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_gated_activation_of_halves(in_place: bool) -> None:
+    from liger_kernel.ops.swiglu import LigerFusedGateUpSiLUMulFunction
+
+    compare_gradients(
+        lambda y: LigerFusedGateUpSiLUMulFunction.apply(y, in_place),
+        lambda y: F.silu(y[..., :50]) * y[..., 50:],
+        [randn(6, 100)],
+    )
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean", "batchmean"])
+def test_total_variation(reduction: str) -> None:
+    from liger_kernel.ops.tvd import LigerTVDLossFunction
+
+    labels = torch.tensor([3, 0, -100, 7])
+    used = (labels != -100)[:, None]
+    other = randn(4, 300, seed=1).softmax(-1)
+    parts = {"none": 1, "sum": 1, "mean": 3 * 300, "batchmean": 3}[reduction]
+
+    def reference(p: torch.Tensor) -> torch.Tensor:
+        loss = 0.5 * (p - other.double()).abs() * used / parts
+        return loss if reduction == "none" else loss.sum()
+
+    def ours(p: torch.Tensor) -> torch.Tensor:
+        loss = LigerTVDLossFunction.apply(p, other, labels, reduction, -100)
+        return loss if reduction == "none" else loss.sum()
+
+    compare_gradients(ours, reference, [randn(4, 300).softmax(-1)])
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_softmax_of_rows_in_blocks(gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from liger_kernel.ops import softmax
+
+    monkeypatch.setattr(softmax, "calculate_settings", lambda n: (128, 4))
+    x, slope = randn(3, 1000).double().requires_grad_(), randn(3, 1000, seed=1)
+    wanted = x.softmax(-1)
+    if gradient:
+        wanted.backward(slope.double())
+        assert x.grad is not None
+        y = wanted.detach().float()
+        close(softmax._softmax_backward(slope, y, 128, 4, True), x.grad)
+    else:
+        close(softmax._softmax_forward(x.detach().float())[0], wanted.detach())
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_gradient_of_doubly_stochastic_matrix(history: bool) -> None:
+    from liger_kernel.ops.mhc import mhc_sinkhorn_bwd, mhc_split_sinkhorn_fwd
+
+    rounds, eps, alpha = 3, 1e-6, torch.tensor([0.8])
+    mix, b, slope = randn(5, 24), randn(24), randn(5, 4, 4)
+    forward = mhc_split_sinkhorn_fwd(
+        mix, b, alpha, alpha, alpha, tmax=rounds, pre_eps=1e-4, sinkhorn_eps=eps,
+        post_mult=2.0, return_hist=True,
+    )  # fmt: skip
+    got = mhc_sinkhorn_bwd(
+        mix, b, alpha, slope, tmax=rounds, sinkhorn_eps=eps, hist=forward[3] if history else None
+    )
+    logits = (mix[:, 8:].double() * alpha.double() + b[8:].double()).view(5, 4, 4).requires_grad_()
+    matrix = logits.softmax(-1) + eps
+    matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
+    for _ in range(rounds - 1):
+        matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
+        matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
+    close(forward[2], matrix.detach())
+    matrix.backward(slope.double())
+    assert logits.grad is not None
+    close(got, logits.grad, factor=10)

@@ -77,6 +77,7 @@ def _wide(dtype):
 @function
 def pow(x, y):
     """x to the power of y, which may be an integer."""
+    x, y = core.to_tensor(x), core.to_tensor(y)
     if y.dtype.is_int():
         y = y.to(x.dtype)
     return _pow(x, y)
