@@ -68,7 +68,7 @@ def both(
     out, last = [], []
     for n in range(2):
         of = slice(int(TWO[n]), int(TWO[n + 1]))
-        y, h = delta(*(x[0, of] for x in (q, k, v, g, beta)), state[n])
+        y, h = delta(*(x[0, of] for x in (q, k, v, g, beta)), state=state[n])
         out.append(y)
         last.append(h)
     return torch.cat(out)[None], torch.stack(last)
@@ -170,7 +170,7 @@ def test_steps_of_the_gated_delta_rule() -> None:
     for n, (a, b, first) in enumerate(((0, 4, 4), (4, 6, 7))):
         kept: list[torch.Tensor] = []
         x = [unit(q)[0, a:b], unit(k)[0, a:b], v[0, a:b], g[0, a:b], beta[0, a:b]]
-        out, _ = delta(*x, old[first], states=kept)
+        out, _ = delta(*x, state=old[first], states=kept)
         close(got[0, a:b], out)
         for t, state in enumerate(kept):
             close(states[where[n, t]], state)
@@ -197,7 +197,7 @@ def test_steps_that_make_their_gates(kda: bool) -> None:
     for n, state in enumerate((3, 1)):
         of = slice(n * length, (n + 1) * length)
         x = [unit(q)[0, of], unit(k)[0, of], v[0, of], g[0, of], b[0, of].sigmoid()]
-        out, last = delta(*x, old[state])
+        out, last = delta(*x, state=old[state])
         close(got[0, of], out)
         close(states[state], last)
 
@@ -249,7 +249,7 @@ def test_steps_with_a_gate_per_key(fused: bool) -> None:
     for n in range(2):
         of, kept = slice(2 * n, 2 * n + 2), []
         x = [unit(q)[0, of], unit(k)[0, of], v[0, of], g[0, of], b[0, of].sigmoid()]
-        out, _ = delta(*x, old[1 + 2 * n], states=kept)
+        out, _ = delta(*x, state=old[1 + 2 * n], states=kept)
         close(got.view(4, 2, 32)[of], out)
         for t in range(2):
             close(states[1 + 2 * n + t], kept[t])
@@ -331,7 +331,7 @@ def test_steps_that_are_taken_back(bound: float | None) -> None:
     for n, of in enumerate((slice(0, 3), slice(3, 5))):
         each: list[torch.Tensor] = []
         y = [unit(q)[0, of], unit(k)[0, of], v[0, of], g[0, of], b[0, of].sigmoid()]
-        out, _ = delta(*y, first[where[n]], states=each)
+        out, _ = delta(*y, state=first[where[n]], states=each)
         close(got[0, of], out, 10)
         ends.append(each)
     same(states, first)

@@ -141,7 +141,7 @@ def test_norms_and_rotations_of_latents(kept: bool) -> None:
     close(a, latent)
     close(b, place)
     normed = torch.nn.functional.layer_norm(index.double(), (64,), iw.double(), ib.double(), 1e-5)
-    first = rotated(normed[:, :16], *other[at].chunk(2, -1), False)
+    first = rotated(normed[:, :16], *other[at].chunk(2, -1), pairs=False)
     close(c, torch.cat((first, normed[:, 16:]), 1))
 
 

@@ -75,7 +75,7 @@ def test_one_step_of_the_scan() -> None:
     for row in (0, 2):  # row 1 is no request
         at = int(where[row])
         args = (t[row : row + 1] for t in (x, step))
-        y, last = scanned(*args, a, b[row : row + 1], c[row : row + 1], old[at])
+        y, last = scanned(*args, a=a, b=b[row : row + 1], c=c[row : row + 1], state=old[at])
         close(state[at], last)
         close(out[row], (y[0] + x[row].double() * d) * F.silu(z[row].double()))
     same(state[0], old[0])
@@ -216,8 +216,8 @@ def test_linear_attention_of_drafts() -> None:
     for row, first in enumerate((2, 3)):
         of, state = slice(2 * row, 2 * row + 2), old[first]
         x = [y[of].transpose(0, 1) for y in (q, k, v)]
-        out, _ = decayed(*x, slope, state)
+        out, _ = decayed(*x, slope=slope, state=state)
         close(got[of].view(2, 2, 32), out.transpose(0, 1), 10)
         for t in range(2):
-            _, state = decayed(*(y[:, t : t + 1] for y in x), slope, state)
+            _, state = decayed(*(y[:, t : t + 1] for y in x), slope=slope, state=state)
             close(cache[where[row, t]], state)

@@ -205,5 +205,5 @@ def test_attention_over_4_bits(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
         use_alibi_sqrt=False, qq_bias=None, output_scale=None, mm_prefix_range=None,
         k_scale_cache=by, v_scale_cache=on,
     )  # fmt: skip
-    wanted = attended(q.double() @ turn / WIDTH, *back, n) @ turn.T / WIDTH
+    wanted = attended(q.double() @ turn / WIDTH, *back, n=n) @ turn.T / WIDTH
     torch.testing.assert_close(out.double(), wanted, rtol=0.03, atol=0.03)
