@@ -3,6 +3,8 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -211,3 +213,56 @@ def test_windows_of_drafts() -> None:
         for q in range(block):
             same(got[b * block + q], wanted)
             assert count[b * block + q] == len(seen)
+
+
+def test_verified_windows() -> None:
+    path, lengths, total = "speculative.dspark.dspark_verify_window", longs(3, 1, 4), 10
+    about = SimpleNamespace(verify_lens=lengths, graph_num_tokens=total)
+    owner = torch.cat((torch.arange(3).repeat_interleave(lengths), longs(3, 3)))
+    inside = longs(0, 1, 2, 0, 0, 1, 2, 3, 0, 0)
+    request, within, valid = function(path, "compact_row_index_triton")(
+        verify_lens=lengths, padded_total=total, device="cpu"
+    )
+    same(request, owner)
+    same(within, inside)
+    same(valid, owner < 3)
+    ids, drafts = drawn(99, 3, 4), drawn(99, 3, 4, seed=1)
+    got = function(path, "compact_verify_ids_triton")(
+        draft_block_ids=ids, draft_tokens=drafts, layout=about, device="cpu"
+    )
+    parts = [torch.cat((ids[k, :1], drafts[k]))[:n] for k, n in enumerate(lengths)]
+    same(got, torch.cat((*parts, longs(0, 0))))
+    before, slots, at, out = longs(10, 20, 30), drawn(999, 8), longs(*[-1] * 10), longs(*[-1] * 10)
+    kernel = function(path, "_ragged_finalize_kernel")
+    kernel[(1,)](request, within, before, slots, at, out, 3, total, 8, BLOCK=16)
+    same(at, torch.cat((before.repeat_interleave(lengths) + inside[:8], longs(0, 0))))
+    same(out, torch.cat((slots, longs(0, 0))))
+    rows = randn(8, 40)
+    got = function(path, "scatter_compact_to_strided_triton")(
+        compact=rows, layout=about, fill_value=-5.0, verify_num_draft_tokens=5
+    )
+    for k, part in enumerate(rows.split(lengths.tolist())):
+        same(got[5 * k : 5 * k + 5], F.pad(part, (0, 0, 0, 5 - len(part)), value=-5.0))
+    table, far = drawn(900, 5, 100, dtype=torch.int32), drawn(500, 900, dtype=torch.int32)
+    found = function(path, "build_commit_inject_layout_triton")(
+        req_pool_indices=longs(2, 4, 0), req_to_token=table, prefix_lens=before,
+        block_pos_offsets=torch.arange(5), full_to_swa_mapping=far, commit_lens=lengths, stride=5,
+    )  # fmt: skip
+    at = before[:, None] + torch.arange(5)
+    same(found.positions, at.flatten())
+    near = far[table[longs(2, 4, 0)[:, None], at].long()]
+    same(found.swa_loc, torch.where(torch.arange(5) < lengths[:, None], near, -1).flatten())
+    got = function(path, "build_out_tokens_triton")(
+        draft_tokens=drafts, correct_len=ints(0, 4, 2), bonus=longs(7, 8, 9),
+        verify_num_draft_tokens=5, gamma=4,
+    )  # fmt: skip
+    wanted = F.pad(drafts, (0, 1))
+    wanted[torch.arange(3), longs(0, 4, 2)] = longs(7, 8, 9)
+    same(got, wanted)
+
+
+def test_gates() -> None:
+    path, x, gate = "moe.triton_sigmoid_gate_mul", randn(5, 300), randn(5, 300, seed=1)
+    close(function(path, "sigmoid_gate_mul")(x, gate), x.double() * gate.double().sigmoid())
+    got = function(path, "sigmoid_gate_mul_broadcast")(x, gate[:, :1].contiguous())
+    close(got, x.double() * gate[:, :1].double().sigmoid())
