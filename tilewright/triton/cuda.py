@@ -9,6 +9,7 @@ does with a GPU (Dynamo's guards, Inductor's code, generators of random numbers)
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import resource
@@ -473,6 +474,7 @@ def told(original: Any, answer: Any) -> Callable[..., Any]:
 def _module_of(original: Callable[..., Any]) -> Callable[..., Any]:
     """The module of a device; of the one in use, if none is named."""
 
+    @functools.wraps(original)  # Dynamo takes what it wraps
     def ask(device: Any = None) -> Any:
         return original("cuda" if device is None and not asked_by_torch() else device)
 
