@@ -68,7 +68,9 @@ def test_placement_is_close_to_the_bound(record_property) -> None:
     for seed in range(60):
         items = random_lifetimes(seed)
         ratios.append(place(items)[1] / max(1, most_alive(items)))
-    record_property("arena / lower bound, mean and worst", (np.mean(ratios), max(ratios)))
+    record_property(
+        "arena / lower bound, mean and worst", (float(np.mean(ratios)), float(max(ratios)))
+    )
     assert np.mean(ratios) < 1.05 and max(ratios) < 1.3
 
 
@@ -206,7 +208,9 @@ def test_random_plans_are_close_to_the_bound(record_property) -> None:
         p = plan(fuse(random_graph(seed, 40), Log()))
         if p.lower_bound:
             ratios.append(p.peak / p.lower_bound)
-    record_property("arena / lower bound, mean and worst", (np.mean(ratios), max(ratios)))
+    record_property(
+        "arena / lower bound, mean and worst", (float(np.mean(ratios)), float(max(ratios)))
+    )
     assert np.mean(ratios) < 1.05
 
 
