@@ -31,6 +31,14 @@ def test_of_positive_numbers(shape: tuple[int, ...], over: int | tuple[int, ...]
     assert (got - want).abs().max() <= bound
 
 
+def test_of_equal_distances_where_the_last_axis_is_short() -> None:
+    """An axis of one element keeps the others from being one walk, so no lanes share them."""
+    x = torch.zeros(40, 30, 1, 16)
+    x[::2] = 2.3  # each distance is rounded the same way
+    got, want = tw.compile(lambda x: x.var(correction=0), x)(x), x.double().var(correction=0)
+    assert (got - want).abs() <= 1e-6 * want
+
+
 def test_whole_numbers_and_strict_sums_stay_one_chain() -> None:
     x = torch.arange(40_000, dtype=torch.int64).reshape(5_000, 8)
     assert torch.equal(tw.compile(lambda x: x.sum(0), x)(x), x.sum(0))

@@ -295,3 +295,17 @@ def test_an_operator_that_gives_another_dtype_than_it_announced() -> None:
     with torch.no_grad():
         got = torch.compile(lambda x: narrow(x) * 2, backend="tilewright")(x)
     torch.testing.assert_close(got, x.bfloat16().float() * 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+@pytest.mark.parametrize("number", [-1, 300, -70_000])
+def test_numbers_that_a_narrow_integer_cannot_hold_wrap_as_in_eager(
+    dtype: torch.dtype, number: int
+) -> None:
+    x = torch.tensor([0, 1, 44, 45, 100, 127], dtype=dtype)
+
+    def compared(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x < number, x <= number, x > number, x >= number, x == number, x != number
+
+    for got, want in zip(tw.compile(compared, x)(x), compared(x), strict=True):
+        assert torch.equal(got, want)

@@ -320,9 +320,6 @@ def _clamp_bounds(c: Context, bounds: tuple[Any, ...], named: dict[str, Any]) ->
 def _register_comparisons() -> None:
     def compare(name: str) -> Callable[..., Node]:
         def rule(c: Context, x: Operand, y: Operand) -> Node:
-            exact = _beyond_range(c, name, x, y)
-            if exact is not None:
-                return exact
             (a, b), _ = c.promote(x, y)
             if name == "eq" and b.rank == 1:
                 c.checks.classes(a, b.shape[0])
@@ -336,19 +333,6 @@ def _register_comparisons() -> None:
         aten(f"{name}.default")(_logical(name))
     for name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
         aten(f"{name}.Tensor", f"{name}.Scalar", f"{name}.Scalar_Tensor")(_bitwise(name))
-
-
-def _beyond_range(c: Context, name: str, x: Operand, y: Operand) -> Node | None:
-    """An integer tensor against a whole number outside its range: decided, where wrapping would be
-    wrong.
-    """
-    if not isinstance(x, Node) or not x.dtype.is_int or isinstance(y, (Node, float, bool)):
-        return None
-    if not isinstance(y, int) or int(x.dtype.lowest) <= y <= int(x.dtype.highest):
-        return None
-    above = y > int(x.dtype.highest)
-    truth = {"lt": above, "le": above, "gt": not above, "ge": not above, "eq": False, "ne": True}
-    return ops.full(x.shape, truth[name], c.out().dtype)
 
 
 def _logical(name: str) -> Callable[..., Node]:

@@ -227,7 +227,7 @@ def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
     while len(names) >= 2:
         p = {q.name: q for q in s.path(stage)}
         o, i = p[names[-2]], p[names[-1]]
-        together = _can_fuse_reads(s, s.store(stage), o.var, i.var)
+        together = 1 in (o.extent, i.extent) or _can_fuse_reads(s, s.store(stage), o.var, i.var)
         if not together or not s.attempt(Fuse(o.name, i.name, f"{stage}.k{count}")):
             break
         names = [*names[:-2], f"{stage}.k{count}"]
@@ -237,6 +237,9 @@ def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
         _cascade(s, stage, names, 1)
         return
     if isinstance(loop.extent, int) and loop.extent <= lanes:
+        part = _cascade(s, stage, names, 1)  # the loops around it may be long
+        if part is not None:
+            reduction_lanes(s, part, lanes)
         return
     part = _cascade(s, stage, names, lanes)
     if part is not None:
