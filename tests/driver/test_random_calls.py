@@ -111,6 +111,10 @@ def test_tensors_without_elements():
     same(shrinks, (torch.ones(1, 4, dtype=torch.int8),))
 
 
+def test_strides_made_of_a_size_that_no_shape_has():
+    check_seed(1536778286)  # of results without elements, whose memory is made on the fast path
+
+
 def test_an_update_at_a_literal_index():
     x = torch.arange(2.0)
     same(lambda x: x.index_fill(0, torch.tensor([0]), 2) * 3, (x,), dynamic=True)

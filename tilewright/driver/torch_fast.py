@@ -15,7 +15,7 @@ import torch
 from torch._C._dynamo import guards
 
 from tilewright.base.errors import Invalid
-from tilewright.capture.torch.captured import Captured, Result, Same, Segment, Value, View
+from tilewright.capture.torch.captured import Buffer, Captured, Result, Same, Segment, Value, View
 from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.bound_weights import BoundWeights
 from tilewright.driver.given_up import RESTORE, given_up
@@ -102,6 +102,7 @@ def is_plain(captured: Captured) -> bool:
         and not captured.scalars
         and all(a.kind != "float" for a in captured.arguments)
         and all(isinstance(r, (Same, Value, View)) and _is_static(r) for r in captured.results)
+        and all(map(_is_static, captured.segments[0].buffers))
     )
 
 
@@ -224,9 +225,11 @@ def label(n: Any) -> str:
     return n.op.label
 
 
-def _is_static(r: Result) -> bool:
-    if isinstance(r, View):
-        return all(isinstance(d, int) for d in (*r.shape, *r.stride, r.offset))
+def _is_static(r: Result | Buffer) -> bool:
+    """Strides may depend on sizes that no shape has."""
+    if isinstance(r, (View, Buffer)):
+        offset = r.offset if isinstance(r, View) else 0
+        return all(isinstance(d, int) for d in (*r.shape, *r.stride, offset))
     return True
 
 

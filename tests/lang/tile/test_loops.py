@@ -433,7 +433,7 @@ def test_pythons_range_takes_advice():
     @function
     def kernel(out, n):
         total = 0
-        for i in range(n, flatten=True, num_stages=3):
+        for i in range(n, flatten=True, num_stages=3):  # type: ignore[call-overload]
             total += i
         tl.store(out, total)
 
@@ -443,7 +443,7 @@ def test_pythons_range_takes_advice():
 
     @function
     def bound(out, n):
-        for i in range(0, stop=n):
+        for i in range(0, stop=n):  # type: ignore[call-overload]
             tl.store(out, i)
 
     with pytest.raises(CompileError, match="one to three bounds"):

@@ -19,8 +19,7 @@ LONG = randn(9000)
 WHOLE = torch.randint(0, 700, (9000,), generator=torch.Generator().manual_seed(0))
 
 # name: how it is called, and torch's function in float64 (or of integers)
-Call = Callable[[Any], Any]
-REDUCTIONS: dict[str, tuple[Call, Call]] = {
+REDUCTIONS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
     "amax": (lambda g: g.amax(WIDE), lambda: WIDE.amax()),
     "max": (lambda g: g.max(WIDE), lambda: WIDE.max()),
     "min": (lambda g: g.min(WIDE), lambda: WIDE.min()),

@@ -104,7 +104,7 @@ def packed(window: int | None = None, kv_heads: int = 2) -> tuple[Any, ...]:
         parts = [p.repeat_interleave(HEADS // p.shape[0], 0) for p in parts]
         far = torch.arange(n)[:, None] - torch.arange(n)
         bias = torch.where(far < (window or n + 1), 0.0, -torch.inf)
-        out.append(attention(*parts, causal=True, bias=bias).transpose(0, 1))
+        out.append(attention(parts[0], parts[1], parts[2], causal=True, bias=bias).transpose(0, 1))
         at += n
     starts = torch.tensor([0, LENGTHS[0]], dtype=torch.int32)
     return q, k, v, starts, torch.tensor(LENGTHS, dtype=torch.int32), torch.cat(out)
@@ -135,7 +135,7 @@ def test_prefill_of_dense_cache() -> None:
     for b in range(2):
         parts = [x[b, :, : LENGTHS[b]].repeat_interleave(2, 0) for x in (k, v)]
         part = q[at : at + NEW[b]].transpose(0, 1)
-        out.append(attention(part, *parts, causal=True).transpose(0, 1))
+        out.append(attention(part, parts[0], parts[1], causal=True).transpose(0, 1))
         at += NEW[b]
     close(o, torch.cat(out))
 
@@ -330,7 +330,7 @@ def latent(width: int = 64, rotary: int = 16) -> tuple[Batch, torch.Tensor, torc
 SCALE = 0.11
 
 
-def latent_reference(batch: Batch, q: torch.Tensor, width: int, new: tuple[int, int]) -> Any:
+def latent_reference(batch: Batch, q: torch.Tensor, width: int, new: tuple[int, ...]) -> Any:
     out, at = [], 0
     for b in range(2):
         k = batch.of(batch.k, b)

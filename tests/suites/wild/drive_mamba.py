@@ -247,7 +247,7 @@ def copied(given: dict[str, Any]) -> dict[str, Any]:
 
 def test_third_version_step_by_step() -> None:
     theirs = siso()
-    given = drawn(theirs, 4)
+    given: dict[str, Any] = drawn(theirs, 4)
     given = {n: given[n].detach() for n in NAMES} | {
         "Input_States": tuple(s.detach() for s in given["Input_States"])
     }

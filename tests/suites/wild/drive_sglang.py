@@ -74,7 +74,8 @@ def test_prefill(causal: bool) -> None:
     forward(q, k, v, o, sums(NEW)[:2], ints(*NEW), max(NEW), is_causal=causal)
     for parts, got in zip(zip(*(x.split(NEW) for x in (q, k, v)), strict=True), o.split(NEW),
                           strict=True):  # fmt: skip
-        close(got, attention(*map(spread, parts), causal=causal).transpose(0, 1))
+        q, k, v = map(spread, parts)
+        close(got, attention(q, k, v, causal=causal).transpose(0, 1))
 
 
 def test_merged_states() -> None:

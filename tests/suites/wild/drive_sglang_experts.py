@@ -115,7 +115,7 @@ def test_scattered_and_gathered(narrow: bool) -> None:
     # Which of an expert's tokens comes first is open.
     for e in range(4):
         used = index[ids == e]
-        same(used.sort().values, torch.arange(counts[e]) + 128 * e)
+        same(used.sort().values, torch.arange(int(counts[e])) + 128 * e)
     taken = ids >= 0
     same(out[index[taken].long()].float(), x.float().repeat_interleave(taken.sum(1), 0))
     if out_scale is not None and scale is not None:

@@ -16,5 +16,5 @@ def _again(name: str, config: Any, exist_ok: bool = True) -> None:
     _register(name, config, exist_ok=exist_ok)
 
 
-AutoConfig.register = staticmethod(_again)
+setattr(AutoConfig, "register", staticmethod(_again))  # noqa: B010
 dill.dumps = lambda _: b""
