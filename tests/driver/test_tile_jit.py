@@ -103,7 +103,7 @@ def test_a_grid_of_zero_launches_nothing():
 
 @pytest.mark.parametrize(
     "bad",
-    [(-1,), (-1, -1), (2**31,), (2**16, 2**15, 1), (1.5,), (), (1, 1, 1, 1), ("a",), None],
+    [(-1,), (-1, -1), (2**31,), (2**16, 2**15, 1), (1.5,), (), (1, 1, 1, 2), ("a",), None],
 )
 def test_grids_that_are_refused(bad):
     out = torch.zeros(64)
