@@ -92,11 +92,11 @@ Monomial = tuple[Atom, ...]
 Terms = tuple[tuple[Monomial, int], ...]
 
 
-def terms_text(terms: Terms) -> str:
+def terms_text(terms: Terms, atom_text: Callable[[Atom], str] = lambda a: a.key) -> str:
     """A sum of products of atoms."""
     parts: list[str] = []
     for mono, c in sorted(terms, key=lambda t: (not t[0], t[0])):  # the constant comes last
-        text = "*".join(a.key for a in mono)
+        text = "*".join(map(atom_text, mono))
         if not mono:
             text = str(c)
         elif c == -1:

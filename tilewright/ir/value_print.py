@@ -14,6 +14,7 @@ import numpy as np
 
 from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
+from tilewright.ir.atom import terms_text
 from tilewright.ir.dim import Dim, Int
 from tilewright.ir.expr import Const, Fn, Index, Load, Reduce, Value, extent, index
 from tilewright.ir.reader import name_text
@@ -153,7 +154,11 @@ class _Printer:
             deep = depth[x] >= _LET_DEPTH
             if x is not v and (often or deep) and _may_have_name(x) and x not in self.names:
                 depth[x] = 0
-                text = f"#({self._sum(x)})" if isinstance(x, Int) else self.show(x, 0)
+                text = (
+                    f"#({terms_text(x.terms, self._atom)})"
+                    if isinstance(x, Int)
+                    else self.show(x, 0)
+                )
                 self.names[x] = f"t{self.count}"
                 self.count += 1
                 named.append(x)
@@ -212,20 +217,7 @@ class _Printer:
         if isinstance(x, int):
             return str(x)
         name = self.names.get(x)
-        return self._sum(x) if name is None else f"${{{name}}}"
-
-    def _sum(self, x: Int) -> str:
-        parts: list[str] = []
-        for mono, c in sorted(x.terms, key=lambda t: (not t[0], t[0])):  # the constant comes last
-            text = "*".join(self._atom(a) for a in mono)
-            if not mono:
-                text = str(c)
-            elif c == -1:
-                text = "-" + text
-            elif c != 1:
-                text = f"{c}*{text}"
-            parts.append(text if not parts or text.startswith("-") else "+" + text)
-        return "".join(parts)
+        return terms_text(x.terms, self._atom) if name is None else f"${{{name}}}"
 
     def _atom(self, a: D.Atom) -> str:
         if isinstance(a, D.Sym):

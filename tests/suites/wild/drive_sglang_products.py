@@ -9,23 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference import close, randn, rms_norm, same
-from sglang_parts import drawn, function, ints, mixed, uniform
+from sglang_parts import aligned, drawn, function, ints, mixed, uniform
 
 FUSED, INKLING = "moe.fused_moe_triton_kernels", "moe.inkling_moe"
 GEMMA = "layernorm.gemma4_fused_ops"
 CONFIG = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 2}
 NARROW = torch.float8_e4m3fn
-
-
-def aligned(ids: torch.Tensor, block: int, experts: int) -> tuple[torch.Tensor, ...]:
-    """Routes in order of their experts, each expert's padded to whole blocks."""
-    flat, order, owners = ids.flatten(), [], []
-    for e in range(experts):
-        found = (flat == e).nonzero()[:, 0].tolist()
-        found += [flat.numel()] * (-len(found) % block)
-        order += found
-        owners += [e] * (len(found) // block)
-    return ints(*order), ints(*owners), ints(len(order))
 
 
 IDS, WEIGHTS = drawn(4, 6, 2, dtype=torch.int32), uniform(6, 2)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference import close, randn, same
-from sglang_parts import drawn, function, ints, longs, uniform
+from sglang_parts import aligned, drawn, function, ints, longs, uniform
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -136,17 +136,6 @@ def test_shared_experts_of_ranks(everywhere: bool) -> None:
 
 
 # ---- adapters of experts
-
-
-def aligned(ids: torch.Tensor, block: int, experts: int) -> tuple[torch.Tensor, ...]:
-    """Routes in order of their experts, each expert's padded to whole blocks."""
-    flat, order, owners = ids.flatten(), [], []
-    for e in range(experts):
-        found = (flat == e).nonzero()[:, 0].tolist()
-        found += [flat.numel()] * (-len(found) % block)
-        order += found
-        owners += [e] * (len(found) // block)
-    return ints(*order), ints(*owners), ints(len(order))
 
 
 @pytest.mark.parametrize("folder", ["moe", "moe.trtllm_lora_temp"])

@@ -48,3 +48,14 @@ def nearest(got: torch.Tensor, wanted: torch.Tensor) -> None:
     assert a.shape == b.shape, f"{tuple(a.shape)} for {tuple(b.shape)}"
     off = (a - b).abs() - (b.abs() / 15 + 2.0**-9)
     assert (off <= 0).all(), f"{int((off > 0).sum())} elements are off, by up to {off.max()}"
+
+
+def aligned(ids: torch.Tensor, block: int, experts: int) -> tuple[torch.Tensor, ...]:
+    """Routes in order of their experts, each expert's padded to whole blocks."""
+    flat, order, owners = ids.flatten(), [], []
+    for e in range(experts):
+        found = (flat == e).nonzero()[:, 0].tolist()
+        found += [flat.numel()] * (-len(found) % block)
+        order += found
+        owners += [e] * (len(found) // block)
+    return ints(*order), ints(*owners), ints(len(order))

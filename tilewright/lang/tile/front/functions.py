@@ -194,8 +194,9 @@ class _Sourced:
         if not self.has_source:
             raise self._without_source()
         if self._tree is None:
-            (self._tree,) = parse_module(self.source).body  # type: ignore[assignment]
-        assert isinstance(self._tree, ast.FunctionDef)
+            (found,) = parse_module(self.source).body
+            assert isinstance(found, ast.FunctionDef)
+            self._tree = found
         return self._tree
 
     @property
