@@ -230,6 +230,28 @@ def test_numbers_that_overflow_wrap_around(step):
 
 
 @tw.jit
+def wide_sums_of_narrow(x, out, n):
+    a = tl.load(x)
+    a += tl.load(x + 1)  # wraps around
+    step, first = a.to(tl.int64), (a + 1).to(tl.int64)
+    total = tl.load(x + 2).to(tl.int64)
+    for _ in range(n):
+        total += step
+        first += 3
+    tl.store(out, total)
+    tl.store(out + 1, first)
+
+
+def test_a_step_that_wrapped_before_it_was_widened():
+    x = np.array([2**31 - 5, 2**31 - 7, 11], np.int32)
+    out, want = np.zeros(2, np.int64), np.zeros(2, np.int64)
+    wide_sums_of_narrow[(1,)](x, out, 2)
+    run_eager(wide_sums_of_narrow, (1,), {"x": x, "out": want, "n": 2})
+    np.testing.assert_array_equal(out, want)
+    assert want[0] == 11 - 2 * 12
+
+
+@tw.jit
 def steps(out, stride, n):
     p = 5
     for i in range(n):

@@ -87,7 +87,7 @@ def lower_for(low: Lowering, o: ir.Operation) -> None:
     low.settle(None)
     block, carried = o.blocks[0], o.args[3:]
     loop = D.var(low.fresh("for"), trips)
-    steps = steps_of(low, block)
+    steps = steps_of(low, block, carried)
     names: list[str | None] = []
     for k, v in enumerate(carried):
         by_loop = steps.get(k)
@@ -118,10 +118,15 @@ def lower_for(low: Lowering, o: ir.Operation) -> None:
 def as_number(low: Lowering, t: Tile) -> Tile:
     """A bound of a loop. One that is computed from numbers out of memory may have overflowed: it is
     the wrapped number, not a sum whose terms the other bound may cancel."""
-    x = t.index(())
-    if not D.data_values(x) or x == cast(t.at(()), i64).as_dim():
-        return t
-    return low.kept(t)
+    return t if is_number(t) else low.kept(t)
+
+
+def is_number(t: Tile) -> bool:
+    """Is the index function of a tile its value? One that was computed with 32 bits from numbers
+    out of memory may have wrapped around, which its index function does not say."""
+    probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(t.shape))
+    x = t.index(probe)
+    return not D.data_values(x) or x == cast(t.at(probe), i64).as_dim()
 
 
 def far_apart(first: Dim, end: Dim, dtype: DType) -> bool:
@@ -140,14 +145,21 @@ def count_of(low: Lowering, first: Tile, end: Tile, step: Tile) -> Dim:
     return load(name, (), i64).as_dim()
 
 
-def steps_of(low: Lowering, block: ir.Block) -> dict[int, Dim]:
+def steps_of(low: Lowering, block: ir.Block, carried: Sequence[ir.Value]) -> dict[int, Dim]:
     """How far each induction variable of a loop moves in an iteration. Steps that the body computes
     are computed before the loop as well."""
     found = increments(block, low.uses)
     values = {v for v in found.values() if isinstance(v, ir.Value)}
     for o in before(block, values, invariants(block, low.uses)):
         low.operations[o.name](low, o)
-    steps = {k: by if isinstance(by, int) else low.tile(by).index(()) for k, by in found.items()}
+    steps: dict[int, Dim] = {}
+    for k, by in found.items():
+        if isinstance(by, int):
+            steps[k] = by
+        else:
+            t = low.tile(by)
+            places = isinstance(low.tiles[carried[k]], Pointers)
+            steps[k] = (t if places else as_number(low, t)).index(())
     return steps
 
 
@@ -157,7 +169,7 @@ def moves(low: Lowering, v: ir.Value, by: Dim, times: Dim) -> bool:
     t = low.tiles[v]
     if isinstance(t, Pointers):
         return True
-    if t.dim is None:
+    if t.dim is None or not is_number(t):
         return False
     first = t.dim(tuple(D.var(f"?{k}", n) for k, n in enumerate(t.shape)))
     return all(low.positions.fits(x, t.dtype) for x in (first, by, first + by * times))
