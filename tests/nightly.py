@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None, description: str | None = __doc
         limits = Limits(minutes, options.seconds, options.memory)
         campaign = Campaign(known, counts, seed, limits, options.out, Path(scratch))
         _watched(campaign, options.jobs, console)
-        if options.jobs > 1 and (quick := campaign.measure_slow_again()):
+        if quick := campaign.measure_slow_again():
             console.print(f"{quick} compiled slowly beside others only", highlight=False)
     console.print(_table(campaign))
     for line in _skipped(campaign):

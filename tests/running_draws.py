@@ -158,7 +158,8 @@ class Campaign:
         self.tallies = {name: Tally() for name in counts}
         self.findings: list[Finding] = []
         self.faults: list[str] = []  # of the run itself: a generator that cannot be loaded
-        self._slow: list[tuple[str, int]] = []  # draws that compiled slowly, by generator and seed
+        # Draws that compiled slowly: generator, seed, and what was said of them.
+        self._slow: list[tuple[str, int, Failure]] = []
         self._given = dict.fromkeys(counts, 0)
         self._kinds: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
@@ -207,16 +208,17 @@ class Campaign:
             thread.join()
 
     def measure_slow_again(self) -> int:
-        """Compile what was slow once more, with nothing beside it, and forget what is not slow
-        then: processes that share cores and caches slow each other down. How many are forgotten."""
-        quick = [x for x in self._slow if not self._still_slow(*x)]
-        for name, seed in quick:
-            self.tallies[name].failed["slow"] -= 1
-            for f in [f for f in self.findings if (f.generator, f.seed) == (name, seed)]:
-                self.findings.remove(f)
-                if f.path is not None:
-                    f.path.unlink(missing_ok=True)
-        return len(quick)
+        """Compile what was slow once more, with nothing beside it: processes that share cores and
+        caches slow each other down. What is slow then is made small and written down, the rest is
+        forgotten. How many are forgotten."""
+        quick = 0
+        for name, seed, failure in self._slow:
+            if self._still_slow(name, seed):
+                self._keep(name, seed, failure, [seed])
+            else:
+                self.tallies[name].failed["slow"] -= 1
+                quick += 1
+        return quick
 
     def _still_slow(self, name: str, seed: int) -> bool:
         with self._process([name, self.known[name]], self.limits.memory) as process:
@@ -299,7 +301,7 @@ class Campaign:
                     return
                 answer, failure = {"compile": 0.0, "bytes": None}, gone.failure
             self._note(name, seed, answer["compile"], failure, time.monotonic() - started)
-            if failure is not None and not failure.skipped:
+            if failure is not None and not failure.skipped and failure.what != "slow":
                 self._keep(name, seed, failure, history)
             held = answer["bytes"]
             if held is None or held > REPLACED * (self.limits.memory << 20):
@@ -319,7 +321,7 @@ class Campaign:
             elif failure is not None:
                 tally.failed[failure.what] += 1
                 if failure.what == "slow":
-                    self._slow.append((name, seed))
+                    self._slow.append((name, seed, failure))
 
     # ---- what is found
 

@@ -69,10 +69,10 @@ def drawn(tmp_path: Path, what: str, first: int, count: int) -> tuple[Campaign, 
 @pytest.mark.parametrize(("what", "left"), [("slow", 1), ("slow_once", 0)])
 def test_what_is_slow_beside_others_only_is_forgotten(tmp_path: Path, what: str, left: int) -> None:
     campaign, findings = drawn(tmp_path, what, 50, 1)
-    assert len(findings) == campaign.tallies["numbers"].failed["slow"] == 1
+    assert (len(findings), campaign.tallies["numbers"].failed["slow"]) == (0, 1)
     assert campaign.measure_slow_again() == 1 - left
     assert len(findings) == campaign.tallies["numbers"].failed["slow"] == left
-    assert len(list((tmp_path / "findings").iterdir())) == left
+    assert len(list((tmp_path / "findings").glob("*"))) == left
 
 
 def rerun(path: Path | None) -> tuple[int, str]:
