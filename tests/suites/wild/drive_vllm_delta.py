@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from drive_vllm import function, ints
 from drive_vllm_drafts import longs
+from recurrent import delta_rule, unit
 from reference import close, randn, rms_norm, same
 
 FLA = "third_party.flash_linear_attention.ops."
@@ -16,34 +18,8 @@ KDA = "models.kimi_k3.nvidia.ops.third_party.kda."
 TWO = longs(0, 70, 100)  # two sequences
 
 
-def unit(x: torch.Tensor) -> torch.Tensor:
-    x = x.double()
-    return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
-
-
-def delta(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    states: list[torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of one sequence: (token, head, width), gates per head or per key, a state (head, v, k)."""
-    each = v.shape[1] // q.shape[1]
-    q, k = (x.double().repeat_interleave(each, 1) for x in (q, k))
-    v, g, beta, state = v.double(), g.double(), beta.double(), state.double()
-    out = []
-    for t in range(len(q)):
-        decay = g[t].exp()
-        state = state * (decay[:, None, None] if g.ndim == 2 else decay[:, None, :])
-        new = (v[t] - torch.einsum("hvk,hk->hv", state, k[t])) * beta[t][:, None]
-        state = state + new[:, :, None] * k[t][:, None, :]
-        out.append(torch.einsum("hvk,hk->hv", state, q[t]) * q.shape[-1] ** -0.5)
-        if states is not None:
-            states.append(state)
-    return torch.stack(out), state
+def delta(q: torch.Tensor, *rest: torch.Tensor, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return delta_rule(q.double() * q.shape[-1] ** -0.5, *rest, **more)
 
 
 def inputs(
