@@ -11,7 +11,7 @@ from reference import close, randn, same
 from sglang_parts import function, ints, sums, uniform
 
 KEYS, VALUES, WIDE, DEEP = 2, 4, 32, 48  # heads of keys and of values, and how wide they are
-FLA = "attention.fla"
+FLA, STEPS = "attention.fla", "fused_recurrent_linear_replayssm"
 
 
 def decay(raw: torch.Tensor, log: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -37,7 +37,7 @@ def test_single_steps(channels: bool, forced: bool) -> None:
         x = randn(3, 2 * KEYS * WIDE + VALUES * DEEP, seed=step)
         a, b = randn(3, *gate, seed=step), randn(3, VALUES, seed=step)
         now = ints(0, 0, int(step == 1))
-        function(f"{FLA}.fused_recurrent_linear_replayssm", "fused_recurrent_linear_replayssm_decode")(
+        function(f"{FLA}.{STEPS}", f"{STEPS}_decode")(
             x, a, b, log, bias, 0.5, state, *caches, out, slots, at, now if forced else None,
             use_qk_l2norm_in_kernel=True, is_kda=channels,
         )  # fmt: skip
