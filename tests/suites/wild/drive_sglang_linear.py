@@ -86,15 +86,15 @@ def test_frames(parts: str, narrow: bool, monkeypatch: pytest.MonkeyPatch) -> No
             for y, s, z in zip((q, k), roots, (u, w), strict=True)
         )
         k = k * SCALE
-        turned = (rotated(y, turn.real[:, None], turn.imag[:, None], True) for y in (q, k))
-        above, state = frames(*turned, v, beta[b], decay[b], first[b, :, :WIDE, :WIDE])
+        at, to = (rotated(y, turn.real[:, None], turn.imag[:, None], True) for y in (q, k))
+        above, state = frames(at, to, v, beta[b], decay[b], first[b, :, :WIDE, :WIDE])
         ones = torch.ones(TOKENS, HEADS, 1)
-        below, sums = frames(q, k, ones, beta[b], decay[b], flat[b, :, :WIDE, None])
+        below, total = frames(q, k, ones, beta[b], decay[b], flat[b, :, :WIDE, None])
         wanted = above / (below + 1e-6)
         close(got[b].bfloat16() if narrow else got[b], wanted)
         if last:
             close(last[0][b], state.transpose(1, 2))
-            close(last[1][b], sums)
+            close(last[1][b], total)
 
 
 @pytest.mark.parametrize("parts", ["1", "4"])
@@ -105,8 +105,8 @@ def test_frames_of_cameras(parts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     beta, decay = drawn_frames()
     got = function(SANA, "cam_scan_bidi_chunkwise")(q, k * SCALE, v, beta, decay, dot_precision=2)
     for b in range(2):
-        rows = (y[b].permute(2, 0, 1) for y in (q, k * SCALE, v))
-        wanted, _ = frames(*rows, beta[b], decay[b], torch.zeros(HEADS, WIDE, WIDE))
+        at, to, of = (y[b].permute(2, 0, 1) for y in (q, k * SCALE, v))
+        wanted, _ = frames(at, to, of, beta[b], decay[b], torch.zeros(HEADS, WIDE, WIDE))
         close(got[b], wanted.permute(1, 2, 0))
 
 

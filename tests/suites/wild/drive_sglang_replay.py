@@ -115,7 +115,13 @@ def test_windows_of_drafts() -> None:
                 written[slot] = state[slot]
             each: list[torch.Tensor] = []
             wanted, _ = delta_rule(
-                unit(qs) / 2, unit(ks), vs, decay(gs, log, bias), bs.sigmoid(), true[slot], each
+                unit(qs) / 2,
+                unit(ks),
+                vs,
+                decay(gs, log, bias),
+                bs.sigmoid(),
+                true[slot],
+                states=each,
             )
             close(got, wanted, factor=10)
             true[slot] = each[accepted[row] - 1]
@@ -139,9 +145,9 @@ def test_accepted_drafts(channels: bool, tracked: bool) -> None:
     for layer in range(layers):
         for slot, count, other, step in ((4, 5, 1, 2), (2, 3, 0, 2)):
             each: list[torch.Tensor] = []
-            rows = [x[layer, slot].transpose(0, 1) for x in (v, g, beta)]
+            vs, gs, bs = (x[layer, slot].transpose(0, 1) for x in (v, g, beta))
             keys = unit(k[layer, slot].transpose(0, 1))[:count]
-            delta_rule(keys, keys, *rows, state[layer, slot], each)
+            delta_rule(keys, keys, vs, gs, bs, state[layer, slot], states=each)
             wanted[layer, slot] = each[count - 1]
             if tracked:
                 wanted[layer, other] = each[step]

@@ -34,8 +34,8 @@ def drafted(
     for b, old in enumerate(places.split(prefixes)):
         part = slice(b * DRAFTS, (b + 1) * DRAFTS)
         whole = torch.cat((keys[old] / 2, k[part])), torch.cat((values[old] * 2, v[part]))
-        rows = (x.repeat_interleave(heads[0] // heads[1], 1).transpose(0, 1) for x in whole)
-        wanted.append(attention(q[part].transpose(0, 1), *rows, 0.3, causal).transpose(0, 1))
+        to, of = (x.repeat_interleave(heads[0] // heads[1], 1).transpose(0, 1) for x in whole)
+        wanted.append(attention(q[part].transpose(0, 1), to, of, 0.3, causal).transpose(0, 1))
     return out, torch.cat(wanted)
 
 

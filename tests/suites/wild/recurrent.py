@@ -17,6 +17,7 @@ def delta_rule(
     decay: torch.Tensor,
     beta: torch.Tensor,
     state: torch.Tensor,
+    *,
     states: list[torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One sequence: q, k (time, heads, K), v (time, value heads, V), decay (time, value heads) or
