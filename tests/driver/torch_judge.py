@@ -47,8 +47,8 @@ def failure(program: Program) -> Failure | None:
     torch._dynamo.reset()
     ours = _ours(program, strict=True)
     found = ours if isinstance(ours, Failure) else _judged(program, ours, eager)
-    if found is None:
-        return None
+    if found is None or found.skipped:
+        return found
     for backend in CAPTURED:
         torch._dynamo.reset()
         try:
@@ -61,7 +61,11 @@ def failure(program: Program) -> Failure | None:
 
 
 def _judged(program: Program, ours: list[Ran], right: list[Ran]) -> Failure | None:
-    exact = _exact(program)
+    try:
+        exact = _exact(program)
+    except RuntimeError as problem:
+        # `x.to(torch.float16)` is no copy there: what is changed in place later is not what it was.
+        return skipped("eager refuses them in float64", str(problem))
     for k, (got, want) in enumerate(zip(ours, right, strict=True)):
         for name in want.values:
             problem = _difference(got.values[name], want.values[name], exact[k].values[name])
