@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +14,13 @@ def function(path: str, name: str) -> Any:
     """A function or kernel of SGLang's operators; a path from the top begins with a dot."""
     module = f"sglang{path}" if path.startswith(".") else f"sglang.kernels.ops.{path}"
     return getattr(import_module(module), name)
+
+
+@contextmanager
+def overridden(name: str, value: Any) -> Iterator[None]:
+    """A setting of SGLang's that is read from the environment."""
+    with getattr(function(".srt.environ", "envs"), name).override(value):
+        yield
 
 
 def ints(*values: int) -> torch.Tensor:
