@@ -1,4 +1,4 @@
-"""SGLang: attention to the best blocks of keys (MiniMax), and what prepares its queries and keys."""
+"""SGLang: attention to the best blocks of keys (MiniMax), and what makes its queries and keys."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
