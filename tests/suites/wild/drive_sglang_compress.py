@@ -150,7 +150,7 @@ def test_gathered_blocks(overlap: bool, ratio: int) -> None:
 @pytest.mark.parametrize("steps", [False, True])
 @pytest.mark.parametrize("mixes", [False, True])
 def test_norms_of_compressed_keys(steps: bool, mixes: bool) -> None:
-    """In place, at the place of the first token of a block; and a transform by Hadamard's matrix."""
+    """In place, turned by the first token of a block; and mixed by Hadamard's matrix."""
     wide, ratio = (64 if mixes else WIDE), 4
     x, weight, angles = randn(5, wide), randn(wide), randn(40, 8)
     if steps:

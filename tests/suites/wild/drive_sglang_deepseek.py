@@ -8,7 +8,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from reference import close, randn, rms_norm, rotated, same
-from sglang_parts import drawn, function, ints, longs, nearest, sums
+from sglang_parts import (
+    drawn,
+    function,
+    ints,
+    longs,
+    narrow_parts,
+    nearest,
+    read_pages,
+    sums,
+    whole_pages,
+)
 
 ROPE, V4 = "attention.deepseek_v4_rope", "attention.dsv4"
 NARROW = torch.float8_e4m3fn
@@ -76,24 +86,9 @@ PAGE = 16
 AT = longs(0, 15, 16, 40, 63, 33)
 
 
-def parts(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the numbers of 8 bits are, and the exponents."""
-    tiles = x[:, :448].double().unflatten(1, (7, 64))
-    power = (tiles.abs().amax(-1) / 448).log2().ceil()
-    return (tiles / power.exp2()[..., None]).flatten(1), power + 127
-
-
-def read(buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The parts of all tokens of pages."""
-    tokens = buffer[:, : PAGE * 576].reshape(-1, 576)
-    scales = buffer[:, PAGE * 576 : PAGE * 584].reshape(-1, 8)
-    low, high = tokens[:, :448].contiguous(), tokens[:, 448:].contiguous()
-    return low.view(NARROW), high.view(torch.bfloat16), scales[:, :7]
-
-
 def test_caches() -> None:
     x, path = 9 * randn(6, 512, dtype=torch.bfloat16), f"{V4}.index_buf_accessor"
-    wanted, exponents = parts(x)
+    wanted, exponents = narrow_parts(x)
     packed = function(f"{V4}.quant_k_cache", "quant_to_nope_fp8_rope_bf16_pack_triton")(x)
     nearest(packed.k_nope_fp8, wanted)
     same(packed.k_rope_bf16, x[:, 448:])
@@ -104,13 +99,11 @@ def test_caches() -> None:
         x, two, AT, page_size=PAGE, type="flashmla"
     )
     for buffer in (one, two):
-        low, high, scales = read(buffer)
+        low, high, scales = read_pages(buffer, PAGE)
         nearest(low[AT], wanted)
         same(high[AT], x[:, 448:])
         same(scales[AT], exponents)
-    low, high, scales = read(one)
-    known = low[AT].double().unflatten(1, (7, 64)) * (scales[AT].double() - 127).exp2()[..., None]
-    back = torch.cat((known.flatten(1), high[AT].double()), 1)
+    back = whole_pages(one, PAGE)[AT]
     got = function(f"{V4}.dequant_k_cache", "dequantize_k_cache_paged")(one, AT, PAGE)
     close(got[:, 0], back)
     got = function(f"{V4}.dequant_k_cache", "gather_dequant_requant_fp8_paged")(one, AT, PAGE, 2)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from recurrent import delta_rule, unit
 from reference import close, randn, rms_norm, same
-from sglang_parts import function, ints, sums, uniform
+from sglang_parts import delta_rule, function, ints, sums, uniform, unit
 
 LENGTHS = (70, 9)
 

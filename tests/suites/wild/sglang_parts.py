@@ -68,3 +68,53 @@ def aligned(ids: torch.Tensor, block: int, experts: int) -> tuple[torch.Tensor, 
         order += found
         owners += [e] * (len(found) // block)
     return ints(*order), ints(*owners), ints(len(order))
+
+
+def narrow_parts(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What 448 numbers of 8 bits are, and the exponents of the powers of two, one for each 64."""
+    tiles = x[:, :448].double().unflatten(1, (7, 64))
+    power = (tiles.abs().amax(-1) / 448).log2().ceil()
+    return (tiles / power.exp2()[..., None]).flatten(1), power + 127
+
+
+def read_pages(buffer: torch.Tensor, page: int) -> tuple[torch.Tensor, ...]:
+    """All tokens of pages: 448 numbers of 8 bits, 64 of 16 bits, and 7 powers of two; the powers
+    are behind the numbers of the page."""
+    tokens = buffer[:, : page * 576].reshape(-1, 576)
+    scales = buffer[:, page * 576 : page * 584].reshape(-1, 8)
+    low, high = tokens[:, :448].contiguous(), tokens[:, 448:].contiguous()
+    return low.view(torch.float8_e4m3fn), high.view(torch.bfloat16), scales[:, :7]
+
+
+def whole_pages(buffer: torch.Tensor, page: int) -> torch.Tensor:
+    """What the numbers of all tokens of pages stand for."""
+    low, high, scales = read_pages(buffer, page)
+    wide = low.double().unflatten(1, (7, 64)) * (scales.double() - 127).exp2()[..., None]
+    return torch.cat((wide.flatten(1), high.double()), 1)
+
+
+def unit(x: torch.Tensor) -> torch.Tensor:
+    x = x.double()
+    return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One sequence: q, k (time, heads, K), v (time, value heads, V), decay (time, value heads) or
+    (…, K), the state (value heads, V, K). Heads of keys are shared by several of values."""
+    share = v.shape[1] // k.shape[1]
+    q, k = (x.double().repeat_interleave(share, 1) for x in (q, k))
+    state, out = state.double(), []
+    for t in range(len(q)):
+        fade = decay[t].double().exp()
+        state = state * (fade[:, None, None] if fade.ndim == 1 else fade[:, None])
+        new = v[t].double() - torch.einsum("hvk,hk->hv", state, k[t])
+        state = state + torch.einsum("hv,hk->hvk", new * beta[t].double()[:, None], k[t])
+        out.append(torch.einsum("hvk,hk->hv", state, q[t]))
+    return torch.stack(out), state
