@@ -91,30 +91,3 @@ def whole_pages(buffer: torch.Tensor, page: int) -> torch.Tensor:
     low, high, scales = read_pages(buffer, page)
     wide = low.double().unflatten(1, (7, 64)) * (scales.double() - 127).exp2()[..., None]
     return torch.cat((wide.flatten(1), high.double()), 1)
-
-
-def unit(x: torch.Tensor) -> torch.Tensor:
-    x = x.double()
-    return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
-
-
-def delta_rule(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    decay: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One sequence: q, k (time, heads, K), v (time, value heads, V), decay (time, value heads) or
-    (…, K), the state (value heads, V, K). Heads of keys are shared by several of values."""
-    share = v.shape[1] // k.shape[1]
-    q, k = (x.double().repeat_interleave(share, 1) for x in (q, k))
-    state, out = state.double(), []
-    for t in range(len(q)):
-        fade = decay[t].double().exp()
-        state = state * (fade[:, None, None] if fade.ndim == 1 else fade[:, None])
-        new = v[t].double() - torch.einsum("hvk,hk->hv", state, k[t])
-        state = state + torch.einsum("hv,hk->hvk", new * beta[t].double()[:, None], k[t])
-        out.append(torch.einsum("hvk,hk->hv", state, q[t]))
-    return torch.stack(out), state
