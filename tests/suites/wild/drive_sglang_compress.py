@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import close, randn, rms_norm, rotated, same
+from reference import close, hadamard, randn, rms_norm, rotated, same
 from sglang_parts import function, ints, longs, mixed
 
 COMPRESS = "attention.dsv4.fused_compress_triton"
@@ -165,9 +165,7 @@ def test_norms_of_compressed_keys(steps: bool, mixes: bool) -> None:
     wanted = x.double()
     wanted[rows] = turned(rms_norm(x[rows], weight, 1e-6), angles[first])
     if mixes:
-        bits = torch.arange(wide)[:, None] & torch.arange(wide)
-        odd = sum(bits >> k & 1 for k in range(6))
-        wanted[rows] = wanted[rows] @ torch.where(odd % 2 == 0, 1.0, -1.0).double() / 8
+        wanted[rows] = hadamard(wanted[rows])
     given = x, weight, 1e-6, torch.polar(torch.ones(40, 8), angles), plan
     if mixes:
         function(COMPRESS, "hip_compress_fused_norm_rope_hadamard_inplace")(*given, wide)

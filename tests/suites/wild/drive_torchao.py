@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference import close, randn, rotated, same
+from reference import close, hadamard, randn, rotated, same
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -34,13 +34,6 @@ def per_head(codes: torch.Tensor, x: torch.Tensor, worth: torch.Tensor) -> None:
     largest = x.double().abs().unflatten(1, (-1, groups)).amax((2, 3, 4))
     close(worth, largest / LARGEST, factor=100)  # what it is taken from was rounded to 16 bits
     quantised(codes, x, worth.repeat_interleave(groups, 1)[..., None, None])
-
-
-def hadamard(x: torch.Tensor) -> torch.Tensor:
-    h = torch.ones(1, 1, dtype=torch.float64)
-    while h.shape[0] < x.shape[-1]:
-        h = torch.cat((torch.cat((h, h), 1), torch.cat((h, -h), 1)), 0)
-    return x.double() @ h / x.shape[-1] ** 0.5
 
 
 def heads(q: int, kv: int, length: int = 20, width: int = 32) -> list[torch.Tensor]:

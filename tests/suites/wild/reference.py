@@ -95,3 +95,11 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairs: bool) 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     x = x.double()
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.double()
+
+
+def hadamard(x: torch.Tensor) -> torch.Tensor:
+    """Rows times the matrix of 1 and -1, of which all rows are at right angles."""
+    h = torch.ones(1, 1, dtype=torch.float64)
+    while h.shape[0] < x.shape[-1]:
+        h = torch.cat((torch.cat((h, h), 1), torch.cat((h, -h), 1)), 0)
+    return x.double() @ h / x.shape[-1] ** 0.5
