@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tilewright.base.errors import Invalid, Refused, Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.expr import extent
 from tilewright.ir.target import Target
+from tilewright.kernel import intrinsic
 from tilewright.kernel.check import verify
 from tilewright.kernel.interpret import run
 from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, declare, match
@@ -23,6 +25,8 @@ from tilewright.kernel.nest import Loop, Nest, start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Step, apply, parse_trace
 from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.relayout import Relayout
+from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.text import nest_text, parse_group, parse_nest
 from tilewright.llvm.emit import emit
@@ -206,6 +210,43 @@ def test_a_step_that_would_break_the_match_is_refused(step: Step) -> None:
     n = tensorize(INLINED)
     with pytest.raises(Refused, match=r"is not arm64.sdot: a of arm64.sdot has stride 1"):
         step(n)
+
+
+def several(count: int) -> Nest:
+    """So many products that are instructions, and a buffer that none of them touches."""
+    lines = ["group several", "  in x: f32[4,8]", "  out y: f32[4,8]"]
+    lines += [f"  in {s}{k}: i8[{n}]" for k in range(count) for s, n in (("a", "4"), ("b", "8,4"))]
+    lines += [f"  out c{k}: i32[8]" for k in range(count)]
+    lines += ["  local t: f32[4,8]", "  t[t.i0,t.i1] = x[t.i0,t.i1] for t.i0 in 4, t.i1 in 8"]
+    lines += ["  y[y.i0,y.i1] = t[y.i0,y.i1] for y.i0 in 4, y.i1 in 8"]
+    for k in range(count):
+        value = f"cast<i32>(a{k}[c{k}.r0]) * cast<i32>(b{k}[c{k}.i0,c{k}.r0])"
+        lines.append(f"  c{k}[c{k}.i0] add= {value} for c{k}.i0 in 8, c{k}.r0 in 4 from 0:i32")
+    n = start(parse_group("\n".join(lines) + "\n"))
+    return apply(n, [Tensorize(f"c{k}.i0", "arm64.sdot") for k in range(count)])
+
+
+def test_a_step_looks_at_the_instructions_that_it_changed() -> None:
+    n, turned = several(3), "i, j -> j, i"
+    with patch.object(intrinsic, "match", wraps=intrinsic.match) as matched:
+        after = Split("y.i1", 4)(Relayout("t", turned)(n))
+        assert not matched.called
+        Relayout("a1", "i -> i")(after)
+        assert matched.call_count == 1
+    assert not list(intrinsic.tensor_faults(after))
+    with pytest.raises(Refused, match=r"is not arm64.sdot: b of arm64.sdot has stride"):
+        Relayout("b1", turned)(after)
+
+
+def test_loops_of_an_instruction_that_is_gone_are_found() -> None:
+    before = several(2)
+    outer = next(s for s in before.body if isinstance(s, Loop) and s.instruction)
+    bare = replace(
+        before, body=tuple(x for s in before.body for x in (s.body if s is outer else (s,)))
+    )
+    found = [what for what, _ in intrinsic.tensor_faults(bare, before)]
+    assert found == [what for what, _ in intrinsic.tensor_faults(bare)]
+    assert found and "belongs to no instruction" in found[0]
 
 
 def test_strict_precision_takes_exact_instructions_only() -> None:

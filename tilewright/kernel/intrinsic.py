@@ -11,7 +11,7 @@ emitted, so nothing can come between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -22,7 +22,19 @@ from tilewright.ir.expr import Const, Fn, Load, Value, extent, loads
 from tilewright.ir.scalar import SCALARS
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Group
-from tilewright.kernel.nest import TENSOR, Loop, Nest, Stmt, Store, seek, walk
+from tilewright.kernel.nest import (
+    TENSOR,
+    Loop,
+    Nest,
+    Stmt,
+    Store,
+    bodies,
+    marks,
+    mentions,
+    own_marks,
+    seek,
+    walk,
+)
 from tilewright.kernel.text import parse_group
 
 ANY = None  # a stride that the instruction is told
@@ -318,27 +330,58 @@ def _placed(
 
 
 def tensor_faults(n: Nest, before: Nest | None = None) -> Iterator[tuple[str, Stmt]]:
-    """What is not the instruction it is marked as; loops that stood in `before` are known to be."""
+    """What is not the instruction it is marked as. Statements that stood in `before` are known to
+    be, unless a buffer of theirs changed since."""
+    parts: Iterable[Stmt] = n.body
+    if before is not None:
+        parts = _new_instructions(n.body, before.body, _changed_buffers(n, before))
     inside: set[int] = set()
-    known: set[int] = set()
-    if before is not None and before.buffers == n.buffers:
-        known = {id(s) for s, _ in seek(before.body, TENSOR)}
-    for s, _ in seek(n.body, TENSOR):
+    for s, _ in seek(tuple(parts), TENSOR):
         assert isinstance(s, Loop)
         if s.kind != "tensor":
             yield f"{s.name} names {s.instruction} and is no tensor loop", s
             continue
-        if s.instruction and id(s) not in known:
+        if s.instruction:
             i = INTRINSICS.get(s.instruction)
             found = Mismatch("it is not declared") if i is None else match(i, n, s)
             if isinstance(found, Mismatch):
                 yield f"{s.name} is not {s.instruction}: {found.reason}", s
-        elif not s.instruction and id(s) not in inside:
+        elif id(s) not in inside:
             yield f"tensor {s.name} belongs to no instruction", s
         for x, path in walk(s.body):
             if isinstance(x, Loop) and x.kind != "tensor" and not path:
                 yield f"{x.name} is {x.kind} inside the instruction {s.name}", x
         inside.update(id(x) for x in s.body)
+
+
+def _changed_buffers(n: Nest, before: Nest) -> frozenset[str]:
+    if n.buffers == before.buffers:
+        return frozenset()
+    old = {b.name: b for b in before.buffers}
+    return frozenset(b.name for b in n.buffers if old.get(b.name) != b)
+
+
+def _new_instructions(
+    body: tuple[Stmt, ...], before: tuple[Stmt, ...], changed: frozenset[str]
+) -> Iterator[Stmt]:
+    """The instructions of a body that do not stand in another one, or that touch a changed buffer.
+
+    Nests before and after a step share most of their statements: only what a step rebuilt is
+    entered, so this costs what the step changed and not what the nest has."""
+    old = {id(s) for s in before}
+    touched = [s for s in body if id(s) not in old or (changed and changed & mentions(s))]
+    new = [s for s in touched if TENSOR in marks(s)]
+    if not new:
+        return
+    same = {id(s) for s in body} - {id(s) for s in new}
+    rebuilt = [s for s in before if id(s) not in same and TENSOR not in own_marks(s)]
+    inside = tuple(x for s in rebuilt for part in bodies(s) for x in part)
+    for s in new:
+        if TENSOR in own_marks(s):
+            yield s
+            continue
+        for part in bodies(s):
+            yield from _new_instructions(part, inside, changed)
 
 
 def marked(loop: Loop, name: str) -> Loop:

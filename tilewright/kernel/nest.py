@@ -44,6 +44,7 @@ Mark = tuple[str, str]
 BRANCH: Mark = ("branch", "")
 TENSOR: Mark = ("tensor", "")
 WAITS: Mark = ("waits", "")
+UNROLLED: Mark = ("unrolled", "")  # lane loops too, where the extent is no constant
 
 
 class Block:
@@ -304,7 +305,11 @@ def own_marks(s: Stmt) -> tuple[Mark, ...]:
         return (("stage", s.stage),)
     if isinstance(s, Loop):
         name = ("loop", s.name)
-        return (name, TENSOR) if s.kind == "tensor" or s.instruction else (name,)
+        if s.kind == "tensor" or s.instruction:
+            return name, TENSOR
+        if s.kind in ("unroll", "lane") and not isinstance(s.extent, int):
+            return name, UNROLLED
+        return (name,)
     if isinstance(s, While) and s.waits:
         return BRANCH, WAITS
     return (BRANCH,) if isinstance(s, BRANCHES) else ()

@@ -25,6 +25,7 @@ from tilewright.kernel.intrinsic import tensor_faults
 from tilewright.kernel.nest import (
     BRANCH,
     TENSOR,
+    UNROLLED,
     Loop,
     Nest,
     Path,
@@ -33,7 +34,6 @@ from tilewright.kernel.nest import (
     loop_names,
     marks,
     seek,
-    walk,
 )
 from tilewright.kernel.text import line_text
 
@@ -152,11 +152,11 @@ class Step:
 
     def bounded(self, n: Nest) -> Nest:
         """The nest, if its unrolled and lane loops still have a constant bound."""
-        for s, _ in walk(n.body):
-            if isinstance(s, Loop) and s.kind in ("unroll", "lane"):
-                kept = D.bounds(s.extent)[1] < D.INF
-                what = f"{s.name} is {s.kind} and its extent would have no constant bound"
-                self.need(kept, what, f"do this before {s.name} becomes {s.kind}")
+        for s, _ in seek(n.body, UNROLLED):
+            assert isinstance(s, Loop)
+            kept = D.bounds(s.extent)[1] < D.INF
+            what = f"{s.name} is {s.kind} and its extent would have no constant bound"
+            self.need(kept, what, f"do this before {s.name} becomes {s.kind}")
         return n
 
     def loops(self, n: Nest, name: str) -> list[tuple[Loop, Path]]:

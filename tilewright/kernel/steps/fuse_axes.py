@@ -39,7 +39,7 @@ class FuseAxes(Step):
         def on_store(name: str, idx: tuple[Dim, ...]) -> tuple[str, tuple[Dim, ...]]:
             return (name, merge(idx)) if name == self.stage else (name, idx)
 
-        body = substitute_all(n.body, {}, on_load, on_store)
+        body = substitute_all(n.body, {}, on_load, on_store, self.stage)
         return replace(n, body=body).with_buffer(replace(b, shape=merge_shape(b.shape, k)))
 
 

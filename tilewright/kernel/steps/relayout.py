@@ -50,6 +50,6 @@ class Relayout(Step):
         def on_store(name: str, index: tuple[Dim, ...]) -> tuple[str, tuple[Dim, ...]]:
             return (name, by.apply(index)) if name == self.buffer else (name, index)
 
-        body = substitute_all(n.body, {}, on_load, on_store)
+        body = substitute_all(n.body, {}, on_load, on_store, self.buffer)
         asked = Asked(by, b.shape) if b.scope == "in" else None
         return replace(n, body=body).with_buffer(replace(b, shape=shape, asked=asked))

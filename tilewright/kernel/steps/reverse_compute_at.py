@@ -204,7 +204,7 @@ class ReverseComputeAt(Step):
         def one(s: Stmt) -> tuple[Stmt, ...]:
             if not isinstance(s, Loop) or s.var is not chain[-1].var:
                 return (s,)
-            body = substitute_all(s.body, {}, on_load, on_store)
+            body = substitute_all(s.body, {}, on_load, on_store, source)
             return (replace(s, body=(Alloc(source), *body)),)
 
         body = transform(without(n.body, [], source), one)
