@@ -240,10 +240,9 @@ def test_a_step_looks_at_the_instructions_that_it_changed() -> None:
 
 def test_loops_of_an_instruction_that_is_gone_are_found() -> None:
     before = several(2)
-    outer = next(s for s in before.body if isinstance(s, Loop) and s.instruction)
-    bare = replace(
-        before, body=tuple(x for s in before.body for x in (s.body if s is outer else (s,)))
-    )
+    *others, last = before.body
+    assert isinstance(last, Loop) and last.instruction
+    bare = replace(before, body=(*others, *last.body))
     found = [what for what, _ in intrinsic.tensor_faults(bare, before)]
     assert found == [what for what, _ in intrinsic.tensor_faults(bare)]
     assert found and "belongs to no instruction" in found[0]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from drive_sglang_delta import delta_rule, unit
+from recurrent import delta_rule, unit
 from reference import close, randn, same
 from sglang_parts import function, ints, sums
 
