@@ -3,7 +3,7 @@
 import pytest
 
 from tilewright.rewrites import all_rules, rules
-from tilewright.rewrites.prove import prove
+from tilewright.rewrites.proofs.prove import prove
 
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda r: r.name)

@@ -84,7 +84,6 @@ RULES = tuple(
         & used_here
         & fits
         & (per_channel if biased else one_dtype),
-        proof="evaluation",
         changes="rounding",
         subject=_subject(build, biased),
         dtypes="f",

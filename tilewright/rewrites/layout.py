@@ -38,7 +38,6 @@ RULES = (
         op.unrelayout(op.relayout(x, map=p), map=p),
         x,
         same_shape,
-        proof="evaluation",
         subject=_packed_and_back,
     ),
     Rule(
@@ -46,7 +45,6 @@ RULES = (
         op.relayout(op.unrelayout(x, map=p), map=p),
         x,
         pads_nothing,
-        proof="evaluation",
         subject=_back_and_packed,
     ),
 )

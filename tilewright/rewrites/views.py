@@ -359,7 +359,6 @@ PARTS = (
         op.concat(xs, axis=p),
         _joined_slices,
         subject=_concat_of_slices,
-        proof="evaluation",
     ),
     Rule("concat-concat", op.concat(xs, axis=p), _flattened, subject=_concat_of_concats),
     Rule(
@@ -390,7 +389,6 @@ REDUCTIONS = tuple(
         lambda m: ops.reshape(m.x, m.root.shape),
         one_element,
         changes=changes,
-        proof="evaluation",
         subject=_over_ones(name),
         dtypes=kinds,
     )

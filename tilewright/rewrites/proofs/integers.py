@@ -1,0 +1,97 @@
+"""The laws of integers of n bits: a ring modulo two to the n, for signed and unsigned ones alike.
+
+Nothing here is true of the integers only: `x < x + 1` is no law, `2 * x // 2` is not `x`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilewright.ir.expr import Const, Fn, Value, cast, fn
+from tilewright.ir.types import DType
+from tilewright.rewrites.proofs.ieee import shortened
+from tilewright.rewrites.proofs.terms import (
+    ONE,
+    Term,
+    Terms,
+    atom,
+    is_test,
+    minus,
+    scaled,
+    times,
+)
+
+if TYPE_CHECKING:
+    from tilewright.rewrites.proofs.form import Forms
+
+
+def function(forms: Forms, v: Fn) -> Terms | None:
+    """A function of integers as a sum of products; None where it stands for itself."""
+    if v.name == "cast":
+        return _cast(forms, shortened(v.args[0], v.dtype))
+    if any(a.dtype is not v.dtype for a in v.args):
+        return None
+    a = v.args
+    if v.name == "add":
+        return forms.terms(a[0]) + forms.terms(a[1])
+    if v.name == "sub":
+        return minus(forms.terms(a[0]), forms.terms(a[1]))
+    if v.name == "neg":
+        return scaled(forms.terms(a[0]), -1)
+    if v.name == "mul":
+        return times(forms.terms(a[0]), forms.terms(a[1]))
+    if v.name == "not":  # two's complement
+        return minus(scaled(forms.terms(a[0]), -1), ONE)
+    if v.name == "abs":
+        return _abs(forms, a[0])
+    if len(a) == 2 and isinstance(a[1], Const):
+        return _by_constant(forms, v, int(a[1].value))
+    return None
+
+
+def _by_constant(forms: Forms, v: Fn, n: int) -> Terms | None:
+    x, divisor = v.args
+    if v.name in ("floordiv", "quo") and n == 1:
+        return forms.terms(x)
+    # Euclid: a division by 0 gives 0 for quotient and remainder, so the divisor is another.
+    for rest, quotient in (("mod", "floordiv"), ("rem", "quo")):
+        if v.name == rest and n != 0:
+            whole = forms.terms(fn(quotient, x, divisor))
+            return minus(forms.terms(x), scaled(whole, n))
+    if v.name == "shl" and 0 <= n < v.dtype.bits:
+        return scaled(forms.terms(x), 1 << n)
+    return None
+
+
+def _abs(forms: Forms, x: Value) -> Terms | None:
+    """The lowest number of all is its own negative, and its own absolute value."""
+    if x.dtype.kind == "u" or (isinstance(x, Fn) and x.name == "abs"):
+        return forms.terms(x)
+    if isinstance(x, Const):
+        return forms.terms(cast(x, x.dtype)) if x.value >= 0 else forms.terms(fn("neg", x))
+    positive = forms.without_sign(x)
+    return None if positive is x else forms.terms(fn("abs", positive))
+
+
+def _cast(forms: Forms, v: Value) -> Terms | None:
+    if not (isinstance(v, Fn) and v.name == "cast"):
+        return forms.terms(v)
+    (x,) = v.args
+    if x.dtype.is_bool:
+        return forms.terms(x)
+    if not x.dtype.is_int or v.dtype.bits > x.dtype.bits:
+        return None
+    # Leaving out upper bits commutes with sums and products.
+    out: Terms = ()
+    for t in forms.terms(x):
+        made: Terms = (Term(t.number, t.summed, ()),)
+        for f in t.factors:
+            made = times(made, atom(f) if is_test(f) else _narrowed(forms, f, v.dtype))
+        out += made
+    return out
+
+
+def _narrowed(forms: Forms, f: Value, dtype: DType) -> Terms:
+    new = shortened(f, dtype)
+    same = isinstance(new, Fn) and new.name == "cast" and new.args[0] is f
+    return atom(new) if same else forms.terms(new)
