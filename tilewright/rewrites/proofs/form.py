@@ -27,7 +27,7 @@ import numpy as np
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.combine import identity
-from tilewright.ir.dim import Dim, Int, Sym
+from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import (
     Const,
     Fn,

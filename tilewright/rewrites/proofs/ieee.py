@@ -2,8 +2,8 @@
 
 One NaN is as good as another. Results are rounded to the nearest, ties to even, so that a function
 of changed signs is the function with its sign changed. `max` and `min` are IEEE's `maximum` and
-`minimum`: NaN wins, and -0 is below +0. tests/rewrites/test_laws.py tries each law on every value of
-the floats of 16 bits.
+`minimum`: NaN wins, and -0 is below +0. tests/rewrites/test_laws.py tries the laws on every value
+of the floats of 16 bits.
 """
 
 from __future__ import annotations

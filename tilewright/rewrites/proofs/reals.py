@@ -2,7 +2,8 @@
 
 Both sides are the same function where floats are real numbers: every number is finite and no step
 rounds. Where one side is defined (no division by zero, no root of a negative number) the other has
-to be too, so that `x / x` is not 1. Casts between floats change nothing.
+to be too, so that `x / x` is not 1. A cast to a float that holds every value changes nothing; one
+to a narrower float stands for itself.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir.expr import Const, Fn, Value, cast, const, fn
+from tilewright.rewrites.facts import holds_exactly
+from tilewright.rewrites.proofs.ieee import shortened
 from tilewright.rewrites.proofs.terms import (
     ONE,
     Term,
@@ -43,7 +46,7 @@ def function(forms: Forms, v: Fn) -> Terms | None:
     """A function of real numbers as a sum of products; None where it stands for itself."""
     a = v.args
     if v.name == "cast":
-        return forms.terms(a[0]) if a[0].dtype.is_float or a[0].dtype.is_bool else None
+        return _cast(forms, shortened(a[0], v.dtype))
     if v.name == "add":
         return forms.terms(a[0]) + forms.terms(a[1])
     if v.name == "sub":
@@ -69,6 +72,15 @@ def function(forms: Forms, v: Fn) -> Terms | None:
         if positive is not a[0]:
             return scaled(forms.terms(fn(v.name, positive)), -1 if v.name in ODD else 1)
     return None
+
+
+def _cast(forms: Forms, v: Value) -> Terms:
+    if isinstance(v, Fn) and v.name == "cast":
+        (x,) = v.args
+        if not x.dtype.is_bool and not (x.dtype.is_float and holds_exactly(x.dtype, v.dtype)):
+            return forms.opaque(v)
+        return forms.terms(x)
+    return forms.terms(v)
 
 
 def inverse(forms: Forms, y: Value) -> Terms:
