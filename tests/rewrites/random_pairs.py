@@ -240,6 +240,8 @@ def pair(seed: int) -> tuple[Node, Node, DType]:
     rng = random.Random(seed)
     dtype = rng.choice([*TENSOR_DTYPES.values(), f64, f64])
     left = Drawn(rng, dtype).graph(rng.randint(1, 3))
+    if rng.random() < 0.3:
+        return left, Changed(rng, 0.0).slip(left), dtype
     return left, Changed(rng, rng.choice([0.0, 0.0, 0.3]))(left), dtype
 
 

