@@ -347,9 +347,9 @@ class Rule:
         return True
 
     def __repr__(self) -> str:
-        right = self.right if isinstance(self.right, Pattern) else "…"
+        right = repr(self.right) if isinstance(self.right, Pattern) else "…"
         when = f" when {self.when!r}" if self.when else ""
-        return f"{self.label}: {self.left!r} -> {right!r}{when}"
+        return f"{self.label}: {self.left!r} -> {right}{when}"
 
 
 def make(name: str, *args: Node, **attrs: Any) -> Node:
