@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import lcm, prod
+
 from tilewright.ir import dim as D
-from tilewright.ir.expr import Value
+from tilewright.ir.dim import Dim, Int, Sym
+from tilewright.ir.expr import Index, Load, Value, extent, walk
 from tilewright.ir.node import Node
 from tilewright.ir.types import DType
 from tilewright.rewrites.proofs.element import Elements
@@ -12,13 +17,17 @@ from tilewright.rewrites.proofs.terms import Condition, Term, Terms, minus, symb
 
 # More conditions on free indices are too many cases.
 MAX_CASES = 8
+# And more remainders of indices.
+MAX_REMAINDERS = 64
+# Elements of a short sum.
+WRITTEN_OUT = 4
 
 
-def equal(a: Value, b: Value, reading: str) -> bool:
+def equal(a: Value, b: Value, reading: str, written_out: int = 1) -> bool:
     """Are the values equal for all inputs and sizes? False: not proved."""
     if a.dtype is not b.dtype:
         return False
-    forms = Forms(reading)
+    forms = Forms(reading, written_out)
     return _vanishes(forms, minus(forms.terms(a), forms.terms(b)), a.dtype, MAX_CASES)
 
 
@@ -64,4 +73,42 @@ def nodes_equal(a: Node, b: Node, reading: str = "bits") -> bool:
         return False
     at = [0 if D.known_eq(d, 1) else D.var(f"@{k}", d) for k, d in enumerate(a.shape)]
     elements = Elements()
-    return equal(elements.at(a, at), elements.at(b, at), reading)
+    left, right = elements.at(a, at), elements.at(b, at)
+    if equal(left, right, reading):
+        return True
+    # Not as they are: with indices split by their remainders, and short sums written out.
+    cases = remainders([D.the_sym(i) for i in at if isinstance(i, Int)], left, right)
+    return bool(cases) and all(
+        equal(left.substitute(c), right.substitute(c), reading, WRITTEN_OUT) for c in cases
+    )
+
+
+def remainders(indices: Sequence[Sym], *values: Value) -> list[dict[Sym, Dim]]:
+    """The indices that are divided by constants as multiples of those and each remainder: together
+    all values of the indices."""
+    found = {s: lcm(*_divisors(s, values)) for s in indices}
+    found = {s: n for s, n in found.items() if n > 1}
+    if prod(found.values()) > MAX_REMAINDERS:
+        return []
+    cases: list[dict[Sym, Dim]] = []
+    for rests in product(*map(range, found.values())):
+        case: dict[Sym, Dim] = {}
+        for (s, n), rest in zip(found.items(), rests, strict=True):
+            case[s] = n * D.var(f"{s.name}.{n}.{rest}", D.ceildiv(extent(s) - rest, n)) + rest
+        cases.append(case)
+    return cases
+
+
+def _divisors(s: Sym, values: Sequence[Value]) -> Iterator[int]:
+    """Constants by which index functions of s are divided."""
+    dims = [d for v in values for x in walk(v) for d in _dims(x)]
+    for a in {a for d in dims for a in D.atoms(d)}:
+        if isinstance(a, D.Quo) and a.op in ("floordiv", "mod") and isinstance(a.b, int):
+            if s in D.symbols(a.a):
+                yield a.b
+
+
+def _dims(v: Value) -> tuple[Dim, ...]:
+    if isinstance(v, Load):
+        return v.index
+    return (v.dim,) if isinstance(v, Index) else ()

@@ -75,10 +75,12 @@ Form = dict[str, Term]
 
 
 class Forms:
-    """Normal forms under one reading of floats, remembered."""
+    """Normal forms under one reading of floats, remembered. Sums over up to `written_out` elements,
+    where that is a number, are written out."""
 
-    def __init__(self, reading: str) -> None:
+    def __init__(self, reading: str, written_out: int = 1) -> None:
         assert reading in READINGS
+        self.written_out = written_out
         self.real = reading == "reals"
         self.floats = Floats(numbers=reading == "numbers")
         # Of arguments where the sign of a zero makes a difference to more than that.
@@ -309,7 +311,7 @@ class Forms:
                 factors.append(f)
         t = Term(t.number, t.summed, tuple(factors))
         for s in t.summed:
-            made = _summed(t, s)
+            made = _summed(t, s, self.written_out)
             if made is not None:
                 return made
         return self._products(t)
@@ -445,13 +447,14 @@ def _orders(
         yield ",".join(heads), table
 
 
-def _summed(t: Term, s: Sym) -> Terms | None:
+def _summed(t: Term, s: Sym, written_out: int) -> Terms | None:
     """A summed index that can be left out or has a smaller range; None where it stays."""
     size = extent(s)
     rest = tuple(x for x in t.summed if x is not s)
-    if isinstance(size, int) and size <= 1:
-        return () if size == 0 else (substituted(Term(t.number, rest, t.factors), {s: 0}),)
     inner = any(s in D.symbols(extent(o)) for o in rest)
+    if isinstance(size, int) and size <= written_out and not inner:
+        one = Term(t.number, rest, t.factors)
+        return tuple(substituted(one, {s: k}) for k in range(size))
     if not inner and not any(s in symbols(f) for f in t.factors):
         return times((Term(t.number, rest, t.factors),), dim_terms(size))
     for f in t.factors:

@@ -5,6 +5,7 @@ Nothing here is true of the integers only: `x < x + 1` is no law, `2 * x // 2` i
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING
 
 from tilewright.ir.expr import Const, Fn, Value, cast, fn
@@ -12,6 +13,8 @@ from tilewright.ir.types import DType
 from tilewright.rewrites.proofs.ieee import shortened
 from tilewright.rewrites.proofs.terms import (
     ONE,
+    Condition,
+    Factor,
     Term,
     Terms,
     atom,
@@ -23,6 +26,9 @@ from tilewright.rewrites.proofs.terms import (
 
 if TYPE_CHECKING:
     from tilewright.rewrites.proofs.form import Forms
+
+# Of a sum that is cast to more bits: each has two numbers and up to two values to try.
+MOST_PARTS = 4
 
 
 def function(forms: Forms, v: Fn) -> Terms | None:
@@ -79,8 +85,10 @@ def _cast(forms: Forms, v: Value) -> Terms | None:
     (x,) = v.args
     if x.dtype.is_bool:
         return forms.terms(x)
-    if not x.dtype.is_int or v.dtype.bits > x.dtype.bits:
+    if not x.dtype.is_int:
         return None
+    if v.dtype.bits > x.dtype.bits:
+        return _widened(forms, x, v.dtype)
     # Leaving out upper bits commutes with sums and products.
     out: Terms = ()
     for t in forms.terms(x):
@@ -95,3 +103,46 @@ def _narrowed(forms: Forms, f: Value, dtype: DType) -> Terms:
     new = shortened(f, dtype)
     same = isinstance(new, Fn) and new.name == "cast" and new.args[0] is f
     return atom(new) if same else forms.terms(new)
+
+
+def _widened(forms: Forms, x: Value, to: DType) -> Terms | None:
+    """A cast to more bits, term by term, where their sum does not wrap: where a sum of the same
+    remainder stays within the dtype of x for all values of its operands."""
+    parts = forms.simplified(forms.terms(x), x.dtype)
+    if len(parts) > MOST_PARTS or any(t.summed or len(t.factors) > 1 for t in parts):
+        return None
+    if len(parts) == 1 and parts[0].number == 1:
+        return None  # nothing to take apart
+    numbers = [(int(t.number), int(t.number) - (1 << x.dtype.bits)) for t in parts]
+    factors = [_same_remainder(t.factors, x.dtype) for t in parts]
+    for chosen in product(*numbers):
+        for values in product(*factors):
+            ranges = [_range(v, n) for v, n in zip(values, chosen, strict=True)]
+            low, high = (sum(r[k] for r in ranges) for k in (0, 1))
+            if x.dtype.lowest <= low and high <= x.dtype.highest:
+                out: Terms = ()
+                for v, n in zip(values, chosen, strict=True):
+                    out += scaled(ONE if v is None else forms.terms(cast(v, to)), n)
+                return out
+    return None
+
+
+def _same_remainder(factors: tuple[Factor, ...], dtype: DType) -> list[Value | None]:
+    """Values that a factor is equal to modulo two to the number of bits; None for the number 1."""
+    if not factors:
+        return [None]
+    (f,) = factors
+    if isinstance(f, Condition):
+        return []
+    same: list[Value | None] = [f]
+    if isinstance(f, Fn) and f.name == "cast" and f.args[0].dtype.is_int:
+        if f.args[0].dtype.bits <= dtype.bits:
+            same.append(f.args[0])
+    return same
+
+
+def _range(v: Value | None, n: int) -> tuple[int, int]:
+    if v is None:
+        return n, n
+    ends = (n * int(v.dtype.lowest), n * int(v.dtype.highest))
+    return min(ends), max(ends)
