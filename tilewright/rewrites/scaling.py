@@ -93,8 +93,10 @@ def _scaled_conv(name: str) -> Callable[[Maker], Node]:
 
 def _scaled_matmul(name: str) -> Callable[[Maker], Node]:
     def subject(m: Maker) -> Node:
-        y = ops.matmul(m.tensor("x", m.shape(m.whole(2, 3)) + (4,)), m.weight("w", (4, 5)))
-        return getattr(ops, name)(y, m.weight("s", m.rng.choice([(5,), (1, 5), ()])))
+        deep, columns = m.dim(), m.dim(lo=1)
+        x = m.tensor("x", (*m.shape(m.whole(1, 3)), deep))
+        y = ops.matmul(x, m.weight("w", (deep, columns)))
+        return getattr(ops, name)(y, m.weight("s", m.rng.choice([(columns,), (1, columns), ()])))
 
     return subject
 
