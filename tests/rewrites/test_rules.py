@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.seeds import drawn
 from tilewright import ops as _ops
 from tilewright.base.events import Log
 from tilewright.ir.node import Graph, input
@@ -12,7 +13,7 @@ from tilewright.ir.pattern import Rule, Var, op
 from tilewright.ir.rewrite import rewrite
 from tilewright.ir.types import TensorType, f32
 from tilewright.rewrites import all_rules, rules
-from tilewright.rewrites.proofs.prove import prove
+from tilewright.rewrites.proofs.prove import prove, proved_dtypes
 
 ops: Any = _ops
 
@@ -21,6 +22,13 @@ ops: Any = _ops
 def test_every_rule_is_proved(rule) -> None:
     proof = prove(rule)
     assert proof.holds, f"{rule!r}: {proof.detail}"
+
+
+@pytest.mark.parametrize("seed", drawn(range(100, 500, 100), 0))
+def test_every_rule_is_proved_for_other_subjects(seed: int) -> None:
+    for rule in all_rules():
+        if not rule.tested:
+            assert proved_dtypes(rule, 6, seed)[1] == "", rule
 
 
 def test_few_rules_are_only_tested() -> None:

@@ -306,6 +306,12 @@ def reshape_of_parts(m: Maker) -> Pair:
     return ops.reshape(ops.permute(x, (0, 2, 1)), (n, 6)), ops.reshape(x, (n, 6))
 
 
+def flattened_transpose(m: Maker) -> Pair:
+    a, b = m.dim(lo=2), m.dim(lo=2)
+    x = m.tensor("x", (a, b))
+    return ops.reshape(ops.transpose(x, 0, 1), (a * b,)), ops.reshape(x, (a * b,))
+
+
 def flips_of_two_axes(m: Maker) -> Pair:
     x = m.tensor("x", m.shape(2, lo=2))
     return make("flip", make("flip", x, axes=(0,)), axes=(1,)), x
@@ -394,6 +400,7 @@ POSITIONS = tuple(
         maximum_of_a_sum,
         reshape_for_transpose,
         reshape_of_parts,
+        flattened_transpose,
         flips_of_two_axes,
         step_of_steps,
         rows_of_a_softmax,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
-from math import lcm, prod
+from itertools import permutations, product
+from math import factorial, lcm, prod
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Sym
@@ -19,6 +19,8 @@ from tilewright.rewrites.proofs.terms import Condition, Term, Terms, minus, symb
 MAX_CASES = 8
 # And more remainders of indices.
 MAX_REMAINDERS = 64
+# Orders of the factors of flattened axes.
+MAX_ORDERS = 24
 # Elements of a short sum.
 WRITTEN_OUT = 4
 
@@ -76,27 +78,55 @@ def nodes_equal(a: Node, b: Node, reading: str = "bits") -> bool:
     left, right = elements.at(a, at), elements.at(b, at)
     if equal(left, right, reading):
         return True
-    # Not as they are: with indices split by their remainders, and short sums written out.
-    cases = remainders([D.the_sym(i) for i in at if isinstance(i, Int)], left, right)
-    return bool(cases) and all(
-        equal(left.substitute(c), right.substitute(c), reading, WRITTEN_OUT) for c in cases
+    # Not as they are: with short sums written out, and with indices written as others.
+    indices = [D.the_sym(i) for i in at if isinstance(i, Int)]
+    return any(
+        all(equal(left.substitute(c), right.substitute(c), reading, WRITTEN_OUT) for c in cases)
+        for cases in (remainders(indices, left, right), *products(indices))
+        if cases
     )
 
 
-def remainders(indices: Sequence[Sym], *values: Value) -> list[dict[Sym, Dim]]:
-    """The indices that are divided by constants as multiples of those and each remainder: together
-    all values of the indices."""
+Cases = list[dict[Sym, Dim]]  # each writes indices as others: together all their values
+
+
+def remainders(indices: Sequence[Sym], *values: Value) -> Cases:
+    """Indices that are divided by constants as multiples of those, and each remainder."""
     found = {s: lcm(*_divisors(s, values)) for s in indices}
     found = {s: n for s, n in found.items() if n > 1}
     if prod(found.values()) > MAX_REMAINDERS:
         return []
-    cases: list[dict[Sym, Dim]] = []
+    cases: Cases = []
     for rests in product(*map(range, found.values())):
         case: dict[Sym, Dim] = {}
         for (s, n), rest in zip(found.items(), rests, strict=True):
             case[s] = n * D.var(f"{s.name}.{n}.{rest}", D.ceildiv(extent(s) - rest, n)) + rest
         cases.append(case)
     return cases
+
+
+def products(indices: Sequence[Sym]) -> Iterator[Cases]:
+    """Indices of a flattened axis, whose extent is a product, as one index for each of its factors:
+    in every order of them, for that of the axes is not known."""
+    found = {s: _factors(extent(s)) for s in indices}
+    found = {s: factors for s, factors in found.items() if len(factors) > 1}
+    if not found or prod(factorial(len(f)) for f in found.values()) > MAX_ORDERS:
+        return
+    for orders in product(*map(permutations, found.values())):
+        case: dict[Sym, Dim] = {}
+        for s, order in zip(found, orders, strict=True):
+            at: Dim = 0
+            for k, size in enumerate(order):
+                at = at * size + D.var(f"{s.name}.{k}", size)
+            case[s] = at
+        yield [case]
+
+
+def _factors(x: Dim) -> list[Dim]:
+    if isinstance(x, int) or len(x.terms) > 1:
+        return [x]
+    (atoms, number), *_ = x.terms
+    return [D.from_atom(a) for a in atoms] + ([number] if number > 1 else [])
 
 
 def _divisors(s: Sym, values: Sequence[Value]) -> Iterator[int]:
