@@ -202,7 +202,41 @@ def square_of_sum(m: Maker) -> Pair:
     return ops.square(ops.add(a, b)), ops.add(ops.add(ops.square(a), ops.square(b)), twice)
 
 
+def whole_powers(m: Maker) -> Pair:
+    a = m.tensor("x", m.shape(1))
+    return ops.pow(a, 3.0), ops.mul(a, ops.square(a))
+
+
+def exponents_add(m: Maker) -> Pair:
+    shape = m.shape(2)
+    a, b = m.tensor("a", shape), m.tensor("b", shape)
+    return ops.div(ops.exp(a), ops.exp(ops.sub(b, a))), ops.exp(ops.sub(ops.add(a, a), b))
+
+
+def softmax_of_shifted(m: Maker) -> Pair:
+    """exp(x - s) over its sum is the same for any s of a row."""
+    a, s = m.tensor("x", m.shape(2)), m.tensor("s", ())
+    return ops.div(ops.exp(ops.sub(a, s)), ops.exp(ops.neg(s))), ops.exp(a)
+
+
+def one_over_a_root(m: Maker) -> Pair:
+    a, b = (m.tensor(k, m.shape(1)[:0] + (5,)) for k in "ab")
+    return ops.mul(b, ops.rsqrt(a)), ops.div(b, ops.sqrt(a))
+
+
+def odd_and_even(m: Maker) -> Pair:
+    a, b = (m.tensor(k, m.shape(1)[:0] + (5,)) for k in "ab")
+    c = ops.sub(a, b)
+    left = ops.mul(ops.tanh(c), ops.cos(c))
+    return left, ops.neg(ops.mul(ops.tanh(ops.sub(b, a)), ops.cos(ops.sub(b, a))))
+
+
 RIGHT = (
+    whole_powers,
+    exponents_add,
+    softmax_of_shifted,
+    one_over_a_root,
+    odd_and_even,
     matmul_associates,
     matmul_distributes,
     matmuls_by_rows,

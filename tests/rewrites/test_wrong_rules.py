@@ -154,6 +154,14 @@ FLOATS = (
         of(lambda x, y: (ops.log(ops.mul(x, y)), ops.add(ops.log(x), ops.log(y)))),
     ),
     Wrong("1/(1/x)=x", f32, "numbers", of(lambda x: (ops.reciprocal(ops.reciprocal(x)), x))),
+    Wrong(
+        "1/x-1/x=0",
+        f64,
+        "reals",
+        of(lambda x: (ops.sub(ops.reciprocal(x), ops.reciprocal(x)), filled(x, 0.0))),
+    ),
+    Wrong("0*sqrt(x)=0", f64, "reals", of(lambda x: (ops.mul(ops.sqrt(x), 0.0), filled(x, 0.0)))),
+    Wrong("0*log(x)=0*x", f64, "reals", of(lambda x: (ops.mul(ops.log(x), 0.0), ops.mul(x, 0.0)))),
     Wrong("cos odd", f64, "reals", of(lambda x: (ops.cos(ops.neg(x)), ops.neg(ops.cos(x))))),
     Wrong("tanh even", f64, "reals", of(lambda x: (ops.tanh(ops.neg(x)), ops.tanh(x)))),
     Wrong(

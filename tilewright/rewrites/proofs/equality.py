@@ -11,6 +11,7 @@ from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.expr import Index, Load, Value, extent, walk
 from tilewright.ir.node import Node
 from tilewright.ir.types import DType
+from tilewright.rewrites.proofs import reals
 from tilewright.rewrites.proofs.element import Elements
 from tilewright.rewrites.proofs.form import Forms
 from tilewright.rewrites.proofs.terms import Condition, Term, Terms, minus, symbols
@@ -30,6 +31,8 @@ def equal(a: Value, b: Value, reading: str, written_out: int = 1) -> bool:
     if a.dtype is not b.dtype:
         return False
     forms = Forms(reading, written_out)
+    if forms.real and reals.domain(forms, a) != reals.domain(forms, b):
+        return False
     return _vanishes(forms, minus(forms.terms(a), forms.terms(b)), a.dtype, MAX_CASES)
 
 

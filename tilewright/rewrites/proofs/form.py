@@ -265,6 +265,14 @@ class Forms:
     def simplified(self, ts: Terms, dtype: DType) -> list[Term]:
         return list(self.collected(ts, dtype).values())
 
+    def factor_texts(self, x: Value) -> list[str]:
+        """What is zero where x is, and only there: its factors, or x itself."""
+        parts = self.simplified(self.terms(x), x.dtype)
+        if len(parts) != 1 or parts[0].summed or any(map(is_test, parts[0].factors)):
+            return [self.text(x)]
+        factors = parts[0].factors
+        return [self._factor_text(f, {}) for f in factors if not _is_positive(f)]
+
     def without_sign(self, x: Value) -> Value:
         """x or -x, the same one for both."""
         form = self.collected(self.terms(x), x.dtype)
@@ -396,6 +404,10 @@ class Forms:
 
 
 _COMPARISONS = frozenset("lt le gt ge eq ne".split())
+
+
+def _is_positive(f: Factor) -> bool:
+    return isinstance(f, Fn) and f.name == "exp"
 
 
 def _flat(v: Fn) -> Iterator[Value]:

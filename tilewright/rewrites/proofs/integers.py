@@ -74,7 +74,7 @@ def _abs(forms: Forms, x: Value) -> Terms | None:
     if x.dtype.kind == "u" or (isinstance(x, Fn) and x.name == "abs"):
         return forms.terms(x)
     if isinstance(x, Const):
-        return forms.terms(cast(x, x.dtype)) if x.value >= 0 else forms.terms(fn("neg", x))
+        return forms.terms(x if x.value >= 0 else fn("neg", x))
     positive = forms.without_sign(x)
     return None if positive is x else forms.terms(fn("abs", positive))
 

@@ -9,11 +9,12 @@ to a narrower float stands for itself.
 from __future__ import annotations
 
 import math
+import re
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from tilewright.base.errors import Unsupported
-from tilewright.ir.expr import Const, Fn, Value, cast, const, fn
+from tilewright.ir.expr import Const, Fn, Value, cast, const, fn, walk
 from tilewright.rewrites.facts import holds_exactly
 from tilewright.rewrites.proofs.ieee import shortened
 from tilewright.rewrites.proofs.terms import (
@@ -33,7 +34,12 @@ if TYPE_CHECKING:
 
 ODD = frozenset("sin tan asin atan sinh tanh asinh atanh erf erfinv".split())
 EVEN = frozenset("abs cos cosh".split())
+# Not defined for all real numbers; neither is a division.
+PARTIAL = frozenset(
+    "sqrt rsqrt log log2 log10 log1p pow tan asin acos acosh atanh erfinv lgamma digamma".split()
+)
 MAX_POWER = 8
+_BOUND = re.compile(r"_\d+")  # names of summed indices (element.fresh)
 
 
 def constant(v: Const) -> Terms:
@@ -103,13 +109,33 @@ def _inverse_of_factor(f: Value) -> Value:
     return fn("div", const(1, f.dtype), f)
 
 
+def _is_whole_power(n: Value) -> bool:
+    return isinstance(n, Const) and n.value in range(1, MAX_POWER + 1)
+
+
 def _power(forms: Forms, x: Value, n: Value) -> Terms | None:
-    if not isinstance(n, Const) or n.value != round(n.value) or not 0 < n.value <= MAX_POWER:
+    if not isinstance(n, Const) or not _is_whole_power(n):
         return None
     out = ONE
     for _ in range(int(n.value)):
         out = times(out, forms.terms(x))
     return out
+
+
+def domain(forms: Forms, v: Value) -> set[str]:
+    """Where a value is defined, as the arguments of what is not defined everywhere. A product with
+    0 and a difference of equals drop out of the normal form, and with them what they ask for."""
+    found: set[str] = set()
+    for x in walk(v):
+        if not isinstance(x, Fn) or not x.dtype.is_float:
+            continue
+        if x.name in PARTIAL and not (x.name == "pow" and _is_whole_power(x.args[1])):
+            found.add(f"{x.name.removeprefix('r')}({', '.join(map(forms.text, x.args))})")
+        if x.name == "div":
+            found |= {f"nonzero {t}" for t in forms.factor_texts(x.args[1])}
+        if x.name == "rsqrt":
+            found |= {f"nonzero {t}" for t in forms.factor_texts(fn("sqrt", x.args[0]))}
+    return {_BOUND.sub("_", t) for t in found}
 
 
 def merged(t: Term) -> Term:
