@@ -154,6 +154,7 @@ class Changed:
     def harmless(self, n: Node) -> Node:
         """Equal at least over the reals, or modulo 2^n."""
         rng, name, a = self.rng, n.op.name, n.inputs
+        op: Any = n.op
         choices: list[Callable[[], Node]] = []
         if n.op.commutative:
             choices.append(lambda: node(n.op, *reversed(a)))
@@ -182,7 +183,11 @@ class Changed:
             choices.append(
                 lambda: ops.add(*(node(n.op, ops.expand(x, a[0].shape)) for x in a[0].inputs))
             )
-        if name == "sum" and a[0].op.name == "concat" and n.op.axes == (a[0].op.axis,):
+        if (
+            name == "sum"
+            and a[0].op.name == "concat"
+            and op.axes == (getattr(a[0].op, "axis", None),)
+        ):
             choices.append(lambda: ops.add(*(node(n.op, x) for x in a[0].inputs)))
         if name == "matmul":
             choices.append(
@@ -206,6 +211,7 @@ class Changed:
 
     def slip(self, n: Node) -> Node:
         rng, name, a = self.rng, n.op.name, n.inputs
+        op: Any = n.op
         if rng.random() < 0.3:
             if rng.random() < 0.5:
                 return next((x for x in a if x.type == n.type), n)  # one step is forgotten
@@ -214,23 +220,23 @@ class Changed:
         if name in SIMILAR:
             other = rng.choice(SIMILAR[name])
             if name in ("sum", "amax"):
-                return make(other, *a, axes=n.op.axes, keepdims=n.op.keepdims)
+                return make(other, *a, axes=op.axes, keepdims=op.keepdims)
             return getattr(ops, other)(*a)
         if name == "slice":
             by = -1 if rng.random() < 0.5 else 1
-            if D.known_le(0, n.op.start + by) and D.known_le(n.op.stop + by, a[0].shape[n.op.axis]):
+            if D.known_le(0, op.start + by) and D.known_le(op.stop + by, a[0].shape[op.axis]):
                 return make(
                     "slice",
                     a[0],
-                    axis=n.op.axis,
-                    start=n.op.start + by,
-                    stop=n.op.stop + by,
+                    axis=op.axis,
+                    start=op.start + by,
+                    stop=op.stop + by,
                     step=1,
                 )
         if name == "pad":
-            return make("pad", a[0], lo=n.op.hi, hi=n.op.lo, value=n.op.value)
+            return make("pad", a[0], lo=op.hi, hi=op.lo, value=op.value)
         if name == "flip":
-            return make("flip", a[0], axes=(1 - n.op.axes[0],))
+            return make("flip", a[0], axes=(1 - op.axes[0],))
         if name in ("sub", "div", "mod", "matmul") and a[0].type == a[1].type:
             return node(n.op, a[1], a[0])
         return n

@@ -98,8 +98,8 @@ def test_laws_hold_for_every_value(dtype: DType) -> None:
     for changes, laws in (("nothing", BITS | ORDER), ("sign of zero", NUMBERS)):
         for name, law in laws.items():
             left, right = law(x, y)
-            values = np.broadcast_arrays(computed(left, given), computed(right, given))
-            assert difference(*values, changes) is None, name
+            a, b = np.broadcast_arrays(computed(left, given), computed(right, given))
+            assert difference(a, b, changes) is None, name
 
 
 def test_each_law_is_one_of_the_canonical_form() -> None:
@@ -135,8 +135,8 @@ def test_canonical_values_are_the_same(seed: int) -> None:
         given = {"x": special(dtype, (-1, 1)), "y": special(dtype, (1, -1))}
         for numbers, changes in ((False, "nothing"), (True, "sign of zero")):
             made = Floats(numbers).canonical(v)
-            sides = np.broadcast_arrays(computed(v, given), computed(made, given))
-            assert difference(*sides, changes) is None, f"seed {seed}, value {k}: {v!r} as {made!r}"
+            a, b = np.broadcast_arrays(computed(v, given), computed(made, given))
+            assert difference(a, b, changes) is None, f"seed {seed}, value {k}: {v!r} as {made!r}"
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
@@ -151,5 +151,5 @@ def test_what_holds_every_value_does() -> None:
             there = as_dtype(values, wide)
             assert difference(as_dtype(there, narrow), values, "nothing") is None, (narrow, wide)
             if narrow.is_float and wide.is_float:
-                as_numbers = [v.astype(np.float64) for v in (there, values)]
-                assert difference(*as_numbers, "nothing") is None, (narrow, wide)
+                a, b = (v.astype(np.float64) for v in (there, values))
+                assert difference(a, b, "nothing") is None, (narrow, wide)

@@ -9,7 +9,7 @@ from tilewright import ops as _ops
 from tilewright.base.errors import Invalid
 from tilewright.ir.node import Node
 from tilewright.ir.pattern import Rule, Var, op
-from tilewright.ir.types import f64
+from tilewright.ir.types import bf16, f64, i8, i64, u8
 from tilewright.rewrites.proofs.equality import nodes_equal
 from tilewright.rewrites.proofs.form import READINGS
 from tilewright.rewrites.proofs.prove import compare, prove
@@ -257,3 +257,21 @@ def test_true_identities_are_proved(sides: Callable[[Maker], Pair]) -> None:
         assert nodes_equal(*sides(Maker(seed, symbolic=True)), "reals")
         left, right = sides(Maker(seed, dtype=f64))
         assert compare(left, right, "rounding", seed) is None
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [matmuls_by_columns, transpose_reverses, convs_share_an_input, relu_of_concat],
+    ids=lambda f: f.__name__,
+)
+def test_some_are_proved_bit_for_bit(sides: Callable[[Maker], Pair]) -> None:
+    for dtype in (f64, bf16):
+        assert nodes_equal(*sides(Maker(0, symbolic=True, dtype=dtype)), "bits")
+        left, right = sides(Maker(0, dtype=dtype))
+        assert compare(left, right, "nothing", 0) is None
+
+
+def test_integers_distribute_and_floats_do_not() -> None:
+    for dtype, proved in ((i8, True), (u8, True), (i64, True), (f64, False)):
+        for sides in (matmul_distributes, matmul_associates, square_of_sum):
+            assert nodes_equal(*sides(Maker(0, symbolic=True, dtype=dtype)), "bits") == proved

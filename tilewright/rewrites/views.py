@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import reduce
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from operator import add
 
 from tilewright import ops
 from tilewright.ir import dim as D
@@ -255,6 +253,13 @@ MEANINGS = (
 # ---- concat, slice, slice_scatter
 
 
+def _added(sizes: Sequence[Dim]) -> Dim:
+    out: Dim = 0
+    for n in sizes:
+        out = out + n
+    return out
+
+
 def _ends(nodes: tuple[Node, ...], axis: int) -> list[Dim]:
     out: list[Dim] = [0]
     for n in nodes:
@@ -344,11 +349,11 @@ def _slice_of_scatter(m: Maker) -> Node:
     """Before what was scattered, in it, or behind it."""
     where, step = m.whole(0, 2), m.whole(1, 2)
     parts = [[m.dim() for _ in range(3 if k == where else 1)] for k in range(3)]
-    before, inside, behind = (reduce(add, p) for p in parts)
+    before, inside, behind = map(_added, parts)
     n = m.tensor("x", (m.dim(), before + inside + behind))
     src = m.tensor("y", (n.shape[0], inside))
     new = make("slice_scatter", n, src, axis=1, start=before, stop=before + inside, step=1)
-    start = reduce(add, [before, inside][:where], 0) + parts[where][0]
+    start = _added([before, inside][:where]) + parts[where][0]
     return make("slice", new, axis=1, start=start, stop=start + parts[where][1], step=step)
 
 

@@ -126,9 +126,9 @@ def products(indices: Sequence[Sym]) -> Iterator[Cases]:
 
 
 def _factors(x: Dim) -> list[Dim]:
-    if isinstance(x, int) or len(x.terms) > 1:
+    if isinstance(x, int) or len(x.terms) != 1:
         return [x]
-    (atoms, number), *_ = x.terms
+    ((atoms, number),) = x.terms
     return [D.from_atom(a) for a in atoms] + ([number] if number > 1 else [])
 
 

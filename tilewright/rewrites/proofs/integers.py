@@ -94,7 +94,11 @@ def _cast(forms: Forms, v: Value) -> Terms | None:
     for t in forms.terms(x):
         made: Terms = (Term(t.number, t.summed, ()),)
         for f in t.factors:
-            made = times(made, atom(f) if is_test(f) else _narrowed(forms, f, v.dtype))
+            if is_test(f):
+                made = times(made, atom(f))
+            else:
+                assert isinstance(f, Value)
+                made = times(made, _narrowed(forms, f, v.dtype))
         out += made
     return out
 
