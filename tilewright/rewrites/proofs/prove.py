@@ -9,7 +9,7 @@ or of two of 8, is evaluated on all there are.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -202,19 +202,24 @@ def _symbols(*nodes: Node) -> Iterator[Sym]:
     yield from (found[name] for name in sorted(found))
 
 
-def compare(left: Node, right: Node, changes: str, seed: int) -> str | None:
-    """How the two sides differ at a random point, or None. Symbols of shapes get random sizes."""
-    if left.type != right.type:
-        return f"the types differ: {left.type!r} and {right.type!r}"
-    ins = inputs_of(left, right)
+def at_a_point(nodes: Sequence[Node], special: bool, seed: int) -> list[np.ndarray]:
+    """The values of nodes for random inputs. Symbols of shapes get random sizes."""
+    ins = inputs_of(*nodes)
     rng = np.random.default_rng(seed)
     sizes: dict[str, int] = {}
-    for s in _symbols(left, right):
+    for s in _symbols(*nodes):
         low = D.bounds(s.lo)[0]
         sizes[s.name] = int(rng.integers(low, low + 5))
-    args = [random_argument(n, rng, changes != "rounding", sizes) for n in ins]
+    args = [random_argument(n, rng, special, sizes) for n in ins]
+    return evaluate(Graph("point", ins, tuple(nodes)), args, sizes)
+
+
+def compare(left: Node, right: Node, changes: str, seed: int) -> str | None:
+    """How the two sides differ at a random point, or None."""
+    if left.type != right.type:
+        return f"the types differ: {left.type!r} and {right.type!r}"
     try:
-        a, b = evaluate(Graph("sides", ins, (left, right)), args, sizes)
+        a, b = at_a_point((left, right), changes != "rounding", seed)
     except (Invalid, IndexError) as why:
         return f"evaluation fails: {why}"
     return difference(a, b, changes)
