@@ -112,7 +112,7 @@ def test_wrong_rules_are_refused_by_evaluation(sides: Callable[[Maker], Pair]) -
     ids=lambda r: r.name,
 )
 def test_wrong_rules_are_not_proved(rule: Rule) -> None:
-    proof = prove(rule)
+    proof = prove(rule, points=6)
     assert not proof and proof.detail
 
 

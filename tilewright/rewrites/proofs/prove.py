@@ -24,7 +24,9 @@ from tilewright.ir.types import TENSOR_DTYPES, DType, TensorType, as_dtype, f64,
 from tilewright.rewrites.proofs.equality import nodes_equal
 from tilewright.rewrites.subject import Maker, subject_of
 
-POINTS = 6  # subjects per dtype, and a third of them where all values are tried too
+# Subjects per dtype of a rule that is proved, of which one is enough where all values are tried,
+# and of one that rests on them.
+POINTS, POINTS_OF_TESTED = 3, 20
 FORMS = 4  # symbolic subjects of the first dtype of each kind; one of each other dtype
 # How floats are read by what a rule may change, and what a proof then says.
 READING = {"nothing": "bits", "sign of zero": "numbers", "rounding": "reals"}
@@ -51,10 +53,11 @@ class Proof:
         return self.holds
 
 
-def prove(rule: Rule, points: int = POINTS, forms: int = FORMS, seed: int = 0) -> Proof:
-    """Check the rule by normal form, unless it says `tested`, and by evaluation; the detail says
-    what fails, with the seed."""
+def prove(rule: Rule, points: int = 0, forms: int = FORMS, seed: int = 0) -> Proof:
+    """Check the rule by normal form and by evaluation; one that says `tested` has no normal form.
+    The detail says what fails, with the seed."""
     start = time.perf_counter()
+    points = points or (POINTS_OF_TESTED if rule.tested else POINTS)
     tried, complete, wrong = evaluated(rule, points, seed)
     if wrong:
         return Proof(False, wrong)
@@ -124,7 +127,7 @@ def evaluated(rule: Rule, points: int, seed: int) -> tuple[int, tuple[DType, ...
     complete: list[DType] = []
     for dtype in _dtypes(rule):
         every = _every_value(rule, dtype)
-        for k in range(points if every is None else points // 3):
+        for k in range(points if every is None or rule.tested else 1):
             sides = _sides(rule, Maker(seed + 1000 * k + dtype.bits, dtype=dtype))
             if sides is None:
                 return tried, (), f"does not apply to its own subject (seed {seed}, {dtype})"
