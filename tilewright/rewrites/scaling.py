@@ -70,15 +70,16 @@ def make_conv(m: Maker, transposed: bool | None = None) -> Node:
     shape = (cin, cout // groups) if flip else (cout, cin // groups)
     y = m.tensor("x", (m.dim(hi=2), cin, *(m.dim(lo=4, hi=6) for _ in range(n))))
     weight = m.weight("w", (*shape, *(k,) * n))
+    stride = m.whole(1, 2)
     return ops.conv(
         y,
         weight,
-        stride=(m.whole(1, 2),) * n,
+        stride=(stride,) * n,
         padding=(m.whole(0, 1),) * n,
-        dilation=(1,) * n,
+        dilation=(m.whole(1, 2),) * n,
         groups=groups,
         transposed=flip,
-        output_padding=(0,) * n,
+        output_padding=(m.whole(0, stride - 1),) * n,
     )
 
 

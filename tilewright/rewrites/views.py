@@ -107,17 +107,15 @@ def _expands(m: Maker) -> Node:
 
 
 def _slices(m: Maker) -> Node:
-    before, skipped, after = m.dim(), m.dim(), m.dim()
+    before, skipped, inside, after = m.dim(), m.dim(), m.dim(lo=1), m.dim()
     step = m.whole(1, 3)
-    # As long as the second slice takes: every position of both is a size of its own.
-    taken = (skipped + m.dim(lo=1)) * step
+    taken = (skipped + inside + m.dim()) * step
     axis = m.whole(0, 2)
     shape = m.shape(3)
     n = m.tensor("x", (*shape[:axis], before + taken + after, *shape[axis + 1 :]))
     inner = make("slice", n, axis=axis, start=before, stop=before + taken, step=step)
-    return make(
-        "slice", inner, axis=axis, start=skipped, stop=inner.shape[axis], step=m.whole(1, 2)
-    )
+    stop = skipped + inside
+    return make("slice", inner, axis=axis, start=skipped, stop=stop, step=m.whole(1, 2))
 
 
 def _slice_of_slice(m: Match) -> Node:
