@@ -80,10 +80,10 @@ def graph_level() -> Graph:
 def passes(graph: Graph) -> Graph:
     section(
         "2. Passes rewrite it",
-        """Simplify applies proved rules, Decompose writes operators in terms of primitive ones,
-        FoldConstants computes what is known, PackOperands asks for layouts. A pass is a frozen
-        dataclass; the pipeline is a list of them. Softmax is gone: it was defined as a composition
-        of maxima, exponentials, sums and divisions.""",
+        """Simplify applies rules (docs/proofs.md), Decompose writes operators in terms of primitive
+        ones, FoldConstants computes what is known, PackOperands asks for layouts. A pass is a
+        frozen dataclass; the pipeline is a list of them. Softmax is gone: it was defined as a
+        composition of maxima, exponentials, sums and divisions.""",
     )
     target = default_target()
     ready = prepare(graph, Options(), target, Log(), Stages())

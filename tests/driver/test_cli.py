@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,16 @@ def test_explain(capsys: pytest.CaptureFixture[str], program: Path) -> None:
     assert all(form in out for form in ("group", "trace", "nest", "define void @", "assembly"))
 
 
+def test_rules(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    listed = tmp_path / "rules.json"
+    status, out, err = call(capsys, "rules", "pow-1", "mul-0-*", "--json", listed)
+    assert status == 0, err
+    assert "2 rules: 1 proved, 1 tested" in out
+    assert "no standard says" in out, "it says why a rule is tested only"
+    known = {e["name"]: e["status"] for e in json.loads(listed.read_text())}
+    assert known == {"pow-1": "tested", "mul-0-whole": "proved"}
+
+
 def test_graphs(capsys: pytest.CaptureFixture[str], graph: Path) -> None:
     for command in ("compile", "run", "explain"):
         status, out, err = call(capsys, command, graph)
@@ -120,6 +131,7 @@ def test_demo(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "{program}:layer", "-i", "f99[3]"], "does not say an input"),
         (["run", "{program}:layer", "-i", "f32[2,9]"], "shapes cannot be multiplied"),
         (["explain", "{program}:layer", "--kernel", "99"], "there is no kernel 99"),
+        (["rules", "no-such-rule"], "no rule is called no-such-rule"),
         (["demo", "nothing"], "there is no demo model 'nothing'"),
     ],
 )

@@ -183,8 +183,8 @@ def test_rules_that_undo_each_other_are_refused() -> None:
 def test_bad_rules_are_refused() -> None:
     with pytest.raises(Invalid, match="not an operator"):
         Rule("r", x, x)
-    with pytest.raises(Invalid, match="proof is one of"):
-        Rule("r", op.neg(x), x, proof="hope")
+    with pytest.raises(Invalid, match="changes is one of"):
+        Rule("r", op.neg(x), x, changes="a little")
     with pytest.raises(Invalid, match="the types differ"):
         Rule("r", op.sum(x), x).apply(ops.sum(A, (0,)))
 

@@ -1,4 +1,4 @@
-"""The command line: `tilewright demo | compile | run | bench | explain`."""
+"""The command line: `tilewright demo | compile | run | bench | explain | rules`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rich.table import Table
 from tilewright.base import knobs
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.driver import demo as demos
+from tilewright.driver import rules
 from tilewright.driver.api import torch_side
 from tilewright.driver.explain import Explanation, explain
 from tilewright.driver.graph_run import judge, random_array, random_inputs, run_arrays
@@ -95,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
         if name == "explain":
             made.add_argument("--kernel", type=int, metavar="K", help="one kernel in full")
             made.add_argument("--form", choices=KERNEL_FORMS, help="of that kernel (all)")
+    listed = command("rules", _rules, "prove the rewrite rules, and say which are only tested")
+    listed.add_argument("name", nargs="*", help="of rules, such as add-0 or 'slice-*' (all)")
+    listed.add_argument("--json", type=Path, metavar="FILE", help="write what is known there, too")
     commands.add_parser("bench", help="time models, operators or a program beside the peers")
     return parser
 
@@ -167,6 +171,10 @@ def _run(given: argparse.Namespace, console: Console) -> int:
     console.print(_error_table([("all results", found.error.ours, found.error.allowed)]))
     console.print(demos.verdict(found))
     return 0 if found.error.right else 1
+
+
+def _rules(given: argparse.Namespace, console: Console) -> int:
+    return rules.show(given.name, given.json, console)
 
 
 def _bench(arguments: Sequence[str]) -> int:

@@ -278,7 +278,6 @@ def guard(text: str) -> Callable[[Callable[[Match], bool]], Guard]:
 
 # How a rewritten program may differ from the original.
 CHANGES = ("nothing", "sign of zero", "rounding")
-PROOFS = ("normal form", "evaluation")
 
 
 @dataclass(frozen=True)
@@ -286,8 +285,8 @@ class Rule:
     """`left` may be replaced by `right` where `when` holds.
 
     right     a pattern, or a function of the match that gives the new node (None: not here)
-    proof     "normal form": both sides have one polynomial normal form, for all shapes of the ranks
-              tried, and agree in exact evaluation; "evaluation": the latter only
+    tested    empty: the rule is proved, both sides have one normal form for all sizes
+              (docs/proofs.md). Otherwise why it is not: then it is evaluated at points only
     changes   what may differ: "nothing" means the same bits, NaN and -0.0 included
     subject   builds a left side to try the rule on, from a `rewrites.subject.Maker`; without it one
               is made from the pattern
@@ -297,16 +296,21 @@ class Rule:
     left: Pattern
     right: Pattern | Callable[[Match], Node | None]
     when: Guard | None = None
-    proof: str = "normal form"
+    tested: str = ""
     changes: str = "nothing"
     subject: Callable[[Any], Node] | None = None
     dtypes: str = "fiub"  # kinds of the dtypes that the subject is tried with
 
     def __post_init__(self) -> None:
-        if self.proof not in PROOFS or self.changes not in CHANGES:
-            raise Invalid(f"rule {self.name}: proof is one of {PROOFS}, changes of {CHANGES}")
+        if self.changes not in CHANGES:
+            raise Invalid(f"rule {self.name}: changes is one of {CHANGES}")
         if not isinstance(self.left, Apply):
             raise Invalid(f"rule {self.name}: its left side is not an operator")
+
+    @property
+    def label(self) -> str:
+        """Its name, for wherever rules are shown: one that is not proved says so."""
+        return f"{self.name} (tested)" if self.tested else self.name
 
     @property
     def root(self) -> str:
@@ -343,9 +347,9 @@ class Rule:
         return True
 
     def __repr__(self) -> str:
-        right = self.right if isinstance(self.right, Pattern) else "…"
+        right = repr(self.right) if isinstance(self.right, Pattern) else "…"
         when = f" when {self.when!r}" if self.when else ""
-        return f"{self.name}: {self.left!r} -> {right!r}{when}"
+        return f"{self.label}: {self.left!r} -> {right}{when}"
 
 
 def make(name: str, *args: Node, **attrs: Any) -> Node:

@@ -137,7 +137,7 @@ class _Round:
                     self.uses[x] = 1
             self.follow(out, where)
             if self.log is not None:
-                said = f"{rule.name}: {n.op} to {out.op}"
+                said = f"{rule.label}: {n.op} to {out.op}"
                 place = str(min(where, key=str)) if where else None
                 self.log.add("rewrite", said, where=place, detail=True, rule=rule.name)
             return out
@@ -145,7 +145,7 @@ class _Round:
 
     def count(self, rule: Rule) -> None:
         self.left -= 1
-        self.last = rule.name
+        self.last = rule.label
         if self.left < 0:
             self.refuse()
 

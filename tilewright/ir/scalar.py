@@ -219,11 +219,21 @@ def _exactly(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return out
 
 
-def _number_wins(choose: Callable[..., Any], on_zeros: Callable[..., Any]) -> Callable[..., Any]:
+def _of_zeros_too(choose: Callable[..., Any], on_zeros: Callable[..., Any]) -> Callable[..., Any]:
+    """The one that is chosen; of two zeros, the one of the right sign."""
+
     def apply(a: Any, b: Any) -> Any:
-        return np.where(np.equal(a, 0) & np.equal(b, 0), on_zeros(a, b), choose(a, b))
+        chosen = choose(a, b)
+        if np.asarray(chosen).dtype.kind != "f":
+            return chosen
+        with np.errstate(all="ignore"):
+            return np.where(np.equal(a, 0) & np.equal(b, 0), on_zeros(a, b), chosen)
 
     return apply
+
+
+def _lower_zero(a: Any, b: Any) -> Any:
+    return -(-a - b)
 
 
 def _toward_zero(dtype: DType) -> Callable[..., Any]:
@@ -271,13 +281,14 @@ _add("mod", 2, _int_or_float(_int_mod, np.mod), only="fiu")  # sign of the divis
 _add("rem", 2, _int_or_float(_int_rem, np.fmod), only="fiu")  # sign of the dividend, as C
 _add("pow", 2, lambda a, b: np.power(a, b), only="f")
 _add("atan2", 2, np.arctan2, only="f")
-_add("max", 2, np.maximum, commutative=True, associative=True)  # NaN wins
-_add("min", 2, np.minimum, commutative=True, associative=True)
-_add("maxnum", 2, _number_wins(np.fmax, np.add), only="f", commutative=True, associative=True)
+# NaN wins, and -0 is below +0: numpy leaves that to the machine.
+_add("max", 2, _of_zeros_too(np.maximum, np.add), commutative=True, associative=True)
+_add("min", 2, _of_zeros_too(np.minimum, _lower_zero), commutative=True, associative=True)
+_add("maxnum", 2, _of_zeros_too(np.fmax, np.add), only="f", commutative=True, associative=True)
 _add(
     "minnum",
     2,
-    _number_wins(np.fmin, lambda a, b: -(-a - b)),
+    _of_zeros_too(np.fmin, _lower_zero),
     only="f",
     commutative=True,
     associative=True,

@@ -1,4 +1,4 @@
-"""Families of proved rules. Every module's `RULES` is found by itself and tested by existing."""
+"""Families of rules. Every module's `RULES` is found by itself and proved by existing."""
 
 from __future__ import annotations
 

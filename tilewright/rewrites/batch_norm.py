@@ -70,7 +70,8 @@ def _subject(build: Callable[[Maker], Node], biased: bool) -> Callable[[Maker], 
 
 
 def _product(m: Maker) -> Node:
-    return ops.matmul(m.tensor("x", (m.dim(), 4)), m.weight("w", (4, 5)))
+    deep = m.dim()
+    return ops.matmul(m.tensor("x", (m.dim(), deep)), m.weight("w", (deep, m.dim(lo=1))))
 
 
 RULES = tuple(
@@ -84,7 +85,6 @@ RULES = tuple(
         & used_here
         & fits
         & (per_channel if biased else one_dtype),
-        proof="evaluation",
         changes="rounding",
         subject=_subject(build, biased),
         dtypes="f",

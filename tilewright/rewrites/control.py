@@ -50,7 +50,6 @@ RULES = (
         op.item(op.cond(c, args), k=Attr("k")),
         _taken,
         known,
-        proof="evaluation",
         subject=_branches,
         dtypes="fi",
     ),

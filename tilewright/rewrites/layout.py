@@ -8,18 +8,23 @@ from tilewright.ir.pattern import Attr, Match, Rule, Var, guard, make, op
 from tilewright.rewrites.subject import Maker
 
 x, p = Var("x"), Attr("p")
-_MAP = Map.parse("k, j -> j//4, k, j%4")
+_MAPS = tuple(
+    map(
+        Map.parse,
+        ("k, j -> j//4, k, j%4", "k, j -> j//8, k//2, (j//2)%4, k%2, j%2", "k, j -> j, k"),
+    )
+)
 
 
 def _packed_and_back(m: Maker) -> Node:
-    n = m.tensor("x", (m.dim(), m.whole(1, 12)))
-    return make("unrelayout", make("relayout", n, map=_MAP), map=_MAP, shape=n.shape)
+    n, layout = m.tensor("x", m.shape(2)), m.rng.choice(_MAPS)
+    return make("unrelayout", make("relayout", n, map=layout), map=layout, shape=n.shape)
 
 
 def _back_and_packed(m: Maker) -> Node:
-    rows, blocks = m.dim(), m.whole(1, 3)
-    n = m.tensor("x", (blocks, rows, 4))
-    return make("relayout", make("unrelayout", n, map=_MAP, shape=(rows, 4 * blocks)), map=_MAP)
+    shape, layout = (2 * m.dim(), 8 * m.dim(hi=2)), m.rng.choice(_MAPS)
+    n = m.tensor("x", layout.shape(shape))
+    return make("relayout", make("unrelayout", n, map=layout, shape=shape), map=layout)
 
 
 @guard("the shape is the one that was packed")
@@ -38,7 +43,6 @@ RULES = (
         op.unrelayout(op.relayout(x, map=p), map=p),
         x,
         same_shape,
-        proof="evaluation",
         subject=_packed_and_back,
     ),
     Rule(
@@ -46,7 +50,6 @@ RULES = (
         op.relayout(op.unrelayout(x, map=p), map=p),
         x,
         pads_nothing,
-        proof="evaluation",
         subject=_back_and_packed,
     ),
 )

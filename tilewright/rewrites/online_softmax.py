@@ -57,7 +57,7 @@ def _rule(name: str, masked: bool) -> Rule:
         subject=lambda m: _subject(m, masked),
         dtypes="f",
         changes="rounding",
-        proof="evaluation",
+        tested="a reduction that rescales has no normal form",
     )
 
 

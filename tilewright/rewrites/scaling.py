@@ -70,15 +70,16 @@ def make_conv(m: Maker, transposed: bool | None = None) -> Node:
     shape = (cin, cout // groups) if flip else (cout, cin // groups)
     y = m.tensor("x", (m.dim(hi=2), cin, *(m.dim(lo=4, hi=6) for _ in range(n))))
     weight = m.weight("w", (*shape, *(k,) * n))
+    stride = m.whole(1, 2)
     return ops.conv(
         y,
         weight,
-        stride=(m.whole(1, 2),) * n,
+        stride=(stride,) * n,
         padding=(m.whole(0, 1),) * n,
-        dilation=(1,) * n,
+        dilation=(m.whole(1, 2),) * n,
         groups=groups,
         transposed=flip,
-        output_padding=(0,) * n,
+        output_padding=(m.whole(0, stride - 1),) * n,
     )
 
 
@@ -93,8 +94,10 @@ def _scaled_conv(name: str) -> Callable[[Maker], Node]:
 
 def _scaled_matmul(name: str) -> Callable[[Maker], Node]:
     def subject(m: Maker) -> Node:
-        y = ops.matmul(m.tensor("x", m.shape(m.whole(2, 3)) + (4,)), m.weight("w", (4, 5)))
-        return getattr(ops, name)(y, m.weight("s", m.rng.choice([(5,), (1, 5), ()])))
+        deep, columns = m.dim(), m.dim(lo=1)
+        x = m.tensor("x", (*m.shape(m.whole(1, 3)), deep))
+        y = ops.matmul(x, m.weight("w", (deep, columns)))
+        return getattr(ops, name)(y, m.weight("s", m.rng.choice([(columns,), (1, columns), ()])))
 
     return subject
 
@@ -108,7 +111,6 @@ RULES = tuple(
             Apply(name, (conv_pattern, s)),
             _into_conv,
             weights("w", "s") & not_narrow & inner_used_once & per_channel,
-            proof="evaluation",
             changes="rounding",
             subject=_scaled_conv(name),
             dtypes="f",
@@ -118,7 +120,6 @@ RULES = tuple(
             Apply(name, (op.matmul(x, w), s)),
             _into_matmul,
             weights("w", "s") & not_narrow & inner_used_once & per_column,
-            proof="evaluation" if name == "div" else "normal form",
             changes="rounding",
             subject=_scaled_matmul(name),
             dtypes="fi" if name == "mul" else "f",

@@ -43,6 +43,5 @@ RULES = (
         subject=_subject,
         dtypes="f",
         changes="rounding",
-        proof="evaluation",
     ),
 )

@@ -9,19 +9,27 @@ from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node, input
+from tilewright.ir.operator import OPERATORS
 from tilewright.ir.pattern import Apply, Filled, Pattern, Rest, Rule, Var, make
 from tilewright.ir.types import DType, TensorType, b1, f32
 
 
 class Maker:
-    """Makes inputs, dims and attributes. With `symbolic`, dims stand for all sizes."""
+    """Makes inputs, dims and attributes. With `symbolic`, dims stand for all sizes. `one_shape` is
+    the shape of every operand of a pattern."""
 
-    def __init__(self, seed: int, symbolic: bool = False, dtype: DType = f32) -> None:
+    def __init__(
+        self,
+        seed: int,
+        symbolic: bool = False,
+        dtype: DType = f32,
+        one_shape: tuple[int, ...] | None = None,
+    ) -> None:
         self.rng = random.Random(seed)
-        self.symbolic, self.dtype = symbolic, dtype
+        self.symbolic, self.dtype, self.one_shape = symbolic, dtype, one_shape
         self._count = 0
 
-    def dim(self, lo: int = 1, hi: int = 5) -> Dim:
+    def dim(self, lo: int = 0, hi: int = 5) -> Dim:
         """A symbol of at least `lo`, or a small number."""
         self._count += 1
         return D.sym(f"n{self._count}", lo) if self.symbolic else self.rng.randint(lo, hi)
@@ -33,7 +41,7 @@ class Maker:
     def coin(self) -> bool:
         return self.rng.random() < 0.5
 
-    def shape(self, rank: int | None = None, lo: int = 1, hi: int = 5) -> tuple[Dim, ...]:
+    def shape(self, rank: int | None = None, lo: int = 0, hi: int = 5) -> tuple[Dim, ...]:
         rank = self.rng.randint(0, 3) if rank is None else rank
         return tuple(self.dim(lo, hi) for _ in range(rank))
 
@@ -64,7 +72,7 @@ def subject_of(rule: Rule, maker: Maker) -> Node:
     """A left side of the rule: from its `subject`, or its pattern over tensors of one shape."""
     if rule.subject is not None:
         return rule.subject(maker)
-    shape = maker.shape()
+    shape = maker.shape() if maker.one_shape is None else maker.one_shape
     bound: dict[str, Node] = {}
 
     def go(p: Pattern) -> Node:
@@ -72,7 +80,7 @@ def subject_of(rule: Rule, maker: Maker) -> Node:
             if p.name not in bound:
                 # Some operands are broadcast, to try what that does to the rule.
                 own = tuple(1 if maker.rng.random() < 0.2 else d for d in shape)
-                first = not bound
+                first = not bound or maker.one_shape is not None
                 bound[p.name] = maker.tensor(p.name, shape if first else own)
             return bound[p.name]
         if isinstance(p, Filled):
@@ -80,7 +88,10 @@ def subject_of(rule: Rule, maker: Maker) -> Node:
         if isinstance(p, Apply) and not any(isinstance(a, Rest) for a in p.args):
             if any(not isinstance(v, (int, float, str, bool, tuple)) for _, v in p.attrs):
                 raise Invalid(f"rule {rule.name} needs a subject: its pattern has attributes")
-            return make(p.op, *map(go, p.args), **dict(p.attrs))
+            args = list(map(go, p.args))
+            if OPERATORS[p.op].commutative and maker.coin():
+                args.reverse()  # which is matched too
+            return make(p.op, *args, **dict(p.attrs))
         raise Invalid(f"rule {rule.name} needs a subject: {p!r} cannot be made up")
 
     return go(rule.left)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from tilewright import ops
@@ -107,11 +107,15 @@ def _expands(m: Maker) -> Node:
 
 
 def _slices(m: Maker) -> Node:
-    size = m.dim(lo=12, hi=20)
-    n = m.tensor("x", (m.dim(), size))
-    inner = make("slice", n, axis=1, start=2, stop=size - 1, step=m.whole(1, 2))
-    width = inner.shape[1]
-    return make("slice", inner, axis=1, start=1, stop=width, step=m.whole(1, 2))
+    before, skipped, inside, after = m.dim(), m.dim(), m.dim(lo=1), m.dim()
+    step = m.whole(1, 3)
+    taken = (skipped + inside + m.dim()) * step
+    axis = m.whole(0, 2)
+    shape = m.shape(3)
+    n = m.tensor("x", (*shape[:axis], before + taken + after, *shape[axis + 1 :]))
+    inner = make("slice", n, axis=axis, start=before, stop=before + taken, step=step)
+    stop = skipped + inside
+    return make("slice", inner, axis=axis, start=skipped, stop=stop, step=m.whole(1, 2))
 
 
 def _slice_of_slice(m: Match) -> Node:
@@ -135,8 +139,8 @@ def _flip_of_flip(m: Match) -> Node:
 
 def _pads(m: Maker) -> Node:
     n = m.tensor("x", m.shape(2))
-    inner = make("pad", n, lo=(1, 0), hi=(2, m.whole(0, 2)), value=0)
-    return make("pad", inner, lo=(m.whole(0, 3), 1), hi=(0, 1), value=0)
+    inner = make("pad", n, lo=(m.dim(), 0), hi=(m.dim(), m.dim()), value=0)
+    return make("pad", inner, lo=(m.dim(), 1), hi=(0, m.dim()), value=0)
 
 
 @guard("both pads grow, with one value")
@@ -247,6 +251,13 @@ MEANINGS = (
 # ---- concat, slice, slice_scatter
 
 
+def _added(sizes: Sequence[Dim]) -> Dim:
+    out: Dim = 0
+    for n in sizes:
+        out = out + n
+    return out
+
+
 def _ends(nodes: tuple[Node, ...], axis: int) -> list[Dim]:
     out: list[Dim] = [0]
     for n in nodes:
@@ -254,17 +265,19 @@ def _ends(nodes: tuple[Node, ...], axis: int) -> list[Dim]:
     return out
 
 
-def _concat_subject(m: Maker) -> tuple[Node, int]:
+def _joined(m: Maker, sizes: list[Dim]) -> Node:
     rows = m.dim()
-    parts = [m.tensor(f"x{k}", (rows, m.dim(lo=3, hi=6))) for k in range(3)]
-    return make("concat", *parts, axis=1), 1
+    parts = [m.tensor(f"x{k}", (rows, n)) for k, n in enumerate(sizes)]
+    return make("concat", *parts, axis=1)
 
 
 def _slice_of_concat(m: Maker) -> Node:
-    n, axis = _concat_subject(m)
-    ends = _ends(n.inputs, axis)
+    before, inside, after = m.dim(), m.dim(), m.dim()
     k = m.whole(0, 2)
-    return make("slice", n, axis=axis, start=ends[k] + 1, stop=ends[k + 1], step=m.whole(1, 2))
+    sizes = [before + inside + after if j == k else m.dim() for j in range(3)]
+    n = _joined(m, sizes)
+    start = _ends(n.inputs, 1)[k] + before
+    return make("slice", n, axis=1, start=start, stop=start + inside, step=m.whole(1, 2))
 
 
 def _found_in_concat(m: Match) -> Node | None:
@@ -279,8 +292,10 @@ def _found_in_concat(m: Match) -> Node | None:
 
 
 def _concat_of_slices(m: Maker) -> Node:
-    n = m.tensor("x", (m.dim(), m.dim(lo=9, hi=12)))
-    cuts: list[Dim] = [m.whole(0, 1), m.whole(2, 4), m.whole(5, 9), n.shape[1]]
+    cuts: list[Dim] = [m.dim()]
+    for _ in range(m.whole(2, 3)):
+        cuts.append(cuts[-1] + m.dim())
+    n = m.tensor("x", (m.dim(), cuts[-1] + m.dim()))
     parts = [make("slice", n, axis=1, start=a, stop=b, step=1) for a, b in pairwise(cuts)]
     return make("concat", *parts, axis=1)
 
@@ -316,13 +331,6 @@ def _flattened(m: Match) -> Node | None:
     return make("concat", *parts, axis=m.p)
 
 
-def _scatter(m: Maker, rest: Callable[[Node, Dim], Node]) -> Node:
-    size = m.dim(lo=8, hi=12)
-    n = m.tensor("x", (m.dim(), size))
-    src = m.tensor("y", (n.shape[0], 3))
-    return rest(make("slice_scatter", n, src, axis=1, start=2, stop=5, step=1), size)
-
-
 def _read_back(m: Match) -> Node | None:
     """A slice of what was scattered: inside it, or beside it."""
     s, w = m.op(0), m.op(1)
@@ -336,8 +344,15 @@ def _read_back(m: Match) -> Node | None:
 
 
 def _slice_of_scatter(m: Maker) -> Node:
-    start, stop = m.rng.choice([(2, 5), (3, 5), (0, 2), (5, 8)])
-    return _scatter(m, lambda n, _: make("slice", n, axis=1, start=start, stop=stop, step=1))
+    """Before what was scattered, in it, or behind it."""
+    where, step = m.whole(0, 2), m.whole(1, 2)
+    parts = [[m.dim() for _ in range(3 if k == where else 1)] for k in range(3)]
+    before, inside, behind = map(_added, parts)
+    n = m.tensor("x", (m.dim(), before + inside + behind))
+    src = m.tensor("y", (n.shape[0], inside))
+    new = make("slice_scatter", n, src, axis=1, start=before, stop=before + inside, step=1)
+    start = _added([before, inside][:where]) + parts[where][0]
+    return make("slice", new, axis=1, start=start, stop=start + parts[where][1], step=step)
 
 
 def _whole_scatter(m: Maker) -> Node:
@@ -359,7 +374,6 @@ PARTS = (
         op.concat(xs, axis=p),
         _joined_slices,
         subject=_concat_of_slices,
-        proof="evaluation",
     ),
     Rule("concat-concat", op.concat(xs, axis=p), _flattened, subject=_concat_of_concats),
     Rule(
@@ -376,7 +390,13 @@ PARTS = (
 
 
 def _over_ones(name: str) -> Callable[[Maker], Node]:
-    return lambda m: make(name, m.tensor("x", (m.dim(), 1)), axes=(1,), keepdims=m.coin())
+    def subject(m: Maker) -> Node:
+        rank = m.whole(1, 3)
+        axes = tuple(sorted(m.rng.sample(range(rank), m.whole(1, rank))))
+        n = m.tensor("x", tuple(1 if k in axes else m.dim() for k in range(rank)))
+        return make(name, n, axes=axes, keepdims=m.coin())
+
+    return subject
 
 
 one_element = Guard(
@@ -390,7 +410,6 @@ REDUCTIONS = tuple(
         lambda m: ops.reshape(m.x, m.root.shape),
         one_element,
         changes=changes,
-        proof="evaluation",
         subject=_over_ones(name),
         dtypes=kinds,
     )

@@ -1,0 +1,12 @@
+"""Proofs of rules: both sides have one normal form, for all sizes (docs/proofs.md).
+
+element.py     a graph as one value at a symbolic index
+terms.py       sums of products, with conditions on indices as factors
+ieee.py        the laws of floats that hold bit for bit
+integers.py    the laws of integers, which wrap around
+reals.py       the laws of real numbers, for rules that say that they round differently
+logic.py       truth values as sums of products
+form.py        normal forms of values
+equality.py    when two nodes are equal
+prove.py       a rule proved, or tested where it says so
+"""
