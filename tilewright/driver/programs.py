@@ -11,6 +11,7 @@ from typing import Any
 from tilewright.base.cache import Cache
 from tilewright.base.collector import garbage_waits
 from tilewright.base.events import Log
+from tilewright.base.fresh_stack import on_fresh_stack
 from tilewright.driver.kept import key_of, restored
 from tilewright.driver.options import Options
 from tilewright.driver.phases import Phases
@@ -24,6 +25,7 @@ _PIPELINE = "tilewright.driver.compile"
 
 
 @garbage_waits()
+@on_fresh_stack
 def compile_graph(graph: Graph, options: Options | None = None, log: Log | None = None) -> Program:
     """Native code for a graph without host calls; Unsupported where a part has no native form."""
     options, log = options or Options(), log if log is not None else Log()

@@ -19,6 +19,7 @@ import numpy as np
 
 from tilewright.base.collector import garbage_waits
 from tilewright.base.events import Log
+from tilewright.base.fresh_stack import on_fresh_stack
 from tilewright.ir import dim as D
 from tilewright.ir.expr import loads
 from tilewright.ir.target import Target
@@ -229,6 +230,7 @@ def _cell(dtype: str) -> Callable[[Any], Any]:
     return made
 
 
+@on_fresh_stack
 def write_tile(
     kernel: Kernel, target: Target, meeting: Meeting = APART, wraps: bool = False
 ) -> Forms:
