@@ -339,3 +339,30 @@ def test_gradients_that_devices_hand_on(monkeypatch: pytest.MonkeyPatch) -> None
     own = gradients_of_chunks(q * 0.2, k, w, g, do, dv, none, 64)[0][0]
     both = gradients_of_chunks(q * 0.2, k, w, g, do, dv, one, 64)[0][0]
     close(sent[0], torch.cat((own, both - own), -1)[0], factor=20)
+
+
+def test_gradients_of_solved_chunks() -> None:
+    """Keys and values of a chunk are those of a triangular system that keys before them make."""
+    from fla.ops.kda.wy_fast import prepare_wy_repr_bwd
+
+    size, length = 32, 50
+    k, v, g, dw, du, dk, dg = inputs(40, 24, 40, 40, 24, 40, 40, length=length)
+    beta, g = randn(1, length, 2).sigmoid(), F.logsigmoid(g + 3)
+    below = torch.arange(size) < torch.arange(length)[:, None] % size
+    triangle = randn(1, length, 2, size) / size**0.5 * below[:, None]
+    inverse, loss = torch.zeros_like(triangle), torch.zeros(()).double()
+    leaves = [x.double().requires_grad_() for x in (k, v, beta, g, triangle)]
+    for begin in range(0, length, size):
+        n = min(size, length - begin)
+        key, value, step, fade, lower = (x[:, begin : begin + n].transpose(1, 2) for x in leaves)
+        solved = torch.linalg.inv(torch.eye(n).double() + lower[..., :n])
+        inverse[:, begin : begin + n, :, :n] = solved.detach().transpose(1, 2)
+        kept, written = (x[:, begin : begin + n].transpose(1, 2) for x in (dw, du))
+        loss = loss + (solved @ (key * step[..., None] * fade.exp()) * kept).sum()
+        loss = loss + (solved @ (value * step[..., None]) * written).sum()
+    loss.backward()
+    got = prepare_wy_repr_bwd(k, v, beta, g / math.log(2), inverse, dk, dw, du, dg)
+    for x, leaf, before in zip(got, leaves, (dk, 0, 0, dg, 0), strict=True):
+        assert leaf.grad is not None
+        wanted = leaf.grad * below[:, None] if leaf is leaves[-1] else leaf.grad
+        close(x, wanted + before, factor=20)
