@@ -100,8 +100,10 @@ class Recorder:
         pruned = Autotuner.prune_configs
 
         def few(tuner: Any, *args: Any, **kwargs: Any) -> list[Config]:
-            found = list(pruned(tuner, *args, **kwargs))
-            found.sort(key=_size_of)
+            each: dict[str, Config] = {}  # those that differ in warps and stages are one here
+            for config in pruned(tuner, *args, **kwargs):
+                each.setdefault(repr(config.kwargs), config)
+            found = sorted(each.values(), key=_size_of)
             first = skip % len(found) if found else 0
             return found[first : first + most]
 
