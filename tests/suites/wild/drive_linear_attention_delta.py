@@ -50,36 +50,18 @@ def test_kda(inside: bool, bounded: bool) -> None:
     from fla.ops.kda import chunk_kda
 
     more = {"safe_gate": bounded, "lower_bound": LEAST if bounded else None}
-
-    def gate(g: torch.Tensor, a: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return fading(g, a, bias, bounded)
-
-    def ours(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        beta: torch.Tensor,
-        *gates: torch.Tensor,
-    ) -> torch.Tensor:
-        if not inside:
-            return chunk_kda(q, k, v, gate(*gates), beta, **more)[0]
-        g, a, bias = gates
-        known = {"A_log": a, "dt_bias": bias, "use_gate_in_kernel": True}
-        return chunk_kda(q, k, v, g, beta, **known, **more)[0]
-
-    def reference(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        beta: torch.Tensor,
-        *gates: torch.Tensor,
-    ) -> torch.Tensor:
-        return corrected(q, k * beta[..., None], k, v, gate(*gates))
-
     q, k, v, g = units(32, 32, 32, 32)
-    beta = randn(1, LENGTH, 2).sigmoid()
     compare_gradients(
-        ours, reference, [q, k, v, beta, g - 3, randn(2) * 0.1, randn(64) * 0.1], factor=50
+        lambda q, k, v, beta, g, a, bias: (
+            chunk_kda(q, k, v, g, beta, A_log=a, dt_bias=bias, use_gate_in_kernel=True, **more)
+            if inside
+            else chunk_kda(q, k, v, fading(g, a, bias, bounded), beta, **more)
+        )[0],
+        lambda q, k, v, beta, *gates: corrected(
+            q, k * beta[..., None], k, v, fading(*gates, bounded)
+        ),
+        [q, k, v, randn(1, LENGTH, 2).sigmoid(), g - 3, randn(2) * 0.1, randn(64) * 0.1],
+        factor=50,
     )
 
 
