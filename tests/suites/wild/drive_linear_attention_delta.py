@@ -57,8 +57,8 @@ def test_kda(inside: bool, bounded: bool) -> None:
             if inside
             else chunk_kda(q, k, v, fading(g, a, bias, bounded), beta, **more)
         )[0],
-        lambda q, k, v, beta, *gates: corrected(
-            q, k * beta[..., None], k, v, fading(*gates, bounded)
+        lambda q, k, v, beta, g, a, bias: corrected(
+            q, k * beta[..., None], k, v, fading(g, a, bias, bounded)
         ),
         [q, k, v, randn(1, LENGTH, 2).sigmoid(), g - 3, randn(2) * 0.1, randn(64) * 0.1],
         factor=50,
