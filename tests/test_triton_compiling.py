@@ -104,6 +104,14 @@ def test_kernels_inside_functions_that_inductor_compiles(tmp_path):
     assert done.stdout.strip() == "right", done.stderr
 
 
+def test_inductor_compiles_kernels_in_this_process():
+    """Those that it starts would not find Triton, whose place is taken in this one only."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    AsyncCompile.wait_pool_ready()
+    assert not AsyncCompile.use_process_pool()
+
+
 def test_strides_that_a_kernel_is_told():
     """Native code writes in the order of memory; the kernel is told torch's strides."""
 

@@ -60,6 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--configs", type=int, default=1, help="of an autotuned kernel (default 1, the smallest)"
     )
+    parser.add_argument(
+        "--skip",
+        type=int,
+        default=0,
+        help="so many of the smallest configurations; -1 leaves the largest, which is judged then",
+    )
     parser.add_argument("--seconds", type=float, help="stop a library after so long")
     parser.add_argument("--json", type=Path, help="write every case and every kernel here")
     given = parser.parse_args(argv)
@@ -68,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         limit=given.limit,
         memory=given.memory,
         configs=given.configs,
+        skip=given.skip,
         words=given.k,
         seconds=given.seconds,
         drivers=given.drivers,

@@ -48,6 +48,10 @@ MULTI = _deselected(
     "test_dynamic_function_with_multiprocess",
 )
 
+SEVERAL = _deselected(  # they start a process for each of four GPUs
+    "test/transformers/test_rms_norm.py", "test_dtensor_rms_norm"
+) + _deselected("test/transformers/test_swiglu.py", "test_dtensor_liger_silumul")
+
 LIBRARIES = (
     Library(
         name="Liger-Kernel",
@@ -59,6 +63,7 @@ LIBRARIES = (
         + ("flex_attention",),  # it compares functions of torch
         driver="drive_liger.py",
         apart=("backends", "cute"),
+        arguments=SEVERAL,
     ),
     Library(
         name="flash-linear-attention",

@@ -58,6 +58,7 @@ class Options:
     limit: float = 60.0
     memory: int = 6
     configs: int = 1  # of an autotuned kernel; 0: all
+    skip: int = 0  # so many of the smallest are left out first
     words: str | None = None
     seconds: float | None = None  # after so long a library is stopped
     drivers: bool = False  # only our own files, not the library's tests
@@ -106,6 +107,7 @@ def _run_files(
             "most": options.cases if own else 0,
             "memory": options.memory,
             "configs": options.configs,
+            "skip": options.skip,
             "roots": [str(checkout / s) for s in library.sources] + [str(checkout)],
             "sources": [str((checkout / s).resolve()) for s in library.sources],
             "device": library.device,

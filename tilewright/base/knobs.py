@@ -294,8 +294,8 @@ triton_backend: Knob[str | None] = Knob(
     _matching(
         r"cpu|(cuda|hip)(:\w+)?", "cpu, cuda, hip, or one of these with its architecture, cuda:90"
     ),
-    "what scripts run with Tilewright in Triton's place are told that they run on, such as cuda:90 "
-    "(default: cpu); kernels are the CPU's whatever it says",
+    "what scripts run with Tilewright in Triton's place, and their kernels, are told that they run "
+    "on, such as cuda:90 (default: cpu); the code is the CPU's whatever it says",
 )
 triton_checkout: Knob[Path | None] = Knob(
     "TILEWRIGHT_TRITON_CHECKOUT",

@@ -21,6 +21,7 @@ from itertools import chain
 from types import ModuleType
 from typing import Any
 
+from tilewright.base import knobs
 from tilewright.base.cache import Cache
 from tilewright.base.events import Log
 from tilewright.driver.tile_compile import Binding, CompiledTile, Forms, compile_tile, write_tile
@@ -107,6 +108,7 @@ def key_of(wanted: Wanted, target: Target) -> str:
     parts = [
         f"llvm {LLVM_VERSION} python {sys.version}",
         f"{target.key()} {target.codegen_key()}",
+        f"told {knobs.triton_backend.get()}",  # kernels may ask, see language/target_info.py
         f"debug {wanted.debug} {wanted.sanitize} meeting {wanted.meeting} {wanted.wraps}",
         *_function(wanted.function, seen),
         *(f"{name}: {_argument(a, seen)}" for name, a in wanted.arguments.items()),

@@ -78,6 +78,7 @@ def attach(replace: Replace) -> None:
     _after.call(wrapper, lambda module: _attach_analysis(module, replace))
     _after.call("torch._dynamo.trace_rules", keep_untraced)
     _after.call("torch._dynamo.utils", lambda module: _attach_constants(module, replace))
+    _after.call("torch._inductor.async_compile", lambda module: _attach_workers(module, replace))
 
 
 def _attach_constants(module: Any, replace: Replace) -> None:
@@ -85,6 +86,12 @@ def _attach_constants(module: Any, replace: Replace) -> None:
     module.common_constant_types.add(dtype)
     if not hasattr(module, "triton"):
         replace(module, "triton", sys.modules["triton"])
+
+
+def _attach_workers(module: Any, replace: Replace) -> None:
+    """Inductor compiles Triton's kernels in processes of its own as soon as these have started.
+    They know nothing of this package, so kernels are compiled here, as they are before that."""
+    replace(module.AsyncCompile, "use_process_pool", classmethod(lambda cls: False))
 
 
 def forget_answers() -> None:

@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from tilewright.base import knobs
 from tilewright.base.errors import Invalid, Unsupported
+from tilewright.language.target_info import current_target
 from tilewright.targets import host
 from tilewright.triton import graphs
 from tilewright.triton.philox import gpu_generator
@@ -46,9 +46,8 @@ def asked_by_torch(depth: int = 2, through: tuple[str, ...] = ()) -> bool:
 
 def capability() -> tuple[int, int]:
     """Of a GPU that scripts know how to talk to. What it says of itself chooses nothing here."""
-    backend, _, arch = (knobs.triton_backend.get() or "").partition(":")
-    digits = arch if backend == "cuda" and arch.isdigit() else "80"
-    return int(digits[:-1] or 0), int(digits[-1])
+    target = current_target()
+    return divmod(int(target.arch) if target.backend == "cuda" else 80, 10)
 
 
 def here(device: Any) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.base import knobs as own_knobs
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.driver.tile_arguments import ALIGNMENT, TYPE_NAMES
 from tilewright.driver.tile_jit import JITFunction
@@ -20,19 +19,11 @@ from tilewright.ir.types import DTYPES
 from tilewright.lang.tile.front.functions import Argument
 from tilewright.lang.tile.language import core
 from tilewright.lang.tile.language.types import tuple_type
+from tilewright.language.target_info import GPUTarget, current_target
 from tilewright.runtime.pool import get_threads
 from tilewright.targets import host
 from tilewright.triton.cuda import Event, Stream, capability
 from tilewright.triton.redirect import complete, redirected
-
-
-@dataclass(frozen=True)
-class GPUTarget:
-    """What kernels are compiled for, in Triton's words."""
-
-    backend: str
-    arch: int | str
-    warp_size: int
 
 
 def device_properties(device: Any = None) -> dict[str, int]:
@@ -64,14 +55,7 @@ class CPUDriver:
         return True
 
     def get_current_target(self) -> GPUTarget:
-        """This CPU, or what scripts that know GPUs only are told (TILEWRIGHT_TRITON_BACKEND)."""
-        backend, _, arch = (own_knobs.triton_backend.get() or "cpu").partition(":")
-        if backend == "cpu":
-            return GPUTarget("cpu", host().arch, 1)
-        if backend == "hip":
-            return GPUTarget("hip", arch or "gfx90a", 64)
-        major, minor = capability()
-        return GPUTarget("cuda", 10 * major + minor, 32)
+        return current_target()
 
     def get_active_torch_device(self) -> Any:
         import torch

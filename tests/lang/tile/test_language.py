@@ -5,6 +5,7 @@ import inspect
 import numpy as np
 import pytest
 
+import tilewright as tw
 import tilewright.language as tl
 from tests.lang.tile.library import run, run_eagerly, tile
 from tilewright.base.errors import Invalid
@@ -100,6 +101,26 @@ def test_the_target_is_a_cpu():
     asked = [info.is_cuda, info.is_hip, info.is_hip_cdna3, info.is_hip_cdna4, info.is_hip_gfx1250]
     assert not any(f() for f in asked)
     assert not info.cuda_capability_geq(8, 0)
+
+
+def generation(out):
+    found = 0
+    if tl.target_info.is_cuda():
+        found = 9 if tl.target_info.cuda_capability_geq(9) else 8
+    elif tl.target_info.is_hip_cdna4():
+        found = 4
+    tl.store(out, found)
+
+
+def test_kernels_hear_what_programs_are_told(monkeypatch):
+    """Whoever launches a kernel chooses by the same answers, and code on disk is told apart."""
+    found = []
+    for told in ("cpu", "cuda:80", "cuda:90", "cuda:103", "hip:gfx950", "hip:gfx942"):
+        monkeypatch.setenv("TILEWRIGHT_TRITON_BACKEND", told)
+        out = np.zeros(1, np.int32)
+        tw.jit(generation)[(1,)](out)
+        found.append(out[0])
+    assert found == [0, 8, 9, 9, 4, 0]
 
 
 def test_constants_go_through_the_library():

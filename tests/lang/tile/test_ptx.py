@@ -155,6 +155,21 @@ def test_conversions():
     np.testing.assert_array_equal(bits(found), rounded.astype(np.uint32))
 
 
+def test_floats_of_nineteen_bits():
+    """tf32 is a float32 without its last 13 bits; halfway lies 0x1000 below them."""
+    x = FLOATS.copy()
+    x[:4] = np.array([0x3F801000, 0x3F803000, 0xBF801000, 0x3F800FFF], np.uint32).view(np.float32)
+    x[4:7] = np.inf, -np.inf, np.nan
+    code = bits(x).astype(np.uint64)
+    ways = {"rna": 0x1000, "rn": 0xFFF + ((code >> 13) & 1), "rz": 0}
+    for how, more in ways.items():
+        found = both_ways(f"cvt.{how}.tf32.f32 $0, $1;", "=r,r", [x], np.float32)
+        wanted = np.where(np.isnan(x), 0x7FFFFFFF, (code + more) & 0xFFFFE000)
+        np.testing.assert_array_equal(bits(found), wanted)
+    with pytest.raises(CompileError, match="tf32"):
+        both_ways("cvt.tf32.f32 $0, $1;", "=r,r", [x], np.float32)
+
+
 def test_four_bits():
     values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
     x = np.resize(np.concatenate([values, -values, [0.25, 0.75, 2.5, 5, 100, -0.3]]), N)

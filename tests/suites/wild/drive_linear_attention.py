@@ -10,35 +10,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from linear_attention_parts import LENGTH, inputs, recurrence
 from reference import close, compare_gradients, randn
-
-LENGTH = 70  # two chunks, the second one not full
-
-
-def inputs(*widths: int, heads: int = 2, length: int = LENGTH) -> list[torch.Tensor]:
-    return [randn(1, length, heads, w, seed=s) for s, w in enumerate(widths)]
-
-
-def recurrence(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    decay: torch.Tensor | None = None,  # logarithms, for each row of the state
-    a: torch.Tensor | None = None,
-    b: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> torch.Tensor:
-    """S = exp(decay) S + b (a S) + k v, and q S is the result."""
-    state = q.new_zeros(q.shape[0], q.shape[2], q.shape[3], v.shape[3])
-    found = []
-    for t in range(q.shape[1]):
-        new = state if decay is None else state * decay[:, t, :, :, None].exp()
-        if a is not None and b is not None:
-            read = torch.einsum("bhk,bhkv->bhv", a[:, t], state)
-            new = new + b[:, t, :, :, None] * read[:, :, None]
-        state = new + k[:, t, :, :, None] * v[:, t, :, None]
-        found.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
-    return torch.stack(found, 1) * (q.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def test_bounded_memory() -> None:
@@ -229,12 +202,13 @@ def test_dplr(size: int) -> None:
     )
 
 
-def test_iplr() -> None:
+@pytest.mark.parametrize("size", [32, 64])
+def test_iplr(size: int) -> None:
     from fla.ops.generalized_delta_rule import chunk_iplr_delta_rule
 
     q, k, v, a = inputs(32, 32, 32, 32)
     a = F.normalize(a, dim=-1)
-    got = chunk_iplr_delta_rule(q, k, v, a, -a)[0]
+    got = chunk_iplr_delta_rule(q, k, v, a, -a, chunk_size=size)[0]
     wide = [x.double() for x in (q, k, v, a)]
     close(got, recurrence(*wide[:3], a=wide[3], b=-wide[3]), factor=50)
 

@@ -3,6 +3,8 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -176,3 +178,101 @@ def test_rotary(pairs: bool) -> None:
         lambda x: rotated(x, cos[:, None], sin[:, None], pairs),
         [randn(2, 7, 3, 32)],
     )
+
+
+def test_gated_power() -> None:
+    """x^(m / (1 + sqrt x)) where x is positive, and swish elsewhere."""
+    from fla.modules.activations import powglu, powglu_linear
+
+    def reference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        positive = torch.where(x > 0, x, 1.0)
+        power = positive ** (3 / (positive.sqrt() + 1))
+        return torch.where(x > 0, power * x.sigmoid(), F.silu(x)) * y
+
+    x, y = randn(3, 40), randn(3, 40, seed=1)
+    compare_gradients(lambda x, y: powglu(x, y), reference, [x, y], factor=10)
+    compare_gradients(
+        lambda x, y, w, b: powglu_linear(x, y, w, b),
+        lambda x, y, w, b: F.linear(reference(x, y), w, b),
+        [x, y, randn(24, 40), randn(24)],
+        factor=10,
+    )
+
+
+def test_divergence_of_linear_layers() -> None:
+    """From a teacher's distribution, which has no gradient."""
+    from fla.modules.fused_kl_div import FusedKLDivLoss
+
+    teacher, head = randn(5, 32, seed=1), randn(50, 32, seed=1)
+    wanted = F.linear(teacher.double(), head.double()).log_softmax(-1)
+    compare_gradients(
+        lambda x, w: 2 * FusedKLDivLoss()(x, teacher, w, head),
+        lambda x, w: (
+            2
+            * F.kl_div(
+                F.linear(x, w).log_softmax(-1), wanted, reduction="batchmean", log_target=True
+            )
+        ),
+        [randn(5, 32), randn(50, 32)],
+        factor=10,
+    )
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_policy_loss(inplace: bool) -> None:
+    """Advantages of tokens that were drawn, less their divergence from a reference model."""
+    from fla.modules.grpo import fused_grpo_loss
+
+    ids = torch.randint(1500, (2, 9), generator=torch.Generator().manual_seed(0))
+    before, gain = randn(2, 6) - 7, randn(2)
+    counted = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]])
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        drawn = x[:, :-1].log_softmax(-1).gather(-1, ids[:, 3:, None])[..., 0]
+        divergence = (before - drawn).exp() - (before - drawn) - 1
+        ratio = (drawn - drawn.detach()).exp()
+        loss = 0.1 * divergence - gain[:, None] * ratio
+        return torch.cat((loss, divergence)) * counted.repeat(2, 1)
+
+    def ours(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat(
+            fused_grpo_loss(x, before, ids, gain, 0.1, counted, save_kl=True, inplace=inplace)
+        )
+
+    # The divergence is for a report: it has no gradient.
+    logits = randn(2, 7, 1500)
+    close(ours(logits), reference(logits.double()))
+    compare_gradients(lambda x: ours(x)[:2], lambda x: reference(x)[:2], [logits], factor=10)
+
+
+@pytest.mark.parametrize("activation", [None, "swish"])
+@pytest.mark.parametrize("ends", [None, [0, 3, 70, 140]])
+def test_causal_convolution(activation: str | None, ends: list[int] | None) -> None:
+    """Over time, after a state; the state after it are the last inputs, and before them a column
+    of padding without a gradient."""
+    from fla.modules.conv import causal_conv1d
+
+    length, width, rows = 140, 20, 1 if ends is None else 3
+    spans = list(pairwise(ends)) if ends else [(0, length)]
+
+    def reference(
+        x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, r: torch.Tensor, h: torch.Tensor
+    ) -> torch.Tensor:
+        found, states = [], []
+        for n, (begin, end) in enumerate(spans):
+            seen = torch.cat((h[n], x[0, begin:end].T), 1)
+            y = F.conv1d(seen[:, 1:][None], w[:, None], b, groups=width)[0].T
+            found.append((y if activation is None else F.silu(y)) + r[0, begin:end])
+            states.append(seen[:, -3:])
+        return torch.cat([y.flatten() for y in (*found, *states)])
+
+    def ours(
+        x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, r: torch.Tensor, h: torch.Tensor
+    ) -> torch.Tensor:
+        places = None if ends is None else torch.tensor(ends)
+        y, last = causal_conv1d(x, w, b, r, h, True, activation, cu_seqlens=places)
+        return torch.cat((y.flatten(), last[..., 1:].flatten()))
+
+    x, r = randn(1, length, width), randn(1, length, width, seed=1)
+    start = randn(rows, width, 4)
+    compare_gradients(ours, reference, [x, randn(width, 4), randn(width), r, start], factor=10)

@@ -46,6 +46,7 @@ class Recorder:
         most: int,
         size: Callable[[pytest.Item], int],
         configs: int,
+        skip: int,
     ) -> None:
         self.sources = tuple(sources)
         self.most, self.size = most, size
@@ -58,7 +59,7 @@ class Recorder:
         self.current: tuple[str, str] | None = None
         self._watch_launches()
         if configs:
-            self._try_few(configs)
+            self._try_few(configs, skip)
 
     def say(self, event: str, **more: Any) -> None:
         self.file.write(json.dumps({"event": event, **more}) + "\n")
@@ -93,13 +94,18 @@ class Recorder:
         JITFunction.__getitem__ = get  # type: ignore[method-assign]
         JITFunction.run = ran  # type: ignore[method-assign]
 
-    def _try_few(self, most: int) -> None:
-        """Of an autotuner's configurations the smallest: which is fastest is no question here."""
+    def _try_few(self, most: int, skip: int) -> None:
+        """Of an autotuner's configurations the smallest after `skip` of them: which is fastest is
+        no question here. Where there are fewer, counting begins again."""
         pruned = Autotuner.prune_configs
 
         def few(tuner: Any, *args: Any, **kwargs: Any) -> list[Config]:
-            found = list(pruned(tuner, *args, **kwargs))
-            return sorted(found, key=_size_of)[:most]
+            each: dict[str, Config] = {}  # those that differ in warps and stages are one here
+            for config in pruned(tuner, *args, **kwargs):
+                each.setdefault(repr(config.kwargs), config)
+            found = sorted(each.values(), key=_size_of)
+            first = skip % len(found) if found else 0
+            return found[first : first + most]
 
         Autotuner.prune_configs = few  # type: ignore[method-assign]
 

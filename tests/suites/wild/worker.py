@@ -70,6 +70,7 @@ def main(settings: dict) -> int:
         most=settings["most"],
         size=chooser.size,
         configs=settings["configs"],
+        skip=settings["skip"],
     )
     status = pytest.main(
         settings["arguments"], plugins=[pytest_plugin, chooser, recorder, Spares(recorder)]

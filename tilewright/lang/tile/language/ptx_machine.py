@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.base.errors import Invalid
-from tilewright.lang.tile.language import promote
-from tilewright.lang.tile.language.elementwise import where
+from tilewright.lang.tile.language import promote, semantic
+from tilewright.lang.tile.language.elementwise import minimum, where
 from tilewright.lang.tile.language.ptx_text import Instruction, number_of, refused
-from tilewright.lang.tile.language.tensor import tensor, wrap
+from tilewright.lang.tile.language.tensor import tensor, value, wrap
 from tilewright.lang.tile.language.types import (
     bfloat16,
     dtype,
@@ -55,6 +55,7 @@ PACKED: dict[str, tuple[Any, int]] = {
     "e5m2x2": (float8e5, 2),
     "e2m1x2": ("e2m1", 2),
     "ue8m0x2": ("ue8m0", 2),
+    "tf32": ("tf32", 1),
 }
 
 
@@ -248,3 +249,30 @@ def numbers(m: Machine, name: str, kind: str) -> list[tensor]:
     width = 8 if isinstance(to, str) else to.primitive_bitwidth
     whole = m.read(name, UNSIGNED[width * lanes])
     return [x if isinstance(to, str) else x.to(to, bitcast=True) for x in unpacked(whole, lanes)]
+
+
+# ---- floats
+
+_SMALLEST = 2.0**-126  # of normal float32
+
+
+def function(name: str, t: tensor) -> tensor:
+    """A function of numbers, in float32 where they are narrower."""
+    if bits(t) < 32:
+        return wrap(semantic.function(name, value(t.to(float32)))).to(t.dtype)
+    return wrap(semantic.function(name, value(t)))
+
+
+def flushed(x: tensor, modifiers: set[str]) -> tensor:
+    """.ftz: what is too small to be normal is zero."""
+    if "ftz" not in modifiers or x.dtype is not float32:
+        return x
+    small = wrap(semantic.absolute(value(x))) < _SMALLEST
+    return where(small, x * 0.0, x)
+
+
+def finished(x: tensor, modifiers: set[str]) -> tensor:
+    x = flushed(x, modifiers)
+    if "sat" in modifiers:
+        x = where(x > 0.0, minimum(x, 1.0), 0.0).to(x.dtype)
+    return x
