@@ -41,7 +41,7 @@ from tilewright.kernel.nest import (
     walk,
 )
 from tilewright.kernel.text import line_text
-from tilewright.kernel.threads import grid_of, launches
+from tilewright.kernel.threads import combined, grid_of, launches, thread_chain
 
 NOBODY, MANY = -1, -2
 
@@ -66,6 +66,8 @@ class _Grid(Machine):
                 self.memory[s.buffer] = self.garbage(self.nest.buffer(s.buffer))
         # With numbers for the dimensions every extent has a bound: the size of the block.
         fixed = substitute_all(body, table)
+        # By identity: equal updates may stand inside loops of different kinds.
+        self.over = {id(c.store): [q.kind for q in c.over] for c in combined(fixed)}
         for launch in launches(fixed):
             self._launch(launch)
 
@@ -178,6 +180,7 @@ class _Block:
         self.memory = dict(grid.memory)
         self.private: dict[str, np.ndarray] = {}  # per thread and cell: has it been written?
         self.copies = Copies(self.count)
+        self.inner: set[int] = set()  # loops inside those where threads were seen to meet
 
     def run(self, body: tuple[Stmt, ...]) -> None:
         self.statements(body, dict(self.at), self.grid.random.permutation(self.count))
@@ -236,6 +239,7 @@ class _Block:
         if s.kind in THREADS:
             mine = self.coords[s.kind][who]
             there = mine < count
+            self._meet(s, who)
             self._some(s.body, {**env, s.name: mine}, who, there)
         elif s.kind == "lane":
             wide = {k: np.repeat(v, count) if np.ndim(v) else v for k, v in env.items()}
@@ -254,7 +258,59 @@ class _Block:
             part = {k: v[there] if np.ndim(v) else v for k, v in env.items()}
             self.statements(body, part, who[there])
 
+    def _meet(self, s: Loop, who: np.ndarray) -> None:
+        """All threads come to the loops of an update that combines their values."""
+        chain = thread_chain(s)
+        if id(chain[-1].body[-1]) not in self.grid.over or id(s) in self.inner:
+            return
+        self.inner |= {id(x) for x in chain[1:]}
+        absent = np.setdiff1d(np.arange(self.count), who)
+        if absent.size:
+            what = f"{self.thread(absent[0])} does not reach {s.name}"
+            raise RunError(f"{what}, where the values of threads are combined")
+
+    def _combine(self, s: Store, env: Env, who: np.ndarray) -> None:
+        """One value of every thread; those that differ only along the loops combined over have one
+        result."""
+        b = self.grid.nest.buffer(s.buffer)
+        if s.buffer not in self.memory:
+            raise RunError(f"{s.stage}: {s.buffer} is written where it is not allocated")
+        ev = _Reader(self, s, env, who)
+        v = as_dtype(np.broadcast_to(ev(s.value), who.shape), b.dtype)
+        index = [np.broadcast_to(ev.dim(i), who.shape) for i in s.index]
+        what = f"{s.buffer}[{','.join(map(str, s.index))}]"
+        cells = self.cells(s.buffer, index, who, True, f"{s.stage}: {what} writes")
+        key = np.zeros(self.count, np.int64)
+        for axis in THREADS:
+            if axis not in self.grid.over[id(s)]:
+                key = key * self._width(axis) + self.coords[axis]
+        f = _combine(str(s.function), b.dtype)
+        flat = self.memory[s.buffer].reshape(-1)
+        for k in np.unique(key[who]):
+            mine = np.flatnonzero(key[who] == k)
+            total = v[mine[0]]
+            with np.errstate(all="ignore"):
+                for x in v[mine[1:]]:
+                    total = as_dtype(f(total, x), b.dtype)
+            everyone, cell = np.flatnonzero(key == k), cells[mine[:1]]
+            if s.buffer in self.private:
+                self.private[s.buffer][everyone, cell] = True
+                at = everyone * self.private[s.buffer].shape[1] + cell
+            else:
+                at = cell
+                one = who[mine[:1]]
+                self.touch(s, s.buffer, what, cell, one)
+                self.touch(s, s.buffer, what, cell, one, np.zeros(1, np.bool_))
+            with np.errstate(all="ignore"):
+                flat[at] = as_dtype(f(flat[at], total), b.dtype)
+
+    def _width(self, axis: str) -> int:
+        return self.size[THREADS.index(axis)]
+
     def store(self, s: Store, env: Env, who: np.ndarray) -> None:
+        if id(s) in self.grid.over:
+            self._combine(s, env, who)
+            return
         n = len(who)
         b = self.grid.nest.buffer(s.buffer)
         if s.buffer not in self.memory:

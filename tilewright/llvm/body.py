@@ -385,14 +385,14 @@ class Body(Branches):
         x = self.lanes_of(s.value)
         if lane == b.unit:
             p = self.pointer(b, const, terms)
+            align = self.alignment(b, lin, w)
             if s.function:
-                old = self.arith.widen(
-                    self.put(f"load <{w} x {t}>, ptr {p}, align {b.dtype.bytes}"), b.dtype, w
-                )
+                old = self.put(f"load <{w} x {t}>, ptr {p}, align {align}")
+                old = self.arith.widen(old, b.dtype, w)
                 x = self.arith.apply(s.function, b.dtype, w, [old, x])
             x = self.arith.narrow(x, b.dtype, w)
             hint = self._past_caches(b)
-            self.line(f"store <{w} x {t}> {x}, ptr {p}, align {b.dtype.bytes}{hint}")
+            self.line(f"store <{w} x {t}> {x}, ptr {p}, align {align}{hint}")
             return
         if b.pointer and lane is None and not s.function:
             self.scatter(b, self.arith.narrow(x, b.dtype, w), lin, w)

@@ -17,6 +17,9 @@ class Bind(Step):
     for i.0 in 7:                             block.x i.0 in 7:
       for i.1 in min(16, 100-16*i.0):           thread.x i.1 in min(16, 100-16*i.0):
         y[16*i.0+i.1] = …                         y[16*i.0+i.1] = …
+
+    A reduction over threads combines one value of each; what a thread adds up by itself is a
+    partial result of its own (RFactor) before that.
     """
 
     loop: str
@@ -27,7 +30,9 @@ class Bind(Step):
         self.need(self.axis in axes, f"{self.axis} is not an axis", f"one of {', '.join(axes)}")
         for x, _ in self.loops(n, self.loop):
             self.need(x.kind == "serial", f"{self.loop} is already {x.kind}")
-            bad = carried(n, x)
+            # Threads combine their values where the order of a sum may change; blocks do not.
+            free = self.axis in THREADS and n.precision != "strict"
+            bad = [f for f in carried(n, x) if not (free and f.kind == "reduction")]
             self.keep(n, bad, hint=apart_hint(n, bad))
             bounded = self.axis in BLOCKS or D.bounds(x.extent)[1] < D.INF
             self.need(bounded, f"{self.loop} has no constant bound for its threads", "Split first")
