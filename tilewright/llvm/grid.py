@@ -1,9 +1,9 @@
 """Nest with blocks and threads → LLVM text for a GPU: a kernel per launch, and how it is launched.
 
 What bound loops, shared memory and barriers mean is said in kernel/threads.py; the statements
-inside are written by llvm/body.py. A kernel's parameters are the addresses of the buffers that it uses and
-the sizes that are not known before. A private buffer of which every thread touches its own part has
-memory for that part only, which are registers where its indices are constants.
+inside are written by llvm/body.py. A kernel's parameters are the addresses of the buffers that it
+uses and the sizes that are not known before. A private buffer of which every thread touches its own
+part has memory for that part only, which are registers where its indices are constants.
 """
 
 from __future__ import annotations
@@ -307,11 +307,13 @@ class _Kernel(ThreadSums, Body):
 
     def missing(self, s: Loop) -> str | None:
         """The condition under which a block or thread has an iteration; None where all do."""
-        if s.kind in THREADS and s.extent == self.threads[THREADS.index(s.kind)]:
+        fixed = {v: k for v in D.symbols(s.extent) if isinstance(k := self.env.get(v), int)}
+        count = D.substitute(s.extent, fixed)
+        if s.kind in THREADS and count == self.threads[THREADS.index(s.kind)]:
             return None
         if s.kind in BLOCKS and D.symbols(s.extent) <= set(self.n.dims):
             return None
-        return self.put(f"icmp slt i64 {self.position(s.kind)}, {self.dim(s.extent)}")
+        return self.put(f"icmp slt i64 {self.position(s.kind)}, {self.dim(count)}")
 
     def _where(self, condition: str | None, f: Any, divides: bool) -> None:
         if condition is None:

@@ -174,6 +174,8 @@ class _Scan:
             for w in (a for a in touched if a.writes):
                 axes = [axis for axis, v in w.threads if v not in uniform and not _all(w, v)]
                 for r in touched:
+                    if r.writes and not r.accumulates:
+                        continue  # into its own memory, whatever was there
                     kept = same_thread(self.n, w, r, axes, uniform)
                     what = f"{r.stage} touches {r} of the private {s.buffer}, which other threads "
                     hint = f"SetScope('{s.buffer}', 'shared'), or bind both to the same axes"
