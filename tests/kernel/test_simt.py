@@ -276,7 +276,7 @@ def test_unsound_nests_are_named(body: str, says: str) -> None:
 
 # (steps before, the step, what its refusal says)
 REFUSALS = [
-    ("", "Bind('s.r0', 'thread.x')", "accumulates into s.*\n.*RFactor first"),
+    ("", "Bind('s.r0', 'block.x')", "accumulates into s.*\n.*RFactor first"),
     ("", "Bind('y.i0', 'warp.x')", "warp.x is not an axis"),
     ("Bind('y.i0', 'thread.x')", "Bind('y.i0', 'block.x')", "is already thread.x"),
     ("Bind('s.i0', 'block.x')", "Bind('s.init.i0', 'block.x')", None),

@@ -395,15 +395,19 @@ class _Kernel(ThreadSums, Body):
 
     def _part(self, b: Buffer) -> Buffer:
         """What one thread has of a private buffer."""
-        gone = self.own.get(b.name, frozenset())
-        return replace(b, shape=tuple(d for k, d in enumerate(b.shape) if k not in gone))
+        own = self.own.get(b.name, {})
+        return replace(b, shape=tuple(own.get(k, (d,))[-1] for k, d in enumerate(b.shape)))
 
     def _linear(self, b: Buffer, index: tuple[Dim, ...]) -> Dim:
-        gone = self.own.get(b.name)
-        if not gone:
+        own = self.own.get(b.name)
+        if not own:
             return super()._linear(b, index)
-        rest = tuple(i for k, i in enumerate(index) if k not in gone)
-        return super()._linear(self._part(b), rest)
+        rest: list[Dim] = list(index)
+        for k, (axis, size) in own.items():
+            here = (self.position(axis), 0)
+            v = next(v for v in D.symbols(index[k]) if self.env.get(v) == here)
+            rest[k] = index[k] - size * D.as_int(v)
+        return super()._linear(self._part(b), tuple(rest))
 
     def alignment(self, b: Buffer, lin: Dim, w: int) -> int:
         """As much of 16 bytes as every term of the index is a multiple of."""
@@ -444,31 +448,55 @@ class _Kernel(ThreadSums, Body):
         raise Unsupported("reports and assertions inside code for a GPU")
 
 
-def _own_parts(launch: tuple[Stmt, ...], buffers: dict[str, Buffer]) -> dict[str, frozenset[int]]:
+# By axis of a buffer: the thread axis, and how many places along it are one thread's.
+Own = dict[int, tuple[str, int]]
+
+
+def _own_parts(launch: tuple[Stmt, ...], buffers: dict[str, Buffer]) -> dict[str, Own]:
     """Of private buffers from outside all thread loops, the axes along which each thread touches
-    its own place only: their index is, wherever they are touched, the thread's own position along
-    one axis of the block."""
+    its own places only: their index is, wherever they are touched, size * thread + something less
+    than the size."""
     depth = {s.buffer: p for s, p in walk(launch) if isinstance(s, Alloc)}
     private = {
         name
         for name, p in depth.items()
         if buffers[name].scope in ("local", "register") and not any(q.kind in THREADS for q in p)
     }
-    axes: dict[str, list[set[str]]] = {x: [set(THREADS) for _ in buffers[x].shape] for x in private}
+    seen: dict[str, list[set[tuple[str, int] | None]]] = {
+        x: [set() for _ in buffers[x].shape] for x in private
+    }
 
     def note(name: str, index: tuple[Dim, ...], path: Path) -> None:
-        if name in axes:
-            bound = {D.as_int(q.var): q.kind for q in path if q.kind in THREADS}
-            for known, i in zip(axes[name], index, strict=True):
-                known &= {bound[i]} if not isinstance(i, int) and i in bound else set()
+        if name in seen:
+            for known, i in zip(seen[name], index, strict=True):
+                known.add(_own_place(i, path))
 
     for s, p in walk(launch):
         if isinstance(s, Store):
             note(s.buffer, s.index, p)
         for x in reads(s) if not isinstance(s, Loop) else ():
             note(str(x.source), x.index, p)
-    found = {x: frozenset(k for k, known in enumerate(axes[x]) if known) for x in private}
-    return {x: own for x, own in found.items() if own}
+    out: dict[str, Own] = {}
+    for x in private:
+        own: Own = {}
+        for k, places in enumerate(seen[x]):
+            place = places.pop() if len(places) == 1 else None
+            if place is not None:
+                own[k] = place
+        if own:
+            out[x] = own
+    return out
+
+
+def _own_place(i: Dim, path: Path) -> tuple[str, int] | None:
+    for q in path:
+        if q.kind in THREADS and q.var in D.symbols(i):
+            size = D.coefficient(i, q.var)
+            if not isinstance(size, int) or size < 1:
+                return None
+            low, high = D.bounds(i - size * D.as_int(q.var))
+            return (q.kind, size) if 0 <= low and high < size else None
+    return None
 
 
 def shared_bytes(k: Kernels) -> int:
