@@ -32,13 +32,35 @@ CANARY = 0xA5
 
 def for_processor(text: str) -> str:
     """The module for this processor: one address space, and calls where a GPU has registers."""
-    text = re.sub(r"= external addrspace\(3\) global \[0 x i8\]", "= internal global [262144 x i8] undef", text)
+    text = re.sub(
+        r"= external addrspace\(3\) global \[0 x i8\]",
+        "= internal global [262144 x i8] undef",
+        text,
+    )
     text = re.sub(r" ?addrspace\(\d\)", "", text)
-    text = re.sub(r"addrspacecast \((ptr [^)]*(?:\([^)]*\))?) to ptr\)", r"bitcast (\1 to ptr)", text)
+    text = re.sub(
+        r"addrspacecast \((ptr [^)]*(?:\([^)]*\))?) to ptr\)", r"bitcast (\1 to ptr)", text
+    )
     text = text.replace("addrspacecast ptr", "bitcast ptr").replace("define ptx_kernel", "define")
     text = re.sub(r"\brange\(i32 [^)]*\) ", "", text)
     text = text.replace('syncscope("device") ', "")
     return re.sub(r"@llvm\.nvvm\.([\w.]+)", lambda m: "@nvvm_" + m[1].replace(".", "_"), text)
+
+
+def _power_of_two(x: float) -> float:
+    with np.errstate(all="ignore"):
+        return float(_flushed(np.exp2(np.float64(x))))
+
+
+def _reciprocal(x: float) -> float:
+    with np.errstate(all="ignore"):
+        return float(_flushed(1 / np.float64(x)))
+
+
+def _flushed(x: np.float64) -> np.float32:
+    """The nearest float32; zero where that is not a normal number."""
+    near = np.float32(x)
+    return near if not abs(near) < np.finfo(np.float32).tiny else np.float32(0)
 
 
 class _Threads:
@@ -68,6 +90,9 @@ class _Threads:
         give("nvvm_barrier_cta_sync_aligned_all", None, (number,), lambda _: self._wait())
         for name, t in (("f32", ctypes.c_float), ("i32", number)):
             give(f"nvvm_shfl_sync_bfly_{name}", t, (number, t, number, number), self._exchanged)
+        single = ctypes.c_float
+        give("nvvm_ex2_approx_ftz_f", single, (single,), _power_of_two)
+        give("nvvm_rcp_approx_ftz_f", single, (single,), _reciprocal)
         return out
 
     def _wait(self) -> None:
@@ -87,9 +112,7 @@ class _Threads:
         x, y, z = launch.threads
         count = x * y * z
         self.barrier = threading.Barrier(count)
-        self.warps = [
-            threading.Barrier(min(WARP, count - k)) for k in range(0, count, WARP)
-        ]
+        self.warps = [threading.Barrier(min(WARP, count - k)) for k in range(0, count, WARP)]
         self.values = [None] * (-(-count // WARP) * WARP)
         failed: list[BaseException] = []
 
@@ -140,7 +163,10 @@ def run_kernels(
         kinds = [ctypes.c_void_p] * len(launch.arguments) + [ctypes.c_int64] * len(made.dims)
         function = ctypes.CFUNCTYPE(None, *kinds)(library.address(launch.symbol))
         places = [memory[x] for x in launch.arguments]
-        args = [*(raw.ctypes.data + start for raw, start, _ in places), *(sizes[d] for d in made.dims)]
+        args = [
+            *(raw.ctypes.data + start for raw, start, _ in places),
+            *(sizes[d] for d in made.dims),
+        ]
         gx, gy, gz = blocks_of(launch, sizes)
         for k in range(gx * gy * gz):
             threads.run(function, launch, (k % gx, k // gx % gy, k // (gx * gy)), args)
@@ -154,4 +180,3 @@ def run_kernels(
             held = raw[start : start + size].view(b.dtype.memory).reshape(shape)
             out[b.name] = from_memory(held, b.dtype)
     return out
-

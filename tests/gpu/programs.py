@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from tests.graph.build import arg, build, graph, weight
 from tilewright.base.events import Log
 from tilewright.driver.grid_run import prepared
 from tilewright.graph.fuse import fuse
+from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Item, Node, node
 from tilewright.ir.types import DType, f32, i64
@@ -94,3 +97,15 @@ def groups(g: Graph) -> list[Group]:
     """The kernels of a program."""
     found = fuse(prepared(g, Log()), Log()).clusters
     return [build_group(f"k{k}", c.nodes, c.inputs, c.outputs) for k, c in enumerate(found)]
+
+
+def inputs(g: Group, sizes: dict[str, int]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(7)
+    out: dict[str, np.ndarray] = {}
+    for b in g.inputs:
+        shape = tuple(int(D.evaluate(d, sizes)) for d in b.shape)
+        if b.dtype.is_float:
+            out[b.name] = (rng.integers(-8, 9, shape) / 4).astype(b.dtype.numpy)
+        else:
+            out[b.name] = rng.integers(0, 2, shape).astype(b.dtype.numpy)
+    return out

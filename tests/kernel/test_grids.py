@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tests.gpu.assembler import assemble
-from tests.gpu.programs import PROGRAMS, groups
+from tests.gpu.programs import PROGRAMS, groups, inputs
+from tests.seeds import crossed
 from tilewright import targets
 from tilewright.ir import dim as D
 from tilewright.ir.types import DType, bf16, f32
@@ -22,7 +23,8 @@ from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
 
 GPU = targets.get("cuda:90")
-SIZES = [(3, 256), (2, 67)]
+CAPABILITIES = ["cuda:75", "cuda:80", "cuda:90"]
+HOW = [((3, 256), f32), ((2, 67), f32), ((3, 256), bf16), ((2, 67), bf16)]
 
 
 def scheduled(g: Group) -> Nest:
@@ -30,18 +32,6 @@ def scheduled(g: Group) -> Nest:
     assert apply(start(g), parse_trace(print_trace(trace))) == nest
     verify(nest)
     return nest
-
-
-def inputs(g: Group, sizes: dict[str, int]) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(7)
-    out: dict[str, np.ndarray] = {}
-    for b in g.inputs:
-        shape = tuple(int(D.evaluate(d, sizes)) for d in b.shape)
-        if b.dtype.is_float:
-            out[b.name] = (rng.integers(-8, 9, shape) / 4).astype(b.dtype.numpy)
-        else:
-            out[b.name] = rng.integers(0, 2, shape).astype(b.dtype.numpy)
-    return out
 
 
 def judge(g: Group, nest: Nest, sizes: dict[str, int], d: DType) -> None:
@@ -52,10 +42,9 @@ def judge(g: Group, nest: Nest, sizes: dict[str, int], d: DType) -> None:
         np.testing.assert_allclose(got.astype(np.float64), want[name].astype(np.float64), **exact)
 
 
-@pytest.mark.parametrize("d", [f32, bf16], ids=str)
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_they_compute_the_group(name: str, size: tuple[int, int], d: DType) -> None:
+@pytest.mark.parametrize(("name", "how"), crossed(list(PROGRAMS), HOW, 2))
+def test_they_compute_the_group(name: str, how: tuple[tuple[int, int], DType]) -> None:
+    size, d = how
     for g in groups(PROGRAMS[name](d, *size)):
         judge(g, scheduled(g), {}, d)
 
@@ -70,8 +59,7 @@ def test_sizes_that_are_not_known(name: str) -> None:
             assert assembly(emit_kernels(nest, GPU).text, GPU)
 
 
-@pytest.mark.parametrize("target", ["cuda:75", "cuda:80", "cuda:90"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "target"), crossed(list(PROGRAMS), CAPABILITIES, 3))
 def test_the_code_is_assembled(name: str, target: str) -> None:
     gpu = targets.get(target)
     for g in groups(PROGRAMS[name](bf16, 64, 4096)):

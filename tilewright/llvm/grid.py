@@ -43,7 +43,8 @@ from tilewright.kernel.threads import combined, grid_of, launches, thread_chain
 from tilewright.kernel.untuple import untuple
 from tilewright.llvm.body import Body
 from tilewright.llvm.combine import ThreadSums
-from tilewright.llvm.scalars import Arith, memory_type
+from tilewright.llvm.grid_math import GridArith
+from tilewright.llvm.scalars import memory_type
 
 # Shared memory that a kernel may have without asking for more at its launch.
 STATIC_SHARED = 48 * 1024
@@ -125,7 +126,7 @@ class _Module:
     ) -> None:
         self.n, self.target, self.grid, self.alignment = n, target, grid, alignment
         self.launch = launch
-        self.arith = Arith(True, n.precision == "strict", "bf16" in grid.has, often=INLINED)
+        self.arith = GridArith(True, n.precision == "strict", "bf16" in grid.has, often=INLINED)
         self.threads = _threads_of(launch, grid)
 
     def kernel(self, symbol: str) -> tuple[list[str], Launch]:
