@@ -22,6 +22,8 @@ from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.driver.grid_run import GridKernel, GridProgram, target_of
 from tilewright.ir import dim as D
 from tilewright.ir.types import DType, bf16, f32
+from tilewright.kernel.text import parse_nest
+from tilewright.llvm.vmath import ERROR_BOUNDS
 from tilewright.runtime.cuda.device import device
 from tilewright.runtime.cuda.driver import CudaError
 from tilewright.runtime.cuda.memory import Memory, TensorMap
@@ -307,6 +309,55 @@ def streams() -> Found:
     return {}
 
 
+EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "exp": torch.exp,
+    "exp2": torch.exp2,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+def function_errors() -> Found:
+    """The largest errors in units in the last place, over every float32 of usual size."""
+    on = device(0)
+    count = 1 << 26
+    found: Found = {}
+    over: list[str] = []
+    for name, exact in EXACT.items():
+        text = f"""
+nest k
+  in x: f32[{count}]
+  out y: f32[{count}]
+  block.x b in {count // 256}:
+    thread.x t in 256:
+      y: y[256*b+t] = {name}(x[256*b+t])
+"""
+        k = GridKernel(parse_nest(text.lstrip()), target_of(on), on)
+        y = torch.empty(count, device="cuda")
+        worst, at = 0.0, 0.0
+        # All bits from 2^-20 to 128, of both signs, 2^26 at a time.
+        for start in range(107 << 23, 134 << 23, count):
+            for sign in (0, 1 << 31):
+                bits = torch.arange(start + sign, start + sign + count, device="cuda")
+                x = bits.to(torch.int32).view(torch.float32)
+                k({"x": x, "y": y}, {}, torch.cuda.current_stream().cuda_stream)
+                want = exact(x.double())
+                near = want.float()
+                fine = torch.isfinite(near)
+                unit = torch.nextafter(near.abs(), torch.full_like(near, torch.inf)) - near.abs()
+                error = torch.where(fine, (y.double() - want).abs() / unit.double(), 0.0)
+                most = float(error.max())
+                if not most <= worst:
+                    worst, at = most, float(x[int(error.argmax())])
+                assert torch.equal(y[~fine], near[~fine]), f"{name} overflows elsewhere"
+        found[name] = worst
+        if not worst <= ERROR_BOUNDS[name]:
+            over.append(f"{name}: {worst:.2f} at {at!r}, {ERROR_BOUNDS[name]} are promised")
+    found["facts"] = ", ".join(f"{k} {v:.2f} ulp" for k, v in found.items())
+    assert not over, "; ".join(over)
+    return found
+
+
 # ---- graphs and their speed
 
 
@@ -415,6 +466,7 @@ def checks(inductor: bool) -> Iterator[Check]:
         matmul,
         rfactor,
         atomics,
+        function_errors,
         symbolic,
         streams,
     )

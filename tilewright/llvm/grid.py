@@ -250,7 +250,9 @@ class _Kernel(ThreadSums, Body):
         for b in shared:
             self.base[b.name] = (self.shared.places[b.name], 0)
         self.over = {id(c.store): c.over for c in combined(m.launch)}
-        self.own = _own_parts(m.launch, self.buffers)
+        given = {b.name for b in args}  # memory from outside the launch is common to all
+        local = {x: b for x, b in self.buffers.items() if x not in given}
+        self.own = _own_parts(m.launch, local)
         self.registers: dict[str, str] = {}
         self.divergent = 0  # conditions that not all threads of the block fulfil alike
 
@@ -461,7 +463,9 @@ def _own_parts(launch: tuple[Stmt, ...], buffers: dict[str, Buffer]) -> dict[str
     private = {
         name
         for name, p in depth.items()
-        if buffers[name].scope in ("local", "register") and not any(q.kind in THREADS for q in p)
+        if name in buffers
+        and buffers[name].scope in ("local", "register")
+        and not any(q.kind in THREADS for q in p)
     }
     seen: dict[str, list[set[tuple[str, int] | None]]] = {
         x: [set() for _ in buffers[x].shape] for x in private

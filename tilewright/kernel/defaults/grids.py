@@ -15,10 +15,11 @@ from tilewright.ir.dim import Sym
 from tilewright.ir.expr import Index, walk
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.choices import Choices
+from tilewright.kernel.defaults.grid_sums import schedule_sum
 from tilewright.kernel.defaults.inlining import inline_maps
 from tilewright.kernel.defaults.maps import collapse, fuse_outer
 from tilewright.kernel.defaults.rows import common_prefix
-from tilewright.kernel.defaults.scheduler import Scheduler, accesses, store_reads
+from tilewright.kernel.defaults.scheduler import Scheduler, accesses, contiguous, store_reads
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.nest import Loop, Nest, Store, seek
@@ -40,7 +41,7 @@ VECTOR = 16  # bytes of one access to memory, at most
 THREADS = 256  # of a block that computes a map
 # Elements of a row that a thread has: few enough for registers, enough loads at a time.
 SHARE = 16
-LARGEST_SHARE = 64
+LARGEST_SHARE = 24
 
 
 def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace, Nest]:
@@ -157,9 +158,11 @@ def _rows(s: Scheduler) -> bool:
     sums = [x for x in inner if x.is_reduce]
     if prefix == 0 or not sums or any(len(x.raxes) != 1 for x in sums):
         return False
-    columns = [D.as_int(x.raxes[0]) for x in sums]
-    width = s.path(sums[0].name)[-1].extent
-    if any(not D.known_eq(s.path(x.name)[-1].extent, width) for x in sums) or not columns:
+    loops = [s.path(x.name)[-1] for x in sums]
+    width = loops[0].extent
+    if any(not D.known_eq(p.extent, width) for p in loops):
+        return False
+    if not all(contiguous(s, s.store(x.name), p.var) for x, p in zip(sums, loops, strict=True)):
         return False
     small = isinstance(width, int) and width <= LARGEST_SHARE * _most_threads(s)
     if not small:
@@ -310,12 +313,16 @@ def _in_registers(s: Scheduler, buffer: str, lanes: int, threads: int) -> None:
 
 
 def _stage_by_stage(s: Scheduler) -> None:
-    """Each stage in launches of its own, a result for every thread."""
+    """Each stage in launches of its own; but for sums, a result for every thread."""
     for stage in inline_maps(s):
+        sums = stage.is_reduce and not stage.ordered
+        if sums and schedule_sum(s, stage.name):
+            continue
         for k, (store, path) in enumerate(_stores(s, stage.name)):
             moving = set().union(*(D.symbols(i) for i in store.index)) if store.index else set()
             data = [p.name for p in path if p.var in moving]
             _plain(s, data, f"{stage.name}.{k}")
+    s.attempt(Synchronise())
 
 
 def _stores(s: Scheduler, stage: str) -> list[tuple[Store, tuple[Loop, ...]]]:
