@@ -32,6 +32,8 @@ from tilewright.runtime.cuda.device import Device, device
 from tilewright.runtime.cuda.kernels import Loaded
 from tilewright.targets import nvptx
 
+DEVICE = "cuda"
+
 
 def prepared(graph: Graph, log: Log) -> Graph:
     """The passes before fusion that do not depend on a processor."""
@@ -70,8 +72,13 @@ class GridKernel:
         code.run(addresses, sizes, stream, self._allocate)
 
     def _allocate(self, size: int) -> tuple[int, object]:
-        made = torch.empty(size, dtype=torch.uint8, device=f"cuda:{self.device.number}")
+        made = torch.empty(size, dtype=torch.uint8, device=place(self.device))
         return made.data_ptr(), made
+
+
+def place(on: Device) -> torch.device:
+    """A device in torch's words."""
+    return torch.device(DEVICE, on.number)
 
 
 def current_stream(number: int) -> int:
@@ -182,18 +189,18 @@ class GridProgram:
         for kernel, g, ins, outs in self.kernels:
             given: dict[str, Any] = {}
             for b, n in zip(g.inputs, ins, strict=True):
-                given[b.name] = self._value(n, values)
+                given[b.name] = self._value(n, values, sizes)
             for b, n in zip(g.outputs, outs, strict=True):
                 shape = [int(D.evaluate(d, sizes)) for d in n.shape]
                 given[b.name] = values[n] = self._empty(shape, n)
             kernel(given, {name: sizes[name] for name in g.dims()}, stream)
-        return [self._value(n, values) for n in self.fused.graph.outputs]
+        return [self._value(n, values, sizes) for n in self.fused.graph.outputs]
 
-    def _value(self, n: Node, values: dict[Node, Any]) -> Any:
+    def _value(self, n: Node, values: dict[Node, Any], sizes: dict[str, int]) -> Any:
         found = values.get(n)
         if found is None and n in self.fused.aliases:
-            base = self._value(self.fused.aliases[n], values)
-            found = values[n] = base.view([int(d) for d in n.shape if isinstance(d, int)])
+            base = self._value(self.fused.aliases[n], values, sizes)
+            found = values[n] = base.view([int(D.evaluate(d, sizes)) for d in n.shape])
         if found is None and isinstance(n.op, Constant):
             found = self._constants.get(n)
             if found is None:
@@ -205,9 +212,9 @@ class GridProgram:
     def _uploaded(self, n: Node) -> torch.Tensor:
         assert isinstance(n.op, Constant)
         plain = torch.from_numpy(to_memory(n.op.literal.array, n.dtype).copy())
-        made = plain.to(f"cuda:{self.device.number}")
+        made = plain.to(place(self.device))
         return made.view(torch.bfloat16) if n.dtype is bf16 else made
 
     def _empty(self, shape: Sequence[int], n: Node) -> torch.Tensor:
         made = torch_dtype(n.dtype, False)
-        return torch.empty(tuple(shape), dtype=made, device=f"cuda:{self.device.number}")
+        return torch.empty(tuple(shape), dtype=made, device=place(self.device))
