@@ -118,7 +118,7 @@ def _line(x: dict[str, Any]) -> str:
 
 def _table(found: list[dict[str, Any]]) -> Table:
     table = Table()
-    for title in ("check", "", "µs", "GB/s", "copy", "eager", "Inductor", "error", "host µs"):
+    for title in ("check", "", "us", "GB/s", "copy", "eager", "Inductor", "error", "host us"):
         table.add_column(title, justify="left" if title in ("check", "") else "right")
 
     def number(x: dict[str, Any], key: str, form: str) -> str:

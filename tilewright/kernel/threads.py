@@ -143,8 +143,11 @@ def thread_faults(n: Nest) -> Iterator[tuple[str, Stmt]]:
     """What is wrong with the bound loops, shared buffers and barriers of a nest, and where."""
     for c in combined(n.body):
         yield from ((what, c.store) for what in _combined_faults(c))
+    outermost = {s.buffer for s in n.body if isinstance(s, Alloc)}
     for s, p in walk(n.body):
         threads = [q for q in p if q.kind in THREADS]
+        if isinstance(s, Alloc) and p and p[0].kind in BLOCKS and s.buffer in outermost:
+            yield f"{s.buffer} is allocated inside the blocks {p[0].name} and outside of them", s
         if isinstance(s, Loop) and s.kind in (*BLOCKS, *THREADS):
             yield from ((what, s) for what in _bound_faults(s, p))
         elif isinstance(s, Alloc) and n.buffer(s.buffer).scope == "shared":
