@@ -44,7 +44,7 @@ class Library:
 
     def answer(self, name: str, args: tuple[Any, ...]) -> None:
         facts = {75: 9, 76: 0, 16: 132, 10: 32, 1: 1024, 97: 232448}
-        out = getattr(args[0], "_obj", None) if args else None
+        out: Any = getattr(args[0], "_obj", None) if args else None
         if name == "cuDriverGetVersion":
             out.value = self.version
         elif name == "cuDeviceGetCount":

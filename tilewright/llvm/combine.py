@@ -35,7 +35,7 @@ class ThreadSums(Masked):
     def among_threads(self, x: str, function: str, d: DType, over: list[str]) -> str:
         """x of all threads along these axes, combined; every one of them has the result."""
         count = prod(self.threads)
-        size = dict(zip(THREADS, self.threads, strict=True))
+        size: dict[str, int] = dict(zip(THREADS, self.threads, strict=True))
         own = [a for a in over if size[a] > 1]
         among = prod(size[a] for a in own)
         if among == 1:
@@ -97,15 +97,16 @@ class ThreadSums(Masked):
         start = self.put(f"mul i32 {group}, {among // WARP}")
         return self._gathered(memory, t, [(start, k) for k in range(among // WARP)], function, d)
 
-    def _through_memory(self, x: str, function: str, d: DType, own: list[str]) -> str:
+    def _through_memory(self, value: str, function: str, d: DType, own: list[str]) -> str:
         """Any threads of the block, each of which reads the values of all."""
         number = self._number()
         memory, t = self._memory(d, prod(self.threads))
         self._in_turn()
-        self.leave("true", memory, number, t, self._as_byte(x, d))
+        self.leave("true", memory, number, t, self._as_byte(value, d))
         self.barrier()
-        strides = dict(zip(THREADS, (1, self.threads[0], self.threads[0] * self.threads[1])))
-        size = dict(zip(THREADS, self.threads, strict=True))
+        x, y, _ = self.threads
+        strides: dict[str, int] = dict(zip(THREADS, (1, x, x * y), strict=True))
+        size: dict[str, int] = dict(zip(THREADS, self.threads, strict=True))
         start = number
         offsets = [0]
         for a in own:
