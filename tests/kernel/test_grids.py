@@ -37,9 +37,10 @@ def scheduled(g: Group) -> Nest:
 def judge(g: Group, nest: Nest, sizes: dict[str, int], d: DType) -> None:
     args = inputs(g, sizes)
     want = run_group(g, args, sizes)
+    close = 2e-2 if d is bf16 else 1e-5
     for name, got in simt.run(nest, args, sizes).items():
-        exact = {"rtol": 2e-2, "atol": 2e-2} if d is bf16 else {"rtol": 1e-5, "atol": 1e-5}
-        np.testing.assert_allclose(got.astype(np.float64), want[name].astype(np.float64), **exact)
+        x, y = (v.astype(np.float64) for v in (got, want[name]))
+        np.testing.assert_allclose(x, y, rtol=close, atol=close)
 
 
 @pytest.mark.parametrize(("name", "how"), crossed(list(PROGRAMS), HOW, 2))
