@@ -11,6 +11,8 @@ import ctypes
 import re
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -144,12 +146,41 @@ def run(
     return run_kernels(made, arrays, dict(dims or {}), alignment)
 
 
+class Loaded:
+    """Kernels on this processor, in place of runtime/cuda/kernels.py's."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+        self.threads = _Threads()
+        image = compile_object(for_processor(kernels.text), targets.host())
+        self.library = Library([image], self.threads.symbols())
+
+    def planned(self, sizes: dict[str, int]) -> list[SimpleNamespace]:
+        """The launches for given sizes."""
+        dims = [sizes[d] for d in self.kernels.dims]
+        return [
+            SimpleNamespace(
+                launch=SimpleNamespace(again=partial(self.launch, x)),
+                arguments=x.arguments,
+                dims=dims,
+                blocks=blocks_of(x, sizes),
+            )
+            for x in self.kernels.launches
+        ]
+
+    def launch(
+        self, x: Launch, parameters: list[int], blocks: tuple[int, int, int], stream: int = 0
+    ) -> None:
+        kinds = [ctypes.c_void_p] * len(x.arguments) + [ctypes.c_int64] * len(self.kernels.dims)
+        function = ctypes.CFUNCTYPE(None, *kinds)(self.library.address(x.symbol))
+        gx, gy, gz = blocks
+        for k in range(gx * gy * gz):
+            self.threads.run(function, x, (k % gx, k // gx % gy, k // (gx * gy)), parameters)
+
+
 def run_kernels(
     made: Kernels, arrays: Mapping[str, np.ndarray], sizes: dict[str, int], alignment: int
 ) -> dict[str, np.ndarray]:
-    threads = _Threads()
-    image = compile_object(for_processor(made.text), targets.host())
-    library = Library([image], threads.symbols())
     memory: dict[str, tuple[np.ndarray, int, int]] = {}
     for b in (*made.arguments, *made.scratch):
         size = scratch_bytes(b, sizes)
@@ -159,17 +190,9 @@ def run_kernels(
             given = to_memory(np.ascontiguousarray(arrays[b.name]), b.dtype)
             raw[start : start + size] = np.frombuffer(given.tobytes(), np.uint8)
         memory[b.name] = raw, start, size
-    for launch in made.launches:
-        kinds = [ctypes.c_void_p] * len(launch.arguments) + [ctypes.c_int64] * len(made.dims)
-        function = ctypes.CFUNCTYPE(None, *kinds)(library.address(launch.symbol))
-        places = [memory[x] for x in launch.arguments]
-        args = [
-            *(raw.ctypes.data + start for raw, start, _ in places),
-            *(sizes[d] for d in made.dims),
-        ]
-        gx, gy, gz = blocks_of(launch, sizes)
-        for k in range(gx * gy * gz):
-            threads.run(function, launch, (k % gx, k // gx % gy, k // (gx * gy)), args)
+    for p in Loaded(made).planned(sizes):
+        places = [memory[x] for x in p.arguments]
+        p.launch.again([*(raw.ctypes.data + start for raw, start, _ in places), *p.dims], p.blocks)
     out: dict[str, np.ndarray] = {}
     for b in made.arguments:
         raw, start, size = memory[b.name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,9 +27,10 @@ from tilewright.kernel.group import Buffer, Group, build_group
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.text import group_text
-from tilewright.llvm.grid import emit_kernels
+from tilewright.llvm.grid import emit_kernels, scratch_bytes
 from tilewright.runtime.cuda.device import Device, device
 from tilewright.runtime.cuda.kernels import Loaded
+from tilewright.runtime.cuda.module import Launcher
 from tilewright.targets import nvptx
 
 DEVICE = "cuda"
@@ -148,6 +149,17 @@ class GridFunction:
                     raise Invalid(f"the output {b.name} overlaps {other.name} in memory")
 
 
+@dataclass
+class _Plan:
+    """A call with tensors of given shapes. Values are numbered: the inputs, constants, then what is
+    allocated; a launch names its arguments by these numbers."""
+
+    constants: list[torch.Tensor]
+    allocated: list[tuple[tuple[int, ...], torch.dtype]]
+    launches: list[tuple[Launcher, tuple[int, ...], list[int], tuple[int, int, int]]]
+    results: list[tuple[int, tuple[int, ...]]]
+
+
 class GridProgram:
     """A graph on a GPU: call it with CUDA tensors, in the order of the graph's inputs."""
 
@@ -169,14 +181,44 @@ class GridProgram:
                 nest = default_schedule(named, self.target)[1]
                 known[text] = GridKernel(nest, self.target, self.device)
             self.kernels.append((known[text], g, c.inputs, c.outputs))
-        self._constants: dict[Node, Any] = {}
+        self._constants: dict[Node, torch.Tensor] = {}
+        self._dtypes = [torch_dtype(n.dtype, False) for n in graph.inputs]
+        self._plans: dict[Any, _Plan] = {}
+        self._place = place(self.device)
 
     def compile(self) -> None:
         """All code, now."""
         for k, *_ in self.kernels:
             k.loaded()
 
-    def __call__(self, *tensors: Any) -> list[Any]:
+    def __call__(self, *tensors: Any) -> list[torch.Tensor]:
+        key = (True, *[t.shape for t in tensors])
+        plan = self._plans.get(key)
+        if plan is None or not self._fit(tensors):
+            plan = self._planned(tensors, True)
+        allocated = [torch.empty(s, dtype=d, device=self._place) for s, d in plan.allocated]
+        values = [*tensors, *plan.constants, *allocated]
+        addresses = [t.data_ptr() for t in values]
+        if any(a & 15 for a in addresses):
+            plan = self._plans.get((False, *key[1:])) or self._planned(tensors, False)
+        self.device.use()
+        stream = current_stream(self.device.number)
+        for launch, arguments, dims, blocks in plan.launches:
+            launch.again([*[addresses[k] for k in arguments], *dims], blocks, stream)
+        return [
+            x if (x := values[k]).shape == shape else x.view(shape) for k, shape in plan.results
+        ]
+
+    def _fit(self, tensors: Sequence[Any]) -> bool:
+        """Are tensors of known shapes what the program takes?"""
+        place = self._place
+        return all(
+            t.dtype is d and t.device == place and t.is_contiguous()
+            for t, d in zip(tensors, self._dtypes, strict=True)
+        )
+
+    def _planned(self, tensors: Sequence[Any], aligned: bool) -> _Plan:
+        """The plan of a call, once its tensors are seen to fit."""
         inputs = self.graph.inputs
         if len(tensors) != len(inputs):
             raise Invalid(f"{len(tensors)} tensors were given, {len(inputs)} are needed")
@@ -184,37 +226,46 @@ class GridProgram:
         for n, t in zip(inputs, tensors, strict=True):
             b = Buffer(str(n.op), n.dtype, n.shape, "in")
             check_tensor(b.name, t, b, self.device.number, sizes)
-        values: dict[Node, Any] = dict(zip(inputs, tensors, strict=True))
-        stream = current_stream(self.device.number)
-        for kernel, g, ins, outs in self.kernels:
-            given: dict[str, Any] = {}
-            for b, n in zip(g.inputs, ins, strict=True):
-                given[b.name] = self._value(n, values, sizes)
-            for b, n in zip(g.outputs, outs, strict=True):
-                shape = [int(D.evaluate(d, sizes)) for d in n.shape]
-                given[b.name] = values[n] = self._empty(shape, n)
-            kernel(given, {name: sizes[name] for name in g.dims()}, stream)
-        return [self._value(n, values, sizes) for n in self.fused.graph.outputs]
+        constants = [n for n in self.fused.graph.nodes() if isinstance(n.op, Constant)]
+        numbers = {n: k for k, n in enumerate((*inputs, *constants))}
+        plan = _Plan([self._constant(n) for n in constants], [], [], [])
 
-    def _value(self, n: Node, values: dict[Node, Any], sizes: dict[str, int]) -> Any:
-        found = values.get(n)
-        if found is None and n in self.fused.aliases:
-            base = self._value(self.fused.aliases[n], values, sizes)
-            found = values[n] = base.view([int(D.evaluate(d, sizes)) for d in n.shape])
-        if found is None and isinstance(n.op, Constant):
-            found = self._constants.get(n)
-            if found is None:
-                found = self._constants[n] = self._uploaded(n)
+        def number(n: Node) -> int:
+            base = self.fused.aliases.get(n, n)
+            if base not in numbers:
+                raise Unsupported(f"{n!r} is stored nowhere")
+            return numbers[base]
+
+        def room(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+            plan.allocated.append((shape, dtype))
+            return len(inputs) + len(constants) + len(plan.allocated) - 1
+
+        for kernel, g, ins, outs in self.kernels:
+            for n in outs:
+                numbers[n] = room(_shape(n, sizes), torch_dtype(n.dtype, False))
+            names = zip((*g.inputs, *g.outputs), (*ins, *outs), strict=True)
+            of = {b.name: number(n) for b, n in names}
+            least = min(b.dtype.bytes for b in kernel.arguments)
+            code = kernel.loaded(16 if aligned else least)
+            for b in code.kernels.scratch:
+                of[b.name] = room((scratch_bytes(b, sizes),), torch.uint8)
+            for p in code.planned({name: sizes[name] for name in g.dims()}):
+                arguments = tuple(of[a] for a in p.arguments)
+                plan.launches.append((p.launch, arguments, p.dims, p.blocks))
+        plan.results = [(number(n), _shape(n, sizes)) for n in self.fused.graph.outputs]
+        self._plans[(aligned, *[t.shape for t in tensors])] = plan
+        return plan
+
+    def _constant(self, n: Node) -> torch.Tensor:
+        found = self._constants.get(n)
         if found is None:
-            raise Unsupported(f"{n!r} is stored nowhere")
+            assert isinstance(n.op, Constant)
+            plain = torch.from_numpy(to_memory(n.op.literal.array, n.dtype).copy())
+            made = plain.to(self._place)
+            found = made.view(torch.bfloat16) if n.dtype is bf16 else made
+            self._constants[n] = found
         return found
 
-    def _uploaded(self, n: Node) -> torch.Tensor:
-        assert isinstance(n.op, Constant)
-        plain = torch.from_numpy(to_memory(n.op.literal.array, n.dtype).copy())
-        made = plain.to(place(self.device))
-        return made.view(torch.bfloat16) if n.dtype is bf16 else made
 
-    def _empty(self, shape: Sequence[int], n: Node) -> torch.Tensor:
-        made = torch_dtype(n.dtype, False)
-        return torch.empty(tuple(shape), dtype=made, device=place(self.device))
+def _shape(n: Node, sizes: dict[str, int]) -> tuple[int, ...]:
+    return tuple(int(D.evaluate(d, sizes)) for d in n.shape)

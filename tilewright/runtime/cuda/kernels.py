@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.ir.target import Target
@@ -13,6 +14,16 @@ from tilewright.runtime.cuda.module import Facts, Launcher, Module
 
 # Gives memory of so many bytes: its address, and what keeps it.
 Allocate = Callable[[int], tuple[int, object]]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A launch for given sizes: what is left open are the addresses of its arguments."""
+
+    launch: Launcher
+    arguments: tuple[str, ...]
+    dims: list[int]
+    blocks: tuple[int, int, int]
 
 
 class Loaded:
@@ -39,6 +50,12 @@ class Loaded:
         found = zip(self._launchers, self.kernels.launches, strict=True)
         return [f.function.facts(x.threads[0] * x.threads[1] * x.threads[2]) for f, x in found]
 
+    def planned(self, sizes: dict[str, int]) -> list[Planned]:
+        """The launches for given sizes."""
+        dims = [sizes[d] for d in self.kernels.dims]
+        found = zip(self._launchers, self.kernels.launches, strict=True)
+        return [Planned(f, x.arguments, dims, blocks_of(x, sizes)) for f, x in found]
+
     def fits(self, addresses: Mapping[str, int]) -> bool:
         """Are the addresses multiples of what the code was made for?"""
         return not any(a % self.kernels.alignment for a in addresses.values())
@@ -60,7 +77,6 @@ class Loaded:
                 raise Invalid(f"{b.name} lies between launches and needs memory")
             known[b.name], kept = allocate(scratch_bytes(b, numbers))
             held.append(kept)
-        dims = [numbers[d] for d in self.kernels.dims]
-        for launch, x in zip(self._launchers, self.kernels.launches, strict=True):
-            launch([*(known[a] for a in x.arguments), *dims], blocks_of(x, numbers), stream)
+        for p in self.planned(numbers):
+            p.launch([*(known[a] for a in p.arguments), *p.dims], p.blocks, stream)
         return held

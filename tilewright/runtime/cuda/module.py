@@ -115,11 +115,9 @@ class Launcher:
 
     def __init__(self, function: Function, threads: tuple[int, int, int], parameters: int) -> None:
         self.function, self.threads = function, threads
-        self._values = (ctypes.c_int64 * max(1, parameters))()
+        self._values = (ctypes.c_int64 * parameters)()
         start = ctypes.addressof(self._values)
-        self._places = (ctypes.c_void_p * max(1, parameters))(
-            *(start + 8 * k for k in range(max(1, parameters)))
-        )
+        self._places = (ctypes.c_void_p * parameters)(*(start + 8 * k for k in range(parameters)))
         self._count = parameters
         self._launch = function.device.driver.function("cuLaunchKernel")
         self._lock = threading.Lock()
@@ -128,14 +126,20 @@ class Launcher:
         self, parameters: Sequence[int], blocks: tuple[int, int, int], stream: int = 0
     ) -> None:
         """Asks for a launch on a stream; it runs later. A grid without blocks is none."""
-        if 0 in blocks:
-            return
         if len(parameters) != self._count:
             raise Invalid(f"{self.function.name} takes {self._count} values, not {len(parameters)}")
+        self.function.device.use()
+        self.again(parameters, blocks, stream)
+
+    def again(
+        self, parameters: Sequence[int], blocks: tuple[int, int, int], stream: int = 0
+    ) -> None:
+        """The same, where the device is the thread's and the number of values is known to fit."""
+        if 0 in blocks:
+            return
         f = self.function
-        f.device.use()
         with self._lock:
-            self._values[: self._count] = parameters
+            self._values[:] = parameters
             code = self._launch(
                 f.handle, *blocks, *self.threads, f.dynamic, stream, self._places, None
             )
