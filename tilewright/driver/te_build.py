@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.base.errors import Invalid
+from tilewright.driver.api import torch_side
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.ir.types import bf16
@@ -248,11 +249,9 @@ def build(s: Schedule, args: Sequence[Tensor], target: str | Target | None = Non
     as "cuda:90", as a function of CUDA tensors."""
     chosen = _target(target)
     if chosen.grid is not None:
-        # torch is needed for the tensors, and only then.
-        from tilewright.driver.grid_run import GridFunction
-
         lowered = lower(s, args, target=chosen)
-        return GridFunction(lowered.nest, lowered.arguments, chosen)
+        side = torch_side("tilewright.driver.grid_run", f"a function for {chosen.name}")
+        return side.GridFunction(lowered.nest, lowered.arguments, chosen)
     if chosen.arch != host().arch:
         raise Invalid(f"{chosen.name} is not the architecture of this machine: it cannot run here")
     return Built(lower(s, args), chosen)
