@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import pytest
 
@@ -9,16 +11,19 @@ import tilewright as tw
 from tests.gpu import emulate, te_kernels
 from tests.gpu.assembler import assemble
 from tests.gpu.programs import PROGRAMS, groups, inputs
-from tests.seeds import crossed
+from tests.kernel.fuzz import Counts, Judge, explore_threads
+from tests.seeds import crossed, drawn
 from tilewright import targets
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel.interpret import run_group
-from tilewright.kernel.nest import Nest
+from tilewright.kernel.nest import Nest, start
 from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import apply
+from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.text import parse_nest
-from tilewright.llvm.grid import emit_kernels
+from tilewright.llvm.grid import blocks_of, emit_kernels
 from tilewright.llvm.grid_math import FUNCTIONS
 from tilewright.llvm.objects import assembly
 from tilewright.llvm.vmath import ERROR_BOUNDS
@@ -182,3 +187,22 @@ def test_sizes_that_are_not_known() -> None:
         want = run_group(g, args, sizes)
         for out, got in emulate.run(nest, args, sizes).items():
             np.testing.assert_allclose(got, want[out], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", drawn(range(3_000, 3_200), 12))
+def test_random_nests(seed: int) -> None:
+    """Random groups under random steps, with random blocks, threads and shared memory."""
+    group, dims, trace, why = explore_threads(seed, Counts())
+    assert why is None, why
+    if not trace or not isinstance(trace[-1], Synchronise):
+        return  # barriers were refused
+    nest = apply(start(group), trace)
+    judge = Judge(group, dims, seed)
+    try:
+        made = emit_kernels(nest, emulate.PLAIN)
+    except Unsupported:
+        return
+    sizes = dict(dims[0])
+    if sum(prod(blocks_of(x, sizes)) * prod(x.threads) for x in made.launches) > 2_000:
+        return  # too many threads for a processor
+    judge.compare(emulate.run(nest, judge.inputs[0], sizes), 0, "emulated code")

@@ -45,6 +45,7 @@ from tilewright.llvm.body import Body
 from tilewright.llvm.combine import ThreadSums
 from tilewright.llvm.grid_math import GridArith
 from tilewright.llvm.scalars import memory_type
+from tilewright.llvm.writer import Metadata
 
 # Shared memory that a kernel may have without asking for more at its launch.
 STATIC_SHARED = 48 * 1024
@@ -86,8 +87,9 @@ def emit_kernels(n: Nest, target: Target, alignment: int = 16) -> Kernels:
     if grid is None:
         raise Unsupported(f"{target.name} has no grid", hint="compile for a target such as cuda:90")
     n = untuple(n)
+    metadata = Metadata()
     found = [
-        _Module(n, target, grid, launch, alignment)
+        _Module(n, target, grid, launch, alignment, metadata)
         for launch in launches(n.body)
         if any(not isinstance(s, Alloc) for s in launch)
     ]
@@ -107,7 +109,7 @@ def emit_kernels(n: Nest, target: Target, alignment: int = 16) -> Kernels:
     outermost = {s.buffer for s in n.body if isinstance(s, Alloc)}
     used = {name for x in made for name in x.arguments}
     scratch = tuple(b for b in n.buffers if b.name in outermost and b.name in used)
-    text = "\n".join([*sorted(declares), *defines.values(), *texts]) + "\n"
+    text = "\n".join([*sorted(declares), *defines.values(), *texts, *metadata.lines]) + "\n"
     dims = tuple(s.name for s in n.dims)
     return Kernels(text, tuple(made), arguments, scratch, dims, alignment)
 
@@ -122,9 +124,16 @@ class _Module:
     """One launch of a nest."""
 
     def __init__(
-        self, n: Nest, target: Target, grid: Grid, launch: tuple[Stmt, ...], alignment: int
+        self,
+        n: Nest,
+        target: Target,
+        grid: Grid,
+        launch: tuple[Stmt, ...],
+        alignment: int,
+        metadata: Metadata,
     ) -> None:
         self.n, self.target, self.grid, self.alignment = n, target, grid, alignment
+        self.metadata = metadata
         self.launch = launch
         self.arith = GridArith(True, n.precision == "strict", "bf16" in grid.has, often=INLINED)
         self.threads = _threads_of(launch, grid)
@@ -140,6 +149,7 @@ class _Module:
             and (b.scope in ("in", "out") or (b.scope == "local" and b.name in outermost))
         ]
         k = _Kernel(self, symbol, args)
+        k.metadata = self.metadata
         k.enter_kernel()
         k.block(tuple(s for s in self.launch if not (isinstance(s, Alloc) and s.buffer in own)))
         loops, _ = grid_of(self.launch)
@@ -150,7 +160,6 @@ class _Module:
             *k.shared.globals(),
             f'{head} "nvvm.reqntid"="{size}" nounwind {{',
             *k.around(),
-            *k.metadata.lines,
         ]
         gx, gy, gz = (blocks.get(axis, 1) for axis in BLOCKS)
         names = tuple(b.name for b in args)
@@ -294,6 +303,11 @@ class _Kernel(ThreadSums, Body):
         return wide, short
 
     # ---- loops
+
+    def loop(self, s: Loop, lo: str = "0", hi: str | None = None) -> None:
+        if s.kind == "parallel":  # in any order: also one after the other
+            s = replace(s, kind="serial")
+        super().loop(s, lo, hi)
 
     def bound(self, s: Loop) -> None:
         if self.lane is not None:
