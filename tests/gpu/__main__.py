@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -117,7 +118,7 @@ def _line(x: dict[str, Any]) -> str:
 
 
 def _table(found: list[dict[str, Any]]) -> Table:
-    table = Table()
+    table = Table(box=box.SIMPLE)
     for title in ("check", "", "us", "GB/s", "copy", "eager", "Inductor", "error", "host us"):
         table.add_column(title, justify="left" if title in ("check", "") else "right")
 
@@ -160,7 +161,8 @@ def main() -> None:
         given.json.write_text(json.dumps(found, indent=1))
     bad = [x for x in found if not x["ok"]]
     for x in bad:
-        print(f"\n--- {x['name']}: {x.get('says', '')}\n{x.get('trace', '')}")
+        last = "\n".join(x.get("trace", "").splitlines()[-16:])
+        print(f"\n--- {x['name']}: {x.get('says', '')}\n{last}")
     for x in found:
         if "facts" in x and x["ok"]:
             print(f"{x['name']}: {x['facts']}")

@@ -22,6 +22,7 @@ from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.driver.grid_run import GridKernel, GridProgram, target_of
 from tilewright.ir import dim as D
 from tilewright.ir.types import DType, bf16, f32
+from tilewright.kernel.defaults import grids
 from tilewright.kernel.text import parse_nest
 from tilewright.llvm.vmath import ERROR_BOUNDS
 from tilewright.runtime.cuda.device import device
@@ -451,6 +452,42 @@ def program(name: str, d: DType, size: tuple[int, int], inductor: bool) -> Found
     return found
 
 
+VARIED = (
+    ("softmax", bf16, LARGE),
+    ("softmax", bf16, RAGGED),
+    ("layer_norm", bf16, LARGE),
+    ("rms_norm", f32, LARGE),
+    ("rms_norm", bf16, RAGGED),
+)
+
+
+def variants() -> Found:
+    """Other numbers in default schedules: elements of a row that a thread has, threads of a map."""
+    said: list[str] = []
+    for name, d, size in VARIED:
+        said.append(
+            f"{name} {d} {size[0]}x{size[1]}: " + _varied(name, d, size, "SHARE", (8, 16, 32))
+        )
+    for name in ("add", "chain"):
+        said.append(f"{name} bf16: " + _varied(name, bf16, LARGE, "THREADS", (128, 256, 512)))
+    return {"facts": "; ".join(said)}
+
+
+def _varied(name: str, d: DType, size: tuple[int, int], what: str, values: tuple[int, ...]) -> str:
+    sets = [_inputs(name, d, size) for _ in range(4)]
+    contenders: dict[str, list[Callable[[], object]]] = {}
+    usual = getattr(grids, what)
+    try:
+        for k in values:
+            setattr(grids, what, k)
+            p = GridProgram(PROGRAMS[name](d, *size))
+            contenders[f"{what.lower()} {k}"] = [lambda x=x, p=p: p(*x) for x in sets]
+    finally:
+        setattr(grids, what, usual)
+    t = medians(contenders, 20)
+    return ", ".join(f"{k} {v * 1e6:.1f} us" for k, v in t.items())
+
+
 def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.double() if x.is_floating_point() else x
 
@@ -480,6 +517,7 @@ def checks(inductor: bool) -> Iterator[Check]:
         for name in TIMED:
             for d in (bf16, f32):
                 yield _program(name, d, size, inductor)
+    yield Check("variants", variants)
     yield Check("illegal_address", illegal_address, last=True)
 
 
