@@ -171,9 +171,11 @@ FAULTS = {
         "  alloc s\n  thread.x i in 6:\n    s: s[0] = x[i]\n",
         "writes s.* and thread .* writes s",
     ),
-    "an update by many": (
-        "  thread.x i in 6:\n    y: y[0] add= x[i]\n",
-        "writes y.* and thread .* writes y",
+    "a sum that not all threads reach": (
+        "  thread.y a in 3:\n    y: y[a+2] = 0.0\n"
+        "  thread.y j in 2:\n    y: y[j] = 1.0\n"
+        "    thread.x i in 6:\n      y: y[j] add= x[i]\n",
+        r"thread \(.*y=2\).* does not reach i, where the values of threads are combined",
     ),
     "an update in every thread": (
         "  y: y[0] add= x[1]\n  thread.x i in 5:\n    y: y[i+1] = 1.0\n",
@@ -274,7 +276,7 @@ def test_unsound_nests_are_named(body: str, says: str) -> None:
 
 # (steps before, the step, what its refusal says)
 REFUSALS = [
-    ("", "Bind('s.r0', 'thread.x')", "accumulates into s.*\n.*RFactor first"),
+    ("", "Bind('s.r0', 'block.x')", "accumulates into s.*\n.*RFactor first"),
     ("", "Bind('y.i0', 'warp.x')", "warp.x is not an axis"),
     ("Bind('y.i0', 'thread.x')", "Bind('y.i0', 'block.x')", "is already thread.x"),
     ("Bind('s.i0', 'block.x')", "Bind('s.init.i0', 'block.x')", None),

@@ -48,6 +48,50 @@ def test_rows_are_aligned() -> None:
     assert s.nest.buffer("b").shape == (5, 9)
 
 
+@pytest.mark.parametrize("columns", [6, 32, 40])
+def test_threads_sum_up(columns: int) -> None:
+    a = te.placeholder((5, columns), name="a")
+    k = te.reduce_axis((0, columns), "k")
+    c = te.compute((5,), lambda i: te.sum(a[i, k], axis=k), name="c")
+    s = te.create_schedule(c.op)
+    s[c].bind(c.op.axis[0], te.thread_axis("blockIdx.x"))
+    s[c].bind(k, te.thread_axis("threadIdx.x"))
+    s.synchronise()
+    x = np.random.default_rng(columns).standard_normal((5, columns)).astype("f")
+    np.testing.assert_allclose(run(s.nest, {"a": x})["c"], x.sum(1), rtol=1e-5, atol=1e-5)
+
+
+def test_threads_sum_up_partial_results() -> None:
+    """Each thread has a partial result of its own, by rfactor, before they are combined."""
+    a = te.placeholder((5, 100), name="a")
+    k = te.reduce_axis((0, 100), "k")
+    c = te.compute((5,), lambda i: te.sum(a[i, k], axis=k), name="c")
+    y = te.compute((5,), lambda i: c[i] * 2, name="y")
+    s = te.create_schedule(y.op)
+    s[c].compute_at(s[y], y.op.axis[0])
+    _, inner = s[c].split(k, factor=16)
+    part = s.rfactor(c, inner)
+    s[y].bind(y.op.axis[0], te.thread_axis("blockIdx.x"))
+    for stage, axis in ((part, part.op.axis[0]), (c, inner)):
+        s[stage].bind(axis, te.thread_axis("threadIdx.x"))
+    s.synchronise()
+    x = np.random.default_rng(0).standard_normal((5, 100)).astype("f")
+    np.testing.assert_allclose(run(s.nest, {"a": x})["y"], 2 * x.sum(1), rtol=1e-5, atol=1e-5)
+
+
+def test_sums_of_threads_are_refused_where_they_are_not_one_value_each() -> None:
+    a = te.placeholder((5, 64), name="a")
+    k = te.reduce_axis((0, 64), "k")
+    c = te.compute((5,), lambda i: te.sum(a[i, k], axis=k), name="c")
+    s = te.create_schedule(c.op)
+    outer, _ = s[c].split(k, factor=16)
+    with pytest.raises(Refused, match="RFactor it first"):
+        s[c].bind(outer, te.thread_axis("threadIdx.x"))
+    strict = te.create_schedule(c.op, precision="strict")
+    with pytest.raises(Refused, match="accumulates into"):
+        strict[c].bind(k, te.thread_axis("threadIdx.x"))
+
+
 def test_refusals() -> None:
     a = te.placeholder((5, 6), name="a")
     k = te.reduce_axis((0, 6), "k")
@@ -56,7 +100,7 @@ def test_refusals() -> None:
     with pytest.raises(Invalid, match="no thread axis"):
         te.thread_axis("warp.x")
     with pytest.raises(Refused, match="accumulates into"):
-        s[c].bind(k, te.thread_axis("threadIdx.x"))
+        s[c].bind(k, te.thread_axis("blockIdx.x"))
     with pytest.raises(Refused, match="no axis of c as it was written"):
         s[c].storage_align(k, 8)
     with pytest.raises(Refused, match="one of them"):

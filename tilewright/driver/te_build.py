@@ -13,13 +13,17 @@ from typing import Any
 import numpy as np
 
 from tilewright.base.errors import Invalid
+from tilewright.driver.api import torch_side
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.ir.types import bf16
 from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.nest import Nest
+from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Trace
+from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.text import nest_text
+from tilewright.kernel.threads import has_threads
 from tilewright.lang.te.expression import Tensor
 from tilewright.lang.te.schedule import Schedule
 from tilewright.lang.te.show import loop_lines, present
@@ -34,11 +38,17 @@ class Lowered:
     """The loops of a schedule; `str` shows them. `trace` has the schedule's steps and those which
     finish it: replayed on `group` they give `nest`."""
 
-    def __init__(self, s: Schedule, args: Sequence[Tensor], simple_mode: bool = False) -> None:
+    def __init__(
+        self,
+        s: Schedule,
+        args: Sequence[Tensor],
+        simple_mode: bool = False,
+        target: Target | None = None,
+    ) -> None:
         self.group: Group = s.group
         self.trace: Trace
         self.nest: Nest
-        self.trace, self.nest = s.finished()
+        self.trace, self.nest = _for_grid(s, target) if target is not None else s.finished()
         self.simple_mode = simple_mode
         self.schedule = s
         # An input may have been given another layout, so the nest's own buffers come first.
@@ -69,13 +79,40 @@ class Lowered:
         return present(self.group, self.trace, html)
 
 
-def lower(s: Schedule, args: Sequence[Tensor], simple_mode: bool = False) -> Lowered:
-    """What the schedule has become; `simple_mode` shows the loops alone."""
+def _for_grid(s: Schedule, target: Target) -> tuple[Trace, Nest]:
+    """What a GPU runs: the default schedule where there is none of the user's, and barriers."""
+    if target.grid is None:
+        return s.finished()
+    if not s.trace:
+        return default_schedule(s.group, target)
+    trace, nest = s.finished()
+    if not has_threads(nest.body) or any(isinstance(x, Synchronise) for x in trace):
+        return trace, nest
+    last = Synchronise()
+    return (*trace, last), last.apply(nest)
+
+
+def _target(target: str | Target | None) -> Target:
+    target = None if target == "llvm" else target
+    chosen = default() if target is None else get(target) if isinstance(target, str) else target
+    if not isinstance(chosen, Target):
+        raise Invalid(f"{target!r} is no target", hint='give a name such as "host"')
+    return chosen
+
+
+def lower(
+    s: Schedule,
+    args: Sequence[Tensor],
+    simple_mode: bool = False,
+    target: str | Target | None = None,
+) -> Lowered:
+    """What the schedule has become; `simple_mode` shows the loops alone. For a GPU (`cuda:90`) with
+    its default schedule, if nothing was scheduled, and with barriers."""
     if not isinstance(s, Schedule):
         raise Invalid(f"{s!r} is no schedule", hint="make one with te.create_schedule(C.op)")
     if isinstance(args, Tensor) or not isinstance(args, Sequence):
         raise Invalid(f"the arguments are {args!r}, not a list", hint="write [A, B, C]")
-    return Lowered(s, args, simple_mode)
+    return Lowered(s, args, simple_mode, None if target is None else _target(target))
 
 
 class Built:
@@ -207,12 +244,14 @@ def _span(a: Any, b: Buffer, sizes: dict[str, int]) -> tuple[int, int]:
     return (a.data_ptr(), a.nbytes) if is_torch else (a.ctypes.data, a.nbytes)
 
 
-def build(s: Schedule, args: Sequence[Tensor], target: str | Target | None = None) -> Built:
-    """The schedule as a native function of this machine, which TVM calls "llvm"."""
-    target = None if target == "llvm" else target
-    chosen = default() if target is None else get(target) if isinstance(target, str) else target
-    if not isinstance(chosen, Target):
-        raise Invalid(f"{target!r} is no target", hint='give a name such as "host"')
+def build(s: Schedule, args: Sequence[Tensor], target: str | Target | None = None) -> Any:
+    """The schedule as a native function of this machine, which TVM calls "llvm"; for a target such
+    as "cuda:90", as a function of CUDA tensors."""
+    chosen = _target(target)
+    if chosen.grid is not None:
+        lowered = lower(s, args, target=chosen)
+        side = torch_side("tilewright.driver.grid_run", f"a function for {chosen.name}")
+        return side.GridFunction(lowered.nest, lowered.arguments, chosen)
     if chosen.arch != host().arch:
         raise Invalid(f"{chosen.name} is not the architecture of this machine: it cannot run here")
     return Built(lower(s, args), chosen)

@@ -12,6 +12,33 @@ from tilewright.base.errors import Invalid, require
 
 
 @dataclass(frozen=True)
+class Grid:
+    """What a machine that runs blocks of threads has beyond a processor's numbers. `ptx` is the
+    version of its assembly language times ten, `has` names groups of instructions (llvm/nvvm.py
+    lists them), `bandwidth` is that of its memory in GB/s."""
+
+    capability: int
+    ptx: int
+    has: tuple[str, ...] = ()
+    multiprocessors: int = 1
+    warp: int = 32
+    block_threads: int = 1024
+    threads: int = 2048
+    blocks: int = 32
+    registers: int = 65536
+    thread_registers: int = 255
+    block_shared: int = 48 * 1024
+    shared: int = 48 * 1024
+    bandwidth: int = 1000
+
+    def __post_init__(self):
+        for field in fields(self):
+            value = getattr(self, field.name)
+            positive = not isinstance(value, int) or value > 0
+            require(positive, f"{field.name} of a grid must be positive, not {value}")
+
+
+@dataclass(frozen=True)
 class Target:
     """A machine to compile for. Sizes are bytes; `features` are LLVM's, such as `+avx2`."""
 
@@ -49,6 +76,8 @@ class Target:
     # Products that an instruction adds up in groups of 32 bits, vector by vector: `i8*u8>i32` is a
     # group of i8 in every lane times one of u8 per lane, added to an i32.
     dots: tuple[str, ...] = ()
+    # Of a GPU: its blocks and threads. A processor has none.
+    grid: Grid | None = None
 
     def __post_init__(self):
         for field in ("name", "triple", "cpu"):
@@ -98,7 +127,11 @@ class Target:
         """The printed form: `target NAME`, then one line per field."""
         lines = [f"target {self.name}"]
         for field in fields(self)[1:]:
-            lines.append(f"  {field.name} {_show(getattr(self, field.name))}".rstrip())
+            value = getattr(self, field.name)
+            if field.name == "grid":
+                lines += _grid_lines(value) if value is not None else []
+            else:
+                lines.append(f"  {field.name} {_show(value)}".rstrip())
         return "\n".join(lines) + "\n"
 
     def __str__(self) -> str:
@@ -114,16 +147,25 @@ class Target:
         ]
         head = numbered[0][1].split() if numbered else []
         require(len(head) == 2 and head[0] == "target", "a target's text begins `target NAME`")
-        kinds = {field.name: str(field.type) for field in fields(cls)[1:]}
+        kinds = {field.name: str(field.type) for field in fields(cls)[1:] if field.name != "grid"}
+        kinds |= {f"grid.{field.name}": str(field.type) for field in fields(Grid)}
         values: dict = {}
         for number, line in numbered[1:]:
             name, _, value = line.partition(" ")
             known = ", ".join(kinds)
             require(name in kinds, f"a target has no field {name!r}", where=number, hint=known)
             values[name] = _read(kinds[name], value.strip(), f"line {number}")
-        missing = [name for name in ("triple", "cpu") if name not in values]
+        own = {k: v for k, v in values.items() if not k.startswith("grid.")}
+        grid = {k.removeprefix("grid."): v for k, v in values.items() if k not in own}
+        needed = ["triple", "cpu", *(("grid.capability", "grid.ptx") if grid else ())]
+        missing = [name for name in needed if name not in values]
         require(not missing, f"the text of target {head[1]} lacks {', '.join(missing)}")
-        return cls(head[1], **values)
+        return cls(head[1], **own, grid=Grid(**grid) if grid else None)
+
+
+def _grid_lines(grid: Grid) -> list[str]:
+    shown = ((f.name, _show(getattr(grid, f.name))) for f in fields(grid))
+    return [f"  grid.{name} {value}".rstrip() for name, value in shown]
 
 
 def _show(value: object) -> str:

@@ -2,7 +2,8 @@
 choices (kernel/defaults/choices.py) alone.
 
 Five shapes cover what fusion makes: maps, maps with totals, rows, contractions and chains of these
-(see kernel/defaults/). What fits none of them keeps its naive loops where a step refuses.
+(see kernel/defaults/). What fits none of them keeps its naive loops where a step refuses. Those of
+a GPU are in kernel/defaults/grids.py.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from tilewright.ir.target import Target
 from tilewright.kernel.defaults.chains import find_chain, schedule_chain
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.contractions import is_contraction, schedule_contraction
+from tilewright.kernel.defaults.grids import grid_schedule
 from tilewright.kernel.defaults.inlining import edges_in_lanes, inline_maps
 from tilewright.kernel.defaults.maps import schedule_map, schedule_program
 from tilewright.kernel.defaults.rows import schedule_rows
@@ -26,6 +28,8 @@ RULES = Choices()
 
 def default_schedule(group: Group, target: Target, choices: Choices = RULES) -> tuple[Trace, Nest]:
     """The trace and the nest it leads to. What the choices leave open is decided by rules."""
+    if target.grid is not None:
+        return grid_schedule(group, target, choices)
     s = _chained(group, target, choices)
     if s is not None:
         return tuple(s.trace), s.nest

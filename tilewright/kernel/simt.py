@@ -25,13 +25,15 @@ from tilewright.ir.expr import Load
 from tilewright.ir.interpret import Evaluator
 from tilewright.ir.types import as_dtype
 from tilewright.kernel.copies import Copies, Copy
-from tilewright.kernel.interpret import Env, Machine, RunError, _combine, execute
+from tilewright.kernel.interpret import Env, Machine, RunError, _atomically, _combine, execute
 from tilewright.kernel.nest import (
     BRANCHES,
     THREADS,
     Alloc,
+    Atomic,
     Barrier,
     Commit,
+    If,
     Loop,
     Nest,
     Stmt,
@@ -41,7 +43,7 @@ from tilewright.kernel.nest import (
     walk,
 )
 from tilewright.kernel.text import line_text
-from tilewright.kernel.threads import grid_of, launches
+from tilewright.kernel.threads import combined, grid_of, launches, thread_chain
 
 NOBODY, MANY = -1, -2
 
@@ -66,6 +68,8 @@ class _Grid(Machine):
                 self.memory[s.buffer] = self.garbage(self.nest.buffer(s.buffer))
         # With numbers for the dimensions every extent has a bound: the size of the block.
         fixed = substitute_all(body, table)
+        # By identity: equal updates may stand inside loops of different kinds.
+        self.over = {id(c.store): [q.kind for q in c.over] for c in combined(fixed)}
         for launch in launches(fixed):
             self._launch(launch)
 
@@ -178,6 +182,7 @@ class _Block:
         self.memory = dict(grid.memory)
         self.private: dict[str, np.ndarray] = {}  # per thread and cell: has it been written?
         self.copies = Copies(self.count)
+        self.inner: set[int] = set()  # loops inside those where threads were seen to meet
 
     def run(self, body: tuple[Stmt, ...]) -> None:
         self.statements(body, dict(self.at), self.grid.random.permutation(self.count))
@@ -198,6 +203,12 @@ class _Block:
                 self._wait(s, who)
             elif isinstance(s, Loop):
                 self._loop(s, env, who)
+            elif isinstance(s, Atomic):
+                self._atomic(s, env, who)
+            elif isinstance(s, If):
+                taken = np.broadcast_to(_Reader(self, "if", env, who)(s.condition), who.shape)
+                for body_, there in ((s.then, taken), (s.other, ~taken)):
+                    self._some(body_, env, who, there)
             elif isinstance(s, BRANCHES):
                 raise RunError(f"threads of a block meet {line_text(s)}, which they cannot run yet")
 
@@ -236,6 +247,7 @@ class _Block:
         if s.kind in THREADS:
             mine = self.coords[s.kind][who]
             there = mine < count
+            self._meet(s, who)
             self._some(s.body, {**env, s.name: mine}, who, there)
         elif s.kind == "lane":
             wide = {k: np.repeat(v, count) if np.ndim(v) else v for k, v in env.items()}
@@ -254,14 +266,66 @@ class _Block:
             part = {k: v[there] if np.ndim(v) else v for k, v in env.items()}
             self.statements(body, part, who[there])
 
+    def _meet(self, s: Loop, who: np.ndarray) -> None:
+        """All threads come to the loops of an update that combines their values."""
+        chain = thread_chain(s)
+        if id(chain[-1].body[-1]) not in self.grid.over or id(s) in self.inner:
+            return
+        self.inner |= {id(x) for x in chain[1:]}
+        absent = np.setdiff1d(np.arange(self.count), who)
+        if absent.size:
+            what = f"{self.thread(absent[0])} does not reach {s.name}"
+            raise RunError(f"{what}, where the values of threads are combined")
+
+    def _combine(self, s: Store, env: Env, who: np.ndarray) -> None:
+        """One value of every thread; those that differ only along the loops combined over have one
+        result."""
+        b = self.grid.nest.buffer(s.buffer)
+        if s.buffer not in self.memory:
+            raise RunError(f"{s.stage}: {s.buffer} is written where it is not allocated")
+        ev = _Reader(self, s.stage, env, who)
+        v = as_dtype(np.broadcast_to(ev(s.value), who.shape), b.dtype)
+        index = [np.broadcast_to(ev.dim(i), who.shape) for i in s.index]
+        what = f"{s.buffer}[{','.join(map(str, s.index))}]"
+        cells = self.cells(s.buffer, index, who, True, f"{s.stage}: {what} writes")
+        key = np.zeros(self.count, np.int64)
+        for axis in THREADS:
+            if axis not in self.grid.over[id(s)]:
+                key = key * self._width(axis) + self.coords[axis]
+        f = _combine(str(s.function), b.dtype)
+        flat = self.memory[s.buffer].reshape(-1)
+        for k in np.unique(key[who]):
+            mine = np.flatnonzero(key[who] == k)
+            total = v[mine[0]]
+            with np.errstate(all="ignore"):
+                for x in v[mine[1:]]:
+                    total = as_dtype(f(total, x), b.dtype)
+            everyone, cell = np.flatnonzero(key == k), cells[mine[:1]]
+            if s.buffer in self.private:
+                self.private[s.buffer][everyone, cell] = True
+                at = everyone * self.private[s.buffer].shape[1] + cell
+            else:
+                at = cell
+                one = who[mine[:1]]
+                self.touch(s.stage, s.buffer, what, cell, one)
+                self.touch(s.stage, s.buffer, what, cell, one, np.zeros(1, np.bool_))
+            with np.errstate(all="ignore"):
+                flat[at] = as_dtype(f(flat[at], total), b.dtype)
+
+    def _width(self, axis: str) -> int:
+        return self.size[THREADS.index(axis)]
+
     def store(self, s: Store, env: Env, who: np.ndarray) -> None:
+        if id(s) in self.grid.over:
+            self._combine(s, env, who)
+            return
         n = len(who)
         b = self.grid.nest.buffer(s.buffer)
         if s.buffer not in self.memory:
             raise RunError(f"{s.stage}: {s.buffer} is written where it is not allocated")
         if b.scope == "in":
             raise RunError(f"{s.stage}: the input {s.buffer} is written")
-        ev = _Reader(self, s, env, who)
+        ev = _Reader(self, s.stage, env, who)
         v = as_dtype(np.broadcast_to(ev(s.value), (n,)), b.dtype)
         what = f"{s.buffer}[{','.join(map(str, s.index))}]"
         index = [np.broadcast_to(ev.dim(i), (n,)) for i in s.index]
@@ -277,7 +341,7 @@ class _Block:
         else:
             at = cells
             if s.function is not None:
-                self.touch(s, s.buffer, what, cells, who)
+                self.touch(s.stage, s.buffer, what, cells, who)
             distinct, which = np.unique(cells, return_inverse=True)
             last = np.zeros(len(distinct), np.int64)
             last[which] = np.arange(n)
@@ -288,8 +352,8 @@ class _Block:
             odd = np.flatnonzero((who != who[last]) & ~agree)
             if odd.size:
                 k = odd[0]
-                self.race(s, what, int(who[k]), int(who[last[k]]), f"writes {what}")
-            self.touch(s, s.buffer, what, cells, who, same)
+                self.race(s.stage, what, int(who[k]), int(who[last[k]]), f"writes {what}")
+            self.touch(s.stage, s.buffer, what, cells, who, same)
         if s.function is None:
             flat[at] = v
         elif b.dtype.memory != b.dtype.numpy:  # what numpy does not round to itself
@@ -300,6 +364,33 @@ class _Block:
             with np.errstate(all="ignore"):
                 _combine(s.function, b.dtype).at(flat, at, v)
 
+    def _atomic(self, s: Atomic, env: Env, who: np.ndarray) -> None:
+        """One thread after the other; those that meet in such cells do not race."""
+        b, n = self.grid.nest.buffer(s.buffer), len(who)
+        ev = _Reader(self, s.stage, env, who)
+        value = np.broadcast_to(as_dtype(ev(s.value), b.dtype), (n,))
+        compare = None
+        if s.compare is not None:
+            compare = np.broadcast_to(as_dtype(ev(s.compare), b.dtype), (n,))
+        index = [np.broadcast_to(ev.dim(i), (n,)) for i in s.index]
+        cells = self.cells(s.buffer, index, who, True, f"{s.stage}: {s.buffer} is changed")
+        flat = self.memory[s.buffer].reshape(-1)
+        old = np.zeros(n, b.dtype.numpy)
+        for k, cell in enumerate(cells):
+            old[k] = flat[cell]
+            expected = None if compare is None else compare[k]
+            flat[cell] = as_dtype(
+                np.asarray(_atomically(s.kind, b.dtype, old[k], value[k], expected)), b.dtype
+            )
+        if s.result is not None:
+            name, at = s.result
+            places = [np.broadcast_to(ev.dim(i), (n,)) for i in at]
+            into = self.cells(name, places, who, True, f"{s.stage}: {name} is written")
+            if name not in self.private:
+                raise RunError(f"{s.stage}: the result goes to {name}, which is no thread's own")
+            self.private[name][who, into] = True
+            self.memory[name].reshape(-1)[who * self.private[name].shape[1] + into] = old
+
     def _ask(self, s: Store, what: str, cells: np.ndarray, who: np.ndarray, v: np.ndarray) -> None:
         """An asynchronous copy: a write from now on, the data of which comes later."""
         if self.grid.nest.buffer(s.buffer).scope != "shared":
@@ -308,17 +399,17 @@ class _Block:
         again = np.setdiff1d(np.arange(len(cells)), np.unique(cells, return_index=True)[1])
         if again.size:
             k = again[0]
-            self._busy(s, what, int(who[k]), int(cells[k]), int(who[cells == cells[k]][0]))
-        self.touch(s, s.buffer, what, cells, who, none)
+            self._busy(s.stage, what, int(who[k]), int(cells[k]), int(who[cells == cells[k]][0]))
+        self.touch(s.stage, s.buffer, what, cells, who, none)
         self.copies.ask(Copy(s.buffer, cells, who, v, what), self.memory[s.buffer].size)
 
     def _busy(
-        self, s: Store, what: str, one: int, cell: int, other: int, verb: str = "writes"
+        self, stage: str, what: str, one: int, cell: int, other: int, verb: str = "writes"
     ) -> None:
         name = what.partition("[")[0]
         at = ",".join(str(int(k)) for k in np.unravel_index(cell, self.memory[name].shape))
         raise RunError(
-            f"{s.stage}: {self.thread(one)} {verb} {what}, but {name}[{at}] is in flight: "
+            f"{stage}: {self.thread(one)} {verb} {what}, but {name}[{at}] is in flight: "
             f"{self.thread(other, short=True)} asked for it and has not waited"
         )
 
@@ -342,7 +433,7 @@ class _Block:
 
     def touch(
         self,
-        s: Store,
+        stage: str,
         name: str,
         what: str,
         cells: np.ndarray,
@@ -357,15 +448,15 @@ class _Block:
         if found is not None:
             k, cell, other = found
             verb = "reads" if harmless is None else "writes"
-            self._busy(s, what, int(who[k]), cell, other, verb)
+            self._busy(stage, what, int(who[k]), cell, other, verb)
         if harmless is None:
             found = watch.read(cells, who, what)
             if found is not None:
-                self.race(s, what, found[0], found[1], f"writes {found[2]}", "reads")
+                self.race(stage, what, found[0], found[1], f"writes {found[2]}", "reads")
         else:
             found = watch.write(cells, who, what, harmless)
             if found is not None:
-                self.race(s, what, *found)
+                self.race(stage, what, *found)
         whole = self.by_block.get(name)
         if whole is None:
             return
@@ -378,18 +469,18 @@ class _Block:
             verb = "reads" if harmless is None else "writes"
             other = f"writes {clash[2]}" if harmless is None else clash[2]
             raise RunError(
-                f"{s.stage}: {self._block()} {verb} {what}, of which another block {other} one cell"
+                f"{stage}: {self._block()} {verb} {what}, of which another block {other} one cell"
             )
 
     def race(
-        self, s: Store, what: str, one: int, other: int, did: str, verb: str = "writes"
+        self, stage: str, what: str, one: int, other: int, did: str, verb: str = "writes"
     ) -> None:
         them = "other threads" if other == MANY else self.thread(other, short=True)
         did = (
             did.replace("writes", "write", 1).replace("reads", "read", 1) if other == MANY else did
         )
         raise RunError(
-            f"{s.stage}: {self.thread(one)} {verb} {what} and {them} {did}: "
+            f"{stage}: {self.thread(one)} {verb} {what} and {them} {did}: "
             "one cell, with no barrier between"
         )
 
@@ -409,18 +500,18 @@ def _equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 class _Reader(Evaluator):
     """Evaluates what a store reads at its points; every load is checked and watched."""
 
-    def __init__(self, block: _Block, store: Store, env: Env, who: np.ndarray) -> None:
+    def __init__(self, block: _Block, stage: str, env: Env, who: np.ndarray) -> None:
         super().__init__(block.memory, block.grid.sizes, env)
-        self.block, self.store, self.who = block, store, who
+        self.block, self.stage, self.who = block, stage, who
 
     def _load(self, v: Load) -> np.ndarray:
         name, block, who = str(v.source), self.block, self.who
         if name not in block.memory:
-            raise RunError(f"{self.store.stage}: {v!r} reads memory that is not allocated")
+            raise RunError(f"{self.stage}: {v!r} reads memory that is not allocated")
         a = block.memory[name]
         index = [np.broadcast_to(self.dim(i), who.shape) for i in v.index]
         mask = np.broadcast_to(self.mask, who.shape)
-        cells = block.cells(name, index, who, mask, f"{self.store.stage}: {v!r} reads")
+        cells = block.cells(name, index, who, mask, f"{self.stage}: {v!r} reads")
         if a.size == 0:
             return np.zeros(who.shape, a.dtype)
         if name in block.private:
@@ -430,9 +521,9 @@ class _Reader(Evaluator):
                 k = np.flatnonzero(lost)[0]
                 other = int(np.flatnonzero(written[:, cells[k]])[0])
                 raise RunError(
-                    f"{self.store.stage}: {block.thread(who[k])} reads {v!r} of its own, "
+                    f"{self.stage}: {block.thread(who[k])} reads {v!r} of its own, "
                     f"private {name}, which {block.thread(other, short=True)} wrote"
                 )
             return a.reshape(-1)[who * written.shape[1] + cells]
-        block.touch(self.store, name, repr(v), cells[mask], who[mask])
+        block.touch(self.stage, name, repr(v), cells[mask], who[mask])
         return a.reshape(-1)[cells]

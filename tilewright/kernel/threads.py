@@ -1,12 +1,16 @@
 """Blocks and threads in a nest: what bound loops mean, what holds for them, who talks to whom.
 
-Three rules make a nest a program for many threads:
+Four rules make a nest a program for many threads:
 
 1. Sibling thread loops share one block: `thread.x` of one loop and of the next are the same
    threads, and only a barrier orders what they do to shared or global memory.
 2. A thread extent smaller than the block is a predicate: the other threads skip the loop.
 3. A statement outside thread loops runs in every thread (outside those of one axis: in every
    thread along it). So a "local" buffer allocated there is private: every thread has its own.
+4. An update (`s += p[t]`) of a cell that a thread loop does not index, in memory from outside that
+   loop, combines the values of all its threads. Of a private cell every thread of the block then
+   has the result, also those that skip the loop; another cell is updated by one thread. All threads
+   of the block have to come there together, as to a barrier.
 
 A grid is the block loops at the outermost level of a nest, alone in one another. Statements beside
 them are launches of their own, neighbours without block loops together as one block. Memory that is
@@ -17,8 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from tilewright.ir import dim as D
+from tilewright.ir.combine import Combiner
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import extent
 from tilewright.kernel.dependence import _same_iteration, _window
@@ -70,10 +76,78 @@ def thread_axes(body: tuple[Stmt, ...]) -> tuple[str, ...]:
     return tuple(a for a in THREADS if a in found)
 
 
+@dataclass(frozen=True)
+class Combined:
+    """An update that combines the values of threads: the loops around it, and those of them whose
+    threads are combined."""
+
+    store: Store
+    path: Path
+    over: Path
+
+
+def thread_chain(s: Loop) -> list[Loop]:
+    """A thread loop and those inside it, as long as each is alone in the one before."""
+    out = [s]
+    while len(out[-1].body) == 1 and isinstance(x := out[-1].body[0], Loop) and x.kind in THREADS:
+        out.append(x)
+    return out
+
+
+def combined(body: tuple[Stmt, ...]) -> list[Combined]:
+    """The updates that combine the values of threads (rule 4)."""
+    inside: dict[str, int] = {}  # how many loops are around a buffer's allocation
+    out: list[Combined] = []
+    for s, p in walk(body):
+        if isinstance(s, Alloc):
+            inside[s.buffer] = len(p)
+        elif isinstance(s, Store) and s.combine is not None:
+            along = set().union(*(D.symbols(i) for i in s.index))
+            around = p[inside.get(s.buffer, 0) :]
+            over = tuple(q for q in around if q.kind in THREADS and q.var not in along)
+            if over:
+                out.append(Combined(s, p, over))
+    return out
+
+
+def _combined_faults(c: Combined) -> Iterator[str]:
+    """All threads come to such an update, one value each, and it is the last thing that they do in
+    their loops."""
+    what = f"{c.store.stage} combines the values of {c.over[0].name}"
+    if isinstance(c.store.combine, Combiner):
+        yield f"{what} by a combiner, which threads cannot do yet"
+    inner = c.path[c.path.index(c.over[0]) :]
+    for q in inner:
+        if q.kind not in THREADS:
+            yield f"{what} in every iteration of {q.name}: RFactor it first"
+            return
+    for q, x in pairwise(inner):
+        if q.body != (x,):
+            yield f"{what} inside {x.name}, which is not alone in {q.name}"
+    last = inner[-1].body
+    if last[-1] is not c.store:
+        yield f"{what}, but is not the last thing that its threads do"
+    if any(isinstance(s, Store) and _meets(s, c.store) for s, _ in walk(last[:-1])):
+        yield f"{what} and reads or writes the same memory besides"
+    moving = {q.var for q in c.path if q.kind in THREADS}
+    for q in c.path:
+        if q.kind not in THREADS and D.symbols(q.extent) & moving:
+            yield f"{what} inside {q.name}, which differs between threads"
+
+
+def _meets(s: Store, c: Store) -> bool:
+    return s.buffer == c.buffer or any(x.source == c.buffer for x in store_loads(s))
+
+
 def thread_faults(n: Nest) -> Iterator[tuple[str, Stmt]]:
     """What is wrong with the bound loops, shared buffers and barriers of a nest, and where."""
+    for c in combined(n.body):
+        yield from ((what, c.store) for what in _combined_faults(c))
+    outermost = {s.buffer for s in n.body if isinstance(s, Alloc)}
     for s, p in walk(n.body):
         threads = [q for q in p if q.kind in THREADS]
+        if isinstance(s, Alloc) and p and p[0].kind in BLOCKS and s.buffer in outermost:
+            yield f"{s.buffer} is allocated inside the blocks {p[0].name} and outside of them", s
         if isinstance(s, Loop) and s.kind in (*BLOCKS, *THREADS):
             yield from ((what, s) for what in _bound_faults(s, p))
         elif isinstance(s, Alloc) and n.buffer(s.buffer).scope == "shared":

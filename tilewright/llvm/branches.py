@@ -29,6 +29,8 @@ _BOOLS = {"add": "or", "max": "or", "min": "and"}
 
 
 class Branches(Masked):
+    scope = ""  # whom atomics are ordered with: everybody, if nothing else is said
+
     def block(self, body: tuple[Stmt, ...]) -> None:
         raise AssertionError("statements are written by the emitter")
 
@@ -175,7 +177,7 @@ class Branches(Masked):
         p = self.pointer(b, const, terms)
         if s.kind == "load":
             _, how = _ORDER[s.order]
-            old = self.put(f"load atomic {bits}, ptr {p} {how}, align {b.dtype.bytes}")
+            old = self.put(f"load atomic {bits}, ptr {p} {self.scope}{how}, align {b.dtype.bytes}")
             old = self._from_bits(old, bits, t)
         elif s.kind == "cas":
             assert s.compare is not None
@@ -184,7 +186,9 @@ class Branches(Masked):
         elif s.kind == "xchg":
             how, _ = _ORDER[s.order]
             x = self._stored(v, b)
-            old = self.put(f"atomicrmw xchg ptr {p}, {bits} {x} {how}, align {b.dtype.bytes}")
+            old = self.put(
+                f"atomicrmw xchg ptr {p}, {bits} {x} {self.scope}{how}, align {b.dtype.bytes}"
+            )
             old = self._from_bits(old, bits, t)
         elif b.dtype in (f32, f64) and s.kind in ("max", "min"):
             old = self._extreme_of_bits(s, b, p, v)
@@ -194,7 +198,9 @@ class Branches(Masked):
             how, _ = _ORDER[s.order]
             x = self.arith.narrow(v, b.dtype, 1)
             op = self._operation(s.kind, b.dtype)
-            old = self.put(f"atomicrmw {op} ptr {p}, {t} {x} {how}, align {b.dtype.bytes}")
+            old = self.put(
+                f"atomicrmw {op} ptr {p}, {t} {x} {self.scope}{how}, align {b.dtype.bytes}"
+            )
         self.touch(s)
         if s.result is not None:
             into = self.buffers[s.result[0]]
@@ -226,7 +232,7 @@ class Branches(Masked):
         bits = f"i{8 * b.dtype.bytes}"
         done, failed = _ORDER[s.order]
         pair = self.put(
-            f"cmpxchg ptr {p}, {bits} {expected}, {bits} {new} {done} {failed}, "
+            f"cmpxchg ptr {p}, {bits} {expected}, {bits} {new} {self.scope}{done} {failed}, "
             f"align {b.dtype.bytes}"
         )
         old, ok = (self.put(f"extractvalue {{ {bits}, i1 }} {pair}, {k}") for k in (0, 1))
@@ -243,7 +249,9 @@ class Branches(Masked):
         other = {"max": "umin", "min": "umax"}[s.kind]
         for label, op in ((f"{n}.minus", other), (f"{n}.plus", s.kind)):
             self.label(label)
-            old = self.put(f"atomicrmw {op} ptr {p}, {bits} {x} {how}, align {b.dtype.bytes}")
+            old = self.put(
+                f"atomicrmw {op} ptr {p}, {bits} {x} {self.scope}{how}, align {b.dtype.bytes}"
+            )
             olds.append(f"[ {old}, %{label} ]")
             self.line(f"br label %{n}.end")
         self.label(f"{n}.end")
@@ -253,7 +261,9 @@ class Branches(Masked):
         """What no machine does at once: read, compute, write if nobody else has in the meantime."""
         t, bits = memory_type(b.dtype), f"i{8 * b.dtype.bytes}"
         n = self.fresh("x")
-        first = self.put(f"load atomic {bits}, ptr {p} monotonic, align {b.dtype.bytes}")
+        first = self.put(
+            f"load atomic {bits}, ptr {p} {self.scope}monotonic, align {b.dtype.bytes}"
+        )
         self.line(f"br label %{n}.pre")
         self.label(f"{n}.pre")
         self.line(f"br label %{n}")

@@ -24,6 +24,7 @@ from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.base.events import Log
 from tilewright.ir.target import Target
+from tilewright.llvm import nvvm
 
 llvm.initialize_all_targets()
 llvm.initialize_all_asmprinters()
@@ -138,12 +139,24 @@ def compile_objects(texts: Sequence[str], target: Target, jobs: int) -> list[byt
 
 
 def assembly(text: str, target: Target) -> str:
-    """The assembly of an optimised module, for looking at."""
+    """The assembly of an optimised module: of a GPU, the PTX that its driver takes."""
     return _emit(text, target, as_object=False).decode()
+
+
+def kept_ptx(text: str, target: Target, log: Log | None = None) -> str:
+    """The PTX of a module, out of the cache where it was compiled before."""
+    cache, key = Cache.from_knobs(log), object_key(text, target)
+    found = cache.get("ptx", key)
+    if found is None:
+        found = _emit(text, target, as_object=False)
+        cache.put("ptx", key, found)
+    return found.decode()
 
 
 def _emit(text: str, target: Target, *, as_object: bool) -> bytes:
     _refuse_what_would_abort(text, target)
+    if target.grid is not None and as_object:
+        raise Invalid(f"there are no objects for {target.name}", hint="its code is PTX")
     with ExitStack() as owned:
         context = _c.LLVMPY_ContextCreate()
         owned.callback(_c.LLVMPY_ContextDispose, context)
@@ -292,6 +305,11 @@ def _refuse_what_would_abort(text: str, target: Target) -> None:
                 f"an intrinsic of {found.group(1)} cannot be compiled for {target.arch}",
                 where=_line_of(text, found.start()),
             )
+    if target.grid is not None or target.arch == "nvptx64":
+        nvvm.check_target(target)
+        for what, where in nvvm.faults(text, target):
+            raise Invalid(what, where=_line_of(text, where))
+        return
     native = host_cpu().triple.split("-")[0]
     if target.arch != native and (found := _INLINE_ASSEMBLY.search(text)):
         raise Invalid(

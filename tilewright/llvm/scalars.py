@@ -69,6 +69,7 @@ class Arith:
     declares: set[str] = field(default_factory=set)
     defines: dict[str, str] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)  # of vector functions, by symbol
+    often: int = OFTEN  # more calls than these are not written out
     put: Callable[[str], str] = lambda text: text
     # Per function, registers with what memory held: a copy neither widens nor rounds it.
     held: dict[object, dict[str, tuple[DType, str]]] = field(default_factory=dict)
@@ -105,7 +106,7 @@ class Arith:
     def definitions(self) -> list[str]:
         """What the module defines beside its kernels. A function that is called very often is not
         written out at each call: that is what compiling such a kernel would take its time for."""
-        often = {name for name, count in self.calls.items() if count > OFTEN}
+        often = {name for name, count in self.calls.items() if count > self.often}
         return [
             text.replace(" alwaysinline ", " noinline ", 1) if name in often else text
             for name, text in self.defines.items()

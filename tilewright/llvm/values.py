@@ -380,7 +380,8 @@ class Values(Writer):
             span = (w - 1) * abs(lane) + 1
             first = const if lane > 0 else const + lane * (w - 1) * b.unit
             p = self.pointer(b, first, terms)
-            x = self.put(f"load <{span} x {t}>, ptr {p}, align {b.dtype.bytes}")
+            align = self.alignment(b, lin, w) if lane == 1 else b.dtype.bytes
+            x = self.put(f"load <{span} x {t}>, ptr {p}, align {align}")
             if lane != 1:
                 pick = range(0, span, abs(lane)) if lane > 0 else range(span - 1, -1, -abs(lane))
                 mask = ", ".join(f"i32 {k}" for k in pick)
@@ -392,6 +393,10 @@ class Values(Writer):
             return self.gather(b, index, w)
         xs = [self._with_lane(k, lambda: self._load_at(b, index, 1)) for k in range(w)]
         return self._build(xs, register_type(b.dtype))
+
+    def alignment(self, b: Buffer, lin: Dim, w: int) -> int:
+        """What the address of so many neighbours is known to be a multiple of."""
+        return b.dtype.bytes
 
     def _clamped(self, b: Buffer, index: tuple[Dim, ...]) -> tuple[Dim, ...]:
         out = []

@@ -40,7 +40,7 @@ from tilewright.kernel.steps.vectorize import Vectorize
 def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
     """Everything of one row in one iteration of the host output's outer loops."""
     host = max(outs, key=lambda x: len(x.axes)).name
-    prefix = _prefix(s, inner, outs, host)
+    prefix = common_prefix(s, inner, outs, host)
     if prefix == 0:
         for st in inner:
             reduction_lanes(s, st.name)
@@ -124,7 +124,7 @@ def _side_by_side(s: Scheduler, stage: str, path: list[Loop]) -> int:
     return lanes
 
 
-def _prefix(s: Scheduler, inner: list[Stage], outs: list[Stage], host: str) -> int:
+def common_prefix(s: Scheduler, inner: list[Stage], outs: list[Stage], host: str) -> int:
     """How many leading loops of the host index every internal stage in the same way."""
     path = s.path(host)
     deepest = len(path)

@@ -172,12 +172,19 @@ class _Scan:
             touched = [a for x in body for a in accesses(x, path) if a.buffer == s.buffer]
             uniform = {q.var for q in p} | set(self.n.dims)
             for w in (a for a in touched if a.writes):
-                axes = [axis for axis, v in w.threads if v not in uniform]
+                axes = [axis for axis, v in w.threads if v not in uniform and not _all(w, v)]
                 for r in touched:
+                    if r.writes and not r.accumulates:
+                        continue  # into its own memory, whatever was there
                     kept = same_thread(self.n, w, r, axes, uniform)
                     what = f"{r.stage} touches {r} of the private {s.buffer}, which other threads "
                     hint = f"SetScope('{s.buffer}', 'shared'), or bind both to the same axes"
                     self.step.need(kept, f"{what}write as {w}", hint)
+
+
+def _all(w: Access, v: Sym) -> bool:
+    """Do all threads along a loop have the result of an update?"""
+    return w.accumulates and not any(v in D.symbols(i) for i in w.index)
 
 
 def _copies(body: tuple[Stmt, ...], path: Path) -> list[Access]:

@@ -13,8 +13,9 @@ from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Load, Value
 from tilewright.kernel.group import Group
-from tilewright.kernel.nest import Barrier, Loop, Nest, Path, Store, find, start, walk
+from tilewright.kernel.nest import THREADS, Barrier, Loop, Nest, Path, Store, find, start, walk
 from tilewright.kernel.step import Step, Trace, apply
+from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.init_at import InitAt
 from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.reverse_compute_at import ReverseComputeAt
@@ -30,6 +31,7 @@ def finished(group: Group, trace: Sequence[Step], nest: Nest) -> tuple[Trace, Ne
     f = _Finish(group, tuple(trace), nest)
     for stage in _reductions(nest):
         f.place(stage)
+        f.spread(stage)
         f.widen(stage)
         f.take_apart(stage)
     return f.trace, f.nest
@@ -90,6 +92,18 @@ class _Finish:
         for name in parts if loops else ():
             self.attempt(ReverseComputeAt(name, loops[-1]))
 
+    def spread(self, stage: str) -> None:
+        """First values are set by the threads that update them: each then has its own."""
+        for at, axis, kind, size in _thread_loops(self.nest, stage):
+            loop = f"{stage}.init.i{at}"
+            if [x.kind for x, _ in find(self.nest, loop)] != ["serial"]:
+                continue
+            extent = find(self.nest, loop)[0][0].extent
+            if size == 1:
+                self.attempt(Bind(loop, kind))
+            elif extent == size * axis:
+                self.attempt(Split(loop, size), Bind(f"{loop}.0", kind), Unroll(f"{loop}.1"))
+
     def widen(self, stage: str) -> None:
         """First values as vectors as wide as the update's; written out where they are registers."""
         lane, width = _lane_loop(self.nest, stage)
@@ -106,6 +120,19 @@ class _Finish:
 
     def _ragged(self, loop: str) -> bool:
         return all(not isinstance(x.extent, int) for x, _ in find(self.nest, loop))
+
+
+def _thread_loops(n: Nest, stage: str) -> list[tuple[int, int, str, int]]:
+    """The axes along which threads update a reduction: (which, threads, their axis, results of
+    each)."""
+    out: list[tuple[int, int, str, int]] = []
+    for s, p in _stores(n, stage, False)[:1]:
+        for k, i in enumerate(s.index):
+            for q in (q for q in p if q.kind in THREADS and q.var in D.symbols(i)):
+                size = D.coefficient(i, q.var)
+                if isinstance(size, int) and size > 0:
+                    out.append((k, D.bounds(q.extent)[1], q.kind, size))
+    return out
 
 
 def _is_item(v: Value, stage: str) -> bool:

@@ -1,0 +1,526 @@
+"""What is checked on a GPU: the driver, kernels by hand, and graphs with their speed.
+
+A check is a function that raises where something is wrong and returns what it found, as numbers by
+name. Those of one process run one after the other (tests/gpu/worker.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import tilewright as tw
+from tests.gpu import te_kernels
+from tests.gpu.programs import PROGRAMS
+from tests.gpu.timing import host_seconds, medians
+from tilewright.base.errors import Invalid, TilewrightError
+from tilewright.driver.grid_run import GridKernel, GridProgram, target_of
+from tilewright.ir import dim as D
+from tilewright.ir.types import DType, bf16, f32
+from tilewright.kernel.defaults import grids
+from tilewright.kernel.text import parse_nest
+from tilewright.llvm.vmath import ERROR_BOUNDS
+from tilewright.runtime.cuda.device import device
+from tilewright.runtime.cuda.driver import CudaError
+from tilewright.runtime.cuda.memory import Memory, TensorMap
+from tilewright.runtime.cuda.module import Launcher, Module
+from tilewright.runtime.cuda.stream import Event, Graph, Stream
+
+Found = dict[str, Any]
+LARGE, RAGGED = (8192, 4096), (8191, 4099)
+TORCH = {f32: torch.float32, bf16: torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    run: Callable[[], Found]
+    last: bool = False  # it loses the context: nothing comes after it in its process
+    seconds: float = 60.0  # after which it counts as hanging
+
+
+def check(got: torch.Tensor, want: torch.Tensor, eager: torch.Tensor | None, d: DType) -> float:
+    """The error against float64, relative to the norm; an error if it is more than twice eager's
+    and a few units in the last place, anywhere."""
+    x, y = got.double(), want.double()
+    if not torch.isfinite(x).all():
+        bad = int((~torch.isfinite(x)).sum())
+        raise AssertionError(f"{bad} of {x.numel()} results are not finite")
+    difference = (x - y).abs()
+    ulp = 2.0 ** (-7 if d is bf16 else -22)
+    scale = float(y.abs().max())
+    theirs = 0.0 if eager is None else float((eager.double() - y).abs().max())
+    most, allowed = float(difference.max()), 2 * theirs + 4 * ulp * scale
+    relative = float(difference.norm() / y.norm())
+    if most > allowed:
+        at = int(difference.reshape(-1).argmax())
+        raise AssertionError(
+            f"off by {most:.3g} at {at} (allowed {allowed:.3g}; {x.reshape(-1)[at]:.6g} instead of "
+            f"{y.reshape(-1)[at]:.6g}), {relative:.2e} of the norm"
+        )
+    return relative
+
+
+# ---- the driver
+
+
+def the_device() -> Found:
+    d = device(0)
+    target = target_of(d)
+    known = {**dict(d.facts), "target": target.name, "driver": d.driver.version}
+    return {"device": d.name, "memory": d.memory, **known}
+
+
+SCALE = """
+.version 7.0
+.target sm_75
+.address_size 64
+.visible .entry scale(.param .u64 x, .param .u64 n)
+{
+  .reg .b64 %a, %o, %n;
+  .reg .b32 %t, %b, %d, %i;
+  .reg .f32 %f;
+  .reg .pred %p;
+  ld.param.u64 %a, [x];
+  ld.param.u64 %n, [n];
+  mov.u32 %t, %tid.x;
+  mov.u32 %b, %ctaid.x;
+  mov.u32 %d, %ntid.x;
+  mad.lo.u32 %i, %b, %d, %t;
+  cvt.u64.u32 %o, %i;
+  setp.ge.u64 %p, %o, %n;
+  @%p ret;
+  shl.b64 %o, %o, 2;
+  add.u64 %a, %a, %o;
+  ld.global.f32 %f, [%a];
+  add.f32 %f, %f, %f;
+  st.global.f32 [%a], %f;
+  ret;
+}
+"""
+
+
+def launches_and_graphs() -> Found:
+    """A module, launches on a stream, events, a graph, without torch."""
+    d = device(0)
+    x = np.arange(1000, dtype=np.float32)
+    memory = Memory.of(d, x)
+    module = Module(SCALE, d)
+    function = module.function("scale")
+    launch = Launcher(function, (128, 1, 1), 2)
+    stream, start, end = Stream(d), Event(d), Event(d)
+    start.record(stream.handle)
+    launch([memory.address, 1000], (8, 1, 1), stream.handle)
+    end.record(stream.handle)
+    took = end.since(start)
+    np.testing.assert_array_equal(memory.read(x), 2 * x)
+
+    def twice(on: int) -> None:
+        for _ in range(2):
+            launch([memory.address, 1000], (8, 1, 1), on)
+
+    graph = Graph(d, twice)
+    np.testing.assert_array_equal(memory.read(x), 2 * x)  # captured, not done
+    graph.launch(stream.handle)
+    stream.synchronise()
+    np.testing.assert_array_equal(memory.read(x), 8 * x)
+    launch([memory.address, 1000], (0, 1, 1), stream.handle)  # no blocks
+    facts = function.facts(128)
+    return {"us": took * 1e6, "facts": str(facts)}
+
+
+def tensor_maps() -> Found:
+    d = device(0)
+    memory = Memory(d, 256 * 512 * 2)
+    made = TensorMap(d, memory.address, "bf16", 2, (256, 512), (64, 64), 128)
+    assert any(made.bytes), "the driver wrote nothing"
+    for wrong, says in (
+        ({"shape": (256, 511)}, "multiples of 16"),
+        ({"box": (64, 512)}, "1 to 256"),
+        ({"swizzle": 48}, "swizzled"),
+    ):
+        given: dict[str, Any] = {"shape": (256, 512), "box": (64, 64), "swizzle": 0, **wrong}
+        try:
+            TensorMap(d, memory.address, "bf16", 2, **given)
+        except Invalid as e:
+            assert says in str(e), e
+        else:
+            raise AssertionError(f"{wrong} was accepted")
+    return {}
+
+
+def _says(text: str, f: Callable[[], object]) -> str:
+    try:
+        f()
+    except TilewrightError as e:
+        assert text in str(e), f"{text!r} is not in {e}"
+        return str(e).splitlines()[0]
+    raise AssertionError(f"nothing was said of {text!r}")
+
+
+def bad_input() -> Found:
+    """Errors in words after which all goes on."""
+    d = device(0)
+    _says("could not compile", lambda: Module(SCALE.replace("mad.lo.u32", "mad.xx.u32"), d))
+    _says("out of memory", lambda: Memory(d, 1 << 50))
+    _says("no GPU 77", lambda: device(77))
+    module = Module(SCALE, d)
+    _says("not there", lambda: module.function("other"))
+    launch = Launcher(module.function("scale"), (128, 1, 1), 2)
+    _says("blocks along y", lambda: launch([0, 0], (1, 70000, 1)))
+    _says("takes 2 values", lambda: launch([0], (1, 1, 1)))
+    s, args = te_kernels.vector_add(100)
+    f = tw.build(s, args, target="cuda:90" if d.capability == 90 else target_of(d))
+    a = torch.ones(100, device="cuda")
+    _says("is on cpu", lambda: f(a, a.cpu(), torch.empty_like(a)))
+    _says("float64", lambda: f(a, a.double(), torch.empty_like(a)))
+    _says("overlaps", lambda: f(a, a.clone(), a))
+    _says("not contiguous", lambda: f(a, torch.ones(200, device="cuda")[::2], torch.empty_like(a)))
+    out = torch.empty_like(a)
+    f(a, a, out)
+    assert bool((out == 2).all()), "after errors the function still runs"
+    return {}
+
+
+def illegal_address() -> Found:
+    """The context is lost, and the error says so."""
+    d = device(0)
+    launch = Launcher(Module(SCALE, d).function("scale"), (128, 1, 1), 2)
+    launch([0x10, 1000], (8, 1, 1))
+    try:
+        d.synchronise()
+    except CudaError as e:
+        assert e.lost and "context is lost" in str(e) and "new process" in str(e), e
+        return {"says": str(e).splitlines()[0]}
+    raise AssertionError("an access to nowhere went unnoticed")
+
+
+# ---- kernels by hand
+
+
+def _build(s: Any, args: Any) -> Any:
+    return tw.build(s, args, target=target_of(device(0)))
+
+
+def vector_add() -> Found:
+    s, args = te_kernels.vector_add()
+    f = _build(s, args)
+    for n in (1, 255, 1000, 1 << 20, (1 << 22) + 3):
+        a, b = torch.randn(n, device="cuda"), torch.randn(n, device="cuda")
+        c = torch.full_like(a, float("nan"))
+        f(a, b, c)
+        assert torch.equal(c, a + b), f"wrong for n = {n}"
+    return {"host_us": host_seconds(lambda: f(a, b, c)) * 1e6}
+
+
+def unaligned() -> Found:
+    """Tensors that do not start at a multiple of 16 bytes."""
+    p = GridProgram(PROGRAMS["add"](f32, 64, 256))
+    room = [torch.randn(64 * 256 + 1, device="cuda") for _ in range(2)]
+    a, b = (x[1:].view(64, 256) for x in room)
+    (c,) = p(a, b)
+    assert torch.equal(c, a + b)
+    return {}
+
+
+def matmul() -> Found:
+    n = 2048
+    s, args = te_kernels.tiled_matmul(n, n, n)
+    f = _build(s, args)
+    a, b = (torch.randn(n, n, device="cuda") for _ in range(2))
+    c = torch.full_like(a, float("nan"))
+    f(a, b, c)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    error = check(c, a.double() @ b.double(), a @ b, f32)
+    t = medians({"ours": [lambda: f(a, b, c)], "eager": [lambda: torch.mm(a, b, out=c)]}, 10)
+    rate = 2 * n**3 / t["ours"] * 1e-12
+    facts = f.kernel.loaded().facts()[0]
+    return {
+        "us": t["ours"] * 1e6,
+        "eager_us": t["eager"] * 1e6,
+        "tflops": rate,
+        "error": error,
+        "facts": str(facts),
+    }
+
+
+def rfactor() -> Found:
+    s, args = te_kernels.row_sums(4096, 5000)
+    f = _build(s, args)
+    a = torch.randn(4096, 5000, device="cuda")
+    y = torch.full((4096,), float("nan"), device="cuda")
+    f(a, y)
+    error = check(y, 2 * a.double().sum(1), 2 * a.sum(1), f32)
+    t = medians({"ours": [lambda: f(a, y)], "eager": [lambda: a.sum(1)]}, 10)
+    us = {"us": t["ours"] * 1e6, "eager_us": t["eager"] * 1e6}
+    return {**us, "gbs": a.nbytes / t["ours"] * 1e-9, "error": error}
+
+
+def atomics() -> Found:
+    nest = te_kernels.histogram(1_000_003, 64)
+    on = device(0)
+    k = GridKernel(nest, target_of(on), on)
+    x = torch.randint(0, 64, (1_000_003,), dtype=torch.int32, device="cuda")
+    y = torch.zeros(64, dtype=torch.int32, device="cuda")
+    k({"x": x, "y": y}, {}, torch.cuda.current_stream().cuda_stream)
+    assert torch.equal(y.long(), torch.bincount(x, minlength=64)), "counts are wrong"
+    return {}
+
+
+def symbolic() -> Found:
+    """One compilation for all sizes."""
+    rows, columns = D.sym("R", 1), D.sym("C", 1)
+    for name in ("add", "biased", "softmax", "rms_norm", "layer_norm", "column_sums"):
+        p = GridProgram(PROGRAMS[name](f32, rows, columns))
+        for size in ((1, 1), (7, 130), (513, 4099), (64, 70_000)):
+            ins = _inputs(name, f32, size)
+            got = p(*ins)[0]
+            want = REFERENCES[name](*(x.double() if x.is_floating_point() else x for x in ins))
+            try:
+                check(got, want, REFERENCES[name](*ins), f32)
+            except AssertionError as e:
+                raise AssertionError(f"{name} of {size}: {e}") from None
+    return {}
+
+
+def streams() -> Found:
+    """Launches are on torch's current stream, also while a CUDA graph of torch's is captured."""
+    p = GridProgram(PROGRAMS["softmax"](f32, 64, 1024))
+    x = torch.randn(64, 1024, device="cuda")
+    p(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (y,) = p(x)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.cuda.synchronize()
+    check(y, torch.softmax(x.double(), 1), torch.softmax(x, 1), f32)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        (z,) = p(x)
+    side.synchronize()
+    assert torch.equal(y, z)
+    return {}
+
+
+EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "exp": torch.exp,
+    "exp2": torch.exp2,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+def function_errors() -> Found:
+    """The largest errors in units in the last place, over every float32 of usual size."""
+    on = device(0)
+    count = 1 << 26
+    found: Found = {}
+    over: list[str] = []
+    for name, exact in EXACT.items():
+        text = f"""
+nest k
+  in x: f32[{count}]
+  out y: f32[{count}]
+  block.x b in {count // 256}:
+    thread.x t in 256:
+      y: y[256*b+t] = {name}(x[256*b+t])
+"""
+        k = GridKernel(parse_nest(text.lstrip()), target_of(on), on)
+        y = torch.empty(count, device="cuda")
+        worst, at = 0.0, 0.0
+        # All bits from 2^-20 to 128, of both signs, 2^26 at a time.
+        for start in range(107 << 23, 134 << 23, count):
+            for sign in (0, 1 << 31):
+                bits = torch.arange(start + sign, start + sign + count, device="cuda")
+                x = bits.to(torch.int32).view(torch.float32)
+                k({"x": x, "y": y}, {}, torch.cuda.current_stream().cuda_stream)
+                want = exact(x.double())
+                near = want.float()
+                fine = torch.isfinite(near)
+                unit = torch.nextafter(near.abs(), torch.full_like(near, torch.inf)) - near.abs()
+                error = torch.where(fine, (y.double() - want).abs() / unit.double(), 0.0)
+                most = float(error.max())
+                if not most <= worst:
+                    worst, at = most, float(x[int(error.argmax())])
+                assert torch.equal(y[~fine], near[~fine]), f"{name} overflows elsewhere"
+        found[name] = worst
+        if not worst <= ERROR_BOUNDS[name]:
+            over.append(f"{name}: {worst:.2f} at {at!r}, {ERROR_BOUNDS[name]} are promised")
+    found["facts"] = ", ".join(f"{k} {v:.2f} ulp" for k, v in found.items())
+    assert not over, "; ".join(over)
+    return found
+
+
+# ---- graphs and their speed
+
+
+def _chain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x * y + x) * torch.sigmoid(y)
+
+
+def _layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, x.shape[-1:], w, b, 1e-5)
+
+
+def _rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x, x.shape[-1:], w, 1e-6)
+
+
+def _cross_entropy(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(x if x.dtype == torch.float64 else x.float(), at, reduction="none")
+
+
+REFERENCES: dict[str, Callable[..., torch.Tensor]] = {
+    "add": torch.add,
+    "chain": _chain,
+    "biased": lambda x, b: torch.relu(x + b),
+    "softmax": lambda x: torch.softmax(x, 1),
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "cross_entropy": _cross_entropy,
+    "column_sums": lambda x: x.sum(0),
+    "total": lambda x: x.sum(),
+}
+TIMED = ("add", "chain", "softmax", "layer_norm", "rms_norm", "cross_entropy")
+
+
+def _inputs(name: str, d: DType, size: tuple[int, int]) -> list[torch.Tensor]:
+    rows, columns = size
+    t = TORCH[d]
+    x = torch.randn(rows, columns, device="cuda").to(t)
+    if name in ("add", "chain"):
+        return [x, torch.randn(rows, columns, device="cuda").to(t)]
+    if name in ("layer_norm", "rms_norm", "biased"):
+        count = 2 if name == "layer_norm" else 1
+        return [x, *(torch.randn(columns, device="cuda").to(t) for _ in range(count))]
+    if name == "cross_entropy":
+        return [x, torch.randint(0, columns, (rows,), device="cuda")]
+    return [x]
+
+
+def program(name: str, d: DType, size: tuple[int, int], inductor: bool) -> Found:
+    """Right by float64, then timed beside eager, a copy of as many bytes, and Inductor."""
+    p = GridProgram(PROGRAMS[name](d, *size))
+    p.compile()
+    reference = REFERENCES[name]
+    sets = [_inputs(name, d, size) for _ in range(4)]
+    ins = sets[0]
+    poison = torch.full((sum(x.nbytes for x in ins),), 255, dtype=torch.uint8, device="cuda")
+    del poison  # what is allocated next holds NaN where nothing is written
+    (got,) = p(*ins)
+    exact = reference(*(x.double() if x.is_floating_point() else x for x in ins))
+    eager = reference(*ins)
+    error = check(got, exact, eager, d if got.dtype != torch.float32 else f32)
+    again = p(*ins)[0]
+    assert torch.equal(got, again), "two runs differ"
+    del exact
+    moved = sum(x.nbytes for x in ins) + got.nbytes
+    half = -(-moved // 1024) * 512  # read and written, at multiples of what copies are fast at
+    source = torch.randint(0, 255, (4, half), dtype=torch.uint8, device="cuda")
+    into = torch.empty_like(source[0])
+    contenders: dict[str, list[Callable[[], object]]] = {
+        "ours": [lambda x=x: p(*x) for x in sets],
+        "eager": [lambda x=x: reference(*x) for x in sets],
+        "copy": [lambda k=k: into.copy_(source[k]) for k in range(4)],
+    }
+    if inductor:
+        fast = torch.compile(reference, dynamic=False)
+        check(fast(*ins), reference(*(_wide(x) for x in ins)), eager, bf16)
+        contenders["inductor"] = [lambda x=x: fast(*x) for x in sets]
+    t = medians(contenders)
+    facts = [f for k, *_ in p.kernels for f in k.loaded().facts()]
+    found: Found = {
+        "us": t["ours"] * 1e6,
+        "gbs": moved / t["ours"] * 1e-9,
+        "of_copy": t["copy"] / t["ours"],
+        "eager": t["eager"] / t["ours"],
+        "error": error,
+        "kernels": len(facts),
+        "facts": "; ".join(map(str, facts)),
+        "host_us": host_seconds(lambda: p(*ins)) * 1e6,
+    }
+    if inductor:
+        found["inductor"] = t["inductor"] / t["ours"]
+    return found
+
+
+VARIED = (
+    ("softmax", bf16, LARGE),
+    ("softmax", bf16, RAGGED),
+    ("layer_norm", bf16, LARGE),
+    ("rms_norm", f32, LARGE),
+    ("rms_norm", bf16, RAGGED),
+)
+
+
+def variants() -> Found:
+    """Other numbers in default schedules: elements of a row that a thread has, threads of a map."""
+    said: list[str] = []
+    for name, d, size in VARIED:
+        said.append(
+            f"{name} {d} {size[0]}x{size[1]}: " + _varied(name, d, size, "SHARE", (8, 16, 32))
+        )
+    for name in ("add", "chain"):
+        said.append(f"{name} bf16: " + _varied(name, bf16, LARGE, "THREADS", (128, 256, 512)))
+    return {"facts": "; ".join(said)}
+
+
+def _varied(name: str, d: DType, size: tuple[int, int], what: str, values: tuple[int, ...]) -> str:
+    sets = [_inputs(name, d, size) for _ in range(4)]
+    contenders: dict[str, list[Callable[[], object]]] = {}
+    usual = getattr(grids, what)
+    try:
+        for k in values:
+            setattr(grids, what, k)
+            p = GridProgram(PROGRAMS[name](d, *size))
+            contenders[f"{what.lower()} {k}"] = [lambda x=x, p=p: p(*x) for x in sets]
+    finally:
+        setattr(grids, what, usual)
+    t = medians(contenders, 20)
+    return ", ".join(f"{k} {v * 1e6:.1f} us" for k, v in t.items())
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
+def checks(inductor: bool) -> Iterator[Check]:
+    """All of them, in the order in which they run."""
+    plain: tuple[Callable[[], Found], ...] = (
+        the_device,
+        launches_and_graphs,
+        tensor_maps,
+        bad_input,
+        vector_add,
+        unaligned,
+        matmul,
+        rfactor,
+        atomics,
+        function_errors,
+        symbolic,
+        streams,
+    )
+    for f in plain:
+        yield Check(f.__name__, f)
+    for name in ("biased", "column_sums", "total"):
+        for d in (f32, bf16):
+            yield _program(name, d, (1024, 1000), False)
+    for size in (LARGE, RAGGED):
+        for name in TIMED:
+            for d in (bf16, f32):
+                yield _program(name, d, size, inductor)
+    yield Check("variants", variants)
+    yield Check("illegal_address", illegal_address, last=True)
+
+
+def _program(name: str, d: DType, size: tuple[int, int], inductor: bool) -> Check:
+    title = f"{name} {d} {size[0]}x{size[1]}"
+    return Check(title, lambda: program(name, d, size, inductor), seconds=90.0)

@@ -1,0 +1,206 @@
+"""The code that is emitted for a GPU, run on this processor: LLVM text with its threads as threads.
+
+What the executor of nests cannot see is seen here: guards, shuffles, where private parts lie, how
+results are combined. Blocks run one after the other; the threads of a block are real ones that meet
+at barriers. Slow: for small sizes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from tilewright import targets
+from tilewright.ir import dim as D
+from tilewright.ir.target import Target
+from tilewright.ir.types import from_memory, to_memory
+from tilewright.kernel.nest import Nest
+from tilewright.llvm.grid import Kernels, Launch, blocks_of, emit_kernels, scratch_bytes
+from tilewright.llvm.objects import compile_object
+from tilewright.runtime.library import Library
+
+WARP = 32
+# Without instructions for bfloat16, which this processor may lack.
+PLAIN = targets.get("cuda:75")
+CANARY = 0xA5
+
+
+def for_processor(text: str) -> str:
+    """The module for this processor: one address space, and calls where a GPU has registers."""
+    text = re.sub(
+        r"= external addrspace\(3\) global \[0 x i8\]",
+        "= internal global [262144 x i8] undef",
+        text,
+    )
+    text = re.sub(r" ?addrspace\(\d\)", "", text)
+    text = re.sub(
+        r"addrspacecast \((ptr [^)]*(?:\([^)]*\))?) to ptr\)", r"bitcast (\1 to ptr)", text
+    )
+    text = text.replace("addrspacecast ptr", "bitcast ptr").replace("define ptx_kernel", "define")
+    text = re.sub(r"\brange\(i32 [^)]*\) ", "", text)
+    text = text.replace('syncscope("device") ', "")
+    return re.sub(r"@llvm\.nvvm\.([\w.]+)", lambda m: "@nvvm_" + m[1].replace(".", "_"), text)
+
+
+def _power_of_two(x: float) -> float:
+    with np.errstate(all="ignore"):
+        return float(_flushed(np.exp2(np.float64(x))))
+
+
+def _reciprocal(x: float) -> float:
+    with np.errstate(all="ignore"):
+        return float(_flushed(1 / np.float64(x)))
+
+
+def _flushed(x: np.float64) -> np.float32:
+    """The nearest float32; zero where that is not a normal number."""
+    near = np.float32(x)
+    return near if not abs(near) < np.finfo(np.float32).tiny else np.float32(0)
+
+
+class _Threads:
+    """The threads of one block, and what they ask of the machine."""
+
+    def __init__(self) -> None:
+        self.mine = threading.local()
+        self.size = (1, 1, 1)
+        self.barrier = threading.Barrier(1)
+        self.warps: list[threading.Barrier] = []
+        self.values: list[Any] = []
+        self.kept: list[Any] = []
+
+    def symbols(self) -> dict[str, int]:
+        """Addresses of the functions that emitted code calls."""
+        out: dict[str, int] = {}
+
+        def give(name: str, result: Any, arguments: tuple[Any, ...], f: Callable[..., Any]) -> None:
+            made = ctypes.CFUNCTYPE(result, *arguments)(f)
+            self.kept.append(made)
+            out[name] = ctypes.cast(made, ctypes.c_void_p).value or 0
+
+        number = ctypes.c_int32
+        for k, axis in enumerate("xyz"):
+            give(f"nvvm_read_ptx_sreg_tid_{axis}", number, (), lambda k=k: self.mine.thread[k])
+            give(f"nvvm_read_ptx_sreg_ctaid_{axis}", number, (), lambda k=k: self.mine.block[k])
+        give("nvvm_barrier_cta_sync_aligned_all", None, (number,), lambda _: self._wait())
+        for name, t in (("f32", ctypes.c_float), ("i32", number)):
+            give(f"nvvm_shfl_sync_bfly_{name}", t, (number, t, number, number), self._exchanged)
+        single = ctypes.c_float
+        give("nvvm_ex2_approx_ftz_f", single, (single,), _power_of_two)
+        give("nvvm_rcp_approx_ftz_f", single, (single,), _reciprocal)
+        return out
+
+    def _wait(self) -> None:
+        self.barrier.wait(30)
+
+    def _exchanged(self, mask: int, x: Any, step: int, last: int) -> Any:
+        assert mask == -1 and last == WARP - 1
+        me = self.mine.number
+        warp = self.warps[me // WARP]
+        self.values[me] = x
+        warp.wait(30)
+        found = self.values[me ^ step]
+        warp.wait(30)
+        return found
+
+    def run(self, function: Any, launch: Launch, block: tuple[int, ...], args: list[Any]) -> None:
+        x, y, z = launch.threads
+        count = x * y * z
+        self.barrier = threading.Barrier(count)
+        self.warps = [threading.Barrier(min(WARP, count - k)) for k in range(0, count, WARP)]
+        self.values = [None] * (-(-count // WARP) * WARP)
+        failed: list[BaseException] = []
+
+        def one(k: int) -> None:
+            self.mine.number, self.mine.block = k, block
+            self.mine.thread = (k % x, k // x % y, k // (x * y))
+            try:
+                function(*args)
+            except BaseException as e:
+                failed.append(e)
+
+        threads = [threading.Thread(target=one, args=(k,)) for k in range(count)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(60)
+        assert not failed and not any(t.is_alive() for t in threads), f"threads failed: {failed}"
+
+
+def run(
+    nest: Nest,
+    arrays: Mapping[str, np.ndarray],
+    dims: Mapping[str, int] | None = None,
+    target: Target = PLAIN,
+    alignment: int = 16,
+) -> dict[str, np.ndarray]:
+    """The outputs by name, like kernel.interpret.run."""
+    made = emit_kernels(nest, target, alignment)
+    return run_kernels(made, arrays, dict(dims or {}), alignment)
+
+
+class Loaded:
+    """Kernels on this processor, in place of runtime/cuda/kernels.py's."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+        self.threads = _Threads()
+        image = compile_object(for_processor(kernels.text), targets.host())
+        self.library = Library([image], self.threads.symbols())
+
+    def planned(self, sizes: dict[str, int]) -> list[SimpleNamespace]:
+        """The launches for given sizes."""
+        dims = [sizes[d] for d in self.kernels.dims]
+        return [
+            SimpleNamespace(
+                launch=SimpleNamespace(again=partial(self.launch, x)),
+                arguments=x.arguments,
+                dims=dims,
+                blocks=blocks_of(x, sizes),
+            )
+            for x in self.kernels.launches
+        ]
+
+    def launch(
+        self, x: Launch, parameters: list[int], blocks: tuple[int, int, int], stream: int = 0
+    ) -> None:
+        kinds = [ctypes.c_void_p] * len(x.arguments) + [ctypes.c_int64] * len(self.kernels.dims)
+        function = ctypes.CFUNCTYPE(None, *kinds)(self.library.address(x.symbol))
+        gx, gy, gz = blocks
+        for k in range(gx * gy * gz):
+            self.threads.run(function, x, (k % gx, k // gx % gy, k // (gx * gy)), parameters)
+
+
+def run_kernels(
+    made: Kernels, arrays: Mapping[str, np.ndarray], sizes: dict[str, int], alignment: int
+) -> dict[str, np.ndarray]:
+    memory: dict[str, tuple[np.ndarray, int, int]] = {}
+    for b in (*made.arguments, *made.scratch):
+        size = scratch_bytes(b, sizes)
+        raw = np.full(size + 512, CANARY, np.uint8)
+        start = -raw.ctypes.data % 256 + (alignment if alignment < 16 else 0)
+        if b.name in arrays:
+            laid = arrays[b.name] if b.asked is None else b.asked.map.pack(arrays[b.name])
+            given = to_memory(np.ascontiguousarray(laid), b.dtype)
+            raw[start : start + size] = np.frombuffer(given.tobytes(), np.uint8)
+        memory[b.name] = raw, start, size
+    for p in Loaded(made).planned(sizes):
+        places = [memory[x] for x in p.arguments]
+        p.launch.again([*(raw.ctypes.data + start for raw, start, _ in places), *p.dims], p.blocks)
+    out: dict[str, np.ndarray] = {}
+    for b in made.arguments:
+        raw, start, size = memory[b.name]
+        edges = np.concatenate([raw[:start], raw[start + size :]])
+        assert (edges == CANARY).all(), f"the code writes outside {b.name}"
+        if b.scope == "out":
+            shape = tuple(int(D.evaluate(d, sizes)) for d in b.shape)
+            held = raw[start : start + size].view(b.dtype.memory).reshape(shape)
+            out[b.name] = from_memory(held, b.dtype)
+    return out

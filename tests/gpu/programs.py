@@ -1,0 +1,111 @@
+"""Small programs for GPUs, as graphs: what the tests without a GPU run on the executor of threads,
+and the ones with it on the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tests.graph.build import arg, build, graph, weight
+from tilewright.base.events import Log
+from tilewright.driver.grid_run import prepared
+from tilewright.graph.fuse import fuse
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Graph, Item, Node, node
+from tilewright.ir.types import DType, f32, i64
+from tilewright.kernel.group import Group, build_group
+
+Program = Callable[[DType, Dim, Dim], Graph]
+
+
+def wide(x: Node) -> Node:
+    return build.cast(x, x.dtype.accumulator)
+
+
+def add(d: DType, rows: Dim, columns: Dim) -> Graph:
+    x, y = arg("x", rows, columns, dtype=d), arg("y", rows, columns, dtype=d)
+    return graph(build.add(x, y))
+
+
+def chain(d: DType, rows: Dim, columns: Dim) -> Graph:
+    """Six operators over two operands, computed in float32 as torch's fused kernels do."""
+    x, y = arg("x", rows, columns, dtype=d), arg("y", rows, columns, dtype=d)
+    a, b = wide(x), wide(y)
+    t = build.tanh(build.add(build.mul(a, b), a))
+    return graph(build.cast(build.mul(t, build.sigmoid(b)), d))
+
+
+def biased(d: DType, rows: Dim, columns: Dim) -> Graph:
+    """A map that is no flat walk through memory."""
+    x, b = arg("x", rows, columns, dtype=d), weight("b", columns, dtype=d)
+    return graph(build.cast(build.relu(build.add(wide(x), wide(b))), d))
+
+
+def softmax(d: DType, rows: Dim, columns: Dim) -> Graph:
+    x = arg("x", rows, columns, dtype=d)
+    return graph(build.cast(build.softmax(wide(x), 1), d))
+
+
+def layer_norm(d: DType, rows: Dim, columns: Dim) -> Graph:
+    x = arg("x", rows, columns, dtype=d)
+    w, b = weight("w", columns, dtype=d), weight("b", columns, dtype=d)
+    return graph(node(Item(0), build.layer_norm(x, w, b, 1, 1e-5)))
+
+
+def rms_norm(d: DType, rows: Dim, columns: Dim) -> Graph:
+    x, w = arg("x", rows, columns, dtype=d), weight("w", columns, dtype=d)
+    return graph(build.rms_norm(x, w, 1, 1e-6))
+
+
+def cross_entropy(d: DType, rows: Dim, columns: Dim) -> Graph:
+    """The loss of each row."""
+    x, at = arg("x", rows, columns, dtype=d), arg("at", rows, dtype=i64)
+    logs = build.log_softmax(wide(x), 1)
+    found = build.gather(logs, build.reshape(at, (rows, 1)), 1)
+    return graph(build.neg(build.reshape(found, (rows,))))
+
+
+def column_sums(d: DType, rows: Dim, columns: Dim) -> Graph:
+    x = arg("x", rows, columns, dtype=d)
+    return graph(build.cast(build.sum(wide(x), (0,), False), f32))
+
+
+def total(d: DType, rows: Dim, columns: Dim) -> Graph:
+    x = arg("x", rows, columns, dtype=d)
+    return graph(build.sum(wide(x), (0, 1), False))
+
+
+PROGRAMS: dict[str, Program] = {
+    f.__name__: f
+    for f in (
+        add,
+        chain,
+        biased,
+        softmax,
+        layer_norm,
+        rms_norm,
+        cross_entropy,
+        column_sums,
+        total,
+    )
+}
+
+
+def groups(g: Graph) -> list[Group]:
+    """The kernels of a program."""
+    found = fuse(prepared(g, Log()), Log()).clusters
+    return [build_group(f"k{k}", c.nodes, c.inputs, c.outputs) for k, c in enumerate(found)]
+
+
+def inputs(g: Group, sizes: dict[str, int]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(7)
+    out: dict[str, np.ndarray] = {}
+    for b in g.inputs:
+        shape = tuple(int(D.evaluate(d, sizes)) for d in b.shape)
+        if b.dtype.is_float:
+            out[b.name] = (rng.integers(-8, 9, shape) / 4).astype(b.dtype.numpy)
+        else:
+            out[b.name] = rng.integers(0, 2, shape).astype(b.dtype.numpy)
+    return out

@@ -1,0 +1,49 @@
+"""Times on a GPU: contenders take turns, inputs rotate so that none is in the cache, medians."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+
+import torch
+
+Call = Callable[[], object]
+# Cycles that the GPU is kept busy before a call is timed: the host is ahead of it then, and what is
+# timed does not wait for launches.
+AHEAD = 600_000
+
+
+def medians(contenders: Mapping[str, list[Call]], rounds: int = 30) -> dict[str, float]:
+    """Seconds of one call each. A contender is its calls on different inputs, used in turn."""
+    for calls in contenders.values():
+        for call in (*calls, calls[0]):
+            call()
+    torch.cuda.synchronize()
+    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {k: [] for k in contenders}
+    for k in range(rounds):
+        for name, calls in contenders.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(AHEAD)
+            start.record()
+            calls[k % len(calls)]()
+            end.record()
+            events[name].append((start, end))
+        torch.cuda.synchronize()
+    return {
+        name: statistics.median(a.elapsed_time(b) * 1e-3 for a, b in found)
+        for name, found in events.items()
+    }
+
+
+def host_seconds(call: Call, times: int = 200) -> float:
+    """Host time of one call while the GPU is busy with others."""
+    import time
+
+    torch.cuda.synchronize()
+    torch.cuda._sleep(20_000_000)
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    took = time.perf_counter() - began
+    torch.cuda.synchronize()
+    return took / times

@@ -1,0 +1,87 @@
+"""Default schedules of a GPU: they compute what the group says, without races, by the executor of
+threads; and their code is what it should be: wide accesses, rows in registers, nothing spilled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.gpu.assembler import assemble
+from tests.gpu.programs import PROGRAMS, groups, inputs
+from tests.seeds import crossed
+from tilewright import targets
+from tilewright.ir import dim as D
+from tilewright.ir.types import DType, bf16, f32
+from tilewright.kernel import simt
+from tilewright.kernel.check import verify
+from tilewright.kernel.group import Group
+from tilewright.kernel.interpret import run_group
+from tilewright.kernel.nest import Nest, start
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import apply, parse_trace, print_trace
+from tilewright.llvm.grid import emit_kernels
+from tilewright.llvm.objects import assembly
+
+GPU = targets.get("cuda:90")
+CAPABILITIES = ["cuda:75", "cuda:80", "cuda:90"]
+HOW = [((3, 256), f32), ((2, 67), f32), ((3, 256), bf16), ((2, 67), bf16)]
+
+
+def scheduled(g: Group) -> Nest:
+    trace, nest = default_schedule(g, GPU)
+    assert apply(start(g), parse_trace(print_trace(trace))) == nest
+    verify(nest)
+    return nest
+
+
+def judge(g: Group, nest: Nest, sizes: dict[str, int], d: DType) -> None:
+    args = inputs(g, sizes)
+    want = run_group(g, args, sizes)
+    close = 2e-2 if d is bf16 else 1e-5
+    for name, got in simt.run(nest, args, sizes).items():
+        x, y = (v.astype(np.float64) for v in (got, want[name]))
+        np.testing.assert_allclose(x, y, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize(("name", "how"), crossed(list(PROGRAMS), HOW, 2))
+def test_they_compute_the_group(name: str, how: tuple[tuple[int, int], DType]) -> None:
+    size, d = how
+    for g in groups(PROGRAMS[name](d, *size)):
+        judge(g, scheduled(g), {}, d)
+
+
+@pytest.mark.parametrize("name", ["add", "biased", "softmax", "rms_norm", "column_sums"])
+def test_sizes_that_are_not_known(name: str) -> None:
+    rows, columns = D.sym("R", 1), D.sym("C", 1)
+    for shape in ((rows, 64), (rows, columns)):
+        for g in groups(PROGRAMS[name](f32, *shape)):
+            nest = scheduled(g)
+            judge(g, nest, {"R": 3, "C": 64}, f32)
+            assert assembly(emit_kernels(nest, GPU).text, GPU)
+
+
+@pytest.mark.parametrize(("name", "target"), crossed(list(PROGRAMS), CAPABILITIES, 3))
+def test_the_code_is_assembled(name: str, target: str) -> None:
+    gpu = targets.get(target)
+    for g in groups(PROGRAMS[name](bf16, 64, 4096)):
+        ptx = assembly(emit_kernels(default_schedule(g, gpu)[1], gpu).text, gpu)
+        assert "ld.local" not in ptx and "st.local" not in ptx
+        assert all(x.spilled == 0 for x in assemble(ptx, gpu.cpu))
+
+
+@pytest.mark.parametrize("d", [f32, bf16], ids=str)
+@pytest.mark.parametrize("name", ["softmax", "layer_norm", "rms_norm", "cross_entropy"])
+def test_a_row_is_read_once_and_as_vectors(name: str, d: DType) -> None:
+    (g,) = groups(PROGRAMS[name](d, 64, 4096))
+    code = emit_kernels(default_schedule(g, GPU)[1], GPU)
+    (launch,) = code.launches
+    assert launch.blocks[0] == 64
+    ptx = assembly(code.text, GPU)
+    threads = launch.threads[0]
+    vectors = 4096 * d.bytes // 16 // threads
+    parameters = {"softmax": 0, "layer_norm": 2, "rms_norm": 1, "cross_entropy": 0}[name]
+    wide = ptx.count("ld.global.nc.v4")
+    assert wide == vectors * (1 + parameters), ptx
+    if name != "cross_entropy":
+        assert ptx.count("st.global.v4") == vectors
+    assert "shfl.sync" in ptx

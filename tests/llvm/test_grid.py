@@ -1,0 +1,208 @@
+"""Code for GPUs, run thread by thread on this processor (tests/gpu/emulate.py)."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tests.gpu import emulate, te_kernels
+from tests.gpu.assembler import assemble
+from tests.gpu.programs import PROGRAMS, groups, inputs
+from tests.kernel.fuzz import Counts, Judge, explore_threads
+from tests.seeds import crossed, drawn
+from tilewright import targets
+from tilewright.base.errors import Unsupported
+from tilewright.ir import dim as D
+from tilewright.ir.types import DType, bf16, f32
+from tilewright.kernel.interpret import run_group
+from tilewright.kernel.nest import Nest, start
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import apply
+from tilewright.kernel.steps.barrier import Synchronise
+from tilewright.kernel.text import parse_nest
+from tilewright.llvm.grid import blocks_of, emit_kernels
+from tilewright.llvm.grid_math import FUNCTIONS
+from tilewright.llvm.objects import assembly
+from tilewright.llvm.vmath import ERROR_BOUNDS
+
+GPU = targets.get("cuda:90")
+
+
+HOW = [(f32, (2, 256), 16), (bf16, (2, 67), 2), (bf16, (2, 1100), 16), (f32, (2, 67), 4)]
+
+
+@pytest.mark.parametrize(("name", "how"), crossed(list(PROGRAMS), HOW, 4))
+def test_programs(name: str, how: tuple[DType, tuple[int, int], int]) -> None:
+    d, size, alignment = how
+    for g in groups(PROGRAMS[name](d, *size)):
+        nest = default_schedule(g, emulate.PLAIN)[1]
+        args = inputs(g, {})
+        want = run_group(g, args, {})
+        for out, got in emulate.run(nest, args, alignment=alignment).items():
+            close = 2e-2 if d is bf16 else 2e-5
+            np.testing.assert_allclose(got, want[out], rtol=close, atol=close)
+
+
+def lowered(made: tuple) -> Nest:
+    return tw.lower(*made, target="cuda:90").nest
+
+
+def test_a_length_that_is_not_known() -> None:
+    nest = lowered(te_kernels.vector_add())
+    x = np.random.default_rng(0).standard_normal(300).astype("f")
+    np.testing.assert_array_equal(emulate.run(nest, {"a": x, "b": x}, {"n": 300})["c"], 2 * x)
+
+
+@pytest.mark.parametrize("threads", [64, 20])
+def test_threads_combine_partial_results(threads: int) -> None:
+    nest = lowered(te_kernels.row_sums(3, 500, threads))
+    x = np.random.default_rng(1).standard_normal((3, 500)).astype("f")
+    got = emulate.run(nest, {"a": x})["y"]
+    np.testing.assert_allclose(got, 2 * x.sum(1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_tiled_matmul() -> None:
+    nest = lowered(te_kernels.tiled_matmul(24, 24, 10, 8, 4, 2))
+    rng = np.random.default_rng(2)
+    a, b = rng.standard_normal((24, 10)).astype("f"), rng.standard_normal((10, 24)).astype("f")
+    got = emulate.run(nest, {"a": a, "b": b})["c"]
+    np.testing.assert_allclose(got, a @ b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_thread_has_registers_for_its_own_part() -> None:
+    code = emit_kernels(lowered(te_kernels.tiled_matmul(512, 512, 512)), GPU)
+    ptx = assembly(code.text, GPU)
+    assert ".local" not in ptx
+    assert all(x.spilled == 0 for x in assemble(ptx, GPU.cpu))
+
+
+def test_atomics() -> None:
+    x = np.random.default_rng(3).integers(0, 16, 500).astype("i4")
+    nest = te_kernels.histogram(500, 16)
+    got = emulate.run(nest, {"x": x, "y": np.zeros(16, "i4")})["y"]
+    np.testing.assert_array_equal(got, np.bincount(x, minlength=16))
+    assert "red.global.add" in (ptx := assembly(emit_kernels(nest, GPU).text, GPU)) or "atom" in ptx
+
+
+MAXIMA = """
+nest k
+  in x: i64[2,4,8]
+  out y: i64[2]
+  block.x b in 2:
+    y: y[b] = -100
+    barrier
+    thread.y i in 4:
+      thread.x j in 8:
+        y: y[b] max= x[b,i,j]
+"""
+
+
+def test_maxima_of_integers_over_two_axes() -> None:
+    x = np.random.default_rng(4).integers(-50, 50, (2, 4, 8))
+    got = emulate.run(parse_nest(MAXIMA.lstrip()), {"x": x})["y"]
+    np.testing.assert_array_equal(got, x.max((1, 2)))
+
+
+def ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+    unit = np.spacing(np.abs(want.astype(np.float32))).astype(np.float64)
+    return np.abs(got.astype(np.float64) - want) / unit
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_keep_their_bounds(name: str) -> None:
+    """As far as the formulas go; how good the instructions are is measured on a GPU."""
+    x = np.concatenate(
+        [
+            np.linspace(-110, 95, 3000),
+            np.linspace(-1, 1, 3000),
+            np.random.default_rng(5).standard_normal(2000) * 10,
+        ]
+    ).astype(np.float32)
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 3e38, -3e38], "f")
+    n = len(x) + len(special)
+    text = f"""
+nest k
+  in x: f32[{n}]
+  out y: f32[{n}]
+  thread.x t in 8:
+    for k in {n // 8}:
+      y: y[{n // 8}*t+k] = {name}(x[{n // 8}*t+k])
+"""
+    given = np.concatenate([x, special])
+    got = emulate.run(parse_nest(text.lstrip()), {"x": given})["y"]
+    exact = {
+        "exp": np.exp,
+        "exp2": np.exp2,
+        "tanh": np.tanh,
+        "sigmoid": lambda v: 1 / (1 + np.exp(-v)),
+    }[name]
+    with np.errstate(all="ignore"):
+        want = exact(given.astype(np.float64))
+        fits = np.isfinite(want.astype(np.float32))
+        np.testing.assert_array_equal(got[~fits], want[~fits].astype(np.float32))
+        error = ulps(got[fits], want[fits])
+    # An instruction that is right to half a unit here may be off by one on a GPU.
+    assert error.max() <= ERROR_BOUNDS[name], f"{error.max()} at {given[fits][error.argmax()]}"
+
+
+FAULTS = {
+    "a block of 2000 x 1 x 1 threads is too large": "  thread.x i in 2000:\n    y: y[i] = x[i]\n",
+    "a barrier that not all threads": (
+        "  thread.y a in 2:\n    y: y[a] = 1.0\n"
+        "  thread.y a in 1:\n    barrier\n    y: y[a] = 2.0\n"
+    ),
+    "reports and assertions": "  thread.x i in 9:\n    assert 0 on x[i] < 1.0\n",
+    "takes 80,000 bytes in every thread": (
+        "  block.x b in 2:\n    alloc s\n    for i in 20000:\n      s: s[i] = x[0]\n"
+    ),
+    "more than the 232,448": (
+        "  block.x b in 2:\n    alloc t\n    thread.x i in 32:\n      t: t[i] = x[i]\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_refusals(message: str) -> None:
+    head = "nest k\n  in x: f32[2000]\n  out y: f32[2000]\n"
+    head += "  local s: f32[20000]\n  shared t: f32[90000]\n"
+    with pytest.raises(Unsupported, match=message):
+        emit_kernels(parse_nest(head + FAULTS[message]), GPU)
+
+
+def test_a_processor_is_refused() -> None:
+    nest = te_kernels.histogram(500, 16)
+    with pytest.raises(Unsupported, match="has no grid"):
+        emit_kernels(nest, targets.get("x86-64"))
+
+
+def test_sizes_that_are_not_known() -> None:
+    for name in ("biased", "rms_norm"):
+        (g,) = groups(PROGRAMS[name](f32, D.sym("R", 1), D.sym("C", 1)))
+        nest = default_schedule(g, emulate.PLAIN)[1]
+        sizes = {"R": 2, "C": 300}
+        args = inputs(g, sizes)
+        want = run_group(g, args, sizes)
+        for out, got in emulate.run(nest, args, sizes).items():
+            np.testing.assert_allclose(got, want[out], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", drawn((54, 58, 365, 526, 3_062, *range(3_000, 3_200)), 14))
+def test_random_nests(seed: int) -> None:
+    """Random groups under random steps, with random blocks, threads and shared memory."""
+    group, dims, trace, why = explore_threads(seed, Counts())
+    assert why is None, why
+    if not trace or not isinstance(trace[-1], Synchronise):
+        return  # barriers were refused
+    nest = apply(start(group), trace)
+    judge = Judge(group, dims, seed)
+    try:
+        made = emit_kernels(nest, emulate.PLAIN)
+    except Unsupported:
+        return
+    sizes = dict(dims[0])
+    if sum(prod(blocks_of(x, sizes)) * prod(x.threads) for x in made.launches) > 2_000:
+        return  # too many threads for a processor
+    judge.compare(emulate.run(nest, judge.inputs[0], sizes), 0, "emulated code")

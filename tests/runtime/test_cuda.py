@@ -1,0 +1,220 @@
+"""NVIDIA's driver, as far as it goes without one: a stand-in for libcuda answers."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewright.base.errors import Invalid, TilewrightError, Unsupported
+from tilewright.runtime.cuda import driver as driver_module
+from tilewright.runtime.cuda.device import Device, describe
+from tilewright.runtime.cuda.driver import CudaError, Driver
+from tilewright.runtime.cuda.memory import Memory, TensorMap
+from tilewright.runtime.cuda.module import Launcher, Module
+from tilewright.runtime.cuda.stream import Event, Graph, Stream
+
+
+class Library:
+    """libcuda with one GPU. `codes` are errors by function; `calls` is what was asked for."""
+
+    def __init__(self, version: int = 12040, **codes: int) -> None:
+        self.version, self.codes = version, codes
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.launched: list[list[int]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if not name.startswith("cu") or name == "cuMissing":
+            raise AttributeError(name)
+
+        def call(*args: Any) -> int:
+            self.calls.append((name, args))
+            code = self.codes.get(name, 0)
+            if not code:
+                self.answer(name, args)
+            elif name == "cuModuleLoadDataEx":
+                log = args[4][2]
+                ctypes.memmove(log, b"line 7: no such instruction\0", 28)
+            return code
+
+        return call
+
+    def answer(self, name: str, args: tuple[Any, ...]) -> None:
+        facts = {75: 9, 76: 0, 16: 132, 10: 32, 1: 1024, 97: 232448}
+        out: Any = getattr(args[0], "_obj", None) if args else None
+        if name == "cuDriverGetVersion":
+            out.value = self.version
+        elif name == "cuDeviceGetCount":
+            out.value = 1
+        elif name == "cuDeviceGetAttribute":
+            out.value = facts.get(args[1], 0)
+        elif name == "cuDeviceGetName":
+            args[0].value = b"a stand-in"
+        elif name == "cuStreamEndCapture":
+            args[1]._obj.value = 77
+        elif name == "cuLaunchKernel":
+            places = args[9]
+            values = [ctypes.c_int64.from_address(places[k]).value for k in range(len(places))]
+            self.launched.append(values)
+        elif isinstance(out, ctypes.c_void_p):
+            out.value = 4096
+        elif isinstance(out, ctypes.c_int):
+            out.value = 3
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+
+def gpu(**codes: int) -> tuple[Library, Device]:
+    library = Library(**codes)
+    return library, describe(0, Driver(library))
+
+
+def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "LIBRARY", "libcuda-is-not-here.so")
+    driver_module.driver.cache_clear()
+    with pytest.raises(Unsupported, match="no driver for NVIDIA GPUs"):
+        driver_module.driver()
+    assert not driver_module.available()
+    driver_module.driver.cache_clear()
+
+
+def test_an_old_driver() -> None:
+    with pytest.raises(Unsupported, match=r"for CUDA 11.4, 12.0 is needed"):
+        Driver(Library(version=11040))
+
+
+def test_a_driver_without_a_function() -> None:
+    with pytest.raises(Unsupported, match="no function cuMissing"):
+        Driver(Library()).call("cuMissing")
+
+
+@pytest.mark.parametrize(
+    ("code", "says", "lost"),
+    [
+        (2, "out of memory", False),
+        (100, "no GPU that CUDA can use", False),
+        (222, "too old for this PTX", False),
+        (700, "memory that is not its own", True),
+        (701, "more registers or shared memory", False),
+        (716, "not aligned", True),
+    ],
+)
+def test_errors_in_words(code: int, says: str, lost: bool) -> None:
+    by = Driver(Library(cuCtxSynchronize=code))
+    with pytest.raises(CudaError, match=says) as caught:
+        by.call("cuCtxSynchronize")
+    assert caught.value.lost == lost
+    assert ("context is lost" in str(caught.value)) == lost
+    assert ("new process" in str(caught.value)) == lost
+
+
+def test_a_device() -> None:
+    _, d = gpu()
+    assert (d.name, d.capability) == ("a stand-in", 90)
+    numbers = d.numbers()
+    assert numbers["multiprocessors"] == 132 and numbers["block_shared"] == 232448
+    with pytest.raises(Invalid, match="no GPU 3"):
+        describe(3, d.driver)
+
+
+def test_the_log_of_the_compiler_is_in_the_error() -> None:
+    _, d = gpu(cuModuleLoadDataEx=218)
+    with pytest.raises(CudaError, match="could not compile") as caught:
+        Module("garbage", d)
+    assert "line 7: no such instruction" in str(caught.value)
+
+
+def test_launches() -> None:
+    library, d = gpu()
+    function = Module("", d).function("k", 65536)
+    assert ("cuFuncSetAttribute", 8, 65536) in [
+        (name, *args[1:]) for name, args in library.calls if name == "cuFuncSetAttribute"
+    ]
+    launch = Launcher(function, (128, 2, 1), 3)
+    launch([1 << 40, -5, 7], (10, 1, 1), 99)
+    assert library.launched == [[1 << 40, -5, 7]]
+    given = next(args for name, args in library.calls if name == "cuLaunchKernel")
+    assert given[1:9] == (10, 1, 1, 128, 2, 1, 65536, 99)
+    launch([0, 0, 0], (0, 1, 1))
+    assert len(library.launched) == 1
+    with pytest.raises(Invalid, match="takes 3 values"):
+        launch([1], (1, 1, 1))
+
+
+def test_launches_that_fail() -> None:
+    _, d = gpu(cuLaunchKernel=1)
+    launch = Launcher(Module("", d).function("k"), (128, 1, 1), 1)
+    with pytest.raises(Invalid, match="70,000 blocks along y, at most 65,535"):
+        launch([0], (1, 70000, 1))
+    with pytest.raises(CudaError, match="a value it does not take") as caught:
+        launch([0], (2, 1, 1))
+    assert "2 x 1 x 1 blocks of 128 x 1 x 1 threads" in str(caught.value)
+
+
+def test_a_capture_ends_whatever_happens() -> None:
+    library, d = gpu()
+
+    def fails(stream: int) -> None:
+        raise RuntimeError("on the way")
+
+    with pytest.raises(RuntimeError, match="on the way"):
+        Graph(d, fails)
+    names = library.names()
+    assert names.index("cuStreamEndCapture") + 1 == names.index("cuGraphDestroy")
+    graph = Graph(d, lambda stream: None)
+    graph.launch(5)
+    assert library.names()[-1] == "cuGraphLaunch"
+
+
+def test_streams_and_events() -> None:
+    library, d = gpu()
+    stream, event = Stream(d), Event(d)
+    event.record(stream.handle)
+    stream.synchronise()
+    assert {"cuStreamCreate", "cuEventCreate", "cuEventRecord"} <= set(library.names())
+    del stream, event
+    assert {"cuStreamDestroy_v2", "cuEventDestroy_v2"} <= set(library.names())
+
+
+def test_memory() -> None:
+    library, d = gpu()
+    memory = Memory.of(d, np.arange(4.0))
+    assert memory.size == 32
+    with pytest.raises(Invalid, match="64 bytes are asked for"):
+        memory.read(np.zeros(8))
+    del memory
+    assert "cuMemFree_v2" in library.names()
+    with pytest.raises(CudaError, match="out of memory") as caught:
+        Memory(gpu(cuMemAlloc_v2=2)[1], 1 << 50)
+    assert "1,125,899,906,842,624 bytes" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"shape": (64, 60)}, "multiples of 16"),
+        ({"box": (64, 512)}, "1 to 256"),
+        ({"swizzle": 48}, "32, 64 or 128"),
+        ({"swizzle": 64}, "longer than the 64"),
+        ({"address": 8}, "addresses that are multiples"),
+        ({"dtype": "bool"}, "does not know bool"),
+        ({"box": (64,)}, "1 to 5 axes"),
+    ],
+)
+def test_rules_of_the_copy_engine(wrong: dict[str, Any], says: str) -> None:
+    _, d = gpu()
+    right: dict[str, Any] = {
+        "address": 4096,
+        "dtype": "bf16",
+        "item": 2,
+        "shape": (64, 64),
+        "box": (64, 64),
+        "swizzle": 128,
+    }
+    TensorMap(d, **right)
+    with pytest.raises(TilewrightError, match=says):
+        TensorMap(d, **{**right, **wrong})

@@ -1,0 +1,271 @@
+"""Nests and graphs on a GPU, on CUDA tensors and torch's current stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tilewright.base.errors import Invalid, Unsupported
+from tilewright.base.events import Log
+from tilewright.capture.torch.dtypes import torch_dtype
+from tilewright.graph.cluster import Fused
+from tilewright.graph.decompose import Decompose
+from tilewright.graph.empty import EmptyValues
+from tilewright.graph.fold import FoldConstants
+from tilewright.graph.fuse import fuse
+from tilewright.graph.reciprocals import Reciprocals
+from tilewright.graph.simplify import Simplify
+from tilewright.ir import dim as D
+from tilewright.ir import passes
+from tilewright.ir.node import Constant, Graph, Node
+from tilewright.ir.target import Target
+from tilewright.ir.types import bf16, to_memory
+from tilewright.kernel.group import Buffer, Group, build_group
+from tilewright.kernel.nest import Nest
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.text import group_text
+from tilewright.llvm.grid import emit_kernels, scratch_bytes
+from tilewright.runtime.cuda.device import Device, device
+from tilewright.runtime.cuda.kernels import Loaded
+from tilewright.runtime.cuda.module import Launcher
+from tilewright.targets import nvptx
+
+DEVICE = "cuda"
+
+
+def prepared(graph: Graph, log: Log) -> Graph:
+    """The passes before fusion that do not depend on a processor."""
+    table = [Simplify(), Decompose(), EmptyValues(), Simplify(), FoldConstants(), Reciprocals()]
+    return passes.run(table, graph, log)
+
+
+def target_of(d: Device) -> Target:
+    """A GPU at hand as a target."""
+    preset = nvptx.for_capability(d.capability)
+    return nvptx.with_numbers(preset, **d.numbers())
+
+
+class GridKernel:
+    """A nest on a GPU. Code for addresses that are not multiples of 16 bytes is made when there are
+    such."""
+
+    def __init__(self, nest: Nest, target: Target, on: Device) -> None:
+        self.nest, self.target, self.device = nest, target, on
+        self.arguments = [b for b in nest.buffers if b.scope in ("in", "out")]
+        self._loaded: dict[int, Loaded] = {}
+
+    def loaded(self, alignment: int = 16) -> Loaded:
+        found = self._loaded.get(alignment)
+        if found is None:
+            made = emit_kernels(self.nest, self.target, alignment)
+            found = self._loaded[alignment] = Loaded(made, self.target, self.device)
+        return found
+
+    def __call__(self, tensors: Mapping[str, Any], sizes: Mapping[str, int], stream: int) -> None:
+        """Launches it; the tensors are torch's, on its device, and fit."""
+        addresses = {name: t.data_ptr() for name, t in tensors.items()}
+        code = self.loaded()
+        if not code.fits(addresses):
+            code = self.loaded(min(b.dtype.bytes for b in self.arguments))
+        code.run(addresses, sizes, stream, self._allocate)
+
+    def _allocate(self, size: int) -> tuple[int, object]:
+        made = torch.empty(size, dtype=torch.uint8, device=place(self.device))
+        return made.data_ptr(), made
+
+
+def place(on: Device) -> torch.device:
+    """A device in torch's words."""
+    return torch.device(DEVICE, on.number)
+
+
+def current_stream(number: int) -> int:
+    """The stream on which torch would launch now."""
+    return torch._C._cuda_getCurrentRawStream(number)
+
+
+def check_tensor(name: str, t: Any, b: Buffer, number: int, sizes: dict[str, int]) -> None:
+    """A sentence where a tensor is not what a kernel takes; sizes are learned from it."""
+    if not hasattr(t, "data_ptr"):
+        raise Invalid(f"{name} is a {type(t).__name__}, not a torch tensor")
+    if t.device.type != "cuda" or (t.device.index or 0) != number:
+        raise Invalid(f"{name} is on {t.device}, the function runs on cuda:{number}")
+    got = str(t.dtype).removeprefix("torch.")
+    need = "bfloat16" if b.dtype is bf16 else str(b.dtype.numpy)
+    if got != need:
+        raise Invalid(f"{name} is of {got}, {need} is needed")
+    if not t.is_contiguous():
+        raise Invalid(f"{name} is not contiguous", hint="pass a contiguous copy")
+    if len(t.shape) != len(b.shape):
+        raise Invalid(f"{name} has {len(t.shape)} axes, {len(b.shape)} are needed")
+    for d, n in zip(b.shape, t.shape, strict=True):
+        if D.is_sym(d) and sizes.setdefault(D.the_sym(d).name, int(n)) != n:
+            raise Invalid(f"{name} says {d} = {n}, another says {sizes[D.the_sym(d).name]}")
+    want = tuple(int(D.evaluate(d, sizes)) for d in b.shape)
+    if tuple(t.shape) != want:
+        raise Invalid(f"{name} has shape {tuple(t.shape)}, {want} is needed")
+
+
+class GridFunction:
+    """A scheduled nest as a function of CUDA tensors, outputs among its arguments, as te has it."""
+
+    def __init__(
+        self, nest: Nest, arguments: Sequence[Buffer], target: Target, on: Device | None = None
+    ) -> None:
+        self.arguments, self.target = list(arguments), target
+        self.device = on or device(0)
+        self.kernel = GridKernel(nest, target, self.device)
+
+    @property
+    def text(self) -> str:
+        """The code in LLVM's words."""
+        return self.kernel.loaded().kernels.text
+
+    @property
+    def ptx(self) -> str:
+        return self.kernel.loaded().ptx
+
+    def __call__(self, *tensors: Any) -> None:
+        if len(tensors) != len(self.arguments):
+            names = ", ".join(b.name for b in self.arguments)
+            what = f"{len(tensors)} arguments were given, {len(self.arguments)} are needed"
+            raise Invalid(f"{what}: {names}")
+        sizes: dict[str, int] = {}
+        for b, t in zip(self.arguments, tensors, strict=True):
+            check_tensor(b.name, t, b, self.device.number, sizes)
+        self._check_overlap(tensors)
+        given = {b.name: t for b, t in zip(self.arguments, tensors, strict=True)}
+        dims = {x.name: sizes[x.name] for x in self.kernel.nest.dims}
+        self.kernel(given, dims, current_stream(self.device.number))
+
+    def _check_overlap(self, tensors: Sequence[Any]) -> None:
+        spans = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors]
+        for b, (start, end) in zip(self.arguments, spans, strict=True):
+            for other, (first, last) in zip(self.arguments, spans, strict=True):
+                if b.scope == "out" and other is not b and start < last and first < end:
+                    raise Invalid(f"the output {b.name} overlaps {other.name} in memory")
+
+
+@dataclass
+class _Plan:
+    """A call with tensors of given shapes. Values are numbered: the inputs, constants, then what is
+    allocated; a launch names its arguments by these numbers."""
+
+    constants: list[torch.Tensor]
+    allocated: list[tuple[tuple[int, ...], torch.dtype]]
+    launches: list[tuple[Launcher, tuple[int, ...], list[int], tuple[int, int, int]]]
+    results: list[tuple[int, tuple[int, ...]]]
+
+
+class GridProgram:
+    """A graph on a GPU: call it with CUDA tensors, in the order of the graph's inputs."""
+
+    def __init__(
+        self, graph: Graph, on: Device | None = None, target: Target | None = None
+    ) -> None:
+        self.device = on or device(0)
+        self.target = target or target_of(self.device)
+        self.graph = graph
+        self.log = Log()
+        self.fused: Fused = fuse(prepared(graph, self.log), self.log)
+        self.kernels: list[tuple[GridKernel, Group, tuple[Node, ...], tuple[Node, ...]]] = []
+        known: dict[str, GridKernel] = {}
+        for c in self.fused.clusters:
+            g = build_group("kernel", c.nodes, c.inputs, c.outputs)
+            text = group_text(g)
+            if text not in known:
+                named = replace(g, name=f"k{len(known)}")
+                nest = default_schedule(named, self.target)[1]
+                known[text] = GridKernel(nest, self.target, self.device)
+            self.kernels.append((known[text], g, c.inputs, c.outputs))
+        self._constants: dict[Node, torch.Tensor] = {}
+        self._dtypes = [torch_dtype(n.dtype, False) for n in graph.inputs]
+        self._plans: dict[Any, _Plan] = {}
+        self._place = place(self.device)
+
+    def compile(self) -> None:
+        """All code, now."""
+        for k, *_ in self.kernels:
+            k.loaded()
+
+    def __call__(self, *tensors: Any) -> list[torch.Tensor]:
+        key = (True, *[t.shape for t in tensors])
+        plan = self._plans.get(key)
+        if plan is None or not self._fit(tensors):
+            plan = self._planned(tensors, True)
+        allocated = [torch.empty(s, dtype=d, device=self._place) for s, d in plan.allocated]
+        values = [*tensors, *plan.constants, *allocated]
+        addresses = [t.data_ptr() for t in values]
+        if any(a & 15 for a in addresses):
+            plan = self._plans.get((False, *key[1:])) or self._planned(tensors, False)
+        self.device.use()
+        stream = current_stream(self.device.number)
+        for launch, arguments, dims, blocks in plan.launches:
+            launch.again([*[addresses[k] for k in arguments], *dims], blocks, stream)
+        return [
+            x if (x := values[k]).shape == shape else x.view(shape) for k, shape in plan.results
+        ]
+
+    def _fit(self, tensors: Sequence[Any]) -> bool:
+        """Are tensors of known shapes what the program takes?"""
+        place = self._place
+        return all(
+            t.dtype is d and t.device == place and t.is_contiguous()
+            for t, d in zip(tensors, self._dtypes, strict=True)
+        )
+
+    def _planned(self, tensors: Sequence[Any], aligned: bool) -> _Plan:
+        """The plan of a call, once its tensors are seen to fit."""
+        inputs = self.graph.inputs
+        if len(tensors) != len(inputs):
+            raise Invalid(f"{len(tensors)} tensors were given, {len(inputs)} are needed")
+        sizes: dict[str, int] = {}
+        for n, t in zip(inputs, tensors, strict=True):
+            b = Buffer(str(n.op), n.dtype, n.shape, "in")
+            check_tensor(b.name, t, b, self.device.number, sizes)
+        constants = [n for n in self.fused.graph.nodes() if isinstance(n.op, Constant)]
+        numbers = {n: k for k, n in enumerate((*inputs, *constants))}
+        plan = _Plan([self._constant(n) for n in constants], [], [], [])
+
+        def number(n: Node) -> int:
+            base = self.fused.aliases.get(n, n)
+            if base not in numbers:
+                raise Unsupported(f"{n!r} is stored nowhere")
+            return numbers[base]
+
+        def room(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+            plan.allocated.append((shape, dtype))
+            return len(inputs) + len(constants) + len(plan.allocated) - 1
+
+        for kernel, g, ins, outs in self.kernels:
+            for n in outs:
+                numbers[n] = room(_shape(n, sizes), torch_dtype(n.dtype, False))
+            names = zip((*g.inputs, *g.outputs), (*ins, *outs), strict=True)
+            of = {b.name: number(n) for b, n in names}
+            least = min(b.dtype.bytes for b in kernel.arguments)
+            code = kernel.loaded(16 if aligned else least)
+            for b in code.kernels.scratch:
+                of[b.name] = room((scratch_bytes(b, sizes),), torch.uint8)
+            for p in code.planned({name: sizes[name] for name in g.dims()}):
+                arguments = tuple(of[a] for a in p.arguments)
+                plan.launches.append((p.launch, arguments, p.dims, p.blocks))
+        plan.results = [(number(n), _shape(n, sizes)) for n in self.fused.graph.outputs]
+        self._plans[(aligned, *[t.shape for t in tensors])] = plan
+        return plan
+
+    def _constant(self, n: Node) -> torch.Tensor:
+        found = self._constants.get(n)
+        if found is None:
+            assert isinstance(n.op, Constant)
+            plain = torch.from_numpy(to_memory(n.op.literal.array, n.dtype).copy())
+            made = plain.to(self._place)
+            found = made.view(torch.bfloat16) if n.dtype is bf16 else made
+            self._constants[n] = found
+        return found
+
+
+def _shape(n: Node, sizes: dict[str, int]) -> tuple[int, ...]:
+    return tuple(int(D.evaluate(d, sizes)) for d in n.shape)

@@ -1,0 +1,346 @@
+"""Default schedules of a GPU: blocks, threads and vectors of 16 bytes.
+
+Three shapes: maps (a flat walk through memory), rows (a block for every row, which stays in the
+registers of its threads between one read and one write of memory) and everything else, stage by
+stage in launches of its own, where each thread computes one result.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilewright.base.errors import Refused
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Sym
+from tilewright.ir.expr import Index, walk
+from tilewright.ir.target import Target
+from tilewright.kernel.defaults.choices import Choices
+from tilewright.kernel.defaults.grid_sums import schedule_sum
+from tilewright.kernel.defaults.inlining import inline_maps
+from tilewright.kernel.defaults.maps import collapse, fuse_outer
+from tilewright.kernel.defaults.rows import common_prefix
+from tilewright.kernel.defaults.scheduler import Scheduler, accesses, contiguous, store_reads
+from tilewright.kernel.dependence import linear_index
+from tilewright.kernel.group import Group, Stage
+from tilewright.kernel.nest import Loop, Nest, Store, seek
+from tilewright.kernel.step import Trace
+from tilewright.kernel.steps.barrier import Synchronise
+from tilewright.kernel.steps.bind import Bind
+from tilewright.kernel.steps.cache_read import CacheRead
+from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.compute_with import ComputeWith
+from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.relayout import Relayout
+from tilewright.kernel.steps.rfactor import RFactor
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.steps.vectorize import Vectorize
+
+VECTOR = 16  # bytes of one access to memory, at most
+THREADS = 256  # of a block that computes a map
+# Elements of a row that a thread has: few enough for registers, enough loads at a time.
+SHARE = 16
+LARGEST_SHARE = 24
+
+
+def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace, Nest]:
+    """The trace and the nest it leads to."""
+    for shape in (_maps, _rows):
+        s = Scheduler(group, target, choices)
+        try:
+            if shape(s):
+                return tuple(s.trace), s.nest
+        except Refused:  # a shape that does not fit; the next one starts anew
+            continue
+    s = Scheduler(group, target, choices)
+    _stage_by_stage(s)
+    return tuple(s.trace), s.nest
+
+
+# ---- maps
+
+
+def _maps(s: Scheduler) -> bool:
+    kept = inline_maps(s)
+    outs = [x for x in kept if s.group.buffer(x.name).scope == "out"]
+    if len(outs) != len(kept) or any(not x.is_map for x in kept):
+        return False
+    names = [x.name for x in outs]
+    host = names[0]
+    if all(len(s.path(n)) == len(s.path(host)) for n in names):
+        collapse(s, names)
+    for name in names[1:]:
+        if not (s.path(host) and s.attempt(ComputeWith(name, s.path(host)[-1].name))):
+            _map_alone(s, name)
+    _map_alone(s, host)
+    return True
+
+
+def _map_alone(s: Scheduler, stage: str) -> None:
+    """A stage's own loops as vectors, threads and blocks."""
+    path = s.path(stage)
+    if not path:
+        return
+    fuse_outer(s, [stage], len(path) - 1)
+    path = s.path(stage)
+    if len(path) > 2:
+        _plain(s, [p.name for p in path], stage)
+        return
+    last = path[-1]
+    lanes = _lanes(s, [stage], last.var)
+    over = last.name
+    if lanes > 1:
+        s.do(Split(over, lanes))
+        s.do(Vectorize(f"{over}.1", masked=not _divides(lanes, last.extent)))
+        over = f"{over}.0"
+    if len(path) == 2:
+        s.do(Fuse(path[0].name, over, f"{stage}.v"))
+        over = f"{stage}.v"
+    _flat(s, over, THREADS)
+
+
+def _flat(s: Scheduler, loop: str, threads: int) -> None:
+    """A loop as blocks of threads."""
+    s.do(Split(loop, threads))
+    s.do(Bind(f"{loop}.0", "block.x"))
+    s.do(Bind(f"{loop}.1", "thread.x"))
+
+
+def _divides(k: int, extent: D.Dim) -> bool:
+    return D.known_eq(D.mod(extent, k), 0)
+
+
+def _lanes(s: Scheduler, stages: list[str], *along: Sym) -> int:
+    """Lanes of 16 bytes, fewer where addresses are not multiples of that; 1 where neighbours do not
+    lie beside each other. `along` are the loops that they run over, one for each stage."""
+    found: list[tuple[int, list[int]]] = []
+    for stage, var in zip(stages, along, strict=True):
+        for b, index in accesses(s, s.store(stage)):
+            lin = linear_index(b, index)
+            step = D.coefficient(lin, var)
+            if step is None or step not in (0, 1):
+                return 1
+            if step == 1 and b.scope in ("in", "out"):
+                terms = [] if isinstance(lin, int) else lin.terms
+                rest = [c for mono, c in terms if D.as_int(var) != _product(mono)]
+                sized = any(isinstance(a, Sym) and a in s.nest.dims for m, _ in terms for a in m)
+                found.append((b.dtype.bytes, [1] if sized else rest))
+        if any(isinstance(v, Index) and var in v.symbols() for v in walk(s.store(stage).value)):
+            return 1
+    if not found:
+        return 1
+    lanes = VECTOR // min(size for size, _ in found)
+    while lanes > 1 and any(c % lanes for _, rest in found for c in rest):
+        lanes //= 2
+    return lanes
+
+
+def _product(mono: tuple[D.Atom, ...]) -> D.Dim:
+    out: D.Dim = 1
+    for atom in mono:
+        out = out * D.from_atom(atom)
+    return out
+
+
+# ---- rows
+
+
+def _rows(s: Scheduler) -> bool:
+    """A block for every row: what is read of it is read once, all else is in registers."""
+    kept = inline_maps(s)
+    outs = [x for x in kept if s.group.buffer(x.name).scope == "out"]
+    inner = [x for x in kept if x not in outs]
+    if not inner or any(x.ordered for x in kept):
+        return False
+    host = max(outs, key=lambda x: len(x.axes)).name
+    prefix = common_prefix(s, inner, outs, host)
+    sums = [x for x in inner if x.is_reduce]
+    if prefix == 0 or not sums or any(len(x.raxes) != 1 for x in sums):
+        return False
+    loops = [s.path(x.name)[-1] for x in sums]
+    width = loops[0].extent
+    if any(not D.known_eq(p.extent, width) for p in loops):
+        return False
+    if not all(contiguous(s, s.store(x.name), p.var) for x, p in zip(sums, loops, strict=True)):
+        return False
+    small = isinstance(width, int) and width <= LARGEST_SHARE * _most_threads(s)
+    if not small:
+        # The row does not fit registers: it is read again, and what it is made into is made again.
+        for x in [x for x in inner if x.is_map and len(x.axes) > prefix]:
+            s.do(ComputeInline(x.name))
+            inner.remove(x)
+    copies = _copies(s, [*inner, *outs], prefix, width) if small else []
+    return _block_per_row(s, host, [x.name for x in outs], inner, copies, prefix, width)
+
+
+def _most_threads(s: Scheduler) -> int:
+    assert s.target.grid is not None
+    return s.target.grid.block_threads
+
+
+def _copies(s: Scheduler, stages: list[Stage], prefix: int, width: D.Dim) -> list[str]:
+    """Copies of inputs that several stages read along the row, element by element."""
+    readers: dict[str, list[str]] = {}
+    for x in stages:
+        path, store = s.path(x.name), s.store(x.name)
+        for r in store_reads(store):
+            b = s.nest.buffer(str(r.source))
+            if b.scope != "in" or len(r.index) != prefix + 1 or len(path) <= prefix:
+                continue
+            last = path[-1]
+            column = D.is_sym(r.index[-1]) and D.the_sym(r.index[-1]) is last.var
+            if column and D.known_eq(last.extent, width) and D.known_eq(b.shape[-1], width):
+                readers.setdefault(b.name, [])
+                readers[b.name] += [x.name] if x.name not in readers[b.name] else []
+    made: list[str] = []
+    for name, found in readers.items():
+        into = f"{name}_row"
+        if len(found) > 1 and s.attempt(CacheRead(name, tuple(found), into)):
+            made.append(into)
+    return made
+
+
+def _block_per_row(
+    s: Scheduler,
+    host: str,
+    outs: list[str],
+    inner: list[Stage],
+    copies: list[str],
+    prefix: int,
+    width: D.Dim,
+) -> bool:
+    for o in outs:
+        for j in range(prefix - 1):
+            p = s.path(o)
+            s.do(Fuse(p[0].name, p[1].name, f"{o}.o{j}"))
+    at = s.path(host)[0].name
+    for o in outs:
+        if o != host:
+            s.do(ComputeWith(o, at))
+            at = s.path(host)[0].name
+    for name in [*(x.name for x in reversed(inner)), *copies]:
+        s.do(ComputeAt(name, at))
+    along = [*copies, *(x.name for x in inner), *outs]
+    columns = {x: p for x in along if (p := _column(s, x, at, width)) is not None}
+    lanes = _lanes(s, list(columns), *(p.var for p in columns.values()))
+    threads = _threads(s, width, lanes)
+    unrolled = isinstance(width, int) and width <= LARGEST_SHARE * _most_threads(s)
+    sums = [x.name for x in inner if x.is_reduce]
+    for x, p in columns.items():
+        if x in sums:
+            _sum(s, x, p.name, lanes, threads, unrolled)
+        else:
+            _spread(s, p.name, lanes, threads, unrolled)
+    if isinstance(width, int):
+        for x in (*copies, *(x.name for x in inner if x.name in columns and x.name not in sums)):
+            _in_registers(s, x, lanes, threads)
+    s.do(Bind(at, "block.x"))
+    s.do(Synchronise())
+    return True
+
+
+def _column(s: Scheduler, stage: str, at: str, width: D.Dim) -> Loop | None:
+    """The loop of a stage along the row."""
+    own = [p for p in s.path(stage) if p.name != at and p.extent != 1]
+    if not own:
+        return None
+    if len(own) > 1 or not D.known_eq(own[0].extent, width):
+        raise Refused(f"{stage} has other loops than one along the row")
+    return own[0]
+
+
+def _threads(s: Scheduler, width: D.Dim, lanes: int) -> int:
+    most = _most_threads(s)
+    if not isinstance(width, int):
+        return THREADS
+    threads = 32
+    while threads < most and threads * max(SHARE, lanes) < width:
+        threads *= 2
+    return threads
+
+
+def _split(s: Scheduler, loop: str, lanes: int, threads: int) -> tuple[str, str, str | None]:
+    """(turns, threads, lanes) of a loop along the row."""
+    vectors, lane = loop, None
+    if lanes > 1:
+        s.do(Split(loop, lanes))
+        vectors, lane = f"{loop}.0", f"{loop}.1"
+    s.do(Split(vectors, threads))
+    return f"{vectors}.0", f"{vectors}.1", lane
+
+
+def _finish(s: Scheduler, turns: str, threads: str, lane: str | None, unrolled: bool) -> None:
+    if s.loops(threads):
+        s.do(Bind(threads, "thread.x"))
+    if unrolled and s.loops(turns):
+        s.do(Unroll(turns))
+    if lane is not None and s.loops(lane):
+        s.do(Vectorize(lane))
+
+
+def _spread(s: Scheduler, loop: str, lanes: int, threads: int, unrolled: bool) -> None:
+    _finish(s, *_split(s, loop, lanes, threads), unrolled)
+
+
+def _sum(s: Scheduler, stage: str, loop: str, lanes: int, threads: int, unrolled: bool) -> None:
+    """A partial result for every thread, then one of all threads."""
+    turns, own, lane = _split(s, loop, lanes, threads)
+    part = f"{stage}p"
+    s.do(RFactor(stage, (own,), part))
+    axis = len(s.nest.buffer(part).shape) - 1
+    s.do(Bind(f"{part}.init.i{axis}", "thread.x"))
+    mine = [x if x is None else f"{part}.{x.split('.', 1)[1]}" for x in (turns, own, lane)]
+    assert mine[0] is not None and mine[1] is not None
+    _finish(s, mine[0], mine[1], mine[2], unrolled)
+    s.do(Bind(own, "thread.x"))
+
+
+def _in_registers(s: Scheduler, buffer: str, lanes: int, threads: int) -> None:
+    """A row laid out so that one axis is the thread: each has memory for its own part only."""
+    shape = s.nest.buffer(buffer).shape
+    if not shape or prod(1 if isinstance(d, int) else 0 for d in shape) == 0:
+        return
+    axes = [f"i{k}" for k in range(len(shape))]
+    c = axes[-1]
+    places = [*axes[:-1], f"{c}//{threads * lanes}", f"{c}//{lanes}%{threads}", f"{c}%{lanes}"]
+    if lanes == 1:
+        places = [*axes[:-1], f"{c}//{threads}", f"{c}%{threads}"]
+    s.do(Relayout(buffer, f"{', '.join(axes)} -> {', '.join(places)}"))
+
+
+# ---- everything else
+
+
+def _stage_by_stage(s: Scheduler) -> None:
+    """Each stage in launches of its own; but for sums, a result for every thread."""
+    for stage in inline_maps(s):
+        sums = stage.is_reduce and not stage.ordered
+        if sums and schedule_sum(s, stage.name):
+            continue
+        for k, (store, path) in enumerate(_stores(s, stage.name)):
+            moving = set().union(*(D.symbols(i) for i in store.index)) if store.index else set()
+            data = [p.name for p in path if p.var in moving]
+            _plain(s, data, f"{stage.name}.{k}")
+    s.attempt(Synchronise())
+
+
+def _stores(s: Scheduler, stage: str) -> list[tuple[Store, tuple[Loop, ...]]]:
+    found = seek(s.nest.body, ("stage", stage))
+    return [(x, p) for x, p in found if isinstance(x, Store)]
+
+
+def _plain(s: Scheduler, loops: list[str], name: str) -> None:
+    """Loops, outermost first, as blocks of threads, as far as they may run in any order."""
+    if not loops:
+        return
+    flat = loops[0]
+    for k, inner in enumerate(loops[1:]):
+        if not s.attempt(Fuse(flat, inner, f"{name}.w{k}")):
+            break
+        flat = f"{name}.w{k}"
+    before = s.nest, list(s.trace)
+    try:
+        _flat(s, flat, THREADS)
+    except Refused:  # what one iteration leaves the next one needs: one thread does them all
+        s.nest, s.trace[:] = before

@@ -1,0 +1,143 @@
+"""Scalar functions on a GPU, where an instruction of it is the better part of a polynomial.
+
+A GPU has approximations of 2^x and 1/x. Arguments are brought near zero first, where those are good
+to a unit in the last place; nothing is flushed to zero on the way. Functions that are not here are
+the polynomials of llvm/vmath. Error bounds are those that `vmath.ERROR_BOUNDS` states; the check
+`function_errors` of tests/gpu measures them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.ir.types import DType, f32
+from tilewright.llvm.scalars import Arith, literal, register_type, vector
+
+_LOG2E = 1.4426950408889634
+_LOG2E_HIGH = 1.44269502162933349609375  # as a float32
+_LOG2E_LOW = _LOG2E - _LOG2E_HIGH
+# Adding it leaves an integer, and the exponent of a float32 that is its power of two, in the low
+# bits of the sum. Exponents stay within those of normal numbers; the rest is left to 2^x.
+_MAGIC = 12582912.0 + 127.0
+_REACH = 126.0
+# tanh(x) = x + x^3 p(x^2) for small arguments; largest error relative to tanh 3e-9.
+_TANH = (-0.33333298, 0.13331923, -0.05378377, 0.0207958, -0.00589496)
+_TANH_SMALL = 0.6
+
+
+class _Text:
+    """A function of one float being written."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.declares: set[str] = set()
+
+    def put(self, text: str) -> str:
+        self.lines.append(f"  %v{len(self.lines)} = {text}")
+        return f"%v{len(self.lines) - 1}"
+
+    def number(self, x: str | float) -> str:
+        return x if isinstance(x, str) else literal(x, f32)
+
+    def call(self, name: str, *args: str | float) -> str:
+        self.declares.add(f"declare float @llvm.{name}({', '.join(['float'] * len(args))})")
+        given = ", ".join(f"float {self.number(a)}" for a in args)
+        return self.put(f"call float @llvm.{name}({given})")
+
+    def fma(self, a: str | float, b: str | float, c: str | float) -> str:
+        return self.call("fma.f32", a, b, c)
+
+    def op(self, code: str, a: str | float, b: str | float) -> str:
+        return self.put(f"{code} float {self.number(a)}, {self.number(b)}")
+
+    def negated(self, x: str) -> str:
+        return self.put(f"fneg float {x}")
+
+    def choose(self, c: str, a: str, b: str) -> str:
+        return self.put(f"select i1 {c}, float {a}, float {b}")
+
+    # ---- what functions are made of
+
+    def power(self, x: str, high: float, low: float) -> str:
+        """2^(x * (high + low)): a power of two times 2^f of a small f."""
+        sum_ = self.fma(x, high, _MAGIC)
+        least = self.call("maxnum.f32", sum_, _MAGIC - _REACH)
+        sum_ = self.call("minnum.f32", least, _MAGIC + _REACH)
+        whole = self.op("fadd", sum_, -_MAGIC)
+        rest = self.fma(x, high, self.negated(whole))
+        if low:
+            rest = self.fma(x, low, rest)
+        small = self.call("nvvm.ex2.approx.ftz.f", rest)
+        bits = self.put(f"bitcast float {sum_} to i32")
+        scale = self.put(f"bitcast i32 {self.put(f'shl i32 {bits}, 23')} to float")
+        return self.op("fmul", small, scale)
+
+    def reciprocal(self, x: str) -> str:
+        """1/x of an x between 1 and 2^60."""
+        r = self.call("nvvm.rcp.approx.ftz.f", x)
+        return self.fma(r, self.fma(self.negated(x), r, 1.0), r)
+
+
+def _exp(t: _Text, x: str) -> str:
+    return t.power(x, _LOG2E_HIGH, _LOG2E_LOW)
+
+
+def _exp2(t: _Text, x: str) -> str:
+    return t.power(x, 1.0, 0.0)
+
+
+def _sigmoid(t: _Text, x: str) -> str:
+    """e^-|x| is at most 1: neither it nor its sum with 1 overflows, small results stay exact."""
+    size = t.call("fabs.f32", x)
+    e = t.power(size, -_LOG2E_HIGH, -_LOG2E_LOW)
+    r = t.reciprocal(t.op("fadd", e, 1.0))
+    positive = t.put(f"fcmp oge float {x}, {t.number(0.0)}")
+    # e/(1+e) as e - e * e/(1+e): where e is small, errors of the quotient are smaller still.
+    return t.choose(positive, r, t.fma(t.negated(e), t.op("fmul", e, r), e))
+
+
+def _tanh(t: _Text, x: str) -> str:
+    """1 - 2/(e^2|x| + 1), or a polynomial where that would lose digits."""
+    size = t.call("fabs.f32", x)
+    e = t.call("nvvm.ex2.approx.ftz.f", t.op("fmul", size, 2 * _LOG2E))
+    r = t.call("nvvm.rcp.approx.ftz.f", t.op("fadd", e, 1.0))
+    large = t.call("copysign.f32", t.fma(r, -2.0, 1.0), x)
+    square = t.op("fmul", x, x)
+    p: str | float = _TANH[-1]
+    for c in reversed(_TANH[:-1]):
+        p = t.fma(p, square, c)
+    assert isinstance(p, str)
+    small = t.fma(t.op("fmul", square, p), x, x)
+    near = t.put(f"fcmp olt float {size}, {t.number(_TANH_SMALL)}")
+    return t.choose(near, small, large)
+
+
+FUNCTIONS = {"exp": _exp, "exp2": _exp2, "sigmoid": _sigmoid, "tanh": _tanh}
+
+
+def definition(name: str) -> tuple[str, frozenset[str]]:
+    """A function of float32 and the intrinsics that it calls."""
+    t = _Text()
+    result = FUNCTIONS[name](t, "%x")
+    head = f"define internal float @tw.grid.{name}(float %x) alwaysinline nounwind {{"
+    return "\n".join([head, *t.lines, f"  ret float {result}", "}"]), frozenset(t.declares)
+
+
+@dataclass
+class GridArith(Arith):
+    """Scalar functions with a GPU's instructions."""
+
+    def math(self, name: str, d: DType, lanes: int, *args: str) -> str:
+        if name not in FUNCTIONS or register_type(d) != "float":
+            return super().math(name, d, lanes, *args)
+        text, declares = definition(name)
+        self.defines[f"tw.grid.{name}"] = text
+        self.declares |= declares
+        if lanes == 1:
+            return self.put(f"call float @tw.grid.{name}(float {args[0]})")
+        v, r = vector("float", lanes), "poison"
+        for k in range(lanes):
+            x = self.put(f"extractelement {v} {args[0]}, i64 {k}")
+            y = self.put(f"call float @tw.grid.{name}(float {x})")
+            r = self.put(f"insertelement {v} {r}, float {y}, i64 {k}")
+        return r

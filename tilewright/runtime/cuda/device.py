@@ -1,0 +1,94 @@
+"""GPUs of this machine and the context that all users in a process share, torch among them."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+
+from tilewright.base.errors import Invalid
+from tilewright.runtime.cuda.driver import Driver, driver
+
+# The driver's numbers of what can be asked of a device.
+_ATTRIBUTES = {
+    "block_threads": 1,
+    "warp": 10,
+    "registers": 82,
+    "multiprocessors": 16,
+    "threads": 39,
+    "shared": 81,
+    "block_shared": 97,
+    "blocks": 106,
+    "l2": 38,
+    "clock_khz": 13,
+    "memory_khz": 36,
+    "bus_bits": 37,
+    "major": 75,
+    "minor": 76,
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU; `number` is CUDA's, which torch uses too."""
+
+    number: int
+    name: str
+    capability: int  # major * 10 + minor
+    facts: tuple[tuple[str, int], ...]
+    memory: int
+    context: int
+    driver: Driver
+
+    def use(self) -> None:
+        """Makes this device the one of the calling thread."""
+        # Others change it too, so it is asked for every time.
+        now = ctypes.c_void_p()
+        self.driver.call("cuCtxGetCurrent", ctypes.byref(now))
+        if now.value != self.context:
+            self.driver.call("cuCtxSetCurrent", self.context)
+
+    def numbers(self) -> dict[str, int]:
+        """What a target's grid says of a machine (ir/target.py)."""
+        names = "multiprocessors warp block_threads threads blocks registers block_shared shared"
+        return {k: v for k, v in self.facts if k in names.split() and v > 0}
+
+    def synchronise(self) -> None:
+        """Waits until all that was asked of the device is done."""
+        self.use()
+        self.driver.call("cuCtxSynchronize")
+
+
+def count(by: Driver | None = None) -> int:
+    found = ctypes.c_int()
+    (by or driver()).call("cuDeviceGetCount", ctypes.byref(found))
+    return found.value
+
+
+@cache
+def device(number: int = 0) -> Device:
+    """A GPU by number."""
+    return describe(number, driver())
+
+
+def describe(number: int, by: Driver) -> Device:
+    total = count(by)
+    if not 0 <= number < total:
+        raise Invalid(f"there is no GPU {number}", hint=f"{total} are there, counted from 0")
+    handle = ctypes.c_int()
+    by.call("cuDeviceGet", ctypes.byref(handle), number)
+    name = ctypes.create_string_buffer(256)
+    by.call("cuDeviceGetName", name, 256, handle)
+    facts: list[tuple[str, int]] = []
+    for what, which in _ATTRIBUTES.items():
+        value = ctypes.c_int()
+        by.call("cuDeviceGetAttribute", ctypes.byref(value), which, handle)
+        facts.append((what, value.value))
+    known = dict(facts)
+    memory = ctypes.c_size_t()
+    by.call("cuDeviceTotalMem_v2", ctypes.byref(memory), handle)
+    context = ctypes.c_void_p()
+    by.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+    capability = known["major"] * 10 + known["minor"]
+    title = name.value.decode(errors="replace")
+    return Device(number, title, capability, tuple(facts), memory.value, context.value or 0, by)

@@ -1,0 +1,159 @@
+"""Code on a GPU: modules of PTX, their functions, and launches of them."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewright.base.errors import Invalid
+from tilewright.runtime.cuda.device import Device
+from tilewright.runtime.cuda.driver import CudaError
+
+_LOG_BYTES = 16384
+# Options of the driver's compiler: logs of information and of errors with their sizes, many words.
+_INFO, _INFO_BYTES, _ERRORS, _ERROR_BYTES, _VERBOSE = 3, 4, 5, 6, 12
+_SHARED, _LOCAL, _REGISTERS, _MOST_THREADS, _MOST_DYNAMIC = 1, 3, 4, 0, 8
+MOST_BLOCKS = (2**31 - 1, 65535, 65535)
+
+
+class Module:
+    """PTX that the driver has compiled; it goes when nothing refers to it any more."""
+
+    def __init__(self, ptx: str, device: Device) -> None:
+        self.device = device
+        device.use()
+        logs = [ctypes.create_string_buffer(_LOG_BYTES) for _ in range(2)]
+        options = (ctypes.c_int * 5)(_INFO, _INFO_BYTES, _ERRORS, _ERROR_BYTES, _VERBOSE)
+        values = (ctypes.c_void_p * 5)(
+            ctypes.addressof(logs[0]), _LOG_BYTES, ctypes.addressof(logs[1]), _LOG_BYTES, 1
+        )
+        handle = ctypes.c_void_p()
+        text = ctypes.create_string_buffer(ptx.encode())
+        load = device.driver.function("cuModuleLoadDataEx")
+        code = load(ctypes.byref(handle), text, 5, options, values)
+        self.log = logs[0].value.decode(errors="replace").strip()
+        if code:
+            said = logs[1].value.decode(errors="replace").strip()
+            raise device.driver.error("cuModuleLoadDataEx", code, where=said or None)
+        self.handle = handle.value or 0
+        weakref.finalize(self, _unload, device, self.handle)
+
+    def function(self, name: str, dynamic: int = 0) -> Function:
+        """A kernel by name, which asks for so many bytes of shared memory at its launch."""
+        handle = ctypes.c_void_p()
+        call = self.device.driver.call
+        self.device.use()
+        call("cuModuleGetFunction", ctypes.byref(handle), self.handle, name.encode(), where=name)
+        if dynamic:
+            call("cuFuncSetAttribute", handle, _MOST_DYNAMIC, dynamic, where=name)
+        return Function(self, name, handle.value or 0, dynamic)
+
+
+def _unload(device: Device, handle: int) -> None:
+    try:
+        device.use()
+        device.driver.call("cuModuleUnload", handle)
+    except CudaError:
+        return  # the context is gone, and the module with it
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a kernel takes: registers of a thread, bytes of a thread's own memory (spilled
+    registers among them), bytes of shared memory of a block."""
+
+    registers: int
+    local: int
+    shared: int
+    most_threads: int
+    blocks: int  # that a multiprocessor runs at a time
+
+    def __str__(self) -> str:
+        own = f", {self.local} bytes of a thread's own memory" if self.local else ""
+        return (
+            f"{self.registers} registers{own}, {self.shared} bytes of shared memory, "
+            f"{self.blocks} blocks a multiprocessor"
+        )
+
+
+class Function:
+    """A kernel."""
+
+    def __init__(self, module: Module, name: str, handle: int, dynamic: int) -> None:
+        self.module, self.name, self.handle, self.dynamic = module, name, handle, dynamic
+        self.device = module.device
+
+    def _attribute(self, which: int) -> int:
+        value = ctypes.c_int()
+        self.device.driver.call(
+            "cuFuncGetAttribute", ctypes.byref(value), which, self.handle, where=self.name
+        )
+        return value.value
+
+    def facts(self, threads: int) -> Facts:
+        """What it takes, launched with so many threads of a block."""
+        self.device.use()
+        blocks = ctypes.c_int()
+        self.device.driver.call(
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+            ctypes.byref(blocks),
+            self.handle,
+            threads,
+            self.dynamic,
+        )
+        shared = self._attribute(_SHARED) + self.dynamic
+        taken = self._attribute(_REGISTERS), self._attribute(_LOCAL), shared
+        return Facts(*taken, self._attribute(_MOST_THREADS), blocks.value)
+
+
+class Launcher:
+    """Launches of one kernel with parameters of eight bytes each: addresses and sizes. Where they
+    are stored is settled once; a launch writes them there and calls the driver."""
+
+    def __init__(self, function: Function, threads: tuple[int, int, int], parameters: int) -> None:
+        self.function, self.threads = function, threads
+        self._values = (ctypes.c_int64 * parameters)()
+        start = ctypes.addressof(self._values)
+        self._places = (ctypes.c_void_p * parameters)(*(start + 8 * k for k in range(parameters)))
+        self._count = parameters
+        self._launch = function.device.driver.function("cuLaunchKernel")
+        self._lock = threading.Lock()
+
+    def __call__(
+        self, parameters: Sequence[int], blocks: tuple[int, int, int], stream: int = 0
+    ) -> None:
+        """Asks for a launch on a stream; it runs later. A grid without blocks is none."""
+        if len(parameters) != self._count:
+            raise Invalid(f"{self.function.name} takes {self._count} values, not {len(parameters)}")
+        self.function.device.use()
+        self.again(parameters, blocks, stream)
+
+    def again(
+        self, parameters: Sequence[int], blocks: tuple[int, int, int], stream: int = 0
+    ) -> None:
+        """The same, where the device is the thread's and the number of values is known to fit."""
+        if 0 in blocks:
+            return
+        f = self.function
+        with self._lock:
+            self._values[:] = parameters
+            code = self._launch(
+                f.handle, *blocks, *self.threads, f.dynamic, stream, self._places, None
+            )
+        if code:
+            self._failed(code, blocks)
+
+    def _failed(self, code: int, blocks: tuple[int, int, int]) -> None:
+        f = self.function
+        for axis, n, most in zip("xyz", blocks, MOST_BLOCKS, strict=True):
+            if n > most:
+                raise Invalid(
+                    f"{f.name} asks for {n:,} blocks along {axis}, at most {most:,} are possible",
+                    hint="bind the long loop to block.x, or Split it",
+                )
+        x, y, z = self.threads
+        where = f"{f.name}, {' x '.join(map(str, blocks))} blocks of {x} x {y} x {z} threads"
+        raise f.device.driver.error("cuLaunchKernel", code, where)
