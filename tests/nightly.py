@@ -128,13 +128,18 @@ def main(arguments: Sequence[str] | None = None, description: str | None = __doc
         limits = Limits(minutes, options.seconds, options.memory)
         campaign = Campaign(known, counts, seed, limits, options.out, Path(scratch))
         _watched(campaign, options.jobs, console)
-        if quick := campaign.measure_slow_again():
-            console.print(f"{quick} compiled slowly beside others only", highlight=False)
+        try:
+            if quick := campaign.measure_slow_again():
+                console.print(f"{quick} compiled slowly beside others only", highlight=False)
+        except KeyboardInterrupt:
+            console.print("stopped before all slow draws were measured alone", highlight=False)
     console.print(_table(campaign))
     for line in _skipped(campaign):
         console.print(line, markup=False, highlight=False)
     for finding in campaign.findings:
         console.print(_shown(finding), markup=False, highlight=False)
+    for name, seed, failure in campaign.slow:
+        console.print(f"{name} seed {seed}: {failure.text}", markup=False, highlight=False)
     for fault in campaign.faults:
         console.print(fault, markup=False, highlight=False)
     return 1 if campaign.findings or campaign.faults else 0

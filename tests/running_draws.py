@@ -159,7 +159,7 @@ class Campaign:
         self.findings: list[Finding] = []
         self.faults: list[str] = []  # of the run itself: a generator that cannot be loaded
         # Draws that compiled slowly: generator, seed, and what was said of them.
-        self._slow: list[tuple[str, int, Failure]] = []
+        self.slow: list[tuple[str, int, Failure]] = []
         self._given = dict.fromkeys(counts, 0)
         self._kinds: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
@@ -212,10 +212,11 @@ class Campaign:
         caches slow each other down. What is slow then is made small and written down, the rest is
         forgotten. How many are forgotten."""
         quick = 0
-        for name, seed, failure in self._slow:
+        for name, seed, failure in list(self.slow):
             if self._still_slow(name, seed):
                 self._keep(name, seed, failure, [seed])
             else:
+                self.slow.remove((name, seed, failure))
                 self.tallies[name].failed["slow"] -= 1
                 quick += 1
         return quick
@@ -321,7 +322,7 @@ class Campaign:
             elif failure is not None:
                 tally.failed[failure.what] += 1
                 if failure.what == "slow":
-                    self._slow.append((name, seed, failure))
+                    self.slow.append((name, seed, failure))
 
     # ---- what is found
 

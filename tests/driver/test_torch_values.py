@@ -309,3 +309,23 @@ def test_numbers_that_a_narrow_integer_cannot_hold_wrap_as_in_eager(
 
     for got, want in zip(tw.compile(compared, x)(x), compared(x), strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_views_of_changed_inputs_of_any_size(axis: int) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        last = x.chunk(2, axis)[-1]
+        x.add_(1)
+        return x * 2, last
+
+    fast = torch.compile(f, backend="tilewright", dynamic=True)
+    for n in (7, 16, 9):
+        x = torch.randn(n, n + 1, 2)
+        y = x.clone()
+        got, want = fast(x), f(y)
+        assert torch.equal(x, y)
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+        assert got[1].storage_offset() == want[1].storage_offset()
+        got[1].zero_()  # it is a view
+        assert x.chunk(2, axis)[-1].abs().max() == 0

@@ -430,7 +430,7 @@ def _result(r: Result, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
         start = x.storage_offset() + int(D.evaluate(r.offset, dims))
         return x.as_strided(shape, stride, start)
     assert isinstance(r, Restrided)
-    return _restrided(x, shape, stride)
+    return _restrided(x, shape, stride, int(D.evaluate(r.offset, dims)))
 
 
 def _as_announced(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
@@ -439,9 +439,15 @@ def _as_announced(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     return x if all(n < 2 or a == b for n, a, b in axes) else _restrided(x, x.shape, stride)
 
 
-def _restrided(x: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-    """A copy of x with other strides. Where elements lie on top of each other they are equal."""
+def _restrided(
+    x: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int = 0
+) -> torch.Tensor:
+    """A copy of x with other strides, which begins at an offset in its storage. Where elements lie
+    on top of each other they are equal."""
     made = torch.empty_strided(shape, stride, dtype=x.dtype)
+    if offset:
+        size = offset + made.untyped_storage().nbytes() // made.element_size()
+        made = torch.empty(size, dtype=x.dtype).as_strided(shape, stride, offset)
     to = made
     for axis, (n, step) in enumerate(zip(shape, stride, strict=True)):
         if n > 1 and step == 0:  # torch refuses to write to one place several times

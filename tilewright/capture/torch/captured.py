@@ -191,12 +191,13 @@ class Same:
 
 @dataclass(frozen=True)
 class Restrided:
-    """A result, or an operand of a host call, whose memory has gaps in eager: the slot's values are
-    copied to that layout."""
+    """A result, or an operand of a host call, whose memory has gaps in eager, or begins inside its
+    storage: the slot's values are copied to that layout."""
 
     slot: str
     shape: tuple[Dim, ...]
     stride: tuple[Dim, ...]
+    offset: Dim = 0  # elements before the first
 
 
 @dataclass(frozen=True)

@@ -211,10 +211,15 @@ class Outputs:
         dtype, slot = real_dtype(v.dtype), f"out{len(self.wanted)}"
         paired = isinstance(value, Complex)
         how = dense(shape, stride)
-        if how is None:
+        # Where sizes are not constant, torch makes a view of a changed input from where this result
+        # lies in its storage.
+        offset = self.shapes.dim(v.storage_offset())
+        if all(isinstance(d, int) for d in (*shape, *stride, offset)):
+            offset = 0
+        if how is None or offset != 0:
             buffer = Buffer(slot, dtype, shape, contiguous(shape), paired)
             self.wanted.append(Wanted(joined(value), buffer))
-            self._done[x] = Restrided(slot, shape, stride)
+            self._done[x] = Restrided(slot, shape, stride, offset)
         else:
             buffer = Buffer(slot, dtype, shape, stride, paired)
             self.wanted.append(Wanted(in_memory(value, how), buffer))

@@ -242,7 +242,7 @@ def _symbols_in(tree: Any) -> list[str]:
     elif isinstance(tree, View):
         dims = [*tree.shape, *tree.stride, tree.offset, *(tree.base or ())]
     elif isinstance(tree, Restrided):
-        dims = [*tree.shape, *tree.stride]
+        dims = [*tree.shape, *tree.stride, tree.offset]
     return [s.name for d in dims for s in D.symbols(d)]
 
 
