@@ -72,7 +72,7 @@ class Arith:
     often: int = OFTEN  # more calls than these are not written out
     put: Callable[[str], str] = lambda text: text
     # Per function, registers with what memory held: a copy neither widens nor rounds it.
-    held: dict[object, dict[str, tuple[DType, str]]] = field(default_factory=dict)
+    held: dict[object, dict[str, tuple[DType, str | None]]] = field(default_factory=dict)
 
     def splat_literal(self, text: str, t: str, lanes: int) -> str:
         if lanes == 1:
@@ -382,7 +382,15 @@ class Arith:
         """A float rounded to what a narrower one can hold; see `narrow`."""
         if d.format is None:
             return x
-        return self.widen(self.narrow(x, d, lanes, plain), d, lanes)
+        known = self._here().get(x)
+        if d is not bf16 or self.has_bf16 or (known is not None and known[0] is d):
+            return self.widen(self.narrow(x, d, lanes, plain), d, lanes)
+        # The upper half of a float is the number: there is no need to take it apart.
+        i, mask = vector("i32", lanes), self.splat_literal(str(-0x10000), "i32", lanes)
+        upper = self.put(f"and {i} {self._rounded_words(x, lanes, plain)}, {mask}")
+        r = self.put(f"bitcast {i} {upper} to {vector('float', lanes)}")
+        self._here()[r] = d, None
+        return r
 
     def joined(
         self, r: str, parts: Sequence[str], lanes: int, join: Callable[[str, str, str], str]
@@ -390,28 +398,36 @@ class Arith:
         """r is one of two registers: of what they were in memory, `join` writes which."""
         known = self._here()
         d = next((known[x][0] for x in parts if x in known), None)
-        forms = [self._held(x, d, lanes) for x in parts] if d is not None else []
-        if d is not None and all(forms):
+        if d is None or not all(self._is_known(x, d, lanes) for x in parts):
+            return
+        forms = [self._held(x, d, lanes) for x in parts]
+        if None in forms:
+            known[r] = d, None
+        else:
             v = vector(memory_type(d), lanes)
             known[r] = d, self.put(join(v, *(str(x) for x in forms)))
 
-    def _here(self) -> dict[str, tuple[DType, str]]:
+    def _here(self) -> dict[str, tuple[DType, str | None]]:
+        """Registers of the function at hand that hold numbers of a narrower dtype, and what they
+        were in memory, if they come from there."""
         return self.held.setdefault(getattr(self.put, "__self__", None), {})
+
+    def _is_known(self, x: str, d: DType, lanes: int) -> bool:
+        found = self._here().get(x)
+        return found[0] is d if found is not None else x == self.const(0.0, d, lanes)
 
     def _held(self, x: str, d: DType, lanes: int) -> str | None:
         """What a register was in memory, if it comes from there; zero is known without."""
         found = self._here().get(x)
         if found is not None:
-            return found[1] if found[0] is d else None
-        if x != self.const(0.0, d, lanes):
-            return None
+            return found[1]
         return self.splat_literal("0xH0000" if d is f16 else "0", memory_type(d), lanes)
 
     def narrow(self, x: str, d: DType, lanes: int, plain: bool = False) -> str:
         """Register form → memory form. `plain`: an instruction made it of operands of `d`, so that
         a NaN among the results is one that `d` can hold, and rounding leaves it one."""
         found = self._here().get(x)
-        if found is not None and found[0] is d:
+        if found is not None and found[0] is d and found[1] is not None:
             return found[1]
         if d.is_bool:
             return self.put(f"zext {vector('i1', lanes)} {x} to {vector('i8', lanes)}")
@@ -425,16 +441,25 @@ class Arith:
         if self.has_bf16:
             r = self.put(f"fptrunc {single} {x} to {vector('bfloat', lanes)}")
             return self.put(f"bitcast {vector('bfloat', lanes)} {r} to {half}")
-        i, m = vector("i32", lanes), vector("i1", lanes)
+        i, by = vector("i32", lanes), self.splat_literal("16", "i32", lanes)
+        if found is not None and found[0] is d:  # rounded before
+            words = self.put(f"bitcast {single} {x} to {i}")
+        else:
+            words = self._rounded_words(x, lanes, plain)
+        return self.put(f"trunc {i} {self.put(f'lshr {i} {words}, {by}')} to {half}")
+
+    def _rounded_words(self, x: str, lanes: int, plain: bool) -> str:
+        """The bits of floats whose upper halves are the nearest numbers of bf16."""
+        single, i, m = vector("float", lanes), vector("i32", lanes), vector("i1", lanes)
         c = lambda n: self.splat_literal(str(n), "i32", lanes)  # noqa: E731
         u = self.put(f"bitcast {single} {x} to {i}")
         odd = self.put(f"and {i} {self.put(f'lshr {i} {u}, {c(16)}')}, {c(1)}")
         r = self.put(f"add {i} {self.put(f'add {i} {u}, {odd}')}, {c(0x7FFF)}")
-        if not plain:
-            nan = self.put(f"fcmp uno {single} {x}, {x}")
-            quiet = self.put(f"or {i} {u}, {c(0x400000)}")
-            r = self.put(f"select {m} {nan}, {i} {quiet}, {i} {r}")
-        return self.put(f"trunc {i} {self.put(f'lshr {i} {r}, {c(16)}')} to {half}")
+        if plain:
+            return r
+        nan = self.put(f"fcmp uno {single} {x}, {x}")
+        quiet = self.put(f"or {i} {u}, {c(0x400000)}")
+        return self.put(f"select {m} {nan}, {i} {quiet}, {i} {r}")
 
     def widen(self, x: str, d: DType, lanes: int) -> str:
         """Memory form → register form."""
