@@ -74,4 +74,4 @@ def linked(text: str) -> str:
     """Links between files of the root, as links between pages of the site."""
     for name in ROOT_PAGES:
         text = text.replace(f"({name})", f"({name.lower()})")
-    return text.replace("(docs/", "(")
+    return text.replace("](docs/", "](")
