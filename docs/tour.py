@@ -103,7 +103,7 @@ def clusters(ready: Graph) -> Group:
     section(
         "4. A group: what one kernel computes, without loops",
         """Each line is a stage: an index function that holds for every point of its axes. `max=`
-        and `add=` are reductions. Tensor expressions and tile kernels meet here too.""",
+        and `add=` are reductions. Tensor expressions become groups as well.""",
     )
     c = fused.clusters[0]
     group = build_group("normalise", c.nodes, c.inputs, c.outputs)

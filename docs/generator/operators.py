@@ -8,8 +8,10 @@ from dataclasses import fields
 
 import tilewright.ops  # noqa: F401  (fills OPERATORS)
 from docs.generator.pieces import code, doc_of, first_sentence, table, words
+from tilewright.ir.expr import Value
 from tilewright.ir.node import Op
-from tilewright.ir.operator import DEFINITIONS, OPERATORS, sample_node
+from tilewright.ir.operator import DEFINITIONS, OPERATORS, definition, sample_node
+from tilewright.ir.value_print import value_text
 
 PROPERTIES = {
     "elementwise": "an element of the result depends on the operands' elements at the same place",
@@ -23,6 +25,8 @@ PROPERTIES = {
     "inline": "kernels read through it; it is never stored",
 }
 
+LONG = 72  # characters of a definition that are shown
+
 INTRODUCTION = """# Operators
 
 Generated from the registry of `tilewright/ops/`. A graph consists of these operators and nothing
@@ -35,7 +39,9 @@ definition:
 - `interpret`: control flow, which runs graphs inside it.
 
 The column *types* shows what the type rule gives for the operator's first sample. Other ranks,
-sizes and dtypes follow the same rule, which refuses with a sentence what it cannot take.
+sizes and dtypes follow the same rule, which refuses with a sentence what it cannot take. Where an
+operator is described by its definition, `x0` is the first operand, `i0` the first index of the
+element, and `r0` runs over what is reduced.
 [How to write one](../extend/operator.md).
 """
 
@@ -61,11 +67,27 @@ def types(cls: type[Op]) -> str:
     return ""
 
 
+def about(cls: type[Op]) -> str:
+    """Its own words, or else its definition for the first sample: `x0` is the first operand."""
+    if said := doc_of(cls):
+        return words(first_sentence(said))
+    sample = next(cls.samples())  # type: ignore[attr-defined]
+    _, outputs = definition(sample.op, tuple(x.ttype for x in sample_node(sample).inputs))
+    texts = (value_text(o.body) if isinstance(o.body, Value) else repr(o.body) for o in outputs)
+    return ", ".join(code(t if len(t) <= LONG else f"{t[:LONG]}…") for t in texts)
+
+
 def row(name: str, cls: type[Op]) -> list[str]:
-    about = words(first_sentence(doc_of(cls))) or "…"
     arguments = ", ".join(f.name for f in fields(cls))
     kind = f"{code(definition_kind(cls))}"
-    return [code(name), about, code(arguments), kind, code(types(cls)), ", ".join(properties(cls))]
+    return [
+        code(name),
+        about(cls),
+        code(arguments),
+        kind,
+        code(types(cls)),
+        ", ".join(properties(cls)),
+    ]
 
 
 def page() -> str:

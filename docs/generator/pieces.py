@@ -36,8 +36,9 @@ def words(text: str) -> str:
     """Prose for Markdown: brackets and stars are meant as they stand, outside of code."""
     pieces = text.split("`")
     for k in range(0, len(pieces), 2):
-        for sign in "\\*_[]<>|":
+        for sign in "\\*_[]|":
             pieces[k] = pieces[k].replace(sign, f"\\{sign}")
+        pieces[k] = pieces[k].replace("<", "&lt;").replace(">", "&gt;")
     return "`".join(pieces)
 
 

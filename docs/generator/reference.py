@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +22,27 @@ class Face:
     module: str
     short: str
     introduction: str
+    given: tuple[tuple[str, str], ...] = ()  # what its functions give back: (how, the class)
 
 
 FACES = (
-    Face("tilewright", "tw", "Imported as `tw`. Names are loaded when they are first used."),
-    Face("tilewright.te", "te", "Tensor expressions and schedules in TVM's spelling."),
+    Face(
+        "tilewright",
+        "tw",
+        "Imported as `tw`. Names are loaded when they are first used.",
+        (
+            ("tw.explain(…)", "tilewright.driver.explain.Explanation"),
+            ("tw.lower(…)", "tilewright.driver.te_build.Lowered"),
+            ("tw.build(…)", "tilewright.driver.te_build.Built"),
+            ("tw.record()", "tilewright.base.events.Log"),
+        ),
+    ),
+    Face(
+        "tilewright.te",
+        "te",
+        "Tensor expressions and schedules in TVM's spelling.",
+        (("te.create_schedule(…)[tensor]", "tilewright.lang.te.handle.StageHandle"),),
+    ),
     Face("tilewright.language", "tl", "The tile language, Triton's names, imported as `tl`."),
     Face("tilewright.testing", "tw.testing", "Timing, comparing and reporting kernels."),
 )
@@ -62,14 +79,14 @@ def page(face: Face) -> str:
             whole.append(entry(f"{face.short}.{name}", path))
         else:
             rows.append([code(f"{face.short}.{name}"), signature(thing), value(thing)])
+    out += ["## Functions and classes\n", *whole]
+    if face.given:
+        out += ["## What functions give back\n", *(entry(*one) for one in face.given)]
+    if rows:
+        out += ["## Functions of scalars, and values\n", table(["name", "call", "what"], rows)]
     if modules:
         out += ["## Modules\n", table(["module", "what it holds"], modules)]
-    if rows:
-        out += [
-            "## Values, and functions that are made by others\n",
-            table(["name", "call", "what"], rows),
-        ]
-    return "\n".join([*out, "## Functions and classes\n", *whole])
+    return "\n".join(out)
 
 
 def entry(shown: str, path: str) -> str:
@@ -78,7 +95,10 @@ def entry(shown: str, path: str) -> str:
 
 def signature(thing: Any) -> str:
     inner = getattr(thing, "fn", thing)
-    return code(str(inspect.signature(inner))) if inspect.isfunction(inner) else ""
+    if not inspect.isfunction(inner):
+        return ""
+    # Annotations are text where modules ask for that; a reader needs no quotes around them.
+    return code(re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(inner))))
 
 
 def value(thing: Any) -> str:

@@ -48,6 +48,7 @@ def headings(text: str) -> list[str]:
 
 def test_every_operator_is_there() -> None:
     assert set(OPERATORS) <= set(cells(page("operators")))
+    assert all(operators.about(cls) for cls in OPERATORS.values())
     assert set(operators.PROPERTIES) == set(KNOWN_PROPERTIES)
     (row,) = [x for x in page("operators").splitlines() if x.startswith("| `matmul` |")]
     assert "f32[5,7], f32[7,3] → f32[5,3]" in row and "`compute`" in row
