@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from docs.generator.pieces import block, code, table
 from tilewright.ir.target import Target
 from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic
@@ -14,7 +12,8 @@ INTRODUCTION = """# Targets and instructions
 Generated from `tilewright/targets/`. A target is data: schedules read its numbers, and nothing asks
 for one by name. Without `TILEWRIGHT_TARGET` the compiler describes the machine that it runs on, and
 that target is called `host`. Code for another target can be compiled anywhere; running it needs the
-machine. [How to write a target](../extend/target.md).
+machine. Rates of a target that is not `rated` are defaults, not measurements.
+[How to write a target](../extend/target.md).
 """
 INSTRUCTIONS = """## Instructions
 
@@ -28,20 +27,20 @@ loops do.
 """
 
 
-def value_text(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple):
-        return ", ".join(map(code, value)) or "none"
-    return code(value)
+def said(target: Target) -> dict[str, str]:
+    """The lines of a target's text: field and value, those of a GPU's grid among them."""
+    lines = (line.strip().partition(" ") for line in target.text().splitlines()[1:])
+    return {name: value for name, _, value in lines}
+
+
+def value_text(value: str) -> str:
+    return ", ".join(code(part) for part in value.split(",") if part)
 
 
 def target_table(presets: tuple[Target, ...]) -> str:
-    rows = (
-        [code(f.name), *(value_text(getattr(p, f.name)) for p in presets)]
-        for f in fields(Target)
-        if f.name != "name"
-    )
+    texts = [said(p) for p in presets]
+    names = dict.fromkeys(name for text in texts for name in text)
+    rows = ([code(n), *(value_text(text.get(n, "")) for text in texts)] for n in names)
     return table(["", *(code(p.name) for p in presets)], rows)
 
 
