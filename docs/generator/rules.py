@@ -17,6 +17,7 @@ INTRODUCTION = """# Rewrite rules
 Generated from the `RULES` of the files in `tilewright/rewrites/`. A rule replaces its left side by
 its right side wherever its condition holds. On the left, `x` stands for any operand, `?p` for an
 attribute and `*xs` for the remaining operands; `…` on the right stands for a function of the match.
+The kinds of dtypes in conditions are `f` floats, `i` integers, `u` unsigned integers, `b` bools.
 
 {proved} of {count} rules are *proved*: both sides have one normal form, for symbolic sizes and
 every dtype named. The others are *tested*: evaluated only, for the reason given. The tests prove
