@@ -146,7 +146,7 @@ def machine_code(text: str) -> None:
     target = default_target()
     section(
         "6. LLVM text",
-        f"""The emitter accepts nests only and decides nothing: it evaluates index functions, and
+        f"""The emitter accepts nests only and changes no loop: it evaluates index functions, and
         contiguity, uniform values and vectors fall out. exp is a polynomial, not a library call.
         The target is data: {target.name}, {target.vector_bits}-bit vectors,
         {target.vector_registers} of them.""",
