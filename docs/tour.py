@@ -103,7 +103,7 @@ def clusters(ready: Graph) -> Group:
     section(
         "4. A group: what one kernel computes, without loops",
         """Each line is a stage: an index function that holds for every point of its axes. `max=`
-        and `add=` are reductions. Tensor expressions and tile kernels meet here too.""",
+        and `add=` are reductions. Tensor expressions become groups as well.""",
     )
     c = fused.clusters[0]
     group = build_group("normalise", c.nodes, c.inputs, c.outputs)
@@ -146,7 +146,7 @@ def machine_code(text: str) -> None:
     target = default_target()
     section(
         "6. LLVM text",
-        f"""The emitter accepts nests only and decides nothing: it evaluates index functions, and
+        f"""The emitter accepts nests only and changes no loop: it evaluates index functions, and
         contiguity, uniform values and vectors fall out. exp is a polynomial, not a library call.
         The target is data: {target.name}, {target.vector_bits}-bit vectors,
         {target.vector_registers} of them.""",

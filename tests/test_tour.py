@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright import ops
 from tilewright.base import knobs
+from tilewright.base.events import Log
+from tilewright.driver.compile import prepare
+from tilewright.driver.stages import Stages
+from tilewright.ir.node import Graph, input
+from tilewright.ir.types import TensorType, f32
+from tilewright.targets import default
 
 TOUR = Path(__file__).resolve().parent.parent / "docs" / "tour.py"
 
@@ -54,6 +61,22 @@ def test_the_architecture_names_what_exists() -> None:
     assert folders <= described, f"docs/architecture.md leaves out {folders - described}"
     for name in re.findall(r"`(TILEWRIGHT_\w+)", text):
         assert name in {knob.name for knob in knobs.every()}
+
+
+def test_the_architecture_shows_the_pipeline() -> None:
+    """The passes in the picture are those that a compilation runs, in order."""
+    seen: list[str] = []
+
+    class Recorded(Stages):
+        def graph(self, name: str, graph: Graph) -> Graph:
+            seen.append(name)
+            return graph
+
+    x = input("x", TensorType(f32, (4,)))
+    prepare(Graph("g", (x,), (ops.exp(x),)), tw.Options(), default(), Log(), Recorded())
+    text = (TOUR.parent / "architecture.md").read_text()
+    (picture,) = re.findall(r"^ Graph ── (.*?) ──► Graph$", text, re.M | re.S)
+    assert ["input", *re.findall(r"\w+", picture)] == seen
 
 
 def test_the_tensor_expression_of_the_readme() -> None:

@@ -40,8 +40,10 @@ def by_name(results: list) -> dict[str, float]:
     return {r.name: r.seconds for r in results}
 
 
-def test_matmul(matmul: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    results = matmul.main(["--size", "192", "--rounds", "2"])
+def test_matmul(matmul: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture = tmp_path / "times.svg"
+    results = matmul.main(["--size", "192", "--rounds", "2", "--plot", str(picture)])
+    assert picture.read_text().count("<!-- threads -->")  # every step has a bar with its name
     shown = capsys.readouterr().out
     assert [r.name for r in results] == [s.__name__ for s in matmul.STEPS]
     for r in results:
@@ -83,9 +85,12 @@ def test_the_matmul_page_tells_the_truth_about_its_loops(matmul: ModuleType) -> 
 
 
 def test_convolution_and_softmax(
-    conv_softmax: ModuleType, capsys: pytest.CaptureFixture[str]
+    conv_softmax: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    found = conv_softmax.main(["--image", "32", "--rows", "256", "--rounds", "2"])
+    picture = tmp_path / "times.svg"
+    sizes = ["--image", "32", "--rows", "256", "--rounds", "2"]
+    found = conv_softmax.main([*sizes, "--plot", str(picture)])
+    assert picture.read_text().count("<!-- softmax_threads -->")
     shown = capsys.readouterr().out
     for results in found.values():
         for r in results:

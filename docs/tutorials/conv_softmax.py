@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -358,6 +359,26 @@ def table(results: Sequence[Result], title: str) -> Table:
     return out
 
 
+def draw(found: dict[str, list[Result]], path: Path) -> None:
+    """Bars of milliseconds, one per step; matplotlib is imported by those who ask for it."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, parts = pyplot.subplots(len(found), figsize=(8, 5.4), layout="constrained")
+    for axes, (what, results) in zip(parts, found.items(), strict=True):
+        bars = axes.barh([r.name for r in results], [1e3 * r.seconds for r in results])
+        axes.bar_label(bars, fmt="%.2f", padding=4)
+        axes.set_xscale("log")
+        axes.set_xlabel("milliseconds, on a logarithmic scale")
+        axes.set_title(what)
+        axes.invert_yaxis()
+        axes.margins(x=0.15)
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
 def loops(v: Version) -> str:
     return str(tw.lower(v.schedule, v.args, simple_mode=True))
 
@@ -368,6 +389,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, list[Result]]:
     parser.add_argument("--rows", type=int, default=1024, help="rows and columns of the softmax")
     parser.add_argument("--rounds", type=int, default=3, help="how often each version is timed")
     parser.add_argument("--loops", action="store_true", help="show the loops of every step")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the times, as SVG or PNG")
     given = parser.parse_args(argv)
     console, found = Console(), {}
     cases = (("convolution", CONVOLUTION, given.image), ("softmax", SOFTMAX, given.rows))
@@ -376,7 +398,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, list[Result]]:
             console.rule(f"{step.__name__}: {step.__doc__}")
             console.print(loops(step(n)), highlight=False, markup=False)
         found[what] = measure(steps, n, given.rounds)
+        console.rule("what every step costs")
         console.print(table(found[what], f"{what}, {n} x {n}, float32"))
+    if given.plot:
+        draw(found, given.plot)
     return found
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -356,6 +357,25 @@ def table(results: Sequence[Result], n: int) -> Table:
     return out
 
 
+def draw(results: Sequence[Result], title: str, path: Path) -> None:
+    """Bars of milliseconds, one per step; matplotlib is imported by those who ask for it."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
+    bars = axes.barh([r.name for r in results], [1e3 * r.seconds for r in results])
+    axes.bar_label(bars, fmt="%.2f", padding=4)
+    axes.set_xscale("log")
+    axes.set_xlabel("milliseconds, on a logarithmic scale")
+    axes.set_title(title)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
 def loops(v: Version) -> str:
     return str(tw.lower(v.schedule, v.args, simple_mode=True))
 
@@ -365,6 +385,7 @@ def main(argv: Sequence[str] | None = None) -> list[Result]:
     parser.add_argument("--size", type=int, default=480, help="rows and columns of the matrices")
     parser.add_argument("--rounds", type=int, default=3, help="how often each version is timed")
     parser.add_argument("--loops", action="store_true", help="show the loops of every step")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the times, as SVG or PNG")
     given = parser.parse_args(argv)
     console = Console()
     if given.loops:
@@ -372,7 +393,10 @@ def main(argv: Sequence[str] | None = None) -> list[Result]:
             console.rule(f"{step.__name__}: {step.__doc__}")
             console.print(loops(step(given.size, Machine.here())), highlight=False, markup=False)
     results = measure(given.size, given.rounds)
+    console.rule("what every step costs")
     console.print(table(results, given.size))
+    if given.plot:
+        draw(results, f"C = A @ B, {given.size} x {given.size}, float32", given.plot)
     return results
 
 

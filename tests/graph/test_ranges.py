@@ -13,6 +13,7 @@ from tilewright.ir.types import TensorType, b1, f32, i8, i32, i64, u8
 S = D.sym("s0", 2)
 X = input("x", TensorType(i64, (6,)))
 FLOATS = input("f", TensorType(f32, (6, 9)))
+IMAGE = input("i", TensorType(f32, (1, 1, 4, 4)))
 LONG = input("l", TensorType(f32, (S,)))
 
 
@@ -31,6 +32,10 @@ KNOWN: dict[str, tuple[Node, Range]] = {
     "order": (outputs_of(ops.sort(FLOATS, 0))[1], Range(0, 5)),
     "the largest": (outputs_of(ops.topk(FLOATS, 3, 1))[1], Range(0, 8)),
     "running extreme": (outputs_of(ops.cummax(FLOATS, 1))[1], Range(0, 8)),
+    "positions of maxima in windows": (
+        outputs_of(ops.max_pool(IMAGE, (2, 2)))[1],
+        Range(-16, None),
+    ),
     "clamped": (ops.minimum(ops.maximum(X, _number(0)), _number(4)), Range(0, 4)),
     "clamped above": (ops.minimum(X, _number(4)), Range(None, 4)),
     "remainder": (ops.mod(X, _number(5)), Range(0, 4)),

@@ -36,7 +36,7 @@ MORE_PEERS = ("xla", "iree")
 WIDTH = 140  # of tables where there is no terminal to ask
 
 
-def _parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tilewright bench",
         description="Time programs beside other compilers, taking turns, with the same threads and "
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given and given[0] in PARTS:
             return _part(given[0], given[1:])
-        return _bench(_parser().parse_args(given), Console())
+        return _bench(argument_parser().parse_args(given), Console())
     except KeyboardInterrupt:
         return 130
     except TilewrightError as problem:

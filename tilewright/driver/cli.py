@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if words[:1] == ["bench"]:
             return _bench(words[1:])
-        given = _parser().parse_args(words)
+        given = argument_parser().parse_args(words)
         return given.do(given, console)
     except KeyboardInterrupt:
         return 130
@@ -61,7 +61,7 @@ def _report(problem: Exception, errors: Console) -> int:
     return 2
 
 
-def _parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tilewright",
         description="A machine-learning compiler: PyTorch programs in, native code out.",

@@ -24,9 +24,8 @@ class TorchOptions:
     strict: bool = False  # an operator that would run in eager is an error
     # "own": our counter-based stream; "eager": random operators run in eager, with its bits
     random: str = "own"
-    executor: str = (
-        "native"  # "interpreter": numpy evaluates the definitions (slow, for comparison)
-    )
+    # "interpreter": numpy evaluates the definitions (slow, for comparison)
+    executor: str = "native"
     specialisations: int = 64  # programs kept per symbolic graph, least recently used dropped
     online_softmax: bool = False  # attention as one reduction over the keys
     winograd: bool = True  # 3x3 convolutions by tiles, where an estimate says that it is faster
@@ -40,10 +39,10 @@ class TorchOptions:
     round_between: bool = True
     # tw.compile of a module: weights live packed only, and give their own memory back
     own_weights: bool = False
-    # Who schedules kernels: rules, the model or the clock ("auto": as TILEWRIGHT_CHOOSE says), and
-    # seconds that timing may take per program (0: as TILEWRIGHT_TUNE_SECONDS says).
+    # Who schedules kernels: "default" (rules), "ranked" (the model of the target) or "timed" (the
+    # clock); "auto": as TILEWRIGHT_CHOOSE says.
     choose: str = "auto"
-    tune_seconds: int = 0
+    tune_seconds: int = 0  # that timing may take per program; 0: as TILEWRIGHT_TUNE_SECONDS says
     # Traces in place of default schedules, by the names that `tw.explain` gives to kernels.
     schedules: dict[str, str] = field(default_factory=dict)
 

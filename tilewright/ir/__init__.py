@@ -1,0 +1,1 @@
+"""The language that all levels share: dims, scalars, tensors, operators, graphs, passes."""

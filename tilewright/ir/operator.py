@@ -33,6 +33,9 @@ OPERATORS: dict[str, type[Op]] = {}
 # Control flow has no index functions: it says how to run its subgraphs (`interpret`).
 DEFINITIONS = ("compose", "compute", "program", "interpret")
 FACETS = ("infer", "reference", "samples")
+# What passes read off an operator's class. Subclasses may give other values of the same type.
+PROPERTIES = ("elementwise", "commutative", "linear", "view", "ordered", "random", "positions")
+PROPERTIES += ("barrier", "inline")
 
 T = TypeVar("T", bound=type[Any])
 
@@ -60,6 +63,10 @@ def operator(cls: T) -> T:
         raise TypeError(
             f"operator {cls.name} needs exactly one of {DEFINITIONS}, has {definitions}"
         )
+    for name in PROPERTIES:
+        value, kind = getattr(cls, name), type(getattr(Op, name))
+        if not isinstance(value, kind):
+            raise TypeError(f"operator {cls.name}: {name} is {value!r}, not a {kind.__name__}")
     if cls.name in OPERATORS and OPERATORS[cls.name].__qualname__ != cls.__qualname__:
         raise TypeError(f"operator {cls.name} is registered twice")
     OPERATORS[cls.name] = cls

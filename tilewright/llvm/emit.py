@@ -1,4 +1,4 @@
-"""Nest → LLVM text. The emitter decides nothing: loop kinds, scopes and shapes are given.
+"""Nest → LLVM text. Loops, their kinds, scopes and shapes are given, and none is changed here.
 
 This is how a processor runs one; the statements are written by llvm/body.py. Kernels are
 `void name(ptr args, ptr dims)`; a parallel loop becomes a function of one chunk that `tw_parallel`

@@ -175,6 +175,8 @@ class AllOf(_Primitive):
 
 @operator
 class Mean(_Reduction):
+    """The sum over the number of elements."""
+
     kinds: ClassVar[str] = "f"
     linear: ClassVar[tuple[int, ...]] = (0,)
 
@@ -327,6 +329,8 @@ class _Arg(Op):
 
 @operator
 class Argmax(_Arg):
+    """The position of the first largest element; a NaN is the largest."""
+
     def compose(self, x: Node) -> Node:
         return self._compose(x, amax(x, (self.axis,), True))
 
@@ -336,6 +340,8 @@ class Argmax(_Arg):
 
 @operator
 class Argmin(_Arg):
+    """The position of the first smallest element; a NaN is the smallest."""
+
     def compose(self, x: Node) -> Node:
         return self._compose(x, amin(x, (self.axis,), True))
 

@@ -67,6 +67,8 @@ class Softmax(_Softmax):
 
 @operator
 class LogSoftmax(_Softmax):
+    """The logarithm of softmax, without dividing."""
+
     def compose(self, x: Node) -> Node:
         wide = ew.cast(x, x.dtype.accumulator)
         centred = ew.sub(wide, amax(wide, (self.axis,), True))
@@ -101,6 +103,8 @@ class _Backward(Op):
 
 @operator
 class SoftmaxBackward(_Backward):
+    """The gradient of softmax from (grad, result)."""
+
     def compose(self, grad: Node, out: Node) -> Node:
         g, y = (ew.cast(n, n.dtype.accumulator) for n in (grad, out))
         product = ew.mul(g, y)
@@ -113,6 +117,8 @@ class SoftmaxBackward(_Backward):
 
 @operator
 class LogSoftmaxBackward(_Backward):
+    """The gradient of log_softmax from (grad, result)."""
+
     def compose(self, grad: Node, out: Node) -> Node:
         g, y = (ew.cast(n, n.dtype.accumulator) for n in (grad, out))
         total = sum(g, (self.axis,), True)

@@ -119,7 +119,7 @@ class Windows(Op):
 
         return k, tap
 
-    def positions(self, spatial: Sequence[int]) -> Iterator[tuple[Ints, list[Ints]]]:
+    def covered(self, spatial: Sequence[int]) -> Iterator[tuple[Ints, list[Ints]]]:
         """For references: every window with the input positions that it covers, in order."""
         ranges = [
             [self._covered(a, o, n) for o in range(m)]
@@ -172,7 +172,7 @@ class WindowMax(Windows):
 
     def reference(self, x: np.ndarray) -> np.ndarray:
         out = np.zeros(static(self.lead(x.shape) + self.size), x.dtype)
-        for o, inputs in self.positions(static(self.space(x.shape))):
+        for o, inputs in self.covered(static(self.space(x.shape))):
             out[(..., *o)] = np.max([x[(..., *i)] for i in inputs], axis=0)
         return out
 
@@ -229,7 +229,7 @@ class WindowArgmax(Windows):
     def reference(self, x: np.ndarray, m: np.ndarray) -> np.ndarray:
         spatial = static(self.space(x.shape))
         out = np.full(m.shape, i64.highest, np.int64)
-        for o, inputs in self.positions(spatial):
+        for o, inputs in self.covered(spatial):
             for i in inputs:
                 v, flat = x[(..., *i)], int(np.ravel_multi_index(i, spatial))
                 hit = np.where(v == m[(..., *o)], flat, i64.highest)
@@ -281,7 +281,7 @@ class WindowSum(Windows):
     def reference(self, x: np.ndarray) -> np.ndarray:
         wide = np.float64 if x.dtype.kind == "f" else x.dtype
         out = np.zeros(static(self.lead(x.shape) + self.size), wide)
-        for o, inputs in self.positions(static(self.space(x.shape))):
+        for o, inputs in self.covered(static(self.space(x.shape))):
             for i in inputs:
                 out[(..., *o)] += x[(..., *i)]
         return out.astype(np.float32 if x.dtype == np.float16 else x.dtype)
@@ -345,7 +345,7 @@ class WindowCount(Windows):
             self.dilation,
             self.size,
         )
-        for o, inputs in grown.positions([n + 2 * e for n, e in zip(spatial, edge)]):
+        for o, inputs in grown.covered([n + 2 * e for n, e in zip(spatial, edge)]):
             out[o] = len(inputs)
         return out.astype(self.dtype.numpy)
 
@@ -397,7 +397,7 @@ class WindowSpread(Windows):
 
     def reference(self, grad: np.ndarray) -> np.ndarray:
         out = np.zeros(static(self.lead(grad.shape) + self.spatial))
-        for o, inputs in self.positions(static(self.spatial)):
+        for o, inputs in self.covered(static(self.spatial)):
             for i in inputs:
                 out[(..., *i)] += grad[(..., *o)]
         return out.astype(np.float32 if grad.dtype == np.float16 else grad.dtype)

@@ -15,8 +15,7 @@ from tilewright.triton import install
 from tilewright.triton.modules import checkout_around
 
 
-def main(argv: list[str]) -> int | None:
-    own, rest = _split(argv)
+def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tilewright.triton",
         description="Runs a script that imports triton with Tilewright in its place.",
@@ -37,6 +36,12 @@ def main(argv: list[str]) -> int | None:
         help="sources of Triton, for modules that are no part of its language (default: the "
         "checkout in which the script lies, if it does)",
     )
+    return parser
+
+
+def main(argv: list[str]) -> int | None:
+    own, rest = _split(argv)
+    parser = argument_parser()
     options = parser.parse_args(own)
     if not rest:
         parser.error("which script?")
