@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import lru_cache
 
 from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
@@ -17,7 +18,7 @@ from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Load, Value, extent, loads, rewrite, walk
 from tilewright.kernel.defaults.scheduler import EXPENSIVE, Scheduler
 from tilewright.kernel.group import Group, Stage
-from tilewright.kernel.nest import Loop, start
+from tilewright.kernel.nest import Loop, Nest, start
 from tilewright.kernel.steps.compute_inline import ComputeInline
 
 # Simple operations that are done again by every reader: more of them are done once.
@@ -26,21 +27,26 @@ LONG = 32
 
 def inline_maps(s: Scheduler) -> list[Stage]:
     """Inline every map that is cheap or read once; the stages that stay, in order."""
-    found = _Inlined(s.group)
-    for st in s.group.stages:
+    gone, nest, stay = _inlined(s.group)
+    s.trace += [ComputeInline(name) for name in gone]
+    if gone:
+        s.nest = replace(nest, dims=s.nest.dims)
+    return [st for st in s.group.stages if st.name in stay]
+
+
+@lru_cache(maxsize=4)  # a group is scheduled in several ways, one after the other
+def _inlined(group: Group) -> tuple[tuple[str, ...], Nest, frozenset[str]]:
+    """The maps that disappear, the nest without them, and the stages that stay."""
+    found = _Inlined(group)
+    for st in group.stages:
         if found.disappears(st):
             found.gone[st.name] = None
     # A condition that inlining has settled may have been the only way to a stage.
     found.drop_unread()
-    s.trace += [ComputeInline(name) for name in found.gone]
     kept = found.kept()
-    if found.gone:
-        group = s.group
-        buffers = tuple(b for b in group.buffers if b.name not in found.gone)
-        after = start(Group(group.name, buffers, tuple(kept), group.precision))
-        s.nest = replace(after, dims=s.nest.dims)
-    names = {st.name for st in kept}
-    return [st for st in s.group.stages if st.name in names]
+    buffers = tuple(b for b in group.buffers if b.name not in found.gone)
+    nest = start(Group(group.name, buffers, tuple(kept), group.precision))
+    return tuple(found.gone), nest, frozenset(st.name for st in kept)
 
 
 def edges_in_lanes(value: Value, path: list[Loop]) -> bool:
