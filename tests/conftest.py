@@ -30,6 +30,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     alone = option.usepdb or option.collectonly
     whole = all(os.path.isdir(path) for path in config.args)
     if option.numprocesses is None and option.dist == "no" and whole and not alone:
+        os.environ.setdefault("PYTHONHASHSEED", "0")  # sets in names of tests are printed alike
         option.numprocesses = min(usable_cores(), MOST_WORKERS)
         option.dist = "worksteal"
 

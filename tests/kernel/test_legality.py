@@ -71,7 +71,9 @@ ONE_LOOP = [
 ]
 
 
-@pytest.mark.parametrize(("store", "kinds"), ONE_LOOP, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(
+    ("store", "kinds"), ONE_LOOP, ids=lambda x: str(x if isinstance(x, str) else sorted(x))[:40]
+)
 def test_what_one_loop_carries(store: str, kinds: set[str]) -> None:
     n = nest(f"  for i in 9:\n    {store}\n")
     found = carried(n, find(n, "i")[0][0])
