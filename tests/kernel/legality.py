@@ -182,7 +182,8 @@ def question(n: Nest, rng: random.Random, more: Maker) -> Step | None:
         return Bind(rng.choice(names), rng.choice(["block.x", "thread.x"]))
     if kind == "vectorize":
         inner = [s.name for s, _ in walk(n.body) if isinstance(s, Loop) and _innermost(s)]
-        return Vectorize(rng.choice(inner or names), rng.random() < 0.3)
+        some = inner if inner and rng.random() < 0.6 else names
+        return Vectorize(rng.choice(some), rng.random() < 0.3)
     if kind == "with":
         stages = [str(getattr(s, "stage", "")) for s, _ in walk(n.body) if hasattr(s, "stage")]
         return ComputeWith(rng.choice(stages), rng.choice(names)) if stages else None

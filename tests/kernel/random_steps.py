@@ -152,7 +152,8 @@ def _innermost(n: Nest, rng: random.Random) -> str:
 
 
 def _vectorize(n: Nest, rng: random.Random) -> Step:
-    return Vectorize(_innermost(n, rng), rng.random() < 0.3)
+    around = rng.random() < 0.3  # loops with loops inside: lanes go into them
+    return Vectorize(_loop(n, rng) if around else _innermost(n, rng), rng.random() < 0.3)
 
 
 def _unroll(n: Nest, rng: random.Random) -> Step:

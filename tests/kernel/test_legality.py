@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 
-from tests.kernel.legality import Tally, judge, small_case, survey
+from tests.kernel.legality import Tally, forced, judge, small_case, survey
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.kernel.dependence import Carried, carried, reordered
+from tilewright.kernel.interpret import Machine, execute
 from tilewright.kernel.nest import Loop, Nest, find, start
 from tilewright.kernel.step import apply, parse_trace
 from tilewright.kernel.steps import parallel
@@ -136,6 +138,54 @@ def test_lanes_read_before_they_write() -> None:
     before = nest("  for i in 8:\n    z: y[i+20] = y[i]\n    y: y[i+1] = x[i]\n")
     with pytest.raises(Refused):
         apply(before, parse_trace("Vectorize('i')"))
+
+
+# Bodies of a loop i over 4 with a loop j over 3 inside, and whether i may become lanes.
+LANES_AROUND = [
+    ("for j in 3:\n      y: y[3*i+j] = x[3*i+j]", True),
+    ("for j in 3:\n      y: y[i] add= x[3*i+j]", True),
+    ("for j in 3:\n      y: y[3*i+j+1] = y[3*i+j]", False),  # the next one begins with the last
+    ("for j in 3:\n      y: y[3*i+j+3] = y[3*i+j]", False),
+    ("for j in 3:\n      y: y[i+10*j] = y[i+10*j+1]", True),  # read before it is written, as before
+    ("for j in 3:\n      y: y[i+j] = x[3*i+j]", False),  # the last i writes last
+    ("y: y[i] = 0.0\n    for j in 3:\n      y: y[i] add= x[3*i+j]\n    z: y[i+20] = y[i]", True),
+    ("y: y[0] = x[i]\n    for j in 3:\n      y: y[3*i+j+9] = y[0]", False),
+    ("for j in 3:\n      y: y[i+20] add= x[j]\n    z: y[i] = y[i+21]", False),
+]
+
+
+@pytest.mark.parametrize(("body", "legal"), LANES_AROUND, ids=lambda x: str(x)[:60])
+def test_lanes_around_a_loop(body: str, legal: bool) -> None:
+    n = nest(f"  for i in 4:\n    {body}\n")
+    (step,) = parse_trace("Vectorize('i')")
+    given = {name: np.arange(40, dtype="f4") * k for k, name in ((1, "x"), (7, "y"))}
+    with forced():
+        after = step.apply(n)
+    lanes = [s for s, _ in find(after, "i")]
+    assert lanes and all(not isinstance(x, Loop) for s in lanes for x in s.body), "innermost"
+    ours, want = (execute(Machine(m, {}, 0), given)["y"] for m in (after, n))
+    assert np.array_equal(ours, want) == legal
+    if legal:
+        assert step.apply(n) == after
+        return
+    with pytest.raises(Refused, match="i carries a dependence: ") as refusal:
+        step.apply(n)
+    assert "<- carries it" in str(refusal.value) and str(refusal.value).count("<- ") > 1
+
+
+def test_lanes_go_into_no_loop_beside_pointers() -> None:
+    """Two pointers may be into one memory: what runs in which order then matters."""
+    body = "  for i in 4:\n    for j in 3:\n      y: y[3*i+j] = x[3*i+j]\n"
+    n = nest(body, "in x: *f32\n  out y: *f32")
+    apply(n, parse_trace("Vectorize('j')"))
+    with pytest.raises(Refused, match="j is inside i, and with branches or pointers"):
+        apply(n, parse_trace("Vectorize('i')"))
+
+
+def test_lanes_wait_at_no_barrier() -> None:
+    n = nest("  for i in 4:\n    y: y[i] = x[i]\n    barrier\n    z: y[i+20] = y[i]\n")
+    with pytest.raises(Refused, match="there is a barrier in i"):
+        apply(n, parse_trace("Vectorize('i')"))
 
 
 def test_nests_of_one_stage_that_take_turns() -> None:

@@ -58,6 +58,14 @@ group sum
   s[s.i0] add= x[s.i0,s.r0] for s.i0 in 5, s.r0 in 64 from 0.0
   y[y.i0] = s[y.i0] for y.i0 in 5
 """
+COLUMNS = """
+group columns
+  in x: f32[9,8]
+  out y: f32[8]
+  local s: f32[8]
+  s[s.i0] add= x[s.r0,s.i0] for s.i0 in 8, s.r0 in 9 from 0.0
+  y[y.i0] = s[y.i0] for y.i0 in 8
+"""
 WINDOW = """
 group window
   in x: f32[20]
@@ -275,6 +283,7 @@ EXAMPLES = {
     "parallel": (GRID, "", "Parallel('y.i0', 2)"),
     "vectorize": (GRID, "", "Vectorize('y.i1')"),
     "vectorize-masked": (SYMBOLIC, "Split('y.i0', 4)", "Vectorize('y.i0.1', masked=True)"),
+    "vectorize-around": (COLUMNS, "InitAt('s', 's.i0')", "Vectorize('s.i0')"),
     "vectorize-reduction": (SUM, "Split('s.r0', 8)", "Vectorize('s.r0.1')"),
     "unroll": (GRID, "", "Unroll('y.i1')"),
     "unroll-guarded": (SYMBOLIC, "Split('y.i0', 4)", "Unroll('y.i0.1', guarded=True)"),
@@ -401,8 +410,10 @@ REFUSALS = [
     (SCAN, "", "Vectorize('s.i1')", "which another one writes"),
     (MAP, "", "Vectorize('y.i0')", "100 lanes are too many"),
     (SYMBOLIC, "", "Vectorize('y.i0')", "not a constant"),
-    (GRID, "", "Vectorize('y.i0')", "y.i1 is inside y.i0"),
-    (TWO, "ComputeAt('t', 'y.i0')", "Vectorize('y.i0')", "inside y.i0|allocated per lane"),
+    (GRID, "Vectorize('y.i1')", "Vectorize('y.i0')", "lane y.i1 is inside y.i0"),
+    (DIAGONAL, "", "Vectorize('s.i0')", "s.i0 carries a dependence: an iteration of s.i0 reads s"),
+    (TRIANGLE, "Trim('s.r0')", "Vectorize('s.i0')", "the extent of s.r0 differs per lane"),
+    (TWO, "ComputeAt('t', 'y.i0')", "Vectorize('y.i0')", "t is allocated per lane"),
     (SYMBOLIC, "", "Unroll('y.i0')", "not a constant"),
     (MAP, "", "Unroll('y.i0')", "100 copies are too many"),
     (GRID, "", "Peel('y.i0')", "y.i0 has no ragged tail"),

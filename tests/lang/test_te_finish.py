@@ -63,6 +63,25 @@ def test_a_block_is_started_with_lanes_and_threads_of_the_update() -> None:
     check(s, [a, b, c])
 
 
+@pytest.mark.parametrize("sizes", [(64, 48, 40), (70, 50, 41)], ids=str)
+def test_lanes_around_the_sum(sizes: tuple[int, int, int]) -> None:
+    """The sum innermost, as the schedule is written for TVM: lanes go into its loop."""
+    m, n, k = sizes
+    a, b, c, _, s = matmul(m, n, k)
+    io, jo, ii, ji = s[c].tile(c.op.axis[0], c.op.axis[1], 8, 16)
+    s[c].reorder(io, jo, ii, ji)
+    s[c].parallel(io)
+    s[c].vectorize(ji)
+    added = finished(s, [a, b, c])
+    assert added[0] == "InitAt(stage='C', at='C.i0.1')"
+    assert added[1].startswith("Vectorize(loop='C.init.i1'") and len(added) == 2
+    low = tw.lower(s, [a, b, c])
+    paths = [[q.kind for q in p] for x, p in walk(low.nest.body) if isinstance(x, Store)]
+    outer = ["parallel", "serial", "serial"]
+    assert paths == [[*outer, "lane"], [*outer, "serial", "lane"]]
+    check(s, [a, b, c], *sizes)
+
+
 def test_wide_first_values_are_split_into_lanes() -> None:
     a, b, c, k, s = matmul()
     _, j = c.op.axis

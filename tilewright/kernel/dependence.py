@@ -92,6 +92,12 @@ def _stops(body: tuple[Stmt, ...], loop: Loop | None) -> list[Carried]:
     return [Carried("order", loop, stop=s) for s in found]
 
 
+def _fences(loop: Loop) -> list[Carried]:
+    """Threads that wait for one another in every iteration."""
+    barriers = any(isinstance(s, _FENCES) for s, _ in walk(loop.body))
+    return [Carried("order", loop)] if barriers else []
+
+
 def linear_index(b: Buffer, index: tuple[Dim, ...]) -> Dim:
     total: Dim = 0
     for i, s in zip(index, b.strides(), strict=True):
@@ -113,8 +119,7 @@ def carried(n: Nest, loop: Loop) -> list[Carried]:
     """What different iterations of a loop do to each other."""
     if not _kinds(n, loop):
         return []
-    barriers = any(isinstance(s, _FENCES) for s, _ in walk(loop.body))
-    out = _stops(loop.body, loop) + ([Carried("order", loop)] if barriers else [])
+    out = _stops(loop.body, loop) + _fences(loop)
     here = _Pairs(n, (loop,))
     return [*out, *here.faults(here.all(), [({loop.var: OTHER}, loop)], reductions=True)]
 
@@ -151,7 +156,7 @@ def across_lanes(n: Nest, loop: Loop) -> list[Carried]:
     kinds = _kinds(n, loop)
     if "order" not in kinds and not (strict and "reduction" in kinds):
         return []
-    out = _stops(loop.body, loop)
+    out = _stops(loop.body, loop) + _fences(loop)
     here = _Pairs(n, (loop,))
     for a, b in here.all():
         if a is b and a.combine is None and loop.var not in free_vars(a.store):

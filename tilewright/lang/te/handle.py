@@ -162,9 +162,11 @@ class StageHandle:
             self.schedule.apply(Reorder(tuple(present)))
 
     def vectorize(self, axis: IterVar) -> None:
-        """The iterations are the lanes of a vector; a ragged one is masked.
+        """The iterations are the lanes of a vector; a ragged one is masked. Loops inside stay
+        loops: the lanes go into them.
 
         for l in 4: C[4*i + l] = A[4*i + l] + 1     C[4*i : 4*i+4] = A[4*i : 4*i+4] + 1
+        for l in 4: for k: C[l] += B[k, l]          for k: C[0 : 4] += B[k, 0 : 4]
         """
         loop = self._loop(axis)
         if not self._single(loop):
