@@ -54,7 +54,9 @@ class Vectorize(Step):
                 varies = isinstance(s, Loop) and x.var in D.symbols(s.extent)
                 self.need(not varies, f"the extent of {getattr(s, 'name', '')} differs per lane")
                 self.need(
-                    not isinstance(s, Alloc), f"{getattr(s, 'buffer', '')} is allocated per lane"
+                    not isinstance(s, Alloc),
+                    f"{getattr(s, 'buffer', '')} is allocated per lane",
+                    f"place it outside of {self.loop}",
                 )
             bad = across_lanes(n, x)
             hint = lanes_hint(n, x, bad) if bad else None
