@@ -240,7 +240,7 @@ def test_a_refusal_shows_the_loops_and_both_accesses() -> None:
 HINTS = [
     ("", "Parallel('s.i0')", None),
     ("Reorder(('s.r0', 's.i0'))", "Parallel('s.r0')", "RFactor first"),
-    ("", "Bind('s.r0', 'thread.x')", "RFactor first"),
+    ("Reorder(('s.r0', 's.i0'))", "Bind('s.r0', 'block.x')", "RFactor first"),
     ("Split('s.r1', 3)", "Vectorize('s.r1.1', masked=True)", "Split and Peel first"),
 ]
 
