@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import gcd
 
 from tilewright.ir import dim as D
 from tilewright.ir.combine import Combiner
@@ -260,7 +261,15 @@ def same_thread(n: Nest, a: Access, b: Access, axes: Iterable[str], uniform: set
     symbols have one value for both."""
     mine, other = dict(a.threads), dict(b.threads)
     return all(
-        axis in mine and axis in other and _pinned(n, a, b, mine[axis], other[axis], uniform)
+        axis in mine
+        and axis in other
+        and (
+            _pinned(n, a, b, mine[axis], other[axis], uniform)
+            or any(
+                _one_digit(i, j, mine[axis], other[axis], uniform)
+                for i, j in zip(a.index, b.index, strict=True)
+            )
+        )
         for axis in axes
     )
 
@@ -278,6 +287,48 @@ def _pinned(n: Nest, a: Access, b: Access, va: Sym, vb: Sym, uniform: set[Sym]) 
     moving = set().union(*(D.symbols(i) for i in first)) - uniform - {v}
     w = _window(buffer, first, v, moving)
     return w is not None and _same_iteration(buffer, second, w, v)
+
+
+def _one_digit(i: Dim, j: Dim, va: Sym, vb: Sym, uniform: set[Sym]) -> bool:
+    """Are the threads one digit of two equal indices? Of c*thread + low + high with a low part less
+    than c, and a high one of multiples of c*w, the thread is index//c%w, if it is less than w."""
+    c = D.coefficient(i, va)
+    if not isinstance(c, int) or c < 1 or D.coefficient(j, vb) != c:
+        return False
+    first, second = _terms(i - c * D.as_int(va)), _terms(j - c * D.as_int(vb))
+    # What has one value in both does not matter.
+    same = {m for m, k in first.items() if second.get(m) == k and _symbols(m) <= uniform}
+    threads = max(D.bounds(extent(va))[1], D.bounds(extent(vb))[1])
+    if threads >= D.INF:
+        return False
+    lows: list[Dim] = [0, 0]
+    high = 0
+    for which, terms in enumerate((first, second)):
+        for mono, k in terms.items():
+            if mono in same:
+                continue
+            if abs(k) >= c * threads:
+                high = gcd(high, k)
+            else:
+                lows[which] = lows[which] + k * _product(mono)
+    ends = [e for low in lows for e in D.bounds(low)]
+    whole = high == 0 or (high % c == 0 and high // c >= threads)
+    return whole and all(0 <= e < c for e in ends)
+
+
+def _terms(x: Dim) -> dict[tuple[D.Atom, ...], int]:
+    return {(): x} if isinstance(x, int) else dict(x.terms)
+
+
+def _product(mono: tuple[D.Atom, ...]) -> Dim:
+    out: Dim = 1
+    for atom in mono:
+        out = out * D.from_atom(atom)
+    return out
+
+
+def _symbols(mono: tuple[D.Atom, ...]) -> set[Sym]:
+    return set(D.symbols(_product(mono)))
 
 
 def advances(n: Nest, a: Access, v: Sym, moving: set[Sym]) -> bool:
