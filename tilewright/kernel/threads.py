@@ -19,7 +19,7 @@ allocated at the outermost level is global, unless it is shared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import gcd
@@ -111,7 +111,16 @@ def combined(body: tuple[Stmt, ...]) -> list[Combined]:
     return out
 
 
-def _combined_faults(c: Combined) -> Iterator[str]:
+def block_size(launch: tuple[Stmt, ...]) -> dict[str, int]:
+    """The threads of a block along each axis."""
+    size: dict[str, int] = dict.fromkeys(THREADS, 1)
+    for s, _ in walk(launch):
+        if isinstance(s, Loop) and s.kind in THREADS:
+            size[s.kind] = max(size[s.kind], D.bounds(s.extent)[1])
+    return size
+
+
+def _combined_faults(c: Combined, size: Mapping[str, int]) -> Iterator[str]:
     """All threads come to such an update, one value each, and it is the last thing that they do in
     their loops."""
     what = f"{c.store.stage} combines the values of {c.over[0].name}"
@@ -131,9 +140,11 @@ def _combined_faults(c: Combined) -> Iterator[str]:
     if any(isinstance(s, Store) and _meets(s, c.store) for s, _ in walk(last[:-1])):
         yield f"{what} and reads or writes the same memory besides"
     moving = {q.var for q in c.path if q.kind in THREADS}
-    for q in c.path:
+    for k, q in enumerate(c.path):
         if q.kind not in THREADS and D.symbols(q.extent) & moving:
             yield f"{what} inside {q.name}, which differs between threads"
+        if q.kind in THREADS and q.extent != size[q.kind] and thread_chain(q) != list(c.path[k:]):
+            yield f"{what} inside {q.name}, which some threads of the block skip"
 
 
 def _meets(s: Store, c: Store) -> bool:
@@ -142,8 +153,11 @@ def _meets(s: Store, c: Store) -> bool:
 
 def thread_faults(n: Nest) -> Iterator[tuple[str, Stmt]]:
     """What is wrong with the bound loops, shared buffers and barriers of a nest, and where."""
-    for c in combined(n.body):
-        yield from ((what, c.store) for what in _combined_faults(c))
+    for launch in launches(n.body):
+        found = combined(launch)
+        size = block_size(launch) if found else {}
+        for c in found:
+            yield from ((what, c.store) for what in _combined_faults(c, size))
     outermost = {s.buffer for s in n.body if isinstance(s, Alloc)}
     for s, p in walk(n.body):
         threads = [q for q in p if q.kind in THREADS]

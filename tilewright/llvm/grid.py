@@ -39,7 +39,7 @@ from tilewright.kernel.nest import (
     reads,
     walk,
 )
-from tilewright.kernel.threads import combined, grid_of, launches, thread_chain
+from tilewright.kernel.threads import block_size, combined, grid_of, launches, thread_chain
 from tilewright.kernel.untuple import untuple
 from tilewright.llvm.body import Body
 from tilewright.llvm.combine import ThreadSums
@@ -53,6 +53,7 @@ STATIC_SHARED = 48 * 1024
 PRIVATE_LIMIT = 64 * 1024
 # Calls of one scalar function in a kernel that are written out: a call costs registers and time.
 INLINED = 1024
+_LOCAL = ("local", "register")
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class _Module:
             b
             for b in self.n.buffers
             if b.name in used
-            and (b.scope in ("in", "out") or (b.scope == "local" and b.name in outermost))
+            and (b.scope in ("in", "out") or (b.scope in _LOCAL and b.name in outermost))
         ]
         k = _Kernel(self, symbol, args)
         k.metadata = self.metadata
@@ -167,10 +168,7 @@ class _Module:
 
 
 def _threads_of(launch: tuple[Stmt, ...], grid: Grid) -> tuple[int, int, int]:
-    size = dict.fromkeys(THREADS, 1)
-    for s, _ in walk(launch):
-        if isinstance(s, Loop) and s.kind in THREADS:
-            size[s.kind] = max(size[s.kind], D.bounds(s.extent)[1])
+    size = block_size(launch)
     x, y, z = (size[a] for a in THREADS)
     if x * y * z > grid.block_threads or z > 64:
         raise Unsupported(
@@ -361,7 +359,7 @@ class _Kernel(ThreadSums, Body):
         b = self.buffers[s.buffer]
         x = self.one_of(there, s.value, identity(str(s.function), b.dtype))
         x = self.among_threads(x, str(s.function), b.dtype, [q.kind for q in over])
-        if b.scope not in ("local", "register") or b.name in {y.name for y in self.args}:
+        if b.scope not in _LOCAL or b.name in {y.name for y in self.args}:
             first = [self.put(f"icmp eq i32 {self.position32(q.kind)}, 0") for q in over]
             kept = [*kept, *first]
         self._where(self._and(kept, 1) if kept else None, partial(self._update, s, x), True)
@@ -478,7 +476,7 @@ def _own_parts(launch: tuple[Stmt, ...], buffers: dict[str, Buffer]) -> dict[str
         name
         for name, p in depth.items()
         if name in buffers
-        and buffers[name].scope in ("local", "register")
+        and buffers[name].scope in _LOCAL
         and not any(q.kind in THREADS for q in p)
     }
     seen: dict[str, list[set[tuple[str, int] | None]]] = {
