@@ -136,7 +136,10 @@ class _Module:
         self.n, self.target, self.grid, self.alignment = n, target, grid, alignment
         self.metadata = metadata
         self.launch = launch
-        self.arith = GridArith(True, n.precision == "strict", "bf16" in grid.has, often=INLINED)
+        results = [b.dtype for b in n.buffers if b.scope == "out"]
+        short = all(d.is_float and d.bits <= 16 for d in results)
+        strict = n.precision == "strict"
+        self.arith = GridArith(True, strict, "bf16" in grid.has, often=INLINED, short=short)
         self.threads = _threads_of(launch, grid)
 
     def kernel(self, symbol: str) -> tuple[list[str], Launch]:
