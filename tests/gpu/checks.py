@@ -331,8 +331,26 @@ def function_errors() -> Found:
             if not worst <= promised:
                 over.append(f"{name}: {worst:.2f} at {at!r}, {promised} are promised")
     found["facts"] = ", ".join(f"{k} {v:.2f} ulp" for k, v in found.items())
+    found["facts"] += "; the instruction for 2^x at multiples of " + _ex2_at_points()
     assert not over, f"{'; '.join(over)} (all: {found['facts']})"
     return found
+
+
+def _ex2_at_points() -> str:
+    """How good the instruction is at few points, from -1/2 to 1/2: for better formulas."""
+    on, said = device(0), []
+    for k in (2, 3, 4, 5, 6, 7, 8, 10, 12):
+        n = 2 ** (k - 1)
+        x = torch.arange(-n, n, device="cuda").float() / 2**k
+        x = x.repeat(-(-256 // x.numel()))
+        kernel = GridKernel(function_nest("exp2", x.numel(), True), target_of(on), on)
+        outs = {p: torch.empty(x.numel(), device="cuda", dtype=torch.bfloat16) for p in PARTS}
+        kernel({"x": x, **outs}, {}, torch.cuda.current_stream().cuda_stream)
+        got, want = sum(outs[p].double() for p in PARTS), torch.exp2(x.double())
+        near = want.float()
+        unit = torch.nextafter(near, torch.full_like(near, torch.inf)) - near
+        said.append(f"2^-{k} {float(((got - want).abs() / unit.double()).max()):.2f}")
+    return ", ".join(said)
 
 
 def _error(name: str, short: bool) -> tuple[float, float]:
