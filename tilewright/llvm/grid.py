@@ -471,17 +471,11 @@ Own = dict[int, tuple[str, int]]
 
 
 def _own_parts(launch: tuple[Stmt, ...], buffers: dict[str, Buffer]) -> dict[str, Own]:
-    """Of private buffers from outside all thread loops, the axes along which each thread touches
-    its own places only: their index is, wherever they are touched, size * thread + something less
-    than the size."""
-    depth = {s.buffer: p for s, p in walk(launch) if isinstance(s, Alloc)}
-    private = {
-        name
-        for name, p in depth.items()
-        if name in buffers
-        and buffers[name].scope in _LOCAL
-        and not any(q.kind in THREADS for q in p)
-    }
+    """Of private buffers, the axes along which each thread of a loop inside touches its own places
+    only: their index is, wherever they are touched, size * thread + something less than the
+    size."""
+    around = {s.buffer: len(p) for s, p in walk(launch) if isinstance(s, Alloc)}
+    private = {x for x in around if x in buffers and buffers[x].scope in _LOCAL}
     seen: dict[str, list[set[tuple[str, int] | None]]] = {
         x: [set() for _ in buffers[x].shape] for x in private
     }
@@ -489,7 +483,7 @@ def _own_parts(launch: tuple[Stmt, ...], buffers: dict[str, Buffer]) -> dict[str
     def note(name: str, index: tuple[Dim, ...], path: Path) -> None:
         if name in seen:
             for known, i in zip(seen[name], index, strict=True):
-                known.add(_own_place(i, path))
+                known.add(_own_place(i, path[around[name] :]))
 
     for s, p in walk(launch):
         if isinstance(s, Store):
