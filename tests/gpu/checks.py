@@ -34,6 +34,7 @@ from tilewright.runtime.cuda.stream import Event, Graph, Stream
 
 Found = dict[str, Any]
 LARGE, RAGGED = (8192, 4096), (8191, 4099)
+SHORT_ROWS = ((262144, 128), (65536, 768))
 TORCH = {f32: torch.float32, bf16: torch.bfloat16}
 
 
@@ -536,6 +537,9 @@ def checks(inductor: bool) -> Iterator[Check]:
     for name in ("biased", "column_sums", "total"):
         for d in (f32, bf16):
             yield _program(name, d, (1024, 1000), False)
+    for size in SHORT_ROWS:
+        for name in ("softmax", "layer_norm"):
+            yield _program(name, bf16, size, inductor)
     for size in (LARGE, RAGGED):
         for name in TIMED:
             for d in (bf16, f32):
