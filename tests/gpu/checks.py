@@ -274,6 +274,16 @@ def atomics() -> Found:
     return {}
 
 
+def dynamic_shared() -> Found:
+    on = device(0)
+    k = GridKernel(te_kernels.turned(1000), target_of(on), on)
+    x = torch.randn(1000, 32, device="cuda")
+    y = torch.full_like(x, float("nan"))
+    k({"x": x, "y": y}, {}, torch.cuda.current_stream().cuda_stream)
+    assert torch.equal(y, x.flip(1))
+    return {"facts": str(k.loaded().facts()[0])}
+
+
 def symbolic() -> Found:
     """One compilation for all sizes."""
     rows, columns = D.sym("R", 1), D.sym("C", 1)
@@ -528,6 +538,7 @@ def checks(inductor: bool) -> Iterator[Check]:
         matmul,
         rfactor,
         atomics,
+        dynamic_shared,
         function_errors,
         symbolic,
         streams,

@@ -80,6 +80,14 @@ def test_a_thread_has_registers_for_its_own_part() -> None:
     assert all(x.spilled == 0 for x in assemble(ptx, GPU.cpu))
 
 
+def test_shared_memory_that_is_asked_for() -> None:
+    nest, target = te_kernels.turned(2), targets.get("cuda:80")
+    (launch,) = emit_kernels(nest, target).launches
+    assert launch.shared >= 80_000
+    x = np.random.default_rng(6).standard_normal((2, 32)).astype("f")
+    np.testing.assert_array_equal(emulate.run(nest, {"x": x}, target=target)["y"], x[:, ::-1])
+
+
 def test_atomics() -> None:
     x = np.random.default_rng(3).integers(0, 16, 500).astype("i4")
     nest = te_kernels.histogram(500, 16)
