@@ -422,6 +422,8 @@ REFERENCES: dict[str, Callable[..., torch.Tensor]] = {
     "cross_entropy": _cross_entropy,
     "column_sums": lambda x: x.sum(0),
     "total": lambda x: x.sum(),
+    "product": lambda x, w: x @ w,
+    "matvec": lambda x, v: x.float() @ v.float() if x.dtype != torch.float64 else x @ v,
 }
 TIMED = ("add", "chain", "softmax", "layer_norm", "rms_norm", "cross_entropy")
 
@@ -435,6 +437,10 @@ def _inputs(name: str, d: DType, size: tuple[int, int]) -> list[torch.Tensor]:
     if name in ("layer_norm", "rms_norm", "biased"):
         count = 2 if name == "layer_norm" else 1
         return [x, *(torch.randn(columns, device="cuda").to(t) for _ in range(count))]
+    if name == "product":
+        return [x, torch.randn(columns, 24, device="cuda").to(t)]
+    if name == "matvec":
+        return [x, torch.randn(columns, device="cuda").to(t)]
     if name == "cross_entropy":
         return [x, torch.randint(0, columns, (rows,), device="cuda")]
     return [x]
@@ -545,7 +551,7 @@ def checks(inductor: bool) -> Iterator[Check]:
     )
     for f in plain:
         yield Check(f.__name__, f)
-    for name in ("biased", "column_sums", "total"):
+    for name in ("biased", "column_sums", "total", "product", "matvec"):
         for d in (f32, bf16):
             yield _program(name, d, (1024, 1000), False)
     for size in SHORT_ROWS:

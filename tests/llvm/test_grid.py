@@ -190,7 +190,7 @@ def test_sizes_that_are_not_known() -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", drawn((54, 58, 365, 526, 3_062, 5_036, 5_112, *range(3_000, 3_200)), 16)
+    "seed", drawn((54, 58, 365, 526, 3_062, 5_036, 5_112, 11_012, *range(3_000, 3_200)), 16)
 )
 def test_random_nests(seed: int) -> None:
     """Random groups under random steps, with random blocks, threads and shared memory."""

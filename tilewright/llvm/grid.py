@@ -173,6 +173,11 @@ class _Module:
 def _threads_of(launch: tuple[Stmt, ...], grid: Grid) -> tuple[int, int, int]:
     size = block_size(launch)
     x, y, z = (size[a] for a in THREADS)
+    whole = -(-x // grid.warp) * grid.warp
+    # Whole warps exchange values; threads without an iteration skip it. Where no loop is bound to
+    # thread.x, what one thread does would be done by several.
+    if x > 1 and combined(launch) and whole * y * z <= grid.block_threads:
+        x = whole
     if x * y * z > grid.block_threads or z > 64:
         raise Unsupported(
             f"a block of {x} x {y} x {z} threads is too large",
