@@ -38,6 +38,7 @@ from tilewright.kernel.nest import (
     mentions,
     reads,
     walk,
+    writes,
 )
 from tilewright.kernel.threads import block_size, combined, grid_of, launches, thread_chain
 from tilewright.kernel.untuple import untuple
@@ -399,6 +400,11 @@ class _Kernel(ThreadSums, Body):
 
     # ---- memory
 
+    def changed(self, body: tuple[Stmt, ...]) -> frozenset[str]:
+        """What statements may change for this thread: at a barrier, all that others write."""
+        waits = any(isinstance(s, Barrier) for s, _ in walk(body))
+        return frozenset(writes(self.n.body)) if waits else super().changed(body)
+
     def allocate(self, name: str) -> None:
         b = self.buffers[name]
         self.epoch[name] = self.epoch.get(name, 0) + 1
@@ -461,6 +467,8 @@ class _Kernel(ThreadSums, Body):
             if self.divergent:
                 raise Unsupported("a barrier that not all threads of a block reach")
             self.barrier()
+            for name in self.mutable:  # what others have written is seen from here on
+                self.epoch[name] = self.epoch.get(name, 0) + 1
 
     def _while(self, s: While) -> None:
         if s.waits:
