@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.gpu import emulate
+import tilewright as tw
+from tests.gpu import emulate, te_kernels
 from tests.gpu.programs import PROGRAMS
 from tests.graph.build import arg, build, graph
 from tilewright.base.errors import Invalid
 from tilewright.driver import grid_run
-from tilewright.driver.grid_run import GridKernel, GridProgram, check_tensor
+from tilewright.driver.grid_run import GridFunction, GridKernel, GridProgram, check_tensor
 from tilewright.ir import dim as D
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, constant
@@ -66,6 +67,21 @@ def test_several_kernels_reshapes_and_constants(processor: Device) -> None:
     rows = build.reshape(build.softmax(x, 1), (48,))
     g = graph(build.add(build.reshape(rows, (8, 6)), sums), sums)
     judge(g, [torch.randn(6, 8)], processor)
+
+
+def test_a_te_program(processor: Device) -> None:
+    s, args = te_kernels.vector_add()
+    lowered = tw.lower(s, args, target="cuda:75")
+    f = GridFunction(lowered.nest, lowered.arguments, emulate.PLAIN, processor)
+    for n in (5, 300, 300):
+        a, b = torch.randn(n), torch.randn(n)
+        c = torch.full_like(a, float("nan"))
+        f(a, b, c)
+        torch.testing.assert_close(c, a + b)
+    with pytest.raises(Invalid, match="the output c overlaps a in memory"):
+        f(a, b, a)
+    with pytest.raises(Invalid, match="2 arguments were given, 3 are needed: a, b, c"):
+        f(a, b)
 
 
 def test_tensors_at_any_address(processor: Device) -> None:

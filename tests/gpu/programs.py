@@ -77,6 +77,17 @@ def total(d: DType, rows: Dim, columns: Dim) -> Graph:
     return graph(build.sum(wide(x), (0, 1), False))
 
 
+def product(d: DType, rows: Dim, columns: Dim) -> Graph:
+    """A matrix product, which has no schedule of its own yet."""
+    x, w = arg("x", rows, columns, dtype=d), weight("w", columns, 24, dtype=d)
+    return graph(build.cast(build.matmul(wide(x), wide(w)), d))
+
+
+def matvec(d: DType, rows: Dim, columns: Dim) -> Graph:
+    x, v = arg("x", rows, columns, dtype=d), arg("v", columns, dtype=d)
+    return graph(build.sum(build.mul(wide(x), wide(v)), (1,), False))
+
+
 PROGRAMS: dict[str, Program] = {
     f.__name__: f
     for f in (
@@ -89,6 +100,8 @@ PROGRAMS: dict[str, Program] = {
         cross_entropy,
         column_sums,
         total,
+        product,
+        matvec,
     )
 }
 

@@ -95,3 +95,21 @@ nest histogram
       h: add relaxed y[${{x[256*b+t]}}] with cast<i32>(1)
 """
     return parse_nest(text.lstrip())
+
+
+def turned(blocks: int) -> Nest:
+    """Each block writes its 32 numbers in reverse, far apart in 80,000 bytes of shared memory."""
+    text = f"""
+nest turned
+  in x: f32[{blocks},32]
+  out y: f32[{blocks},32]
+  shared t: f32[20000]
+  block.x b in {blocks}:
+    alloc t
+    thread.x i in 32:
+      t: t[300*i+5] = x[b,i]
+    barrier
+    thread.x i in 32:
+      y: y[b,i] = t[9305-300*i]
+"""
+    return parse_nest(text.lstrip())

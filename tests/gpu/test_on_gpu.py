@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.checks import LARGE, RAGGED, Check, checks
+from tests.gpu.checks import LARGE, RAGGED, SHORT_ROWS, Check, checks
 from tilewright.runtime.cuda.driver import available
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = [f"{rows}x{columns}" for rows, columns in (LARGE, RAGGED)]
+LONG = [f"{rows}x{columns}" for rows, columns in (LARGE, RAGGED, *SHORT_ROWS)]
 ALL = [
     pytest.param(c, id=c.name, marks=[pytest.mark.slow] if c.name.split()[-1] in LONG else [])
     for c in checks(False)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import tilewright as tw
 from tilewright import te
 from tilewright.base.errors import Invalid, Refused
 from tilewright.kernel.simt import run
@@ -90,6 +91,26 @@ def test_sums_of_threads_are_refused_where_they_are_not_one_value_each() -> None
     strict = te.create_schedule(c.op, precision="strict")
     with pytest.raises(Refused, match="accumulates into"):
         strict[c].bind(k, te.thread_axis("threadIdx.x"))
+
+
+def test_a_program_without_a_schedule_gets_the_default_one_of_a_gpu() -> None:
+    n = te.var("n")
+    a = te.placeholder((n,), name="a")
+    c = te.compute((n,), lambda i: a[i] + 1, name="c")
+    lowered = tw.lower(te.create_schedule(c.op), [a, c], target="cuda:90")
+    assert all(kind in str(lowered) for kind in ("block.x", "thread.x", "lane"))
+    x = np.arange(1500, dtype=np.float32)
+    np.testing.assert_array_equal(run(lowered.nest, {"a": x}, {"n": 1500})["c"], x + 1)
+
+
+def test_barriers_are_added_for_a_gpu() -> None:
+    a, b, c = doubled_and_shifted(24)
+    s = te.create_schedule(c.op)
+    for t in (b, c):
+        s[t].bind(s[t].op.axis[0], te.thread_axis("threadIdx.x"))
+    s[b].set_scope("shared")
+    assert "barrier" not in str(tw.lower(s, [a, c]))
+    assert "barrier" in str(tw.lower(s, [a, c], target="cuda:90"))
 
 
 def test_refusals() -> None:

@@ -10,6 +10,7 @@ import pytest
 import tilewright as tw
 from tests.gpu import emulate, te_kernels
 from tests.gpu.assembler import assemble
+from tests.gpu.functions import LEAST, PARTS, function_nest
 from tests.gpu.programs import PROGRAMS, groups, inputs
 from tests.kernel.fuzz import Counts, Judge, explore_threads
 from tests.seeds import crossed, drawn
@@ -79,6 +80,39 @@ def test_a_thread_has_registers_for_its_own_part() -> None:
     assert all(x.spilled == 0 for x in assemble(ptx, GPU.cpu))
 
 
+def test_shared_memory_that_is_asked_for() -> None:
+    nest, target = te_kernels.turned(2), targets.get("cuda:80")
+    (launch,) = emit_kernels(nest, target).launches
+    assert launch.shared >= 80_000
+    x = np.random.default_rng(6).standard_normal((2, 32)).astype("f")
+    np.testing.assert_array_equal(emulate.run(nest, {"x": x}, target=target)["y"], x[:, ::-1])
+
+
+LATE = """
+nest k
+  in x: f32[32]
+  out y: f32[4,32]
+  shared t: f32[32]
+  alloc t
+  thread.x i in 32:
+    t: t[i] = x[i]
+  for r in 4:
+    barrier
+    thread.x i in 32:
+      y: y[r,i] = t[-i+31]
+"""
+
+
+def test_nothing_is_read_before_the_barrier_that_it_waits_for() -> None:
+    """The read does not change in the loop, but the barrier is inside of it."""
+    x = np.random.default_rng(7).standard_normal(32).astype("f")
+    for _ in range(3):
+        got = emulate.run(nest := parse_nest(LATE.lstrip()), {"x": x})["y"]
+        np.testing.assert_array_equal(got, np.tile(x[::-1], (4, 1)))
+    ptx = assembly(emit_kernels(nest, GPU).text, GPU)
+    assert ptx.index("bar.sync") < ptx.index("ld.shared")
+
+
 def test_atomics() -> None:
     x = np.random.default_rng(3).integers(0, 16, 500).astype("i4")
     nest = te_kernels.histogram(500, 16)
@@ -111,28 +145,17 @@ def ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     return np.abs(got.astype(np.float64) - want) / unit
 
 
+@pytest.mark.parametrize("short", [False, True], ids=["float32", "16 bits"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_keep_their_bounds(name: str) -> None:
+def test_functions_keep_their_bounds(name: str, short: bool) -> None:
     """As far as the formulas go; how good the instructions are is measured on a GPU."""
-    x = np.concatenate(
-        [
-            np.linspace(-110, 95, 3000),
-            np.linspace(-1, 1, 3000),
-            np.random.default_rng(5).standard_normal(2000) * 10,
-        ]
-    ).astype(np.float32)
+    parts = (np.linspace(-110, 95, 760), np.linspace(-1, 1, 760), np.linspace(-9, 9, 520))
+    x = np.concatenate(parts).astype(np.float32)
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 3e38, -3e38], "f")
-    n = len(x) + len(special)
-    text = f"""
-nest k
-  in x: f32[{n}]
-  out y: f32[{n}]
-  thread.x t in 8:
-    for k in {n // 8}:
-      y: y[{n // 8}*t+k] = {name}(x[{n // 8}*t+k])
-"""
     given = np.concatenate([x, special])
-    got = emulate.run(parse_nest(text.lstrip()), {"x": given})["y"]
+    code = emit_kernels(nest := function_nest(name, len(given), short, 8), emulate.PLAIN)
+    assert ("nvvm.ex2" in code.text) == (short or name == "tanh")
+    made = {k: v.astype(np.float64) for k, v in emulate.run(nest, {"x": given}).items()}
     exact = {
         "exp": np.exp,
         "exp2": np.exp2,
@@ -142,9 +165,11 @@ nest k
     with np.errstate(all="ignore"):
         want = exact(given.astype(np.float64))
         fits = np.isfinite(want.astype(np.float32))
-        np.testing.assert_array_equal(got[~fits], want[~fits].astype(np.float32))
-        error = ulps(got[fits], want[fits])
-    # An instruction that is right to half a unit here may be off by one on a GPU.
+        first = made["h" if short else "y"]
+        np.testing.assert_array_equal(first[~fits], want[~fits].astype(np.float32))
+        got = sum(made[p] for p in PARTS) if short else made["y"]
+        fits &= (np.abs(want) > LEAST) if short else True
+        error = ulps(np.asarray(got)[fits], want[fits])
     assert error.max() <= ERROR_BOUNDS[name], f"{error.max()} at {given[fits][error.argmax()]}"
 
 
@@ -189,7 +214,12 @@ def test_sizes_that_are_not_known() -> None:
             np.testing.assert_allclose(got, want[out], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", drawn((54, 58, 365, 526, 3_062, *range(3_000, 3_200)), 14))
+@pytest.mark.parametrize(
+    "seed",
+    drawn(
+        (54, 58, 365, 526, 3_062, 5_036, 5_112, 11_012, 21_033, 21_070, *range(3_000, 3_200)), 18
+    ),
+)
 def test_random_nests(seed: int) -> None:
     """Random groups under random steps, with random blocks, threads and shared memory."""
     group, dims, trace, why = explore_threads(seed, Counts())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -109,6 +109,51 @@ def check_tensor(name: str, t: Any, b: Buffer, number: int, sizes: dict[str, int
         raise Invalid(f"{name} has shape {tuple(t.shape)}, {want} is needed")
 
 
+@dataclass
+class _Plan:
+    """A call with tensors of given shapes. Values are numbered: the inputs, constants, then what is
+    allocated; a launch names its arguments by these numbers."""
+
+    given: int
+    constants: list[torch.Tensor] = field(default_factory=list)
+    allocated: list[tuple[tuple[int, ...], torch.dtype]] = field(default_factory=list)
+    launches: list[tuple[Launcher, tuple[int, ...], list[int], tuple[int, int, int]]] = field(
+        default_factory=list
+    )
+    results: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+
+    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """The number of a value that a call allocates."""
+        self.allocated.append((shape, dtype))
+        return self.given + len(self.constants) + len(self.allocated) - 1
+
+    def add(self, code: Loaded, of: dict[str, int], sizes: dict[str, int]) -> None:
+        """The launches of a kernel whose buffers have these numbers."""
+        for b in code.kernels.scratch:
+            of[b.name] = self.room((scratch_bytes(b, sizes),), torch.uint8)
+        for p in code.planned(sizes):
+            arguments = tuple(of[a] for a in p.arguments)
+            self.launches.append((p.launch, arguments, p.dims, p.blocks))
+
+    def values(self, tensors: Sequence[Any], on: torch.device) -> list[Any]:
+        made = [torch.empty(s, dtype=d, device=on) for s, d in self.allocated]
+        return [*tensors, *self.constants, *made]
+
+    def launch(self, addresses: list[int], on: Device) -> None:
+        on.use()
+        stream = current_stream(on.number)
+        for launch, arguments, dims, blocks in self.launches:
+            launch.again([*[addresses[k] for k in arguments], *dims], blocks, stream)
+
+
+def _fit(tensors: Sequence[Any], dtypes: Sequence[torch.dtype], on: torch.device) -> bool:
+    """Are tensors of known shapes what a function takes?"""
+    return all(
+        t.dtype is d and t.device == on and t.is_contiguous()
+        for t, d in zip(tensors, dtypes, strict=True)
+    )
+
+
 class GridFunction:
     """A scheduled nest as a function of CUDA tensors, outputs among its arguments, as te has it."""
 
@@ -118,6 +163,9 @@ class GridFunction:
         self.arguments, self.target = list(arguments), target
         self.device = on or device(0)
         self.kernel = GridKernel(nest, target, self.device)
+        self._dtypes = [torch_dtype(b.dtype, False) for b in self.arguments]
+        self._plans: dict[Any, _Plan] = {}
+        self._place = place(self.device)
 
     @property
     def text(self) -> str:
@@ -133,31 +181,37 @@ class GridFunction:
             names = ", ".join(b.name for b in self.arguments)
             what = f"{len(tensors)} arguments were given, {len(self.arguments)} are needed"
             raise Invalid(f"{what}: {names}")
+        shapes = [getattr(t, "shape", None) for t in tensors]
+        plan = self._plans.get((True, *shapes))
+        if plan is None or not _fit(tensors, self._dtypes, self._place):
+            plan = self._planned(tensors, True)
+        values = plan.values(tensors, self._place)
+        addresses = [t.data_ptr() for t in values]
+        self._check_overlap(tensors, addresses)
+        if any(a & 15 for a in addresses):
+            plan = self._plans.get((False, *shapes)) or self._planned(tensors, False)
+        plan.launch(addresses, self.device)
+
+    def _planned(self, tensors: Sequence[Any], aligned: bool) -> _Plan:
         sizes: dict[str, int] = {}
         for b, t in zip(self.arguments, tensors, strict=True):
             check_tensor(b.name, t, b, self.device.number, sizes)
-        self._check_overlap(tensors)
-        given = {b.name: t for b, t in zip(self.arguments, tensors, strict=True)}
+        plan = _Plan(len(tensors))
+        code = self.kernel.loaded(16 if aligned else min(b.dtype.bytes for b in self.arguments))
         dims = {x.name: sizes[x.name] for x in self.kernel.nest.dims}
-        self.kernel(given, dims, current_stream(self.device.number))
+        plan.add(code, {b.name: k for k, b in enumerate(self.arguments)}, dims)
+        self._plans[(aligned, *[t.shape for t in tensors])] = plan
+        return plan
 
-    def _check_overlap(self, tensors: Sequence[Any]) -> None:
-        spans = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors]
-        for b, (start, end) in zip(self.arguments, spans, strict=True):
-            for other, (first, last) in zip(self.arguments, spans, strict=True):
-                if b.scope == "out" and other is not b and start < last and first < end:
+    def _check_overlap(self, tensors: Sequence[Any], addresses: list[int]) -> None:
+        for k, b in enumerate(self.arguments):
+            if b.scope != "out":
+                continue
+            start, end = addresses[k], addresses[k] + tensors[k].nbytes
+            for j, other in enumerate(self.arguments):
+                first = addresses[j]
+                if j != k and start < first + tensors[j].nbytes and first < end:
                     raise Invalid(f"the output {b.name} overlaps {other.name} in memory")
-
-
-@dataclass
-class _Plan:
-    """A call with tensors of given shapes. Values are numbered: the inputs, constants, then what is
-    allocated; a launch names its arguments by these numbers."""
-
-    constants: list[torch.Tensor]
-    allocated: list[tuple[tuple[int, ...], torch.dtype]]
-    launches: list[tuple[Launcher, tuple[int, ...], list[int], tuple[int, int, int]]]
-    results: list[tuple[int, tuple[int, ...]]]
 
 
 class GridProgram:
@@ -194,28 +248,16 @@ class GridProgram:
     def __call__(self, *tensors: Any) -> list[torch.Tensor]:
         key = (True, *[t.shape for t in tensors])
         plan = self._plans.get(key)
-        if plan is None or not self._fit(tensors):
+        if plan is None or not _fit(tensors, self._dtypes, self._place):
             plan = self._planned(tensors, True)
-        allocated = [torch.empty(s, dtype=d, device=self._place) for s, d in plan.allocated]
-        values = [*tensors, *plan.constants, *allocated]
+        values = plan.values(tensors, self._place)
         addresses = [t.data_ptr() for t in values]
         if any(a & 15 for a in addresses):
             plan = self._plans.get((False, *key[1:])) or self._planned(tensors, False)
-        self.device.use()
-        stream = current_stream(self.device.number)
-        for launch, arguments, dims, blocks in plan.launches:
-            launch.again([*[addresses[k] for k in arguments], *dims], blocks, stream)
+        plan.launch(addresses, self.device)
         return [
             x if (x := values[k]).shape == shape else x.view(shape) for k, shape in plan.results
         ]
-
-    def _fit(self, tensors: Sequence[Any]) -> bool:
-        """Are tensors of known shapes what the program takes?"""
-        place = self._place
-        return all(
-            t.dtype is d and t.device == place and t.is_contiguous()
-            for t, d in zip(tensors, self._dtypes, strict=True)
-        )
 
     def _planned(self, tensors: Sequence[Any], aligned: bool) -> _Plan:
         """The plan of a call, once its tensors are seen to fit."""
@@ -228,7 +270,7 @@ class GridProgram:
             check_tensor(b.name, t, b, self.device.number, sizes)
         constants = [n for n in self.fused.graph.nodes() if isinstance(n.op, Constant)]
         numbers = {n: k for k, n in enumerate((*inputs, *constants))}
-        plan = _Plan([self._constant(n) for n in constants], [], [], [])
+        plan = _Plan(len(inputs), [self._constant(n) for n in constants])
 
         def number(n: Node) -> int:
             base = self.fused.aliases.get(n, n)
@@ -236,22 +278,14 @@ class GridProgram:
                 raise Unsupported(f"{n!r} is stored nowhere")
             return numbers[base]
 
-        def room(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-            plan.allocated.append((shape, dtype))
-            return len(inputs) + len(constants) + len(plan.allocated) - 1
-
         for kernel, g, ins, outs in self.kernels:
             for n in outs:
-                numbers[n] = room(_shape(n, sizes), torch_dtype(n.dtype, False))
+                numbers[n] = plan.room(_shape(n, sizes), torch_dtype(n.dtype, False))
             names = zip((*g.inputs, *g.outputs), (*ins, *outs), strict=True)
             of = {b.name: number(n) for b, n in names}
             least = min(b.dtype.bytes for b in kernel.arguments)
             code = kernel.loaded(16 if aligned else least)
-            for b in code.kernels.scratch:
-                of[b.name] = room((scratch_bytes(b, sizes),), torch.uint8)
-            for p in code.planned({name: sizes[name] for name in g.dims()}):
-                arguments = tuple(of[a] for a in p.arguments)
-                plan.launches.append((p.launch, arguments, p.dims, p.blocks))
+            plan.add(code, of, {name: sizes[name] for name in g.dims()})
         plan.results = [(number(n), _shape(n, sizes)) for n in self.fused.graph.outputs]
         self._plans[(aligned, *[t.shape for t in tensors])] = plan
         return plan

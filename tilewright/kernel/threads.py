@@ -19,9 +19,10 @@ allocated at the outermost level is global, unless it is shared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import gcd
 
 from tilewright.ir import dim as D
 from tilewright.ir.combine import Combiner
@@ -110,7 +111,16 @@ def combined(body: tuple[Stmt, ...]) -> list[Combined]:
     return out
 
 
-def _combined_faults(c: Combined) -> Iterator[str]:
+def block_size(launch: tuple[Stmt, ...]) -> dict[str, int]:
+    """The threads of a block along each axis."""
+    size: dict[str, int] = dict.fromkeys(THREADS, 1)
+    for s, _ in walk(launch):
+        if isinstance(s, Loop) and s.kind in THREADS:
+            size[s.kind] = max(size[s.kind], D.bounds(s.extent)[1])
+    return size
+
+
+def _combined_faults(c: Combined, size: Mapping[str, int]) -> Iterator[str]:
     """All threads come to such an update, one value each, and it is the last thing that they do in
     their loops."""
     what = f"{c.store.stage} combines the values of {c.over[0].name}"
@@ -130,9 +140,11 @@ def _combined_faults(c: Combined) -> Iterator[str]:
     if any(isinstance(s, Store) and _meets(s, c.store) for s, _ in walk(last[:-1])):
         yield f"{what} and reads or writes the same memory besides"
     moving = {q.var for q in c.path if q.kind in THREADS}
-    for q in c.path:
+    for k, q in enumerate(c.path):
         if q.kind not in THREADS and D.symbols(q.extent) & moving:
             yield f"{what} inside {q.name}, which differs between threads"
+        if q.kind in THREADS and q.extent != size[q.kind] and thread_chain(q) != list(c.path[k:]):
+            yield f"{what} inside {q.name}, which some threads of the block skip"
 
 
 def _meets(s: Store, c: Store) -> bool:
@@ -141,8 +153,11 @@ def _meets(s: Store, c: Store) -> bool:
 
 def thread_faults(n: Nest) -> Iterator[tuple[str, Stmt]]:
     """What is wrong with the bound loops, shared buffers and barriers of a nest, and where."""
-    for c in combined(n.body):
-        yield from ((what, c.store) for what in _combined_faults(c))
+    for launch in launches(n.body):
+        found = combined(launch)
+        size = block_size(launch) if found else {}
+        for c in found:
+            yield from ((what, c.store) for what in _combined_faults(c, size))
     outermost = {s.buffer for s in n.body if isinstance(s, Alloc)}
     for s, p in walk(n.body):
         threads = [q for q in p if q.kind in THREADS]
@@ -260,7 +275,15 @@ def same_thread(n: Nest, a: Access, b: Access, axes: Iterable[str], uniform: set
     symbols have one value for both."""
     mine, other = dict(a.threads), dict(b.threads)
     return all(
-        axis in mine and axis in other and _pinned(n, a, b, mine[axis], other[axis], uniform)
+        axis in mine
+        and axis in other
+        and (
+            _pinned(n, a, b, mine[axis], other[axis], uniform)
+            or any(
+                _one_digit(i, j, mine[axis], other[axis], uniform)
+                for i, j in zip(a.index, b.index, strict=True)
+            )
+        )
         for axis in axes
     )
 
@@ -278,6 +301,48 @@ def _pinned(n: Nest, a: Access, b: Access, va: Sym, vb: Sym, uniform: set[Sym]) 
     moving = set().union(*(D.symbols(i) for i in first)) - uniform - {v}
     w = _window(buffer, first, v, moving)
     return w is not None and _same_iteration(buffer, second, w, v)
+
+
+def _one_digit(i: Dim, j: Dim, va: Sym, vb: Sym, uniform: set[Sym]) -> bool:
+    """Are the threads one digit of two equal indices? Of c*thread + low + high with a low part less
+    than c, and a high one of multiples of c*w, the thread is index//c%w, if it is less than w."""
+    c = D.coefficient(i, va)
+    if not isinstance(c, int) or c < 1 or D.coefficient(j, vb) != c:
+        return False
+    first, second = _terms(i - c * D.as_int(va)), _terms(j - c * D.as_int(vb))
+    # What has one value in both does not matter.
+    same = {m for m, k in first.items() if second.get(m) == k and _symbols(m) <= uniform}
+    threads = max(D.bounds(extent(va))[1], D.bounds(extent(vb))[1])
+    if threads >= D.INF:
+        return False
+    lows: list[Dim] = [0, 0]
+    high = 0
+    for which, terms in enumerate((first, second)):
+        for mono, k in terms.items():
+            if mono in same:
+                continue
+            if abs(k) >= c * threads:
+                high = gcd(high, k)
+            else:
+                lows[which] = lows[which] + k * _product(mono)
+    ends = [e for low in lows for e in D.bounds(low)]
+    whole = high == 0 or (high % c == 0 and high // c >= threads)
+    return whole and all(0 <= e < c for e in ends)
+
+
+def _terms(x: Dim) -> dict[tuple[D.Atom, ...], int]:
+    return {(): x} if isinstance(x, int) else dict(x.terms)
+
+
+def _product(mono: tuple[D.Atom, ...]) -> Dim:
+    out: Dim = 1
+    for atom in mono:
+        out = out * D.from_atom(atom)
+    return out
+
+
+def _symbols(mono: tuple[D.Atom, ...]) -> set[Sym]:
+    return set(D.symbols(_product(mono)))
 
 
 def advances(n: Nest, a: Access, v: Sym, moving: set[Sym]) -> bool:

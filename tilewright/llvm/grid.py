@@ -38,8 +38,9 @@ from tilewright.kernel.nest import (
     mentions,
     reads,
     walk,
+    writes,
 )
-from tilewright.kernel.threads import combined, grid_of, launches, thread_chain
+from tilewright.kernel.threads import block_size, combined, grid_of, launches, thread_chain
 from tilewright.kernel.untuple import untuple
 from tilewright.llvm.body import Body
 from tilewright.llvm.combine import ThreadSums
@@ -53,6 +54,7 @@ STATIC_SHARED = 48 * 1024
 PRIVATE_LIMIT = 64 * 1024
 # Calls of one scalar function in a kernel that are written out: a call costs registers and time.
 INLINED = 1024
+_LOCAL = ("local", "register")
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,10 @@ class _Module:
         self.n, self.target, self.grid, self.alignment = n, target, grid, alignment
         self.metadata = metadata
         self.launch = launch
-        self.arith = GridArith(True, n.precision == "strict", "bf16" in grid.has, often=INLINED)
+        results = [b.dtype for b in n.buffers if b.scope == "out"]
+        short = all(d.is_float and d.bits <= 16 for d in results)
+        strict = n.precision == "strict"
+        self.arith = GridArith(True, strict, "bf16" in grid.has, often=INLINED, short=short)
         self.threads = _threads_of(launch, grid)
 
     def kernel(self, symbol: str) -> tuple[list[str], Launch]:
@@ -146,7 +151,7 @@ class _Module:
             b
             for b in self.n.buffers
             if b.name in used
-            and (b.scope in ("in", "out") or (b.scope == "local" and b.name in outermost))
+            and (b.scope in ("in", "out") or (b.scope in _LOCAL and b.name in outermost))
         ]
         k = _Kernel(self, symbol, args)
         k.metadata = self.metadata
@@ -167,11 +172,13 @@ class _Module:
 
 
 def _threads_of(launch: tuple[Stmt, ...], grid: Grid) -> tuple[int, int, int]:
-    size = dict.fromkeys(THREADS, 1)
-    for s, _ in walk(launch):
-        if isinstance(s, Loop) and s.kind in THREADS:
-            size[s.kind] = max(size[s.kind], D.bounds(s.extent)[1])
+    size = block_size(launch)
     x, y, z = (size[a] for a in THREADS)
+    whole = -(-x // grid.warp) * grid.warp
+    # Whole warps exchange values; threads without an iteration skip it. Where no loop is bound to
+    # thread.x, what one thread does would be done by several.
+    if x > 1 and combined(launch) and whole * y * z <= grid.block_threads:
+        x = whole
     if x * y * z > grid.block_threads or z > 64:
         raise Unsupported(
             f"a block of {x} x {y} x {z} threads is too large",
@@ -361,7 +368,7 @@ class _Kernel(ThreadSums, Body):
         b = self.buffers[s.buffer]
         x = self.one_of(there, s.value, identity(str(s.function), b.dtype))
         x = self.among_threads(x, str(s.function), b.dtype, [q.kind for q in over])
-        if b.scope not in ("local", "register") or b.name in {y.name for y in self.args}:
+        if b.scope not in _LOCAL or b.name in {y.name for y in self.args}:
             first = [self.put(f"icmp eq i32 {self.position32(q.kind)}, 0") for q in over]
             kept = [*kept, *first]
         self._where(self._and(kept, 1) if kept else None, partial(self._update, s, x), True)
@@ -392,6 +399,11 @@ class _Kernel(ThreadSums, Body):
         self.line(f"store {t} {self.arith.narrow(x, b.dtype, 1)}, ptr {p}, align {b.dtype.bytes}")
 
     # ---- memory
+
+    def changed(self, body: tuple[Stmt, ...]) -> frozenset[str]:
+        """What statements may change for this thread: at a barrier, all that others write."""
+        waits = any(isinstance(s, Barrier) for s, _ in walk(body))
+        return frozenset(writes(self.n.body)) if waits else super().changed(body)
 
     def allocate(self, name: str) -> None:
         b = self.buffers[name]
@@ -455,6 +467,8 @@ class _Kernel(ThreadSums, Body):
             if self.divergent:
                 raise Unsupported("a barrier that not all threads of a block reach")
             self.barrier()
+            for name in self.mutable:  # what others have written is seen from here on
+                self.epoch[name] = self.epoch.get(name, 0) + 1
 
     def _while(self, s: While) -> None:
         if s.waits:
@@ -470,17 +484,11 @@ Own = dict[int, tuple[str, int]]
 
 
 def _own_parts(launch: tuple[Stmt, ...], buffers: dict[str, Buffer]) -> dict[str, Own]:
-    """Of private buffers from outside all thread loops, the axes along which each thread touches
-    its own places only: their index is, wherever they are touched, size * thread + something less
-    than the size."""
-    depth = {s.buffer: p for s, p in walk(launch) if isinstance(s, Alloc)}
-    private = {
-        name
-        for name, p in depth.items()
-        if name in buffers
-        and buffers[name].scope in ("local", "register")
-        and not any(q.kind in THREADS for q in p)
-    }
+    """Of private buffers, the axes along which each thread of a loop inside touches its own places
+    only: their index is, wherever they are touched, size * thread + something less than the
+    size."""
+    around = {s.buffer: len(p) for s, p in walk(launch) if isinstance(s, Alloc)}
+    private = {x for x in around if x in buffers and buffers[x].scope in _LOCAL}
     seen: dict[str, list[set[tuple[str, int] | None]]] = {
         x: [set() for _ in buffers[x].shape] for x in private
     }
@@ -488,7 +496,7 @@ def _own_parts(launch: tuple[Stmt, ...], buffers: dict[str, Buffer]) -> dict[str
     def note(name: str, index: tuple[Dim, ...], path: Path) -> None:
         if name in seen:
             for known, i in zip(seen[name], index, strict=True):
-                known.add(_own_place(i, path))
+                known.add(_own_place(i, path[around[name] :]))
 
     for s, p in walk(launch):
         if isinstance(s, Store):

@@ -15,6 +15,7 @@ from tilewright.kernel.nest import Loop
 from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.init_at import InitAt
+from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.split import Split
@@ -55,6 +56,9 @@ def _scheduled(s: Scheduler, stage: str) -> None:
         s.do(RFactor(stage, (f"{r}.0",), part))
         own = [x.replace(f"{stage}.", f"{part}.", 1) for x in (*data_loops, f"{r}.0", f"{r}.1")]
         if d is not None and not rows:
+            # Threads run over results: their partial ones of one piece lie beside each other.
+            axes = [f"i{k}" for k in range(len(s.nest.buffer(part).shape))]
+            s.attempt(Relayout(part, f"{', '.join(axes)} -> {', '.join((axes[-1], *axes[:-1]))}"))
             s.do(Reorder((own[1], own[0])))
             own[:2] = own[1::-1]
         _shared(s, part, own[:-1], own[-1], rows)

@@ -23,7 +23,7 @@ from tilewright.kernel.defaults.scheduler import Scheduler, accesses, contiguous
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.nest import Loop, Nest, Store, seek
-from tilewright.kernel.step import Trace
+from tilewright.kernel.step import Step, Trace
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.cache_read import CacheRead
@@ -39,7 +39,9 @@ from tilewright.kernel.steps.vectorize import Vectorize
 
 VECTOR = 16  # bytes of one access to memory, at most
 THREADS = 256  # of a block that computes a map
-# Elements of a row that a thread has: few enough for registers, enough loads at a time.
+FEWEST = 128  # threads of a block that has short rows
+# Elements of a row that a thread has: few enough for registers, enough loads at a time. Of single
+# elements, which take as many loads, twice as many (measured on an H200).
 SHARE = 16
 LARGEST_SHARE = 24
 
@@ -147,7 +149,8 @@ def _product(mono: tuple[D.Atom, ...]) -> D.Dim:
 
 
 def _rows(s: Scheduler) -> bool:
-    """A block for every row: what is read of it is read once, all else is in registers."""
+    """A block for every row, or for a few short ones: what is read of it is read once, all else is
+    in registers."""
     kept = inline_maps(s)
     outs = [x for x in kept if s.group.buffer(x.name).scope == "out"]
     inner = [x for x in kept if x not in outs]
@@ -235,9 +238,30 @@ def _block_per_row(
     if isinstance(width, int):
         for x in (*copies, *(x.name for x in inner if x.name in columns and x.name not in sums)):
             _in_registers(s, x, lanes, threads)
-    s.do(Bind(at, "block.x"))
-    s.do(Synchronise())
+    rows = _rows_together(s, at, threads)
+    several = (Split(at, rows), Bind(f"{at}.0", "block.x"), Bind(f"{at}.1", "thread.y"))
+    if rows == 1 or not _all(s, *several, Synchronise()):
+        s.do(Bind(at, "block.x"))
+        s.do(Synchronise())
     return True
+
+
+def _all(s: Scheduler, *steps: Step) -> bool:
+    """Takes these steps, or none of them."""
+    before = s.nest, list(s.trace)
+    if all(map(s.attempt, steps)):
+        return True
+    s.nest, s.trace[:] = before
+    return False
+
+
+def _rows_together(s: Scheduler, at: str, threads: int) -> int:
+    """Short rows share a block, so that a multiprocessor has enough threads; all blocks have as
+    many, since threads of a block come to their sums together."""
+    rows, extent = max(1, FEWEST // threads), s.loops(at)[0].extent
+    while rows > 1 and not _divides(rows, extent):
+        rows //= 2
+    return rows
 
 
 def _column(s: Scheduler, stage: str, at: str, width: D.Dim) -> Loop | None:
@@ -254,8 +278,8 @@ def _threads(s: Scheduler, width: D.Dim, lanes: int) -> int:
     most = _most_threads(s)
     if not isinstance(width, int):
         return THREADS
-    threads = 32
-    while threads < most and threads * max(SHARE, lanes) < width:
+    threads, share = 32, SHARE if lanes > 1 else 2 * SHARE
+    while threads < most and threads * max(share, lanes) < width:
         threads *= 2
     return threads
 

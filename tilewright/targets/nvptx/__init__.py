@@ -63,7 +63,7 @@ PRESETS = (
     _preset("cuda:80", "sm_80", 40 * _MIB, _grid(80, 108, 1555, **_limits(80))),
     _preset("cuda:86", "sm_86", 6 * _MIB, _grid(86, 84, 936, **_limits(86))),
     _preset("cuda:89", "sm_89", 48 * _MIB, _grid(89, 142, 864, **_limits(89))),
-    _preset("cuda:90", "sm_90a", 50 * _MIB, _grid(90, 132, 4800, **_limits(90))),
+    _preset("cuda:90", "sm_90a", 60 * _MIB, _grid(90, 132, 4800, **_limits(90))),
 )
 
 

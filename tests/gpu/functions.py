@@ -1,0 +1,33 @@
+"""Kernels that compute one scalar function, for measuring its errors.
+
+For results of 16 bits a GPU's instructions are used. What such a function gives as a float32 is
+seen in three results of 16 bits: its first digits, those that are left, and the rest.
+"""
+
+from __future__ import annotations
+
+from tilewright.kernel.nest import Nest
+from tilewright.kernel.text import parse_nest
+
+# Units in the last place of a float32 that functions for results of 16 bits may be off by.
+SHORT = 3.0
+# Below this the parts of a result are subnormal numbers and lose digits.
+LEAST = 2.0**-100
+PARTS = ("h", "m", "l")
+
+
+def function_nest(name: str, count: int, short: bool, threads: int = 256) -> Nest:
+    """y = name(x) of so many floats; with `short`, as the parts of y."""
+    at = f"{threads}*b+t"
+    y = f"{name}(x[{at}])"
+    outs, stores = "  out y: f32[{n}]\n", [f"y: y[{at}] = {y}"]
+    if short:
+        outs = "".join(f"  out {p}: bf16[{{n}}]\n" for p in PARTS)
+        first = f"cast<bf16>({y})"
+        left = f"({y} - cast<f32>({first}))"
+        second = f"cast<bf16>({left})"
+        third = f"cast<bf16>({left} - cast<f32>({second}))"
+        stores = [f"{p}: {p}[{at}] = {v}" for p, v in zip(PARTS, (first, second, third))]
+    text = f"nest k\n  in x: f32[{count}]\n{outs.format(n=count)}"
+    text += f"  block.x b in {count // threads}:\n    thread.x t in {threads}:\n"
+    return parse_nest(text + "".join(f"      {s}\n" for s in stores))
