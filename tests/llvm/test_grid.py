@@ -217,7 +217,21 @@ def test_sizes_that_are_not_known() -> None:
 @pytest.mark.parametrize(
     "seed",
     drawn(
-        (54, 58, 365, 526, 3_062, 5_036, 5_112, 11_012, 21_033, 21_070, *range(3_000, 3_200)), 18
+        (
+            54,
+            58,
+            365,
+            526,
+            3_062,
+            5_036,
+            5_112,
+            11_012,
+            21_033,
+            21_070,
+            30_035,
+            *range(3_000, 3_200),
+        ),
+        18,
     ),
 )
 def test_random_nests(seed: int) -> None:

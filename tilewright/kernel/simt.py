@@ -306,7 +306,7 @@ class _Block:
                 at = everyone * self.private[s.buffer].shape[1] + cell
             else:
                 at = cell
-                one = who[mine[:1]]
+                one = everyone[:1]  # the first along the loops combined over
                 self.touch(s.stage, s.buffer, what, cell, one)
                 self.touch(s.stage, s.buffer, what, cell, one, np.zeros(1, np.bool_))
             with np.errstate(all="ignore"):
