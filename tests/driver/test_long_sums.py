@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tilewright as tw
-from tilewright.kernel.defaults.rows import CHAIN
+from tilewright.kernel.defaults.cascades import CHAIN
 
 SUMS = [
     ((3_000_000,), 0),
