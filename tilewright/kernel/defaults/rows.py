@@ -46,8 +46,8 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
             schedule_alone(s, o.name)
         return
     names = [o.name for o in outs]
-    if prefix == len(s.path(host)) and len(names) == 1 and _lane_axis(s, inner):
-        if not schedule_short_columns(s, inner[0].name, host):
+    if _are_columns(s, inner, outs):
+        if not short_columns(s, inner, outs):
             _columns(s, inner[0].name, host)
         return
     for o in names:
@@ -78,6 +78,19 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
         inner_lanes(s, o)
     if s.loops(at):
         s.parallel(at, row)
+
+
+def short_columns(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> bool:
+    """False, and no step, where the stages are not one reduction before a short axis."""
+    columns = _are_columns(s, inner, outs)
+    return columns and schedule_short_columns(s, inner[0].name, outs[0].name)
+
+
+def _are_columns(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> bool:
+    """Is this one reduction whose results lie next to each other, as what it reads does?"""
+    if len(outs) != 1 or not s.path(outs[0].name) or not _lane_axis(s, inner):
+        return False
+    return common_prefix(s, inner, outs, outs[0].name) == len(s.path(outs[0].name))
 
 
 def _columns(s: Scheduler, stage: str, host: str) -> None:

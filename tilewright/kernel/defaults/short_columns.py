@@ -90,9 +90,9 @@ def _phases(s: Scheduler, stage: str, red: list[str], last: str) -> int:
 
 
 def _idle_threads(s: Scheduler, stage: str) -> bool:
-    """Are there fewer rows than threads?"""
+    """Would most threads have no row? One core may already be as fast as memory is."""
     rows = [p.extent for p in own_loops(s, stage)[0][:-1]]
-    return prod(e if isinstance(e, int) else 1 << 24 for e in rows) < s.target.cores
+    return 4 * prod(e if isinstance(e, int) else 1 << 24 for e in rows) <= s.target.cores
 
 
 @dataclass
