@@ -252,6 +252,20 @@ def test_a_step_that_wrapped_before_it_was_widened():
 
 
 @tw.jit
+def doubled(out, n):
+    x = n + tl.arange(0, 4)
+    for _ in tl.static_range(60):
+        x = x + x  # asking both operands for their index functions anew would take 2^60 questions
+    tl.store(out + tl.arange(0, 4), x)
+
+
+def test_a_sum_of_itself_again_and_again():
+    out = np.ones(4, np.int32)
+    doubled[(1,)](out, 3)
+    assert not out.any()  # all bits are shifted out
+
+
+@tw.jit
 def steps(out, stride, n):
     p = 5
     for i in range(n):

@@ -119,6 +119,7 @@ def mapped(
     # A value that is used twice is asked for twice, and all that it is made of with it.
     exact = lru_cache(ASKED_AGAIN)(exact)
     dim = _index_function(name, args, dtype)
+    dim = None if dim is None else lru_cache(ASKED_AGAIN)(dim)
     probe = _probe(shape)
     if dim is not None and positions.fits(dim(probe), dtype):
         own = {D.the_sym(x) for x in probe if D.is_sym(x)}
