@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from tilewright.ir.types import bf16, f32
 from tilewright.kernel.group import Buffer
 from tilewright.llvm.grid import emit_kernels
 from tilewright.runtime.cuda.device import Device
+from tilewright.runtime.cuda.driver import Driver
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(grid_run, "check_tensor", _sizes_of)
     monkeypatch.setattr(grid_run, "DEVICE", "cpu")
     monkeypatch.setattr(Device, "use", lambda self: None)
-    return Device(0, "this processor", 75, (), 0, 0, None)  # type: ignore[arg-type]
+    return Device(0, "this processor", 75, (), 0, 0, Mock(spec=Driver))
 
 
 def _sizes_of(name: str, t: Any, b: Buffer, number: int, sizes: dict[str, int]) -> None:

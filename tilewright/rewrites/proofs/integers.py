@@ -13,6 +13,7 @@ from tilewright.ir.types import DType
 from tilewright.rewrites.proofs.ieee import shortened
 from tilewright.rewrites.proofs.terms import (
     ONE,
+    RING,
     Condition,
     Factor,
     Term,
@@ -38,14 +39,8 @@ def function(forms: Forms, v: Fn) -> Terms | None:
     if any(a.dtype is not v.dtype for a in v.args):
         return None
     a = v.args
-    if v.name == "add":
-        return forms.terms(a[0]) + forms.terms(a[1])
-    if v.name == "sub":
-        return minus(forms.terms(a[0]), forms.terms(a[1]))
-    if v.name == "neg":
-        return scaled(forms.terms(a[0]), -1)
-    if v.name == "mul":
-        return times(forms.terms(a[0]), forms.terms(a[1]))
+    if v.name in RING:
+        return RING[v.name](*map(forms.terms, a))
     if v.name == "not":  # two's complement
         return minus(scaled(forms.terms(a[0]), -1), ONE)
     if v.name == "abs":

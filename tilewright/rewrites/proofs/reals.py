@@ -19,11 +19,11 @@ from tilewright.rewrites.facts import holds_exactly
 from tilewright.rewrites.proofs.ieee import shortened
 from tilewright.rewrites.proofs.terms import (
     ONE,
+    RING,
     Term,
     Terms,
     atom,
     is_test,
-    minus,
     number,
     scaled,
     times,
@@ -53,14 +53,8 @@ def function(forms: Forms, v: Fn) -> Terms | None:
     a = v.args
     if v.name == "cast":
         return _cast(forms, shortened(a[0], v.dtype))
-    if v.name == "add":
-        return forms.terms(a[0]) + forms.terms(a[1])
-    if v.name == "sub":
-        return minus(forms.terms(a[0]), forms.terms(a[1]))
-    if v.name == "neg":
-        return scaled(forms.terms(a[0]), -1)
-    if v.name == "mul":
-        return times(forms.terms(a[0]), forms.terms(a[1]))
+    if v.name in RING:
+        return RING[v.name](*map(forms.terms, a))
     if v.name == "fma":
         return times(forms.terms(a[0]), forms.terms(a[1])) + forms.terms(a[2])
     if v.name == "div":

@@ -6,6 +6,7 @@ value of dtype bool. Tests are their own squares.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
@@ -128,3 +129,12 @@ def at_least(x: Dim) -> tuple[Terms, Terms]:
     no = yes.negated()
     assert isinstance(no, Int)
     return atom(yes), atom(Condition(no))
+
+
+# What integers and real numbers have alike, by the names of scalar functions.
+RING: dict[str, Callable[..., Terms]] = {
+    "add": lambda a, b: a + b,
+    "sub": minus,
+    "neg": lambda a: scaled(a, -1),
+    "mul": times,
+}
