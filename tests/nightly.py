@@ -54,7 +54,9 @@ def _skipped(campaign: Campaign) -> Iterator[str]:
     """How many draws tell nothing about the compiler, and why."""
     for name, tally in campaign.tallies.items():
         for why, seeds in tally.skipped.items():
-            some = ", ".join(map(str, seeds[:SHOWN])) + (", …" if len(seeds) > SHOWN else "")
+            some = ", ".join(map(str, sorted(seeds)[:SHOWN])) + (
+                ", …" if len(seeds) > SHOWN else ""
+            )
             yield f"{name}: {len(seeds)} skipped: {why} (seeds {some})"
 
 
