@@ -122,3 +122,23 @@ nest k where n: 1.., c: 0..100
     arrays = {"s": np.full(4, 9, np.float32), "q": np.zeros(6, np.float32)}
     got = same(text, arrays, {"n": 6, "c": 4})
     np.testing.assert_array_equal(got["q"], [18, 0, 2, 4, 0, 0])
+
+
+RAGGED = """
+nest k
+  in x: f32[30]
+  out q: f32[30]
+  for i in 8:
+    for r in 5:
+      {kind} j in min(4, 30-4*i):
+        q: q[4*i+j] add= x[4*i+j]
+"""
+
+
+@pytest.mark.parametrize("kind", ("lane", "unroll"))
+def test_a_read_of_an_iteration_that_may_not_be_there_stays_under_its_condition(kind: str) -> None:
+    """The extent of the ragged loop proves its index, so no read leaves the test of the extent."""
+    text = RAGGED.format(kind=kind)
+    arrays = {"x": np.arange(30, dtype=np.float32), "q": np.zeros(30, np.float32)}
+    np.testing.assert_array_equal(same(text, arrays)["q"], 5 * np.arange(30))
+    assert strays(nest(text), arrays, {}) is None

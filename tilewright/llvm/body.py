@@ -194,7 +194,9 @@ class Body(Branches):
                 self.block(s.body)
             else:
                 there = self.put(f"icmp sgt i64 {end}, {k}")
+                self.partial.add(s.var)
                 self._guarded(there, lambda: self.block(s.body))
+                self.partial.discard(s.var)
             del self.env[s.var]
 
     def _beside_each_other(self, s: Loop) -> bool:
@@ -340,7 +342,9 @@ class Body(Branches):
         end = self.dim(s.extent)
         full = self.put(f"icmp sge i64 {end}, {most}")
         one_by_one = replace(s, kind="unroll")
+        self.partial.add(s.var)
         self._guarded(full, lambda: self._vectors(s, most), lambda: self._unrolled(one_by_one))
+        self.partial.discard(s.var)
 
     def store(self, s: Store) -> None:
         b = self.buffers[s.buffer]

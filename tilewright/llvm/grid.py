@@ -326,7 +326,11 @@ class _Kernel(ThreadSums, Body):
                 self._combining(chain, last)
                 return
         self.env[s.var] = (self.position(s.kind), 0)
-        self._where(self.missing(s), partial(self.block, s.body), s.kind in THREADS)
+        there = self.missing(s)
+        if there is not None:
+            self.partial.add(s.var)
+        self._where(there, partial(self.block, s.body), s.kind in THREADS)
+        self.partial.discard(s.var)
         del self.env[s.var]
 
     def missing(self, s: Loop) -> str | None:
@@ -359,6 +363,7 @@ class _Kernel(ThreadSums, Body):
             self.env[q.var] = (self.position(q.kind), 0)
             found = self.missing(q)
             if found is not None:
+                self.partial.add(q.var)
                 tests.append(found)
                 kept += [found] if q not in over else []
         there = self._and(tests, 1) if tests else None
@@ -374,6 +379,7 @@ class _Kernel(ThreadSums, Body):
         self._where(self._and(kept, 1) if kept else None, partial(self._update, s, x), True)
         self.touch(s)
         for q in chain:
+            self.partial.discard(q.var)
             del self.env[q.var]
 
     def one_of(self, there: str | None, value: Value, other: Value) -> str:

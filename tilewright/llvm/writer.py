@@ -108,6 +108,7 @@ class Writer:
         self.freed: set[str] = set()
         self._valid: dict[Value, bool] = {}
         self.guards = 0  # conditions around the code being written
+        self.partial: set[Sym] = set()  # variables with a value under such a condition only
         self.floor = 0  # the level of the innermost branch of the nest around it
         self.under: tuple[Test, ...] = ()  # of pointers only what these choose may be touched
         self.metadata = Metadata()
@@ -407,8 +408,10 @@ class Writer:
         return tuple((t, self._constants(c.symbols()), self._epochs(c)) for t, c in tests)
 
     def _level(self, v: Value) -> int:
-        if self.guards and self._reads_of(v) and not self.valid(v):
-            return self.depth  # its address may be valid under the condition only
+        if self.guards and self._reads_of(v):
+            # Its address may be valid under the condition only.
+            if not self.valid(v) or not self.partial.isdisjoint(v.symbols()):
+                return self.depth
         level = 0
         if self.floor and self._reads_of(v) and not self.valid(v):
             level = self.floor
