@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.kernel.fuzz import Judge
@@ -38,6 +40,17 @@ group scan
   y[y.i0,y.i1] = {value} for y.i0 in {rows}, y.i1 in 30 in order
 """
 VALUE = "select(#(y.i1) > 0, y[y.i0,y.i1-1] + a[y.i0,y.i1], a[y.i0,y.i1])"
+
+
+SHORT_COLUMNS = """
+group short
+  in x: f32[{rows},{length},{width}]
+  out y: f32[{rows},{width}]
+  local t: f32[{rows},{width}]
+  t[t.i0,t.i1] {combine}= {value} for t.i0 in {rows}, t.i1 in {width}, t.r0 in {length} from {first}
+  y[y.i0,y.i1] = t[y.i0,y.i1] * 0.5 for y.i0 in {rows}, y.i1 in {width}
+"""
+CELL = "x[t.i0,t.r0,t.i1]"
 
 
 def judged(group: Group, nest: Nest) -> None:
@@ -92,4 +105,42 @@ def test_a_scan_along_another_axis_keeps_its_rows_in_order() -> None:
     group = parse_group(SCAN.format(rows=16, value=value))
     trace, nest = default_schedule(group, default())
     assert not trace
+    judged(group, nest)
+
+
+def short(
+    rows: int, length: int, width: int, *, squares: bool = False, most: bool = False
+) -> Group:
+    value = f"{CELL} * {CELL}" if squares else CELL
+    combine, first = ("max", "-inf") if most else ("add", "0.0")
+    sizes = {"rows": rows, "length": length, "width": width}
+    return parse_group(SHORT_COLUMNS.format(value=value, combine=combine, first=first, **sizes))
+
+
+@pytest.mark.parametrize(
+    ("machine", "width"), [("arm64", 2), ("arm64", 17), ("x86-64-v3", 3), ("x86-64-v4", 3)]
+)
+@pytest.mark.parametrize("squares", [False, True])
+def test_lanes_run_along_the_reduced_axis_and_a_short_one(
+    machine: str, width: int, squares: bool
+) -> None:
+    group = short(20, 261, width, squares=squares)
+    target = replace(get(machine), cores=2)
+    _, nest = default_schedule(group, target)
+    partial = {b.name for b in nest.buffers if b.name.endswith("p")}
+    stores = [(s, p) for s, p in walk(nest.body) if isinstance(s, Store) and s.combine]
+    paths = [p for s, p in stores if s.stage in partial]
+    over, several, lanes = paths[0][-3:]
+    assert (over.kind, several.kind, lanes.kind) == ("serial", "unroll", "lane")
+    assert isinstance(lanes.extent, int) and lanes.extent % (target.vector_bits // 32) == 0
+    judged(group, nest)
+
+
+@pytest.mark.parametrize("most", [False, True])
+@pytest.mark.parametrize("length", [20_480, 20_483])
+def test_threads_share_a_long_reduction_of_few_rows(length: int, most: bool) -> None:
+    group = short(2, length, 3 if not most else 17, most=most)
+    _, nest = default_schedule(group, replace(get("arm64"), cores=8))
+    shared = [x for x, _ in walk(nest.body) if isinstance(x, Loop) and x.kind == "parallel"]
+    assert isinstance(shared[0].extent, int) and shared[0].extent >= 8
     judged(group, nest)

@@ -9,14 +9,20 @@ a GPU are in kernel/defaults/grids.py.
 from __future__ import annotations
 
 from tilewright.base.errors import Refused
+from tilewright.ir import dim as D
+from tilewright.ir.expr import extent
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.chains import find_chain, schedule_chain
 from tilewright.kernel.defaults.choices import Choices
-from tilewright.kernel.defaults.contractions import is_contraction, schedule_contraction
+from tilewright.kernel.defaults.contractions import (
+    is_contraction,
+    product_operands,
+    schedule_contraction,
+)
 from tilewright.kernel.defaults.grids import grid_schedule
 from tilewright.kernel.defaults.inlining import edges_in_lanes, inline_maps
 from tilewright.kernel.defaults.maps import schedule_map, schedule_program
-from tilewright.kernel.defaults.rows import schedule_rows
+from tilewright.kernel.defaults.rows import schedule_rows, short_columns
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.defaults.totals import schedule_totals
 from tilewright.kernel.group import Group, Stage
@@ -44,7 +50,9 @@ def default_schedule(group: Group, target: Target, choices: Choices = RULES) -> 
     elif schedule_totals(s, inner, outs):
         pass
     elif (sums := _one_contraction(s, inner)) is not None:
-        if not _tiled(s, sums, outs, [x for x in inner if x is not sums]):
+        if not _reuses(s, sums) and short_columns(s, inner, outs):
+            pass
+        elif not _tiled(s, sums, outs, [x for x in inner if x is not sums]):
             s = Scheduler(group, target, choices)
             kept = inline_maps(s)
             schedule_rows(s, [x for x in kept if x not in outs], outs)
@@ -67,6 +75,13 @@ def _one_contraction(s: Scheduler, inner: list[Stage]) -> Stage | None:
     *images, sums = inner
     padded = all(edges_in_lanes(s.store(x.name).value, s.path(x.name)) for x in images)
     return sums if padded and is_contraction(s, sums) else None
+
+
+def _reuses(s: Scheduler, sums: Stage) -> bool:
+    """Is a number part of several products? A tile of a sum of squares, say, saves no read."""
+    operands = product_operands(s.store(sums.name).value) or ()
+    along = {v for v in (*sums.axes, *sums.raxes) if extent(v) != 1}
+    return any(along - set().union(*map(D.symbols, x.index)) for x in operands)
 
 
 def _tiled(s: Scheduler, acc: Stage, outs: list[Stage], images: list[Stage]) -> bool:

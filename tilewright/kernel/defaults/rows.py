@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
-
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Int, Sym
-from tilewright.ir.expr import Index, Load, walk
+from tilewright.ir.dim import Int
+from tilewright.ir.expr import Load
+from tilewright.kernel.defaults.cascades import cascade, cascades, fuse_reduced, own_loops
 from tilewright.kernel.defaults.maps import schedule_alone
 from tilewright.kernel.defaults.scheduler import (
     PIECE,
     Scheduler,
     accesses,
-    affine_pair,
     can_fuse,
     contiguous,
     cost,
@@ -23,7 +20,8 @@ from tilewright.kernel.defaults.scheduler import (
     vector_loop,
     work_per_point,
 )
-from tilewright.kernel.dependence import linear_index, rounds
+from tilewright.kernel.defaults.short_columns import schedule_short_columns
+from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Stage
 from tilewright.kernel.nest import Loop, Path, Store, sources
 from tilewright.kernel.nest import walk as walk_nest
@@ -48,8 +46,9 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
             schedule_alone(s, o.name)
         return
     names = [o.name for o in outs]
-    if prefix == len(s.path(host)) and len(names) == 1 and _lane_axis(s, inner):
-        _columns(s, inner[0].name, host)
+    if _are_columns(s, inner, outs):
+        if not short_columns(s, inner, outs):
+            _columns(s, inner[0].name, host)
         return
     for o in names:
         for j in range(prefix - 1):
@@ -81,6 +80,19 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
         s.parallel(at, row)
 
 
+def short_columns(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> bool:
+    """False, and no step, where the stages are not one reduction before a short axis."""
+    columns = _are_columns(s, inner, outs)
+    return columns and schedule_short_columns(s, inner[0].name, outs[0].name)
+
+
+def _are_columns(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> bool:
+    """Is this one reduction whose results lie next to each other, as what it reads does?"""
+    if len(outs) != 1 or not s.path(outs[0].name) or not _lane_axis(s, inner):
+        return False
+    return common_prefix(s, inner, outs, outs[0].name) == len(s.path(outs[0].name))
+
+
 def _columns(s: Scheduler, stage: str, host: str) -> None:
     """A reduction whose results lie next to each other: a vector of results per iteration."""
     path = s.path(host)
@@ -89,7 +101,7 @@ def _columns(s: Scheduler, stage: str, host: str) -> None:
     s.do(Split(last, lanes))
     s.do(ComputeAt(stage, f"{last}.0"))
     work = work_per_point(s, stage) * points(s, stage)
-    parts = [*_cascades(s, stage), stage]
+    parts = [*cascades(s, stage), stage]
     if not (isinstance(e, int) and e % lanes == 0):
         s.attempt(Peel(f"{last}.0"))
     for part in parts:
@@ -207,14 +219,14 @@ def _collapse_own(s: Scheduler, stage: str, own: list[Loop]) -> list[str]:
 def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
     """Partial results over lanes where the contiguous axis is reduced; else lanes over data. As
     many lanes as suit it where none are given."""
-    data, red = _own_loops(s, stage)
+    data, red = own_loops(s, stage)
     if not red:
         return
     lanes = lanes or lanes_for(s, stage)
     if data and contiguous(s, s.store(stage), data[-1].var) and _extent_at_least(data[-1], 4):
-        for part in _cascades(s, stage):
+        for part in cascades(s, stage):
             reduction_lanes(s, part, lanes)
-        data, red = _own_loops(s, stage)
+        data, red = own_loops(s, stage)
         # Lanes over data: the reduction loops go outside the last data loop.
         order = tuple(p.name for p in (*data[:-1], *red, data[-1]))
         if [p.name for p in s.path(stage) if p.name in order] != list(order):
@@ -222,26 +234,17 @@ def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
         vector_loop(s, data[-1].name, lanes)
         _init_lanes(s, stage, lanes)
         return
-    names = [p.name for p in red]
-    count = 0
-    while len(names) >= 2:
-        p = {q.name: q for q in s.path(stage)}
-        o, i = p[names[-2]], p[names[-1]]
-        together = 1 in (o.extent, i.extent) or _can_fuse_reads(s, s.store(stage), o.var, i.var)
-        if not together or not s.attempt(Fuse(o.name, i.name, f"{stage}.k{count}")):
-            break
-        names = [*names[:-2], f"{stage}.k{count}"]
-        count += 1
+    names = fuse_reduced(s, stage, red)
     loop = next(q for q in s.path(stage) if q.name == names[-1])
     if not contiguous(s, s.store(stage), loop.var):
-        _cascade(s, stage, names, 1)
+        cascade(s, stage, names, 1)
         return
     if isinstance(loop.extent, int) and loop.extent <= lanes:
-        part = _cascade(s, stage, names, 1)  # the loops around it may be long
+        part = cascade(s, stage, names, 1)  # the loops around it may be long
         if part is not None:
             reduction_lanes(s, part, lanes)
         return
-    part = _cascade(s, stage, names, lanes)
+    part = cascade(s, stage, names, lanes)
     if part is not None:
         reduction_lanes(s, part, lanes)
         top = s.path(part)[0].name
@@ -266,14 +269,6 @@ def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
         s.attempt(Vectorize(f"{part}.init.i{width}"))
 
 
-def _own_loops(s: Scheduler, stage: str) -> tuple[list[Loop], list[Loop]]:
-    """The loops of a reduction, over its results and over what is reduced."""
-    index = s.store(stage).index
-    used: set[Sym] = set().union(*(D.symbols(i) for i in index)) if index else set()
-    own = [p for p in s.path(stage) if p.name.startswith(stage + ".")]
-    return [p for p in own if p.var in used], [p for p in own if p.var not in used]
-
-
 def _init_lanes(s: Scheduler, stage: str, lanes: int) -> None:
     """Lanes where sums begin, along the last axis that has several."""
     shape = s.nest.buffer(s.store(stage).buffer).shape
@@ -284,81 +279,5 @@ def _init_lanes(s: Scheduler, stage: str, lanes: int) -> None:
             return
 
 
-SHARED = 2 * PIECE  # numbers of an exact reduction that are worth a thread's while
-CHAIN = 128  # numbers added one after the other before the rounding of their sum shows
-
-
-def _cascades(s: Scheduler, stage: str) -> list[str]:
-    """The stages of inner sums, each of the one before it, where lanes run over results."""
-    made: list[str] = []
-    while True:
-        data, red = _own_loops(s, made[-1] if made else stage)
-        names = [p.name for p in data]
-        part = _cascade(s, made[-1] if made else stage, [p.name for p in red], 1, names)
-        if part is None:
-            return made
-        made.append(part)
-
-
-def _cascade(
-    s: Scheduler, stage: str, red: list[str], lanes: int, data: Sequence[str] = ()
-) -> str | None:
-    """Sums of many floats are sums of sums: what rounding costs grows with the length of a chain,
-    and libraries have none this long. The stage of the inner sums, where it is made; it stands
-    where the outer ones are added, or before them all where nothing is around them."""
-    loops = {p.name: p for p in s.path(stage)}
-    extents = [e for name in red if isinstance(e := loops[name].extent, int)]
-    if len(extents) < len(red):
-        return None  # no place for a number of partial sums that is not known
-    total = prod(extents)
-    # Whatever the order of an exact one, threads may share it, where nothing is around it.
-    if not rounds(s.store(stage)) and (data or s.path(stage)[0].name != red[0]):
-        return None
-    pieces = pieces_of(s, stage, total, lanes)
-    if pieces < 2:
-        return None
-    outer = red[0]
-    factor = cut(extents[0], pieces, lanes if len(red) == 1 else 1)
-    if factor > 1:
-        if not s.attempt(Split(outer, factor)):
-            return None
-        outer = f"{outer}.0"
-    part = f"{stage}c"
-    if not s.attempt(RFactor(stage, (outer,), part)):
-        return None
-    if data:
-        s.attempt(Reorder((*data[:-1], outer, data[-1])))
-    if s.path(stage)[0].name != outer or data:
-        s.attempt(ComputeAt(part, outer))
-    return part
-
-
-def pieces_of(s: Scheduler, stage: str, total: int, lanes: int) -> int:
-    """Into how many partial results a reduction of so many numbers is cut; 1 where it is not."""
-    if not rounds(s.store(stage)):
-        return total // SHARED if total >= 2 * SHARED else 1
-    if total <= CHAIN * lanes:
-        return 1
-    # With n/m numbers in each of m sums the error is about √m (outside) and √n/m (inside).
-    chain = total // lanes
-    return max(round((2 * chain**0.5) ** (2 / 3)), min(128, -(-chain // CHAIN)))
-
-
-def cut(extent: int, pieces: int, lanes: int) -> int:
-    """About so many pieces, of whole vectors; of one size, if there is such a size nearby."""
-    size = -(-extent // pieces)
-    near = [k for k in range(max(1, size // 2), 2 * size) if extent % k == 0 and k % lanes == 0]
-    return min(near, key=lambda k: abs(k - size)) if near else -(-size // lanes) * lanes
-
-
 def _extent_at_least(p: Loop, n: int) -> bool:
     return not isinstance(p.extent, int) or p.extent >= n
-
-
-def _can_fuse_reads(s: Scheduler, st: Store, outer: Sym, inner: Sym) -> bool:
-    for v in walk(st.value):
-        if isinstance(v, Index) and D.symbols(v.dim) & {outer, inner}:
-            return False
-        if isinstance(v, Load) and any(True for i in v.index for _ in D.data_values(i)):
-            return False
-    return all(affine_pair(b, i, outer, inner) for b, i in accesses(s, st)[1:])

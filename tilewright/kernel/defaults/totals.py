@@ -17,9 +17,10 @@ from math import prod
 
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
+from tilewright.kernel.defaults.cascades import cut, pieces_of
 from tilewright.kernel.defaults.cases import case_axes
 from tilewright.kernel.defaults.maps import collapse, fuse_outer, schedule_alone, schedule_map
-from tilewright.kernel.defaults.rows import cut, inner_lanes, pieces_of, reduction_lanes
+from tilewright.kernel.defaults.rows import inner_lanes, reduction_lanes
 from tilewright.kernel.defaults.scheduler import (
     PIECE,
     PIECES,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
 from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops, substitute_all
 from tilewright.kernel.step import Step
 
@@ -41,13 +42,18 @@ class Split(Step):
             if not factor:
                 assert isinstance(s.extent, int)
                 factor = max(1, -(-s.extent // self.parts))
-            outer = D.var(f"{self.loop}.0", D.ceildiv(s.extent, factor))
+            outer = D.var(f"{self.loop}.0", _settled(D.ceildiv(s.extent, factor)))
             tail = D.minimum(factor, s.extent - outer * factor)
-            least, most = D.bounds(tail)
-            inner = D.var(f"{self.loop}.1", most if least == most else tail)
+            inner = D.var(f"{self.loop}.1", _settled(tail))
             table = {s.var: outer * factor + inner}
             body = substitute_all(s.body, table)
             inside = Loop(D.the_sym(inner), "serial", body, pragmas=s.pragmas)
             return (Loop(D.the_sym(outer), "serial", (inside,)),)
 
         return self.bounded(on_loops(n, self.loop, one))
+
+
+def _settled(extent: Dim) -> Dim:
+    """A constant where the extent can be one number only."""
+    least, most = D.bounds(extent)
+    return int(most) if least == most else extent
