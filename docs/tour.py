@@ -14,9 +14,11 @@ import torch
 
 import tilewright as tw
 from tilewright.base.events import Log
-from tilewright.driver.compile import Options, compile_graph, prepare
-from tilewright.driver.graph_run import judge, random_inputs, run_arrays
-from tilewright.driver.stages import Stages, clusters_text
+from tilewright.driver.looking.graph_run import judge, random_inputs, run_arrays
+from tilewright.driver.program.compile import prepare
+from tilewright.driver.program.options import Options
+from tilewright.driver.program.programs import compile_graph
+from tilewright.driver.program.stages import Stages, clusters_text
 from tilewright.graph.fuse import fuse
 from tilewright.graph.memory import plan
 from tilewright.ir.node import Graph

@@ -4,7 +4,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -124,6 +124,93 @@ def test_imports_point_one_way() -> None:
 )
 def test_the_check_itself(folder: str, module: str, refused: bool) -> None:
     assert (violation(folder, module) is not None) == refused
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in python_files("tilewright"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def needed(path: Path, known: Mapping[str, Path]) -> set[str]:
+    """The modules a file needs sooner or later: imported, or named by a string and loaded late.
+
+    What only type checkers import is not needed.
+    """
+    tree = ast.parse(path.read_text(), str(path))
+    found: set[str] = set()
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        match node:
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                todo += node.orelse
+                continue
+            case ast.Import():
+                found |= {a.name for a in node.names}
+            case ast.ImportFrom(module=str(module)):
+                for a in node.names:
+                    inner = f"{module}.{a.name}"
+                    found.add(inner if inner in known else module)
+            case ast.Constant(value=str(text)):
+                found.add(text)
+        todo += ast.iter_child_nodes(node)
+    return found & known.keys()
+
+
+def cycles(edges: Mapping[str, set[str]]) -> list[list[str]]:
+    """Modules that need each other: what is left when all that need nothing left are taken away,
+    from both ends."""
+    left = {m: set(needs) for m, needs in edges.items()}
+    while True:
+        wanted = set().union(*left.values()) if left else set()
+        free = {m for m, needs in left.items() if not needs or m not in wanted}
+        if not free:
+            return [[m, *sorted(needs)] for m, needs in sorted(left.items())]
+        left = {m: needs - free for m, needs in left.items() if m not in free}
+
+
+def test_modules_do_not_need_each_other() -> None:
+    known = modules()
+    # The package's own face names everything.
+    edges = {
+        m: needed(path, known) - {m, "tilewright"} for m, path in known.items() if m != "tilewright"
+    }
+    found = cycles(edges)
+    assert not found, "modules that need each other, late imports counted:\n" + "\n".join(
+        f"{m} needs {', '.join(needs)}" for m, *needs in found
+    )
+
+
+def test_the_check_of_cycles_itself(tmp_path: Path) -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert cycles({"a": {"b"}, "b": {"a"}, "c": {"a"}}) == [["a", "b"], ["b", "a"]]
+    file = tmp_path / "late.py"
+    file.write_text('LATE = "tilewright.driver.cli"\nimport tilewright.base.knobs\n')
+    assert needed(file, modules()) == {"tilewright.driver.cli", "tilewright.base.knobs"}
+
+
+# The folders inside driver/, in the order in which they may import each other; files that lie in
+# driver/ itself stand above, but for `api`: `te` and `looking` load the side of torch through it.
+DRIVER = ("program", "weights", "tile", "torch", "api", "te", "looking", "cli")
+
+
+def test_imports_inside_driver_point_one_way() -> None:
+    known = modules()
+    wrong = []
+    for module, path in known.items():
+        parts = module.split(".")
+        if parts[:2] != ["tilewright", "driver"] or len(parts) < 3:
+            continue
+        assert parts[2] in DRIVER, f"{module} has no place in the order of driver/"
+        for other in sorted(needed(path, known)):
+            there = other.split(".")
+            if there[:2] == ["tilewright", "driver"] and len(there) > 2:
+                if DRIVER.index(there[2]) > DRIVER.index(parts[2]):
+                    wrong.append(f"{module} needs {other}")
+    assert not wrong, f"driver/ is in the order {' '.join(DRIVER)}:\n" + "\n".join(wrong)
 
 
 def test_local_imports_are_optional_third_parties() -> None:

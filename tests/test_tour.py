@@ -13,8 +13,8 @@ import tilewright as tw
 from tilewright import ops
 from tilewright.base import knobs
 from tilewright.base.events import Log
-from tilewright.driver.compile import prepare
-from tilewright.driver.stages import Stages
+from tilewright.driver.program.compile import prepare
+from tilewright.driver.program.stages import Stages
 from tilewright.ir.node import Graph, input
 from tilewright.ir.types import TensorType, f32
 from tilewright.targets import default

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     )
     from tilewright.base.events import recording as record
     from tilewright.driver.api import compile, refresh
-    from tilewright.driver.explain import explain
-    from tilewright.driver.options import Options
-    from tilewright.driver.programs import compile_graph
-    from tilewright.driver.te_build import build, lower
-    from tilewright.driver.tile_arguments import TensorDescriptor
-    from tilewright.driver.tile_autotune import Config, autotune, heuristics
-    from tilewright.driver.tile_jit import (
+    from tilewright.driver.looking.explain import explain
+    from tilewright.driver.program.options import Options
+    from tilewright.driver.program.programs import compile_graph
+    from tilewright.driver.te.build import build, lower
+    from tilewright.driver.tile.arguments import TensorDescriptor
+    from tilewright.driver.tile.autotune import Config, autotune, heuristics
+    from tilewright.driver.tile.jit import (
         JITFunction,
         cdiv,
         constexpr_function,
@@ -52,22 +52,22 @@ __version__ = "0.1.0"
 _FACE = {
     "compile": "tilewright.driver.api",
     "refresh": "tilewright.driver.api",
-    "explain": "tilewright.driver.explain",
-    "lower": "tilewright.driver.te_build",
-    "build": "tilewright.driver.te_build",
+    "explain": "tilewright.driver.looking.explain",
+    "lower": "tilewright.driver.te.build",
+    "build": "tilewright.driver.te.build",
     "record": "tilewright.base.events:recording",
-    "compile_graph": "tilewright.driver.programs",
-    "Options": "tilewright.driver.options",
-    "jit": "tilewright.driver.tile_jit",
-    "JITFunction": "tilewright.driver.tile_jit",
-    "constexpr_function": "tilewright.driver.tile_jit",
-    "cdiv": "tilewright.driver.tile_jit",
-    "next_power_of_2": "tilewright.driver.tile_jit",
-    "reinterpret": "tilewright.driver.tile_jit",
-    "TensorDescriptor": "tilewright.driver.tile_arguments",
-    "autotune": "tilewright.driver.tile_autotune",
-    "heuristics": "tilewright.driver.tile_autotune",
-    "Config": "tilewright.driver.tile_autotune",
+    "compile_graph": "tilewright.driver.program.programs",
+    "Options": "tilewright.driver.program.options",
+    "jit": "tilewright.driver.tile.jit",
+    "JITFunction": "tilewright.driver.tile.jit",
+    "constexpr_function": "tilewright.driver.tile.jit",
+    "cdiv": "tilewright.driver.tile.jit",
+    "next_power_of_2": "tilewright.driver.tile.jit",
+    "reinterpret": "tilewright.driver.tile.jit",
+    "TensorDescriptor": "tilewright.driver.tile.arguments",
+    "autotune": "tilewright.driver.tile.autotune",
+    "heuristics": "tilewright.driver.tile.autotune",
+    "Config": "tilewright.driver.tile.autotune",
     "set_threads": "tilewright.runtime.pool",
     "get_threads": "tilewright.runtime.pool",
     "TilewrightError": "tilewright.base.errors",

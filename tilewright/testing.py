@@ -1,6 +1,6 @@
 """Timing, comparing and reporting kernels: `tw.testing`."""
 
-from tilewright.driver.tile_testing import (
+from tilewright.driver.tile.testing import (
     Benchmark,
     Mark,
     assert_close,

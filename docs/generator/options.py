@@ -7,8 +7,8 @@ import inspect
 from dataclasses import MISSING, Field, fields
 
 from docs.generator.pieces import block, code, doc_of, table, words
-from tilewright.driver.options import Options
-from tilewright.driver.torch_options import TorchOptions
+from tilewright.driver.program.options import Options
+from tilewright.driver.torch.options import TorchOptions
 
 INTRODUCTION = """# Options
 

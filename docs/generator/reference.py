@@ -31,9 +31,9 @@ FACES = (
         "tw",
         "Imported as `tw`. Names are loaded when they are first used.",
         (
-            ("tw.explain(…)", "tilewright.driver.explain.Explanation"),
-            ("tw.lower(…)", "tilewright.driver.te_build.Lowered"),
-            ("tw.build(…)", "tilewright.driver.te_build.Built"),
+            ("tw.explain(…)", "tilewright.driver.looking.explain.Explanation"),
+            ("tw.lower(…)", "tilewright.driver.te.build.Lowered"),
+            ("tw.build(…)", "tilewright.driver.te.build.Built"),
             ("tw.record()", "tilewright.base.events.Log"),
         ),
     ),

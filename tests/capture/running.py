@@ -8,8 +8,8 @@ import torch
 import torch._dynamo
 from torch.utils import _pytree as pytree
 
-from tilewright.driver.torch_backend import Session
-from tilewright.driver.torch_options import TorchOptions
+from tilewright.driver.torch.backend import Session
+from tilewright.driver.torch.options import TorchOptions
 
 
 def session(**options: Any) -> Session:

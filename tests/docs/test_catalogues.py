@@ -11,8 +11,8 @@ import pytest
 
 from docs.generator import operators, options, reference, rules, steps, switches, targets, tutorials
 from tilewright.base import knobs
-from tilewright.driver.options import Options
-from tilewright.driver.torch_options import TorchOptions
+from tilewright.driver.program.options import Options
+from tilewright.driver.torch.options import TorchOptions
 from tilewright.ir.operator import OPERATORS
 from tilewright.ir.operator import PROPERTIES as KNOWN_PROPERTIES
 from tilewright.kernel.intrinsic import INTRINSICS

@@ -15,7 +15,7 @@ from tests.ir.judge import Case, disagreement, of_operands, reference, smaller
 from tests.ir.random_graphs import random_case
 from tests.seeds import run_generator
 from tests.shrinking import error, shrunk
-from tilewright.driver.compile import compile_graph
+from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.text import print_graph
 
 

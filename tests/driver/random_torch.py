@@ -97,7 +97,7 @@ def check_seed(seed: int) -> None:
 
 def prepare() -> None:
     """Everything that a first compilation imports, without running anything of ours."""
-    importlib.import_module("tilewright.driver.compile")
+    importlib.import_module("tilewright.driver.program.compile")
     torch.compile(torch.sin, backend="aot_eager")(torch.ones(2))
 
 

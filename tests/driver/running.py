@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tests.kernel.native import from_memory, to_memory
-from tilewright.driver.compile import Options, compile_graph
+from tilewright.driver.program.options import Options
+from tilewright.driver.program.programs import compile_graph
 from tilewright.ir import dim as D
 from tilewright.ir.node import Graph
 from tilewright.ir.types import TensorType, bf16

@@ -32,7 +32,7 @@ from torch import Tensor
 
 import tilewright as tw
 import tilewright.language as tl
-from tilewright.driver.torch_backend import Session
+from tilewright.driver.torch.backend import Session
 
 Run = Callable[[], Any]
 

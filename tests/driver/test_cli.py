@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from tilewright.base.errors import MissingExtra
-from tilewright.driver import cli, demo, torch_compare
+from tilewright.driver import cli
+from tilewright.driver.looking import compare as torch_compare
+from tilewright.driver.looking import demo
 
 torch = pytest.importorskip("torch")
 

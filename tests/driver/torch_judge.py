@@ -18,8 +18,8 @@ from tests.generators import Failure, compiling, skipped
 from tests.shrinking import error
 from tests.suites.adapter import unsupported_operators
 from tilewright.bench.oracle import InDouble
-from tilewright.driver.torch_backend import Session
-from tilewright.driver.torch_options import TorchOptions
+from tilewright.driver.torch.backend import Session
+from tilewright.driver.torch.options import TorchOptions
 from tilewright.ir.node import Graph
 
 # Random changes of inputs and of what operators compute by one unit in the last place, for programs

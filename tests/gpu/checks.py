@@ -20,7 +20,7 @@ from tests.gpu.functions import LEAST, PARTS, SHORT, function_nest
 from tests.gpu.programs import PROGRAMS
 from tests.gpu.timing import host_seconds, medians
 from tilewright.base.errors import Invalid, TilewrightError
-from tilewright.driver.grid_run import GridKernel, GridProgram, target_of
+from tilewright.driver.program.grid_run import GridKernel, GridProgram, target_of
 from tilewright.ir import dim as D
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel.defaults import grids

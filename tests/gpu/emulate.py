@@ -187,7 +187,7 @@ def run_kernels(
         raw = np.full(size + 512, CANARY, np.uint8)
         start = -raw.ctypes.data % 256 + (alignment if alignment < 16 else 0)
         if b.name in arrays:
-            laid = arrays[b.name] if b.asked is None else b.asked.map.pack(arrays[b.name])
+            laid = arrays[b.name] if b.packed_as is None else b.packed_as.map.pack(arrays[b.name])
             given = to_memory(np.ascontiguousarray(laid), b.dtype)
             raw[start : start + size] = np.frombuffer(given.tobytes(), np.uint8)
         memory[b.name] = raw, start, size

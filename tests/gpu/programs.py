@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.graph.build import arg, build, graph, weight
 from tilewright.base.events import Log
-from tilewright.driver.grid_run import prepared
+from tilewright.driver.program.grid_run import prepared
 from tilewright.graph.fuse import fuse
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim

@@ -28,7 +28,7 @@ CANARY = 0xA5
 
 
 def _as_asked(a: np.ndarray, b: Buffer) -> np.ndarray:
-    return a if b.asked is None else b.asked.map.pack(a)
+    return a if b.packed_as is None else b.packed_as.map.pack(a)
 
 
 class Native:

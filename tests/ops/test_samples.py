@@ -38,7 +38,7 @@ def run_interpreter(cases: Sequence[Case]) -> list[list[np.ndarray]]:
 
 def run_native(cases: Sequence[Case]) -> list[list[np.ndarray]]:
     """The compiled CPU path, all cases as one program; bfloat16 travels as its upper 16 bits."""
-    driver = importlib.import_module("tilewright.driver.compile")
+    driver = importlib.import_module("tilewright.driver.program.compile")
     inputs: list[Node] = []
     outputs: list[Node] = []
     memory: list[np.ndarray] = []
@@ -71,7 +71,7 @@ def _from_memory(a: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def has_native() -> bool:
-    return importlib.util.find_spec("tilewright.driver.compile") is not None
+    return importlib.util.find_spec("tilewright.driver.program.compile") is not None
 
 
 def ulp(x: np.ndarray, dtype: DType) -> np.ndarray:

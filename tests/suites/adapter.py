@@ -18,7 +18,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 
 import tilewright as tw
 from tilewright.capture.torch.decompositions import decompositions
-from tilewright.driver.torch_backend import FallbackError
+from tilewright.driver.torch.backend import FallbackError
 
 OURS = {
     "tilewright": {},

@@ -1,4 +1,4 @@
-"""Are two sources of random tensors one distribution? Asked of draws, without knowing which."""
+"""Are two sources of random tensors one distribution? PackedAs of draws, without knowing which."""
 
 import math
 from collections.abc import Callable

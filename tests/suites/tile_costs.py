@@ -26,7 +26,7 @@ from rich.table import Table
 import tilewright as tw
 import tilewright.language as tl
 from examples.tiles.__main__ import NAMES
-from tilewright.driver.tile_jit import JITFunction
+from tilewright.driver.tile.jit import JITFunction
 
 KERNELS = Path(__file__).with_name("interpreted_kernels.py")
 SIZE, LAUNCHES, ROUNDS = 1024, 1000, 15

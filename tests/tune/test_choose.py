@@ -20,8 +20,9 @@ from tilewright.base import knobs
 from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
-from tilewright.driver.compile import Options, compile_graph
-from tilewright.driver.explain import explain
+from tilewright.driver.looking.explain import explain
+from tilewright.driver.program.options import Options
+from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.node import Graph, input
 from tilewright.ir.target import Target
 from tilewright.ir.types import TensorType, f32

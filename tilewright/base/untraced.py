@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 # What a launch runs. Dynamo would trace all of it if it met a launch in a function of its own.
-UNTRACED = """driver/tile_jit.py driver/tile_launch.py driver/tile_arguments.py
-    driver/tile_autotune.py driver/tile_overlap.py driver/tile_kept.py driver/tile_compile.py
-    driver/tile_testing.py base lang kernel llvm runtime targets""".split()
+UNTRACED = """driver/tile/jit.py driver/tile/launch.py driver/tile/arguments.py
+    driver/tile/autotune.py driver/tile/overlap.py driver/tile/tile_cache.py driver/tile/compile.py
+    driver/tile/testing.py base lang kernel llvm runtime targets""".split()
 # What functions call outside kernels too, to compute a grid: `cdiv` and its like.
 TRACED = ("lang/tile/front/functions.py", "lang/tile/language/types.py")
 

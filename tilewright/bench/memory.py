@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tilewright.driver.given_up import given_up
+from tilewright.driver.weights.given_up import given_up
 from tilewright.runtime.program import Program, literal_bytes
 
 

@@ -20,7 +20,7 @@ from tilewright.bench.example import Example
 from tilewright.bench.measure import MIN_ROUNDS, busy, interleaved
 from tilewright.bench.models import hf, language, tokens
 from tilewright.driver.api import compile
-from tilewright.driver.torch_call import Unit
+from tilewright.driver.torch.call import Unit
 from tilewright.runtime.program import Program
 
 

@@ -12,8 +12,8 @@ from tilewright.base.errors import MissingExtra
 from tilewright.base.events import Event
 from tilewright.runtime.program import Program
 
-_TORCH_API = "tilewright.driver.torch_api"
-_TORCH_LOOKUP = "tilewright.driver.torch_lookup"
+_TORCH_API = "tilewright.driver.torch.api"
+_TORCH_LOOKUP = "tilewright.driver.torch.lookup"
 
 
 def compile(

@@ -18,18 +18,18 @@ from rich.table import Table
 
 from tilewright.base import knobs
 from tilewright.base.errors import Invalid, TilewrightError
-from tilewright.driver import demo as demos
-from tilewright.driver import rules
 from tilewright.driver.api import torch_side
-from tilewright.driver.explain import Explanation, explain
-from tilewright.driver.graph_run import judge, random_array, random_inputs, run_arrays
-from tilewright.driver.inputs import FORM, Loaded, load, parse_type
-from tilewright.driver.options import Options
-from tilewright.driver.programs import compile_graph
+from tilewright.driver.looking import demo as demos
+from tilewright.driver.looking import rules
+from tilewright.driver.looking.explain import Explanation, explain
+from tilewright.driver.looking.graph_run import judge, random_array, random_inputs, run_arrays
+from tilewright.driver.looking.inputs import FORM, Loaded, load, parse_type
+from tilewright.driver.program.options import Options
+from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.node import Graph
 
-_COMPARE = "tilewright.driver.torch_compare"
-_TORCH_API = "tilewright.driver.torch_api"
+_COMPARE = "tilewright.driver.looking.compare"
+_TORCH_API = "tilewright.driver.torch.api"
 KERNEL_FORMS = ("group", "trace", "nest", "llvm", "assembly")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.kernel.meet import Use
 from tilewright.kernel.nest import Loop, Nest, Stmt, bodies, walk
+from tilewright.kernel.overlap import Use
 from tilewright.kernel.text import line_text
 
 # Lines of one place; what is not at fault is left out first.

@@ -408,7 +408,7 @@ class _Model:
         tensor = [q for q in path if q.kind == "tensor"]
         lane = next((q for q in path if q.kind == "lane"), None)
         if lane is None and tensor:
-            lane = self.beside(b, s.index, tensor)
+            lane = self.adjacent(b, s.index, tensor)
         at = frozenset().union(*map(D.symbols, s.index)) if s.index else frozenset[Sym]()
         return _Leaf(path, self.trips, at, tensor, lane, self.target.lanes(max(8, b.dtype.bits)))
 
@@ -417,7 +417,7 @@ class _Model:
             return SERIES
         return 0 if v.name in _FREE else DIVIDED if v.name in _DIVISIONS else 1
 
-    def beside(self, b: Buffer, index: tuple[Dim, ...], loops: Iterable[Loop]) -> Loop | None:
+    def adjacent(self, b: Buffer, index: tuple[Dim, ...], loops: Iterable[Loop]) -> Loop | None:
         """The loop whose iterations lie beside each other in a buffer."""
         return next((q for q in loops if self.step(b, index, q.var) == 1), None)
 
@@ -435,7 +435,7 @@ class _Model:
     def load_count(self, v: Load, b: Buffer, leaf: _Leaf) -> float:
         symbols = frozenset(v.symbols())
         if leaf.tensor:
-            along = self.beside(b, v.index, leaf.tensor)
+            along = self.adjacent(b, v.index, leaf.tensor)
             n = leaf.times(symbols, vectors=False)
             if along is None or (leaf.spreads and along is not leaf.lane):
                 return n
@@ -460,7 +460,7 @@ class _Model:
             held = rows
             for v in walk_value(s.value):
                 if isinstance(v, Load) and isinstance(v.source, str):
-                    along = self.beside(self.buffers[v.source], v.index, leaf.tensor)
+                    along = self.adjacent(self.buffers[v.source], v.index, leaf.tensor)
                     if along is not None and along.var in leaf.at and along is not leaf.lane:
                         held = rows / leaf.lanes  # rows beside each other are one vector
         over = kept + columns + held - self.target.vector_registers

@@ -7,7 +7,7 @@ iterations of a loop depend on each other at all (`carried`), and would a step r
 the wrong order (`reordered`, `across_lanes`, `interleaved`).
 
 Windows (`_window`) settle what matters most at once: different iterations touch different pieces of
-every buffer. What they leave open is asked pair by pair, in kernel/meet.py.
+every buffer. What they leave open is asked pair by pair, in kernel/overlap.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from tilewright.ir.combine import Combiner
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import loads, loads_among
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.meet import EARLIER, LATER, OTHER, SAME, Relation, Use, meet, same_last, uses
 from tilewright.kernel.nest import (
     Alloc,
     Atomic,
@@ -39,6 +38,17 @@ from tilewright.kernel.nest import (
     own_values,
     substitute_all,
     walk,
+)
+from tilewright.kernel.overlap import (
+    EARLIER,
+    LATER,
+    OTHER,
+    SAME,
+    Relation,
+    Use,
+    overlap,
+    same_last,
+    uses,
 )
 
 _FENCES = (Barrier, Commit, Wait)
@@ -208,7 +218,7 @@ def exchanged(n: Nest, first: Stmt, second: Stmt) -> list[Carried]:
     if stopped := _stops((first, second), None):
         return stopped
     clashes = here.clashes(*(uses((s,)) for s in (first, second)))
-    met = (p for p in clashes if meet(n.buffer(p[0].buffer), *p, {}, here.written))
+    met = (p for p in clashes if overlap(n.buffer(p[0].buffer), *p, {}, here.written))
     return [Carried("order", None, a, b) for a, b in met]
 
 
@@ -272,7 +282,7 @@ class _Pairs:
             if both and not reductions and not (strict and rounds(a.target)):
                 continue
             for relation, loop in relations:
-                if meet(self.n.buffer(a.buffer), a, b, relation, self.written):
+                if overlap(self.n.buffer(a.buffer), a, b, relation, self.written):
                     yield Carried("reduction" if both else "order", loop, a, b)
                     break
 

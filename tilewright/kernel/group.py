@@ -35,7 +35,7 @@ from tilewright.ir.types import DType, TensorType, TupleType
 
 
 @dataclass(frozen=True)
-class Asked:
+class PackedAs:
     """How a kernel wants an argument: what the caller has, of this shape, laid out by the map."""
 
     map: Map
@@ -58,7 +58,7 @@ class Buffer:
     dtype: DType
     shape: tuple[Dim, ...]
     scope: str
-    asked: Asked | None = None  # of an argument; see steps/relayout.py
+    packed_as: PackedAs | None = None  # of an argument; see steps/relayout.py
     pointer: bool = False
 
     @property

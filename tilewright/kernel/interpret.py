@@ -91,8 +91,8 @@ def execute(machine: Machine, arrays: Mapping[str, Any]) -> dict[str, np.ndarray
                 outs[b.name] = given[0] if isinstance(given, tuple) else given
             continue
         shape = machine.shape(b)
-        if given is not None and b.asked is not None:
-            given = b.asked.map.pack(given)  # the caller does as asked
+        if given is not None and b.packed_as is not None:
+            given = b.packed_as.map.pack(given)  # the caller does as asked
         if given is not None and tuple(given.shape) != shape:
             raise Invalid(f"{b.name} has shape {shape}, not {tuple(given.shape)}")
         mem = machine.garbage(b) if given is None else np.array(as_dtype(given, b.dtype))
@@ -329,7 +329,7 @@ class Machine:
     def _meet(self, written: str, read: Load) -> bool:
         """May a store change what is read?"""
         a, b = self.regions.get(written), self.regions.get(str(read.source))
-        return read.source == written or (a is not None and b is not None and a.meets(b))
+        return read.source == written or (a is not None and b is not None and a.overlaps(b))
 
     def store(self, s: Store, env: Env) -> None:
         n = self._points(env)

@@ -51,7 +51,7 @@ class Region:
     def _plain(self) -> bool:
         return self.array.dtype == self.dtype.numpy
 
-    def meets(self, other: Region | Everything) -> bool:
+    def overlaps(self, other: Region | Everything) -> bool:
         """May both reach one place?"""
         if isinstance(other, Everything):
             return True
@@ -91,5 +91,5 @@ class Everything:
         begin = address - x.ctypes.data
         return x[begin : begin + self.dtype.bytes]
 
-    def meets(self, other: Region | Everything) -> bool:
+    def overlaps(self, other: Region | Everything) -> bool:
         return True

@@ -47,7 +47,7 @@ def _keeping_instructions(apply: Callable[[Any, Nest], Nest]) -> Callable[[Any, 
     @wraps(apply)
     def kept(self: Step, n: Nest) -> Nest:
         if any(b.pointer for b in n.buffers) or holds(n, BRANCH):
-            self.beside(n)
+            self.check_branches(n)
         out = apply(self, n)
         if holds(n, TENSOR):
             for what, _ in tensor_faults(out, n):
@@ -106,7 +106,7 @@ class Step:
         shown = ", ".join(f"{name}={value!r}" for name, value, usual in given if value != usual)
         return f"{type(self).__name__}({shown})"
 
-    def beside(self, n: Nest) -> None:
+    def check_branches(self, n: Nest) -> None:
         """Refuses where a nest has pointers or branches: its buffers may be written more than once.
         A step that looks for itself whether that matters has its own."""
         if self.stays:

@@ -50,7 +50,7 @@ from tilewright.ir.value_text import (
     sym_text,
     value_text,
 )
-from tilewright.kernel.group import ANYWHERE, Asked, Buffer, Group, Stage
+from tilewright.kernel.group import ANYWHERE, Buffer, Group, PackedAs, Stage
 from tilewright.kernel.nest import (
     ATOMICS,
     KINDS,
@@ -89,7 +89,9 @@ def _buffer_text(b: Buffer) -> str:
     if b.pointer:
         return f"  {b.scope} {b.name}: *{b.dtype}"
     text = f"  {b.scope} {b.name}: {b.dtype}{_shape_text(b.shape)}"
-    return f"{text} as {b.asked.map} of {_shape_text(b.asked.shape)}" if b.asked else text
+    return (
+        f"{text} as {b.packed_as.map} of {_shape_text(b.packed_as.shape)}" if b.packed_as else text
+    )
 
 
 def _shape_text(shape: tuple[Dim, ...]) -> str:
@@ -249,11 +251,11 @@ def _read_buffers(lines: _Lines, scope: Scope) -> tuple[list[Buffer], Scope]:
             continue
         if known is None or not shape.endswith("]"):
             raise _fail(number, line, "expected NAME: dtype[dims] or NAME: *dtype")
-        asked = None
+        packed_as = None
         if layout:
             by, _, source = layout.partition(" of [")
-            asked = Asked(Map.parse(by), _read_index(source[:-1], scope))
-        out.append(Buffer(name, known, _read_index(shape[:-1], scope), scope_name, asked))
+            packed_as = PackedAs(Map.parse(by), _read_index(source[:-1], scope))
+        out.append(Buffer(name, known, _read_index(shape[:-1], scope), scope_name, packed_as))
     buffers = {b.name: b.dtype for b in out}
     return out, Scope(buffers, scope.symbols)
 

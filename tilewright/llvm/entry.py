@@ -33,7 +33,7 @@ class Call:
     sizes: tuple[Dim, ...] = ()
     written: int = 0
 
-    def meets(self, other: Call) -> bool:
+    def overlaps(self, other: Call) -> bool:
         """May one of them write what the other uses? True where it is not known."""
         if len(self.sizes) != len(self.args) or len(other.sizes) != len(other.args):
             return True

@@ -403,13 +403,13 @@ class Masked(Values):
             if s.function:
                 old = self.arith.widen(self._masked_load(b, p, m, w), b.dtype, w)
                 x = self.arith.apply(s.function, b.dtype, w, [old, x])
-            self._store_beside(b, self.arith.narrow(x, b.dtype, w), p, m, w)
+            self._store_interleaved(b, self.arith.narrow(x, b.dtype, w), p, m, w)
             return
         if lane is None and b.pointer and not s.function:
             x = self.arith.narrow(x, b.dtype, w)
             self.branch(
                 self._beside(b, lin, w),
-                lambda: self._store_beside(b, x, self._first(b, lin), m, w),
+                lambda: self._store_interleaved(b, x, self._first(b, lin), m, w),
                 lambda: self._scatter(b, x, lin, m, w),
             )
             return
@@ -433,7 +433,7 @@ class Masked(Values):
         y = self.arith.narrow(y, b.dtype, 1)
         self.line(f"store {t} {y}, ptr {p}, align {b.dtype.bytes}")
 
-    def _store_beside(self, b: Buffer, x: str, p: str, m: str, w: int) -> None:
+    def _store_interleaved(self, b: Buffer, x: str, p: str, m: str, w: int) -> None:
         t = memory_type(b.dtype)
         if b.dtype.bytes < 4 or t == "i32":
             m = self._unknown_mask(p, m, w)

@@ -119,7 +119,7 @@ def compile_object(text: str, target: Target) -> bytes:
     return _emit(text, target, as_object=True)
 
 
-def kept_object(text: str, target: Target, log: Log | None = None) -> bytes:
+def cached_object(text: str, target: Target, log: Log | None = None) -> bytes:
     """The same, out of the cache where it was compiled before."""
     cache, key = Cache.from_knobs(log), object_key(text, target)
     image = cache.get("object", key)
@@ -143,7 +143,7 @@ def assembly(text: str, target: Target) -> str:
     return _emit(text, target, as_object=False).decode()
 
 
-def kept_ptx(text: str, target: Target, log: Log | None = None) -> str:
+def cached_ptx(text: str, target: Target, log: Log | None = None) -> str:
     """The PTX of a module, out of the cache where it was compiled before."""
     cache, key = Cache.from_knobs(log), object_key(text, target)
     found = cache.get("ptx", key)

@@ -15,7 +15,7 @@ from tilewright.base import knobs
 from tilewright.base.errors import require
 from tilewright.base.machine import usable_cores
 from tilewright.ir.target import Target
-from tilewright.llvm.objects import host_cpu, kept_object
+from tilewright.llvm.objects import cached_object, host_cpu
 
 from .concurrent_ir import concurrent_ir
 from .library import Library
@@ -71,7 +71,7 @@ class _Pool:
     def __init__(self):
         host = host_cpu()
         self.target = Target("pool", host.triple, host.cpu, host.features)
-        self.library = Library([kept_object(pool_ir(self.target.arch), self.target)])
+        self.library = Library([cached_object(pool_ir(self.target.arch), self.target)])
         self.reset = self._function("tw_pool_reset")
         self.resize = self._function("tw_pool_resize", ctypes.c_int64)
         self.set_spin = self._function("tw_pool_set_spin", ctypes.c_int64)
@@ -84,7 +84,7 @@ class _Pool:
     @cached_property
     def concurrent(self) -> dict[str, int]:
         count = self.library.address("tw_pool_threads")
-        image = kept_object(concurrent_ir(), self.target)
+        image = cached_object(concurrent_ir(), self.target)
         self._waiting = Library([image], {"tw_pool_threads": count})
         names = ("tw_concurrent", "tw_wait", "tw_waited")
         reset = ctypes.CFUNCTYPE(None)(self._waiting.address("tw_concurrent_reset"))

@@ -16,7 +16,7 @@ from types import ModuleType
 
 from tilewright.base.errors import Invalid
 from tilewright.base.knobs import interpret
-from tilewright.driver.tile_jit import DEFAULTS
+from tilewright.driver.tile.jit import DEFAULTS
 from tilewright.triton import absent, compiling, modules, redirect
 
 __all__ = ["install", "installed", "uninstall"]

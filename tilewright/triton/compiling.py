@@ -16,10 +16,10 @@ from typing import Any
 from tilewright.base.errors import TilewrightError
 from tilewright.base.events import Log
 from tilewright.base.untraced import keep_untraced
-from tilewright.driver.tile_arguments import ALIGNMENT, TYPE_NAMES, argument_of, handlers_of
-from tilewright.driver.tile_autotune import Autotuner
-from tilewright.driver.tile_jit import JITFunction
-from tilewright.driver.tile_launch import translated
+from tilewright.driver.tile.arguments import ALIGNMENT, TYPE_NAMES, argument_of, handlers_of
+from tilewright.driver.tile.autotune import Autotuner
+from tilewright.driver.tile.jit import JITFunction
+from tilewright.driver.tile.request import translated
 from tilewright.ir.types import DTYPES, f32, i32
 from tilewright.lang.tile.front.functions import Argument
 from tilewright.lang.tile.front.stored import stored_arguments

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tilewright.base.errors import Invalid, Unsupported
-from tilewright.driver.tile_jit import DEFAULTS
+from tilewright.driver.tile.jit import DEFAULTS
 
 _active: list[Recorder] = []
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
-from tilewright.driver.tile_arguments import ALIGNMENT, TYPE_NAMES
-from tilewright.driver.tile_jit import JITFunction
-from tilewright.driver.tile_launch import INTERPRET, CompiledKernel
-from tilewright.driver.tile_testing import do_bench
+from tilewright.driver.tile.arguments import ALIGNMENT, TYPE_NAMES
+from tilewright.driver.tile.jit import JITFunction
+from tilewright.driver.tile.launch import INTERPRET, CompiledKernel
+from tilewright.driver.tile.testing import do_bench
 from tilewright.ir.types import DTYPES
 from tilewright.lang.tile.front.functions import Argument
 from tilewright.lang.tile.language import core

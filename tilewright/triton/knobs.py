@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from tilewright.base import knobs as ours
-from tilewright.driver import tile_autotune, tile_jit
+from tilewright.driver.tile import autotune as tile_autotune
+from tilewright.driver.tile import jit as tile_jit
 
 propagate_env = True
 

@@ -15,7 +15,10 @@ from typing import Any
 
 import tilewright.testing as testing
 from tilewright.base.errors import TilewrightError
-from tilewright.driver import tile_arguments, tile_autotune, tile_jit, tile_launch
+from tilewright.driver.tile import arguments as tile_arguments
+from tilewright.driver.tile import autotune as tile_autotune
+from tilewright.driver.tile import jit as tile_jit
+from tilewright.driver.tile import launch as tile_launch
 from tilewright.lang.tile.front import diagnostics
 from tilewright.lang.tile.front.functions import (
     ConstexprFunction,

@@ -153,7 +153,7 @@ class _BareLoader(Loader):
 
 
 class BareFinder(MetaPathFinder):
-    """Asked first: packages of a checkout whose `__init__.py` is not run, and modules that are
+    """PackedAs first: packages of a checkout whose `__init__.py` is not run, and modules that are
     there and cannot be imported without a GPU."""
 
     def __init__(self, bare: Sequence[str], absent: Sequence[str], roots: Sequence[Path]) -> None:
@@ -176,7 +176,7 @@ class BareFinder(MetaPathFinder):
 
 
 class MissingFinder(MetaPathFinder):
-    """Asked last: stand-ins for what files of a checkout, or of ours, import and is nowhere."""
+    """PackedAs last: stand-ins for what files of a checkout, or of ours, import and is nowhere."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = [str(root) for root in roots]

@@ -21,8 +21,8 @@ import pytest
 from standins import NotHere
 
 from tilewright.base.errors import TilewrightError
-from tilewright.driver.tile_autotune import Autotuner, Config
-from tilewright.driver.tile_jit import JITFunction
+from tilewright.driver.tile.autotune import Autotuner, Config
+from tilewright.driver.tile.jit import JITFunction
 
 PACKAGE = str(Path(__file__).parents[3] / "tilewright")
 # Their frames are those of whoever called torch.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tilewright import ops
-from tilewright.capture.torch.checks import Asked
+from tilewright.capture.torch.checks import Demand
 from tilewright.capture.torch.context import Context, axes_of, axis_of, cast
 from tilewright.capture.torch.layout import contiguous
 from tilewright.capture.torch.registry import Untranslated, aten
@@ -258,7 +258,7 @@ def select_scatter(c: Context, x: Node, src: Node, dim: int, index: Dim) -> Node
     if D.known_lt(index, -1 * size) or D.known_le(size, index):
         raise Untranslated("eager refuses the index")
     words = f"out of range for tensor of size {list(x.shape)} at dimension {axis}"
-    asked = Asked(IndexError, f"select(): index {{index}} {words}", wrap=True)
+    asked = Demand(IndexError, f"select(): index {{index}} {words}", wrap=True)
     c.checks.indices(ops.number(index, i64), x, axis, asked)
     index = _from_start(index, size)
     one = ops.reshape(cast(src, x.dtype), (*x.shape[:axis], 1, *x.shape[axis + 1 :]))

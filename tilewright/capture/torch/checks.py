@@ -26,7 +26,7 @@ from tilewright.ops.views import Expand, Flip, Permute, Reshape, Roll
 
 
 @dataclass(frozen=True)
-class Asked:
+class Demand:
     """What eager asks of indices, and what it raises: words with {index}, {size} and {axis}."""
 
     error: type[Exception]
@@ -40,26 +40,26 @@ _FLAT = "out of range: tried to access index {index} on a tensor of {size} eleme
 _NONE = IndexError, "index is out of bounds for dimension with size 0"
 _NO_ROWS = RuntimeError, "index_select(): self indexing axis dim should be positive"
 _NOTHING = IndexError, "take(): tried to take from an empty tensor"
-ADVANCED = Asked(IndexError, _OUTSIDE, wrap=True, empty=_NONE)
-ALONG = Asked(RuntimeError, _OUTSIDE)
-OF_SELF = Asked(IndexError, "index out of range in self")
-ROWS = Asked(IndexError, "index out of range in self", empty=_NO_ROWS)
-FLAT = Asked(IndexError, _FLAT, wrap=True, empty=_NOTHING)
-COPIED = Asked(IndexError, f"index_copy_(): {_OUTSIDE}")
-SELECTED = Asked(RuntimeError, "INDICES element is out of DATA bounds, id={index} axis_dim={size}")
-SORTER = Asked(RuntimeError, "torch.searchsorted(): sorter index out of range")
-_TARGET = Asked(IndexError, "Target {index} is out of bounds.")
-_UNPOOLED = Asked(RuntimeError, "Found an invalid max index: {index}")
+ADVANCED = Demand(IndexError, _OUTSIDE, wrap=True, empty=_NONE)
+ALONG = Demand(RuntimeError, _OUTSIDE)
+OF_SELF = Demand(IndexError, "index out of range in self")
+ROWS = Demand(IndexError, "index out of range in self", empty=_NO_ROWS)
+FLAT = Demand(IndexError, _FLAT, wrap=True, empty=_NOTHING)
+COPIED = Demand(IndexError, f"index_copy_(): {_OUTSIDE}")
+SELECTED = Demand(RuntimeError, "INDICES element is out of DATA bounds, id={index} axis_dim={size}")
+SORTER = Demand(RuntimeError, "torch.searchsorted(): sorter index out of range")
+_TARGET = Demand(IndexError, "Target {index} is out of bounds.")
+_UNPOOLED = Demand(RuntimeError, "Found an invalid max index: {index}")
 
 
-def added(rank: int) -> Asked:
+def added(rank: int) -> Demand:
     """Of index_add, which takes another way where there is one axis."""
     return ALONG if rank > 1 else OF_SELF
 
 
 # Operators that reach us in parts, by the name that torch remembers: what they ask is more than
 # what their parts do, or said in other words.
-_WHOLE: dict[str, Callable[[int], Asked]] = {
+_WHOLE: dict[str, Callable[[int], Demand]] = {
     "take": lambda _: FLAT,
     "put": lambda _: FLAT,
     "index_add": added,
@@ -100,7 +100,7 @@ class Checks:
         idx: Node,
         x: Node,
         axis: int,
-        asked: Asked,
+        asked: Demand,
         position: int | None = None,
     ) -> str:
         """Every index is one of an axis of x. `position`: the number eager has for the axis.

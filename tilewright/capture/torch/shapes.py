@@ -1,9 +1,9 @@
 """Symbolic sizes and numbers: torch's sympy expressions as dims, and where values come from.
 
 The value of a symbol is known at the call only. It comes from one of these places: a number among
-the arguments or an axis of a tensor among them (`told`), what a host call returns (`told` again),
-another dim that it was found to equal (`Shapes.define`), or an expression of torch over symbols
-that dims cannot say (`Shapes.opaque`), which is evaluated once its symbols are known.
+the arguments, an axis of a tensor among them, or what a host call returns (`symbol_from`); another
+dim that it was found to equal (`Shapes.define`); or an expression of torch over symbols that dims
+cannot say (`Shapes.opaque`), which is evaluated once its symbols are known.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Shapes:
         return None
 
 
-def told(d: Dim | None) -> tuple[str, int, int] | None:
+def symbol_from(d: Dim | None) -> tuple[str, int, int] | None:
     """(name, factor, constant) where `d` is one symbol times a number plus a number, so that a
     value of `d` tells the symbol's; None for others.
     """

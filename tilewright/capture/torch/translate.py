@@ -45,7 +45,7 @@ from tilewright.capture.torch.segments import (
     slots_in,
     used_symbols,
 )
-from tilewright.capture.torch.shapes import Shapes, told
+from tilewright.capture.torch.shapes import Shapes, symbol_from
 from tilewright.capture.torch.values import Complex, Opaque, is_complex, is_opaque, parted
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
@@ -433,7 +433,7 @@ class Translation:
     def _require_values(self, captured: Captured) -> None:
         """Every symbol that is used must get its value from somewhere."""
         dims = [d for a in captured.arguments for d in (a.value, *a.shape)]
-        known = {found[0] for found in map(told, dims) if found is not None}
+        known = {found[0] for found in map(symbol_from, dims) if found is not None}
         known |= set(self.shapes.opaque.values()).union(*(h.binds for h in self.host_calls.pending))
         missing = used_symbols(captured) - known
         if missing:

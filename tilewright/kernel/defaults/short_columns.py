@@ -187,17 +187,17 @@ class _ShortColumns:
         s.do(Fuse(*first, f"{part}.init.l"))
         s.do(Fuse(phase, own, f"{part}.l"))
         s.attempt(Peel(over))
-        dear = cost(s.store(part).value) > 0
+        expensive = cost(s.store(part).value) > 0
         lanes = gcd(lanes_for(s, part), width * self.phases)
         for loop in (f"{part}.init.l", f"{part}.l"):
             many = vector_loop(s, loop, lanes)
-            if many is not None and not dear:
+            if many is not None and not expensive:
                 s.attempt(Unroll(many))
         s.do(Reorder((f"{walk}.1", column)))
         several = column
         if (lanes := gcd(lanes, width)) >= 4:
             several = vector_loop(s, column, lanes)
-        if not dear:
+        if not expensive:
             for loop in (f"{walk}.1", several):
                 if loop is not None:
                     s.attempt(Unroll(loop))

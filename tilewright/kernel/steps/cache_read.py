@@ -6,7 +6,6 @@ from tilewright.ir import dim as D
 from tilewright.ir.expr import Load, Value, load
 from tilewright.kernel.dependence import Carried
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.meet import uses
 from tilewright.kernel.nest import (
     Alloc,
     Nest,
@@ -17,6 +16,7 @@ from tilewright.kernel.nest import (
     substitute,
     wrap,
 )
+from tilewright.kernel.overlap import uses
 from tilewright.kernel.step import Step
 
 

@@ -16,7 +16,6 @@ from tilewright.kernel.box import (
 )
 from tilewright.kernel.dependence import Carried, region
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.meet import uses
 from tilewright.kernel.nest import (
     BLOCKS,
     BRANCHES,
@@ -35,6 +34,7 @@ from tilewright.kernel.nest import (
     walk,
     writes,
 )
+from tilewright.kernel.overlap import uses
 from tilewright.kernel.step import Step
 
 
@@ -91,7 +91,7 @@ class ComputeAt(Step):
         self.need(out != n, f"{self.stage} is computed at {self.at} already")
         return out
 
-    def beside(self, n: Nest) -> None:
+    def check_branches(self, n: Nest) -> None:
         """Where what is read may be written again, nothing may write it between here and there."""
         own = own_statements(n, self.stage)
         self.need(own, f"there is no stage {self.stage}")

@@ -91,7 +91,7 @@ class Join(Step):
             late.append(other)
         return early, late
 
-    def beside(self, n: Nest) -> None:
+    def check_branches(self, n: Nest) -> None:
         """Pointers and branches are looked at where both loops are known."""
 
     def _pointers(self, n: Nest, first: Loop, other: Stmt) -> None:

@@ -7,7 +7,7 @@ from tilewright.base.errors import Invalid
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load, Value, load
 from tilewright.ir.maps import Map
-from tilewright.kernel.group import Asked
+from tilewright.kernel.group import PackedAs
 from tilewright.kernel.nest import Nest, substitute_all
 from tilewright.kernel.step import Step
 
@@ -16,7 +16,7 @@ from tilewright.kernel.step import Step
 class Relayout(Step):
     """A buffer laid out by a map: blocked, permuted, its last blocks padded. Loops stay as they
     are. An input is not copied: the caller is asked for it in this layout (weights are packed
-    once; see graph/asked.py).
+    once; see graph/packed_inputs.py).
 
     in b: f32[64,48]                       in b: f32[3,64,16] as k, j -> j//16, k, j%16 of [64,48]
     … b[k,j]                               … b[j//16,k,j%16]
@@ -35,7 +35,8 @@ class Relayout(Step):
         self.need(not b.pointer, f"{self.buffer} is memory of which only the address is known")
         self.need(b.scope != "out", f"{self.buffer} is an output, which is as the caller wants it")
         self.need(
-            b.asked is None, f"{self.buffer} is laid out by {b.asked and b.asked.map} already"
+            b.packed_as is None,
+            f"{self.buffer} is laid out by {b.packed_as and b.packed_as.map} already",
         )
         try:
             by = Map.parse(self.map)
@@ -51,5 +52,5 @@ class Relayout(Step):
             return (name, by.apply(index)) if name == self.buffer else (name, index)
 
         body = substitute_all(n.body, {}, on_load, on_store, self.buffer)
-        asked = Asked(by, b.shape) if b.scope == "in" else None
-        return replace(n, body=body).with_buffer(replace(b, shape=shape, asked=asked))
+        packed_as = PackedAs(by, b.shape) if b.scope == "in" else None
+        return replace(n, body=body).with_buffer(replace(b, shape=shape, packed_as=packed_as))

@@ -9,7 +9,6 @@ from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import load
 from tilewright.kernel.dependence import Carried, rounds
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.meet import Use
 from tilewright.kernel.nest import (
     Alloc,
     Loop,
@@ -21,6 +20,7 @@ from tilewright.kernel.nest import (
     with_bodies,
     wrap,
 )
+from tilewright.kernel.overlap import Use
 from tilewright.kernel.step import Step
 
 

@@ -71,7 +71,7 @@ class Vectorize(Step):
 
         return on_loops(n, self.loop, one)
 
-    def beside(self, n: Nest) -> None:
+    def check_branches(self, n: Nest) -> None:
         """Only lanes that go into a loop inside change the order of statements."""
         for x in self._wide(n):
             inside = [s.name for s, _ in walk(x.body) if isinstance(s, Loop) and _repeats(s)]

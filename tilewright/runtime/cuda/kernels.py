@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.ir.target import Target
 from tilewright.llvm.grid import Kernels, blocks_of, scratch_bytes
-from tilewright.llvm.objects import kept_ptx
+from tilewright.llvm.objects import cached_ptx
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.module import Facts, Launcher, Module
 
@@ -37,7 +37,7 @@ class Loaded:
                 f"{device.capability / 10}",
                 hint=f"compile for cuda:{device.capability}",
             )
-        self.ptx = kept_ptx(kernels.text, target)
+        self.ptx = cached_ptx(kernels.text, target)
         self.module = Module(self.ptx, device)
         self._launchers: list[Launcher] = []
         for x in kernels.launches:

@@ -24,7 +24,7 @@ from tilewright.lang.tile.lowering.memory import (
     lower_store,
 )
 from tilewright.lang.tile.lowering.positions import Positions
-from tilewright.lang.tile.lowering.state import APART, Lowered, Lowering, Meeting
+from tilewright.lang.tile.lowering.state import APART, Aliasing, Lowered, Lowering
 from tilewright.lang.tile.lowering.sums import (
     lower_dot,
     lower_histogram,
@@ -82,8 +82,8 @@ _OPERATIONS = {
 
 
 def lower(
-    kernel: Kernel, meeting: Meeting = APART, target: Target | None = None, wraps: bool = False
+    kernel: Kernel, aliasing: Aliasing = APART, target: Target | None = None, wraps: bool = False
 ) -> Lowered:
     """The naive nest of a kernel, for arguments that meet in memory as it is said, with operands of
     products as a target multiplies them; `wraps`: for launches in which positions may overflow."""
-    return Lowering(kernel, _OPERATIONS, meeting, Positions(wraps), target=target).done()
+    return Lowering(kernel, _OPERATIONS, aliasing, Positions(wraps), target=target).done()

@@ -95,7 +95,7 @@ def lower_store(low: Lowering, o: ir.Operation) -> None:
     p, value = low.pointers(o.args[0]), low.tile(o.args[1])
     mask = low.tile(o.args[2]) if len(o.args) > 2 else None
     name, where = place(low, p)
-    if p.reads and low.meets(p.buffer or MEMORY, p.reads):
+    if p.reads and low.overlaps(p.buffer or MEMORY, p.reads):
         name, where = place(low, low.held(p))
     if overlaps(low, name, where, value):
         value = low.kept(value)
@@ -137,7 +137,7 @@ def assuming(v: Value, condition: Value) -> Value:
 def overlaps(low: Lowering, name: str, where: Callable[[At], At], value: Tile) -> bool:
     """Does a tile read what storing by its elements changes, at other places than its own?"""
     changed = MEMORY if low.buffers[name].scope == "memory" else name
-    if not low.meets(changed, value.reads):
+    if not low.overlaps(changed, value.reads):
         return False
     probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(value.shape))
     for x in walk(value.at(probe)):
@@ -147,7 +147,7 @@ def overlaps(low: Lowering, name: str, where: Callable[[At], At], value: Tile) -
         if source == name and x.index == where(probe) and apart(where(probe)[0], probe):
             continue
         read = MEMORY if low.buffers[source].scope == "memory" else source
-        if low.meets(changed, frozenset((read,))):
+        if low.overlaps(changed, frozenset((read,))):
             return True
     return False
 

@@ -1,8 +1,8 @@
 """The state of lowering a tile kernel: buffers, statements, what each value is.
 
 A tile is kept in a buffer where it is a sum, a product or a scan, where a loop carries it, where
-it is dear and used more than once, or where memory it reads may have changed before its use; all
-others are expressions where they are read.
+it is expensive and used more than once, or where memory it reads may have changed before its use;
+all others are expressions where they are read.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Aliasing:
     """Which arguments of a launch are into the same memory, by their numbers: `same` begin at the
     same element, `near` may meet anywhere. What is not named has memory of its own."""
 
@@ -72,7 +72,7 @@ class Meeting:
     near: tuple[tuple[int, int], ...] = ()
 
 
-APART = Meeting()
+APART = Aliasing()
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Lowered:
 class Lowering:
     kernel: ir.Kernel
     operations: Mapping[str, Callable[[Lowering, ir.Operation], None]]
-    meeting: Meeting = APART
+    aliasing: Aliasing = APART
     positions: Positions = field(default_factory=Positions)
     buffers: dict[str, Buffer] = field(default_factory=dict)
     tiles: dict[ir.Value, AnyTile] = field(default_factory=dict)
@@ -122,11 +122,11 @@ class Lowering:
         )
         for k, a in enumerate(self.kernel.arguments):
             self.tiles[a] = self._argument(k, a)
-        self.beside: dict[str, set[str]] = {}  # arguments that may be into the same memory
-        for a, b in self.meeting.near:
+        self.neighbours: dict[str, set[str]] = {}  # arguments that may be into the same memory
+        for a, b in self.aliasing.near:
             one, other = self.given[a].name, self.given[b].name
-            self.beside.setdefault(one, set()).add(other)
-            self.beside.setdefault(other, set()).add(one)
+            self.neighbours.setdefault(one, set()).add(other)
+            self.neighbours.setdefault(other, set()).add(one)
 
     def done(self) -> Lowered:
         self.block(self.kernel.body)
@@ -162,7 +162,7 @@ class Lowering:
         unit = divisors[k] if k < len(divisors) else 1
         e = a.element
         if isinstance(e, ir.Pointer):
-            first = next((a for a, b in self.meeting.same if b == k), None)
+            first = next((a for a, b in self.aliasing.same if b == k), None)
             if first is not None:
                 name = self.given[first].name
             else:
@@ -251,7 +251,7 @@ class Lowering:
         if isinstance(t, Tile) and not t.buffer:
             often = self.uses.count(v) > 1 or v in self.uses.inside_loops
             # One number is computed where it is first needed, and only once, by the emitter.
-            costs = bool(t.reads) or (t.dear and bool(t.shape))
+            costs = bool(t.reads) or (t.expensive and bool(t.shape))
             worth = costs and (often or not t.shape)
             if self.uses.count(v) and (worth or self._is_too_long(v, t, depth, work)):
                 t = self.kept(t)
@@ -274,11 +274,11 @@ class Lowering:
         again = shared and v in self.uses.elsewhere
         return again and work > FEW and bool(t.shape)
 
-    def meets(self, changed: str, reads: frozenset[str]) -> bool:
+    def overlaps(self, changed: str, reads: frozenset[str]) -> bool:
         """May a change of one argument's memory be one of what is read?"""
         if changed in reads or changed == MEMORY:
             return bool(reads)
-        return MEMORY in reads or not self.beside.get(changed, frozenset()).isdisjoint(reads)
+        return MEMORY in reads or not self.neighbours.get(changed, frozenset()).isdisjoint(reads)
 
     def settle(self, changed: str | None = None) -> None:
         """Memory is about to change (that of one argument, or any): what reads it is kept."""
@@ -288,7 +288,7 @@ class Lowering:
             t = self.tiles[v]
             if not self.uses.left(v):
                 continue
-            if changed is None or self.meets(changed, t.reads):
+            if changed is None or self.overlaps(changed, t.reads):
                 self.place = v.made_by.place if v.made_by is not None else here
                 self.tiles[v] = self.kept(t) if isinstance(t, Tile) else self.held(t)
             else:

@@ -24,7 +24,7 @@ At = tuple[Dim, ...]
 ASKED_AGAIN = 4  # indices at which a tile is remembered
 
 # Functions that cost more than reading a result that was kept.
-DEAR = frozenset(
+EXPENSIVE = frozenset(
     "div exp exp2 expm1 log log2 log10 log1p tanh sin cos tan sinh cosh asin acos atan asinh acosh "
     "atanh sqrt rsqrt sigmoid erf erfc erfinv lgamma digamma pow atan2 rem mod floordiv".split()
 )
@@ -38,7 +38,7 @@ class Tile:
     dtype: DType
     at: Callable[[At], Value]
     dim: Callable[[At], Dim] | None = None  # of integers, if they are index functions
-    dear: bool = False  # worth keeping where it is used more than once
+    expensive: bool = False  # worth keeping where it is used more than once
     reads: frozenset[str] = frozenset()  # memory of arguments that it reads when it is evaluated
     buffer: str = ""  # that holds it, element by element
 
@@ -114,7 +114,7 @@ def mapped(
     """A scalar function of every element."""
     ats = [a.at for a in args]
     reads = frozenset().union(*(a.reads for a in args))
-    dear = name in DEAR or any(a.dear for a in args)
+    expensive = name in EXPENSIVE or any(a.expensive for a in args)
     exact = _comparison(name, args) or (lambda i: fn(name, *(at(i) for at in ats)))
     # A value that is used twice is asked for twice, and all that it is made of with it.
     exact = lru_cache(ASKED_AGAIN)(exact)
@@ -125,11 +125,11 @@ def mapped(
         own = {D.the_sym(x) for x in probe if D.is_sym(x)}
         # What is the same for all elements is computed once, before their loops.
         data = D.data_values(dim(probe))
-        costs = dear and any(own & v.symbols() for v in data)
+        costs = expensive and any(own & v.symbols() for v in data)
         made = whole(shape, dtype, dim)
         # Positions do not overflow, numbers out of memory do: as numbers they are wrapped.
-        return replace(made, at=exact if data else made.at, dear=costs, reads=reads)
-    return scalar_index(Tile(shape, dtype, exact, None, dear, reads))
+        return replace(made, at=exact if data else made.at, expensive=costs, reads=reads)
+    return scalar_index(Tile(shape, dtype, exact, None, expensive, reads))
 
 
 def scalar_index(t: Tile) -> Tile:

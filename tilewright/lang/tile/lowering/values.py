@@ -80,7 +80,7 @@ def held(low: Lowering, v: ir.Value) -> AnyTile:
     """A tile that will be read several times at each index: kept if that costs something."""
     t = low.tiles[v]
     several = v.type.size > 1  # one number is computed once anyway
-    if isinstance(t, Tile) and not t.buffer and ((t.dear and several) or t.reads):
+    if isinstance(t, Tile) and not t.buffer and ((t.expensive and several) or t.reads):
         t = low.tiles[v] = low.kept(t)
     return t
 

@@ -1,0 +1,296 @@
+"""`tw.explain`: what became of a program, in tables.
+
+`print(tw.explain(fast))` shows kernels, refusals, fallbacks, memory and compile time;
+`tw.explain(fast).trace(3)` the whole schedule of kernel 3, and so do `.group`, `.nest`, `.llvm`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from tilewright.base.errors import Invalid
+from tilewright.base.events import Event
+from tilewright.driver.api import history_of
+from tilewright.driver.looking.tables import bytes_text as bytes_text
+from tilewright.driver.looking.tables import count, new_table, rendered
+from tilewright.driver.looking.tables import short_place as short_place
+from tilewright.driver.looking.tile_explain import TileExplanation, explain_tiles, is_tile_kernel
+from tilewright.driver.tile.jit import KernelInterface
+from tilewright.driver.tile.launch import CompiledKernel
+from tilewright.graph.cluster import Refusal
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Constant, Graph, Input, Item, Op
+from tilewright.kernel.nest import Nest, start
+from tilewright.kernel.step import apply, parse_trace
+from tilewright.kernel.text import nest_text, parse_group
+from tilewright.llvm.emit import emit
+from tilewright.llvm.objects import assembly
+from tilewright.runtime.program import KernelInfo, Program
+from tilewright.targets import default as default_target
+
+EXAMPLES = 3  # refusals shown per criterion
+
+
+@dataclass(frozen=True)
+class ProgramReport:
+    """One native program: a graph, or a part of one between fallbacks, perhaps for given dims."""
+
+    name: str
+    operators: int
+    clusters: int
+    kernels: tuple[KernelInfo, ...]
+    refusals: tuple[Refusal, ...] = ()
+    arena: Dim = 0
+    folded_bytes: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
+    dims: tuple[str, ...] = ()
+    considered: dict[str, str] = field(default_factory=dict)  # what a kernel was chosen from
+    once: int = 0  # so many of the kernels, the first ones, run only when weights have changed
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.phases.values())
+
+    @property
+    def calls(self) -> int:
+        """Kernel calls per run."""
+        return sum(k.calls for k in self.kernels[self.once :])
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What became of a program. Prints as tables; `kernels` are numbered across all programs."""
+
+    programs: tuple[ProgramReport, ...]
+    events: tuple[Event, ...] = ()
+
+    @property
+    def kernels(self) -> tuple[KernelInfo, ...]:
+        return tuple(k for p in self.programs for k in p.kernels)
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        return tuple(r for p in self.programs for r in p.refusals)
+
+    @property
+    def fallbacks(self) -> tuple[Event, ...]:
+        return self.of("fallback")
+
+    @property
+    def graph_breaks(self) -> tuple[Event, ...]:
+        return self.of("graph-break")
+
+    @property
+    def specialisations(self) -> tuple[Event, ...]:
+        return self.of("specialise")
+
+    @property
+    def checks(self) -> tuple[Event, ...]:
+        """What is looked at after each call, and what is raised where it is not as it should be."""
+        return self.of("check")
+
+    def of(self, kind: str) -> tuple[Event, ...]:
+        return tuple(e for e in self.events if e.kind == kind)
+
+    # ---- one kernel in full
+
+    def group(self, k: int) -> str:
+        """What kernel k computes."""
+        return self._kernel(k).group
+
+    def trace(self, k: int) -> str:
+        """The schedule of kernel k, one step per line."""
+        return self._kernel(k).trace
+
+    def considered(self, k: int) -> str:
+        """Which candidate the schedule of kernel k is, and the runners-up with their costs."""
+        symbol = self._kernel(k).symbol
+        found = (p.considered[symbol] for p in self.programs if symbol in p.considered)
+        return next(found, "") or "by a given trace"
+
+    def nest(self, k: int) -> str:
+        """The loops that the schedule of kernel k leads to."""
+        return nest_text(self._nest(k))
+
+    def llvm(self, k: int) -> str:
+        return emit(self._nest(k), default_target())
+
+    def assembly(self, k: int) -> str:
+        return assembly(self.llvm(k), default_target())
+
+    def _nest(self, k: int) -> Nest:
+        found = self._kernel(k)
+        return apply(start(parse_group(found.group)), parse_trace(found.trace))
+
+    def _kernel(self, k: int) -> KernelInfo:
+        if not 0 <= k < len(self.kernels):
+            raise Invalid(f"there is no kernel {k}; kernels are 0 to {len(self.kernels) - 1}")
+        return self.kernels[k]
+
+    # ---- as tables
+
+    def __str__(self) -> str:
+        return rendered(self)
+
+    def __repr__(self) -> str:
+        return f"<Explanation of {len(self.programs)} programs, {len(self.kernels)} kernels>"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        first = 0
+        for p in self.programs:
+            yield from _program(p, first)
+            first += len(p.kernels)
+        yield from self._events()
+
+    def _events(self) -> Iterator[Any]:
+        rows = [
+            (what, e)
+            for kind, what in (
+                ("fallback", "fallback"),
+                ("graph-break", "graph break"),
+                ("recompile", "recompile"),
+                ("specialise", "specialisation"),
+                ("check", "checked at each call"),
+            )
+            for e in self.of(kind)
+        ]
+        if not self.programs:
+            yield Text("no native code: all of it runs in eager")
+        elif not self.fallbacks:
+            yield Text("no fallbacks: everything above runs as native code")
+        if rows:
+            table = new_table("what", "why", "where")
+            for what, e in rows:
+                table.add_row(what, e.message, short_place(e.where))
+            yield table
+
+
+@overload
+def explain(compiled: KernelInterface[Any] | CompiledKernel) -> TileExplanation: ...
+@overload
+def explain(compiled: Any) -> Explanation: ...
+def explain(compiled: Any) -> Explanation | TileExplanation:
+    """What became of a function or module that torch.compile or tw.compile made, or a Program; of
+    a kernel that `@tw.jit` made, or that a launch gave back."""
+    if is_tile_kernel(compiled):
+        return explain_tiles(compiled)
+    if isinstance(compiled, Program):
+        return Explanation(tuple(_reports([compiled])))
+    programs: list[Any] = []
+    events: list[Event] = []
+    sessions, breaks = history_of(compiled)
+    for session in sessions:
+        programs.extend(p for unit in session.units for p in unit.programs)
+        events.extend(session.log)
+    events.extend(breaks)
+    return Explanation(tuple(_reports(programs)), tuple(events))
+
+
+def _reports(programs: Iterable[Any]) -> Iterator[ProgramReport]:
+    for p in programs:
+        if not isinstance(p, Program):  # the interpreter: no kernels, but its graph counts
+            yield ProgramReport(f"{p.graph.name} (interpreted)", operators(p.graph), 0, ())
+            continue
+        graph: Graph = p.details["graph"]
+        parts = [q for q in (p.prologue, p) if q is not None]
+        yield ProgramReport(
+            graph.name,
+            operators(graph),
+            sum(len(q.details["fused"].clusters) for q in parts),
+            tuple(k for q in parts for k in q.kernels),
+            tuple(r for q in parts for r in q.details["fused"].refusals),
+            p.arena,
+            _folded_bytes(p),
+            dict(p.details["phases"]),
+            p.dims,
+            {s: x for q in parts for s, x in q.details["considered"].items()},
+            len(p.prologue.kernels) if p.prologue is not None else 0,
+        )
+
+
+def _folded_bytes(p: Program) -> int:
+    """What the prologue keeps, whether it has run or not."""
+    types = p.prologue.outputs if p.prologue is not None else ()
+    return sum(int(t.size) * t.dtype.bytes for t in types if isinstance(t.size, int))
+
+
+def operators(graph: Graph) -> int:
+    """Operators as the user wrote them: inputs, constants and items do not count."""
+    plain: tuple[type[Op], ...] = (Input, Constant, Item)
+    return sum(1 for n in graph.nodes() if not isinstance(n.op, plain))
+
+
+# ---- tables
+
+
+def _program(p: ProgramReport, first: int) -> Iterator[Any]:
+    hits = sum(k.cached for k in p.kernels)
+    head = f"{p.name}: {count(p.operators, 'operator')} → {count(p.clusters, 'cluster')}"
+    head += f" → {count(len(p.kernels), 'distinct kernel')}"
+    if p.dims:
+        head += f", for any {', '.join(p.dims)}"
+    phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in p.phases.items())
+    facts = [
+        f"compiled in {p.seconds:.2f} s ({phases})",
+        f"{hits} of {count(len(p.kernels), 'kernel')} came from the cache, "
+        f"{count(p.calls, 'kernel call')} per run",
+        f"memory: arena {bytes_text(p.arena)}, folded weights {bytes_text(p.folded_bytes)}",
+    ]
+    yield Text(head, style="bold")
+    if p.kernels:
+        yield Text("\n".join(f"  {x}" for x in facts))
+    if p.kernels:
+        table = new_table("#", "kernel", "calls", "schedule", "where", "seconds")
+        for k, info in enumerate(p.kernels, first):
+            time = "cached" if info.cached else f"{info.seconds:.3f}"
+            calls = f"{info.calls} once" if k - first < p.once else str(info.calls)
+            places = _places(info.places)
+            table.add_row(str(k), info.name, calls, short_trace(info.trace), places, time)
+        yield table
+        chosen = new_table("#", "scheduled as")
+        for k, info in enumerate(p.kernels, first):
+            if "others" in (text := p.considered.get(info.symbol, "")):
+                chosen.add_row(str(k), text)
+        if chosen.row_count:
+            yield Group(Text(""), chosen)
+    if p.refusals:
+        yield Group(Text(""), _refusals(p.refusals))
+    yield Text("")
+
+
+def _refusals(refusals: Sequence[Refusal]) -> Table:
+    table = new_table("not fused because", "count", "for example")
+    counts = Counter(r.criterion for r in refusals)
+    for criterion, n in counts.most_common():
+        shown = dict.fromkeys(
+            f"{r.producer.op.name} → {r.consumer.op.name}: {r.detail}"
+            + (f" ({short_place(r.where)})" if r.where else "")
+            for r in refusals
+            if r.criterion == criterion
+        )
+        table.add_row(criterion, str(n), "\n".join(list(shown)[:EXAMPLES]))
+    return table
+
+
+def short_trace(trace: str) -> str:
+    """A trace in one line: the steps by name with how often, and the grain of parallel loops."""
+    names = []
+    for line in trace.splitlines():
+        name, _, rest = line.partition("(")
+        if name == "Parallel" and "grain=" in rest:
+            name = f"Parallel(grain {rest.partition('grain=')[2].rstrip('),')})"
+        names.append(name)
+    counts = Counter(names).items()  # in the order of first use
+    return " ".join(f"{name}×{n}" if n > 1 else name for name, n in counts) or "as it is"
+
+
+def _places(places: Sequence[str]) -> str:
+    more = f"\n+{len(places) - 2} more" if len(places) > 2 else ""
+    return "\n".join(short_place(p) for p in places[:2]) + more

@@ -1,0 +1,576 @@
+"""Graph → program: the pipeline, as a table of contents.
+
+simplify, decompose, pack operands, split off what depends on weights only
+fuse → clusters;  plan memory → arena
+per distinct cluster: group → trace → nest → LLVM text → object (from the cache where it is known)
+one entry function over all of them → a program
+
+Each of these forms can be written to a file, edited and put back: `stages` stands between them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tilewright.base import knobs
+from tilewright.base.cache import Cache
+from tilewright.base.errors import Invalid
+from tilewright.base.events import Log
+from tilewright.driver.program.options import Options
+from tilewright.driver.program.packed_reads import read_packed
+from tilewright.driver.program.phases import Phases
+from tilewright.driver.program.program_cache import Part, RecordingLog, record
+from tilewright.driver.program.schedules import Schedules, by_first_use, symbol_of_text
+from tilewright.driver.program.stages import KernelStages, Stages
+from tilewright.graph.batch_norm import BatchNormFold
+from tilewright.graph.channels import ChannelsLast
+from tilewright.graph.classify import nbytes
+from tilewright.graph.cluster import Cluster, Fused
+from tilewright.graph.cost import Roofline
+from tilewright.graph.decompose import Decompose
+from tilewright.graph.dots import DotProducts
+from tilewright.graph.empty import EmptyValues
+from tilewright.graph.fold import FoldConstants, split_weights
+from tilewright.graph.fuse import fuse
+from tilewright.graph.key_blocks import KeyBlocks
+from tilewright.graph.long_concats import LongConcats
+from tilewright.graph.memory import Plan, plan
+from tilewright.graph.online_softmax import OnlineSoftmax
+from tilewright.graph.pack import PackOperands
+from tilewright.graph.reciprocals import Reciprocals
+from tilewright.graph.simplify import Simplify
+from tilewright.graph.specialise import graph_symbols
+from tilewright.graph.winograd import Winograd
+from tilewright.ir import dim as D
+from tilewright.ir import passes
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Constant, Graph, Input, Item, Literal, Node
+from tilewright.ir.target import Target
+from tilewright.kernel.group import Group, copy_group
+from tilewright.kernel.nest import Nest
+from tilewright.kernel.step import Trace, print_trace
+from tilewright.kernel.text import group_text
+from tilewright.llvm.emit import emit
+from tilewright.llvm.entry import (
+    Action,
+    Branch,
+    Call,
+    Entry,
+    Slot,
+    Together,
+    calls_of,
+    emit_entries,
+)
+from tilewright.llvm.objects import cached_object
+from tilewright.ops.control import Cond
+from tilewright.runtime import pool
+from tilewright.runtime.library import Library
+from tilewright.runtime.profile import Marks
+from tilewright.runtime.program import KernelInfo, Program
+from tilewright.runtime.shared import Recipe, recipes_of
+from tilewright.tune.choose import Chooser, Chosen, Default, choose_all, chooser
+
+ALIGN = 64
+# Handing a kernel to a thread costs microseconds. Kernels on one thread are scans, which take
+# several times what their bytes would: two of this length ran in 0.55 of the time.
+TOGETHER_SECONDS = 15e-6
+
+
+def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: Stages) -> Graph:
+    """The passes before fusion."""
+    table: list[passes.Pass] = [Simplify()]
+    if options.online_softmax:
+        table.append(OnlineSoftmax())
+    strict = options.precision == "strict"
+    if options.fold_weights and not strict:
+        table.append(BatchNormFold())
+    table += [Decompose(), EmptyValues(), Simplify(), FoldConstants(), LongConcats()]
+    if options.pack:
+        if not strict:
+            table += [KeyBlocks.of(target), ChannelsLast(), Reciprocals()]
+        if options.winograd and not strict:
+            table.append(Winograd.of(target))
+        table.append(DotProducts.of(target))
+        # Last: simplification would cancel a relayout and its inverse.
+        table.append(PackOperands.of(target))
+    return passes.run(table, graph, log, between=stages.graph)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What every call runs, and what runs once for given weights, if anything does."""
+
+    main: Graph
+    prologue: Graph | None = None
+    weights: tuple[int, ...] = ()  # inputs of the whole that the prologue reads
+
+
+def split(
+    graph: Graph,
+    options: Options,
+    target: Target,
+    log: Log,
+    stages: Stages | None = None,
+    schedules: Schedules | None = None,
+) -> _Parts:
+    """The graph after all passes, in its parts."""
+    stages = stages or Stages()
+    schedules = schedules or Schedules.of(options)
+    ready = prepare(graph, options, target, log, stages)
+    fold = options.fold_weights and any(_is_weight(n) for n in ready.inputs)
+    ready = schedules.with_layouts(ready, fold, log)
+    if options.own_weights:
+        ready = read_packed(ready)
+    if not fold:
+        return _Parts(ready)
+    prologue, ready = split_weights(ready)
+    if not prologue.outputs:
+        return _Parts(ready)
+    ready = stages.graph("main", ready)
+    position = {n: k for k, n in enumerate(graph.inputs)}
+    return _Parts(ready, prologue, tuple(position[n] for n in prologue.inputs))
+
+
+def compiled(
+    graph: Graph, options: Options, target: Target, log: Log, key: str | None = None
+) -> Program:
+    """The program of a graph. Under the key, if there is one, it is kept for the next time."""
+    told = RecordingLog(log)
+    by = _chooser(options, target, told)
+    phases = Phases()
+    stages = Stages.of(graph, told, options.dump, options.resume)
+    schedules = Schedules.of(options)
+    with phases("passes"):
+        parts = split(graph, options, target, told, stages, schedules)
+    once: _Builder | None = None
+    recipes: tuple[Recipe, ...] = ()
+    with _Compilers(target) as compilers:
+        common = (target, told, phases, options.profile, schedules, compilers)
+        if parts.prologue is not None:
+            below = stages.inside("weights")
+            prologue = below.graph("input", parts.prologue)
+            with phases("passes"):
+                recipes = recipes_of(prologue)
+            once = _Builder(*common, below, Default())  # not worth a choice
+            once.begin(prologue, len(prologue.inputs))
+        always = _Builder(*common, stages, by)
+        always.begin(parts.main, len(graph.inputs), graph.inputs)
+        with phases("kernels"):
+            compilers.finish()
+    before = once.program() if once is not None else None
+    read = set(parts.main.inputs)
+    program = replace(
+        always.program(),
+        weights=parts.weights,
+        prologue=before,
+        recipes=recipes,
+        kept=tuple(k for k, n in enumerate(graph.inputs) if n in read and _is_weight(n)),
+    )
+    known = {k.symbol for q in (program, before) if q is not None for k in q.kernels}
+    for name in schedules.traces:
+        if name not in known:
+            told.add("schedule", f"{graph.name} has no kernel {name}: the trace for it is not used")
+    builders = [b for b in (always, once) if b is not None]
+    if key is not None and all(b.settled for b in builders):
+        prologue_part = Part(before, once.images) if before is not None and once else None
+        made = record(Part(program, always.images), prologue_part, told)
+        if made is not None:
+            always.cache.put("program", key, made)
+    program.details["phases"] = phases
+    return program
+
+
+def looked_into(graph: Graph, options: Options, target: Target) -> list[dict[str, Any]]:
+    """How the parts of a program, the prologue last, were cut: for explanations of a kept one."""
+    parts = split(graph, options, target, Log())
+    out: list[dict[str, Any]] = []
+    for g in (parts.main, parts.prologue):
+        if g is not None:
+            fused = fuse(g, Log())
+            out.append({"fused": fused, "plan": plan(fused)})
+    return out
+
+
+class _Compilers:
+    """Threads that turn LLVM text to objects while Python, on the caller's, writes more of it."""
+
+    def __init__(self, target: Target) -> None:
+        jobs = knobs.compile_jobs.get() or target.cores or 1
+        self._pool = ThreadPoolExecutor(jobs) if jobs > 1 else None
+        self._going: list[Future[None]] = []
+
+    def __enter__(self) -> _Compilers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def do(self, work: Callable[[], None]) -> None:
+        if self._pool is None:
+            work()
+        else:
+            self._going.append(self._pool.submit(work))
+
+    def finish(self) -> None:
+        """Wait for all that was begun."""
+        for x in self._going:
+            x.result()
+        self._going.clear()
+
+
+@dataclass
+class _Kernel:
+    symbol: str
+    group: Group
+    text: str
+    names: list[str] = field(default_factory=list)
+    trace: str = ""
+    image: bytes = b""
+    dims: tuple[str, ...] = ()
+    cached: bool = False
+    seconds: float = 0.0
+    considered: str = ""  # by whom it was scheduled, and what it was chosen from
+    work: float = 0.0  # seconds it may take on one thread, by a rough count
+    places: set[str] = field(default_factory=set)
+
+
+class _Builder:
+    """Collects kernels, begins to compile the distinct ones, writes the entry."""
+
+    def __init__(
+        self,
+        target: Target,
+        log: Log,
+        phases: Phases,
+        profile: bool,
+        schedules: Schedules,
+        compilers: _Compilers,
+        stages: Stages,
+        by: Chooser,
+    ) -> None:
+        self.schedules, self.by, self.compilers = schedules, by, compilers
+        self.settled = True  # would more time give the same schedules?
+        self.images: list[bytes] = []
+        self.marks = Marks() if profile else None
+        self.target, self.log, self.stages, self.phases = target, log, stages, phases
+        self.cache = Cache.from_knobs(log)
+        self.kernels: dict[str, _Kernel] = {}
+        self.alike: dict[Hashable, _Kernel] = {}
+        self.entries: list[Entry] = []
+        self.constants: dict[Literal, int] = {}
+        self.first_constant = 0
+
+    def begin(self, graph: Graph, given: int, order: Sequence[Node] = ()) -> None:
+        """`given` inputs come from the caller; then constants, then what the prologue folds."""
+        own = list(order or graph.inputs)
+        own = own[:given]
+        folded = [n for n in graph.inputs if n not in own]
+        self.first_constant = given
+        literals = self._literals(graph)
+        self.constants = {x: given + k for k, x in enumerate(literals)}
+        inputs = {n: k for k, n in enumerate(own)}
+        inputs |= {n: given + len(literals) + k for k, n in enumerate(folded)}
+        symbol = f"tw_{hashlib.sha256(graph.name.encode()).hexdigest()[:8]}"
+        with self.phases("fusion and memory"):
+            _, self.arena = self.entry(graph, symbol, inputs)
+        with self.phases("kernels"):
+            self._compile()
+        self.types = tuple(n.ttype for n in own)
+        self.outs = tuple(n.ttype for n in graph.outputs)
+        self.literals = tuple(literals)
+
+    def program(self) -> Program:
+        """The program that was begun, once the compilers are done."""
+        with self.phases("entry and loading"):
+            self.entries = [self._side_by_side(e) for e in self.entries]
+            entry = self.entries[-1]
+            text = self.stages.entry(emit_entries(self.entries, self.marks is not None))
+            image = cached_object(text, self.target, self.log)
+            self.images = [*(k.image for k in self.kernels.values()), image]
+            symbols = {"tw_parallel": pool.address()}
+            if self.marks is not None:
+                symbols["tw_mark"] = self.marks.address()
+                self.marks.names = [_action_name(a, self.kernels) for a in entry.actions]
+            library = Library(self.images, symbols)
+        self.stages.close()
+        infos = tuple(
+            KernelInfo(
+                k.names[0],
+                k.symbol,
+                k.text,
+                k.trace,
+                len(k.names),
+                k.cached,
+                k.seconds,
+                tuple(sorted(k.places)),
+            )
+            for k in self.kernels.values()
+        )
+        program = Program(
+            self.types,
+            self.outs,
+            entry.dims,
+            library,
+            entry.symbol,
+            self.arena,
+            self.literals,
+            infos,
+        )
+        program.details["considered"] = {k.symbol: k.considered for k in self.kernels.values()}
+        program.details["fused"] = self.fused
+        program.details["marks"] = self.marks
+        program.details["plan"] = self.plan
+        return program
+
+    def _literals(self, graph: Graph) -> list[Literal]:
+        found: dict[Literal, None] = {}
+        for n in graph.nodes():
+            if isinstance(n.op, Constant):
+                found[n.op.literal] = None
+            if isinstance(n.op, Cond):
+                for g in (n.op.then, n.op.other):
+                    found.update(dict.fromkeys(self._literals(g)))
+        return list(found)
+
+    def entry(self, graph: Graph, symbol: str, inputs: dict[Node, int]) -> tuple[Entry, Dim]:
+        fused = fuse(graph, self.log)
+        p = plan(fused)
+        self.fused, self.plan = fused, p
+        where = _Where(p, inputs, self.constants)
+        one_thread = Roofline.of(replace(self.target, cores=1))
+        dims = tuple(sorted(graph_symbols(fused.graph)))
+        actions: list[Action] = []
+        symbols: dict[Cluster, str] = {}
+        extra: Dim = 0
+        for c in fused.clusters:
+            if any(isinstance(n.op, Cond) for n in c.nodes):
+                branch, size = self._branch(c, where, symbol, len(actions), p.size)
+                actions.append(branch)
+                extra = D.maximum(extra, size)
+                continue
+            if all(o.ttype.size == 0 for o in c.outputs):
+                continue
+            c = by_first_use(c)
+            k, ins = self._kernel(c, fused, p)
+            symbols[c] = k.symbol
+            args = (*(where(x) for x in ins), *(where(o) for o in c.outputs))
+            sizes = tuple(nbytes(x.ttype) for x in (*ins, *c.outputs))
+            actions.append(Call(k.symbol, args, k.dims, sizes, len(c.outputs)))
+            k.work = max(k.work, one_thread.seconds(c))
+        for out, source in p.copies:
+            if source.ttype.size != 0:
+                k = self._distinct(copy_group("kernel", source.ttype))
+                k.names.append("copy")
+                actions.append(Call(k.symbol, (where(source), Slot("out", out)), k.dims))
+        self.stages.clusters(fused, p, symbols.get)
+        e = Entry(symbol, tuple(actions), dims)
+        self.entries.append(e)
+        return e, p.size + extra
+
+    def _side_by_side(self, e: Entry) -> Entry:
+        """Neighbours that do not meet, each long and on one thread only, run at the same time."""
+        actions: list[Action] = []
+        for a in e.actions:
+            before = calls_of(actions[-1]) if actions else ()
+            if (
+                isinstance(a, Call)
+                and before
+                and all(self._waits_for_others(self.kernels[c.symbol]) for c in (a, *before))
+                and not any(a.overlaps(b) for b in before)
+            ):
+                actions[-1] = Together((*before, a))
+            else:
+                actions.append(a)
+        return replace(e, actions=tuple(actions))
+
+    def _waits_for_others(self, k: _Kernel) -> bool:
+        """Does it leave all threads but one idle for long?"""
+        return k.work > TOGETHER_SECONDS and "Parallel(" not in k.trace
+
+    def _branch(
+        self, c: Cluster, where: _Where, symbol: str, k: int, base: Dim
+    ) -> tuple[Branch, Dim]:
+        (n,) = (x for x in c.nodes if isinstance(x.op, Cond))
+        assert isinstance(n.op, Cond)
+        # Constants are handed down as inputs after the branch's own.
+        passed = tuple(where(x) for x in n.inputs[1:])
+        shared = sorted(self.constants.items(), key=lambda kv: kv[1])
+        saved = self.constants
+        sizes: list[Dim] = []
+        names, sub_dims = [], []
+        kept = (self.fused, self.plan)
+        for label, g in (("then", n.op.then), ("else", n.op.other)):
+            self.constants = {x: len(passed) + j for j, (x, _) in enumerate(shared)}
+            ins = {x: j for j, x in enumerate(g.inputs)}
+            e, size = self.entry(g, f"{symbol}_{label}{k}", ins)
+            names.append(e.symbol)
+            sub_dims.append(e.dims)
+            sizes.append(size)
+        self.fused, self.plan = kept
+        self.constants = saved
+        ins = (*passed, *(Slot("in", j) for _, j in shared))
+        items = {x.op.k: x for x in c.outputs if isinstance(x.op, Item)}
+        count = len(n.op.then.outputs)
+        missing = [j for j in range(count) if j not in items]
+        if missing:
+            raise Invalid(f"output {missing[0]} of cond is not stored anywhere")
+        outs = tuple(where(items[j]) for j in range(count))
+        b = Branch(
+            where(n.inputs[0]), names[0], names[1], ins, outs, (sub_dims[0], sub_dims[1]), base
+        )
+        return b, D.maximum(sizes[0], sizes[1])
+
+    def _kernel(self, c: Cluster, fused: Fused, p: Plan) -> tuple[_Kernel, tuple[Node, ...]]:
+        """The kernel of a cluster, and the inputs in its order."""
+        place = {o: i for o, i in p.in_place.items() if o in c.outputs}
+        alike = _structure(c, place)
+        found = self.alike.get(alike) if not self.schedules else None
+        inputs = c.inputs
+        if found is None:
+            cluster, group = self.schedules.kernel_of(c, p)
+            found, inputs = self._distinct(group), cluster.inputs
+            self.alike[alike] = found
+        found.names.append(_label(c))
+        for n in c.nodes:
+            found.places |= {str(x) for x in fused.graph.places.get(n, ())}
+        return found, inputs
+
+    def _distinct(self, group: Group) -> _Kernel:
+        text = group_text(group)
+        symbol = symbol_of_text(text)
+        if symbol not in self.kernels:
+            named = replace(group, name=symbol)
+            self.kernels[symbol] = _Kernel(symbol, named, text, dims=group.dims())
+        return self.kernels[symbol]
+
+    def _scheduled(self, symbol: str, group: Group) -> Chosen:
+        """By the user's trace, or else by the chooser."""
+        given = self.schedules.traces.get(symbol)
+        if given is None:
+            return self.by.choose(group, self.target)
+        return Chosen(given, self.schedules.applied(symbol, group, given))
+
+    def _compile(self) -> None:
+        """Objects for the distinct kernels: from the cache, or from now on in parallel."""
+        todo: list[tuple[_Kernel, KernelStages, str]] = []
+        for k in self.kernels.values():
+            stages = self.stages.kernel(k.symbol)
+            given = self.schedules.traces.get(k.symbol)
+            how = self.by.name if given is None else f"given\n{print_trace(given)}"
+            key = f"{self.target.key()}\n{k.text}\n{how}"
+            hit = None if stages.dumping or stages.is_edited else self.cache.get("kernel", key)
+            if hit is not None:
+                head, _, k.image = hit.partition(b"\n")
+                k.trace, k.considered = json.loads(head)
+                k.cached = True
+            else:
+                todo.append((k, stages, key))
+        mine = [k for k, _, _ in todo if k.symbol not in self.schedules.traces]
+        # What uses the clock goes first, while nothing else runs.
+        clocked = {k.symbol: k.group for k in mine if self.by.alone}
+        if clocked:
+            self.compilers.finish()
+        chosen = choose_all(self.by, clocked, self.target) if clocked else {}
+
+        for k in self.kernels.values():
+            if k.symbol in self.schedules.traces:
+                self.log.add("schedule", f"{k.symbol} is scheduled by the given trace")
+        for k, stages, key in todo:
+            self._write(k, stages, key, chosen.get(k.symbol))
+
+    def _write(self, k: _Kernel, stages: KernelStages, key: str, found: Chosen | None) -> None:
+        """The text of a kernel, which a compiler compiles."""
+        began = time.perf_counter()
+        group = stages.group(k.group)
+        found = found if group is k.group else None
+
+        def schedule() -> tuple[Trace, Nest]:
+            nonlocal found
+            found = found or self._scheduled(k.symbol, group)
+            return found.trace, found.nest
+
+        trace, nest = stages.schedule(group, schedule)
+        k.trace = print_trace(trace)
+        text = emit(nest, self.target)
+        if found is not None and k.symbol not in self.schedules.traces:
+            k.considered = str(found)
+            told = {"considered": found.considered, "detail": not found.considered}
+            self.log.add("schedule", f"{k.symbol}: {found}", **told)
+        settled = found is None or found.settled
+        self.settled = self.settled and settled
+        k.seconds = time.perf_counter() - began
+
+        def machine_code() -> None:
+            began = time.perf_counter()
+            k.image = stages.compiled(text, self.target)
+            k.seconds += time.perf_counter() - began
+            if settled and not stages.is_edited:
+                head = json.dumps([k.trace, k.considered])
+                self.cache.put("kernel", key, head.encode() + b"\n" + k.image)
+
+        self.compilers.do(machine_code)
+
+
+def _chooser(options: Options, target: Target, log: Log) -> Chooser:
+    if not isinstance(options.choose, str):
+        return options.choose
+    name = knobs.choose.get() if options.choose == "auto" else options.choose
+    if name == "auto":
+        name = "ranked" if target.rated else "default"
+    seconds = options.tune_seconds or knobs.tune_seconds.get()
+    return chooser(name, Cache.from_knobs(log), seconds)
+
+
+def _is_weight(n: Node) -> bool:
+    return isinstance(n.op, Input) and n.op.role == "weight"
+
+
+def _structure(c: Cluster, in_place: Mapping[Node, Node]) -> Hashable:
+    """Equal for clusters whose groups are equal; cheaper than the groups themselves."""
+    number = {n: k for k, n in enumerate((*c.inputs, *c.nodes))}
+    return (
+        tuple(n.ttype for n in c.inputs),
+        tuple((n.op, n.type, *(number[x] for x in n.inputs)) for n in c.nodes),
+        tuple((number[o], o in in_place) for o in c.outputs),
+    )
+
+
+class _Where:
+    """Where each stored value lives."""
+
+    def __init__(self, p: Plan, inputs: dict[Node, int], constants: dict[Literal, int]) -> None:
+        self.plan, self.inputs, self.constants = p, inputs, constants
+
+    def __call__(self, n: Node) -> Slot:
+        kind, at = self.plan.where(n)
+        if kind == "output":
+            assert isinstance(at, int)
+            return Slot("out", at)
+        if not isinstance(at, Node):
+            return Slot("arena", at)
+        if at in self.inputs:
+            return Slot("in", self.inputs[at])
+        if isinstance(at.op, Constant):
+            return Slot("in", self.constants[at.op.literal])
+        raise Invalid(f"{at!r} has no storage")
+
+
+def _action_name(a: Action, kernels: dict[str, _Kernel]) -> str:
+    if isinstance(a, Together):
+        return f"together {'+'.join(c.symbol for c in a.calls)}"
+    if not isinstance(a, Call):
+        return type(a).__name__.lower()
+    k = next(k for k in kernels.values() if k.symbol == a.symbol)
+    return f"{k.names[0]} {k.symbol}"
+
+
+def _label(c: Cluster) -> str:
+    names = [n.op.name for n in c.nodes if not isinstance(n.op, (Item, Constant))]
+    return f"{c.kind}({'+'.join(names[:6])}{'+…' if len(names) > 6 else ''})"

@@ -1,0 +1,570 @@
+"""`tw.autotune`, `tw.Config`, `tw.heuristics`: constants of a kernel that are chosen, not given.
+
+Times are kept on disk one by one: per kernel, machine, key and configuration. Another configuration
+in the list is timed alone. Configurations that differ only in what a GPU is told (its warps, its
+stages) are one kernel here: it is compiled and timed once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from tilewright.base import knobs
+from tilewright.base.cache import Cache
+from tilewright.base.errors import Invalid, TilewrightError
+from tilewright.base.events import Log
+from tilewright.base.untraced import untraced
+from tilewright.driver.tile.jit import JITFunction, KernelInterface
+from tilewright.driver.tile.launch import executor
+from tilewright.driver.tile.testing import do_bench
+from tilewright.lang.tile.front.diagnostics import StaticAssertionError
+from tilewright.lang.tile.front.functions import ConstexprFunction, TileFunction
+from tilewright.runtime.pool import get_threads
+from tilewright.targets import host
+
+_SHOW_AFTER_S = 2.0  # progress of what takes longer is shown
+_KIND = "tile-times"
+QUANTILES = (0.5, 0.2, 0.8)
+Times = tuple[float, float, float]
+FAILED: Times = (float("inf"), float("inf"), float("inf"))
+# Called with what each tuning found, by who asked for it.
+LISTENERS: dict[str, Callable[..., Any]] = {}
+
+
+class Config:
+    """One way to choose the constants of a kernel (`kwargs`). The other fields say how a GPU shares
+    out work and are ignored by a CPU; `pre_hook` is called with all arguments before a launch."""
+
+    def __init__(
+        self,
+        kwargs: Mapping[str, Any],
+        num_warps: int = 4,
+        num_stages: int = 3,
+        num_ctas: int = 1,
+        maxnreg: int | None = None,
+        pre_hook: Callable[..., Any] | None = None,
+        ir_override: str | None = None,
+    ):
+        self.kwargs = dict(kwargs)
+        self.num_warps = num_warps
+        self.num_stages = num_stages
+        self.num_ctas = num_ctas
+        self.maxnreg = maxnreg
+        self.pre_hook = pre_hook
+        self.ir_override = ir_override
+
+    def all_kwargs(self) -> dict[str, Any]:
+        """What a launch is given."""
+        options = {
+            "num_warps": self.num_warps,
+            "num_ctas": self.num_ctas,
+            "num_stages": self.num_stages,
+            "maxnreg": self.maxnreg,
+            "ir_override": self.ir_override,
+        }
+        return {**self.kwargs, **{k: v for k, v in options.items() if v is not None}}
+
+    def __str__(self) -> str:
+        fields = {
+            **self.kwargs,
+            "num_warps": self.num_warps,
+            "num_ctas": self.num_ctas,
+            "num_stages": self.num_stages,
+            "maxnreg": self.maxnreg,
+            "ir_override": self.ir_override,
+        }
+        return ", ".join(f"{k}: {v}" for k, v in fields.items())
+
+    def __repr__(self) -> str:
+        return f"Config({self})"
+
+    def _identity(self) -> tuple[Any, ...]:
+        return (*self.all_kwargs().items(), self.pre_hook)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+
+class Autotuner(KernelInterface[Any]):
+    """A kernel whose configuration is the fastest of several for arguments like these."""
+
+    def __init__(
+        self,
+        fn: Any,
+        arg_names: Sequence[str],
+        configs: Sequence[Config],
+        key: Sequence[str],
+        reset_to_zero: Iterable[str] | None = None,
+        restore_value: Iterable[str] | None = None,
+        pre_hook: Callable[..., Any] | None = None,
+        post_hook: Callable[..., Any] | None = None,
+        prune_configs_by: Mapping[str, Any] | None = None,
+        warmup: float | None = None,
+        rep: float | None = None,
+        use_cuda_graph: bool = False,
+        do_bench: Callable[..., Any] | None = None,
+        cache_results: bool = True,
+    ):
+        self.fn = fn
+        self.arg_names = list(arg_names)
+        self.configs = list(configs) or [Config({})]
+        self.keys = [key] if isinstance(key, str) else list(key)
+        self.reset_to_zero = list(reset_to_zero or ())
+        self.restore_value = list(restore_value or ())
+        # A key that names no parameter tells nothing apart, as in Triton: lists of keys are shared.
+        for name in (*self.reset_to_zero, *self.restore_value):
+            if name not in self.arg_names:
+                raise Invalid(
+                    f"autotune: {self.jit_function.name} has no parameter {name}",
+                    where=f"{self.jit_function.file}:{self.jit_function.line}",
+                    hint=f"its parameters are {', '.join(self.arg_names)}",
+                )
+        pruning = dict(prune_configs_by or {})
+        self.perf_model = pruning.get("perf_model")
+        self.configs_top_k = pruning.get("top_k", 1.0)
+        self.early_config_prune = pruning.get("early_config_prune")
+        self.user_defined_pre_hook = pre_hook is not None
+        self.user_defined_post_hook = post_hook is not None
+        self.pre_hook = pre_hook or self._reset
+        self.post_hook = post_hook or self._restore
+        self.num_warmups, self.num_reps = warmup, rep
+        self.use_cuda_graph = use_cuda_graph
+        self.cache_results = cache_results
+        self.cache: dict[tuple[Any, ...], Config] = {}
+        self.configs_timings: dict[Config, Times] = {}
+        self.best_config: Config = self.configs[0]  # of the last launch
+        self.bench_time = 0.0
+        self.log = Log()
+        self._do_bench = do_bench
+        self._copies: dict[str, Any] = {}
+        self._lock = threading.RLock()
+
+    nargs: Mapping[str, Any] | None = None  # arguments of the launch, in tuners of libraries
+
+    @property
+    def jit_function(self) -> JITFunction[Any]:
+        found = self.fn
+        while not isinstance(found, JITFunction):
+            found = found.fn
+        return found
+
+    @property
+    def base_fn(self) -> Callable[..., Any]:
+        return self.jit_function.fn
+
+    @untraced
+    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        if warmup:
+            return self._warmed(args, grid, kwargs)
+        named = dict(zip(self.arg_names, args, strict=False))
+        config = (
+            self.configs[0] if len(self.configs) == 1 else self._chosen(args, named, grid, kwargs)
+        )
+        self.best_config = config
+        if config.pre_hook is not None:
+            config.pre_hook({**named, **kwargs, **config.all_kwargs()})
+        return self.fn.run(*args, grid=grid, **{**kwargs, **config.all_kwargs()})
+
+    def _warmed(self, args: Sequence[Any], grid: Any, kwargs: Mapping[str, Any]) -> list[Any]:
+        named = dict(zip(self.arg_names, args, strict=False))
+        return [
+            self.fn.run(*args, grid=grid, warmup=True, **{**kwargs, **c.all_kwargs()})
+            for c in self.prune_configs(kwargs, named)
+        ]
+
+    def _key(self, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        given = {k: v for k, v in {**named, **kwargs}.items() if k in self.arg_names}
+        values = [_keyed(given[k]) for k in self.keys if k in given]
+        return (*values, *(v.dtype for v in given.values() if hasattr(v, "dtype")))
+
+    def _chosen(
+        self, args: Sequence[Any], named: Mapping[str, Any], grid: Any, kwargs: Mapping[str, Any]
+    ) -> Config:
+        key = self._key(named, kwargs)
+        found = self.cache.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            if key not in self.cache:
+                configs = self.prune_configs(kwargs, named)
+                self.cache[key] = (
+                    configs[0]
+                    if len(configs) == 1
+                    else self._fastest(configs, key, args, named, grid, kwargs)
+                )
+            return self.cache[key]
+
+    def prune_configs(
+        self, kwargs: Mapping[str, Any], named: Mapping[str, Any] | None = None
+    ) -> list[Config]:
+        """The configurations worth timing for these arguments."""
+        named = named or self.nargs or {}
+        configs = self.configs
+        if self.early_config_prune is not None:
+            configs = list(self.early_config_prune(configs, dict(named), **kwargs))
+            if not configs:
+                raise Invalid(
+                    f"autotune: early_config_prune leaves no configuration of "
+                    f"{self.jit_function.name}",
+                    hint="it has to give back at least one",
+                )
+        if self.perf_model is None:
+            return configs
+        top = self.configs_top_k
+        if isinstance(top, float) and top <= 1.0:
+            top = max(1, int(len(configs) * top))
+        if not isinstance(top, int):
+            raise Invalid(f"autotune: top_k of {top!r}", hint="an int, or a share up to 1.0")
+        model = self.perf_model
+        return sorted(configs, key=lambda c: model(**{**named, **kwargs, **c.all_kwargs()}))[:top]
+
+    # ---- timing
+
+    def _fastest(
+        self,
+        configs: Sequence[Config],
+        key: tuple[Any, ...],
+        args: Sequence[Any],
+        named: Mapping[str, Any],
+        grid: Any,
+        kwargs: Mapping[str, Any],
+    ) -> Config:
+        start = time.perf_counter()
+        conflicts = sorted({k for c in configs for k in c.kwargs} & kwargs.keys())
+        if conflicts:
+            raise Invalid(
+                f"{self.jit_function.name} is given {', '.join(conflicts)}, which autotune chooses",
+                hint="leave them out of the call",
+            )
+        cache = Cache.from_knobs(self.log) if self.cache_results else None
+        about = self._about(key)
+        problems: dict[Config, Exception] = {}
+        timings: dict[Config, Times] = {}
+        todo: list[tuple[str, list[Config]]] = []
+        for alike in self._alike(configs, named, grid, kwargs):
+            entry = json.dumps([*about, self._here(alike[0])])
+            known = None if cache is None or alike[0].pre_hook else _read(cache, entry)
+            timings.update(dict.fromkeys(alike, known or FAILED))
+            if known is None:
+                todo.append((entry, alike))
+        timed = 0
+        with _Shown(self.jit_function.name) as shown:
+            self._make([alike[0] for _, alike in todo], args, grid, kwargs, shown)
+            shown.begin("timing", len(todo))
+            for entry, alike in todo:
+                try:
+                    found = self._timed(args, named, grid, kwargs, alike[0])
+                    timed += 1
+                    timings.update(dict.fromkeys(alike, found))
+                    if cache is not None and not alike[0].pre_hook:
+                        cache.put(_KIND, entry, json.dumps(found).encode())
+                except TilewrightError as problem:
+                    problems.update(dict.fromkeys(alike, problem))
+                shown.advance()
+        if len(problems) == len(timings):
+            raise next(iter(problems.values()))
+        for c, problem in problems.items():
+            self.log.add("autotune", f"{self.jit_function.name}: {c} fails: {problem}")
+        best = min(timings, key=lambda c: timings[c])
+        self.configs_timings = timings
+        self.bench_time = time.perf_counter() - start
+        if timed:
+            self.pre_hook({**named, **kwargs, **best.all_kwargs()}, reset_only=True)
+        self.log.add(
+            "autotune",
+            f"{self.jit_function.name} for {key}: {best} ({timings[best][0]:.4g} ms; {timed} of "
+            f"{len(configs)} timed in {self.bench_time:.2f} s)",
+            where=f"{self.jit_function.file}:{self.jit_function.line}",
+        )
+        for listener in LISTENERS.values():
+            listener(
+                fn=self.jit_function,
+                key=key,
+                best_config=best,
+                configs_timings=timings,
+                duration=self.bench_time if timed else None,
+                cache_hit=not timed,
+            )
+        return best
+
+    def _here(self, config: Config) -> str:
+        """What of a configuration changes a kernel here: the rest is how a GPU shares out work."""
+        chosen = {n: v for n, v in config.all_kwargs().items() if n in self.arg_names}
+        return ", ".join(f"{n}: {_told(v)}" for n, v in {**config.kwargs, **chosen}.items())
+
+    def _alike(
+        self, configs: Sequence[Config], named: Mapping[str, Any], grid: Any, kwargs: Any
+    ) -> list[list[Config]]:
+        """The configurations, those together that launch the same kernel over the same grid."""
+        groups: dict[Any, list[Config]] = {}
+        for c in configs:
+            over = grid
+            if callable(grid):
+                try:
+                    over = repr(grid({**named, **kwargs, **c.all_kwargs()}))
+                except Exception:  # a launch says what is wrong
+                    over = id(c)
+            groups.setdefault((self._here(c), c.pre_hook, over), []).append(c)
+        return list(groups.values())
+
+    def _make(
+        self,
+        configs: Sequence[Config],
+        args: Sequence[Any],
+        grid: Any,
+        kwargs: Mapping[str, Any],
+        shown: _Shown,
+    ) -> None:
+        """Compile before anything is timed, several at once: clocks want the cores alone."""
+        jobs = knobs.compile_jobs.get() or host().cores or 1
+        # Hooks change arguments, and with them maybe the kernel: those compile when they run.
+        free = [c for c in configs if c.pre_hook is None]
+        if jobs == 1 or len(free) < 2 or executor().wants_given:
+            return
+        shown.begin("compiling", len(free))
+
+        def make(c: Config) -> None:
+            with suppress(Exception):  # said when it is timed
+                self.fn.run(*args, grid=grid, warmup=True, **{**kwargs, **c.all_kwargs()})
+
+        with ThreadPoolExecutor(jobs) as pool:
+            for _ in pool.map(make, free):
+                shown.advance()
+
+    def _about(self, key: tuple[Any, ...]) -> list[str]:
+        """What times depend on besides the configuration."""
+        who = executor().name
+        return [self.jit_function.hash(), str(host()), str(get_threads()), who, repr(key)]
+
+    def _bench(self, *args: Any, config: Config, grid: Any, **meta: Any) -> list[float]:
+        """Times of a launch, for tuners of libraries that are made of this one: they choose
+        configurations themselves. One that does not hold what it asserts takes forever."""
+        conflicts = meta.keys() & config.kwargs.keys()
+        if conflicts:
+            raise Invalid(
+                f"{self.jit_function.name} is launched with {', '.join(sorted(conflicts))}, which "
+                "its configurations choose",
+                hint="leave it out of the launch",
+            )
+        named = dict(zip(self.arg_names, args, strict=False))
+        try:
+            return list(self._timed(args, named, grid, meta, config))
+        except StaticAssertionError:
+            return [math.inf] * 3
+
+    @property
+    def do_bench(self) -> Callable[..., Any]:
+        return self._do_bench or do_bench
+
+    def _timed(
+        self,
+        args: Sequence[Any],
+        named: Mapping[str, Any],
+        grid: Any,
+        kwargs: Mapping[str, Any],
+        config: Config,
+    ) -> Times:
+        given = {**kwargs, **config.all_kwargs()}
+        everything = {**named, **given}
+
+        def call() -> None:
+            if config.pre_hook is not None:
+                config.pre_hook(everything)
+            self.pre_hook(everything)
+            try:
+                self.fn.run(*args, grid=grid, **given)
+            except Exception as problem:
+                self.post_hook(everything, exception=problem)
+                raise
+            self.post_hook(everything, exception=None)
+
+        if self._do_bench is not None:
+            low = self._do_bench(call, quantiles=QUANTILES)
+        else:
+            low = do_bench(
+                call,
+                warmup=10 if self.num_warmups is None else self.num_warmups,
+                rep=40 if self.num_reps is None else self.num_reps,
+                quantiles=QUANTILES,
+                flush=False,
+            )
+        times = list(low) if isinstance(low, (list, tuple)) else [low] * 3
+        return (float(times[0]), float(times[1]), float(times[2]))
+
+    def _reset(self, given: Mapping[str, Any], reset_only: bool = False) -> None:
+        for name in self.reset_to_zero:
+            _fill_with_zero(given.get(name))
+        if not reset_only:
+            self._copies = {
+                name: _copied(given[name])
+                for name in self.restore_value
+                if given.get(name) is not None
+            }
+
+    def _restore(self, given: Mapping[str, Any], exception: Exception | None = None) -> None:
+        for name, value in self._copies.items():
+            _write(given[name], value)
+        self._copies = {}
+
+
+def _read(cache: Cache, entry: str) -> Times | None:
+    payload = cache.get(_KIND, entry)
+    if payload is None:
+        return None
+    middle, low, high = json.loads(payload)
+    return middle, low, high
+
+
+def _told(value: Any) -> str:
+    """A text of a constant that others do not have: a function is its source, not its name."""
+    if isinstance(value, (TileFunction, ConstexprFunction)):
+        return value.hash()
+    return repr(value)
+
+
+def _keyed(value: Any) -> Any:
+    """What of an argument decides: its value, or the shape of a tensor."""
+    shape = getattr(value, "shape", None)
+    return value if shape is None else tuple(shape)
+
+
+def _fill_with_zero(x: Any) -> None:
+    if x is not None:
+        x.zero_() if hasattr(x, "zero_") else x.fill(0)
+
+
+def _copied(x: Any) -> Any:
+    return x.clone() if hasattr(x, "clone") else x.copy()
+
+
+def _write(x: Any, value: Any) -> None:
+    if hasattr(x, "copy_"):
+        x.copy_(value)
+    else:
+        x[...] = value
+
+
+class _Shown:
+    """A line of progress, once something takes long."""
+
+    def __init__(self, name: str):
+        self.name, self.doing, self.total, self.done = name, "", 0, 0
+        self.start = time.perf_counter()
+        self.progress: Progress | None = None
+        self.task: TaskID | None = None
+
+    def __enter__(self) -> _Shown:
+        return self
+
+    def begin(self, doing: str, total: int) -> None:
+        self.doing, self.total, self.done = doing, total, 0
+        self._show()
+
+    def advance(self) -> None:
+        self.done += 1
+        self._show()
+
+    def _show(self) -> None:
+        late = time.perf_counter() - self.start > _SHOW_AFTER_S
+        if self.progress is None and late and self.done < self.total:
+            columns = (
+                TextColumn("autotune {task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+            )
+            self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            self.task = self.progress.add_task(self.name)
+            self.progress.start()
+        if self.progress is not None and self.task is not None:
+            what = f"{self.name}: {self.doing}"
+            self.progress.update(self.task, description=what, completed=self.done, total=self.total)
+
+    def __exit__(self, *_: object) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+
+def autotune(
+    configs: Sequence[Config],
+    key: Sequence[str],
+    prune_configs_by: Mapping[str, Any] | None = None,
+    reset_to_zero: Iterable[str] | None = None,
+    restore_value: Iterable[str] | None = None,
+    pre_hook: Callable[..., Any] | None = None,
+    post_hook: Callable[..., Any] | None = None,
+    warmup: float | None = None,
+    rep: float | None = None,
+    use_cuda_graph: bool = False,
+    do_bench: Callable[..., Any] | None = None,
+    cache_results: bool = True,
+) -> Callable[[Any], Autotuner]:
+    """Times configurations of a kernel whenever the parameters in `key` have new values (or tensors
+    another dtype), and launches the fastest.
+
+    A kernel runs many times while it is timed: tensors named in `reset_to_zero` are cleared before
+    each run, those in `restore_value` get their values back. `prune_configs_by` may hold
+    `early_config_prune(configs, arguments, **kwargs)`, and `perf_model(**arguments)` with `top_k`.
+    Times are kept on disk unless `cache_results` is False.
+    """
+
+    def decorated(fn: Any) -> Autotuner:
+        return Autotuner(
+            fn,
+            fn.arg_names,
+            configs,
+            key,
+            reset_to_zero,
+            restore_value,
+            pre_hook,
+            post_hook,
+            prune_configs_by,
+            warmup,
+            rep,
+            use_cuda_graph,
+            do_bench,
+            cache_results,
+        )
+
+    return decorated
+
+
+class Heuristics(KernelInterface[Any]):
+    """A kernel some of whose constants are computed from its arguments."""
+
+    def __init__(self, fn: Any, arg_names: Sequence[str], values: Mapping[str, Callable[..., Any]]):
+        self.fn = fn
+        self.arg_names = list(arg_names)
+        self.values = dict(values)
+
+    @untraced
+    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        named = dict(zip(self.arg_names, args, strict=False))
+        for name, compute in self.values.items():
+            kwargs[name] = compute({**named, **kwargs})
+        return self.fn.run(*args, grid=grid, warmup=warmup, **kwargs)
+
+
+def heuristics(values: Mapping[str, Callable[..., Any]]) -> Callable[[Any], Heuristics]:
+    """Computes constants of a kernel: each function takes a dict of the arguments by name."""
+    return lambda fn: Heuristics(fn, fn.arg_names, values)

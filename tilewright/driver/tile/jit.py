@@ -1,0 +1,565 @@
+"""`@tw.jit`: a function over tiles that can be launched over a grid, `f[grid](…)`.
+
+What happens on a launch is what a user pays on each: one function, written for the signature and
+compiled once, binds the arguments and makes the key of their specialisation; a dictionary has the
+kernel. Everything else happens once per key.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cached_property, partial
+from operator import itemgetter
+from types import SimpleNamespace
+from typing import Any, Generic, TypeVar, overload
+
+from tilewright.base import knobs
+from tilewright.base.errors import Invalid, TilewrightError
+from tilewright.base.events import Log
+from tilewright.base.untraced import untraced
+from tilewright.driver.tile.arguments import (
+    PLAIN,
+    BadArguments,
+    TooWide,
+    argument_of,
+    constant_key,
+    handlers_of,
+    leaves,
+)
+from tilewright.driver.tile.launch import (
+    GRIDS,
+    NATIVE,
+    CompiledKernel,
+    Executor,
+    checked_grid,
+    executor,
+    remember_grid,
+)
+from tilewright.driver.tile.overlap import relation
+from tilewright.driver.tile.queries import FunctionQueries
+from tilewright.driver.tile.request import Request
+from tilewright.driver.tile.sizes import cdiv as cdiv
+from tilewright.driver.tile.sizes import next_power_of_2 as next_power_of_2
+from tilewright.driver.tile.wrappers import MockTensor as MockTensor
+from tilewright.driver.tile.wrappers import TensorWrapper as TensorWrapper
+from tilewright.driver.tile.wrappers import reinterpret as reinterpret
+from tilewright.ir.types import DType
+from tilewright.lang.tile.front.diagnostics import CompileError, beyond
+from tilewright.lang.tile.front.functions import (
+    Argument,
+    ConstexprFunction,
+    Parameter,
+)
+from tilewright.lang.tile.ir import Pointer
+from tilewright.lang.tile.language.types import constexpr, dtype_of
+from tilewright.lang.tile.lowering.state import APART, Aliasing
+
+T = TypeVar("T")
+Given = Sequence[Any]  # the arguments of a launch, in the order of the parameters
+
+# Options of a launch that say how a GPU shares out work. They change no result and are ignored.
+IGNORED = frozenset(
+    """num_warps num_stages num_ctas maxnreg enable_fp_fusion launch_cooperative_grid launch_pdl
+    cluster_dims ptx_version ptx_options ir_override arch warp_size extern_libs sanitize_overflow
+    allow_fp8e4nv allowed_dot_input_precisions default_dot_input_precision
+    max_num_imprecise_acc_default supported_fp8_dtypes deprecated_fp8_dot_operand_dtypes
+    deprecated_fp8_dtypes enable_reflect_ftz waves_per_eu matrix_instr_nonkdim kpack
+    schedule_hint num_buffers_warp_spec num_consumer_groups reg_dec_producer reg_inc_consumer
+    instrumentation_mode minRegAutoWS maxRegAutoWS backend_name num_threads early_inline_fn
+    fpsan_homomorphic_casts optimize_epilogue""".split()
+)
+
+_USUAL_WARPS = frozenset((None, *(1 << k for k in range(8))))  # others are looked at
+
+
+@dataclass
+class Defaults:
+    """What holds for kernels that do not say otherwise."""
+
+    debug: bool = False  # are asserts checked?
+    causes: bool = False  # do errors in kernels carry what is wrong a second time, as their cause?
+    # Called before each launch with the kernel, its arguments, options and the sizes of the grid.
+    # What they give back, if anything, is called after it.
+    listeners: list[Callable[..., Any]] = field(default_factory=list)
+
+
+DEFAULTS = Defaults()
+
+
+class KernelInterface(Generic[T]):
+    """What can be launched: it has `run`."""
+
+    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def warmup(self, *args: Any, grid: Any, **kwargs: Any) -> Any:
+        """Make the kernel for such arguments without running it; a dtype stands for a tensor."""
+        return self.run(*map(MockTensor.wrap_dtype, args), grid=grid, warmup=True, **kwargs)
+
+    @untraced
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return partial(self.run, grid=grid, warmup=False)
+
+
+class JITFunction(FunctionQueries, KernelInterface[T]):
+    """A kernel. `f[grid](*args, **kwargs)` runs it, once per program of the grid."""
+
+    by: Executor | None = None  # who runs it; None: the environment says so at each launch
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        version: Any = None,
+        do_not_specialize: Iterable[int | str] | None = None,
+        do_not_specialize_on_alignment: Iterable[int | str] | None = None,
+        debug: bool | None = None,
+        noinline: bool | None = None,
+        repr: Callable[[Any], str] | None = None,
+        launch_metadata: Callable[..., Any] | None = None,
+    ):
+        not_special = list(do_not_specialize or ())
+        not_aligned = list(do_not_specialize_on_alignment or ())
+        super().__init__(
+            fn,
+            noinline=bool(noinline),
+            do_not_specialize=not_special,
+            do_not_specialize_on_alignment=not_aligned,
+        )
+        self.do_not_specialize = not_special
+        self.do_not_specialize_on_alignment = not_aligned
+        self.version = version
+        self.debug = debug
+        self.launch_metadata = launch_metadata
+        self.pre_run_hooks: list[Callable[..., Any]] = []
+        self.log = Log()
+        self.kernels: dict[Any, CompiledKernel] = {}
+        self._repr = repr
+        self._lock = threading.RLock()
+        self._making: dict[Any, threading.Lock] = {}
+
+    # ---- what scripts ask a Triton function
+
+    @property
+    def params(self) -> tuple[Parameter, ...]:
+        return self.parameters
+
+    @property
+    def arg_names(self) -> list[str]:
+        return [p.name for p in self.parameters]
+
+    @property
+    def constexprs(self) -> list[int]:
+        return [p.number for p in self.parameters if p.is_constexpr]
+
+    @property
+    def src(self) -> str:
+        return self.source
+
+    @property
+    def cache_key(self) -> str:
+        return self.hash()
+
+    def repr(self, specialization: Any = None) -> str:
+        return self.name if self._repr is None else self._repr(specialization)
+
+    def add_pre_run_hook(self, hook: Callable[..., Any]) -> None:
+        """Called before each launch with its arguments."""
+        self.pre_run_hooks.append(hook)
+
+    def replace_source(self, source: str) -> None:
+        super().replace_source(source)
+        self.kernels.clear()
+        self.__dict__.pop("_calls", None)
+
+    _unsafe_update_src = replace_source
+
+    # ---- launching
+
+    @untraced
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return partial(self._calls.launch, grid)
+
+    @untraced
+    def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        if warmup:
+            return self._prepared(*self._calls.gather(*args, **kwargs))[0]
+        return self._calls.launch(grid, *args, **kwargs)
+
+    @cached_property
+    def _calls(self) -> Calls:
+        return calls(self)
+
+    def _slowly(self, grid: Any, given: Given, rest: Given, options: dict[str, Any]) -> Any:
+        """A launch with everything that is checked: of a kernel that is to be made, of arguments
+        that are wrong, or where someone listens."""
+        for hook in self.pre_run_hooks:
+            hook(**dict(zip(self.arg_names, given, strict=True)), **options)
+        kernel, values = self._prepared(given, rest, options)
+        return self._go(kernel, values, given, options, grid)
+
+    def _go(
+        self, kernel: CompiledKernel, values: Given, given: Given, options: Any, grid: Any
+    ) -> CompiledKernel:
+        if callable(grid):
+            grid = grid({**dict(zip(self.arg_names, given, strict=True)), **options})
+        sizes = checked_grid(grid, self.name)
+        told = [heard(kernel, given, options, sizes) for heard in DEFAULTS.listeners]
+        if 0 not in sizes:
+            if grid.__class__ is tuple:
+                remember_grid(grid, sizes)
+            objects = None
+            if kernel.wants_given:
+                objects = dict(zip(self.arg_names, given, strict=True))
+            kernel.fitting(given, values).launch(kernel.pick(values), objects, sizes)
+        for after in filter(None, told):
+            after()
+        return kernel
+
+    def _prepared(
+        self, given: Given, rest: Given, options: Mapping[str, Any]
+    ) -> tuple[CompiledKernel, Given]:
+        """The kernel for these arguments, made if need be, and the values that a launch gives."""
+        self._check_complete(given, rest, options)
+        try:
+            key, values = self._calls.bind(given)
+            hash(key)
+        except (TypeError, RuntimeError, TilewrightError) as problem:
+            raise self._explained(given, problem) from None
+        # As Triton has it: a launch overrules its kernel, and the process both.
+        debug = bool(options.get("debug", self.debug) or DEFAULTS.debug)
+        # Launches look for the bare key: it is that of the usual case.
+        full = (key, "debug", _sanitizes(options)) if debug else key
+        by = self.by or executor()
+        if by is not NATIVE:
+            full = (full, by.name)
+        with self._lock:
+            if self.changed_global():
+                self._forget_changed()
+            kernel = self.kernels.get(full)
+            making = self._making.setdefault(full, threading.Lock())
+        if kernel is None:  # others are made meanwhile
+            with making:
+                kernel = self.kernels.get(full)
+                if kernel is None:
+                    arguments, made_of = self._described(given), self.hash()
+                    try:
+                        kernel = self.compiled(arguments, options, debug, by=by)
+                    except CompileError as error:
+                        # It shows the author's lines: how this package came to say so is noise.
+                        cause = beyond(error.__cause__, DEFAULTS.causes)
+                        raise error.with_traceback(None) from cause
+                    kernel.relation = relation(self, given, arguments, kernel.launchable)
+                    with self._lock:
+                        # What a global was when this began is no kernel for later launches.
+                        if self.hash() == made_of:
+                            self.kernels[full] = kernel
+        return kernel, values
+
+    def _described(self, given: Given) -> dict[str, Argument]:
+        arguments: dict[str, Argument] = {}
+        for p, value in zip(self.parameters, given, strict=True):
+            if p.is_constexpr:
+                plain = value.value if isinstance(value, constexpr) else value
+                arguments[p.name] = Argument.constant(plain)
+                continue
+            try:
+                arguments[p.name] = argument_of(handlers_of(p)[value.__class__](value)[0])
+            except TilewrightError as problem:
+                raise self._explained(given, problem) from None
+        return arguments
+
+    def compiled(
+        self,
+        arguments: Mapping[str, Argument],
+        options: Mapping[str, Any],
+        debug: bool,
+        aliasing: Aliasing = APART,
+        by: Executor | None = None,
+    ) -> CompiledKernel:
+        """The kernel for arguments that are described, without a launch."""
+        self.hash()  # notes which globals the kernel depends on
+        chosen = by or self.by or executor()
+        runtime = [arguments[p.name] for p in self.parameters if not p.is_constexpr]
+        constants = {n: a.value for n, a in arguments.items() if _is_constant(a)}
+        signature = {n: _signature(a) for n, a in arguments.items()}
+        wanted = Request(self, arguments, debug, _sanitizes(options), aliasing)
+        about = SimpleNamespace(fn=self, signature=signature, constants=constants)
+        return CompiledKernel(
+            function=self,
+            name=self.repr(about),
+            signature=signature,
+            launchable=chosen.prepare(wanted, self.log),
+            wants_given=chosen.wants_given,
+            pick=_picker(runtime),
+            options=dict(options),
+            constants=constants,
+            again=partial(self.compiled, arguments, options, debug, by=chosen),
+        )
+
+    def _forget_changed(self) -> None:
+        changed = self.changed_global()
+        assert changed is not None
+        name, before, now = changed
+        self.log.add(
+            "recompile",
+            f"{self.name} is made again: the global {name} was {before!r} and is {now!r}",
+            where=f"{self.file}:{self.line}",
+        )
+        self._hash = None
+        self.kernels.clear()
+        self._making.clear()
+
+    # ---- what can be wrong with a launch
+
+    def _check_complete(self, given: Given, rest: Given, options: Mapping[str, Any]) -> None:
+        where = f"{self.file}:{self.line}"
+        known = ", ".join(self.arg_names)
+        unknown = [n for n in options if n not in IGNORED and n != "debug"]
+        missing = [
+            p for p, v in zip(self.parameters, given, strict=True) if v.__class__ is _Missing
+        ]
+        if unknown:
+            names = [p.name for p in missing] or [*self.arg_names, *IGNORED]
+            close = get_close_matches(unknown[0], names, 1)
+            raise UnknownOption(
+                f"{self.name} has no parameter {unknown[0]}, and launches have no such option",
+                where=where,
+                hint=f"did you mean {close[0]}?" if close else f"its parameters are {known}",
+            )
+        if missing:
+            p = missing[0]
+            as_what = "constant " if p.is_constexpr else ""
+            raise BadArguments(
+                f"{self.name} is launched without the {as_what}{p.name}",
+                where=where,
+                hint=f"give it by name: {self.name}[grid](…, {p.name}=…)",
+            )
+        if rest:
+            raise BadArguments(
+                f"{self.name} is launched with {len(given) + len(rest)} arguments and takes "
+                f"{len(given)}",
+                where=where,
+                hint=f"its parameters are {known}",
+            )
+        warps = options.get("num_warps", 1)
+        if warps.__class__ is int and (warps < 1 or warps & (warps - 1)):
+            what = f"{self.name} is launched with num_warps={warps}, which must be a power of 2"
+            raise BadOption(what, where=where, hint="a CPU ignores it: leave it out")
+
+    def _explained(self, given: Given, problem: Exception) -> Exception:
+        """The problem with the name of the argument that has it."""
+        for p, value in zip(self.parameters, given, strict=True):
+            try:
+                if p.is_constexpr:
+                    constant_key(value)
+                else:
+                    handlers_of(p)[value.__class__](value)
+            except TilewrightError as wrong:
+                what = f"argument {p.name} of {self.name}: {wrong.what}"
+                kind = TooWide if isinstance(wrong, TooWide) else BadArguments
+                return kind(what, where=f"{self.file}:{self.line}", hint=wrong.hint)
+        return problem
+
+
+class _Missing:
+    """Stands for an argument that a launch was not given."""
+
+
+class BadOption(Invalid, AssertionError):
+    """An option of a launch that no GPU would take."""
+
+
+class UnknownOption(Invalid, KeyError):
+    """A keyword that is neither a parameter of the kernel nor an option of launches."""
+
+
+def _sanitizes(options: Mapping[str, Any]) -> bool:
+    return bool(options.get("sanitize_overflow", True))
+
+
+def _is_constant(a: Argument) -> bool:
+    return a.parts is None and a.element is None
+
+
+def _signature(a: Argument) -> str:
+    """The type of an argument in Triton's words: *fp32, i32, constexpr."""
+    if a.parts is not None:
+        return f"({', '.join(map(_signature, a.parts))})"
+    if a.element is None:
+        return "constexpr"
+    if isinstance(a.element, Pointer):
+        return f"*{_type_name(a.element.to)}"
+    return _type_name(a.element)
+
+
+def _type_name(element: DType) -> str:
+    short = {"int": "i", "uint": "u"}
+    name = str(dtype_of(element))
+    word, bits = name.rstrip("0123456789"), name.lstrip("uint")
+    return "u1" if element.is_bool else f"{short[word]}{bits}" if word in short else name
+
+
+def _picker(runtime: Sequence[Argument]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """From the values of a launch to those that the kernel takes, flat."""
+    if all(a.element is not None for a in runtime):
+        return _all
+    if any(a.parts is not None for a in runtime):
+        return lambda values: [
+            x for a, v in zip(runtime, values, strict=True) for x in leaves(a, v)
+        ]
+    kept = [k for k, a in enumerate(runtime) if a.element is not None]
+    if len(kept) < 2:
+        return lambda values: tuple(values[k] for k in kept)
+    return itemgetter(*kept)
+
+
+def _all(values: Sequence[Any]) -> Sequence[Any]:
+    return values
+
+
+# ---- what a launch runs
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Functions written for the signature of a kernel."""
+
+    launch: Callable[..., Any]  # (grid, arguments as the user gives them): binds, finds, runs
+    gather: Callable[..., Any]  # (arguments as the user gives them): all in order, rest, options
+    bind: Callable[[Given], Any]  # (all in order): the key of their kernel, and launch values
+
+
+_SOURCE = """
+def launch(_tw_grid, /, {head}):
+    try:
+        {bind}
+        _tw_kernel = _tw_kernels[{key}]
+        if _tw_options and _tw_options.get("num_warps") not in _tw_warps:
+            _tw_kernel = None
+    except Exception:  # said properly below, or nothing to be said: a kernel is to be made
+        _tw_kernel = None
+    if (
+        _tw_kernel is None or {rest} or _tw_f.pre_run_hooks or _tw_defaults.listeners
+        or _tw_options and not _tw_ignored.issuperset(_tw_options)
+        or _tw_steps() or _tw_checks()
+        or _tw_f.debug or _tw_defaults.debug or _tw_f._used and _tw_f.changed_global()
+    ):
+        return _tw_slowly(_tw_grid, {given}, {rest}, _tw_options)
+    _tw_sizes = _tw_grids.get(_tw_grid) if _tw_grid.__class__ is tuple else None
+    # 1.0 is found where 1 was kept: what is no int is looked at.
+    if (
+        _tw_sizes is None or _tw_kernel.wants_given
+        or _tw_grid[0].__class__ is not int or _tw_grid[-1].__class__ is not int
+    ):
+        return _tw_f._go(_tw_kernel, {values}, {given}, _tw_options, _tw_grid)
+    _tw_values = {values}
+    _tw_met = _tw_kernel.relation and _tw_kernel.relation({given}, _tw_values)
+    if _tw_met is None:
+        _tw_kernel.launch(_tw_kernel.pick(_tw_values), None, _tw_sizes)
+    else:
+        _tw_kernel.variant(_tw_met).launch(_tw_kernel.pick(_tw_values), None, _tw_sizes)
+    return _tw_kernel
+
+def gather({head}):
+    return {given}, {rest}, _tw_options
+
+def bind(_tw_given):
+        {given} = _tw_given
+        {bind}
+        return {key}, {values}
+"""
+# A tensor of torch itself is bound in place: key and value without a call.
+_TENSOR = """\
+if {n}.__class__ is _tw_tensor and {n}.is_cpu and (_tw_v{k} := {n}.data_ptr()):
+            _tw_k{k} = {n}.dtype; _tw_a{k} = {aligned}
+        else:
+            _tw_k{k}, _tw_v{k} = _tw_handlers{k}[{n}.__class__]({n}); _tw_a{k} = None"""
+
+
+def calls(f: JITFunction[Any]) -> Calls:
+    torch = sys.modules.get("torch")
+    scope: dict[str, Any] = {
+        "_tw_f": f,
+        "_tw_slowly": f._slowly,
+        "_tw_kernels": f.kernels,
+        "_tw_ignored": IGNORED,
+        "_tw_warps": _USUAL_WARPS,
+        "_tw_steps": knobs.interpret.looker(),
+        "_tw_checks": knobs.tile_check.looker(),
+        "_tw_defaults": DEFAULTS,
+        "_tw_grids": GRIDS,
+        "_tw_tensor": _Missing if torch is None else torch.Tensor,
+        "_tw_missing": _Missing(),
+        "_tw_plain": PLAIN,
+        "_tw_constexpr": constexpr,
+        "_tw_constant": constant_key,
+    }
+    # Positional ones, then what is too much, then those by keyword only.
+    before: list[str] = []
+    after: list[str] = []
+    lines: list[str] = []
+    key: list[str] = []
+    values: list[str] = []
+    for k, p in enumerate(f.parameters):
+        n = p.name
+        scope[f"_tw_default{k}"] = p.default if p.has_default else scope["_tw_missing"]
+        by_name = f.signature.parameters[n].kind.name == "KEYWORD_ONLY"
+        if not p.variadic:
+            (after if by_name else before).append(f"{n}=_tw_default{k}")
+        if p.is_constexpr:
+            lines.append(f"if {n}.__class__ is _tw_constexpr: {n} = {n}.value")
+            plain = f"{n} if {n}.__class__ in _tw_plain else _tw_constant({n})"
+            key.append(f"{n}.__class__, {plain}")
+            continue
+        handlers = scope[f"_tw_handlers{k}"] = handlers_of(p)
+        aligned = f"not _tw_v{k} & 15" if handlers.align else "None"
+        lines.append(_TENSOR.format(n=n, k=k, aligned=aligned))
+        key.append(f"_tw_k{k}, _tw_a{k}")
+        values.append(f"_tw_v{k}")
+    variadic = next((p.name for p in f.parameters if p.variadic), None)
+    head = [*before, f"*{variadic or '_tw_rest'}", *after, "**_tw_options"]
+    source = _SOURCE.format(
+        head=", ".join(head),
+        bind="\n        ".join(lines) or "pass",
+        key=_tuple(key),
+        values=_tuple(values),
+        given=_tuple(f.arg_names),
+        rest="()" if variadic else "_tw_rest",
+    )
+    file = f"{__file__}, launching {f.name}"  # where torch looks for what it does not trace
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    exec(compile(source, file, "exec", dont_inherit=True), scope)
+    scope["launch"].__qualname__ = f.name  # as Python's own errors call it
+    return Calls(untraced(scope["launch"]), scope["gather"], scope["bind"])
+
+
+def _tuple(items: Sequence[str]) -> str:
+    return f"({''.join(f'{x}, ' for x in items)})"
+
+
+# ---- decorators
+
+
+@overload
+def jit(fn: Callable[..., T], **options: Any) -> JITFunction[T]: ...
+@overload
+def jit(**options: Any) -> Callable[[Callable[..., T]], JITFunction[T]]: ...
+def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Makes a Python function a kernel: `f[grid](*args)` runs it once per program of the grid.
+
+    Options: `do_not_specialize` and `do_not_specialize_on_alignment` (names or positions of
+    parameters), `debug` (asserts are checked), `noinline`, `repr`, `launch_metadata`, `version`.
+    """
+    if fn is not None:
+        return JITFunction(fn, **options)
+    return partial(JITFunction, **options)
+
+
+def constexpr_function(fn: Callable[..., Any]) -> ConstexprFunction:
+    """Makes a Python function callable inside kernels, on constants."""
+    return ConstexprFunction(fn)

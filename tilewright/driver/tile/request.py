@@ -1,0 +1,52 @@
+"""What a launch wants to have compiled: a function and what its arguments are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilewright.lang.tile.front.frontend import translate
+from tilewright.lang.tile.front.functions import Argument, TileFunction
+from tilewright.lang.tile.front.overflow import assert_no_overflow
+from tilewright.lang.tile.front.sweep import sweep
+from tilewright.lang.tile.ir import Block, Kernel, Operation, walk
+from tilewright.lang.tile.lowering.state import APART, Aliasing
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be made launchable."""
+
+    function: TileFunction
+    arguments: Mapping[str, Argument]
+    debug: bool = False  # are asserts checked?
+    sanitize: bool = True  # and overflows of integers, while debugging?
+    aliasing: Aliasing = APART  # which of the arguments are into the same memory
+    wraps: bool = False  # may integers of 32 bits overflow in a launch?
+
+    def kernel(self) -> Kernel:
+        return translated(self.function, self.arguments, self.debug, self.sanitize)
+
+
+def translated(
+    function: TileFunction, arguments: Mapping[str, Argument], debug: bool, sanitize: bool = False
+) -> Kernel:
+    """The kernel for these arguments. Asserts are part of it only while debugging."""
+    kernel = translate(function, arguments)
+    if debug and sanitize:
+        assert_no_overflow(kernel)
+    if not debug and any(map(_is_for_debugging, walk(kernel.body))):
+        _drop_asserts(kernel.body)
+        sweep(kernel)
+    return kernel
+
+
+def _is_for_debugging(o: Operation) -> bool:
+    return o.name == "assert" and not o.attrs.get("always")
+
+
+def _drop_asserts(block: Block) -> None:
+    block.operations[:] = [o for o in block.operations if not _is_for_debugging(o)]
+    for o in block.operations:
+        for inner in o.blocks:
+            _drop_asserts(inner)

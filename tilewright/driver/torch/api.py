@@ -1,0 +1,265 @@
+"""`tw.compile`: torch.compile ahead of the first call, with a shorter way in.
+
+Dynamo's guards decide whether a compiled entry fits a call; they are asked directly here, and the
+code Dynamo wrote for the entry is called directly, which saves the trip through the interpreter's
+frame hook. A call no entry fits goes through torch.compile and leaves an entry behind.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import types
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import torch
+import torch._dynamo.utils
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit
+from torch._dynamo.exc import Unsupported as CannotCapture
+from torch.utils import _pytree as pytree
+
+from tilewright.base.errors import Invalid, TilewrightError, Unsupported
+from tilewright.base.events import Log
+from tilewright.capture.torch.places import place_in_frames
+from tilewright.driver.torch.backend import Session, require_cpu
+from tilewright.driver.torch.options import TorchOptions
+from tilewright.driver.torch.own_weights import Owner
+from tilewright.driver.weights.given_up import traceable
+
+_number = count()
+
+
+def _call(function: Any, args: Any, kwargs: Any) -> Any:
+    """The frame that Dynamo compiles, copied per compiled function."""
+    return function(*args, **kwargs)
+
+
+_TOO_OFTEN = (
+    "pass what varies as a tensor, mark sizes with dynamic=True, "
+    "or raise torch._dynamo.config.recompile_limit"
+)
+# How Dynamo's code names its helpers.
+_UTILS = "__import_torch_dot__dynamo_dot_utils"
+
+
+class _Unrecorded:
+    """Dynamo's helpers without the two calls that record profiling spans around fetching inputs."""
+
+    def record_pregraph_bytecode_enter(self) -> None:
+        return None
+
+    def record_pregraph_bytecode_exit(self, span: Any) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch._dynamo.utils, name)
+
+
+class Compiled:
+    """A compiled function or module. Attributes are those of the original.
+
+    `fast(*args, out=…)` fills tensors (one, or any container of them) instead of fresh ones, unless
+    the original takes an `out` of its own.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        session: Session,
+        fullgraph: bool,
+        dynamic: bool | None,
+    ) -> None:
+        self.original, self.session = function, session
+        # A code object and a name of its own: Dynamo keeps entries by code, sizes seen by name.
+        name = f"{getattr(function, '__name__', type(function).__name__)}_{next(_number)}"
+        # Dynamo leaves compiled functions in the globals of the frame: they die with this dict.
+        self._scope = {"__name__": __name__, "__file__": __file__, "__builtins__": builtins}
+        code = _call.__code__.replace(co_name=name)
+        self._frame = types.FunctionType(code, self._scope, name)
+        self._slow = torch.compile(
+            self._frame, backend=session.backend, fullgraph=fullgraph, dynamic=dynamic
+        )
+        self._entries: list[tuple[Any, Callable[..., Any]]] = []
+        self._takes_out = _has_parameter(function, "out")
+        self._owner = Owner(function) if session.options.own_weights else None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs and "out" in kwargs and not self._takes_out:
+            return self._fill(kwargs.pop("out"), args, kwargs)
+        function = self.original
+        seen = {"function": function, "args": args, "kwargs": kwargs}
+        for fits, run in self._entries:
+            if fits(seen):
+                return run(function, args, kwargs)
+        return self._compile(args, kwargs)
+
+    def _fill(self, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Results go to the tensors of `out`, in the order of the results."""
+        seen = {"function": self.original, "args": args, "kwargs": kwargs}
+        entry = self._entry_for(seen)
+        if entry is None:
+            self._compile(args, kwargs)
+            entry = self._entry_for(seen)
+        if entry is None:
+            raise Unsupported(self._too_often(), hint=_TOO_OFTEN)
+        unit = self.session.direct.get(str(entry.compile_id))
+        if unit is None or self._runner(entry) is self._slow:
+            raise Unsupported(
+                "out= works where the whole function is one graph without gradients, "
+                "and no result shares memory with an input",
+                hint="leave out= away and copy the result",
+            )
+        given = pytree.tree_leaves(out)
+        run = self._runner(entry, lambda inputs: unit.into(inputs, given))
+        return run(self.original, args, kwargs)
+
+    def _entry_for(self, seen: dict[str, Any]) -> Any:
+        entries = _debug_get_cache_entry_list(self._frame.__code__)
+        return next((e for e in entries if e.guard_manager.root.check(seen)), None)
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        require_cpu([*args, *kwargs.values()])
+        known = len(self._entries)
+        try:
+            out = self._trace(args, kwargs)
+        except BackendCompilerFailed as problem:
+            inner = problem.inner_exception
+            if isinstance(inner, TilewrightError):
+                raise inner.with_traceback(None) from None
+            raise
+        except CannotCapture as problem:
+            raise _not_captured(problem) from None
+        except FailOnRecompileLimitHit:
+            raise Unsupported(self._too_often(), hint=_TOO_OFTEN) from None
+        self._entries = [
+            (e.guard_manager.root.check, self._runner(e))
+            for e in _debug_get_cache_entry_list(self._frame.__code__)
+        ]
+        if len(self._entries) <= known:
+            self.log.add(
+                "fallback", f"{self._too_often()}: it ran in eager", operator="the function"
+            )
+        return out
+
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._owner is not None:
+            self._owner.watch()
+        with traceable():
+            out = self._slow(self.original, args, kwargs)
+        if self._owner is not None:
+            readers = [r for u in self.units for r in u.readers()]
+            self._owner.give_up(readers, self.log)
+        return out
+
+    def _too_often(self) -> str:
+        limit = torch._dynamo.config.recompile_limit
+        name = getattr(self.original, "__name__", type(self.original).__name__)
+        return f"{name} was compiled {limit} times, for as many kinds of arguments, and no more"
+
+    def _runner(
+        self, entry: Any, call: Callable[[list[Any]], list[Any]] | None = None
+    ) -> Callable[..., Any]:
+        """The code that Dynamo wrote: it fetches weights, calls the graph, makes up the result."""
+        code: types.CodeType = entry.code
+        scope: dict[str, Any] = self._scope
+        called = [name for name in code.co_names if name.startswith("__compiled_fn")]
+        if len(called) != 1 or any(name.startswith("__resume") for name in code.co_names):
+            # The graph breaks: Dynamo has to see the frames in which the rest of it runs.
+            return self._slow
+        unit = self.session.direct.get(str(entry.compile_id))
+        if unit is not None:
+            direct = call or unit.direct
+            scope = {
+                **scope,
+                called[0]: lambda *inputs: direct(list(inputs)),
+                _UTILS: _Unrecorded(),
+            }
+        return types.FunctionType(code, scope, code.co_name)
+
+    @property
+    def log(self) -> Log:
+        return self.session.log
+
+    @property
+    def units(self) -> list[Any]:
+        return self.session.units
+
+    def refresh(self) -> None:
+        """Derive everything from the weights again: after edits torch does not count."""
+        self.session.refresh()
+
+    def restore_weights(self) -> None:
+        """Undo `own_weights=True`: the module's weights have memory of their own again, rebuilt
+        from what is packed. They are packed beside it from now on."""
+        if self._owner is None:
+            raise Invalid(
+                f"{self!r} took no weights", hint="only own_weights=True needs restore_weights()"
+            )
+        self._owner.restore()
+
+    def __getattr__(self, name: str) -> Any:
+        if "original" not in self.__dict__:  # a copy that is being made
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def __repr__(self) -> str:
+        return f"tilewright.compile({self.original!r})"
+
+
+def _has_parameter(function: Any, name: str) -> bool:
+    try:
+        given = inspect.signature(getattr(function, "forward", function)).parameters
+    except (TypeError, ValueError):
+        return False
+    return name in given
+
+
+def compile(
+    function: Callable[..., Any],
+    *examples: Any,
+    strict: bool = False,
+    dynamic: bool | None = None,
+    fullgraph: bool | None = None,
+    **options: Any,
+) -> Compiled:
+    """Compile a function or module; with examples now, otherwise at the first call.
+
+    The examples are run once. What the call would change (buffers, in-place updates of inputs, the
+    random generator) is left as it was. `strict` makes a fallback an error and implies fullgraph.
+
+    `own_weights=True` (a module, for inference, as one graph) gives back the memory of weights that
+    are packed: the model is held once. In eager the module then says so instead of running;
+    `restore_weights()` undoes it.
+    """
+    if not callable(function):
+        raise Invalid(
+            f"{type(function).__name__} cannot be compiled: it is not callable",
+            hint="pass a function or a torch.nn.Module",
+        )
+    session = Session(TorchOptions.parse({"strict": strict, **options}))
+    if fullgraph is None:
+        fullgraph = strict or session.options.own_weights
+    compiled = Compiled(function, session, fullgraph, dynamic)
+    if examples:
+        state = torch.get_rng_state()
+        session.dry = True
+        try:
+            compiled(*examples)
+        finally:
+            session.dry = False
+            torch.set_rng_state(state)
+    return compiled
+
+
+def _not_captured(problem: CannotCapture) -> Unsupported:
+    """Dynamo's refusal in one sentence."""
+    text = str(problem.msg if hasattr(problem, "msg") else problem).strip()
+    stack = getattr(problem, "real_stack", None) or []
+    return Unsupported(
+        f"the function cannot be captured as one graph: {text.splitlines()[0]}",
+        where=place_in_frames(stack),
+        hint="leave strict (or fullgraph) out to compile the parts around it",
+    )

@@ -1,0 +1,275 @@
+"""The torch.compile backend `tilewright` (entry point group torch_dynamo_backends)."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch._dynamo import trace_rules
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo.utils import counters, get_metrics_context
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._guards import CompileContext, TracingContext
+
+from tilewright.base import knobs
+from tilewright.base.collector import garbage_waits
+from tilewright.base.errors import Invalid, Unsupported
+from tilewright.base.events import Log
+from tilewright.base.untraced import keep_untraced
+from tilewright.capture.torch.captured import Captured, HostCall
+from tilewright.capture.torch.context import RANDOM_IN_EAGER
+from tilewright.capture.torch.decompositions import decompositions
+from tilewright.capture.torch.places import place_in_frames, place_of
+from tilewright.capture.torch.translate import translate
+from tilewright.driver.program.interpreted import InterpretedProgram
+from tilewright.driver.program.options import Options
+from tilewright.driver.program.programs import compile_graph
+from tilewright.driver.torch.call import Unit
+from tilewright.driver.torch.fast import Program
+from tilewright.driver.torch.options import TorchOptions
+from tilewright.ir.node import Graph
+
+keep_untraced(trace_rules)
+
+
+class FallbackError(Unsupported, ShortenTraceback):
+    """Under strict: an operator would run in eager. Torch passes this kind of error on without its
+    own frames.
+    """
+
+    def __init__(self, what: str, *, where: object = None, hint: str | None = None) -> None:
+        self.what, self.hint = what, hint
+        self.where = None if where is None else str(where)
+        RuntimeError.__init__(self, what)
+        self.first_useful_frame = sys._getframe(1)
+
+
+class Session:
+    """Everything that one compiled function or module became: its units and its log."""
+
+    def __init__(self, options: TorchOptions, log: Log | None = None) -> None:
+        self.options = options
+        self.log = log or Log()
+        self.units: list[Unit] = []
+        # By compile id: units that AOTAutograd's wrapper only passes arguments and results to.
+        self.direct: dict[str, Unit] = {}
+        # By compile id: what the gradient's graph need not check again.
+        self._settled: dict[str, Mapping[str, frozenset[tuple[str, bool]]]] = {}
+        self.dry = False  # the examples of tw.compile run without changing anything
+
+    def backend(
+        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any
+    ) -> Callable[..., Any]:
+        """Compile what Dynamo captured; AOTAutograd hands forward and backward to `unit`."""
+        require_cpu(example_inputs)
+        self._note_break(gm)
+        self._note_recompile(gm)
+        wrap = aot_autograd(
+            fw_compiler=lambda g, x: self.unit("forward", g),
+            bw_compiler=lambda g, x: self.unit("backward", g),
+            inference_compiler=lambda g, x: self.unit("inference", g),
+            decompositions=decompositions(),
+            keep_inference_input_mutations=True,
+        )
+        return wrap(gm, example_inputs)
+
+    def unit(self, kind: str, gm: torch.fx.GraphModule) -> Callable[..., Any]:
+        """The graph as native code; in eager, with a sentence, where it cannot be."""
+        try:
+            return self._unit(kind, gm)
+        except Unsupported as problem:
+            if self.options.strict or self.options.own_weights:
+                raise
+            self.log.add(
+                "fallback",
+                f"a whole graph runs in eager: {problem.what}",
+                where=problem.where,
+                operator="the graph",
+            )
+            return self._in_eager(gm)
+
+    def _in_eager(self, gm: torch.fx.GraphModule) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            if self.dry:  # what it changes are copies
+                args = tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in args)
+            return gm.forward(*args)
+
+        return make_boxed_func(run)
+
+    @garbage_waits()
+    def _unit(self, kind: str, gm: torch.fx.GraphModule) -> Unit:
+        if self.options.own_weights and kind != "inference":
+            raise Unsupported(
+                "own_weights=True keeps weights packed, and gradients need them as they are",
+                hint="call it under torch.no_grad() or torch.inference_mode()",
+            )
+        compilation = str(CompileContext.current_compile_id())
+        captured = translate(
+            gm,
+            weights=static_inputs() if kind == "inference" else (),
+            random=self.options.random,
+            name=f"{kind}{len(self.units)}",
+            checks=self.options.checks and knobs.checks.get(),
+            settled=self._settled.get(compilation) if kind == "backward" else None,
+        )
+        if kind == "forward":
+            self._settled[compilation] = captured.settled
+        self._report_fallbacks(captured)
+        for check in (c for s in captured.segments for c in s.checks):
+            self.log.add("check", str(check), where=check.place)
+        made = Unit(
+            captured, self.compile_graph, self.log, self.options.specialisations, self, kind
+        )
+        self.units.append(made)
+        if kind == "inference" and wrapper_is_trivial(len(captured.arguments)):
+            self.direct[compilation] = made
+        return made
+
+    def compile_graph(self, graph: Graph) -> Program:
+        if self.options.executor == "interpreter":
+            return InterpretedProgram(graph)
+        given = self.options
+        options = Options(
+            online_softmax=given.online_softmax,
+            # Transformed weights are what own_weights could not give back.
+            winograd=given.winograd and not given.own_weights,
+            precision=given.precision,
+            round_between=given.round_between,
+            schedules=given.schedules,
+            choose=given.choose,
+            tune_seconds=given.tune_seconds,
+            own_weights=given.own_weights,
+        )
+        return compile_graph(graph, options, self.log)
+
+    def refresh(self) -> None:
+        """Recompute everything derived from weights, whatever their version counters say."""
+        for u in self.units:
+            u.refresh()
+
+    # ---- events
+
+    def _report_fallbacks(self, captured: Captured) -> None:
+        for call in captured.host_calls:
+            if self.options.strict and not self._asked_for(call):
+                raise FallbackError(
+                    f"{call.operator} would run in eager: {call.why}",
+                    where=call.place,
+                    hint="leave strict out to let it run between native segments, "
+                    "or write it with operators that have a native form",
+                )
+            self.log.add(
+                "fallback",
+                f"{call.operator} runs in eager: {call.why}",
+                where=call.place,
+                operator=call.operator,
+            )
+
+    def _asked_for(self, call: HostCall) -> bool:
+        """random="eager" asks for these calls, so they are not failures."""
+        return self.options.random == "eager" and call.why == RANDOM_IN_EAGER
+
+    def _note_break(self, gm: torch.fx.GraphModule) -> None:
+        reason = getattr(gm, "compile_subgraph_reason", None)
+        if reason is None or not reason.graph_break:
+            return
+        where = place_in_frames(reason.user_stack)
+        # Torch's short reason is for its developers; the title of its latest complaint is not.
+        titles = [str(t).strip().splitlines()[0] for t in counters["graph_break"] if str(t).strip()]
+        what = titles[-1] if titles else str(reason.reason)
+        if self.options.strict:
+            raise FallbackError(
+                f"the graph breaks: {what}",
+                where=where,
+                hint="leave strict out to compile the parts around it",
+            )
+        self.log.add("graph-break", what, where=where, reason=str(reason.reason))
+
+    def _note_recompile(self, gm: torch.fx.GraphModule) -> None:
+        context = CompileContext.current_compile_id()
+        again = getattr(context, "frame_compile_id", 0) or 0
+        if again == 0:
+            return
+        why = recompile_reason() or "a guard failed"
+        places = (place_of(n) for n in gm.graph.nodes)
+        where = next((p for p in places if p is not None), None)
+        self.log.add("recompile", f"compiled again ({again + 1} times by now): {why}", where=where)
+
+
+# Sessions by torch's compile id: how `explain` finds what became of a torch.compile'd function.
+_sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+
+
+def tilewright_backend(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Mapping[str, Any] | None = None,
+    **rest: Any,
+) -> Callable[..., Any]:
+    """`torch.compile(model, backend="tilewright", options={"strict": True, …})`."""
+    if rest:
+        raise Invalid(f"the tilewright backend does not know {', '.join(rest)}")
+    chosen = TorchOptions.parse(options or {})
+    if chosen.own_weights:
+        raise Invalid(
+            "own_weights is for whole modules, which torch.compile does not show to a backend",
+            hint="use tw.compile(module, own_weights=True)",
+        )
+    session = Session(chosen)
+    compiled = session.backend(gm, example_inputs)
+    _sessions[str(CompileContext.current_compile_id())] = session
+    return compiled
+
+
+def session_of(compile_id: object) -> Session | None:
+    return _sessions.get(str(compile_id))
+
+
+def recompile_reason() -> str | None:
+    """The guard that failed, in torch's words: what a recompilation records of itself."""
+    metrics = getattr(get_metrics_context(), "_metrics", {})
+    reason = metrics.get("recompile_reason")
+    if not reason:
+        return None
+    # "0/0: tensor 'x' size mismatch at index 0. expected 3, actual 4": the first number is an id.
+    first = str(reason).strip().splitlines()[0]
+    return first.split(": ", 1)[-1]
+
+
+def static_inputs() -> tuple[int, ...]:
+    """Inputs that AOTAutograd marks static: parameters and buffers."""
+    context = TracingContext.try_get()
+    meta = context.fw_metadata if context is not None else None
+    return tuple(meta.static_input_indices) if meta is not None else ()
+
+
+def wrapper_is_trivial(arguments: int) -> bool:
+    """Does AOTAutograd's wrapper do nothing: no views to make again, no inputs to update?"""
+    context = TracingContext.try_get()
+    meta = context.fw_metadata if context is not None else None
+    return (
+        meta is not None
+        and len(meta.input_info) == arguments
+        and all(
+            type(x) is int or type(x).__name__ == "PlainTensorMeta" for x in meta.subclass_inp_meta
+        )
+        and all(o.output_type is OutputType.non_alias for o in meta.output_info)
+        and not any(i.mutates_data or i.mutates_metadata for i in meta.input_info)
+        and not meta.tokens
+        and not meta.num_intermediate_bases
+    )
+
+
+def require_cpu(inputs: Sequence[Any]) -> None:
+    for k, x in enumerate(inputs):
+        if isinstance(x, torch.Tensor) and x.device.type != "cpu":
+            raise Invalid(
+                f"input {k} is on {x.device}, and tilewright compiles for the CPU",
+                hint="move the model and its inputs with .cpu()",
+            )

@@ -1,0 +1,533 @@
+"""The call path: torch tensors in, addresses to native programs, fresh torch tensors out."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import sympy
+import torch
+from torch.utils import _pytree as pytree
+
+from tilewright import ops
+from tilewright.base.errors import Invalid, Unsupported
+from tilewright.base.events import Log
+from tilewright.capture.torch.captured import (
+    Argument,
+    Buffer,
+    Captured,
+    HostCall,
+    Number,
+    Restrided,
+    Result,
+    Returned,
+    Same,
+    Segment,
+    Slot,
+    SymbolicInt,
+    Value,
+    View,
+)
+from tilewright.capture.torch.dtypes import torch_dtype
+from tilewright.capture.torch.shapes import symbol_from
+from tilewright.driver.torch.fast import (
+    Dry,
+    Program,
+    fast_call,
+    is_plain,
+    label,
+    require_memory,
+)
+from tilewright.driver.weights.bound import BoundWeights
+from tilewright.driver.weights.given_up import given_up, require_elements
+from tilewright.driver.weights.watch import WeightWatch, address
+from tilewright.graph.specialise import graph_symbols, specialise
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Graph, Input, Node, rebuild
+
+Compile = Callable[[Graph], Program]
+
+
+class Unit:
+    """One translated fx graph, callable as AOTAutograd calls: a list of arguments, which it
+    empties.
+    """
+
+    def __init__(
+        self, captured: Captured, compile: Compile, log: Log, keep: int, session: Dry, kind: str
+    ) -> None:
+        self.captured, self.log, self.session, self.kind = captured, log, session, kind
+        self._boxed_call = True  # on the object: torch's wrappers copy its attributes
+        self.segments = [SegmentRunner(s, compile, log, keep) for s in captured.segments]
+        # Inputs of a backward graph come from autograd, which promises values, not strides.
+        self.check = kind == "backward"
+        plain = is_plain(captured) and not any(s.symbols for s in self.segments)
+        self._bound: BoundWeights | None = None
+        self._fast = None
+        if plain:
+            made = fast_call(captured, self.segments[0].static_program(), session)
+            self._fast, self._bound = made.call, made.weights
+        self._binders = _binders(captured.arguments)
+
+    @property
+    def programs(self) -> list[Program]:
+        """Every program compiled so far."""
+        return [p for s in self.segments for p in s.programs()]
+
+    def into(self, args: list[Any], given: Sequence[Any]) -> list[Any]:
+        """Fill the given tensors, one per result, instead of fresh ones."""
+        buffers = self.captured.segments[0].buffers if self._fast is not None else ()
+        fresh = [r.slot for r in self.captured.results if isinstance(r, Same)]
+        if fresh != [b.slot for b in buffers] or len(fresh) != len(self.captured.results):
+            raise Unsupported(
+                "out= works where every result is fresh and of a static shape",
+                hint="leave out= away and copy the result",
+            )
+        if len(given) != len(buffers):
+            raise Invalid(f"out= holds {len(given)} tensors for {len(buffers)} results")
+        for k, (b, x) in enumerate(zip(buffers, given, strict=True)):
+            _require_like(k, b, x)
+        _require_apart(args, given)
+        assert self._fast is not None
+        return self._fast(args, given)
+
+    def readers(self) -> Iterator[Reader]:
+        """Every program that reads weights, and which."""
+        raw = _read_in_eager(self.captured)
+        for segment in self.segments:
+            for s in segment.specialised():
+                tensors = s.read if self._bound is None else self._bound.tensors
+                named = (k for k, slot in enumerate(s.labels) if slot in raw)
+                kept = {*s.program.kept, *named}
+                yield Reader(s.program, tensors, frozenset(kept))
+
+    @property
+    def direct(self) -> Callable[[list[Any]], list[Any]]:
+        """The shortest way to call it."""
+        return self._fast if self._fast is not None and not self.check else self
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        if self.check:
+            self._restore_layouts(args)
+        if self._fast is not None:
+            return self._fast(args)
+        return self._general(args)
+
+    def refresh(self) -> None:
+        """Derive everything from the weights again before the next result."""
+        for p in self.programs:
+            p.refresh()
+
+    # ---- the general path: dims, host calls, random seeds
+
+    def _general(self, args: list[Any]) -> list[Any]:
+        captured = self.captured
+        env: dict[str, Any] = dict(captured.held)
+        dims: dict[str, int] = {}
+        numbers: dict[str, Any] = {}
+        for a, x in zip(captured.arguments, args, strict=True):
+            if a.kind == "float":
+                env[a.slot] = torch.tensor(float(x), dtype=torch.float64)
+                if a.symbol is not None:
+                    numbers[a.symbol] = float(x)
+            elif a.kind == "int":
+                if a.symbol is not None:
+                    numbers[a.symbol] = int(x)
+            else:
+                env[a.slot] = x
+        for name, index, axis, factor, constant in self._binders:
+            x = args[index]
+            dims[name] = (int(x if axis is None else x.shape[axis]) - constant) // factor
+        args.clear()
+        if captured.seed is not None:
+            env[captured.seed] = draw_seed()
+        scalars = self._scalars(dims, numbers, env)
+        runners = iter(self.segments)
+        for step in captured.steps:
+            if isinstance(step, HostCall):
+                self._host(step, env, dims)
+                scalars = self._scalars(dims, numbers, env)
+            else:
+                next(runners)(env, dims, scalars)
+        if not self.session.dry:
+            for old, new in captured.mutated:
+                env[old].copy_(env[new])
+        return [_result(r, env, dims) for r in captured.results]
+
+    def _scalars(
+        self, dims: dict[str, int], numbers: Mapping[str, Any], env: dict[str, Any]
+    ) -> dict[str, float]:
+        """Numbers that torch's own expressions give for these dims."""
+        out: dict[str, float] = {}
+        for s in self.captured.scalars:
+            known = {
+                name: int(D.evaluate(d, dims))
+                for name, d in s.dims.items()
+                if all(x.name in dims for x in D.symbols(d))
+            }
+            sizes_only = True
+            for v in s.expression.free_symbols:
+                if str(v) not in known and str(v) in numbers:
+                    known[str(v)], sizes_only = numbers[str(v)], False
+            if len(known) < len(s.expression.free_symbols):
+                continue  # told by a host call that has not run yet
+            table = {v: sympy.sympify(known[str(v)]) for v in s.expression.free_symbols}
+            value = s.expression.xreplace(table)
+            if s.slot.startswith("dim:"):
+                dims[s.slot.removeprefix("dim:")] = int(value)
+                continue
+            number = float(bool(value) if value.is_Boolean else value)
+            env[s.slot] = torch.tensor(number, dtype=torch.float64)
+            if sizes_only:
+                out[s.slot] = number
+        return out
+
+    def _host(self, call: HostCall, env: dict[str, Any], dims: dict[str, int]) -> None:
+        args = _filled(call.args, env, dims)
+        kwargs = _filled(call.kwargs, env, dims)
+        require_elements((args, kwargs))
+        _take(call.returned, call.function(*args, **kwargs), env, dims)
+
+    # ---- inputs that are not as they were captured
+
+    def _restore_layouts(self, args: list[Any]) -> None:
+        for k, (a, x) in enumerate(zip(self.captured.arguments, args, strict=True)):
+            if not a.native or a.kind != "tensor" or a.dtype is None or x is None:
+                continue
+            if any(not isinstance(s, int) for s in (*a.stride, *a.shape)):
+                continue
+            if x.stride() != a.stride and x.numel() > 0:
+                fixed = torch.empty_strided(x.shape, a.stride, dtype=x.dtype)  # type: ignore[arg-type]
+                args[k] = fixed.copy_(x)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A program with the tensors at its first inputs, and which of them are needed as they are."""
+
+    program: Program
+    tensors: Sequence[Any]
+    kept: frozenset[int]
+
+
+def _read_in_eager(captured: Captured) -> set[str]:
+    """Slots that host calls read, that are changed, or that are results."""
+    given = [(step.args, step.kwargs) for step in captured.steps if isinstance(step, HostCall)]
+    leaves = pytree.tree_leaves(given)
+    slots = {x.label for x in leaves if isinstance(x, Slot)}
+    slots |= {x.slot for x in leaves if isinstance(x, (View, Restrided))}
+    slots |= {name for pair in captured.mutated for name in pair}
+    return slots | {r.slot for r in captured.results if isinstance(r, (Same, View, Restrided))}
+
+
+class SegmentRunner:
+    """A segment and its programs: one where shapes are static or compile symbolically, else one per
+    value of dims.
+    """
+
+    def __init__(self, segment: Segment, compile: Compile, log: Log, keep: int) -> None:
+        self.segment, self.graph = segment, segment.graph
+        self.compile, self.log, self.keep = compile, log, keep
+        self.symbols = tuple(sorted(graph_symbols(segment.graph)))
+        self._programs: OrderedDict[tuple[Any, ...], Specialised] = OrderedDict()
+        self._whole: Specialised | None = None
+        self._lock = Lock()
+        self.count = 0
+        if not self.symbols:
+            self._whole = Specialised(segment, segment.graph, compile(segment.graph))
+            return
+        try:
+            program = compile(segment.graph)
+        except Unsupported as problem:
+            self.log.add(
+                "specialise",
+                f"{self.graph.name} is compiled per value of {', '.join(self.symbols)}: "
+                f"{problem.what}",
+            )
+        else:
+            self._whole = Specialised(segment, segment.graph, program)
+
+    def static_program(self) -> Program:
+        assert self._whole is not None
+        return self._whole.program
+
+    def specialised(self) -> list[Specialised]:
+        if self._whole is not None:
+            return [self._whole]
+        return list(self._programs.values())  # other threads may add to it
+
+    def programs(self) -> list[Program]:
+        return [s.program for s in self.specialised()]
+
+    def __call__(
+        self, env: dict[str, Any], dims: Mapping[str, int], numbers: Mapping[str, float]
+    ) -> None:
+        (self._whole or self._for(dims, numbers))(env, dims)
+
+    def _for(self, dims: Mapping[str, int], numbers: Mapping[str, float]) -> Specialised:
+        labels = [label(n) for n in self.graph.inputs]
+        known = {k: v for k, v in numbers.items() if k in labels}
+        key = (*(dims[s] for s in self.symbols), *known.values())
+        with self._lock:
+            found = self._programs.get(key)
+            if found is not None:
+                self._programs.move_to_end(key)
+                return found
+            self.count += 1
+            values = ", ".join(f"{s} = {dims[s]}" for s in self.symbols)
+            self.log.add(
+                "specialise",
+                f"{self.graph.name} for {values} (program {self.count}, {self.keep} are kept)",
+                values={s: dims[s] for s in self.symbols},
+            )
+            graph = specialise(with_numbers(self.graph, known), dims)
+            made = Specialised(self.segment, graph, self.compile(graph))
+            self._programs[key] = made
+            if len(self._programs) > self.keep:
+                self._programs.popitem(last=False)
+            return made
+
+
+class Specialised:
+    """A program with the slots it reads and the tensors it fills."""
+
+    def __init__(self, segment: Segment, graph: Graph, program: Program) -> None:
+        self.segment, self.program = segment, program
+        program.watch(segment.watched)
+        self.labels = [label(n) for n in graph.inputs]
+        self.dtypes = [n.dtype for n in graph.inputs]
+        self.watch = WeightWatch(program.weights) if program.weights else None
+        shapes = enumerate(n.shape for n in graph.inputs)
+        self.sizes_vary = [k for k, s in shapes if not all(D.known_lt(0, d) for d in s)]
+        self.read: list[Any] = []  # weights of the latest call, by the program's inputs
+
+    def __call__(self, env: dict[str, Any], dims: Mapping[str, int]) -> None:
+        for b in self.segment.buffers:
+            env[b.slot] = torch.empty_strided(
+                _numbers(b.shape, dims),
+                _numbers(b.stride, dims),
+                dtype=torch_dtype(b.dtype, b.paired),
+            )
+        inputs = []
+        for slot, dtype in zip(self.labels, self.dtypes, strict=True):
+            x = env[slot]
+            if slot.startswith("host"):
+                # An operator may give another layout than announced, and a few another dtype.
+                # The slot keeps it: it may be a result, with eager's strides.
+                x = x.to(torch_dtype(dtype, x.is_complex())).contiguous()
+            inputs.append(x)
+        outs = [env[b.slot].data_ptr() for b in self.segment.buffers]
+        values = [dims[s] for s in self.program.dims]
+        addresses = list(map(address, inputs))
+        # Where data or edges decide what is read, kernels read the nearest element that there is:
+        # of a tensor without any, one that stands in for it.
+        room = []
+        for k in self.sizes_vary:
+            if inputs[k].numel() == 0:
+                room.append(_one_of(inputs[k]))
+                addresses[k] = address(room[-1])
+        if 0 in addresses:
+            packed = set(self.program.weights) - set(self.program.kept)
+            names = (slot.removeprefix("in") for slot in self.labels)
+            needed = enumerate(zip(names, inputs, strict=True))
+            require_memory(x for k, x in needed if k not in packed or given_up(x[1]) is None)
+        known = None
+        if self.watch is not None:
+            self.read = inputs
+            known = self.watch(inputs)
+        found = self.program.run(addresses, outs, values, known)
+        if found is not None:
+            raise self.segment.problem(found, dims)
+
+
+def _one_of(x: torch.Tensor) -> torch.Tensor:
+    """Elements as if no axis were empty."""
+    return torch.zeros([max(1, n) for n in x.shape], dtype=x.dtype)
+
+
+def _take(returned: Returned, x: Any, env: dict[str, Any], dims: dict[str, int]) -> None:
+    """What a host call returned goes to its slots, and tells symbols."""
+    if isinstance(returned, tuple):
+        for r, y in zip(returned, x, strict=False):
+            _take(r, y, env, dims)
+    elif isinstance(returned, SymbolicInt):
+        _tell(returned.value, int(x), dims)
+    elif returned is not None:
+        if isinstance(x, (bool, float)):
+            x = torch.tensor(float(x), dtype=torch.float64)
+        if isinstance(x, torch.Tensor):
+            for d, n in zip(returned.shape, x.shape):
+                _tell(d, int(n), dims)
+        env[returned.slot] = x
+
+
+def _tell(d: Dim, value: int, dims: dict[str, int]) -> None:
+    """A dim has this value: so has its symbol, where there is one."""
+    found = symbol_from(d)
+    if found is not None:
+        name, factor, constant = found
+        dims.setdefault(name, (value - constant) // factor)
+
+
+def with_numbers(graph: Graph, known: Mapping[str, float]) -> Graph:
+    """Scalar inputs whose value is known become constants."""
+    if not known:
+        return graph
+
+    def known_value(n: Node) -> Node:
+        if isinstance(n.op, Input) and n.op.label in known:
+            return ops.full((), known[n.op.label], n.dtype)
+        return n
+
+    new = rebuild(graph, known_value)
+    inputs = tuple(n for n in graph.inputs if label(n) not in known)
+    return Graph(graph.name, inputs, new.outputs, new.places)
+
+
+def draw_seed() -> torch.Tensor:
+    """One draw from torch's default generator: reproducible under torch.manual_seed."""
+    return torch.empty((), dtype=torch.int64).random_()
+
+
+def _numbers(dims: Sequence[Dim], values: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(d if isinstance(d, int) else int(D.evaluate(d, values)) for d in dims)
+
+
+def _filled(tree: Any, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
+    if isinstance(tree, Slot):
+        return env[tree.label]
+    if isinstance(tree, SymbolicInt):
+        return int(D.evaluate(tree.value, dims))
+    if isinstance(tree, Number):
+        return tree.type(env[tree.slot].item())
+    if isinstance(tree, (View, Restrided)):
+        return _result(tree, env, dims)
+    if isinstance(tree, dict):
+        return {k: _filled(v, env, dims) for k, v in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_filled(v, env, dims) for v in tree)
+    return tree
+
+
+def _result(r: Result, env: Mapping[str, Any], dims: Mapping[str, int]) -> Any:
+    if isinstance(r, Value):
+        return r.value
+    if isinstance(r, SymbolicInt):
+        return int(D.evaluate(r.value, dims))
+    x = env[r.slot]
+    if isinstance(r, Same):
+        return x
+    if isinstance(r, Number):
+        return r.type(x.item())
+    shape, stride = _numbers(r.shape, dims), _numbers(r.stride, dims)
+    if isinstance(r, View):
+        if r.base is not None:
+            x = _as_announced(x, _numbers(r.base, dims))
+        start = x.storage_offset() + int(D.evaluate(r.offset, dims))
+        return x.as_strided(shape, stride, start)
+    assert isinstance(r, Restrided)
+    return _restrided(x, shape, stride, int(D.evaluate(r.offset, dims)))
+
+
+def _as_announced(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """What a host call returned, with the strides that torch announced: a copy where it has not."""
+    axes = zip(x.shape, x.stride(), stride, strict=True)
+    return x if all(n < 2 or a == b for n, a, b in axes) else _restrided(x, x.shape, stride)
+
+
+def _restrided(
+    x: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int = 0
+) -> torch.Tensor:
+    """A copy of x with other strides, which begins at an offset in its storage. Where elements lie
+    on top of each other they are equal."""
+    made = torch.empty_strided(shape, stride, dtype=x.dtype)
+    if offset:
+        size = offset + made.untyped_storage().nbytes() // made.element_size()
+        made = torch.empty(size, dtype=x.dtype).as_strided(shape, stride, offset)
+    to = made
+    for axis, (n, step) in enumerate(zip(shape, stride, strict=True)):
+        if n > 1 and step == 0:  # torch refuses to write to one place several times
+            to, x = to.narrow(axis, 0, 1), x.narrow(axis, 0, 1)
+    reach, apart = 1, True  # elements from the first one to the last
+    for step, n in sorted(zip(to.stride(), to.shape, strict=True)):
+        apart = apart and (n < 2 or step >= reach)
+        reach += (n - 1) * step
+    if apart or x.numel() == 0:
+        to.copy_(x)
+    else:  # windows that overlap
+        where = torch.arange(reach).as_strided(to.shape, to.stride()).reshape(-1)
+        made.as_strided((reach,), (1,))[where] = x.reshape(-1)
+    return made
+
+
+def _require_like(k: int, b: Buffer, x: Any) -> None:
+    dtype = torch_dtype(b.dtype, b.paired)
+    wanted = f"{tuple(b.shape)} with strides {tuple(b.stride)}, {dtype}, on the CPU"
+    hint = f"pass a tensor of {wanted}"
+    if not isinstance(x, torch.Tensor):
+        raise Invalid(f"out= for result {k} is a {type(x).__name__}", hint=hint)
+    found = {
+        "on": (x.device.type, "cpu"),
+        "of dtype": (x.dtype, dtype),
+        "of shape": (tuple(x.shape), tuple(b.shape)),
+        "with strides": (x.stride(), tuple(b.stride)),
+    }
+    for what, (given, right) in found.items():
+        if given != right:
+            raise Invalid(f"out= for result {k} is {what} {given}, not {right}", hint=hint)
+    if x.requires_grad:
+        raise Invalid(
+            f"out= for result {k} requires a gradient, and filling it is not differentiable",
+            hint="pass out.detach()",
+        )
+    if x.is_neg() or x.is_conj():
+        raise Invalid(f"out= for result {k} is a view that negates or conjugates", hint=hint)
+    if x.numel() and address(x) == 0:
+        raise Invalid(f"out= for result {k} has no memory: its storage was freed", hint=hint)
+
+
+def _require_apart(args: Sequence[Any], given: Sequence[torch.Tensor]) -> None:
+    """A result that lies in an operand's memory would change what is still to be read."""
+    tensors = [(f"input {k}", x) for k, x in enumerate(args) if isinstance(x, torch.Tensor)]
+    others = [(what, _span(x)) for what, x in tensors]
+    for k, x in enumerate(given):
+        start, end = _span(x)
+        for what, (first, last) in others:
+            if start < last and first < end:
+                raise Invalid(
+                    f"out= for result {k} shares memory with {what}",
+                    hint="pass a tensor with memory of its own, or leave out= away",
+                )
+        others.append((f"out= for result {k}", (start, end)))
+
+
+def _span(x: torch.Tensor) -> tuple[int, int]:
+    """The address of the first byte of a tensor and of that behind its last."""
+    start = address(x)
+    if x.numel() == 0:
+        return start, start
+    last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return start, start + (last + 1) * x.element_size()
+
+
+def _binders(arguments: Sequence[Argument]) -> list[tuple[str, int, int | None, int, int]]:
+    """(name of a symbol, argument, its axis or None, factor, constant): where a call tells each
+    symbol's value, a number of its own where there is one.
+    """
+    out: dict[str, tuple[str, int, int | None, int, int]] = {}
+
+    def bind(d: Dim | None, index: int, axis: int | None) -> None:
+        found = symbol_from(d)
+        if found is not None and (found[0] not in out or found[1:] == (1, 0) != out[found[0]][3:]):
+            out[found[0]] = found[0], index, axis, *found[1:]
+
+    for k, a in enumerate(arguments):
+        bind(a.value, k, None)
+    for k, a in enumerate(arguments):
+        for axis, d in enumerate(a.shape):
+            bind(d, k, axis)
+    return list(out.values())

@@ -1,0 +1,251 @@
+"""Static shapes, one program, nothing else to do: the shortest way from tensors to native code.
+
+The call is written as Python source for the graph at hand, since every loop and lookup it saves
+counts: the whole of it should cost a few microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Protocol
+
+import torch
+from torch._C._dynamo import guards
+
+from tilewright.base.errors import Invalid
+from tilewright.capture.torch.captured import Buffer, Captured, Result, Same, Segment, Value, View
+from tilewright.capture.torch.dtypes import torch_dtype
+from tilewright.driver.weights.bound import BoundWeights
+from tilewright.driver.weights.given_up import RESTORE, given_up
+from tilewright.ir.node import Graph, Input
+from tilewright.runtime.shared import Derived, Weight
+
+# Arguments, which it empties, and optionally tensors to fill; results.
+Call = Callable[..., list[Any]]
+
+
+@dataclass(frozen=True)
+class FastCall:
+    """The call, and the weights it looks after."""
+
+    call: Call
+    weights: BoundWeights | None
+
+
+# Up to this many arguments each is named in the source; beyond, lists are shorter than names.
+NAMED_LIMIT = 32
+
+
+class Program(Protocol):
+    """A compiled graph over addresses of contiguous memory."""
+
+    @property
+    def dims(self) -> tuple[str, ...]: ...
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """Inputs from which values are derived that outlive a call."""
+        ...
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Weights that calls read themselves."""
+        ...
+
+    def run(
+        self,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        dims: Sequence[int] = (),
+        weights: Sequence[Weight] | None = None,
+    ) -> list[int] | None: ...
+
+    def watch(self, count: int) -> None:
+        """A call returns the last `count` outputs where the first of them is not 0."""
+        ...
+
+    def refresh(self) -> None:
+        """Derive them again before the next result."""
+        ...
+
+    @property
+    def derived(self) -> Derived | None:
+        """What is derived now."""
+        ...
+
+    def bind(self, addresses: Sequence[int], weights: Sequence[Weight] | None = None) -> Any:
+        """With the first inputs at these addresses."""
+        ...
+
+    def run_bound(
+        self, bound: Any, others: Sequence[int], outputs: Sequence[int]
+    ) -> list[int] | None:
+        """With the other inputs at these."""
+        ...
+
+
+class Dry(Protocol):
+    """Tells whether a call must leave its inputs as they are."""
+
+    dry: bool
+
+
+def is_plain(captured: Captured) -> bool:
+    """One segment over static shapes, and results that are its buffers, inputs or views of them."""
+    return (
+        len(captured.steps) == 1
+        and len(captured.segments) == 1
+        and captured.seed is None
+        and not captured.held
+        and not captured.scalars
+        and all(a.kind != "float" for a in captured.arguments)
+        and all(isinstance(r, (Same, Value, View)) and _is_static(r) for r in captured.results)
+        and all(map(_is_static, captured.segments[0].buffers))
+    )
+
+
+def fast_call(captured: Captured, program: Program, session: Dry) -> FastCall:
+    """A function of the list of arguments, which it empties, to the list of results."""
+    writer = _Writer(captured, program, session)
+    call = writer.function()
+    return FastCall(call, writer.names.get("bind"))
+
+
+class _Writer:
+    def __init__(self, captured: Captured, program: Program, session: Dry) -> None:
+        self.captured, self.program = captured, program
+        self.segment: Segment = captured.segments[0]
+        self.graph: Graph = self.segment.graph
+        self.position = {a.slot: k for k, a in enumerate(captured.arguments)}
+        self.reads = [self.position[label(n)] for n in self.graph.inputs]
+        self.named = len(captured.arguments) <= NAMED_LIMIT
+        # Weights, the first inputs of the graph, are looked at together.
+        self.weights = sum(captured.arguments[k].weight for k in self.reads)
+        self.slots = {b.slot: k for k, b in enumerate(self.segment.buffers)}
+        self.names: dict[str, Any] = {
+            "empty": allocator(),
+            "reads": self.reads,
+            "require_memory": require_memory,
+            "run": program.run_bound,
+            "session": session,
+        }
+
+    def argument(self, k: int) -> str:
+        return f"a{k}" if self.named else f"args[{k}]"
+
+    def function(self) -> Call:
+        lines = [*self._take(), *self._allocate(), *self._inputs()]
+        outs = "".join(f"o{k}.data_ptr(), " for k in range(len(self.slots)))
+        run = f"run(bound, addresses, [{outs}])"
+        if self.segment.checks:
+            # Before inputs are changed: whoever catches the error finds them as they were.
+            self.names["problem"] = self.segment.problem
+            lines += [f"found = {run}", "if found is not None: raise problem(found, {})"]
+        else:
+            lines.append(run)
+        lines += self._write_back()
+        results = ", ".join(self._result(r) for r in self.captured.results)
+        lines += [f"results = [{results}]", "args.clear()", "return results"]
+        source = "def call(args, given=None):\n" + "".join(f"    {line}\n" for line in lines)
+        scope = dict(self.names)
+        exec(source, scope)
+        return scope["call"]
+
+    def _take(self) -> list[str]:
+        count = len(self.captured.arguments)
+        if not self.named or not count:
+            return []
+        return [f"{', '.join(f'a{k}' for k in range(count))}, = args"]
+
+    def _allocate(self) -> list[str]:
+        lines = []
+        for k, b in enumerate(self.segment.buffers):
+            self.names[f"d{k}"] = torch_dtype(b.dtype, b.paired)
+            lines.append(f"o{k} = empty({b.shape!r}, {b.stride!r}, d{k})")
+        if not lines:
+            return []
+        taken = ", ".join(f"o{k}" for k in range(len(lines)))
+        return ["if given is None:", *(f"    {line}" for line in lines), f"else: {taken}, = given"]
+
+    def _inputs(self) -> list[str]:
+        lines = []
+        if not self.weights:
+            self.names["bound"] = self.program.bind(())
+        else:
+            first = self.reads[: self.weights]
+            one = lambda args: (args[first[0]],)  # noqa: E731
+            pick = itemgetter(*first) if len(first) > 1 else one
+            self.names |= {"pick": pick, "bind": BoundWeights(self.program, self.weights)}
+            lines = [
+                "bound = bind(pick(args))",
+                "if bound is None: require_memory((k, args[k]) for k in reads)",
+            ]
+        rest = self.reads[self.weights :]
+        names = [f"{self.argument(k)}.data_ptr()" for k in rest]
+        lines.append(f"addresses = [{', '.join(names)}]")
+        if rest:
+            lines.append("if 0 in addresses: require_memory((k, args[k]) for k in reads)")
+        return lines
+
+    def _write_back(self) -> list[str]:
+        if not self.captured.mutated:
+            return []
+        copies = [
+            f"{self.argument(self.position[old])}.copy_(o{self.slots[new]})"
+            for old, new in self.captured.mutated
+        ]
+        return [f"if not session.dry: {'; '.join(copies)}"]
+
+    def _result(self, r: Result) -> str:
+        if isinstance(r, Value):
+            name = f"value{len(self.names)}"
+            self.names[name] = r.value
+            return name
+        assert isinstance(r, (Same, View))
+        fresh = r.slot in self.slots
+        base = f"o{self.slots[r.slot]}" if fresh else self.argument(self.position[r.slot])
+        if isinstance(r, Same):
+            return base
+        start = r.offset if fresh else f"{base}.storage_offset() + {r.offset}"
+        return f"{base}.as_strided({r.shape!r}, {r.stride!r}, {start})"
+
+
+def allocator() -> Callable[..., torch.Tensor]:
+    """torch's short way to fresh CPU memory where it has one."""
+    short = getattr(guards, "_empty_strided_cpu", None)
+    if short is not None:
+        return short
+    return lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype)
+
+
+def label(n: Any) -> str:
+    assert isinstance(n.op, Input)
+    return n.op.label
+
+
+def _is_static(r: Result | Buffer) -> bool:
+    """Strides may depend on sizes that no shape has."""
+    if isinstance(r, (View, Buffer)):
+        offset = r.offset if isinstance(r, View) else 0
+        return all(isinstance(d, int) for d in (*r.shape, *r.stride, offset))
+    return True
+
+
+def require_memory(inputs: Iterable[tuple[object, Any]]) -> None:
+    """For when an address is 0: that of no elements is, any other's memory was given back."""
+    for name, x in inputs:
+        gone = given_up(x)
+        if gone is not None:
+            raise Invalid(
+                f"{gone.name} has no memory of its own: a program compiled with own_weights=True "
+                "holds it packed, and here it is needed as it was",
+                hint=RESTORE,
+            )
+        if isinstance(x, torch.Tensor) and x.numel() > 0 and x.data_ptr() == 0:
+            raise Invalid(
+                f"input {name} ({tuple(x.shape)}, {x.dtype}) has no memory: "
+                "its storage was freed or resized",
+                hint="pass a tensor that still owns its elements",
+            )
