@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 if TYPE_CHECKING:  # what atoms are made of is made of atoms
-    from tilewright.ir.dim import Dim
+    from tilewright.ir.polynomial import Dim
 
 
 class Atom:

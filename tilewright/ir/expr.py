@@ -6,6 +6,7 @@ defined in it, tensor expressions are written in it, and the kernel level schedu
 
 from __future__ import annotations
 
+from tilewright.ir.parts import all_of, loads, loads_among, replaced
 from tilewright.ir.tensor import Tensor, compute, placeholder, scan, update
 from tilewright.ir.values import (
     Const,
@@ -16,7 +17,6 @@ from tilewright.ir.values import (
     Rewriter,
     Scalarish,
     Value,
-    all_of,
     cast,
     const,
     extent,
@@ -24,11 +24,8 @@ from tilewright.ir.values import (
     index,
     item,
     load,
-    loads,
-    loads_among,
     make_reduce,
     reduce,
-    replaced,
     rewrite,
     select,
     tuple_of,

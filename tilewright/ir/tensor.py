@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Sym
+from tilewright.ir.parts import loads
 from tilewright.ir.types import DType, f32, i64
-from tilewright.ir.values import Scalarish, Value, cast, load, loads, value
+from tilewright.ir.values import Scalarish, Value, cast, load, value
 
 
 class Tensor:

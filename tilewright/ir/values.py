@@ -8,7 +8,7 @@ reduction), so equal definitions are equal.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from operator import is_
 from typing import TYPE_CHECKING, Any, Union
@@ -434,13 +434,6 @@ def select(c: Value, a: Scalarish, b: Scalarish) -> Value:
     return fn("select", c, a, b)
 
 
-def all_of(*conditions: Value) -> Value:
-    out: Value = const(True, b1)
-    for c in conditions:
-        out = fn("and", out, c)
-    return out
-
-
 def tuple_of(*items: Value) -> Value:
     """Several components as one value."""
     return _fn("tuple", items, tuple_dtype(tuple(x.dtype for x in items)))
@@ -492,40 +485,11 @@ def walk(v: Value, source: str | None = None) -> Iterator[Value]:
         stack += x.operands()
 
 
-def loads_among(v: Value, sources: Set[str]) -> Iterator[Load]:
-    """Every distinct load under v of one of some buffers; no value is visited that reads none."""
-    seen: set[Value] = set()
-    stack = [v]
-    while stack:
-        x = stack.pop()
-        if x in seen or x.sources.isdisjoint(sources):
-            continue
-        seen.add(x)
-        if isinstance(x, Load) and x.source in sources:
-            yield x
-        stack += x.operands()
-
-
-def loads(v: Value, source: str | None = None) -> Iterator[Load]:
-    """Every distinct load under v, or those of one source."""
-    if source is None:
-        return (x for x in walk(v) if isinstance(x, Load)) if v.sources else iter(())
-    return (x for x in walk(v, source) if isinstance(x, Load) and x.source == source)
-
-
 def with_args(x: Fn, args: tuple[Value, ...]) -> Value:
     """The same function of other arguments."""
     if all(map(is_, args, x.args)):
         return x
     return cast(args[0], x.dtype) if x.name == "cast" else _fn(x.name, args, x.dtype)
-
-
-def replaced(v: Value, old: Value, new: Value) -> Value:
-    """The value with another one in place of a part of it."""
-    memo = {old: new}
-    for x in operands_first(v, lambda x: x.args if isinstance(x, Fn) else (), memo):
-        memo[x] = with_args(x, tuple(memo[a] for a in x.args)) if isinstance(x, Fn) else x
-    return memo[v]
 
 
 class Rewriter:
