@@ -16,10 +16,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.types import DType, from_memory, to_memory
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Nest
-from tilewright.llvm.emit import emit
-from tilewright.llvm.objects import compile_object
-from tilewright.runtime import pool
-from tilewright.runtime.library import Library
+from tilewright.runtime.nests import NestKernel
 from tilewright.targets import default
 
 # Bytes before and after each output that no kernel may touch.
@@ -37,11 +34,8 @@ class Native:
     def __init__(self, nest: Nest, target: Target | None = None) -> None:
         target = target or default()
         self.nest = nest
-        self.text = emit(nest, target)
-        image = compile_object(self.text, target)
-        self.library = Library([image], {"tw_parallel": pool.address()})
-        signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-        self.function = signature(self.library.address(nest.name))
+        self.kernel = NestKernel(nest, target)
+        self.text = self.kernel.text
 
     def __call__(
         self, arrays: Mapping[str, np.ndarray], dims: Mapping[str, int] | None = None
@@ -71,10 +65,7 @@ class Native:
         return {name: from_memory(view, d) for name, (_, view, d) in outs.items()}
 
     def call(self, addresses: Sequence[int], sizes: Mapping[str, int]) -> None:
-        args = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
-        values = [sizes[s.name] for s in self.nest.dims]
-        numbers = (ctypes.c_int64 * max(1, len(values)))(*values)
-        self.function(ctypes.addressof(args), ctypes.addressof(numbers))
+        self.kernel(addresses, self.kernel.sizes(sizes))
 
     def strays(
         self, arrays: Mapping[str, np.ndarray], dims: Mapping[str, int] | None = None
@@ -97,7 +88,7 @@ class Native:
 
     @property
     def arguments(self) -> list[Buffer]:
-        return [b for b in self.nest.buffers if b.scope in ("in", "out")]
+        return self.kernel.arguments
 
     def _guarded(
         self, b: Buffer, arrays: Mapping[str, np.ndarray], sizes: Mapping[str, int], at_end: bool

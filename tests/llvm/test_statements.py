@@ -21,8 +21,8 @@ from tilewright.kernel.nest import Nest
 from tilewright.kernel.text import nest_text, parse_nest
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import compile_object
-from tilewright.runtime import pool
-from tilewright.runtime.library import Library
+from tilewright.runtime.native import callback_address
+from tilewright.runtime.nests import NestKernel
 from tilewright.targets import default, get
 
 MACHINES = ("x86-64", "x86-64-v3", "x86-64-v4")
@@ -35,15 +35,10 @@ class Compiled:
     def __init__(self, nest: Nest, target: Target | None = None) -> None:
         target = target or default()
         self.nest = nest
-        self.text = emit(nest, target)
         self.told: list[tuple[int, list[int]]] = []
         self._tell = REPORT(lambda site, n, at: self.told.append((site, [at[k] for k in range(n)])))
-        report = ctypes.cast(self._tell, ctypes.c_void_p).value
-        assert report is not None
-        symbols = {"tw_parallel": pool.address(), "tw_report": report}
-        self.library = Library([compile_object(self.text, target)], symbols)
-        signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-        self.function = signature(self.library.address(nest.name))
+        self.kernel = NestKernel(nest, target, {"tw_report": callback_address(self._tell)})
+        self.text = self.kernel.text
 
     def __call__(self, arrays: Mapping[str, Any], dims: Mapping[str, int] | None = None) -> None:
         addresses: list[int] = []
@@ -56,10 +51,7 @@ class Compiled:
         self.at(addresses, dims)
 
     def at(self, addresses: list[int], dims: Mapping[str, int] | None = None) -> None:
-        args = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
-        values = [(dims or {})[s.name] for s in self.nest.dims]
-        numbers = (ctypes.c_int64 * max(1, len(values)))(*values)
-        self.function(ctypes.addressof(args), ctypes.addressof(numbers))
+        self.kernel(addresses, self.kernel.sizes(dims or {}))
 
 
 def nest(text: str) -> Nest:

@@ -37,8 +37,7 @@ class Peak:
     def __init__(self, target: Target, threads: int = 1) -> None:
         self.lanes, self.threads = target.lanes(32), threads
         self.library = Library([compile_object(_peak_text(self.lanes), target)], {})
-        signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
-        self.function = signature(self.library.address("peak"))
+        self.function = self.library.function("peak", ctypes.c_void_p, ctypes.c_int64)
         self.numbers = [(ctypes.c_float * (2 * self.lanes))() for _ in range(threads)]
 
     def __call__(self) -> float:
@@ -82,7 +81,7 @@ class Traffic:
 
     def _function(self, name: str) -> Callable[..., None]:
         words = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-        return ctypes.CFUNCTYPE(None, *words)(self.library.address(name))
+        return self.library.function(name, *words)
 
     def _seconds(self, copy: str) -> float:
         source, target, seen, filled = self.starts

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tilewright.driver.weights.given_up import given_up
-from tilewright.runtime.program import Program, literal_bytes
+from tilewright.runtime.program import Program
 
 
 def peak_allocated(call: Callable[[], object]) -> int:
@@ -34,7 +34,7 @@ def activations(call: Callable[[], object]) -> int:
 def weights_held(module: nn.Module) -> int:
     """Bytes of the module's tensors and of what our programs derived from them or keep beside."""
     derived = {piece for p in _programs() if p.derived is not None for piece in p.derived.pieces}
-    constants = sum(len(literal_bytes(x)) for p in _programs() for x in p.constants)
+    constants = sum(x.size for p in _programs() for x in p.constants)
     return weight_bytes(module) + sum(piece.size for piece in derived) + constants
 
 

@@ -7,7 +7,6 @@ them. Times are medians of rounds in which all contenders take turns.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,8 +26,7 @@ from tilewright.kernel.step import apply, parse_trace, print_trace
 from tilewright.kernel.text import parse_group
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import compile_object
-from tilewright.runtime import pool
-from tilewright.runtime.library import Library
+from tilewright.runtime.native import NativeKernel
 from tilewright.targets import default
 
 SIZE = 1024
@@ -182,13 +180,10 @@ def build(source: tuple[str, str], target: Target) -> Kernel:
         lambda: parse_trace(print_trace(trace)),
     )
     assert parse_trace(printed) == trace
-    library = Library([compile_object(code, target)], {"tw_parallel": pool.address()})
-    signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-    function = signature(library.address(nest.name))
+    kernel = NativeKernel([compile_object(code, target)], nest.name)
 
-    def call(*arrays: torch.Tensor, keep: object = library) -> None:
-        pointers = (ctypes.c_void_p * len(arrays))(*(a.data_ptr() for a in arrays))
-        function(ctypes.addressof(pointers), None)
+    def call(*arrays: torch.Tensor) -> None:
+        kernel([a.data_ptr() for a in arrays])
 
     ms = [1e3 * median(_seconds(f) for _ in range(5)) for f in work]
     return Kernel(nest, ms[0], ms[1], ms[2], printed, call)

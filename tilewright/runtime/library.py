@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import llvmlite.binding as llvm
 
@@ -18,6 +19,9 @@ from .elf import read_symbols
 # Where code may find what it calls, in this order: the process, then two companions of the C
 # library that an interpreter linked statically would not have loaded.
 _RUNTIME_LIBRARIES = (None, "libm.so.6", "libgcc_s.so.1")
+
+# A function of ctypes' numbers and addresses.
+Function = Callable[..., Any]
 
 
 class Library:
@@ -70,6 +74,17 @@ class Library:
                 f"the compiled code defines no symbol {name!r}",
                 hint=f"it defines {', '.join(self._addresses) or 'nothing'}",
             ) from None
+
+    def function(
+        self, name: str, *arguments: Any, result: Any = None, holds_lock: bool = False
+    ) -> Function:
+        """A symbol as a function of these ctypes; the code stays loaded as long as it exists.
+
+        `holds_lock`: the code looks into Python objects, so other threads of Python wait."""
+        kind = ctypes.PYFUNCTYPE if holds_lock else ctypes.CFUNCTYPE
+        made: Any = kind(result, *arguments)(self.address(name))
+        made.library = self
+        return made
 
     def close(self) -> None:
         """Unload the code; every address becomes invalid."""

@@ -72,11 +72,12 @@ class _Pool:
         host = host_cpu()
         self.target = Target("pool", host.triple, host.cpu, host.features)
         self.library = Library([cached_object(pool_ir(self.target.arch), self.target)])
-        self.reset = self._function("tw_pool_reset")
-        self.resize = self._function("tw_pool_resize", ctypes.c_int64)
-        self.set_spin = self._function("tw_pool_set_spin", ctypes.c_int64)
-        self.threads = self._function("tw_pool_threads", result=ctypes.c_int64)
-        self.workers = self._function("tw_pool_workers", result=ctypes.c_int64)
+        function = self.library.function
+        self.reset = function("tw_pool_reset")
+        self.resize = function("tw_pool_resize", ctypes.c_int64)
+        self.set_spin = function("tw_pool_set_spin", ctypes.c_int64)
+        self.threads = function("tw_pool_threads", result=ctypes.c_int64)
+        self.workers = function("tw_pool_workers", result=ctypes.c_int64)
         self.reset()
         self.set_spin(_DEFAULT_SPIN_US * 1000)
         self.resize(min(MAX_THREADS, knobs.threads.get() or usable_cores()))
@@ -87,12 +88,9 @@ class _Pool:
         image = cached_object(concurrent_ir(), self.target)
         self._waiting = Library([image], {"tw_pool_threads": count})
         names = ("tw_concurrent", "tw_wait", "tw_waited")
-        reset = ctypes.CFUNCTYPE(None)(self._waiting.address("tw_concurrent_reset"))
+        reset = self._waiting.function("tw_concurrent_reset")
         os.register_at_fork(after_in_child=reset)
         return {name: self._waiting.address(name) for name in names}
-
-    def _function(self, name: str, *arguments, result=None):
-        return ctypes.CFUNCTYPE(result, *arguments)(self.library.address(name))
 
 
 _pools: dict[str, _Pool] = {}

@@ -1,4 +1,5 @@
-"""A compiled program: one native entry function, the memory it owns, and calls that may overlap.
+"""A compiled program in this process: its native entry function, the memory it owns, and calls that
+may overlap.
 
 Memory is contiguous and row-major. A call in flight owns a frame (argument arrays and an arena);
 frames are reused, so a hot call allocates nothing. Values derived from weights are computed by a
@@ -9,47 +10,52 @@ callers know their weights share them (runtime/shared.py).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim
-from tilewright.ir.node import Literal
-from tilewright.ir.types import TensorType, to_memory
-from tilewright.runtime.library import Library
+from tilewright.ir.node import Graph
 from tilewright.runtime.memory import aligned, require_room
-from tilewright.runtime.shared import Derived, Recipe, Weight, derive
+from tilewright.runtime.native import NativeKernel
+from tilewright.runtime.profile import Marks
+from tilewright.runtime.program_data import ProgramData
+from tilewright.runtime.shared import Derived, Weight, derive
+
+if TYPE_CHECKING:  # what compiling needs is not loaded to run
+    from tilewright.graph.cluster import Fused
+    from tilewright.graph.memory import Plan
 
 WATCHED_BYTES = 64
-_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-
-
-def literal_memory(x: Literal) -> np.ndarray:
-    """A constant as it lies in memory: no copy of its own where numpy has the same form."""
-    return x.array if x.dtype.memory == x.dtype.numpy else to_memory(x.array, x.dtype)
-
-
-def literal_bytes(x: Literal) -> bytes:
-    """The same as bytes."""
-    return literal_memory(x).tobytes()
 
 
 @dataclass(frozen=True)
-class KernelInfo:
-    """What became of a cluster: for explain."""
+class Cut:
+    """How a graph was cut into kernels, and where its values live."""
 
-    name: str
-    symbol: str
-    group: str
-    trace: str
-    calls: int
-    cached: bool
-    seconds: float
-    places: tuple[str, ...] = ()
+    fused: Fused
+    plan: Plan
+
+
+@dataclass
+class Details:
+    """What is known of a program besides what running it needs."""
+
+    graph: Graph | None = None  # as it was given
+    phases: Mapping[str, float] = field(default_factory=dict)  # seconds of compiling it
+    marks: Marks | None = None  # where the time of calls goes, if that was asked for
+    find_cut: Callable[[], Cut] | None = None
+
+    @cached_property
+    def cut(self) -> Cut:
+        """Of a program out of the cache it is found when it is first asked for."""
+        assert self.find_cut is not None, "a program that was compiled knows how to find its cut"
+        return self.find_cut()
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.phases.values())
 
 
 class _Frame:
@@ -80,31 +86,32 @@ class Bound:
     derived: Derived | None
 
 
-@dataclass
 class Program:
-    inputs: tuple[TensorType, ...]
-    outputs: tuple[TensorType, ...]
-    dims: tuple[str, ...]
-    library: Library
-    entry: str
-    arena: Dim  # bytes
-    constants: tuple[Literal, ...] = ()
-    kernels: tuple[KernelInfo, ...] = ()
-    weights: tuple[int, ...] = ()  # inputs that the prologue reads
-    prologue: Program | None = None
-    recipes: tuple[Recipe, ...] = ()  # of the prologue's results
-    kept: tuple[int, ...] = ()  # weights that calls read themselves
-    details: dict[str, Any] = field(default_factory=dict)
+    """A program that was loaded. `symbols` are addresses that its code calls besides the pool's."""
 
-    def __post_init__(self) -> None:
-        self._call: Callable[..., None] = _ENTRY(self.library.address(self.entry))
-        self._constants = [literal_memory(c) for c in self.constants]
-        self._fixed = [a.ctypes.data for a in self._constants]
+    def __init__(
+        self,
+        data: ProgramData,
+        details: Details | None = None,
+        prologue: Program | None = None,
+        symbols: Mapping[str, int] | None = None,
+    ) -> None:
+        self.data, self.details = data, details or Details()
+        # Attributes, not properties: a hot call looks at some of them.
+        self.inputs, self.outputs, self.dims = data.inputs, data.outputs, data.dims
+        self.arena, self.constants, self.kernels = data.arena, data.constants, data.kernels
+        self.weights, self.kept, self.recipes = data.weights, data.kept, data.recipes
+        if prologue is None and data.prologue is not None:
+            prologue = Program(data.prologue)
+        self.prologue = prologue
+        self._kernel = NativeKernel(data.images, data.entry, symbols, pointers=4)
+        self._call = self._kernel.function
+        self._fixed = [c.array.ctypes.data for c in data.constants]
         self._frames: list[_Frame] = []
         self._lock = Lock()
         self._derived: Derived | None = None
-        self._static_arena = self.arena if isinstance(self.arena, int) else None
-        self._watched, self._filled = 0, len(self.outputs)
+        self._static_arena = data.arena if isinstance(data.arena, int) else None
+        self._watched, self._filled = 0, len(data.outputs)
 
     def watch(self, count: int) -> None:
         """The last `count` outputs are 64-bit integers for the caller's eyes: they lie in the frame
@@ -113,7 +120,7 @@ class Program:
         self._watched, self._filled = count, len(self.outputs) - count
 
     def arena_size(self, dims: Sequence[int] = ()) -> int:
-        return int(D.evaluate(self.arena, dict(zip(self.dims, dims, strict=True))))
+        return self.data.arena_size(dict(zip(self.dims, dims, strict=True)))
 
     @property
     def folded_bytes(self) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from threading import RLock
 from typing import Protocol
 from weakref import WeakSet, WeakValueDictionary
@@ -19,28 +18,9 @@ import numpy as np
 
 from tilewright.base.errors import Invalid
 from tilewright.ir.node import Graph, Input, Node, input, node, topological
-from tilewright.ir.text import parse_graph, print_graph
 from tilewright.ir.types import TensorType
 from tilewright.runtime.memory import aligned, require_room
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a value is made: the text of a graph over inputs w0, w1, … so that equal recipes are one
-    text, and which inputs of the prologue these are.
-    """
-
-    text: str
-    weights: tuple[int, ...]
-
-    @staticmethod
-    def of(value: Node, weights: tuple[int, ...]) -> Recipe:
-        inputs = [n for n in topological((value,)) if isinstance(n.op, Input)]
-        return Recipe(print_graph(Graph("recipe", tuple(inputs), (value,)), places=False), weights)
-
-    @cached_property
-    def value(self) -> Node:
-        return parse_graph(self.text).outputs[0]
+from tilewright.runtime.program_data import Recipe
 
 
 def recipes_of(prologue: Graph) -> tuple[Recipe, ...]:

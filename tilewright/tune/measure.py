@@ -14,11 +14,9 @@ from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Nest
-from tilewright.llvm.emit import emit
-from tilewright.llvm.objects import compile_object
-from tilewright.runtime import pool
-from tilewright.runtime.library import Library
 from tilewright.runtime.memory import aligned, require_room
+from tilewright.runtime.native import address_array, size_array
+from tilewright.runtime.nests import NestKernel
 
 # Rounds of turns: a median of so many forgives a few interruptions.
 ROUNDS = 7
@@ -27,17 +25,6 @@ SAMPLE_SECONDS = 1e-3
 # Inputs take turns, so that a small one is not always found in the nearest cache, which other
 # kernels of a program would have used in between.
 MOST_SETS = 4
-
-
-class Native:
-    """A compiled nest."""
-
-    def __init__(self, nest: Nest, target: Target) -> None:
-        self.nest = nest
-        image = compile_object(emit(nest, target), target)
-        self.library = Library([image], {"tw_parallel": pool.address()})
-        signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-        self.function = signature(self.library.address(nest.name))
 
 
 class Arguments:
@@ -54,9 +41,9 @@ class Arguments:
         self.sets = []
         for _ in range(sets):
             addresses = [self._filled(b, n, rng) for b, n in zip(own, sizes, strict=True)]
-            self.sets.append((ctypes.c_void_p * max(1, len(own)))(*addresses))
+            self.sets.append(address_array(addresses))
         values = [guess(D.as_int(s)) for s in nest.dims]
-        self.dims = (ctypes.c_int64 * max(1, len(values)))(*values)
+        self.dims = size_array(values)
 
     def _filled(self, b: Buffer, size: int, rng: np.random.Generator) -> int:
         raw, address = aligned(size)
@@ -68,7 +55,7 @@ class Arguments:
             data[:] = rng.standard_normal(data.size, np.float32)
         return address
 
-    def seconds(self, f: Native, calls: int) -> float:
+    def seconds(self, f: NestKernel, calls: int) -> float:
         """Of one call, in the mean of so many."""
         numbers, sets = ctypes.addressof(self.dims), [ctypes.addressof(s) for s in self.sets]
         began = time.perf_counter()
@@ -85,7 +72,7 @@ def timed(
 ) -> list[float] | None:
     """Seconds of a call of each nest: medians over rounds in which they take turns. None where
     `going_on` said no before a third of the rounds was over."""
-    natives = [Native(n, target) for n in nests]
+    natives = [NestKernel(n, target) for n in nests]
     arguments = Arguments(nests[0], target)
     calls = []
     for f in natives:
@@ -101,5 +88,5 @@ def timed(
         for f, count, found in zip(natives, calls, samples, strict=True):
             found.append(arguments.seconds(f, count))
     for f in natives:
-        f.library.close()
+        f.close()
     return [median(x) for x in samples]

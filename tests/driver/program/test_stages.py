@@ -258,7 +258,8 @@ def test_directories_that_cannot_be(dumped: Path, tmp_path: Path) -> None:
 
 def test_clusters_say_what_and_where(dumped: Path) -> None:
     p = compile_graph(program_graph())
-    fused, plan = p.details["fused"], p.details["plan"]
+    cut = p.details.cut
+    fused, plan = cut.fused, cut.plan
     text = clusters_text(fused, plan, lambda c: "k_0")
     assert text.startswith(f"{len(fused.clusters)} cluster")
     assert "cluster 0: row, kernel k_0" in text and "stores" in text and "(output 0)" in text

@@ -10,52 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Place
+from tilewright.ir.slots import (
+    Buffer,
+    Check,
+    Result,
+    SymbolicInt,
+    problem_of,
+)
 from tilewright.ir.types import DType
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """A tensor that a segment fills: native code writes it in the order of memory, torch sees
-    `shape` and `stride`.
-    """
-
-    slot: str
-    dtype: DType
-    shape: tuple[Dim, ...]
-    stride: tuple[Dim, ...]
-    paired: bool = False  # complex: two of `dtype` per element
-
-
-@dataclass(frozen=True)
-class Check:
-    """A precondition of an operator that depends on data: what eager raises where it fails.
-
-    `words` may name the offending {index} and the {size} that it should be within.
-    """
-
-    error: type[Exception]
-    words: str
-    size: Dim | None = None
-    place: Place | None = None
-    empty: tuple[type[Exception], str] | None = None  # instead, where the size is 0
-
-    def __str__(self) -> str:
-        words = self.words.replace("{index}", "…").replace("{size}", str(self.size))
-        return f"{self.error.__name__}: {words}"
-
-    def problem(self, found: int, dims: Mapping[str, int]) -> Exception:
-        """What to raise for the integer that a program found (see ops/checks.py)."""
-        error, words = self.error, self.words
-        if self.size is not None:
-            size = int(D.evaluate(self.size, dims))
-            if size == 0 and self.empty is not None:
-                error, words = self.empty
-            index = found - 1 if found > 0 else found
-            words = words.replace("{index}", str(index)).replace("{size}", str(size))
-        return error(words if self.place is None else f"{words}\n  at {self.place}")
 
 
 @dataclass(frozen=True)
@@ -75,9 +39,7 @@ class Segment:
 
     def problem(self, found: Sequence[int], dims: Mapping[str, int]) -> Exception:
         """What to raise for what a program found, of which the first is not 0."""
-        each = found[-len(self.checks) :]
-        k = next(k for k, v in enumerate(each) if v != 0)
-        return self.checks[k].problem(each[k], dims)
+        return problem_of(self.checks, found, dims)
 
 
 @dataclass(frozen=True)
@@ -85,25 +47,6 @@ class Slot:
     """In the arguments of a host call: the tensor in this slot."""
 
     label: str
-
-
-@dataclass(frozen=True)
-class SymbolicInt:
-    """In the arguments of a host call or in the results: an integer that depends on the call's
-    dims.
-    """
-
-    value: Dim
-
-
-@dataclass(frozen=True)
-class Number:
-    """In the arguments of a host call or in the results: the Python number of a type that the 0-d
-    tensor in this slot holds.
-    """
-
-    slot: str
-    type: type
 
 
 @dataclass(frozen=True)
@@ -164,50 +107,6 @@ class Argument:
     paired: bool = False  # complex: two of `dtype` per element
     native: bool = True  # read by a segment, so its memory must be as declared
     symbol: str | None = None
-
-
-@dataclass(frozen=True)
-class View:
-    """A result, or an operand of a host call, that is a view of another slot's tensor, by size,
-    stride and offset in elements from its start.
-
-    `base`: the strides that torch announced for that tensor, where a host call returns it: it may
-    come with others.
-    """
-
-    slot: str
-    shape: tuple[Dim, ...]
-    stride: tuple[Dim, ...]
-    offset: Dim
-    base: tuple[Dim, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Same:
-    """A result that is the tensor of a slot itself."""
-
-    slot: str
-
-
-@dataclass(frozen=True)
-class Restrided:
-    """A result, or an operand of a host call, whose memory has gaps in eager, or begins inside its
-    storage: the slot's values are copied to that layout."""
-
-    slot: str
-    shape: tuple[Dim, ...]
-    stride: tuple[Dim, ...]
-    offset: Dim = 0  # elements before the first
-
-
-@dataclass(frozen=True)
-class Value:
-    """A result that is not a tensor."""
-
-    value: Any
-
-
-Result = View | Same | Restrided | Value | SymbolicInt | Number
 
 
 @dataclass(frozen=True)

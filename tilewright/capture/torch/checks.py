@@ -15,12 +15,12 @@ import torch.fx
 import torch.nn.functional as F
 
 from tilewright import ops
-from tilewright.capture.torch.captured import Check
 from tilewright.capture.torch.places import place_of
 from tilewright.graph.ranges import Ranges
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Constant, Node, Place
+from tilewright.ir.slots import Check
 from tilewright.ir.types import i64
 from tilewright.ops.views import Expand, Flip, Permute, Reshape, Roll
 

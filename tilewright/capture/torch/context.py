@@ -15,7 +15,6 @@ import torch
 import torch.fx
 
 from tilewright import ops
-from tilewright.capture.torch.captured import Check
 from tilewright.capture.torch.checks import Checks
 from tilewright.capture.torch.dtypes import FROM_TORCH, has_native_form, real_dtype
 from tilewright.capture.torch.promote import as_float, result_type
@@ -25,6 +24,7 @@ from tilewright.capture.torch.values import Complex
 from tilewright.ir.dim import Int
 from tilewright.ir.node import Graph, Node, constant, input
 from tilewright.ir.operator import outputs_of
+from tilewright.ir.slots import Check
 from tilewright.ir.types import DType, TensorType, bf16, f16, f32, f64, i64
 
 Operand = Node | int | float | bool | Int

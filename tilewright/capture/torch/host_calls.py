@@ -10,15 +10,7 @@ from torch.fx.node import map_aggregate
 
 from tilewright import ops
 from tilewright.capture.torch.asserts import NOT_SO, size_check
-from tilewright.capture.torch.captured import (
-    Argument,
-    Filled,
-    HostCall,
-    Returned,
-    Slot,
-    SymbolicInt,
-    View,
-)
+from tilewright.capture.torch.captured import Argument, Filled, HostCall, Returned, Slot
 from tilewright.capture.torch.context import Context
 from tilewright.capture.torch.dtypes import FROM_COMPLEX, real_dtype
 from tilewright.capture.torch.facts import is_mutable, is_ordered, is_plain, python_type
@@ -31,6 +23,7 @@ from tilewright.capture.torch.segments import PendingHost, PendingNumber
 from tilewright.capture.torch.values import Complex, Opaque
 from tilewright.ir.dim import Int
 from tilewright.ir.node import Node, Place
+from tilewright.ir.slots import SymbolicInt, View
 
 CHECK_ERRORS = torch.ops.aten._linalg_check_errors.default
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.fx
 
-from tilewright.capture.torch.captured import SymbolicInt
 from tilewright.capture.torch.shapes import Shapes
 from tilewright.ir.dim import Int
+from tilewright.ir.slots import SymbolicInt
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from tilewright.capture.torch.captured import Argument, Buffer, View
+from tilewright.capture.torch.captured import Argument
 from tilewright.capture.torch.facts import is_lazy, storage_of
 from tilewright.capture.torch.layout import Dense, contiguous, packed, to_memory
 from tilewright.capture.torch.shapes import Shapes
 from tilewright.capture.torch.values import Complex, joined
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Input, Node
+from tilewright.ir.slots import Buffer, View
 
 
 @dataclass(frozen=True)

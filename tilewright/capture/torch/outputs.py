@@ -10,17 +10,7 @@ import torch
 import torch.fx
 
 from tilewright.base.errors import Invalid
-from tilewright.capture.torch.captured import (
-    Argument,
-    Buffer,
-    Number,
-    Restrided,
-    Result,
-    Same,
-    SymbolicInt,
-    Value,
-    View,
-)
+from tilewright.capture.torch.captured import Argument
 from tilewright.capture.torch.dtypes import real_dtype
 from tilewright.capture.torch.facts import is_lazy, is_plain, storage_of
 from tilewright.capture.torch.layout import contiguous, dense
@@ -30,6 +20,7 @@ from tilewright.capture.torch.shapes import Shapes
 from tilewright.capture.torch.values import Complex, Opaque, joined, parted
 from tilewright.ir.dim import Int
 from tilewright.ir.node import Input, Node, topological
+from tilewright.ir.slots import Buffer, Number, Restrided, Result, Same, SymbolicInt, Value, View
 
 
 class Outputs:

@@ -12,26 +12,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tilewright import ops
-from tilewright.capture.torch.captured import (
-    Buffer,
-    Captured,
-    Check,
-    Filled,
-    HostCall,
-    Number,
-    Restrided,
-    Returned,
-    Segment,
-    Slot,
-    SymbolicInt,
-    View,
-)
+from tilewright.capture.torch.captured import Captured, Filled, HostCall, Returned, Segment, Slot
 from tilewright.capture.torch.layout import contiguous
 from tilewright.capture.torch.operands import Operand
 from tilewright.graph.specialise import graph_symbols
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Int
 from tilewright.ir.node import Graph, Input, Node, Place, input, node, topological
+from tilewright.ir.slots import Buffer, Check, Number, Restrided, SymbolicInt, View
 from tilewright.ir.types import TensorType
 
 

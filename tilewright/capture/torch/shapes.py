@@ -128,22 +128,6 @@ class Shapes:
         return None
 
 
-def symbol_from(d: Dim | None) -> tuple[str, int, int] | None:
-    """(name, factor, constant) where `d` is one symbol times a number plus a number, so that a
-    value of `d` tells the symbol's; None for others.
-    """
-    if d is None or isinstance(d, int):
-        return None
-    moving = [(mono, c) for mono, c in d.terms if mono]
-    constant = sum(c for mono, c in d.terms if not mono)
-    if len(moving) != 1:
-        return None
-    ((mono, factor),) = moving
-    if len(mono) != 1 or not isinstance(mono[0], D.Sym):
-        return None
-    return mono[0].name, factor, constant
-
-
 def _from_data(s: Any) -> bool:
     """Torch's names of integers that no argument tells: u0, u1, …"""
     return str(s).startswith("u")

@@ -18,13 +18,7 @@ from torch.fx.node import map_aggregate
 from tilewright import ops
 from tilewright.base.errors import TilewrightError, Unsupported
 from tilewright.capture.torch.announced import announce
-from tilewright.capture.torch.captured import (
-    Argument,
-    Captured,
-    Check,
-    HostCall,
-    SymbolicScalar,
-)
+from tilewright.capture.torch.captured import Argument, Captured, HostCall, SymbolicScalar
 from tilewright.capture.torch.context import SEED, Context
 from tilewright.capture.torch.dtypes import FROM_COMPLEX, FROM_TORCH, real_dtype
 from tilewright.capture.torch.facts import (
@@ -45,11 +39,12 @@ from tilewright.capture.torch.segments import (
     slots_in,
     used_symbols,
 )
-from tilewright.capture.torch.shapes import Shapes, symbol_from
+from tilewright.capture.torch.shapes import Shapes
 from tilewright.capture.torch.values import Complex, Opaque, is_complex, is_opaque, parted
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Node, Place, input
+from tilewright.ir.slots import Check, symbol_from
 from tilewright.ir.types import TensorType
 
 # Checks of what the guards already established; they compute nothing.

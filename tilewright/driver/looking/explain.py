@@ -32,7 +32,8 @@ from tilewright.kernel.step import apply, parse_trace
 from tilewright.kernel.text import nest_text, parse_group
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import assembly
-from tilewright.runtime.program import KernelInfo, Program
+from tilewright.runtime.program import Program
+from tilewright.runtime.program_data import KernelInfo
 from tilewright.targets import default as default_target
 
 EXAMPLES = 3  # refusals shown per criterion
@@ -198,19 +199,20 @@ def _reports(programs: Iterable[Any]) -> Iterator[ProgramReport]:
         if not isinstance(p, Program):  # the interpreter: no kernels, but its graph counts
             yield ProgramReport(f"{p.graph.name} (interpreted)", operators(p.graph), 0, ())
             continue
-        graph: Graph = p.details["graph"]
+        graph = p.details.graph
+        assert graph is not None, "a compiled program knows its graph"
         parts = [q for q in (p.prologue, p) if q is not None]
         yield ProgramReport(
             graph.name,
             operators(graph),
-            sum(len(q.details["fused"].clusters) for q in parts),
+            sum(len(q.details.cut.fused.clusters) for q in parts),
             tuple(k for q in parts for k in q.kernels),
-            tuple(r for q in parts for r in q.details["fused"].refusals),
+            tuple(r for q in parts for r in q.details.cut.fused.refusals),
             p.arena,
             _folded_bytes(p),
-            dict(p.details["phases"]),
+            dict(p.details.phases),
             p.dims,
-            {s: x for q in parts for s, x in q.details["considered"].items()},
+            {k.symbol: k.considered for q in parts for k in q.kernels},
             len(p.prologue.kernels) if p.prologue is not None else 0,
         )
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tilewright.base import knobs
 from tilewright.base.cache import Cache
@@ -25,7 +24,7 @@ from tilewright.base.events import Log
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.packed_reads import read_packed
 from tilewright.driver.program.phases import Phases
-from tilewright.driver.program.program_cache import Part, RecordingLog, record
+from tilewright.driver.program.program_cache import RecordingLog, record
 from tilewright.driver.program.schedules import Schedules, by_first_use, symbol_of_text
 from tilewright.driver.program.stages import KernelStages, Stages
 from tilewright.graph.batch_norm import BatchNormFold
@@ -69,11 +68,10 @@ from tilewright.llvm.entry import (
 )
 from tilewright.llvm.objects import cached_object
 from tilewright.ops.control import Cond
-from tilewright.runtime import pool
-from tilewright.runtime.library import Library
 from tilewright.runtime.profile import Marks
-from tilewright.runtime.program import KernelInfo, Program
-from tilewright.runtime.shared import Recipe, recipes_of
+from tilewright.runtime.program import Cut, Details, Program
+from tilewright.runtime.program_data import KernelInfo, ProgramData, Recipe, Stored
+from tilewright.runtime.shared import recipes_of
 from tilewright.tune.choose import Chooser, Chosen, Default, choose_all, chooser
 
 ALIGN = 64
@@ -163,38 +161,34 @@ def compiled(
         always.begin(parts.main, len(graph.inputs), graph.inputs)
         with phases("kernels"):
             compilers.finish()
-    before = once.program() if once is not None else None
-    read = set(parts.main.inputs)
-    program = replace(
-        always.program(),
-        weights=parts.weights,
-        prologue=before,
-        recipes=recipes,
-        kept=tuple(k for k, n in enumerate(graph.inputs) if n in read and _is_weight(n)),
-    )
-    known = {k.symbol for q in (program, before) if q is not None for k in q.kernels}
+    builders = [b for b in (always, once) if b is not None]
+    with phases("entry and loading"):
+        before = once.data() if once is not None else None
+        read = set(parts.main.inputs)
+        data = replace(
+            always.data(),
+            weights=parts.weights,
+            prologue=before,
+            recipes=recipes,
+            kept=tuple(k for k, n in enumerate(graph.inputs) if n in read and _is_weight(n)),
+        )
+        program = always.loaded(data, once.loaded(before) if once is not None and before else None)
+    program.details.phases = phases
+    known = {k.symbol for q in (data, before) if q is not None for k in q.kernels}
     for name in schedules.traces:
         if name not in known:
             told.add("schedule", f"{graph.name} has no kernel {name}: the trace for it is not used")
-    builders = [b for b in (always, once) if b is not None]
     if key is not None and all(b.settled for b in builders):
-        prologue_part = Part(before, once.images) if before is not None and once else None
-        made = record(Part(program, always.images), prologue_part, told)
-        if made is not None:
-            always.cache.put("program", key, made)
-    program.details["phases"] = phases
+        always.cache.put("program", key, record(data, told))
     return program
 
 
-def looked_into(graph: Graph, options: Options, target: Target) -> list[dict[str, Any]]:
-    """How the parts of a program, the prologue last, were cut: for explanations of a kept one."""
+def looked_into(graph: Graph, options: Options, target: Target) -> list[Cut]:
+    """How the parts of a program, the prologue last, were cut: for explanations of a program out
+    of the cache."""
     parts = split(graph, options, target, Log())
-    out: list[dict[str, Any]] = []
-    for g in (parts.main, parts.prologue):
-        if g is not None:
-            fused = fuse(g, Log())
-            out.append({"fused": fused, "plan": plan(fused)})
-    return out
+    cuts = [fuse(g, Log()) for g in (parts.main, parts.prologue) if g is not None]
+    return [Cut(fused, plan(fused)) for fused in cuts]
 
 
 class _Compilers:
@@ -240,6 +234,19 @@ class _Kernel:
     work: float = 0.0  # seconds it may take on one thread, by a rough count
     places: set[str] = field(default_factory=set)
 
+    def info(self) -> KernelInfo:
+        return KernelInfo(
+            self.names[0],
+            self.symbol,
+            self.text,
+            self.trace,
+            len(self.names),
+            self.cached,
+            self.seconds,
+            tuple(sorted(self.places)),
+            self.considered,
+        )
+
 
 class _Builder:
     """Collects kernels, begins to compile the distinct ones, writes the entry."""
@@ -257,7 +264,6 @@ class _Builder:
     ) -> None:
         self.schedules, self.by, self.compilers = schedules, by, compilers
         self.settled = True  # would more time give the same schedules?
-        self.images: list[bytes] = []
         self.marks = Marks() if profile else None
         self.target, self.log, self.stages, self.phases = target, log, stages, phases
         self.cache = Cache.from_knobs(log)
@@ -286,48 +292,32 @@ class _Builder:
         self.outs = tuple(n.ttype for n in graph.outputs)
         self.literals = tuple(literals)
 
-    def program(self) -> Program:
+    def data(self) -> ProgramData:
         """The program that was begun, once the compilers are done."""
-        with self.phases("entry and loading"):
-            self.entries = [self._side_by_side(e) for e in self.entries]
-            entry = self.entries[-1]
-            text = self.stages.entry(emit_entries(self.entries, self.marks is not None))
-            image = cached_object(text, self.target, self.log)
-            self.images = [*(k.image for k in self.kernels.values()), image]
-            symbols = {"tw_parallel": pool.address()}
-            if self.marks is not None:
-                symbols["tw_mark"] = self.marks.address()
-                self.marks.names = [_action_name(a, self.kernels) for a in entry.actions]
-            library = Library(self.images, symbols)
+        self.entries = [self._side_by_side(e) for e in self.entries]
+        entry = self.entries[-1]
+        text = self.stages.entry(emit_entries(self.entries, self.marks is not None))
+        image = cached_object(text, self.target, self.log)
+        if self.marks is not None:
+            self.marks.names = [_action_name(a, self.kernels) for a in entry.actions]
         self.stages.close()
-        infos = tuple(
-            KernelInfo(
-                k.names[0],
-                k.symbol,
-                k.text,
-                k.trace,
-                len(k.names),
-                k.cached,
-                k.seconds,
-                tuple(sorted(k.places)),
-            )
-            for k in self.kernels.values()
-        )
-        program = Program(
+        return ProgramData(
             self.types,
             self.outs,
             entry.dims,
-            library,
             entry.symbol,
             self.arena,
-            self.literals,
-            infos,
+            (*(k.image for k in self.kernels.values()), image),
+            tuple(map(Stored.of, self.literals)),
+            tuple(k.info() for k in self.kernels.values()),
         )
-        program.details["considered"] = {k.symbol: k.considered for k in self.kernels.values()}
-        program.details["fused"] = self.fused
-        program.details["marks"] = self.marks
-        program.details["plan"] = self.plan
-        return program
+
+    def loaded(self, data: ProgramData, prologue: Program | None = None) -> Program:
+        """The same in this process."""
+        symbols = {"tw_mark": self.marks.address()} if self.marks is not None else {}
+        cut = Cut(self.fused, self.plan)
+        details = Details(marks=self.marks, find_cut=lambda: cut)
+        return Program(data, details, prologue, symbols)
 
     def _literals(self, graph: Graph) -> list[Literal]:
         found: dict[Literal, None] = {}

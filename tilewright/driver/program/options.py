@@ -26,7 +26,7 @@ class Options:
     # 16-bit results are rounded between operators, as eager's are; False: a kernel computes in
     # float32 and rounds what it stores
     round_between: bool = True
-    profile: bool = False  # the program's details["marks"] then tell where time goes
+    profile: bool = False  # the program's details.marks then tell where time goes
     dump: Path | None = None  # where stages are written; None: as TILEWRIGHT_DUMP says
     resume: Path | None = None  # where edited stages are read; None: as TILEWRIGHT_RESUME says
     schedules: Mapping[str, str] = field(default_factory=dict)  # traces by the names of kernels

@@ -3,10 +3,8 @@ has to be compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any
 
 from tilewright.base.cache import Cache
 from tilewright.base.collector import garbage_waits
@@ -17,7 +15,7 @@ from tilewright.driver.program.phases import Phases
 from tilewright.driver.program.program_cache import key_of, restored
 from tilewright.ir.node import Graph
 from tilewright.ir.target import Target
-from tilewright.runtime.program import Program
+from tilewright.runtime.program import Cut, Details, Program
 from tilewright.targets import default as default_target
 from tilewright.targets import require_runnable
 
@@ -39,9 +37,9 @@ def compile_graph(graph: Graph, options: Options | None = None, log: Log | None 
         program = _loaded(hit, graph, options, target, log) if hit is not None else None
     if program is None:
         made: Program = import_module(_PIPELINE).compiled(graph, options, target, log, key)
-        phases |= made.details["phases"]
+        phases |= made.details.phases
         program = made
-    program.details |= {"graph": graph, "seconds": phases.total, "phases": phases}
+    program.details.graph, program.details.phases = graph, phases
     log.add(
         "compile",
         f"{graph.name}: {len(program.kernels)} kernels in {phases.total:.2f} s",
@@ -53,10 +51,11 @@ def compile_graph(graph: Graph, options: Options | None = None, log: Log | None 
 
 def _loaded(hit: bytes, graph: Graph, options: Options, target: Target, log: Log) -> Program:
     @cache
-    def parts() -> list[dict[str, Any]]:
+    def cuts() -> list[Cut]:
         return import_module(_PIPELINE).looked_into(graph, options, target)
 
-    def part(k: int) -> Callable[[], Mapping[str, Any]]:
-        return lambda: parts()[k]
-
-    return restored(hit, log, (part(0), part(1)))
+    data = restored(hit, log)
+    prologue = None
+    if data.prologue is not None:
+        prologue = Program(data.prologue, Details(find_cut=lambda: cuts()[1]))
+    return Program(data, Details(find_cut=lambda: cuts()[0]), prologue)

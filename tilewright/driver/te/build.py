@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
@@ -27,10 +27,8 @@ from tilewright.kernel.threads import has_threads
 from tilewright.lang.te.expression import Tensor
 from tilewright.lang.te.schedule import Schedule
 from tilewright.lang.te.show import loop_lines, present
-from tilewright.llvm.emit import emit
-from tilewright.llvm.objects import compile_object
-from tilewright.runtime import pool
-from tilewright.runtime.library import Library
+from tilewright.runtime.native import address_array, size_array
+from tilewright.runtime.nests import NestKernel
 from tilewright.targets import default, get, host
 
 
@@ -120,16 +118,17 @@ class Built:
 
     def __init__(self, lowered: Lowered, target: Target) -> None:
         self.lowered, self.target = lowered, target
-        self.text = emit(lowered.nest, target)
-        image = compile_object(self.text, target)
-        self._library = Library([image], {"tw_parallel": pool.address()})
-        signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-        self._function = signature(self._library.address(lowered.nest.name))
+        self._kernel = NestKernel(lowered.nest, target)
+
+    @property
+    def text(self) -> str:
+        """The code in LLVM's words."""
+        return self._kernel.text
 
     @property
     def entry_name(self) -> str:
         """The function's name in the object."""
-        return self.lowered.nest.name
+        return self._kernel.name
 
     def __call__(self, *arrays: Any) -> None:
         self.prepared(*arrays)()
@@ -153,15 +152,8 @@ class Built:
                 (p, n), (q, m) = where[b.name], where[other.name]
                 if b.scope == "out" and other is not b and n and m and p < q + m and q < p + n:
                     raise Invalid(f"the output {b.name} overlaps {other.name} in memory")
-        order = [b for b in self.lowered.nest.buffers if b.scope in ("in", "out")]
-        pointers = (ctypes.c_void_p * len(order))(*(where[b.name][0] for b in order))
-        values = [sizes[x.name] for x in self.lowered.nest.dims]
-        numbers = (ctypes.c_int64 * max(1, len(values)))(*values)
-
-        def run() -> None:
-            self._function(ctypes.addressof(pointers), ctypes.addressof(numbers))
-
-        return run
+        pointers = address_array([where[b.name][0] for b in self._kernel.arguments])
+        return partial(self._kernel.function, pointers, size_array(self._kernel.sizes(sizes)))
 
     def pack(self, tensor: Tensor, array: np.ndarray) -> np.ndarray:
         """The array as this function takes that input: in the layout which the schedule gave it."""

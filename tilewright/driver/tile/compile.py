@@ -36,9 +36,8 @@ from tilewright.lang.tile.lowering.state import APART, GRID, Aliasing, Lowered, 
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import assembly, cached_object
 from tilewright.runtime import pool
-from tilewright.runtime.library import Library
+from tilewright.runtime.native import NativeKernel, callback_address
 
-_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _REPORT = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64))
 
 # One thread at a time makes interned values, as Python would let it anyway; LLVM is outside.
@@ -171,20 +170,19 @@ class CompiledTile:
     def __post_init__(self) -> None:
         b = self.binding
         self.reports = Reports(b.name, b.sites)
-        symbols = pool.concurrent_symbols() if b.waits else {"tw_parallel": pool.address()}
-        symbols = dict(symbols)
+        symbols = pool.concurrent_symbols() if b.waits else {}
         self._callback = _REPORT(self.reports.take) if b.sites else None
         if self._callback is not None:
-            symbols["tw_report"] = ctypes.cast(self._callback, ctypes.c_void_p).value or 0
-        self._library = Library([self.image], symbols)
+            symbols = {**symbols, "tw_report": callback_address(self._callback)}
+        self._kernel = NativeKernel([self.image], b.entry, symbols)
         self.launch = self._launcher()
 
     def _launcher(self) -> Callable[..., None]:
         """The function of a launch, written out for the arguments there are."""
         b = self.binding
         scope: dict[str, Any] = {
-            "entry": _ENTRY(self._library.address(b.entry)),
-            "held": (self._library, self._callback),  # as long as the function is
+            "entry": self._kernel.function,
+            "held": self._callback,  # as long as the function is
             "at": ctypes.addressof,
             "reports": self.reports,
             "Args": ctypes.c_void_p * max(1, len(b.slots)),

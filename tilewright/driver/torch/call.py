@@ -15,24 +15,8 @@ from torch.utils import _pytree as pytree
 from tilewright import ops
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.base.events import Log
-from tilewright.capture.torch.captured import (
-    Argument,
-    Buffer,
-    Captured,
-    HostCall,
-    Number,
-    Restrided,
-    Result,
-    Returned,
-    Same,
-    Segment,
-    Slot,
-    SymbolicInt,
-    Value,
-    View,
-)
+from tilewright.capture.torch.captured import Argument, Captured, HostCall, Returned, Segment, Slot
 from tilewright.capture.torch.dtypes import torch_dtype
-from tilewright.capture.torch.shapes import symbol_from
 from tilewright.driver.torch.fast import (
     Dry,
     Program,
@@ -48,6 +32,17 @@ from tilewright.graph.specialise import graph_symbols, specialise
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Input, Node, rebuild
+from tilewright.ir.slots import (
+    Buffer,
+    Number,
+    Restrided,
+    Result,
+    Same,
+    SymbolicInt,
+    Value,
+    View,
+    symbol_from,
+)
 
 Compile = Callable[[Graph], Program]
 

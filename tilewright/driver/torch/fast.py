@@ -15,11 +15,12 @@ import torch
 from torch._C._dynamo import guards
 
 from tilewright.base.errors import Invalid
-from tilewright.capture.torch.captured import Buffer, Captured, Result, Same, Segment, Value, View
+from tilewright.capture.torch.captured import Captured, Segment
 from tilewright.capture.torch.dtypes import torch_dtype
 from tilewright.driver.weights.bound import BoundWeights
 from tilewright.driver.weights.given_up import RESTORE, given_up
 from tilewright.ir.node import Graph, Input
+from tilewright.ir.slots import Buffer, Result, Same, Value, View
 from tilewright.runtime.shared import Derived, Weight
 
 # Arguments, which it empties, and optionally tensors to fill; results.

@@ -236,9 +236,8 @@ def _differ() -> Callable[[tuple[Any, ...], _State], bool]:
     )
     library = Library([cached_object(text, host())], {})
     # The interpreter's lock is kept: the loop looks into Python objects.
-    kind = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
-    loop: Any = kind(library.address("tw_differ"))
-    loop.library = library  # code lives as long as it can be called
+    pointers = (ctypes.c_void_p, ctypes.c_void_p)
+    loop = library.function("tw_differ", *pointers, result=ctypes.c_int32, holds_lock=True)
 
     def differ(tensors: tuple[Any, ...], state: _State) -> bool:
         return loop(id(tensors) + _ITEMS, state.place)

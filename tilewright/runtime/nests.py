@@ -1,0 +1,27 @@
+"""A nest as native code of this machine: emitted, compiled, loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewright.ir.target import Target
+from tilewright.kernel.group import Buffer
+from tilewright.kernel.nest import Nest
+from tilewright.llvm.emit import emit
+from tilewright.llvm.objects import compile_object
+from tilewright.runtime.native import NativeKernel
+
+
+class NestKernel(NativeKernel):
+    """The compiled code of a nest. Arguments are in the order of `arguments`."""
+
+    def __init__(
+        self, nest: Nest, target: Target, symbols: Mapping[str, int] | None = None
+    ) -> None:
+        self.nest, self.text = nest, emit(nest, target)
+        self.arguments: list[Buffer] = [b for b in nest.buffers if b.scope in ("in", "out")]
+        super().__init__([compile_object(self.text, target)], nest.name, symbols)
+
+    def sizes(self, known: Mapping[str, int]) -> list[int]:
+        """The sizes that a call takes, by name."""
+        return [known[s.name] for s in self.nest.dims]
