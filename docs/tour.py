@@ -15,10 +15,9 @@ import torch
 import tilewright as tw
 from tilewright.base.events import Log
 from tilewright.driver.looking.graph_run import judge, random_inputs, run_arrays
-from tilewright.driver.program.compile import prepare
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
-from tilewright.driver.program.stages import Stages, clusters_text
+from tilewright.driver.program.stages import clusters_text
 from tilewright.graph.fuse import fuse
 from tilewright.graph.memory import plan
 from tilewright.ir.node import Graph
@@ -88,7 +87,7 @@ def passes(graph: Graph) -> Graph:
         composition of maxima, exponentials, sums and divisions.""",
     )
     target = default_target()
-    ready = prepare(graph, Options(), target, Log(), Stages())
+    ready = tw.passes(target).run(graph, target, Log())
     show(print_graph(ready, places=False))
     return ready
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tilewright.base.events import recording as record
     from tilewright.driver.api import compile, refresh
     from tilewright.driver.looking.explain import explain
+    from tilewright.driver.program.default_passes import passes
     from tilewright.driver.program.options import Options
     from tilewright.driver.program.programs import compile_graph
     from tilewright.driver.te.build import build, lower
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
         next_power_of_2,
         reinterpret,
     )
+    from tilewright.ir.passes import Pass
+    from tilewright.ir.pipeline import Pipeline
     from tilewright.runtime.pool import get_threads, set_threads
 
 __version__ = "0.1.0"
@@ -58,6 +61,9 @@ _FACE = {
     "record": "tilewright.base.events:recording",
     "compile_graph": "tilewright.driver.program.programs",
     "Options": "tilewright.driver.program.options",
+    "Pass": "tilewright.ir.passes",
+    "Pipeline": "tilewright.ir.pipeline",
+    "passes": "tilewright.driver.program.default_passes",
     "jit": "tilewright.driver.tile.jit",
     "JITFunction": "tilewright.driver.tile.jit",
     "constexpr_function": "tilewright.driver.tile.jit",
@@ -91,6 +97,8 @@ __all__ = [
     "JITFunction",
     "MissingExtra",
     "Options",
+    "Pass",
+    "Pipeline",
     "Refused",
     "TensorDescriptor",
     "TilewrightError",
@@ -111,6 +119,7 @@ __all__ = [
     "lower",
     "next_power_of_2",
     "ops",
+    "passes",
     "record",
     "refresh",
     "reinterpret",

@@ -1,4 +1,4 @@
-"""The command line: `tilewright demo | compile | run | bench | explain | rules`."""
+"""The command line: `tilewright demo | compile | run | bench | explain | rules | passes`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tilewright.driver.looking import rules
 from tilewright.driver.looking.explain import Explanation, explain
 from tilewright.driver.looking.graph_run import judge, random_array, random_inputs, run_arrays
 from tilewright.driver.looking.inputs import FORM, Loaded, load, parse_type
+from tilewright.driver.program.default_passes import PRECISIONS, described, passes
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.node import Graph
@@ -91,6 +92,7 @@ def argument_parser() -> argparse.ArgumentParser:
             "-i", "--input", action="append", metavar="TYPE[DIMS]", help="such as f32[8,16]"
         )
         made.add_argument("--strict", action="store_true", help="a fallback is an error")
+        made.add_argument("--passes", metavar="LIST", help="such as `tilewright passes` shows")
         if name == "compile":
             made.add_argument("--dump", type=Path, metavar="DIR", help="write every stage there")
         if name == "explain":
@@ -99,6 +101,9 @@ def argument_parser() -> argparse.ArgumentParser:
     listed = command("rules", _rules, "prove the rewrite rules, and say which are only tested")
     listed.add_argument("name", nargs="*", help="of rules, such as add-0 or 'slice-*' (all)")
     listed.add_argument("--json", type=Path, metavar="FILE", help="write what is known there, too")
+    shown = command("passes", _passes, "the default list of passes, with a line on each")
+    shown.add_argument("--target", metavar="NAME", help="for another machine than this one")
+    shown.add_argument("--precision", choices=PRECISIONS, default=PRECISIONS[0], help="of floats")
     commands.add_parser("bench", help="time models, operators or a program beside the peers")
     return parser
 
@@ -163,11 +168,13 @@ def _explain(given: argparse.Namespace, console: Console) -> int:
 def _run(given: argparse.Namespace, console: Console) -> int:
     loaded = load(given.program)
     if loaded.graph is not None:
-        return _run_graph(loaded.graph, console)
+        return _run_graph(loaded.graph, given.passes, console)
     compare = torch_side(_COMPARE, "running a torch program")
     step = lambda text: demos.shown(console, text)  # noqa: E731
     inputs = _torch_inputs(loaded, given)
-    found = compare.compare(loaded.program, inputs, strict=given.strict, step=step)
+    found = compare.compare(
+        loaded.program, inputs, strict=given.strict, step=step, passes=given.passes
+    )
     console.print(_error_table([("all results", found.error.ours, found.error.allowed)]))
     console.print(demos.verdict(found))
     return 0 if found.error.right else 1
@@ -175,6 +182,11 @@ def _run(given: argparse.Namespace, console: Console) -> int:
 
 def _rules(given: argparse.Namespace, console: Console) -> int:
     return rules.show(given.name, given.json, console)
+
+
+def _passes(given: argparse.Namespace, console: Console) -> int:
+    print(described(passes(given.target, precision=given.precision)))
+    return 0
 
 
 def _bench(arguments: Sequence[str]) -> int:
@@ -187,11 +199,12 @@ def _bench(arguments: Sequence[str]) -> int:
 
 def _explained(loaded: Loaded, given: argparse.Namespace) -> Explanation:
     if loaded.graph is not None:
-        return explain(compile_graph(loaded.graph, Options()))
+        return explain(compile_graph(loaded.graph, Options(passes=given.passes)))
     api, torch = torch_side(_TORCH_API, "compiling a torch program"), torch_side("torch", "it")
     with torch.no_grad():
         inputs = _torch_inputs(loaded, given)
-        return explain(api.compile(loaded.program, *inputs, strict=given.strict))
+        made = api.compile(loaded.program, *inputs, strict=given.strict, passes=given.passes)
+        return explain(made)
 
 
 def _torch_inputs(loaded: Loaded, given: argparse.Namespace) -> list[Any]:
@@ -212,11 +225,11 @@ def _torch_inputs(loaded: Loaded, given: argparse.Namespace) -> list[Any]:
     return [loaded.inputs] if one else list(loaded.inputs)
 
 
-def _run_graph(graph: Graph, console: Console) -> int:
+def _run_graph(graph: Graph, passes: str | None, console: Console) -> int:
     """Random inputs through native code and through the interpreter."""
     arrays = random_inputs(graph)
     with demos.shown(console, f"compiling {graph.name}"):
-        program = compile_graph(graph)
+        program = compile_graph(graph, Options(passes=passes))
     got = run_arrays(program, arrays)
     with demos.shown(console, "running on the interpreter"):
         judged = judge(graph, arrays, got)

@@ -12,8 +12,9 @@ from tilewright.ir.rewrite import rewrite
 
 
 @dataclass(frozen=True)
-class BatchNormFold(Pass):
-    """For inference: the new weights are computed once, in the prologue, and round differently."""
+class BatchNormFold(Pass, before=("Decompose",), rounds=True):
+    """Scales and batch normalisation move into the weights before them. For inference: the new
+    weights are computed once, in the prologue, and round differently."""
 
     rounds: int = 4
 

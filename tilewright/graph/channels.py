@@ -22,7 +22,7 @@ from tilewright.ops.views import permute, reshape
 
 
 @dataclass(frozen=True)
-class ChannelsLast(Pass):
+class ChannelsLast(Pass, needs=("Decompose",), rounds=True):
     """Rewrite convolutions, and what lies between them, to the order with channels innermost."""
 
     def apply(self, program: Graph, log: Log) -> Graph:

@@ -12,9 +12,11 @@ from tilewright.ir.passes import Pass
 from tilewright.ir.rewrite import map_subgraphs, pending
 from tilewright.ir.types import TupleType
 
+_WHY = "fusion takes operators that are not written in others"
+
 
 @dataclass(frozen=True)
-class Decompose(Pass):
+class Decompose(Pass, repeats=True, required=_WHY):
     """Expand every composed operator but those named in `keep`; the user's places follow."""
 
     keep: tuple[str, ...] = ()

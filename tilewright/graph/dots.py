@@ -16,9 +16,8 @@ from tilewright.graph.classify import contraction, facts
 from tilewright.graph.pack import PackOperands, rebuild_knowing
 from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Node, node
-from tilewright.ir.passes import Pass
+from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.positions import linear_index
-from tilewright.ir.target import Target
 from tilewright.ir.types import DType, i8, i16, i32, u8
 from tilewright.ops.elementwise import Cast, add, cast, mul, sub
 from tilewright.ops.layout import relayout
@@ -34,14 +33,10 @@ MOST_PADDING = 0.25
 
 
 @dataclass(frozen=True)
-class DotProducts(Pass):
+class DotProducts(Pass, needs=("Decompose",)):
     """Rewrite products of bytes, and pad those of halves, for the target's instructions."""
 
-    pack: PackOperands = PackOperands()
-
-    @staticmethod
-    def of(target: Target) -> DotProducts:
-        return DotProducts(PackOperands.of(target))
+    pack: PackOperands = of_target(PackOperands(), PackOperands.of)
 
     def apply(self, program: Graph, log: Log) -> Graph:
         def change(n: Node, constant: set[Node]) -> Node:

@@ -17,9 +17,11 @@ from tilewright.ir.rewrite import map_subgraphs
 from tilewright.ir.types import TensorType
 from tilewright.ops.creation import full
 
+_WHY = "values without elements have no memory"
+
 
 @dataclass(frozen=True)
-class EmptyValues(Pass):
+class EmptyValues(Pass, after=("Decompose",), repeats=True, required=_WHY):
     """`full` in place of every computed value that has an axis of size 0, and of every operand
     that its operator's definition does not read."""
 

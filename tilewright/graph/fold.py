@@ -37,7 +37,7 @@ GROWTH = 5
 
 
 @dataclass(frozen=True)
-class FoldConstants(Pass):
+class FoldConstants(Pass, repeats=True):
     """Replace nodes over constants by their value, where it has at most `limit` elements.
 
     What is filled with one value stays so (`full`), whatever its size. Index ramps (`iota`) are

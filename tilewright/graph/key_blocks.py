@@ -19,7 +19,7 @@ from tilewright.graph.pack import register_tile
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Node, node, topological
-from tilewright.ir.passes import Pass
+from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.pattern import filled_value
 from tilewright.ir.target import Target
 from tilewright.ir.types import f32, i64
@@ -38,22 +38,21 @@ LANES = 16
 MANY_KEYS = 1024
 
 
+def _unit(target: Target) -> int:
+    columns = register_tile(target.vector_bits, target.vector_registers, f32).columns
+    return lcm(columns, LANES)
+
+
 @dataclass(frozen=True)
-class KeyBlocks(Pass):
+class KeyBlocks(Pass, needs=("Decompose",), rounds=True):
     """Rewrite `softmax(scores) values` where a block of rows of all scores leaves the cache, where
     conditions on positions hide parts of many keys, and where nobody knows how many keys there are.
     """
 
-    unit: int = 48  # what the size of a block is a multiple of
-    block: int = 1008
-    hidden: int = 480  # one sum of registers over each block: then what is hidden is left out
-    unknown: int = 240  # packed whole, and there may be few keys
-
-    @staticmethod
-    def of(target: Target) -> KeyBlocks:
-        columns = register_tile(target.vector_bits, target.vector_registers, f32).columns
-        unit = lcm(columns, LANES)
-        return KeyBlocks(unit, *(max(1, n // unit) * unit for n in (1024, 512, 256)))
+    unit: int = of_target(48, _unit)  # what the size of a block is a multiple of
+    block: int = 1024  # keys at most, as the next two
+    hidden: int = 512  # one sum of registers over each block: then what is hidden is left out
+    unknown: int = 256  # packed whole, and there may be few keys
 
     def apply(self, program: Graph, log: Log) -> Graph:
         users = program.users()
@@ -89,15 +88,18 @@ class KeyBlocks(Pass):
         if isinstance(rows.many, int) and rows.many < FEW_ROWS:
             return None  # each key is read once or a few times: there is no block to keep
         if not isinstance(keys, int):
-            return self.unknown
+            return self._whole(self.unknown)
         most = SCRATCH_BYTES // (TILE_ROWS * rows.scores.dtype.accumulator.bytes)
         block = self.block
         if rows.positions:
             most, block = MANY_KEYS, self.hidden
         if keys <= most:
             return None
-        count = -(-keys // block)
+        count = -(-keys // self._whole(block))
         return -(-keys // (count * self.unit)) * self.unit
+
+    def _whole(self, most: int) -> int:
+        return max(1, most // self.unit) * self.unit
 
     def blocked(self, rows: _Rows, new: Mapping[Node, Node]) -> Node | None:
         size = self.size(rows)

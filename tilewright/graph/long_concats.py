@@ -12,10 +12,10 @@ from tilewright.ops.views import Concat
 
 
 @dataclass(frozen=True)
-class LongConcats(Pass):
-    """Every element asks which operand it is from, one after another: with many operands it is
-    cheaper to join some of them first and copy the result. After simplification, which would put
-    all of them together again."""
+class LongConcats(Pass, after=("Simplify",)):
+    """Concatenations of very many operands are cut into parts. Every element asks which operand it
+    is from, one after another: with many operands it is cheaper to join some of them first and copy
+    the result. After simplification, which would put all of them together again."""
 
     most: int = 32  # operands of one
 

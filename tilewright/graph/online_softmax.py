@@ -12,8 +12,9 @@ from tilewright.ir.rewrite import rewrite
 
 
 @dataclass(frozen=True)
-class OnlineSoftmax(Pass):
-    """Where it is asked for: whether one pass is faster than three is a question of schedules."""
+class OnlineSoftmax(Pass, before=("Decompose",), rounds=True):
+    """Attention becomes one reduction over the keys. Where it is asked for: whether one pass is
+    faster than three is a question of schedules."""
 
     def apply(self, program: Graph, log: Log) -> Graph:
         return rewrite(program, rewrites.rules("rounding", ("online_softmax",)), log, 1)

@@ -18,8 +18,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load
 from tilewright.ir.maps import Map
 from tilewright.ir.node import Constant, Graph, Input, Node, node, rebuild
-from tilewright.ir.passes import Pass
-from tilewright.ir.target import Target
+from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.types import DType, f32, i32
 from tilewright.ops.layout import relayout, unrelayout
 
@@ -72,20 +71,19 @@ def _lanes(vector_bits: int, dtype: DType) -> int:
     return max(1, vector_bits // dtype.accumulator.bits)
 
 
+# Simplification would cancel a relayout and its inverse; the others make or change contractions.
+_AFTER = ("Simplify", "KeyBlocks", "ChannelsLast", "Winograd", "DotProducts")
+
+
 @dataclass(frozen=True)
-class PackOperands(Pass):
+class PackOperands(Pass, needs=("Decompose",), after=_AFTER):
     """Rewrite the packed operand of every contraction where packing pays."""
 
-    vector_bits: int = 128  # without a target: NEON
-    vector_registers: int = 32
-    grouped: tuple[str, ...] = ()  # see Target
-    dots: tuple[str, ...] = ()  # see Target
+    vector_bits: int = of_target(128, lambda t: t.vector_bits)  # without a target: NEON
+    vector_registers: int = of_target(32, lambda t: t.vector_registers)
+    grouped: tuple[str, ...] = of_target((), lambda t: t.grouped)
+    dots: tuple[str, ...] = of_target((), lambda t: t.dots)
     min_rows: int = 8  # a changing operand is packed for at least this many uses of each element
-
-    @staticmethod
-    def of(target: Target) -> PackOperands:
-        bits, registers = target.vector_bits, target.vector_registers
-        return PackOperands(bits, registers, target.grouped, target.dots)
 
     def apply(self, program: Graph, log: Log) -> Graph:
         def change(n: Node, constant: set[Node]) -> Node:

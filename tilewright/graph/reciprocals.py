@@ -12,8 +12,9 @@ from tilewright.ir.rewrite import rewrite
 
 
 @dataclass(frozen=True)
-class Reciprocals(Pass):
-    """After what knows a softmax by its division; not where every bit counts."""
+class Reciprocals(Pass, needs=("Decompose",), after=("KeyBlocks",), rounds=True):
+    """Softmax divides once per row. After what knows a softmax by its division; not where every bit
+    counts."""
 
     def apply(self, program: Graph, log: Log) -> Graph:
         return rewrite(program, rewrites.rules("rounding", ("softmax",)), log, 1)

@@ -12,8 +12,7 @@ from tilewright.base.events import Log
 from tilewright.graph.channels import order_of
 from tilewright.graph.pack import rebuild_knowing
 from tilewright.ir.node import Graph, Node
-from tilewright.ir.passes import Pass
-from tilewright.ir.target import Target
+from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.types import f32
 from tilewright.ops.arranged import Arranged
 from tilewright.ops.convolution import ConvValid
@@ -28,16 +27,13 @@ FLOPS_PER_LANE = 4
 
 
 @dataclass(frozen=True)
-class Winograd(Pass):
-    """Rewrite the convolutions that gain from it."""
+class Winograd(Pass, needs=("ChannelsLast",), rounds=True):
+    """3x3 convolutions become products of transformed tiles, where an estimate says that it is
+    faster."""
 
-    lanes: int = 4
+    lanes: int = of_target(4, lambda t: t.lanes(32))
     rows: int = 6  # of a register tile: fewer tiles than this waste multipliers
     least: int = 16  # channels: with fewer the transforms are most of the work
-
-    @staticmethod
-    def of(target: Target) -> Winograd:
-        return Winograd(target.lanes(32))
 
     def apply(self, program: Graph, log: Log) -> Graph:
         def change(n: Node, constant: set[Node]) -> Node:

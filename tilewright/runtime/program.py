@@ -26,6 +26,7 @@ from tilewright.runtime.shared import Derived, Weight, derive
 if TYPE_CHECKING:  # what compiling needs is not loaded to run
     from tilewright.graph.cluster import Fused
     from tilewright.graph.memory import Plan
+    from tilewright.ir.passes import PassRun
 
 WATCHED_BYTES = 64
 
@@ -36,6 +37,7 @@ class Cut:
 
     fused: Fused
     plan: Plan
+    passes: tuple[PassRun, ...] = ()  # what each pass before that did
 
 
 @dataclass

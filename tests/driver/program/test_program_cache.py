@@ -99,7 +99,7 @@ def test_whatever_matters_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None
     assert plain is not None and plain == key_of(mlp(), Options(), target)
     assert key_of(mlp(line=2), Options(), target) != plain
     assert key_of(g, Options(precision="strict"), target) != plain
-    assert key_of(g, Options(pack=False), target) != plain
+    assert key_of(g, Options(passes="Simplify, Decompose, EmptyValues"), target) != plain
     assert key_of(g, Options(choose="default"), target) != plain
     monkeypatch.setenv("TILEWRIGHT_CHOOSE", "default")
     assert key_of(g, Options(), target) != plain

@@ -18,9 +18,10 @@ from tilewright.base.errors import Invalid, Refused, TilewrightError
 from tilewright.base.events import Log
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
-from tilewright.driver.program.stages import DIGESTS, clusters_text
+from tilewright.driver.program.stages import DIGESTS, LIST, clusters_text
 from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Place, input, item
+from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.text import parse_graph, print_graph
 from tilewright.ir.types import TensorType, b1, f32
 from tilewright.kernel.step import parse_trace, print_trace
@@ -99,13 +100,14 @@ def test_files_of_a_program(dumped: Path) -> None:
     assert sorted(set(numbers)) == list(range(max(numbers) + 1))
     kinds = {p.suffix for p in folder.iterdir()}
     assert {".tw", ".txt", ".group", ".trace", ".nest", ".ll", ".s", ".json"} <= kinds
-    assert names[-3].endswith("-entry.ll") and names[-2:] == [DIGESTS, "weights"]
+    assert names[-4].endswith("-entry.ll") and names[-3:] == [LIST, DIGESTS, "weights"]
     assert (folder / "weights").is_dir(), "what depends on weights only is a program of its own"
 
 
 def test_every_form_reads_back(dumped: Path) -> None:
     forms: dict[str, Callable[[str], str]] = {
         ".tw": lambda t: print_graph(parse_graph(t)) + "\n",
+        ".list": lambda t: ",\n".join(map(str, Pipeline.parse(t))) + "\n",
         ".group": lambda t: group_text(parse_group(t)),
         ".trace": lambda t: print_trace(parse_trace(t)),
         ".nest": lambda t: nest_text(parse_nest(t)),
@@ -144,6 +146,20 @@ def test_an_edited_constant_changes_the_result(dumped: Path, tmp_path: Path, sta
     assert len(log.of("resume")) == 1
     # What was edited is what is written next time.
     assert one(tmp_path / "again", stage).read_text() == one(folder, stage).read_text()
+
+
+def test_an_edited_list_of_passes_is_the_one_that_runs(dumped: Path, tmp_path: Path) -> None:
+    folder = copy(dumped, tmp_path / "edited")
+    edit(one(folder, LIST), lambda t: t.replace("Winograd,\n", ""))
+    p, log = resumed(folder, tmp_path / "again")
+    np.testing.assert_allclose(run(p), expected(), rtol=1e-6)
+    assert len(log.of("resume")) == 1
+    assert one(dumped, "*-Winograd.tw") and not list(tmp_path.glob("again/*/*-Winograd.tw"))
+    assert one(tmp_path / "again", LIST).read_text() == one(folder, LIST).read_text()
+    # An edited stage of the old list is no stage of the new one.
+    edit(one(folder, "*-PackOperands.tw"), scaled_by_four)
+    with pytest.raises(Invalid, match="is edited, and the passes of this compile have no"):
+        resumed(folder)
 
 
 def test_an_edited_llvm_constant_changes_the_result(dumped: Path, tmp_path: Path) -> None:
@@ -216,6 +232,8 @@ BAD_EDITS = [
     ("00-input.tw", replacing("amax", "amaxx"), Invalid, "there is no operator amaxx"),
     ("00-input.tw", replacing("w: weight", "w:"), Invalid, "other inputs"),
     ("00-input.tw", replacing("keepdims=True", "keepdims=False"), Invalid, "is declared as"),
+    (LIST, replacing("Decompose,\n", ""), Invalid, "Decompose is missing"),
+    (LIST, replacing("Winograd", "Winogrd"), Invalid, "did you mean Winograd"),
     ("*.group", replacing("in a0: f32[6,40]", "in a0: f32[6,41]"), Invalid, "other inputs"),
     ("*.trace", with_step("Parallel('nowhere')"), Refused, "there is no loop nowhere"),
     ("*.trace", with_step("Fly()"), Invalid, "is not a step"),

@@ -73,6 +73,7 @@ def compare(
     strict: bool = False,
     rounds: int = 0,
     step: Step = lambda text: nullcontext(),
+    passes: str | None = None,
 ) -> Comparison:
     """Compile, check, and time in `rounds` (0: not at all). `step` shows what is going on."""
     with torch.no_grad():
@@ -80,7 +81,7 @@ def compare(
             expected = program(*inputs)
         with step("compiling"):
             began = time.perf_counter()
-            fast = compile(program, *inputs, strict=strict)
+            fast = compile(program, *inputs, strict=strict, passes=passes)
             seconds = time.perf_counter() - began
         with step("checking against float64"):
             error = check(fast(*inputs), expected, in_double(program, inputs))

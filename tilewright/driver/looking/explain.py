@@ -27,6 +27,7 @@ from tilewright.driver.tile.launch import CompiledKernel
 from tilewright.graph.cluster import Refusal
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Constant, Graph, Input, Item, Op
+from tilewright.ir.passes import PassRun
 from tilewright.kernel.nest import Nest, start
 from tilewright.kernel.step import apply, parse_trace
 from tilewright.kernel.text import nest_text, parse_group
@@ -53,6 +54,7 @@ class ProgramReport:
     phases: dict[str, float] = field(default_factory=dict)
     dims: tuple[str, ...] = ()
     considered: dict[str, str] = field(default_factory=dict)  # what a kernel was chosen from
+    passes: tuple[PassRun, ...] = ()  # what each pass did
     once: int = 0  # so many of the kernels, the first ones, run only when weights have changed
 
     @property
@@ -213,6 +215,7 @@ def _reports(programs: Iterable[Any]) -> Iterator[ProgramReport]:
             dict(p.details.phases),
             p.dims,
             {k.symbol: k.considered for q in parts for k in q.kernels},
+            p.details.cut.passes,
             len(p.prologue.kernels) if p.prologue is not None else 0,
         )
 
@@ -262,9 +265,23 @@ def _program(p: ProgramReport, first: int) -> Iterator[Any]:
                 chosen.add_row(str(k), text)
         if chosen.row_count:
             yield Group(Text(""), chosen)
+    if p.passes:
+        yield Group(Text(""), *_passes(p.passes))
     if p.refusals:
         yield Group(Text(""), _refusals(p.refusals))
     yield Text("")
+
+
+def _passes(runs: Sequence[PassRun]) -> Iterator[Any]:
+    table = new_table("pass", "nodes", "of these new", "seconds")
+    for r in runs:
+        if r.changed or r.before != r.after:
+            table.add_row(r.text, f"{r.before} → {r.after}", str(r.changed), f"{r.seconds:.3f}")
+    if table.row_count:
+        yield table
+    idle = [r.text for r in runs if not r.changed and r.before == r.after]
+    if idle:
+        yield Text(f"  no change by {', '.join(idle)}")
 
 
 def _refusals(refusals: Sequence[Refusal]) -> Table:

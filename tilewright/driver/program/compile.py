@@ -21,35 +21,23 @@ from tilewright.base import knobs
 from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
+from tilewright.driver.program.default_passes import chosen_passes
 from tilewright.driver.program.options import Options
-from tilewright.driver.program.packed_reads import read_packed
 from tilewright.driver.program.phases import Phases
 from tilewright.driver.program.program_cache import RecordingLog, record
 from tilewright.driver.program.schedules import Schedules, by_first_use, symbol_of_text
 from tilewright.driver.program.stages import KernelStages, Stages
-from tilewright.graph.batch_norm import BatchNormFold
-from tilewright.graph.channels import ChannelsLast
 from tilewright.graph.classify import nbytes
 from tilewright.graph.cluster import Cluster, Fused
 from tilewright.graph.cost import Roofline
-from tilewright.graph.decompose import Decompose
-from tilewright.graph.dots import DotProducts
-from tilewright.graph.empty import EmptyValues
-from tilewright.graph.fold import FoldConstants, split_weights
+from tilewright.graph.fold import split_weights
 from tilewright.graph.fuse import fuse
-from tilewright.graph.key_blocks import KeyBlocks
-from tilewright.graph.long_concats import LongConcats
 from tilewright.graph.memory import Plan, plan
-from tilewright.graph.online_softmax import OnlineSoftmax
-from tilewright.graph.pack import PackOperands
-from tilewright.graph.reciprocals import Reciprocals
-from tilewright.graph.simplify import Simplify
 from tilewright.graph.specialise import graph_symbols
-from tilewright.graph.winograd import Winograd
 from tilewright.ir import dim as D
-from tilewright.ir import passes
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Constant, Graph, Input, Item, Literal, Node
+from tilewright.ir.passes import PassRun
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group, copy_group
 from tilewright.kernel.nest import Nest
@@ -80,24 +68,19 @@ ALIGN = 64
 TOGETHER_SECONDS = 15e-6
 
 
-def prepare(graph: Graph, options: Options, target: Target, log: Log, stages: Stages) -> Graph:
-    """The passes before fusion."""
-    table: list[passes.Pass] = [Simplify()]
-    if options.online_softmax:
-        table.append(OnlineSoftmax())
-    strict = options.precision == "strict"
-    if options.fold_weights and not strict:
-        table.append(BatchNormFold())
-    table += [Decompose(), EmptyValues(), Simplify(), FoldConstants(), LongConcats()]
-    if options.pack:
-        if not strict:
-            table += [KeyBlocks.of(target), ChannelsLast(), Reciprocals()]
-        if options.winograd and not strict:
-            table.append(Winograd.of(target))
-        table.append(DotProducts.of(target))
-        # Last: simplification would cancel a relayout and its inverse.
-        table.append(PackOperands.of(target))
-    return passes.run(table, graph, log, between=stages.graph)
+def prepare(
+    graph: Graph,
+    options: Options,
+    target: Target,
+    log: Log,
+    stages: Stages | None = None,
+    runs: list[PassRun] | None = None,
+) -> Graph:
+    """The graph after the list of passes; what each did is added to `runs`."""
+    stages = stages or Stages()
+    pipeline = chosen_passes(options.passes, target, options.precision)
+    pipeline = chosen_passes(stages.pipeline(pipeline), target, options.precision)
+    return pipeline.run(graph, target, log, stages.graph, runs)
 
 
 @dataclass(frozen=True)
@@ -116,15 +99,14 @@ def split(
     log: Log,
     stages: Stages | None = None,
     schedules: Schedules | None = None,
+    runs: list[PassRun] | None = None,
 ) -> _Parts:
     """The graph after all passes, in its parts."""
     stages = stages or Stages()
     schedules = schedules or Schedules.of(options)
-    ready = prepare(graph, options, target, log, stages)
-    fold = options.fold_weights and any(_is_weight(n) for n in ready.inputs)
+    ready = prepare(graph, options, target, log, stages, runs)
+    fold = any(_is_weight(n) for n in ready.inputs)
     ready = schedules.with_layouts(ready, fold, log)
-    if options.own_weights:
-        ready = read_packed(ready)
     if not fold:
         return _Parts(ready)
     prologue, ready = split_weights(ready)
@@ -145,7 +127,7 @@ def compiled(
     stages = Stages.of(graph, told, options.dump, options.resume)
     schedules = Schedules.of(options)
     with phases("passes"):
-        parts = split(graph, options, target, told, stages, schedules)
+        parts = split(graph, options, target, told, stages, schedules, phases.passes)
     once: _Builder | None = None
     recipes: tuple[Recipe, ...] = ()
     with _Compilers(target) as compilers:
@@ -186,9 +168,10 @@ def compiled(
 def looked_into(graph: Graph, options: Options, target: Target) -> list[Cut]:
     """How the parts of a program, the prologue last, were cut: for explanations of a program out
     of the cache."""
-    parts = split(graph, options, target, Log())
+    runs: list[PassRun] = []
+    parts = split(graph, options, target, Log(), runs=runs)
     cuts = [fuse(g, Log()) for g in (parts.main, parts.prologue) if g is not None]
-    return [Cut(fused, plan(fused)) for fused in cuts]
+    return [Cut(fused, plan(fused), tuple(runs)) for fused in cuts]
 
 
 class _Compilers:
@@ -315,7 +298,7 @@ class _Builder:
     def loaded(self, data: ProgramData, prologue: Program | None = None) -> Program:
         """The same in this process."""
         symbols = {"tw_mark": self.marks.address()} if self.marks is not None else {}
-        cut = Cut(self.fused, self.plan)
+        cut = Cut(self.fused, self.plan, tuple(self.phases.passes))
         details = Details(marks=self.marks, find_cut=lambda: cut)
         return Program(data, details, prologue, symbols)
 

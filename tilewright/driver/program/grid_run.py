@@ -11,15 +11,10 @@ import torch
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.dtypes import torch_dtype
+from tilewright.driver.program.default_passes import passes
 from tilewright.graph.cluster import Fused
-from tilewright.graph.decompose import Decompose
-from tilewright.graph.empty import EmptyValues
-from tilewright.graph.fold import FoldConstants
 from tilewright.graph.fuse import fuse
-from tilewright.graph.reciprocals import Reciprocals
-from tilewright.graph.simplify import Simplify
 from tilewright.ir import dim as D
-from tilewright.ir import passes
 from tilewright.ir.node import Constant, Graph, Node
 from tilewright.ir.target import Target
 from tilewright.ir.types import bf16, to_memory
@@ -36,10 +31,9 @@ from tilewright.targets import nvptx
 DEVICE = "cuda"
 
 
-def prepared(graph: Graph, log: Log) -> Graph:
-    """The passes before fusion that do not depend on a processor."""
-    table = [Simplify(), Decompose(), EmptyValues(), Simplify(), FoldConstants(), Reciprocals()]
-    return passes.run(table, graph, log)
+def prepared(graph: Graph, target: Target, log: Log) -> Graph:
+    """The graph after the passes before fusion."""
+    return passes(target).run(graph, target, log)
 
 
 def target_of(d: Device) -> Target:
@@ -224,7 +218,7 @@ class GridProgram:
         self.target = target or target_of(self.device)
         self.graph = graph
         self.log = Log()
-        self.fused: Fused = fuse(prepared(graph, self.log), self.log)
+        self.fused: Fused = fuse(prepared(graph, self.target, self.log), self.log)
         self.kernels: list[tuple[GridKernel, Group, tuple[Node, ...], tuple[Node, ...]]] = []
         known: dict[str, GridKernel] = {}
         for c in self.fused.clusters:

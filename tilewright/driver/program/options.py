@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tilewright.ir.target import Target
 
 if TYPE_CHECKING:  # loaded only by who compiles
+    from tilewright.ir.passes import Pass
+    from tilewright.ir.pipeline import Pipeline
     from tilewright.tune.choose import Chooser
+
+
+_PASSES = "tilewright.driver.program.default_passes"
+
+
+def default_passes() -> ModuleType:
+    """What knows the passes: loaded by who compiles, or is given a list of them."""
+    return import_module(_PASSES)
 
 
 @dataclass(frozen=True)
 class Options:
     target: Target | None = None  # None: as TILEWRIGHT_TARGET says, or this machine
-    fold_weights: bool = True  # what depends on weights only is computed once, not at every call
-    pack: bool = True  # operands are stored in the order in which kernels read them
-    own_weights: bool = False  # weights that are packed are read packed by everyone
-    online_softmax: bool = False  # attention as one reduction over the keys
-    winograd: bool = True  # 3x3 convolutions by tiles, where an estimate says that it is faster
+    # What is done to the graph before fusion: `tw.passes()`, edited, or its text; None: the default
+    passes: Pipeline | str | Sequence[Pass] | None = None
     # "strict": sums are added in the order of their definition, and nothing is folded that rounds
     precision: str = "reassociate"
     # 16-bit results are rounded between operators, as eager's are; False: a kernel computes in

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from tilewright import ops
+from tilewright.base.events import Log
 from tilewright.ir.node import Graph, Input, Node, input, node
+from tilewright.ir.passes import Pass
 from tilewright.ops.layout import Relayout
 from tilewright.ops.views import Permute, Reshape
 
@@ -56,11 +59,16 @@ def conversion(old: Node, new: Node) -> Graph | None:
     return Graph("repacked", (packed,), (x,))
 
 
-def read_packed(graph: Graph) -> Graph:
-    """Weights that are packed for one reader are read packed by all: nobody needs the originals.
+@dataclass(frozen=True)
+class ReadPacked(Pass, needs=("PackOperands",), after=("Simplify",)):
+    """Weights that are packed for one reader are read packed by all. Nobody needs the originals:
+    an embedding that is also the last layer's weight is then held once."""
 
-    An embedding that is also the last layer's weight is then held once.
-    """
+    def apply(self, program: Graph, log: Log) -> Graph:
+        return _read_packed(program)
+
+
+def _read_packed(graph: Graph) -> Graph:
     ways: dict[Node, tuple[Node, Node]] = {}
     for n in graph.nodes():
         if isinstance(n.op, Relayout):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 
 from tilewright.base import knobs
 from tilewright.base.events import Event, Log
-from tilewright.driver.program.options import Options
+from tilewright.driver.program.options import Options, default_passes
 from tilewright.ir.node import Graph
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_graph
@@ -46,11 +46,19 @@ def key_of(graph: Graph, options: Options, target: Target) -> str | None:
         return None
     if not isinstance(options.choose, str):
         return None
-    apart = ("target", "dump", "resume", "schedules", "tune_seconds")
+    by_passes = "default" if options.passes is None else _passes_key(options.passes)
+    if by_passes is None:
+        return None
+    apart = ("target", "passes", "dump", "resume", "schedules", "tune_seconds")
     asked = [f"{f.name}={getattr(options, f.name)}" for f in fields(options) if f.name not in apart]
     by = f"{knobs.choose.get()} for {pool.get_threads()} threads"
-    head = f"llvm {LLVM_VERSION}\n{target.key()}\n{', '.join(asked)}\n{by}"
+    head = f"llvm {LLVM_VERSION}\n{target.key()}\n{', '.join(asked)}\n{by_passes}\n{by}"
     return f"{head}\n{print_graph(graph)}"
+
+
+def _passes_key(given: Any) -> str | None:
+    """Of a given list; None where the code of a user's own pass may change without notice."""
+    return default_passes().pipeline_of(given).key()
 
 
 @dataclass(frozen=True)

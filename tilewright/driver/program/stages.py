@@ -3,6 +3,7 @@
 TILEWRIGHT_DUMP=dir writes one folder per program, named after the graph and a digest of its text:
 
     main-1f0c3a52/
+      passes.list                           the passes, in order
       00-input.tw  01-Simplify.tw  …        the graph after each pass
       08-clusters.txt                       what fuses with what, why not more, where values live
       09-k_….group .trace .nest .ll .s      one number per distinct kernel
@@ -33,6 +34,7 @@ from tilewright.base.events import Log
 from tilewright.graph.cluster import Cluster, Fused
 from tilewright.graph.memory import Plan
 from tilewright.ir.node import Constant, Graph, Input, Node
+from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_graph, print_graph, type_text
 from tilewright.kernel.group import Buffer, Group
@@ -42,6 +44,7 @@ from tilewright.kernel.text import group_text, nest_text, parse_group, parse_nes
 from tilewright.llvm.objects import assembly, compile_object
 
 DIGESTS = "stages.json"
+LIST = "passes.list"
 T = TypeVar("T")
 
 
@@ -101,6 +104,22 @@ class Stages:
         return self.count - 1
 
     # ---- the stages of a program; those of a kernel follow below
+
+    def pipeline(self, made: Pipeline) -> Pipeline:
+        """The list of passes, or the edited one in its place. Edited graphs are of its stages."""
+        edited = self.edited(LIST, Pipeline.parse)
+        made = edited if edited is not None else made
+        self.write(LIST, lambda: ",\n".join(map(str, made)) + "\n")
+        stages = ("input", *(p.name for p in made), "main")
+        files = [f"{k:02}-{name}.tw" for k, name in enumerate(stages)]
+        for key, path in self.edits.items():
+            if re.fullmatch(r"\d+-\w+\.tw", key) and key not in files:
+                raise Invalid(
+                    f"{path.name} is edited, and the passes of this compile have no such stage",
+                    where=path,
+                    hint=f"edit one of {', '.join(files)}, or dump the stages again",
+                )
+        return made
 
     def graph(self, name: str, graph: Graph) -> Graph:
         """A graph after the pass `name`, or the edited one in its place."""

@@ -28,12 +28,13 @@ from tilewright.capture.torch.decompositions import decompositions
 from tilewright.capture.torch.places import place_in_frames, place_of
 from tilewright.capture.torch.translate import translate
 from tilewright.driver.program.interpreted import InterpretedProgram
-from tilewright.driver.program.options import Options
+from tilewright.driver.program.options import Options, default_passes
 from tilewright.driver.program.programs import compile_graph
 from tilewright.driver.torch.call import Unit
 from tilewright.driver.torch.fast import Program
 from tilewright.driver.torch.options import TorchOptions
 from tilewright.ir.node import Graph
+from tilewright.ir.pipeline import Pipeline
 
 keep_untraced(trace_rules)
 
@@ -136,17 +137,21 @@ class Session:
             return InterpretedProgram(graph)
         given = self.options
         options = Options(
-            online_softmax=given.online_softmax,
-            # Transformed weights are what own_weights could not give back.
-            winograd=given.winograd and not given.own_weights,
+            passes=self._passes(),
             precision=given.precision,
             round_between=given.round_between,
             schedules=given.schedules,
             choose=given.choose,
             tune_seconds=given.tune_seconds,
-            own_weights=given.own_weights,
         )
         return compile_graph(graph, options, self.log)
+
+    def _passes(self) -> Pipeline | None:
+        """The given list of passes; None: the default one."""
+        given = self.options
+        if given.passes is not None or not given.own_weights:
+            return given.passes
+        return default_passes().passes(precision=given.precision, own_weights=True)
 
     def refresh(self) -> None:
         """Recompute everything derived from weights, whatever their version counters say."""

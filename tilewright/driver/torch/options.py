@@ -5,9 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tilewright import targets
 from tilewright.base.errors import Invalid
+from tilewright.driver.program.options import default_passes
+
+if TYPE_CHECKING:  # loaded only where a list is given
+    from tilewright.ir.pipeline import Pipeline
+
 
 _CHOICES = {
     "random": ("own", "eager"),
@@ -27,8 +33,8 @@ class TorchOptions:
     # "interpreter": numpy evaluates the definitions (slow, for comparison)
     executor: str = "native"
     specialisations: int = 64  # programs kept per symbolic graph, least recently used dropped
-    online_softmax: bool = False  # attention as one reduction over the keys
-    winograd: bool = True  # 3x3 convolutions by tiles, where an estimate says that it is faster
+    # What is done to a graph before fusion: `tw.passes()`, edited, or its text; None: the default
+    passes: Pipeline | None = None
     # "strict": sums are added in the order of their definition, and nothing is folded that rounds
     precision: str = "reassociate"
     # Indices, divisors, probabilities: raise where eager would. False, or TILEWRIGHT_CHECK_DATA=0:
@@ -53,6 +59,8 @@ class TorchOptions:
             if name not in fields:
                 known = ", ".join(fields)
                 raise Invalid(f"option {name!r} is not known", hint=f"the options are {known}")
+            if name == "passes":
+                continue
             default = getattr(TorchOptions(), name)
             if type(value) is not type(default):
                 raise Invalid(
@@ -64,4 +72,15 @@ class TorchOptions:
                 raise Invalid(f"option {name}={value!r} is not known", hint=f"it is {choices}")
         if given.get("specialisations", 1) < 1:
             raise Invalid("option specialisations must be at least 1")
+        if given.get("passes") is not None:
+            given = {**given, "passes": _fitting(given)}
         return TorchOptions(**given)
+
+
+def _fitting(given: Mapping[str, Any]) -> Pipeline:
+    """The given passes, which have to fit the other options."""
+    default = TorchOptions()
+    precision = given.get("precision", default.precision)
+    own_weights = given.get("own_weights", default.own_weights)
+    make = default_passes().chosen_passes
+    return make(given["passes"], targets.default(), precision, own_weights)

@@ -250,7 +250,7 @@ def repacked(gone: GivenUp, piece: Piece) -> bool:
 
 
 def _run(graph: Graph, source: int, result: int) -> None:
-    compile_graph(graph, Options(pack=False)).run([source], [result])
+    compile_graph(graph, Options(passes="Simplify, Decompose, EmptyValues")).run([source], [result])
 
 
 def holds_all(piece: Piece, weight: Weight) -> bool:
