@@ -104,6 +104,7 @@ class Lowering:
 
     def __post_init__(self) -> None:
         self.uses = Uses.of(self.kernel)
+        self.made = self.uses.made
         self.waiting = waiting_loops(self.kernel)
         self.out: list[Stmt] = []
         # Operations since something was kept, one after the other: all, and those of no index.
@@ -242,7 +243,7 @@ class Lowering:
 
     def define(self, v: ir.Value, t: AnyTile) -> None:
         """A value is what a tile says, kept where it is worth it."""
-        args = v.made_by.args if v.made_by is not None else ()
+        args = self.made[v].args if v in self.made else ()
         depth, work = (
             1 + max((found.get(a, 0) for a in args), default=0) for found in self.lengths
         )
@@ -289,7 +290,7 @@ class Lowering:
             if not self.uses.left(v):
                 continue
             if changed is None or self.overlaps(changed, t.reads):
-                self.place = v.made_by.place if v.made_by is not None else here
+                self.place = self.made[v].place if v in self.made else here
                 self.tiles[v] = self.kept(t) if isinstance(t, Tile) else self.held(t)
             else:
                 later.append(v)
