@@ -66,10 +66,7 @@ class _Native:
         def form(name: str) -> str:
             return getattr(self.compiled.forms(), name)
 
-        return {
-            "ttir": lambda: kernel_text(self.wanted.kernel()),
-            **{n: partial(form, n) for n in ("nest", "trace", "llir", "asm")},
-        }
+        return {n: partial(form, n) for n in ("ttir", "nest", "trace", "llir", "asm")}
 
 
 class NativeExecutor:
