@@ -402,3 +402,48 @@ def test_loops_are_not_joined_across_what_may_write_to_the_same_memory(
             Join("a", "b").apply(n)
     else:
         assert "y: y[] add= t[a]" in nest_text(Join("a", "b").apply(n))
+
+
+GRID = """
+nest k where n: 1..
+  out q: *i32
+  in of: *i64
+  independent program in n:
+    s: q[${of[program]}] = 7:i32
+"""
+
+
+def test_programs_of_a_grid_are_independent_by_definition() -> None:
+    """Where they write is read from memory: of a serial loop nobody could prove that."""
+    n = made(GRID)
+    assert parse_nest(nest_text(n)) == n
+    verify(n)
+    shared = apply(n, parse_trace("Parallel('program', 3)"))
+    assert isinstance(shared.body[0], Loop)
+    assert (shared.body[0].kind, shared.body[0].grain) == ("parallel", 3)
+    serial = made(GRID.replace("independent", "for"))
+    with pytest.raises(Refused):
+        apply(serial, parse_trace("Parallel('program', 3)"))
+    with pytest.raises(CheckFailed, match="independent program is inside j"):
+        verify(
+            made(
+                GRID.replace("  independent", "  for j in n:\n    independent").replace(
+                    "    s:", "      s:"
+                )
+            )
+        )
+
+
+def test_programs_that_wait_are_claimed_one_by_one() -> None:
+    n = made(
+        """
+nest k where n: 1..
+  out q: *i32
+  independent program in n:
+    while w waits on q[0] == 0:i32:
+      a: load acquire q[0] with 0:i32
+"""
+    )
+    assert apply(n, parse_trace("Parallel('program')")).body[0].kind == "parallel"  # type: ignore
+    with pytest.raises(Refused, match="wait for each other"):
+        apply(n, parse_trace("Parallel('program', 2)"))

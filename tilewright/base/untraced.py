@@ -12,6 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # What a launch runs. Dynamo would trace all of it if it met a launch in a function of its own.
 UNTRACED = """driver/tile/jit.py driver/tile/launch.py driver/tile/arguments.py
     driver/tile/autotune.py driver/tile/overlap.py driver/tile/tile_cache.py driver/tile/compile.py
+    driver/tile/compiled.py
     driver/tile/testing.py base lang kernel llvm runtime targets""".split()
 # What functions call outside kernels too, to compute a grid: `cdiv` and its like.
 TRACED = ("lang/tile/front/functions.py", "lang/tile/language/types.py")

@@ -17,6 +17,7 @@ from tilewright.ir.expr import Load, Reduce, Value, extent, loads, walk
 from tilewright.kernel.group import ANYWHERE, Buffer, Group, Stage
 from tilewright.kernel.intrinsic import tensor_faults
 from tilewright.kernel.nest import (
+    ANY_ORDER,
     ATOMICS,
     BLOCKS,
     BRANCHES,
@@ -313,10 +314,10 @@ def _nest_live(n: Nest) -> Iterator[Fault]:
 @check("nest", "parallel-outermost")
 def _nest_parallel(n: Nest) -> Iterator[Fault]:
     for s, p in _loops(n):
-        if s.kind == "parallel" and p:
-            yield Fault(f"parallel {s.name} is inside {p[-1].name}", s)
-        elif s.kind == "parallel" and not any(x is s for x in n.body):
-            yield Fault(f"parallel {s.name} is inside a branch", s)
+        if s.kind in ANY_ORDER and p:
+            yield Fault(f"{s.kind} {s.name} is inside {p[-1].name}", s)
+        elif s.kind in ANY_ORDER and not any(x is s for x in n.body):
+            yield Fault(f"{s.kind} {s.name} is inside a branch", s)
         if s.kind == "parallel" and s.grain < 1:
             yield Fault(f"parallel {s.name} has grain {s.grain}", s)
         if s.kind == "parallel" and s.grain > 1 and WAITS in s.marks:

@@ -26,6 +26,7 @@ from tilewright.ir.scalar import atomic_extreme
 from tilewright.ir.types import DType, as_dtype, to_memory
 from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.nest import (
+    ANY_ORDER,
     Alloc,
     Atomic,
     If,
@@ -283,7 +284,7 @@ class Machine:
             if n > 0:
                 self.block(s.body, {**env, s.name: np.arange(n)})
             return
-        order = self.random.permutation(n) if s.kind == "parallel" else range(n)
+        order = self.random.permutation(n) if s.kind in ANY_ORDER else range(n)
         for k in order:
             self.block(s.body, {**env, s.name: int(k)})
 

@@ -21,6 +21,8 @@ from tilewright.ir.expr import Load, Rewriter, Value, extent, loads
 from tilewright.kernel.group import Buffer, Group, Stage
 
 # serial    one after the other
+# independent  any order or at once, as the language says (programs of a tile kernel's grid), so
+#           that nothing has to be proved. How is not decided yet: they run one after the other
 # parallel  any order, on several threads; `grain` iterations are one piece of work
 # unroll    written out
 # lane      the lanes of one vector
@@ -30,7 +32,8 @@ from tilewright.kernel.group import Buffer, Group, Stage
 # thread.*  the threads of a block (the rules are in kernel/threads.py)
 BLOCKS = ("block.x", "block.y", "block.z")
 THREADS = ("thread.x", "thread.y", "thread.z")
-KINDS = ("serial", "parallel", "unroll", "lane", "tensor", *BLOCKS, *THREADS)
+KINDS = ("serial", "independent", "parallel", "unroll", "lane", "tensor", *BLOCKS, *THREADS)
+ANY_ORDER = ("independent", "parallel")
 # shared: one per block of threads; the others are explained at group.Buffer
 SCOPES = ("in", "out", "local", "register", "shared", "memory")
 
@@ -234,8 +237,15 @@ class Nest:
         return replace(self, buffers=tuple(b for b in self.buffers if b.name != name))
 
 
-def start(g: Group) -> Nest:
+# What is scheduled: a group, whose naive nest follows from its stages, or the naive nest itself (of
+# a tile kernel).
+Work = Union[Group, Nest]
+
+
+def start(g: Work) -> Nest:
     """The naive nest: every stage its own loops and a whole buffer. Runnable, never fast."""
+    if isinstance(g, Nest):
+        return g
     body: list[Stmt] = []
     for s in g.stages:
         b = g.buffer(s.name)

@@ -3,7 +3,7 @@ choices (kernel/defaults/choices.py) alone.
 
 Five shapes cover what fusion makes: maps, maps with totals, rows, contractions and chains of these
 (see kernel/defaults/). What fits none of them keeps its naive loops where a step refuses. Those of
-a GPU are in kernel/defaults/grids.py.
+a GPU are in kernel/defaults/grids.py. A tile kernel is a naive nest and takes the same way in.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from tilewright.kernel.defaults.inlining import edges_in_lanes, inline_maps
 from tilewright.kernel.defaults.maps import schedule_map, schedule_program
 from tilewright.kernel.defaults.rows import schedule_rows, short_columns
 from tilewright.kernel.defaults.scheduler import Scheduler
+from tilewright.kernel.defaults.tile_kernels import schedule_programs
 from tilewright.kernel.defaults.totals import schedule_totals
 from tilewright.kernel.group import Group, Stage
-from tilewright.kernel.nest import Nest
+from tilewright.kernel.nest import Nest, Work
 from tilewright.kernel.step import Trace
 
 RULES = Choices()
 
 
-def default_schedule(group: Group, target: Target, choices: Choices = RULES) -> tuple[Trace, Nest]:
+def default_schedule(group: Work, target: Target, choices: Choices = RULES) -> tuple[Trace, Nest]:
     """The trace and the nest it leads to. What the choices leave open is decided by rules."""
+    if isinstance(group, Nest):
+        return schedule_programs(group, target)
     if target.grid is not None:
         return grid_schedule(group, target, choices)
     s = _chained(group, target, choices)

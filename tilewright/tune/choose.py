@@ -20,7 +20,7 @@ from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group
-from tilewright.kernel.nest import Nest, start
+from tilewright.kernel.nest import Nest, Work, start
 from tilewright.kernel.schedule import RULES, default_schedule
 from tilewright.kernel.step import Trace, apply, parse_trace, print_trace
 from tilewright.kernel.text import group_text
@@ -77,7 +77,7 @@ class Chooser(Protocol):
     @property
     def alone(self) -> bool: ...  # does it use the clock?
 
-    def choose(self, group: Group, target: Target) -> Chosen: ...
+    def choose(self, group: Work, target: Target) -> Chosen: ...
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Default:
     name: str = "default"
     alone: bool = False
 
-    def choose(self, group: Group, target: Target) -> Chosen:
+    def choose(self, group: Work, target: Target) -> Chosen:
         return Chosen(*default_schedule(group, target))
 
 
@@ -98,8 +98,8 @@ class Ranked:
     name: str = "ranked"
     alone: bool = False
 
-    def choose(self, group: Group, target: Target) -> Chosen:
-        if not multiplies(group):
+    def choose(self, group: Work, target: Target) -> Chosen:
+        if isinstance(group, Nest) or not multiplies(group):
             return Default().choose(group, target)
         return _chosen(ranked(candidates(group, target)), target)
 
@@ -117,7 +117,9 @@ class Timed:
     alone: bool = True
     spent: float = field(default=0.0, init=False)
 
-    def choose(self, group: Group, target: Target) -> Chosen:
+    def choose(self, group: Work, target: Target) -> Chosen:
+        if isinstance(group, Nest):  # of a tile kernel, whose choices are the author's constants
+            return Default().choose(group, target)
         key = f"{target.key()}\n{pool.get_threads()} threads\n{group_text(group)}"
         known = self._known(key, group)
         if known is not None:

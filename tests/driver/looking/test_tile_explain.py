@@ -73,6 +73,7 @@ def test_a_product_by_an_instruction():
     assert text.startswith("product(a: *fp32, b: *fp32, out: *fp32, n: i32, M=32, N=32, K=32)")
     by = d.by.split(",")[0]  # a cell of the table may be broken after it
     assert "stage" in text and by in text and "not faster because" not in text
+    assert report.grain == 1 and "\n  Parallel(loop='program')\n" in text
 
 
 @pytest.mark.parametrize(

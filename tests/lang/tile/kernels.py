@@ -47,8 +47,10 @@ from tests.lang.tile.programs import (
 from tilewright.ir.types import DTYPES, DType, f32, i32, i64
 from tilewright.lang.tile.front.frontend import translate
 from tilewright.lang.tile.front.functions import Argument, TileFunction
-from tilewright.lang.tile.ir import Kernel, verify
+from tilewright.lang.tile.ir import Kernel
+from tilewright.lang.tile.rules import verify
 from tilewright.lang.tile.stepping.eager import interpret
+from tilewright.lang.tile.text import kernel_text, parse_kernel
 
 Values = dict[str, Any]
 
@@ -489,5 +491,6 @@ def run(function: TileFunction, grid: tuple[int, ...] = (1,), /, **values: Any) 
     arguments = {name: argument_of(x, parameters.get(name)) for name, x in values.items()}
     kernel = translate(function, arguments)
     verify(kernel)
+    assert parse_kernel(kernel_text(kernel)) == kernel
     interpret(kernel, grid, launched(function, values, arguments))
     return kernel

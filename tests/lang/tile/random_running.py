@@ -21,8 +21,10 @@ from tests.lang.tile.random_writer import ArraySpec, Kernel, Statement
 from tests.lang.tile.triton_judge import Abstains, interpreted
 from tests.lang.tile.triton_judge import asked as judged_by_triton
 from tilewright.ir.types import DType, from_memory, to_memory
+from tilewright.lang.tile import ir
 from tilewright.lang.tile.front.frontend import translate
 from tilewright.lang.tile.stepping.eager import interpret, run_eager
+from tilewright.lang.tile.text import kernel_text, parse_kernel
 
 GUARD = 4096  # bytes around every array that nobody may write to
 PATTERN = 0xA5
@@ -125,8 +127,17 @@ def launched(k: Kernel, how: str) -> dict[str, Array]:
             run_eager(f, grid, given, about)
         else:
             values = [x for n, x in given.items() if about[n].element is not None]
-            interpret(translate(f, about), grid, values)
+            made = translate(f, about)
+            assert parse_kernel(kernel_text(made)) == made, "its text is another kernel"
+            interpret(made, grid, values)
     return arrays
+
+
+def translated(k: Kernel) -> ir.Kernel:
+    rng, f = np.random.default_rng(k.seed), compiled(k)
+    arrays = {n: Array(s, rng) for n, s in k.arrays.items()}
+    given = {n: arrays.get(n, k.numbers.get(n)) for n in k.parameters}
+    return translate(f, f._described(tuple(given[n] for n in f.arg_names)))
 
 
 def compiled(k: Kernel) -> Any:

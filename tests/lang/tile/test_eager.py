@@ -13,8 +13,9 @@ from tilewright.ir.types import b1, bf16, f32, i32
 from tilewright.lang.tile.builder import IRBuilder
 from tilewright.lang.tile.front.frontend import translate
 from tilewright.lang.tile.front.functions import TileFunction
-from tilewright.lang.tile.ir import Block, Kernel, Pointer, TileType, Value, verify
+from tilewright.lang.tile.ir import Pointer, TileType
 from tilewright.lang.tile.lowering.reports import DeviceAssertion
+from tilewright.lang.tile.rules import verify
 from tilewright.lang.tile.stepping import computing
 from tilewright.lang.tile.stepping.computing import EagerBuilder
 from tilewright.lang.tile.stepping.eager import bind_all, interpret, run_eager
@@ -313,12 +314,12 @@ def test_an_empty_grid_runs_nothing():
 def test_operations_made_by_hand():
     """Sums of rows in bfloat16, over a carried value, without the front end."""
     b = IRBuilder()
-    x, out = (Value(TileType(Pointer(e)), name=n) for e, n in ((f32, "x"), (bf16, "out")))
+    x, out = (b.fresh(TileType(Pointer(e)), n) for e, n in ((f32, "x"), (bf16, "out")))
     row, scalar = TileType(f32, (4,)), TileType(i32)
     (zero,), (three,), (step,) = (b.emit("const", [], [scalar], {"value": v}) for v in (0, 3, 1))
     (at,) = b.emit("iota", [], [TileType(i32, (4,))], {"start": 0})
     (start,) = b.emit("const", [], [row], {"value": 0.5})
-    body = Block()
+    body = b.opened()
     i, total = body.parameter(scalar), body.parameter(row)
     with b.inside(body):
         (four,) = b.emit("const", [], [scalar], {"value": 4})
@@ -329,7 +330,7 @@ def test_operations_made_by_hand():
         (ps,) = b.emit("offset", [ps, at], [ps.type])
         (v,) = b.emit("load", [ps], [row])
         body.yields[:] = b.emit("map", [total, v], [row], {"fn": "add"})
-    (total,) = b.control("for", [zero, three, step, start], [row], [body])
+    (total,) = b.emit("for", [zero, three, step, start], [row], {}, [body])
     (limit,) = b.emit("const", [], [row], {"value": 3.0})
     (large,) = b.emit("map", [total, limit], [TileType(b1, (4,))], {"fn": "gt"})
     (narrow,) = b.emit("cast", [total], [TileType(bf16, (4,))])
@@ -337,7 +338,7 @@ def test_operations_made_by_hand():
     (ps,) = b.emit("broadcast", [one], [out.type.with_shape((4,))])
     (ps,) = b.emit("offset", [ps, at], [ps.type])
     b.emit("store", [ps, narrow, large], [])
-    kernel = Kernel("sums", (x, out), b.block)
+    kernel = b.kernel("sums", (x, out))
     verify(kernel)
     given = torch.arange(12, dtype=torch.float32) / 10
     result = torch.zeros(4, dtype=torch.bfloat16)

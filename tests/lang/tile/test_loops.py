@@ -13,8 +13,9 @@ from tilewright.base.errors import Invalid
 from tilewright.ir.types import i32, i64
 from tilewright.lang.tile.front.frontend import CompileError, translate
 from tilewright.lang.tile.front.functions import Argument, function
-from tilewright.lang.tile.ir import Kernel, kernel_text, walk
+from tilewright.lang.tile.ir import Kernel, walk
 from tilewright.lang.tile.stepping.eager import interpret, run_eager
+from tilewright.lang.tile.text import kernel_text
 
 
 def ints(n: int = 8) -> np.ndarray:
@@ -460,4 +461,4 @@ def test_text_shows_blocks():
         tl.store(out, x)
 
     text = kernel_text(run(kernel, out=ints(), n=4))
-    assert ".x: i32 = for" in text and ".x: i32 = if" in text and "yield" in text
+    assert "%x.6: i32 = if(" in text and "i32 = for(" in text and "yield(" in text

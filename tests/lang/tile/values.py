@@ -10,8 +10,9 @@ import numpy as np
 
 from tilewright.ir.types import DTYPES, bf16
 from tilewright.lang.tile.builder import IRBuilder, using
-from tilewright.lang.tile.ir import Kernel, Pointer, TileType, Value, verify
+from tilewright.lang.tile.ir import Pointer, TileType, Value
 from tilewright.lang.tile.language import core as tl
+from tilewright.lang.tile.rules import verify
 from tilewright.lang.tile.stepping.eager import EagerBuilder, EagerValue
 from tilewright.lang.tile.stepping.evaluate import as_element
 from tilewright.lang.tile.stepping.raw_memory import Memory
@@ -50,7 +51,9 @@ def writing() -> Iterator[IRBuilder]:
     builder = IRBuilder()
     with using(builder):
         yield builder
-    verify(Kernel("test", tuple(builder.block.parameters), builder.block))
+    arguments = tuple(builder.block.parameters)
+    builder.block.parameters.clear()
+    verify(builder.kernel("test", arguments))
 
 
 def given(builder: IRBuilder, dtype: Any, *shape: int) -> tl.tensor:

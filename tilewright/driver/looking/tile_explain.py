@@ -61,7 +61,8 @@ class TileReport:
     operations: Mapping[str, int]  # of the tile IR, by name
     stages: tuple[StageReport, ...]
     tiles: int  # bytes that the tiles of a program take
-    grain: int  # programs that a thread claims at a time
+    grain: int  # programs that a thread claims at a time; 0: one thread runs all
+    trace: str  # the steps of its schedule
     code: int  # bytes
     instructions: int
     phases: Mapping[str, float]  # seconds, made again for this page
@@ -153,7 +154,7 @@ def _report(kernel: CompiledKernel) -> TileReport:
     launchable: Any = kernel.launchable
     wanted: Request = launchable.wanted
     start = perf_counter()
-    tiles = wanted.kernel()
+    wanted.kernel()
     translated = perf_counter() - start
     forms: Forms = launchable.compiled.forms()
     start = perf_counter()
@@ -165,10 +166,11 @@ def _report(kernel: CompiledKernel) -> TileReport:
     return TileReport(
         kernel,
         forms.target,
-        Counter(o.name for o in ir.walk(tiles.body)),
+        Counter(o.name for o in ir.walk(forms.kernel.body)),
         tuple(_stages(forms)),
         sum(b.dtype.bytes * prod(d for d in b.shape if isinstance(d, int)) for b in held),
-        next((s.grain for s in n.body if isinstance(s, Loop)), 1),
+        next((s.grain for s in n.body if isinstance(s, Loop) and s.kind == "parallel"), 0),
+        forms.trace,
         len(launchable.compiled.image),
         sum(bool(_INSTRUCTION.match(line)) for line in forms.asm.splitlines()),
         {"tile IR": translated, **forms.phases, "machine code": compiled},
@@ -177,6 +179,7 @@ def _report(kernel: CompiledKernel) -> TileReport:
 
 
 _FEW = 8  # lanes to try
+MOST_STEPS = 40  # of a trace that are shown
 _LANGUAGE = Path(ir.__file__).parent
 _INSTRUCTION = re.compile(r"\t[a-z]")  # directives begin with a dot, labels in the first column
 
@@ -331,7 +334,7 @@ def _page(r: TileReport) -> Iterator[Any]:
         f"tile IR: {sum(r.operations.values())} operations ({ops})",
         *([f"specialised: {known}"] if divided else []),
         f"tiles of a program: {bytes_text(r.tiles)} (caches {bytes_text(t.l1)}, "
-        f"{bytes_text(t.l2)}); a thread claims {count(r.grain, 'program')} at a time",
+        f"{bytes_text(t.l2)}); {_shared(r)}",
         f"code: {bytes_text(r.code)} for {t.cpu or t.name} by LLVM {LLVM_VERSION}, "
         f"{count(r.instructions, 'instruction')}",
         f"compiling takes {r.seconds:.2f} s ({phases})",
@@ -357,6 +360,17 @@ def _page(r: TileReport) -> Iterator[Any]:
             slow.add_row(s.name, s.why)
     if slow.row_count:
         yield Group(Text(""), slow)
+    steps = r.trace.splitlines()
+    lines = [f"  {x}" for x in steps[:MOST_STEPS]]
+    if len(steps) > MOST_STEPS:
+        lines.append(f"  … {count(len(steps) - MOST_STEPS, 'more step')}: kernel.asm['trace']")
+    yield Text("\n".join(["", "schedule", *lines]), no_wrap=True, overflow="ignore")
+
+
+def _shared(r: TileReport) -> str:
+    if not r.grain:
+        return "one thread runs all programs"
+    return f"a thread claims {count(r.grain, 'program')} at a time"
 
 
 def _often(item: tuple[str, int]) -> tuple[int, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from tilewright.base import knobs
 from tilewright.base.events import Event, Log

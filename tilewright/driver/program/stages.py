@@ -11,6 +11,8 @@ TILEWRIGHT_DUMP=dir writes one folder per program, named after the graph and a d
       weights/                              the same for what is computed once from weights
       stages.json                           digests of the files as they were written
 
+A tile kernel has a folder of its own (driver/tile/tile_stages.py).
+
 TILEWRIGHT_RESUME=dir reads such a folder back: a file that differs from its digest replaces what
 the compiler would have made at that stage, and compilation goes on from there. Files that nobody
 edited are ignored, so an edited graph is not overruled by the stages that once followed it.
@@ -23,7 +25,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -38,7 +40,7 @@ from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_graph, print_graph, type_text
 from tilewright.kernel.group import Buffer, Group
-from tilewright.kernel.nest import Nest, start
+from tilewright.kernel.nest import Nest, Work, start
 from tilewright.kernel.step import Trace, apply, parse_trace, print_trace
 from tilewright.kernel.text import group_text, nest_text, parse_group, parse_nest
 from tilewright.llvm.objects import assembly, compile_object
@@ -64,6 +66,13 @@ class Stages:
     @staticmethod
     def of(graph: Graph, log: Log, dump: Path | None = None, resume: Path | None = None) -> Stages:
         """What the options, or else TILEWRIGHT_DUMP and TILEWRIGHT_RESUME, ask for."""
+        return Stages.named(lambda: program_folder(graph), log, dump, resume)
+
+    @staticmethod
+    def named(
+        folder: Callable[[], str], log: Log, dump: Path | None = None, resume: Path | None = None
+    ) -> Stages:
+        """The same for any program that has a folder of its own."""
         dump = Path(dump) if dump is not None else knobs.dump.get()
         resume = Path(resume) if resume is not None else knobs.resume.get()
         if dump is None and resume is None:
@@ -73,7 +82,7 @@ class Stages:
                 f"stages cannot be read from and written to the same directory, {dump}",
                 hint=f"give {knobs.dump.name} another directory than {knobs.resume.name}",
             )
-        name = program_folder(graph)
+        name = folder()
         stages = Stages(dump and dump / name, log=log)
         if resume is not None:
             if not resume.is_dir():
@@ -214,9 +223,7 @@ class KernelStages:
         self._write("group", lambda: group_text(g))
         return g
 
-    def schedule(
-        self, group: Group, choose: Callable[[], tuple[Trace, Nest]]
-    ) -> tuple[Trace, Nest]:
+    def schedule(self, group: Work, choose: Callable[[], tuple[Trace, Nest]]) -> tuple[Trace, Nest]:
         """The trace and the nest, `choose`n unless the user wrote them."""
         trace = self._edited("trace", parse_trace)
         if trace is None:
@@ -234,6 +241,11 @@ class KernelStages:
 
     def compiled(self, text: str, target: Target) -> bytes:
         """The object of the kernel's LLVM text."""
+        text = self.emitted(text, target)
+        with naming(self._path("ll")):
+            return compile_object(text, target)
+
+    def emitted(self, text: str, target: Target) -> str:
         written = self._edited("ll", str)
         if written is not None:
             text = written
@@ -242,9 +254,13 @@ class KernelStages:
                     f"the edited LLVM text does not define {self.symbol}", where=self._path("ll")
                 )
         self._write("ll", lambda: text)
-        self._write("s", lambda: assembly(text, target))
         with naming(self._path("ll")):
-            return compile_object(text, target)
+            self._write("s", lambda: assembly(text, target))
+        return text
+
+    def errors(self, kind: str) -> AbstractContextManager[None]:
+        """Errors inside are about an edited file, if there is one."""
+        return naming(self._path(kind))
 
     def _path(self, kind: str) -> Path | None:
         return self.stages.edits.get(f"{self.symbol}.{kind}")
@@ -272,8 +288,13 @@ FORMS = ("group", "trace", "nest", "ll")
 
 def program_folder(graph: Graph) -> str:
     """The same program has the same folder in every run, wherever its source lies."""
-    name = re.sub(r"[^\w.-]", "_", graph.name) or "graph"
-    return f"{name}-{_digest(print_graph(graph, places=False))[:8]}"
+    return folder_name(graph.name or "graph", print_graph(graph, places=False))
+
+
+def folder_name(name: str, text: str) -> str:
+    """A name and what tells programs of that name apart."""
+    plain = re.sub(r"[^\w.-]", "_", name)
+    return f"{plain}-{_digest(text)[:8]}"
 
 
 def edited_files(folder: Path) -> dict[str, Path]:

@@ -1,80 +1,56 @@
-"""Tile kernels to native code: lowered, scheduled, emitted, loaded, and called over a grid.
-
-Code and what a launch has to know (`Binding`) are all that a process needs: both are kept on disk
-(driver/tile/tile_cache.py), the forms on the way are made again for whoever wants to read them.
-"""
+"""Tile kernels to native code: lowered, scheduled, emitted. Each form on the way can be written to
+a file, edited and put back: driver/tile/tile_stages.py."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from threading import Lock
 from time import perf_counter
-from typing import Any
-
-import numpy as np
 
 from tilewright.base.collector import garbage_waits
 from tilewright.base.events import Log
 from tilewright.base.fresh_stack import on_fresh_stack
+from tilewright.driver.program.stages import Stages
+from tilewright.driver.tile.compiled import ADDRESS, POINTER, Binding, CompiledTile
+from tilewright.driver.tile.tile_stages import TileStages, tile_stages
 from tilewright.ir import dim as D
 from tilewright.ir.expr import loads
 from tilewright.ir.target import Target
-from tilewright.ir.types import DTYPES, to_memory
-from tilewright.kernel.defaults.tile_kernels import plain_products, schedule_tiles
+from tilewright.kernel.defaults.tile_kernels import plain_products
 from tilewright.kernel.nest import WAITS, Atomic, Nest, Store, holds, own_values, walk
+from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import print_trace
 from tilewright.kernel.text import nest_text
 from tilewright.lang.tile.ir import Kernel
 from tilewright.lang.tile.lowering.lower import lower
 from tilewright.lang.tile.lowering.positions import Bound
-from tilewright.lang.tile.lowering.reports import Reports
-from tilewright.lang.tile.lowering.state import APART, GRID, Aliasing, Lowered, Site
+from tilewright.lang.tile.lowering.state import APART, GRID, Aliasing, Lowered
+from tilewright.lang.tile.text import kernel_text
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import assembly, cached_object
-from tilewright.runtime import pool
-from tilewright.runtime.native import NativeKernel, callback_address
-
-_REPORT = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64))
 
 # One thread at a time makes interned values, as Python would let it anyway; LLVM is outside.
 _WRITING = Lock()
-
-# What a slot of the entry takes: the address that an argument is, the address of a cell with that
-# address as a number, or (any other name) the address of a cell of this dtype.
-POINTER, ADDRESS = "*", "address"
-
-
-@dataclass(frozen=True)
-class Binding:
-    """How a launch hands its arguments to the code, and what it is told back."""
-
-    name: str  # of the kernel
-    entry: str
-    slots: tuple[tuple[int, str], ...]  # (argument, what of it)
-    dims: tuple[tuple[str, int, int], ...]  # ("grid", axis, 1) or ("argument", which, its unit)
-    # Arguments (stored to, read) that lowering took for different memory.
-    pairs: tuple[tuple[int, int], ...]
-    stored: tuple[int, ...]
-    sites: tuple[Site, ...] = ()
-    waits: bool = False  # do programs wait for each other?
-    # Of (values, grid), in Python: may integers overflow that the code takes for small ones?
-    overflows: str = ""
 
 
 @dataclass(frozen=True)
 class Forms:
     """A kernel on its way to code."""
 
+    kernel: Kernel
     lowered: Lowered
     form: Nest
     target: Target
     trace: str
     llir: str
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds
+
+    @property
+    def ttir(self) -> str:
+        return kernel_text(self.kernel)
 
     @property
     def nest(self) -> str:
@@ -156,95 +132,31 @@ def _touched(low: Lowered, at: dict[str, int]) -> tuple[tuple[int, ...], tuple[i
     return first, second
 
 
-@dataclass
-class CompiledTile:
-    """A kernel in memory. `launch` takes addresses and numbers in the order of its arguments, and
-    a grid of three sizes."""
-
-    binding: Binding
-    image: bytes = field(repr=False)
-    forms: Callable[[], Forms] = field(repr=False)
-    # The same kernel with numbers of 32 bits that wrap around, for launches that need it.
-    wrapping: Callable[[], CompiledTile] | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        b = self.binding
-        self.reports = Reports(b.name, b.sites)
-        symbols = pool.concurrent_symbols() if b.waits else {}
-        self._callback = _REPORT(self.reports.take) if b.sites else None
-        if self._callback is not None:
-            symbols = {**symbols, "tw_report": callback_address(self._callback)}
-        self._kernel = NativeKernel([self.image], b.entry, symbols)
-        self.launch = self._launcher()
-
-    def _launcher(self) -> Callable[..., None]:
-        """The function of a launch, written out for the arguments there are."""
-        b = self.binding
-        scope: dict[str, Any] = {
-            "entry": self._kernel.function,
-            "held": self._callback,  # as long as the function is
-            "at": ctypes.addressof,
-            "reports": self.reports,
-            "Args": ctypes.c_void_p * max(1, len(b.slots)),
-            "Dims": ctypes.c_int64 * len(b.dims),
-        }
-        lines, args = [], []
-        if b.overflows and self.wrapping is not None:
-            scope["wrapping"] = self.wrapping
-            lines.append(f"if {b.overflows}:")
-            lines.append("    return wrapping().launch(values, given, grid)")
-        for k, (which, what) in enumerate(b.slots):
-            if what == POINTER:
-                args.append(f"values[{which}]")
-                continue
-            scope[f"Cell{k}"] = ctypes.c_int64 if what == ADDRESS else _cell(what)
-            lines.append(f"cell{k} = Cell{k}(values[{which}])")
-            args.append(f"at(cell{k})")
-        dims = (
-            f"grid[{which}]"
-            if kind == "grid"
-            else f"values[{which}]{f' // {unit}' if unit > 1 else ''}"
-            for kind, which, unit in b.dims
-        )
-        lines.append(f"entry(Args({', '.join(args)}), Dims({', '.join(dims)}))")
-        if b.sites:
-            lines += ["if reports.broken:", "    reports.finish()"]
-        body = "\n    ".join(lines)
-        exec(f"def launch(values, given, grid):\n    {body}\n", scope)
-        return scope["launch"]
-
-
-def _cell(dtype: str) -> Callable[[Any], Any]:
-    """Numbers of a dtype in memory of their own."""
-    plain = {"f32": ctypes.c_float, "f64": ctypes.c_double, "bool": ctypes.c_bool}.get(dtype)
-    if plain is not None:
-        return plain
-    d = DTYPES[dtype]
-
-    def made(v: Any) -> Any:
-        held = to_memory(np.array([v], d.numpy), d).tobytes()
-        return ctypes.create_string_buffer(held, max(8, len(held)))
-
-    return made
-
-
 @on_fresh_stack
 def write_tile(
-    kernel: Kernel, target: Target, aliasing: Aliasing = APART, wraps: bool = False
+    kernel: Kernel,
+    target: Target,
+    aliasing: Aliasing = APART,
+    wraps: bool = False,
+    stages: TileStages | None = None,
 ) -> Forms:
     """A kernel as LLVM text, for arguments that meet in memory as it is said; `wraps`: for launches
     in which numbers of 32 bits may overflow."""
+    through = stages or TileStages(Stages(), kernel.name, kernel.name)
     with _WRITING, garbage_waits():
         times = [perf_counter()]
-        lowered = lower(kernel, aliasing, target, wraps)
+        kernel = through.tiles(kernel)
+        lowered = through.lowered(lower(kernel, aliasing, target, wraps))
         times.append(perf_counter())
-        trace, nest = schedule_tiles(lowered.nest, target)
+        choose = partial(default_schedule, lowered.nest, target)
+        trace, nest = through.scheduled(lowered, choose)
         times.append(perf_counter())
-        text = emit(nest, target)
+        text = through.emitted(emit(nest, target), target)
         times.append(perf_counter())
+    through.stages.close()
     names = ("lowering", "schedule", "LLVM text")
     phases = {str(n): b - a for n, (a, b) in zip(names, pairwise(times), strict=True)}
-    return Forms(lowered, nest, target, print_trace(trace), text, phases)
+    return Forms(kernel, lowered, nest, target, print_trace(trace), text, phases)
 
 
 def compile_tile(
@@ -256,9 +168,11 @@ def compile_tile(
     wrapping: Callable[[], CompiledTile] | None = None,
 ) -> CompiledTile:
     """Native code of a kernel, out of the cache where the same text was compiled before."""
-    forms = write_tile(kernel, target, aliasing, wraps)
+    stages = tile_stages(kernel, aliasing, wraps, log)
+    forms = write_tile(kernel, target, aliasing, wraps, stages)
     log.add("tile", f"{kernel.name} is lowered to LLVM text", detail=True)
     for product in plain_products(forms.form):
         log.add("tile", f"{kernel.name}: {product}")
-    image = cached_object(forms.llir, target, log)
+    with stages.errors("ll"):
+        image = cached_object(forms.llir, target, log)
     return CompiledTile(forms.binding, image, lambda: forms, wrapping)

@@ -20,9 +20,9 @@ from tilewright.base.events import Log
 from tilewright.driver.tile.overlap import Key, Relation, aliasing
 from tilewright.driver.tile.queries import KernelQueries
 from tilewright.driver.tile.request import Request
-from tilewright.lang.tile.ir import kernel_text
 from tilewright.lang.tile.lowering.state import Aliasing
 from tilewright.lang.tile.stepping.eager import run_eager
+from tilewright.lang.tile.text import kernel_text
 from tilewright.targets import host
 
 Grid = tuple[int, int, int]
@@ -66,10 +66,7 @@ class _Native:
         def form(name: str) -> str:
             return getattr(self.compiled.forms(), name)
 
-        return {
-            "ttir": lambda: kernel_text(self.wanted.kernel()),
-            **{n: partial(form, n) for n in ("nest", "trace", "llir", "asm")},
-        }
+        return {n: partial(form, n) for n in ("ttir", "nest", "trace", "llir", "asm")}
 
 
 class NativeExecutor:

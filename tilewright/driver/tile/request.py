@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.lang.tile.front.frontend import translate
 from tilewright.lang.tile.front.functions import Argument, TileFunction
@@ -34,10 +34,9 @@ def translated(
     """The kernel for these arguments. Asserts are part of it only while debugging."""
     kernel = translate(function, arguments)
     if debug and sanitize:
-        assert_no_overflow(kernel)
+        kernel = assert_no_overflow(kernel)
     if not debug and any(map(_is_for_debugging, walk(kernel.body))):
-        _drop_asserts(kernel.body)
-        sweep(kernel)
+        kernel = sweep(replace(kernel, body=_without_asserts(kernel.body)))
     return kernel
 
 
@@ -45,8 +44,7 @@ def _is_for_debugging(o: Operation) -> bool:
     return o.name == "assert" and not o.attrs.get("always")
 
 
-def _drop_asserts(block: Block) -> None:
-    block.operations[:] = [o for o in block.operations if not _is_for_debugging(o)]
-    for o in block.operations:
-        for inner in o.blocks:
-            _drop_asserts(inner)
+def _without_asserts(block: Block) -> Block:
+    kept = (o for o in block.operations if not _is_for_debugging(o))
+    inside = (replace(o, blocks=tuple(map(_without_asserts, o.blocks))) for o in kept)
+    return replace(block, operations=tuple(inside))

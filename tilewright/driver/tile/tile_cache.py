@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
+from importlib import import_module
 from itertools import chain
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 from tilewright.base import knobs
 from tilewright.base.cache import Cache
 from tilewright.base.events import Log
-from tilewright.driver.tile.compile import Binding, CompiledTile, Forms, compile_tile, write_tile
+from tilewright.driver.tile.compiled import Binding, CompiledTile
 from tilewright.driver.tile.request import Request
 from tilewright.ir.target import Target
 from tilewright.ir.types import DTYPES, DType
@@ -41,6 +42,7 @@ from tilewright.lang.tile.lowering.state import Site
 from tilewright.llvm.objects import LLVM_VERSION
 
 KIND = "tile"  # of cache entries
+_COMPILER = "tilewright.driver.tile.compile"
 
 
 def cached_tile(wanted: Request, target: Target, log: Log) -> CompiledTile:
@@ -50,8 +52,12 @@ def cached_tile(wanted: Request, target: Target, log: Log) -> CompiledTile:
         wrapping = lru_cache(1)(partial(_wrapping, wanted, target, log))
 
     def made_now() -> CompiledTile:
-        return compile_tile(wanted.kernel(), target, log, wanted.aliasing, wanted.wraps, wrapping)
+        compiler = import_module(_COMPILER)
+        given = wanted.aliasing, wanted.wraps, wrapping
+        return compiler.compile_tile(wanted.kernel(), target, log, *given)
 
+    if knobs.dump.get() is not None or knobs.resume.get() is not None:
+        return made_now()
     try:
         key = key_of(wanted, target)
     except Opaque as unknown:
@@ -77,8 +83,9 @@ def cached_at(wanted: Request, target: Target) -> str:
     return f"kept in {found}" if found is not None else "not kept on disk"
 
 
-def _forms(wanted: Request, target: Target) -> Forms:
-    return write_tile(wanted.kernel(), target, wanted.aliasing, wanted.wraps)
+def _forms(wanted: Request, target: Target) -> Any:
+    compiler = import_module(_COMPILER)
+    return compiler.write_tile(wanted.kernel(), target, wanted.aliasing, wanted.wraps)
 
 
 def _wrapping(wanted: Request, target: Target, log: Log) -> CompiledTile:

@@ -19,6 +19,7 @@ from tilewright.kernel.nest import (
     Path,
     Stmt,
     Store,
+    Work,
     find,
     marks,
     mentions,
@@ -50,21 +51,20 @@ ROW_BYTES = 192 * 1024
 class Scheduler:
     """A nest under construction with the trace that led to it."""
 
-    group: Group
+    work: Work
     target: Target
     choices: Choices = Choices()
     nest: Nest = field(init=False)
     trace: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.nest = start(self.group)
+        self.nest = start(self.work)
 
-    @staticmethod
-    def of(nest: Nest, target: Target) -> Scheduler:
-        """For a nest that comes from no group."""
-        s = Scheduler(Group(nest.name, nest.buffers, (), nest.precision), target)
-        s.nest = nest
-        return s
+    @property
+    def group(self) -> Group:
+        """What is scheduled, by schedules of stages."""
+        assert isinstance(self.work, Group), f"{self.work.name} has no stages"
+        return self.work
 
     def alone(self, stage: str) -> Scheduler | None:
         """For steps of one stage, whose loops are one statement of the outermost body: their time
@@ -76,9 +76,8 @@ class Scheduler:
             return None
         used = mentions(found[0])
         buffers = tuple(b for b in self.nest.buffers if b.name in used)
-        part = Scheduler.of(replace(self.nest, buffers=buffers, body=(found[0],)), self.target)
-        part.choices, part.trace = self.choices, self.trace
-        return part
+        nest = replace(self.nest, buffers=buffers, body=(found[0],))
+        return Scheduler(nest, self.target, self.choices, self.trace)
 
     def join(self, parts: Mapping[str, Scheduler]) -> None:
         """Put statements back that were looked at alone, by their stages."""

@@ -1,8 +1,8 @@
 """The default schedule of tile kernels: lanes in every stage's loops, instructions in products.
 
-The nest comes from lang/tile/lowering/: one parallel loop over the programs of the grid, and in it,
-in order, loops that fill one buffer each. What is fused was decided there; this decides how each of
-them runs.
+The nest comes from lang/tile/lowering/: one loop over the programs of the grid, and in it, in
+order, loops that fill one buffer each. What is fused was decided there; this decides how each of
+them runs, and how threads share the programs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Load, loads
+from tilewright.ir.expr import walk as walk_value
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.rows import reduction_lanes
 from tilewright.kernel.defaults.scheduler import Scheduler, accesses, lanes_for, vector_loop
@@ -22,6 +23,7 @@ from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import (
     TENSOR,
+    WAITS,
     Alloc,
     Atomic,
     Loop,
@@ -35,8 +37,9 @@ from tilewright.kernel.nest import (
     walk,
     writes,
 )
-from tilewright.kernel.step import Step
+from tilewright.kernel.step import Step, Trace
 from tilewright.kernel.steps.join import Join
+from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.prefetch import Prefetch
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
@@ -50,6 +53,8 @@ from tilewright.kernel.steps.vectorize import Vectorize
 MOST_LANES, FEW_LANES = 64, 16
 MOST_WRITTEN_OUT = 8  # more cost more time to compile than they save
 MOST_JOINED = 16  # stages in one loop: more want more registers than there are
+# Programs that threads claim together are about this many simple operations: tens of microseconds.
+PIECE = 65536
 
 
 @dataclass
@@ -60,9 +65,10 @@ class _Stages:
     left_out: set[str] = field(default_factory=set)  # that have something else in their loops
 
 
-def schedule_tiles(n: Nest, target: Target) -> tuple[tuple[Step, ...], Nest]:
+def schedule_programs(n: Nest, target: Target) -> tuple[Trace, Nest]:
     """The default trace of a tile kernel and the nest that it leads to."""
-    s = Scheduler.of(n, target)
+    s = Scheduler(n, target)
+    _share(s)
     found = _stages(n)
     panels = _panels(s, found)
     narrow = grouped_products(s, found.stores, found.paths)
@@ -70,7 +76,7 @@ def schedule_tiles(n: Nest, target: Target) -> tuple[tuple[Step, ...], Nest]:
     windows = Windows.of(s.nest)
     done: list[Nest] = []
     for piece in windows.pieces:
-        part = Scheduler.of(piece, target)
+        part = Scheduler(piece, target)
         for name in _stages(piece).order if len(windows.pieces) > 1 else found.order:
             store, path = found.stores[name], found.paths[name]
             own = [p for p in path if p.name.startswith(f"{name}.")]
@@ -90,6 +96,27 @@ def schedule_tiles(n: Nest, target: Target) -> tuple[tuple[Step, ...], Nest]:
     for name in products:
         _prefetch(s, name, found)
     return tuple(s.trace), s.nest
+
+
+def _share(s: Scheduler) -> None:
+    """Threads share the programs of the grid, enough of them at a time. Programs that wait for each
+    other are claimed one by one: each has to be able to start."""
+    for loop in s.nest.body:
+        if isinstance(loop, Loop) and loop.kind == "independent":
+            work = max(1, _work(loop.body))
+            s.do(Parallel(loop.name, 1 if WAITS in loop.marks else max(1, PIECE // work)))
+
+
+def _work(body: tuple[Stmt, ...]) -> int:
+    """Rough operations of a program; a loop of unknown length is taken for a long one."""
+    total = 0
+    for x, path in walk(body):
+        if isinstance(x, Store):
+            points = 1
+            for p in path:
+                points *= p.extent if isinstance(p.extent, int) else 64
+            total += points * (1 + sum(isinstance(v, (Fn, Load)) for v in walk_value(x.value)))
+    return total
 
 
 def _join(s: Scheduler) -> None:

@@ -1,19 +1,30 @@
 """Who makes operations: the functions of the language ask the builder of the moment.
 
-While a kernel is compiled that is an `IRBuilder`, which writes operations into blocks; while one is
-run step by step it is a builder that computes (evaluate.py). The functions of the language see
-values only and do not know which.
+While a kernel is compiled that is an `IRBuilder`, which writes operations into open blocks and ends
+in an immutable kernel; while one is run step by step it is a builder that computes (evaluate.py).
+The functions of the language see values only and do not know which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from tilewright.base.errors import Invalid
-from tilewright.lang.tile.ir import Block, Operation, Place, TileType, Value, operation
+from tilewright.lang.tile.ir import (
+    Block,
+    Kernel,
+    Operation,
+    Place,
+    TileType,
+    Value,
+    renumbered,
+    substituted,
+)
+from tilewright.lang.tile.rules import check
 
 # Takes all components of two partial results and gives those of the combined one.
 Combine = Callable[[Sequence[Value]], Sequence[Value]]
@@ -27,7 +38,7 @@ class Builder(Protocol):
         name: str,
         args: Sequence[Value],
         types: Sequence[TileType],
-        attrs: dict[str, Any] | None = None,
+        attrs: Mapping[str, Any] | None = None,
     ) -> tuple[Value, ...]:
         """One operation without blocks; its results."""
         ...
@@ -37,7 +48,7 @@ class Builder(Protocol):
         name: str,
         args: Sequence[Value],
         types: Sequence[TileType],
-        attrs: dict[str, Any],
+        attrs: Mapping[str, Any],
         function: Combine,
     ) -> tuple[Value, ...]:
         """A reduce or a scan with a function of the user's; its results."""
@@ -68,21 +79,53 @@ def using(builder: Builder) -> Iterator[None]:
         _current.reset(token)
 
 
+@dataclass(eq=False)
+class OpenBlock:
+    """A block that is being written."""
+
+    fresh: Callable[[TileType, str], Value]
+    parameters: list[Value] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    yields: list[Value] = field(default_factory=list)
+
+    def parameter(self, type: TileType, name: str = "") -> Value:
+        self.parameters.append(self.fresh(type, name))
+        return self.parameters[-1]
+
+    def done(self) -> Block:
+        return Block(tuple(self.parameters), tuple(self.operations), tuple(self.yields))
+
+
 class IRBuilder:
     """Appends operations to the innermost open block."""
 
     eager = False
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = [Block()]
+        self.count = 0  # of values
+        self.made: dict[Value, Operation] = {}
+        self.names: dict[Value, str] = {}  # of the user's variables
+        self.blocks: list[OpenBlock] = [self.opened()]
         self.place: Place | None = None  # of what is being translated
 
     @property
-    def block(self) -> Block:
+    def block(self) -> OpenBlock:
         return self.blocks[-1]
 
+    def opened(self) -> OpenBlock:
+        return OpenBlock(self.fresh)
+
+    def fresh(self, type: TileType, name: str = "") -> Value:
+        self.count += 1
+        return Value(type, self.count - 1, name)
+
+    def name(self, v: Value, name: str) -> None:
+        """What the user calls a value. The first name stays."""
+        if not v.name:
+            self.names.setdefault(v, name)
+
     @contextmanager
-    def inside(self, block: Block) -> Iterator[Block]:
+    def inside(self, block: OpenBlock) -> Iterator[OpenBlock]:
         """Operations go into another block for a while."""
         self.blocks.append(block)
         try:
@@ -95,36 +138,66 @@ class IRBuilder:
         name: str,
         args: Sequence[Value],
         types: Sequence[TileType],
-        attrs: dict[str, Any] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+        blocks: Sequence[OpenBlock] = (),
     ) -> tuple[Value, ...]:
-        return self.add(operation(name, args, types, attrs, (), self.place)).results
-
-    def add(self, o: Operation) -> Operation:
-        self.block.operations.append(o)
-        return o
-
-    def control(
-        self,
-        name: str,
-        args: Sequence[Value],
-        types: Sequence[TileType],
-        blocks: Sequence[Block],
-    ) -> tuple[Value, ...]:
-        """A for, an if or a while over blocks that are complete."""
-        return self.add(operation(name, args, types, {}, blocks, self.place)).results
+        """An operation at the end of the innermost block. It is checked here, where an error has
+        the place at hand."""
+        results = tuple(self.fresh(t) for t in types)
+        inside = tuple(b.done() for b in blocks)
+        made = Operation(name, tuple(args), results, attrs or {}, inside, self.place)
+        check(made)
+        self.block.operations.append(made)
+        self.made.update(dict.fromkeys(results, made))
+        return results
 
     def combine(
         self,
         name: str,
         args: Sequence[Value],
         types: Sequence[TileType],
-        attrs: dict[str, Any],
+        attrs: Mapping[str, Any],
         function: Combine,
     ) -> tuple[Value, ...]:
-        block = Block()
+        block = self.opened()
         for _ in range(2):
             for a in args:
                 block.parameter(TileType(a.element))
         with self.inside(block):
-            block.yields[:] = function(block.parameters)
-        return self.add(operation(name, args, types, attrs, (block,), self.place)).results
+            block.yields += function(block.parameters)
+        return self.emit(name, args, types, attrs, (block,))
+
+    def change(self, v: Value, **attrs: Any) -> None:
+        """Another attribute for the operation that made a value, in a block that is still open."""
+        old = self.made[v]
+        new = replace(old, attrs={**old.attrs, **attrs})
+        for block in reversed(self.blocks):
+            for k, o in reversed(list(enumerate(block.operations))):
+                if o is old:
+                    block.operations[k] = new
+                    self.made.update(dict.fromkeys(new.results, new))
+                    return
+
+    def substitute(self, block: OpenBlock, new: Mapping[Value, Value]) -> None:
+        """Let the operations of a block use other values."""
+        block.operations[:] = [substituted(o, new) for o in block.operations]
+        block.yields[:] = [new.get(y, y) for y in block.yields]
+        self.made.update((r, o) for o in block.operations for r in o.results)
+
+    def kernel(
+        self,
+        name: str,
+        arguments: Sequence[Value],
+        divisors: Sequence[int] = (),
+        positive: Sequence[bool] = (),
+    ) -> Kernel:
+        """What was written, as a kernel."""
+        (block,) = self.blocks
+        made = Kernel(name, tuple(arguments), block.done(), tuple(divisors), tuple(positive))
+        return renumbered(made, self.names)
+
+
+def maker(v: Value) -> Operation | None:
+    """The operation that made a value of a kernel that is being written."""
+    builder = building()
+    return builder.made.get(v) if isinstance(builder, IRBuilder) else None

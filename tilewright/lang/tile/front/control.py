@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.ir.types import DType
+from tilewright.lang.tile.builder import OpenBlock
 from tilewright.lang.tile.front.diagnostics import Mistake
 from tilewright.lang.tile.front.expressions import Expressions, is_dynamic
 from tilewright.lang.tile.front.merge import (
@@ -24,13 +25,12 @@ from tilewright.lang.tile.front.merge import (
     joined,
     kind,
     leaves,
-    replace_values,
     said,
     settled,
 )
 from tilewright.lang.tile.front.scan import assigned
 from tilewright.lang.tile.front.state import Undefined
-from tilewright.lang.tile.ir import Block, TileType, Value
+from tilewright.lang.tile.ir import TileType, Value
 from tilewright.lang.tile.language import core
 from tilewright.lang.tile.language.types import dtype_of, unwrap
 
@@ -54,11 +54,11 @@ class _Loop:
 
     names: list[str]
     start: dict[str, Any]  # values before
-    blocks: list[Block]
+    blocks: list[OpenBlock]
     first: int  # parameters of each block before the carried ones
     ends: dict[str, Any] | None = None  # values at the end of the body
 
-    def enter(self, block: Block, locals: dict[str, Any]) -> None:
+    def enter(self, block: OpenBlock, locals: dict[str, Any]) -> None:
         """Carried variables are the block's parameters inside."""
         for name in self.names:
             old = self.start[name]
@@ -78,7 +78,7 @@ class Control(Expressions):
         blocks, ends = [], []
         for body in (node.body, node.orelse):
             self.frame.locals = dict(before)
-            with self.builder.inside(Block()) as block:
+            with self.builder.inside(self.builder.opened()) as block:
                 self.statements(body)
             blocks.append(block)
             ends.append(self.frame.locals)
@@ -90,7 +90,7 @@ class Control(Expressions):
         self,
         node: ast.If,
         c: Any,
-        blocks: list[Block],
+        blocks: list[OpenBlock],
         before: dict[str, Any],
         ends: list[dict[str, Any]],
     ) -> None:
@@ -132,7 +132,7 @@ class Control(Expressions):
             blocks[1].yields += right
             makes.append((name, make))
         types = [v.type for v in blocks[0].yields]
-        results = iter(self.builder.control("if", (c.handle,), types, blocks))
+        results = iter(self.builder.emit("if", (c.handle,), types, {}, blocks))
         for name, make in makes:
             self.assign(name, make(results))
 
@@ -144,7 +144,7 @@ class Control(Expressions):
         blocks, values = [], []
         for compute in (one, other):
             self.frame.locals = dict(before)
-            with self.builder.inside(Block()) as block:
+            with self.builder.inside(self.builder.opened()) as block:
                 values.append(compute())
             blocks.append(block)
         self.node = node
@@ -168,7 +168,7 @@ class Control(Expressions):
         blocks[0].yields += left
         blocks[1].yields += right
         types = [v.type for v in left]
-        return make(iter(self.builder.control("if", (c.handle,), types, blocks)))
+        return make(iter(self.builder.emit("if", (c.handle,), types, {}, blocks)))
 
     def returning(self, node: ast.stmt, rest: Sequence[Any]) -> Any:
         """A statement with a return inside, and all that follows it in the function."""
@@ -324,7 +324,7 @@ class Control(Expressions):
         while True:
             start = {n: promoted.get(n, before[n]) for n in written if n in before}
             names = [n for n, v in start.items() if leaves(v)]
-            loop = _Loop(names, start, [Block() for _ in range(blocks)], first)
+            loop = _Loop(names, start, [self.builder.opened() for _ in range(blocks)], first)
             self.frame.locals = {**before, **promoted}
             self.frame.loops += 1
             body(loop)
@@ -368,15 +368,13 @@ class Control(Expressions):
             for block in loop.blocks:
                 inside = block.parameters[loop.first :]
                 new = {inside[k]: starts[k] for k in gone}
-                replace_values([block], new)
+                self.builder.substitute(block, new)
                 ends = [new.get(e, e) for e in ends]
                 block.parameters[loop.first :] = [inside[k] for k in kept]
-                for number, p in enumerate(block.parameters):
-                    p.number = number
         body.yields += [ends[k] for k in kept]
         inits = [starts[k] for k in kept]
-        results = self.builder.control(
-            operation, [*given, *inits], [v.type for v in inits], loop.blocks
+        results = self.builder.emit(
+            operation, [*given, *inits], [v.type for v in inits], {}, loop.blocks
         )
         after = list(starts)
         for k, r in zip(kept, results, strict=True):

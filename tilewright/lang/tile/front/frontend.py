@@ -59,15 +59,8 @@ class _Translator(Statements):
             cause = error.__cause__ if isinstance(error, Mistake) else error
             raise compile_error(error, self.spots(at)) from cause
         values, given = zip(*self.given, strict=True) if self.given else ((), ())
-        kernel = Kernel(
-            name,
-            values,
-            self.builder.blocks[0],
-            tuple(a.divisor for a in given),
-            tuple(a.positive for a in given),
-        )
-        sweep(kernel)
-        return kernel
+        divisors, positive = [a.divisor for a in given], [a.positive for a in given]
+        return sweep(self.builder.kernel(name, values, divisors, positive))
 
     def _parameters(self, f: TileFunction, arguments: Mapping[str, Argument]) -> None:
         names = {p.name for p in f.parameters}
@@ -102,7 +95,7 @@ class _Translator(Statements):
             return core.tuple(parts) if a.make is None else constant(a.make(tuple(parts)))
         if a.element is None:
             return constant(a.value) if not isinstance(a.value, constexpr) else a.value
-        value = Value(TileType(a.element), None, len(self.given), name)
+        value = self.builder.fresh(TileType(a.element), name)
         self.given.append((value, a))
         return core.tensor(value)
 

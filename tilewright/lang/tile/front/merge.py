@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tilewright.lang.tile.builder import IRBuilder
+from tilewright.lang.tile.builder import IRBuilder, OpenBlock
 from tilewright.lang.tile.front.diagnostics import Mistake
-from tilewright.lang.tile.ir import Block, TileType, Value, walk
+from tilewright.lang.tile.ir import TileType, Value
 from tilewright.lang.tile.language import core
 from tilewright.lang.tile.language.promote import number
 from tilewright.lang.tile.language.types import base_value, constexpr, unwrap
@@ -99,7 +99,7 @@ def changed_type(name: str, old: Any, new: Any) -> Mistake:
 
 
 def joined(
-    builder: IRBuilder, a: Any, b: Any, block_a: Block, block_b: Block, numbers: bool
+    builder: IRBuilder, a: Any, b: Any, block_a: OpenBlock, block_b: OpenBlock, numbers: bool
 ) -> tuple[Make, list[Value], list[Value]]:
     """One value for two that two blocks end with: how to make it, and what each block yields.
     `numbers`: may two different constants become a tensor?"""
@@ -184,14 +184,3 @@ def _equal(a: Any, b: Any) -> bool:
         return bool(a == b)
     except Exception:  # what cannot say that it is equal is not
         return False
-
-
-def replace_values(blocks: Sequence[Block], new: dict[Value, Value]) -> None:
-    """Let the operations of blocks use other values."""
-    for block in blocks:
-        for o in walk(block):
-            if any(a in new for a in o.args):
-                o.args = tuple(new.get(a, a) for a in o.args)
-            for inner in o.blocks:
-                inner.yields[:] = [new.get(y, y) for y in inner.yields]
-        block.yields[:] = [new.get(y, y) for y in block.yields]

@@ -7,10 +7,13 @@ library's own functions, whose hashes do, are left alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from tilewright.ir.types import DType, b1, i64
-from tilewright.lang.tile.ir import Block, Kernel, Operation, Value, operation
+from tilewright.lang.tile.builder import IRBuilder, OpenBlock
+from tilewright.lang.tile.ir import Block, Kernel, Operation, Value, walk
 
 _OURS = Path(__file__).parents[3]
 _CHECKED = ("add", "sub", "mul")
@@ -18,21 +21,32 @@ _CHECKED = ("add", "sub", "mul")
 _WALKED = ("for", "if", "while")
 
 
-def assert_no_overflow(kernel: Kernel) -> None:
-    """Adds the assertions, in place."""
-    _block(kernel.body)
+def assert_no_overflow(kernel: Kernel) -> Kernel:
+    """The kernel with the assertions."""
+    builder = IRBuilder()
+    defined = (v for o in walk(kernel.body) for v in (*o.results, *_parameters(o)))
+    builder.count = 1 + max((v.number for v in (*kernel.arguments, *defined)), default=-1)
+    builder.blocks = [_checked(builder, kernel.body)]
+    return builder.kernel(kernel.name, kernel.arguments, kernel.divisors, kernel.positive)
 
 
-def _block(b: Block) -> None:
-    made: list[Operation] = []
-    for o in b.operations:
-        if o.name in _WALKED:
-            for inner in o.blocks:
-                _block(inner)
-        made.append(o)
-        if _is_checked(o):
-            made += _assertion(o)
-    b.operations[:] = made
+def _parameters(o: Operation) -> Iterator[Value]:
+    for b in o.blocks:
+        yield from b.parameters
+
+
+def _checked(builder: IRBuilder, b: Block) -> OpenBlock:
+    made = builder.opened()
+    made.parameters += b.parameters
+    made.yields += b.yields
+    with builder.inside(made):
+        for o in b.operations:
+            if o.name in _WALKED:
+                o = replace(o, blocks=tuple(_checked(builder, x).done() for x in o.blocks))
+            made.operations.append(o)
+            if _is_checked(o):
+                _assert(builder, o)
+    return made
 
 
 def _is_checked(o: Operation) -> bool:
@@ -44,14 +58,13 @@ def _is_checked(o: Operation) -> bool:
     return o.place is None or _OURS not in Path(o.place.file).parents
 
 
-def _assertion(o: Operation) -> list[Operation]:
+def _assert(builder: IRBuilder, o: Operation) -> None:
     e, wide = o.result.type.dtype, o.result.type.with_element(i64)
     truth = wide.with_element(b1)
-    out: list[Operation] = []
+    builder.place = o.place
 
     def emit(name: str, args: tuple[Value, ...], type=wide, **attrs) -> Value:
-        out.append(operation(name, args, (type,), attrs, (), o.place))
-        return out[-1].result
+        return builder.emit(name, args, (type,), attrs)[0]
 
     args = tuple(emit("cast", (a,), rounding="rtne") for a in o.args)
     exact = emit("map", args, fn=o.attrs["fn"])
@@ -59,5 +72,4 @@ def _assertion(o: Operation) -> list[Operation]:
     high = emit("map", (exact, emit("const", (), value=e.highest)), truth, fn="le")
     both = emit("map", (low, high), truth, fn="and")
     message = f"int{e.bits} overflow detected for operation {o.attrs['fn']}"
-    out.append(operation("assert", (both,), (), {"message": message}, (), o.place))
-    return out
+    builder.emit("assert", (both,), (), {"message": message})

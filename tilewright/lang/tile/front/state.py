@@ -163,8 +163,8 @@ class State:
         raise Mistake(f"{name} is not defined", "assign it before it is used")
 
     def assign(self, name: str, value: Any) -> None:
-        if type(value) is core.tensor and not value.handle.name:
-            value.handle.name = name
+        if type(value) is core.tensor:
+            self.builder.name(value.handle, name)
         self.frame.locals[name] = value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilewright.lang.tile.ir import Kernel, Operation, Pointer, Value, walk
+from tilewright.lang.tile.ir import Kernel, Operation, Pointer, Value, makers, walk
 
 _STORES = frozenset(("store", "atomic", "cas"))
 
@@ -13,6 +13,7 @@ _STORES = frozenset(("store", "atomic", "cas"))
 def stored_arguments(kernel: Kernel) -> set[int]:
     """Positions of the arguments into whose memory it may store."""
     operations = list(walk(kernel.body))
+    made = makers(kernel)
     arguments = {v: k for k, v in enumerate(kernel.arguments)}
     carried: dict[Value, list[Value]] = {}
     for o in operations:
@@ -27,7 +28,7 @@ def stored_arguments(kernel: Kernel) -> set[int]:
         if v in arguments:
             found.add(arguments[v])
             continue
-        origins = list(carried[v]) if v.made_by is None else list(_origins(v.made_by))
+        origins = list(_origins(made[v])) if v in made else list(carried[v])
         if isinstance(v.element, Pointer):
             # A pointer comes from pointers; one that is made of numbers comes from all of them.
             origins = [x for x in origins if isinstance(x.element, Pointer)] or origins

@@ -3,37 +3,43 @@ carries only because two parts of the program use one name."""
 
 from __future__ import annotations
 
-from tilewright.lang.tile.ir import Block, Kernel, Operation, Value
+from dataclasses import replace
+
+from tilewright.lang.tile.ir import Block, Kernel, Operation, Value, renumbered
 
 # Done for what it does, not for its result. A load that nobody uses is not done.
 _DONE = frozenset(("store", "atomic", "cas", "print", "assert"))
+# The first argument and the first parameter of a block that a loop carries.
+_CARRIED = {"for": (3, 1), "while": (0, 0)}
 
 
-def sweep(kernel: Kernel) -> None:
-    """In place."""
+def sweep(kernel: Kernel) -> Kernel:
+    """The kernel without what nobody needs."""
     live = _Live()
     live.block(kernel.body)
     live.close()
-    _shorten(kernel.body, live)
+    return renumbered(replace(kernel, body=_shortened(kernel.body, live)))
 
 
 class _Live:
-    """What the effects of a kernel depend on."""
+    """What the effects of a kernel depend on. Operations are told apart by identity: two that are
+    equal may stand in different branches."""
 
     def __init__(self) -> None:
         self.values: set[Value] = set()
-        self.operations: set[Operation] = set()
+        self.operations: set[int] = set()
         self.waiting: list[Value] = []
-        self.owner: dict[Value, Operation] = {}  # of blocks' parameters
-        self.parents: dict[Operation, Operation] = {}
+        self.makers: dict[Value, tuple[Operation, int]] = {}
+        self.owners: dict[Value, tuple[Operation, int]] = {}  # of blocks' parameters
+        self.parents: dict[int, Operation] = {}
 
     def block(self, b: Block, inside: Operation | None = None) -> None:
         for o in b.operations:
             if inside is not None:
-                self.parents[o] = inside
+                self.parents[id(o)] = inside
+            self.makers.update((r, (o, k)) for k, r in enumerate(o.results))
             for inner in o.blocks:
-                for p in inner.parameters:
-                    self.owner[p] = o
+                self.owners.update((p, (o, k)) for k, p in enumerate(inner.parameters))
                 self.block(inner, o)
             if o.name in _DONE or (o.name == "load" and o.attrs.get("volatile")):
                 self.keep(o)
@@ -46,13 +52,13 @@ class _Live:
             self.waiting.append(v)
 
     def keep(self, o: Operation) -> None:
-        if o in self.operations:
+        if id(o) in self.operations:
             return
-        self.operations.add(o)
+        self.operations.add(id(o))
         if o.name == "for":
             needed = o.args[:3]
         elif o.name == "while":
-            needed = tuple(o.blocks[0].yields)
+            needed = o.blocks[0].yields
         else:
             needed = o.args
         for a in needed:
@@ -60,66 +66,61 @@ class _Live:
         if o.name in ("reduce", "scan"):
             for y in o.blocks[0].yields:
                 self.use(y)
-        if o in self.parents:
-            self.keep(self.parents[o])
+        if id(o) in self.parents:
+            self.keep(self.parents[id(o)])
 
     def close(self) -> None:
         while self.waiting:
             v = self.waiting.pop()
-            if v.made_by is not None:
-                self.keep(v.made_by)
-                self._result(v.made_by, v.number)
-            elif v in self.owner:
-                o = self.owner[v]
+            if v in self.makers:
+                o, k = self.makers[v]
                 self.keep(o)
-                if o.name in ("for", "while"):
-                    first = 1 if o.name == "for" else 0
-                    if v.number >= first:
-                        self._result(o, v.number - first)
+                self._result(o, k)
+            elif v in self.owners:
+                o, k = self.owners[v]
+                self.keep(o)
+                if o.name in _CARRIED:
+                    _, first = _CARRIED[o.name]
+                    if k >= first:
+                        self._result(o, k - first)
 
     def _result(self, o: Operation, k: int) -> None:
         """Result k of a control operation is used, or what a loop carries as its k-th."""
-        if o.name == "for":
-            self.use(o.args[3 + k])
-            self.use(o.blocks[0].yields[k])
-            self.use(o.blocks[0].parameters[1 + k])
-            self.use(o.results[k])
-        elif o.name == "while":
-            self.use(o.args[k])
-            self.use(o.blocks[1].yields[k])
+        if o.name in _CARRIED:
+            given, own = _CARRIED[o.name]
+            self.use(o.args[given + k])
+            self.use(o.blocks[-1].yields[k])
             for b in o.blocks:
-                self.use(b.parameters[k])
+                self.use(b.parameters[own + k])
             self.use(o.results[k])
         elif o.name == "if":
             for b in o.blocks:
                 self.use(b.yields[k])
 
 
-def _shorten(b: Block, live: _Live) -> None:
-    b.operations[:] = [o for o in b.operations if o in live.operations]
-    for o in b.operations:
-        if o.name in ("for", "while", "if"):
-            _narrow(o, live)
-        for inner in o.blocks:
-            _shorten(inner, live)
+def _shortened(b: Block, live: _Live) -> Block:
+    found = (o for o in b.operations if id(o) in live.operations)
+    return replace(b, operations=tuple(_narrowed(o, live) for o in found))
 
 
-def _narrow(o: Operation, live: _Live) -> None:
-    """A control operation without results that nobody uses."""
+def _narrowed(o: Operation, live: _Live) -> Operation:
+    """An operation without what nobody uses, in its blocks and among its results."""
+    if not o.blocks:
+        return o
+    blocks = tuple(_shortened(b, live) for b in o.blocks)
     kept = [k for k, r in enumerate(o.results) if r in live.values]
-    if len(kept) == len(o.results):
-        return
-    first = 3 if o.name == "for" else 0
-    carried = o.args[first:]
-    if o.name != "if":
-        o.args = (*o.args[:first], *(carried[k] for k in kept))
-        own = 1 if o.name == "for" else 0
-        for b in o.blocks:
-            b.parameters[own:] = [b.parameters[own + k] for k in kept]
-            for number, p in enumerate(b.parameters):
-                p.number = number
-    for b in o.blocks if o.name != "while" else o.blocks[1:]:
-        b.yields[:] = [b.yields[k] for k in kept]
-    o.results = tuple(o.results[k] for k in kept)
-    for number, r in enumerate(o.results):
-        r.number = number
+    if o.name in ("reduce", "scan") or len(kept) == len(o.results):
+        return replace(o, blocks=blocks)
+    args = o.args
+    if o.name in _CARRIED:
+        given, own = _CARRIED[o.name]
+        args = (*args[:given], *(args[given + k] for k in kept))
+        blocks = tuple(
+            replace(b, parameters=(*b.parameters[:own], *(b.parameters[own + k] for k in kept)))
+            for b in blocks
+        )
+    # The condition of a while yields no results.
+    fixed, rest = (blocks[:1], blocks[1:]) if o.name == "while" else ((), blocks)
+    rest = tuple(replace(b, yields=tuple(b.yields[k] for k in kept)) for b in rest)
+    results = tuple(o.results[k] for k in kept)
+    return replace(o, args=args, results=results, blocks=(*fixed, *rest))

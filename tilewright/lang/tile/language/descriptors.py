@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.base.errors import Invalid, require
+from tilewright.lang.tile.builder import maker
 from tilewright.lang.tile.ir import Pointer, Value
 from tilewright.lang.tile.language import memory, promote
 from tilewright.lang.tile.language import types as t
@@ -67,11 +68,16 @@ def _base(what: str, base: Any) -> tensor:
 
 
 def _is_one(v: Value) -> bool:
-    return v.made_by is not None and v.made_by.name == "const" and v.made_by.attrs["value"] == 1
+    return _is_constant(v, 1)
 
 
 def _is_zero(v: Value) -> bool:
-    return v.made_by is not None and v.made_by.name == "const" and v.made_by.attrs["value"] == 0
+    return _is_constant(v, 0)
+
+
+def _is_constant(v: Value, n: int) -> bool:
+    made = maker(v)
+    return made is not None and made.name == "const" and made.attrs["value"] == n
 
 
 def addresses(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.base.errors import Invalid
+from tilewright.lang.tile.builder import IRBuilder, current
 from tilewright.lang.tile.language import semantic
 from tilewright.lang.tile.language.semantic import PropagateNan
 from tilewright.lang.tile.language.tensor import builtin, member, operand, tensor, value, wrap
@@ -35,9 +36,11 @@ def mul(x: Any, y: Any, sanitize_overflow: Any = True) -> tensor:
 
 def _wrapping(t: tensor, sanitize: Any) -> tensor:
     """Debugging kernels leave it unchecked: front/overflow.py."""
-    maker = value(t).made_by
-    if not unwrap(sanitize) and maker is not None and maker.name == "map":
-        maker.attrs["wraps"] = True
+    builder, v = current(), value(t)
+    if not unwrap(sanitize) and isinstance(builder, IRBuilder):
+        made = builder.made.get(v)
+        if made is not None and made.name == "map":
+            builder.change(v, wraps=True)
     return t
 
 

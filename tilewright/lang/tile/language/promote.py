@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
 from tilewright.base.errors import Invalid
 from tilewright.ir.types import i64
-from tilewright.lang.tile.builder import current
+from tilewright.lang.tile.builder import current, maker
 from tilewright.lang.tile.ir import Element, Pointer, TileType, Value
 from tilewright.lang.tile.language import types as t
 from tilewright.lang.tile.language.types import dtype, dtype_of
@@ -23,7 +23,7 @@ Operand = Union[Value, bool, int, float]
 
 
 def emit(
-    name: str, args: Sequence[Value], type: TileType, attrs: dict[str, Any] | None = None
+    name: str, args: Sequence[Value], type: TileType, attrs: Mapping[str, Any] | None = None
 ) -> Value:
     """One operation with one result."""
     return current().emit(name, args, (type,), attrs)[0]
@@ -173,9 +173,9 @@ def broadcast_to(v: Value, shape: Sequence[int]) -> Value:
     if v.shape == shape:
         return v
     if not v.shape:
-        made = v.made_by
+        made = maker(v)
         if made is not None and made.name == "const":
-            return emit("const", (), v.type.with_shape(shape), dict(made.attrs))
+            return emit("const", (), v.type.with_shape(shape), made.attrs)
         v = reshape(v, (1,) * len(shape))
         if v.shape == shape:
             return v

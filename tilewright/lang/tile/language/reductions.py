@@ -8,7 +8,7 @@ from typing import Any
 
 from tilewright.base.errors import Invalid
 from tilewright.lang.tile.builder import IRBuilder, current
-from tilewright.lang.tile.ir import Block, TileType, Value
+from tilewright.lang.tile.ir import TileType, Value
 from tilewright.lang.tile.language import promote
 from tilewright.lang.tile.language.shapes import (
     arange,
@@ -204,7 +204,7 @@ def _written(function: Callable[..., Any], lanes: list[Value]) -> Any:
     builder = current()
     if not isinstance(builder, IRBuilder):
         raise Invalid("map_elementwise with this builder", hint="compile the kernel")
-    probe = Block()
+    probe = builder.opened()
     scalars = [wrap(probe.parameter(TileType(v.element))) for v in lanes]
     with builder.inside(probe):
         made = function(*scalars)

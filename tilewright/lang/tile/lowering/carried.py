@@ -9,6 +9,7 @@ from tilewright.lang.tile import ir
 
 # Operations that need one element of each operand, the one at their own index.
 ELEMENTWISE = frozenset(("map", "cast", "bitcast"))
+Makers = Mapping[ir.Value, ir.Operation]
 
 
 @dataclass
@@ -20,11 +21,12 @@ class Uses:
     depth: dict[ir.Value, int] = field(default_factory=dict)  # how many loops a value is inside of
     carried: dict[str, int] = field(default_factory=dict)  # buffers, and uses of what they hold
     early: set[ir.Operation] = field(default_factory=set)
+    made: Makers = field(default_factory=dict)
     every: bool = True
 
     @staticmethod
     def of(k: ir.Kernel) -> Uses:
-        found = Uses()
+        found = Uses(made=ir.makers(k))
         for a in k.arguments:
             found.depth[a] = 0
         found._block(k.body, 0)
@@ -117,7 +119,7 @@ def increments(b: ir.Block, uses: Uses) -> dict[int, ir.Value | int]:
     same = invariants(b, uses)
     out: dict[int, ir.Value | int] = {}
     for k, (p, y) in enumerate(zip(b.parameters[1:], b.yields, strict=True)):
-        by = _increment(p, y)
+        by = _increment(p, y, uses.made)
         if isinstance(by, int) or (by is not None and (uses.depth[by] < inside or by in same)):
             out[k] = by
     return out
@@ -136,8 +138,8 @@ def before(
     return found[::-1]
 
 
-def _increment(p: ir.Value, y: ir.Value) -> ir.Value | int | None:
-    o = y.made_by
+def _increment(p: ir.Value, y: ir.Value, made: Makers) -> ir.Value | int | None:
+    o = made.get(y)
     if y is p:
         return 0
     if o is None:
@@ -147,17 +149,16 @@ def _increment(p: ir.Value, y: ir.Value) -> ir.Value | int | None:
         return None
     for base, by in ((o.args[0], o.args[1]), (o.args[1], o.args[0])):
         if base is p:
-            return _uniform(by)
+            return _uniform(by, made)
         if o.name == "offset":
             break
     return None
 
 
-def _uniform(v: ir.Value) -> ir.Value | int | None:
+def _uniform(v: ir.Value, made: Makers) -> ir.Value | int | None:
     """The one number that a tile is full of."""
-    while v.made_by is not None and v.made_by.name in ("broadcast", "reshape"):
-        v = v.made_by.args[0]
-    o = v.made_by
+    while (o := made.get(v)) is not None and o.name in ("broadcast", "reshape"):
+        v = o.args[0]
     if o is not None and o.name == "const" and isinstance(o.attrs["value"], int):
         return int(o.attrs["value"])
     return v if not v.shape else None

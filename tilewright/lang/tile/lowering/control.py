@@ -210,6 +210,6 @@ def lower_while(low: Lowering, o: ir.Operation) -> None:
     test()
     waits = o in low.waiting
     low.out.append(While(low.fresh("while"), load(going, (), b1), low.inner(turn), waits))
-    if waits and not ends_by_itself(o):
+    if waits and not ends_by_itself(o, low.made):
         ended = fn("not", load(going, (), b1))
         report_failure(low, o, "wait", "", Tile((), b1, lambda i: ended))

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, replace
 from tilewright.ir import dim as D
 from tilewright.ir.atom import Atom
 from tilewright.ir.dim import Sym
-from tilewright.ir.expr import Fn, Load, load
-from tilewright.ir.expr import walk as values
+from tilewright.ir.expr import load
 from tilewright.ir.target import Target
 from tilewright.ir.types import DType, i32, i64
 from tilewright.kernel.group import Buffer, pointer_buffer
-from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, walk, wrap
+from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, wrap
 from tilewright.lang.tile import ir
 from tilewright.lang.tile.lowering.carried import Uses
 from tilewright.lang.tile.lowering.positions import Bound, Positions
@@ -34,8 +33,6 @@ from tilewright.lang.tile.lowering.tiles import (
 from tilewright.lang.tile.lowering.waiting import waiting_loops
 
 GRID = ("grid0", "grid1", "grid2")
-# Programs that threads claim together are about this many simple operations: tens of microseconds.
-PIECE = 65536
 # Operations one after the other: that are done again by every reader that has loops of its own; of
 # one expression; that are functions which call each other before they become an expression.
 FEW, LONGEST, CALLS = 6, 96, 32
@@ -104,6 +101,7 @@ class Lowering:
 
     def __post_init__(self) -> None:
         self.uses = Uses.of(self.kernel)
+        self.made = self.uses.made
         self.waiting = waiting_loops(self.kernel)
         self.out: list[Stmt] = []
         # Operations since something was kept, one after the other: all, and those of no index.
@@ -130,10 +128,7 @@ class Lowering:
 
     def done(self) -> Lowered:
         self.block(self.kernel.body)
-        body = tuple(self.out)
-        # Programs that wait for each other are claimed one by one: each has to be able to start.
-        grain = 1 if self.waiting else max(1, PIECE // max(1, _work(body)))
-        programs = Loop(self.program, "parallel", body, grain)
+        programs = Loop(self.program, "independent", tuple(self.out))
         args = [b for b in self.buffers.values() if b.scope in ("in", "out")]
         rest = [b for b in self.buffers.values() if b.scope not in ("in", "out")]
         dims = tuple(sorted(self.dims.values(), key=lambda x: x.name))
@@ -242,7 +237,7 @@ class Lowering:
 
     def define(self, v: ir.Value, t: AnyTile) -> None:
         """A value is what a tile says, kept where it is worth it."""
-        args = v.made_by.args if v.made_by is not None else ()
+        args = self.made[v].args if v in self.made else ()
         depth, work = (
             1 + max((found.get(a, 0) for a in args), default=0) for found in self.lengths
         )
@@ -289,7 +284,7 @@ class Lowering:
             if not self.uses.left(v):
                 continue
             if changed is None or self.overlaps(changed, t.reads):
-                self.place = v.made_by.place if v.made_by is not None else here
+                self.place = self.made[v].place if v in self.made else here
                 self.tiles[v] = self.kept(t) if isinstance(t, Tile) else self.held(t)
             else:
                 later.append(v)
@@ -312,15 +307,3 @@ class Lowering:
             self.addresses[name] = next(k for k, g in enumerate(self.given) if g.name == p.buffer)
         base = load(name, (), i64).as_dim()
         return replace(whole(p.shape, i64, lambda i: base + at(i) * size), reads=p.reads)
-
-
-def _work(body: tuple[Stmt, ...]) -> int:
-    """Rough operations of a program; a loop of unknown length is taken for a long one."""
-    total = 0
-    for x, path in walk(body):
-        if isinstance(x, Store):
-            points = 1
-            for p in path:
-                points *= p.extent if isinstance(p.extent, int) else 64
-            total += points * (1 + sum(isinstance(v, (Fn, Load)) for v in values(x.value)))
-    return total

@@ -354,5 +354,5 @@ def _plain(b: ir.Block) -> str | None:
     if len(real) != 1 or len(b.parameters) != 2 or real[0].name != "map":
         return None
     o = real[0]
-    same = set(o.args) == set(b.parameters) and b.yields == [o.result]
+    same = set(o.args) == set(b.parameters) and b.yields == (o.result,)
     return o.attrs["fn"] if same and o.attrs["fn"] in _PLAIN else None

@@ -11,29 +11,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilewright.lang.tile import ir
+from tilewright.lang.tile.lowering.carried import Makers
 
 
 def waiting_loops(kernel: ir.Kernel) -> frozenset[ir.Operation]:
-    return frozenset(o for o in ir.walk(kernel.body) if o.name == "while" and _polls(o))
+    made = ir.makers(kernel)
+    return frozenset(o for o in ir.walk(kernel.body) if o.name == "while" and _polls(o, made))
 
 
-def ends_by_itself(loop: ir.Operation) -> bool:
+def ends_by_itself(loop: ir.Operation, made: Makers) -> bool:
     """Does a waiting loop count its looks too? One of two conditions that must both hold then
     depends on no memory."""
     todo = list(loop.blocks[0].yields)
     while todo:
         v = todo.pop()
-        if not any(map(_only_looks, _deciding(loop, v))):
+        if not any(_only_looks(o, made) for o in _deciding(loop, v)):
             return True
-        o = v.made_by
+        o = made.get(v)
         if o is not None and o.name == "map" and o.attrs["fn"] == "and":
             todo += o.args
     return False
 
 
-def _polls(loop: ir.Operation) -> bool:
+def _polls(loop: ir.Operation, made: Makers) -> bool:
     """Does going on depend on memory that the loop itself only looks at?"""
-    return any(map(_only_looks, _deciding(loop, loop.blocks[0].yields[0])))
+    return any(_only_looks(o, made) for o in _deciding(loop, loop.blocks[0].yields[0]))
 
 
 def _deciding(loop: ir.Operation, of: ir.Value) -> Iterator[ir.Operation]:
@@ -58,26 +60,26 @@ def _deciding(loop: ir.Operation, of: ir.Value) -> Iterator[ir.Operation]:
             todo += (y for b in o.blocks for y in b.yields)
 
 
-def _only_looks(o: ir.Operation) -> bool:
+def _only_looks(o: ir.Operation, made: Makers) -> bool:
     if o.name == "load":
         return bool(o.attrs.get("volatile"))
     if o.name == "cas":
         expected, new = o.args[1], o.args[2]
         if expected is new:
             return True
-        one, other = _constant(expected), _constant(new)
+        one, other = _constant(expected, made), _constant(new, made)
         return one is None or other is None or one == other
     if o.name == "atomic":
         kind = o.attrs["kind"]
         if kind in ("add", "or", "xor"):
-            return _constant(o.args[1]) == 0
+            return _constant(o.args[1], made) == 0
         return kind != "xchg"
     return False
 
 
-def _constant(v: ir.Value) -> float | None:
+def _constant(v: ir.Value, made: Makers) -> float | None:
     """The number that a value is, through conversions and broadcasts."""
-    o = v.made_by
+    o = made.get(v)
     while o is not None and o.name in ("cast", "broadcast", "reshape"):
-        o = o.args[0].made_by
+        o = made.get(o.args[0])
     return o.attrs["value"] if o is not None and o.name == "const" else None

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilewright.lang.tile.front.frontend import translate
 from tilewright.lang.tile.front.functions import TileFunction
-from tilewright.lang.tile.ir import Kernel
+from tilewright.lang.tile.ir import Kernel, renumbered
 from tilewright.lang.tile.stepping.eager import bind_all, interpret
 from tilewright.lang.tile.stepping.findings import CheckFailed, Finding, Report
 from tilewright.lang.tile.stepping.raw_memory import Memory
@@ -37,8 +37,8 @@ def check(
     bound = bind_all(function, arguments)
     kernel = translate(function, {name: argument for name, (argument, _) in bound.items()})
     leaves = [leaf for _, given in bound.values() for leaf in given]
-    for value, (name, _) in zip(kernel.arguments, leaves, strict=True):
-        value.name = name
+    names = (name for name, _ in leaves)
+    kernel = renumbered(kernel, dict(zip(kernel.arguments, names, strict=True)))
     given = [x for _, x in leaves]
     return check_kernel(kernel, grid, given, uninitialised=uninitialised, raises=raises)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ def combined(
     name: str,
     args: Sequence[EagerValue],
     types: Sequence[TileType],
-    attrs: dict[str, Any],
+    attrs: Mapping[str, Any],
     join: Join,
 ) -> tuple[Value, ...]:
     """A reduce by a balanced tree that keeps the order of elements, or a scan in order."""

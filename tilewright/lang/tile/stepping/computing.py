@@ -81,7 +81,7 @@ class EagerBuilder:
         name: str,
         args: Sequence[Value],
         types: Sequence[TileType],
-        attrs: dict[str, Any] | None = None,
+        attrs: Mapping[str, Any] | None = None,
     ) -> tuple[Value, ...]:
         given, attrs = [known(a) for a in args], attrs or {}
         effect = self._effects.get(name)
@@ -106,7 +106,7 @@ class EagerBuilder:
         name: str,
         args: Sequence[Value],
         types: Sequence[TileType],
-        attrs: dict[str, Any],
+        attrs: Mapping[str, Any],
         function: Combine,
     ) -> tuple[Value, ...]:
         """A reduce or a scan. The function sees many lanes at once as tiles, unless it cannot (it
@@ -172,7 +172,7 @@ class EagerBuilder:
         name: str,
         args: Sequence[EagerValue],
         results: Sequence[EagerValue],
-        attrs: dict[str, Any],
+        attrs: Mapping[str, Any],
     ) -> None:
         """Called after each operation without effects."""
 
@@ -219,7 +219,7 @@ class EagerBuilder:
         return self.admit(what, p, width, active, origin), origin
 
     def _load(
-        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: dict[str, Any]
+        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: Mapping[str, Any]
     ) -> Sequence[EagerValue]:
         p, mask, other = (*args, None, None)[:3]
         assert p is not None
@@ -249,7 +249,7 @@ class EagerBuilder:
         """Called with what a load gives."""
 
     def _store(
-        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: dict[str, Any]
+        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: Mapping[str, Any]
     ) -> Sequence[EagerValue]:
         p, x, mask = (*args, None)[:3]
         assert p is not None and x is not None
@@ -262,7 +262,7 @@ class EagerBuilder:
         return []
 
     def _atomic(
-        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: dict[str, Any]
+        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: Mapping[str, Any]
     ) -> Sequence[EagerValue]:
         p, x, mask = (*args, None)[:3]
         assert p is not None and x is not None
@@ -279,7 +279,7 @@ class EagerBuilder:
         return [self._changed(kind, p, x, mask, new, attrs)]
 
     def _cas(
-        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: dict[str, Any]
+        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: Mapping[str, Any]
     ) -> Sequence[EagerValue]:
         p, expected, x = args
         bits = to_bits(expected.array, types[0].dtype).reshape(-1)
@@ -296,7 +296,7 @@ class EagerBuilder:
         x: EagerValue,
         mask: EagerValue | None,
         new: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
-        attrs: dict[str, Any],
+        attrs: Mapping[str, Any],
     ) -> EagerValue:
         """An atomic: `new` makes what is written of what was there, of the value and of the lanes'
         numbers. Each element is on its own: lanes that share an address take turns, in order."""
@@ -328,7 +328,7 @@ class EagerBuilder:
         dtype: DType,
         x: EagerValue,
         active: np.ndarray,
-        attrs: dict[str, Any],
+        attrs: Mapping[str, Any],
     ) -> None:
         at = p.array[active]
         order = attrs.get("order") or "acq_rel"
@@ -377,7 +377,7 @@ class EagerBuilder:
     # ---- words
 
     def _print(
-        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: dict[str, Any]
+        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: Mapping[str, Any]
     ) -> Sequence[EagerValue]:
         output = self.output or sys.stdout
         pid, prefix = ", ".join(map(str, self.program)), attrs.get("prefix") or ""
@@ -391,7 +391,7 @@ class EagerBuilder:
         return []
 
     def _assert(
-        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: dict[str, Any]
+        self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: Mapping[str, Any]
     ) -> Sequence[EagerValue]:
         holds_not = ~np.asarray(args[0].array)
         if holds_not.any():
@@ -409,7 +409,7 @@ class EagerBuilder:
         name: str,
         args: Sequence[EagerValue],
         results: Sequence[EagerValue],
-        attrs: dict[str, Any],
+        attrs: Mapping[str, Any],
     ) -> None:
         """Addresses come from where what they were computed from comes from."""
         if all(a.origin is None for a in args):

@@ -235,7 +235,7 @@ def interpret(
         a: bind_value(builder, a.type, x, a.name or f"argument {k}")
         for k, (a, x) in enumerate(zip(kernel.arguments, arguments, strict=True))
     }
-    runner = _Runner(builder, kernel, given)
+    runner = _Runner(builder)
     Turns(builder, lambda: runner.block(kernel.body, dict(given))).go()
     builder.place = None
     builder.finish()
@@ -255,10 +255,8 @@ def bind_value(builder: EagerBuilder, type: TileType, x: Any, name: str) -> Eage
 class _Runner:
     """Walks blocks; `env` has the values of what was defined so far."""
 
-    def __init__(
-        self, builder: EagerBuilder, kernel: Kernel, given: dict[Value, EagerValue]
-    ) -> None:
-        self.builder, self.kernel, self.given = builder, kernel, given
+    def __init__(self, builder: EagerBuilder) -> None:
+        self.builder = builder
 
     def block(self, block: Block, env: dict[Value, EagerValue]) -> list[EagerValue]:
         for o in block.operations:
@@ -270,8 +268,6 @@ class _Runner:
     def operation(self, o: Operation, env: dict[Value, EagerValue]) -> Sequence[EagerValue]:
         args = [env[a] for a in o.args]
         types = [r.type for r in o.results]
-        if o.name == "argument":
-            return [self.given[self.kernel.arguments[o.attrs["index"]]]]
         if o.name in ("reduce", "scan"):
             return self.reduction(o, args, types, env)
         if o.name == "for":

@@ -8,7 +8,7 @@ from its arguments and not from types.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ def evaluate(
     arrays: Arrays,
     given: Sequence[TileType],
     types: Sequence[TileType],
-    attrs: dict[str, Any],
+    attrs: Mapping[str, Any],
 ) -> tuple[np.ndarray, ...]:
     """The results (of `types`) of an operation on arrays (of the types `given`)."""
     rule = _MEANING.get(name)
@@ -135,7 +135,7 @@ def _histogram(arrays: Arrays, n: int) -> np.ndarray:
 
 
 def structural(
-    name: str, arrays: Arrays, shapes: Sequence[tuple[int, ...]], attrs: dict[str, Any]
+    name: str, arrays: Arrays, shapes: Sequence[tuple[int, ...]], attrs: Mapping[str, Any]
 ) -> tuple[np.ndarray, ...] | None:
     """Operations that only move elements, on whatever arrays; None for others."""
     if name == "broadcast":
@@ -162,7 +162,7 @@ Rule = Callable[
 
 def _moving(name: str) -> Rule:
     def rule(
-        a: Arrays, _: Sequence[TileType], types: Sequence[TileType], attrs: dict[str, Any]
+        a: Arrays, _: Sequence[TileType], types: Sequence[TileType], attrs: Mapping[str, Any]
     ) -> Sequence[np.ndarray]:
         moved = structural(name, a, [t.shape for t in types], attrs)
         assert moved is not None
@@ -172,7 +172,7 @@ def _moving(name: str) -> Rule:
 
 
 def _const(
-    a: Arrays, given: Sequence[TileType], types: Sequence[TileType], attrs: dict[str, Any]
+    a: Arrays, given: Sequence[TileType], types: Sequence[TileType], attrs: Mapping[str, Any]
 ) -> Sequence[np.ndarray]:
     (t,) = types
     return (np.full(t.shape, as_element(attrs["value"], t.element), holds(t.element)),)

@@ -9,7 +9,11 @@ from tilewright.lang.tile.ir import Pointer, TileType, Value
 
 
 class EagerValue(Value):
-    """A value whose elements are known."""
+    """A value whose elements are known. No kernel has it: it is itself only, and may change."""
+
+    __setattr__ = object.__setattr__
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def __init__(
         self,
@@ -18,7 +22,7 @@ class EagerValue(Value):
         origin: np.ndarray | None = None,
         undefined: np.ndarray | None = None,
     ):
-        super().__init__(type)
+        super().__init__(type, -1)
         self.array = array
         # Of addresses: the number of the argument that each was computed from.
         self.origin = origin

@@ -8,7 +8,7 @@ at the same time as far as it is concerned, although here they run one after the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 import numpy as np
@@ -350,7 +350,7 @@ class CheckingBuilder(EagerBuilder):
         name: str,
         args: Sequence[EagerValue],
         results: Sequence[EagerValue],
-        attrs: dict[str, Any],
+        attrs: Mapping[str, Any],
     ) -> None:
         if all(a.undefined is None for a in args):
             return
@@ -369,7 +369,7 @@ def _spread(
     name: str,
     args: Sequence[EagerValue],
     reasons: Sequence[np.ndarray],
-    attrs: dict[str, Any],
+    attrs: Mapping[str, Any],
     shape: tuple[int, ...],
 ) -> np.ndarray:
     """Why elements of a result have no meaning, from those of the arguments."""
