@@ -26,6 +26,7 @@ from tilewright.ir.scalar import atomic_extreme
 from tilewright.ir.types import DType, as_dtype, to_memory
 from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.nest import (
+    LANES,
     Alloc,
     Atomic,
     If,
@@ -280,6 +281,9 @@ class Machine:
         if s.kind == "lane":
             if any(np.ndim(x) for x in env.values()):
                 raise RunError(f"lane loop {s.name} is inside another one")
+            lanes = dict(s.pragmas).get(LANES, n)
+            if n != lanes:
+                raise RunError(f"lane loop {s.name} has {n} iterations, and says {lanes}")
             if n > 0:
                 self.block(s.body, {**env, s.name: np.arange(n)})
             return
@@ -306,7 +310,7 @@ class Machine:
             x = x.body[0]
         if not isinstance(x, Store) or any(self._meet(x.buffer, r) for r in store_loads(x)):
             return False
-        if any(D.data_values(q.extent) for q in chain):
+        if any(D.data_values(q.extent) or LANES in dict(q.pragmas) for q in chain):
             return False
         points: Env = {}
         total = 1

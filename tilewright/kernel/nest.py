@@ -31,8 +31,9 @@ from tilewright.kernel.group import Buffer, Group, Stage
 BLOCKS = ("block.x", "block.y", "block.z")
 THREADS = ("thread.x", "thread.y", "thread.z")
 KINDS = ("serial", "parallel", "unroll", "lane", "tensor", *BLOCKS, *THREADS)
-# shared: one per block of threads; the others are explained at group.Buffer
-SCOPES = ("in", "out", "local", "register", "shared", "memory")
+# shared: one per block of threads; stack and heap: local, of legal nests (kernel/legal/memory.py);
+# the others are explained at group.Buffer
+SCOPES = ("in", "out", "local", "register", "stack", "heap", "shared", "memory")
 
 # What an Atomic does to its cell, and how it is ordered with the rest of its thread's memory.
 ATOMICS = ("add", "and", "or", "xor", "max", "min", "xchg", "cas", "load")
@@ -45,6 +46,11 @@ BRANCH: Mark = ("branch", "")
 TENSOR: Mark = ("tensor", "")
 WAITS: Mark = ("waits", "")
 UNROLLED: Mark = ("unrolled", "")  # lane loops too, where the extent is no constant
+
+
+# Pragmas of legal nests (kernel/legal/). lanes: how many a lane loop has, if its extent is no
+# constant. interleave: the stores of an unrolled loop fill the places between lanes.
+LANES, INTERLEAVE = "lanes", "interleave"
 
 
 class Block:
