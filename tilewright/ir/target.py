@@ -56,6 +56,8 @@ class Target:
     l3: int = 8 * 1024**2
     cache_line: int = 64
     cores: int = 1
+    # Bytes of one local buffer that may live on the stack (kernel/legal/memory.py).
+    stack: int = 256 * 1024
     pointer_bits: int = 64
     # For estimates (kernel/cost.py): multiply-adds of a cycle and cycles of each, loads and
     # instructions of a cycle, bytes of a cycle into the first, second and third cache.

@@ -27,6 +27,7 @@ from tilewright.ir.types import DType, as_dtype, to_memory
 from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.nest import (
     ANY_ORDER,
+    LANES,
     Alloc,
     Atomic,
     If,
@@ -281,6 +282,9 @@ class Machine:
         if s.kind == "lane":
             if any(np.ndim(x) for x in env.values()):
                 raise RunError(f"lane loop {s.name} is inside another one")
+            lanes = dict(s.pragmas).get(LANES, n)
+            if n != lanes:
+                raise RunError(f"lane loop {s.name} has {n} iterations, and says {lanes}")
             if n > 0:
                 self.block(s.body, {**env, s.name: np.arange(n)})
             return
@@ -307,7 +311,7 @@ class Machine:
             x = x.body[0]
         if not isinstance(x, Store) or any(self._meet(x.buffer, r) for r in store_loads(x)):
             return False
-        if any(D.data_values(q.extent) for q in chain):
+        if any(D.data_values(q.extent) or LANES in dict(q.pragmas) for q in chain):
             return False
         points: Env = {}
         total = 1

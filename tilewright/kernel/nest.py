@@ -34,8 +34,9 @@ BLOCKS = ("block.x", "block.y", "block.z")
 THREADS = ("thread.x", "thread.y", "thread.z")
 KINDS = ("serial", "independent", "parallel", "unroll", "lane", "tensor", *BLOCKS, *THREADS)
 ANY_ORDER = ("independent", "parallel")
-# shared: one per block of threads; the others are explained at group.Buffer
-SCOPES = ("in", "out", "local", "register", "shared", "memory")
+# shared: one per block of threads; stack and heap: local, of legal nests (kernel/legal/memory.py);
+# the others are explained at group.Buffer
+SCOPES = ("in", "out", "local", "register", "stack", "heap", "shared", "memory")
 
 # What an Atomic does to its cell, and how it is ordered with the rest of its thread's memory.
 ATOMICS = ("add", "and", "or", "xor", "max", "min", "xchg", "cas", "load")
@@ -48,6 +49,11 @@ BRANCH: Mark = ("branch", "")
 TENSOR: Mark = ("tensor", "")
 WAITS: Mark = ("waits", "")
 UNROLLED: Mark = ("unrolled", "")  # lane loops too, where the extent is no constant
+
+
+# Pragmas of legal nests (kernel/legal/). lanes: how many a lane loop has, if its extent is no
+# constant. interleave: the stores of an unrolled loop fill the places between lanes.
+LANES, INTERLEAVE = "lanes", "interleave"
 
 
 class Block:

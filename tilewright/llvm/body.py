@@ -9,17 +9,19 @@ nothing out of loops.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Load, load, loads
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Load, load
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, match
+from tilewright.kernel.legal.interleave import is_interleaved
+from tilewright.kernel.legal.lanes import vector_lanes
 from tilewright.kernel.nest import (
     BLOCKS,
     BRANCHES,
@@ -33,7 +35,6 @@ from tilewright.kernel.nest import (
     Stmt,
     Store,
     Wait,
-    substitute_all,
 )
 from tilewright.llvm.branches import Branches
 from tilewright.llvm.scalars import Arith, memory_type, register_type, vector
@@ -184,41 +185,40 @@ class Body(Branches):
 
     def _unrolled(self, s: Loop) -> None:
         """Every iteration written out; those that may not exist under a condition."""
-        if self._beside_each_other(s):
+        if is_interleaved(s) and self.lane is not None and not self.under:
+            self._interleaved_stores(s)
             return
         least, most = D.bounds(s.extent)
         end = self.dim(s.extent)
-        for k in range(most):
-            self.env[s.var] = k
-            if k < least or isinstance(s.extent, int):
-                self.block(s.body)
-            else:
-                there = self.put(f"icmp sgt i64 {end}, {k}")
-                self.partial.add(s.var)
-                self._guarded(there, lambda: self.block(s.body))
-                self.partial.discard(s.var)
-            del self.env[s.var]
+        with self._ending_early(s):
+            for k in range(most):
+                self.env[s.var] = k
+                if k < least:
+                    self.block(s.body)
+                else:
+                    there = self.put(f"icmp sgt i64 {end}, {k}")
+                    self._guarded(there, lambda: self.block(s.body))
+                del self.env[s.var]
 
-    def _beside_each_other(self, s: Loop) -> bool:
+    @contextmanager
+    def _ending_early(self, s: Loop) -> Iterator[None]:
+        """What is read at the variable of a ragged loop stays under the conditions around it."""
+        if isinstance(s.extent, int):
+            yield
+            return
+        self.partial.add(s.var)
+        yield
+        self.partial.discard(s.var)
+
+    def _interleaved_stores(self, s: Loop) -> None:
         """Iterations that fill the places between lanes: their vectors become one store."""
         store, parts = s.body[0], s.extent
-        if self.lane is None or self.under or len(s.body) != 1:
-            return False
-        if not isinstance(parts, int) or parts not in (2, 4, 8, 16, 32):
-            return False
-        if not isinstance(store, Store) or store.combine is not None or self.streams:
-            return False
+        assert isinstance(store, Store) and isinstance(parts, int) and self.lane is not None
         b, w = self.buffers[store.buffer], self.lane[1]
-        lin = self._linear(b, store.index)
-        own = any(x.source == b.name for x in loads(store.value))
-        if b.pointer or own or D.coefficient(lin, s.var) != 1:
-            return False
         self.env[s.var] = 0
-        const, terms, lane = self._terms(lin)
-        p = self.pointer(b, const, terms) if lane == parts else ""
+        const, terms, _ = self._terms(self._linear(b, store.index))
+        p = self.pointer(b, const, terms)
         del self.env[s.var]
-        if not p:
-            return False
         vectors: list[str] = []
         for k in range(parts):
             self.env[s.var] = k
@@ -229,7 +229,6 @@ class Body(Branches):
         x = self._interleaved(vectors, t, w)
         self.line(f"store <{parts * w} x {t}> {x}, ptr {p}, align {b.dtype.bytes}")
         self.touch(s)
-        return True
 
     def _interleaved(self, vectors: list[str], t: str, w: int) -> str:
         """The first lanes of all vectors, then the second ones, and so on."""
@@ -309,42 +308,16 @@ class Body(Branches):
     def _lanes(self, s: Loop) -> None:
         if self.lane is not None:
             raise Unsupported(f"lane loop {s.name} is inside lane loop {self.lane[0].name}")
-        if isinstance(s.extent, int):
-            self._vectors(s, s.extent)
-        else:
-            self._masked(s)
-
-    def _vectors(self, s: Loop, count: int) -> None:
-        """Vectors of powers of two, as machines have them; LLVM fails on some of the others."""
-        at = 0
-        while at < count:
-            width = 1 << ((count - at).bit_length() - 1)
-            if width == count:
-                self._vector(s.var, s.body, width)
-            else:
-                part = D.var(s.name, width)
-                body = substitute_all(s.body, {s.var: part + at})
-                self._vector(D.the_sym(part), body, width)
-            at += width
-
-    def _vector(self, var: Sym, body: tuple[Stmt, ...], width: int) -> None:
-        self.env[var] = 0
+        width = vector_lanes(s)
+        assert width is not None, f"{s.name} is no vector"
+        self.env[s.var] = 0
         if width > 1:
-            self.env[var] = LANE
-            self.lane = (var, width)
-        self.block(body)
+            self.env[s.var] = LANE
+            self.lane = (s.var, width)
+        with self._ending_early(s):
+            self.block(s.body)
         self.lane = None
-        del self.env[var]
-
-    def _masked(self, s: Loop) -> None:
-        """A vector where all lanes exist, else one lane at a time."""
-        most = D.bounds(s.extent)[1]
-        end = self.dim(s.extent)
-        full = self.put(f"icmp sge i64 {end}, {most}")
-        one_by_one = replace(s, kind="unroll")
-        self.partial.add(s.var)
-        self._guarded(full, lambda: self._vectors(s, most), lambda: self._unrolled(one_by_one))
-        self.partial.discard(s.var)
+        del self.env[s.var]
 
     def store(self, s: Store) -> None:
         b = self.buffers[s.buffer]

@@ -11,20 +11,21 @@ from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import WAITS, Alloc, Barrier, Commit, Loop, Nest, Wait, walk
-from tilewright.kernel.untuple import untuple
 from tilewright.llvm.body import Body
 from tilewright.llvm.scalars import Arith, memory_type
 from tilewright.llvm.writer import Metadata
 
-# Local buffers up to this many bytes live on the stack; larger ones come from malloc (default
-# traces avoid them).
-STACK_LIMIT = 256 * 1024
-
 
 def emit(n: Nest, target: Target) -> str:
     """The module of one kernel."""
-    return _Module(untuple(n), target).text()
+    return emit_legal(legalise(n, target), target)
+
+
+def emit_legal(n: Nest, target: Target) -> str:
+    """The module of one kernel, whose nest is legal for the target (kernel/legal/)."""
+    return _Module(n, target).text()
 
 
 class _Module:
@@ -115,11 +116,9 @@ class _Function(Body):
         if b.scope == "shared":
             what = f"{name} is shared by the threads of a block, which a CPU does not have"
             raise Unsupported(what, hint=f"SetScope('{name}', 'local')")
-        size = D.bounds(b.size)[1]
-        t = memory_type(b.dtype)
-        if size * b.dtype.bytes <= STACK_LIMIT:
-            ssa = f"%{self.fresh('m')}"
-            self.line(f"{ssa} = alloca [{max(size, 1)} x {t}], align 64", entry=True)
+        if b.scope != "heap":
+            ssa, size = f"%{self.fresh('m')}", max(D.bounds(b.size)[1], 1)
+            self.line(f"{ssa} = alloca [{size} x {memory_type(b.dtype)}], align 64", entry=True)
             self.base[name] = (ssa, 0)
         else:
             total = self.put(f"mul i64 {self.dim(b.size)}, {b.dtype.bytes}")

@@ -20,6 +20,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Value
 from tilewright.ir.target import Grid, Target
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import (
     BLOCKS,
     THREADS,
@@ -41,7 +42,6 @@ from tilewright.kernel.nest import (
     writes,
 )
 from tilewright.kernel.threads import block_size, combined, grid_of, launches, thread_chain
-from tilewright.kernel.untuple import untuple
 from tilewright.llvm.body import Body
 from tilewright.llvm.combine import ThreadSums
 from tilewright.llvm.grid_math import GridArith
@@ -88,7 +88,7 @@ def emit_kernels(n: Nest, target: Target, alignment: int = 16) -> Kernels:
     grid = target.grid
     if grid is None:
         raise Unsupported(f"{target.name} has no grid", hint="compile for a target such as cuda:90")
-    n = untuple(n)
+    n = legalise(n, target)
     metadata = Metadata()
     found = [
         _Module(n, target, grid, launch, alignment, metadata)

@@ -410,10 +410,10 @@ class Writer:
     def _level(self, v: Value) -> int:
         if self.guards and self._reads_of(v):
             # Its address may be valid under the condition only.
-            if not self.valid(v) or not self.partial.isdisjoint(v.symbols()):
+            if not self._anywhere(v):
                 return self.depth
         level = 0
-        if self.floor and self._reads_of(v) and not self.valid(v):
+        if self.floor and self._reads_of(v) and not self._anywhere(v):
             level = self.floor
         if self.under and self.reads_pointers(v):
             tests, self.under = self.under, ()
@@ -436,6 +436,10 @@ class Writer:
             if not self.levels[d].sure and not self.valid(v):
                 return d
         return level
+
+    def _anywhere(self, v: Value) -> bool:
+        """Is v known to be readable before the conditions around it are tested?"""
+        return self.valid(v) and self.partial.isdisjoint(v.symbols())
 
     def valid(self, v: Value) -> bool:
         """Is every read of v proved to be inside its buffer?"""

@@ -99,7 +99,7 @@ def test_files_of_a_program(dumped: Path) -> None:
     numbers = [int(n.split("-")[0]) for n in names if n[0].isdigit()]
     assert sorted(set(numbers)) == list(range(max(numbers) + 1))
     kinds = {p.suffix for p in folder.iterdir()}
-    assert {".tw", ".txt", ".group", ".trace", ".nest", ".ll", ".s", ".json"} <= kinds
+    assert {".tw", ".txt", ".group", ".trace", ".nest", ".legal", ".ll", ".s", ".json"} <= kinds
     assert names[-4].endswith("-entry.ll") and names[-3:] == [LIST, DIGESTS, "weights"]
     assert (folder / "weights").is_dir(), "what depends on weights only is a program of its own"
 
@@ -111,6 +111,7 @@ def test_every_form_reads_back(dumped: Path) -> None:
         ".group": lambda t: group_text(parse_group(t)),
         ".trace": lambda t: print_trace(parse_trace(t)),
         ".nest": lambda t: nest_text(parse_nest(t)),
+        ".legal": lambda t: nest_text(parse_nest(t)),
     }
     seen = set()
     for path in dumped.rglob("*"):
@@ -137,7 +138,7 @@ def scaled_by_four(text: str) -> str:
     return re.sub(r"\b3\.0\b", "4.0", text)
 
 
-@pytest.mark.parametrize("stage", ["00-input.tw", "*-Decompose.tw", "*.group", "*.nest"])
+@pytest.mark.parametrize("stage", ["00-input.tw", "*-Decompose.tw", "*.group", "*.nest", "*.legal"])
 def test_an_edited_constant_changes_the_result(dumped: Path, tmp_path: Path, stage: str) -> None:
     folder = copy(dumped, tmp_path / "edited")
     edit(one(folder, stage), scaled_by_four)
@@ -238,6 +239,7 @@ BAD_EDITS = [
     ("*.trace", with_step("Parallel('nowhere')"), Refused, "there is no loop nowhere"),
     ("*.trace", with_step("Fly()"), Invalid, "is not a step"),
     ("*.nest", replacing("3.0", "3.0 +"), Invalid, "a value"),
+    ("*.legal", replacing("stack ", "local "), Invalid, "says neither stack nor heap"),
     ("*-k_*.ll", replacing("define void @k_", "define void @j_"), Invalid, "does not define k_"),
     ("*-k_*.ll", replacing("ret void", "return void"), Invalid, "does not parse"),
 ]

@@ -43,7 +43,7 @@ from tilewright.kernel.group import Group, copy_group
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.step import Trace, print_trace
 from tilewright.kernel.text import group_text
-from tilewright.llvm.emit import emit
+from tilewright.llvm.emit import emit_legal
 from tilewright.llvm.entry import (
     Action,
     Branch,
@@ -471,7 +471,7 @@ class _Builder:
 
         trace, nest = stages.schedule(group, schedule)
         k.trace = print_trace(trace)
-        text = emit(nest, self.target)
+        text = emit_legal(stages.legal(nest, self.target), self.target)
         if found is not None and k.symbol not in self.schedules.traces:
             k.considered = str(found)
             told = {"considered": found.considered, "detail": not found.considered}

@@ -6,7 +6,7 @@ TILEWRIGHT_DUMP=dir writes one folder per program, named after the graph and a d
       passes.list                           the passes, in order
       00-input.tw  01-Simplify.tw  …        the graph after each pass
       08-clusters.txt                       what fuses with what, why not more, where values live
-      09-k_….group .trace .nest .ll .s      one number per distinct kernel
+      09-k_….group .trace .nest .legal .ll .s    one number per distinct kernel
       12-entry.ll                           the function that calls them
       weights/                              the same for what is computed once from weights
       stages.json                           digests of the files as they were written
@@ -39,7 +39,9 @@ from tilewright.ir.node import Constant, Graph, Input, Node
 from tilewright.ir.pipeline import Pipeline
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_graph, print_graph, type_text
+from tilewright.kernel.check import verify
 from tilewright.kernel.group import Buffer, Group
+from tilewright.kernel.legal import check_legal, legalise
 from tilewright.kernel.nest import Nest, Work, start
 from tilewright.kernel.step import Trace, apply, parse_trace, print_trace
 from tilewright.kernel.text import group_text, nest_text, parse_group, parse_nest
@@ -239,6 +241,19 @@ class KernelStages:
         self._write("nest", lambda: nest_text(nest))
         return trace, nest
 
+    def legal(self, nest: Nest, target: Target) -> Nest:
+        """The nest as the target takes it (kernel/legal/)."""
+        made = legalise(nest, target)
+        written = self._edited("legal", parse_nest)
+        if written is not None:
+            self._same_arguments(written.buffers, made.buffers, "legal")
+            made = replace(written, name=self.symbol)
+            with naming(self._path("legal")):
+                verify(made)
+                check_legal(made, target)
+        self._write("legal", lambda: nest_text(made))
+        return made
+
     def compiled(self, text: str, target: Target) -> bytes:
         """The object of the kernel's LLVM text."""
         text = self.emitted(text, target)
@@ -283,7 +298,7 @@ class KernelStages:
 
 
 # Forms of a kernel that can be edited, in the order in which they are made.
-FORMS = ("group", "trace", "nest", "ll")
+FORMS = ("group", "trace", "nest", "legal", "ll")
 
 
 def program_folder(graph: Graph) -> str:

@@ -1,0 +1,220 @@
+"""Legal nests: what each rewriting makes of a nest, and that the result stays what it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.kernel.examples import EXAMPLES
+from tests.kernel.random_groups import arrays
+from tilewright.base.errors import Invalid
+from tilewright.ir.target import Target
+from tilewright.kernel.check import verify
+from tilewright.kernel.interpret import RunError, run
+from tilewright.kernel.legal import REWRITINGS, check_legal, legalise
+from tilewright.kernel.nest import Nest
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.text import nest_text, parse_nest
+from tilewright.targets import default, get
+
+TARGET = Target("small", "x86_64-unknown-linux-gnu", "x86-64", stack=1024)
+
+CASES = {
+    "memory": (
+        """
+nest k where n: 1..100
+  in x: f32[n]
+  out y: f32[n]
+  local t: f32[8]
+  local u: f32[4*n]
+  register r: f32[2]
+  alloc t
+  alloc u
+  alloc r
+  for i in n:
+    t: t[0] = x[i]
+    u: u[i] = t[0]
+    r: r[1] = u[i]
+    y: y[i] = r[1]
+""",
+        """
+nest k where n: 1..100
+  in x: f32[n]
+  out y: f32[n]
+  stack t: f32[8]
+  heap u: f32[4*n]
+  register r: f32[2]
+  alloc t
+  alloc u
+  alloc r
+  for i in n:
+    t: t[0] = x[i]
+    u: u[i] = t[0]
+    r: r[1] = u[i]
+    y: y[i] = r[1]
+""",
+    ),
+    "lanes": (
+        """
+nest k
+  in x: f32[13]
+  out y: f32[13]
+  lane j in 13:
+    y: y[j] = x[j] * 2.0
+""",
+        """
+nest k
+  in x: f32[13]
+  out y: f32[13]
+  lane j in 8:
+    y: y[j] = x[j] * 2.0
+  lane j in 4:
+    y: y[j+8] = x[j+8] * 2.0
+  lane j in 1:
+    y: y[j+12] = x[j+12] * 2.0
+""",
+    ),
+    "lanes ragged": (
+        """
+nest k
+  in x: f32[30]
+  out y: f32[30]
+  for i in 8:
+    lane j in min(-4*i+30,4):
+      y: y[4*i+j] = x[4*i+j] * 2.0
+""",
+        """
+nest k
+  in x: f32[30]
+  out y: f32[30]
+  for i in 8:
+    if #(min(-4*i+30,4)) >= 4:
+      lane j in min(-4*i+30,4) pragma lanes 4:
+        y: y[4*i+j] = x[4*i+j] * 2.0
+    else:
+      unroll j in min(-4*i+30,4):
+        y: y[4*i+j] = x[4*i+j] * 2.0
+""",
+    ),
+    "interleave": (
+        """
+nest k
+  in x: f32[2,8]
+  out y: f32[8,2]
+  out z: f32[8,3]
+  lane i in 8:
+    unroll k in 2:
+      y: y[i,k] = x[k,i]
+    unroll c in 2:
+      z: z[i,c] = x[c,i]
+  lane i in 8:
+    unroll k in 2:
+      y: y[i,k] = y[i,k] + 1.0
+    z: z[i,2] = 0.0
+""",
+        """
+nest k
+  in x: f32[2,8]
+  out y: f32[8,2]
+  out z: f32[8,3]
+  lane i in 8:
+    unroll k in 2 pragma interleave 1:
+      y: y[i,k] = x[k,i]
+    unroll c in 2:
+      z: z[i,c] = x[c,i]
+  lane i in 8:
+    unroll k in 2:
+      y: y[i,k] = y[i,k] + 1.0
+    z: z[i,2] = 0.0
+""",
+    ),
+}
+
+
+def given(n: Nest, sizes: dict[str, int]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    shapes = {
+        b.name: tuple(d if isinstance(d, int) else sizes["n"] for d in b.shape)
+        for b in n.buffers
+        if b.scope == "in"
+    }
+    return {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_rewriting_makes(name: str) -> None:
+    before, after = CASES[name]
+    n = parse_nest(before)
+    made = REWRITINGS[name.split()[0]](n, TARGET)
+    assert nest_text(made) == after.lstrip()
+    sizes = {s.name: 5 for s in n.dims}
+    want, got = (run(x, given(n, sizes), sizes) for x in (n, made))
+    for k in want:
+        np.testing.assert_array_equal(got[k], want[k])
+
+
+NAMED = [("host", x) for x in sorted(EXAMPLES)[::2]]
+NAMED += [("x86-64-v4", x) for x in sorted(EXAMPLES)[1::4]]
+
+
+@pytest.mark.parametrize("machine, name", NAMED)
+def test_legal_nests_are_nests(machine: str, name: str) -> None:
+    target = default() if machine == "host" else get(machine)
+    _, nest = default_schedule(EXAMPLES[name].group, target)
+    legal = legalise(nest, target)
+    verify(legal)
+    check_legal(legal, target)
+    assert legalise(legal, target) == legal
+    assert parse_nest(nest_text(legal)) == legal
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES)[::4])
+def test_legal_nests_compute_the_same(name: str) -> None:
+    target, example = default(), EXAMPLES[name]
+    _, nest = default_schedule(example.group, target)
+    for sizes in example.dims[:1]:
+        data = arrays(example.group, sizes, 0)
+        want, got = (run(x, data, sizes) for x in (nest, legalise(nest, target)))
+        for k in want:
+            np.testing.assert_array_equal(got[k], want[k])
+
+
+def test_memory_of_threads_stays_their_own() -> None:
+    n = parse_nest(CASES["memory"][0])
+    assert REWRITINGS["memory"](n, get("cuda:80")) is n
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    (
+        (CASES["memory"][0], "t is local, which says neither stack nor heap"),
+        (CASES["lanes"][0], "lane j in 13 is no vector"),
+        (CASES["interleave"][1].replace("y[i,k] = x", "y[i,1-k] = x"), "k does not fill"),
+        (CASES["interleave"][1].replace("lane i", "for i"), "k does not fill"),
+    ),
+)
+def test_nests_that_are_not_legal(text: str, says: str) -> None:
+    with pytest.raises(Invalid, match=f"nest k is not legal for small: {says}"):
+        check_legal(parse_nest(text), TARGET)
+
+
+def test_a_stack_buffer_has_a_size() -> None:
+    n = parse_nest(CASES["memory"][1].replace("1..100", "1..").replace("heap", "stack"))
+    with pytest.raises(Invalid, match="u is on the stack and its size has no constant bound"):
+        check_legal(n, TARGET)
+
+
+def test_lanes_that_are_not_there_are_found() -> None:
+    """A whole vector stands under the test that all of its lanes exist."""
+    text = CASES["lanes ragged"][1].replace(">= 4", ">= 0")
+    n = parse_nest(text)
+    with pytest.raises(RunError, match="lane loop j has 2 iterations, and says 4"):
+        run(n, given(n, {}))
+
+
+def test_the_stack_is_the_target_s() -> None:
+    n = parse_nest(CASES["memory"][0])
+    roomy = replace(TARGET, stack=4096)
+    assert REWRITINGS["memory"](n, roomy).buffer("u").scope == "stack"
