@@ -154,9 +154,12 @@ def reordered(n: Nest, chain: Sequence[Loop], order: Sequence[Loop]) -> list[Car
                 relations.append(({**relation, x.var: LATER, y.var: EARLIER}, x))
     here = _Pairs(n, (chain[0],))
     orders = [x.var for x in old], [x.var for x in new]
-    # What one store alone writes over and over is in the end what it wrote last.
-    pairs = ((a, b) for a, b in here.all() if not (here.alone(a) and same_last(a, *orders)))
-    return list(here.faults(pairs, relations))
+
+    def harmless(use: Use | None) -> bool:
+        """What one store alone writes over and over is in the end what it wrote last."""
+        return use is not None and here.alone(use) and same_last(use, *orders)
+
+    return [c for c in here.faults(here.all(), relations) if not harmless(c.first)]
 
 
 def across_lanes(n: Nest, loop: Loop) -> list[Carried]:
