@@ -176,8 +176,10 @@ def _threads_of(launch: tuple[Stmt, ...], grid: Grid) -> tuple[int, int, int]:
     x, y, z = (size[a] for a in THREADS)
     whole = -(-x // grid.warp) * grid.warp
     # Whole warps exchange values; threads without an iteration skip it. Where no loop is bound to
-    # thread.x, what one thread does would be done by several.
-    if x > 1 and combined(launch) and whole * y * z <= grid.block_threads:
+    # thread.x, what one thread does would be done by several. Parts of a warp do too, if as many
+    # are in each.
+    parts = grid.warp % x == 0 and x * y * z % grid.warp == 0
+    if x > 1 and not parts and combined(launch) and whole * y * z <= grid.block_threads:
         x = whole
     if x * y * z > grid.block_threads or z > 64:
         raise Unsupported(
