@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.gpu.emulate_warps import Copies, matrices, product, with_structures
 from tilewright import targets
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
@@ -46,7 +47,8 @@ def for_processor(text: str) -> str:
     text = text.replace("addrspacecast ptr", "bitcast ptr").replace("define ptx_kernel", "define")
     text = re.sub(r"\brange\(i32 [^)]*\) ", "", text)
     text = text.replace('syncscope("device") ', "")
-    return re.sub(r"@llvm\.nvvm\.([\w.]+)", lambda m: "@nvvm_" + m[1].replace(".", "_"), text)
+    text = re.sub(r"@llvm\.nvvm\.([\w.]+)", lambda m: "@nvvm_" + m[1].replace(".", "_"), text)
+    return with_structures(text)
 
 
 def _power_of_two(x: float) -> float:
@@ -95,7 +97,40 @@ class _Threads:
         single = ctypes.c_float
         give("nvvm_ex2_approx_ftz_f", single, (single,), _power_of_two)
         give("nvvm_rcp_approx_ftz_f", single, (single,), _reciprocal)
+        address = ctypes.c_void_p
+        for name in ("bf16", "f32_f32", "s8"):
+            deep = "32" if name == "s8" else "16"
+            f = partial(self._together, partial(product, kind=name))
+            give(f"emulated_mma_m16n8k{deep}_row_col_{name}", None, (address, address), f)
+        for how in ("", "_trans"):
+            f = partial(self._together, partial(matrices, turned=bool(how)))
+            name = f"emulated_ldmatrix_sync_aligned_m8n8_x4{how}_b16_p3"
+            give(name, None, (address, address), f)
+        for size in (4, 8, 16):
+            kind = "cg" if size == 16 else "ca"
+            f = lambda to, of, size=size: self.copies().ask(to, of, size)  # noqa: E731
+            give(f"nvvm_cp_async_{kind}_shared_global_{size}", None, (address, address), f)
+        give("nvvm_cp_async_commit_group", None, (), lambda: self.copies().commit())
+        give("nvvm_cp_async_wait_group", None, (number,), lambda k: self.copies().wait(k))
         return out
+
+    def copies(self) -> Copies:
+        """Those of the running thread."""
+        return self.mine.copies
+
+    def _together(self, f: Callable[[list[int]], list[bytes]], given: int, into: int) -> None:
+        """An instruction of a whole warp: `f` has what all its threads give, by address, and says
+        what each of them gets."""
+        me = self.mine.number
+        warp, first = self.warps[me // WARP], me // WARP * WARP
+        self.values[me] = given
+        if warp.wait(30) == 0:
+            results = f(self.values[first : first + WARP])
+            self.values[first : first + WARP] = results
+        warp.wait(30)
+        result = self.values[me]
+        ctypes.memmove(into, result, len(result))
+        warp.wait(30)
 
     def _wait(self) -> None:
         self.barrier.wait(30)
@@ -121,6 +156,7 @@ class _Threads:
         def one(k: int) -> None:
             self.mine.number, self.mine.block = k, block
             self.mine.thread = (k % x, k // x % y, k // (x * y))
+            self.mine.copies = Copies()
             try:
                 function(*args)
             except BaseException as e:

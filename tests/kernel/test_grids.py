@@ -88,3 +88,20 @@ def test_a_row_is_read_once_and_as_vectors(name: str, d: DType) -> None:
     # One for each sum; threads store what is their own, so nothing else has to wait.
     sums = {"rms_norm": 1}.get(name, 2)
     assert ptx.count("bar.sync") == sums
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "threads"),
+    [
+        ("softmax", (64, 128), (8, 16)),  # 16 elements of each thread
+        ("layer_norm", (8, 768), (32, 4)),  # 24, so that no thread is without an element
+        ("softmax", (63, 128), (32, 1)),  # too few rows for whole warps of parts
+    ],
+)
+def test_short_rows_share_warps(name: str, size: tuple[int, int], threads: tuple[int, int]) -> None:
+    (g,) = groups(PROGRAMS[name](bf16, *size))
+    nest = scheduled(g)
+    (launch,) = emit_kernels(nest, GPU).launches
+    assert launch.threads == (*threads, 1)
+    assert "bar.sync" not in assembly(emit_kernels(nest, GPU).text, GPU)
+    judge(g, nest, {}, bf16)

@@ -47,6 +47,15 @@ def test_programs(name: str, how: tuple[DType, tuple[int, int], int]) -> None:
             np.testing.assert_allclose(got, want[out], rtol=close, atol=close)
 
 
+def test_rows_that_share_a_warp() -> None:
+    (g,) = groups(PROGRAMS["softmax"](bf16, 16, 96))
+    nest = default_schedule(g, GPU)[1]
+    assert emit_kernels(nest, emulate.PLAIN).launches[0].threads == (4, 16, 1)
+    x = inputs(g, {})
+    (got,), (want,) = emulate.run(nest, x).values(), run_group(g, x, {}).values()
+    np.testing.assert_allclose(got.astype("f"), want.astype("f"), rtol=2e-2)
+
+
 def lowered(made: tuple) -> Nest:
     return tw.lower(*made, target="cuda:90").nest
 

@@ -109,8 +109,10 @@ class Target:
         return max(1, self.vector_bits // bits)
 
     def has(self, feature: str) -> bool:
-        """Whether an LLVM feature such as `avx512f` is switched on."""
-        return f"+{feature}" in self.features
+        """Whether an LLVM feature such as `avx512f` is switched on, or a GPU has such a group of
+        instructions."""
+        own = self.grid.has if self.grid is not None else ()
+        return f"+{feature}" in self.features or feature in own
 
     def feature_string(self) -> str:
         """The features as LLVM's target machine takes them."""

@@ -21,6 +21,7 @@ from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Load, Value, extent, loads
 from tilewright.ir.scalar import SCALARS
 from tilewright.kernel.dependence import linear_index
+from tilewright.kernel.fragments import lane_function, parse_fragment, placed
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import (
     TENSOR,
@@ -64,6 +65,11 @@ class Intrinsic:
     ahead: Callable[[Sizes, int], str] | None = field(default=None, repr=False)
     enter: tuple[str, ...] = ()  # LLVM, once where a function begins that uses it
     leave: tuple[str, ...] = ()  # and before it returns
+    # Of an instruction that a whole warp does together: the operands that lie in the registers of
+    # its threads (kernel/fragments.py), and of one in memory the element whose address each thread
+    # gives, as functions of `lane`, by axis. Their `maps` are not asked for.
+    fragments: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -73,7 +79,11 @@ class Intrinsic:
         """The expression, read and checked when it is first needed: there are more declarations
         than a program uses."""
         g = parse_group(self.expression)
-        lost = [b.name for b in g.buffers if len(self.maps.get(b.name, ())) != len(b.shape)]
+        lost = [
+            b.name
+            for b in g.buffers
+            if b.name not in self.fragments and len(self.maps.get(b.name, ())) != len(b.shape)
+        ]
         if len(g.stages) != 1 or lost:
             what = f"no map for {', '.join(lost)}" if lost else "it is not one stage"
             raise Invalid(f"the declaration of {self.name} is incomplete: {what}")
@@ -106,12 +116,17 @@ def declare(i: Intrinsic) -> Intrinsic:
 
 @dataclass(frozen=True)
 class Operand:
-    """Where an operand begins in a buffer of the nest, and the strides it leaves open."""
+    """Where an operand begins in a buffer of the nest, and the strides it leaves open.
+
+    Of an instruction of a whole warp: the index of its first element, or of the one whose address a
+    thread gives, and the coordinates that tell whose an element is."""
 
     name: str
     buffer: str
     base: Dim
     strides: tuple[Dim, ...]
+    index: tuple[Dim, ...] = ()
+    owners: tuple[tuple[int, str], ...] = ()  # (axis of the buffer, axis of the threads)
 
 
 @dataclass(frozen=True)
@@ -226,7 +241,10 @@ def _located(
     for b in i.group.buffers:
         x = bound.get(b.name)
         name, index = (store.buffer, store.index) if x is None else (str(x.source), x.index)
-        found = _placed(i, n, b.name, declared[b.name], name, index, pairs)
+        if b.name in i.fragments:
+            found = _fragment(i, n, b.name, name, index, pairs)
+        else:
+            found = _placed(i, n, b.name, declared[b.name], name, index, pairs)
         if isinstance(found, Mismatch):
             return found
         operands.append(found)
@@ -326,7 +344,48 @@ def _placed(
             return Mismatch(f"{what}, {buffer} has {along[axis]} along {x.name}", 3)
     base = D.substitute(linear, dict.fromkeys(inside, 0))
     free = [s for s, fixed in zip(strides, i.maps[operand], strict=True) if fixed is None]
-    return Operand(operand, buffer, base, tuple(free))
+    at = _given_address(i, operand, index, pairs) if operand in i.addresses else ()
+    return Operand(operand, buffer, base, tuple(free), at)
+
+
+def _fragment(
+    i: Intrinsic, n: Nest, operand: str, buffer: str, index: tuple[Dim, ...], pairs: Pairs
+) -> Operand | Mismatch:
+    """The operand in the registers of a warp, if every element is where it is declared to be."""
+    b = n.buffer(buffer)
+    if b.scope not in ("local", "register"):
+        return Mismatch(f"{operand} of {i.name} lies in registers, {buffer} is {b.scope}", 3)
+    fragment = parse_fragment(i.fragments[operand], tuple(short(a) for a, _ in pairs))
+    axes: dict[str, Dim] = {short(a): 0 if x is None else D.as_int(x.var) for a, x in pairs}
+    wrong = placed(fragment, index, axes)
+    first = len(index) - len(fragment)
+    if wrong is None:
+        for k, (d, size) in enumerate(zip(index[first:], b.shape[first:], strict=True)):
+            if size != D.bounds(d)[1] + 1:
+                wrong = f"axis {first + k} is of {size}, in the fragment of {D.bounds(d)[1] + 1}"
+                break
+    if wrong is not None:
+        where = i.fragments[operand]
+        return Mismatch(f"{operand} of {i.name} lies as {where}; of {buffer} {wrong}", 3)
+    owners = tuple((first + k, c.thread) for k, c in enumerate(fragment) if c.thread is not None)
+    at: tuple[Dim, ...] = (*index[:first], *(0 for _ in fragment))
+    return Operand(operand, buffer, 0, (), at, owners)
+
+
+def _given_address(
+    i: Intrinsic, operand: str, index: tuple[Dim, ...], pairs: Pairs
+) -> tuple[Dim, ...]:
+    """The element of an operand whose address a thread gives."""
+    of = {a: lane_function(text) for a, text in i.addresses[operand].items()}
+    table = {x.var: of.get(short(a), 0) for a, x in pairs if x is not None}
+    return tuple(D.substitute(d, table) for d in index)
+
+
+def warp_match(n: Nest, loop: Loop) -> Match | None:
+    """What a loop is, if it is an instruction of a whole warp."""
+    i = INTRINSICS.get(loop.instruction) if loop.kind == "tensor" else None
+    found = match(i, n, loop) if i is not None and i.fragments else None
+    return found if isinstance(found, Match) else None
 
 
 def tensor_faults(n: Nest, before: Nest | None = None) -> Iterator[tuple[str, Stmt]]:

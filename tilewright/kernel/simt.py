@@ -25,7 +25,9 @@ from tilewright.ir.expr import Load
 from tilewright.ir.interpret import Evaluator
 from tilewright.ir.types import as_dtype
 from tilewright.kernel.copies import Copies, Copy
+from tilewright.kernel.fragments import LANES, WARP
 from tilewright.kernel.interpret import Env, Machine, RunError, _atomically, _combine, execute
+from tilewright.kernel.intrinsic import Match, warp_match
 from tilewright.kernel.nest import (
     BRANCHES,
     THREADS,
@@ -249,6 +251,8 @@ class _Block:
             there = mine < count
             self._meet(s, who)
             self._some(s.body, {**env, s.name: mine}, who, there)
+        elif s.kind == "tensor" and (found := warp_match(self.grid.nest, s)) is not None:
+            self._together(s, found, env, who)
         elif s.kind == "lane":
             wide = {k: np.repeat(v, count) if np.ndim(v) else v for k, v in env.items()}
             begin = np.repeat(np.cumsum(count) - count, count)
@@ -258,6 +262,26 @@ class _Block:
         else:
             for k in range(int(count.max(initial=0))):
                 self._some(s.body, {**env, s.name: k}, who, count > k)
+
+    def _together(self, s: Loop, found: Match, env: Env, who: np.ndarray) -> None:
+        """An instruction of whole warps: every element is read and written by its owner."""
+        chain, warps = [s], np.unique(who // LANES)
+        while isinstance(inner := chain[-1].body[0], Loop):
+            chain.append(inner)
+        absent = np.setdiff1d(np.arange(LANES), who[who // LANES == warps[0]] % LANES)
+        if self.size[:2] != tuple(WARP.values()) or absent.size or len(who) % LANES:
+            raise RunError(f"{s.instruction} is for whole warps, which do not come to {s.name}")
+        store = chain[-1].body[0]
+        assert isinstance(store, Store)
+        points = np.indices([int(D.evaluate(x.extent, {})) for x in chain])
+        count = points[0].size
+        first = np.array([np.flatnonzero(who // LANES == w)[0] for w in warps])
+        here: Env = {k: np.repeat(v[first], count) if np.ndim(v) else v for k, v in env.items()}
+        for x, at in zip(chain, points, strict=True):
+            here[x.name] = np.tile(at.reshape(-1), len(warps))
+        owners = {x.buffer: x.owners for x in found.operands if x.owners}
+        ev = _Owned(self, store.stage, here, np.repeat(warps * LANES, count), owners)
+        self.store(store, here, ev.owner(store.buffer, store.index), ev)
 
     def _some(self, body: tuple[Stmt, ...], env: Env, who: np.ndarray, there: np.ndarray) -> None:
         if there.all():
@@ -315,7 +339,7 @@ class _Block:
     def _width(self, axis: str) -> int:
         return self.size[THREADS.index(axis)]
 
-    def store(self, s: Store, env: Env, who: np.ndarray) -> None:
+    def store(self, s: Store, env: Env, who: np.ndarray, reader: _Reader | None = None) -> None:
         if id(s) in self.grid.over:
             self._combine(s, env, who)
             return
@@ -325,7 +349,7 @@ class _Block:
             raise RunError(f"{s.stage}: {s.buffer} is written where it is not allocated")
         if b.scope == "in":
             raise RunError(f"{s.stage}: the input {s.buffer} is written")
-        ev = _Reader(self, s.stage, env, who)
+        ev = reader or _Reader(self, s.stage, env, who)
         v = as_dtype(np.broadcast_to(ev(s.value), (n,)), b.dtype)
         what = f"{s.buffer}[{','.join(map(str, s.index))}]"
         index = [np.broadcast_to(ev.dim(i), (n,)) for i in s.index]
@@ -527,3 +551,35 @@ class _Reader(Evaluator):
             return a.reshape(-1)[who * written.shape[1] + cells]
         block.touch(self.stage, name, repr(v), cells[mask], who[mask])
         return a.reshape(-1)[cells]
+
+
+class _Owned(_Reader):
+    """Reads what an instruction of whole warps reads: of a fragment, each element in the memory of
+    the thread that has it. `who` is the first thread of the warp of each point."""
+
+    def __init__(
+        self,
+        block: _Block,
+        stage: str,
+        env: Env,
+        who: np.ndarray,
+        owners: Mapping[str, tuple[tuple[int, str], ...]],
+    ) -> None:
+        super().__init__(block, stage, env, who)
+        self.first, self.owners = who, owners
+
+    def owner(self, name: str, index: tuple[Dim, ...]) -> np.ndarray:
+        """The thread that has an element of a fragment."""
+        at = dict(self.owners[name])
+        out = self.first
+        stride = 1
+        places = {axis: self.dim(index[k]) for k, axis in at.items()}
+        for axis, size in WARP.items():
+            out = out + places.get(axis, 0) * stride
+            stride *= size
+        return out
+
+    def _load(self, v: Load) -> np.ndarray:
+        name = str(v.source)
+        self.who = self.owner(name, v.index) if name in self.owners else self.first
+        return super()._load(v)

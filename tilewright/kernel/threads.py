@@ -1,6 +1,6 @@
 """Blocks and threads in a nest: what bound loops mean, what holds for them, who talks to whom.
 
-Four rules make a nest a program for many threads:
+Five rules make a nest a program for many threads:
 
 1. Sibling thread loops share one block: `thread.x` of one loop and of the next are the same
    threads, and only a barrier orders what they do to shared or global memory.
@@ -11,6 +11,9 @@ Four rules make a nest a program for many threads:
    loop, combines the values of all its threads. Of a private cell every thread of the block then
    has the result, also those that skip the loop; another cell is updated by one thread. All threads
    of the block have to come there together, as to a barrier.
+5. An instruction of a whole warp (a tensor loop whose operands are fragments, kernel/fragments.py)
+   is done by the threads of a warp together: each element of a fragment is read and written in the
+   memory of the thread that owns it.
 
 A grid is the block loops at the outermost level of a nest, alone in one another. Statements beside
 them are launches of their own, neighbours without block loops together as one block. Memory that is
@@ -29,6 +32,8 @@ from tilewright.ir.combine import Combiner
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import extent
 from tilewright.kernel.dependence import _same_iteration, _window
+from tilewright.kernel.fragments import WARP
+from tilewright.kernel.intrinsic import warp_match
 from tilewright.kernel.nest import (
     BLOCKS,
     THREADS,
@@ -158,6 +163,7 @@ def thread_faults(n: Nest) -> Iterator[tuple[str, Stmt]]:
         size = block_size(launch) if found else {}
         for c in found:
             yield from ((what, c.store) for what in _combined_faults(c, size))
+        yield from _warp_faults(n, launch)
     outermost = {s.buffer for s in n.body if isinstance(s, Alloc)}
     for s, p in walk(n.body):
         threads = [q for q in p if q.kind in THREADS]
@@ -195,7 +201,7 @@ def _bound_faults(s: Loop, p: Path) -> Iterator[str]:
 
 def _used_in_other_launches(n: Nest, alloc: Alloc) -> bool:
     rest = [x for x in launches(n.body) if all(s is not alloc for s in x)]
-    return any(a.buffer == alloc.buffer for x in rest for s in x for a in accesses(s, ()))
+    return any(a.buffer == alloc.buffer for x in rest for s in x for a in accesses(n, s, ()))
 
 
 # ---- who talks to whom
@@ -228,18 +234,59 @@ class Access:
         return replace(self, index=tuple(D.substitute(i, {loop.var: where}) for i in self.index))
 
 
-def accesses(s: Stmt, path: Path) -> list[Access]:
+def accesses(n: Nest, s: Stmt, path: Path) -> list[Access]:
     """What a statement inside `path` does to memory, itself included."""
     out: list[Access] = []
     for x, p in walk((s,), path):
         if isinstance(x, Store):
             red = x.combine is not None
             t = tuple((q.kind, q.var) for q in p if q.kind in THREADS)
-            out += [
+            found = [
                 Access(str(r.source), r.index, False, False, x.stage, t) for r in store_loads(x)
             ]
-            out.append(Access(x.buffer, x.index, True, red, x.stage, t, x.asynchronous))
+            found.append(Access(x.buffer, x.index, True, red, x.stage, t, x.asynchronous))
+            owners = _owners(n, p)
+            out += [_by_owner(a, owners[a.buffer]) if a.buffer in owners else a for a in found]
     return out
+
+
+Owners = tuple[tuple[int, str], ...]
+
+
+def _owners(n: Nest, path: Path) -> dict[str, Owners]:
+    """Of an instruction of a whole warp, the buffers of which every thread has its own elements:
+    by axis, which thread."""
+    whole = next((q for q in path if q.kind == "tensor" and q.instruction), None)
+    found = warp_match(n, whole) if whole is not None else None
+    return {x.buffer: x.owners for x in found.operands if x.owners} if found else {}
+
+
+def _by_owner(a: Access, owners: Owners) -> Access:
+    """The access as that of the thread whose element it is."""
+    index, threads = list(a.index), list(a.threads)
+    for k, axis in owners:
+        v = D.var(f"{a.stage}@{axis}", WARP[axis])
+        index[k] = v
+        threads.append((axis, D.the_sym(v)))
+    return replace(a, index=tuple(index), threads=tuple(threads))
+
+
+def _warp_faults(n: Nest, launch: tuple[Stmt, ...]) -> Iterator[tuple[str, Stmt]]:
+    """Instructions of whole warps: all threads of a warp come to them, and there are as many."""
+    size = block_size(launch)
+    for s, p in walk(launch):
+        if not isinstance(s, Loop) or warp_match(n, s) is None:
+            continue
+        what = f"{s.instruction} is for whole warps"
+        wrong = [f"{a} has {size[a]} threads, not {k}" for a, k in WARP.items() if size[a] != k]
+        if wrong:
+            yield f"{what}: {wrong[0]}", s
+        moving = {q.var for q in p if q.kind in WARP}
+        for q in p:
+            if q.kind in WARP:
+                yield f"{what}, inside {q.name} every thread is alone", s
+            elif q.kind in ("lane", "parallel") or D.symbols(q.extent) & moving:
+                yield f"{what}, inside {q.name} threads part", s
 
 
 def apart(a: Access, b: Access, uniform: set[Sym]) -> bool:

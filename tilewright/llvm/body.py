@@ -19,7 +19,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load, load
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, match
+from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, Operand, match
 from tilewright.kernel.legal.interleave import is_interleaved
 from tilewright.kernel.legal.lanes import vector_lanes
 from tilewright.kernel.nest import (
@@ -274,8 +274,7 @@ class Body(Branches):
         assert isinstance(found, Match), found.reason
         args: list[tuple[str, str, str]] = []
         for x in found.operands:
-            const, terms, _ = self._terms(x.base)
-            args.append(("ptr", f"%{x.name}", self.pointer(self.buffers[x.buffer], const, terms)))
+            args.append(("ptr", f"%{x.name}", self.operand_address(x)))
             for k, d in enumerate(x.strides):
                 args.append(("i64", f"%{x.name}.{k}", self.dim(d)))
         for axis, size in found.sizes.items():
@@ -298,6 +297,11 @@ class Body(Branches):
         self.line(f'call void @"{name}"({", ".join(f"{t} {v}" for t, _, v in args)})')
         self.used[i.name] = i
         self.touch(s)
+
+    def operand_address(self, x: Operand) -> str:
+        """Where an operand of an instruction begins."""
+        const, terms, _ = self._terms(x.base)
+        return self.pointer(self.buffers[x.buffer], const, terms)
 
     def around(self) -> list[str]:
         """The function's lines between what its instructions need where it begins and ends."""

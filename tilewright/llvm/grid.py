@@ -19,7 +19,9 @@ from tilewright.ir.combine import identity
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Value
 from tilewright.ir.target import Grid, Target
+from tilewright.kernel.fragments import LANE, WARP
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.intrinsic import Operand
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import (
     BLOCKS,
@@ -29,7 +31,6 @@ from tilewright.kernel.nest import (
     Commit,
     Loop,
     Nest,
-    Path,
     Prefetch,
     Report,
     Stmt,
@@ -37,24 +38,22 @@ from tilewright.kernel.nest import (
     Wait,
     While,
     mentions,
-    reads,
     walk,
     writes,
 )
 from tilewright.kernel.threads import block_size, combined, grid_of, launches, thread_chain
-from tilewright.llvm.body import Body
+from tilewright.llvm.async_copies import AsyncCopies
 from tilewright.llvm.combine import ThreadSums
 from tilewright.llvm.grid_math import GridArith
+from tilewright.llvm.own_parts import PRIVATE, own_parts
 from tilewright.llvm.scalars import memory_type
+from tilewright.llvm.shared_memory import Shared, bytes_of
 from tilewright.llvm.writer import Metadata
 
-# Shared memory that a kernel may have without asking for more at its launch.
-STATIC_SHARED = 48 * 1024
 # Bytes of one thread's own buffer; beyond this it is no use of a GPU.
 PRIVATE_LIMIT = 64 * 1024
 # Calls of one scalar function in a kernel that are written out: a call costs registers and time.
 INLINED = 1024
-_LOCAL = ("local", "register")
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ class _Module:
             b
             for b in self.n.buffers
             if b.name in used
-            and (b.scope in ("in", "out") or (b.scope in _LOCAL and b.name in outermost))
+            and (b.scope in ("in", "out") or (b.scope in PRIVATE and b.name in outermost))
         ]
         k = _Kernel(self, symbol, args)
         k.metadata = self.metadata
@@ -176,8 +175,10 @@ def _threads_of(launch: tuple[Stmt, ...], grid: Grid) -> tuple[int, int, int]:
     x, y, z = (size[a] for a in THREADS)
     whole = -(-x // grid.warp) * grid.warp
     # Whole warps exchange values; threads without an iteration skip it. Where no loop is bound to
-    # thread.x, what one thread does would be done by several.
-    if x > 1 and combined(launch) and whole * y * z <= grid.block_threads:
+    # thread.x, what one thread does would be done by several. Parts of a warp do too, if as many
+    # are in each.
+    parts = grid.warp % x == 0 and x * y * z % grid.warp == 0
+    if x > 1 and not parts and combined(launch) and whole * y * z <= grid.block_threads:
         x = whole
     if x * y * z > grid.block_threads or z > 64:
         raise Unsupported(
@@ -197,59 +198,7 @@ def _count(x: Loop, dims: set[D.Sym]) -> Dim:
     return most
 
 
-class _Shared:
-    """The shared memory of a kernel: a variable for each buffer, or, where they are more than a
-    kernel has without asking, places in one that the launch makes."""
-
-    def __init__(self, symbol: str, buffers: list[Buffer], grid: Grid) -> None:
-        self.symbol, self.grid = symbol, grid
-        self.lines: list[str] = []
-        self.places: dict[str, str] = {}
-        sizes = {b.name: _bytes(b, "shared memory") for b in buffers}
-        total = sum(-(-size // 128) * 128 for size in sizes.values())
-        if total > grid.block_shared:
-            raise Unsupported(
-                f"{total:,} bytes of shared memory are more than the {grid.block_shared:,} that a "
-                "block can have",
-                hint="smaller tiles, or fewer versions of a buffer",
-            )
-        self.dynamic = total if total > STATIC_SHARED - 4096 else 0
-        at = 0
-        if self.dynamic:
-            name = f"@{symbol}_shared"
-            self.lines.append(f"{name} = external addrspace(3) global [0 x i8], align 128")
-        for b in buffers:
-            if self.dynamic:
-                where = f"getelementptr (i8, ptr addrspace(3) @{symbol}_shared, i64 {at})"
-            else:
-                where = f"@{symbol}_s{len(self.places)}"
-                self.lines.append(self._variable(where, sizes[b.name], "i8", 128))
-            self.places[b.name] = f"addrspacecast (ptr addrspace(3) {where} to ptr)"
-            at += -(-sizes[b.name] // 128) * 128
-
-    @staticmethod
-    def _variable(name: str, count: int, t: str, align: int) -> str:
-        kind = "internal addrspace(3) global"
-        return f"{name} = {kind} [{max(1, count)} x {t}] undef, align {align}"
-
-    def variable(self, count: int, t: str) -> str:
-        """More of it, for the emitter's own use."""
-        name = f"@{self.symbol}_v{len(self.lines)}"
-        self.lines.append(self._variable(name, count, t, 16))
-        return name
-
-    def globals(self) -> list[str]:
-        return self.lines
-
-
-def _bytes(b: Buffer, what: str) -> int:
-    size = D.bounds(b.size)[1]
-    if size >= D.INF:
-        raise Unsupported(f"the size of {b.name} is not known, which is {what}")
-    return size * b.dtype.bytes
-
-
-class _Kernel(ThreadSums, Body):
+class _Kernel(ThreadSums, AsyncCopies):
     """The statements of one launch."""
 
     scope = 'syncscope("device") '
@@ -262,13 +211,13 @@ class _Kernel(ThreadSums, Body):
         allocated = [s.buffer for s, _ in walk(m.launch) if isinstance(s, Alloc)]
         in_shared = [self.buffers[x] for x in allocated if self.buffers[x].scope == "shared"]
         shared = list(dict.fromkeys(in_shared))
-        self.shared = _Shared(symbol, shared, m.grid)
+        self.shared = Shared(symbol, shared, m.grid)
         for b in shared:
             self.base[b.name] = (self.shared.places[b.name], 0)
         self.over = {id(c.store): c.over for c in combined(m.launch)}
         given = {b.name for b in args}  # memory from outside the launch is common to all
         local = {x: b for x, b in self.buffers.items() if x not in given}
-        self.own = _own_parts(m.launch, local)
+        self.own = own_parts(m.n, m.launch, local)
         self.registers: dict[str, str] = {}
         self.divergent = 0  # conditions that not all threads of the block fulfil alike
 
@@ -373,7 +322,7 @@ class _Kernel(ThreadSums, Body):
         b = self.buffers[s.buffer]
         x = self.one_of(there, s.value, identity(str(s.function), b.dtype))
         x = self.among_threads(x, str(s.function), b.dtype, [q.kind for q in over])
-        if b.scope not in _LOCAL or b.name in {y.name for y in self.args}:
+        if b.scope not in PRIVATE or b.name in {y.name for y in self.args}:
             first = [self.put(f"icmp eq i32 {self.position32(q.kind)}, 0") for q in over]
             kept = [*kept, *first]
         self._where(self._and(kept, 1) if kept else None, partial(self._update, s, x), True)
@@ -404,6 +353,27 @@ class _Kernel(ThreadSums, Body):
         x = self.arith.apply(str(s.function), b.dtype, 1, [self.arith.widen(old, b.dtype, 1), x])
         self.line(f"store {t} {self.arith.narrow(x, b.dtype, 1)}, ptr {p}, align {b.dtype.bytes}")
 
+    def operand_address(self, x: Operand) -> str:
+        """Of an instruction of a whole warp: the thread's own registers, or the address that it
+        gives."""
+        if not x.index:
+            return super().operand_address(x)
+        b = self.buffers[x.buffer]
+        own = {(k, axis) for k, (axis, _) in self.own.get(b.name, {}).items()}
+        if not own.issuperset(x.owners):
+            raise Unsupported(
+                f"{b.name} is used by other threads than those of an instruction's fragment",
+                hint="bind the loops over it to the threads that own its elements",
+            )
+        if LANE not in self.env:
+            along = [self.position(a) for a in WARP]
+            rows, lane = "%lane.rows", "%lane"
+            self.line(f"{rows} = mul nuw nsw i64 {along[1]}, {WARP['thread.x']}", entry=True)
+            self.line(f"{lane} = add nuw nsw i64 {rows}, {along[0]}", entry=True)
+            self.env[LANE] = (lane, 0)
+        const, terms, _ = self._terms(self._linear(b, x.index))
+        return self.pointer(b, const, terms)
+
     # ---- memory
 
     def changed(self, body: tuple[Stmt, ...]) -> frozenset[str]:
@@ -417,7 +387,7 @@ class _Kernel(ThreadSums, Body):
         if b.scope == "shared":
             return
         b = self._part(b)
-        size = _bytes(b, "a thread's own memory")
+        size = bytes_of(b, "a thread's own memory")
         if size > PRIVATE_LIMIT:
             raise Unsupported(
                 f"{name} takes {size:,} bytes in every thread",
@@ -440,8 +410,9 @@ class _Kernel(ThreadSums, Body):
         rest: list[Dim] = list(index)
         for k, (axis, size) in own.items():
             here = (self.position(axis), 0)
-            v = next(v for v in D.symbols(index[k]) if self.env.get(v) == here)
-            rest[k] = index[k] - size * D.as_int(v)
+            found = [v for v in D.symbols(index[k]) if self.env.get(v) == here]
+            # A fragment of an instruction begins at the first place of every thread.
+            rest[k] = index[k] - size * D.as_int(found[0]) if found else index[k]
         return super()._linear(self._part(b), tuple(rest))
 
     def alignment(self, b: Buffer, lin: Dim, w: int) -> int:
@@ -475,6 +446,10 @@ class _Kernel(ThreadSums, Body):
             self.barrier()
             for name in self.mutable:  # what others have written is seen from here on
                 self.epoch[name] = self.epoch.get(name, 0) + 1
+        elif isinstance(s, Wait):
+            self.wait_for_copies(s.pending)
+        else:
+            self.commit_copies()
 
     def _while(self, s: While) -> None:
         if s.waits:
@@ -483,53 +458,6 @@ class _Kernel(ThreadSums, Body):
 
     def _report(self, s: Report) -> None:
         raise Unsupported("reports and assertions inside code for a GPU")
-
-
-# By axis of a buffer: the thread axis, and how many places along it are one thread's.
-Own = dict[int, tuple[str, int]]
-
-
-def _own_parts(launch: tuple[Stmt, ...], buffers: dict[str, Buffer]) -> dict[str, Own]:
-    """Of private buffers, the axes along which each thread of a loop inside touches its own places
-    only: their index is, wherever they are touched, size * thread + something less than the
-    size."""
-    around = {s.buffer: len(p) for s, p in walk(launch) if isinstance(s, Alloc)}
-    private = {x for x in around if x in buffers and buffers[x].scope in _LOCAL}
-    seen: dict[str, list[set[tuple[str, int] | None]]] = {
-        x: [set() for _ in buffers[x].shape] for x in private
-    }
-
-    def note(name: str, index: tuple[Dim, ...], path: Path) -> None:
-        if name in seen:
-            for known, i in zip(seen[name], index, strict=True):
-                known.add(_own_place(i, path[around[name] :]))
-
-    for s, p in walk(launch):
-        if isinstance(s, Store):
-            note(s.buffer, s.index, p)
-        for x in reads(s) if not isinstance(s, Loop) else ():
-            note(str(x.source), x.index, p)
-    out: dict[str, Own] = {}
-    for x in private:
-        own: Own = {}
-        for k, places in enumerate(seen[x]):
-            place = places.pop() if len(places) == 1 else None
-            if place is not None:
-                own[k] = place
-        if own:
-            out[x] = own
-    return out
-
-
-def _own_place(i: Dim, path: Path) -> tuple[str, int] | None:
-    for q in path:
-        if q.kind in THREADS and q.var in D.symbols(i):
-            size = D.coefficient(i, q.var)
-            if not isinstance(size, int) or size < 1:
-                return None
-            low, high = D.bounds(i - size * D.as_int(q.var))
-            return (q.kind, size) if 0 <= low and high < size else None
-    return None
 
 
 def shared_bytes(k: Kernels) -> int:

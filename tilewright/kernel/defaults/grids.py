@@ -227,7 +227,7 @@ def _block_per_row(
     along = [*copies, *(x.name for x in inner), *outs]
     columns = {x: p for x in along if (p := _column(s, x, at, width)) is not None}
     lanes = _lanes(s, list(columns), *(p.var for p in columns.values()))
-    threads = _threads(s, width, lanes)
+    threads = _threads(s, width, lanes, at)
     unrolled = isinstance(width, int) and width <= LARGEST_SHARE * _most_threads(s)
     sums = [x.name for x in inner if x.is_reduce]
     for x, p in columns.items():
@@ -274,14 +274,28 @@ def _column(s: Scheduler, stage: str, at: str, width: D.Dim) -> Loop | None:
     return own[0]
 
 
-def _threads(s: Scheduler, width: D.Dim, lanes: int) -> int:
-    most = _most_threads(s)
+def _threads(s: Scheduler, width: D.Dim, lanes: int, at: str) -> int:
+    """Threads of a row: so many that each has a share for its registers. A short row has a part of
+    a warp, if other rows fill the rest of it."""
     if not isinstance(width, int):
         return THREADS
-    threads, share = 32, SHARE if lanes > 1 else 2 * SHARE
-    while threads < most and threads * max(share, lanes) < width:
+    share = max(SHARE if lanes > 1 else 2 * SHARE, lanes)
+    threads = 32
+    while threads < _most_threads(s) and threads * share < width:
         threads *= 2
-    return threads
+    while threads > 1 and threads // 2 * share >= width:
+        threads //= 2
+    # Fewer threads with larger shares, where those leave fewer places without an element.
+    fewer = threads // 2
+    if fewer and _places(width, lanes, fewer) <= min(fewer * LARGEST_SHARE, width + width // 8):
+        if _places(width, lanes, threads) > width + width // 8:
+            threads = fewer
+    return threads if _divides(max(1, 32 // threads), s.loops(at)[0].extent) else 32
+
+
+def _places(width: int, lanes: int, threads: int) -> int:
+    """Elements of a row, rounded up to whole turns of its threads."""
+    return -(-width // (threads * lanes)) * threads * lanes
 
 
 def _split(s: Scheduler, loop: str, lanes: int, threads: int) -> tuple[str, str, str | None]:

@@ -56,7 +56,7 @@ class Synchronise(Step):
             if has_threads(body):
                 scan = _Scan(self, n, thread_axes(body))
                 scan.refuse_lost(body, tuple(loops))
-                scan.copies = _copies(body, tuple(loops))
+                scan.copies = _copies(n, body, tuple(loops))
                 body, _ = scan.body(body, tuple(loops), [])
             for x in reversed(loops):
                 body = (replace(x, body=body),)
@@ -99,7 +99,7 @@ class _Scan:
                 out.append(replace(s, body=inner))
                 pending = after
                 continue
-            here = [a for a in accesses(s, path) if a.buffer in self.common]
+            here = [a for a in accesses(self.n, s, path) if a.buffer in self.common]
             self._refuse_replicas(s, here)
             self._refuse_inside(here, {q.var for q in path})
             if self._talk(pending, here, {q.var for q in path}):
@@ -169,7 +169,7 @@ class _Scan:
         for s, p in walk(body, path):
             if not isinstance(s, Alloc) or s.buffer not in self.private:
                 continue
-            touched = [a for x in body for a in accesses(x, path) if a.buffer == s.buffer]
+            touched = [a for x in body for a in accesses(self.n, x, path) if a.buffer == s.buffer]
             uniform = {q.var for q in p} | set(self.n.dims)
             for w in (a for a in touched if a.writes):
                 axes = [axis for axis, v in w.threads if v not in uniform and not _all(w, v)]
@@ -187,9 +187,9 @@ def _all(w: Access, v: Sym) -> bool:
     return w.accumulates and not any(v in D.symbols(i) for i in w.index)
 
 
-def _copies(body: tuple[Stmt, ...], path: Path) -> list[Access]:
+def _copies(n: Nest, body: tuple[Stmt, ...], path: Path) -> list[Access]:
     """The asynchronous copies of a block, each in any iteration of the loops inside it."""
-    found = [a for s in body for a in accesses(s, path) if a.asynchronous]
+    found = [a for s in body for a in accesses(n, s, path) if a.asynchronous]
     for s, _ in walk(body):
         found = [_anywhere(a, s) for a in found]
     return found

@@ -13,6 +13,7 @@ from tilewright.base.errors import Unsupported
 from tilewright.ir.target import Grid, Target
 from tilewright.llvm import nvvm
 from tilewright.targets.family import Family, Host
+from tilewright.targets.nvptx import intrinsics as intrinsics  # declares them
 
 _KIB = 1024
 _MIB = 1024 * 1024

@@ -1,0 +1,63 @@
+"""The shared memory of a kernel on a GPU."""
+
+from __future__ import annotations
+
+from tilewright.base.errors import Unsupported
+from tilewright.ir import dim as D
+from tilewright.ir.target import Grid
+from tilewright.kernel.group import Buffer
+
+# Shared memory that a kernel may have without asking for more at its launch.
+STATIC_SHARED = 48 * 1024
+
+
+class Shared:
+    """The shared memory of a kernel: a variable for each buffer, or, where they are more than a
+    kernel has without asking, places in one that the launch makes."""
+
+    def __init__(self, symbol: str, buffers: list[Buffer], grid: Grid) -> None:
+        self.symbol, self.grid = symbol, grid
+        self.lines: list[str] = []
+        self.places: dict[str, str] = {}
+        sizes = {b.name: bytes_of(b, "shared memory") for b in buffers}
+        total = sum(-(-size // 128) * 128 for size in sizes.values())
+        if total > grid.block_shared:
+            raise Unsupported(
+                f"{total:,} bytes of shared memory are more than the {grid.block_shared:,} that a "
+                "block can have",
+                hint="smaller tiles, or fewer versions of a buffer",
+            )
+        self.dynamic = total if total > STATIC_SHARED - 4096 else 0
+        at = 0
+        if self.dynamic:
+            name = f"@{symbol}_shared"
+            self.lines.append(f"{name} = external addrspace(3) global [0 x i8], align 128")
+        for b in buffers:
+            if self.dynamic:
+                where = f"getelementptr (i8, ptr addrspace(3) @{symbol}_shared, i64 {at})"
+            else:
+                where = f"@{symbol}_s{len(self.places)}"
+                self.lines.append(self._variable(where, sizes[b.name], "i8", 128))
+            self.places[b.name] = f"addrspacecast (ptr addrspace(3) {where} to ptr)"
+            at += -(-sizes[b.name] // 128) * 128
+
+    @staticmethod
+    def _variable(name: str, count: int, t: str, align: int) -> str:
+        kind = "internal addrspace(3) global"
+        return f"{name} = {kind} [{max(1, count)} x {t}] undef, align {align}"
+
+    def variable(self, count: int, t: str) -> str:
+        """More of it, for the emitter's own use."""
+        name = f"@{self.symbol}_v{len(self.lines)}"
+        self.lines.append(self._variable(name, count, t, 16))
+        return name
+
+    def globals(self) -> list[str]:
+        return self.lines
+
+
+def bytes_of(b: Buffer, what: str) -> int:
+    size = D.bounds(b.size)[1]
+    if size >= D.INF:
+        raise Unsupported(f"the size of {b.name} is not known, which is {what}")
+    return size * b.dtype.bytes
