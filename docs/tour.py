@@ -99,7 +99,7 @@ def clusters(ready: Graph) -> Group:
         by name. What is not fused is refused by name of a criterion, with the user's line. The
         memory plan puts every stored value into one arena, or straight into the result.""",
     )
-    fused = fuse(ready, Log())
+    fused = fuse(ready, default_target(), Log())
     show(clusters_text(fused, plan(fused), lambda c: None))
     section(
         "4. A group: what one kernel computes, without loops",

@@ -34,7 +34,7 @@ def said(target: Target) -> dict[str, str]:
 
 
 def value_text(value: str) -> str:
-    return ", ".join(code(part) for part in value.split(",") if part)
+    return ", ".join(code(part) for part in map(str.strip, value.split(",")) if part)
 
 
 def target_table(presets: tuple[Target, ...]) -> str:

@@ -109,7 +109,7 @@ PROGRAMS: dict[str, Program] = {
 
 def groups(g: Graph) -> list[Group]:
     """The kernels of a program."""
-    found = fuse(prepared(g, get("cuda:90"), Log()), Log()).clusters
+    found = fuse(prepared(g, get("cuda:90"), Log()), get("cuda:90"), Log()).clusters
     return [build_group(f"k{k}", c.nodes, c.inputs, c.outputs) for k, c in enumerate(found)]
 
 

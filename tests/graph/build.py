@@ -20,6 +20,9 @@ from tilewright.ir.node import Constant, Graph, Input, Item, Node, input, topolo
 from tilewright.ir.types import DType, TensorType, TupleType, as_dtype, f32
 from tilewright.ops.arranged import unarranged
 from tilewright.ops.views import Pad
+from tilewright.targets import get
+
+TARGET = get("arm64")  # for what does not depend on the machine
 
 build: Any = ops  # builders are found at import, which a type checker cannot follow
 
@@ -86,7 +89,7 @@ def attention_block(x: Node, heads: int) -> Node:
 def fused(*outputs: Node) -> Fused:
     """Fuse, and check the contract."""
     log = Log()
-    found = fuse(graph(*outputs), log)
+    found = fuse(graph(*outputs), TARGET, log)
     check(found)
     assert len(log.of("fusion")) == len(found.refusals) + len(found.clusters)
     return found

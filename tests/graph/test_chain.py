@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.graph.build import arg, attention_block, build, check, graph, kinds, softmax
+from tests.graph.build import TARGET, arg, attention_block, build, check, graph, kinds, softmax
 from tilewright.base.events import Log
 from tilewright.graph.cluster import Fused
 from tilewright.graph.decompose import Decompose
@@ -21,7 +21,7 @@ BLOCKS = KeyBlocks(block=96, hidden=96, unknown=96)
 def fused(*outputs: Node, blocks: KeyBlocks | None = BLOCKS) -> Fused:
     """As the compiler does: packed, then cut into clusters that keep their contract."""
     table = [Simplify(), Decompose(), Simplify(), *filter(None, [blocks]), PackOperands()]
-    found = fuse(passes.run(table, graph(*outputs), Log()), Log())
+    found = fuse(passes.run(table, graph(*outputs), Log()), TARGET, Log())
     check(found)
     return found
 

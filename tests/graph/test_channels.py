@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.graph.build import arg, arguments, build, graph, weight
+from tests.graph.build import TARGET, arg, arguments, build, graph, weight
 from tilewright.base.events import Log
 from tilewright.graph.channels import ChannelsLast
 from tilewright.graph.classify import facts
@@ -144,6 +144,6 @@ def test_tiles_are_carried_back_in_a_kernel_of_their_own() -> None:
     x = arg("x", 1, 64, 28, 28)
     sums = conv(x, weight("w", 64, 64, 3, 3), padding=1)
     _, after = turned(build.relu(build.add(sums, conv(x, weight("v", 64, 64, 1, 1)))))
-    fused = fuse(Winograd().apply(after, Log()), Log())
+    fused = fuse(Winograd().apply(after, Log()), TARGET, Log())
     kinds = [c.kind for c in fused.clusters if any(n.op.name == "winograd_output" for n in c.nodes)]
     assert kinds == ["map"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.graph.build import arg, build, graph, kinds, weight
+from tests.graph.build import TARGET, arg, build, graph, kinds, weight
 from tilewright.base.events import Log
 from tilewright.graph.dots import DotProducts
 from tilewright.graph.fuse import fuse
@@ -16,21 +16,22 @@ from tilewright.ir import dim as D
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.target import Target
-from tilewright.ir.types import DType, bf16, f32, i8, i16, i32, i64, u8
+from tilewright.ir.types import DType, bf16, f16, f32, i8, i16, i32, i64, u8
+from tilewright.kernel.intrinsic import products
 from tilewright.ops.layout import Relayout
+from tilewright.targets import get
 
-NEON = Target(
-    "neon",
-    "aarch64-unknown-linux-gnu",
-    "generic",
-    vector_bits=128,
-    vector_registers=32,
-    dots=("i8*i8>i32", "u8*u8>i32"),
+NEON = replace(get("arm64"), products=products("arm64.sdot.tile", "arm64.udot.tile"))
+X86 = replace(get("x86-64-v4"), products=())
+VNNI = replace(
+    X86,
+    products=products(
+        "x86.avx512.vpdpbusd.u8s8", "x86.avx512.vpdpbusd.s8u8", "x86.avx512.vdpbf16ps"
+    ),
 )
-X86 = Target("x86", "x86_64-unknown-linux-gnu", "generic", vector_bits=512, vector_registers=32)
-VNNI = replace(X86, dots=("u8*i8>i32", "i8*u8>i32", "bf16*bf16>f32"))
-PAIRS = replace(X86, vector_bits=256, vector_registers=16, dots=("i16*i8>i32", "i16*u8>i32"))
-TILES = replace(VNNI, grouped=("bf16", "i8", "u8"))
+PAIRS = replace(get("x86-64-v3"), products=products("x86.avx2.vpmaddwd.i8", "x86.avx2.vpmaddwd.u8"))
+AMX = products(*(f"x86.amx.{x}" for x in ("bf16", "f16", "s8s8", "u8s8", "s8u8", "u8u8")))
+TILES = replace(VNNI, products=(*AMX, *VNNI.products))
 TARGETS = {"neon": NEON, "vnni": VNNI, "pairs": PAIRS, "tiles": TILES, "none": X86}
 BYTES = [(i8, i8), (u8, i8), (i8, u8), (u8, u8)]
 
@@ -160,13 +161,20 @@ def test_halves_in_pairs() -> None:
     assert only(prepared(weights, TILES), "matmul").inputs[0].shape == (64, 96)
 
 
+def test_halves_of_ieee_take_tiles_that_multiply_them() -> None:
+    x, w = arg("x", 64, 96, dtype=f16), weight("w", 96, 96, dtype=f16)
+    pairs = "a0, a1 -> a1//32, a0//2, a1%32, a0%2"
+    assert maps(prepared(graph(build.matmul(x, w)), TILES)) == [pairs]
+    assert maps(prepared(graph(build.matmul(x, w)), VNNI)) == ["a0, a1 -> a1//48, a0, a1%48"]
+
+
 def test_scales_are_one_kernel_with_the_product() -> None:
     rows = D.sym("B", 1)
     x, w = arg("x", rows, 128, dtype=u8), weight("w", 128, 96, dtype=i8)
     scales = build.mul(arg("s", rows, 1), weight("t", 96))
     y = build.mul(build.cast(build.wide_matmul(x, w), f32), scales)
     new = prepared(graph(build.add(y, weight("b", 96))), NEON)
-    found = fuse(new, Log())
+    found = fuse(new, TARGET, Log())
     assert kinds(found).count("contract") == 1
     last = found.clusters[-1]
     assert last.kind == "contract" and new.outputs[0] in last.outputs

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from tests.graph.build import (
+    TARGET,
     arg,
     attention_block,
     average,
@@ -228,7 +229,7 @@ def test_long_chains() -> None:
     for _ in range(30):
         y = build.sin(build.add(y, 1.0))
     assert kinds(fused(y)) == ["map"]
-    limited = Fuse(max_nodes=20)(graph(y), Log())
+    limited = Fuse(max_nodes=20)(graph(y), TARGET, Log())
     check(limited)
     assert len(limited.clusters) == 3
     assert {r.criterion for r in limited.refusals} == {"too large"}
@@ -322,7 +323,7 @@ def test_overlapping_windows_recompute_only_cheap_work() -> None:
 
     def pooled(y: Node) -> Fused:
         pool = build.max_pool(y, (3, 3), (2, 2), 1)
-        f = fuse(Decompose().apply(graph(item(pool, 0)), Log()), Log())
+        f = fuse(Decompose().apply(graph(item(pool, 0)), Log()), TARGET, Log())
         check(f)
         return f
 
@@ -354,7 +355,7 @@ def test_refusals_name_the_users_line() -> None:
     g = graph(y)
     placed = Graph(g.name, g.inputs, g.outputs, {y: frozenset([Place("model.py", 7)])})
     log = Log()
-    (refusal,) = fuse(placed, log).refusals
+    (refusal,) = fuse(placed, TARGET, log).refusals
     assert refusal.where == "model.py:7"
     told = [e for e in log.of("fusion") if "not fused" in e.message]
     assert [e.where for e in told] == ["model.py:7"] and "too large" in told[0].message
@@ -374,7 +375,7 @@ def test_symbolic_batches() -> None:
 
 def test_clusters_run_as_the_graph_does() -> None:
     g = graph(attention_block(x, 4))
-    f = fuse(g, Log())
+    f = fuse(g, TARGET, Log())
     check_run(f, g, plan(f))
 
 
@@ -385,7 +386,7 @@ FAILED_ONCE = ((1253, 73), (1484, 64))
 @pytest.mark.parametrize(("seed", "size"), [*((k, 25) for k in range(120)), *FAILED_ONCE])
 def test_random_graphs(seed: int, size: int) -> None:
     g = random_graph(seed, size)
-    f = fuse(g, Log())
+    f = fuse(g, TARGET, Log())
     check(f)
     check_run(f, g, plan(f), seed)
 
@@ -398,14 +399,14 @@ def test_large_graphs_are_quick() -> None:
         y = layer_norm(build.add(build.matmul(h, weight(f"V{k}", 64, 32)), y), w, b)
     g = graph(y)
     assert len(topological(g.outputs)) > 700
-    fuse(g, Log())
+    fuse(g, TARGET, Log())
     best = min(_seconds(g) for _ in range(5))
     assert best < 0.5, "fusion of a model's graph is meant to take well under 100 ms"
 
 
 def _seconds(g: Graph) -> float:
     start = time.process_time()
-    fuse(g, Log())
+    fuse(g, TARGET, Log())
     return time.process_time() - start
 
 
@@ -459,7 +460,7 @@ def test_a_total_that_waits_for_a_later_kernel_does_not_join() -> None:
     made = build.exp(arg("y", 50, 80))
     rows = build.amax(softmax(made), (0, 1), False)
     g = graph(made, build.div(build.amax(made, (0, 1), False), rows))
-    f = fuse(g, Log())
+    f = fuse(g, TARGET, Log())
     check(f)
     check_run(f, g, plan(f))
 

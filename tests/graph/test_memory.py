@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.graph.build import (
+    TARGET,
     arg,
     attention_block,
     build,
@@ -205,7 +206,7 @@ def _disjoint(spans: list[tuple[int, int]]) -> bool:
 def test_random_plans_are_close_to_the_bound(record_property) -> None:
     ratios = []
     for seed in range(40):
-        p = plan(fuse(random_graph(seed, 40), Log()))
+        p = plan(fuse(random_graph(seed, 40), TARGET, Log()))
         if p.lower_bound:
             ratios.append(p.peak / p.lower_bound)
     record_property(

@@ -5,24 +5,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.graph.build import arg, arguments, build, check, graph, kinds, names, weight
+from tests.graph.build import TARGET, arg, arguments, build, check, graph, kinds, names, weight
 from tilewright.base.events import Log
 from tilewright.graph.cost import Roofline, work
 from tilewright.graph.fuse import fuse
 from tilewright.graph.memory import plan
-from tilewright.graph.pack import PackOperands, Tile, register_tile
+from tilewright.graph.pack import PackOperands
 from tilewright.ir import dim as D
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Node, topological
 from tilewright.ir.passes import parse_passes
+from tilewright.ir.register_tile import RegisterTile, register_tile
 from tilewright.ir.target import Target
 from tilewright.ir.types import bf16, f32, f64, i64
+from tilewright.kernel.intrinsic import products
+from tilewright.targets import get
 
-NEON = Target("neon", "aarch64-unknown-linux-gnu", "generic", vector_bits=128, vector_registers=32)
-AVX2 = Target("avx2", "x86_64-unknown-linux-gnu", "haswell", vector_bits=256, vector_registers=16)
-AVX512 = Target(
-    "avx512", "x86_64-unknown-linux-gnu", "znver4", vector_bits=512, vector_registers=32
-)
+NEON, AVX2, AVX512 = (get(name) for name in ("arm64", "x86-64-v3", "x86-64-v4"))
 
 
 def maps(*outputs: Node, target: Target = NEON) -> list[str]:
@@ -32,20 +31,24 @@ def maps(*outputs: Node, target: Target = NEON) -> list[str]:
 
 @pytest.mark.parametrize(
     ("target", "tile"),
-    [(NEON, Tile(6, 12, 8)), (AVX2, Tile(6, 16, 6)), (AVX512, Tile(8, 48, 8))],
+    [
+        (NEON, RegisterTile(6, 12, 8)),
+        (AVX2, RegisterTile(6, 16, 6)),
+        (AVX512, RegisterTile(8, 48, 8)),
+    ],
 )
-def test_tiles_fill_the_registers(target: Target, tile: Tile) -> None:
-    bits, registers = target.vector_bits, target.vector_registers
-    assert register_tile(bits, registers, f32) == tile
-    assert register_tile(bits, registers, bf16) == tile  # summed in float32
-    assert register_tile(bits, registers, f64) == replace(tile, columns=tile.columns // 2)
+def test_tiles_fill_the_registers(target: Target, tile: RegisterTile) -> None:
+    assert register_tile(target, f32) == tile
+    assert register_tile(target, bf16) == tile  # summed in float32
+    assert register_tile(target, f64) == replace(tile, columns=tile.columns // 2)
 
 
 def test_narrower_columns_leave_registers_for_more_rows() -> None:
-    assert register_tile(512, 32, f32, 32) == Tile(14, 32, 8)
-    assert register_tile(512, 32, f32, 48) == register_tile(512, 32, f32)
-    assert register_tile(256, 16, f32, 8).rows == 14
-    assert register_tile(128, 32, f32, 8) == register_tile(128, 32, f32)
+    assert register_tile(AVX512, f32, 32) == RegisterTile(14, 32, 8)
+    assert register_tile(AVX512, f32, 48) == register_tile(AVX512, f32)
+    assert register_tile(AVX2, f32, 8).rows == 14
+    assert register_tile(AVX2, f32, 4).columns == 8  # one vector is the least
+    assert register_tile(NEON, f32, 8) == register_tile(NEON, f32)
 
 
 @pytest.mark.parametrize(("target", "width"), [(NEON, 12), (AVX2, 16), (AVX512, 48)])
@@ -58,7 +61,7 @@ def test_transposed_weights_are_packed_from_where_they_are() -> None:
     w = weight("w", 192, 96)
     y = build.matmul(arg("x", 64, 96), build.permute(w, (1, 0)))
     g = PackOperands.of(NEON).apply(graph(y), Log())
-    f = fuse(g, Log())
+    f = fuse(g, TARGET, Log())
     check(f)
     assert kinds(f) == ["map", "contract"]
     assert names(f.clusters[0]) == {"permute", "relayout"} and f.clusters[0].inputs == (w,)
@@ -133,14 +136,16 @@ def test_packed_graphs_compute_the_same(target: Target) -> None:
     args = arguments(g)
     for a, b in zip(evaluate(packed, args), evaluate(g, args), strict=True):
         np.testing.assert_array_equal(a, b)
-    f = fuse(packed, Log())
+    f = fuse(packed, TARGET, Log())
     check(f)
     assert plan(f).size
 
 
 def test_passes_print_and_parse() -> None:
-    p = PackOperands.of(NEON)
-    assert parse_passes(str(p)) == (p,)
+    p = PackOperands(min_rows=3)
+    assert str(p) == "PackOperands{min_rows=3}" and parse_passes(str(p)) == (p,)
+    # The machine is no option: it is filled in.
+    assert str(p.on(AVX2)) == str(p) and parse_passes(str(p))[0].on(AVX2) == p.on(AVX2)
 
 
 # ---- costs
@@ -148,7 +153,7 @@ def test_passes_print_and_parse() -> None:
 
 def test_work_counts_what_crosses_the_edge() -> None:
     x, w = arg("x", 64, 96), weight("w", 96, 192)
-    (c,) = fuse(graph(build.relu(build.matmul(x, w))), Log()).clusters
+    (c,) = fuse(graph(build.relu(build.matmul(x, w))), TARGET, Log()).clusters
     found = work(c)
     assert found.flops == 64 * 192 * (2 * 96 + 1)
     assert found.bytes_read == 4 * (64 * 96 + 96 * 192)
@@ -156,20 +161,22 @@ def test_work_counts_what_crosses_the_edge() -> None:
 
 
 def test_a_gather_does_not_read_the_whole_table() -> None:
-    (c,) = fuse(graph(build.take(weight("t", 1000, 8), arg("i", 4, dtype=i64), 0)), Log()).clusters
+    (c,) = fuse(
+        graph(build.take(weight("t", 1000, 8), arg("i", 4, dtype=i64), 0)), TARGET, Log()
+    ).clusters
     assert work(c).bytes_read == 4 * 8 * 4 + 4 * 8
 
 
 def test_measured_costs_win() -> None:
-    f = fuse(graph(build.exp(arg("x", 64, 96))), Log())
-    estimate = Roofline.of(NEON)
+    f = fuse(graph(build.exp(arg("x", 64, 96))), TARGET, Log())
+    estimate = Roofline(NEON)
     assert estimate.total(f) > 0
-    assert Roofline.of(NEON, measured=lambda c: 42.0).total(f) == 42.0
-    assert Roofline.of(NEON, measured=lambda c: None).total(f) == estimate.total(f)
+    assert Roofline(NEON, measured=lambda c: 42.0).total(f) == 42.0
+    assert Roofline(NEON, measured=lambda c: None).total(f) == estimate.total(f)
 
 
 def test_groups_of_the_sum_stay_together_for_instructions_that_add_them_up() -> None:
-    tiles = replace(AVX512, grouped=("bf16",))
+    tiles = replace(AVX512, products=products("x86.amx.bf16"))
     x, w = arg("x", 64, 96, dtype=bf16), weight("w", 96, 192, dtype=bf16)
     assert maps(build.matmul(x, w), target=tiles) == ["a0, a1 -> a1//32, a0//2, a1%32, a0%2"]
     # Few rows, or a sum that is no whole number of tiles, are packed as anywhere else.

@@ -54,9 +54,11 @@ def attention(
     graph = Graph("test", (q, k, v), (ops.attention(q, k, v, causal=causal),))
     table = [Simplify(), Decompose(), Simplify()]
     if blocks:
-        table.append(replace(KeyBlocks.of(target), block=blocks, hidden=blocks, unknown=blocks))
+        sizes = {"block": blocks, "hidden": blocks, "unknown": blocks}
+        scratch = 50 * 4 * key_blocks.TILE_ROWS
+        table.append(replace(KeyBlocks.of(target), **sizes, scratch=scratch))
     table.append(PackOperands.of(target))
-    found = fuse(passes.run(table, graph, Log()), Log()).clusters
+    found = fuse(passes.run(table, graph, Log()), target, Log()).clusters
     (c,) = (c for c in found if c.kind == "chain")
     return build_group("chain", c.nodes, c.inputs, c.outputs)
 
@@ -113,7 +115,6 @@ def test_keys_in_blocks(
     size: str, heads: tuple[int, int], causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_blocks, "MANY_KEYS", 50)
-    monkeypatch.setattr(key_blocks, "SCRATCH_BYTES", 50 * 4 * key_blocks.TILE_ROWS)
     rows, keys, dims = BLOCKS[size]
     g = attention(rows, keys, LANES, causal, default(), 48, heads)
     chain = find_chain(g)
@@ -144,7 +145,7 @@ def test_products_with_elementwise_work_between(rows: int, monkeypatch: pytest.M
     hidden = ops.gelu(ops.matmul(x, first))
     graph = Graph("test", (x, first, second), (ops.matmul(hidden, second),))
     table = [Simplify(), Decompose(), Simplify(), PackOperands.of(default())]
-    found = fuse(passes.run(table, graph, Log()), Log()).clusters
+    found = fuse(passes.run(table, graph, Log()), default(), Log()).clusters
     (c,) = (c for c in found if c.kind == "chain")
     g = build_group("chain", c.nodes, c.inputs, c.outputs)
     trace, final = default_schedule(g, default())

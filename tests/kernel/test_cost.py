@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.kernel.examples import EXAMPLES
-from tilewright.graph.pack import register_tile
+from tilewright.ir.register_tile import register_tile
 from tilewright.ir.target import Target
 from tilewright.ir.types import f32
 from tilewright.kernel.cost import Cost, cost, together
@@ -126,7 +126,7 @@ def test_what_takes_longest_sets_the_pace() -> None:
 def test_the_tile_of_the_rules_fits_the_registers(machine: str) -> None:
     """Whether an instruction keeps vectors of rows or spreads their elements."""
     target = replace(get(machine), cores=1)
-    width = register_tile(target.vector_bits, target.vector_registers, f32).columns
+    width = register_tile(target, f32).columns
     found = by(packed(192, 256, 2 * width, width), target=target)
     assert found.compute < 1.25 * found.products
 

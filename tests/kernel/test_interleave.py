@@ -20,7 +20,7 @@ from tilewright.targets import default, get
 def packing(rows: D.Dim, columns: D.Dim, width: int, group: int, dtype: DType) -> Group:
     x = arg("x", rows, columns, dtype=dtype)
     y = build.relayout(x, f"k, j -> j//{width}, k//{group}, j%{width}, k%{group}")
-    (c,) = fuse(graph(y), Log()).clusters
+    (c,) = fuse(graph(y), default(), Log()).clusters
     return build_group("packing", c.nodes, c.inputs, c.outputs)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tilewright.base.errors import Invalid
+from tilewright.ir.scalar import SCALARS, SERIES, cost_of
 from tilewright.llvm import vmath
 
 llvm.initialize_native_target()
@@ -550,3 +551,11 @@ def test_only_intrinsics_with_instructions_are_called(name: str) -> None:
 def test_bad_requests_get_a_sentence(arguments: tuple[str, str, int], says: str) -> None:
     with pytest.raises(Invalid, match=says):
         vmath.define(*arguments)
+
+
+def test_costs_are_those_of_how_functions_are_computed() -> None:
+    """A function costs a polynomial if one computes it. Remainders are divisions as well."""
+    series = {name for name, s in SCALARS.items() if s.cost >= SERIES}
+    assert series == vmath.names() - {"rsqrt", "fmod"} | {"floordiv", "quo", "mod", "rem"}
+    assert SCALARS["rsqrt"].cost > SCALARS["sqrt"].cost == SCALARS["div"].cost > cost_of("add")
+    assert cost_of("cast") == 1

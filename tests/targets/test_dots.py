@@ -75,7 +75,7 @@ def last_kernel(g: Graph, target: Target) -> tuple[Graph, Graph, Group, Sequence
     for one in (DotProducts.of(target), PackOperands.of(target)):
         g = one.apply(g, Log())
     once, main = split_weights(g)
-    (c,) = [c for c in fuse(main, Log()).clusters if c.kind == "contract"]
+    (c,) = [c for c in fuse(main, target, Log()).clusters if c.kind == "contract"]
     assert main.outputs[0] in c.outputs
     return once, main, build_group("product", c.nodes, c.inputs, c.outputs), c.inputs
 
@@ -185,7 +185,7 @@ def test_any_number_of_rows(dtypes: tuple[DType, DType]) -> None:
 def test_refused_tiles_leave_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(x86, "_tiles_permitted", lambda: False)
     target = x86_with(*V4, "+avx512vnni", "+avx512bf16", *TILES)
-    assert target.grouped == ()
+    assert all(p.tile is None for p in target.products)
     for dtypes, instruction in (((i8, i8), "vpdpbusd"), ((bf16, bf16), "vdpbf16ps")):
         text = emit(scheduled(product(*dtypes, 64, 128, 96), target), target)
         assert instruction in assembly(text, target)

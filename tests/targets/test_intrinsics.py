@@ -20,7 +20,7 @@ from tilewright.ir.target import Target
 from tilewright.kernel import intrinsic
 from tilewright.kernel.check import verify
 from tilewright.kernel.interpret import run
-from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, declare, match
+from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, declare, match, products
 from tilewright.kernel.nest import Loop, Nest, start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Step, apply, parse_trace
@@ -279,8 +279,7 @@ AMX = replace(
     name="tiles",
     cpu="sapphirerapids",
     features=(*get("x86-64-v4").features, "+amx-tile", "+amx-bf16"),
-    instructions=("x86.amx.bf16", "x86.avx512.fma"),
-    grouped=("bf16",),
+    products=products("x86.amx.bf16", "x86.avx512.fma"),
 )
 
 

@@ -18,9 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 import tilewright.kernel.steps  # noqa: F401  (the steps that traces name)
+from tilewright.base.errors import Unsupported
 from tilewright.bench.machine import Peak
 from tilewright.bench.measure import busy, interleaved
+from tilewright.ir.register_tile import products_of
 from tilewright.ir.target import Target
+from tilewright.ir.types import bf16, f32
 from tilewright.kernel.nest import Nest, start
 from tilewright.kernel.step import apply, parse_trace, print_trace
 from tilewright.kernel.text import parse_group
@@ -37,19 +40,27 @@ LOOPS = f"C.i0 in {SIZE}, C.i1 in {SIZE}, C.r0 in {SIZE}"
 class Tile:
     """Rows and columns in registers, values of k and rows that stay in caches."""
 
+    instruction: str
     rows: int
     columns: int
     depth: int
     block: int
-    instruction: str
+
+
+TILES = (
+    Tile("x86.avx512.fma", 14, 32, 512, 126),
+    Tile("x86.avx2.fma", 4, 16, 512, 64),
+    Tile("arm64.fma", 4, 16, 512, 64),
+)
 
 
 def tile_for(t: Target) -> Tile:
-    if t.arch == "x86_64" and t.vector_bits >= 512:
-        return Tile(14, 32, 512, 126, "x86.avx512.fma")
-    if t.arch == "x86_64":
-        return Tile(4, 16, 512, 64, "x86.avx2.fma")
-    return Tile(4, 16, 512, 64, "arm64.fma")
+    """The tile that was found best by hand for the instruction that a target multiplies with."""
+    found = next((tile for tile in TILES if tile.instruction in t.instructions), None)
+    if found is None:
+        known = ", ".join(tile.instruction for tile in TILES)
+        raise Unsupported(f"target {t.name} has none of the instructions {known}")
+    return found
 
 
 def naive() -> tuple[str, str]:
@@ -225,7 +236,7 @@ def main(given: argparse.Namespace) -> int:
         assert wrong < 1e-2, f"{name} is wrong by {wrong}"
         calls[name] = lambda k=k, name=name: k.function(a, right[name], out)
     calls["torch float32"] = lambda: torch.mm(a, b, out=out)
-    if target.has("amx-bf16"):
+    if any(p.tile is not None for p in products_of(target, (bf16, bf16, f32))):
         kernels["amx bfloat16"] = _add_amx(calls, a, b, target)
     peak, found = Peak(target), list[float]()
     times = interleaved(calls, given.rounds, lambda: found.append(peak()))

@@ -22,9 +22,8 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node
 
-# Scores of this many rows lie on the stack of a thread; see kernel/defaults/chains.py.
+# Scores of this many rows are a thread's scratch; see kernel/defaults/chains.py.
 TILE_ROWS = 12
-SCRATCH_BYTES = 256 * 1024
 # Fewer rows than this are products of a vector: their matrices are read as they lie, once.
 FEW_ROWS = 8
 # Bytes between two contractions from which on keeping them in the cache pays. With 4 MiB it gained
@@ -43,6 +42,7 @@ class Chains:
     readers: Mapping[Node, list[tuple[Node, Read]]]
     results: Set[Node]
     too_large: Callable[[Region, Region], Why | None]
+    scratch: int  # bytes of rows that a thread keeps between two contractions (Target.scratch)
 
     def link(self) -> dict[tuple[Node, Node], Why]:
         """Makes regions of chains; the reasons why rows were not made where they are read."""
@@ -83,7 +83,7 @@ class Chains:
         plain = made.rank == anchor.rank == 2 and read.axes == (0, 2) and made.ttype.is_static
         if not plain or D.known_lt(made.ttype.size * made.dtype.bytes, BETWEEN_BYTES):
             return
-        fits = TILE_ROWS * guess(made.shape[-1]) * made.dtype.accumulator.bytes <= SCRATCH_BYTES
+        fits = TILE_ROWS * guess(made.shape[-1]) * made.dtype.accumulator.bytes <= self.scratch
         why = (
             self._alone(first, second)
             or self._packed(first.anchor)
@@ -188,12 +188,11 @@ class Chains:
                 return "incompatible iteration", "rows are read that it does not multiply"
         return None
 
-    @staticmethod
-    def _sizes(rows: Region, weights: Node) -> Why | None:
+    def _sizes(self, rows: Region, weights: Node) -> Why | None:
         many, (keys,) = rows.outer[-1], rows.inner
         if not isinstance(keys, int):
             return "not fusible", f"rows of {keys}: how long they are is not known"
-        if TILE_ROWS * keys * weights.dtype.accumulator.bytes > SCRATCH_BYTES:
+        if TILE_ROWS * keys * weights.dtype.accumulator.bytes > self.scratch:
             return "too large", f"{TILE_ROWS} rows of {keys} do not fit the cache"
         if isinstance(many, int) and many < FEW_ROWS:
             return "not fusible", f"{many} rows are too few to keep a block of them"

@@ -20,17 +20,10 @@ from tilewright.ir.expr import Const, Fn, Index, Load, Reduce, Tensor, Value
 from tilewright.ir.node import Constant, Input, Item, Node, Op
 from tilewright.ir.operator import definition, is_composed, stages
 from tilewright.ir.positions import linear_index
+from tilewright.ir.scalar import cost_of
 from tilewright.ir.types import TensorType, TupleType, Type
 
 UNIT, OTHER = -1, -2  # an operand axis of size 1; an axis read in any other way
-
-# Rough cost of a scalar function in additions; whatever is not listed costs one.
-_SERIES = (
-    "exp exp2 expm1 log log2 log10 log1p tanh sin cos tan sinh cosh asin acos atan "
-    "asinh acosh atanh sigmoid erf erfc erfinv lgamma digamma pow atan2"
-)
-_WEIGHT = {"div": 4, "sqrt": 4, "rsqrt": 5, "floordiv": 6, "mod": 6, "rem": 8, "mulhi": 2}
-_WEIGHT |= dict.fromkeys(_SERIES.split(), 16)
 
 
 @dataclass(frozen=True)
@@ -162,7 +155,7 @@ def _weight(body: Value) -> int:
         stack.extend(v.args)
         # functions of constants and indices alone cost nothing worth counting
         if isinstance(v, Fn) and not all(isinstance(a, (Const, Index)) for a in v.args):
-            total += _WEIGHT.get(v.name, 1)
+            total += cost_of(v.name)
     return total
 
 
@@ -385,7 +378,7 @@ def _stage_flops(t: Tensor) -> int:
     total = 0
     for v in E.walk(t.body):
         if isinstance(v, Fn):
-            total += _WEIGHT.get(v.name, 1)
+            total += cost_of(v.name)
         elif isinstance(v, Reduce):
             total += guess(_size([E.extent(a) for a in v.axes]))
     return total

@@ -60,27 +60,19 @@ def work(c: Cluster) -> Work:
 
 @dataclass(frozen=True)
 class Roofline:
-    """A machine as two rates and a fixed price per kernel."""
+    """A machine as two of its rates, and cycles to begin a kernel: coarser than kernel/cost.py,
+    which knows the loops. Good for comparing plans, not for promises."""
 
-    flops_per_second: float
-    bytes_per_second: float
-    seconds_per_kernel: float = 2e-6
+    target: Target
     measured: Measured | None = None
-
-    @staticmethod
-    def of(target: Target, measured: Measured | None = None) -> Roofline:
-        """Rates that a core of this kind sustains: good for comparing plans, not for promises."""
-        per_cycle = target.lanes(32) * (4 if target.has_fma else 2)
-        return Roofline(2e9 * per_cycle * target.cores, 8e9 * max(1, target.cores), 2e-6, measured)
 
     def seconds(self, c: Cluster) -> float:
         known = self.measured(c) if self.measured is not None else None
         if known is not None:
             return known
-        w = work(c)
-        return self.seconds_per_kernel + max(
-            w.flops / self.flops_per_second, w.bytes / self.bytes_per_second
-        )
+        w, t = work(c), self.target
+        cycles = max(w.flops / t.flops_per_cycle, w.bytes / t.memory_bandwidth)
+        return (t.region + cycles / t.cores) / (t.mhz * 1e6)
 
     def total(self, fused: Fused) -> float:
         return sum(map(self.seconds, fused.clusters))

@@ -12,13 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.base.events import Log
-from tilewright.graph.classify import contraction, facts
+from tilewright.graph.classify import Contraction, contraction, facts
 from tilewright.graph.pack import PackOperands, rebuild_knowing
 from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Node, node
 from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.positions import linear_index
-from tilewright.ir.types import DType, i8, i16, i32, u8
+from tilewright.ir.register_tile import BYTES, Exact, exact_products
+from tilewright.ir.types import i32
 from tilewright.ops.elementwise import Cast, add, cast, mul, sub
 from tilewright.ops.layout import relayout
 from tilewright.ops.linear import Matmul
@@ -26,8 +27,6 @@ from tilewright.ops.reductions import sum as total
 from tilewright.ops.views import pad
 from tilewright.ops.wide_matmul import WideMatmul, wide_matmul
 
-NARROW = (i8, u8)
-SHIFT = 128
 # Zeros beyond this part of a sum cost more than smaller instructions.
 MOST_PADDING = 0.25
 
@@ -58,34 +57,33 @@ class DotProducts(Pass, needs=("Decompose",)):
             return n
         if not known and n.dtype.is_float:
             return n  # attention's: what stands between its products would keep them apart
-        left = a.dtype
-        by = self.pack.tile_depth(n, c)
-        if not by or -deep % by > MOST_PADDING * deep:
-            found = self._left_dtype(n)
-            by = 0 if found is None else self.pack.dot_group(n, c, known, found)
-            if found is None or not by:
-                return n
-            left = found
-        right = _padded(b, b.rank - 2, -deep % by)
-        out = node(n.op, _stored(_padded(_as(a, left), a.rank - 1, -deep % by)), right)
-        if left.kind == a.dtype.kind or left.bytes > a.dtype.bytes:
+        exact = self._exact(n, c, known, deep)
+        if exact is None:
+            return n
+        more = -deep % exact.product.depth
+        right = _padded(b, b.rank - 2, more)
+        out = node(n.op, _stored(_padded(_as(a, exact), a.rank - 1, more)), right)
+        if not exact.shift:
             return n if out.inputs == n.inputs else out
         columns = total(cast(b, n.dtype), (b.rank - 2,), True)
-        return sub(out, mul(columns, SHIFT if left is u8 else -SHIFT))
+        return sub(out, mul(columns, exact.shift))
 
-    def _left_dtype(self, n: Node) -> DType | None:
-        """What the left operand has to be for an instruction: itself, of the other sign, wider."""
-        a, b = (x.dtype for x in n.inputs)
-        choices = [a, u8 if a is i8 else i8, i16] if a in NARROW else [a]
-        sums = n.dtype.accumulator
-        return next((d for d in choices if f"{d}*{b}>{sums}" in self.pack.dots), None)
+    def _exact(self, n: Node, c: Contraction, known: bool, deep: int) -> Exact | None:
+        """The instruction that is best for a product, and what its left operand becomes."""
+        dtypes = (n.inputs[0].dtype, n.inputs[1].dtype, n.dtype.accumulator)
+        for exact in exact_products(self.pack.target, dtypes):
+            p = exact.product
+            if p.tile is not None and -deep % p.depth > MOST_PADDING * deep:
+                continue
+            if p in self.pack.products(n, c, known, exact.left):
+                return exact
+        return None
 
 
-def _as(x: Node, dtype: DType) -> Node:
-    """Bytes of the other sign are shifted so that all of them stay in range."""
-    if dtype.bytes > x.dtype.bytes or dtype is x.dtype:
-        return cast(x, dtype)
-    return add(cast(x, dtype), SHIFT if dtype is u8 else -SHIFT)
+def _as(x: Node, exact: Exact) -> Node:
+    """The left operand of a product as its instruction takes it."""
+    narrow = cast(x, exact.left)
+    return add(narrow, exact.shift) if exact.shift else narrow
 
 
 def _padded(x: Node, axis: int, more: int) -> Node:
@@ -118,7 +116,7 @@ def _narrow_product(n: Node) -> Node:
 def _uncast(x: Node) -> Node | None:
     """The bytes that were cast to x, perhaps seen through views."""
     if isinstance(x.op, Cast):
-        return x.inputs[0] if x.inputs[0].dtype in NARROW else None
+        return x.inputs[0] if x.inputs[0].dtype in BYTES else None
     if not x.op.view or len(x.inputs) != 1:
         return None
     inner = _uncast(x.inputs[0])

@@ -45,6 +45,7 @@ from tilewright.graph.totals import Totals, is_total, totals_last
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Item, Node
+from tilewright.ir.target import Target
 from tilewright.ir.types import TupleType
 from tilewright.ops.arranged import unarranged
 from tilewright.ops.views import Pad
@@ -66,14 +67,13 @@ class Fuse:
     # Maps after a contraction are written out for every vector of its register tile: as many times
     # fewer operations fit into one kernel.
     tile: int = 8
-    row_bytes: int = 256 * 1024  # rows that several readers share should stay in the second cache
     cheap: int = 4  # scalar operations that are computed again rather than stored and loaded
 
-    def __call__(self, graph: Graph, log: Log) -> Fused:
+    def __call__(self, graph: Graph, target: Target, log: Log) -> Fused:
         graph = SinkReshapes().apply(graph, log)
         stored: set[Node] = set()
         while True:
-            attempt = _Fuser(graph, log, self, stored)
+            attempt = _Fuser(graph, target, log, self, stored)
             attempt.run()
             unfit = attempt.unfit_for_rows()
             if not unfit:
@@ -81,17 +81,19 @@ class Fuse:
             stored |= unfit
 
 
-def fuse(graph: Graph, log: Log) -> Fused:
-    """Clusters of a graph of primitive operators."""
-    return Fuse()(graph, log)
+def fuse(graph: Graph, target: Target, log: Log) -> Fused:
+    """Clusters of a graph of primitive operators, for a machine."""
+    return Fuse()(graph, target, log)
 
 
 _PRIORITY = {"chain": 0, "contract": 0, "row": 1, "column": 2, "total": 2, "map": 3, "program": 4}
 
 
 class _Fuser:
-    def __init__(self, graph: Graph, log: Log, limits: Fuse, stored: set[Node]) -> None:
-        self.graph, self.log, self.limits = graph, log, limits
+    def __init__(
+        self, graph: Graph, target: Target, log: Log, limits: Fuse, stored: set[Node]
+    ) -> None:
+        self.graph, self.target, self.log, self.limits = graph, target, log, limits
         self.order = graph.nodes()
         self.users = graph.users()
         self.facts = {n: facts(n) for n in self.order}
@@ -109,7 +111,8 @@ class _Fuser:
         self.join_siblings()
         Totals(self.regions, self.facts, self.readers, self.too_large).join()
         self.absorb()
-        chains = Chains(self.regions, self.facts, self.readers, self.results, self.too_large)
+        found = (self.regions, self.facts, self.readers, self.results)
+        chains = Chains(*found, self.too_large, self.target.scratch)
         self.unchained = chains.link()
 
     # ---- forward: every node joins a producer's region or starts one
@@ -157,7 +160,7 @@ class _Fuser:
         if f.outer is None:
             return False
         widest = max(t.dtype.bytes for t in f.inputs)
-        return self.inner_bytes(f.inner, widest) <= self.limits.row_bytes
+        return self.inner_bytes(f.inner, widest) <= self.target.scratch
 
     @staticmethod
     def inner_bytes(inner: tuple[Dim, ...], itemsize: int) -> int:
@@ -229,7 +232,7 @@ class _Fuser:
             if count > self.limits.max_inputs:
                 return "too large", f"the kernel would read {count} values"
         work = self.row_work(n, region.inner) if region.kind == "row" else 0
-        if region.work + work > self.limits.row_bytes:
+        if region.work + work > self.target.scratch:
             return "too large", f"rows that are kept would take {region.work + work} bytes"
         return None
 
@@ -292,7 +295,7 @@ class _Fuser:
         count = sum(not is_scalar_constant(x) for x in inputs)
         if count > self.limits.max_inputs:
             return "too large", f"the kernel would read {count} values"
-        if a.work + b.work > self.limits.row_bytes:
+        if a.work + b.work > self.target.scratch:
             return "too large", f"rows that are kept would take {a.work + b.work} bytes"
         return None
 

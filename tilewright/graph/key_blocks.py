@@ -14,13 +14,13 @@ from functools import cached_property
 from math import lcm
 
 from tilewright.base.events import Log
-from tilewright.graph.chains import FEW_ROWS, SCRATCH_BYTES, TILE_ROWS
-from tilewright.graph.pack import register_tile
+from tilewright.graph.chains import FEW_ROWS, TILE_ROWS
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Node, node, topological
 from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.pattern import filled_value
+from tilewright.ir.register_tile import register_tile
 from tilewright.ir.target import Target
 from tilewright.ir.types import f32, i64
 from tilewright.ops import elementwise as ew
@@ -39,7 +39,7 @@ MANY_KEYS = 1024
 
 
 def _unit(target: Target) -> int:
-    columns = register_tile(target.vector_bits, target.vector_registers, f32).columns
+    columns = register_tile(target, f32).columns
     return lcm(columns, LANES)
 
 
@@ -50,6 +50,7 @@ class KeyBlocks(Pass, needs=("Decompose",), rounds=True):
     """
 
     unit: int = of_target(48, _unit)  # what the size of a block is a multiple of
+    scratch: int = of_target(256 * 1024, lambda t: t.scratch)  # bytes of rows of all scores
     block: int = 1024  # keys at most, as the next two
     hidden: int = 512  # one sum of registers over each block: then what is hidden is left out
     unknown: int = 256  # packed whole, and there may be few keys
@@ -89,7 +90,7 @@ class KeyBlocks(Pass, needs=("Decompose",), rounds=True):
             return None  # each key is read once or a few times: there is no block to keep
         if not isinstance(keys, int):
             return self._whole(self.unknown)
-        most = SCRATCH_BYTES // (TILE_ROWS * rows.scores.dtype.accumulator.bytes)
+        most = self.scratch // (TILE_ROWS * rows.scores.dtype.accumulator.bytes)
         block = self.block
         if rows.positions:
             most, block = MANY_KEYS, self.hidden

@@ -7,7 +7,7 @@ what runs once. The map keeps the tile's columns innermost, such as `k, j -> j//
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -19,56 +19,16 @@ from tilewright.ir.expr import Load
 from tilewright.ir.maps import Map
 from tilewright.ir.node import Constant, Graph, Input, Node, node, rebuild
 from tilewright.ir.passes import Pass, of_target
-from tilewright.ir.types import DType, f32, i32
+from tilewright.ir.product import Product, TileShape
+from tilewright.ir.register_tile import lanes_of, products_of, register_tile
+from tilewright.ir.target import Target
+from tilewright.ir.types import DType
 from tilewright.ops.layout import relayout, unrelayout
 
-
-@dataclass(frozen=True)
-class Tile:
-    """Rows and columns of a product that stay in registers while it is summed up; `beside` is the
-    number of rows where their elements lie beside each other and may come in vectors."""
-
-    rows: int
-    columns: int
-    beside: int
-
-
-def register_tile(
-    vector_bits: int, registers: int, dtype: DType, columns: int | None = None
-) -> Tile:
-    """The tile that keeps the multipliers busy: 6x12 on NEON, 6x16 on AVX2, 8x48 on AVX-512; of
-    the columns that an operand was packed in, if given: 14x32 on AVX-512.
-
-    Every step loads the columns' vectors and one element per row. Long vectors spread an element
-    where they load it; two of them per row hide that. Short ones multiply by a lane of a vector of
-    elements, which each row keeps, and three of them per row leave registers for that.
-    """
-    if vector_bits <= 128 and registers >= 32:
-        vectors = 3
-        rows = (registers - vectors - 1) // (vectors + 1)
-        return Tile(rows - rows % 2, vectors * _lanes(vector_bits, dtype), 8)
-    lanes = _lanes(vector_bits, dtype)
-    most = 3 if registers >= 32 else 2
-    vectors = most if columns is None else max(1, min(most, columns // lanes))
-    rows = max(1, min(TALLEST, (registers - vectors - 1) // vectors))
-    if vectors == 3:
-        rows -= rows % 4
-    return Tile(rows, vectors * lanes, min(rows, 8))
-
-
-# More rows win nothing: the elements of a row are spread over vectors one by one in any case.
-TALLEST = 14
-
-
-# Tiles of an instruction that multiplies matrices: two by two of 16 rows of 64 bytes.
-GROUPED = Tile(32, 32, 32)
-GROUP_BYTES = 4
-# Groups that it adds up in one go.
-GROUP_DEPTH = 16
-
-
-def _lanes(vector_bits: int, dtype: DType) -> int:
-    return max(1, vector_bits // dtype.accumulator.bits)
+# Used without a target: NEON.
+_NEON = Target(
+    "neon", "aarch64-unknown-linux-gnu", "generic", vector_registers=32, tiles=(TileShape(6, 3, 8),)
+)
 
 
 # Simplification would cancel a relayout and its inverse; the others make or change contractions.
@@ -79,10 +39,7 @@ _AFTER = ("Simplify", "KeyBlocks", "ChannelsLast", "Winograd", "DotProducts")
 class PackOperands(Pass, needs=("Decompose",), after=_AFTER):
     """Rewrite the packed operand of every contraction where packing pays."""
 
-    vector_bits: int = of_target(128, lambda t: t.vector_bits)  # without a target: NEON
-    vector_registers: int = of_target(32, lambda t: t.vector_registers)
-    grouped: tuple[str, ...] = of_target((), lambda t: t.grouped)
-    dots: tuple[str, ...] = of_target((), lambda t: t.dots)
+    target: Target = of_target(_NEON, lambda t: t)
     min_rows: int = 8  # a changing operand is packed for at least this many uses of each element
 
     def apply(self, program: Graph, log: Log) -> Graph:
@@ -110,48 +67,44 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER):
             return None  # packed already
         if not self.packs(n, c, constant):
             return None
-        tile = register_tile(self.vector_bits, self.vector_registers, n.dtype)
-        lanes = _lanes(self.vector_bits, n.dtype)
         deep = w.shape[c.right_axes.index(max(c.right_axes))]
-        by = self.tile_depth(n, c)
-        if by and isinstance(deep, int) and deep % by == 0:
-            return _tiled(c, len(n.shape), GROUPED.columns, by // GROUP_DEPTH)
-        group = self.dot_group(n, c, constant, n.inputs[c.left].dtype)
-        if not isinstance(deep, int) or not group or deep % group:
-            group = 1
-        if c.lane in c.columns:
+        products = self.products(n, c, constant, n.inputs[c.left].dtype)
+        p = next((p for p in products if isinstance(deep, int) and deep % p.depth == 0), None)
+        tile = register_tile(self.target, n.dtype, product=p)
+        lanes = lanes_of(self.target, n.dtype)
+        if p is not None and p.tile is not None:
+            width = tile.columns
+        elif c.lane in c.columns:
             width = _width(n.shape[c.lane], tile.columns, lanes)
         else:
             width = _group_width(n, c, tile.columns, lanes)
+        group = 1 if p is None else p.group
         return None if width is None else _tiled(c, len(n.shape), width, group)
 
     def packs(self, n: Node, c: Contraction, constant: bool) -> bool:
         """Is each element used often enough to pay for the copy? Without groups, products of bytes
         are so slow that two uses do."""
         b = n.inputs[c.right].dtype
-        grouped = b.is_int and any(f"*{b}>{n.dtype}" in x for x in self.dots)
+        grouped = b.is_int and any(p.b is b and p.c is n.dtype for p in self.target.products)
         return constant or _rows(n, c) >= (2 if grouped else self.min_rows)
 
-    def tile_depth(self, n: Node, c: Contraction) -> int:
-        """Of how many products an instruction on tiles adds up multiples; 0: it is not for them."""
-        a, b = (n.inputs[k].dtype for k in (c.left, c.right))
-        sums = i32 if b.is_int else f32
-        known = {a.name, b.name} <= set(self.grouped) and n.dtype.accumulator is sums
-        if not known or c.lane not in c.columns or _rows(n, c) < GROUP_DEPTH:
-            return 0
-        return GROUP_BYTES // b.bytes * GROUP_DEPTH
-
-    def dot_group(self, n: Node, c: Contraction, constant: bool, left: DType) -> int:
-        """Products that an instruction on vectors adds up at once, if the left operand is of a
-        dtype; 0 where there is none. Halves that change are attention's, which has its own tiles.
-        """
-        b, sums = n.inputs[c.right].dtype, n.dtype.accumulator
+    def products(self, n: Node, c: Contraction, constant: bool, left: DType) -> Iterator[Product]:
+        """Instructions that add up groups of products, if the left operand is of a dtype, the best
+        first. Their sums are over whole groups. Tiles want enough rows to fill one. Vectors want
+        groups that are adjacent in the left operand too, and floats that change are attention's,
+        which has its own tiles."""
+        if c.lane not in c.columns:
+            return
         summed = [k for k in c.right_axes if k >= n.rank]
         last = [a.axes[-1:] for a in facts(n).accesses if a.operand == c.left]
-        if f"{left}*{b}>{sums}" not in self.dots or c.lane not in c.columns:
-            return 0
         plain = len(summed) == 1 and last == [tuple(summed)]
-        return GROUP_BYTES // left.bytes if plain and (constant or sums.is_int) else 0
+        sums = n.dtype.accumulator
+        for p in products_of(self.target, (left, n.inputs[c.right].dtype, sums)):
+            if p.tile is not None:
+                if _rows(n, c) >= p.tile[0]:
+                    yield p
+            elif p.group > 1 and plain and (constant or sums.is_int):
+                yield p
 
 
 def _rows(n: Node, c: Contraction) -> int:

@@ -20,18 +20,15 @@ from tilewright.ops.linear import matmul
 from tilewright.ops.views import pad, reshape
 from tilewright.ops.winograd import POINTS, TAPS, winograd_input, winograd_output, winograd_weight
 
-# Bytes that pass between a core and its outer caches per cycle, as kernels that stream reach them.
-BYTES_PER_CYCLE = 8
-# Two multiply-adds per lane and cycle is what large cores do.
-FLOPS_PER_LANE = 4
-
 
 @dataclass(frozen=True)
 class Winograd(Pass, needs=("ChannelsLast",), rounds=True):
     """3x3 convolutions become products of transformed tiles, where an estimate says that it is
     faster."""
 
-    lanes: int = of_target(4, lambda t: t.lanes(32))
+    flops: int = of_target(16, lambda t: t.flops_per_cycle)
+    # Transformed tiles are stored by one kernel and read by the next: they stream.
+    moved: int = of_target(7, lambda t: t.memory_bandwidth)  # bytes of a cycle
     rows: int = 6  # of a register tile: fewer tiles than this waste multipliers
     least: int = 16  # channels: with fewer the transforms are most of the work
 
@@ -53,10 +50,9 @@ class Winograd(Pass, needs=("ChannelsLast",), rounds=True):
         batch, height, width, channels, columns = found
         if min(channels, columns) < self.least:
             return None
-        flops = self.lanes * FLOPS_PER_LANE
 
         def cycles(multiplies: int, size: int) -> float:
-            return 2 * multiplies / flops + size * f32.bytes / BYTES_PER_CYCLE
+            return 2 * multiplies / self.flops + size * f32.bytes / self.moved
 
         weights = TAPS * TAPS * channels * columns
         pixels = batch * height * width

@@ -1,6 +1,7 @@
 """The scalar functions: the one vocabulary of operators, tensor expressions, tiles and emitters.
 
-Each has a name, an arity, a result rule and a numpy meaning, which is what the interpreter runs.
+Each has a name, an arity, a result rule and a numpy meaning, which is what the interpreter runs,
+and what passes, proofs and estimates know of it: its cost, and facts about it on real numbers.
 Floats of 8 and 16 bits are computed in float32 and rounded. Integer division by zero is 0 here and
 in native code: no trap, no surprise.
 """
@@ -30,6 +31,10 @@ class Scalar:
     associative: bool = False
     # On narrow floats, held as float32, where the function in float32 would round once too often
     narrow: Callable[..., Any] | None = None
+    cost: int = 1  # how many additions of a vector take as long
+    parity: str = ""  # "odd": f(-x) = -f(x); "even": f(-x) = f(x)
+    partial: bool = False  # is it not defined for all real numbers?
+    rounded: bool = False  # is the result the nearest float wherever it is computed?
 
     def type(self, args: tuple[DType, ...]) -> DType:
         return args[-1] if self.result == "same" else DTYPES[self.result]
@@ -37,9 +42,43 @@ class Scalar:
 
 SCALARS: dict[str, Scalar] = {}
 
+# Costs of a polynomial (llvm/vmath/), which a division of integers takes too, and of the divider.
+SERIES, DIVIDED = 16, 4
+# From this cost on it is better to compute a function once and to store its result than to compute
+# it in each of several loops; and than to compute it again in one loop where it can be kept.
+WORTH_STORING, WORTH_KEEPING = 8, 4
+_SERIES = (
+    "exp exp2 expm1 log log2 log10 log1p tanh sin cos tan sinh cosh asin acos atan asinh acosh "
+    "atanh sigmoid erf erfc erfinv lgamma digamma pow atan2"
+)
+_COSTS = {
+    **dict.fromkeys(_SERIES.split(), SERIES),
+    **dict.fromkeys(("floordiv", "quo", "mod", "rem"), SERIES),
+    **dict.fromkeys(("div", "sqrt"), DIVIDED),
+    "rsqrt": DIVIDED + 1,
+    "mulhi": 2,
+}
+_PARITY = {
+    **dict.fromkeys("sin tan asin atan sinh tanh asinh atanh erf erfinv".split(), "odd"),
+    **dict.fromkeys(("abs", "cos", "cosh"), "even"),
+}
+_PARTIAL = frozenset(
+    "sqrt rsqrt log log2 log10 log1p pow tan asin acos acosh atanh erfinv lgamma digamma".split()
+)
+_ROUNDED = frozenset("add sub mul div neg abs max min sqrt floor ceil trunc round".split())
+
 
 def _add(name: str, arity: int, fn: Callable[..., Any], **kw: Any) -> None:
-    SCALARS[name] = Scalar(name, arity, fn, **kw)
+    facts = {"cost": _COSTS.get(name, 1), "parity": _PARITY.get(name, "")}
+    facts |= {"partial": name in _PARTIAL, "rounded": name in _ROUNDED}
+    SCALARS[name] = Scalar(name, arity, fn, **facts, **kw)
+
+
+def cost_of(name: str) -> int:
+    """How many additions of a vector take as long as a function; casts, which are no scalar
+    functions, take one."""
+    found = SCALARS.get(name)
+    return 1 if found is None else found.cost
 
 
 def _vectorised(fn: Callable[..., float]) -> Callable[..., Any]:

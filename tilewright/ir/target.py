@@ -9,6 +9,7 @@ import hashlib
 from dataclasses import dataclass, fields
 
 from tilewright.base.errors import Invalid, require
+from tilewright.ir.product import Product, TileShape
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ class Grid:
     shared: int = 48 * 1024
     bandwidth: int = 1000
 
+    @property
+    def copies_in_background(self) -> bool:
+        """Can threads copy into shared memory without waiting for what they copy?"""
+        return "cp.async" in self.has
+
     def __post_init__(self):
         for field in fields(self):
             value = getattr(self, field.name)
@@ -51,6 +57,11 @@ class Target:
     has_fma: bool = False
     # Native arithmetic in half precision, not only conversion.
     has_f16: bool = False
+    # Instructions that convert to bfloat16, and loads and stores that leave lanes out by a mask.
+    has_bf16: bool = False
+    has_masks: bool = False
+    # LLVM's calling convention in which callees keep vector registers, if there is one.
+    vector_convention: str = ""
     l1: int = 32 * 1024
     l2: int = 512 * 1024
     l3: int = 8 * 1024**2
@@ -59,8 +70,9 @@ class Target:
     # Bytes of one local buffer that may live on the stack (kernel/legal/memory.py).
     stack: int = 256 * 1024
     pointer_bits: int = 64
-    # For estimates (kernel/cost.py): multiply-adds of a cycle and cycles of each, loads and
-    # instructions of a cycle, bytes of a cycle into the first, second and third cache.
+    # For estimates (kernel/cost.py, graph/cost.py): multiply-adds of a cycle and cycles of each,
+    # loads and instructions of a cycle, bytes of a cycle into the first, second and third cache,
+    # cycles to hand a loop to threads and to wait for its end.
     fma_pipes: int = 2
     fma_latency: int = 4
     load_ports: int = 2
@@ -68,16 +80,14 @@ class Target:
     l2_bandwidth: int = 24
     l3_bandwidth: int = 10
     memory_bandwidth: int = 7
+    region: int = 8000
     mhz: int = 3000
     # Were these numbers measured, and schedules ranked by them found to be no slower?
     rated: bool = False
-    # Declared instructions that default schedules try, the best first; see kernel/intrinsic.py.
-    instructions: tuple[str, ...] = ()
-    # Dtypes whose products an instruction adds up in groups of 32 bits, tile by tile.
-    grouped: tuple[str, ...] = ()
-    # Products that an instruction adds up in groups of 32 bits, vector by vector: `i8*u8>i32` is a
-    # group of i8 in every lane times one of u8 per lane, added to an i32.
-    dots: tuple[str, ...] = ()
+    # Instructions that default schedules multiply with, the best first; targets/ declares them.
+    products: tuple[Product, ...] = ()
+    # Register tiles for sums in vectors, the widest first; ir/register_tile.py takes one.
+    tiles: tuple[TileShape, ...] = (TileShape(6, 2, 6), TileShape(14, 1, 8))
     # Of a GPU: its blocks and threads. A processor has none.
     grid: Grid | None = None
 
@@ -89,7 +99,7 @@ class Target:
                 f"a target's {field} is one word, not {value!r}",
             )
         counts = "vector_bits vector_registers cores pointer_bits cache_line fma_pipes fma_latency"
-        rates = "load_ports issue l2_bandwidth l3_bandwidth memory_bandwidth mhz"
+        rates = "load_ports issue l2_bandwidth l3_bandwidth memory_bandwidth region mhz stack"
         for field in f"{counts} {rates}".split():
             require(getattr(self, field) > 0, f"{field} of target {self.name} must be positive")
         for feature in self.features:
@@ -97,11 +107,39 @@ class Target:
                 feature[:1] in ("+", "-") and len(feature) > 1 and "," not in feature,
                 f"feature {feature!r} of target {self.name} should read +name or -name",
             )
+        require(self.tiles, f"target {self.name} needs a register tile, such as 6x2:6")
+        widths = [t.vectors for t in self.tiles]
+        require(
+            widths == sorted(set(widths), reverse=True),
+            f"register tiles of target {self.name} go from many vectors to few, each number once",
+        )
+        for t in self.tiles:
+            require(
+                t.rows * t.vectors < self.vector_registers,
+                f"the register tile {t.text()} of target {self.name} does not fit its "
+                f"{self.vector_registers} registers",
+            )
 
     @property
     def arch(self) -> str:
         """The architecture, as the first part of the triple: x86_64, aarch64, …"""
         return self.triple.split("-")[0]
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """Names of the products' instructions, the best first."""
+        return tuple(p.instruction for p in self.products)
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of what one thread stores in one loop and reads in the next: they should stay in
+        its second cache, beside what else is read, and on its stack."""
+        return min(self.l2 // 2, self.stack)
+
+    @property
+    def flops_per_cycle(self) -> int:
+        """Additions and multiplications of float32 that one core does in a cycle."""
+        return self.lanes(32) * self.fma_pipes * (2 if self.has_fma else 1)
 
     def lanes(self, bits: int) -> int:
         """Elements of `bits` that fill one vector register; 1 when wider than the register."""
@@ -175,14 +213,22 @@ def _grid_lines(grid: Grid) -> list[str]:
 def _show(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return ",".join(value) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        between = ", " if any(isinstance(x, Product) for x in value) else ","
+        return between.join(x if isinstance(x, str) else x.text() for x in value)
+    return str(value)
+
+
+_PARTS = {"tuple[Product, ...]": Product.parse, "tuple[TileShape, ...]": TileShape.parse}
 
 
 def _read(kind: str, value: str, where: str) -> object:
     if kind == "str":
         return value
     if kind.startswith("tuple"):
-        return tuple(part for part in value.split(",") if part)
+        parts = [part.strip() for part in value.split(",") if part.strip()]
+        read = _PARTS.get(kind)
+        return tuple(parts) if read is None else tuple(read(part, where) for part in parts)
     if kind == "bool":
         require(value in ("yes", "no"), f"{value!r} should be yes or no", where=where)
         return value == "yes"

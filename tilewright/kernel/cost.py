@@ -18,8 +18,8 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Quo, Sym
 from tilewright.ir.expr import Fn, Load
 from tilewright.ir.expr import walk as walk_value
+from tilewright.ir.scalar import cost_of
 from tilewright.ir.target import Target
-from tilewright.kernel.defaults.scheduler import EXPENSIVE
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Loop, Nest, Stmt, Store, store_loads, walk
@@ -28,8 +28,6 @@ from tilewright.kernel.nest import Loop, Nest, Stmt, Store, store_loads, walk
 SHARE = 0.8
 # A line that is written comes in before and goes out afterwards.
 WRITTEN = 2.0
-# Cycles to hand out a parallel loop and to wait for its end.
-REGION = 8000
 # Cycles when a loop ends: the branch is foretold wrongly, and what was under way drains.
 EXIT = 14
 # Cycles of an iteration of a loop that is not written out: count, compare, branch.
@@ -38,11 +36,7 @@ ITERATION = 1
 EXPOSED = 0.25
 # Cycles of a register that a step of a sum stores and loads again, as measured: all wait for it.
 SPILL = 1.5
-# Operations of a function that is a polynomial, and of one that the divider computes.
-SERIES, DIVIDED = 16, 4
-_DIVISIONS = frozenset("div sqrt rsqrt floordiv mod rem".split())
 _WRITTEN_OUT = ("unroll", "lane", "tensor")
-_FREE = frozenset("cast".split())
 
 
 @dataclass(frozen=True)
@@ -95,7 +89,7 @@ def cost(nest: Nest, target: Target) -> Cost:
         levels = tuple(sum(model.traffic(s, size).values()) for size in model.sizes)
         share, regions = model.shared(s)
         own = together(here, levels, target)
-        total += own * share + regions * REGION
+        total += own * share + regions * target.region
         alone += own
         compute += here
         products += model.products(s)
@@ -176,8 +170,9 @@ class _Leaf:
     @property
     def spreads(self) -> bool:
         """Does the instruction load the elements of rows one by one?"""
-        name = next((q.instruction for q in self.tensor if q.instruction), "")
-        return name in INTRINSICS and 1 not in INTRINSICS[name].maps.get("a", (1,))
+        used = (INTRINSICS.get(q.instruction) for q in self.tensor if q.instruction)
+        found = next((i for i in used if i is not None), None)
+        return found is not None and found.product is not None and found.product.loads == "each"
 
 
 @dataclass
@@ -388,7 +383,7 @@ class _Model:
                 out.loads += leaf.times(leaf.at)
         for v in dict.fromkeys(walk_value(s.value)):
             if isinstance(v, Fn) and not (fused and s.combine is not None and v is s.value):
-                out.other += self.weight(v) * leaf.times(frozenset(v.symbols()))
+                out.other += cost_of(v.name) * leaf.times(frozenset(v.symbols()))
             elif isinstance(v, Load) and isinstance(v.source, str):
                 b = self.buffers[v.source]
                 if b.scope != "register":
@@ -411,11 +406,6 @@ class _Model:
             lane = self.adjacent(b, s.index, tensor)
         at = frozenset().union(*map(D.symbols, s.index)) if s.index else frozenset[Sym]()
         return _Leaf(path, self.trips, at, tensor, lane, self.target.lanes(max(8, b.dtype.bits)))
-
-    def weight(self, v: Fn) -> int:
-        if v.name in EXPENSIVE:
-            return SERIES
-        return 0 if v.name in _FREE else DIVIDED if v.name in _DIVISIONS else 1
 
     def adjacent(self, b: Buffer, index: tuple[Dim, ...], loops: Iterable[Loop]) -> Loop | None:
         """The loop whose iterations lie beside each other in a buffer."""

@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Load, Value, extent, loads
+from tilewright.ir.product import Product
 from tilewright.ir.scalar import SCALARS
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.fragments import lane_function, parse_fragment, placed
@@ -40,6 +42,13 @@ from tilewright.kernel.text import parse_group
 
 ANY = None  # a stride that the instruction is told
 Sizes = Mapping[str, "int | None"]  # extent per axis; None where only the running program knows
+
+
+class Emission(Protocol):
+    """The body of an instruction for sizes; with a number of lines, one that asks for so many of
+    them from `%ahead` on, a few with every step."""
+
+    def __call__(self, sizes: Sizes, ahead: int = 0, /) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,7 @@ class Intrinsic:
     # gives, as functions of `lane`, by axis. Their `maps` are not asked for.
     fragments: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    product: Product | None = None  # what default schedules know of it, if they may use it
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -93,17 +103,74 @@ class Intrinsic:
 INTRINSICS: dict[str, Intrinsic] = {}
 
 
-def grouped_product(types: tuple[str, str, str], group: int, where: str) -> str:
-    """The text of c += a * b where b has groups of the steps of the sum beside each other."""
-    a, b, c = types
-    value = f"cast<{c}>(a[c.i,{group}*c.k+c.p]) * cast<{c}>(b[c.k,c.j,c.p])"
-    return f"""
-group product where {where}
-  in a: {a}[rows,{group}*depth]
-  in b: {b}[depth,columns,{group}]
-  out c: {c}[rows,columns]
-  c[c.i,c.j] add= {value} for c.i in rows, c.j in columns, c.k in depth, c.p in {group}
+def product_text(p: Product) -> str:
+    """The expression of a product; groups of the steps of the sum are adjacent in b."""
+    least = p.tile[2] if p.tile is not None else 1
+    head = f"""
+group product where rows: 1..{p.rows}, columns: {p.lanes}..{p.columns}, depth: {least}.."""
+    if p.group == 1:
+        shape, index = ("depth,rows", "c.k,c.i") if p.loads == "rows" else ("rows,depth", "c.i,c.k")
+        return f"""{head}
+  in a: {p.a}[{shape}]
+  in b: {p.b}[depth,columns]
+  out c: {p.c}[rows,columns]
+  c[c.i,c.j] add= a[{index}] * b[c.k,c.j] for c.i in rows, c.j in columns, c.k in depth
 """
+    n = p.group
+    value = f"cast<{p.c}>(a[c.i,{n}*c.k+c.p]) * cast<{p.c}>(b[c.k,c.j,c.p])"
+    return f"""{head}
+  in a: {p.a}[rows,{n}*depth]
+  in b: {p.b}[depth,columns,{n}]
+  out c: {p.c}[rows,columns]
+  c[c.i,c.j] add= {value} for c.i in rows, c.j in columns, c.k in depth, c.p in {n}
+"""
+
+
+def declare_product(
+    p: Product,
+    emission: Emission,
+    declares: tuple[str, ...],
+    features: tuple[str, ...] = (),
+    enter: tuple[str, ...] = (),
+    leave: tuple[str, ...] = (),
+) -> Product:
+    """Makes the instruction of a product known: its expression, where its operands lie and which
+    sizes it takes follow from the record. `emission` takes lines to ask for as it goes, too."""
+    steps = {"k": p.tile[2]} if p.tile is not None else {}
+    declare(
+        Intrinsic(
+            p.instruction,
+            product_text(p),
+            {
+                "a": (ANY, ANY if p.loads == "each" else 1),
+                "b": (ANY, 1) if p.group == 1 else (ANY, p.group, 1),
+                "c": (ANY, 1),
+            },
+            emission,
+            declares,
+            features,
+            {"j": p.lanes, **steps},
+            ("i",) if steps else ("i", "k"),
+            exact=p.c.is_int,
+            enter=enter,
+            leave=leave,
+            ahead=emission,
+            product=p,
+        )
+    )
+    return p
+
+
+def products(*names: str) -> tuple[Product, ...]:
+    """Declared products by the names of their instructions, for a target."""
+    out: list[Product] = []
+    for name in names:
+        found = INTRINSICS[name].product if name in INTRINSICS else None
+        if found is None:
+            known = ", ".join(sorted(n for n, i in INTRINSICS.items() if i.product is not None))
+            raise Invalid(f"there is no product {name!r}", hint=f"declared are {known}")
+        out.append(found)
+    return tuple(out)
 
 
 def declare(i: Intrinsic) -> Intrinsic:

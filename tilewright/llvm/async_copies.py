@@ -19,10 +19,15 @@ class AsyncCopies(Body):
         if not (s.asynchronous and self._copied(s)):
             super().store(s)
 
+    @property
+    def _possible(self) -> bool:
+        grid = self.target.grid
+        return grid is not None and grid.copies_in_background
+
     def _copied(self, s: Store) -> bool:
         """Writes the instruction, if there is one for this."""
         v, b = s.value, self.buffers[s.buffer]
-        if not self.target.has("cp.async") or not isinstance(v, Load) or self.under:
+        if not self._possible or not isinstance(v, Load) or self.under:
             return False
         source, w = self.buffers[str(v.source)], self.lane[1] if self.lane else 1
         size = w * b.dtype.bytes
@@ -53,7 +58,7 @@ class AsyncCopies(Body):
         self._group("wait.group", f"i32 {pending}")
 
     def _group(self, what: str, given: str) -> None:
-        if not self.target.has("cp.async"):
+        if not self._possible:
             return
         name = f"@llvm.nvvm.cp.async.{what}"
         self.arith.declares.add(f"declare void {name}({given.partition(' ')[0]})")

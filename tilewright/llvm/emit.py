@@ -31,7 +31,7 @@ def emit_legal(n: Nest, target: Target) -> str:
 class _Module:
     def __init__(self, n: Nest, target: Target) -> None:
         self.n, self.target = n, target
-        self.arith = Arith(target.has_fma, n.precision == "strict", target.has("bf16"))
+        self.arith = Arith(target.has_fma, n.precision == "strict", target.has_bf16)
         self.args = [b for b in n.buffers if b.scope in ("in", "out")]
         self.shared = [s.buffer for s in n.body if isinstance(s, Alloc)]
         self.functions: list[str] = []
@@ -100,16 +100,13 @@ def _runner(s: Loop) -> str:
     return "tw_concurrent" if WAITS in s.marks else "tw_parallel"
 
 
-MASKING = ("avx", "avx512f", "sve")  # features of machines that mask accesses themselves
-
-
 class _Function(Body):
     """The statements of a nest on a processor."""
 
     def __init__(self, n: Nest, arith: Arith, args: list[Buffer], target: Target) -> None:
         super().__init__(n, arith, args, target)
-        self.masks = any(map(target.has, MASKING))
-        self.keeping = "aarch64_vector_pcs " if target.triple.startswith("aarch64") else ""
+        self.masks = target.has_masks
+        self.keeping = f"{target.vector_convention} ".lstrip()
 
     def allocate(self, name: str) -> None:
         b = self.buffers[name]

@@ -196,10 +196,9 @@ def _target_machine(target: Target, owned: ExitStack):
             f"LLVM cannot compile for {target.triple}: {message.take()}",
             hint=f"check the triple of target {target.name}",
         )
-    features = target.feature_string()
-    if target.arch == "x86_64":
-        # Without it, a processor name that LLVM does not know aborts the process.
-        features = f"+64bit,{features}" if features else "+64bit"
+    known = _ARCHITECTURES.get(target.arch)
+    always = known.features if known is not None else ()
+    features = ",".join((*always, *target.features))
     machine = _c.LLVMPY_CreateTargetMachine(
         found,
         target.triple.encode(),
@@ -282,30 +281,42 @@ _INTRINSIC = re.compile(
     r"@llvm\.(x86|aarch64|arm|riscv|wasm|nvvm|amdgcn|r600|ppc|s390|hexagon|mips|loongarch|spv|bpf"
     r"|dx|ve|xcore)\."
 )
-_INTRINSICS_OF = {
-    "x86_64": "x86",
-    "i386": "x86",
-    "i686": "x86",
-    "aarch64": "aarch64",
-    "arm64": "aarch64",
-    "riscv64": "riscv",
-    "riscv32": "riscv",
-    "wasm32": "wasm",
-    "wasm64": "wasm",
-    "nvptx64": "nvvm",
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """What LLVM's code generator for an architecture is like."""
+
+    prefix: str  # of its intrinsics: @llvm.x86.…
+    features: tuple[str, ...] = ()  # without which it may abort the process
+    grid: bool = False  # for blocks of threads
+
+
+_ARCHITECTURES = {
+    # A processor's name decides about 64 bits, and one that LLVM does not know has none.
+    "x86_64": _Architecture("x86", ("+64bit",)),
+    "i386": _Architecture("x86"),
+    "i686": _Architecture("x86"),
+    "aarch64": _Architecture("aarch64"),
+    "arm64": _Architecture("aarch64"),
+    "riscv64": _Architecture("riscv"),
+    "riscv32": _Architecture("riscv"),
+    "wasm32": _Architecture("wasm"),
+    "wasm64": _Architecture("wasm"),
+    "nvptx64": _Architecture("nvvm", grid=True),
 }
 
 
 def _refuse_what_would_abort(text: str, target: Target) -> None:
     """LLVM ends the process, without an error to catch, on code of another architecture."""
-    family = _INTRINSICS_OF.get(target.arch)
+    known = _ARCHITECTURES.get(target.arch)
     for found in _INTRINSIC.finditer(text):
-        if found.group(1) != family:
+        if known is None or found.group(1) != known.prefix:
             raise Invalid(
                 f"an intrinsic of {found.group(1)} cannot be compiled for {target.arch}",
                 where=_line_of(text, found.start()),
             )
-    if target.grid is not None or target.arch == "nvptx64":
+    if target.grid is not None or (known is not None and known.grid):
         nvvm.check_target(target)
         for what, where in nvvm.faults(text, target):
             raise Invalid(what, where=_line_of(text, where))

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.graph.classify import guess
-from tilewright.graph.pack import register_tile
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import extent
+from tilewright.ir.register_tile import in_registers, register_tile
 from tilewright.ir.target import Target
 from tilewright.ir.types import DType
 from tilewright.kernel.cost import Cost, cost
@@ -87,7 +87,7 @@ def candidates(group: Group, target: Target, thorough: bool = False) -> list[Can
             _many_rows(found, tiles, group.buffer(sums[0].name).dtype, thorough)
     elif len(sums) == 2 and thorough:  # a chain: more or fewer rows pass through all of it
         dtype = group.buffer(sums[0].name).dtype
-        tall = register_tile(target.vector_bits, target.vector_registers, dtype).rows
+        tall = register_tile(target, dtype).rows
         for count in (2, 4, 8, 16):
             found.add(Choices(block=count * tall))
     elif not sums and thorough:
@@ -133,13 +133,13 @@ def _many_rows(found: _Found, t: Tiles, dtype: DType, thorough: bool) -> None:
     idle = c.threads < (1 - WORTH) * (target.cores if c.threads > 1 else 1)
     moves = thorough or idle or c.waiting(target) > WORTH
     ragged = c.stalling(target) > WORTH
-    most = register_tile(target.vector_bits, target.vector_registers, dtype).beside
+    most = register_tile(target, dtype).adjacent
     if moves:
         _orders(found, t, None, dtype)
     # The tallest that rows fill best.
     heights = sorted(range(max(2, t.tall - 2), max(most, t.tall + 1) + 1), reverse=True)
     vectors = -(-t.wide // target.lanes(dtype.bits))
-    heights = [r for r in heights if r * vectors + vectors < target.vector_registers]
+    heights = [r for r in heights if in_registers(target, r, vectors)]
     heights.sort(key=lambda r: _filled(t.rows, r), reverse=True)
     heights = [r for r in heights if r != t.tall]
     for rows in heights[: 2 if thorough else 1 if ragged else 0]:

@@ -270,16 +270,15 @@ def test_symbolic_lengths() -> None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than a hundred keys are blocks of at most 96."""
-    made = key_blocks.KeyBlocks.of
+    made, scratch = key_blocks.KeyBlocks.on, 100 * 4 * key_blocks.TILE_ROWS
     # Programs are kept by what is asked for: neither find nor leave one that has other blocks.
     monkeypatch.setenv("TILEWRIGHT_CACHE", "0")
 
-    def small(target: Target) -> key_blocks.KeyBlocks:
-        return replace(made(target), block=96, hidden=96, unknown=96)
+    def small(given: key_blocks.KeyBlocks, target: Target) -> key_blocks.KeyBlocks:
+        return replace(made(given, target), block=96, hidden=96, unknown=96, scratch=scratch)
 
-    monkeypatch.setattr(key_blocks.KeyBlocks, "of", staticmethod(small))
+    monkeypatch.setattr(key_blocks.KeyBlocks, "on", small)
     monkeypatch.setattr(key_blocks, "MANY_KEYS", 100)
-    monkeypatch.setattr(key_blocks, "SCRATCH_BYTES", 100 * 4 * key_blocks.TILE_ROWS)
 
 
 def in_blocks(told: str) -> bool:

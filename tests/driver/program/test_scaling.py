@@ -13,7 +13,7 @@ import torch
 
 from tests.driver.running import run_graph
 from tests.driver.scaling import FAMILIES, growth, measure
-from tests.graph.build import arg, build, fused, graph
+from tests.graph.build import TARGET, arg, build, fused, graph
 from tilewright.base.events import Log
 from tilewright.graph.fuse import Fuse
 from tilewright.ir.node import Graph, Node
@@ -70,7 +70,7 @@ def test_kernels_are_cut_by_their_reductions() -> None:
 def test_kernels_are_cut_by_their_results() -> None:
     a = arg("a", 9)
     results = [build.add(a, float(k)) for k in range(100)]
-    f = Fuse(max_nodes=1000, max_inputs=1000)(graph(*results), Log())
+    f = Fuse(max_nodes=1000, max_inputs=1000)(graph(*results), TARGET, Log())
     assert max(len(c.outputs) for c in f.clusters) <= Fuse().max_results
     assert len(f.clusters) == 2  # what does not fit the first shares another
 

@@ -26,11 +26,10 @@ from tilewright.driver.tile.jit import JITFunction, KernelInterface
 from tilewright.driver.tile.launch import CompiledKernel
 from tilewright.driver.tile.request import Request
 from tilewright.driver.tile.tile_cache import cached_at
-from tilewright.ir import dim as D
 from tilewright.ir.expr import loads
+from tilewright.ir.register_tile import products_of
 from tilewright.ir.target import Target
 from tilewright.ir.types import DType
-from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Alloc, Atomic, Loop, Nest, Store, walk
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.vectorize import Vectorize
@@ -288,10 +287,7 @@ def _no_instruction(forms: Forms, x: Store, own: Sequence[Loop]) -> str:
 
 def _limits(target: Target, dtypes: tuple[DType, DType, DType]) -> Iterator[tuple[int, str]]:
     """Instructions for these dtypes, each with the columns that it has at least."""
-    for name in target.instructions:
-        group = INTRINSICS[name].group
-        if tuple(b.dtype for b in group.buffers) == dtypes:
-            yield D.bounds(group.buffers[-1].shape[-1])[0], name
+    return ((p.lanes, p.instruction) for p in products_of(target, dtypes))
 
 
 def _line(place: ir.Place | None) -> str:

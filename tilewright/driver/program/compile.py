@@ -65,7 +65,7 @@ from tilewright.tune.choose import Chooser, Chosen, Default, choose_all, chooser
 ALIGN = 64
 # Handing a kernel to a thread costs microseconds. Kernels on one thread are scans, which take
 # several times what their bytes would: two of this length ran in 0.55 of the time.
-TOGETHER_SECONDS = 15e-6
+TOGETHER_SECONDS = 7.5e-6
 
 
 def prepare(
@@ -106,7 +106,7 @@ def split(
     schedules = schedules or Schedules.of(options)
     ready = prepare(graph, options, target, log, stages, runs)
     fold = any(_is_weight(n) for n in ready.inputs)
-    ready = schedules.with_layouts(ready, fold, log)
+    ready = schedules.with_layouts(ready, fold, target, log)
     if not fold:
         return _Parts(ready)
     prologue, ready = split_weights(ready)
@@ -170,7 +170,7 @@ def looked_into(graph: Graph, options: Options, target: Target) -> list[Cut]:
     of the cache."""
     runs: list[PassRun] = []
     parts = split(graph, options, target, Log(), runs=runs)
-    cuts = [fuse(g, Log()) for g in (parts.main, parts.prologue) if g is not None]
+    cuts = [fuse(g, target, Log()) for g in (parts.main, parts.prologue) if g is not None]
     return [Cut(fused, plan(fused), tuple(runs)) for fused in cuts]
 
 
@@ -313,11 +313,11 @@ class _Builder:
         return list(found)
 
     def entry(self, graph: Graph, symbol: str, inputs: dict[Node, int]) -> tuple[Entry, Dim]:
-        fused = fuse(graph, self.log)
+        fused = fuse(graph, self.target, self.log)
         p = plan(fused)
         self.fused, self.plan = fused, p
         where = _Where(p, inputs, self.constants)
-        one_thread = Roofline.of(replace(self.target, cores=1))
+        one_thread = Roofline(replace(self.target, cores=1))
         dims = tuple(sorted(graph_symbols(fused.graph)))
         actions: list[Action] = []
         symbols: dict[Cluster, str] = {}

@@ -218,7 +218,8 @@ class GridProgram:
         self.target = target or target_of(self.device)
         self.graph = graph
         self.log = Log()
-        self.fused: Fused = fuse(prepared(graph, self.target, self.log), self.log)
+        ready = prepared(graph, self.target, self.log)
+        self.fused: Fused = fuse(ready, self.target, self.log)
         self.kernels: list[tuple[GridKernel, Group, tuple[Node, ...], tuple[Node, ...]]] = []
         known: dict[str, GridKernel] = {}
         for c in self.fused.clusters:

@@ -23,6 +23,7 @@ from tilewright.graph.memory import Plan, plan
 from tilewright.graph.packed_inputs import laid_out, unfolded
 from tilewright.ir.maps import Map
 from tilewright.ir.node import Graph, Node, input, node
+from tilewright.ir.target import Target
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.nest import Nest, start
 from tilewright.kernel.step import Trace, apply, parse_trace
@@ -92,11 +93,11 @@ class Schedules:
     def __bool__(self) -> bool:
         return bool(self.traces)
 
-    def with_layouts(self, graph: Graph, fold: bool, log: Log) -> Graph:
+    def with_layouts(self, graph: Graph, fold: bool, target: Target, log: Log) -> Graph:
         """The graph in which operands are stored as traces ask for them."""
         waiting = {name: t for name, t in self.traces.items() if _asking(t)}
         while waiting:
-            kernels = _kernels(graph, fold, self.numbers)
+            kernels = _kernels(graph, fold, self.numbers, target)
             found = next((k for k in kernels if symbol_of(k[1]) in waiting), None)
             if found is None:
                 return graph  # this program has no such kernel; another one may
@@ -165,7 +166,7 @@ def _without_maps(
 
 
 def _kernels(
-    graph: Graph, fold: bool, numbers: Numbers
+    graph: Graph, fold: bool, numbers: Numbers, target: Target
 ) -> Iterator[tuple[Cluster, Group, dict[Node, Node]]]:
     """The kernels that the graph will have, with its own nodes for those of the clusters."""
     if fold:
@@ -173,7 +174,7 @@ def _kernels(
         back = unfolded(main, prologue)
     else:
         main, back = graph, {n: n for n in graph.nodes()}
-    fused: Fused = fuse(main, Log())
+    fused: Fused = fuse(main, target, Log())
     p = plan(fused)
     for c in fused.clusters:
         empty = any(o.ttype.size == 0 for o in c.outputs)

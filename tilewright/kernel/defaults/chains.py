@@ -36,9 +36,8 @@ from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.trim import Trim
 
-# Bytes of a scratch: so much of the second cache, and no more than what lies on the stack.
+# A scratch takes this part of the second cache, and no more than what lies on the stack.
 SHARE = 4
-MOST_BYTES = 256 * 1024
 # Rows of a block: enough for what is read again for each block, few enough for the threads.
 BLOCK_ROWS = 72
 # Lanes of the maps between: enough chains of operations beside each other for long ones (measured).
@@ -162,7 +161,7 @@ def schedule_chain(s: Scheduler, chain: _Chain) -> bool:
     rows, keys = D.bounds(many)[1], D.bounds(keys)[1]
     size = keys * s.nest.buffer(host).dtype.bytes
     # At least one tile: fusion has seen to it that its rows are not too long.
-    most = max(first.rows, min(s.target.l2 // SHARE, MOST_BYTES) // max(1, size))
+    most = max(first.rows, min(s.target.l2 // SHARE, s.target.stack) // max(1, size))
     if second.row >= len(second.names) - 1:
         return False
     block = whole_tiles(first.rows, most)

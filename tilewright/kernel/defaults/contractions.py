@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilewright.graph.pack import GROUP_DEPTH, GROUPED, register_tile
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Const, Fn, Load, Value, extent, loads, walk
+from tilewright.ir.expr import Const, Fn, Load, Value, extent, walk
+from tilewright.ir.product import Product
+from tilewright.ir.register_tile import products_of, register_tile, window_rows
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.defaults.scheduler import (
     PIECE,
@@ -20,7 +21,6 @@ from tilewright.kernel.defaults.scheduler import (
 from tilewright.kernel.defaults.tiles import Placed, Tile, fill_tile, place_tile
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Stage
-from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Store
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.steps.compute_at import ComputeAt
@@ -71,7 +71,7 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
     ops = product_operands(s.store(acc.name).value)
     assert ops is not None
     dtype = s.nest.buffer(acc.name).dtype
-    tile = register_tile(s.target.vector_bits, s.target.vector_registers, dtype)
+    tile = register_tile(s.target, dtype)
     lanes = s.target.lanes(dtype.bits)
     columns = lanes * s.choices.vectors if s.choices.vectors else tile.columns
     choice = _lane_choice(s, acc, ops, columns)
@@ -82,38 +82,24 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
     # Only an instruction loads rows in vectors; elsewhere it matters no more how they lie.
     beside = _beside(s, acc, ops, row) and _loads_rows(s)
     group = _group(acc, ops)
-    large = bool(group) and _in_tiles(s, acc, ops, group, width)
+    product = _tile_product(s, acc, ops, group, width) if group else None
     wide = extent(acc.axes[col])
-    if not group:
+    if group:
+        tile = register_tile(s.target, dtype, product=product)
+    else:
         fits = min(width, -(-wide // lanes) * lanes) if isinstance(wide, int) else width
-        tile = register_tile(s.target.vector_bits, s.target.vector_registers, dtype, fits)
-    rows = GROUPED.rows if large else tile.beside if beside and not group else tile.rows
+        tile = register_tile(s.target, dtype, fits)
+    rows = tile.adjacent if beside and not group else tile.rows
     names = [p.name for p in path]
     axes = [f"i{k}" for k in range(len(names))]
     vectors = max(1, width // lanes)
+    large = product is not None
     return Tile(acc.name, host, names, axes, row, col, rows, lanes, vectors, group, large)
 
 
-def _fitting(pixels: Dim, t: Tile, registers: int) -> int:
-    """Rows of a tile without a panel: those that pixels of a line fill best, then the most."""
-    most = max(1, min(8, (registers - 4 * t.vectors) // t.vectors))  # beside what a window reads
-    if not isinstance(pixels, int):
-        return most
-    heights = range(most, most // 2, -1)
-    return min(heights, key=lambda r: -(-pixels // r) * r)
-
-
 def _loads_rows(s: Scheduler) -> bool:
-    """Has the target an instruction for rows that lie beside each other?"""
-    for name in s.target.instructions:
-        i = INTRINSICS[name]
-        (stage,) = i.group.stages
-        for x in loads(stage.value):
-            last = x.index[-1]
-            if x.source == "a" and i.maps["a"][-1] == 1 and D.is_sym(last):
-                if D.the_sym(last) is stage.axes[0]:
-                    return True
-    return False
+    """Has the target an instruction for rows that are adjacent in memory?"""
+    return any(p.loads == "rows" for p in s.target.products)
 
 
 def _group(acc: Stage, ops: tuple[Load, Load]) -> int:
@@ -128,17 +114,18 @@ def _group(acc: Stage, ops: tuple[Load, Load]) -> int:
     return 0
 
 
-def _in_tiles(s: Scheduler, acc: Stage, ops: tuple[Load, Load], group: int, width: int) -> bool:
-    """Has the target an instruction with tiles of its own for the sums, and do they fill it?"""
+def _tile_product(
+    s: Scheduler, acc: Stage, ops: tuple[Load, Load], group: int, width: int
+) -> Product | None:
+    """The target's instruction with registers of its own for the sums, if they fill these."""
     deep = extent(acc.raxes[-1])
-    if not isinstance(deep, int) or deep % (group * GROUP_DEPTH) or width > GROUPED.columns:
-        return False
-    dtypes = {x.dtype for x in ops}
-    for name in s.target.instructions:
-        i = INTRINSICS[name]
-        if i.enter and {x.dtype for x in loads(i.group.stages[0].value)} == dtypes:
-            return True
-    return False
+    if not isinstance(deep, int):
+        return None
+    (a, b), c = (x.dtype for x in ops), s.nest.buffer(acc.name).dtype
+    for p in (*products_of(s.target, (a, b, c)), *products_of(s.target, (b, a, c))):
+        if p.tile is not None and p.group == group and width <= p.columns and deep % p.depth == 0:
+            return p
+    return None
 
 
 def schedule_contraction(
@@ -162,12 +149,12 @@ def schedule_contraction(
         # No panel serves all rows (a depthwise convolution): whole pixels are read and stored.
         t.choices = replace(s.choices, outer=s.choices.outer or "rows")
         t.window, t.vectors = True, min(t.vectors, s.choices.vectors or 2)
-        t.rows = s.choices.rows or _fitting(extent(acc.axes[row]), t, s.target.vector_registers)
+        t.rows = s.choices.rows or window_rows(s.target, t.vectors, extent(acc.axes[row]))
     beside, large = _beside(s, acc, ops, row), _large(s, acc, ops, row)
     image = row >= 1 and row - 1 != col and _one_image(acc, ops, row)
-    most = register_tile(s.target.vector_bits, s.target.vector_registers, s.group.buffer(a).dtype)
+    most = register_tile(s.target, s.group.buffer(a).dtype)
     may_copy = image and s.choices.copy is not False
-    tall = s.choices.rows or most.beside
+    tall = s.choices.rows or most.adjacent
     copy = _copied(s, acc, ops, row, tall, beside) if may_copy else None
     # Only an instruction loads rows in vectors; elsewhere it matters no more how they lie.
     beside = beside and _loads_rows(s)
@@ -314,7 +301,7 @@ def _walks_together(
     if any(isinstance(v, Fn) and v.name == "select" for v in walk(s.store(acc.name).value)):
         return False  # less is asked about pixels of one line
     sums = s.nest.buffer(acc.name).dtype
-    known = any(INTRINSICS[i].group.outputs[0].dtype is sums for i in s.target.instructions)
+    known = any(p.c is sums for p in s.target.products)
     if not wide or not (beside or known):
         return True
     return affine_pair(s.nest.buffer(str(x.source)), x.index, hi, lo)

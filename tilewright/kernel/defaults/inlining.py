@@ -16,7 +16,8 @@ from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Load, Value, extent, loads, rewrite, walk
-from tilewright.kernel.defaults.scheduler import EXPENSIVE, Scheduler
+from tilewright.ir.scalar import WORTH_STORING, cost_of
+from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.nest import Loop, Nest, start
 from tilewright.kernel.steps.compute_inline import ComputeInline
@@ -104,7 +105,7 @@ class _Inlined:
 
     def expensive(self, v: Value) -> bool:
         for x in operands_first(v, lambda x: x.operands(), self.costs):
-            own = isinstance(x, Fn) and x.name in EXPENSIVE
+            own = isinstance(x, Fn) and cost_of(x.name) >= WORTH_STORING
             self.costs[x] = own or any(self.costs[y] for y in x.operands())
         return self.costs[v]
 

@@ -121,7 +121,7 @@ def _side_by_side(s: Scheduler, stage: str, path: list[Loop]) -> int:
     if cost(s.store(stage).value) or s.choices.lanes is not None:
         return lanes
     size = s.nest.buffer(stage).dtype.bits
-    most = max(lanes, s.target.vector_bits // max(size, 32) * (s.target.vector_registers // 2))
+    most = max(lanes, s.target.lanes(max(size, 32)) * (s.target.vector_registers // 2))
     extent = path[-1].extent
     others = 1
     for p in path[:-1]:

@@ -9,6 +9,7 @@ from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.expr import Fn, Index, Load, Value, extent, loads, walk
+from tilewright.ir.scalar import WORTH_STORING, cost_of
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.dependence import linear_index
@@ -33,12 +34,8 @@ from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.vectorize import Vectorize
 
-# Functions worth computing once rather than in every reader.
-EXPENSIVE = frozenset(
-    "exp exp2 expm1 log log2 log10 log1p tanh sigmoid sin cos tan asin acos atan atan2 "
-    "sinh cosh asinh acosh atanh erf erfc "
-    "erfinv lgamma digamma pow rem mod floordiv".split()
-)
+# Registers that a polynomial of one vector takes, with its coefficients.
+POLYNOMIAL = 8
 # A piece of parallel work should cost tens of microseconds: about this many simple operations.
 PIECE = 16384
 # So many pieces for each thread are enough for it to be helped when it falls behind.
@@ -121,7 +118,8 @@ class Scheduler:
 
 
 def cost(v: Value) -> int:
-    return sum(1 for x in walk(v) if isinstance(x, Fn) and x.name in EXPENSIVE)
+    """How many functions of a value are worth computing once rather than in every reader."""
+    return sum(1 for x in walk(v) if isinstance(x, Fn) and cost_of(x.name) >= WORTH_STORING)
 
 
 def store_reads(x: Store) -> list[Load]:
@@ -185,10 +183,10 @@ def lanes_for(s: Scheduler, stage: str, wide: int = 16) -> int:
     st = s.store(stage)
     dtypes = [s.nest.buffer(b.name).dtype for b, _ in accesses(s, st)]
     bits = max([min(d.bits, 64) for d in dtypes] or [32])
-    one = max(1, s.target.vector_bits // max(bits, 32))
+    one = s.target.lanes(max(bits, 32))
     # A polynomial needs registers for itself, and waits for itself unless others run beside it.
-    few = cost(st.value) and s.target.vector_registers < 32
-    return min(wide, max(one * (2 if few else 4), 4))
+    vectors = min(4, s.target.vector_registers // POLYNOMIAL) if cost(st.value) else 4
+    return min(wide, max(one * max(1, vectors), 4))
 
 
 def vector_loop(s: Scheduler, loop: str, lanes: int) -> str | None:

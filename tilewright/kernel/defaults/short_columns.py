@@ -77,7 +77,7 @@ def _phases(s: Scheduler, stage: str, red: list[str], last: str) -> int:
     walk = len(red) == 1 and can_fuse_reads(s, store, reduced.var, columns.var)
     if not walk or not isinstance(width, int) or width == 1 or s.choices.lanes is not None:
         return 1
-    one = max(1, s.target.vector_bits // max(32, min(64, s.nest.buffer(stage).dtype.bits)))
+    one = s.target.lanes(max(32, min(64, s.nest.buffer(stage).dtype.bits)))
     phases = one // gcd(one, width)
     while width * phases < one * (LEAST if cost(store.value) else BUSY):
         phases *= 2

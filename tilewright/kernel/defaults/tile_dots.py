@@ -2,7 +2,7 @@
 
 Such an instruction reads, for each column, a few steps of the sum beside each other (pairs of
 bfloat16, fours of bytes). So the second operand is packed that way where it is filled; the first
-lies in rows. Lowering asks `left_dtype` first: where no instruction multiplies the dtypes, operands
+lies in rows. Lowering asks `left_operand` first: where no instruction multiplies the dtypes, both
 are widened while they are packed, and the product is one of float32 (defaults/tile_kernels.py).
 """
 
@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 
 from tilewright.ir import dim as D
-from tilewright.ir.expr import Fn, Load, Value, extent
+from tilewright.ir.expr import Fn, Load, Value
+from tilewright.ir.product import Product
+from tilewright.ir.register_tile import Exact, exact_products, products_of, whole_tile
 from tilewright.ir.target import Target
-from tilewright.ir.types import DType, i8, i16, u8
+from tilewright.ir.types import DType
 from tilewright.kernel.defaults.scheduler import Scheduler, accesses, vector_loop
 from tilewright.kernel.dependence import linear_index
-from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Loop, Path, Store
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
@@ -27,68 +27,22 @@ from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import MAX_LANES, Vectorize
 
-# What bytes of the other sign are moved by, so that all of them stay in range.
-SHIFT = 128
 # Lanes of the loops around products: panels of a multiple are walked through in whole vectors.
 WHOLE = 16
 Sizes = tuple[int, int, int]  # rows, columns and steps of the sum
 
 
-@dataclass(frozen=True)
-class Grouped:
-    """An instruction that multiplies tiles of such dtypes, `group` steps of the sum at a time."""
-
-    name: str
-    dtypes: tuple[DType, DType, DType]
-    group: int
-    rows: int  # at most
-    columns: tuple[int, int]  # at least and at most
-    multiple: int  # of columns
-    deep: int  # steps of the sum are a multiple of this
-    tiles: bool  # sums in tiles of its own, not in vectors
-
-    def takes(self, sizes: Sizes) -> bool:
-        _, columns, deep = sizes
-        return columns >= self.columns[0] and columns % self.multiple == 0 and deep % self.deep == 0
+def _known(target: Target, dtypes: tuple[DType, DType, DType], sizes: Sizes) -> Iterator[Product]:
+    _, columns, deep = sizes
+    return (p for p in products_of(target, dtypes) if p.group > 1 and p.takes(columns, deep))
 
 
-@cache
-def _grouped(name: str) -> Grouped | None:
-    i = INTRINSICS[name]
-    (stage,) = i.group.stages
-    axes = (*stage.axes, *stage.raxes)
-    if len(axes) != 4:
-        return None
-    a, b, c = i.group.buffers
-    steps, few = (extent(r) for r in axes[2:])
-    least = max(D.bounds(steps)[0], i.multiples.get("k", 1))
-    group = D.bounds(few)[1]
-    rows, columns = (D.bounds(d) for d in c.shape)
-    return Grouped(
-        name,
-        (a.dtype, b.dtype, c.dtype),
-        group,
-        rows[1],
-        columns,
-        i.multiples.get("j", 1),
-        group * least,
-        bool(i.enter),
-    )
-
-
-def _known(target: Target, dtypes: tuple[DType, DType, DType], sizes: Sizes) -> Iterator[Grouped]:
-    for name in target.instructions:
-        g = _grouped(name)
-        if g is not None and g.dtypes == dtypes and g.takes(sizes):
-            yield g
-
-
-def left_dtype(target: Target, dtypes: tuple[DType, DType, DType], sizes: Sizes) -> DType | None:
-    """What the first operand has to be for an instruction that multiplies exactly: itself, bytes of
-    the other sign (moved by SHIFT) or wider ones. None where there is no instruction."""
-    a, b, c = dtypes
-    choices = [a, u8 if a is i8 else i8, i16] if a in (i8, u8) else [a]
-    return next((d for d in choices if any(_known(target, (d, b, c), sizes))), None)
+def left_operand(target: Target, dtypes: tuple[DType, DType, DType], sizes: Sizes) -> Exact | None:
+    """What the first operand becomes for an instruction that adds up groups of products exactly.
+    None where there is no instruction."""
+    _, columns, deep = sizes
+    found = exact_products(target, dtypes)
+    return next((e for e in found if e.product.group > 1 and e.product.takes(columns, deep)), None)
 
 
 # ---- the schedule
@@ -98,7 +52,7 @@ def left_dtype(target: Target, dtypes: tuple[DType, DType, DType], sizes: Sizes)
 class Products:
     """Stages that an instruction computes, and the buffers that are packed for them."""
 
-    chosen: dict[str, tuple[Grouped, tuple[int, int]]] = field(default_factory=dict)
+    chosen: dict[str, tuple[Product, tuple[int, int]]] = field(default_factory=dict)
     packed: dict[str, tuple[int, int]] = field(default_factory=dict)  # group and columns
     rows: set[str] = field(default_factory=set)  # first operands
 
@@ -138,7 +92,7 @@ class Products:
         s.do(Split(over.name, g.group))
         inside = [x for x in (tall, wide, f"{over.name}.0", f"{over.name}.1") if x]
         order = Reorder((*across, *down, *inside))
-        if s.attempt(order) and s.attempt(Tensorize(inside[0], g.name)):
+        if s.attempt(order) and s.attempt(Tensorize(inside[0], g.instruction)):
             return True
         s.nest, s.trace[:] = saved
         return False
@@ -175,7 +129,10 @@ def grouped_products(
         if g is None:
             continue
         known = out.packed.get(panel)
-        height, width = _tile(s.target, g, p.sizes)
+        tile = whole_tile(s.target, g, *p.sizes[:2])
+        if tile is None:
+            continue
+        height, width = tile
         if known is None and s.attempt(Relayout(panel, _map(len(p.b.index), g, width))):
             out.packed[panel] = g.group, width
         elif known is not None and p.rows is None:
@@ -243,30 +200,8 @@ def _operands(v: Value) -> tuple[Load, Load] | None:
     return (a, b) if isinstance(a, Load) and isinstance(b, Load) else None
 
 
-def _map(rank: int, g: Grouped, width: int) -> str:
+def _map(rank: int, g: Product, width: int) -> str:
     """Panels of columns; in each, groups of steps; in each, for each column, its steps."""
     batch = [f"z{k}" for k in range(rank - 2)]
     to = [*batch, f"j//{width}", f"k//{g.group}", f"j%{width}", f"k%{g.group}"]
     return f"{', '.join([*batch, 'k', 'j'])} -> {', '.join(to)}"
-
-
-def _tile(target: Target, g: Grouped, sizes: Sizes) -> tuple[int, int]:
-    """Rows and columns of sums: whole tiles, as many sums as there is room for, then as little to
-    load for each."""
-    rows, columns, _ = sizes
-    heights = [n for n in range(1, min(rows, g.rows) + 1) if rows % n == 0]
-    widths = [
-        n
-        for n in range(g.multiple, min(columns, g.columns[1]) + 1, g.multiple)
-        if columns % n == 0 and n >= g.columns[0]
-    ]
-    if g.tiles:
-        return max(heights), max(widths)
-    room = target.vector_registers - target.vector_registers // 4
-
-    def worth(tile: tuple[int, int]) -> tuple[bool, int, float]:
-        vectors = tile[1] // g.multiple
-        sums = tile[0] * vectors
-        return sums <= room, min(sums, 16), -(vectors + tile[0]) / sums
-
-    return max(((h, w) for h in heights for w in widths), key=worth)

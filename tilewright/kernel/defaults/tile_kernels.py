@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Load, loads
 from tilewright.ir.expr import walk as walk_value
+from tilewright.ir.register_tile import products_of, whole_tile
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.rows import reduction_lanes
 from tilewright.kernel.defaults.scheduler import Scheduler, accesses, lanes_for, vector_loop
 from tilewright.kernel.defaults.tile_dots import grouped_products
 from tilewright.kernel.defaults.windows import Windows
 from tilewright.kernel.dependence import linear_index
-from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import (
     TENSOR,
     WAITS,
@@ -322,11 +322,10 @@ def _chosen(
     rows, columns = own[-3].extent, own[-2].extent
     if not (isinstance(columns, int) and isinstance(rows, int)):
         return None
-    dtype = s.nest.buffer(store.buffer).dtype.name
-    known = [(n, limits) for n in s.target.instructions if (limits := _limits(n, dtype))]
-    if not known:
-        return None
-    return _register_tile(s.target, (rows, columns), known[0][1]), [n for n, _ in known]
+    sums = s.nest.buffer(store.buffer).dtype
+    known = [p for p in products_of(s.target, (sums, sums, sums)) if p.group == 1]
+    tile = whole_tile(s.target, known[0], rows, columns) if known else None
+    return None if tile is None else (tile, [p.instruction for p in known])
 
 
 def _product(s: Scheduler, stage: str, store: Store, own: list[Loop]) -> bool:
@@ -376,38 +375,3 @@ def _rows_together(s: Scheduler, store: Store, rows: Loop, over: Loop, height: i
     most = max(s.target.l1 // 2 // row, height)
     fitting = [n for n in range(height, rows.extent, height) if rows.extent % n == 0 and n <= most]
     return max(fitting) if fitting and most < rows.extent else None
-
-
-def _limits(instruction: str, dtype: str) -> tuple[int, int] | None:
-    """The most rows and columns of an instruction that multiplies and adds such numbers."""
-    (stage,) = INTRINSICS[instruction].group.stages
-    c = INTRINSICS[instruction].group.buffer(stage.name)
-    if c.dtype.name != dtype or len((*stage.axes, *stage.raxes)) != 3:
-        return None
-    rows, columns = (D.bounds(d)[1] for d in c.shape)
-    return rows, columns
-
-
-def _register_tile(
-    target: Target, extents: tuple[int, int], limits: tuple[int, int]
-) -> tuple[int, int]:
-    """Rows and columns of sums in registers: whole tiles if there are any, then as many sums as
-    hide an instruction's latency, then as little to load for each."""
-    lanes = target.lanes(32)
-    most = target.vector_registers - target.vector_registers // 4
-
-    def fits(extent: int, limit: int, step: int) -> list[int]:
-        sizes = list(range(step, min(extent, limit) + 1, step)) or [min(extent, limit)]
-        return [n for n in sizes if extent % n == 0] or sizes[-1:]
-
-    def worth(tile: tuple[int, int]) -> tuple[bool, float]:
-        height, width = tile
-        vectors = -(-width // lanes)
-        sums = height * vectors
-        loads = vectors + height / lanes
-        return sums <= most, min(sums, 16) - loads * 16 / max(sums, 1)
-
-    found = [
-        (h, w) for h in fits(extents[0], limits[0], 1) for w in fits(extents[1], limits[1], lanes)
-    ]
-    return max(found, key=worth)

@@ -14,13 +14,11 @@ from collections.abc import Callable
 import numpy as np
 
 from tilewright.ir.expr import Const, Fn, Value, cast, const, fn
-from tilewright.ir.scalar import applied
+from tilewright.ir.scalar import SCALARS, applied
 from tilewright.ir.types import DType
 from tilewright.rewrites.facts import holds_exactly
 
 ROUNDINGS = ("floor", "ceil", "trunc", "round")
-# Rounded correctly wherever they are computed, so that constants may be computed here.
-CORRECTLY_ROUNDED = frozenset("add sub mul div neg abs max min sqrt".split()) | {*ROUNDINGS}
 # Of arguments that differ in the sign of a zero, the results differ in that at most: how many of
 # the arguments, from the first.
 SIGN_BLIND = {
@@ -73,7 +71,8 @@ class Floats:
         return self._applied(v.name, args, v.dtype)
 
     def _applied(self, name: str, args: tuple[Value, ...], dtype: DType) -> Value:
-        if name in CORRECTLY_ROUNDED and all(isinstance(a, Const) for a in args):
+        # The same wherever it is computed, so it may be computed here.
+        if SCALARS[name].rounded and all(isinstance(a, Const) for a in args):
             numbers = [np.array(a.value, dtype.numpy) for a in args if isinstance(a, Const)]
             with np.errstate(all="ignore"):
                 return self.canonical(const(float(applied(name, numbers, dtype)), dtype))

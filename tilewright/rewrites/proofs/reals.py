@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir.expr import Const, Fn, Value, cast, const, fn, walk
+from tilewright.ir.scalar import SCALARS
 from tilewright.rewrites.facts import holds_exactly
 from tilewright.rewrites.proofs.ieee import shortened
 from tilewright.rewrites.proofs.terms import (
@@ -32,12 +33,6 @@ from tilewright.rewrites.proofs.terms import (
 if TYPE_CHECKING:
     from tilewright.rewrites.proofs.form import Forms
 
-ODD = frozenset("sin tan asin atan sinh tanh asinh atanh erf erfinv".split())
-EVEN = frozenset("abs cos cosh".split())
-# Not defined for all real numbers; neither is a division.
-PARTIAL = frozenset(
-    "sqrt rsqrt log log2 log10 log1p pow tan asin acos acosh atanh erfinv lgamma digamma".split()
-)
 MAX_POWER = 8
 _BOUND = re.compile(r"_\d+")  # names of summed indices (element.fresh)
 
@@ -67,10 +62,11 @@ def function(forms: Forms, v: Fn) -> Terms | None:
         return forms.terms(a[0].args[0])
     if v.name == "exp":
         return ONE if not forms.simplified(forms.terms(a[0]), v.dtype) else None
-    if v.name in ODD or v.name in EVEN:
+    parity = SCALARS[v.name].parity
+    if parity:
         positive = forms.without_sign(a[0])
         if positive is not a[0]:
-            return scaled(forms.terms(fn(v.name, positive)), -1 if v.name in ODD else 1)
+            return scaled(forms.terms(fn(v.name, positive)), -1 if parity == "odd" else 1)
     return None
 
 
@@ -123,7 +119,8 @@ def domain(forms: Forms, v: Value) -> set[str]:
     for x in walk(v):
         if not isinstance(x, Fn) or not x.dtype.is_float:
             continue
-        if x.name in PARTIAL and not (x.name == "pow" and _is_whole_power(x.args[1])):
+        partial = x.name != "cast" and SCALARS[x.name].partial
+        if partial and not (x.name == "pow" and _is_whole_power(x.args[1])):
             found.add(f"{x.name.removeprefix('r')}({', '.join(map(forms.text, x.args))})")
         if x.name == "div":
             found |= {f"nonzero {t}" for t in forms.factor_texts(x.args[1])}

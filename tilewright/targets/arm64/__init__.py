@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from tilewright.ir.product import TileShape
 from tilewright.ir.target import Target
-from tilewright.targets.arm64 import intrinsics as intrinsics  # declares them
+from tilewright.targets.arm64 import intrinsics
 from tilewright.targets.family import Family, Host
 
 # LLVM's detection leaves these out; the kernel tells them under other names.
@@ -28,14 +29,26 @@ _RATES: dict[str, Any] = {
 }
 
 
-_FMA = ("arm64.fma", "arm64.fma.rows")
+# Short vectors multiply by a lane of a vector of elements, which each row keeps. Three vectors of
+# columns leave registers for that.
+_NEON: dict[str, Any] = {
+    "vector_bits": 128,
+    "vector_registers": 32,
+    "has_fma": True,
+    "tiles": (TileShape(6, 3, 8),),
+    "vector_convention": "aarch64_vector_pcs",
+}
 
 
-def _dots(features: Collection[str]) -> dict[str, Any]:
-    """Instructions that default schedules try, and the products that dot products add up."""
-    found = [(product, name) for product, name, needs in intrinsics.DOTS if needs in features]
-    names = tuple(name for _, name in found)
-    return {"instructions": (*names, *_FMA), "dots": tuple(product for product, _ in found)}
+def _features(features: Collection[str]) -> dict[str, Any]:
+    """What features add."""
+    dots = (p for p, needs in intrinsics.DOTS if needs in features)
+    return {
+        "products": (*dots, *intrinsics.FMA),
+        "has_f16": "+fullfp16" in features,
+        "has_bf16": "+bf16" in features,
+        "has_masks": "+sve" in features,
+    }
 
 
 def describe(host: Host) -> Target:
@@ -48,15 +61,12 @@ def describe(host: Host) -> Target:
         triple=host.cpu.triple,
         cpu=host.cpu.cpu,
         features=features,
-        vector_bits=128,
-        vector_registers=32,
-        has_fma=True,
-        has_f16="+fullfp16" in features,
         l1=host.caches.l1,
         l2=host.caches.l2,
         l3=host.caches.l3,
         cores=host.cores,
-        **_dots(features),
+        **_NEON,
+        **_features(features),
         **_RATES,
     )
 
@@ -70,10 +80,8 @@ FAMILY = Family(
             "aarch64-unknown-linux-gnu",
             "generic",
             ("+fp-armv8", "+neon"),
-            vector_bits=128,
-            vector_registers=32,
-            has_fma=True,
-            instructions=_FMA,
+            **_NEON,
+            **_features(()),
             **_RATES,
         ),
     ),

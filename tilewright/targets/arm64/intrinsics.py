@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from tilewright.kernel.intrinsic import ANY, Intrinsic, declare, grouped_product
+from tilewright.ir.product import Product
+from tilewright.ir.types import bf16, f32, i8, i32, u8
+from tilewright.kernel.intrinsic import Intrinsic, declare, declare_product
 from tilewright.llvm.products import DotTile, FmaTile, dot, dot_call
 
 
-def _fma(name: str, along: str) -> None:
-    """Products of rows and columns; a is loaded in vectors along k, or along its rows."""
-    shape, index = ("rows,depth", "c.i,c.k") if along == "k" else ("depth,rows", "c.k,c.i")
-    declare(
-        Intrinsic(
-            name,
-            f"""
-group fma where rows: 1..8, columns: 4..16, depth: 1..
-  in a: f32[{shape}]
-  in b: f32[depth,columns]
-  out c: f32[rows,columns]
-  c[c.i,c.j] add= a[{index}] * b[c.k,c.j] for c.i in rows, c.j in columns, c.k in depth
-""",
-            {"a": (ANY, 1), "b": (ANY, 1), "c": (ANY, 1)},
-            FmaTile(4, along),
-            ("declare <4 x float> @llvm.fma.v4f32(<4 x float>, <4 x float>, <4 x float>)",),
-            multiples={"j": 4},
-            dynamic=("i", "k"),
-            exact=False,
-            ahead=FmaTile(4, along),
-        )
+def _fma(name: str, loads: str) -> Product:
+    """Products of rows and columns; a is loaded in vectors along the sum, or along its rows."""
+    return declare_product(
+        Product(name, f32, f32, f32, rows=8, columns=16, lanes=4, loads=loads),
+        FmaTile(4, "k" if loads == "sum" else "i"),
+        ("declare <4 x float> @llvm.fma.v4f32(<4 x float>, <4 x float>, <4 x float>)",),
     )
 
 
-_fma("arm64.fma", "k")
-_fma("arm64.fma.rows", "i")
+FMA = (_fma("arm64.fma", "sum"), _fma("arm64.fma.rows", "rows"))
 
 
 def _dot(name: str, a: str, b: str, feature: str, accumulator: str, width: int) -> None:
@@ -67,43 +53,28 @@ _dot("udot", "u8", "u8", "dotprod", "i32", 4)
 _dot("usdot", "u8", "i8", "i8mm", "i32", 4)
 _dot("bfdot", "bf16", "bf16", "bf16", "f32", 2)
 
-# What default schedules multiply with: product, instruction, feature.
-DOTS: list[tuple[str, str, str]] = []
+# Dot products that default schedules multiply with, and the feature that each needs.
+DOTS: list[tuple[Product, str]] = []
 
 
-def _dots(name: str, product: str, feature: str, swapped: bool = False) -> None:
-    """A register tile of dot products, such as `i8*i8>i32`: groups of 32 bits of the first, four
-    of which are loaded at once and multiplied lane by lane."""
-    a, _, rest = product.partition("*")
-    b, _, c = rest.partition(">")
-    group = 2 if a == "bf16" else 4
-    operand = "<8 x bfloat>" if group == 2 else "<16 x i8>"
-    types = "v4f32.v8bf16" if group == 2 else "v4i32.v16i8"
-    sums = "float" if c == "f32" else "i32"
+def _dots(name: str, p: Product, feature: str, swapped: bool = False) -> None:
+    """A register tile of dot products: groups of 32 bits of the first operand, four of which are
+    loaded at once and multiplied lane by lane."""
+    operand = "<8 x bfloat>" if p.group == 2 else "<16 x i8>"
+    types = "v4f32.v8bf16" if p.group == 2 else "v4i32.v16i8"
+    sums = "i32" if p.c.is_int else "float"
     function, v = f"@llvm.aarch64.neon.{name}.{types}", f"<4 x {sums}>"
     # The operand that lanes are picked from comes last.
     call = dot_call(function, sums, 4, operand, swapped=not swapped)
-    tile = DotTile(4, sums, (4 // group, 4 // group), operand, call, picks=True)
-    own = f"arm64.{name}.{'first' if swapped else 'tile'}"
-    declare(
-        Intrinsic(
-            own,
-            grouped_product((a, b, c), group, "rows: 1..8, columns: 4..12, depth: 1.."),
-            {"a": (ANY, 1), "b": (ANY, group, 1), "c": (ANY, 1)},
-            tile,
-            (f"declare {v} {function}({v}, {operand}, {operand})",),
-            (feature,),
-            {"j": 4},
-            ("i", "k"),
-            exact=c == "i32",
-            ahead=tile,
-        )
-    )
-    DOTS.append((product, own, f"+{feature}"))
+    tile = DotTile(4, sums, (p.a.bytes, p.b.bytes), operand, call, picks=True)
+    declare_product(p, tile, (f"declare {v} {function}({v}, {operand}, {operand})",), (feature,))
+    DOTS.append((p, f"+{feature}"))
 
 
-_dots("sdot", "i8*i8>i32", "dotprod")
-_dots("udot", "u8*u8>i32", "dotprod")
-_dots("usdot", "i8*u8>i32", "i8mm")
-_dots("usdot", "u8*i8>i32", "i8mm", swapped=True)
-_dots("bfdot", "bf16*bf16>f32", "bf16")
+_BYTES = {"group": 4, "rows": 8, "columns": 12, "lanes": 4}
+_HALVES = {"group": 2, "rows": 8, "columns": 12, "lanes": 4}
+_dots("sdot", Product("arm64.sdot.tile", i8, i8, i32, **_BYTES), "dotprod")
+_dots("udot", Product("arm64.udot.tile", u8, u8, i32, **_BYTES), "dotprod")
+_dots("usdot", Product("arm64.usdot.tile", i8, u8, i32, **_BYTES), "i8mm")
+_dots("usdot", Product("arm64.usdot.first", u8, i8, i32, **_BYTES), "i8mm", swapped=True)
+_dots("bfdot", Product("arm64.bfdot.tile", bf16, bf16, f32, **_HALVES), "bf16")

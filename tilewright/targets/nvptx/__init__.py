@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.base.errors import Unsupported
+from tilewright.ir.product import TileShape
 from tilewright.ir.target import Grid, Target
 from tilewright.llvm import nvvm
 from tilewright.targets.family import Family, Host
@@ -30,6 +31,8 @@ def _preset(name: str, cpu: str, l2: int, grid: Grid) -> Target:
         vector_registers=64,
         has_fma=True,
         has_f16=True,
+        has_bf16="bf16" in grid.has,
+        tiles=(TileShape(14, 3, 8),),
         l1=grid.shared,
         l2=l2,
         l3=l2,

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
+from tilewright.ir.product import Product, TileShape
 from tilewright.ir.target import Target
 from tilewright.targets.family import Family, Host
-from tilewright.targets.x86 import intrinsics as intrinsics  # declares them
+from tilewright.targets.x86 import intrinsics
 
 _TRIPLE = "x86_64-unknown-linux-gnu"
 _V3 = ("+avx", "+avx2", "+bmi", "+bmi2", "+f16c", "+fma", "+lzcnt", "+movbe", "+popcnt")
@@ -29,50 +30,56 @@ def _tiles_permitted() -> bool:
         return False
 
 
-def _instructions(features: Collection[str]) -> tuple[str, ...]:
-    """What default schedules try, the best first."""
-    found = ["x86.amx.bf16"] if "+amx-bf16" in features else []
-    if "+amx-fp16" in features:
-        found.append("x86.amx.f16")
-    if "+amx-int8" in features:
-        found += [f"x86.amx.{signs}" for signs in ("s8s8", "u8s8", "s8u8", "u8u8")]
-    found += [name for _, name in _dot_products(features)]
-    if _wide(features):
-        found.append("x86.avx512.fma")
-    elif {"+avx2", "+fma"} <= set(features):
-        found.append("x86.avx2.fma")
-    return tuple(found)
-
-
 def _wide(features: Collection[str]) -> bool:
     """32-bit and 64-bit lanes need F, the narrower ones BW; a processor with F alone stays at
     AVX2."""
     return {"+avx512f", "+avx512bw", "+avx512vl", "+avx512dq"} <= set(features)
 
 
-def _dot_products(features: Collection[str]) -> list[tuple[str, str]]:
-    """Products with the instruction of the widest vectors that adds them up. Sums of pairs are for
-    processors without any of bytes."""
-    level = "x86.avx512." if _wide(features) else "x86.avx" if "+avx2" in features else "x86.sse2."
-    own = [
-        (product, name)
-        for product, name, needs in intrinsics.DOTS
-        if needs <= set(features)
-        and name.startswith(level)
-        and (_wide(features) or "512" not in name)
-    ]
-    bytes_ = any(product.startswith(("i8", "u8")) for product, _ in own)
-    return [(p, n) for p, n in own if not (bytes_ and p.startswith("i16"))]
+def _products(features: Collection[str]) -> tuple[Product, ...]:
+    """What default schedules multiply with, the best first: tiles, dot products, multiply-adds."""
+    found = [p for p, needs in intrinsics.TILES if needs in features]
+    found += _dot_products(features)
+    if _wide(features):
+        found.append(intrinsics.AVX512_FMA)
+    elif {"+avx2", "+fma"} <= set(features):
+        found.append(intrinsics.AVX2_FMA)
+    return tuple(found)
 
 
-def _products(features: Collection[str]) -> dict[str, Any]:
-    """What a target says of instructions and products."""
-    tiles = ["bf16"] if "+amx-bf16" in features else []
-    tiles += ["i8", "u8"] if "+amx-int8" in features else []
+def _dot_products(features: Collection[str]) -> list[Product]:
+    """Dot products of the widest vectors that there are. Sums of pairs are for processors without
+    any of bytes."""
+    lanes = _vectors(features)["vector_bits"] // 32
+    known = [p for p, needs in intrinsics.DOTS if needs <= set(features) and p.lanes == lanes]
+    bytes_ = any(p.a.bytes == 1 for p in known)
+    return [p for p in known if not (bytes_ and p.a.is_int and p.a.bytes == 2)]
+
+
+# Every step of a sum loads the columns' vectors, and one element per row, which is spread over a
+# vector where it is loaded. Two vectors per row hide that, three where there are registers for
+# them. More rows than these win nothing.
+_FEW_TILES = (TileShape(6, 2, 6), TileShape(14, 1, 8))
+_MANY_TILES = (TileShape(8, 3, 8), TileShape(14, 2, 8), TileShape(14, 1, 8))
+
+
+def _vectors(features: Collection[str]) -> dict[str, Any]:
+    """The widest vectors, and how many registers hold them."""
+    if _wide(features):
+        return {"vector_bits": 512, "vector_registers": 32, "tiles": _MANY_TILES}
+    bits = 256 if "+avx2" in features else 128
+    return {"vector_bits": bits, "vector_registers": 16, "tiles": _FEW_TILES}
+
+
+def _features(features: Collection[str]) -> dict[str, Any]:
+    """What a target says of instructions and vectors."""
     return {
-        "instructions": _instructions(features),
-        "grouped": tuple(tiles),
-        "dots": tuple(product for product, _ in _dot_products(features)),
+        **_vectors(features),
+        "has_fma": "+fma" in features,
+        "has_f16": "+avx512fp16" in features,
+        "has_masks": not {"+avx", "+avx512f"}.isdisjoint(features),
+        "products": _products(features),
+        **(_WIDE if "+avx2" in features else _NARROW),
     }
 
 
@@ -82,25 +89,17 @@ def describe(host: Host) -> Target:
     if "+amx-tile" in told and not _tiles_permitted():
         # Switched off, not left out: the processor's name would bring them back.
         told = tuple(f"-{f[1:]}" if f.startswith("+amx") else f for f in told)
-    features = set(told)
-    wide = _wide(features)
-    middle = "+avx2" in features
     return Target(
         name="host",
         triple=host.cpu.triple,
         cpu=host.cpu.cpu,
         features=told,
-        vector_bits=512 if wide else 256 if middle else 128,
-        vector_registers=32 if wide else 16,
-        has_fma="+fma" in features,
-        has_f16="+avx512fp16" in features,
-        **_products(features),
+        **_features(told),
         l1=host.caches.l1,
         l2=host.caches.l2,
         l3=host.caches.l3,
         cores=host.cores,
-        rated=wide,  # measured on a server with AVX-512, nowhere else yet
-        **(_WIDE if middle else _NARROW),
+        rated=_wide(told),  # measured on a server with AVX-512, nowhere else yet
     )
 
 
@@ -108,38 +107,16 @@ FAMILY = Family(
     "x86",
     ("x86_64",),
     (
-        Target(
-            "x86-64",
-            _TRIPLE,
-            "x86-64",
-            vector_bits=128,
-            vector_registers=16,
-            **_products(()),
-            **_NARROW,
-        ),
-        Target(
-            "x86-64-v3",
-            _TRIPLE,
-            "x86-64-v3",
-            _V3,
-            vector_bits=256,
-            vector_registers=16,
-            has_fma=True,
-            **_products(_V3),
-            **_WIDE,
-        ),
+        Target("x86-64", _TRIPLE, "x86-64", **_features(())),
+        Target("x86-64-v3", _TRIPLE, "x86-64-v3", _V3, **_features(_V3)),
         Target(
             "x86-64-v4",
             _TRIPLE,
             "x86-64-v4",
             _V4,
-            vector_bits=512,
-            vector_registers=32,
-            has_fma=True,
             l2=1024 * 1024,
             rated=True,
-            **_products(_V4),
-            **_WIDE,
+            **_features(_V4),
         ),
     ),
     describe,

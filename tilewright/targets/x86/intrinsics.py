@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from tilewright.kernel.intrinsic import ANY, Intrinsic, Sizes, declare, grouped_product
+from tilewright.ir.product import Product
+from tilewright.ir.types import DType, bf16, f16, f32, i8, i16, i32, u8
+from tilewright.kernel.intrinsic import Emission, Intrinsic, Sizes, declare, declare_product
 from tilewright.llvm.products import DotTile, FmaTile, Multiply, dot, dot_call, pair_call
 
 
-def _fma(name: str, lanes: int, rows: int, feature: str) -> None:
+def _fma(name: str, lanes: int, feature: str) -> Product:
     v = f"<{lanes} x float>"
-    declare(
-        Intrinsic(
-            name,
-            f"""
-group fma where rows: 1..{rows}, columns: {lanes}..{3 * lanes}, depth: 1..
-  in a: f32[rows,depth]
-  in b: f32[depth,columns]
-  out c: f32[rows,columns]
-  c[c.i,c.j] add= a[c.i,c.k] * b[c.k,c.j] for c.i in rows, c.j in columns, c.k in depth
-""",
-            {"a": (ANY, ANY), "b": (ANY, 1), "c": (ANY, 1)},
-            FmaTile(lanes),
-            (f"declare {v} @llvm.fma.v{lanes}f32({v}, {v}, {v})",),
-            (feature,),
-            {"j": lanes},
-            ("i", "k"),
-            exact=False,
-            ahead=FmaTile(lanes),
-        )
-    )
+    p = Product(name, f32, f32, f32, rows=14, columns=3 * lanes, lanes=lanes, loads="each")
+    declares = (f"declare {v} @llvm.fma.v{lanes}f32({v}, {v}, {v})",)
+    return declare_product(p, FmaTile(lanes), declares, (feature,))
 
 
-_fma("x86.avx2.fma", 8, 14, "fma")
-_fma("x86.avx512.fma", 16, 14, "avx512f")
+AVX2_FMA = _fma("x86.avx2.fma", 8, "fma")
+AVX512_FMA = _fma("x86.avx512.fma", 16, "avx512f")
 
 
 def _dot(name: str, function: str, types: tuple[str, str, str], feature: str) -> None:
@@ -66,88 +49,72 @@ group dot where columns: 16..64
 _dot("x86.vpdpbusd", "@llvm.x86.avx512.vpdpbusd.512", ("u8", "i8", "i32"), "avx512vnni")
 _dot("x86.vdpbf16ps", "@llvm.x86.avx512bf16.dpbf16ps.512", ("bf16", "bf16", "f32"), "avx512bf16")
 
-# What default schedules multiply with: product, instruction, features. Wide vectors first.
-DOTS: list[tuple[str, str, frozenset[str]]] = []
+Dtypes = tuple[DType, DType, DType]
+# Dot products that default schedules multiply with, and the features that each needs.
+DOTS: list[tuple[Product, frozenset[str]]] = []
 
 
 def _dots(
-    name: str, product: str, lanes: int, multiply: Multiply, rows: int, *features: str
+    name: str, dtypes: Dtypes, lanes: int, multiply: Multiply, declared: str, *features: str
 ) -> None:
-    """A register tile of dot products, such as `u8*i8>i32`: groups of 32 bits of the first."""
-    a, _, rest = product.partition("*")
-    b, _, c = rest.partition(">")
-    bytes_a, bytes_b = (2 if x in ("bf16", "i16") else 1 for x in (a, b))
-    group, most = 4 // bytes_a, 3 if rows > 6 else 2
-    element = "bfloat" if b == "bf16" else "i8"
-    sums = "i32" if c == "i32" else "float"
+    """A register tile of dot products: groups of 32 bits of the first operand."""
+    a, b, c = dtypes
+    rows, most = (8, 3) if lanes == 16 else (6, 2)
+    p = Product(name, a, b, c, 4 // a.bytes, rows, most * lanes, lanes)
+    element = "bfloat" if b is bf16 else "i8"
     # Products apart from their sums would be added up before they join these, and take registers
     # that a tile does not leave: one group after the other.
-    step = 1 if a == "i16" else 4
-    operand = f"<{group * lanes} x {element}>"
-    tile = DotTile(lanes, sums, (bytes_a, bytes_b), operand, multiply, step=step)
-    where = f"rows: 1..{rows}, columns: {lanes}..{most * lanes}, depth: 1.."
-    declare(
-        Intrinsic(
-            name,
-            grouped_product((a, b, c), group, where),
-            {"a": (ANY, 1), "b": (ANY, group, 1), "c": (ANY, 1)},
-            tile,
-            (_DECLARED[name],),
-            features,
-            {"j": lanes},
-            ("i", "k"),
-            exact=c == "i32",
-            ahead=tile,
-        )
-    )
-    DOTS.append((product, name, frozenset(f"+{f}" for f in features)))
+    step = 1 if a is i16 else 4
+    operand = f"<{p.group * lanes} x {element}>"
+    sums = "i32" if c.is_int else "float"
+    tile = DotTile(lanes, sums, (a.bytes, b.bytes), operand, multiply, step=step)
+    declare_product(p, tile, (declared,), features)
+    DOTS.append((p, frozenset(f"+{f}" for f in features)))
 
 
-_DECLARED: dict[str, str] = {}
-
-
-def _bytes(name: str, function: str, lanes: int, rows: int, *features: str) -> None:
+def _bytes(name: str, function: str, lanes: int, *features: str) -> None:
     """Unsigned times signed bytes, whichever of them is spread."""
     v, operand = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
-    for product, swapped in (("u8*i8>i32", False), ("i8*u8>i32", True)):
-        own = f"{name}.{'s8u8' if swapped else 'u8s8'}"
-        _DECLARED[own] = f"declare {v} {function}({v}, {operand}, {operand})"
+    declared = f"declare {v} {function}({v}, {operand}, {operand})"
+    for own, dtypes, swapped in (
+        (f"{name}.u8s8", (u8, i8, i32), False),
+        (f"{name}.s8u8", (i8, u8, i32), True),
+    ):
         call = dot_call(function, "i32", lanes, operand, swapped)
-        _dots(own, product, lanes, call, rows, *features)
+        _dots(own, dtypes, lanes, call, declared, *features)
 
 
-def _signed_bytes(name: str, lanes: int, rows: int, feature: str) -> None:
+def _signed_bytes(name: str, lanes: int, feature: str) -> None:
     v, operand = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
     function = f"@llvm.x86.avx2.vpdpbssd.{32 * lanes}"
-    _DECLARED[name] = f"declare {v} {function}({v}, {operand}, {operand})"
-    _dots(name, "i8*i8>i32", lanes, dot_call(function, "i32", lanes, operand), rows, feature)
+    declared = f"declare {v} {function}({v}, {operand}, {operand})"
+    _dots(name, (i8, i8, i32), lanes, dot_call(function, "i32", lanes, operand), declared, feature)
 
 
-def _pairs(name: str, function: str, lanes: int, rows: int, *features: str) -> None:
+def _pairs(name: str, function: str, lanes: int, *features: str) -> None:
     """Two products of 16 bits each; eight bits are widened where they are read."""
     v, pairs = f"<{lanes} x i32>", f"<{2 * lanes} x i16>"
-    for b, extension in (("i8", "sext"), ("u8", "zext")):
-        own = f"{name}.{b}"
-        _DECLARED[own] = f"declare {v} {function}({pairs}, {pairs})"
+    declared = f"declare {v} {function}({pairs}, {pairs})"
+    for b, extension in ((i8, "sext"), (u8, "zext")):
         call = pair_call(function, lanes, extension)
-        _dots(own, f"i16*{b}>i32", lanes, call, rows, *features)
+        _dots(f"{name}.{b}", (i16, b, i32), lanes, call, declared, *features)
 
 
-def _halves(name: str, lanes: int, rows: int, feature: str) -> None:
+def _halves(name: str, lanes: int, feature: str) -> None:
     v, operand = f"<{lanes} x float>", f"<{2 * lanes} x bfloat>"
     function = f"@llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
-    _DECLARED[name] = f"declare {v} {function}({v}, {operand}, {operand})"
+    declared = f"declare {v} {function}({v}, {operand}, {operand})"
     call = dot_call(function, "float", lanes, operand)
-    _dots(name, "bf16*bf16>f32", lanes, call, rows, feature)
+    _dots(name, (bf16, bf16, f32), lanes, call, declared, feature)
 
 
-_signed_bytes("x86.avx.vpdpbssd", 8, 6, "avxvnniint8")
-_bytes("x86.avx512.vpdpbusd", "@llvm.x86.avx512.vpdpbusd.512", 16, 8, "avx512vnni")
-_bytes("x86.avx.vpdpbusd", "@llvm.x86.avx512.vpdpbusd.256", 8, 6, "avxvnni")
-_pairs("x86.avx512.vpmaddwd", "@llvm.x86.avx512.pmaddw.d.512", 16, 8, "avx512bw")
-_pairs("x86.avx2.vpmaddwd", "@llvm.x86.avx2.pmadd.wd", 8, 6, "avx2")
-_pairs("x86.sse2.pmaddwd", "@llvm.x86.sse2.pmadd.wd", 4, 6)
-_halves("x86.avx512.vdpbf16ps", 16, 8, "avx512bf16")
+_signed_bytes("x86.avx.vpdpbssd", 8, "avxvnniint8")
+_bytes("x86.avx512.vpdpbusd", "@llvm.x86.avx512.vpdpbusd.512", 16, "avx512vnni")
+_bytes("x86.avx.vpdpbusd", "@llvm.x86.avx512.vpdpbusd.256", 8, "avxvnni")
+_pairs("x86.avx512.vpmaddwd", "@llvm.x86.avx512.pmaddw.d.512", 16, "avx512bw")
+_pairs("x86.avx2.vpmaddwd", "@llvm.x86.avx2.pmadd.wd", 8, "avx2")
+_pairs("x86.sse2.pmaddwd", "@llvm.x86.sse2.pmadd.wd", 4)
+_halves("x86.avx512.vdpbf16ps", 16, "avx512bf16")
 
 # Eight tiles of 16 rows of 64 bytes each (palette 1, as the manual lays the table out).
 _TILES = bytes([1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8])
@@ -168,7 +135,7 @@ def _configuration(rows: int | str, last: int) -> list[str]:
     return [*lines, "  call void @llvm.x86.ldtilecfg(ptr %tiles)"]
 
 
-def _tile_product(operation: str, element: int) -> Callable[..., str]:
+def _tile_product(operation: str, element: int) -> Emission:
     """c[i,j] += sum over k and p of a[i,k*g+p] * b[k,j,p], up to 2 by 2 tiles of sums in registers
     while k runs; `element` bytes make g of a 32-bit group. With a number of lines, the body that
     asks for them as it goes."""
@@ -264,37 +231,35 @@ def _tile_product(operation: str, element: int) -> Callable[..., str]:
     return body
 
 
-def _amx(name: str, operation: str, types: tuple[str, str, str], feature: str) -> None:
-    group = 2 if types[0] in ("bf16", "f16") else 4
-    product = _tile_product(operation, 4 // group)
-    declare(
-        Intrinsic(
-            name,
-            grouped_product(types, group, "rows: 1..32, columns: 16..32, depth: 16.."),
-            {"a": (ANY, 1), "b": (ANY, group, 1), "c": (ANY, 1)},
-            product,
-            (
-                f'@tw.tiles = internal constant [64 x i8] c"{_CONFIG}", align 64',
-                "declare void @llvm.x86.ldtilecfg(ptr)",
-                "declare void @llvm.x86.tilerelease()",
-                "declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)",
-                "declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)",
-                f"declare void @llvm.x86.{operation}(i8 immarg, i8 immarg, i8 immarg)",
-            ),
-            ("amx-tile", feature),
-            {"j": 16, "k": 16},
-            ("i",),
-            exact=types[2] == "i32",
-            enter=("call void @llvm.x86.ldtilecfg(ptr @tw.tiles)",),
-            leave=("call void @llvm.x86.tilerelease()",),
-            ahead=product,
-        )
+# Products of whole tiles, and the feature that each needs.
+TILES: list[tuple[Product, str]] = []
+
+
+def _amx(name: str, operation: str, dtypes: Dtypes, feature: str) -> None:
+    a, b, c = dtypes
+    # Two by two tiles of sums; one operation adds up 64 bytes of each row.
+    p = Product(name, a, b, c, 4 // a.bytes, 32, 32, 16, (16, 16, 16))
+    declare_product(
+        p,
+        _tile_product(operation, a.bytes),
+        (
+            f'@tw.tiles = internal constant [64 x i8] c"{_CONFIG}", align 64',
+            "declare void @llvm.x86.ldtilecfg(ptr)",
+            "declare void @llvm.x86.tilerelease()",
+            "declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)",
+            "declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)",
+            f"declare void @llvm.x86.{operation}(i8 immarg, i8 immarg, i8 immarg)",
+        ),
+        ("amx-tile", feature),
+        enter=("call void @llvm.x86.ldtilecfg(ptr @tw.tiles)",),
+        leave=("call void @llvm.x86.tilerelease()",),
     )
+    TILES.append((p, f"+{feature}"))
 
 
-_amx("x86.amx.bf16", "tdpbf16ps", ("bf16", "bf16", "f32"), "amx-bf16")
-_amx("x86.amx.f16", "tdpfp16ps", ("f16", "f16", "f32"), "amx-fp16")
-_amx("x86.amx.s8s8", "tdpbssd", ("i8", "i8", "i32"), "amx-int8")
-_amx("x86.amx.u8s8", "tdpbusd", ("u8", "i8", "i32"), "amx-int8")
-_amx("x86.amx.s8u8", "tdpbsud", ("i8", "u8", "i32"), "amx-int8")
-_amx("x86.amx.u8u8", "tdpbuud", ("u8", "u8", "i32"), "amx-int8")
+_amx("x86.amx.bf16", "tdpbf16ps", (bf16, bf16, f32), "amx-bf16")
+_amx("x86.amx.f16", "tdpfp16ps", (f16, f16, f32), "amx-fp16")
+_amx("x86.amx.s8s8", "tdpbssd", (i8, i8, i32), "amx-int8")
+_amx("x86.amx.u8s8", "tdpbusd", (u8, i8, i32), "amx-int8")
+_amx("x86.amx.s8u8", "tdpbsud", (i8, u8, i32), "amx-int8")
+_amx("x86.amx.u8u8", "tdpbuud", (u8, u8, i32), "amx-int8")

@@ -10,8 +10,8 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Fn, Load, Value, cast, const, fn, load, walk
 from tilewright.ir.scalar import neutral
-from tilewright.ir.types import DType, bf16, f16, f32, i32, i64, u8
-from tilewright.kernel.defaults.tile_dots import SHIFT, left_dtype
+from tilewright.ir.types import DType, bf16, f16, f32, i32, i64
+from tilewright.kernel.defaults.tile_dots import left_operand
 from tilewright.kernel.nest import If, Loop, Stmt, Store, wrap
 from tilewright.lang.tile import ir
 from tilewright.lang.tile.lowering.carried import Uses
@@ -198,21 +198,19 @@ def factors(
     for a, b in (both, as_bfloat16(both)):
         sizes = (a.shape[-2], b.shape[-1], a.shape[-1])
         if low.target is not None and a.dtype is not e and found is None:
-            left = left_dtype(low.target, (a.dtype, b.dtype, e), sizes)
-            found = None if left is None else (a, b, left)
+            exact = left_operand(low.target, (a.dtype, b.dtype, e), sizes)
+            found = None if exact is None else (a, b, exact)
     if found is None:
         a, b = (operand(low, t, e) for t in both)
         return a, b if a.shape[-2] < COPIED_FOR else own_copy(low, o, a, b), 0
-    a, b, left = found
-    shift = 0
-    if left is not a.dtype:
-        shift = 0 if left.bytes > a.dtype.bytes else SHIFT if left is u8 else -SHIFT
-        a = converted(a, left, low.positions)
-        if shift:
-            by = number(shift, left, a.shape)
-            a = mapped("add", (a, by), left, a.shape, low.positions)
+    a, b, exact = found
+    if exact.left is not a.dtype:
+        a = converted(a, exact.left, low.positions)
+    if exact.shift:
+        by = number(exact.shift, exact.left, a.shape)
+        a = mapped("add", (a, by), exact.left, a.shape, low.positions)
     a = low.kept(a)
-    return a, own_copy(low, o, a, b), shift
+    return a, own_copy(low, o, a, b), exact.shift
 
 
 def own_copy(low: Lowering, o: ir.Operation, a: Tile, b: Tile) -> Tile:

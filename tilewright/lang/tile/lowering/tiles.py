@@ -16,18 +16,13 @@ from math import prod
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Value, cast, const, fn, index, load
+from tilewright.ir.scalar import WORTH_KEEPING, cost_of
 from tilewright.ir.types import DTYPES, DType, b1, i32, i64
 from tilewright.lang.tile.lowering.positions import Positions, small
 
 At = tuple[Dim, ...]
 
 ASKED_AGAIN = 4  # indices at which a tile is remembered
-
-# Functions that cost more than reading a result that was kept.
-EXPENSIVE = frozenset(
-    "div exp exp2 expm1 log log2 log10 log1p tanh sin cos tan sinh cosh asin acos atan asinh acosh "
-    "atanh sqrt rsqrt sigmoid erf erfc erfinv lgamma digamma pow atan2 rem mod floordiv".split()
-)
 
 
 @dataclass(frozen=True)
@@ -114,7 +109,7 @@ def mapped(
     """A scalar function of every element."""
     ats = [a.at for a in args]
     reads = frozenset().union(*(a.reads for a in args))
-    expensive = name in EXPENSIVE or any(a.expensive for a in args)
+    expensive = cost_of(name) >= WORTH_KEEPING or any(a.expensive for a in args)
     exact = _comparison(name, args) or (lambda i: fn(name, *(at(i) for at in ats)))
     # A value that is used twice is asked for twice, and all that it is made of with it.
     exact = lru_cache(ASKED_AGAIN)(exact)

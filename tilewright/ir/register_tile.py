@@ -1,0 +1,111 @@
+"""Which instruction multiplies two operands, and which tile of sums stays in registers meanwhile.
+
+The one place that decides this. Graph passes ask it how to lay operands out, default schedules how
+to tile loops, and the tuner which other tiles are worth a try. All it knows is in the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilewright.ir.dim import Dim
+from tilewright.ir.product import Product
+from tilewright.ir.target import Target
+from tilewright.ir.types import DType, i8, i16, u8
+
+# Added to bytes of one sign to make them bytes of the other one, so that all stay in range.
+BYTE_SHIFT = 128
+BYTES = (i8, u8)
+
+
+@dataclass(frozen=True)
+class RegisterTile:
+    """Rows and columns of sums that stay in registers while they are added up; `adjacent` is the
+    number of rows where their elements are adjacent in memory and loaded in vectors."""
+
+    rows: int
+    columns: int
+    adjacent: int
+
+
+@dataclass(frozen=True)
+class Exact:
+    """An instruction for two operands, and what the left one becomes for it, exactly: `left` is its
+    new dtype, `shift` what is added to it. Each sum is then too large by `shift` times the sum of
+    the right operand's column."""
+
+    product: Product
+    left: DType
+    shift: int = 0
+
+
+def lanes_of(target: Target, dtype: DType) -> int:
+    """Sums of values of a dtype that fill one vector."""
+    return target.lanes(dtype.accumulator.bits)
+
+
+def products_of(target: Target, dtypes: tuple[DType, DType, DType]) -> Iterator[Product]:
+    """Instructions that multiply and add exactly these dtypes, the best first."""
+    return (p for p in target.products if p.dtypes == dtypes)
+
+
+def exact_products(target: Target, dtypes: tuple[DType, DType, DType]) -> Iterator[Exact]:
+    """Instructions that multiply operands of these dtypes exactly, the best first: as they are,
+    then with bytes of the other sign, then with wider ones."""
+    a, b, c = dtypes
+    lefts = [(a, 0)]
+    if a in BYTES:
+        lefts += [(u8, BYTE_SHIFT) if a is i8 else (i8, -BYTE_SHIFT), (i16, 0)]
+    for left, shift in lefts:
+        for p in products_of(target, (left, b, c)):
+            yield Exact(p, left, shift)
+
+
+def register_tile(
+    target: Target, dtype: DType, columns: int | None = None, product: Product | None = None
+) -> RegisterTile:
+    """The tile of sums of values of a dtype, if any number of rows and columns may be left over at
+    the edges; of the columns that an operand was packed in, if given; of a product's own registers,
+    if it has such."""
+    if product is not None and product.tile is not None:
+        return RegisterTile(product.rows, product.columns, product.rows)
+    lanes = lanes_of(target, dtype)
+    fitting = [t for t in target.tiles if columns is None or t.vectors * lanes <= columns]
+    t = fitting[0] if fitting else target.tiles[-1]
+    return RegisterTile(t.rows, t.vectors * lanes, t.adjacent)
+
+
+def window_rows(target: Target, vectors: int, pixels: Dim) -> int:
+    """Rows of a tile of so many vectors whose pixels share what they read (a depthwise
+    convolution): those that pixels of a line fill best, then the most. Four registers per vector
+    are for what a window reads."""
+    most = max(1, min(8, (target.vector_registers - 4 * vectors) // vectors))
+    if not isinstance(pixels, int):
+        return most
+    return min(range(most, most // 2, -1), key=lambda r: -(-pixels // r) * r)
+
+
+def in_registers(target: Target, rows: int, vectors: int) -> bool:
+    """Do the sums of a tile, a row of the other operand and an element fit the registers?"""
+    return rows * vectors + vectors < target.vector_registers
+
+
+def whole_tile(target: Target, product: Product, rows: int, columns: int) -> tuple[int, int] | None:
+    """Rows and columns of a tile of which a product of such sizes is whole ones: as many sums as
+    hide an instruction's latency and as registers hold, then as little to load for each."""
+    heights = [n for n in range(1, min(rows, product.rows) + 1) if rows % n == 0]
+    most = min(columns, product.columns)
+    widths = [n for n in range(product.lanes, most + 1, product.lanes) if columns % n == 0]
+    if not heights or not widths:
+        return None
+    if product.tile is not None:
+        return max(heights), max(widths)
+    room = target.vector_registers - target.vector_registers // 4
+
+    def worth(tile: tuple[int, int]) -> tuple[bool, int, float]:
+        height, vectors = tile[0], tile[1] // product.lanes
+        sums = height * vectors
+        return sums <= room, min(sums, 16), -(vectors + height / product.lanes) / sums
+
+    return max(((h, w) for h in heights for w in widths), key=worth)
