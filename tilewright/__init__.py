@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from tilewright.driver.program.default_passes import passes
     from tilewright.driver.program.options import Options
     from tilewright.driver.program.programs import compile_graph
+    from tilewright.driver.program.saved import load
+    from tilewright.driver.saving import save
     from tilewright.driver.te.build import build, lower
     from tilewright.driver.tile.arguments import TensorDescriptor
     from tilewright.driver.tile.autotune import Config, autotune, heuristics
@@ -55,6 +57,8 @@ __version__ = "0.1.0"
 _FACE = {
     "compile": "tilewright.driver.api",
     "refresh": "tilewright.driver.api",
+    "save": "tilewright.driver.saving",
+    "load": "tilewright.driver.program.saved",
     "explain": "tilewright.driver.looking.explain",
     "lower": "tilewright.driver.te.build",
     "build": "tilewright.driver.te.build",
@@ -116,6 +120,7 @@ __all__ = [
     "ir",
     "jit",
     "language",
+    "load",
     "lower",
     "next_power_of_2",
     "ops",
@@ -123,6 +128,7 @@ __all__ = [
     "record",
     "refresh",
     "reinterpret",
+    "save",
     "set_threads",
     "te",
     "testing",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Nest
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import compile_object
-from tilewright.runtime.native import NativeKernel
+from tilewright.runtime.native import NativeKernel, address_array, size_array
 
 
 class NestKernel(NativeKernel):
@@ -21,6 +22,12 @@ class NestKernel(NativeKernel):
         self.nest, self.text = nest, emit(nest, target)
         self.arguments: list[Buffer] = [b for b in nest.buffers if b.scope in ("in", "out")]
         super().__init__([compile_object(self.text, target)], nest.name, symbols)
+
+    def prepared(
+        self, addresses: Sequence[int], sizes: Mapping[str, int], stream: int = 0
+    ) -> Callable[[], None]:
+        """A call with these arguments. It is over when it returns: there are no streams."""
+        return partial(self.function, address_array(addresses), size_array(self.sizes(sizes)))
 
     def sizes(self, known: Mapping[str, int]) -> list[int]:
         """The sizes that a call takes, by name."""

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from tilewright.ir.node import Graph
 from tilewright.runtime.memory import aligned, require_room
 from tilewright.runtime.native import NativeKernel
-from tilewright.runtime.profile import Marks
 from tilewright.runtime.program_data import ProgramData
 from tilewright.runtime.shared import Derived, Weight, derive
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:  # what compiling needs is not loaded to run
     from tilewright.graph.cluster import Fused
     from tilewright.graph.memory import Plan
     from tilewright.ir.passes import PassRun
+    from tilewright.runtime.profile import Marks
 
 WATCHED_BYTES = 64
 

@@ -14,6 +14,7 @@ import numpy as np
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Input, Literal, Node, topological
+from tilewright.ir.target import Target
 from tilewright.ir.text import parse_graph, print_graph
 from tilewright.ir.types import DType, TensorType, to_memory
 
@@ -86,6 +87,7 @@ class ProgramData:
     dims: tuple[str, ...]  # symbols, in the order in which the entry takes their values
     entry: str
     arena: Dim  # bytes
+    target: Target  # the machine that the code is for
     images: tuple[bytes, ...]  # objects of the kernels, then that of the entry
     constants: tuple[Stored, ...] = ()
     kernels: tuple[KernelInfo, ...] = ()

@@ -23,6 +23,7 @@ from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.reader import Reader
+from tilewright.ir.target import Target
 from tilewright.ir.types import DType, TensorType, dtype_named
 from tilewright.ir.value_text import Scope, declare, dim_text, parse_dim, read_sym, sym_text
 from tilewright.runtime.memory import ALIGN, aligned
@@ -39,12 +40,20 @@ _NAMED = {
 }
 
 
-def write_record(kind: Any, value: Any) -> tuple[dict[str, Any], list[Blob]]:
-    """The JSON form of a value of this type, and its blobs."""
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A value of some type as JSON and blobs, some of which are arrays."""
+
+    head: dict[str, Any]
+    blobs: list[Blob]
+    arrays: list[int]
+
+
+def write_record(kind: Any, value: Any) -> Written:
     out = _Writing()
     body = _codec(kind).write(value, out)
     symbols = [sym_text(s) for s in declare(out.symbols)]
-    return {"symbols": symbols, "body": body}, out.blobs
+    return Written({"symbols": symbols, "body": body}, out.blobs, out.arrays)
 
 
 def read_record(kind: type[T], record: Any, blobs: Sequence[Blob]) -> T:
@@ -65,6 +74,7 @@ class _Writing:
 
     def __init__(self) -> None:
         self.blobs: list[Blob] = []
+        self.arrays: list[int] = []
         self.symbols: set[Sym] = set()
 
     def blob(self, data: Blob) -> int:
@@ -105,10 +115,16 @@ def _codec(kind: Any) -> _Codec:
     if origin in (dict, Mapping):
         return _table(of[1])
     if origin is type or kind is type:
-        return _Codec(lambda x, _: x.__name__, lambda x, _: _NAMED[x])
+        return _Codec(_write_name, lambda x, _: _NAMED[x])
     if dataclasses.is_dataclass(kind):
         return _fields(kind)
     raise TypeError(f"records have no form for {kind}")
+
+
+def _write_name(x: type, _: _Writing) -> str:
+    if _NAMED.get(x.__name__) is not x:
+        raise Invalid(f"{x.__name__} is no type of Python's own, and cannot be written to a file")
+    return x.__name__
 
 
 def _fields(kind: Any) -> _Codec:
@@ -235,7 +251,9 @@ def _read_type(x: Any, at: _Reading) -> TensorType:
 def _write_stored(x: Stored, out: _Writing) -> dict[str, Any]:
     # An array without elements has no memory to point at.
     data = memoryview(x.array.reshape(-1).view(np.uint8)) if x.array.size else b""
-    return {"dtype": x.dtype.name, "shape": list(x.array.shape), "blob": out.blob(data)}
+    where = out.blob(data)
+    out.arrays.append(where)
+    return {"dtype": x.dtype.name, "shape": list(x.array.shape), "blob": where}
 
 
 def _read_stored(x: Any, at: _Reading) -> Stored:
@@ -262,5 +280,6 @@ _SPECIAL: dict[Any, _Codec] = {
     Dim: _DIM,
     DType: _Codec(lambda x, _: x.name, lambda x, _: _dtype(x)),
     TensorType: _Codec(_write_type, _read_type),
+    Target: _Codec(lambda x, _: x.text(), lambda x, _: Target.parse(x)),
     Stored: _Codec(_write_stored, _read_stored),
 }

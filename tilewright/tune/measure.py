@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -14,9 +13,10 @@ from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Nest
-from tilewright.runtime.memory import aligned, require_room
-from tilewright.runtime.native import address_array, size_array
-from tilewright.runtime.nests import NestKernel
+from tilewright.runtime.cuda.device import device
+from tilewright.runtime.cuda.gpu import Gpu
+from tilewright.runtime.device import HOST, Device, DeviceKernel, DeviceMemory
+from tilewright.runtime.memory import require_room
 
 # Rounds of turns: a median of so many forgives a few interruptions.
 ROUNDS = 7
@@ -27,41 +27,52 @@ SAMPLE_SECONDS = 1e-3
 MOST_SETS = 4
 
 
+Launch = Callable[[], None]
+
+
 class Arguments:
     """Memory for the arguments of nests of one group: floats at random, whole numbers zero, which
     is an index into anything."""
 
-    def __init__(self, nest: Nest, target: Target) -> None:
+    def __init__(self, nest: Nest, target: Target, device: Device) -> None:
+        self.device = device
         own = [b for b in nest.buffers if b.scope in ("in", "out")]
-        sizes = [guess(b.size) * b.dtype.bytes for b in own]
-        sets = min(MOST_SETS, max(1, -(-2 * target.l2 // max(1, sum(sizes)))))
-        require_room(sets * sum(sizes), "timing a kernel")
+        bytes_of = [guess(b.size) * b.dtype.bytes for b in own]
+        sets = min(MOST_SETS, max(1, -(-2 * target.l2 // max(1, sum(bytes_of)))))
+        require_room(sets * sum(bytes_of), "timing a kernel")
         rng = np.random.default_rng(0)
-        self.kept: list[np.ndarray] = []
-        self.sets = []
-        for _ in range(sets):
-            addresses = [self._filled(b, n, rng) for b, n in zip(own, sizes, strict=True)]
-            self.sets.append(address_array(addresses))
-        values = [guess(D.as_int(s)) for s in nest.dims]
-        self.dims = size_array(values)
+        self.sets = [
+            [self._filled(b, n, rng) for b, n in zip(own, bytes_of, strict=True)]
+            for _ in range(sets)
+        ]
+        self.sizes = {s.name: guess(D.as_int(s)) for s in nest.dims}
 
-    def _filled(self, b: Buffer, size: int, rng: np.random.Generator) -> int:
-        raw, address = aligned(size)
-        self.kept.append(raw)
-        raw[:] = 0
+    def _filled(self, b: Buffer, size: int, rng: np.random.Generator) -> DeviceMemory:
+        made = self.device.allocate(size)
+        data = np.zeros(size, np.uint8)
         if b.scope == "in" and b.dtype.name in ("f32", "f64"):
-            start = address - raw.ctypes.data
-            data = raw[start : start + size].view(b.dtype.numpy)
-            data[:] = rng.standard_normal(data.size, np.float32)
-        return address
+            numbers = data.view(b.dtype.numpy)
+            numbers[:] = rng.standard_normal(numbers.size, np.float32)
+        self.device.write(made, data)
+        return made
 
-    def seconds(self, f: NestKernel, calls: int) -> float:
+    def launches(self, f: DeviceKernel) -> list[Launch]:
+        """A call of a kernel with each set."""
+        return [f.prepared([m.address for m in held], self.sizes) for held in self.sets]
+
+    def seconds(self, launches: Sequence[Launch], calls: int) -> float:
         """Of one call, in the mean of so many."""
-        numbers, sets = ctypes.addressof(self.dims), [ctypes.addressof(s) for s in self.sets]
+        self.device.synchronise()
         began = time.perf_counter()
         for k in range(calls):
-            f.function(sets[k % len(sets)], numbers)
+            launches[k % len(launches)]()
+        self.device.synchronise()
         return (time.perf_counter() - began) / calls
+
+
+def device_for(target: Target) -> Device:
+    """Where code for a target runs."""
+    return HOST if target.grid is None else Gpu(device())
 
 
 def timed(
@@ -69,24 +80,28 @@ def timed(
     target: Target,
     rounds: int = ROUNDS,
     going_on: Callable[[], bool] = lambda: True,
+    on: Device | None = None,
 ) -> list[float] | None:
     """Seconds of a call of each nest: medians over rounds in which they take turns. None where
     `going_on` said no before a third of the rounds was over."""
-    natives = [NestKernel(n, target) for n in nests]
-    arguments = Arguments(nests[0], target)
+    on = on or device_for(target)
+    kernels = [on.kernel(n, target) for n in nests]
+    arguments = Arguments(nests[0], target, on)
+    launches = [arguments.launches(f) for f in kernels]
     calls = []
-    for f in natives:
-        arguments.seconds(f, len(arguments.sets))  # the first touch of everything
+    for f in launches:
+        arguments.seconds(f, len(f))  # the first touch of everything
         once = arguments.seconds(f, 1)
         calls.append(max(1, min(1000, int(SAMPLE_SECONDS / max(once, 1e-7)))))
-    samples: list[list[float]] = [[] for _ in natives]
+    samples: list[list[float]] = [[] for _ in launches]
     for k in range(rounds):
         if not going_on():
             if k < max(1, rounds // 3):
                 return None
             break
-        for f, count, found in zip(natives, calls, samples, strict=True):
+        for f, count, found in zip(launches, calls, samples, strict=True):
             found.append(arguments.seconds(f, count))
-    for f in natives:
+    del launches
+    for f in kernels:
         f.close()
     return [median(x) for x in samples]

@@ -290,6 +290,7 @@ class _Builder:
             entry.dims,
             entry.symbol,
             self.arena,
+            self.target,
             (*(k.image for k in self.kernels.values()), image),
             tuple(map(Stored.of, self.literals)),
             tuple(k.info() for k in self.kernels.values()),

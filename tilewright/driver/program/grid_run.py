@@ -22,8 +22,9 @@ from tilewright.kernel.group import Buffer, Group, build_group
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.text import group_text
-from tilewright.llvm.grid import emit_kernels, scratch_bytes
+from tilewright.llvm.grid import scratch_bytes
 from tilewright.runtime.cuda.device import Device, device
+from tilewright.runtime.cuda.gpu import GpuKernel
 from tilewright.runtime.cuda.kernels import Loaded
 from tilewright.runtime.cuda.module import Launcher
 from tilewright.targets import nvptx
@@ -42,29 +43,13 @@ def target_of(d: Device) -> Target:
     return nvptx.with_numbers(preset, **d.numbers())
 
 
-class GridKernel:
-    """A nest on a GPU. Code for addresses that are not multiples of 16 bytes is made when there are
-    such."""
-
-    def __init__(self, nest: Nest, target: Target, on: Device) -> None:
-        self.nest, self.target, self.device = nest, target, on
-        self.arguments = [b for b in nest.buffers if b.scope in ("in", "out")]
-        self._loaded: dict[int, Loaded] = {}
-
-    def loaded(self, alignment: int = 16) -> Loaded:
-        found = self._loaded.get(alignment)
-        if found is None:
-            made = emit_kernels(self.nest, self.target, alignment)
-            found = self._loaded[alignment] = Loaded(made, self.target, self.device)
-        return found
+class GridKernel(GpuKernel):
+    """A nest on a GPU, on torch's tensors; memory between its launches is torch's too."""
 
     def __call__(self, tensors: Mapping[str, Any], sizes: Mapping[str, int], stream: int) -> None:
         """Launches it; the tensors are torch's, on its device, and fit."""
         addresses = {name: t.data_ptr() for name, t in tensors.items()}
-        code = self.loaded()
-        if not code.fits(addresses):
-            code = self.loaded(min(b.dtype.bytes for b in self.arguments))
-        code.run(addresses, sizes, stream, self._allocate)
+        self.fitting(addresses).run(addresses, sizes, stream, self._allocate)
 
     def _allocate(self, size: int) -> tuple[int, object]:
         made = torch.empty(size, dtype=torch.uint8, device=place(self.device))
@@ -191,7 +176,7 @@ class GridFunction:
         for b, t in zip(self.arguments, tensors, strict=True):
             check_tensor(b.name, t, b, self.device.number, sizes)
         plan = _Plan(len(tensors))
-        code = self.kernel.loaded(16 if aligned else min(b.dtype.bytes for b in self.arguments))
+        code = self.kernel.loaded(16 if aligned else self.kernel.least_alignment)
         dims = {x.name: sizes[x.name] for x in self.kernel.nest.dims}
         plan.add(code, {b.name: k for k, b in enumerate(self.arguments)}, dims)
         self._plans[(aligned, *[t.shape for t in tensors])] = plan
@@ -278,8 +263,7 @@ class GridProgram:
                 numbers[n] = plan.room(_shape(n, sizes), torch_dtype(n.dtype, False))
             names = zip((*g.inputs, *g.outputs), (*ins, *outs), strict=True)
             of = {b.name: number(n) for b, n in names}
-            least = min(b.dtype.bytes for b in kernel.arguments)
-            code = kernel.loaded(16 if aligned else least)
+            code = kernel.loaded(16 if aligned else kernel.least_alignment)
             plan.add(code, of, {name: sizes[name] for name in g.dims()})
         plan.results = [(number(n), _shape(n, sizes)) for n in self.fused.graph.outputs]
         self._plans[(aligned, *[t.shape for t in tensors])] = plan

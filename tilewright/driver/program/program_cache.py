@@ -77,8 +77,8 @@ def record(program: ProgramData, log: Log) -> bytes:
         for e in log
         if e.kind not in _NOT_KEPT
     )
-    head, blobs = write_record(_Entry, _Entry(program, events))
-    return b"".join(packed(head, blobs))
+    made = write_record(_Entry, _Entry(program, events))
+    return b"".join(packed(made.head, made.blobs))
 
 
 def restored(hit: bytes, log: Log) -> ProgramData:

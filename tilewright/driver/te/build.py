@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
@@ -27,7 +26,6 @@ from tilewright.kernel.threads import has_threads
 from tilewright.lang.te.expression import Tensor
 from tilewright.lang.te.schedule import Schedule
 from tilewright.lang.te.show import loop_lines, present
-from tilewright.runtime.native import address_array, size_array
 from tilewright.runtime.nests import NestKernel
 from tilewright.targets import default, get, host
 
@@ -152,8 +150,7 @@ class Built:
                 (p, n), (q, m) = where[b.name], where[other.name]
                 if b.scope == "out" and other is not b and n and m and p < q + m and q < p + n:
                     raise Invalid(f"the output {b.name} overlaps {other.name} in memory")
-        pointers = address_array([where[b.name][0] for b in self._kernel.arguments])
-        return partial(self._kernel.function, pointers, size_array(self._kernel.sizes(sizes)))
+        return self._kernel.prepared([where[b.name][0] for b in self._kernel.arguments], sizes)
 
     def pack(self, tensor: Tensor, array: np.ndarray) -> np.ndarray:
         """The array as this function takes that input: in the layout which the schedule gave it."""

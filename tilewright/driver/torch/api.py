@@ -83,6 +83,8 @@ class Compiled:
             self._frame, backend=session.backend, fullgraph=fullgraph, dynamic=dynamic
         )
         self._entries: list[tuple[Any, Callable[..., Any]]] = []
+        # By compile id: what it was compiled for, tensors without memory in place of the real ones.
+        self._outlines: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self._takes_out = _has_parameter(function, "out")
         self._owner = Owner(function) if session.options.own_weights else None
 
@@ -106,23 +108,45 @@ class Compiled:
         if entry is None:
             raise Unsupported(self._too_often(), hint=_TOO_OFTEN)
         unit = self.session.direct.get(str(entry.compile_id))
-        if unit is None or self._runner(entry) is self._slow:
+        if unit is None or self.runner(entry) is self._slow:
             raise Unsupported(
                 "out= works where the whole function is one graph without gradients, "
                 "and no result shares memory with an input",
                 hint="leave out= away and copy the result",
             )
         given = pytree.tree_leaves(out)
-        run = self._runner(entry, lambda inputs: unit.into(inputs, given))
+        run = self.runner(entry, lambda inputs: unit.into(inputs, given))
         return run(self.original, args, kwargs)
 
     def _entry_for(self, seen: dict[str, Any]) -> Any:
         entries = _debug_get_cache_entry_list(self._frame.__code__)
         return next((e for e in entries if e.guard_manager.root.check(seen)), None)
 
+    def entry_like(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """What Dynamo compiled for arguments like these, and such arguments; without any, the only
+        one that there is."""
+        entries = _debug_get_cache_entry_list(self._frame.__code__)
+        if args or kwargs:
+            entry = self._entry_for({"function": self.original, "args": args, "kwargs": kwargs})
+            if entry is None:
+                hint = "call it with them first, under the same torch.no_grad() if it was so"
+                raise Invalid(f"{self!r} was not compiled for these arguments", hint=hint)
+            return entry, args, kwargs
+        if len(entries) != 1:
+            hint = "give example arguments, to say which" if entries else "call it once"
+            raise Invalid(f"{self!r} was compiled {len(entries)} times", hint=hint)
+        outline = self._outlines.get(str(entries[0].compile_id))
+        if outline is None:
+            hint = "give example arguments"
+            raise Invalid(f"{self!r} has arguments besides tensors and numbers", hint=hint)
+        return entries[0], *outline
+
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         require_cpu([*args, *kwargs.values()])
         known = len(self._entries)
+        outline = _outline(args, kwargs)
         try:
             out = self._trace(args, kwargs)
         except BackendCompilerFailed as problem:
@@ -134,8 +158,11 @@ class Compiled:
             raise _not_captured(problem) from None
         except FailOnRecompileLimitHit:
             raise Unsupported(self._too_often(), hint=_TOO_OFTEN) from None
+        if outline is not None:
+            for e in _debug_get_cache_entry_list(self._frame.__code__):
+                self._outlines.setdefault(str(e.compile_id), outline)
         self._entries = [
-            (e.guard_manager.root.check, self._runner(e))
+            (e.guard_manager.root.check, self.runner(e))
             for e in _debug_get_cache_entry_list(self._frame.__code__)
         ]
         if len(self._entries) <= known:
@@ -159,7 +186,7 @@ class Compiled:
         name = getattr(self.original, "__name__", type(self.original).__name__)
         return f"{name} was compiled {limit} times, for as many kinds of arguments, and no more"
 
-    def _runner(
+    def runner(
         self, entry: Any, call: Callable[[list[Any]], list[Any]] | None = None
     ) -> Callable[..., Any]:
         """The code that Dynamo wrote: it fetches weights, calls the graph, makes up the result."""
@@ -207,6 +234,21 @@ class Compiled:
 
     def __repr__(self) -> str:
         return f"tilewright.compile({self.original!r})"
+
+
+def _outline(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Arguments like these, without the tensors' memory; None where there are other objects."""
+    leaves, form = pytree.tree_flatten((args, kwargs))
+    out: list[Any] = []
+    for x in leaves:
+        if isinstance(x, torch.Tensor) and x.layout is torch.strided:
+            x = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+        elif x is not None and not isinstance(x, (bool, int, float, str)):
+            return None
+        out.append(x)
+    return pytree.tree_unflatten(out, form)
 
 
 def _has_parameter(function: Any, name: str) -> bool:

@@ -246,6 +246,11 @@ class SegmentRunner:
         else:
             self._whole = Specialised(segment, segment.graph, program)
 
+    @property
+    def is_whole(self) -> bool:
+        """Does one program serve all sizes?"""
+        return self._whole is not None
+
     def static_program(self) -> Program:
         assert self._whole is not None
         return self._whole.program

@@ -1,0 +1,102 @@
+"""A GPU behind the interface that all devices have (runtime/device.py), without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from tilewright.ir.target import Target
+from tilewright.kernel.group import Buffer
+from tilewright.kernel.nest import Nest
+from tilewright.llvm.grid import emit_kernels, scratch_bytes
+from tilewright.runtime.cuda.device import Device
+from tilewright.runtime.cuda.kernels import Loaded
+from tilewright.runtime.cuda.memory import Memory
+from tilewright.runtime.cuda.stream import Stream
+from tilewright.runtime.device import DeviceMemory, require_fits
+
+
+class GpuKernel:
+    """A nest on a GPU. Code for addresses that are not multiples of 16 bytes is made when there are
+    such."""
+
+    def __init__(self, nest: Nest, target: Target, on: Device) -> None:
+        self.nest, self.target, self.device = nest, target, on
+        self.arguments: list[Buffer] = [b for b in nest.buffers if b.scope in ("in", "out")]
+        self._loaded: dict[int, Loaded] = {}
+
+    def loaded(self, alignment: int = 16) -> Loaded:
+        found = self._loaded.get(alignment)
+        if found is None:
+            made = emit_kernels(self.nest, self.target, alignment)
+            found = self._loaded[alignment] = Loaded(made, self.target, self.device)
+        return found
+
+    def fitting(self, addresses: Mapping[str, int]) -> Loaded:
+        """The code for arguments at these addresses."""
+        code = self.loaded()
+        return code if code.fits(addresses) else self.loaded(self.least_alignment)
+
+    @property
+    def least_alignment(self) -> int:
+        """What the addresses of all arguments are multiples of in any case."""
+        return min(b.dtype.bytes for b in self.arguments)
+
+    def prepared(
+        self, addresses: Sequence[int], sizes: Mapping[str, int], stream: int = 0
+    ) -> Callable[[], None]:
+        known = {b.name: a for b, a in zip(self.arguments, addresses, strict=True)}
+        code = self.fitting(known)
+        numbers = {s.name: sizes[s.name] for s in self.nest.dims}
+        held = [Memory(self.device, scratch_bytes(b, numbers)) for b in code.kernels.scratch]
+        known |= {b.name: m.address for b, m in zip(code.kernels.scratch, held, strict=True)}
+        planned = code.planned(numbers)
+        launches = [(p, [*(known[a] for a in p.arguments), *p.dims]) for p in planned]
+
+        def launch(keeps: object = held) -> None:
+            for p, parameters in launches:
+                p.launch(parameters, p.blocks, stream)
+
+        return launch
+
+    def close(self) -> None:
+        self._loaded.clear()
+
+
+class Gpu:
+    """One GPU. Launches on a stream run in order, later than they are asked for."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._streams: list[Stream] = []  # as long as their numbers may be used
+
+    @property
+    def title(self) -> str:
+        return self.device.name
+
+    def allocate(self, size: int) -> Memory:
+        return Memory(self.device, size)
+
+    def write(self, to: DeviceMemory, data: np.ndarray) -> None:
+        plain = np.ascontiguousarray(data)
+        require_fits(plain.nbytes, to.size)
+        self.device.use()
+        self.device.driver.call("cuMemcpyHtoD_v2", to.address, plain.ctypes.data, plain.nbytes)
+
+    def read(self, source: DeviceMemory, like: np.ndarray) -> np.ndarray:
+        out = np.empty_like(like, order="C")
+        require_fits(out.nbytes, source.size)
+        self.device.use()
+        self.device.driver.call("cuMemcpyDtoH_v2", out.ctypes.data, source.address, out.nbytes)
+        return out
+
+    def stream(self) -> int:
+        self._streams.append(Stream(self.device))
+        return self._streams[-1].handle
+
+    def synchronise(self) -> None:
+        self.device.synchronise()
+
+    def kernel(self, nest: Nest, target: Target) -> GpuKernel:
+        return GpuKernel(nest, target, self.device)
