@@ -48,6 +48,7 @@ def test_the_architecture_names_what_exists() -> None:
     named = set(re.findall(r"`([\w/.]+(?:\.py|\.md|/))`", text))
     homes = [root, root / "tilewright", *(p for p in (root / "tilewright").iterdir() if p.is_dir())]
     homes += [root / "tilewright" / "capture" / "torch", root / "tilewright" / "lang" / "tile"]
+    homes += [p for p in (root / "tilewright" / "driver").iterdir() if p.is_dir()]
     missing = [name for name in named if not any((home / name).exists() for home in homes)]
     assert not missing, f"docs/architecture.md names what is not there: {missing}"
     folders = {p.parent.name for p in (root / "tilewright").glob("*/__init__.py")}
