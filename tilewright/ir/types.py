@@ -222,3 +222,14 @@ def from_memory(codes: np.ndarray, dtype: DType) -> np.ndarray:
     if dtype.memory == dtype.numpy:
         return np.asarray(codes, dtype.numpy)
     return FORMATS[dtype.name].decode(codes)
+
+
+def has_all_of(wide: DType, narrow: DType) -> bool:
+    """Is every number of one dtype one of another?"""
+    if wide is narrow:
+        return True
+    if not wide.is_float and not narrow.is_float:
+        return wide.lowest <= narrow.lowest and narrow.highest <= wide.highest
+    if not (wide.is_float and narrow.is_float) or wide.bits <= narrow.bits:
+        return False
+    return wide.bits > 16 or narrow in FLOATS_OF_8_BITS

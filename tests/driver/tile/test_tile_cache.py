@@ -17,7 +17,7 @@ import tilewright as tw
 import tilewright.language as tl
 from tilewright.base import knobs
 from tilewright.base.cache import Cache
-from tilewright.driver.tile import tile_cache as tile_kept
+from tilewright.driver.tile import compile as tile_compile
 from tilewright.driver.tile.request import Request
 from tilewright.driver.tile.tile_cache import Opaque, binding_text, key_of, read_binding
 from tilewright.lang.tile.front.functions import Argument
@@ -331,8 +331,8 @@ def test_forms_are_made_once_for_all_who_read_them(monkeypatch):
     x, out = torch.arange(100.0), torch.empty(100)
     anew(scaled)[(2,)](x, out, 100, B=64)
     made = []
-    write = tile_kept.write_tile
-    monkeypatch.setattr(tile_kept, "write_tile", lambda *a: made.append(a) or write(*a))
+    write = tile_compile.write_tile
+    monkeypatch.setattr(tile_compile, "write_tile", lambda *a: made.append(a) or write(*a))
     kernel = anew(scaled)[(2,)](x, out, 100, B=64)
     assert not made
     assert all(kernel.asm[name] for name in ("nest", "trace", "llir", "asm")) and len(made) == 1

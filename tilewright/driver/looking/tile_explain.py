@@ -180,6 +180,7 @@ def _report(kernel: CompiledKernel) -> TileReport:
 _FEW = 8  # lanes to try
 MOST_STEPS = 40  # of a trace that are shown
 _LANGUAGE = Path(ir.__file__).parent
+_LOWERED = re.compile(r"([a-z]+\d+).*")  # a stage of lowering, in the names of those made of it
 _INSTRUCTION = re.compile(r"\t[a-z]")  # directives begin with a dot, labels in the first column
 
 
@@ -199,7 +200,7 @@ def _stages(forms: Forms) -> Iterator[StageReport]:
         if not own and any(isinstance(p, Loop) and p.name.startswith("scan") for p in path):
             why = "a scan takes one element after the other"
         sizes = _sizes(own)
-        place = forms.lowered.places.get(x.stage.removesuffix("p"))
+        place = forms.lowered.places.get(_LOWERED.sub(r"\1", x.stage))
         inside = tuple(
             p.name for p in path if isinstance(p, Loop) and p not in own and p.kind == "serial"
         )

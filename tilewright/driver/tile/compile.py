@@ -146,7 +146,7 @@ def write_tile(
     with _WRITING, garbage_waits():
         times = [perf_counter()]
         kernel = through.tiles(kernel)
-        lowered = through.lowered(lower(kernel, aliasing, target, wraps))
+        lowered = through.lowered(lower(kernel, aliasing, wraps))
         times.append(perf_counter())
         choose = partial(default_schedule, lowered.nest, target)
         trace, nest = through.scheduled(lowered, choose)

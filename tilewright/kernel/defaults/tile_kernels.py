@@ -19,6 +19,7 @@ from tilewright.ir.target import Target
 from tilewright.kernel.defaults.rows import reduction_lanes
 from tilewright.kernel.defaults.scheduler import Scheduler, accesses, lanes_for, vector_loop
 from tilewright.kernel.defaults.tile_dots import grouped_products
+from tilewright.kernel.defaults.tile_operands import hold_operands
 from tilewright.kernel.defaults.windows import Windows
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.nest import (
@@ -68,8 +69,9 @@ class _Stages:
 def schedule_programs(n: Nest, target: Target) -> tuple[Trace, Nest]:
     """The default trace of a tile kernel and the nest that it leads to."""
     s = Scheduler(n, target)
+    hold_operands(s)
     _share(s)
-    found = _stages(n)
+    found = _stages(s.nest)
     panels = _panels(s, found)
     narrow = grouped_products(s, found.stores, found.paths)
     products: list[str] = []

@@ -8,7 +8,6 @@ is the language's promise, not something to prove.
 
 from __future__ import annotations
 
-from tilewright.ir.target import Target
 from tilewright.lang.tile.ir import Kernel
 from tilewright.lang.tile.lowering.control import (
     lower_for,
@@ -81,9 +80,7 @@ _OPERATIONS = {
 }
 
 
-def lower(
-    kernel: Kernel, aliasing: Aliasing = APART, target: Target | None = None, wraps: bool = False
-) -> Lowered:
-    """The naive nest of a kernel, for arguments that meet in memory as it is said, with operands of
-    products as a target multiplies them; `wraps`: for launches in which positions may overflow."""
-    return Lowering(kernel, _OPERATIONS, aliasing, Positions(wraps), target=target).done()
+def lower(kernel: Kernel, aliasing: Aliasing = APART, wraps: bool = False) -> Lowered:
+    """The naive nest of a kernel, for arguments that overlap in memory as it is said; `wraps`: for
+    launches in which positions may overflow."""
+    return Lowering(kernel, _OPERATIONS, aliasing, Positions(wraps)).done()

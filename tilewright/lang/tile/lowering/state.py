@@ -14,7 +14,6 @@ from tilewright.ir import dim as D
 from tilewright.ir.atom import Atom
 from tilewright.ir.dim import Sym
 from tilewright.ir.expr import load
-from tilewright.ir.target import Target
 from tilewright.ir.types import DType, i32, i64
 from tilewright.kernel.group import Buffer, pointer_buffer
 from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, wrap
@@ -97,7 +96,6 @@ class Lowering:
     places: dict[str, ir.Place] = field(default_factory=dict)
     place: ir.Place | None = None  # of the operation that is being lowered
     count: int = 0
-    target: Target | None = None  # for whose instructions operands of products are kept
 
     def __post_init__(self) -> None:
         self.uses = Uses.of(self.kernel)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Fn, Load, Value, cast, const, fn, load, walk
+from tilewright.ir.expr import Load, cast, const, fn, walk
 from tilewright.ir.scalar import neutral
 from tilewright.ir.types import DType, bf16, f16, f32, i32, i64
-from tilewright.kernel.defaults.tile_dots import left_operand
 from tilewright.kernel.nest import If, Loop, Stmt, Store, wrap
 from tilewright.lang.tile import ir
 from tilewright.lang.tile.lowering.carried import Uses
@@ -175,10 +173,8 @@ def lower_histogram(low: Lowering, o: ir.Operation) -> None:
 def lower_dot(low: Lowering, o: ir.Operation) -> None:
     a, b, c = (low.tile(v) for v in o.args)
     e = f32 if c.dtype in (f16, bf16) else c.dtype
-    a, b, shift = factors(low, o, (a, b), e)
+    a, b = factors(low, o, (a, b), e)
     sums = sums_of(low, o.args[2], c, e)
-    if shift:
-        shifted_back(low, (a.dtype, b), sums, c.shape, shift)
     stage = low.fresh("d")
     shape = c.shape
     axes = [D.var(f"{stage}.i{k}", n) for k, n in enumerate(shape)]
@@ -189,28 +185,14 @@ def lower_dot(low: Lowering, o: ir.Operation) -> None:
     low.define(o.result, converted(buffered(sums, shape, e), c.dtype, low.positions))
 
 
-def factors(
-    low: Lowering, o: ir.Operation, both: tuple[Tile, Tile], e: DType
-) -> tuple[Tile, Tile, int]:
-    """What a product reads, and how much was added to the first: narrow numbers where the target
-    multiplies groups of them, else numbers widened to the element of the sums, once each."""
-    found = None
-    for a, b in (both, as_bfloat16(both)):
-        sizes = (a.shape[-2], b.shape[-1], a.shape[-1])
-        if low.target is not None and a.dtype is not e and found is None:
-            exact = left_operand(low.target, (a.dtype, b.dtype, e), sizes)
-            found = None if exact is None else (a, b, exact)
-    if found is None:
-        a, b = (operand(low, t, e) for t in both)
-        return a, b if a.shape[-2] < COPIED_FOR else own_copy(low, o, a, b), 0
-    a, b, exact = found
-    if exact.left is not a.dtype:
-        a = converted(a, exact.left, low.positions)
-    if exact.shift:
-        by = number(exact.shift, exact.left, a.shape)
-        a = mapped("add", (a, by), exact.left, a.shape, low.positions)
-    a = low.kept(a)
-    return a, own_copy(low, o, a, b), exact.shift
+def factors(low: Lowering, o: ir.Operation, both: tuple[Tile, Tile], e: DType) -> tuple[Tile, Tile]:
+    """What a product reads. Narrow numbers are in memory of the kernel's own: its schedule holds
+    them as the target's instructions want them (kernel/defaults/tile_operands.py)."""
+    a, b = (operand(low, t) if t.dtype is e else t for t in both)
+    a = low.kept(a) if a.dtype is not e else a
+    if b.dtype is e and a.shape[-2] < COPIED_FOR:
+        return a, b
+    return a, own_copy(low, o, a, b)
 
 
 def own_copy(low: Lowering, o: ir.Operation, a: Tile, b: Tile) -> Tile:
@@ -219,59 +201,8 @@ def own_copy(low: Lowering, o: ir.Operation, a: Tile, b: Tile) -> Tile:
     return b if alone else copied(low, b)
 
 
-def as_bfloat16(both: tuple[Tile, Tile]) -> tuple[Tile, Tile]:
-    """Eight-bit floats that were widened to float16: bfloat16 holds them exactly too, and more
-    machines multiply it."""
-    out: list[Tile] = []
-    for t in both:
-        v = t.at(tuple(D.var(f"?{k}", n) for k, n in enumerate(t.shape)))
-        if not (t.dtype is f16 and isinstance(v, Fn) and v.name == "cast"):
-            return both
-        if v.args[0].dtype.bits != 8 or not v.args[0].dtype.is_float:
-            return both
-        out.append(replace(t, dtype=bf16, at=_cast_again(t), dim=None, buffer=""))
-    return out[0], out[1]
-
-
-def _cast_again(t: Tile) -> Callable[[At], Value]:
-    at = t.at
-
-    def eight(i: At) -> Value:
-        v = at(i)
-        return cast(v.args[0] if isinstance(v, Fn) and v.name == "cast" else v, bf16)
-
-    return eight
-
-
-def shifted_back(
-    low: Lowering, by: tuple[DType, Tile], sums: str, shape: tuple[int, ...], shift: int
-) -> None:
-    """Takes off what a first operand that is moved by a number adds to every sum of a column. The
-    columns are added up as a product with ones, for which there is an instruction."""
-    e, (one, b) = low.buffers[sums].dtype, by
-    across = (*shape[:-2], shape[-1])
-    columns = low.local(across, e)
-    low.fill(columns, number(0, e, across))
-    ones = low.local(b.shape[-2:-1], one)
-    low.fill(ones, number(1, one, b.shape[-2:-1]))
-    stage = low.fresh("d")
-    axes = [D.var(f"{stage}.i{k}", n) for k, n in enumerate(across)]
-    over = D.var(f"{stage}.r0", b.shape[-2])
-    right = cast(b.at((*axes[:-1], over, axes[-1])), e)
-    value = fn("mul", cast(load(ones, (over,), one), e), right)
-    update = Store(stage, columns, tuple(axes), value, "add")
-    low.out.append(wrap(tuple(map(D.the_sym, (*axes, over))), update))
-
-    def less(s: str, i: At) -> Stmt:
-        moved = fn("mul", load(columns, (*i[:-2], i[-1]), e), const(-shift, e))
-        return Store(s, sums, i, fn("add", load(sums, i, e), moved))
-
-    low.loops(shape, less)
-
-
-def operand(low: Lowering, t: Tile, e: DType) -> Tile:
-    """What a product reads: memory of the kernel's own, in the element of the sums."""
-    t = converted(t, e, low.positions) if t.dtype is not e else t
+def operand(low: Lowering, t: Tile) -> Tile:
+    """What a product reads: memory of the kernel's own."""
     probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(t.shape))
     plain = isinstance(t.at(probe), Load) and not t.reads
     return t if plain else low.kept(t)
