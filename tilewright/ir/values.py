@@ -515,6 +515,10 @@ class Rewriter:
         self._rebound: dict[Value, tuple[tuple[Sym, ...], Value]] = {}
         self._only_symbols = on_load is None and on_reduce is None
 
+    def known(self, table: Mapping[Value, Value]) -> None:
+        """Says what becomes of some values; what they are made of is not looked at."""
+        self._memo.update(table)
+
     def __call__(self, v: Value) -> Value:
         if self._settled(v):
             return self._new(v)

@@ -34,9 +34,9 @@ BLOCKS = ("block.x", "block.y", "block.z")
 THREADS = ("thread.x", "thread.y", "thread.z")
 KINDS = ("serial", "independent", "parallel", "unroll", "lane", "tensor", *BLOCKS, *THREADS)
 ANY_ORDER = ("independent", "parallel")
-# shared: one per block of threads; stack and heap: local, of legal nests (kernel/legal/memory.py);
-# the others are explained at group.Buffer
-SCOPES = ("in", "out", "local", "register", "stack", "heap", "shared", "memory")
+# shared: one per block of threads; stack, heap, let: local, of legal nests (memory.py and hoist.py
+# of kernel/legal/); the others are explained at group.Buffer
+SCOPES = ("in", "out", "local", "register", "stack", "heap", "let", "shared", "memory")
 
 # What an Atomic does to its cell, and how it is ordered with the rest of its thread's memory.
 ATOMICS = ("add", "and", "or", "xor", "max", "min", "xchg", "cas", "load")

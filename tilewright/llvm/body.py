@@ -9,8 +9,7 @@ nothing out of loops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from tilewright.base.errors import Unsupported
@@ -55,7 +54,8 @@ class Body(Branches):
         elif isinstance(s, Store):
             self.store(s)
         elif isinstance(s, Alloc):
-            self.allocate(s.buffer)
+            if s.buffer not in self.lets:
+                self.allocate(s.buffer)
         elif isinstance(s, Prefetch):
             self._prefetch(s)
         elif isinstance(s, BRANCHES):
@@ -162,8 +162,7 @@ class Body(Branches):
             some = self.put(f"icmp slt i64 {lo}, {end}")
             self.line(f"br i1 {some}, label %{n}, label %{n}.exit")
         self.touch(s)
-        # A chunk of a parallel loop (its end is given) is never empty.
-        self.levels.append(Level(pre, self.changed(s.body), sure or hi is not None))
+        self.levels.append(Level(pre))
         self.depth += 1
         assert self.depth == len(self.levels) - 1
         self.label(n)
@@ -190,25 +189,14 @@ class Body(Branches):
             return
         least, most = D.bounds(s.extent)
         end = self.dim(s.extent)
-        with self._ending_early(s):
-            for k in range(most):
-                self.env[s.var] = k
-                if k < least:
-                    self.block(s.body)
-                else:
-                    there = self.put(f"icmp sgt i64 {end}, {k}")
-                    self._guarded(there, lambda: self.block(s.body))
-                del self.env[s.var]
-
-    @contextmanager
-    def _ending_early(self, s: Loop) -> Iterator[None]:
-        """What is read at the variable of a ragged loop stays under the conditions around it."""
-        if isinstance(s.extent, int):
-            yield
-            return
-        self.partial.add(s.var)
-        yield
-        self.partial.discard(s.var)
+        for k in range(most):
+            self.env[s.var] = k
+            if k < least:
+                self.block(s.body)
+            else:
+                there = self.put(f"icmp sgt i64 {end}, {k}")
+                self.branch(there, lambda: self.block(s.body))
+            del self.env[s.var]
 
     def _interleaved_stores(self, s: Loop) -> None:
         """Iterations that fill the places between lanes: their vectors become one store."""
@@ -243,25 +231,6 @@ class Body(Branches):
     def _shuffled(self, x: str, y: str, t: str, size: int, places: Sequence[int]) -> str:
         v, which = f"<{size} x {t}>", ", ".join(f"i32 {k}" for k in places)
         return self.put(f"shufflevector {v} {x}, {v} {y}, <{len(places)} x i32> <{which}>")
-
-    def _guarded(self, condition: str, then: Any, other: Any = None) -> None:
-        """Code under a condition; what it computes is known inside only, no loads move out."""
-        n = self.fresh("c")
-        no = f"{n}.else" if other else f"{n}.end"
-        self.line(f"br i1 {condition}, label %{n}.then, label %{no}")
-        level = self.levels[self.depth]
-        saved = level.memo
-        for label, body in (("then", then), ("else", other)):
-            if body is None:
-                continue
-            self.label(f"{n}.{label}")
-            level.memo = dict(saved)
-            self.guards += 1
-            body()
-            self.guards -= 1
-            self.line(f"br label %{n}.end")
-        level.memo = saved
-        self.label(f"{n}.end")
 
     def _instruction(self, s: Loop, ask: Prefetch | None = None) -> None:
         """A call of the declared instruction, which is inlined; it asks for lines as it goes."""
@@ -318,12 +287,22 @@ class Body(Branches):
         if width > 1:
             self.env[s.var] = LANE
             self.lane = (s.var, width)
-        with self._ending_early(s):
-            self.block(s.body)
+        self.block(s.body)
         self.lane = None
         del self.env[s.var]
 
+    def _let(self, s: Store) -> None:
+        let, at = self.lets[s.buffer], [self.env[D.the_sym(i)] for i in s.index]
+        let.lanes = at.index(LANE) if LANE in at else None
+        x = self.value(s.value) if let.lanes is None else self.lanes_of(s.value)
+        let.level = self.depth
+        let.registers[tuple(e for e in at if e != LANE)] = x
+        self.touch(s)
+
     def store(self, s: Store) -> None:
+        if s.buffer in self.lets:
+            self._let(s)
+            return
         b = self.buffers[s.buffer]
         w = self.lane[1] if self.lane else 1
         lin = self._linear(b, s.index)

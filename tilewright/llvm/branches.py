@@ -54,23 +54,21 @@ class Branches(Masked):
         other: Callable[[], None] | None = None,
         likely: bool = False,
     ) -> None:
-        """Code under a condition of the nest: nothing read in it moves above it, unless it is
-        surely there."""
+        """Code under a condition; what it computes is known inside only."""
         n = self.fresh("b")
         no = f"{n}.else" if other else f"{n}.end"
         weights = self.likely() if likely else ""
         self.line(f"br i1 {condition}, label %{n}.then, label %{no}{weights}")
-        level, floor = self.levels[self.depth], self.floor
+        level = self.levels[self.depth]
         saved = level.memo
         for label, body in (("then", then), ("else", other)):
             if body is None:
                 continue
             self.label(f"{n}.{label}")
             level.memo = dict(saved)
-            self.floor = self.depth
             body()
             self.line(f"br label %{n}.end")
-        level.memo, self.floor = saved, floor
+        level.memo = saved
         self.label(f"{n}.end")
 
     def under_branch(self, bit: str, f: Callable[[], None]) -> None:
@@ -128,7 +126,7 @@ class Branches(Masked):
         self.out.append(pre)
         self.line(f"br label %{n}")
         self.touch(s)
-        self.levels.append(Level(pre, self.changed(s.body), sure=False))
+        self.levels.append(Level(pre))
         self.depth += 1
         self.label(n)
         more = self.value(s.condition)

@@ -12,7 +12,20 @@ from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.legal import legalise
-from tilewright.kernel.nest import WAITS, Alloc, Barrier, Commit, Loop, Nest, Wait, walk
+from tilewright.kernel.legal.hoist import is_let
+from tilewright.kernel.nest import (
+    WAITS,
+    Alloc,
+    Barrier,
+    Commit,
+    Loop,
+    Nest,
+    Stmt,
+    Wait,
+    mentions,
+    walk,
+    writes,
+)
 from tilewright.llvm.body import Body
 from tilewright.llvm.scalars import Arith, memory_type
 from tilewright.llvm.writer import Metadata
@@ -33,7 +46,8 @@ class _Module:
         self.n, self.target = n, target
         self.arith = Arith(target.has_fma, n.precision == "strict", target.has_bf16)
         self.args = [b for b in n.buffers if b.scope in ("in", "out")]
-        self.shared = [s.buffer for s in n.body if isinstance(s, Alloc)]
+        allocated = [s.buffer for s in n.body if isinstance(s, Alloc)]
+        self.shared = [x for x in allocated if n.buffer(x).scope != "let"]
         self.functions: list[str] = []
         asked = any(dict(s.pragmas).get("unroll") for s, _ in walk(n.body) if isinstance(s, Loop))
         self.metadata = Metadata(asked)
@@ -53,12 +67,18 @@ class _Module:
                 slot = main.put(f"getelementptr ptr, ptr %ctx, i64 {k}")
                 main.line(f"store ptr {p}, ptr {slot}")
         count = 0
+        lets: list[Stmt] = []
         for s in body:
+            if is_let(self.n, s):
+                lets.append(s)
+                continue
+            # What a loop reads before it begins, every chunk of a parallel one reads for itself.
+            own = [x for x in lets if not writes((x,)).isdisjoint(mentions(s))]
             if isinstance(s, Loop) and s.kind == "parallel":
-                self._parallel(main, s, f"{self.n.name}.p{count}", ctx)
+                self._parallel(main, s, own, f"{self.n.name}.p{count}", ctx)
                 count += 1
             else:
-                main.statement(s)
+                main.block((*own, s))
         main.release(ctx)
         head = f"define void @{self.n.name}(ptr %args, ptr %dims) nounwind {{"
         self.functions.append("\n".join([head, *main.around()]))
@@ -71,7 +91,9 @@ class _Module:
         code = [*sorted(extra), *a.definitions(), *self.functions]
         return "\n".join([*code, *self.metadata.lines]) + "\n"
 
-    def _parallel(self, main: _Function, s: Loop, name: str, ctx: list[str]) -> None:
+    def _parallel(
+        self, main: _Function, s: Loop, lets: list[Stmt], name: str, ctx: list[str]
+    ) -> None:
         extent = main.dim(s.extent)
         grain = s.grain
         up = main.put(f"add i64 {extent}, {grain - 1}")
@@ -89,6 +111,7 @@ class _Module:
         lo = f.put(f"mul i64 %chunk, {grain}")
         end = f.put(f"add i64 {lo}, {grain}")
         hi = f.arith_call("smin", end, f.dim(s.extent))
+        f.block(tuple(lets))
         f.loop(s, lo, hi)
         head = f"define internal void @{name}(ptr %ctx, i64 %chunk) nounwind {{"
         self.functions.append("\n".join([head, *f.around()]))

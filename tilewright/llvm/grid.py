@@ -275,11 +275,7 @@ class _Kernel(ThreadSums, AsyncCopies):
                 self._combining(chain, last)
                 return
         self.env[s.var] = (self.position(s.kind), 0)
-        there = self.missing(s)
-        if there is not None:
-            self.partial.add(s.var)
-        self._where(there, partial(self.block, s.body), s.kind in THREADS)
-        self.partial.discard(s.var)
+        self._where(self.missing(s), partial(self.block, s.body), s.kind in THREADS)
         del self.env[s.var]
 
     def missing(self, s: Loop) -> str | None:
@@ -297,7 +293,7 @@ class _Kernel(ThreadSums, AsyncCopies):
             f()
             return
         self.divergent += divides
-        self._guarded(condition, f)
+        self.branch(condition, f)
         self.divergent -= divides
 
     def _combining(self, chain: list[Loop], s: Store) -> None:
@@ -312,7 +308,6 @@ class _Kernel(ThreadSums, AsyncCopies):
             self.env[q.var] = (self.position(q.kind), 0)
             found = self.missing(q)
             if found is not None:
-                self.partial.add(q.var)
                 tests.append(found)
                 kept += [found] if q not in over else []
         there = self._and(tests, 1) if tests else None
@@ -328,21 +323,13 @@ class _Kernel(ThreadSums, AsyncCopies):
         self._where(self._and(kept, 1) if kept else None, partial(self._update, s, x), True)
         self.touch(s)
         for q in chain:
-            self.partial.discard(q.var)
             del self.env[q.var]
 
     def one_of(self, there: str | None, value: Value, other: Value) -> str:
         if there is None:
             return self.value(value)
-
-        def inside() -> str:
-            self.guards += 1
-            x = self.value(value)
-            self.guards -= 1
-            return x
-
         t = self.register(value.dtype)
-        return self._either(there, t, inside, lambda: self.value(other))
+        return self._either(there, t, lambda: self.value(value), lambda: self.value(other))
 
     def _update(self, s: Store, x: str) -> None:
         b = self.buffers[s.buffer]

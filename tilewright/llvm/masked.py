@@ -41,11 +41,9 @@ class Masked(Values):
 
     @contextmanager
     def _settled_by_branch(self) -> Iterator[None]:
-        """A branch has settled all conditions: nothing that is read moves out of it."""
+        """A branch has settled all conditions."""
         saved, self.under = self.under, ()
-        self.guards += 1
         yield
-        self.guards -= 1
         self.under = saved
 
     @contextmanager

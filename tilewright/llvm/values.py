@@ -339,12 +339,26 @@ class Values(Writer):
 
     def _load(self, v: Load, w: int, guarded: bool) -> str:
         assert isinstance(v.source, str)
+        if v.source in self.lets:
+            return self._let_value(v)
         b = self.buffers[v.source]
         if b.pointer:
             return self.load_through(b, self._indices_inside(v.index) if guarded else v.index, w)
         if guarded and not self.in_range(b, v.index):
             return self._guarded_load(b, self._indices_inside(v.index), w)
         return self._load_at(b, v.index, w)
+
+    def _let_value(self, v: Load) -> str:
+        """What a let was set to."""
+        let, at = self.lets[str(v.source)], [self.env[D.the_sym(i)] for i in v.index]
+        lane = None if let.lanes is None else at.pop(let.lanes)
+        x = let.registers[tuple(at)]
+        if lane is None or lane == LANE:
+            return x
+        shape = self.buffers[str(v.source)].shape[let.lanes or 0]
+        assert isinstance(shape, int)
+        t = vector(register_type(v.dtype), shape)
+        return self.put(f"extractelement {t} {x}, i64 {lane}")
 
     def _indices_inside(self, index: tuple[Dim, ...]) -> tuple[Dim, ...]:
         """Where an index is itself read from memory, that read is kept inside its buffer too."""

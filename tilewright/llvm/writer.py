@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Data, Dim, Quo, Sym
-from tilewright.ir.expr import Load, Value
+from tilewright.ir.expr import Value
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Nest, Stmt, writes
@@ -46,13 +45,20 @@ class Test:
 
 @dataclass
 class Level:
-    """One loop around the code being written: what was computed in it, what goes before it, what it
-    writes."""
+    """One loop around the code being written: what was computed in it, what goes before it."""
 
     pre: list[Any]
-    writes: frozenset[str]
-    sure: bool = True  # it runs at least once
     memo: dict[Any, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Let:
+    """A buffer that is a register (kernel/legal/hoist.py), or one per iteration of the unrolled
+    loops around it."""
+
+    level: int = 0  # where it was set
+    lanes: int | None = None  # the axis along which it is a vector
+    registers: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
 
 class Metadata:
@@ -98,7 +104,7 @@ class Writer:
         self.out: list[Any] = []
         self.code = [self.entry, self.out]
         self.count = 0
-        self.levels = [Level([], frozenset())]
+        self.levels = [Level([])]
         self.depth = 0  # where code is being written; less than len(levels)-1 while hoisting
         self.env: dict[Sym, Any] = {}  # (ssa, level) | int | LANE
         self.base: dict[str, tuple[str, int]] = {}
@@ -106,10 +112,7 @@ class Writer:
         self.epoch: dict[str, int] = {}
         self.lane: tuple[Sym, int] | None = None
         self.freed: set[str] = set()
-        self._valid: dict[Value, bool] = {}
-        self.guards = 0  # conditions around the code being written
-        self.partial: set[Sym] = set()  # variables with a value under such a condition only
-        self.floor = 0  # the level of the innermost branch of the nest around it
+        self.lets: dict[str, Let] = {b.name: Let() for b in n.buffers if b.scope == "let"}
         self.under: tuple[Test, ...] = ()  # of pointers only what these choose may be touched
         self.metadata = Metadata()
         self.streams = False  # results go past the caches
@@ -408,45 +411,17 @@ class Writer:
         return tuple((t, self._constants(c.symbols()), self._epochs(c)) for t, c in tests)
 
     def _level(self, v: Value) -> int:
-        if self.guards and self._reads_of(v):
-            # Its address may be valid under the condition only.
-            if not self._anywhere(v):
-                return self.depth
+        """Memory is read where the nest reads it; arithmetic goes as far out as it can."""
         level = 0
-        if self.floor and self._reads_of(v) and not self._anywhere(v):
-            level = self.floor
-        if self.under and self.reads_pointers(v):
-            tests, self.under = self.under, ()
-            known = (t.level if t.lanes else self._level(t.condition) for t in tests)
-            level = max(level, *known)
-            self.under = tests
+        for b in self._reads_of(v):
+            if b not in self.lets:
+                return self.depth
+            level = max(level, self.lets[b].level)
         for s in v.symbols():
             e = self.env.get(s)
             if isinstance(e, tuple) and e[1] > level:
                 level = e[1]
-        for b in self._reads_of(v):
-            level = max(level, self.base[b][1])
-            if b in self.mutable:
-                for d in range(len(self.levels) - 1, level, -1):
-                    if b in self.levels[d].writes:
-                        level = d
-                        break
-        for d in range(len(self.levels) - 1, level, -1):
-            # Where a loop may not run, an address in it may not be valid before it.
-            if not self.levels[d].sure and not self.valid(v):
-                return d
         return level
-
-    def _anywhere(self, v: Value) -> bool:
-        """Is v known to be readable before the conditions around it are tested?"""
-        return self.valid(v) and self.partial.isdisjoint(v.symbols())
-
-    def valid(self, v: Value) -> bool:
-        """Is every read of v proved to be inside its buffer?"""
-        for x in operands_first(v, lambda x: x.operands(), self._valid):
-            own = not isinstance(x, Load) or self.in_range(self.buffers[str(x.source)], x.index)
-            self._valid[x] = own and all(self._valid[y] for y in x.operands())
-        return self._valid[v]
 
     def in_range(self, b: Buffer, index: tuple[Dim, ...]) -> bool:
         inside = (D.nonneg(i) and D.known_lt(i, n) for i, n in zip(index, b.shape, strict=True))

@@ -10,6 +10,7 @@ import pytest
 from tests.kernel.examples import EXAMPLES
 from tests.kernel.random_groups import arrays
 from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.kernel.check import verify
 from tilewright.kernel.interpret import RunError, run
@@ -130,17 +131,166 @@ nest k
     z: z[i,2] = 0.0
 """,
     ),
+    "hoist": (
+        """
+nest k
+  in x: f32[100]
+  in w: f32[8,2]
+  out y: f32[8]
+  for i in 8:
+    for r in 100:
+      unroll u in 2:
+        y: y[i] add= x[r] * exp(w[i,u])
+""",
+        """
+nest k
+  in x: f32[100]
+  in w: f32[8,2]
+  out y: f32[8]
+  let h0: f32[2]
+  for i in 8:
+    alloc h0
+    unroll u in 2:
+      h0: h0[u] = exp(w[i,u])
+    for r in 100:
+      unroll u in 2:
+        y: y[i] add= x[r] * h0[u]
+""",
+    ),
+    # Under a condition, or in a loop that may not run, only what is surely there is read before.
+    "hoist conditions": (
+        """
+nest k where n: 0..
+  in x: f32[4]
+  in z: f32[n+3]
+  out y: f32[n]
+  for i in n:
+    if #(i) < 5:
+      y: y[i] = x[3] + z[n+2] + z[i]
+    else:
+      y: y[i] = x[1]
+""",
+        """
+nest k where n: 0..
+  in x: f32[4]
+  in z: f32[n+3]
+  out y: f32[n]
+  let h0: f32[]
+  let h1: f32[]
+  alloc h0
+  h0: h0[] = x[3] + z[n+2]
+  alloc h1
+  h1: h1[] = x[1]
+  for i in n:
+    if #(i) < 5:
+      y: y[i] = h0[] + z[i]
+    else:
+      y: y[i] = h1[]
+""",
+    ),
+    # A choice reads one of two: neither is read before the loop unless it is surely there.
+    "hoist choices": (
+        """
+nest k where n: 1..
+  in x: f32[n]
+  in z: f32[n]
+  out y: f32[n]
+  out q: f32[n]
+  for i in n:
+    y: y[i] = select(#(i) > 2, x[2], z[0])
+    q: q[i] = select(#(n) > 2, x[2], z[0])
+""",
+        """
+nest k where n: 1..
+  in x: f32[n]
+  in z: f32[n]
+  out y: f32[n]
+  out q: f32[n]
+  let h0: f32[]
+  let h1: f32[]
+  alloc h0
+  h0: h0[] = z[0]
+  alloc h1
+  h1: h1[] = select(#(n) > 2, x[2], z[0])
+  for i in n:
+    y: y[i] = select(#(i) > 2, x[2], h0[])
+    q: q[i] = h1[]
+""",
+    ),
+    # What a loop writes or allocates is read in it, and so is what a ragged loop may not have.
+    "hoist stays": (
+        """
+nest k
+  in x: f32[30]
+  out y: f32[30]
+  out s: f32[2]
+  local t: f32[2]
+  for i in 8:
+    for r in 5:
+      alloc t
+      t: t[0] = 1.0
+      s: s[1] = s[0] + t[0]
+      unroll j in min(-4*i+30,4):
+        y: y[4*i+j] = x[4*i+j]
+""",
+        """
+nest k
+  in x: f32[30]
+  out y: f32[30]
+  out s: f32[2]
+  local t: f32[2]
+  for i in 8:
+    for r in 5:
+      alloc t
+      t: t[0] = 1.0
+      s: s[1] = s[0] + t[0]
+      unroll j in min(-4*i+30,4):
+        y: y[4*i+j] = x[4*i+j]
+""",
+    ),
+    # Numbers that are read to know where to read or write are reads as well.
+    "hoist places": (
+        """
+nest k
+  in x: f32[8]
+  in p: i64[3]
+  out y: f32[8]
+  out z: f32[8,3]
+  for i in 3:
+    lane j in 4:
+      z: z[j,i] = x[${p[2]}+j] * x[${p[1]}]
+    y: y[i+${p[0]}] = x[i]
+""",
+        """
+nest k
+  in x: f32[8]
+  in p: i64[3]
+  out y: f32[8]
+  out z: f32[8,3]
+  let h0: f32[4]
+  let h1: i64[]
+  alloc h0
+  lane j in 4:
+    h0: h0[j] = x[${p[2]}+j] * x[${p[1]}]
+  alloc h1
+  h1: h1[] = p[0]
+  for i in 3:
+    lane j in 4:
+      z: z[j,i] = h0[j]
+    y: y[${h1[]}+i] = x[i]
+""",
+    ),
 }
 
 
 def given(n: Nest, sizes: dict[str, int]) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    shapes = {
-        b.name: tuple(d if isinstance(d, int) else sizes["n"] for d in b.shape)
-        for b in n.buffers
-        if b.scope == "in"
-    }
-    return {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+    inputs = [b for b in n.buffers if b.scope == "in"]
+    shapes = {b: tuple(int(D.evaluate(d, sizes)) for d in b.shape) for b in inputs}
+    made = {b.name: rng.integers(0, 4, s).astype(b.dtype.numpy) for b, s in shapes.items()}
+    outputs = [b for b in n.buffers if b.scope == "out"]
+    zero = {b.name: tuple(int(D.evaluate(d, sizes)) for d in b.shape) for b in outputs}
+    return made | {k: np.zeros(s, np.float32) for k, s in zero.items()}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -212,6 +362,28 @@ def test_lanes_that_are_not_there_are_found() -> None:
     n = parse_nest(text)
     with pytest.raises(RunError, match="lane loop j has 2 iterations, and says 4"):
         run(n, given(n, {}))
+
+
+def test_a_read_before_its_condition_is_found() -> None:
+    """What only an emitter knew is in the nest: reading too early is seen when it is run."""
+    early = CASES["hoist conditions"][1].replace("x[3] + z[n+2]", "x[3] + z[n+5]")
+    n = parse_nest(early)
+    with pytest.raises(RunError, match=r"h0: z.* reads outside axis 0 of 3"):
+        run(n, given(n, {"n": 0}), {"n": 0})
+
+
+@pytest.mark.parametrize(
+    "old, new, says",
+    (
+        ("h0: h0[u] = exp", "h0: h0[u] add= exp", "h0 is a let and is not set by one statement"),
+        ("x[r] * h0[u]", "x[r] * h0[1-u]", "h0 is a let and is used at -u.1, not at loops"),
+    ),
+)
+def test_lets_that_are_none(old: str, new: str, says: str) -> None:
+    text = CASES["hoist"][1]
+    assert old in text
+    with pytest.raises(Invalid, match=says):
+        check_legal(parse_nest(text.replace(old, new)), TARGET)
 
 
 def test_the_stack_is_the_target_s() -> None:

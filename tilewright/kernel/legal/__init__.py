@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from tilewright.base.errors import Invalid
 from tilewright.ir.target import Target
+from tilewright.kernel.legal.hoist import hoist_reads, unset
 from tilewright.kernel.legal.interleave import interleave_stores, scattered
 from tilewright.kernel.legal.lanes import ragged, whole_vectors
 from tilewright.kernel.legal.memory import misplaced, place_buffers
@@ -26,9 +27,10 @@ REWRITINGS: dict[str, Rewriting] = {
     "memory": place_buffers,
     "lanes": whole_vectors,
     "interleave": interleave_stores,
+    "hoist": hoist_reads,
 }
 # What an emitter relies on; nests edited by hand are judged.
-JUDGES: tuple[Judge, ...] = (misplaced, ragged, scattered)
+JUDGES: tuple[Judge, ...] = (misplaced, ragged, scattered, unset)
 
 
 def legalise(n: Nest, target: Target) -> Nest:
