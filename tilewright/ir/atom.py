@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 import numpy as np
+
+from tilewright.base.interned import Interned
 
 if TYPE_CHECKING:  # what atoms are made of is made of atoms
     from tilewright.ir.polynomial import Dim
@@ -74,7 +75,7 @@ def short_key(op: str, text: str) -> str:
     return f"{op}(~{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()})"
 
 
-_atoms: WeakValueDictionary[Any, Atom] = WeakValueDictionary()
+_atoms: Interned[Atom] = Interned()
 
 
 def interned(key: Any, build: Callable[[], Atom], text: str) -> Atom:
@@ -84,7 +85,7 @@ def interned(key: Any, build: Callable[[], Atom], text: str) -> Atom:
         found = build()
         found.key = text
         found._bounds = None
-        found = _atoms.setdefault(key, found)
+        found = _atoms.add(key, found)
     return found
 
 

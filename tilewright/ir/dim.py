@@ -14,67 +14,65 @@ from typing import Any
 
 from tilewright.ir.atom import Atom, Data, Quo, Sym, interned, of_two
 from tilewright.ir.polynomial import (
-    INF as INF,
-)
-from tilewright.ir.polynomial import (
-    Dim as Dim,
-)
-from tilewright.ir.polynomial import (
-    Int as Int,
-)
-from tilewright.ir.polynomial import (
-    OnData as OnData,
-)
-from tilewright.ir.polynomial import (
-    atoms as atoms,
-)
-from tilewright.ir.polynomial import (
-    bounds as bounds,
-)
-from tilewright.ir.polynomial import (
-    data_values as data_values,
-)
-from tilewright.ir.polynomial import (
-    divisor as divisor,
-)
-from tilewright.ir.polynomial import (
-    floordiv as floordiv,
-)
-from tilewright.ir.polynomial import (
-    from_atom as from_atom,
-)
-from tilewright.ir.polynomial import (
-    known_eq as known_eq,
-)
-from tilewright.ir.polynomial import (
-    known_le as known_le,
-)
-from tilewright.ir.polynomial import (
-    known_lt as known_lt,
-)
-from tilewright.ir.polynomial import (
-    known_ne as known_ne,
-)
-from tilewright.ir.polynomial import (
+    INF,
+    Dim,
+    Int,
+    OnData,
+    atoms,
+    bounds,
+    data_values,
+    divisor,
+    floordiv,
+    from_atom,
+    known_eq,
+    known_le,
+    known_lt,
+    known_ne,
     linear,
+    maximum,
+    minimum,
+    mod,
+    nonneg,
     only_atom,
     remembered,
+    symbols,
 )
-from tilewright.ir.polynomial import (
-    maximum as maximum,
-)
-from tilewright.ir.polynomial import (
-    minimum as minimum,
-)
-from tilewright.ir.polynomial import (
-    mod as mod,
-)
-from tilewright.ir.polynomial import (
-    nonneg as nonneg,
-)
-from tilewright.ir.polynomial import (
-    symbols as symbols,
-)
+
+__all__ = [
+    "INF",
+    "Atom",
+    "Data",
+    "Dim",
+    "Int",
+    "OnData",
+    "Quo",
+    "Sym",
+    "as_int",
+    "atoms",
+    "bounds",
+    "ceildiv",
+    "coefficient",
+    "data",
+    "data_values",
+    "divisor",
+    "evaluate",
+    "floordiv",
+    "from_atom",
+    "is_sym",
+    "known_eq",
+    "known_le",
+    "known_lt",
+    "known_ne",
+    "maximum",
+    "minimum",
+    "mod",
+    "nonneg",
+    "substitute",
+    "sym",
+    "symbols",
+    "the_sym",
+    "var",
+]
 
 
 def sym(name: str, lo: Dim = 0, hi: Dim | None = None, multiple: int = 1) -> Int:

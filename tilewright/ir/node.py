@@ -8,11 +8,11 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
-from weakref import WeakValueDictionary
 
 import numpy as np
 
 from tilewright.base.errors import Invalid
+from tilewright.base.interned import Interned
 from tilewright.ir.dim import Dim
 from tilewright.ir.types import DTYPES, DType, TensorType, TupleType, Type
 
@@ -141,14 +141,14 @@ class Node:
         return f"{self.op}: {self.type!r}"
 
 
-_interned: WeakValueDictionary[Any, Node] = WeakValueDictionary()
+_interned: Interned[Node] = Interned()
 
 
 def node(op: Op, *inputs: Node) -> Node:
     key = (type(op), op, inputs)
     found = _interned.get(key)
     if found is None:
-        found = _interned.setdefault(key, Node(op, inputs, op.infer(*(n.type for n in inputs))))
+        found = _interned.add(key, Node(op, inputs, op.infer(*(n.type for n in inputs))))
     return found
 
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, Union
-from weakref import WeakValueDictionary
 
+from tilewright.base.interned import Interned
 from tilewright.ir.atom import (
     Atom,
     Data,
@@ -28,7 +28,7 @@ INF = 1 << 62
 # The same functions are added, multiplied and compared over and over while kernels are scheduled:
 # results are remembered, so many of each kind that a large program's fit.
 remembered = lru_cache(maxsize=1 << 16)
-_ints: WeakValueDictionary[Any, Int] = WeakValueDictionary()
+_ints: Interned[Int] = Interned()
 
 
 class Int:
@@ -104,7 +104,7 @@ def _of_terms(terms: tuple[tuple[Monomial, int], ...]) -> Int:
     """The polynomial of terms that are in canonical form already."""
     found = _ints.get(terms)
     if found is None:
-        found = _ints.setdefault(terms, Int(terms))
+        found = _ints.add(terms, Int(terms))
     return found
 
 

@@ -12,14 +12,19 @@ from tilewright.ir.dim import Dim, Int
 from tilewright.ir.narrow import FORMATS, Format, to_single
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DType:
+    """There is one object of each: equality is identity, which keys of tables ask for often."""
+
     name: str
     kind: str  # 'f' float, 'i' signed, 'u' unsigned, 'b' bool
     bits: int
 
     def __repr__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dtype_named, (self.name,)
 
     @property
     def bytes(self) -> int:
@@ -83,7 +88,7 @@ f8e4m3, f8e5m2, f8e4b15, f8e4b8, f8e5b16 = (
 )
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class TupleDType(DType):
     """Several components that one reduction carries; only memory inside a kernel has it."""
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from operator import is_
 from typing import TYPE_CHECKING, Any, Union
-from weakref import WeakValueDictionary
 
 import numpy as np
 
+from tilewright.base.interned import Interned
 from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Sym
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tilewright.ir.combine import Combine
     from tilewright.ir.tensor import Tensor
 
-_values: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+_values: Interned[Any] = Interned()
 
 
 _NOTHING: frozenset[Any] = frozenset()
@@ -271,19 +271,20 @@ def extent(s: Sym) -> Dim:
 
 
 def _intern(cls: type[Any], key: Any, **fields: Any) -> Any:
-    found = _values.get((cls, *key))
+    key = (cls, *key)
+    found = _values.get(key)
     if found is None:
         found: Any = object.__new__(cls)
         found._label = None
         for k, v in fields.items():
-            object.__setattr__(found, k, v)
+            setattr(found, k, v)
         found._syms = found._free()
         below = found.operands()
-        found.depth = 1 + max(x.depth for x in below) if below else 0
-        found.sources = _union(x.sources for x in below) if below else _NOTHING
+        found.depth = 1 + max([x.depth for x in below]) if below else 0
+        found.sources = _union([x.sources for x in below]) if below else _NOTHING
         if cls is Load:
             found.sources |= {found.source}
-        found = _values.setdefault((cls, *key), found)
+        found = _values.add(key, found)
     return found
 
 

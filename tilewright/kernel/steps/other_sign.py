@@ -6,6 +6,7 @@ from typing import ClassVar
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Fn, Load, Value, cast, const, extent, fn, load
+from tilewright.ir.register_tile import BYTE_SHIFT
 from tilewright.ir.types import DType, i8, u8
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import (
@@ -26,9 +27,6 @@ from tilewright.kernel.nest import (
 )
 from tilewright.kernel.step import Step
 from tilewright.kernel.steps.retype import retyped
-
-# What bytes of one sign are moved by to be bytes of the other: all of them stay in range.
-SHIFT = 128
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class OtherSign(Step):
         self.need(e.is_int and e.bits >= 32, f"sums of {e} do not wrap around as integers do")
         users = {x.stage for x, _ in walk(n.body) if isinstance(x, Store) and _reads(x, name)}
         self.need(users == {self.stage}, f"{name} is read by {', '.join(sorted(users))}")
-        left, by = (u8, SHIFT) if a.dtype is i8 else (i8, -SHIFT)
+        left, by = (u8, BYTE_SHIFT) if a.dtype is i8 else (i8, -BYTE_SHIFT)
         moved = retyped(self, n, name, left, lambda v: fn("add", cast(v, left), const(by, left)))
         own = [p for p in path if p.name.startswith(f"{self.stage}.")]
         made = _Columns(self.stage, n.buffer(store.buffer), store.index, own, b, left, by)
