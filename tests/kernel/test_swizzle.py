@@ -7,37 +7,14 @@ import numpy as np
 import pytest
 
 from tests.gpu import emulate
+from tests.gpu.te_kernels import transposed
 from tilewright.base.errors import Refused, Unsupported
 from tilewright.kernel import simt
 from tilewright.kernel.banks import Turns, conflicts, request
-from tilewright.kernel.nest import Nest
 from tilewright.kernel.steps.swizzle import Swizzle
 from tilewright.kernel.swizzle import Swizzled
 from tilewright.kernel.text import nest_text, parse_nest
 from tilewright.llvm.grid import emit_kernels
-
-
-def transposed(swizzle: str = "") -> Nest:
-    """32 x 32 numbers through shared memory: stored by rows, read by columns."""
-    return parse_nest(
-        f"""
-nest turned
-  in x: f32[32,32]
-  out y: f32[32,32]
-  shared t: f32[32,32]{swizzle}
-  block.x b in 1:
-    alloc t
-    thread.y r in 32:
-      thread.x s in 8:
-        lane e in 4:
-          t: t[r,4*s+e] = x[r,4*s+e]
-    barrier
-    thread.y r in 32:
-      thread.x t in 8:
-        unroll u in 4:
-          y: y[r,8*u+t] = t[8*u+t,r]
-""".lstrip()
-    )
 
 
 @pytest.mark.parametrize("by", [Swizzled(3, 2, 3), Swizzled(1, 0, 1), Swizzled(2, 3, 4)], ids=str)
