@@ -18,12 +18,16 @@ import tilewright as tw
 from tests.gpu import te_kernels
 from tests.gpu.functions import LEAST, PARTS, SHORT, function_nest
 from tests.gpu.programs import PROGRAMS
+from tests.gpu.random_products import drawn as drawn_product
 from tests.gpu.timing import host_seconds, medians
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.driver.program.grid_run import GridKernel, GridProgram, target_of
 from tilewright.ir import dim as D
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel.defaults import grids
+from tilewright.kernel.interpret import run_group
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.llvm.grid_math import EXACT as KEPT
 from tilewright.llvm.vmath import ERROR_BOUNDS
 from tilewright.runtime.cuda.device import device
@@ -31,9 +35,11 @@ from tilewright.runtime.cuda.driver import CudaError
 from tilewright.runtime.cuda.memory import Memory, TensorMap
 from tilewright.runtime.cuda.module import Launcher, Module
 from tilewright.runtime.cuda.stream import Event, Graph, Stream
+from tilewright.targets.nvptx import with_numbers
 
 Found = dict[str, Any]
 LARGE, RAGGED = (8192, 4096), (8191, 4099)
+PRODUCTS = ((4096, 4096), (8192, 8192), (256, 4096))
 SHORT_ROWS = ((262144, 128), (65536, 768))
 TORCH = {f32: torch.float32, bf16: torch.bfloat16}
 
@@ -284,6 +290,38 @@ def dynamic_shared() -> Found:
     return {"facts": str(k.loaded().facts()[0])}
 
 
+def swizzled() -> Found:
+    """Shared memory whose elements lie elsewhere."""
+    on = device(0)
+    x = torch.randn(32, 32, device="cuda")
+    for how in ("", " swizzled 3,2,3", " swizzled 2,2,5"):
+        y = torch.full_like(x, float("nan"))
+        k = GridKernel(te_kernels.transposed(how), target_of(on), on)
+        k({"x": x, "y": y}, {}, torch.cuda.current_stream().cuda_stream)
+        assert torch.equal(y, x.T), how
+    return {}
+
+
+def warp_products() -> Found:
+    """Small products by warps, of numbers whose sums are exact."""
+    on, kinds = device(0), set[str]()
+    for seed in range(40):
+        p, multiprocessors = drawn_product(seed)
+        target = with_numbers(target_of(on), multiprocessors=multiprocessors)
+        trace, nest = default_schedule(p.group(), target)
+        kinds |= {str(s.instruction) for s in trace if isinstance(s, Tensorize)}
+        given = p.arguments()
+        want = run_group(p.group(), given)["y"].astype("d")
+        kind = {"bf16": torch.bfloat16, "f16": torch.float16}[p.dtype]
+        ins = {x: torch.from_numpy(v.astype("f")).cuda().to(kind) for x, v in given.items()}
+        y = torch.full(want.shape, float("nan"), device="cuda", dtype=kind)
+        k = GridKernel(nest, target, on)
+        k({**ins, "y": y}, {}, torch.cuda.current_stream().cuda_stream)
+        assert np.array_equal(y.double().cpu().numpy(), want), p
+    assert kinds, "no product is done by warps"
+    return {"facts": ", ".join(sorted(kinds))}
+
+
 def symbolic() -> Found:
     """One compilation for all sizes."""
     rows, columns = D.sym("R", 1), D.sym("C", 1)
@@ -423,6 +461,8 @@ REFERENCES: dict[str, Callable[..., torch.Tensor]] = {
     "column_sums": lambda x: x.sum(0),
     "total": lambda x: x.sum(),
     "product": lambda x, w: x @ w,
+    "matmul": torch.matmul,
+    "linear": lambda x, w, b: F.gelu(F.linear(x, w, b)),
     "matvec": lambda x, v: x.float() @ v.float() if x.dtype != torch.float64 else x @ v,
 }
 TIMED = ("add", "chain", "softmax", "layer_norm", "rms_norm", "cross_entropy")
@@ -437,6 +477,9 @@ def _inputs(name: str, d: DType, size: tuple[int, int]) -> list[torch.Tensor]:
     if name in ("layer_norm", "rms_norm", "biased"):
         count = 2 if name == "layer_norm" else 1
         return [x, *(torch.randn(columns, device="cuda").to(t) for _ in range(count))]
+    if name in ("matmul", "linear"):
+        w = (torch.randn(columns, columns, device="cuda") / columns**0.5).to(t)
+        return [x, w] if name == "matmul" else [x, w, torch.randn(columns, device="cuda").to(t)]
     if name == "product":
         return [x, torch.randn(columns, 24, device="cuda").to(t)]
     if name == "matvec":
@@ -545,6 +588,8 @@ def checks(inductor: bool) -> Iterator[Check]:
         rfactor,
         atomics,
         dynamic_shared,
+        swizzled,
+        warp_products,
         function_errors,
         symbolic,
         streams,
@@ -554,6 +599,9 @@ def checks(inductor: bool) -> Iterator[Check]:
     for name in ("biased", "column_sums", "total", "product", "matvec"):
         for d in (f32, bf16):
             yield _program(name, d, (1024, 1000), False)
+    for name in ("matmul", "linear"):
+        for size in PRODUCTS:
+            yield _program(name, bf16, size, inductor)
     for size in SHORT_ROWS:
         for name in ("softmax", "layer_norm"):
             yield _program(name, bf16, size, inductor)

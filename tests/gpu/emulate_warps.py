@@ -24,10 +24,10 @@ def with_structures(text: str) -> str:
 def _through_memory(result: str, name: str, arguments: str) -> str:
     types = _split(arguments)
     given = "{ " + ", ".join(types) + " }"
-    parameters = ", ".join(f"{t} %x{k}" for k, t in enumerate(types))
+    taken = ", ".join(f"{t} %x{k}" for k, t in enumerate(types))
     lines = [
         f"declare void @emulated_{name}(ptr, ptr)",
-        f"define internal {result} @nvvm_{name}({parameters}) {{",
+        f"define internal {result} @nvvm_{name}({taken}) {{",
         f"  %given = alloca {given}, align 16",
         f"  %result = alloca {result}, align 16",
     ]

@@ -84,6 +84,20 @@ def product(d: DType, rows: Dim, columns: Dim) -> Graph:
     return graph(build.cast(build.matmul(wide(x), wide(w)), d))
 
 
+def matmul(d: DType, rows: Dim, columns: Dim) -> Graph:
+    """A product whose operands lie as torch's `x @ w` has them."""
+    x, w = arg("x", rows, columns, dtype=d), weight("w", columns, columns, dtype=d)
+    return graph(build.matmul(x, w))
+
+
+def linear(d: DType, rows: Dim, columns: Dim) -> Graph:
+    """A layer: rows of both operands along the sum, a bias, an activation."""
+    x, w = arg("x", rows, columns, dtype=d), weight("w", columns, columns, dtype=d)
+    b = weight("b", columns, dtype=d)
+    y = build.matmul(x, build.permute(w, (1, 0)))
+    return graph(build.cast(build.gelu(build.add(wide(y), wide(b))), d))
+
+
 def matvec(d: DType, rows: Dim, columns: Dim) -> Graph:
     x, v = arg("x", rows, columns, dtype=d), arg("v", columns, dtype=d)
     return graph(build.sum(build.mul(wide(x), wide(v)), (1,), False))
@@ -102,6 +116,8 @@ PROGRAMS: dict[str, Program] = {
         column_sums,
         total,
         product,
+        matmul,
+        linear,
         matvec,
     )
 }

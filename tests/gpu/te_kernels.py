@@ -113,3 +113,26 @@ nest turned
       y: y[b,i] = t[9305-300*i]
 """
     return parse_nest(text.lstrip())
+
+
+def transposed(swizzle: str = "") -> Nest:
+    """32 x 32 numbers through shared memory: stored by rows, read by columns."""
+    return parse_nest(
+        f"""
+nest turned
+  in x: f32[32,32]
+  out y: f32[32,32]
+  shared t: f32[32,32]{swizzle}
+  block.x b in 1:
+    alloc t
+    thread.y r in 32:
+      thread.x s in 8:
+        lane e in 4:
+          t: t[r,4*s+e] = x[r,4*s+e]
+    barrier
+    thread.y r in 32:
+      thread.x t in 8:
+        unroll u in 4:
+          y: y[r,8*u+t] = t[8*u+t,r]
+""".lstrip()
+    )

@@ -57,6 +57,7 @@ from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.double_buffer import DoubleBuffer
 from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.set_scope import SetScope
+from tilewright.kernel.steps.swizzle import Swizzle
 from tilewright.kernel.text import group_text, nest_text, parse_group, parse_nest
 from tilewright.targets import default
 
@@ -287,6 +288,9 @@ def bind_some(
     for b in nest().buffers:
         if b.scope == "local" and rng.random() < shared:
             attempt(SetScope(b.name, "shared"))
+            if rng.random() < 0.4:
+                bits = rng.randint(1, 2)
+                attempt(Swizzle(b.name, bits, rng.randint(0, 2), bits + rng.randint(0, 1)))
 
 
 def effort(body: tuple[Stmt, ...]) -> float:

@@ -61,6 +61,10 @@ NESTS["branches-sound"] = (
     "nest k\n  out y: f32[8]\n  if y[0]:\n    y: y[0] = 0.0\n",
     "the condition of an if is f32, not bool",
 )
+NESTS["swizzles-fit"] = (
+    "nest k\n  out y: f32[8]\n  shared t: f32[12] swizzled 1,2,1\n  alloc t\n  y: y[0] = t[0]\n",
+    "t cannot be swizzled by 1,2,1: its size 12 is not known to be a multiple of 8",
+)
 NESTS["atomics-sound"] = (
     "nest k\n  local t: f32[8]\n  alloc t\n  a: add relaxed t[0] with 1.0\n",
     "a is an atomic on t, which is no argument",

@@ -421,6 +421,16 @@ def _nest_tensor(n: Nest) -> Iterator[Fault]:
         yield Fault(what, s)
 
 
+@check("nest", "swizzles-fit")
+def _nest_swizzles(n: Nest) -> Iterator[Fault]:
+    """Swizzled memory is shared, and every element has a place of its own in it."""
+    for b in (b for b in n.buffers if b.swizzle is not None):
+        if b.scope != "shared":
+            yield Fault(f"{b.name} is swizzled and is {b.scope}, not shared", b)
+        for what in b.swizzle.faults(b.size):
+            yield Fault(f"{b.name} cannot be swizzled by {b.swizzle}: {what}", b)
+
+
 @check("nest", "threads-sound")
 def _nest_threads(n: Nest) -> Iterator[Fault]:
     """Blocks outside threads, no axis inside itself, shared memory per block, safe barriers."""

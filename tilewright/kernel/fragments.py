@@ -75,6 +75,7 @@ def placed(
             return f"axis {k}, before those of the fragment, is {i}"
     for k, (i, c) in enumerate(zip(last, fragment, strict=True)):
         want = D.substitute(c.at, table)
-        if not D.known_eq(i, want):
+        once: dict[Sym, Dim] = {s: 0 for s in D.symbols(i) if D.bounds(D.as_int(s)) == (0, 0)}
+        if not D.known_eq(D.substitute(i, once), want):
             return f"axis {k + len(before)} is {i}, the fragment has {want} there"
     return None

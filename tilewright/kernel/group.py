@@ -32,6 +32,7 @@ from tilewright.ir.maps import Map
 from tilewright.ir.node import Constant, Input, Item, Node
 from tilewright.ir.operator import definition, stages
 from tilewright.ir.types import DType, TensorType, TupleType
+from tilewright.kernel.swizzle import Swizzled
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Buffer:
     scope: str
     packed_as: PackedAs | None = None  # of an argument; see steps/relayout.py
     pointer: bool = False
+    swizzle: Swizzled | None = None  # of shared memory: where its elements lie
 
     @property
     def unit(self) -> int:

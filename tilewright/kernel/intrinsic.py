@@ -38,8 +38,10 @@ from tilewright.kernel.nest import (
     seek,
     walk,
 )
+from tilewright.kernel.swizzle import multiple
 from tilewright.kernel.text import parse_group
 
+ROW_BYTES = 16  # that a thread gives the address of
 ANY = None  # a stride that the instruction is told
 Sizes = Mapping[str, "int | None"]  # extent per axis; None where only the running program knows
 
@@ -379,6 +381,9 @@ def _placed(
     pairs: Pairs,
 ) -> Operand | Mismatch:
     """The operand's place in memory, if it has the declared strides along every loop."""
+    swizzle = n.buffer(buffer).swizzle
+    if swizzle is not None and operand not in i.addresses:
+        return Mismatch(f"{buffer} is swizzled, {operand} of {i.name} lies as it is indexed", 3)
     linear = linear_index(n.buffer(buffer), index)
     inside = {x.var for _, x in pairs if x is not None}
     along: dict[Sym, Dim] = {}
@@ -411,7 +416,13 @@ def _placed(
             return Mismatch(f"{what}, {buffer} has {along[axis]} along {x.name}", 3)
     base = D.substitute(linear, dict.fromkeys(inside, 0))
     free = [s for s, fixed in zip(strides, i.maps[operand], strict=True) if fixed is None]
-    at = _given_address(i, operand, index, pairs) if operand in i.addresses else ()
+    at: tuple[Dim, ...] = ()
+    if operand in i.addresses:
+        at = _given_address(i, operand, index, pairs)
+        row = ROW_BYTES // n.buffer(buffer).dtype.bytes
+        whole = swizzle is None or swizzle.block % row == 0
+        if not whole or not multiple(linear_index(n.buffer(buffer), at), row):
+            return Mismatch(f"{i.name} takes rows of {ROW_BYTES} bytes at multiples of them", 3)
     return Operand(operand, buffer, base, tuple(free), at)
 
 

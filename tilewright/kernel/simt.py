@@ -24,10 +24,12 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load
 from tilewright.ir.interpret import Evaluator
 from tilewright.ir.types import as_dtype
+from tilewright.kernel.banks import Turns, given_rows, turns
 from tilewright.kernel.copies import Copies, Copy
-from tilewright.kernel.fragments import LANES, WARP
+from tilewright.kernel.dependence import linear_index
+from tilewright.kernel.fragments import LANE, LANES, WARP
 from tilewright.kernel.interpret import Env, Machine, RunError, _atomically, _combine, execute
-from tilewright.kernel.intrinsic import Match, warp_match
+from tilewright.kernel.intrinsic import Match, Operand, warp_match
 from tilewright.kernel.nest import (
     BRANCHES,
     THREADS,
@@ -44,10 +46,9 @@ from tilewright.kernel.nest import (
     substitute_all,
     walk,
 )
+from tilewright.kernel.races import MANY, Watch
 from tilewright.kernel.text import line_text
 from tilewright.kernel.threads import combined, grid_of, launches, thread_chain
-
-NOBODY, MANY = -1, -2
 
 
 def run(
@@ -55,13 +56,19 @@ def run(
     arrays: Mapping[str, np.ndarray],
     dims: Mapping[str, int] | None = None,
     seed: int = 0,
+    banks: dict[str, Turns] | None = None,
 ) -> dict[str, np.ndarray]:
-    """The outputs by name, like kernel.interpret.run. A RunError says what went wrong and where."""
-    return execute(_Grid(nest, dict(dims or {}), seed), arrays)
+    """The outputs by name, like kernel.interpret.run. A RunError says what went wrong and where.
+    `banks` is given the turns that accesses to shared memory take, by access."""
+    grid = _Grid(nest, dict(dims or {}), seed)
+    grid.banks = banks
+    return execute(grid, arrays)
 
 
 class _Grid(Machine):
     """The device: global memory and the launches of a nest, one after the other."""
+
+    banks: dict[str, Turns] | None = None
 
     def block(self, body: tuple[Stmt, ...], env: Env) -> None:
         table: dict[D.Sym, Dim] = {s: self.sizes[s.name] for s in self.nest.dims}
@@ -90,72 +97,13 @@ class _Grid(Machine):
                 axis = THREADS.index(s.kind)
                 size[axis] = max(size[axis], D.bounds(s.extent)[1])
         written = [x for x in self.memory if self.nest.buffer(x).scope != "in"]
-        by_block = {name: _Watch(self.memory[name].size) for name in written}
-        by_thread = {name: _Watch(self.memory[name].size) for name in written}
+        by_block = {name: Watch(self.memory[name].size) for name in written}
+        by_thread = {name: Watch(self.memory[name].size) for name in written}
         for k in self.random.permutation(len(points)):
             shape = size[0], size[1], size[2]
             _Block(self, int(k), points[k], shape, by_block, by_thread).run(body)
             for watch in by_thread.values():
                 watch.clear()
-
-
-class _Watch:
-    """Who wrote and who read each cell, as numbers; MANY wrote one value."""
-
-    def __init__(self, size: int) -> None:
-        self.writer = np.full(size, NOBODY, np.int64)
-        self.reader = np.full(size, NOBODY, np.int64)
-        self.sites: list[str] = []
-        self.written_at = np.zeros(size, np.int64)
-        self.read_at = np.zeros(size, np.int64)
-        self.touched: list[np.ndarray] = []
-
-    def clear(self) -> None:
-        for c in self.touched:
-            self.writer[c] = self.reader[c] = NOBODY
-        self.touched = []
-
-    def site(self, what: str) -> int:
-        if not self.sites or self.sites[-1] != what:
-            self.sites.append(what)
-        return len(self.sites) - 1
-
-    def read(self, cells: np.ndarray, who: np.ndarray, what: str) -> tuple[int, int, str] | None:
-        """Notes a read; (reader, writer, where it wrote) if another one wrote the cell."""
-        w = self.writer[cells]
-        bad = np.flatnonzero((w != NOBODY) & (w != who))
-        if bad.size:
-            k = bad[0]
-            return int(who[k]), int(w[k]), self.sites[self.written_at[cells[k]]]
-        self._note(self.reader, cells, who)
-        self.read_at[cells] = self.site(what)
-        self.touched.append(cells)
-        return None
-
-    def write(
-        self, cells: np.ndarray, who: np.ndarray, what: str, harmless: np.ndarray
-    ) -> tuple[int, int, str] | None:
-        """Notes a write; (writer, the other one, what it did) if another one was there. A write is
-        harmless to other writes where it changes nothing."""
-        r, w = self.reader[cells], self.writer[cells]
-        bad = np.flatnonzero((r != NOBODY) & (r != who))
-        if bad.size:
-            k = bad[0]
-            return int(who[k]), int(r[k]), f"reads {self.sites[self.read_at[cells[k]]]}"
-        bad = np.flatnonzero((w != NOBODY) & (w != who) & ~harmless)
-        if bad.size:
-            k = bad[0]
-            return int(who[k]), int(w[k]), f"writes {self.sites[self.written_at[cells[k]]]}"
-        self._note(self.writer, cells, who)
-        self.written_at[cells] = self.site(what)
-        self.touched.append(cells)
-        return None
-
-    def _note(self, owner: np.ndarray, cells: np.ndarray, who: np.ndarray) -> None:
-        old = owner[cells]
-        owner[cells] = who
-        many = cells[((old != NOBODY) & (old != who)) | (owner[cells] != who)]
-        owner[many] = MANY
 
 
 class _Block:
@@ -167,8 +115,8 @@ class _Block:
         number: int,
         at: Env,
         size: tuple[int, int, int],
-        by_block: dict[str, _Watch],
-        by_thread: dict[str, _Watch],
+        by_block: dict[str, Watch],
+        by_thread: dict[str, Watch],
     ) -> None:
         self.grid, self.number, self.at, self.size = grid, number, at, size
         self.count = size[0] * size[1] * size[2]
@@ -185,6 +133,7 @@ class _Block:
         self.private: dict[str, np.ndarray] = {}  # per thread and cell: has it been written?
         self.copies = Copies(self.count)
         self.inner: set[int] = set()  # loops inside those where threads were seen to meet
+        self.counted = True  # are accesses to shared memory those of the threads named?
 
     def run(self, body: tuple[Stmt, ...]) -> None:
         self.statements(body, dict(self.at), self.grid.random.permutation(self.count))
@@ -220,7 +169,7 @@ class _Block:
             return  # global, allocated before the launch
         if b.scope == "shared":
             self.memory[name] = self.grid.garbage(b)
-            self.by_thread.setdefault(name, _Watch(self.memory[name].size))
+            self.by_thread.setdefault(name, Watch(self.memory[name].size))
         else:
             one = self.grid.garbage(b)
             self.memory[name] = np.tile(one, (self.count,) + (1,) * one.ndim)
@@ -281,7 +230,26 @@ class _Block:
             here[x.name] = np.tile(at.reshape(-1), len(warps))
         owners = {x.buffer: x.owners for x in found.operands if x.owners}
         ev = _Owned(self, store.stage, here, np.repeat(warps * LANES, count), owners)
+        for x in (x for x in found.operands if x.index and not x.owners):
+            self._rows_given(store.stage, x, here, np.arange(len(warps)) * count)
+        self.counted = False
         self.store(store, here, ev.owner(store.buffer, store.index), ev)
+        self.counted = True
+
+    def _rows_given(self, stage: str, x: Operand, here: Env, first: np.ndarray) -> None:
+        """Counts the turns of an instruction to which threads give addresses of rows."""
+        if self.grid.banks is None:
+            return
+        b = self.grid.nest.buffer(x.buffer)
+        for k in first:
+            env = {name: v[k] if np.ndim(v) else v for name, v in here.items()}
+            at = linear_index(b, x.index)
+            env = {**self.grid.sizes, **env, LANE.name: np.arange(LANES)}
+            self.note_turns(f"{stage}: {x.buffer}", given_rows(b, np.asarray(D.evaluate(at, env))))
+
+    def note_turns(self, key: str, found: Turns) -> None:
+        if self.grid.banks is not None:
+            self.grid.banks[key] = self.grid.banks.get(key, Turns()) + found
 
     def _some(self, body: tuple[Stmt, ...], env: Env, who: np.ndarray, there: np.ndarray) -> None:
         if there.all():
@@ -465,6 +433,9 @@ class _Block:
         harmless: np.ndarray | None = None,
     ) -> None:
         """Notes a read, or a write where `harmless` is given; another thread or block is a race."""
+        b = self.grid.nest.buffer(name)
+        if self.grid.banks is not None and b.scope == "shared" and self.counted:
+            self.note_turns(f"{stage}: {name}", turns(b, cells, who))
         watch = self.by_thread.get(name)
         if watch is None or not cells.size:
             return

@@ -28,6 +28,7 @@ steps do not cross:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -72,6 +73,7 @@ from tilewright.kernel.nest import (
     bodies,
     walk,
 )
+from tilewright.kernel.swizzle import Swizzled
 
 _LOOP = {k: "for" if k == "serial" else k for k in KINDS}
 
@@ -89,6 +91,8 @@ def _buffer_text(b: Buffer) -> str:
     if b.pointer:
         return f"  {b.scope} {b.name}: *{b.dtype}"
     text = f"  {b.scope} {b.name}: {b.dtype}{_shape_text(b.shape)}"
+    if b.swizzle is not None:
+        text += f" swizzled {b.swizzle}"
     return (
         f"{text} as {b.packed_as.map} of {_shape_text(b.packed_as.shape)}" if b.packed_as else text
     )
@@ -244,6 +248,7 @@ def _read_buffers(lines: _Lines, scope: Scope) -> tuple[list[Buffer], Scope]:
         lines.lines.pop(0)
         name, _, t = rest.partition(": ")
         t, _, layout = t.partition(" as ")
+        t, _, swizzle = t.partition(" swizzled ")
         dtype, _, shape = t.removeprefix("*").partition("[")
         known = dtype_named(dtype)
         if known is not None and t == f"*{dtype}":
@@ -255,7 +260,13 @@ def _read_buffers(lines: _Lines, scope: Scope) -> tuple[list[Buffer], Scope]:
         if layout:
             by, _, source = layout.partition(" of [")
             packed_as = PackedAs(Map.parse(by), _read_index(source[:-1], scope))
-        out.append(Buffer(name, known, _read_index(shape[:-1], scope), scope_name, packed_as))
+        by = None
+        if swizzle:
+            if not re.fullmatch(r"\d+,\d+,\d+", swizzle):
+                raise _fail(number, line, "expected swizzled BITS,BASE,SHIFT")
+            by = Swizzled.parse(swizzle)
+        shape_ = _read_index(shape[:-1], scope)
+        out.append(Buffer(name, known, shape_, scope_name, packed_as, swizzle=by))
     buffers = {b.name: b.dtype for b in out}
     return out, Scope(buffers, scope.symbols)
 

@@ -326,10 +326,7 @@ def same_thread(n: Nest, a: Access, b: Access, axes: Iterable[str], uniform: set
         and axis in other
         and (
             _pinned(n, a, b, mine[axis], other[axis], uniform)
-            or any(
-                _one_digit(i, j, mine[axis], other[axis], uniform)
-                for i, j in zip(a.index, b.index, strict=True)
-            )
+            or _told(a, b, mine[axis], other[axis], uniform)
         )
         for axis in axes
     )
@@ -350,17 +347,60 @@ def _pinned(n: Nest, a: Access, b: Access, va: Sym, vb: Sym, uniform: set[Sym]) 
     return w is not None and _same_iteration(buffer, second, w, v)
 
 
-def _one_digit(i: Dim, j: Dim, va: Sym, vb: Sym, uniform: set[Sym]) -> bool:
-    """Are the threads one digit of two equal indices? Of c*thread + low + high with a low part less
-    than c, and a high one of multiples of c*w, the thread is index//c%w, if it is less than w."""
-    c = D.coefficient(i, va)
-    if not isinstance(c, int) or c < 1 or D.coefficient(j, vb) != c:
+def _told(a: Access, b: Access, va: Sym, vb: Sym, uniform: set[Sym]) -> bool:
+    """Do equal indices tell that the threads are equal? They do if the digits of a thread's number
+    that they tell are all of it, such as t//4 and t%4."""
+    digits: list[tuple[int, int | None]] = []
+    for i, j in zip(a.index, b.index, strict=True):
+        for mono in _terms(i):
+            if len(mono) != 1 or va not in _symbols(mono):
+                continue
+            digit = _digit(mono[0], va)
+            other = D.substitute(_product(mono), {va: D.as_int(vb)})
+            found = next(iter(_terms(other))) if len(_terms(other)) == 1 else ()
+            if digit is not None and _one_digit(i, j, mono, found, uniform):
+                digits.append(digit)
+    step, most = 1, max(D.bounds(extent(va))[1], D.bounds(extent(vb))[1])
+    for at, count in sorted(digits, key=lambda d: (d[0], d[1] or D.INF)):
+        if step % at == 0:
+            step = most if count is None else max(step, at * count)
+    return step >= most
+
+
+def _digit(x: D.Atom, v: Sym) -> tuple[int, int | None] | None:
+    """(step, count) of v//step%count; without a count, of the leading digit."""
+    if x is v:
+        return 1, None
+    if not isinstance(x, D.Quo) or not isinstance(x.b, int) or x.b < 1:
+        return None
+    inner = _terms(x.a)
+    if len(inner) != 1 or next(iter(inner.values())) != 1 or len(next(iter(inner))) != 1:
+        return None
+    found = _digit(next(iter(inner))[0], v)
+    if found is None:
+        return None
+    step, count = found
+    if x.op == "floordiv":
+        whole = count is None or count % x.b == 0
+        return (step * x.b, None if count is None else count // x.b) if whole else None
+    whole = x.op == "mod" and (count is None or count % x.b == 0)
+    return (step, x.b) if whole else None
+
+
+Monomial = tuple[D.Atom, ...]
+
+
+def _one_digit(i: Dim, j: Dim, ma: Monomial, mb: Monomial, uniform: set[Sym]) -> bool:
+    """Are two terms one digit of two equal indices? Of c*digit + low + high with a low part less
+    than c, and a high one of multiples of c*w, the digit is index//c%w, if it is less than w."""
+    first, second = _terms(i), _terms(j)
+    c = first.pop(ma)
+    if c < 1 or second.pop(mb, None) != c:
         return False
-    first, second = _terms(i - c * D.as_int(va)), _terms(j - c * D.as_int(vb))
     # What has one value in both does not matter.
     same = {m for m, k in first.items() if second.get(m) == k and _symbols(m) <= uniform}
-    threads = max(D.bounds(extent(va))[1], D.bounds(extent(vb))[1])
-    if threads >= D.INF:
+    values = 1 + max(D.bounds(_product(ma))[1], D.bounds(_product(mb))[1])
+    if values >= D.INF:
         return False
     lows: list[Dim] = [0, 0]
     high = 0
@@ -368,12 +408,12 @@ def _one_digit(i: Dim, j: Dim, va: Sym, vb: Sym, uniform: set[Sym]) -> bool:
         for mono, k in terms.items():
             if mono in same:
                 continue
-            if abs(k) >= c * threads:
+            if abs(k) >= c * values:
                 high = gcd(high, k)
             else:
                 lows[which] = lows[which] + k * _product(mono)
     ends = [e for low in lows for e in D.bounds(low)]
-    whole = high == 0 or (high % c == 0 and high // c >= threads)
+    whole = high == 0 or (high % c == 0 and high // c >= values)
     return whole and all(0 <= e < c for e in ends)
 
 

@@ -47,7 +47,7 @@ from tilewright.llvm.combine import ThreadSums
 from tilewright.llvm.grid_math import GridArith
 from tilewright.llvm.own_parts import PRIVATE, own_parts
 from tilewright.llvm.scalars import memory_type
-from tilewright.llvm.shared_memory import Shared, bytes_of
+from tilewright.llvm.shared_memory import Shared, bytes_of, check_lanes
 from tilewright.llvm.writer import Metadata
 
 # Bytes of one thread's own buffer; beyond this it is no use of a GPU.
@@ -219,6 +219,7 @@ class _Kernel(ThreadSums, AsyncCopies):
         local = {x: b for x, b in self.buffers.items() if x not in given}
         self.own = own_parts(m.n, m.launch, local)
         self.registers: dict[str, str] = {}
+        check_lanes(m.launch, self.buffers)
         self.divergent = 0  # conditions that not all threads of the block fulfil alike
 
     # ---- the kernel's beginning
@@ -414,6 +415,39 @@ class _Kernel(ThreadSums, AsyncCopies):
         while bytes_ > b.dtype.bytes and any(c * b.dtype.bytes % bytes_ for c in counts):
             bytes_ //= 2
         return max(bytes_, b.dtype.bytes)
+
+    def pointer(
+        self, b: Buffer, const: int, terms: dict[int, list[tuple[int, tuple[str, ...]]]]
+    ) -> str:
+        """In swizzled memory: of what moves elements alike, only the rest is looked at."""
+        by = b.swizzle
+        if by is None:
+            return super().pointer(b, const, terms)
+        near: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
+        far: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
+        for level, parts in terms.items():
+            for c, factors in parts:
+                side = far if c % by.period == 0 else near
+                side.setdefault(level, []).append((c, factors))
+        total = str(const % by.period)
+        for level in sorted(near):
+            total = self.put(f"add i64 {self._offset(near[level], level)}, {total}")
+        other = self.put(f"lshr i64 {total}, {by.base + by.shift}")
+        other = self.put(f"and i64 {other}, {(1 << by.bits) - 1}")
+        other = self.put(f"shl i64 {other}, {by.base}")
+        place = self.put(f"xor i64 {total}, {other}")
+        p = super().pointer(b, const - const % by.period, far)
+        return self.put(f"getelementptr {memory_type(b.dtype)}, ptr {p}, i64 {place}")
+
+    def addresses(self, b: Buffer, lin: Dim, w: int) -> str:
+        if b.swizzle is not None:
+            raise Unsupported(f"lanes far apart in the swizzled {b.name}", hint="no swizzle")
+        return super().addresses(b, lin, w)
+
+    def _beside_each_other(self, s: Loop) -> bool:
+        store = s.body[0]
+        swizzled = isinstance(store, Store) and self.buffers[store.buffer].swizzle is not None
+        return not swizzled and super()._beside_each_other(s)
 
     def _load_or_zero(self, v: Value, condition: Value, w: int) -> str | None:
         return None  # zeros in memory would be a thread's own, and no faster

@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.target import Grid
+from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.nest import Stmt, Store, store_loads, walk
+from tilewright.kernel.swizzle import multiple
 
 # Shared memory that a kernel may have without asking for more at its launch.
 STATIC_SHARED = 48 * 1024
+
+
+def check_lanes(launch: tuple[Stmt, ...], buffers: Mapping[str, Buffer]) -> None:
+    """Refuses lanes over swizzled memory that are not beside each other there."""
+    for s, path in walk(launch):
+        lanes = [q for q in path if q.kind == "lane"]
+        if not isinstance(s, Store) or not lanes:
+            continue
+        used = [(s.buffer, s.index), *((str(x.source), x.index) for x in store_loads(s))]
+        for name, index in used:
+            by = buffers[name].swizzle if name in buffers else None
+            if by is None:
+                continue
+            lin, v = linear_index(buffers[name], index), lanes[-1].var
+            step, width = D.coefficient(lin, v), D.bounds(lanes[-1].extent)[1]
+            beside = step == 1 and by.block % width == 0 and multiple(lin - D.as_int(v), width)
+            if step != 0 and not beside:
+                raise Unsupported(
+                    f"the lanes {lanes[-1].name} are not beside each other in the swizzled {name}",
+                    hint=f"lanes of {by.block} neighbours at most, at multiples of their number",
+                )
 
 
 class Shared:

@@ -1,8 +1,8 @@
 """Default schedules of a GPU: blocks, threads and vectors of 16 bytes.
 
-Three shapes: maps (a flat walk through memory), rows (a block for every row, which stays in the
-registers of its threads between one read and one write of memory) and everything else, stage by
-stage in launches of its own, where each thread computes one result.
+Four shapes: maps (a flat walk through memory), matrix products (grid_products.py), rows (a block
+for every row, which stays in the registers of its threads between one read and one write of memory)
+and everything else, stage by stage in launches of its own, where each thread computes one result.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tilewright.ir.dim import Sym
 from tilewright.ir.expr import Index, walk
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.choices import Choices
+from tilewright.kernel.defaults.grid_products import schedule_product
 from tilewright.kernel.defaults.grid_sums import schedule_sum
 from tilewright.kernel.defaults.inlining import inline_maps
 from tilewright.kernel.defaults.maps import collapse, fuse_outer
@@ -48,7 +49,7 @@ LARGEST_SHARE = 24
 
 def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace, Nest]:
     """The trace and the nest it leads to."""
-    for shape in (_maps, _rows):
+    for shape in (_maps, schedule_product, _rows):
         s = Scheduler(group, target, choices)
         try:
             if shape(s):

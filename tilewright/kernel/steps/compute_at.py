@@ -87,7 +87,7 @@ class ComputeAt(Step):
             first = next(k for k, y in enumerate(x.body) if self.stage in sources(y))
             return (replace(x, body=(*body[:first], *moved, *body[first:])),)
 
-        out = on_loops(rest, self.at, place).with_buffer(Buffer(b.name, b.dtype, shape, b.scope))
+        out = on_loops(rest, self.at, place).with_buffer(replace(b, shape=shape))
         self.need(out != n, f"{self.stage} is computed at {self.at} already")
         return out
 

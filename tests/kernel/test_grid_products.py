@@ -1,0 +1,80 @@
+"""Matrix products on warps: right on the executor of threads and emulated, no conflicts of banks,
+nothing spilled; what is left out of them is noticed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.gpu.assembler import assemble
+from tests.gpu.random_products import Product, check, check_seed
+from tests.seeds import drawn
+from tilewright import targets
+from tilewright.kernel import simt
+from tilewright.kernel.banks import conflicts
+from tilewright.kernel.interpret import RunError
+from tilewright.kernel.nest import Barrier, Loop, Nest, Wait, transform, walk
+from tilewright.kernel.schedule import default_schedule
+from tilewright.llvm.grid import emit_kernels
+from tilewright.llvm.objects import assembly
+
+
+@pytest.mark.parametrize("seed", drawn(range(60), 3))
+def test_random_products(seed: int) -> None:
+    check_seed(seed)
+
+
+def test_warps_share_a_block() -> None:
+    p = Product(64, 64, 32, epilogue="bias")
+    nest = p.nest()
+    assert {
+        x.extent for x, _ in walk(nest.body) if isinstance(x, Loop) and x.kind == "thread.z"
+    } == {4}
+    check(p, nest)
+
+
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
+@pytest.mark.parametrize("across", [(False, False), (True, True)])
+def test_the_code(target: str, across: tuple[bool, bool]) -> None:
+    p = Product(4096, 4096, 4096, across=across, epilogue="relu")
+    nest = p.nest(132, target)
+    assert not conflicts(nest)
+    gpu = targets.get(target)
+    ptx = assembly(emit_kernels(nest, gpu).text, gpu)
+    assert ptx.count("mma.sync") == 4 * 4 * 8 and ptx.count("ldmatrix") == 4 * 8
+    assert "cp.async.cg" in ptx and ptx.count("bar.sync") == 1
+    (made,) = assemble(ptx, gpu.cpu) or [None]
+    assert made is None or made.spilled == 0
+
+
+def without(n: Nest, kind: type) -> Nest:
+    return replace(n, body=transform(n.body, lambda s: () if isinstance(s, kind) else (s,)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"), [(Barrier, "no barrier between"), (Wait, "is in flight")], ids=str
+)
+def test_what_is_missing_is_noticed(kind: type, says: str) -> None:
+    p = Product(64, 64, 48)
+    nest = p.nest()
+    with pytest.raises(RunError, match=says):
+        simt.run(without(nest, kind), p.arguments())
+
+
+@pytest.mark.parametrize(
+    "p",
+    [
+        Product(64, 60, 64),  # columns that no tile divides
+        Product(64, 64, 40),
+        Product(1, 64, 64),
+    ],
+)
+def test_other_products_are_scheduled_otherwise(p: Product) -> None:
+    trace, _ = default_schedule(p.group(), targets.get("cuda:90"))
+    assert not any("mma" in str(s) for s in trace)
+
+
+def test_a_gpu_without_such_instructions() -> None:
+    trace, _ = default_schedule(Product(64, 64, 64).group(), targets.get("cuda:75"))
+    assert not any("mma" in str(s) for s in trace)
