@@ -1,6 +1,7 @@
 """Fusion finds the kernels one would write by hand, and says why where it does not."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -468,3 +469,11 @@ def test_a_total_that_waits_for_a_later_kernel_does_not_join() -> None:
 def test_totals_of_sizes_known_at_the_call_have_a_kernel_of_their_own() -> None:
     y = arg("y", D.sym("n", 1, 1 << 20))
     assert "total" not in kinds(fused(build.relu(y), count(y)))
+
+
+def test_rows_stay_in_the_cache_of_the_machine() -> None:
+    """Rows that several readers share are one kernel where the second cache holds them."""
+    g = graph(softmax(arg("x", 8, 16384)))
+    small = replace(TARGET, l2=64 * 1024)
+    assert len(fuse(g, TARGET, Log()).clusters) == 1
+    assert len(fuse(g, small, Log()).clusters) > 1

@@ -310,8 +310,6 @@ def _walks_together(
 # Where one step of the reduction is this many bytes away from the next, every one of them is on
 # another page, and more of them are under way than a processor has translations for.
 FAR = 2048
-# A block of rows that stays in the second cache while the columns pass by.
-BLOCK_BYTES = 128 * 1024
 
 
 def _copied(
@@ -328,8 +326,8 @@ def _copied(
     if not isinstance(step, int) or step == 1 or (beside and step * x.dtype.bytes < FAR):
         return None
     deep, pixels = D.bounds(extent(long[0]))[1], D.bounds(extent(hi) * extent(lo))[1]
-    # Whole blocks only: in the cache, and enough of them for the threads.
-    most = min(BLOCK_BYTES // (deep * x.dtype.bytes), pixels // (4 * s.target.cores))
+    # Whole blocks only: in the cache while the columns pass by, and enough of them for the threads.
+    most = min(s.target.scratch // 2 // (deep * x.dtype.bytes), pixels // (4 * s.target.cores))
     blocks = [d for d in range(rows, most + 1, rows) if pixels % d == 0]
     loops = [q.var for q in s.path(a) if q.var in x.symbols()]
     at, into = loops.index(hi), f"{a}p"

@@ -40,8 +40,6 @@ POLYNOMIAL = 8
 PIECE = 16384
 # So many pieces for each thread are enough for it to be helped when it falls behind.
 PIECES = 64
-# Values of this many bytes or fewer per row are worth keeping in a local buffer.
-ROW_BYTES = 192 * 1024
 
 
 @dataclass
