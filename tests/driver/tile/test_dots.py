@@ -286,7 +286,7 @@ HELD = [
     ("f8e5m2", x86_with, (*V4, "+avx512bf16"), ["bf16", "bf16"]),
     ("i8", x86_with, V3, ["i16"]),
     ("i8", x86_with, (*V4, "+avx512vnni"), ["other sign"]),
-    ("u8", x86_with, (*V4, "+avx512vnni"), []),
+    ("u8", x86_with, (*V4, "+avx512vnni"), ["other sign"]),
     ("i8", arm64_with, ("asimddp",), []),
 ]
 
