@@ -9,6 +9,7 @@ from functools import cache
 
 from tilewright.ir import dim as D
 from tilewright.ir.expr import walk as values
+from tilewright.ir.types import DTYPES, has_all_of
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.intrinsic import INTRINSICS, Match, match
 from tilewright.kernel.nest import (
@@ -29,6 +30,7 @@ from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
+from tilewright.kernel.steps.copy_operand import CopyOperand
 from tilewright.kernel.steps.double_buffer import DoubleBuffer
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.fuse_axes import FuseAxes
@@ -44,6 +46,7 @@ from tilewright.kernel.steps.pragma import Pragma
 from tilewright.kernel.steps.prefetch import Prefetch
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.retype import Retype
 from tilewright.kernel.steps.reverse_compute_at import ReverseComputeAt
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.set_scope import SetScope
@@ -285,6 +288,24 @@ def _relayout(n: Nest, rng: random.Random) -> Step | None:
     return Relayout(b.name, f"{', '.join(axes)} -> {', '.join(target)}") if axes else None
 
 
+def _retype(n: Nest, rng: random.Random) -> Step | None:
+    """Mostly a wider dtype of the same kind."""
+    b = rng.choice([n.buffer(x) for x in _locals(n)] or list(n.buffers))
+    wider = [d.name for d in DTYPES.values() if d is not b.dtype and has_all_of(d, b.dtype)]
+    return Retype(b.name, rng.choice(wider if wider and rng.random() < 0.9 else list(DTYPES)))
+
+
+def _copy_operand(n: Nest, rng: random.Random) -> Step | None:
+    found = [
+        (str(x.source), s.stage)
+        for s, _ in walk(n.body)
+        if isinstance(s, Store)
+        for x in reads(s)
+        if n.buffer(str(x.source)).scope == "local" or rng.random() < 0.05
+    ]
+    return CopyOperand(*rng.choice(found), _new(n, rng, "u")) if found else None
+
+
 def _tensorize(n: Nest, rng: random.Random) -> Step | None:
     """A loop that is an instruction of this machine, if there is one; rarely another."""
     names = sorted(i for i in INTRINSICS if _runs_here(i))
@@ -376,6 +397,8 @@ _TABLE: list[tuple[Maker, int]] = [
     (_permute, 1),
     (_storage_align, 1),
     (_cache_write, 2),
+    (_retype, 2),
+    (_copy_operand, 2),
     (_relayout, 1),
     (_materialise, 2),
     (_tile, 1),

@@ -17,9 +17,13 @@ from tests.targets.test_dots import TILES, V2, V3, V4, arm64_with, x86_with
 from tilewright.driver.tile.compile import write_tile
 from tilewright.ir.types import DTYPES
 from tilewright.kernel.interpret import run
+from tilewright.kernel.step import parse_trace
+from tilewright.kernel.steps.other_sign import OtherSign
+from tilewright.kernel.steps.retype import Retype
 from tilewright.lang.tile.front.frontend import translate
 from tilewright.lang.tile.front.functions import Argument
 from tilewright.lang.tile.ir import Kernel
+from tilewright.lang.tile.lowering.lower import lower
 from tilewright.llvm.objects import assembly
 from tilewright.targets import default, x86
 
@@ -272,6 +276,36 @@ def test_numbers_for_other_machines(
     dims = {x.name: sizes[x.name[0]] // 16 if x.name[0] in sizes else 1 for x in nest.dims}
     run(nest, {k: x.reshape(-1) for k, x in arrays.items()}, dims)
     agrees(c, a, b)
+
+
+HELD = [
+    ("bf16", arm64_with, (), ["f32", "f32"]),
+    ("bf16", arm64_with, ("bf16",), []),
+    ("bf16", x86_with, V3, ["f32", "f32"]),
+    ("bf16", x86_with, (*V4, "+avx512bf16"), []),
+    ("f8e5m2", x86_with, (*V4, "+avx512bf16"), ["bf16", "bf16"]),
+    ("i8", x86_with, V3, ["i16"]),
+    ("i8", x86_with, (*V4, "+avx512vnni"), ["other sign"]),
+    ("u8", x86_with, (*V4, "+avx512vnni"), ["other sign"]),
+    ("i8", arm64_with, ("asimddp",), []),
+]
+
+
+@pytest.mark.parametrize(("dtype", "make", "features", "wanted"), HELD, ids=named)
+def test_how_operands_are_held_is_in_the_trace(
+    dtype: str, make: type, features: tuple[str, ...], wanted: list[str]
+) -> None:
+    """Lowering knows no target: its nest is the same for all."""
+    kernel = translated(dtype, (64, 64, 64))
+    forms = write_tile(kernel, make(*features))
+    assert forms.lowered.nest == lower(kernel).nest
+    steps = parse_trace(forms.trace)
+    held = [
+        s.dtype if isinstance(s, Retype) else "other sign"
+        for s in steps
+        if isinstance(s, (Retype, OtherSign))
+    ]
+    assert held == wanted
 
 
 @pytest.mark.parametrize("dtype", ["i8", "u8"])

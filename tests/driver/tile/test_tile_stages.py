@@ -87,7 +87,7 @@ def resumed(stages: Path, **options: Any) -> tuple[np.ndarray, Any]:
 
 
 def test_every_form_is_a_file(stages: Path) -> None:
-    kinds = ("ttir", "lowered", "trace", "nest", "ll", "s")
+    kinds = ("ttir", "lowered", "trace", "nest", "legal", "ll", "s")
     assert {p.name for p in stages.iterdir()} == {*(f"scale.{k}" for k in kinds), DIGESTS}
     read: dict[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
         "ttir": (parse_kernel, kernel_text),
@@ -110,6 +110,7 @@ def test_nothing_edited_changes_nothing(stages: Path) -> None:
         ("ttir", "value=3.0", "value=4.0"),
         ("lowered", "* 3.0", "* 4.0"),
         ("nest", "* 3.0", "* 4.0"),
+        ("legal", "* 3.0", "* 4.0"),
     ],
 )
 def test_an_edited_stage_counts(stages: Path, kind: str, old: str, new: str) -> None:

@@ -3,8 +3,9 @@
     add-1f0c3a52/
       add.ttir      tile IR: what the kernel says (lang/tile/text.py)
       add.lowered   its naive nest
-      add.trace     the steps of its schedule, how threads share the grid first
+      add.trace     the steps of its schedule, how threads share the grid among them
       add.nest      the nest after them
+      add.legal     the same as the target takes it
       add.ll  .s    LLVM text, assembly
       stages.json   digests of the files as they were written
 
@@ -20,6 +21,7 @@ from dataclasses import dataclass, replace
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
 from tilewright.driver.program.stages import KernelStages, Stages, folder_name, naming
+from tilewright.ir.target import Target
 from tilewright.kernel.check import verify
 from tilewright.kernel.nest import WAITS, Loop, Nest, Report, Work, holds, walk
 from tilewright.kernel.step import Trace
@@ -77,6 +79,13 @@ class TileStages(KernelStages):
             self._fits(nest, lowered, "nest")
         self._runs(nest)
         return trace, nest
+
+    def legalised(self, lowered: Lowered, nest: Nest, target: Target) -> Nest:
+        legal = self.legal(nest, target)
+        if self._path("legal") is not None:
+            self._fits(legal, lowered, "legal")
+            self._runs(legal)
+        return legal
 
     def _fits(self, n: Nest, made: Lowered, kind: str) -> None:
         """An edited nest is one, and a launch knows what to give to it."""
