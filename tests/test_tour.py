@@ -18,9 +18,9 @@ TOUR = Path(__file__).resolve().parent.parent / "docs" / "tour.py"
 
 def test_the_tour(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    began = time.monotonic()
+    began = time.process_time()
     runpy.run_path(str(TOUR), run_name="__main__")
-    assert time.monotonic() - began < 60
+    assert time.process_time() - began < 60
     text = capsys.readouterr().out
     for number in range(1, 10):
         assert f"=== {number}. " in text
