@@ -36,6 +36,7 @@ from tilewright.kernel.nest import (
     Wait,
 )
 from tilewright.llvm.branches import Branches
+from tilewright.llvm.opaque import DECLARATION
 from tilewright.llvm.scalars import Arith, memory_type, register_type, vector
 from tilewright.llvm.writer import LANE, Level
 
@@ -262,7 +263,7 @@ class Body(Branches):
         self.arith.defines[name] = (
             f'define internal void @"{name}"({head}) alwaysinline nounwind {{\n{body}\n}}'
         )
-        self.arith.declares |= set(i.declares)
+        self.arith.declares |= {*i.declares, DECLARATION}
         self.line(f'call void @"{name}"({", ".join(f"{t} {v}" for t, _, v in args)})')
         self.used[i.name] = i
         self.touch(s)

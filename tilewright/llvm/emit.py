@@ -126,6 +126,8 @@ def _runner(s: Loop) -> str:
 class _Function(Body):
     """The statements of a nest on a processor."""
 
+    steps_apart = True
+
     def __init__(self, n: Nest, arith: Arith, args: list[Buffer], target: Target) -> None:
         super().__init__(n, arith, args, target)
         self.masks = target.has_masks

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tilewright.kernel.intrinsic import Sizes
+from tilewright.llvm.opaque import opaque
 
 
 class _Body:
@@ -38,6 +39,10 @@ class _Body:
                 by = self.put(f"mul i64 {stride}, {count}")
             p = self.put(f"getelementptr {element}, ptr {p}, i64 {by}")
         return p
+
+    def moving(self, element: str, base: str, by: str) -> str:
+        """The pointer of one iteration of a loop, from which others are constant steps away."""
+        return self.put(opaque(self.put(f"getelementptr {element}, ptr {base}, i64 {by}")))
 
     def load(self, type_: str, p: str, align: int) -> str:
         return self.put(f"load {type_}, ptr {p}, align {align}")
@@ -84,7 +89,7 @@ class FmaTile:
         first = b.put(f"mul i64 {k}, {count}")
         first = b.put(f"add i64 {first}, {base}")
         down = b.put(f"mul i64 {first}, %b.0")
-        p = b.put(f"getelementptr float, ptr %b, i64 {down}")
+        p = b.moving("float", "%b", down)
         factors = self.factors(b, a, first, count, len(acc))
         for u in range(count):
             p = b.at("float", p, ("%b.0", min(u, 1)))
@@ -105,7 +110,7 @@ class FmaTile:
         elif self.along == "i":
             row, step = 1, "%a.0"
         at = first if step == 1 else b.put(f"mul i64 {first}, {step}")
-        start = b.put(f"getelementptr float, ptr {a}, i64 {at}")
+        start = b.moving("float", a, at)
 
         def one(r: int, u: int) -> str:
             p = b.at("float", start, (row, r), (step, u))
@@ -231,10 +236,9 @@ def _rows(
 
 def _ask(b: _Body, k: str, lines: int, steps: int) -> None:
     """The share of step k, kept out of the first cache, which is full of what is multiplied."""
-    first = b.put(f"mul i64 {k}, {-(-64 * lines // steps)}")
+    first = b.moving("i8", "%ahead", b.put(f"mul i64 {k}, {-(-64 * lines // steps)}"))
     for n in range(-(-lines // steps)):
-        at = b.put(f"add i64 {first}, {64 * n}")
-        p = b.put(f"getelementptr i8, ptr %ahead, i64 {at}")
+        p = b.at("i8", first, (64, n))
         b.line(f"call void @llvm.prefetch.p0(ptr {p}, i32 0, i32 2, i32 1)")
 
 
@@ -331,9 +335,9 @@ class DotTile:
         first = b.put(f"mul i64 {k}, {count}")
         first = b.put(f"add i64 {first}, {base}")
         down = b.put(f"mul i64 {first}, %b.0")
-        p = b.put(f"getelementptr {of_b}, ptr %b, i64 {down}")
+        p = b.moving(of_b, "%b", down)
         along = b.put(f"mul i64 {first}, {group}")
-        start = b.put(f"getelementptr {of_a}, ptr {a}, i64 {along}")
+        start = b.moving(of_a, a, along)
         rows = [b.at(of_a, start, ("%a.0", r)) for r in range(len(acc))]
         four = f"<{count} x i32>"
         held = [b.load(four, q, self.sizes[0]) for q in rows] if self._held(count) else []

@@ -18,9 +18,12 @@ from tilewright.ir.expr import Value
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Nest, Stmt, writes
+from tilewright.llvm.opaque import DECLARATION, opaque
 from tilewright.llvm.scalars import Arith, memory_type, register_type
 
 LANE = "lane"
+# From so many constant steps on an address is kept apart from them: see llvm/opaque.py.
+MANY_STEPS = 6
 
 _ON_NUMBERS: dict[str, Callable[[int, int], int]] = {
     "floordiv": operator.floordiv,
@@ -41,6 +44,13 @@ class Test:
     lane: Sym | None = None  # the variable of those lanes
     width: int = 1  # how many they are
     level: int = 0  # where the vector is known
+
+
+class _Moving:
+    """The line of an address that a loop changes, and how many constant steps are taken from it."""
+
+    def __init__(self, line: str) -> None:
+        self.lines, self.steps = [line], 0
 
 
 @dataclass
@@ -122,6 +132,7 @@ class Writer:
         self.base.update((b.name, ("null", 0)) for b in n.buffers if b.scope == "memory")
         self.mutable = self.changed(n.body)
         self._reads: dict[frozenset[Any], tuple[str, ...]] = {}
+        self._moving: dict[str, _Moving] = {}  # addresses that a loop changes
         arith.put = self.put
 
     # ---- text
@@ -351,6 +362,8 @@ class Writer:
 
     # ---- addresses
 
+    steps_apart = False  # may addresses be opaque to LLVM?
+
     def _linear(self, b: Buffer, index: tuple[Dim, ...]) -> Dim:
         key = (b.name, index)
         found = self.linear.get(key)
@@ -384,9 +397,20 @@ class Writer:
                 at = self._offset(terms[level], level)
                 with self._Hoist(self, reached):
                     found = self.put(f"getelementptr {t}, ptr {p}, i64 {at}")
+                    if reached and self.steps_apart:
+                        self._moving[found] = cell = _Moving(self.out.pop())
+                        self.out.append(cell.lines)
                 self.levels[min(reached, self.depth)].memo[key] = found
             p = found
-        return self.put(f"getelementptr {t}, ptr {p}, i64 {const}") if const else p
+        if not const:
+            return p
+        if (cell := self._moving.get(p)) is not None:
+            cell.steps += 1
+            if cell.steps == MANY_STEPS:
+                self.arith.declares.add(DECLARATION)
+                moved = cell.lines[0].replace(p, f"{p}.at", 1)
+                cell.lines[:] = [moved, f"  {p} = {opaque(f'{p}.at')}"]
+        return self.put(f"getelementptr {t}, ptr {p}, i64 {const}")
 
     # ---- what a value depends on
 
