@@ -6,7 +6,7 @@ defined in it, tensor expressions are written in it, and the kernel level schedu
 
 from __future__ import annotations
 
-from tilewright.ir.parts import all_of, loads, loads_among, replaced
+from tilewright.ir.parts import all_of, loads, loads_among, replaced, select
 from tilewright.ir.tensor import Tensor, compute, placeholder, scan, update
 from tilewright.ir.values import (
     Const,
@@ -27,7 +27,6 @@ from tilewright.ir.values import (
     make_reduce,
     reduce,
     rewrite,
-    select,
     tuple_of,
     value,
     walk,

@@ -1,4 +1,4 @@
-"""Parts of values: what one reads, one with a part replaced, one made of several conditions."""
+"""Parts of values: what one reads, one with a part replaced; choices and joined conditions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 
 from tilewright.base.traverse import operands_first
 from tilewright.ir.types import b1
-from tilewright.ir.values import Fn, Load, Value, const, fn, walk, with_args
+from tilewright.ir.values import Fn, Load, Scalarish, Value, const, fn, walk, with_args
 
 
 def loads_among(v: Value, sources: Set[str]) -> Iterator[Load]:
@@ -43,3 +43,7 @@ def all_of(*conditions: Value) -> Value:
     for c in conditions:
         out = fn("and", out, c)
     return out
+
+
+def select(c: Value, a: Scalarish, b: Scalarish) -> Value:
+    return fn("select", c, a, b)

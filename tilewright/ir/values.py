@@ -431,10 +431,6 @@ def cast(x: Value, dtype: DType) -> Value:
     return _intern(Fn, ("cast", (x,), dtype), name="cast", _args=(x,), dtype=dtype)
 
 
-def select(c: Value, a: Scalarish, b: Scalarish) -> Value:
-    return fn("select", c, a, b)
-
-
 def tuple_of(*items: Value) -> Value:
     """Several components as one value."""
     return _fn("tuple", items, tuple_dtype(tuple(x.dtype for x in items)))
