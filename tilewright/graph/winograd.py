@@ -13,6 +13,7 @@ from tilewright.graph.channels import order_of
 from tilewright.graph.pack import rebuild_knowing
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.passes import Pass, of_target
+from tilewright.ir.register_tile import register_tile
 from tilewright.ir.types import f32
 from tilewright.ops.arranged import Arranged
 from tilewright.ops.convolution import ConvValid
@@ -29,7 +30,8 @@ class Winograd(Pass, needs=("ChannelsLast",), rounds=True):
     flops: int = of_target(16, lambda t: t.flops_per_cycle)
     # Transformed tiles are stored by one kernel and read by the next: they stream.
     moved: int = of_target(7, lambda t: t.memory_bandwidth)  # bytes of a cycle
-    rows: int = 6  # of a register tile: fewer tiles than this waste multipliers
+    # Rows of a register tile: fewer tiles than this waste multipliers.
+    rows: int = of_target(6, lambda t: register_tile(t, f32).rows)
     least: int = 16  # channels: with fewer the transforms are most of the work
 
     def apply(self, program: Graph, log: Log) -> Graph:
