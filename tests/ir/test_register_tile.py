@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
 from tilewright.ir.product import Product, TileShape
 from tilewright.ir.register_tile import exact_products, in_registers, products_of, whole_tile
 from tilewright.ir.target import Target
@@ -39,7 +40,9 @@ def test_a_record_is_what_its_instruction_declares() -> None:
         assert p is not None and p.instruction == i.name
         a, b, c = i.group.buffers
         assert (a.dtype, b.dtype, c.dtype) == p.dtypes
-        assert i.multiples["j"] == p.lanes and i.exact == p.c.is_int
+        rows, columns = (D.bounds(d) for d in c.shape)
+        assert rows[1] == p.rows and columns == (p.lanes, p.columns)
+        assert i.multiples.get("j", p.lanes) == p.lanes and i.exact == p.c.is_int
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ class Tile:
 
 def schedule_product(s: Scheduler) -> bool:
     """Takes a group that is one product and maps of its results."""
-    if not s.target.has("mma.bf16") or s.group.precision == "strict":
+    if not s.target.products or s.group.precision == "strict":
         return False
     kept = inline_maps(s)
     sums = [x for x in kept if x.is_reduce]

@@ -14,7 +14,7 @@ from tilewright.ir.product import TileShape
 from tilewright.ir.target import Grid, Target
 from tilewright.llvm import nvvm
 from tilewright.targets.family import Family, Host
-from tilewright.targets.nvptx import intrinsics as intrinsics  # declares them
+from tilewright.targets.nvptx import intrinsics
 
 _KIB = 1024
 _MIB = 1024 * 1024
@@ -33,6 +33,7 @@ def _preset(name: str, cpu: str, l2: int, grid: Grid) -> Target:
         has_f16=True,
         has_bf16="bf16" in grid.has,
         tiles=(TileShape(14, 3, 8),),
+        products=tuple(p for p, needs in intrinsics.PRODUCTS if needs in grid.has),
         l1=grid.shared,
         l2=l2,
         l3=l2,
