@@ -272,6 +272,34 @@ for s.i0 in 20, s.r0 in 20 from 0.0
 BEFORE = WEIGHTS.replace(" <= ", " < ")
 LOWEST = WEIGHTS.replace(", -inf)", ", -3.4e+38)")  # for -inf, as long as each row sees a key
 LOWEST_BEFORE = LOWEST.replace(" <= ", " < ")
+# Two conditions, one inside the other: keys of a block that there are, and that a row sees.
+BLOCK = """
+group block
+  in x: f32[3,20,8]
+  out y: f32[3,20]
+  local t: f32[3,20]
+  t[t.i0,t.i1] max= select(#(8*t.i0+t.r0) < 20, \
+select(#(8*t.i0+t.r0) <= #(t.i1), x[t.i0,t.i1,t.r0], -inf), -inf) \
+for t.i0 in 3, t.i1 in 20, t.r0 in 8 from -inf
+  y[y.i0,y.i1] = t[y.i0,y.i1] for y.i0 in 3, y.i1 in 20
+"""
+# Maxima and sums of the blocks of a row put together: a block that it does not see is left out.
+PARTS = """
+group parts
+  in x: f32[3,20,8]
+  out y: f32[20]
+  local t: f32[3,20]
+  local s: f32[3,20]
+  local p: (f32,f32)[20]
+  combine both: max(l0[], r0[]); l1[] + r1[] from -inf; 0.0
+  t[t.i0,t.i1] max= select(#(8*t.i0+t.r0) <= #(t.i1), x[t.i0,t.i1,t.r0], -inf) \
+for t.i0 in 3, t.i1 in 20, t.r0 in 8 from -inf
+  s[s.i0,s.i1] add= select(#(8*s.i0+s.r0) <= #(s.i1), exp(x[s.i0,s.i1,s.r0]), 0.0) \
+for s.i0 in 3, s.i1 in 20, s.r0 in 8 from 0.0
+  p[p.i0] both= tuple(t[p.r0,p.i0], s[p.r0,p.i0]) for p.i0 in 20, p.r0 in 3 from tuple(-inf, 0.0)
+  y[y.i0] = item(p[y.i0], 0) + item(p[y.i0], 1) for y.i0 in 20
+"""
+SOME_PARTS = PARTS.replace("exp(x[s.i0,s.i1,s.r0]), 0.0)", "exp(x[s.i0,s.i1,s.r0]), 1.0)")
 
 # name of the golden file: (group, steps before, the step)
 EXAMPLES = {
@@ -351,6 +379,8 @@ EXAMPLES = {
     "trim-band": (BAND, "Reorder(('s.r0', 's.i1'))", "Trim('s.r0')"),
     "trim-weights": (WEIGHTS, "", "Trim('s.r0')"),
     "trim-lowest": (LOWEST, "", "Trim('s.r0')"),
+    "trim-nested": (BLOCK, "", "Trim('t.r0')"),
+    "trim-parts": (PARTS, "", "Trim('p.r0')"),
     "trim-unread": (PARTLY, "", "Trim('t.i0')"),
     "tensorize": (DOT, "", "Tensorize('c.i0', 'arm64.sdot')"),
 }
@@ -423,6 +453,7 @@ REFUSALS = [
     (BEFORE, "", "Trim('s.r0')", "every iteration of s.r0 may matter"),
     (LOWEST_BEFORE, "", "Trim('s.r0')", "every iteration of s.r0 may matter"),
     (LOWEST_BEFORE, "", "Trim('t.r0')", "every iteration of t.r0 may matter"),
+    (SOME_PARTS, "", "Trim('p.r0')", "every iteration of p.r0 may matter"),
     (MAP, "Split('y.i0', 16); Parallel('y.i0.0')", "Peel('y.i0.0')", "already parallel"),
     (TWO, "", "ComputeAt('x', 'y.i0')", "x is an argument"),
     (TWO, "", "ComputeAt('q', 'y.i0')", "there is no buffer q"),

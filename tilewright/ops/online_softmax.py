@@ -33,12 +33,11 @@ def _rescaling(d: DType) -> Combiner:
 
     def together(left: tuple[Value, ...], right: tuple[Value, ...]) -> tuple[Value, ...]:
         top = E.fn("max", left[0], right[0])
-        # 1 also where both have seen nothing yet: -inf less -inf is no number.
+        # The one with the greater maximum stays as it is. Both do where both have seen nothing yet:
+        # -inf less -inf is no number.
         one = E.const(1.0, d)
-        a, b = (
-            E.select(E.fn("eq", x[0], top), one, E.fn("exp", E.fn("sub", x[0], top)))
-            for x in (left, right)
-        )
+        less = E.fn("exp", E.fn("sub", E.fn("min", left[0], right[0]), top))
+        a, b = (E.select(E.fn("eq", x[0], top), one, less) for x in (left, right))
         sums = zip(left[1:], right[1:], strict=True)
         return top, *(E.fn("add", E.fn("mul", x, a), E.fn("mul", y, b)) for x, y in sums)
 

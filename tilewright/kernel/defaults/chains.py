@@ -290,6 +290,8 @@ def _block(
         s.do(ComputeAt(st.name, at))
     if even:
         s.do(ComputeAt(first.acc, at))
+    if _positions(s):
+        s.attempt(Trim(at))  # blocks of which nothing is seen
     sums = sums or place_tile(s, second)
     _trim_sums(s, sums)
     _row_by_row(s, [st for st in between if st.name != first.host])

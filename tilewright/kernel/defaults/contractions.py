@@ -11,6 +11,8 @@ from tilewright.ir.expr import Const, Fn, Load, Value, extent, walk
 from tilewright.ir.product import Product
 from tilewright.ir.register_tile import products_of, register_tile, window_rows
 from tilewright.ir.value_text import value_text
+from tilewright.kernel.defaults.choices import Choices
+from tilewright.kernel.defaults.few_rows import few_rows, schedule_few_rows
 from tilewright.kernel.defaults.scheduler import (
     PIECE,
     Scheduler,
@@ -75,7 +77,7 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
     lanes = s.target.lanes(dtype.bits)
     columns = lanes * s.choices.vectors if s.choices.vectors else tile.columns
     choice = _lane_choice(s, acc, ops, columns)
-    row = None if choice is None else _row_choice(acc, choice[0])
+    row = None if choice is None else _row_choice(acc, ops, choice[0])
     if choice is None or row is None:
         return None
     col, width = choice
@@ -93,8 +95,8 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
     names = [p.name for p in path]
     axes = [f"i{k}" for k in range(len(names))]
     vectors = max(1, width // lanes)
-    large = product is not None
-    return Tile(acc.name, host, names, axes, row, col, rows, lanes, vectors, group, large)
+    large, plain = product is not None, _block(ops, acc.axes[col]) is None
+    return Tile(acc.name, host, names, axes, row, col, rows, lanes, vectors, group, plain, large)
 
 
 def _loads_rows(s: Scheduler) -> bool:
@@ -144,6 +146,10 @@ def schedule_contraction(
     for other in outs[1:]:
         if not s.attempt(ComputeWith(other.name, names[-1])):
             return False
+    wide = [str(x.source) for x in ops if acc.axes[col] in x.symbols()]
+    if not images and len(wide) == 1 and s.choices == Choices() and few_rows(s, t):
+        if schedule_few_rows(s, t, wide[0]):
+            return True
     t.choices, t.rows = s.choices, t.rows if t.group else s.choices.rows or t.rows
     if all(acc.axes[col] in x.symbols() for x in ops):
         # No panel serves all rows (a depthwise convolution): whole pixels are read and stored.
@@ -265,10 +271,12 @@ def _block(ops: tuple[Load, Load], a: Sym) -> int | None:
     return None
 
 
-def _row_choice(acc: Stage, col: int) -> int | None:
-    """The last other axis with more than one point."""
+def _row_choice(acc: Stage, ops: tuple[Load, Load], col: int) -> int | None:
+    """The last other axis with more than one point that shares an operand; of a batch, which shares
+    none, rows are a tile's only where there is no axis of one point."""
     others = [k for k in range(len(acc.axes)) if k != col]
-    many = [k for k in others if extent(acc.axes[k]) != 1] or others
+    shared = [k for k in others if not all(acc.axes[k] in x.symbols() for x in ops)]
+    many = [k for k in shared if extent(acc.axes[k]) != 1] or shared or others
     return many[-1] if many else None
 
 

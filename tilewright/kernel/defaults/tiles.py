@@ -40,6 +40,7 @@ class Tile:
     lanes: int
     vectors: int
     group: int = 0  # steps of the sum that the packed operand has beside each other
+    plain: bool = False  # does the lane operand lie in rows, not in panels as wide as the tile?
     large: bool = False  # are the sums in registers of the instruction's own, many at a time?
     copy: tuple[str, int] | None = None  # of the row operand, in blocks of so many rows
     height: str | None = None  # of an image all of which passes by a panel before the next one
@@ -72,6 +73,8 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
         # Few rows: more vectors keep enough sums in flight.
         rows = em
         width *= 1 if t.group else t.choices.side or _side(em, t)
+        if t.plain and not t.group and t.choices.side is None and isinstance(en, int):
+            width = columns_across(en, t.lanes, s.target.vector_registers // (2 * em))
     elif isinstance(em, int) and rows > MIDDLING and not t.group and t.choices.rows is None:
         rows = -(-em // -(-em // rows))  # as many tiles, and the last one no shorter than need be
     if isinstance(en, int):
@@ -86,7 +89,7 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     blocks: str | None = None
     around: tuple[str, ...] = ()
     if not t.group:
-        blocks, around = _blocked(s, a, chain)
+        blocks, around = partial_sums(s, a, chain)
     rest = [x for x in t.names if x not in (m, n)] if t.around else []
     if t.copy is not None and t.copy[1]:
         s.do(Split(m, t.copy[1]))
@@ -117,7 +120,7 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
             s.do(ComputeAt(t.copy[0], rest[-1]))
         _copy_lanes(s, t.copy[0])
     if blocks is not None and around:
-        _reorder(s, (*around, f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}"))
+        reorder(s, (*around, f"{a}.{t.axes[t.row]}", f"{a}.{t.axes[t.col]}"))
         s.do(ComputeAt(blocks, around[-1]))
     return Placed(t, m, n, rest, tiles, padded, blocks)
 
@@ -134,6 +137,13 @@ def _side(rows: int, t: Tile) -> int:
     return max(1, 16 // (rows * t.vectors))
 
 
+def columns_across(columns: int, lanes: int, vectors: int) -> int:
+    """Columns of a tile over rows of memory: all of them, or equal parts, so that whole rows are
+    read one after the other."""
+    parts = -(-columns // (lanes * max(1, vectors)))
+    return -(-columns // (parts * lanes)) * lanes
+
+
 def fill_tile(s: Scheduler, p: Placed) -> None:
     """The sums in registers, the columns in lanes, the reduction unrolled or an instruction."""
     t, a, m, n = p.tile, p.tile.acc, p.m, p.n
@@ -142,12 +152,12 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
     stems = [own, [f"{a}.init.{t.axes[t.row]}", f"{a}.init.{t.axes[t.col]}"]]
     if p.blocks is not None:
         own = [f"{p.blocks}.{t.axes[t.row]}", f"{p.blocks}.{t.axes[t.col]}"]
-        stems += [own, [f"{p.blocks}.init.i{_axis_of(s, p.blocks, x)}" for x in own]]
+        stems += [own, [f"{p.blocks}.init.i{axis_of(s, p.blocks, x)}" for x in own]]
     if not t.large:
         s.attempt(SetScope(inmost, "register"))
     for stage in dict.fromkeys((a, inmost)):
         last = len(s.nest.buffer(stage).shape) - 1
-        col = _axis_of(s, stage, f"{stage}.{t.axes[t.col]}")
+        col = axis_of(s, stage, f"{stage}.{t.axes[t.col]}")
         if col is not None and col != last:
             s.do(Permute(stage, (*(k for k in range(last + 1) if k != col), col)))
     red = [q.name for q in s.path(inmost) if q.name.startswith(f"{inmost}.r")]
@@ -160,16 +170,16 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
     elif t.window and (near := [x for x in red if s.loops(x)[0].extent != 1][-1:]):
         # One row after the other: what it shares with the next is still in a register.
         far = [x for x in red if x not in near]
-        _reorder(s, (*far, own[0], *near, own[1]))
+        reorder(s, (*far, own[0], *near, own[1]))
         for x in far:
             s.attempt(Trim(x))  # lines outside an image add nothing
     else:
-        _reorder(s, (*red, *own))
+        reorder(s, (*red, *own))
     for r, c in stems:
         if s.loops(r) and not t.large:  # its rows are many, and not in registers
             s.attempt(Unroll(r))
         if s.loops(c):
-            _lanes_of_tile(s, c, t.lanes)
+            lanes_of_tile(s, c, t.lanes)
     if not t.large:
         s.attempt(Unroll(f"{m}.1"))
     if p.padded:
@@ -177,11 +187,11 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
         s.do(Unroll(f"{n}.1.0", guarded=True))
         s.do(Vectorize(f"{n}.1.1", masked=True))
     else:
-        _lanes_of_tile(s, f"{n}.1", t.lanes)
-    _unroll_reduction(s, red)
+        lanes_of_tile(s, f"{n}.1", t.lanes)
+    unroll_reduction(s, red)
 
 
-def _axis_of(s: Scheduler, stage: str, loop: str) -> int | None:
+def axis_of(s: Scheduler, stage: str, loop: str) -> int | None:
     """The axis of a stage that a loop runs along. Partial sums have no axes of one element."""
     moves = [q.var for q in s.path(stage) if q.name == loop]
     found = [k for k, i in enumerate(s.store(stage).index) if moves and moves[0] in D.symbols(i)]
@@ -193,7 +203,7 @@ def _copy_lanes(s: Scheduler, copy: str) -> None:
     loops = [p.name for p in s.path(copy) if p.name.startswith(f"{copy}.")]
     pixels = f"{copy}.p"
     if pixels in loops:
-        _reorder(s, (*(x for x in loops if x != pixels), pixels))
+        reorder(s, (*(x for x in loops if x != pixels), pixels))
         vector_loop(s, pixels, 4 * s.target.lanes(32))
 
 
@@ -229,7 +239,7 @@ CHAIN = 512
 SHORT_CHAIN = 64
 
 
-def _blocked(s: Scheduler, a: str, chain: int) -> tuple[str | None, tuple[str, ...]]:
+def partial_sums(s: Scheduler, a: str, chain: int) -> tuple[str | None, tuple[str, ...]]:
     """Sum in blocks: the name of the stage of partial sums, and the loops over blocks."""
     loops = [p for p in s.path(a) if p.name.startswith(f"{a}.r")]
     sizes = [p.extent for p in loops if isinstance(p.extent, int)]
@@ -250,13 +260,13 @@ def _blocked(s: Scheduler, a: str, chain: int) -> tuple[str | None, tuple[str, .
     return name, tuple(around)
 
 
-def _reorder(s: Scheduler, order: tuple[str, ...]) -> None:
+def reorder(s: Scheduler, order: tuple[str, ...]) -> None:
     present = tuple(x for x in order if s.loops(x))
     if len(present) > 1:
         s.attempt(Reorder(present))
 
 
-def _lanes_of_tile(s: Scheduler, loop: str, lanes: int) -> None:
+def lanes_of_tile(s: Scheduler, loop: str, lanes: int) -> None:
     s.do(Split(loop, lanes))
     s.attempt(Peel(f"{loop}.0"))
     if s.loops(f"{loop}.0"):
@@ -265,7 +275,7 @@ def _lanes_of_tile(s: Scheduler, loop: str, lanes: int) -> None:
         s.attempt(Vectorize(f"{loop}.1"))
 
 
-def _unroll_reduction(s: Scheduler, red: list[str]) -> None:
+def unroll_reduction(s: Scheduler, red: list[str]) -> None:
     found = [(x, s.loops(x)[0].extent) for x in red if s.loops(x)]
     last, e = next((x for x in reversed(found) if x[1] != 1), ("", 1))
     if isinstance(e, int) and 1 < e <= WINDOW:

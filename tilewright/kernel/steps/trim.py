@@ -48,7 +48,7 @@ class Trim(Step):
 
         def one(x: Loop) -> tuple[Stmt, ...]:
             nonlocal shorter
-            begin, end = self._range(n, x)
+            begin, end = self._range(n, x, around[id(x)])
             if begin == 0 and D.known_eq(end, x.extent):
                 return (x,)
             shorter += 1
@@ -57,47 +57,53 @@ class Trim(Step):
             body = substitute_all(x.body, {x.var: begin + v})
             return (replace(x, var=D.the_sym(v), body=body),)
 
-        for x, _ in self.loops(n, self.loop):
+        around: dict[int, frozenset[Sym]] = {}
+        for x, path in self.loops(n, self.loop):
+            around[id(x)] = frozenset((x.var, *(q.var for q in path)))
             self.need(x.kind == "serial", f"{self.loop} is already {x.kind}", "trim first")
         out = on_loops(n, self.loop, one)
         self.need(shorter, f"every iteration of {self.loop} may matter")
         return self.bounded(out)
 
-    def _range(self, n: Nest, x: Loop) -> tuple[Dim, Dim]:
+    def _range(self, n: Nest, x: Loop, around: frozenset[Sym]) -> tuple[Dim, Dim]:
         """Where the iterations that matter begin and end, or the whole of the loop."""
-        if self._each_sees(n, x):
-            return self._ends(n, x, _EACH)
-        begin, end = self._ends(n, x, _SOME)
-        return (begin, end) if D.known_lt(begin, end) else self._ends(n, x, _NONE)
+        if self._each_sees(n, x, around):
+            return self._ends(n, x, around, _EACH)
+        begin, end = self._ends(n, x, around, _SOME)
+        return (begin, end) if D.known_lt(begin, end) else self._ends(n, x, around, _NONE)
 
-    def _ends(self, n: Nest, x: Loop, left: int) -> tuple[Dim, Dim]:
+    def _ends(self, n: Nest, x: Loop, around: frozenset[Sym], left: int) -> tuple[Dim, Dim]:
         """The same, where so much is known of what is left."""
         whole: tuple[Dim, Dim] = (0, x.extent)
         found: tuple[Dim, Dim] | None = None
-        moving = set().union(*(inner_vars(s) for s in x.body))
+        moving = {q.var for q, _ in walk(n.body) if isinstance(q, Loop)} - around
         for s, _ in _lasting(x):
             if not isinstance(s, Store):
                 return whole
-            begin, end = whole
-            for low, high in _limits(_needed(n, s, left), x.var, moving):
-                if low is not None:
-                    begin = D.maximum(begin, low)
-                if high is not None:
-                    end = D.minimum(end, high + 1)
-            if (begin, end) == whole:
-                return whole
-            joined = (D.minimum(found[0], begin), D.maximum(found[1], end)) if found else None
-            found = joined or (begin, end)
+            for needed in _needed(n, s, left, around):
+                begin, end = whole
+                for low, high in _limits(needed, x.var, moving):
+                    if low is not None:
+                        begin = D.maximum(begin, low)
+                    if high is not None:
+                        end = D.minimum(end, high + 1)
+                if (begin, end) == whole:
+                    return whole
+                joined = (D.minimum(found[0], begin), D.maximum(found[1], end)) if found else None
+                found = joined or (begin, end)
         return found or whole
 
-    def _each_sees(self, n: Nest, x: Loop) -> bool:
+    def _each_sees(self, n: Nest, x: Loop, around: frozenset[Sym]) -> bool:
         """Does each row, whichever the inner loops come to, surely need the first iteration, or
         does each need the last?"""
         ends: set[bool] = set()
         for s, path in _lasting(x):
-            needed = _needed(n, s, _EACH) if isinstance(s, Store) else []
-            if not needed or not isinstance(s, Store):
+            if not isinstance(s, Store):
                 return False
+            alternatives = _needed(n, s, _EACH, around)
+            if len(alternatives) != 1 or not alternatives[0]:
+                return False
+            (needed,) = alternatives
             own = frozenset().union(*map(D.symbols, s.index))
             summed = {q.var for q in path if q.kind == "lane" or q.var not in own}
             for c in needed:
@@ -185,30 +191,44 @@ def _atom_end(a: D.Atom, moving: set[Sym], top: bool) -> Dim | None:
 # ---- what has to hold for a store to matter: integers that are at least 0
 
 
-def _needed(n: Nest, s: Store, left: int) -> list[Dim]:
+def _needed(n: Nest, s: Store, left: int, around: frozenset[Sym]) -> list[list[Dim]]:
+    """Alternatives, of each of which all integers are at least 0: a tuple matters where one of its
+    components does."""
     if s.combine is None:
-        return list(_read_cells(n, s))
-    dtype = n.buffer(s.buffer).dtype
-    if not isinstance(s.combine, str) or s.combine not in ("add", "max", "min"):
-        return []
-    neutral = identity(s.combine, dtype)
-    if not isinstance(neutral, Const) or not _starts_at(n, s, neutral):
-        return []
-    lax = n.precision != "strict" or not dtype.is_float
-    how = _Lax(lax and s.combine == "add", lax and left >= _SOME, lax and left == _EACH)
-    return list(_not_neutral(n, s.value, neutral.value, how, 4))
+        return [list(_read_cells(n, s))]
+    neutral = _neutral(n, s)
+    if neutral is None:
+        return [[]]
+    if not isinstance(s.combine, str):
+        lax = n.precision != "strict"
+        parts = s.value.args if isinstance(s.value, Fn) and s.value.name == "tuple" else (s.value,)
+        how = _Lax(lax, False, False, around)
+        return [list(_not_neutral(n, v, x, how, 4)) for v, x in zip(parts, neutral, strict=True)]
+    if s.combine not in ("add", "max", "min"):
+        return [[]]
+    lax = n.precision != "strict" or not n.buffer(s.buffer).dtype.is_float
+    how = _Lax(lax, lax and left >= _SOME, lax and left == _EACH, around)
+    return [list(_not_neutral(n, s.value, neutral[0], how, 4))]
 
 
-def _starts_at(n: Nest, s: Store, neutral: Const) -> bool:
-    """Do all sums begin with the neutral element? Then none of them is ever -0.0."""
+def _neutral(n: Nest, s: Store) -> tuple[object, ...] | None:
+    """What a reduction begins with, by component, if all of it is the neutral element. Then no sum
+    is ever -0.0."""
+    assert s.combine is not None
+    neutral = _numbers(identity(s.combine, n.buffer(s.buffer).dtype))
     first = [
-        x.value
+        _numbers(x.value)
         for x, _ in walk(n.body)
         if isinstance(x, Store) and x.buffer == s.buffer and x.combine is None
     ]
-    return bool(first) and all(
-        isinstance(v, Const) and str(v.value) == str(neutral.value) for v in first
-    )
+    return neutral if first and all(str(v) == str(neutral) for v in first) else None
+
+
+def _numbers(v: Value) -> tuple[object, ...] | None:
+    """A number, or those of a tuple."""
+    parts = v.args if isinstance(v, Fn) and v.name == "tuple" else (v,)
+    found = tuple(x.value for x in parts if isinstance(x, Const))
+    return found if len(found) == len(parts) else None
 
 
 @dataclass(frozen=True)
@@ -218,23 +238,27 @@ class _Lax:
     products: bool  # zero times anything
     weights: bool  # -inf with anything added; the exponential of that, over anything
     lowest: bool  # a number near the lowest one, for -inf
+    around: frozenset[Sym]  # variables of the loop that is trimmed and of those around it
 
 
 def _not_neutral(n: Nest, v: Value, neutral: object, lax: _Lax, depth: int) -> Iterator[Dim]:
     """Conditions without which a value is the neutral element."""
     if isinstance(v, Load):
-        made = _made(n, v) if depth else None
+        made = _made(n, v, neutral, lax.around) if depth else None
         if made is not None:
-            yield from _not_neutral(n, made, neutral, lax, depth - 1)
+            value, reduced = made
+            if reduced:  # what is left is of the loop that is trimmed, not of this reduction
+                lax = replace(lax, weights=False, lowest=False)
+            yield from _not_neutral(n, value, neutral, lax, depth - 1)
         return
     if not isinstance(v, Fn):
         return
     if v.name == "cast" and v.args[0].dtype.is_float and v.dtype.is_float:
         yield from _not_neutral(n, v.args[0], neutral, lax, depth)
-    elif v.name == "mul" and lax.products:
+    elif v.name == "mul" and neutral == 0 and lax.products:
         for x in v.args:
             yield from _not_neutral(n, x, neutral, lax, depth)
-    elif v.name == "div" and lax.products and lax.weights:
+    elif v.name == "div" and neutral == 0 and lax.weights:
         yield from _not_neutral(n, v.args[0], neutral, lax, depth)
     elif v.name == "exp" and neutral == 0 and lax.weights:
         yield from _not_neutral(n, v.args[0], -inf, lax, depth)
@@ -248,6 +272,7 @@ def _not_neutral(n: Nest, v: Value, neutral: object, lax: _Lax, depth: int) -> I
         lowest = lax.lowest and neutral == -inf and _exact(condition, True)
         if lowest and isinstance(other, Const) and float(other.value) < LOWEST:
             yield from _holds(condition, True)
+            yield from _not_neutral(n, then, neutral, lax, depth)
         elif isinstance(other, Const) and other.value == neutral:
             yield from _holds(condition, True)
             yield from _not_neutral(n, then, neutral, lax, depth)
@@ -307,23 +332,33 @@ def _whole(v: Value) -> Dim | None:
     return None
 
 
-def _made(n: Nest, x: Load) -> Value | None:
-    """What a cell of an internal buffer was given, where one plain store writes all of them."""
+def _made(n: Nest, x: Load, neutral: object, around: frozenset[Sym]) -> tuple[Value, bool] | None:
+    """What a cell of an internal buffer was given, where one plain store writes all of them; or
+    what is reduced to it from the neutral element, for whichever iterations of the reduction. And
+    is it reduced?"""
     stores = [(s, p) for s, p in walk(n.body) if isinstance(s, Store) and s.buffer == x.source]
+    stores = [(s, p) for s, p in stores if s.combine is not None] or stores
     if len(stores) != 1 or n.buffer(str(x.source)).scope in ("in", "out"):
         return None
     s, path = stores[0]
     home = next((p for y, p in walk(n.body) if y == Alloc(s.buffer)), ())
-    own = [q.var for q in path[len(home) :]]
+    own = {q.var for q in path[len(home) :]}
     axes = [D.the_sym(i) for i in s.index if D.is_sym(i)]
-    fixed = [i for i in s.index if not D.is_sym(i)]
-    once = sorted(axes, key=id) == sorted(own, key=id) and all(i == 0 for i in fixed)
-    if s.combine is not None or not once:
+    if len(set(axes)) < len(axes) or not own.issuperset(axes):
         return None
+    if any(i != 0 for i in s.index if not D.is_sym(i)):
+        return None
+    reduced = own.difference(axes)
+    if s.combine is None and reduced:
+        return None
+    if s.combine is not None:
+        first = _neutral(n, s)
+        if s.combine not in ("add", "max", "min") or first != (neutral,) or reduced & around:
+            return None
     table: dict[Sym, Dim] = {
         D.the_sym(i): at for i, at in zip(s.index, x.index, strict=True) if D.is_sym(i)
     }
-    return rewrite(s.value, table)
+    return rewrite(s.value, table), s.combine is not None
 
 
 def _read_cells(n: Nest, s: Store) -> Iterator[Dim]:
