@@ -2,8 +2,8 @@
 
 Such an instruction reads, for each column, a few steps of the sum beside each other (pairs of
 bfloat16, fours of bytes). So the second operand is packed that way where it is filled; the first
-lies in rows. Lowering asks `left_operand` first: where no instruction multiplies the dtypes, both
-are widened while they are packed, and the product is one of float32 (defaults/tile_kernels.py).
+lies in rows. defaults/tile_operands.py asks `left_operand` first: where no instruction multiplies
+the dtypes, both are widened where they are filled, and the product is one of float32.
 """
 
 from __future__ import annotations
