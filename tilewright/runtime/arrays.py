@@ -96,7 +96,7 @@ def read(x: Any, name: str) -> Memory:
     if t.device != _CPU:
         raise Invalid(f"{name} is not in main memory", hint="copy it to the CPU first")
     shape = tuple(t.shape[k] for k in range(t.rank))
-    strides = tuple(t.strides[k] for k in range(t.rank)) if t.strides else _contiguous(shape)
+    strides = tuple(t.strides[k] for k in range(t.rank)) if t.strides else contiguous(shape)
     dtype, paired = _dtype_of(t.type, name)
     # An unused capsule frees the tensor with itself: it is what keeps the memory.
     return Memory((t.data or 0) + t.offset, dtype, shape, strides, paired, (capsule, x))
@@ -105,7 +105,7 @@ def read(x: Any, name: str) -> Memory:
 def _of_numpy(x: np.ndarray, name: str) -> Memory:
     paired = x.dtype.kind == "c"
     item = x.dtype.itemsize
-    long = f"float{4 * item}" if paired else str(x.dtype)
+    long = f"float{4 * item}" if paired else x.dtype.name
     if long not in LONG_NAMES:
         raise Invalid(f"{name} is of {x.dtype}, which no program takes")
     dtype = DTYPES[LONG_NAMES[long]]
@@ -129,7 +129,7 @@ def _dtype_of(t: _Type, name: str) -> tuple[DType, bool]:
     return found, t.code == _COMPLEX
 
 
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     strides, step = [], 1
     for n in reversed(shape):
         strides.append(step)

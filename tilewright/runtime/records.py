@@ -113,7 +113,7 @@ def _codec(kind: Any) -> _Codec:
     if origin is tuple:
         return _row(of)
     if origin in (dict, Mapping):
-        return _table(of[1])
+        return _table(of[1])  # keys are words
     if origin is type or kind is type:
         return _Codec(_write_name, lambda x, _: _NAMED[x])
     if dataclasses.is_dataclass(kind):
@@ -165,7 +165,7 @@ def _either(kinds: tuple[Any, ...]) -> _Codec:
         one: _Codec | None = _DIM
     else:
         one = _codec(rest[0]) if len(rest) == 1 else None
-    named = {k.__name__: k for k in rest if dataclasses.is_dataclass(k)}
+    named: dict[str, Any] = {k.__name__: k for k in rest if isinstance(k, type)}
 
     def write(x: Any, out: _Writing) -> Any:
         if x is None and empty:
@@ -177,7 +177,10 @@ def _either(kinds: tuple[Any, ...]) -> _Codec:
     def read(x: Any, at: _Reading) -> Any:
         if x is None and empty:
             return None
-        return one.read(x, at) if one is not None else _codec(named[x[_WHICH]]).read(x, at)
+        if one is not None:
+            return one.read(x, at)
+        which: Any = x[_WHICH]  # type: ignore[index]
+        return _codec(named[which]).read(x, at)
 
     return _Codec(write, read)
 
@@ -250,7 +253,7 @@ def _read_type(x: Any, at: _Reading) -> TensorType:
 
 def _write_stored(x: Stored, out: _Writing) -> dict[str, Any]:
     # An array without elements has no memory to point at.
-    data = memoryview(x.array.reshape(-1).view(np.uint8)) if x.array.size else b""
+    data = x.array.reshape(-1).view(np.uint8).data if x.array.size else b""
     where = out.blob(data)
     out.arrays.append(where)
     return {"dtype": x.dtype.name, "shape": list(x.array.shape), "blob": where}

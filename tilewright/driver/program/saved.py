@@ -13,7 +13,8 @@ from tilewright.base.errors import Invalid
 from tilewright.ir.node import Graph, Input
 from tilewright.ir.positions import contiguous_strides
 from tilewright.ir.slots import Buffer, Same
-from tilewright.runtime.arrays import in_layout, read, view
+from tilewright.ir.types import TensorType
+from tilewright.runtime.arrays import contiguous, in_layout, read, view
 from tilewright.runtime.loaded import LoadedProgram
 from tilewright.runtime.program import Program
 from tilewright.runtime.program_data import ProgramData, Stored
@@ -78,9 +79,9 @@ def saved_program(program: Program, values: Mapping[str, Any] | None = None) -> 
     unknown = [name for name in given if name not in labels]
     if unknown:
         raise Invalid(f"{graph.name} has no input {unknown[0]!r}", hint=", ".join(labels))
-    data, held = program.data, {}
+    held: dict[str, Stored] = {}
     for name, x in given.items():
-        held[name] = _stored(x, name, data.inputs[labels.index(name)].shape, graph, name)
+        held[name] = _stored(x, name, program.inputs[labels.index(name)])
     data, inputs = _bound(program, labels, held)
     return SavedProgram(graph.name, data, _signature(graph, data, inputs, held))
 
@@ -90,14 +91,13 @@ def _label(n: Any) -> str:
     return n.op.label
 
 
-def _stored(x: Any, name: str, shape: Sequence[Any], graph: Graph, label: str) -> Stored:
+def _stored(x: Any, name: str, wanted: TensorType) -> Stored:
     """An array as the program reads it."""
     m = read(x, name)
-    (wanted,) = (n.ttype for n in graph.inputs if _label(n) == label)
-    if m.dtype is not wanted.dtype or m.shape != tuple(shape) or m.paired:
+    if m.dtype is not wanted.dtype or m.shape != wanted.shape or m.paired:
         given = f"{m.dtype}[{','.join(map(str, m.shape))}]"
         raise Invalid(f"{name} is {given}, and {wanted!r} is needed")
-    plain = in_layout(m, [int(s) for s in contiguous_strides(m.shape)])
+    plain = in_layout(m, contiguous(m.shape))
     return Stored(m.dtype, view(plain).copy())
 
 
