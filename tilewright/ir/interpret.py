@@ -248,10 +248,12 @@ class Evaluator:
         index = []
         for i, n in zip(v.index, a.shape, strict=True):
             x = np.asarray(self.dim(i))
-            bad = ((x < 0) | (x >= n)) & self.mask
-            if np.any(bad):
-                raise IndexError(f"{v!r} reads outside an axis of {n}")
-            index.append(np.clip(x, 0, max(n - 1, 0)))
+            outside = (x < 0) | (x >= n)
+            if outside.any():
+                if np.any(outside & self.mask):
+                    raise IndexError(f"{v!r} reads outside an axis of {n}")
+                x = np.clip(x, 0, max(n - 1, 0))
+            index.append(x)
         if a.size == 0:
             return np.zeros(np.broadcast_shapes(*(i.shape for i in index)), a.dtype)
         return np.asarray(a[tuple(index)] if index else a)

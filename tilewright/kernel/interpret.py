@@ -248,10 +248,10 @@ class Machine:
             raise RunError(f"{stage}: {name} is written where it is not allocated")
         if self.nest.buffer(name).scope == "in":
             raise RunError(f"{stage}: the input {name} is written")
-        index = [np.broadcast_to(ev.dim(i), (n,)) for i in at]
+        index = [np.asarray(ev.dim(i)) for i in at]
         region = self.regions.get(name)
         if region is not None:
-            cells = region.find(index[0])
+            cells = region.find(np.broadcast_to(index[0], (n,)))
             if (cells < 0).any():
                 what, where = _cell_text(name, at), _places(ev.points, cells < 0)
                 raise RunError(f"{stage}: {what} writes outside what {name} points to{where}")
@@ -259,9 +259,14 @@ class Machine:
         for k, (x, size) in enumerate(zip(index, a.shape, strict=True)):
             bad = (x < 0) | (x >= size)
             if bad.any():
+                bad = np.broadcast_to(bad, (n,))
                 what, where = _cell_text(name, at), _places(ev.points, bad)
                 raise RunError(f"{stage}: {what} writes outside axis {k} of {size}{where}")
-        return np.ravel_multi_index(tuple(index), a.shape) if index else np.zeros(n, np.int64)
+        cells, step = np.zeros(n, np.int64), 1
+        for x, size in zip(reversed(index), reversed(a.shape), strict=True):
+            cells += x * step
+            step *= size
+        return cells
 
     def loop(self, s: Loop, env: Env) -> None:
         if s.name in env:
@@ -446,11 +451,14 @@ class _Reader(Evaluator):
         index = []
         for k, (i, n) in enumerate(zip(v.index, a.shape, strict=True)):
             x = np.asarray(self.dim(i))
-            bad = ((x < 0) | (x >= n)) & self.mask
-            if np.any(bad):
-                where = _places(self.points, np.asarray(bad))
-                raise RunError(f"{self.stage}: {v!r} reads outside axis {k} of {n}{where}")
-            index.append(np.clip(x, 0, max(n - 1, 0)))
+            outside = (x < 0) | (x >= n)
+            if outside.any():
+                bad = outside & self.mask
+                if np.any(bad):
+                    where = _places(self.points, np.asarray(bad))
+                    raise RunError(f"{self.stage}: {v!r} reads outside axis {k} of {n}{where}")
+                x = np.clip(x, 0, max(n - 1, 0))
+            index.append(x)
         if a.size == 0:
             return np.zeros(np.broadcast_shapes(*(i.shape for i in index)), a.dtype)
         race = self.machine.race
