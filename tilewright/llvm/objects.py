@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -160,7 +161,7 @@ def _emit(text: str, target: Target, *, as_object: bool) -> bytes:
     with ExitStack() as owned:
         context = _c.LLVMPY_ContextCreate()
         owned.callback(_c.LLVMPY_ContextDispose, context)
-        machine = _target_machine(target, owned)
+        machine = owned.enter_context(_machine_of(target))
         module = _parse(text, context, owned)
         _c.LLVMPY_SetTarget(module, target.triple.encode())
         _c.LLVMPY_SetDataLayout(module, _data_layout(machine))
@@ -188,7 +189,28 @@ class _Message:
         return text
 
 
-def _target_machine(target: Target, owned: ExitStack):
+# Target machines that nobody uses, by what they were made of. LLVM takes a millisecond to make one
+# and to learn the features of its processor, a fifth of what a small kernel takes. Each serves one
+# thread at a time.
+_idle: dict[str, list[Any]] = {}
+
+
+@contextmanager
+def _machine_of(target: Target) -> Iterator[Any]:
+    idle = _idle.setdefault(target.codegen_key(), [])
+    try:
+        machine = idle.pop()
+    except IndexError:
+        machine = _target_machine(target)
+    try:
+        yield machine
+    except BaseException:  # nobody knows what it has left behind
+        _c.LLVMPY_DisposeTargetMachine(machine)
+        raise
+    idle.append(machine)
+
+
+def _target_machine(target: Target) -> Any:
     message = _Message()
     found = _c.LLVMPY_GetTargetFromTriple(target.triple.encode(), message.out)
     if not found:
@@ -215,7 +237,6 @@ def _target_machine(target: Target, owned: ExitStack):
     )
     if not machine:
         raise Unsupported(f"LLVM made no target machine for target {target.name}")
-    owned.callback(_c.LLVMPY_DisposeTargetMachine, machine)
     return machine
 
 
