@@ -51,6 +51,10 @@ TILES = (
     (16, 16, 16, 16),
 )
 DEPTHS = (64, 32, 16)
+# Of groups of warps: one has all of a block's tile.
+GROUP_TILES = ((128, 128, 128, 128), (64, 128, 64, 128), (64, 64, 64, 64))
+WIDE = 64
+GROUP = 128  # threads
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,13 @@ def schedule_product(s: Scheduler) -> bool:
     if found is None or not _same_places(s, c, y):
         return False
     sizes = [p.extent for p in s.path(c.name)]
-    tile = _tile(s, sizes)
+    # Operands of which both have their rows along the sum, as groups of warps take them.
+    along = all(x.deep > x.row for x in found)
+    grouped = _tile(s, sizes, GROUP_TILES, (WIDE,)) if along and s.target.has("wgmma") else None
+    if grouped is not None:
+        _GroupProduct(s, c, y.name, *found, grouped).schedule()
+        return True
+    tile = _tile(s, sizes, TILES, DEPTHS)
     if tile is None:
         return False
     _Product(s, c, y.name, *found, tile).schedule()
@@ -158,7 +168,10 @@ def _operand(
     return Operand(str(x.source), variables.index(row), variables.index(deep), len(variables))
 
 
-def _tile(s: Scheduler, sizes: list[Dim]) -> Tile | None:
+Tiles = tuple[tuple[int, int, int, int], ...]
+
+
+def _tile(s: Scheduler, sizes: list[Dim], tiles: Tiles, depths: tuple[int, ...]) -> Tile | None:
     """The first tile that divides the sizes and gives every multiprocessor a block; or the one
     with the most blocks."""
     grid = s.target.grid
@@ -171,8 +184,8 @@ def _tile(s: Scheduler, sizes: list[Dim]) -> Tile | None:
     for d in sizes[:-3]:
         many *= d if isinstance(d, int) else 1
     last: Tile | None = None
-    for m, n, wm, wn in TILES:
-        for step in DEPTHS:
+    for m, n, wm, wn in tiles:
+        for step in depths:
             bytes_ = (SEVERAL + 1) * (m + n) * step * 2
             fits = bytes_ <= grid.block_shared and m * step >= VECTOR * LANES
             if rows % m or columns % n or deep % step or not fits:
@@ -217,7 +230,7 @@ class _Product:
         first = [f"{c}.init.i{k}" for k in range(len(self.stage.axes))]
         s.do(Vectorize(self._spread(first[-2], first[-1], f"{c}.init.w")))
         for x in (self.a, self.b):
-            self._copy(shared[x], x)
+            self._copy(shared[x], x, LANES * self.tile.warps)
             self._registers(own[x], x, "a" if x is self.a else "b")
         self._results(c)
         for loop in (f"{depth}.1.0", *self._inner):
@@ -271,7 +284,7 @@ class _Product:
             s.do(Unroll(loop))
         return f"{j}.1.1.1"
 
-    def _copy(self, stage: str, x: Operand) -> None:
+    def _copy(self, stage: str, x: Operand, threads: int) -> None:
         """A tile of an operand as vectors, to all threads; in shared memory swizzled, so that
         columns of 8 vectors are in different banks."""
         s = self.s
@@ -281,7 +294,7 @@ class _Product:
         flat = f"{stage}.v"
         s.do(Split(columns, VECTOR))
         s.do(Fuse(rows, f"{columns}.0", flat))
-        s.do(Split(flat, LANES * self.tile.warps))
+        s.do(Split(flat, threads))
         s.do(Split(f"{flat}.1", WARP["thread.x"]))
         s.do(Split(f"{flat}.1.0", WARP["thread.y"]))
         s.do(Bind(f"{flat}.1.0.0", "thread.z"))
@@ -329,3 +342,57 @@ class _Product:
         ]
         s.do(Relayout(c, f"{', '.join(names)} -> {', '.join(places)}"))
         s.do(FuseAxes(c, len(names) - 2))
+
+
+class _GroupProduct(_Product):
+    """By groups of four warps, which read their operands in shared memory themselves."""
+
+    def schedule(self) -> None:
+        s, c, t = self.s, self.stage.name, self.tile
+        shared = {x: f"{x.buffer}_s" for x in (self.a, self.b)}
+        for x in (self.a, self.b):
+            s.do(CacheRead(x.buffer, c, shared[x]))
+        *outer, i, j = (p.name for p in s.path(self.out))
+        s.do(Split(i, t.rows))
+        s.do(Split(j, t.columns))
+        s.do(Reorder((*outer, f"{i}.0", f"{j}.0", f"{i}.1", f"{j}.1")))
+        s.do(ComputeAt(c, f"{j}.0"))
+        ci, cj, k = (p.name for p in s.path(c)[-3:])
+        s.do(Split(k, WIDE))
+        s.do(Reorder((f"{k}.0", ci, cj, f"{k}.1")))
+        for x in (self.b, self.a):
+            s.do(ComputeAt(shared[x], f"{k}.0"))
+            s.do(SetScope(shared[x], "shared"))
+        self._blocks(outer, f"{i}.0", f"{j}.0")
+        s.do(Vectorize(self._spread(f"{i}.1", f"{j}.1", "")))
+        first = [f"{c}.init.i{n}" for n in range(len(self.stage.axes))]
+        s.do(Vectorize(self._spread(first[-2], first[-1], "")))
+        for x in (self.a, self.b):
+            self._copy(shared[x], x, GROUP)
+        self._results(c)
+        s.do(Tensorize(ci, f"nvptx.wgmma.{s.nest.buffer(self.a.buffer).dtype}"))
+        for x in (self.a, self.b):
+            s.do(Pipeline(f"{k}.0", shared[x], SEVERAL, asynchronous=True))
+        s.do(Synchronise())
+
+    def _spread(self, i: str, j: str, warps: str) -> str:
+        s = self.s
+        s.do(Split(i, 64))
+        s.do(Split(f"{i}.1", 16))
+        s.do(Split(f"{i}.1.1", 8))
+        s.do(Split(j, 8))
+        s.do(Split(f"{j}.1", 2))
+        turns = (f"{i}.0", f"{j}.0", f"{i}.1.1.0")
+        threads = (f"{i}.1.0", f"{i}.1.1.1", f"{j}.1.0")
+        s.do(Reorder((*turns, *threads, f"{j}.1.1")))
+        for loop, axis in zip(threads, ("thread.z", "thread.y", "thread.x"), strict=True):
+            s.do(Bind(loop, axis))
+        for loop in turns:
+            s.do(Unroll(loop))
+        return f"{j}.1.1"
+
+    def _results(self, c: str) -> None:
+        names = [f"n{k}" for k in range(len(self.stage.axes))]
+        i, j = names[-2:]
+        places = [*names[:-2], f"{i}//64, {i}//16%4, {j}//8, {i}//8%2, {i}%8, {j}//2%4, {j}%2"]
+        self.s.do(Relayout(c, f"{', '.join(names)} -> {', '.join(places)}"))

@@ -14,6 +14,7 @@ from tilewright.ir.product import TileShape
 from tilewright.ir.target import Grid, Target
 from tilewright.llvm import nvvm
 from tilewright.targets.family import Family, Host
+from tilewright.targets.nvptx import group_products as group_products  # declares them
 from tilewright.targets.nvptx import intrinsics as intrinsics  # declares them
 
 _KIB = 1024
