@@ -14,11 +14,12 @@ from math import log2
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Fn, Load, Value
-from tilewright.ir.types import bf16, f16
+from tilewright.ir.types import bf16, f16, f32
 from tilewright.kernel.defaults.inlining import inline_maps
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.fragments import LANES, WARP
 from tilewright.kernel.group import Stage
+from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.cache_read import CacheRead
@@ -84,7 +85,7 @@ class Tile:
 
 def schedule_product(s: Scheduler) -> bool:
     """Takes a group that is one product and maps of its results."""
-    if not s.target.has("mma.bf16") or s.group.precision == "strict":
+    if not s.target.products or s.group.precision == "strict":
         return False
     kept = inline_maps(s)
     sums = [x for x in kept if x.is_reduce]
@@ -99,17 +100,18 @@ def schedule_product(s: Scheduler) -> bool:
     if found is None or not _same_places(s, c, y):
         return False
     sizes = [p.extent for p in s.path(c.name)]
-    # Operands of which both have their rows along the sum, as groups of warps take them.
-    along = all(x.deep > x.row for x in found)
-    grouped = _tile(s, sizes, GROUP_TILES, (WIDE,)) if along and s.target.has("wgmma") else None
-    if grouped is not None:
-        _GroupProduct(s, c, y.name, *found, grouped).schedule()
-        return True
-    tile = _tile(s, sizes, TILES, DEPTHS)
-    if tile is None:
-        return False
-    _Product(s, c, y.name, *found, tile).schedule()
-    return True
+    kind = s.nest.buffer(found[0].buffer).dtype
+    for p in (p for p in s.target.products if p.dtypes == (kind, kind, f32)):
+        in_memory = bool(INTRINSICS[p.instruction].tiles)
+        # Such instructions take operands of which both have their rows along the sum.
+        if in_memory and not all(x.deep > x.row for x in found):
+            continue
+        tile = _tile(s, sizes, *((GROUP_TILES, (WIDE,)) if in_memory else (TILES, DEPTHS)))
+        if tile is not None:
+            how = _GroupProduct if in_memory else _Product
+            how(s, c, y.name, *found, tile, p.instruction).schedule()
+            return True
+    return False
 
 
 def _same_places(s: Scheduler, c: Stage, y: Stage) -> bool:
@@ -205,6 +207,7 @@ class _Product:
     a: Operand
     b: Operand
     tile: Tile
+    instruction: str
 
     def schedule(self) -> None:
         s, c, t = self.s, self.stage.name, self.tile
@@ -235,7 +238,7 @@ class _Product:
         self._results(c)
         for loop in (f"{depth}.1.0", *self._inner):
             s.do(Unroll(loop))
-        s.do(Tensorize(self._tensor, f"nvptx.mma.{s.nest.buffer(self.a.buffer).dtype}"))
+        s.do(Tensorize(self._tensor, self.instruction))
         for x in (self.a, self.b):
             s.do(Pipeline(f"{depth}.0", shared[x], SEVERAL, asynchronous=True))
         s.do(Synchronise())
@@ -370,7 +373,7 @@ class _GroupProduct(_Product):
         for x in (self.a, self.b):
             self._copy(shared[x], x, GROUP)
         self._results(c)
-        s.do(Tensorize(ci, f"nvptx.wgmma.{s.nest.buffer(self.a.buffer).dtype}"))
+        s.do(Tensorize(ci, self.instruction))
         for x in (self.a, self.b):
             s.do(Pipeline(f"{k}.0", shared[x], SEVERAL, asynchronous=True))
         s.do(Synchronise())

@@ -7,6 +7,8 @@ reads are over when it is. The sums are fragments of all 128 threads.
 
 from __future__ import annotations
 
+from tilewright.ir.product import Product
+from tilewright.ir.types import DTYPES, f32
 from tilewright.kernel.intrinsic import Intrinsic, Sizes, declare
 from tilewright.kernel.swizzle import Swizzled
 
@@ -104,6 +106,16 @@ group wgmma where rows: 64..128, columns: 8..256
                 "c": "i//64, thread.z: i//16%4, j//8, i//8%2, thread.y: i%8, thread.x: j//2%4, j%2"
             },
             tiles={"a": by, "b": by},
+            product=Product(
+                f"nvptx.wgmma.{kind}",
+                DTYPES[kind],
+                DTYPES[kind],
+                f32,
+                rows=128,
+                columns=256,
+                lanes=8,
+                tile=(ROWS, 8, WIDE),
+            ),
         )
     )
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tilewright.ir.product import Product
+from tilewright.ir.types import DTYPES
 from tilewright.kernel.intrinsic import ANY, Intrinsic, Sizes, declare
 
 
@@ -67,6 +69,16 @@ group mma
                 "b": f"k//{half}, thread.y: j, thread.x: k//{pack}%4, k%{pack}",
                 "c": "i//8, thread.y: i%8, thread.x: j//2, j%2",
             },
+            product=Product(
+                name,
+                DTYPES[operand],
+                DTYPES[operand],
+                DTYPES[sums],
+                rows=16,
+                columns=8,
+                lanes=8,
+                tile=(16, 8, depth),
+            ),
         )
     )
 
