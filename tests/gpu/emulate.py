@@ -17,7 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from tests.gpu.emulate_warps import Copies, matrices, product, with_structures
+from tests.gpu.emulate_warps import (
+    Copies,
+    group_product,
+    matrices,
+    product,
+    with_structures,
+)
 from tilewright import targets
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
@@ -106,6 +112,11 @@ class _Threads:
             f = partial(self._together, partial(matrices, turned=bool(how)))
             name = f"emulated_ldmatrix_sync_aligned_m8n8_x4{how}_b16_p3"
             give(name, None, (address, address), f)
+        for columns in range(8, 257, 8):
+            for kind in ("bf16", "f16"):
+                f = partial(group_product, columns=columns, kind=kind)
+                f = partial(self._together, f, team=4 * WARP)
+                give(f"emulated_wgmma_m64n{columns}k16_{kind}", None, (address, address), f)
         for size in (4, 8, 16):
             kind = "cg" if size == 16 else "ca"
             f = lambda to, of, size=size: self.copies().ask(to, of, size)  # noqa: E731
@@ -118,15 +129,17 @@ class _Threads:
         """Those of the running thread."""
         return self.mine.copies
 
-    def _together(self, f: Callable[[list[int]], list[bytes]], given: int, into: int) -> None:
-        """An instruction of a whole warp: `f` has what all its threads give, by address, and says
-        what each of them gets."""
+    def _together(
+        self, f: Callable[[list[int]], list[bytes]], given: int, into: int, team: int = WARP
+    ) -> None:
+        """An instruction of a whole warp, or of a block that is a group of four: `f` has what all
+        its threads give, by address, and says what each of them gets."""
         me = self.mine.number
-        warp, first = self.warps[me // WARP], me // WARP * WARP
+        warp, first = (self.barrier, 0) if team > WARP else (self.warps[me // WARP], me - me % WARP)
         self.values[me] = given
         if warp.wait(30) == 0:
-            results = f(self.values[first : first + WARP])
-            self.values[first : first + WARP] = results
+            results = f(self.values[first : first + team])
+            self.values[first : first + team] = results
         warp.wait(30)
         result = self.values[me]
         ctypes.memmove(into, result, len(result))

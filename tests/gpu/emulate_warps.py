@@ -12,12 +12,48 @@ import re
 import numpy as np
 
 _DECLARED = re.compile(
-    r"declare (\{ [\w ,]+ \}) @nvvm_((?:mma|ldmatrix)\w+)\(([^)]*)\)[^\n]*", re.MULTILINE
+    r"declare (\{ [\w ,]+ \}) @nvvm_((?:mma|ldmatrix|wgmma)\w+)\(([^)]*)\)[^\n]*", re.MULTILINE
 )
+
+
+_ASSEMBLER = re.compile(
+    r'call (\{ [\w ,]+ \}) asm sideeffect "([^"]*)", "[^"]*"\(([^)]*)\) convergent'
+)
+# What a descriptor has beside an address, which here keeps all its bits.
+DESCRIPTOR = (1 << 62) | (64 << 32) | (1 << 16)
+
+
+def _called(found: re.Match[str], defines: dict[str, str]) -> str:
+    """Assembler of a group of warps as a call."""
+    result, text, given = found.groups()
+    types = [x.split()[0] for x in given.split(", ")]
+    if "wait_group" in text:
+        name = f"tied_{len(types)}"
+        taken = ", ".join(f"float %x{k}" for k in range(len(types)))
+        lines = [f"define internal {result} @{name}({taken}) {{"]
+        for k in range(len(types)):
+            old = f"%r{k - 1}" if k else "poison"
+            lines.append(f"  %r{k} = insertvalue {result} {old}, float %x{k}, {k}")
+        defines[name] = "\n".join([*lines, f"  ret {result} %r{len(types) - 1}", "}"])
+        return f"call {result} @{name}({given})"
+    shape, kind = re.search(r"(m64n\d+k16)\.f32\.(\w+)\.", text).groups()  # type: ignore[union-attr]
+    name = f"nvvm_wgmma_{shape}_{kind}"
+    defines[name] = f"declare {result} @{name}({', '.join(types)})"
+    return f"call {result} @{name}({given})"
+
+
+def without_assembler(text: str) -> str:
+    """Instructions that are written as assembler, as calls; fences are none."""
+    defines: dict[str, str] = {}
+    text = re.sub(r'^ *call void asm sideeffect "[^"]*", "[^"]*"\(\)[^\n]*\n', "", text, flags=re.M)
+    text = _ASSEMBLER.sub(lambda m: _called(m, defines), text)
+    text = re.sub(r"(and i64 %\w+\.at), 262143", rf"\1, {(1 << 48) - 16}", text)
+    return "\n".join([*defines.values(), text])
 
 
 def with_structures(text: str) -> str:
     """Instructions that return several registers as functions that hand over addresses."""
+    text = without_assembler(text)
     return _DECLARED.sub(lambda m: _through_memory(*m.groups()), text)
 
 
@@ -100,6 +136,37 @@ def matrices(given: list[int], turned: bool) -> list[bytes]:
         np.ascontiguousarray(tiles[:, lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2]).tobytes()
         for lane in range(32)
     ]
+
+
+def _tile(descriptor: int, rows: int) -> np.ndarray:
+    """16 columns of a tile in memory that is swizzled by 128 bytes, as 16-bit codes."""
+    start = (descriptor - DESCRIPTOR) << 4
+    assert start % 1024 in range(0, 128, 32), "a tile begins at a multiple of 1024 bytes"
+    at = start + 128 * np.arange(rows)[:, None] + 2 * np.arange(16)
+    at ^= (at >> 7 & 7) << 4
+    first = int(at.min())
+    held = np.frombuffer(ctypes.string_at(first, int(at.max()) - first + 2), np.uint8)
+    return held[at - first] | held[at - first + 1].astype(np.uint16) << 8
+
+
+def group_product(given: list[int], columns: int, kind: str) -> list[bytes]:
+    """wgmma of 64 rows: threads give two descriptors and their sums."""
+    count = columns // 2
+    size = 16 + 4 * count
+    raw = [ctypes.string_at(x, size) for x in given]
+    descriptors = {x[:16] for x in raw}
+    assert len(descriptors) == 1, "threads of a group give different descriptors"
+    a, b = (int(x) for x in np.frombuffer(raw[0][:16], np.uint64))
+    numbers = _bf16 if kind == "bf16" else lambda x: x.view(np.float16)
+    left, right = (numbers(_tile(d, n)).astype(np.float64) for d, n in ((a, 64), (b, columns)))
+    d = left @ right.T
+    out: list[bytes] = []
+    for thread, x in enumerate(raw):
+        row = 16 * (thread // 32) + thread % 32 // 4
+        r = np.arange(count)
+        at = row + 8 * (r // 2 % 2), 8 * (r // 4) + 2 * (thread % 4) + r % 2
+        out.append((np.frombuffer(x[16:], np.float32) + d[at]).astype(np.float32).tobytes())
+    return out
 
 
 class Copies:

@@ -34,6 +34,14 @@ def test_warps_share_a_block() -> None:
     check(p, nest)
 
 
+def test_a_group_of_warps() -> None:
+    """Operands that a group of four warps reads in shared memory by itself."""
+    p = Product(64, 64, 128, across=(False, False), epilogue="bias")
+    trace, nest = default_schedule(p.group(), targets.get("cuda:90"))
+    assert any("nvptx.wgmma.bf16" in str(s) for s in trace)
+    check(p, nest)
+
+
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
 @pytest.mark.parametrize("across", [(False, False), (True, True)])
 def test_the_code(target: str, across: tuple[bool, bool]) -> None:
@@ -42,7 +50,11 @@ def test_the_code(target: str, across: tuple[bool, bool]) -> None:
     assert not conflicts(nest)
     gpu = targets.get(target)
     ptx = assembly(emit_kernels(nest, gpu).text, gpu)
-    assert ptx.count("mma.sync") == 4 * 4 * 8 and ptx.count("ldmatrix") == 4 * 8
+    if across[0] or target == "cuda:80":
+        assert ptx.count("mma.sync") == 4 * 4 * 8 and ptx.count("ldmatrix") == 4 * 8
+    else:  # by groups of warps: four steps of twice 64 rows
+        assert ptx.count("wgmma.mma_async") == 4 * 2 and ptx.count("wgmma.wait_group") == 1
+        assert "fence.proxy.async" in ptx
     assert "cp.async.cg" in ptx and ptx.count("bar.sync") == 1
     (made,) = assemble(ptx, gpu.cpu) or [None]
     assert made is None or made.spilled == 0

@@ -1,14 +1,15 @@
-"""Tiles that lie in the registers of a warp: who has which element.
+"""Tiles that lie in the registers of threads: who has which element.
 
-Instructions of a whole warp take their operands from the private memory of its 32 threads. Which
-element is whose is a fragment: a list of the last coordinates of the private buffer as functions of
-the instruction's axes, where some are a thread's place,
+Instructions of a whole warp take operands from the private memory of its 32 threads, those of a
+group of four warps from that of its 128. Which element is whose is a fragment: a list of the last
+coordinates of the private buffer as functions of the instruction's axes, where some are a thread's
+place,
 
     k//8, i//8, thread.y: i%8, thread.x: k//2%4, k%2
 
-All else are places in the memory of that thread. A warp is 4 threads along x and 8 along y. The
-coordinates are digits of loop variables, so that a layout is compared with a declaration by
-comparing index functions.
+All else are places in the memory of that thread. A warp is 4 threads along x and 8 along y, a group
+has 4 warps along z. The coordinates are digits of loop variables, so that a layout is compared with
+a declaration by comparing index functions.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.maps import Map
 
-# Threads of a warp along each axis of a block that has instructions of whole warps.
+# Threads along each axis of a block that has instructions of whole warps, or of groups of them.
 WARP = {"thread.x": 4, "thread.y": 8}
+WARP_GROUP = {**WARP, "thread.z": 4}
 LANES = 32
 LANE = D.the_sym(D.var("lane", LANES))
 
@@ -41,12 +43,12 @@ def parse_fragment(text: str, axes: tuple[str, ...]) -> tuple[Coordinate, ...]:
     """The coordinates of a declared fragment, as functions of symbols with the axes' names."""
     parts = [p.strip() for p in text.split(",")]
     threads = [p.partition(":")[0].strip() if ":" in p else None for p in parts]
-    strange = [t for t in threads if t is not None and t not in WARP]
+    strange = [t for t in threads if t is not None and t not in WARP_GROUP]
     owners = [t for t in threads if t is not None]
     if strange or len(set(owners)) != len(owners):
         raise Invalid(
             f"the fragment {text!r} has threads along {', '.join(owners)}",
-            hint=f"at most one coordinate for each of {', '.join(WARP)}",
+            hint=f"at most one coordinate for each of {', '.join(WARP_GROUP)}",
         )
     functions = ", ".join(p.partition(":")[2] if ":" in p else p for p in parts)
     found = Map.parse(f"{', '.join(axes)} -> {functions}").target

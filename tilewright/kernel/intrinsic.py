@@ -23,7 +23,13 @@ from tilewright.ir.expr import Const, Fn, Load, Value, extent, loads
 from tilewright.ir.product import Product
 from tilewright.ir.scalar import SCALARS
 from tilewright.kernel.dependence import linear_index
-from tilewright.kernel.fragments import lane_function, parse_fragment, placed
+from tilewright.kernel.fragments import (
+    WARP,
+    WARP_GROUP,
+    lane_function,
+    parse_fragment,
+    placed,
+)
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import (
     TENSOR,
@@ -38,7 +44,7 @@ from tilewright.kernel.nest import (
     seek,
     walk,
 )
-from tilewright.kernel.swizzle import multiple
+from tilewright.kernel.swizzle import Swizzled, multiple
 from tilewright.kernel.text import parse_group
 
 ROW_BYTES = 16  # that a thread gives the address of
@@ -81,10 +87,19 @@ class Intrinsic:
     # gives, as functions of `lane`, by axis. Their `maps` are not asked for.
     fragments: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # Operands that lie in shared memory, swizzled so, from a multiple of its period on.
+    tiles: Mapping[str, Swizzled] = field(default_factory=dict)
     product: Product | None = None  # what default schedules know of it, if they may use it
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+    @property
+    def team(self) -> Mapping[str, int]:
+        """The threads that do it together, by axis: none, a warp or a group of four."""
+        if not self.fragments:
+            return {}
+        return WARP_GROUP if any("thread.z" in f for f in self.fragments.values()) else WARP
 
     @cached_property
     def group(self) -> Group:
@@ -382,7 +397,9 @@ def _placed(
 ) -> Operand | Mismatch:
     """The operand's place in memory, if it has the declared strides along every loop."""
     swizzle = n.buffer(buffer).swizzle
-    if swizzle is not None and operand not in i.addresses:
+    if operand in i.tiles and (swizzle != i.tiles[operand] or n.buffer(buffer).scope != "shared"):
+        return Mismatch(f"{operand} of {i.name} is shared memory swizzled {i.tiles[operand]}", 3)
+    if swizzle is not None and operand not in i.addresses and operand not in i.tiles:
         return Mismatch(f"{buffer} is swizzled, {operand} of {i.name} lies as it is indexed", 3)
     linear = linear_index(n.buffer(buffer), index)
     inside = {x.var for _, x in pairs if x is not None}
@@ -415,6 +432,9 @@ def _placed(
             what = f"{operand} of {i.name} has stride {want} along {short(axis)}"
             return Mismatch(f"{what}, {buffer} has {along[axis]} along {x.name}", 3)
     base = D.substitute(linear, dict.fromkeys(inside, 0))
+    if operand in i.tiles and not multiple(base, i.tiles[operand].period):
+        at = f"multiples of {i.tiles[operand].period} elements"
+        return Mismatch(f"{operand} of {i.name} begins at {at}, {buffer} is read from {base} on", 3)
     free = [s for s, fixed in zip(strides, i.maps[operand], strict=True) if fixed is None]
     at: tuple[Dim, ...] = ()
     if operand in i.addresses:

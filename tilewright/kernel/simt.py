@@ -15,6 +15,7 @@ time. What a nest means here is written in kernel/threads.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from tilewright.ir.types import as_dtype
 from tilewright.kernel.banks import Turns, given_rows, turns
 from tilewright.kernel.copies import Copies, Copy
 from tilewright.kernel.dependence import linear_index
-from tilewright.kernel.fragments import LANE, LANES, WARP
+from tilewright.kernel.fragments import LANE, LANES, WARP_GROUP
 from tilewright.kernel.interpret import Env, Machine, RunError, _atomically, _combine, execute
 from tilewright.kernel.intrinsic import Match, Operand, warp_match
 from tilewright.kernel.nest import (
@@ -214,23 +215,26 @@ class _Block:
 
     def _together(self, s: Loop, found: Match, env: Env, who: np.ndarray) -> None:
         """An instruction of whole warps: every element is read and written by its owner."""
-        chain, warps = [s], np.unique(who // LANES)
+        team = found.intrinsic.team
+        threads = prod(team.values())
+        chain, warps = [s], np.unique(who // threads)
         while isinstance(inner := chain[-1].body[0], Loop):
             chain.append(inner)
-        absent = np.setdiff1d(np.arange(LANES), who[who // LANES == warps[0]] % LANES)
-        if self.size[:2] != tuple(WARP.values()) or absent.size or len(who) % LANES:
+        absent = np.setdiff1d(np.arange(threads), who[who // threads == warps[0]] % threads)
+        fits = all(self._width(a) == k for a, k in team.items())
+        if not fits or absent.size or len(who) % threads:
             raise RunError(f"{s.instruction} is for whole warps, which do not come to {s.name}")
         store = chain[-1].body[0]
         assert isinstance(store, Store)
         points = np.indices([int(D.evaluate(x.extent, {})) for x in chain])
         count = points[0].size
-        first = np.array([np.flatnonzero(who // LANES == w)[0] for w in warps])
+        first = np.array([np.flatnonzero(who // threads == w)[0] for w in warps])
         here: Env = {k: np.repeat(v[first], count) if np.ndim(v) else v for k, v in env.items()}
         for x, at in zip(chain, points, strict=True):
             here[x.name] = np.tile(at.reshape(-1), len(warps))
         owners = {x.buffer: x.owners for x in found.operands if x.owners}
-        ev = _Owned(self, store.stage, here, np.repeat(warps * LANES, count), owners)
-        for x in (x for x in found.operands if x.index and not x.owners):
+        ev = _Owned(self, store.stage, here, np.repeat(warps * threads, count), owners)
+        for x in (x for x in found.operands if x.name in found.intrinsic.addresses):
             self._rows_given(store.stage, x, here, np.arange(len(warps)) * count)
         self.counted = False
         self.store(store, here, ev.owner(store.buffer, store.index), ev)
@@ -545,7 +549,7 @@ class _Owned(_Reader):
         out = self.first
         stride = 1
         places = {axis: self.dim(index[k]) for k, axis in at.items()}
-        for axis, size in WARP.items():
+        for axis, size in WARP_GROUP.items():
             out = out + places.get(axis, 0) * stride
             stride *= size
         return out

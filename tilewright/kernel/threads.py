@@ -32,7 +32,7 @@ from tilewright.ir.combine import Combiner
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import extent
 from tilewright.kernel.dependence import _same_iteration, _window
-from tilewright.kernel.fragments import WARP
+from tilewright.kernel.fragments import WARP, WARP_GROUP
 from tilewright.kernel.intrinsic import warp_match
 from tilewright.kernel.nest import (
     BLOCKS,
@@ -265,7 +265,7 @@ def _by_owner(a: Access, owners: Owners) -> Access:
     """The access as that of the thread whose element it is."""
     index, threads = list(a.index), list(a.threads)
     for k, axis in owners:
-        v = D.var(f"{a.stage}@{axis}", WARP[axis])
+        v = D.var(f"{a.stage}@{axis}", WARP_GROUP[axis])
         index[k] = v
         threads.append((axis, D.the_sym(v)))
     return replace(a, index=tuple(index), threads=tuple(threads))
@@ -275,15 +275,18 @@ def _warp_faults(n: Nest, launch: tuple[Stmt, ...]) -> Iterator[tuple[str, Stmt]
     """Instructions of whole warps: all threads of a warp come to them, and there are as many."""
     size = block_size(launch)
     for s, p in walk(launch):
-        if not isinstance(s, Loop) or warp_match(n, s) is None:
+        found = warp_match(n, s) if isinstance(s, Loop) else None
+        if found is None:
             continue
-        what = f"{s.instruction} is for whole warps"
-        wrong = [f"{a} has {size[a]} threads, not {k}" for a, k in WARP.items() if size[a] != k]
+        assert isinstance(s, Loop)
+        team = found.intrinsic.team
+        what = f"{s.instruction} is for {'whole warps' if team == WARP else 'groups of warps'}"
+        wrong = [f"{a} has {size[a]} threads, not {k}" for a, k in team.items() if size[a] != k]
         if wrong:
             yield f"{what}: {wrong[0]}", s
-        moving = {q.var for q in p if q.kind in WARP}
+        moving = {q.var for q in p if q.kind in team}
         for q in p:
-            if q.kind in WARP:
+            if q.kind in team:
                 yield f"{what}, inside {q.name} every thread is alone", s
             elif q.kind in ("lane", "parallel") or D.symbols(q.extent) & moving:
                 yield f"{what}, inside {q.name} threads part", s
@@ -297,7 +300,22 @@ def apart(a: Access, b: Access, uniform: set[Sym]) -> bool:
             continue
         own = {s: D.sym(f"{s.name}*", s.lo, s.hi) for s in D.symbols(j) - uniform}
         j = D.substitute(j, own)
-        if D.known_ne(i, j) or _other_turn(i, j):
+        if D.known_ne(i, j) or _other_turn(i, j) or _between_multiples(i - j):
+            return True
+    return False
+
+
+def _between_multiples(x: Dim) -> bool:
+    """Is x surely no multiple of some number? Such as 16*a + b + 8 with a b from -7 to 7; of other
+    multiples of 16 only what is beside them counts."""
+    terms = _terms(x)
+    for by in {abs(k) for mono, k in terms.items() if mono and abs(k) > 1}:
+        rest: Dim = 0
+        for mono, k in terms.items():
+            if k % by:
+                rest = rest + k * _product(mono)
+        low, high = D.bounds(rest)
+        if -D.INF < low <= high < D.INF and low % by and low // by == high // by:
             return True
     return False
 

@@ -21,7 +21,7 @@ from tilewright.ir.expr import Value
 from tilewright.ir.target import Grid, Target
 from tilewright.kernel.fragments import LANE, WARP
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.intrinsic import Operand
+from tilewright.kernel.intrinsic import INTRINSICS, Operand
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import (
     BLOCKS,
@@ -220,6 +220,10 @@ class _Kernel(ThreadSums, AsyncCopies):
         self.own = own_parts(m.n, m.launch, local)
         self.registers: dict[str, str] = {}
         check_lanes(m.launch, self.buffers)
+        self.tiles = any(
+            isinstance(s, Loop) and s.instruction and INTRINSICS[s.instruction].tiles
+            for s, _ in walk(m.launch)
+        )
         self.divergent = 0  # conditions that not all threads of the block fulfil alike
 
     # ---- the kernel's beginning
@@ -464,6 +468,9 @@ class _Kernel(ThreadSums, AsyncCopies):
         if isinstance(s, Barrier):
             if self.divergent:
                 raise Unsupported("a barrier that not all threads of a block reach")
+            if self.tiles:  # what threads have written is seen by instructions that read tiles
+                text = "fence.proxy.async.shared::cta;"
+                self.line(f'call void asm sideeffect "{text}", "~{{memory}}"()')
             self.barrier()
             for name in self.mutable:  # what others have written is seen from here on
                 self.epoch[name] = self.epoch.get(name, 0) + 1

@@ -37,6 +37,11 @@ def check_lanes(launch: tuple[Stmt, ...], buffers: Mapping[str, Buffer]) -> None
                 )
 
 
+def _alignment(b: Buffer) -> int:
+    """All banks; of swizzled memory, what instructions that know swizzles ask for."""
+    return 128 if b.swizzle is None else min(1024, max(128, b.swizzle.period * b.dtype.bytes))
+
+
 class Shared:
     """The shared memory of a kernel: a variable for each buffer, or, where they are more than a
     kernel has without asking, places in one that the launch makes."""
@@ -46,7 +51,12 @@ class Shared:
         self.lines: list[str] = []
         self.places: dict[str, str] = {}
         sizes = {b.name: bytes_of(b, "shared memory") for b in buffers}
-        total = sum(-(-size // 128) * 128 for size in sizes.values())
+        whole = {b.name: _alignment(b) for b in buffers}
+        places: dict[str, int] = {}
+        total = 0
+        for b in sorted(buffers, key=lambda b: -whole[b.name]):
+            places[b.name] = -(-total // whole[b.name]) * whole[b.name]
+            total = places[b.name] + -(-sizes[b.name] // 128) * 128
         if total > grid.block_shared:
             raise Unsupported(
                 f"{total:,} bytes of shared memory are more than the {grid.block_shared:,} that a "
@@ -54,18 +64,17 @@ class Shared:
                 hint="smaller tiles, or fewer versions of a buffer",
             )
         self.dynamic = total if total > STATIC_SHARED - 4096 else 0
-        at = 0
         if self.dynamic:
-            name = f"@{symbol}_shared"
-            self.lines.append(f"{name} = external addrspace(3) global [0 x i8], align 128")
+            name, most = f"@{symbol}_shared", max(whole.values())
+            self.lines.append(f"{name} = external addrspace(3) global [0 x i8], align {most}")
         for b in buffers:
             if self.dynamic:
+                at = places[b.name]
                 where = f"getelementptr (i8, ptr addrspace(3) @{symbol}_shared, i64 {at})"
             else:
                 where = f"@{symbol}_s{len(self.places)}"
-                self.lines.append(self._variable(where, sizes[b.name], "i8", 128))
+                self.lines.append(self._variable(where, sizes[b.name], "i8", whole[b.name]))
             self.places[b.name] = f"addrspacecast (ptr addrspace(3) {where} to ptr)"
-            at += -(-sizes[b.name] // 128) * 128
 
     @staticmethod
     def _variable(name: str, count: int, t: str, align: int) -> str:

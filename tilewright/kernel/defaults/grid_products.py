@@ -14,11 +14,12 @@ from math import log2
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Fn, Load, Value
-from tilewright.ir.types import bf16, f16
+from tilewright.ir.types import bf16, f16, f32
 from tilewright.kernel.defaults.inlining import inline_maps
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.fragments import LANES, WARP
 from tilewright.kernel.group import Stage
+from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.cache_read import CacheRead
@@ -51,6 +52,10 @@ TILES = (
     (16, 16, 16, 16),
 )
 DEPTHS = (64, 32, 16)
+# Of groups of warps: one has all of a block's tile.
+GROUP_TILES = ((128, 128, 128, 128), (64, 128, 64, 128), (64, 64, 64, 64))
+WIDE = 64
+GROUP = 128  # threads
 
 
 @dataclass(frozen=True)
@@ -95,11 +100,18 @@ def schedule_product(s: Scheduler) -> bool:
     if found is None or not _same_places(s, c, y):
         return False
     sizes = [p.extent for p in s.path(c.name)]
-    tile = _tile(s, sizes)
-    if tile is None:
-        return False
-    _Product(s, c, y.name, *found, tile).schedule()
-    return True
+    kind = s.nest.buffer(found[0].buffer).dtype
+    for p in (p for p in s.target.products if p.dtypes == (kind, kind, f32)):
+        in_memory = bool(INTRINSICS[p.instruction].tiles)
+        # Such instructions take operands of which both have their rows along the sum.
+        if in_memory and not all(x.deep > x.row for x in found):
+            continue
+        tile = _tile(s, sizes, *((GROUP_TILES, (WIDE,)) if in_memory else (TILES, DEPTHS)))
+        if tile is not None:
+            how = _GroupProduct if in_memory else _Product
+            how(s, c, y.name, *found, tile, p.instruction).schedule()
+            return True
+    return False
 
 
 def _same_places(s: Scheduler, c: Stage, y: Stage) -> bool:
@@ -158,7 +170,10 @@ def _operand(
     return Operand(str(x.source), variables.index(row), variables.index(deep), len(variables))
 
 
-def _tile(s: Scheduler, sizes: list[Dim]) -> Tile | None:
+Tiles = tuple[tuple[int, int, int, int], ...]
+
+
+def _tile(s: Scheduler, sizes: list[Dim], tiles: Tiles, depths: tuple[int, ...]) -> Tile | None:
     """The first tile that divides the sizes and gives every multiprocessor a block; or the one
     with the most blocks."""
     grid = s.target.grid
@@ -171,8 +186,8 @@ def _tile(s: Scheduler, sizes: list[Dim]) -> Tile | None:
     for d in sizes[:-3]:
         many *= d if isinstance(d, int) else 1
     last: Tile | None = None
-    for m, n, wm, wn in TILES:
-        for step in DEPTHS:
+    for m, n, wm, wn in tiles:
+        for step in depths:
             bytes_ = (SEVERAL + 1) * (m + n) * step * 2
             fits = bytes_ <= grid.block_shared and m * step >= VECTOR * LANES
             if rows % m or columns % n or deep % step or not fits:
@@ -192,6 +207,7 @@ class _Product:
     a: Operand
     b: Operand
     tile: Tile
+    instruction: str
 
     def schedule(self) -> None:
         s, c, t = self.s, self.stage.name, self.tile
@@ -217,12 +233,12 @@ class _Product:
         first = [f"{c}.init.i{k}" for k in range(len(self.stage.axes))]
         s.do(Vectorize(self._spread(first[-2], first[-1], f"{c}.init.w")))
         for x in (self.a, self.b):
-            self._copy(shared[x], x)
+            self._copy(shared[x], x, LANES * self.tile.warps)
             self._registers(own[x], x, "a" if x is self.a else "b")
         self._results(c)
         for loop in (f"{depth}.1.0", *self._inner):
             s.do(Unroll(loop))
-        s.do(Tensorize(self._tensor, f"nvptx.mma.{s.nest.buffer(self.a.buffer).dtype}"))
+        s.do(Tensorize(self._tensor, self.instruction))
         for x in (self.a, self.b):
             s.do(Pipeline(f"{depth}.0", shared[x], SEVERAL, asynchronous=True))
         s.do(Synchronise())
@@ -271,7 +287,7 @@ class _Product:
             s.do(Unroll(loop))
         return f"{j}.1.1.1"
 
-    def _copy(self, stage: str, x: Operand) -> None:
+    def _copy(self, stage: str, x: Operand, threads: int) -> None:
         """A tile of an operand as vectors, to all threads; in shared memory swizzled, so that
         columns of 8 vectors are in different banks."""
         s = self.s
@@ -281,7 +297,7 @@ class _Product:
         flat = f"{stage}.v"
         s.do(Split(columns, VECTOR))
         s.do(Fuse(rows, f"{columns}.0", flat))
-        s.do(Split(flat, LANES * self.tile.warps))
+        s.do(Split(flat, threads))
         s.do(Split(f"{flat}.1", WARP["thread.x"]))
         s.do(Split(f"{flat}.1.0", WARP["thread.y"]))
         s.do(Bind(f"{flat}.1.0.0", "thread.z"))
@@ -329,3 +345,57 @@ class _Product:
         ]
         s.do(Relayout(c, f"{', '.join(names)} -> {', '.join(places)}"))
         s.do(FuseAxes(c, len(names) - 2))
+
+
+class _GroupProduct(_Product):
+    """By groups of four warps, which read their operands in shared memory themselves."""
+
+    def schedule(self) -> None:
+        s, c, t = self.s, self.stage.name, self.tile
+        shared = {x: f"{x.buffer}_s" for x in (self.a, self.b)}
+        for x in (self.a, self.b):
+            s.do(CacheRead(x.buffer, c, shared[x]))
+        *outer, i, j = (p.name for p in s.path(self.out))
+        s.do(Split(i, t.rows))
+        s.do(Split(j, t.columns))
+        s.do(Reorder((*outer, f"{i}.0", f"{j}.0", f"{i}.1", f"{j}.1")))
+        s.do(ComputeAt(c, f"{j}.0"))
+        ci, cj, k = (p.name for p in s.path(c)[-3:])
+        s.do(Split(k, WIDE))
+        s.do(Reorder((f"{k}.0", ci, cj, f"{k}.1")))
+        for x in (self.b, self.a):
+            s.do(ComputeAt(shared[x], f"{k}.0"))
+            s.do(SetScope(shared[x], "shared"))
+        self._blocks(outer, f"{i}.0", f"{j}.0")
+        s.do(Vectorize(self._spread(f"{i}.1", f"{j}.1", "")))
+        first = [f"{c}.init.i{n}" for n in range(len(self.stage.axes))]
+        s.do(Vectorize(self._spread(first[-2], first[-1], "")))
+        for x in (self.a, self.b):
+            self._copy(shared[x], x, GROUP)
+        self._results(c)
+        s.do(Tensorize(ci, self.instruction))
+        for x in (self.a, self.b):
+            s.do(Pipeline(f"{k}.0", shared[x], SEVERAL, asynchronous=True))
+        s.do(Synchronise())
+
+    def _spread(self, i: str, j: str, warps: str) -> str:
+        s = self.s
+        s.do(Split(i, 64))
+        s.do(Split(f"{i}.1", 16))
+        s.do(Split(f"{i}.1.1", 8))
+        s.do(Split(j, 8))
+        s.do(Split(f"{j}.1", 2))
+        turns = (f"{i}.0", f"{j}.0", f"{i}.1.1.0")
+        threads = (f"{i}.1.0", f"{i}.1.1.1", f"{j}.1.0")
+        s.do(Reorder((*turns, *threads, f"{j}.1.1")))
+        for loop, axis in zip(threads, ("thread.z", "thread.y", "thread.x"), strict=True):
+            s.do(Bind(loop, axis))
+        for loop in turns:
+            s.do(Unroll(loop))
+        return f"{j}.1.1"
+
+    def _results(self, c: str) -> None:
+        names = [f"n{k}" for k in range(len(self.stage.axes))]
+        i, j = names[-2:]
+        places = [*names[:-2], f"{i}//64, {i}//16%4, {j}//8, {i}//8%2, {i}%8, {j}//2%4, {j}%2"]
+        self.s.do(Relayout(c, f"{', '.join(names)} -> {', '.join(places)}"))

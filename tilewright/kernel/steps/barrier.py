@@ -115,16 +115,22 @@ class _Scan:
     ) -> tuple[tuple[Stmt, ...], list[Access]]:
         """A loop that all threads run: an iteration also meets what the one before left, and what
         the ones before that did if no barrier came between."""
-        before = pending
+        before, earlier = pending, set[Access]()
         once = D.bounds(s.extent)[1] <= 1
         while True:
             inner, after = self.body(s.body, (*path, s), before)
-            left = [a.elsewhere(s) if a in before else a.before(s) for a in after]
+            own = [a for a in after if a not in earlier and a not in pending]
+            left = [a.elsewhere(s) for a in after if a in pending] + [a.before(s) for a in own]
+            # Where an iteration has no barrier, those before it are still pending.
+            if any(a in earlier for a in after):
+                left += [a.elsewhere(s) for a in own]
+            earlier |= set(left) - set(pending)
             grown = _union(before, left)
             if once or set(grown) == set(before):
                 break
             before = grown
-        after = _union([], [a.elsewhere(s) for a in after])
+        # Where those of earlier iterations are still pending, so are this one's: they are the same.
+        after = _union([], [a.elsewhere(s) for a in after if a not in earlier])
         ran = D.bounds(s.extent)[0] >= 1
         return inner, after if ran else _union(pending, after)
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.base.errors import Unsupported
-from tilewright.ir.product import TileShape
+from tilewright.ir.product import Product, TileShape
 from tilewright.ir.target import Grid, Target
+from tilewright.kernel.intrinsic import products
 from tilewright.llvm import nvvm
 from tilewright.targets.family import Family, Host
-from tilewright.targets.nvptx import intrinsics
+from tilewright.targets.nvptx import group_products as group_products  # declares them
+from tilewright.targets.nvptx import intrinsics as intrinsics  # declares them
 
 _KIB = 1024
 _MIB = 1024 * 1024
@@ -33,14 +35,24 @@ def _preset(name: str, cpu: str, l2: int, grid: Grid) -> Target:
         has_f16=True,
         has_bf16="bf16" in grid.has,
         tiles=(TileShape(14, 3, 8),),
-        products=tuple(p for p, needs in intrinsics.PRODUCTS if needs in grid.has),
         l1=grid.shared,
         l2=l2,
         l3=l2,
         cache_line=128,
         cores=grid.multiprocessors,
         grid=grid,
+        products=_products(grid),
     )
+
+
+def _products(grid: Grid) -> tuple[Product, ...]:
+    """What default schedules multiply with, the best first: groups of warps, warps."""
+    found: list[str] = []
+    if "wgmma" in grid.has:
+        found += ["nvptx.wgmma.bf16", "nvptx.wgmma.f16"]
+    if "mma.bf16" in grid.has:
+        found += ["nvptx.mma.bf16", "nvptx.mma.f16"]
+    return products(*found)
 
 
 def _grid(capability: int, multiprocessors: int, bandwidth: int, **more: int) -> Grid:

@@ -40,10 +40,6 @@ def _product(function: str, pair: str, sums: str, registers: tuple[int, int]) ->
     return "\n".join([*lines, "  ret void"]), declaration
 
 
-# What default schedules multiply with, and the group of instructions that each is of.
-PRODUCTS: list[tuple[Product, str]] = []
-
-
 def _mma(name: str, operand: str, sums: str, depth: int, function: str, has: str) -> None:
     """Products of 16 rows with 8 columns. A register has `pack` neighbours along k; 4 threads have
     neighbouring registers, twice over."""
@@ -52,9 +48,6 @@ def _mma(name: str, operand: str, sums: str, depth: int, function: str, has: str
     pack = {"bf16": 2, "f16": 2, "i8": 4}[operand]
     half = 4 * pack
     body, declaration = _product(function, pair, llvm, (4, 2))
-    dtypes = (DTYPES[operand], DTYPES[operand], DTYPES[sums])
-    product = Product(name, *dtypes, rows=16, columns=8, lanes=8, tile=(16, 8, depth))
-    PRODUCTS.append((product, has))
     cast = f"cast<{sums}>(a[c.i,c.k]) * cast<{sums}>(b[c.j,c.k])"
     declare(
         Intrinsic(
@@ -76,7 +69,16 @@ group mma
                 "b": f"k//{half}, thread.y: j, thread.x: k//{pack}%4, k%{pack}",
                 "c": "i//8, thread.y: i%8, thread.x: j//2, j%2",
             },
-            product=product,
+            product=Product(
+                name,
+                DTYPES[operand],
+                DTYPES[operand],
+                DTYPES[sums],
+                rows=16,
+                columns=8,
+                lanes=8,
+                tile=(16, 8, depth),
+            ),
         )
     )
 
