@@ -50,13 +50,18 @@ def products_of(target: Target, dtypes: tuple[DType, DType, DType]) -> Iterator[
     return (p for p in target.products if p.dtypes == dtypes)
 
 
+def other_sign(dtype: DType) -> tuple[DType, int]:
+    """The dtype of bytes of the other sign, and what bytes are shifted by to become such."""
+    return (u8, BYTE_SHIFT) if dtype is i8 else (i8, -BYTE_SHIFT)
+
+
 def exact_products(target: Target, dtypes: tuple[DType, DType, DType]) -> Iterator[Exact]:
     """Instructions that multiply operands of these dtypes exactly, the best first: as they are,
     then with bytes of the other sign, then with wider ones."""
     a, b, c = dtypes
     lefts = [(a, 0)]
     if a in BYTES:
-        lefts += [(u8, BYTE_SHIFT) if a is i8 else (i8, -BYTE_SHIFT), (i16, 0)]
+        lefts += [other_sign(a), (i16, 0)]
     for left, shift in lefts:
         for p in products_of(target, (left, b, c)):
             yield Exact(p, left, shift)

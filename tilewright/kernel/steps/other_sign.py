@@ -6,8 +6,8 @@ from typing import ClassVar
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Fn, Load, Value, cast, const, extent, fn, load
-from tilewright.ir.register_tile import BYTE_SHIFT
-from tilewright.ir.types import DType, i8, u8
+from tilewright.ir.register_tile import BYTES, other_sign
+from tilewright.ir.types import DType
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import (
     Alloc,
@@ -49,11 +49,11 @@ class OtherSign(Step):
         assert isinstance(a, Load) and isinstance(b, Load)
         name, e = str(a.source), n.buffer(store.buffer).dtype
         self.internal(n, name)
-        self.need(a.dtype in (i8, u8), f"{name} is {a.dtype}, not i8 or u8")
+        self.need(a.dtype in BYTES, f"{name} is {a.dtype}, not i8 or u8")
         self.need(e.is_int and e.bits >= 32, f"sums of {e} do not wrap around as integers do")
         users = {x.stage for x, _ in walk(n.body) if isinstance(x, Store) and _reads(x, name)}
         self.need(users == {self.stage}, f"{name} is read by {', '.join(sorted(users))}")
-        left, by = (u8, BYTE_SHIFT) if a.dtype is i8 else (i8, -BYTE_SHIFT)
+        left, by = other_sign(a.dtype)
         moved = retyped(self, n, name, left, lambda v: fn("add", cast(v, left), const(by, left)))
         own = [p for p in path if p.name.startswith(f"{self.stage}.")]
         made = _Columns(self.stage, n.buffer(store.buffer), store.index, own, b, left, by)
