@@ -71,10 +71,9 @@ def _dots(name: str, p: Product, feature: str, swapped: bool = False) -> None:
     DOTS.append((p, f"+{feature}"))
 
 
-_BYTES = {"group": 4, "rows": 8, "columns": 12, "lanes": 4}
-_HALVES = {"group": 2, "rows": 8, "columns": 12, "lanes": 4}
-_dots("sdot", Product("arm64.sdot.tile", i8, i8, i32, **_BYTES), "dotprod")
-_dots("udot", Product("arm64.udot.tile", u8, u8, i32, **_BYTES), "dotprod")
-_dots("usdot", Product("arm64.usdot.tile", i8, u8, i32, **_BYTES), "i8mm")
-_dots("usdot", Product("arm64.usdot.first", u8, i8, i32, **_BYTES), "i8mm", swapped=True)
-_dots("bfdot", Product("arm64.bfdot.tile", bf16, bf16, f32, **_HALVES), "bf16")
+_BYTES, _HALVES = (4, 8, 12, 4), (2, 8, 12, 4)  # group, rows, columns, lanes
+_dots("sdot", Product("arm64.sdot.tile", i8, i8, i32, *_BYTES), "dotprod")
+_dots("udot", Product("arm64.udot.tile", u8, u8, i32, *_BYTES), "dotprod")
+_dots("usdot", Product("arm64.usdot.tile", i8, u8, i32, *_BYTES), "i8mm")
+_dots("usdot", Product("arm64.usdot.first", u8, i8, i32, *_BYTES), "i8mm", swapped=True)
+_dots("bfdot", Product("arm64.bfdot.tile", bf16, bf16, f32, *_HALVES), "bf16")
