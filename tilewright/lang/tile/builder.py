@@ -21,7 +21,6 @@ from tilewright.lang.tile.ir import (
     Place,
     TileType,
     Value,
-    renumbered,
     substituted,
 )
 from tilewright.lang.tile.rules import check
@@ -191,10 +190,9 @@ class IRBuilder:
         divisors: Sequence[int] = (),
         positive: Sequence[bool] = (),
     ) -> Kernel:
-        """What was written, as a kernel."""
+        """What was written, as a kernel; `self.names` are for who numbers its values anew."""
         (block,) = self.blocks
-        made = Kernel(name, tuple(arguments), block.done(), tuple(divisors), tuple(positive))
-        return renumbered(made, self.names)
+        return Kernel(name, tuple(arguments), block.done(), tuple(divisors), tuple(positive))
 
 
 def maker(v: Value) -> Operation | None:

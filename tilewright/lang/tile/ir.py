@@ -143,6 +143,9 @@ class Block:
 Attribute = Union[bool, int, float, str, tuple[int, ...]]
 
 
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class Operation:
     """Attributes that are None or "" are not there."""
@@ -150,13 +153,14 @@ class Operation:
     name: str
     args: tuple[Value, ...] = ()
     results: tuple[Value, ...] = ()
-    attrs: Mapping[str, Any] = field(default_factory=dict)
+    attrs: Mapping[str, Any] = field(default_factory=lambda: _NONE)
     blocks: tuple[Block, ...] = ()
     place: Place | None = None
 
     def __post_init__(self) -> None:
-        known = {k: _attribute(self.name, k, v) for k, v in self.attrs.items() if _says(v)}
-        object.__setattr__(self, "attrs", MappingProxyType(known))
+        if type(self.attrs) is not MappingProxyType:  # not those of another operation
+            known = {k: _attribute(self.name, k, v) for k, v in self.attrs.items() if _says(v)}
+            object.__setattr__(self, "attrs", MappingProxyType(known) if known else _NONE)
 
     def __hash__(self) -> int:
         return hash((self.name, self.args, self.results))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tilewright.base.errors import Invalid
@@ -39,9 +40,20 @@ class Signature:
     blocks: tuple[str, ...] = ()  # what the text calls them
     rule: Callable[[Operation], str] = lambda o: ""  # about types: what is wrong, or nothing
 
-    @property
+    @cached_property
     def attributes(self) -> Mapping[str, Kind]:
         return {**self.attrs, **self.optional}
+
+    def miscounted(self, o: Operation) -> str:
+        """What an operation has too few or too many of, or nothing."""
+        for what, count, (low, high) in (
+            ("argument", len(o.args), self.args),
+            ("result", len(o.results), self.results),
+            ("block", len(o.blocks), (len(self.blocks),) * 2),
+        ):
+            if not low <= count <= high:
+                return f"{_counted(count, count, what)}, and it has {_counted(low, high, what)}"
+        return ""
 
 
 def check(o: Operation) -> None:
@@ -92,7 +104,7 @@ def faults(k: Kernel) -> Iterator[tuple[str, Operation | None]]:
 
     yield from define(k.arguments, None)
     if not len(k.arguments) == len(k.divisors) == len(k.positive):
-        yield "divisors and signs are told of other arguments than there are", None
+        yield "divisors and signs are given for other arguments than there are", None
     if k.body.parameters or k.body.yields:
         yield "the body of a kernel takes and yields nothing", None
     yield from block(k.body, None)
@@ -106,13 +118,9 @@ def _problem(o: Operation) -> str:
     s = SIGNATURES.get(o.name)
     if s is None:
         return f"there is no operation {o.name}; there are {', '.join(sorted(SIGNATURES))}"
-    for what, count, (low, high) in (
-        ("argument", len(o.args), s.args),
-        ("result", len(o.results), s.results),
-        ("block", len(o.blocks), (len(s.blocks),) * 2),
-    ):
-        if not low <= count <= high:
-            return f"{_counted(count, count, what)}, and it has {_counted(low, high, what)}"
+    problem = s.miscounted(o)
+    if problem:
+        return problem
     allowed = s.attributes
     for name, value in o.attrs.items():
         if name not in allowed:

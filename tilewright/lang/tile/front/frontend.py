@@ -60,7 +60,8 @@ class _Translator(Statements):
             raise compile_error(error, self.spots(at)) from cause
         values, given = zip(*self.given, strict=True) if self.given else ((), ())
         divisors, positive = [a.divisor for a in given], [a.positive for a in given]
-        return sweep(self.builder.kernel(name, values, divisors, positive))
+        written = self.builder.kernel(name, values, divisors, positive)
+        return sweep(written, self.builder.names)
 
     def _parameters(self, f: TileFunction, arguments: Mapping[str, Argument]) -> None:
         names = {p.name for p in f.parameters}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tilewright.ir.types import DType, b1, i64
 from tilewright.lang.tile.builder import IRBuilder, OpenBlock
-from tilewright.lang.tile.ir import Block, Kernel, Operation, Value, walk
+from tilewright.lang.tile.ir import Block, Kernel, Operation, Value, renumbered, walk
 
 _OURS = Path(__file__).parents[3]
 _CHECKED = ("add", "sub", "mul")
@@ -27,7 +27,8 @@ def assert_no_overflow(kernel: Kernel) -> Kernel:
     defined = (v for o in walk(kernel.body) for v in (*o.results, *_parameters(o)))
     builder.count = 1 + max((v.number for v in (*kernel.arguments, *defined)), default=-1)
     builder.blocks = [_checked(builder, kernel.body)]
-    return builder.kernel(kernel.name, kernel.arguments, kernel.divisors, kernel.positive)
+    made = builder.kernel(kernel.name, kernel.arguments, kernel.divisors, kernel.positive)
+    return renumbered(made)
 
 
 def _parameters(o: Operation) -> Iterator[Value]:

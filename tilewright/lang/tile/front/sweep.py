@@ -3,6 +3,7 @@ carries only because two parts of the program use one name."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tilewright.lang.tile.ir import Block, Kernel, Operation, Value, renumbered
@@ -13,12 +14,12 @@ _DONE = frozenset(("store", "atomic", "cas", "print", "assert"))
 _CARRIED = {"for": (3, 1), "while": (0, 0)}
 
 
-def sweep(kernel: Kernel) -> Kernel:
-    """The kernel without what nobody needs."""
+def sweep(kernel: Kernel, names: Mapping[Value, str] | None = None) -> Kernel:
+    """The kernel without what nobody needs, its values numbered in order, and some named."""
     live = _Live()
     live.block(kernel.body)
     live.close()
-    return renumbered(replace(kernel, body=_shortened(kernel.body, live)))
+    return renumbered(replace(kernel, body=_shortened(kernel.body, live)), names)
 
 
 class _Live:

@@ -156,7 +156,7 @@ def structural(
 STRUCTURAL = ("broadcast", "reshape", "permute", "join", "split", "cat")
 
 Rule = Callable[
-    [Arrays, Sequence[TileType], Sequence[TileType], dict[str, Any]], Sequence[np.ndarray]
+    [Arrays, Sequence[TileType], Sequence[TileType], Mapping[str, Any]], Sequence[np.ndarray]
 ]
 
 

@@ -12,8 +12,10 @@ class EagerValue(Value):
     """A value whose elements are known. No kernel has it: it is itself only, and may change."""
 
     __setattr__ = object.__setattr__
-    __eq__ = object.__eq__
     __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
     def __init__(
         self,
