@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -282,11 +283,52 @@ def test_which_of_several(tmp_path: Path) -> None:
         tw.save(fast, tmp_path / "f", torch.randn(3, 3))
 
 
-class Counts(nn.Module):
+class Remembers(nn.Module):
+    latest: Any = None
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x + 1
         self.latest = y
         return y * 2
+
+
+class Collects(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        self.all.append(y)
+        return y * 2
+
+
+@dataclass
+class Output(OrderedDict):
+    """A result as libraries have it: an object and a dictionary at once."""
+
+    first: Any = None
+
+    def __post_init__(self) -> None:
+        OrderedDict.__setitem__(self, "first", self.first)
+
+
+class Answers(nn.Module):
+    busy = False
+
+    def forward(self, x: torch.Tensor) -> Output:
+        self.busy = True
+        y = torch.relu(x)
+        self.busy = False
+        return Output(first=y)
+
+
+def test_objects_as_results(tmp_path: Path) -> None:
+    x = torch.randn(3)
+    tw.save(tw.compile(Answers(), x), tmp_path / "f")
+    got = tw.load(tmp_path / "f")(x)
+    assert list(got) == ["first"]
+    np.testing.assert_array_equal(got["first"], torch.relu(x))
 
 
 def changes(x: torch.Tensor) -> torch.Tensor:
@@ -300,7 +342,8 @@ def in_torch(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (Counts(), "changes an object"),
+        (Remembers(), "changes latest of a Remembers"),
+        (Collects(), "changes what a list"),
         (changes, "leaves its arguments as they are"),
         (in_torch, r"eigh.* runs in torch"),
     ],
@@ -310,6 +353,8 @@ def test_what_cannot_be_saved(function: Any, words: str, tmp_path: Path) -> None
     with pytest.raises(tw.Unsupported, match=words):
         tw.save(fast, tmp_path / "f")
     assert not list(tmp_path.iterdir())
+    state = [*vars(function).get("all", []), vars(function).get("latest")]
+    assert not [x for x in state if isinstance(x, torch.Tensor) and x.is_meta], "it is as it was"
 
 
 def test_only_what_was_compiled(tmp_path: Path) -> None:

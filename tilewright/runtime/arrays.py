@@ -150,8 +150,7 @@ def view(m: Memory) -> np.ndarray:
     reach = 1 + sum((n - 1) * s for n, s in zip(m.shape, m.strides, strict=True))
     raw = (ctypes.c_char * (reach * item.itemsize)).from_address(m.address)
     flat = np.frombuffer(memoryview(raw), item)
-    steps = tuple(s * item.itemsize for s in m.strides)
-    return np.lib.stride_tricks.as_strided(flat, m.shape, steps)
+    return part_of(flat, m.shape, m.strides)
 
 
 def strided(shape: Sequence[int], strides: Sequence[int], dtype: DType, paired: bool) -> np.ndarray:
@@ -160,8 +159,15 @@ def strided(shape: Sequence[int], strides: Sequence[int], dtype: DType, paired: 
     if 0 in shape:
         return np.empty(shape, item)
     reach = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    steps = tuple(s * item.itemsize for s in strides)
-    return np.lib.stride_tricks.as_strided(np.empty(reach, item), tuple(shape), steps)
+    return part_of(np.empty(reach, item), shape, strides)
+
+
+def part_of(
+    flat: np.ndarray, shape: Sequence[int], strides: Sequence[int], first: int = 0
+) -> np.ndarray:
+    """Elements of a flat array, from one of them on; `flat` is the base of what is returned."""
+    steps = [s * flat.itemsize for s in strides]
+    return np.ndarray(tuple(shape), flat.dtype, flat, first * flat.itemsize, steps)
 
 
 def in_layout(m: Memory, strides: Sequence[int]) -> Memory:

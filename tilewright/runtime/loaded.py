@@ -22,7 +22,7 @@ from tilewright.ir.slots import (
     symbol_from,
 )
 from tilewright.ir.types import DTYPES, DType
-from tilewright.runtime.arrays import Memory, in_layout, read, result, strided
+from tilewright.runtime.arrays import Memory, in_layout, part_of, read, result, strided
 from tilewright.runtime.numbers import evaluate
 from tilewright.runtime.program import Bound, Program
 from tilewright.runtime.program_data import ProgramData
@@ -187,11 +187,8 @@ def _viewed(x: np.ndarray, shape: Sequence[int], stride: Sequence[int], offset: 
     """A view of an array's memory, from an element counted in the order of memory."""
     if 0 in shape:
         return np.empty(shape, x.dtype)
-    base = x
-    while isinstance(base.base, np.ndarray):
-        base = base.base
-    flat = base.reshape(-1)[offset:]
-    return np.lib.stride_tricks.as_strided(flat, shape, [s * x.itemsize for s in stride])
+    assert isinstance(x.base, np.ndarray), "buffers are parts of flat arrays"
+    return part_of(x.base, shape, stride, offset)
 
 
 def _require_within(name: str, value: int, s: D.Sym, dims: Mapping[str, int]) -> None:

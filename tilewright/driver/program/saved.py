@@ -74,6 +74,8 @@ def saved_program(program: Program, values: Mapping[str, Any] | None = None) -> 
     graph = program.details.graph
     if graph is None:
         raise Invalid("the prologue of a program is saved with it", hint="save the program itself")
+    if program.details.marks is not None:
+        raise Invalid(f"{graph.name} was compiled for profiling", hint="compile it without profile")
     labels = [_label(n) for n in graph.inputs]
     given = dict(values or {})
     unknown = [name for name in given if name not in labels]

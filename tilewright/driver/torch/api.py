@@ -45,7 +45,7 @@ _TOO_OFTEN = (
 _UTILS = "__import_torch_dot__dynamo_dot_utils"
 
 
-class _Unrecorded:
+class Helpers:
     """Dynamo's helpers without the two calls that record profiling spans around fetching inputs."""
 
     def record_pregraph_bytecode_enter(self) -> None:
@@ -187,9 +187,13 @@ class Compiled:
         return f"{name} was compiled {limit} times, for as many kinds of arguments, and no more"
 
     def runner(
-        self, entry: Any, call: Callable[[list[Any]], list[Any]] | None = None
+        self,
+        entry: Any,
+        call: Callable[[list[Any]], list[Any]] | None = None,
+        helpers: Helpers | None = None,
     ) -> Callable[..., Any]:
-        """The code that Dynamo wrote: it fetches weights, calls the graph, makes up the result."""
+        """The code that Dynamo wrote: it fetches weights, calls the graph, makes up the result.
+        `call` and `helpers` stand in place of the graph and of Dynamo's own functions."""
         code: types.CodeType = entry.code
         scope: dict[str, Any] = self._scope
         called = [name for name in code.co_names if name.startswith("__compiled_fn")]
@@ -202,7 +206,7 @@ class Compiled:
             scope = {
                 **scope,
                 called[0]: lambda *inputs: direct(list(inputs)),
-                _UTILS: _Unrecorded(),
+                _UTILS: helpers or Helpers(),
             }
         return types.FunctionType(code, scope, code.co_name)
 

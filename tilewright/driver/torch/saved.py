@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import dis
+import gc
 import inspect
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +25,7 @@ from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.capture.torch import captured as capture
 from tilewright.capture.torch.captured import Captured, SymbolicScalar
 from tilewright.driver.program.saved import with_weights
-from tilewright.driver.torch.api import Compiled
+from tilewright.driver.torch.api import Compiled, Helpers
 from tilewright.driver.torch.call import Specialised, Unit
 from tilewright.driver.weights.given_up import require_elements
 from tilewright.driver.weights.watch import address, known
@@ -58,8 +60,9 @@ from tilewright.runtime.signature import (
 # Of Dynamo's code: instructions and functions that change something besides its own variables
 # (torch/_dynamo/side_effects.py writes them).
 _CHANGES = {"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "DELETE_SUBSCR"}
-_CHANGING = {"object_setattr_ignore_descriptor", "__setattr__", "clear", "update", "extend"}
-_CHANGING |= {"append", "iter_next", "setstate", "set_torch_function_mode_stack"}
+_CHANGING = {"__setattr__", "update", "extend", "append", "iter_next", "setstate"}
+_CHANGING |= {"set_torch_function_mode_stack"}
+_MISSING = object()
 # The first of the integers that stand for those of the arguments, which no program has by chance.
 _FIRST = 7_368_787
 
@@ -83,14 +86,23 @@ def saved(compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved
     if _CHANGING & {*entry.code.co_names} or any(
         i.opname in _CHANGES for i in dis.get_instructions(entry.code)
     ):
-        raise Unsupported(
-            f"{name} cannot be saved: besides giving results it changes an object, by an attribute "
-            "or by what a list or dictionary holds",
-            hint="return the values instead",
-        )
+        raise _changes(name, "what a list, a dictionary or an object holds")
     inner = _only_program(unit, name)
-    seen = _observed(compiled, entry, unit, args, kwargs)
-    return _saved(name, unit.captured, inner, seen)
+    seen = _observed(name, compiled, entry, unit, args, kwargs)
+    made = _saved(name, unit.captured, inner, seen)
+    held = [weakref.ref(x) for x in seen.results if isinstance(x, torch.Tensor)]
+    del seen
+    gc.collect()
+    if any(x() is not None for x in held):
+        raise _changes(name, "what an object holds")
+    return made
+
+
+def _changes(name: str, what: str) -> Unsupported:
+    return Unsupported(
+        f"{name} cannot be saved: besides giving results it changes {what}",
+        hint="return the values instead",
+    )
 
 
 def _only_program(unit: Unit, name: str) -> Specialised:
@@ -127,8 +139,51 @@ class _Seen:
     real: dict[int, Any] = field(default_factory=dict)  # numbers by that which stands for them
 
 
+class _Watching(Helpers):
+    """Dynamo's functions; what they set on objects is undone afterwards."""
+
+    def __init__(self) -> None:
+        self.set: list[tuple[Any, str, Any, Any]] = []  # object, attribute, new and old value
+
+    def object_setattr_ignore_descriptor(self, x: Any, name: str, value: Any) -> None:
+        held = object.__getattribute__(x, "__dict__")
+        self.set.append((x, name, value, held.get(name, _MISSING)))
+        held[name] = value
+
+    def undo(self) -> None:
+        for x, name, _, old in reversed(self.set):
+            held = object.__getattribute__(x, "__dict__")
+            if old is _MISSING:
+                del held[name]
+            else:
+                held[name] = old
+
+    def changed(self, returned: Any, results: Sequence[Any]) -> str:
+        """Where a result went besides what is returned. Plain values, such as a flag, are nothing
+        that a file could set."""
+        own = set(map(id, _containers(returned)))
+        for x, name, value, _ in self.set:
+            leaves = pytree.tree_leaves(value)
+            if id(x) not in own and any(leaf is r for leaf in leaves for r in results):
+                return f"{name} of a {type(x).__name__}"
+        return ""
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    yield value
+    inside = value.values() if isinstance(value, Mapping) else value
+    if isinstance(value, (Mapping, tuple, list)):
+        for x in inside:
+            yield from _containers(x)
+
+
 def _observed(
-    compiled: Compiled, entry: Any, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]
+    name: str,
+    compiled: Compiled,
+    entry: Any,
+    unit: Unit,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> _Seen:
     real: dict[int, Any] = {}
     held: list[Any] = []
@@ -150,15 +205,21 @@ def _observed(
         inputs.extend(given)
         return list(results)
 
-    run = compiled.runner(entry, graph)
+    helpers = _Watching()
+    run = compiled.runner(entry, graph, helpers)
     try:
         returned = run(compiled.original, args, kwargs)
     except TilewrightError:
         raise
     except Exception as problem:
         raise Unsupported(
-            f"{compiled!r} cannot be saved: its results are used while it runs ({problem})"
+            f"{name} cannot be saved: its results are used while it runs ({problem})"
         ) from None
+    finally:
+        helpers.undo()
+    changed = helpers.changed(returned, results)
+    if changed:
+        raise _changes(name, changed)
     given = _parameters(compiled.original, args, kwargs)
     seen = _Seen(given, inputs, returned, results, real)
     seen.real[0] = held  # as long as their identities count
