@@ -25,11 +25,12 @@ class Slot:
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel over slots, the last `written` of which it fills. `sizes` are their bytes."""
+    """A kernel over slots, the last `written` of which it fills. `dims` are sizes that it takes, by
+    the program's name for them or as numbers; `sizes` are the bytes of its slots."""
 
     symbol: str
     args: tuple[Slot, ...]
-    dims: tuple[str, ...]
+    dims: tuple[str | int, ...]
     sizes: tuple[Dim, ...] = ()
     written: int = 0
 
@@ -176,6 +177,9 @@ class _Writer:
         p = self.put(f"getelementptr ptr, ptr %{s.kind}, i64 {s.at}")
         return self.put(f"load ptr, ptr {p}, align 8")
 
+    def size(self, d: str | int) -> str:
+        return self.values[d] if isinstance(d, str) else str(d)
+
     def fill(self, array: str, t: str, values: Sequence[str]) -> None:
         for k, v in enumerate(values):
             p = self.put(f"getelementptr {t}, ptr {array}, i64 {k}")
@@ -186,7 +190,7 @@ class _Writer:
         sizes = "%dims"
         if a.dims != self.e.dims:
             sizes = "%sizes"
-            self.fill(sizes, "i64", [self.values[d] for d in a.dims])
+            self.fill(sizes, "i64", list(map(self.size, a.dims)))
         self.out.append(f"  call void @{a.symbol}(ptr %args, ptr {sizes})")
 
     def together(self, t: Together) -> None:
@@ -196,7 +200,7 @@ class _Writer:
             args = self.put(f"alloca [{max(1, len(c.args))} x ptr], align 8")
             self.fill(args, "ptr", [self.slot(s) for s in c.args])
             sizes = self.put(f"alloca [{max(1, len(c.dims))} x i64], align 8")
-            self.fill(sizes, "i64", [self.values[d] for d in c.dims])
+            self.fill(sizes, "i64", list(map(self.size, c.dims)))
             values += [f"@{c.symbol}", args, sizes]
         self.fill(table, "ptr", values)
         self.out.append(f"  call void @tw_parallel(ptr @tw_each, ptr {table}, i64 {len(t.calls)})")

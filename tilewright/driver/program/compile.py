@@ -21,11 +21,17 @@ from tilewright.base import knobs
 from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
+from tilewright.driver.program.any_size import AnySize, for_any_size
 from tilewright.driver.program.default_passes import chosen_passes
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.phases import Phases
 from tilewright.driver.program.program_cache import RecordingLog, record
-from tilewright.driver.program.schedules import Schedules, by_first_use, symbol_of_text
+from tilewright.driver.program.schedules import (
+    Schedules,
+    by_first_use,
+    group_of,
+    symbol_of_text,
+)
 from tilewright.driver.program.stages import KernelStages, Stages
 from tilewright.graph.classify import nbytes
 from tilewright.graph.cluster import Cluster, Fused
@@ -137,7 +143,7 @@ def compiled(
             prologue = below.graph("input", parts.prologue)
             with phases("passes"):
                 recipes = recipes_of(prologue)
-            once = _Builder(*common, below, Default())  # not worth a choice
+            once = _Builder(*common, below, Default(), any_size=True)  # not worth a choice
             once.begin(prologue, len(prologue.inputs))
         always = _Builder(*common, stages, by)
         always.begin(parts.main, len(graph.inputs), graph.inputs)
@@ -244,6 +250,7 @@ class _Builder:
         compilers: _Compilers,
         stages: Stages,
         by: Chooser,
+        any_size: bool = False,  # one kernel for several sizes: where none runs often
     ) -> None:
         self.schedules, self.by, self.compilers = schedules, by, compilers
         self.settled = True  # would more time give the same schedules?
@@ -255,6 +262,7 @@ class _Builder:
         self.entries: list[Entry] = []
         self.constants: dict[Literal, int] = {}
         self.first_constant = 0
+        self.any_size = any_size
 
     def begin(self, graph: Graph, given: int, order: Sequence[Node] = ()) -> None:
         """`given` inputs come from the caller; then constants, then what the prologue folds."""
@@ -323,7 +331,9 @@ class _Builder:
         actions: list[Action] = []
         symbols: dict[Cluster, str] = {}
         extra: Dim = 0
-        for c in fused.clusters:
+        clusters = [by_first_use(c) for c in fused.clusters]
+        sized = for_any_size([c for c in clusters if _apart(c, p)]) if self.any_size else {}
+        for c in clusters:
             if any(isinstance(n.op, Cond) for n in c.nodes):
                 branch, size = self._branch(c, where, symbol, len(actions), p.size)
                 actions.append(branch)
@@ -331,12 +341,13 @@ class _Builder:
                 continue
             if all(o.ttype.size == 0 for o in c.outputs):
                 continue
-            c = by_first_use(c)
-            k, ins = self._kernel(c, fused, p)
+            k, ins = self._kernel(c, fused, p, sized.get(c))
             symbols[c] = k.symbol
             args = (*(where(x) for x in ins), *(where(o) for o in c.outputs))
             sizes = tuple(nbytes(x.ttype) for x in (*ins, *c.outputs))
-            actions.append(Call(k.symbol, args, k.dims, sizes, len(c.outputs)))
+            given = sized[c].sizes if c in sized else {}
+            dims_given = tuple(given.get(d, d) for d in k.dims)
+            actions.append(Call(k.symbol, args, dims_given, sizes, len(c.outputs)))
             k.work = max(k.work, one_thread.seconds(c))
         for out, source in p.copies:
             if source.ttype.size != 0:
@@ -401,16 +412,20 @@ class _Builder:
         )
         return b, D.maximum(sizes[0], sizes[1])
 
-    def _kernel(self, c: Cluster, fused: Fused, p: Plan) -> tuple[_Kernel, tuple[Node, ...]]:
+    def _kernel(
+        self, c: Cluster, fused: Fused, p: Plan, sized: AnySize | None
+    ) -> tuple[_Kernel, tuple[Node, ...]]:
         """The kernel of a cluster, and the inputs in its order."""
         place = {o: i for o, i in p.in_place.items() if o in c.outputs}
-        alike = _structure(c, place)
+        alike = _structure(c if sized is None else sized.cluster, place)
         found = self.alike.get(alike) if not self.schedules else None
         inputs = c.inputs
-        if found is None:
+        if found is None and sized is not None:
+            found = self._distinct(group_of(sized.cluster, p, self.schedules.numbers))
+        elif found is None:
             cluster, group = self.schedules.kernel_of(c, p)
             found, inputs = self._distinct(group), cluster.inputs
-            self.alike[alike] = found
+        self.alike[alike] = found
         found.names.append(_label(c))
         for n in c.nodes:
             found.places |= {str(x) for x in fused.graph.places.get(n, ())}
@@ -500,6 +515,12 @@ def _chooser(options: Options, target: Target, log: Log) -> Chooser:
         name = "ranked" if target.rated else "default"
     seconds = options.tune_seconds or knobs.tune_seconds.get()
     return chooser(name, Cache.from_knobs(log), seconds)
+
+
+def _apart(c: Cluster, p: Plan) -> bool:
+    """Does it write into no memory that it reads, and is it a kernel?"""
+    branches = any(isinstance(n.op, Cond) for n in c.nodes)
+    return not branches and not any(o in p.in_place for o in c.outputs)
 
 
 def _is_weight(n: Node) -> bool:
