@@ -23,7 +23,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.target import Target
-from tilewright.ir.types import DType, bf16, f32, i8, u8
+from tilewright.ir.types import DType, bf16, f16, f32, i8, u8
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.interpret import run
 from tilewright.kernel.nest import Nest
@@ -104,6 +104,7 @@ CASES = [
     (x86_with, (*V4, *TILES), (u8, i8), "tdpbusd"),
     (x86_with, (*V4, *TILES), (i8, u8), "tdpbsud"),
     (x86_with, (*V4, *TILES), (bf16, bf16), "tdpbf16ps"),
+    (x86_with, (*V4, *TILES, "+amx-fp16"), (f16, f16), "tdpfp16ps"),
 ]
 
 
