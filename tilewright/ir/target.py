@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 from tilewright.base.errors import Invalid, require
 from tilewright.ir.product import Product, TileShape
@@ -162,6 +163,10 @@ class Target:
 
     def key(self) -> str:
         """A short identity of everything but the name, for caches of schedules and plans."""
+        return self._key
+
+    @cached_property
+    def _key(self) -> str:
         body = self.text().partition("\n")[2]
         return hashlib.sha256(body.encode()).hexdigest()[:16]
 
