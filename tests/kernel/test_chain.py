@@ -52,12 +52,12 @@ def attention(
         for label, length in (("q", rows), ("k", keys), ("v", keys))
     )
     graph = Graph("test", (q, k, v), (ops.attention(q, k, v, causal=causal),))
-    table = [Simplify(), Decompose(), Simplify()]
+    table: list[passes.Pass] = [Simplify()]
     if blocks:
         sizes = {"block": blocks, "hidden": blocks, "unknown": blocks}
         scratch = 50 * 4 * key_blocks.TILE_ROWS
         table.append(replace(KeyBlocks.of(target), **sizes, scratch=scratch))
-    table.append(PackOperands.of(target))
+    table += [Decompose(), Simplify(), PackOperands.of(target)]
     found = fuse(passes.run(table, graph, Log()), target, Log()).clusters
     (c,) = (c for c in found if c.kind == "chain")
     return build_group("chain", c.nodes, c.inputs, c.outputs)
