@@ -7,7 +7,7 @@ import pytest
 from tests.kernel.fuzz import Judge
 from tilewright.kernel.nest import Loop, walk
 from tilewright.kernel.schedule import default_schedule
-from tilewright.kernel.step import print_trace
+from tilewright.kernel.steps.prefetch import Prefetch
 from tilewright.kernel.text import parse_group
 from tilewright.targets import default, get
 
@@ -41,8 +41,9 @@ def test_threads_share_heads_and_rows_of_memory_are_read_whole(
     # All columns inside the loop over blocks of the sum; the next block is asked for early if not
     # one tile holds them all.
     (block,) = (x for x in loops if x.kind == "serial" and x.name == "t.r0.0")
-    assert {"t", "tb"} <= {s.split(":")[0] for s in map(str, block.mentions)}
-    assert ("Prefetch(" in print_trace(trace)) == any(x.name == "t.i2.0" for x in loops)
+    assert {"t", "tb", "v"} <= block.mentions
+    cut = any(x.name == "t.i2.0" and x.extent != 1 for x in loops)
+    assert any(isinstance(step, Prefetch) for step in trace) == cut
 
 
 @pytest.mark.parametrize(("rows", "keys", "width"), [(1, 192, 64), (3, 128, 128), (1, 192, 20)])
