@@ -20,7 +20,7 @@ BLOCKS = KeyBlocks(block=96, hidden=96, unknown=96)
 
 def fused(*outputs: Node, blocks: KeyBlocks | None = BLOCKS) -> Fused:
     """As the compiler does: packed, then cut into clusters that keep their contract."""
-    table = [Simplify(), Decompose(), Simplify(), *filter(None, [blocks]), PackOperands()]
+    table = [Simplify(), *filter(None, [blocks]), Decompose(), Simplify(), PackOperands()]
     found = fuse(passes.run(table, graph(*outputs), Log()), TARGET, Log())
     check(found)
     return found

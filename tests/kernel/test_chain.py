@@ -8,6 +8,7 @@ import pytest
 
 from tests.kernel.fuzz import Judge
 from tilewright import ops
+from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
 from tilewright.graph import chains, key_blocks
 from tilewright.graph.decompose import Decompose
@@ -17,6 +18,7 @@ from tilewright.graph.pack import PackOperands
 from tilewright.graph.simplify import Simplify
 from tilewright.ir import dim as D
 from tilewright.ir import passes
+from tilewright.ir.check import CheckFailed, verify
 from tilewright.ir.node import Graph, input
 from tilewright.ir.target import Target
 from tilewright.ir.types import TensorType, f32
@@ -25,7 +27,7 @@ from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.nest import start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import print_trace
-from tilewright.kernel.text import parse_group
+from tilewright.kernel.text import group_text, parse_group
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import compile_object
 from tilewright.targets import default, get
@@ -52,15 +54,15 @@ def attention(
         for label, length in (("q", rows), ("k", keys), ("v", keys))
     )
     graph = Graph("test", (q, k, v), (ops.attention(q, k, v, causal=causal),))
-    table = [Simplify(), Decompose(), Simplify()]
+    table: list[passes.Pass] = [Simplify()]
     if blocks:
         sizes = {"block": blocks, "hidden": blocks, "unknown": blocks}
         scratch = 50 * 4 * key_blocks.TILE_ROWS
         table.append(replace(KeyBlocks.of(target), **sizes, scratch=scratch))
-    table.append(PackOperands.of(target))
+    table += [Decompose(), Simplify(), PackOperands.of(target)]
     found = fuse(passes.run(table, graph, Log()), target, Log()).clusters
     (c,) = (c for c in found if c.kind == "chain")
-    return build_group("chain", c.nodes, c.inputs, c.outputs)
+    return build_group("chain", c.nodes, c.inputs, c.outputs, roles=c.roles)
 
 
 # Narrower heads have no tiles of whole vectors.
@@ -147,7 +149,7 @@ def test_products_with_elementwise_work_between(rows: int, monkeypatch: pytest.M
     table = [Simplify(), Decompose(), Simplify(), PackOperands.of(default())]
     found = fuse(passes.run(table, graph, Log()), default(), Log()).clusters
     (c,) = (c for c in found if c.kind == "chain")
-    g = build_group("chain", c.nodes, c.inputs, c.outputs)
+    g = build_group("chain", c.nodes, c.inputs, c.outputs, roles=c.roles)
     trace, final = default_schedule(g, default())
     assert "Unroll(" in print_trace(trace)
     judge = Judge(g, [{}])
@@ -202,3 +204,19 @@ group one
 )
 def test_rows_of_a_block(rows: int, most: int, block: int) -> None:
     assert block_rows(rows, 6, most) == block
+
+
+def test_what_the_stages_are_is_printed_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_blocks, "MANY_KEYS", 50)
+    g = attention(24, 96, LANES, True, default(), 48)
+    assert [role for role, _ in g.roles] == ["scores", "sums", "end"]
+    text = group_text(g)
+    assert parse_group(text) == g and text.splitlines()[1].startswith("  roles scores t")
+    # Without its roles it is scheduled as what it reads like, and a wrong role is refused.
+    assert find_chain(replace(g, roles=())) is None
+    with pytest.raises(CheckFailed, match=r"roles-known.*y0 cannot be sums"):
+        verify(replace(g, roles=(("sums", "y0"),)))
+    with pytest.raises(CheckFailed, match=r"roles-known.*2 stages are end"):
+        verify(replace(g, roles=(g.roles[2], g.roles[2])))
+    with pytest.raises(Invalid, match="line 2: expected roles ROLE STAGE"):
+        parse_group(text.replace("roles scores", "roles", 1))

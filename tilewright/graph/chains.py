@@ -91,7 +91,7 @@ class Chains:
             or self._mergeable(first, second)
         )
         if fits and why is None and _same(first.domain, made.shape):
-            second.kind = "chain"
+            second.kind, second.roles = "chain", {"scores": first.anchor, "sums": anchor}
             self.regions.merge(first, second)
 
     def _rows_read(self, anchor: Node) -> list[Node]:
@@ -219,11 +219,14 @@ class Chains:
         return next((why for why in too_large if why is not None), None)
 
     def _unite(self, first: Region, rows: Region, second: Region, last: Region | None) -> None:
+        assert first.anchor is not None and second.anchor is not None
+        second.roles = {"scores": first.anchor, "sums": second.anchor}
         self.regions.merge(first, rows)
         second.kind, second.outer, second.inner = "chain", rows.outer, rows.inner
         self.regions.merge(rows, second)
         if last is not None:
-            last.kind = "chain"
+            assert last.anchor is not None
+            last.kind, last.roles = "chain", {"end": last.anchor}
             self.regions.merge(second, last)
 
 

@@ -535,6 +535,7 @@ class _Fuser:
             tuple(sorted(outputs, key=by_place)),
             region.kind,
             region.anchor,
+            tuple(region.roles.items()) if region.kind == "chain" else (),
         )
 
     def is_output(self, n: Node, region: Region) -> bool:

@@ -61,6 +61,7 @@ class Region:
         self.outer: tuple[Dim, ...] = ()
         self.inner: tuple[Dim, ...] = ()
         self.anchor: Node | None = None
+        self.roles: dict[str, Node] = {}  # see Cluster
         self.nodes: dict[Node, None] = {}
         self.inputs: set[Node] = set()  # stored values and sources it reads, own nodes included
         self.mask = 1 << number
@@ -141,6 +142,7 @@ class Regions:
         for n in a.nodes:
             self.of[n] = into
         into.nodes.update(a.nodes)
+        into.roles = a.roles | into.roles
         into.inputs |= a.inputs
         into.mask |= a.mask
         into.work += a.work

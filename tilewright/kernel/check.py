@@ -14,7 +14,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.check import CheckFailed, Fault, check, level, verify
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.expr import Load, Reduce, Value, extent, loads, walk
-from tilewright.kernel.group import ANYWHERE, Buffer, Group, Stage
+from tilewright.kernel.group import ANYWHERE, ROLES, Buffer, Group, Stage
 from tilewright.kernel.intrinsic import tensor_faults
 from tilewright.kernel.nest import (
     ANY_ORDER,
@@ -132,6 +132,18 @@ def _group_buffers(g: Group) -> Iterator[Fault]:
     for name in written:
         if all(b.name != name for b in g.buffers):
             yield Fault(f"stage {name} has no buffer")
+
+
+@check("group", "roles-known")
+def _group_roles(g: Group) -> Iterator[Fault]:
+    """A role is scores, sums or end, once, of a stage that reduces something."""
+    for role, n in Counter(role for role, _ in g.roles).items():
+        if role not in ROLES or n > 1:
+            yield Fault(f"{n} stages are {role}; one each may be {', '.join(ROLES)}")
+    reduces = {s.name for s in g.stages if s.raxes}
+    for role, name in g.roles:
+        if name not in reduces:
+            yield Fault(f"{name} cannot be {role}: it is no stage that reduces something")
 
 
 @check("group", "symbols-bound")

@@ -119,6 +119,7 @@ class Stage:
 
 
 PRECISIONS = ("reassociate", "strict")
+ROLES = ("scores", "sums", "end")
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,13 @@ class Group:
     stages: tuple[Stage, ...]
     # "reassociate": steps may change the order in which floats are accumulated; "strict": none does
     precision: str = "reassociate"
+    # The stages that fusion has made one kernel for, by what they are in it (graph/cluster.py).
+    roles: tuple[tuple[str, str], ...] = ()
+
+    def role(self, what: str) -> Stage | None:
+        """The stage that is this in the kernel, if one is."""
+        found = next((name for role, name in self.roles if role == what), None)
+        return None if found is None else self.stage(found)
 
     def buffer(self, name: str) -> Buffer:
         for b in self.buffers:
@@ -161,9 +169,8 @@ class Group:
         for s in self.stages:
             for e in (*map(extent, s.axes), *map(extent, s.raxes)):
                 out |= D.symbols(e)
-            free = set(s.value.symbols()).union(*(D.symbols(w) for w in s.where))
-            out |= {x for x in free if not x.name.startswith(s.name + ".")}
-        return {x for x in out if "." not in x.name}
+            out |= s.value.symbols().union(*(D.symbols(w) for w in s.where))
+        return out.difference(*((*s.axes, *s.raxes) for s in self.stages))
 
 
 def axis_name(stage: str, k: int, kind: str = "i") -> str:
@@ -253,11 +260,13 @@ def build_group(
     inputs: Sequence[Node],
     outputs: Sequence[Node],
     in_place: Mapping[Node, Node] | None = None,
+    roles: Sequence[tuple[str, Node]] = (),
 ) -> Group:
     """The group of a cluster of primitive nodes (topological order).
 
-    Inputs are a0…, outputs y0…, the rest t0…
+    Inputs are a0…, outputs y0…, the rest t0… A node with a role gives it to its reduction.
     """
+    reductions: dict[Node, str] = {}
     b = GroupBuilder(name)
     names: dict[Node, str] = {}
     for k, n in enumerate(inputs):
@@ -288,8 +297,10 @@ def build_group(
             buf = final.get(t) or b.fresh()
             scope = "out" if buf in wanted.values() else "local"
             place = in_place is not None and any(wanted.get(o) == buf for o in in_place)
+            before = len(b.stages)
             b.tensor(t, buf, local, scope, place)
             local[t] = buf
+            reductions.update((n, st.name) for st in b.stages[before:] if st.raxes)
         for t, res in zip(outs, results, strict=True):
             if res is not None and res not in names:  # an output that is an input or another output
                 buf = wanted.get(res) or b.fresh()
@@ -303,7 +314,8 @@ def build_group(
     # Outputs as they were asked for, whichever of them was computed first.
     asked = {buf: k for k, buf in enumerate(wanted.values())}
     bufs = sorted(b.buffers.values(), key=lambda x: (order.get(x.scope, 2), asked.get(x.name, 0)))
-    return Group(name, tuple(bufs), tuple(done))
+    named = tuple((role, reductions[n]) for role, n in roles if n in reductions)
+    return Group(name, tuple(bufs), tuple(done), roles=named)
 
 
 def copy_group(name: str, t: TensorType) -> Group:

@@ -131,7 +131,10 @@ def _combiners(uses: Iterable[Combine | None]) -> list[str]:
 
 
 def group_text(g: Group) -> str:
-    lines = [_head("group", g.name, g.dim_symbols(), g.precision), *map(_buffer_text, g.buffers)]
+    lines = [_head("group", g.name, g.dim_symbols(), g.precision)]
+    if g.roles:
+        lines.append("  roles " + ", ".join(f"{role} {stage}" for role, stage in g.roles))
+    lines += map(_buffer_text, g.buffers)
     lines += _combiners(s.combine for s in g.stages)
     return "\n".join([*lines, *(f"  {stage_text(s)}" for s in g.stages)]) + "\n"
 
@@ -324,10 +327,22 @@ def _last(text: str, mark: str) -> tuple[str, str] | None:
 def parse_group(text: str) -> Group:
     lines = _Lines.of(text)
     name, scope, _, precision = _read_head("group", lines)
+    roles = _read_roles(lines)
     buffers, scope = _read_buffers(lines, scope)
     own = _read_combiners(lines)
     stages = [_read_stage(number, line, scope, buffers, own) for number, _, line in lines.lines]
-    return Group(name, tuple(buffers), tuple(stages), precision)
+    return Group(name, tuple(buffers), tuple(stages), precision, roles)
+
+
+def _read_roles(lines: _Lines) -> tuple[tuple[str, str], ...]:
+    """`roles scores t1, sums t4`, where the line is there."""
+    if not lines.lines or not lines.lines[0][2].startswith("roles "):
+        return ()
+    number, _, line = lines.lines.pop(0)
+    pairs = [tuple(x.split()) for x in line.removeprefix("roles ").split(",")]
+    if any(len(p) != 2 for p in pairs):
+        raise _fail(number, line, "expected roles ROLE STAGE, ROLE STAGE")
+    return tuple((role, stage) for role, stage in pairs)
 
 
 def _read_stage(

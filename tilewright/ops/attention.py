@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
 from typing import ClassVar
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.node import Node, Op, node, topological
+from tilewright.ir.node import Node, Op, node
 from tilewright.ir.operator import Sample, operator
 from tilewright.ir.positions import may_equal
 from tilewright.ir.types import TensorType, TupleType, bf16, f16, f64, i64
@@ -74,64 +73,20 @@ class _Attention(Op):
 
     def scores(self, q: Node, k: Node, mask: tuple[Node, ...]) -> Node:
         """Scaled and masked, heads apart as in `_apart`; what may not be seen is -inf."""
-        return self.masked(q, k, mask)[0]
-
-    def masked(self, q: Node, k: Node, mask: tuple[Node, ...]) -> tuple[Node, Node | None]:
-        """Scaled and masked, heads apart as in `_apart`; what may not be seen is -inf. And what
-        may be seen, as far as that follows from positions alone."""
         groups = _groups(q.shape, k.shape)
         scores = matmul(_apart(q, groups), transpose(_together(k, groups), -2, -1))
         scores = ew.mul(scores, self.scale)
-        visible: list[Node] = []
         if self.causal:
             rows = reshape(iota(q.shape[-2], dtype=i64), (q.shape[-2], 1))
             columns = iota(k.shape[-2], dtype=i64)
-            visible.append(ew.ge(rows, columns))
-            scores = ew.where(visible[-1], scores, NOTHING)
+            scores = ew.where(ew.ge(rows, columns), scores, NOTHING)
         for m in mask:
-            known, complete = _conditions(m)
             own = _apart(m, groups)
-            if complete:
-                pass
-            elif m.dtype.is_bool:
+            if m.dtype.is_bool:
                 scores = ew.where(own, scores, NOTHING)
             else:
                 scores = ew.add(scores, ew.cast(own, scores.dtype))
-            known = [_apart(c, groups) for c in known]
-            if known:
-                scores = ew.where(reduce(ew.logical_and, known), scores, NOTHING)
-            visible += known
-        return scores, reduce(ew.logical_and, visible) if visible else None
-
-
-# What a condition on positions alone is made of.
-_ARITHMETIC = "add sub mul neg lt le gt ge eq ne bitwise_and bitwise_or bitwise_not logical_and"
-_POSITIONAL = frozenset(
-    f"iota full reshape expand permute logical_or logical_not {_ARITHMETIC}".split()
-)
-
-
-def _conditions(mask: Node) -> tuple[list[Node], bool]:
-    """Conditions on positions alone without which a mask hides an element; do they say it all?"""
-    if mask.op.name == "where" and not mask.dtype.is_bool:
-        shown, hidden = (getattr(x.op, "value", None) for x in mask.inputs[1:])
-        if shown != 0 or hidden != NOTHING:
-            return [], False
-        mask = mask.inputs[0]
-    if not mask.dtype.is_bool:
-        return [], False
-    found: list[Node] = []
-    complete = True
-    stack = [mask]
-    while stack:
-        c = stack.pop()
-        if c.op.name in ("bitwise_and", "logical_and"):
-            stack.extend(c.inputs)
-        elif all(x.op.name in _POSITIONAL for x in topological([c])):
-            found += [] if getattr(c.op, "value", None) is True else [c]
-        else:
-            complete = False
-    return found, complete
+        return scores
 
 
 def _apart(x: Node, groups: int) -> Node:
@@ -172,22 +127,19 @@ def _unrepeated(x: Node) -> Node | None:
     return reshape(base, (*base.shape[:-3], *base.shape[-2:]))
 
 
-def _joined(x: Node, groups: int) -> Node:
+def joined(x: Node, groups: int) -> Node:
     """The inverse of `_apart`."""
     if groups == 1:
         return x
     return reshape(x, (*x.shape[:-4], x.shape[-4] * groups, *x.shape[-2:]))
 
 
-def _weights(scores: Node, visible: Node | None) -> tuple[Node, Node, Node]:
+def _weights(scores: Node) -> tuple[Node, Node, Node]:
     """exp(scores - top), its sum per row, top; rows without anything to see have sum 0, top 0."""
     axis = (scores.rank - 1,)
     top = amax(scores, axis, True)
     top = ew.where(ew.eq(top, NOTHING), 0.0, top)
     e = ew.exp(ew.sub(scores, top))
-    if visible is not None:
-        # Zero whatever the scores are, so that a kernel may leave out what is not seen.
-        e = ew.where(visible, e, 0.0)
     return e, sum(e, axis, True), top
 
 
@@ -266,14 +218,19 @@ class Attention(_Attention):
         return TensorType(q.dtype, self._out(q, k, v))
 
     def compose(self, q: Node, k: Node, v: Node, *mask: Node) -> Node:
+        scores, values, groups = self.rows(q, k, v, *mask)
+        e, total, _ = _weights(scores)
+        # Dividing what was seen, not the weights: one division per row and width.
+        seen = ew.div(matmul(e, values), ew.where(ew.eq(total, 0.0), 1.0, total))
+        return joined(ew.cast(seen, q.dtype), groups)
+
+    def rows(self, q: Node, k: Node, v: Node, *mask: Node) -> tuple[Node, Node, int]:
+        """Masked scores and the values that they weigh, in the accumulator's dtype, and how many
+        heads of queries share one of keys: these are apart, `joined` brings them together."""
         k, v = _once(k, _as_long(v, k))
         groups = _groups(q.shape, k.shape)
         wide_q, wide_k, wide_v = _wide(q, k, v)
-        e, total, _ = _weights(*self.masked(wide_q, wide_k, mask))
-        # Dividing what was seen, not the weights: one division per row and width.
-        seen = matmul(e, _together(wide_v, groups))
-        safe = ew.where(ew.eq(total, 0.0), 1.0, total)
-        return _joined(ew.cast(ew.div(seen, safe), q.dtype), groups)
+        return self.scores(wide_q, wide_k, mask), _together(wide_v, groups), groups
 
     def reference(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *mask: np.ndarray
@@ -305,10 +262,10 @@ class AttentionForward(_Attention):
     def compose(self, q: Node, k: Node, v: Node, *mask: Node) -> tuple[Node, Node]:
         groups = _groups(q.shape, k.shape)
         wide_q, wide_k, wide_v = _wide(q, k, _as_long(v, k))
-        e, total, top = _weights(*self.masked(wide_q, wide_k, mask))
+        e, total, top = _weights(self.scores(wide_q, wide_k, mask))
         safe = ew.where(ew.eq(total, 0.0), 1.0, total)
         seen = matmul(e, _together(wide_v, groups))
-        out = _joined(ew.cast(ew.div(seen, safe), q.dtype), groups)
+        out = joined(ew.cast(ew.div(seen, safe), q.dtype), groups)
         return out, reshape(ew.add(ew.log(total), top), out.shape[:-1])
 
     def reference(
@@ -363,7 +320,7 @@ class AttentionBackward(_Attention):
         g, own_q, inner = (_apart(x, groups) for x in (g, wide_q, inner))
         dp = matmul(g, transpose(_together(wide_v, groups), -2, -1))
         ds = ew.mul(ew.mul(p, ew.sub(dp, inner)), self.scale)
-        dq = _joined(matmul(ds, _together(wide_k, groups)), groups)
+        dq = joined(matmul(ds, _together(wide_k, groups)), groups)
         rows = [_rows(x, groups) for x in (ds, own_q, p, g)]
         dk = matmul(transpose(rows[0], -2, -1), rows[1])
         dv = matmul(transpose(rows[2], -2, -1), rows[3])

@@ -47,7 +47,8 @@ from tilewright.ir.passes import PassRun
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group, copy_group
 from tilewright.kernel.nest import Nest
-from tilewright.kernel.step import Trace, print_trace
+from tilewright.kernel.step import Trace, parse_trace, print_trace
+from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.text import group_text
 from tilewright.llvm.emit import emit_legal
 from tilewright.llvm.entry import (
@@ -377,7 +378,9 @@ class _Builder:
 
     def _waits_for_others(self, k: _Kernel) -> bool:
         """Does it leave all threads but one idle for long?"""
-        return k.work > TOGETHER_SECONDS and "Parallel(" not in k.trace
+        if k.work <= TOGETHER_SECONDS:
+            return False
+        return not any(isinstance(step, Parallel) for step in parse_trace(k.trace))
 
     def _branch(
         self, c: Cluster, where: _Where, symbol: str, k: int, base: Dim
@@ -534,6 +537,7 @@ def _structure(c: Cluster, in_place: Mapping[Node, Node]) -> Hashable:
         tuple(n.ttype for n in c.inputs),
         tuple((n.op, n.type, *(number[x] for x in n.inputs)) for n in c.nodes),
         tuple((number[o], o in in_place) for o in c.outputs),
+        tuple((role, number[n]) for role, n in c.roles),
     )
 
 

@@ -34,12 +34,12 @@ CPU = Pipeline(
     (
         Simplify(),
         BatchNormFold(),
+        KeyBlocks(),  # before: attention is one operator, not what it is written in terms of
         Decompose(),
         EmptyValues(),
         Simplify(),  # again: definitions leave much behind when they are put together
         FoldConstants(),
         LongConcats(),
-        KeyBlocks(),
         ChannelsLast(),
         Reciprocals(),
         Winograd(),

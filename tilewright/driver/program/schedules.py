@@ -62,7 +62,7 @@ def group_of(c: Cluster, p: Plan, numbers: Numbers, outputs: tuple[Node, ...] = 
     """The group of a cluster; `outputs` are those the plan knows, where the cluster has others."""
     known = dict(zip(c.outputs, outputs or c.outputs, strict=True))
     place = {o: p.in_place[k] for o, k in known.items() if k in p.in_place}
-    group = build_group("kernel", c.nodes, c.inputs, c.outputs, place)
+    group = build_group("kernel", c.nodes, c.inputs, c.outputs, place, c.roles)
     group = group if numbers.round_between else widened(group)
     return replace(group, precision=numbers.precision)
 
@@ -162,7 +162,9 @@ def _without_maps(
     outputs = tuple(new.get(o, o) for o in c.outputs)
     used = {x for n in nodes for x in n.inputs}
     inputs = (*stored, *(x for x in c.inputs if x in used))
-    return by_first_use(replace(c, nodes=nodes, inputs=inputs, outputs=outputs)), stored
+    roles = tuple((role, new[n]) for role, n in c.roles)
+    plain = replace(c, nodes=nodes, inputs=inputs, outputs=outputs, roles=roles)
+    return by_first_use(plain), stored
 
 
 def _kernels(

@@ -55,33 +55,15 @@ class _Chain:
 
 def find_chain(g: Group) -> _Chain | None:
     """The two contractions of a chain and what is stored between them, if a group is one."""
-    found = [st for st in g.stages if _multiplies(st)]
-    if len(found) != 2:
+    scores, sums = g.role("scores"), g.role("sums")
+    if scores is None or sums is None:
         return None
-    scores, sums = found
     behind = _depending(g, scores.name)
     between = [x for x in _factors(sums) if x in behind]
-    if len(between) != 1 or sums.name not in behind:
+    if len(between) != 1:
         return None
-    host = _epilogue(g, scores.name, between[0])
-    return _Chain(scores, host, between[0], sums, _end(g, sums))
-
-
-def _end(g: Group, sums: Stage) -> Stage | None:
-    """The reduction that alone reads the sums, over the axis right outside of their rows."""
-    name, shape = sums.name, g.buffer(sums.name).shape
-    while len(found := readers(g, name)) == 1 and len(shape) > 2:
-        (st,) = found
-        plain = [x for x in _loads(st.value) if x.source == name]
-        if len(plain) != 1 or len(st.raxes) > 1:
-            return None
-        order = _parts_first(st) if st.raxes else st.axes
-        if not _same_place(plain[0].index, tuple(map(D.as_int, order)), shape):
-            return None
-        if st.raxes:
-            return st
-        name = st.name
-    return None
+    (weights,) = between
+    return _Chain(scores, _epilogue(g, scores.name, weights), weights, sums, g.role("end"))
 
 
 def _parts_first(st: Stage) -> tuple[Sym, ...]:
@@ -89,14 +71,8 @@ def _parts_first(st: Stage) -> tuple[Sym, ...]:
     return (*st.axes[:-2], *st.raxes, *st.axes[-2:])
 
 
-def _multiplies(st: Stage) -> bool:
-    return bool(st.raxes) and st.combine == "add" and product_operands(st.value) is not None
-
-
 def _factors(st: Stage) -> list[str]:
-    found = product_operands(st.value)
-    assert found is not None
-    return [str(x.source) for x in found]
+    return [str(x.source) for x in product_operands(st.value) or ()]
 
 
 def _depending(g: Group, name: str) -> set[str]:

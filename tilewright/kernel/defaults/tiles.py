@@ -138,10 +138,11 @@ def _side(rows: int, t: Tile) -> int:
 
 
 def columns_across(columns: int, lanes: int, vectors: int) -> int:
-    """Columns of a tile over rows of memory: all of them, or equal parts, so that whole rows are
-    read one after the other."""
-    parts = -(-columns // (lanes * max(1, vectors)))
-    return -(-columns // (parts * lanes)) * lanes
+    """Columns of a tile over rows of memory: all of them, or the largest equal parts of whole
+    vectors, so that whole rows are read one after the other."""
+    most = max(lanes, min(lanes * vectors, -(-columns // lanes) * lanes))
+    fits = [n for n in range(lanes, most + 1, lanes) if columns % n == 0]
+    return fits[-1] if fits else most
 
 
 def fill_tile(s: Scheduler, p: Placed) -> None:

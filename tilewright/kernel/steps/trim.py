@@ -37,8 +37,9 @@ class Trim(Step):
 
     Unless the precision is strict, a zero that a condition has put there stays zero whatever it is
     multiplied with, and -inf stays so whatever is added. The weight of such a score in a softmax is
-    not needed either as long as an iteration is left: a row of which all weights are no numbers
-    has one still. A number near the lowest counts as -inf where each row surely has a greater one.
+    not needed either. Where -inf may be the maximum of a row, an iteration has to be left for that:
+    a row of which all weights are no numbers has one still. A number near the lowest counts as -inf
+    where each row surely has a greater one.
     """
 
     loop: str
@@ -235,8 +236,8 @@ def _numbers(v: Value) -> tuple[object, ...] | None:
 class _Lax:
     """What counts as neutral although some numbers would make it no number."""
 
-    products: bool  # zero times anything
-    weights: bool  # -inf with anything added; the exponential of that, over anything
+    numbers: bool  # zero times anything, -inf with anything added
+    weights: bool  # -inf less a maximum that may be -inf itself; the exponential of it, over a sum
     lowest: bool  # a number near the lowest one, for -inf
     around: frozenset[Sym]  # variables of the loop that is trimmed and of those around it
 
@@ -255,16 +256,16 @@ def _not_neutral(n: Nest, v: Value, neutral: object, lax: _Lax, depth: int) -> I
         return
     if v.name == "cast" and v.args[0].dtype.is_float and v.dtype.is_float:
         yield from _not_neutral(n, v.args[0], neutral, lax, depth)
-    elif v.name == "mul" and neutral == 0 and lax.products:
+    elif v.name == "mul" and neutral == 0 and lax.numbers:
         for x in v.args:
             yield from _not_neutral(n, x, neutral, lax, depth)
     elif v.name == "div" and neutral == 0 and lax.weights:
         yield from _not_neutral(n, v.args[0], neutral, lax, depth)
-    elif v.name == "exp" and neutral == 0 and lax.weights:
+    elif v.name == "exp" and neutral == 0:
         yield from _not_neutral(n, v.args[0], -inf, lax, depth)
-    elif v.name == "sub" and neutral == -inf and lax.weights:
+    elif v.name == "sub" and neutral == -inf and (lax.weights or _finite(v.args[1], lax)):
         yield from _not_neutral(n, v.args[0], -inf, lax, depth)
-    elif v.name == "add" and neutral == -inf and lax.weights:
+    elif v.name == "add" and neutral == -inf and lax.numbers:
         for x in v.args:
             yield from _not_neutral(n, x, -inf, lax, depth)
     elif v.name == "select":
@@ -279,6 +280,25 @@ def _not_neutral(n: Nest, v: Value, neutral: object, lax: _Lax, depth: int) -> I
         elif isinstance(then, Const) and then.value == neutral:
             yield from _holds(condition, False)
             yield from _not_neutral(n, other, neutral, lax, depth)
+
+
+def _finite(v: Value, lax: _Lax) -> bool:
+    """Is it a maximum that is not -inf: `select(x == -inf, 0, x)`?"""
+    if (
+        not lax.numbers
+        or not isinstance(v, Fn)
+        or v.name != "select"
+        or not isinstance(v.args[1], Const)
+    ):
+        return False
+    condition, _, x = v.args
+    return (
+        isinstance(condition, Fn)
+        and condition.name == "eq"
+        and condition.args[0] is x
+        and isinstance(condition.args[1], Const)
+        and condition.args[1].value == -inf
+    )
 
 
 # Less than this is as good as -inf: no sum of scores comes near it.

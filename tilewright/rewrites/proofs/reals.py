@@ -62,7 +62,8 @@ def function(forms: Forms, v: Fn) -> Terms | None:
         return forms.terms(a[0].args[0])
     if v.name == "exp":
         return ONE if not forms.simplified(forms.terms(a[0]), v.dtype) else None
-    parity = SCALARS[v.name].parity
+    known = SCALARS.get(v.name)  # an item of a tuple is no scalar function
+    parity = known.parity if known is not None else ""
     if parity:
         positive = forms.without_sign(a[0])
         if positive is not a[0]:

@@ -1,0 +1,268 @@
+"""Keys in blocks: softmax(scores) values, part by part, put together with running maxima.
+
+Blocks are one more axis of a batch. The softmax of a block and its product with the values are what
+one kernel computes (`graph/chains.py`), and `softmax_parts` puts the blocks together. The axis is
+put in where keys, masks and positions come from, so that a condition on positions still is one.
+Past the last key there is nothing to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilewright import ops
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.node import Node, node
+from tilewright.ir.operator import composition, is_composed
+from tilewright.ir.pattern import Match, Pattern, Rest, Rule, Var, guard, op
+from tilewright.ir.types import TupleType, i64
+from tilewright.ops import elementwise as ew
+from tilewright.ops.attention import Attention, joined
+from tilewright.ops.creation import Full, Iota, full, iota, number
+from tilewright.ops.elementwise import Cast
+from tilewright.ops.linear import Matmul, matmul
+from tilewright.ops.online_softmax import softmax_parts
+from tilewright.ops.reductions import amax, sum
+from tilewright.ops.views import Expand, Reshape, pad, permute, reshape
+from tilewright.rewrites.subject import Maker
+
+ON_REQUEST = True
+NOTHING = float("-inf")
+
+# Keys in a block, for scores [.., rows, keys]. None: all of them are one.
+Size = Callable[[Node], "int | None"]
+
+
+def key_block_rules(size: Size) -> tuple[Rule, ...]:
+    """Attention in blocks of keys, however it is spelled."""
+    q, k, v, x, mask = Var("q"), Var("k"), Var("v"), Var("x"), Rest("mask")
+
+    def attention(m: Match) -> Node | None:
+        found = m.op(0)
+        assert isinstance(found, Attention)
+        scores, values, groups = found.rows(m.q, m.k, m.v, *m.mask)
+        out = _in_blocks(scores, values, size(scores), True)
+        return None if out is None else joined(ew.cast(out, m.root.dtype), groups)
+
+    def product(zeros: bool) -> Callable[[Match], Node | None]:
+        def right(m: Match) -> Node | None:
+            wide = m.x.dtype.accumulator
+            scores, values = ew.cast(m.x, wide), ew.cast(m.v, wide)
+            out = _in_blocks(scores, values, size(scores), zeros)
+            return None if out is None else ew.cast(out, m.root.dtype)
+
+        return right
+
+    def rule(name: str, left: Pattern, zeros: bool, subject: Callable[[Maker], Node]) -> Rule:
+        return Rule(
+            name, left, product(zeros), over_keys, _WHY, "rounding", subject=subject, dtypes="f"
+        )
+
+    softmax = op.softmax(x)
+    safe = op.where(op.any(op.ne(x, NOTHING)), softmax, 0.0)
+    return (
+        Rule(
+            "attention-in-blocks",
+            op.attention(q, k, v, mask),
+            attention,
+            None,
+            _WHY,
+            "rounding",
+            subject=_attention,
+            dtypes="f",
+        ),
+        rule("softmax-product-in-blocks", op.matmul(softmax, v), False, _product),
+        rule("rounded-softmax-product-in-blocks", op.matmul(op.cast(softmax), v), False, _rounded),
+        rule("safe-softmax-product-in-blocks", op.matmul(safe, v), True, _safe),
+    )
+
+
+_WHY = "a reduction that rescales has no normal form"
+
+
+@guard("softmax over the keys, for this product alone")
+def over_keys(m: Match) -> bool:
+    softmax = next(n for n in m.nodes if n.op.name == "softmax")
+    last = softmax.rank - 1
+    axes = [n.op.axes for n in m.nodes if n.op.name == "any"]
+    private = m.uses.get(m.x, 1) <= 1 + len(axes) and all(map(m.used_once, m.nodes[1:]))
+    return (
+        private
+        and last >= 1
+        and m.v.rank >= 2
+        and softmax.op.axis == last
+        and all(a == (last,) for a in axes)
+        and m.root.dtype.is_float
+        and all(n.dtype.is_float for n in m.nodes if n.op.name == "cast")
+    )
+
+
+# ---- what the rules are tried on
+
+
+def _heads(m: Maker) -> tuple[Node, Node, Node]:
+    batch = (m.dim(hi=2), m.dim(hi=2))
+    rows, keys, width, out = (m.dim(lo=k, hi=5) for k in (1, 2, 1, 1))
+    return (
+        m.tensor("q", (*batch, rows, width)),
+        m.tensor("k", (*batch, keys, width)),
+        m.tensor("v", (*batch, keys, out)),
+    )
+
+
+def _attention(m: Maker) -> Node:
+    q, k, v = _heads(m)
+    mask = m.tensor("mask", (*q.shape[:-1], k.shape[-2])) if m.coin() else None
+    return ops.attention(q, k, v, mask, causal=m.coin(), scale=0.5)
+
+
+def _scores(m: Maker) -> tuple[Node, Node]:
+    q, k, v = _heads(m)
+    return ops.matmul(q, ops.transpose(k, -2, -1)), v
+
+
+def _product(m: Maker) -> Node:
+    x, v = _scores(m)
+    return ops.matmul(ops.softmax(x, x.rank - 1), v)
+
+
+def _rounded(m: Maker) -> Node:
+    x, v = _scores(m)
+    return ops.matmul(node(Cast(v.dtype), ops.softmax(x, x.rank - 1)), v)
+
+
+def _safe(m: Maker) -> Node:
+    x, v = _scores(m)
+    some = ops.any(ops.ne(x, NOTHING), (x.rank - 1,), True)
+    return ops.matmul(ops.where(some, ops.softmax(x, x.rank - 1), 0.0), v)
+
+
+# ---- blocks
+
+
+def has_positions(scores: Node) -> bool:
+    """Do scores depend on where they stand?"""
+    stack, seen = [scores], {scores}
+    while stack:
+        x = _opened(stack.pop())
+        if isinstance(x.op, Iota):
+            return True
+        if x.op.elementwise or x.op.view:
+            stack += (y for y in x.inputs if y not in seen)
+            seen.update(x.inputs)
+    return False
+
+
+def _opened(x: Node) -> Node:
+    """An operator that is written in terms of others, as those."""
+    while is_composed(x.op) and not isinstance(x.type, TupleType):
+        (x,) = composition(x)
+    return x
+
+
+def _in_blocks(scores: Node, values: Node, size: int | None, zeros: bool) -> Node | None:
+    """softmax(scores) values; None where there is one block, or no product makes the scores."""
+    if size is None:
+        return None
+    b = _Blocks(scores.shape[-1], size)
+    x = b.along_last(scores)
+    if not b.products:
+        return None
+    if not b.even:
+        x = ew.where(ew.lt(b.positions(), number(b.keys, i64)), x, NOTHING)
+    axis = (x.rank - 1,)
+    top = amax(x, axis, True)
+    e = ew.exp(ew.sub(x, ew.where(ew.eq(top, NOTHING), 0.0, top)))
+    weighted = matmul(e, b.along_rows(values))
+    if not all(map(D.known_eq, weighted.shape[:-1], top.shape[:-1])):
+        return None
+    return softmax_parts(top, sum(e, axis, True), weighted, zeros)
+
+
+class _Blocks:
+    """Values over keys as values over blocks: [.., rows, keys] -> [.., blocks, rows, block], and 1
+    where an axis has one element for all of them."""
+
+    def __init__(self, keys: Dim, size: int) -> None:
+        self.keys, self.size = keys, size
+        self.count = D.ceildiv(keys, size)
+        self.even = D.known_eq(self.count * size, keys)
+        self.known: dict[Node, Node] = {}
+        self.products = 0  # that were taken apart
+
+    def positions(self) -> Node:
+        return self._in_blocks(iota(self.count * self.size, dtype=i64))
+
+    def _in_blocks(self, x: Node) -> Node:
+        return reshape(x, (self.count, 1, self.size))
+
+    def along_last(self, x: Node) -> Node:
+        if x not in self.known:
+            self.known[x] = self._along_last(x)
+        return self.known[x]
+
+    def _along_last(self, x: Node) -> Node:
+        if x.rank == 0 or (x.rank == 1 and x.shape[0] == 1):
+            return x
+        if x.shape[-1] == 1:
+            return self._each(x)
+        op = (x := _opened(x)).op
+        if op.elementwise:
+            return node(op, *map(self.along_last, x.inputs))
+        if isinstance(op, Full):
+            return full((), op.value, op.dtype)
+        if isinstance(op, Iota):
+            return self._in_blocks(iota(self.count * self.size, op.start, op.step, op.dtype))
+        if isinstance(op, Matmul):
+            self.products += 1
+            rows, columns = x.inputs
+            return matmul(self._each(rows), self._stored(columns))
+        if op.view and x.inputs[0].rank and D.known_eq(x.inputs[0].shape[-1], x.shape[-1]):
+            seen = self._through(x)
+            if seen is not None:
+                return seen
+        return self._stored(x)
+
+    def _through(self, x: Node) -> Node | None:
+        """What a view shows, where it leaves keys alone; broadcasting does the rest."""
+        (y,) = x.inputs
+        if isinstance(x.op, Expand):
+            return self.along_last(y)
+        if not isinstance(x.op, Reshape):
+            return None
+        if y.rank == 1:
+            return self.along_last(y)
+        if x.rank == 1 or not D.known_eq(y.shape[-2], x.shape[-2]):
+            return None
+        inner = self.along_last(y)
+        whole = (*y.shape[:-2], self.count, y.shape[-2], self.size)
+        if len(whole) != inner.rank or not all(map(D.known_eq, whole, inner.shape)):
+            return None
+        return reshape(inner, (*x.shape[:-2], *inner.shape[-3:]))
+
+    def _each(self, x: Node) -> Node:
+        """The same for all blocks."""
+        return reshape(x, (*x.shape[:-2], 1, *x.shape[-2:]))
+
+    def _stored(self, x: Node) -> Node:
+        """What is taken as it is: the last axis cut into blocks, each with all rows."""
+        if x.rank == 1:
+            return self._in_blocks(self._filled(x, 0))
+        x = self._filled(x, x.rank - 1)
+        x = reshape(x, (*x.shape[:-1], self.count, self.size))
+        return permute(x, (*range(x.rank - 3), x.rank - 2, x.rank - 3, x.rank - 1))
+
+    def along_rows(self, x: Node) -> Node:
+        """[.., keys, width] -> [.., blocks, block, width]"""
+        x = self._filled(x, x.rank - 2)
+        return reshape(x, (*x.shape[:-2], self.count, self.size, x.shape[-1]))
+
+    def _filled(self, x: Node, axis: int) -> Node:
+        if self.even:
+            return x
+        more = [self.count * self.size - self.keys if k == axis else 0 for k in range(x.rank)]
+        return pad(x, (0,) * x.rank, more, False if x.dtype.is_bool else 0)
+
+
+RULES = key_block_rules(lambda scores: 2)
