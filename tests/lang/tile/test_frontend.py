@@ -111,6 +111,19 @@ def test_what_nobody_uses_is_not_translated():
     assert text.count("load") == 2  # neither the first `a` nor the one carried around is kept
 
 
+def test_equal_operations_in_different_branches_all_stay():
+    @function
+    def kernel(out, n):
+        for k in tl.static_range(3):
+            if n > k:
+                tl.store(out + 1, n)
+
+    k = run(kernel, out=np.zeros(2, np.int32), n=2)
+    branches = [o for o in k.body.operations if o.name == "if"]
+    stores = [o for b in branches for o in walk(b.blocks[0]) if o.name == "store"]
+    assert len(branches) == len(stores) == 3 and stores[0].place == stores[1].place
+
+
 # ---- constants
 
 
