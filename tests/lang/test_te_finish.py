@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tests.generators import checked
 from tests.kernel.fuzz import Judge
 from tests.kernel.random_groups import sample
 from tests.kernel.random_steps import random_step
+from tests.seeds import drawn
 from tilewright import te
 from tilewright.kernel.nest import Loop, Store, start, walk
 from tilewright.kernel.simt import run
@@ -192,8 +194,7 @@ def test_threads_start_their_own_sums(ragged: bool) -> None:
     np.testing.assert_array_equal(run(s.nest, {"A": x, "B": y})["C"], x @ y)
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_random_schedules_are_finished_without_changing_them(seed: int) -> None:
+def check_seed(seed: int) -> None:
     s, rng = sample(seed), random.Random(seed)
     nest, trace = start(s.group), []
     while len(trace) < 6 and rng.random() < 0.95:
@@ -206,3 +207,11 @@ def test_random_schedules_are_finished_without_changing_them(seed: int) -> None:
     full, last = finish(s.group, trace, nest)
     assert parse_trace(print_trace(full)) == full and apply(start(s.group), full) == last
     Judge(s.group, list(s.dims), seed).nest(last)
+
+
+@pytest.mark.parametrize("seed", drawn(range(24), quick=8))
+def test_random_schedules_are_finished_without_changing_them(seed: int) -> None:
+    check_seed(seed)
+
+
+GENERATOR = checked("finish", check_seed)

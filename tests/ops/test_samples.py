@@ -38,7 +38,7 @@ def run_interpreter(cases: Sequence[Case]) -> list[list[np.ndarray]]:
 
 def run_native(cases: Sequence[Case]) -> list[list[np.ndarray]]:
     """The compiled CPU path, all cases as one program; bfloat16 travels as its upper 16 bits."""
-    driver = importlib.import_module("tilewright.driver.program.compile")
+    driver = importlib.import_module("tilewright.driver.program.programs")
     inputs: list[Node] = []
     outputs: list[Node] = []
     memory: list[np.ndarray] = []

@@ -14,6 +14,7 @@ import pytest
 
 from tests.driver.random_programs import check_seed
 from tests.driver.running import call, run_graph
+from tests.seeds import drawn
 from tilewright import ops
 from tilewright.base.events import Log
 from tilewright.driver.program.options import Options
@@ -194,7 +195,7 @@ def test_an_unwritable_cache_is_no_obstacle(tmp_path, monkeypatch: pytest.Monkey
     np.testing.assert_allclose(got, np.tanh(v), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", drawn(range(20), quick=7))
 def test_random_graphs(seed: int) -> None:
     check_seed(seed)
 

@@ -21,6 +21,7 @@ from torch import nn
 import tilewright as tw
 from tests.driver.random_programs import check_seed
 from tests.driver.taken_core import slowdown
+from tests.seeds import drawn
 from tilewright import ops, targets
 from tilewright.base import knobs, machine
 from tilewright.driver.looking.graph_run import judge, random_inputs, run_arrays
@@ -164,7 +165,7 @@ def test_kernels_on_one_thread_run_beside_each_other(monkeypatch: pytest.MonkeyP
             np.testing.assert_allclose(ours, exact, rtol=1e-2)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", drawn(range(12), quick=5))
 def test_whatever_does_not_meet_may_run_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling._Builder, "_waits_for_others", lambda self, k: True)
     pool.set_threads(3)

@@ -12,6 +12,8 @@ import torch
 
 import tilewright as tw
 import tilewright.language as tl
+from tests.generators import checked
+from tests.seeds import drawn
 from tilewright.base import knobs
 from tilewright.base.errors import Invalid
 from tilewright.driver.tile import overlap as tile_overlap
@@ -346,8 +348,7 @@ def defined(source: str, seed: int):
     return SimpleNamespace(fn=scope["random_overlap"])
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_random_kernels_over_views_of_one_storage(seed):
+def check_seed(seed: int) -> None:
     rng = random.Random(seed)
     source = random_kernel(rng)
     f = defined(source, seed)
@@ -361,6 +362,14 @@ def test_random_kernels_over_views_of_one_storage(seed):
     native, stepped = natively_and_stepwise(f, arguments, BLOCK)
     wrong = np.flatnonzero(np.asarray(native) != np.asarray(stepped))
     assert not len(wrong), f"seed {seed}, offsets {offsets}, element {wrong[0]}:\n{source}"
+
+
+@pytest.mark.parametrize("seed", drawn(range(40), quick=14))
+def test_random_kernels_over_views_of_one_storage(seed: int) -> None:
+    check_seed(seed)
+
+
+GENERATOR = checked("overlap", check_seed)
 
 
 def test_arrays_come_to_the_kernel_of_an_empty_tensor() -> None:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import tilewright.language as tl
+from tests.generators import checked
 from tests.lang.tile.kernels import run
+from tests.seeds import drawn
 from tilewright.lang.tile.front.functions import function
 
 VARIABLES = "abcd"
@@ -127,8 +129,7 @@ def helper(x, y):
     return (x + 2 * y) % 97
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_random_programs(seed):
+def check_seed(seed: int) -> None:
     source = program(seed)
     name = f"<random program {seed}>"
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
@@ -148,3 +149,11 @@ def test_random_programs(seed):
         out = np.zeros(2, np.int32)
         run(kernel, x=inputs, out=out)
         assert out.tolist() == plain(source, inputs.tolist()), f"seed {seed}\n{source}"
+
+
+@pytest.mark.parametrize("seed", drawn(range(30), quick=10))
+def test_random_programs(seed: int) -> None:
+    check_seed(seed)
+
+
+GENERATOR = checked("control", check_seed)
