@@ -570,7 +570,7 @@ class Rewriter:
             out = load(x.source, tuple(map(self._dim, x.index)), x.dtype)
             return out if self.on_load is None else self.on_load(out)
         if isinstance(x, Index):
-            return index(self._dim(x.dim))
+            return cast(index(self._dim(x.dim)), i64)  # what is read may be narrower
         if isinstance(x, Fn):
             return with_args(x, tuple(map(self._new, x.args)))
         if isinstance(x, Reduce):

@@ -52,8 +52,9 @@ UNROLLED: Mark = ("unrolled", "")  # lane loops too, where the extent is no cons
 
 
 # Pragmas of legal nests (kernel/legal/). lanes: how many a lane loop has, if its extent is no
-# constant. interleave: the stores of an unrolled loop fill the places between lanes.
-LANES, INTERLEAVE = "lanes", "interleave"
+# constant. interleave: the stores of an unrolled loop fill the places between lanes. masked: lanes
+# may choose differently.
+LANES, INTERLEAVE, MASKED = "lanes", "interleave", "masked"
 
 
 class Block:

@@ -1,8 +1,7 @@
 """Statements that choose, wait for others or tell: If, While, Atomic, Report.
 
-Inside lanes a condition that is the same for all of them is a branch; one that differs is a mask,
-with a branch to the unmasked code where all lanes fulfil it. Atomics and reports are done for one
-lane after the other.
+Inside lanes a condition that is the same for all of them is a branch; one that differs is a mask.
+Atomics and reports are done for one lane after the other.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from tilewright.base.errors import Unsupported
 from tilewright.ir.expr import Const, Value
 from tilewright.ir.types import DType, f32, f64
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.legal.masks import is_likely
 from tilewright.kernel.nest import Atomic, If, Report, Stmt, While
 from tilewright.llvm.masked import Masked
 from tilewright.llvm.scalars import memory_type, register_type
@@ -86,35 +86,16 @@ class Branches(Masked):
         other = (lambda: self.block(s.other)) if s.other else None
         if not self.is_vector(condition):
             bit = self.value(condition)
-            self.branch(bit, lambda: self.block(s.then), other)
+            self.branch(bit, lambda: self.block(s.then), other, likely=is_likely(s))
             return
         assert self.lane is not None
         lane, w = self.lane
         before = self.under
-
-        def masked() -> None:
-            lanes = self.lanes_of(condition)
-            rest = self._not(lanes, w) if s.other else lanes
-            for body, chosen, holds in ((s.then, lanes, True), (s.other, rest, False)):
-                test = Test(condition, holds, chosen, lane, w, self.depth)
-                with self._testing((*before, test)):
-                    self.block(body)
-
-        if before:
-            masked()
-            return
-
-        def not_whole() -> None:
-            with self._testing((Test(condition, True),)):
-                none = self.nowhere(w)
-            if none is None:
-                masked()
-            else:
-                self.branch(none, lambda: self.block(s.other), masked)
-
-        with self._testing((Test(condition, True),)):
-            whole = self.everywhere(w)
-        self.branch(whole, lambda: self.block(s.then), not_whole, likely=True)
+        lanes = self.lanes_of(condition)
+        rest = self._not(lanes, w) if s.other else lanes
+        for body, chosen, holds in ((s.then, lanes, True), (s.other, rest, False)):
+            with self._testing((*before, Test(condition, holds, chosen, lane, w))):
+                self.block(body)
 
     def _while(self, s: While) -> None:
         if self.lane is not None:

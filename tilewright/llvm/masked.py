@@ -2,9 +2,8 @@
 
 Of a pointer nothing but the address is known, so no address can be kept inside a buffer as it is
 for other arguments. What is read under a `select`, or written under an `If`, is read and written
-under a branch (one value) or a mask (lanes). Where all lanes are chosen, which is nearly always, it
-is one plain vector: a branch asks for that first. The next one asks whether none is, as it is for
-all vectors beyond the end of a row in a tile that is longer.
+under a branch (one value) or a mask (lanes). Where lanes may all choose alike the nest has versions
+without a mask (kernel/legal/masks.py).
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from contextlib import contextmanager
 from functools import partial
 
 from tilewright.ir import dim as D
-from tilewright.ir.conditions import parts_of
 from tilewright.ir.dim import Data, Dim, Quo, Sym
-from tilewright.ir.expr import Fn, Index, Load, Value
+from tilewright.ir.expr import Fn, Value
 from tilewright.kernel.dependence import split_terms
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Store
@@ -26,7 +24,6 @@ from tilewright.llvm.writer import Test
 
 
 class Masked(Values):
-    edge = False  # some lane is known not to be chosen: there is no point in asking again
     masks = True  # the machine has masked accesses
     keeping = ""  # how functions are called that leave most vector registers alone
 
@@ -45,12 +42,6 @@ class Masked(Values):
         saved, self.under = self.under, ()
         yield
         self.under = saved
-
-    @contextmanager
-    def _at_the_edge(self) -> Iterator[None]:
-        saved, self.edge = self.edge, True
-        yield
-        self.edge = saved
 
     def _not(self, x: str, w: int) -> str:
         return self.put(f"xor {vector('i1', w)} {x}, {self.arith.splat_literal('true', 'i1', w)}")
@@ -99,57 +90,6 @@ class Masked(Values):
         self.arith.declares.add(f"declare i1 {name}(<{w} x i1>)")
         return self.put(f"call i1 {name}(<{w} x i1> {mask})")
 
-    def everywhere(self, w: int) -> str:
-        """Are all conditions in force fulfilled in all lanes?"""
-        bits: list[str] = []
-        masks: list[str] = []
-        for t in self._every():
-            if not self._varies(t):
-                bits.append(self._one(t))
-            elif t.lanes is None and self._steady(t.condition, t.holds):
-                bits += (self._with_lane(k, partial(self._one, t)) for k in (0, w - 1))
-            else:
-                masks.append(self._each(t, w))
-        if masks:
-            bits.append(self.across("and", self._and(masks, w), w))
-        return self._and(bits, 1)
-
-    def nowhere(self, w: int) -> str | None:
-        """Is some condition in force fulfilled in no lane? None where asking costs as much as a
-        mask."""
-        bits: list[str] = []
-        for t in self._every():
-            if t.lanes is not None:
-                continue
-            for part in parts_of(t.condition, "and" if t.holds else "or"):
-                own = Test(part, t.holds)
-                if not self._varies(own):
-                    bits.append(self._not(self._one(own), 1))
-                elif self._is_steady(part):
-                    ends = (self._with_lane(k, partial(self._one, own)) for k in (0, w - 1))
-                    bits.append(self._and([self._not(x, 1) for x in ends], 1))
-        if not bits:
-            return None
-        total = bits[0]
-        for x in bits[1:]:
-            total = self.put(f"or i1 {total}, {x}")
-        return total
-
-    def _steady(self, condition: Value, holds: bool) -> bool:
-        """Is it so for all lanes if it is for the first and the last?"""
-        return all(map(self._is_steady, parts_of(condition, "and" if holds else "or")))
-
-    def _is_steady(self, part: Value) -> bool:
-        """Does a comparison change no more than once along the lanes?"""
-        return (
-            isinstance(part, Fn)
-            and part.name in ("lt", "le", "gt", "ge")
-            and all(not self.is_vector(x) or self._affine(x) for x in part.args)
-        )
-
-    def _affine(self, x: Value) -> bool:
-        return isinstance(x, Index) and self._terms(x.dim)[2] is not None
-
     # ---- reading
 
     def choose(self, v: Fn, condition: Value, w: int, guarded: bool) -> str:
@@ -160,33 +100,12 @@ class Masked(Values):
             c = self.value(condition, guarded)
             return self._either(c, t, *(partial(self._settled_arm, x, w) for x in v.args[1:]))
 
-        def each() -> str:
-            c = self.lanes_of(condition, guarded) if w > 1 else self.value(condition, guarded)
-            arms: list[str] = []
-            for tests, x in ((yes, v.args[1]), (no, v.args[2])):
-                with self._testing(tests):
-                    arms.append(self._arm(x, w))
-            return self.arith.apply("select", v.dtype, w, [c, *arms])
-
-        def at_the_edge() -> str:
-            with self._at_the_edge():
-                return each()
-
-        settled = self.edge or any(x.lanes for x in self.under)
-        simple = self._is_read(v.args[1]) and not self.reads_pointers(v.args[2])
-        if w == 1 or settled or not simple:
-            return each()
-
-        def not_whole() -> str:
-            with self._testing(yes):
-                none = self.nowhere(w)
-            if none is None:
-                return at_the_edge()
-            return self._either(none, t, partial(self._settled_arm, v.args[2], w), at_the_edge)
-
-        with self._testing(yes):
-            whole = self.everywhere(w)
-        return self._either(whole, t, partial(self._settled_arm, v.args[1], w), not_whole)
+        c = self.lanes_of(condition, guarded) if w > 1 else self.value(condition, guarded)
+        arms: list[str] = []
+        for tests, x in ((yes, v.args[1]), (no, v.args[2])):
+            with self._testing(tests):
+                arms.append(self._arm(x, w))
+        return self.arith.apply("select", v.dtype, w, [c, *arms])
 
     def _arm(self, v: Value, w: int) -> str:
         return self.lanes_of(v, True) if w > 1 else self.value(v, True)
@@ -194,12 +113,6 @@ class Masked(Values):
     def _settled_arm(self, v: Value, w: int) -> str:
         with self._settled_by_branch():
             return self._arm(v, w)
-
-    @staticmethod
-    def _is_read(v: Value) -> bool:
-        while isinstance(v, Fn) and v.name == "cast":
-            v = v.args[0]
-        return isinstance(v, Load)
 
     def load_through(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
         """What is behind a pointer, where the conditions in force hold; zeros elsewhere."""
@@ -219,15 +132,7 @@ class Masked(Values):
         lanes = self.lane[1]
         if w == 1:
             return self._either(self.across("or", self.mask(lanes), lanes), t, plain, zero)
-        if self.edge or any(x.lanes for x in self.under):
-            return self._load_masked(b, index, w)
-
-        def not_whole() -> str:
-            none = self.nowhere(w)
-            masked = partial(self._load_masked, b, index, w)
-            return masked() if none is None else self._either(none, t, zero, masked)
-
-        return self._either(self.everywhere(w), t, plain, not_whole)
+        return self._load_masked(b, index, w)
 
     def _load_masked(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
         m = self.mask(w)

@@ -1,4 +1,11 @@
-"""Bodies of instructions that add products to a tile, for targets to declare on their vectors."""
+"""Bodies of instructions that add products to a tile, for targets to declare on their vectors.
+
+Each is a whole micro-kernel: a tile of sums in registers while k runs. Unrolled loops around an
+instruction that multiplies one vector would say the same, but an instruction is called by addresses
+and loads its own operands: for each k a tile of R rows and C vectors would load 2*R*C times instead
+of R + C, since the short LLVM pipeline has no pass that finds equal loads. Here they are written in
+the order of their use, with the lines that are asked for ahead between them.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,6 @@ class Test:
     lanes: str | None = None
     lane: Sym | None = None  # the variable of those lanes
     width: int = 1  # how many they are
-    level: int = 0  # where the vector is known
 
 
 class _Moving:

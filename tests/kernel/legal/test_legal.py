@@ -13,6 +13,7 @@ from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.kernel.check import verify
+from tilewright.kernel.group import Buffer
 from tilewright.kernel.interpret import RunError, run
 from tilewright.kernel.legal import REWRITINGS, check_legal, legalise
 from tilewright.kernel.nest import Nest
@@ -280,17 +281,121 @@ nest k
     y: y[${h1[]}+i] = x[i]
 """,
     ),
+    # Behind a pointer only what is chosen is read: whole vectors, none, or with a mask.
+    "masks": (
+        """
+nest k where n: 0..
+  in p: *f32
+  out y: f32[8]
+  lane j in 8:
+    y: y[j] = select(#(j) < #(n), p[j], 0.0) * 2.0
+""",
+        """
+nest k where n: 0..
+  in p: *f32
+  out y: f32[8]
+  register m0: f32[8]
+  alloc m0
+  if 0 < #(n) & 7 < #(n):
+    lane j in 8:
+      m0: m0[j] = p[j]
+  else:
+    if 0 >= #(n) & 7 >= #(n):
+      lane j in 8:
+        m0: m0[j] = 0.0
+    else:
+      lane j in 8 pragma masked 1:
+        m0: m0[j] = select(#(j) < #(n), p[j], 0.0)
+  lane j in 8:
+    y: y[j] = m0[j] * 2.0
+""",
+    ),
+    # A condition that may change more than once is asked of every lane, once for all of them.
+    "masks every": (
+        """
+nest k
+  in p: *f32
+  in c: bool[8]
+  out y: f32[8]
+  out q: *f32
+  lane j in 8:
+    y: y[j] = 1.0
+    if c[j]:
+      q: q[j] = 2.0
+    else:
+      y: y[j] = p[j]
+""",
+        """
+nest k
+  in p: *f32
+  in c: bool[8]
+  out y: f32[8]
+  out q: *f32
+  register m0: bool[]
+  lane j in 8:
+    y: y[j] = 1.0
+  alloc m0
+  m0: m0[] = true
+  lane j in 8:
+    m0: m0[] and= c[j]
+  if m0[]:
+    lane j in 8:
+      q: q[j] = 2.0
+  else:
+    lane j in 8 pragma masked 1:
+      if c[j]:
+        q: q[j] = 2.0
+      else:
+        y: y[j] = p[j]
+""",
+    ),
+    # Stores that are one have all that they read before them.
+    "masks interleaved": (
+        """
+nest k where n: 0..
+  in p: *f32
+  out y: f32[4,2]
+  lane i in 4:
+    unroll k in 2 pragma interleave 1:
+      y: y[i,k] = select(#(i+4*k) < #(n), p[4*k+i], 0.0)
+""",
+        """
+nest k where n: 0..
+  in p: *f32
+  out y: f32[4,2]
+  register m0: f32[2,4]
+  alloc m0
+  unroll k in 2:
+    if #(4*k) < #(n) & #(4*k+3) < #(n):
+      lane i in 4:
+        m0: m0[k,i] = p[i+4*k]
+    else:
+      if #(4*k) >= #(n) & #(4*k+3) >= #(n):
+        lane i in 4:
+          m0: m0[k,i] = 0.0
+      else:
+        lane i in 4 pragma masked 1:
+          m0: m0[k,i] = select(#(i+4*k) < #(n), p[i+4*k], 0.0)
+  lane i in 4:
+    unroll k in 2 pragma interleave 1:
+      y: y[i,k] = m0[k,i]
+""",
+    ),
 }
+
+
+def _shape(b: Buffer, sizes: dict[str, int]) -> tuple[int, ...]:
+    """Behind a pointer there is as much as the cases need where their conditions hold."""
+    return (8,) if b.pointer else tuple(int(D.evaluate(d, sizes)) for d in b.shape)
 
 
 def given(n: Nest, sizes: dict[str, int]) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     inputs = [b for b in n.buffers if b.scope == "in"]
-    shapes = {b: tuple(int(D.evaluate(d, sizes)) for d in b.shape) for b in inputs}
+    shapes = {b: _shape(b, sizes) for b in inputs}
     made = {b.name: rng.integers(0, 4, s).astype(b.dtype.numpy) for b, s in shapes.items()}
     outputs = [b for b in n.buffers if b.scope == "out"]
-    zero = {b.name: tuple(int(D.evaluate(d, sizes)) for d in b.shape) for b in outputs}
-    return made | {k: np.zeros(s, np.float32) for k, s in zero.items()}
+    return made | {b.name: np.zeros(_shape(b, sizes), np.float32) for b in outputs}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -299,6 +404,7 @@ def test_what_a_rewriting_makes(name: str) -> None:
     n = parse_nest(before)
     made = REWRITINGS[name.split()[0]](n, TARGET)
     assert nest_text(made) == after.lstrip()
+    assert REWRITINGS[name.split()[0]](made, TARGET) == made
     sizes = {s.name: 5 for s in n.dims}
     want, got = (run(x, given(n, sizes), sizes) for x in (n, made))
     for k in want:

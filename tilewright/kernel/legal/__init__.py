@@ -15,6 +15,7 @@ from tilewright.ir.target import Target
 from tilewright.kernel.legal.hoist import hoist_reads, unset
 from tilewright.kernel.legal.interleave import interleave_stores, scattered
 from tilewright.kernel.legal.lanes import ragged, whole_vectors
+from tilewright.kernel.legal.masks import version_masks
 from tilewright.kernel.legal.memory import misplaced, place_buffers
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.untuple import untuple
@@ -28,6 +29,7 @@ REWRITINGS: dict[str, Rewriting] = {
     "lanes": whole_vectors,
     "interleave": interleave_stores,
     "hoist": hoist_reads,
+    "masks": version_masks,
 }
 # What an emitter relies on; nests edited by hand are judged.
 JUDGES: tuple[Judge, ...] = (misplaced, ragged, scattered, unset)

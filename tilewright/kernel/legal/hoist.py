@@ -118,7 +118,7 @@ class _Hoister:
             if not isinstance(s, (Loop, If, While)) or (isinstance(s, Loop) and s.kind == "tensor"):
                 out.append(s)
                 continue
-            if here and _repeats(s):
+            if here and not isinstance(s, If) and _repeats(s):
                 lets = _Loop(self, s).lets()
                 out += (x for y in lets for x in y.statements())
                 s = _with_lets(s, lets)
