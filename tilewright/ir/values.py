@@ -351,8 +351,24 @@ def _fn(name: str, args: tuple[Value, ...], dtype: DType) -> Value:
     folded = _fold(name, args, dtype)
     if folded is not None:
         return folded
-    return _intern(Fn, (name, args, dtype), name=name, _args=args, dtype=dtype)
+    key = (Fn, name, args, dtype)
+    found = _values.get(key)
+    if found is None:  # as `_intern` does, for what most values are
+        made = object.__new__(Fn)
+        made._label, made.name, made._args, made.dtype = None, name, args, dtype
+        if len(args) == 1:
+            (x,) = args
+            made._syms, made.sources, made.depth = x._syms, x.sources, x.depth + 1
+        else:
+            made._syms = _union([x._syms for x in args])
+            made.sources = _union([x.sources for x in args])
+            made.depth = 1 + max([x.depth for x in args]) if args else 0
+        found = _values.add(key, made)
+    return found
 
+
+# Functions that give one of their arguments, or a part of one.
+_CHOOSING = frozenset(("item", "select"))
 
 _INDEX_OPS: dict[str, Callable[[Dim, Dim], Dim]] = {
     "add": lambda a, b: a + b,
@@ -382,6 +398,8 @@ def _is_short_product(x: Dim, y: Dim) -> bool:
 
 def _fold(name: str, args: tuple[Value, ...], dtype: DType) -> Value | None:
     """What index arithmetic and proofs about bounds decide. Float algebra is for proved rules."""
+    if dtype.is_float and name not in _CHOOSING:
+        return None
     if name == "item" and isinstance(args[0], Fn) and args[0].name == "tuple":
         assert isinstance(args[1], Const)
         return args[0].args[int(args[1].value)]
@@ -393,7 +411,7 @@ def _fold(name: str, args: tuple[Value, ...], dtype: DType) -> Value | None:
         for a, b in (args, args[::-1]):
             if isinstance(a, Const):
                 return (b if a.value else a) if name == "and" else (a if a.value else b)
-    if len(args) == 2 and all(isinstance(a, (Index, Const)) and a.dtype is i64 for a in args):
+    if len(args) == 2 and all([isinstance(a, (Index, Const)) and a.dtype is i64 for a in args]):
         x, y = (a.as_dim() for a in args)
         if name == "mul" and not _is_short_product(x, y):
             return None
@@ -517,11 +535,23 @@ class Rewriter:
         self._memo.update(table)
 
     def __call__(self, v: Value) -> Value:
-        if self._settled(v):
-            return self._new(v)
-        memo = self._memo
-        for x in operands_first(v, self._operands, memo):
-            memo[x] = self._one(x)
+        # As `operands_first` goes, written out: this is where most of scheduling's time goes.
+        memo, settled, stack = self._memo, self._settled, [v]
+        while stack:
+            x = stack[-1]
+            if x in memo:
+                stack.pop()
+                continue
+            if settled(x):
+                memo[x] = x
+                continue
+            below = self._operands(x) if isinstance(x, Reduce) else x.operands()
+            missing = [y for y in below if y not in memo]
+            if missing:
+                missing.reverse()
+                stack += missing
+            else:
+                memo[stack.pop()] = self._one(x)
         return memo[v]
 
     def dim(self, x: Dim) -> Dim:
@@ -553,16 +583,14 @@ class Rewriter:
             return False
         return x._syms.isdisjoint(self.table)
 
-    def _operands(self, x: Value) -> Iterable[Value]:
-        found: Iterable[Value] = x.operands()
-        if isinstance(x, Reduce):
-            sizes = [d for a in x.axes for d in D.data_values(extent(a))]
-            if x not in self._rebound and all(map(self._settled, sizes)):
-                axes = tuple(_rebound(a, self._dim) for a in x.axes)
-                changed = {a: D.as_int(b) for a, b in zip(x.axes, axes, strict=True) if a is not b}
-                self._rebound[x] = axes, x.body.substitute(changed) if changed else x.body
-            found = (self._rebound[x][1],) if x in self._rebound else sizes
-        return [y for y in found if not self._settled(y)]
+    def _operands(self, x: Reduce) -> Iterable[Value]:
+        """What has to be known of a reduction: the sizes of its axes, then its body."""
+        sizes = [d for a in x.axes for d in D.data_values(extent(a))]
+        if x not in self._rebound and all(map(self._settled, sizes)):
+            axes = tuple(_rebound(a, self._dim) for a in x.axes)
+            changed = {a: D.as_int(b) for a, b in zip(x.axes, axes, strict=True) if a is not b}
+            self._rebound[x] = axes, x.body.substitute(changed) if changed else x.body
+        return (self._rebound[x][1],) if x in self._rebound else sizes
 
     def _one(self, x: Value) -> Value:
         """What becomes of a value, once that is known of its operands."""
