@@ -25,7 +25,6 @@ from tilewright.ir.scalar import SCALARS
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.fragments import (
     WARP,
-    WARP_GROUP,
     lane_function,
     parse_fragment,
     placed,
@@ -87,6 +86,7 @@ class Intrinsic:
     # gives, as functions of `lane`, by axis. Their `maps` are not asked for.
     fragments: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    warps: int = 1  # so many of a block do it together, along thread.z
     # Operands that lie in shared memory, swizzled so, from a multiple of its period on.
     tiles: Mapping[str, Swizzled] = field(default_factory=dict)
     product: Product | None = None  # what default schedules know of it, if they may use it
@@ -96,10 +96,9 @@ class Intrinsic:
 
     @property
     def team(self) -> Mapping[str, int]:
-        """The threads that do it together, by axis: none, a warp or a group of four."""
-        if not self.fragments:
-            return {}
-        return WARP_GROUP if any("thread.z" in f for f in self.fragments.values()) else WARP
+        """The threads that do it together, by axis."""
+        several = {"thread.z": self.warps} if self.warps > 1 else {}
+        return {**WARP, **several} if self.fragments else {}
 
     @cached_property
     def group(self) -> Group:
