@@ -432,15 +432,16 @@ def _placed(
             return Mismatch(f"{what}, {buffer} has {along[axis]} along {x.name}", 3)
     base = D.substitute(linear, dict.fromkeys(inside, 0))
     if operand in i.tiles and not multiple(base, i.tiles[operand].period):
-        at = f"multiples of {i.tiles[operand].period} elements"
-        return Mismatch(f"{operand} of {i.name} begins at {at}, {buffer} is read from {base} on", 3)
+        whole = f"multiples of {i.tiles[operand].period} elements"
+        what = f"{operand} of {i.name} begins at {whole}"
+        return Mismatch(f"{what}, {buffer} is read from {base} on", 3)
     free = [s for s, fixed in zip(strides, i.maps[operand], strict=True) if fixed is None]
     at: tuple[Dim, ...] = ()
     if operand in i.addresses:
         at = _given_address(i, operand, index, pairs)
         row = ROW_BYTES // n.buffer(buffer).dtype.bytes
-        whole = swizzle is None or swizzle.block % row == 0
-        if not whole or not multiple(linear_index(n.buffer(buffer), at), row):
+        together = swizzle is None or swizzle.block % row == 0
+        if not together or not multiple(linear_index(n.buffer(buffer), at), row):
             return Mismatch(f"{i.name} takes rows of {ROW_BYTES} bytes at multiples of them", 3)
     return Operand(operand, buffer, base, tuple(free), at)
 
