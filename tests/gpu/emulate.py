@@ -81,6 +81,7 @@ class _Threads:
         self.size = (1, 1, 1)
         self.barrier = threading.Barrier(1)
         self.warps: list[threading.Barrier] = []
+        self.groups: list[threading.Barrier] = []  # of four warps
         self.values: list[Any] = []
         self.kept: list[Any] = []
 
@@ -132,10 +133,11 @@ class _Threads:
     def _together(
         self, f: Callable[[list[int]], list[bytes]], given: int, into: int, team: int = WARP
     ) -> None:
-        """An instruction of a whole warp, or of a block that is a group of four: `f` has what all
-        its threads give, by address, and says what each of them gets."""
+        """An instruction of a whole warp, or of a group of four: `f` has what all its threads give,
+        by address, and says what each of them gets."""
         me = self.mine.number
-        warp, first = (self.barrier, 0) if team > WARP else (self.warps[me // WARP], me - me % WARP)
+        warp = (self.warps if team == WARP else self.groups)[me // team]
+        first = me - me % team
         self.values[me] = given
         if warp.wait(30) == 0:
             results = f(self.values[first : first + team])
@@ -163,6 +165,7 @@ class _Threads:
         count = x * y * z
         self.barrier = threading.Barrier(count)
         self.warps = [threading.Barrier(min(WARP, count - k)) for k in range(0, count, WARP)]
+        self.groups = [threading.Barrier(4 * WARP) for _ in range(count // (4 * WARP))]
         self.values = [None] * (-(-count // WARP) * WARP)
         failed: list[BaseException] = []
 

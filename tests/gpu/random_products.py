@@ -65,7 +65,7 @@ group product
     def arguments(self) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(self.rows * self.columns + self.deep)
         return {
-            b.name: (rng.integers(-4, 5, b.shape) / 2).astype(b.dtype.numpy)
+            b.name: (rng.integers(-4, 5, [int(str(d)) for d in b.shape]) / 2).astype(b.dtype.numpy)
             for b in self.group().inputs
         }
 

@@ -13,6 +13,7 @@ from tests.seeds import drawn
 from tilewright import targets
 from tilewright.kernel import simt
 from tilewright.kernel.banks import conflicts
+from tilewright.kernel.defaults import grid_products
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.nest import Barrier, Loop, Nest, Wait, transform, walk
 from tilewright.kernel.schedule import default_schedule
@@ -20,13 +21,13 @@ from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
 
 
-@pytest.mark.parametrize("seed", drawn(range(60), 3))
+@pytest.mark.parametrize("seed", drawn(range(60), 2))
 def test_random_products(seed: int) -> None:
     check_seed(seed)
 
 
 def test_warps_share_a_block() -> None:
-    p = Product(64, 64, 32, epilogue="bias")
+    p = Product(64, 64, 16, epilogue="bias")
     nest = p.nest()
     assert {
         x.extent for x, _ in walk(nest.body) if isinstance(x, Loop) and x.kind == "thread.z"
@@ -42,8 +43,20 @@ def test_a_group_of_warps() -> None:
     check(p, nest)
 
 
-@pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
-@pytest.mark.parametrize("across", [(False, False), (True, True)])
+def test_two_groups_of_warps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(grid_products.GROUP_TILES, 2, ((128, 16, 128, 16),))
+    monkeypatch.setattr(grid_products, "_processors", lambda s: 0)
+    p = Product(128, 16, 64, across=(False, False), dtype="f16")
+    nest = p.nest()
+    assert any(
+        isinstance(s, Loop) and s.instruction == "nvptx.wgmma.2.f16" for s, _ in walk(nest.body)
+    )
+    check(p, nest)
+
+
+@pytest.mark.parametrize(
+    ("target", "across"), [("cuda:80", (True, True)), ("cuda:90", (False, False))]
+)
 def test_the_code(target: str, across: tuple[bool, bool]) -> None:
     p = Product(4096, 4096, 4096, across=across, epilogue="relu")
     nest = p.nest(132, target)
@@ -52,8 +65,8 @@ def test_the_code(target: str, across: tuple[bool, bool]) -> None:
     ptx = assembly(emit_kernels(nest, gpu).text, gpu)
     if across[0] or target == "cuda:80":
         assert ptx.count("mma.sync") == 4 * 4 * 8 and ptx.count("ldmatrix") == 4 * 8
-    else:  # by groups of warps: four steps of twice 64 rows
-        assert ptx.count("wgmma.mma_async") == 4 * 2 and ptx.count("wgmma.wait_group") == 1
+    else:  # by two groups of warps: four steps of 64 rows each
+        assert ptx.count("wgmma.mma_async") == 4 and ptx.count("wgmma.wait_group") == 1
         assert "fence.proxy.async" in ptx
     assert "cp.async.cg" in ptx and ptx.count("bar.sync") == 1
     (made,) = assemble(ptx, gpu.cpu) or [None]

@@ -374,3 +374,50 @@ def test_random_threads_agree_with_the_loops_in_order(seeds: Sequence[int]) -> N
     assert ran > len(seeds) // 5 and talked > len(seeds) // 40, (
         f"{ran} ran, {talked} of them with barriers"
     )
+
+
+def test_what_is_pending_after_a_loop() -> None:
+    """The same cell in every iteration, then read by others: a barrier in between."""
+    text = """
+nest k
+  in x: i32[17]
+  out y: i32[17]
+  local t: i32[1]
+  alloc t
+  t: t[0] = 9:i32
+  for r in 3:
+    thread.x i in 17:
+      t: t[0] min= x[i]
+  thread.x j in 17:
+    y: y[j] = t[0]
+"""
+    n = Synchronise()(parse_nest(text.lstrip()))
+    x = np.arange(17, dtype=np.int32)
+    np.testing.assert_array_equal(run(n, {"x": x})["y"], np.zeros(17))
+
+
+@pytest.mark.parametrize(
+    ("cell", "needed"),
+    [
+        ("t[4*r+i//2,i%2]", False),  # the digits of a thread's number tell which it is
+        ("t[4*r+i//2,1-i%2]", True),
+        ("t[4*r+i%4,i//4]", True),
+    ],
+)
+def test_digits_of_a_thread(cell: str, needed: bool) -> None:
+    text = f"""
+nest k
+  in x: f32[8]
+  out y: f32[24]
+  shared t: f32[12,2]
+  block.x b in 1:
+    alloc t
+    for r in 3:
+      thread.x i in 8:
+        t: t[4*r+i//2,i%2] = x[i]
+      thread.x i in 8:
+        y: y[8*r+i] = {cell}
+"""
+    n = Synchronise()(parse_nest(text.lstrip()))
+    assert any(isinstance(s, Barrier) for s, _ in walk(n.body)) == needed
+    run(n, {"x": np.arange(8, dtype="f")})

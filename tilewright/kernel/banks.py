@@ -106,7 +106,9 @@ def conflicts(n: Nest) -> list[Conflict]:
         size = block_size(launch)
         everyone = np.arange(min(LANES, size["thread.x"] * size["thread.y"] * size["thread.z"]))
         x, y = size["thread.x"], size["thread.y"]
-        coords = dict(zip(THREADS, (everyone % x, everyone // x % y, everyone // (x * y))))
+        coords: dict[str, np.ndarray] = dict(
+            zip(THREADS, (everyone % x, everyone // x % y, everyone // (x * y)))
+        )
         done: set[int] = set()
         for s, path in walk(launch):
             if isinstance(s, Loop) and (found := warp_match(n, s)) is not None:

@@ -436,7 +436,9 @@ def _nest_tensor(n: Nest) -> Iterator[Fault]:
 @check("nest", "swizzles-fit")
 def _nest_swizzles(n: Nest) -> Iterator[Fault]:
     """Swizzled memory is shared, and every element has a place of its own in it."""
-    for b in (b for b in n.buffers if b.swizzle is not None):
+    for b in n.buffers:
+        if b.swizzle is None:
+            continue
         if b.scope != "shared":
             yield Fault(f"{b.name} is swizzled and is {b.scope}, not shared", b)
         for what in b.swizzle.faults(b.size):

@@ -22,9 +22,9 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.maps import Map
 
-# Threads along each axis of a block that has instructions of whole warps, or of groups of them.
+# Threads of a warp along each axis of a block that has instructions of whole warps.
 WARP = {"thread.x": 4, "thread.y": 8}
-WARP_GROUP = {**WARP, "thread.z": 4}
+PLACES = (*WARP, "thread.z")
 LANES = 32
 LANE = D.the_sym(D.var("lane", LANES))
 
@@ -43,12 +43,12 @@ def parse_fragment(text: str, axes: tuple[str, ...]) -> tuple[Coordinate, ...]:
     """The coordinates of a declared fragment, as functions of symbols with the axes' names."""
     parts = [p.strip() for p in text.split(",")]
     threads = [p.partition(":")[0].strip() if ":" in p else None for p in parts]
-    strange = [t for t in threads if t is not None and t not in WARP_GROUP]
+    strange = [t for t in threads if t is not None and t not in PLACES]
     owners = [t for t in threads if t is not None]
     if strange or len(set(owners)) != len(owners):
         raise Invalid(
             f"the fragment {text!r} has threads along {', '.join(owners)}",
-            hint=f"at most one coordinate for each of {', '.join(WARP_GROUP)}",
+            hint=f"at most one coordinate for each of {', '.join(PLACES)}",
         )
     functions = ", ".join(p.partition(":")[2] if ":" in p else p for p in parts)
     found = Map.parse(f"{', '.join(axes)} -> {functions}").target

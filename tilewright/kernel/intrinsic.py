@@ -25,7 +25,6 @@ from tilewright.ir.scalar import SCALARS
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.fragments import (
     WARP,
-    WARP_GROUP,
     lane_function,
     parse_fragment,
     placed,
@@ -87,6 +86,7 @@ class Intrinsic:
     # gives, as functions of `lane`, by axis. Their `maps` are not asked for.
     fragments: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    warps: int = 1  # so many of a block do it together, along thread.z
     # Operands that lie in shared memory, swizzled so, from a multiple of its period on.
     tiles: Mapping[str, Swizzled] = field(default_factory=dict)
     product: Product | None = None  # what default schedules know of it, if they may use it
@@ -96,10 +96,9 @@ class Intrinsic:
 
     @property
     def team(self) -> Mapping[str, int]:
-        """The threads that do it together, by axis: none, a warp or a group of four."""
-        if not self.fragments:
-            return {}
-        return WARP_GROUP if any("thread.z" in f for f in self.fragments.values()) else WARP
+        """The threads that do it together, by axis."""
+        several = {"thread.z": self.warps} if self.warps > 1 else {}
+        return {**WARP, **several} if self.fragments else {}
 
     @cached_property
     def group(self) -> Group:
@@ -433,15 +432,16 @@ def _placed(
             return Mismatch(f"{what}, {buffer} has {along[axis]} along {x.name}", 3)
     base = D.substitute(linear, dict.fromkeys(inside, 0))
     if operand in i.tiles and not multiple(base, i.tiles[operand].period):
-        at = f"multiples of {i.tiles[operand].period} elements"
-        return Mismatch(f"{operand} of {i.name} begins at {at}, {buffer} is read from {base} on", 3)
+        whole = f"multiples of {i.tiles[operand].period} elements"
+        what = f"{operand} of {i.name} begins at {whole}"
+        return Mismatch(f"{what}, {buffer} is read from {base} on", 3)
     free = [s for s, fixed in zip(strides, i.maps[operand], strict=True) if fixed is None]
     at: tuple[Dim, ...] = ()
     if operand in i.addresses:
         at = _given_address(i, operand, index, pairs)
         row = ROW_BYTES // n.buffer(buffer).dtype.bytes
-        whole = swizzle is None or swizzle.block % row == 0
-        if not whole or not multiple(linear_index(n.buffer(buffer), at), row):
+        together = swizzle is None or swizzle.block % row == 0
+        if not together or not multiple(linear_index(n.buffer(buffer), at), row):
             return Mismatch(f"{i.name} takes rows of {ROW_BYTES} bytes at multiples of them", 3)
     return Operand(operand, buffer, base, tuple(free), at)
 

@@ -28,7 +28,7 @@ from tilewright.ir.types import as_dtype
 from tilewright.kernel.banks import Turns, given_rows, turns
 from tilewright.kernel.copies import Copies, Copy
 from tilewright.kernel.dependence import linear_index
-from tilewright.kernel.fragments import LANE, LANES, WARP_GROUP
+from tilewright.kernel.fragments import LANE, LANES, PLACES, WARP
 from tilewright.kernel.interpret import Env, Machine, RunError, _atomically, _combine, execute
 from tilewright.kernel.intrinsic import Match, Operand, warp_match
 from tilewright.kernel.nest import (
@@ -547,11 +547,9 @@ class _Owned(_Reader):
         """The thread that has an element of a fragment."""
         at = dict(self.owners[name])
         out = self.first
-        stride = 1
         places = {axis: self.dim(index[k]) for k, axis in at.items()}
-        for axis, size in WARP_GROUP.items():
+        for axis, stride in zip(PLACES, (1, WARP["thread.x"], LANES), strict=True):
             out = out + places.get(axis, 0) * stride
-            stride *= size
         return out
 
     def _load(self, v: Load) -> np.ndarray:

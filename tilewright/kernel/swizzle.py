@@ -63,25 +63,14 @@ class Swizzled:
             yield f"its size {size} is not known to be a multiple of {whole}"
 
 
-def apart(lin: Dim, by: int) -> tuple[Dim, Dim]:
-    """A place as two parts, the second of which is a multiple of `by`."""
+def multiple(lin: Dim, of: int) -> bool:
+    """Is every term of a place a multiple of a number?"""
     if isinstance(lin, int):
-        return lin % by, lin - lin % by
-    rest: Dim = 0
-    whole: Dim = 0
+        return lin % of == 0
     for mono, c in lin.terms:
         term: Dim = c
         for atom in mono:
             term = term * D.from_atom(atom)
-        if mono and c % by == 0:
-            whole = whole + term
-        elif not mono:
-            rest, whole = rest + c % by, whole + (c - c % by)
-        else:
-            rest = rest + term
-    return rest, whole
-
-
-def multiple(lin: Dim, of: int) -> bool:
-    """Is every term of a place a multiple of a number?"""
-    return apart(lin, of)[0] == 0
+        if c % of and D.bounds(term) != (0, 0):
+            return False
+    return True

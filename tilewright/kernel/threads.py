@@ -32,7 +32,7 @@ from tilewright.ir.combine import Combiner
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import extent
 from tilewright.kernel.dependence import _same_iteration, _window
-from tilewright.kernel.fragments import WARP, WARP_GROUP
+from tilewright.kernel.fragments import WARP
 from tilewright.kernel.intrinsic import warp_match
 from tilewright.kernel.nest import (
     BLOCKS,
@@ -218,6 +218,7 @@ class Access:
     stage: str
     threads: tuple[tuple[str, Sym], ...]
     asynchronous: bool = False
+    earlier: frozenset[str] = frozenset()  # loops of which this was done in an earlier iteration
 
     def __str__(self) -> str:
         return f"{self.buffer}[{','.join(map(str, self.index))}]"
@@ -228,7 +229,14 @@ class Access:
 
     def before(self, loop: Loop) -> Access:
         """The same access in the iteration before."""
-        return self._at(loop, D.as_int(loop.var) - 1)
+        return self._at(loop, D.as_int(loop.var) - 1)._earlier(loop)
+
+    def long_before(self, loop: Loop) -> Access:
+        """The same access in any iteration before."""
+        return self.elsewhere(loop)._earlier(loop)
+
+    def _earlier(self, loop: Loop) -> Access:
+        return replace(self, earlier=self.earlier | {loop.name})
 
     def _at(self, loop: Loop, where: Dim) -> Access:
         return replace(self, index=tuple(D.substitute(i, {loop.var: where}) for i in self.index))
@@ -250,7 +258,7 @@ def accesses(n: Nest, s: Stmt, path: Path) -> list[Access]:
     return out
 
 
-Owners = tuple[tuple[int, str], ...]
+Owners = tuple[tuple[int, str, int], ...]  # axis of the buffer, axis of threads, how many
 
 
 def _owners(n: Nest, path: Path) -> dict[str, Owners]:
@@ -258,14 +266,18 @@ def _owners(n: Nest, path: Path) -> dict[str, Owners]:
     by axis, which thread."""
     whole = next((q for q in path if q.kind == "tensor" and q.instruction), None)
     found = warp_match(n, whole) if whole is not None else None
-    return {x.buffer: x.owners for x in found.operands if x.owners} if found else {}
+    if found is None:
+        return {}
+    team = found.intrinsic.team
+    owned = (x for x in found.operands if x.owners)
+    return {x.buffer: tuple((k, axis, team[axis]) for k, axis in x.owners) for x in owned}
 
 
 def _by_owner(a: Access, owners: Owners) -> Access:
     """The access as that of the thread whose element it is."""
     index, threads = list(a.index), list(a.threads)
-    for k, axis in owners:
-        v = D.var(f"{a.stage}@{axis}", WARP_GROUP[axis])
+    for k, axis, count in owners:
+        v = D.var(f"{a.stage}@{axis}", count)
         index[k] = v
         threads.append((axis, D.the_sym(v)))
     return replace(a, index=tuple(index), threads=tuple(threads))

@@ -448,11 +448,6 @@ class _Kernel(ThreadSums, AsyncCopies):
             raise Unsupported(f"lanes far apart in the swizzled {b.name}", hint="no swizzle")
         return super().addresses(b, lin, w)
 
-    def _beside_each_other(self, s: Loop) -> bool:
-        store = s.body[0]
-        swizzled = isinstance(store, Store) and self.buffers[store.buffer].swizzle is not None
-        return not swizzled and super()._beside_each_other(s)
-
     def _load_or_zero(self, v: Value, condition: Value, w: int) -> str | None:
         return None  # zeros in memory would be a thread's own, and no faster
 

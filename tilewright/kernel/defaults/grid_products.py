@@ -9,8 +9,9 @@ done to the registers before they are stored.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log2
+from math import log2, prod
 
+from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Fn, Load, Value
@@ -37,6 +38,7 @@ from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 
+Tiles = tuple[tuple[int, int, int, int], ...]
 ROWS, COLUMNS, DEEP = 16, 8, 16  # of one instruction
 VECTOR = 8  # elements of 16 bits in 16 bytes
 SEVERAL = 2  # iterations that copies are ahead
@@ -52,8 +54,12 @@ TILES = (
     (16, 16, 16, 16),
 )
 DEPTHS = (64, 32, 16)
-# Of groups of warps: one has all of a block's tile.
-GROUP_TILES = ((128, 128, 128, 128), (64, 128, 64, 128), (64, 64, 64, 64))
+# Of groups of warps, by their number: they have all of a block's tile. One of two groups has to
+# fill the machine more than once, since it leaves no room for another block beside it.
+GROUP_TILES: dict[int, Tiles] = {
+    2: ((128, 256, 128, 256),),
+    1: ((128, 128, 128, 128), (64, 128, 64, 128), (64, 64, 64, 64)),
+}
 WIDE = 64
 GROUP = 128  # threads
 
@@ -106,12 +112,27 @@ def schedule_product(s: Scheduler) -> bool:
         # Such instructions take operands of which both have their rows along the sum.
         if in_memory and not all(x.deep > x.row for x in found):
             continue
-        tile = _tile(s, sizes, *((GROUP_TILES, (WIDE,)) if in_memory else (TILES, DEPTHS)))
-        if tile is not None:
+        groups = INTRINSICS[p.instruction].warps // 4
+        tile = _tile(s, sizes, *((GROUP_TILES[groups], (WIDE,)) if in_memory else (TILES, DEPTHS)))
+        if tile is not None and (groups < 2 or _blocks(tile, sizes) > 2 * _processors(s)):
             how = _GroupProduct if in_memory else _Product
-            how(s, c, y.name, *found, tile, p.instruction).schedule()
-            return True
+            before = s.nest, list(s.trace)
+            try:
+                how(s, c, y.name, *found, tile, p.instruction).schedule()
+                return True
+            except Refused:  # the next product starts anew
+                s.nest, s.trace[:] = before
     return False
+
+
+def _processors(s: Scheduler) -> int:
+    assert s.target.grid is not None
+    return s.target.grid.multiprocessors
+
+
+def _blocks(t: Tile, sizes: list[Dim]) -> int:
+    known = [d if isinstance(d, int) else 1 for d in sizes]
+    return prod(known[:-3]) * (known[-3] // t.rows) * (known[-2] // t.columns)
 
 
 def _same_places(s: Scheduler, c: Stage, y: Stage) -> bool:
@@ -170,9 +191,6 @@ def _operand(
     return Operand(str(x.source), variables.index(row), variables.index(deep), len(variables))
 
 
-Tiles = tuple[tuple[int, int, int, int], ...]
-
-
 def _tile(s: Scheduler, sizes: list[Dim], tiles: Tiles, depths: tuple[int, ...]) -> Tile | None:
     """The first tile that divides the sizes and gives every multiprocessor a block; or the one
     with the most blocks."""
@@ -182,9 +200,6 @@ def _tile(s: Scheduler, sizes: list[Dim], tiles: Tiles, depths: tuple[int, ...])
     if not all(isinstance(d, int) for d in (rows, columns, deep)):
         return None
     assert isinstance(rows, int) and isinstance(columns, int) and isinstance(deep, int)
-    many = 1
-    for d in sizes[:-3]:
-        many *= d if isinstance(d, int) else 1
     last: Tile | None = None
     for m, n, wm, wn in tiles:
         for step in depths:
@@ -193,7 +208,7 @@ def _tile(s: Scheduler, sizes: list[Dim], tiles: Tiles, depths: tuple[int, ...])
             if rows % m or columns % n or deep % step or not fits:
                 continue
             last = Tile(m, n, wm, wn, step)
-            if rows // m * (columns // n) * many >= grid.multiprocessors:
+            if _blocks(last, sizes) >= grid.multiprocessors:
                 return last
             break
     return last
@@ -371,16 +386,20 @@ class _GroupProduct(_Product):
         first = [f"{c}.init.i{n}" for n in range(len(self.stage.axes))]
         s.do(Vectorize(self._spread(first[-2], first[-1], "")))
         for x in (self.a, self.b):
-            self._copy(shared[x], x, GROUP)
+            self._copy(shared[x], x, GROUP * self.groups)
         self._results(c)
         s.do(Tensorize(ci, self.instruction))
         for x in (self.a, self.b):
             s.do(Pipeline(f"{k}.0", shared[x], SEVERAL, asynchronous=True))
         s.do(Synchronise())
 
+    @property
+    def groups(self) -> int:
+        return INTRINSICS[self.instruction].warps // 4
+
     def _spread(self, i: str, j: str, warps: str) -> str:
         s = self.s
-        s.do(Split(i, 64))
+        s.do(Split(i, 64 * self.groups))
         s.do(Split(f"{i}.1", 16))
         s.do(Split(f"{i}.1.1", 8))
         s.do(Split(j, 8))
@@ -397,5 +416,7 @@ class _GroupProduct(_Product):
     def _results(self, c: str) -> None:
         names = [f"n{k}" for k in range(len(self.stage.axes))]
         i, j = names[-2:]
-        places = [*names[:-2], f"{i}//64, {i}//16%4, {j}//8, {i}//8%2, {i}%8, {j}//2%4, {j}%2"]
+        rows, warps = 64 * self.groups, 4 * self.groups
+        own = f"{i}//{rows}, {i}//16%{warps}, {j}//8, {i}//8%2, {i}%8, {j}//2%4, {j}%2"
+        places = [*names[:-2], own]
         self.s.do(Relayout(c, f"{', '.join(names)} -> {', '.join(places)}"))

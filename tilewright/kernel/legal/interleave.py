@@ -65,7 +65,7 @@ def _fills(n: Nest, s: Loop, lane: Loop) -> bool:
     if not isinstance(store, Store) or store.combine is not None:
         return False
     b = n.buffer(store.buffer)
-    if b.pointer or any(x.source == b.name for x in loads(store.value)):
+    if b.pointer or b.swizzle or any(x.source == b.name for x in loads(store.value)):
         return False
     at = linear_index(b, store.index)
     return D.coefficient(at, s.var) == 1 and D.coefficient(at, lane.var) == s.extent

@@ -115,22 +115,21 @@ class _Scan:
     ) -> tuple[tuple[Stmt, ...], list[Access]]:
         """A loop that all threads run: an iteration also meets what the one before left, and what
         the ones before that did if no barrier came between."""
-        before, earlier = pending, set[Access]()
+        before = pending
         once = D.bounds(s.extent)[1] <= 1
         while True:
             inner, after = self.body(s.body, (*path, s), before)
-            own = [a for a in after if a not in earlier and a not in pending]
-            left = [a.elsewhere(s) for a in after if a in pending] + [a.before(s) for a in own]
+            own = [a for a in after if s.name not in a.earlier]
+            left = [a.before(s) if a not in pending else a for a in own]
             # Where an iteration has no barrier, those before it are still pending.
-            if any(a in earlier for a in after):
-                left += [a.elsewhere(s) for a in own]
-            earlier |= set(left) - set(pending)
+            if len(own) < len(after):
+                left += [a.long_before(s) for a in own if a not in pending]
             grown = _union(before, left)
             if once or set(grown) == set(before):
                 break
             before = grown
-        # Where those of earlier iterations are still pending, so are this one's: they are the same.
-        after = _union([], [a.elsewhere(s) for a in after if a not in earlier])
+        # What is pending of earlier iterations is so of the last one too: it is the same.
+        after = _union([], [a.elsewhere(s) for a in own])
         ran = D.bounds(s.extent)[0] >= 1
         return inner, after if ran else _union(pending, after)
 

@@ -35,13 +35,23 @@ def _alone(text: str) -> str:
     return f'  call void asm sideeffect "{text}", "~{{memory}}"() convergent'
 
 
-def _body(kind: str, sizes: Sizes) -> str:
+def _body(kind: str, groups: int, sizes: Sizes) -> str:
+    """The rows are dealt out to so many groups of warps, 64 at a time."""
     rows, columns = sizes["i"], sizes["j"]
     assert rows is not None and columns is not None
     count = columns // 2  # sums of a thread, of 64 rows
-    parts = rows // ROWS
+    parts = rows // (ROWS * groups)
     result = f"{{ {', '.join(['float'] * count)} }}"
     lines = [*_descriptor("a"), *_descriptor("b")]
+    if groups > 1:
+        lines += [
+            "  %warp = call i32 @llvm.nvvm.read.ptx.sreg.tid.z()",
+            "  %group = lshr i32 %warp, 2",
+            f"  %group.at = mul i32 %group, {ROWS * 128 // 16}",
+            "  %group.wide = zext i32 %group.at to i64",
+            "  %a.own = add i64 %a.d, %group.wide",
+        ]
+    first = "%a.own" if groups > 1 else "%a.d"
     for k in range(parts * count):
         lines.append(f"  %p{k} = getelementptr float, ptr %c, i64 {k}")
         lines.append(f"  %c0.{k} = load float, ptr %p{k}, align 4")
@@ -55,8 +65,8 @@ def _body(kind: str, sizes: Sizes) -> str:
         # 16 elements further on; 64 rows are 64 * 128 bytes.
         lines.append(f"  %b.d{step} = add i64 %b.d, {step * DEEP * 2 // 16}")
         for part in range(parts):
-            at = part * ROWS * 128 // 16 + step * DEEP * 2 // 16
-            lines.append(f"  %a.d{step}.{part} = add i64 %a.d, {at}")
+            at = part * groups * ROWS * 128 // 16 + step * DEEP * 2 // 16
+            lines.append(f"  %a.d{step}.{part} = add i64 {first}, {at}")
             sums = [f"%c{step}.{part * count + k}" for k in range(count)]
             given = [f"i64 %a.d{step}.{part}", f"i64 %b.d{step}", *(f"float {c}" for c in sums)]
             into = f"%r{step}.{part}"
@@ -83,42 +93,47 @@ def _body(kind: str, sizes: Sizes) -> str:
     return "\n".join([*lines, "  ret void"])
 
 
-def _declare(kind: str) -> None:
+def _declare(kind: str, groups: int) -> None:
+    name = f"nvptx.wgmma.{kind}" if groups == 1 else f"nvptx.wgmma.{groups}.{kind}"
+    rows, warps = ROWS * groups, 4 * groups
     by = Swizzled(3, 3, 3)
     value = "cast<f32>(a[c.i,c.k]) * cast<f32>(b[c.j,c.k])"
     declare(
         Intrinsic(
-            f"nvptx.wgmma.{kind}",
+            name,
             f"""
-group wgmma where rows: 64..128, columns: 8..256
+group wgmma where rows: {rows}..128, columns: 8..256
   in a: {kind}[rows,{WIDE}]
   in b: {kind}[columns,{WIDE}]
   out c: f32[rows,columns]
   c[c.i,c.j] add= {value} for c.i in rows, c.j in columns, c.k in {WIDE}
 """,
             {"a": (WIDE, 1), "b": (WIDE, 1)},
-            lambda sizes: _body(kind, sizes),
-            (),
+            lambda sizes: _body(kind, groups, sizes),
+            ("declare i32 @llvm.nvvm.read.ptx.sreg.tid.z()",),
             ("wgmma",),
-            {"i": ROWS, "j": 8},
+            {"i": rows, "j": 8},
             exact=False,
             fragments={
-                "c": "i//64, thread.z: i//16%4, j//8, i//8%2, thread.y: i%8, thread.x: j//2%4, j%2"
+                "c": f"i//{rows}, thread.z: i//16%{warps}, j//8, i//8%2, "
+                "thread.y: i%8, thread.x: j//2%4, j%2"
             },
+            warps=warps,
             tiles={"a": by, "b": by},
             product=Product(
-                f"nvptx.wgmma.{kind}",
+                name,
                 DTYPES[kind],
                 DTYPES[kind],
                 f32,
                 rows=128,
                 columns=256,
                 lanes=8,
-                tile=(ROWS, 8, WIDE),
+                tile=(rows, 8, WIDE),
             ),
         )
     )
 
 
 for _kind in ("bf16", "f16"):
-    _declare(_kind)
+    _declare(_kind, 1)
+    _declare(_kind, 2)
