@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Union
 
-from tilewright.ir.expr import Const, Load, Value, const, load, rewrite, tuple_of
+from tilewright.ir.parts import tuple_of
 from tilewright.ir.scalar import neutral
 from tilewright.ir.types import DType, tuple_dtype
+from tilewright.ir.values import Const, Load, Value, const, load, rewrite
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,17 @@ defined in it, tensor expressions are written in it, and the kernel level schedu
 
 from __future__ import annotations
 
-from tilewright.ir.parts import all_of, loads, loads_among, replaced, select
+from tilewright.ir.parts import (
+    all_of,
+    item,
+    loads,
+    loads_among,
+    reduce,
+    replaced,
+    select,
+    tuple_of,
+    walk,
+)
 from tilewright.ir.tensor import Tensor, compute, placeholder, scan, update
 from tilewright.ir.values import (
     Const,
@@ -22,14 +32,10 @@ from tilewright.ir.values import (
     extent,
     fn,
     index,
-    item,
     load,
     make_reduce,
-    reduce,
     rewrite,
-    tuple_of,
     value,
-    walk,
     with_args,
 )
 

@@ -1,12 +1,68 @@
-"""Parts of values: what one reads, one with a part replaced; choices and joined conditions."""
+"""Values made of others: sums, tuples, choices. What is inside one: its parts, what it reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from itertools import count
+from typing import TYPE_CHECKING
 
 from tilewright.base.traverse import operands_first
-from tilewright.ir.types import b1
-from tilewright.ir.values import Fn, Load, Scalarish, Value, const, fn, walk, with_args
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.types import TupleDType, b1, i64, tuple_dtype
+from tilewright.ir.values import (
+    Fn,
+    Load,
+    Reduce,
+    Scalarish,
+    Value,
+    const,
+    fn,
+    make_fn,
+    make_reduce,
+    with_args,
+)
+
+if TYPE_CHECKING:  # combiners are made of values
+    from tilewright.ir.combine import Combine
+
+_fresh = count()
+
+
+def reduce(combine: Combine, extents: Sequence[Dim], body: Callable[..., Value]) -> Value:
+    """`reduce("add", (k,), lambda r: a[i, r] * b[r, j])`. The innermost one binds r0, r1, …"""
+    temps = [D.var(f"?{next(_fresh)}", e) for e in extents]
+    inner = body(*temps)
+    depth = sum(len(r.axes) for r in walk(inner) if isinstance(r, Reduce))
+    axes = [D.var(f"r{depth + k}", e) for k, e in enumerate(extents)]
+    table: dict[Sym, Dim] = {D.the_sym(t): a for t, a in zip(temps, axes, strict=True)}
+    table_axes = tuple(D.the_sym(a) for a in axes)
+    return make_reduce(combine, table_axes, inner.substitute(table))
+
+
+def tuple_of(*items: Value) -> Value:
+    """Several components as one value."""
+    return make_fn("tuple", items, tuple_dtype(tuple(x.dtype for x in items)))
+
+
+def item(v: Value, k: int) -> Value:
+    """One component of a tuple."""
+    if not isinstance(v.dtype, TupleDType) or not 0 <= k < len(v.dtype.items):
+        raise TypeError(f"{v.dtype} has no component {k}")
+    return make_fn("item", (v, const(k, i64)), v.dtype.items[k])
+
+
+def walk(v: Value, source: str | None = None) -> Iterator[Value]:
+    """Every distinct value under v, data inside indices included; or those that read a source."""
+    seen: set[int] = set()
+    stack = [v]
+    while stack:
+        x = stack.pop()
+        if id(x) in seen or (source is not None and source not in x.sources):
+            continue
+        seen.add(id(x))
+        yield x
+        stack += x.operands()
 
 
 def loads_among(v: Value, sources: Set[str]) -> Iterator[Load]:

@@ -8,8 +8,7 @@ reduction), so equal definitions are equal.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import count
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_
 from typing import TYPE_CHECKING, Any, Union
 
@@ -20,7 +19,7 @@ from tilewright.base.traverse import operands_first
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.scalar import SCALARS, neutral
-from tilewright.ir.types import DType, TupleDType, as_dtype, b1, clamped, f32, i64, tuple_dtype
+from tilewright.ir.types import DType, as_dtype, b1, clamped, f32, i64
 
 if TYPE_CHECKING:
     from tilewright.ir.combine import Combine
@@ -344,10 +343,10 @@ def fn(name: str, *xs: Scalarish) -> Value:
         raise TypeError(f"{name} is not defined on {rest[0].dtype}")
     if spec.takes is not None and rest[0].dtype is not spec.takes:
         raise TypeError(f"{name} takes {spec.takes}, not {rest[0].dtype}")
-    return _fn(name, args, spec.type(tuple(a.dtype for a in args)))
+    return make_fn(name, args, spec.type(tuple(a.dtype for a in args)))
 
 
-def _fn(name: str, args: tuple[Value, ...], dtype: DType) -> Value:
+def make_fn(name: str, args: tuple[Value, ...], dtype: DType) -> Value:
     folded = _fold(name, args, dtype)
     if folded is not None:
         return folded
@@ -411,7 +410,7 @@ def _fold(name: str, args: tuple[Value, ...], dtype: DType) -> Value | None:
         for a, b in (args, args[::-1]):
             if isinstance(a, Const):
                 return (b if a.value else a) if name == "and" else (a if a.value else b)
-    if len(args) == 2 and all([isinstance(a, (Index, Const)) and a.dtype is i64 for a in args]):
+    if len(args) == 2 and all(isinstance(a, (Index, Const)) and a.dtype is i64 for a in args):
         x, y = (a.as_dim() for a in args)
         if name == "mul" and not _is_short_product(x, y):
             return None
@@ -449,32 +448,6 @@ def cast(x: Value, dtype: DType) -> Value:
     return _intern(Fn, ("cast", (x,), dtype), name="cast", _args=(x,), dtype=dtype)
 
 
-def tuple_of(*items: Value) -> Value:
-    """Several components as one value."""
-    return _fn("tuple", items, tuple_dtype(tuple(x.dtype for x in items)))
-
-
-def item(v: Value, k: int) -> Value:
-    """One component of a tuple."""
-    if not isinstance(v.dtype, TupleDType) or not 0 <= k < len(v.dtype.items):
-        raise TypeError(f"{v.dtype} has no component {k}")
-    return _fn("item", (v, const(k, i64)), v.dtype.items[k])
-
-
-_fresh = count()
-
-
-def reduce(combine: Combine, extents: Sequence[Dim], body: Callable[..., Value]) -> Value:
-    """`reduce("add", (k,), lambda r: a[i, r] * b[r, j])`. The innermost one binds r0, r1, …"""
-    temps = [D.var(f"?{next(_fresh)}", e) for e in extents]
-    inner = body(*temps)
-    depth = sum(len(r.axes) for r in walk(inner) if isinstance(r, Reduce))
-    axes = [D.var(f"r{depth + k}", e) for k, e in enumerate(extents)]
-    table: dict[Sym, Dim] = {D.the_sym(t): a for t, a in zip(temps, axes, strict=True)}
-    table_axes = tuple(D.the_sym(a) for a in axes)
-    return make_reduce(combine, table_axes, inner.substitute(table))
-
-
 def make_reduce(combine: Combine, axes: tuple[Sym, ...], body: Value) -> Value:
     if isinstance(combine, str):
         neutral(combine, body.dtype)  # an error for what is no reduction
@@ -487,24 +460,11 @@ def make_reduce(combine: Combine, axes: tuple[Sym, ...], body: Value) -> Value:
 # ---- traversal
 
 
-def walk(v: Value, source: str | None = None) -> Iterator[Value]:
-    """Every distinct value under v, data inside indices included; or those that read a source."""
-    seen: set[int] = set()
-    stack = [v]
-    while stack:
-        x = stack.pop()
-        if id(x) in seen or (source is not None and source not in x.sources):
-            continue
-        seen.add(id(x))
-        yield x
-        stack += x.operands()
-
-
 def with_args(x: Fn, args: tuple[Value, ...]) -> Value:
     """The same function of other arguments."""
     if all(map(is_, args, x.args)):
         return x
-    return cast(args[0], x.dtype) if x.name == "cast" else _fn(x.name, args, x.dtype)
+    return cast(args[0], x.dtype) if x.name == "cast" else make_fn(x.name, args, x.dtype)
 
 
 class Rewriter:
