@@ -38,6 +38,7 @@ from tilewright.kernel import simt
 from tilewright.kernel.check import verify
 from tilewright.kernel.group import Group, readers
 from tilewright.kernel.interpret import run, run_group
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import (
     BLOCKS,
     THREADS,
@@ -133,6 +134,8 @@ class Judge:
         self.compare(got, which, "the interpreter")
 
     def native(self, n: Nest) -> None:
+        """The nest as code is written of it, and the code."""
+        self.nest(legalise(n, default()), len(self.dims) - 1)
         compiled = Native(n)
         for k, (a, d) in enumerate(zip(self.inputs, self.dims)):
             self.compare(compiled(a, d), k, "native code")

@@ -17,6 +17,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.types import DTYPES, from_memory, to_memory
 from tilewright.kernel.check import verify
 from tilewright.kernel.interpret import run
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.text import nest_text, parse_nest
 from tilewright.llvm.emit import emit
@@ -64,21 +65,26 @@ def nest(text: str) -> Nest:
 def same(
     text: str, arrays: Mapping[str, Any], dims: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """What a nest leaves in its arguments: the interpreter and native code agree on it."""
+    """What a nest leaves in its arguments: the interpreter (of the nest, and of its legal form) and
+    native code agree on it."""
     n = nest(text)
+    legal = nest(nest_text(legalise(n, default())))
     ways = []
-    for way in (lambda a: run(n, a, dims), lambda a: Compiled(n)(a, dims)):
+    runs = (
+        lambda a: run(n, a, dims),
+        lambda a: run(legal, a, dims),
+        lambda a: Compiled(n)(a, dims),
+    )
+    for way in runs:
         own = {
             k: (x[0].copy(), x[1]) if isinstance(x, tuple) else x.copy() for k, x in arrays.items()
         }
         ways.append({**own, **(way(own) or {})})
-    interpreted, native = ways
     for name in arrays:
-        one, other = (
-            x[0] if isinstance(x, tuple) else x for x in (interpreted[name], native[name])
-        )
-        np.testing.assert_array_equal(one, other, err_msg=name)
-    return native
+        one, *others = (x[name][0] if isinstance(x[name], tuple) else x[name] for x in ways)
+        for other in others:
+            np.testing.assert_array_equal(one, other, err_msg=name)
+    return ways[-1]
 
 
 def strays(n: Nest, arrays: Mapping[str, np.ndarray], dims: Mapping[str, int]) -> str | None:

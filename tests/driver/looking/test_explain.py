@@ -71,6 +71,7 @@ def test_one_kernel_in_full(program: Program) -> None:
         assert parse_trace(made.trace(k)), "a schedule has steps"
         assert parse_group(made.group(k)).stages
         assert parse_nest(made.nest(k)).body
+        assert made.legal(k).startswith("nest ")
         assert "define void @" in made.llvm(k)
         assert made.assembly(k).strip()
     with pytest.raises(Invalid, match="there is no kernel 99"):

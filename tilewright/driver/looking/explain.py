@@ -1,7 +1,8 @@
 """`tw.explain`: what became of a program, in tables.
 
 `print(tw.explain(fast))` shows kernels, refusals, fallbacks, memory and compile time;
-`tw.explain(fast).trace(3)` the whole schedule of kernel 3, and so do `.group`, `.nest`, `.llvm`.
+`tw.explain(fast).trace(3)` the whole schedule of kernel 3, and so do `.group`, `.nest`, `.legal`,
+`.llvm`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tilewright.graph.cluster import Refusal
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Constant, Graph, Input, Item, Op
 from tilewright.ir.passes import PassRun
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest, start
 from tilewright.kernel.step import apply, parse_trace
 from tilewright.kernel.text import nest_text, parse_group
@@ -121,6 +123,10 @@ class Explanation:
     def nest(self, k: int) -> str:
         """The loops that the schedule of kernel k leads to."""
         return nest_text(self._nest(k))
+
+    def legal(self, k: int) -> str:
+        """These loops as this machine takes them: what the emitter is given."""
+        return nest_text(legalise(self._nest(k), default_target()))
 
     def llvm(self, k: int) -> str:
         return emit(self._nest(k), default_target())

@@ -16,15 +16,14 @@ from tilewright.kernel.legal.hoist import hoist_reads, unset
 from tilewright.kernel.legal.interleave import interleave_stores, scattered
 from tilewright.kernel.legal.lanes import ragged, whole_vectors
 from tilewright.kernel.legal.masks import version_masks
-from tilewright.kernel.legal.memory import misplaced, place_buffers
+from tilewright.kernel.legal.memory import misplaced, place_buffers, without_tuples
 from tilewright.kernel.nest import Nest
-from tilewright.kernel.untuple import untuple
 
 Rewriting = Callable[[Nest, Target], Nest]
 Judge = Callable[[Nest, Target], Iterator[str]]
 
 REWRITINGS: dict[str, Rewriting] = {
-    "tuples": lambda n, _: untuple(n),
+    "tuples": without_tuples,
     "memory": place_buffers,
     "lanes": whole_vectors,
     "interleave": interleave_stores,

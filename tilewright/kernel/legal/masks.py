@@ -54,7 +54,8 @@ def version_masks(n: Nest, target: Target) -> Nest:
     """Lanes under a condition of their own in versions."""
     v = _Versions(n)
     body = transform(n.body, v.lanes)
-    return replace(n, buffers=(*n.buffers, *v.made), body=body)
+    used = {s.buffer for s, _ in walk(body) if isinstance(s, Alloc)}  # not by versions left out
+    return replace(n, buffers=(*n.buffers, *(b for b in v.made if b.name in used)), body=body)
 
 
 def is_masked(s: Loop) -> bool:

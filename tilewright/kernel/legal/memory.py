@@ -16,7 +16,8 @@ from dataclasses import replace
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Nest
+from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, transform, walk
+from tilewright.kernel.untuple import untuple
 
 
 def place_buffers(n: Nest, target: Target) -> Nest:
@@ -24,6 +25,21 @@ def place_buffers(n: Nest, target: Target) -> Nest:
     if target.grid is not None:
         return n
     return replace(n, buffers=tuple(_placed(b, target.stack) for b in n.buffers))
+
+
+def without_tuples(n: Nest, target: Target) -> Nest:
+    """Components for tuples. What is computed before any of them is stored has its memory before
+    the lanes that compute it."""
+    apart = untuple(n)
+    return n if apart is n else replace(apart, body=transform(apart.body, _allocated_before))
+
+
+def _allocated_before(s: Stmt) -> tuple[Stmt, ...]:
+    if not isinstance(s, Loop) or s.kind != "lane":
+        return (s,)
+    inside = [x for x, _ in walk(s.body) if isinstance(x, Alloc)]
+    rest = transform(s.body, lambda x: () if isinstance(x, Alloc) else (x,))
+    return (*inside, s.around(rest)) if inside else (s,)
 
 
 def _placed(b: Buffer, stack: int) -> Buffer:
