@@ -198,7 +198,7 @@ def test_groups(name: str) -> None:
 
 def test_the_checks_have_names() -> None:
     assert set(NESTS) | {"symbols-bound"} == set(CHECKS["nest"])
-    assert len(CHECKS["group"]) == 5
+    assert len(CHECKS["group"]) == 6
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

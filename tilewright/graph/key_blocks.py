@@ -17,9 +17,11 @@ from tilewright.rewrites.key_blocks import has_positions, key_block_rules
 
 # Lanes of the kernels that work on rows of scores, of which a block is a multiple.
 LANES = 16
-# More keys than this are in blocks where positions hide some: one block of 1024 took 15.3 ms, parts
-# of it 17.2; one of 4096 took 261 ms, parts of it 250 (on one thread of a Neoverse N1).
-MANY_KEYS = 1024
+# More keys than this are in blocks where positions hide some: one sum of registers over more of
+# them is taken apart, and then what is hidden is not left out. Causal, 8 heads of width 64 on one
+# thread of a Neoverse N1, whole and in blocks: 512 keys took 11.6 and 12.6 ms, 640 keys 23.4 and
+# 18.9, 1024 keys 57.7 and 44.0.
+MANY_KEYS = 512
 
 
 def _unit(target: Target) -> int:

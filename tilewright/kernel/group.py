@@ -169,8 +169,9 @@ class Group:
         for s in self.stages:
             for e in (*map(extent, s.axes), *map(extent, s.raxes)):
                 out |= D.symbols(e)
-            out |= s.value.symbols().union(*(D.symbols(w) for w in s.where))
-        return out.difference(*((*s.axes, *s.raxes) for s in self.stages))
+            free = set(s.value.symbols()).union(*(D.symbols(w) for w in s.where))
+            out |= {x for x in free if not x.name.startswith(s.name + ".")}
+        return {x for x in out if "." not in x.name}
 
 
 def axis_name(stage: str, k: int, kind: str = "i") -> str:

@@ -23,7 +23,8 @@ from tilewright.ops.creation import Full, Iota, full, iota, number
 from tilewright.ops.elementwise import Cast
 from tilewright.ops.linear import Matmul, matmul
 from tilewright.ops.online_softmax import softmax_parts
-from tilewright.ops.reductions import amax, sum
+from tilewright.ops.reductions import AnyOf, amax, sum
+from tilewright.ops.softmax import Softmax
 from tilewright.ops.views import Expand, Reshape, pad, permute, reshape
 from tilewright.rewrites.subject import Maker
 
@@ -83,19 +84,13 @@ _WHY = "a reduction that rescales has no normal form"
 
 @guard("softmax over the keys, for this product alone")
 def over_keys(m: Match) -> bool:
-    softmax = next(n for n in m.nodes if n.op.name == "softmax")
-    last = softmax.rank - 1
-    axes = [n.op.axes for n in m.nodes if n.op.name == "any"]
-    private = m.uses.get(m.x, 1) <= 1 + len(axes) and all(map(m.used_once, m.nodes[1:]))
-    return (
-        private
-        and last >= 1
-        and m.v.rank >= 2
-        and softmax.op.axis == last
-        and all(a == (last,) for a in axes)
-        and m.root.dtype.is_float
-        and all(n.dtype.is_float for n in m.nodes if n.op.name == "cast")
-    )
+    last = m.x.rank - 1
+    softmax = [n.op.axis for n in m.nodes if isinstance(n.op, Softmax)]
+    some = [n.op.axes for n in m.nodes if isinstance(n.op, AnyOf)]
+    private = m.uses.get(m.x, 1) <= 1 + len(some) and all(map(m.used_once, m.nodes[1:]))
+    floats = all(n.dtype.is_float for n in m.nodes if isinstance(n.op, (Matmul, Cast)))
+    over_last = softmax == [last] and all(axes == (last,) for axes in some)
+    return private and floats and over_last and last >= 1 and m.v.rank >= 2
 
 
 # ---- what the rules are tried on
