@@ -130,24 +130,24 @@ def _write_name(x: type, _: _Writing) -> str:
 def _fields(kind: Any) -> _Codec:
     """A dataclass: an object of its fields, less those that have their default."""
     # Resolved at the first use: the fields may refer to the class itself.
-    hints = cache(lambda: typing.get_type_hints(kind))
+    codecs = cache(lambda: {n: _codec(t) for n, t in typing.get_type_hints(kind).items()})
     own = dataclasses.fields(kind)
 
     def write(x: Any, out: _Writing) -> dict[str, Any]:
-        known = hints()
+        known = codecs()
         made: dict[str, Any] = {}
         for f in own:
             value = getattr(x, f.name)
             if f.default is dataclasses.MISSING or not _same(value, f.default):
-                made[f.name] = _codec(known[f.name]).write(value, out)
+                made[f.name] = known[f.name].write(value, out)
         return made
 
     def read(x: Any, at: _Reading) -> Any:
-        known = hints()
+        known = codecs()
         extra = [name for name in x if name not in known and name != _WHICH]
         if extra:
             raise ValueError(f"{kind.__name__} has no {extra[0]}")
-        given = {n: _codec(known[n]).read(v, at) for n, v in x.items() if n != _WHICH}
+        given = {n: known[n].read(v, at) for n, v in x.items() if n != _WHICH}
         return kind(**given)
 
     return _Codec(write, read)

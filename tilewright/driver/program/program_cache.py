@@ -67,16 +67,16 @@ class _Entry:
     """What the cache holds: a program, and what was said while it was made."""
 
     program: ProgramData
-    events: tuple[Event, ...]
+    events: Any  # kind, message, where, data, detail: there are many, so they are plain lists
 
 
 def record(program: ProgramData, log: Log) -> bytes:
     """The cache's entry of a program."""
-    events = tuple(
-        replace(e, data=json.loads(json.dumps(dict(e.data), default=str)))
+    events = [
+        [e.kind, e.message, e.where, json.loads(json.dumps(dict(e.data), default=str)), e.detail]
         for e in log
         if e.kind not in _NOT_KEPT
-    )
+    ]
     made = write_record(_Entry, _Entry(program, events))
     return b"".join(packed(made.head, made.blobs))
 
@@ -84,8 +84,8 @@ def record(program: ProgramData, log: Log) -> bytes:
 def restored(hit: bytes, log: Log) -> ProgramData:
     """The program of an entry; what was said while it was made is said again."""
     found = read_record(_Entry, *unpacked(hit))
-    for e in found.events:
-        log.add(e.kind, e.message, where=e.where, detail=e.detail, **e.data)
+    for kind, message, where, data, detail in found.events:
+        log.add(kind, message, where=where, detail=detail, **data)
     kernels = tuple(replace(k, cached=True, seconds=0.0) for k in found.program.kernels)
     before = found.program.prologue
     if before is not None:
