@@ -35,6 +35,10 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.dist = "worksteal"
 
 
+def pytest_collection() -> None:
+    gc.disable()  # what is imported and collected stays: looking through it again and again is vain
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if " at 0x" in item.nodeid:  # processes that share the work would not agree on its name
@@ -46,6 +50,7 @@ def pytest_collection_finish() -> None:
     # What is imported by now lives as long as the process: the collector need not look at it.
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

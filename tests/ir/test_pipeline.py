@@ -45,9 +45,9 @@ def test_options_are_part_of_the_text_and_the_machine_is_not() -> None:
     edited = CPU.replacing("PackOperands", PackOperands(min_rows=3))
     assert str(edited).endswith("DotProducts, PackOperands{min_rows=3}")
     wide = PackOperands(min_rows=3).on(get("x86-64-v4"))
-    assert wide.vector_bits == 512 and str(wide) == "PackOperands{min_rows=3}"
-    with pytest.raises(Invalid, match="no option vector_bits; it has min_rows"):
-        Pipeline.parse("PackOperands{vector_bits=512}")
+    assert wide.target.vector_bits == 512 and str(wide) == "PackOperands{min_rows=3}"
+    with pytest.raises(Invalid, match="no option target; it has min_rows"):
+        Pipeline.parse('PackOperands{target="x86-64-v4"}')
 
 
 @pytest.mark.parametrize(

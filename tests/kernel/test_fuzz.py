@@ -58,10 +58,10 @@ def test_every_step_is_drawn_and_accepted(monkeypatch: pytest.MonkeyPatch) -> No
 def test_threads() -> None:
     """Some of the traces with blocks, threads and shared memory run on the SIMT executor."""
     counts = Counts()
-    for seed in range(20_000, 20_060):
+    for seed in range(20_000, 20_030):
         group, dims, trace, why = explore_threads(seed, counts)
         assert why is None, f"seed {seed}: {why}\n{case_text(group, dims, trace)}"
-    assert counts.accepted["Synchronise"] > 5, counts.table()
+    assert counts.accepted["Synchronise"] > 3, counts.table()
 
 
 def test_strict_precision_is_judged_bit_by_bit() -> None:
