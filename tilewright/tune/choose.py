@@ -11,8 +11,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from importlib import import_module
-from typing import Any, Protocol
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid
@@ -211,10 +213,9 @@ def choose_all(by: Chooser, groups: Mapping[str, Group], target: Target) -> dict
 @contextmanager
 def _bar(total: int) -> Iterator:
     """A bar on a terminal, once it has taken longer than BAR_SECONDS."""
-    rich: Any = import_module("rich.progress")  # when needed: it takes a while to load
-    console = import_module("rich.console").Console(stderr=True)
-    columns = (rich.TextColumn("timing schedules"), rich.BarColumn(), rich.MofNCompleteColumn())
-    bar = rich.Progress(*columns, rich.TimeElapsedColumn(), console=console, transient=True)
+    console = Console(stderr=True)
+    columns = (TextColumn("timing schedules"), BarColumn(), MofNCompleteColumn())
+    bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
     task = bar.add_task("", total=total)
     began, started = time.perf_counter(), False
 
