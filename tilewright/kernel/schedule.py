@@ -66,9 +66,11 @@ def default_schedule(group: Work, target: Target, choices: Choices = RULES) -> t
 
 def _chained(group: Group, target: Target, choices: Choices) -> Scheduler | None:
     chain = find_chain(group)
+    if chain is None:
+        return None
     s = Scheduler(group, target, choices)
     try:
-        return s if chain is not None and schedule_chain(s, chain) else None
+        return s if schedule_chain(s, chain) else None
     except Refused:  # a shape that does not fit; the caller starts anew
         return None
 

@@ -182,12 +182,16 @@ def looked_into(graph: Graph, options: Options, target: Target) -> list[Cut]:
 
 
 class _Compilers:
-    """Threads that turn LLVM text to objects while Python, on the caller's, writes more of it."""
+    """Threads that turn LLVM text to objects while Python, on the caller's, writes more of it.
+
+    The caller's counts among the jobs, because Python has most to do: with one thread more than
+    cores it would wait for its turn. Once all text is written, it compiles too.
+    """
 
     def __init__(self, target: Target) -> None:
         jobs = knobs.compile_jobs.get() or target.cores or 1
-        self._pool = ThreadPoolExecutor(jobs) if jobs > 1 else None
-        self._going: list[Future[None]] = []
+        self._pool = ThreadPoolExecutor(jobs - 1) if jobs > 1 else None
+        self._going: list[tuple[Future[None], Callable[[], None]]] = []
 
     def __enter__(self) -> _Compilers:
         return self
@@ -200,12 +204,17 @@ class _Compilers:
         if self._pool is None:
             work()
         else:
-            self._going.append(self._pool.submit(work))
+            self._going.append((self._pool.submit(work), work))
 
     def finish(self) -> None:
-        """Wait for all that was begun."""
-        for x in self._going:
-            x.result()
+        """Wait for all that was begun, and do what nobody has begun yet, the last first: threads
+        take the first."""
+        for going, work in reversed(self._going):
+            if going.cancel():
+                work()
+        for going, _ in self._going:
+            if not going.cancelled():
+                going.result()
         self._going.clear()
 
 

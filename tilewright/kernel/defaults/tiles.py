@@ -12,6 +12,7 @@ from math import prod
 from tilewright.ir import dim as D
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.scheduler import Scheduler, vector_loop
+from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.peel import Peel
@@ -223,8 +224,10 @@ def _instruction(s: Scheduler, stage: str, own: list[str], red: list[str], group
     order = [*(x for x in red if x != longest), *own, *inner]
     now = [p.name for p in s.path(stage) if p.name in order]
     if now == order or s.attempt(Reorder(tuple(order))):
+        sums = s.nest.buffer(stage).dtype
         for name in s.target.instructions:
-            if s.attempt(Tensorize(own[0], name)):
+            gives = INTRINSICS[name].group.outputs[0].dtype
+            if gives is sums and s.attempt(Tensorize(own[0], name)):
                 return True
     s.nest, s.trace = nest, trace
     return False
