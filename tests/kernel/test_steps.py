@@ -331,6 +331,7 @@ EXAMPLES = {
     "rfactor": (SUM, "Split('s.r0', 4)", "RFactor('s', ('s.r0.1',), 'p')"),
     "set-scope": (TWO, "ComputeAt('t', 'y.i0')", "SetScope('t', 'register')"),
     "set-scope-shared": (TWO, "ComputeAt('t', 'y.i0')", "SetScope('t', 'shared')"),
+    "swizzle": (TWO, "SetScope('t', 'shared')", "Swizzle('t', 1, 1, 1)"),
     "bind": (MAP, "Split('y.i0', 16)\nBind('y.i0.0', 'block.x')", "Bind('y.i0.1', 'thread.x')"),
     "synchronise": (
         WINDOW,
@@ -386,6 +387,7 @@ EXAMPLES = {
 }
 # What not every CPU has; test_simt.py and tests/targets run these.
 NOT_NATIVE = ("bind", "synchronise", "set-scope-shared", "tensorize", "pipeline-asynchronous")
+NOT_NATIVE += ("swizzle",)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -279,7 +279,9 @@ class _Kernel(ThreadSums, AsyncCopies):
             if id(last) in self.over and isinstance(last, Store):
                 self._combining(chain, last)
                 return
-        self.env[s.var] = (self.position(s.kind), 0)
+        # The only block is a constant, in indices of registers too.
+        one = s.kind in BLOCKS and s.extent == 1
+        self.env[s.var] = 0 if one else (self.position(s.kind), 0)
         self._where(self.missing(s), partial(self.block, s.body), s.kind in THREADS)
         del self.env[s.var]
 
