@@ -81,7 +81,7 @@ def test_edits_give_another_list() -> None:
     first = CPU.before("Simplify", EmptyValues())
     assert next(iter(first)) == EmptyValues()
     last = CPU.after("Simplify", Simplify(rounds=1))
-    assert str(last).startswith("Simplify, BatchNormFold, Decompose, EmptyValues, Simplify, Simpl")
+    assert "EmptyValues, Simplify, Simplify{rounds=1}, FoldConstants" in str(last)
     assert Pipeline((*CPU, EmptyValues())) != CPU
     with pytest.raises(Invalid, match="Winograd needs ChannelsLast"):
         CPU.without("ChannelsLast")
