@@ -81,7 +81,8 @@ def test_edits_give_another_list() -> None:
     first = CPU.before("Simplify", EmptyValues())
     assert next(iter(first)) == EmptyValues()
     last = CPU.after("Simplify", Simplify(rounds=1))
-    assert str(last).startswith("Simplify, BatchNormFold, Decompose, EmptyValues, Simplify, Simpl")
+    known = str(CPU).replace("EmptyValues, Simplify,", "EmptyValues, Simplify, Simplify{rounds=1},")
+    assert str(last) == known != str(CPU)
     assert Pipeline((*CPU, EmptyValues())) != CPU
     with pytest.raises(Invalid, match="Winograd needs ChannelsLast"):
         CPU.without("ChannelsLast")
