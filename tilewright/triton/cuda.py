@@ -459,7 +459,7 @@ def here_not() -> Any:
     return None if asked_by_torch(3) else torch.device("cuda")
 
 
-def told(original: Any, answer: Any) -> Callable[..., Any]:
+def answering(original: Any, answer: Any) -> Callable[..., Any]:
     """An answer for programs; torch hears the original's."""
 
     def ask(*args: Any, **kwargs: Any) -> Any:
@@ -497,11 +497,11 @@ __all__ = [
     "EXISTENCE",
     "Event",
     "Stream",
+    "answering",
     "answers",
     "asked_by_torch",
     "capability",
     "here",
     "named",
     "properties",
-    "told",
 ]

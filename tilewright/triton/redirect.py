@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.triton import compiling
-from tilewright.triton.cuda import EXISTENCE, answers, asked_by_torch, here, named, told
+from tilewright.triton.cuda import EXISTENCE, answering, answers, asked_by_torch, here, named
 
 _FACTORIES = """empty zeros ones full rand randn randint arange tensor as_tensor asarray linspace
     logspace eye randperm normal empty_strided empty_permuted scalar_tensor empty_like zeros_like
@@ -122,7 +122,7 @@ def _questions() -> None:
         owner, inside = _found(module), _inside(module)
         for name, answer in table.items():
             if hasattr(owner, name):
-                asked.append((getattr(owner, name), told(getattr(owner, name), answer)))
+                asked.append((getattr(owner, name), answering(getattr(owner, name), answer)))
                 _everywhere(owner, inside, name, asked[-1][1])
     given = answers()
     pairs = [
