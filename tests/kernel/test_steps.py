@@ -41,6 +41,7 @@ from tests.kernel.step_examples import (
     WINDOW,
 )
 from tilewright.base.errors import Refused
+from tilewright.ir import dim as D
 from tilewright.kernel.check import verify
 from tilewright.kernel.group import Group
 from tilewright.kernel.interpret import run
@@ -68,7 +69,9 @@ def test_before_and_after(name: str, golden: Callable[[str, str], None]) -> None
         verify(after)
         assert nest_text(after) != nest_text(n)
         rng = np.random.default_rng(0)
-        given = {b.name: rng.integers(-9, 9, b.shape) for b in g.buffers if b.scope == "in"}
+        inputs = [b for b in g.buffers if b.scope == "in"]
+        shapes = [tuple(D.evaluate(d, {}) for d in b.shape) for b in inputs]
+        given = {b.name: rng.integers(-9, 9, x) for b, x in zip(inputs, shapes, strict=True)}
         for x, y in zip(run(n, given).values(), run(after, given).values(), strict=True):
             np.testing.assert_array_equal(x, y)
         return

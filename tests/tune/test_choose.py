@@ -27,7 +27,7 @@ from tilewright.ir.node import Graph, input
 from tilewright.ir.target import Target
 from tilewright.ir.types import TensorType, f32
 from tilewright.kernel.group import Group
-from tilewright.kernel.nest import Nest
+from tilewright.kernel.nest import Nest, Work
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import print_trace
 from tilewright.kernel.text import parse_group
@@ -226,7 +226,7 @@ class Strange:
     alone: bool = False
     asked: int = 0
 
-    def choose(self, group: Group, target: Target) -> Chosen:
+    def choose(self, group: Work, target: Target) -> Chosen:
         self.asked += 1
         return Default().choose(group, target)
 

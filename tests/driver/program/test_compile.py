@@ -239,6 +239,7 @@ def test_a_profile_names_what_ran(tmp_path: Path) -> None:
     for _ in range(2):
         call(program, [like(x), like(w)])
     marks = program.details.marks
+    assert marks is not None
     for name, calls, milliseconds in marks.totals():
         assert calls % 2 == 0 and milliseconds > 0
         assert name.split()[1] in {k.symbol for k in program.kernels}
