@@ -142,3 +142,22 @@ def test_a_read_of_an_iteration_that_may_not_be_there_stays_under_its_condition(
     arrays = {"x": np.arange(30, dtype=np.float32), "q": np.zeros(30, np.float32)}
     np.testing.assert_array_equal(same(text, arrays)["q"], 5 * np.arange(30))
     assert strays(nest(text), arrays, {}) is None
+
+
+CHOSEN = """
+nest k
+  in x: u8[4]
+  in y: u8[4]
+  out q: u8[8]
+  for r in 2:
+    lane j in 4:
+      q: q[4*r+j] = select(#(r) < 1, x[j] * 3:u8, y[j] + 1:u8)
+"""
+
+
+def test_what_left_a_loop_is_chosen_from_registers() -> None:
+    """Both sides of the choice leave the loop: they are registers, not neighbours in memory."""
+    arrays = {name: np.arange(k, k + 4, dtype=np.uint8) for k, name in ((1, "x"), (9, "y"))}
+    arrays["q"] = np.zeros(8, np.uint8)
+    got = same(CHOSEN, arrays)["q"]
+    np.testing.assert_array_equal(got, [3, 6, 9, 12, 10, 11, 12, 13])

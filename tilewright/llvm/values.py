@@ -220,6 +220,7 @@ class Values(Writer):
         """Is it a read of as many neighbours in memory?"""
         if (
             not isinstance(v, Load)
+            or v.source in self.lets  # a register
             or w == 1
             or any(True for i in v.index for _ in D.data_values(i))
         ):
