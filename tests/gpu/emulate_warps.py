@@ -36,7 +36,9 @@ def _called(found: re.Match[str], defines: dict[str, str]) -> str:
             lines.append(f"  %r{k} = insertvalue {result} {old}, float %x{k}, {k}")
         defines[name] = "\n".join([*lines, f"  ret {result} %r{len(types) - 1}", "}"])
         return f"call {result} @{name}({given})"
-    shape, kind = re.search(r"(m64n\d+k16)\.f32\.(\w+)\.", text).groups()  # type: ignore[union-attr]
+    product = re.search(r"(m64n\d+k16)\.f32\.(\w+)\.", text)
+    assert product is not None, f"no product of a group of warps: {text}"
+    shape, kind = product.groups()
     name = f"nvvm_wgmma_{shape}_{kind}"
     defines[name] = f"declare {result} @{name}({', '.join(types)})"
     return f"call {result} @{name}({given})"

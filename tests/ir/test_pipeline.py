@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -89,8 +90,9 @@ def test_edits_give_another_list() -> None:
         CPU.without("OnlineSoftmax")
     with pytest.raises(Invalid, match="did you mean Winograd"):
         CPU.before("Winogrd", Simplify())
+    wrong: Any = ("Simplify",)
     with pytest.raises(Invalid, match="'Simplify' is no pass"):
-        Pipeline(("Simplify",))  # type: ignore[arg-type]
+        Pipeline(wrong)
 
 
 def test_strict_lists_have_nothing_that_rounds() -> None:
@@ -153,8 +155,8 @@ def test_the_version_of_a_pass_is_part_of_the_key() -> None:
 def test_what_a_pass_of_ones_own_gives_is_checked() -> None:
     @dataclass(frozen=True)
     class Nothing(Pass):
-        def apply(self, program: Graph, log: Log) -> Graph:
-            return None  # type: ignore[return-value]
+        def apply(self, program: Graph, log: Log) -> Any:
+            return None
 
     @dataclass(frozen=True)
     class Fewer(Pass):

@@ -444,6 +444,7 @@ nest k where n: 1..
       a: load acquire q[0] with 0:i32
 """
     )
-    assert apply(n, parse_trace("Parallel('program')")).body[0].kind == "parallel"  # type: ignore
+    (grid,) = apply(n, parse_trace("Parallel('program')")).body
+    assert isinstance(grid, Loop) and grid.kind == "parallel"
     with pytest.raises(Refused, match="wait for each other"):
         apply(n, parse_trace("Parallel('program', 2)"))

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tilewright.runtime import pool
 from tilewright.runtime.library import Function, Library
 
 
-def callback_address(function: object) -> int:
+def callback_address(function: Any) -> int:
     """The address of a ctypes callback, which its owner has to keep alive."""
-    address = ctypes.cast(function, ctypes.c_void_p).value  # type: ignore[arg-type]
+    address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None, "a callback has an address"
     return address
 

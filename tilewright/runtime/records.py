@@ -179,8 +179,9 @@ def _either(kinds: tuple[Any, ...]) -> _Codec:
             return None
         if one is not None:
             return one.read(x, at)
-        which: Any = x[_WHICH]  # type: ignore[index]
-        return _codec(named[which]).read(x, at)
+        if not isinstance(x, dict):
+            raise TypeError(f"{x!r} stands for one of {', '.join(named)}")
+        return _codec(named[x[_WHICH]]).read(x, at)
 
     return _Codec(write, read)
 
