@@ -82,6 +82,10 @@ OPERATORS = (
         ("gelu", "gelu of 4 M numbers"),
     ),
     Case("matmul_int8", "1024³, int8 to int32", "operator", listed=False),
+    Case("attention_4096", "2 heads, 4096 × 64, causal", "operator", listed=False),
+    Case("attention_8192", "2 heads, 8192 × 64, causal", "operator", listed=False),
+    Case("attention_query", "one query, 4096 keys, 8 heads of 64", "operator", listed=False),
+    Case("sum_middle", "[3, 100000, 3] summed over its middle axis", "operator", listed=False),
 )
 
 SUITES = {"models": MODELS, "ops": OPERATORS}

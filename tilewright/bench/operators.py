@@ -127,6 +127,39 @@ def attention_fused(tiny: bool) -> Example:
     return Example(Function(_fused_attention), _heads(tiny))
 
 
+def _long_heads(keys: int, queries: int, heads: int) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(1, heads, n, 64) for n in (queries, keys, keys))
+
+
+@operator
+def attention_4096(tiny: bool) -> Example:
+    return Example(
+        Function(_fused_attention), _long_heads(*((19, 19) if tiny else (4096, 4096)), 2)
+    )
+
+
+@operator
+def attention_8192(tiny: bool) -> Example:
+    return Example(
+        Function(_fused_attention), _long_heads(*((21, 21) if tiny else (8192, 8192)), 2)
+    )
+
+
+@operator
+def attention_query(tiny: bool) -> Example:
+    given = _long_heads(23 if tiny else 4096, 1, 8)
+    return Example(Function(F.scaled_dot_product_attention), given)
+
+
+@operator
+def sum_middle(tiny: bool) -> Example:
+    return Example(Function(_sum_middle), (torch.randn(3, 101 if tiny else 100_000, 3),))
+
+
+def _sum_middle(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(1)
+
+
 @operator
 def conv3x3(tiny: bool) -> Example:
     channels, side = (6, 9) if tiny else (64, 56)
