@@ -140,9 +140,9 @@ def extremes(w: Writer) -> None:
     if found is None:
         return
     x, y, shape = found
-    dtype = common(x.dtype, y.dtype)
-    if dtype == "bfloat16":
-        dtype = "float32"  # as which such extremes are computed
+    # Each bfloat16 operand is made a float32 before the two are joined.
+    first, second = ("float32" if v.dtype == "bfloat16" else v.dtype for v in (x, y))
+    dtype = common(first, second)
     a, b = converted(x, dtype), converted(y, dtype)
     if a is None or b is None:
         return
