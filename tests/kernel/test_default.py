@@ -85,6 +85,25 @@ def test_a_stage_that_a_settled_condition_hides_is_not_computed() -> None:
     Judge(group, [{}]).native(nest)
 
 
+ONE_TILE = """
+group small where n: 1..7, k: 1..
+  in a: f32[k,3]
+  in b: f32[k,n]
+  out y: f32[3,n]
+  local t: f32[3,n]
+  t[t.i0,t.i1] add= a[t.r0,t.i0] * b[t.r0,t.i1] for t.i0 in 3, t.i1 in n, t.r0 in k from 0.0
+  y[y.i0,y.i1] = t[y.i0,y.i1] for y.i0 in 3, y.i1 in n
+"""
+
+
+@pytest.mark.parametrize("machine", TARGETS)
+def test_a_product_whose_unknown_columns_fit_one_tile(machine: str) -> None:
+    """No loop over tiles is left for threads to share."""
+    judge = Judge(parse_group(ONE_TILE), [{"n": 1, "k": 3}, {"n": 7, "k": 20}])
+    judge.exact = False
+    check(judge, get(machine) if machine != "host" else default())
+
+
 IMAGE = """
 group image
   in x: f32[2,9,{size},{size}]

@@ -357,8 +357,11 @@ def _large(s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int) -> bool:
 
 
 def _parallel_tiles(s: Scheduler, t: Placed) -> str | None:
-    """Threads over the outer loops, fused as far as needed for enough pieces: their loop."""
+    """Threads over the outer loops, fused as far as needed for enough pieces: their loop, if the
+    product is more than one tile."""
     outer = [x for x in (*t.rest, t.tiles[0]) if s.loops(x)]
+    if not outer:
+        return None
     top = outer[0]
     for k, nxt in enumerate(outer[1:]):
         if t.tile.window and D.bounds(s.loops(top)[0].extent)[0] >= 4 * s.target.cores:
