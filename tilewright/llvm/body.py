@@ -1,376 +1,304 @@
-"""The body of a kernel as LLVM text, whatever launches it: loops, stores, instructions.
-
-What depends on the machine is asked of its own emitter (llvm/emit.py for processors, llvm/grid.py
-for GPUs): how a kernel begins, where buffers lie, what bound loops and barriers become.
+"""The body of a kernel as LLVM text, whatever launches it: loops, branches, statements.
 
 Whatever does not change inside a loop is written before it, because the short LLVM pipeline moves
-nothing out of loops.
+nothing out of loops. Inside lanes a condition that is the same for all of them is a branch; one
+that differs is a mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Load, load
+from tilewright.ir.expr import Const, Value, load
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, Operand, match
 from tilewright.kernel.legal.interleave import is_interleaved
 from tilewright.kernel.legal.lanes import vector_lanes
+from tilewright.kernel.legal.masks import is_likely
 from tilewright.kernel.nest import (
     BLOCKS,
-    BRANCHES,
     THREADS,
     Alloc,
-    Barrier,
-    Commit,
+    Atomic,
+    If,
     Loop,
     Nest,
     Prefetch,
+    Report,
     Stmt,
     Store,
-    Wait,
+    While,
 )
-from tilewright.llvm.branches import Branches
-from tilewright.llvm.opaque import DECLARATION
-from tilewright.llvm.scalars import Arith, memory_type, register_type, vector
-from tilewright.llvm.writer import LANE, Level
+from tilewright.llvm.accesses import Accesses
+from tilewright.llvm.addresses import Addresses
+from tilewright.llvm.atomics import Atomics
+from tilewright.llvm.context import LANE, Context, Test
+from tilewright.llvm.indices import Indices
+from tilewright.llvm.instructions import Instructions
+from tilewright.llvm.machine import Machine, Traits
+from tilewright.llvm.scalars import Arith, register_type
+from tilewright.llvm.stores import Stores
+from tilewright.llvm.values import Values
+from tilewright.llvm.writer import Metadata, Writer
 
 
-class Body(Branches):
-    """The statements of a nest."""
+class Body:
+    """The statements of a nest in one function, and the parts that write them."""
 
-    def __init__(self, n: Nest, arith: Arith, args: list[Buffer], target: Target) -> None:
-        super().__init__(n, arith, args)
-        self.target = target
-        self.used: dict[str, Intrinsic] = {}  # instructions in this function
+    def __init__(
+        self,
+        n: Nest,
+        arith: Arith,
+        args: list[Buffer],
+        target: Target,
+        metadata: Metadata,
+        traits: Traits,
+        machine: Callable[[Body], Machine],
+    ) -> None:
+        w = self.writer = Writer(arith, metadata)
+        c = self.context = Context(n, args)
+        self.indices = Indices(w, c, traits.short_division)
+        a = self.addresses = Addresses(w, c, self.indices, traits.steps_apart)
+        self.accesses = Accesses(w, traits.masks, traits.keeping)
+        v = self.values = Values(w, c, self.indices, a, self.accesses, traits.zeros_in_memory)
+        self.stores = Stores(w, c, v, a, self.accesses)
+        self.atomics = Atomics(w, c, v, a, traits.scope)
+        self.traits = traits
+        self.machine = machine(self)
+        self.instructions = Instructions(w, c, a, target, self.machine)
 
     def statement(self, s: Stmt) -> None:
         if isinstance(s, Loop):
             self.loop(s)
         elif isinstance(s, Store):
-            self.store(s)
+            if not (s.asynchronous and self.machine.copy(s)):
+                self.stores.store(s)
         elif isinstance(s, Alloc):
-            if s.buffer not in self.lets:
+            if s.buffer not in self.context.lets:
                 self.allocate(s.buffer)
         elif isinstance(s, Prefetch):
-            self._prefetch(s)
-        elif isinstance(s, BRANCHES):
-            self.branching(s)
+            if self.traits.prefetches:
+                self._prefetch(s)
+        elif isinstance(s, If):
+            self._if(s)
+        elif isinstance(s, While):
+            self._while(s)
+        elif isinstance(s, Atomic):
+            self.atomics.atomic(s)
+        elif isinstance(s, Report):
+            self.machine.refuse(s)
+            self.values.masks.lane_by_lane(lambda: self._report(s))
         else:
-            self.synchronise(s)
+            self.machine.synchronise(s)
 
     def block(self, body: tuple[Stmt, ...]) -> None:
+        asks = self.instructions.asks
         for k, s in enumerate(body):
-            if k and isinstance(ask := body[k - 1], Prefetch) and self._asks(s, ask):
+            if k and isinstance(ask := body[k - 1], Prefetch) and asks(s, ask):
                 assert isinstance(s, Loop)
-                self._instruction(s, ask)
-            elif not (isinstance(s, Prefetch) and k + 1 < len(body) and self._asks(body[k + 1], s)):
+                self.instructions.call(s, ask)
+            elif not (isinstance(s, Prefetch) and k + 1 < len(body) and asks(body[k + 1], s)):
                 self.statement(s)
-        self.release([s.buffer for s in body if isinstance(s, Alloc)])
-
-    # ---- what the machine decides
+        self.machine.release([s.buffer for s in body if isinstance(s, Alloc)])
 
     def allocate(self, name: str) -> None:
-        """Memory for a buffer, from here to the end of the enclosing body."""
-        raise AssertionError("memory is the machine's")
+        self.machine.allocate(name)
+        self.context.renew(frozenset({name}))
 
-    def release(self, names: list[str]) -> None:
-        """The end of such buffers."""
+    def lines(self) -> list[str]:
+        """The function's body, to its end."""
+        return self.instructions.around()
 
-    def bound(self, s: Loop) -> None:
-        """A loop over the blocks of a grid or the threads of a block."""
-        raise AssertionError("grids are the machine's")
-
-    def synchronise(self, s: Barrier | Commit | Wait) -> None:
-        """Threads wait for one another, or for copies."""
-        raise AssertionError("threads are the machine's")
-
-    # ---- statements
-
-    def _asks(self, s: Stmt, ask: Prefetch) -> bool:
-        """Does an instruction ask for lines ahead while it runs?"""
-        if not isinstance(s, Loop) or s.kind != "tensor" or ask.lines == 1:
-            return False
-        found = match(INTRINSICS[s.instruction], self.n, s)
-        if INTRINSICS[s.instruction].ahead is None or not isinstance(found, Match):
-            return False
-        return all(isinstance(k, int) for k in found.sizes.values())
-
-    def _prefetch(self, s: Prefetch) -> None:
-        """Only an address is computed, so it does not matter where it points."""
-        if self.lane is not None:
-            self._with_lane(0, lambda: self._prefetch(s))
-            return
-        if s.lines > 1:
-            b = self.buffers[str(s.load.source)]
-            k = D.var(self.fresh("lines"), s.lines)
-            at = (*s.load.index[:-1], s.load.index[-1] + k * (64 // b.dtype.bytes))
-            self.loop(Loop(D.the_sym(k), "serial", (Prefetch(load(b.name, at, b.dtype)),)))
-            return
-        p = self._address(s.load)
-        self.arith.declares.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-        self.line(f"call void @llvm.prefetch.p0(ptr {p}, i32 0, i32 3, i32 1)")
-
-    def _address(self, x: Load) -> str:
-        b = self.buffers[str(x.source)]
-        const, terms, _ = self._terms(self._linear(b, x.index))
-        return self.pointer(b, const, terms)
+    # ---- loops
 
     def loop(self, s: Loop, lo: str = "0", hi: str | None = None) -> None:
-        if dict(s.pragmas).get("nontemporal") and not self.streams:
-            self.streams = True
+        """A loop; with `hi`, the iterations from `lo` to before it."""
+        if dict(s.pragmas).get("nontemporal") and not self.stores.streams:
+            self.stores.streams = True
             self.loop(s, lo, hi)
-            self.streams = False
-            self.line("fence seq_cst")  # other threads see such stores after a full fence only
-            return
-        if s.kind == "unroll":
+            self.stores.streams = False
+            # Other threads see such stores after a full fence only.
+            self.writer.line("fence seq_cst")
+        elif s.kind == "unroll":
             self._unrolled(s)
-            return
-        if s.kind == "lane":
+        elif s.kind == "lane":
             self._lanes(s)
-            return
-        if s.kind == "tensor":
-            self._instruction(s)
-            return
-        if s.kind == "parallel" and hi is None:
-            raise Unsupported(f"parallel loop {s.name} is not outermost")
-        if s.kind in (*BLOCKS, *THREADS):
-            self.bound(s)
-            return
-        if hi is None and s.extent == 1:
-            self.env[s.var] = 0
-            self.block(s.body)
-            del self.env[s.var]
-            return
-        self._serial(s, lo, hi)
+        elif s.kind == "tensor":
+            self.instructions.call(s)
+        elif s.kind == "parallel" and hi is None:
+            self.machine.parallel(s)
+        elif s.kind in (*BLOCKS, *THREADS):
+            self.machine.bound(s)
+        elif hi is None and s.extent == 1:
+            self.iteration(s, 0)
+        else:
+            self._serial(s, lo, hi)
+
+    def iteration(self, s: Loop, at: Any) -> None:
+        """A loop's body with its variable at a number, or in a register of some level."""
+        self.context.env[s.var] = at
+        self.block(s.body)
+        del self.context.env[s.var]
 
     def _serial(self, s: Loop, lo: str, hi: str | None) -> None:
+        w = self.writer
         sure = hi is None and D.bounds(s.extent)[0] >= 1
-        end = hi if hi is not None else self.dim(s.extent)
-        n = self.fresh("L")
+        end = hi if hi is not None else self.indices.dim(s.extent)
+        n = w.fresh("L")
         pre: list[Any] = []
-        self.out.append(pre)
-        self.line(f"br label %{n}.pre")
-        self.label(f"{n}.pre")
+        w.out.append(pre)
+        w.line(f"br label %{n}.pre")
+        w.label(f"{n}.pre")
         if sure:
-            self.line(f"br label %{n}")
+            w.line(f"br label %{n}")
         else:
-            some = self.put(f"icmp slt i64 {lo}, {end}")
-            self.line(f"br i1 {some}, label %{n}, label %{n}.exit")
-        self.touch(s)
-        self.levels.append(Level(pre))
-        self.depth += 1
-        assert self.depth == len(self.levels) - 1
-        self.label(n)
-        iv, nx = f"%{n}.i", f"%{n}.next"
-        self.line(f"{iv} = phi i64 [ {lo}, %{n}.pre ], [ {nx}, %{n}.latch ]")
-        self.env[s.var] = (iv, self.depth)
-        self.block(s.body)
-        self.line(f"br label %{n}.latch")
-        self.label(f"{n}.latch")
-        self.line(f"{nx} = add nuw nsw i64 {iv}, 1")
-        more = self.put(f"icmp slt i64 {nx}, {end}")
-        times = self.metadata.unroll(dict(s.pragmas).get("unroll"))
-        self.line(f"br i1 {more}, label %{n}, label %{n}.exit{times}")
-        self.label(f"{n}.exit")
-        self.levels.pop()
-        self.depth -= 1
-        del self.env[s.var]
-        self.touch(s)
+            some = w.put(f"icmp slt i64 {lo}, {end}")
+            w.line(f"br i1 {some}, label %{n}, label %{n}.exit")
+        self.context.touch(s)
+        with w.inside(pre):
+            w.label(n)
+            iv, nx = f"%{n}.i", f"%{n}.next"
+            w.line(f"{iv} = phi i64 [ {lo}, %{n}.pre ], [ {nx}, %{n}.latch ]")
+            self.iteration(s, (iv, w.depth))
+            w.line(f"br label %{n}.latch")
+            w.label(f"{n}.latch")
+            w.line(f"{nx} = add nuw nsw i64 {iv}, 1")
+            more = w.put(f"icmp slt i64 {nx}, {end}")
+            times = w.metadata.unroll(dict(s.pragmas).get("unroll"))
+            w.line(f"br i1 {more}, label %{n}, label %{n}.exit{times}")
+            w.label(f"{n}.exit")
+        self.context.touch(s)
 
     def _unrolled(self, s: Loop) -> None:
         """Every iteration written out; those that may not exist under a condition."""
-        if is_interleaved(s) and self.lane is not None and not self.under:
-            self._interleaved_stores(s)
+        c = self.context
+        if is_interleaved(s) and c.lane is not None and not c.under:
+            self.stores.interleaved(s)
             return
         least, most = D.bounds(s.extent)
-        end = self.dim(s.extent)
+        end = self.indices.dim(s.extent)
         for k in range(most):
-            self.env[s.var] = k
             if k < least:
-                self.block(s.body)
+                self.iteration(s, k)
             else:
-                there = self.put(f"icmp sgt i64 {end}, {k}")
-                self.branch(there, lambda: self.block(s.body))
-            del self.env[s.var]
-
-    def _interleaved_stores(self, s: Loop) -> None:
-        """Iterations that fill the places between lanes: their vectors become one store."""
-        store, parts = s.body[0], s.extent
-        assert isinstance(store, Store) and isinstance(parts, int) and self.lane is not None
-        b, w = self.buffers[store.buffer], self.lane[1]
-        self.env[s.var] = 0
-        const, terms, _ = self._terms(self._linear(b, store.index))
-        p = self.pointer(b, const, terms)
-        del self.env[s.var]
-        vectors: list[str] = []
-        for k in range(parts):
-            self.env[s.var] = k
-            x = self.lanes_of(store.value)
-            vectors.append(self.arith.narrow(x, b.dtype, w))
-            del self.env[s.var]
-        t = memory_type(b.dtype)
-        x = self._interleaved(vectors, t, w)
-        self.line(f"store <{parts * w} x {t}> {x}, ptr {p}, align {b.dtype.bytes}")
-        self.touch(s)
-
-    def _interleaved(self, vectors: list[str], t: str, w: int) -> str:
-        """The first lanes of all vectors, then the second ones, and so on."""
-        while len(vectors) > 1:
-            half = len(vectors) // 2
-            zipped = [k + side * w for k in range(w) for side in (0, 1)]
-            pairs = zip(vectors[:half], vectors[half:], strict=True)
-            vectors = [self._shuffled(x, y, t, w, zipped) for x, y in pairs]
-            w *= 2
-        return vectors[0]
-
-    def _shuffled(self, x: str, y: str, t: str, size: int, places: Sequence[int]) -> str:
-        v, which = f"<{size} x {t}>", ", ".join(f"i32 {k}" for k in places)
-        return self.put(f"shufflevector {v} {x}, {v} {y}, <{len(places)} x i32> <{which}>")
-
-    def _instruction(self, s: Loop, ask: Prefetch | None = None) -> None:
-        """A call of the declared instruction, which is inlined; it asks for lines as it goes."""
-        i = INTRINSICS[s.instruction]
-        lacking = [f for f in i.features if not self.target.has(f)]
-        if lacking:
-            what = f"{i.name} needs {', '.join(lacking)}, which {self.target.name} does not have"
-            raise Unsupported(what, hint="leave out the Tensorize for this target")
-        found = match(i, self.n, s)
-        assert isinstance(found, Match), found.reason
-        args: list[tuple[str, str, str]] = []
-        for x in found.operands:
-            args.append(("ptr", f"%{x.name}", self.operand_address(x)))
-            for k, d in enumerate(x.strides):
-                args.append(("i64", f"%{x.name}.{k}", self.dim(d)))
-        for axis, size in found.sizes.items():
-            if not isinstance(size, int):
-                args.append(("i64", f"%size.{axis}", self.dim(size)))
-        sizes = "_".join(str(n) if n is not None else "n" for n in found.constants.values())
-        name = f"{i.name}.{sizes}"
-        if ask is not None and i.ahead is not None:
-            name += f".{ask.lines}"
-            args.append(("ptr", "%ahead", self._address(ask.load)))
-            body = i.ahead(found.constants, ask.lines).rstrip()
-            self.arith.declares.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-        else:
-            body = i.emission(found.constants).rstrip()
-        head = ", ".join(f"{t} {name}" for t, name, _ in args)
-        self.arith.defines[name] = (
-            f'define internal void @"{name}"({head}) alwaysinline nounwind {{\n{body}\n}}'
-        )
-        self.arith.declares |= {*i.declares, DECLARATION}
-        self.line(f'call void @"{name}"({", ".join(f"{t} {v}" for t, _, v in args)})')
-        self.used[i.name] = i
-        self.touch(s)
-
-    def operand_address(self, x: Operand) -> str:
-        """Where an operand of an instruction begins."""
-        const, terms, _ = self._terms(x.base)
-        return self.pointer(self.buffers[x.buffer], const, terms)
-
-    def around(self) -> list[str]:
-        """The function's lines between what its instructions need where it begins and ends."""
-        enter = [f"  {x}" for i in self.used.values() for x in i.enter]
-        leave = [f"  {x}" for i in self.used.values() for x in i.leave]
-        return [*enter, *self.lines(), *leave, "  ret void", "}"]
+                there = self.writer.put(f"icmp sgt i64 {end}, {k}")
+                self.writer.branch(there, lambda k=k: self.iteration(s, k))
 
     def _lanes(self, s: Loop) -> None:
-        if self.lane is not None:
-            raise Unsupported(f"lane loop {s.name} is inside lane loop {self.lane[0].name}")
+        c = self.context
+        if c.lane is not None:
+            raise Unsupported(f"lane loop {s.name} is inside lane loop {c.lane[0].name}")
         width = vector_lanes(s)
         assert width is not None, f"{s.name} is no vector"
-        self.env[s.var] = 0
-        if width > 1:
-            self.env[s.var] = LANE
-            self.lane = (s.var, width)
-        self.block(s.body)
-        self.lane = None
-        del self.env[s.var]
+        c.lane = (s.var, width) if width > 1 else None
+        self.iteration(s, LANE if width > 1 else 0)
+        c.lane = None
 
-    def _let(self, s: Store) -> None:
-        let, at = self.lets[s.buffer], [self.env[D.the_sym(i)] for i in s.index]
-        let.lanes = at.index(LANE) if LANE in at else None
-        x = self.value(s.value) if let.lanes is None else self.lanes_of(s.value)
-        let.level = self.depth
-        let.registers[tuple(e for e in at if e != LANE)] = x
-        self.touch(s)
-
-    def store(self, s: Store) -> None:
-        if s.buffer in self.lets:
-            self._let(s)
-            return
-        b = self.buffers[s.buffer]
-        w = self.lane[1] if self.lane else 1
-        lin = self._linear(b, s.index)
-        const, terms, lane = self._terms(lin)
-        if self.under:
-            self.store_masked(s, b, lin, w)
-        elif w == 1 or lane == 0:
-            self._store_one(s, b, const, terms, w)
+    def _prefetch(self, s: Prefetch) -> None:
+        if self.context.lane is not None:
+            self.context.with_lane(0, lambda: self._prefetch(s))
+        elif s.lines > 1:
+            b = self.context.buffers[str(s.load.source)]
+            k = D.var(self.writer.fresh("lines"), s.lines)
+            at = (*s.load.index[:-1], s.load.index[-1] + k * (64 // b.dtype.bytes))
+            self.loop(Loop(D.the_sym(k), "serial", (Prefetch(load(b.name, at, b.dtype)),)))
         else:
-            self._store_lanes(s, b, lin, const, terms, lane, w)
-        self.touch(s)
+            self.instructions.prefetch(s)
 
-    def _store_one(self, s: Store, b: Buffer, const: int, terms: Any, w: int) -> None:
-        t = memory_type(b.dtype)
-        if w > 1 and s.function:
-            x = self.arith.horizontal(s.function, self.lanes_of(s.value), b.dtype, w)
-        elif w > 1 and self.is_vector(s.value):
-            lanes = f"{vector(register_type(b.dtype), w)} {self.value(s.value)}"
-            x = self.put(f"extractelement {lanes}, i64 {w - 1}")
-        else:
-            x = self.value(s.value)
-        p = self.pointer(b, const, terms)
-        if s.function:
-            old = self.arith.widen(
-                self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"), b.dtype, 1
-            )
-            x = self.arith.apply(s.function, b.dtype, 1, [old, x])
-        x = self.arith.narrow(x, b.dtype, 1)
-        self.line(f"store {t} {x}, ptr {p}, align {b.dtype.bytes}{self._past_caches(b)}")
+    # ---- branches
 
-    def _past_caches(self, b: Buffer) -> str:
-        """Only results: what stays inside the kernel is about to be read again."""
-        streams = self.streams and b.scope == "out"
-        return f", !nontemporal {self.metadata.node('!{i32 1}')}" if streams else ""
-
-    def _store_lanes(
-        self, s: Store, b: Buffer, lin: Dim, const: int, terms: Any, lane: int | None, w: int
-    ) -> None:
-        t = memory_type(b.dtype)
-        x = self.lanes_of(s.value)
-        if lane == b.unit:
-            p = self.pointer(b, const, terms)
-            align = self.alignment(b, lin, w)
-            if s.function:
-                old = self.put(f"load <{w} x {t}>, ptr {p}, align {align}")
-                old = self.arith.widen(old, b.dtype, w)
-                x = self.arith.apply(s.function, b.dtype, w, [old, x])
-            x = self.arith.narrow(x, b.dtype, w)
-            hint = self._past_caches(b)
-            self.line(f"store <{w} x {t}> {x}, ptr {p}, align {align}{hint}")
+    def _if(self, s: If) -> None:
+        c, w = self.context, self.writer
+        condition = c.settled(s.condition)
+        if isinstance(condition, Const):
+            self.block(s.then if condition.value else s.other)
             return
-        if b.pointer and lane is None and not s.function:
-            self.scatter(b, self.arith.narrow(x, b.dtype, w), lin, w)
+        other = (lambda: self.block(s.other)) if s.other else None
+        if not c.is_vector(condition):
+            bit = self.values.value(condition)
+            w.branch(bit, lambda: self.block(s.then), other, likely=is_likely(s))
             return
-        r = register_type(b.dtype)
-        for k in range(w):
-            y = self.put(f"extractelement {vector(r, w)} {x}, i64 {k}")
+        assert c.lane is not None
+        lane, width = c.lane
+        before = c.under
+        lanes = self.values.lanes_of(condition)
+        rest = w.negated(lanes, width) if s.other else lanes
+        for body, chosen, holds in ((s.then, lanes, True), (s.other, rest, False)):
+            with c.testing((*before, Test(condition, holds, chosen, lane, width))):
+                self.block(body)
 
-            def where() -> tuple[int, Any, Any]:
-                return self._terms(lin)
+    def _while(self, s: While) -> None:
+        w, c = self.writer, self.context
+        if s.waits:
+            self.machine.refuse(s)
+        if c.lane is not None:
+            raise Unsupported(f"while {s.name} is inside the lanes {c.lane[0].name}")
+        n = w.fresh("W")
+        if s.waits:
+            self._begin_waiting(n)
+        pre: list[Any] = []
+        w.out.append(pre)
+        w.line(f"br label %{n}")
+        c.touch(s)
+        with w.inside(pre):
+            w.label(n)
+            more = self.values.value(s.condition)
+            w.line(f"br i1 {more}, label %{n}.body, label %{n}.exit")
+            w.label(f"{n}.body")
+            self.block(s.body)
+            if s.waits:
+                hopeless = w.put(f"call i1 @tw_wait(ptr %{n}.polls)")
+                w.line(f"br i1 {hopeless}, label %{n}.exit, label %{n}")
+            else:
+                w.line(f"br label %{n}")
+            w.label(f"{n}.exit")
+        if s.waits:
+            w.line(f"call void @tw_waited(ptr %{n}.polls)")
+        c.touch(s)
 
-            c, tm, _ = self._with_lane(k, where)
-            p = self.pointer(b, c, tm)
-            if s.function:
-                old = self.arith.widen(
-                    self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"), b.dtype, 1
-                )
-                y = self.arith.apply(s.function, b.dtype, 1, [old, y])
-            y = self.arith.narrow(y, b.dtype, 1)
-            self.line(f"store {t} {y}, ptr {p}, align {b.dtype.bytes}{self._past_caches(b)}")
+    def _begin_waiting(self, n: str) -> None:
+        """The number of polls so far, which the runtime counts (runtime/concurrent_ir.py)."""
+        w = self.writer
+        w.arith.declares |= {"declare i1 @tw_wait(ptr)", "declare void @tw_waited(ptr)"}
+        w.line(f"%{n}.polls = alloca i64, align 8", entry=True)
+        w.line(f"store i64 0, ptr %{n}.polls, align 8")
+
+    # ---- reports
+
+    def _report(self, s: Report) -> None:
+        if s.condition is None:
+            self._tell(s)
+            return
+        condition = self.context.settled(s.condition)
+        if isinstance(condition, Const):
+            if not condition.value:
+                self._tell(s)
+            return
+        fails = self.writer.negated(self.values.value(condition), 1)
+        self.writer.branch(fails, lambda: self._tell(s))
+
+    def _tell(self, s: Report) -> None:
+        w = self.writer
+        w.arith.declares.add("declare void @tw_report(i64, i64, ptr)")
+        where = "null"
+        if s.values:
+            where = f"%{w.fresh('told')}"
+            w.line(f"{where} = alloca [{len(s.values)} x i64], align 8", entry=True)
+        for k, v in enumerate(s.values):
+            at = w.put(f"getelementptr i64, ptr {where}, i64 {k}")
+            w.line(f"store i64 {self._word(v)}, ptr {at}, align 8")
+        w.line(f"call void @tw_report(i64 {s.site}, i64 {len(s.values)}, ptr {where})")
+
+    def _word(self, v: Value) -> str:
+        """A value in eight bytes: an integer, or a double."""
+        put, d, r, x = self.writer.put, v.dtype, register_type(v.dtype), self.values.value(v)
+        if not d.is_float:
+            if d.bits == 64 and not d.is_bool:
+                return x
+            return put(f"{'sext' if d.kind == 'i' else 'zext'} {r} {x} to i64")
+        if r != "double":
+            x = put(f"fpext {r} {x} to double")
+        return put(f"bitcast double {x} to i64")

@@ -10,27 +10,24 @@ from math import prod
 
 from tilewright.ir.types import DType
 from tilewright.kernel.nest import THREADS
-from tilewright.llvm.masked import Masked
+from tilewright.llvm.positions import Positions
 from tilewright.llvm.scalars import register_type
+from tilewright.llvm.shared_memory import Shared
+from tilewright.llvm.writer import Writer
 
 WARP = 32
 
 
-class ThreadSums(Masked):
-    threads: tuple[int, int, int]
-
-    @staticmethod
-    def register(d: DType) -> str:
-        return register_type(d)
-
-    def position32(self, kind: str) -> str:
-        raise AssertionError("positions are the kernel's")
+class ThreadSums:
+    def __init__(self, w: Writer, positions: Positions, shared: Shared) -> None:
+        self.w, self.put, self.arith = w, w.put, w.arith
+        self.positions, self.shared, self.threads = positions, shared, positions.threads
 
     def barrier(self) -> None:
         """All threads of the block wait for one another."""
         name = "@llvm.nvvm.barrier.cta.sync.aligned.all"
         self.arith.declares.add(f"declare void {name}(i32)")
-        self.line(f"call void {name}(i32 0)")
+        self.w.line(f"call void {name}(i32 0)")
 
     def among_threads(self, x: str, function: str, d: DType, over: list[str]) -> str:
         """x of all threads along these axes, combined; every one of them has the result."""
@@ -77,10 +74,10 @@ class ThreadSums(Masked):
     def _number(self) -> str:
         """The number of a thread in its block."""
         x, y, z = self.threads
-        total = self.position32("thread.x")
+        total = self.positions.short("thread.x")
         for axis, stride in (("thread.y", x), ("thread.z", x * y)):
             if (y if axis == "thread.y" else z) > 1:
-                part = self.put(f"mul i32 {self.position32(axis)}, {stride}")
+                part = self.put(f"mul i32 {self.positions.short(axis)}, {stride}")
                 total = self.put(f"add i32 {total}, {part}")
         return total
 
@@ -110,24 +107,24 @@ class ThreadSums(Masked):
         start = number
         offsets = [0]
         for a in own:
-            here = self.put(f"mul i32 {self.position32(a)}, {strides[a]}")
+            here = self.put(f"mul i32 {self.positions.short(a)}, {strides[a]}")
             start = self.put(f"sub i32 {start}, {here}")
             offsets = [k + j * strides[a] for k in offsets for j in range(size[a])]
         return self._gathered(memory, t, [(start, k) for k in offsets], function, d)
 
     def _in_turn(self) -> None:
         """In a loop, nobody may still be reading what the iteration before has left."""
-        if self.depth:
+        if self.w.depth:
             self.barrier()
 
     def leave(self, condition: str, memory: str, at: str, t: str, x: str) -> None:
-        n = self.fresh("w")
-        self.line(f"br i1 {condition}, label %{n}.then, label %{n}.end")
-        self.label(f"{n}.then")
+        n = self.w.fresh("w")
+        self.w.line(f"br i1 {condition}, label %{n}.then, label %{n}.end")
+        self.w.label(f"{n}.then")
         p = self.put(f"getelementptr {t}, ptr addrspace(3) {memory}, i32 {at}")
-        self.line(f"store {t} {x}, ptr addrspace(3) {p}")
-        self.line(f"br label %{n}.end")
-        self.label(f"{n}.end")
+        self.w.line(f"store {t} {x}, ptr addrspace(3) {p}")
+        self.w.line(f"br label %{n}.end")
+        self.w.label(f"{n}.end")
 
     def _gathered(
         self, memory: str, t: str, places: list[tuple[str, int]], function: str, d: DType
@@ -142,10 +139,7 @@ class ThreadSums(Masked):
 
     def _memory(self, d: DType, count: int) -> tuple[str, str]:
         t = "i8" if d.is_bool else register_type(d)
-        return self.shared_variable(count, t), t
-
-    def shared_variable(self, count: int, t: str) -> str:
-        raise AssertionError("shared memory is the kernel's")
+        return self.shared.variable(count, t), t
 
     def _as_byte(self, x: str, d: DType) -> str:
         return self.put(f"zext i1 {x} to i8") if d.is_bool else x

@@ -10,7 +10,7 @@ from __future__ import annotations
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
-from tilewright.kernel.group import Buffer
+from tilewright.kernel.intrinsic import Operand
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.legal.hoist import is_let
 from tilewright.kernel.nest import (
@@ -20,13 +20,17 @@ from tilewright.kernel.nest import (
     Commit,
     Loop,
     Nest,
+    Report,
     Stmt,
+    Store,
     Wait,
+    While,
     mentions,
     walk,
     writes,
 )
 from tilewright.llvm.body import Body
+from tilewright.llvm.machine import Traits
 from tilewright.llvm.scalars import Arith, memory_type
 from tilewright.llvm.writer import Metadata
 
@@ -45,27 +49,31 @@ class _Module:
     def __init__(self, n: Nest, target: Target) -> None:
         self.n, self.target = n, target
         self.arith = Arith(target.has_fma, n.precision == "strict", target.has_bf16)
-        self.args = [b for b in n.buffers if b.scope in ("in", "out")]
         allocated = [s.buffer for s in n.body if isinstance(s, Alloc)]
         self.shared = [x for x in allocated if n.buffer(x).scope != "let"]
         self.functions: list[str] = []
         asked = any(dict(s.pragmas).get("unroll") for s, _ in walk(n.body) if isinstance(s, Loop))
         self.metadata = Metadata(asked)
+        self.traits = Traits(
+            masks=target.has_masks,
+            keeping=f"{target.vector_convention} ".lstrip(),
+            steps_apart=True,
+        )
 
     def text(self) -> str:
-        main = _Function(self.n, self.arith, self.args, self.target)
-        main.metadata = self.metadata
-        main.enter("%args", "%dims")
+        main = self._function()
+        w = main.writer
+        self._enter(main)
         ctx = [*self.shared]
         body = [s for s in self.n.body if not isinstance(s, Alloc)]
         pieces = [s for s in body if isinstance(s, Loop) and s.kind == "parallel"]
         for name in ctx:
             main.allocate(name)
         if pieces:
-            main.line(f"%ctx = alloca [{2 + len(ctx)} x ptr], align 8", entry=True)
-            for k, p in enumerate(["%args", "%dims", *(main.base[c][0] for c in ctx)]):
-                slot = main.put(f"getelementptr ptr, ptr %ctx, i64 {k}")
-                main.line(f"store ptr {p}, ptr {slot}")
+            w.line(f"%ctx = alloca [{2 + len(ctx)} x ptr], align 8", entry=True)
+            for k, p in enumerate(["%args", "%dims", *(main.addresses.base[c][0] for c in ctx)]):
+                slot = w.put(f"getelementptr ptr, ptr %ctx, i64 {k}")
+                w.line(f"store ptr {p}, ptr {slot}")
         count = 0
         lets: list[Stmt] = []
         for s in body:
@@ -79,9 +87,9 @@ class _Module:
                 count += 1
             else:
                 main.block((*own, s))
-        main.release(ctx)
+        main.machine.release(ctx)
         head = f"define void @{self.n.name}(ptr %args, ptr %dims) nounwind {{"
-        self.functions.append("\n".join([head, *main.around()]))
+        self.functions.append("\n".join([head, *main.lines()]))
         a = self.arith
         extra = set(a.declares)
         for s in pieces:
@@ -91,31 +99,43 @@ class _Module:
         code = [*sorted(extra), *a.definitions(), *self.functions]
         return "\n".join([*code, *self.metadata.lines]) + "\n"
 
-    def _parallel(
-        self, main: _Function, s: Loop, lets: list[Stmt], name: str, ctx: list[str]
-    ) -> None:
-        extent = main.dim(s.extent)
+    def _function(self) -> Body:
+        args = [b for b in self.n.buffers if b.scope in ("in", "out")]
+        return Body(self.n, self.arith, args, self.target, self.metadata, self.traits, _Processor)
+
+    def _enter(self, f: Body) -> None:
+        """The addresses and sizes that a function is called with."""
+        put = f.writer.put
+        for k, b in enumerate(f.context.args):
+            slot = put(f"getelementptr ptr, ptr %args, i64 {k}")
+            f.addresses.base[b.name] = (put(f"load ptr, ptr {slot}, align 8"), 0)
+        for k, s in enumerate(self.n.dims):
+            slot = put(f"getelementptr i64, ptr %dims, i64 {k}")
+            f.context.env[s] = (put(f"load i64, ptr {slot}, align 8"), 0)
+
+    def _parallel(self, main: Body, s: Loop, lets: list[Stmt], name: str, ctx: list[str]) -> None:
+        """A call that runs the chunks of a loop, and the function of one of them."""
         grain = s.grain
-        up = main.put(f"add i64 {extent}, {grain - 1}")
-        chunks = main.put(f"udiv i64 {up}, {grain}")
-        main.line(f"call void @{_runner(s)}(ptr @{name}, ptr %ctx, i64 {chunks})")
-        main.touch(s)
-        f = _Function(self.n, self.arith, self.args, self.target)
-        f.metadata = self.metadata
+        up = main.writer.put(f"add i64 {main.indices.dim(s.extent)}, {grain - 1}")
+        chunks = main.writer.put(f"udiv i64 {up}, {grain}")
+        main.writer.line(f"call void @{_runner(s)}(ptr @{name}, ptr %ctx, i64 {chunks})")
+        main.context.touch(s)
+        f = self._function()
+        w = f.writer
         for k, p in enumerate(["args", "dims", *(f"l{i}" for i in range(len(ctx)))]):
-            f.line(f"%{p}.slot = getelementptr ptr, ptr %ctx, i64 {k}")
-            f.line(f"%{p} = load ptr, ptr %{p}.slot, align 8")
-        f.enter("%args", "%dims")
+            w.line(f"%{p}.slot = getelementptr ptr, ptr %ctx, i64 {k}")
+            w.line(f"%{p} = load ptr, ptr %{p}.slot, align 8")
+        self._enter(f)
         for i, c in enumerate(ctx):
-            f.base[c] = (f"%l{i}", 0)
-        lo = f.put(f"mul i64 %chunk, {grain}")
-        end = f.put(f"add i64 {lo}, {grain}")
-        hi = f.arith_call("smin", end, f.dim(s.extent))
+            f.addresses.base[c] = (f"%l{i}", 0)
+        lo = w.put(f"mul i64 %chunk, {grain}")
+        end = w.put(f"add i64 {lo}, {grain}")
+        hi = w.integer("smin", end, f.indices.dim(s.extent))
         f.block(tuple(lets))
         f.loop(s, lo, hi)
         head = f"define internal void @{name}(ptr %ctx, i64 %chunk) nounwind {{"
-        self.functions.append("\n".join([head, *f.around()]))
-        self.arith.put = main.put
+        self.functions.append("\n".join([head, *f.lines()]))
+        self.arith.put = main.writer.put
 
 
 def _runner(s: Loop) -> str:
@@ -123,37 +143,36 @@ def _runner(s: Loop) -> str:
     return "tw_concurrent" if WAITS in s.marks else "tw_parallel"
 
 
-class _Function(Body):
-    """The statements of a nest on a processor."""
+class _Processor:
+    """How a processor runs a function of a kernel."""
 
-    steps_apart = True
-
-    def __init__(self, n: Nest, arith: Arith, args: list[Buffer], target: Target) -> None:
-        super().__init__(n, arith, args, target)
-        self.masks = target.has_masks
-        self.keeping = f"{target.vector_convention} ".lstrip()
+    def __init__(self, body: Body) -> None:
+        self.body, self.freed = body, set[str]()
 
     def allocate(self, name: str) -> None:
-        b = self.buffers[name]
+        body, w = self.body, self.body.writer
+        b = body.context.buffers[name]
         if b.scope == "shared":
             what = f"{name} is shared by the threads of a block, which a CPU does not have"
             raise Unsupported(what, hint=f"SetScope('{name}', 'local')")
         if b.scope != "heap":
-            ssa, size = f"%{self.fresh('m')}", max(D.bounds(b.size)[1], 1)
-            self.line(f"{ssa} = alloca [{size} x {memory_type(b.dtype)}], align 64", entry=True)
-            self.base[name] = (ssa, 0)
+            ssa, size = f"%{w.fresh('m')}", max(D.bounds(b.size)[1], 1)
+            w.line(f"{ssa} = alloca [{size} x {memory_type(b.dtype)}], align 64", entry=True)
+            body.addresses.base[name] = (ssa, 0)
         else:
-            total = self.put(f"mul i64 {self.dim(b.size)}, {b.dtype.bytes}")
-            total = self.put(f"add i64 {total}, 64")
-            self.base[name] = (self.put(f"call ptr @malloc(i64 {total})"), self.depth)
+            total = w.put(f"mul i64 {body.indices.dim(b.size)}, {b.dtype.bytes}")
+            total = w.put(f"add i64 {total}, 64")
+            body.addresses.base[name] = (w.put(f"call ptr @malloc(i64 {total})"), w.depth)
             self.freed.add(name)
-        self.epoch[name] = self.epoch.get(name, 0) + 1
 
     def release(self, names: list[str]) -> None:
         for name in names:
             if name in self.freed:
-                self.line(f"call void @free(ptr {self.base[name][0]})")
+                self.body.writer.line(f"call void @free(ptr {self.body.addresses.base[name][0]})")
                 self.freed.discard(name)
+
+    def parallel(self, s: Loop) -> None:
+        raise Unsupported(f"parallel loop {s.name} is not outermost")
 
     def bound(self, s: Loop) -> None:
         hint = "make it Parallel instead, or compile for a GPU"
@@ -162,3 +181,12 @@ class _Function(Body):
     def synchronise(self, s: Barrier | Commit | Wait) -> None:
         if isinstance(s, Barrier):  # copies arrive at once here
             raise Unsupported("a barrier between threads: a CPU has no thread blocks")
+
+    def copy(self, s: Store) -> bool:
+        return False  # it arrives at once
+
+    def fragment(self, x: Operand) -> str:
+        raise Unsupported(f"{x.buffer} is in fragments of many threads, which a CPU does not have")
+
+    def refuse(self, s: While | Report) -> None:
+        """The runtime has both."""

@@ -8,10 +8,10 @@ part has memory for that part only, which are registers where its indices are co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
@@ -31,7 +31,6 @@ from tilewright.kernel.nest import (
     Commit,
     Loop,
     Nest,
-    Prefetch,
     Report,
     Stmt,
     Store,
@@ -39,14 +38,16 @@ from tilewright.kernel.nest import (
     While,
     mentions,
     walk,
-    writes,
 )
 from tilewright.kernel.threads import block_size, combined, grid_of, launches, thread_chain
 from tilewright.llvm.async_copies import AsyncCopies
+from tilewright.llvm.body import Body
 from tilewright.llvm.combine import ThreadSums
 from tilewright.llvm.grid_math import GridArith
+from tilewright.llvm.machine import Traits
 from tilewright.llvm.own_parts import PRIVATE, own_parts
-from tilewright.llvm.scalars import memory_type
+from tilewright.llvm.positions import Positions
+from tilewright.llvm.scalars import memory_type, register_type
 from tilewright.llvm.shared_memory import Shared, bytes_of, check_lanes
 from tilewright.llvm.writer import Metadata
 
@@ -54,6 +55,10 @@ from tilewright.llvm.writer import Metadata
 PRIVATE_LIMIT = 64 * 1024
 # Calls of one scalar function in a kernel that are written out: a call costs registers and time.
 INLINED = 1024
+# Zeros in memory would be a thread's own, and no faster; other threads run while one waits.
+TRAITS = Traits(
+    short_division=True, scope='syncscope("device") ', zeros_in_memory=False, prefetches=False
+)
 
 
 @dataclass(frozen=True)
@@ -152,10 +157,12 @@ class _Module:
             if b.name in used
             and (b.scope in ("in", "out") or (b.scope in PRIVATE and b.name in outermost))
         ]
-        k = _Kernel(self, symbol, args)
-        k.metadata = self.metadata
-        k.enter_kernel()
-        k.block(tuple(s for s in self.launch if not (isinstance(s, Alloc) and s.buffer in own)))
+        make = partial(_Thread, self, symbol)
+        body = Body(self.n, self.arith, args, self.target, self.metadata, TRAITS, make)
+        k = body.machine
+        assert isinstance(k, _Thread)
+        k.enter()
+        body.block(tuple(s for s in self.launch if not (isinstance(s, Alloc) and s.buffer in own)))
         loops, _ = grid_of(self.launch)
         blocks = {x.kind: _count(x, set(self.n.dims)) for x in loops}
         size = ",".join(map(str, self.threads))
@@ -163,7 +170,7 @@ class _Module:
         lines = [
             *k.shared.globals(),
             f'{head} "nvvm.reqntid"="{size}" nounwind {{',
-            *k.around(),
+            *body.lines(),
         ]
         gx, gy, gz = (blocks.get(axis, 1) for axis in BLOCKS)
         names = tuple(b.name for b in args)
@@ -198,28 +205,28 @@ def _count(x: Loop, dims: set[D.Sym]) -> Dim:
     return most
 
 
-class _Kernel(ThreadSums, AsyncCopies):
-    """The statements of one launch."""
+class _Thread:
+    """How a thread of a grid runs the statements of one launch."""
 
-    scope = 'syncscope("device") '
-    short_division = True
-
-    def __init__(self, m: _Module, symbol: str, args: list[Buffer]) -> None:
-        super().__init__(m.n, m.arith, args, m.target)
+    def __init__(self, m: _Module, symbol: str, body: Body) -> None:
+        self.body, self.w, self.c, self.a = body, body.writer, body.context, body.addresses
         self.threads, self.aligned = m.threads, m.alignment
-        self.masks = True
+        buffers = self.c.buffers
         allocated = [s.buffer for s, _ in walk(m.launch) if isinstance(s, Alloc)]
-        in_shared = [self.buffers[x] for x in allocated if self.buffers[x].scope == "shared"]
+        in_shared = [buffers[x] for x in allocated if buffers[x].scope == "shared"]
         shared = list(dict.fromkeys(in_shared))
         self.shared = Shared(symbol, shared, m.grid)
         for b in shared:
-            self.base[b.name] = (self.shared.places[b.name], 0)
+            self.a.base[b.name] = (self.shared.places[b.name], 0)
         self.over = {id(c.store): c.over for c in combined(m.launch)}
-        given = {b.name for b in args}  # memory from outside the launch is common to all
-        local = {x: b for x, b in self.buffers.items() if x not in given}
+        given = {b.name for b in self.c.args}  # memory from outside the launch is common to all
+        local = {x: b for x, b in buffers.items() if x not in given}
         self.own = own_parts(m.n, m.launch, local)
-        self.registers: dict[str, str] = {}
-        check_lanes(m.launch, self.buffers)
+        self.positions = Positions(self.w, m.threads)
+        self.sums = ThreadSums(self.w, self.positions, self.shared)
+        self.copies = AsyncCopies(self.w, self.c, self.a, m.grid)
+        self.a.part, self.a.aligned = self._own_place, self._alignment
+        check_lanes(m.launch, buffers)
         self.tiles = any(
             isinstance(s, Loop) and s.instruction and INTRINSICS[s.instruction].tiles
             for s, _ in walk(m.launch)
@@ -230,49 +237,29 @@ class _Kernel(ThreadSums, AsyncCopies):
 
     def parameters(self) -> list[str]:
         out: list[str] = []
-        for k, b in enumerate(self.args):
+        for k, b in enumerate(self.c.args):
             aligned = self.aligned if not b.pointer else b.dtype.bytes
             alone = "" if b.pointer else "noalias "
             read = "readonly " if b.scope == "in" else ""
             out.append(f"ptr addrspace(1) {alone}{read}align {aligned} %arg{k}")
-        return [*out, *(f"i64 %dim{k}" for k in range(len(self.n.dims)))]
+        return [*out, *(f"i64 %dim{k}" for k in range(len(self.c.n.dims)))]
 
-    def enter_kernel(self) -> None:
-        for k, b in enumerate(self.args):
-            self.line(f"%base{k} = addrspacecast ptr addrspace(1) %arg{k} to ptr", entry=True)
-            self.base[b.name] = (f"%base{k}", 0)
-        for k, s in enumerate(self.n.dims):
-            self.env[s] = (f"%dim{k}", 0)
-
-    def position(self, kind: str) -> str:
-        """A thread's place in its block, or its block's place in the grid, as an i64."""
-        return self._register(kind)[0]
-
-    def position32(self, kind: str) -> str:
-        return self._register(kind)[1]
-
-    def _register(self, kind: str) -> tuple[str, str]:
-        what, _, axis = kind.partition(".")
-        name = f"llvm.nvvm.read.ptx.sreg.{'ctaid' if what == 'block' else 'tid'}.{axis}"
-        wide, short = f"%{kind}", f"%{kind}.32"
-        if kind not in self.registers:
-            most = self.threads[THREADS.index(kind)] if what == "thread" else 2**31 - 1
-            self.arith.declares.add(f"declare i32 @{name}()")
-            self.line(f"{short} = call range(i32 0, {most}) i32 @{name}()", entry=True)
-            self.line(f"{wide} = zext nneg i32 {short} to i64", entry=True)
-            self.registers[kind] = wide
-        return wide, short
+    def enter(self) -> None:
+        for k, b in enumerate(self.c.args):
+            self.w.line(f"%base{k} = addrspacecast ptr addrspace(1) %arg{k} to ptr", entry=True)
+            self.a.base[b.name] = (f"%base{k}", 0)
+        for k, s in enumerate(self.c.n.dims):
+            self.c.env[s] = (f"%dim{k}", 0)
 
     # ---- loops
 
-    def loop(self, s: Loop, lo: str = "0", hi: str | None = None) -> None:
-        if s.kind == "parallel":  # in any order: also one after the other
-            s = replace(s, kind="serial")
-        super().loop(s, lo, hi)
+    def parallel(self, s: Loop) -> None:
+        """Iterations in any order: also one after the other."""
+        self.body.loop(replace(s, kind="serial"))
 
     def bound(self, s: Loop) -> None:
-        if self.lane is not None:
-            raise Unsupported(f"{s.kind} {s.name} is inside the lanes {self.lane[0].name}")
+        if self.c.lane is not None:
+            raise Unsupported(f"{s.kind} {s.name} is inside the lanes {self.c.lane[0].name}")
         if s.kind in THREADS:
             chain = thread_chain(s)
             last = chain[-1].body[-1]
@@ -281,26 +268,27 @@ class _Kernel(ThreadSums, AsyncCopies):
                 return
         # The only block is a constant, in indices of registers too.
         one = s.kind in BLOCKS and s.extent == 1
-        self.env[s.var] = 0 if one else (self.position(s.kind), 0)
-        self._where(self.missing(s), partial(self.block, s.body), s.kind in THREADS)
-        del self.env[s.var]
+        self.c.env[s.var] = 0 if one else (self.positions.long(s.kind), 0)
+        self._where(self.missing(s), partial(self.body.block, s.body), s.kind in THREADS)
+        del self.c.env[s.var]
 
     def missing(self, s: Loop) -> str | None:
         """The condition under which a block or thread has an iteration; None where all do."""
-        fixed = {v: k for v in D.symbols(s.extent) if isinstance(k := self.env.get(v), int)}
+        fixed = {v: k for v in D.symbols(s.extent) if isinstance(k := self.c.env.get(v), int)}
         count = D.substitute(s.extent, fixed)
         if s.kind in THREADS and count == self.threads[THREADS.index(s.kind)]:
             return None
-        if s.kind in BLOCKS and D.symbols(s.extent) <= set(self.n.dims):
+        if s.kind in BLOCKS and D.symbols(s.extent) <= set(self.c.n.dims):
             return None
-        return self.put(f"icmp slt i64 {self.position(s.kind)}, {self.dim(count)}")
+        here, end = self.positions.long(s.kind), self.body.indices.dim(count)
+        return self.w.put(f"icmp slt i64 {here}, {end}")
 
-    def _where(self, condition: str | None, f: Any, divides: bool) -> None:
+    def _where(self, condition: str | None, f: Callable[[], None], divides: bool) -> None:
         if condition is None:
             f()
             return
         self.divergent += divides
-        self.branch(condition, f)
+        self.w.branch(condition, f)
         self.divergent -= divides
 
     def _combining(self, chain: list[Loop], s: Store) -> None:
@@ -312,72 +300,58 @@ class _Kernel(ThreadSums, AsyncCopies):
         tests: list[str] = []
         kept: list[str] = []
         for q in chain:
-            self.env[q.var] = (self.position(q.kind), 0)
+            self.c.env[q.var] = (self.positions.long(q.kind), 0)
             found = self.missing(q)
             if found is not None:
                 tests.append(found)
                 kept += [found] if q not in over else []
-        there = self._and(tests, 1) if tests else None
+        there = self.w.all_of(tests, 1) if tests else None
         before = chain[-1].body[:-1]
         if before:
-            self._where(there, partial(self.block, before), True)
-        b = self.buffers[s.buffer]
-        x = self.one_of(there, s.value, identity(str(s.function), b.dtype))
-        x = self.among_threads(x, str(s.function), b.dtype, [q.kind for q in over])
-        if b.scope not in PRIVATE or b.name in {y.name for y in self.args}:
-            first = [self.put(f"icmp eq i32 {self.position32(q.kind)}, 0") for q in over]
-            kept = [*kept, *first]
-        self._where(self._and(kept, 1) if kept else None, partial(self._update, s, x), True)
-        self.touch(s)
+            self._where(there, partial(self.body.block, before), True)
+        b, function = self.c.buffers[s.buffer], str(s.function)
+        x = self.one_of(there, s.value, identity(function, b.dtype))
+        x = self.sums.among_threads(x, function, b.dtype, [q.kind for q in over])
+        if b.scope not in PRIVATE or b.name in {y.name for y in self.c.args}:
+            kept += [self.w.put(f"icmp eq i32 {self.positions.short(q.kind)}, 0") for q in over]
+        condition = self.w.all_of(kept, 1) if kept else None
+        self._where(condition, lambda: self._update(s, b, x), True)
+        self.c.touch(s)
         for q in chain:
-            del self.env[q.var]
+            del self.c.env[q.var]
 
     def one_of(self, there: str | None, value: Value, other: Value) -> str:
+        values = self.body.values
         if there is None:
-            return self.value(value)
-        t = self.register(value.dtype)
-        return self._either(there, t, lambda: self.value(value), lambda: self.value(other))
+            return values.value(value)
+        t = register_type(value.dtype)
+        return self.w.either(there, t, lambda: values.value(value), lambda: values.value(other))
 
-    def _update(self, s: Store, x: str) -> None:
-        b = self.buffers[s.buffer]
-        t = memory_type(b.dtype)
-        const, terms, _ = self._terms(self._linear(b, s.index))
-        p = self.pointer(b, const, terms)
-        old = self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}")
-        x = self.arith.apply(str(s.function), b.dtype, 1, [self.arith.widen(old, b.dtype, 1), x])
-        self.line(f"store {t} {self.arith.narrow(x, b.dtype, 1)}, ptr {p}, align {b.dtype.bytes}")
+    def _update(self, s: Store, b: Buffer, x: str) -> None:
+        self.body.accesses.store(b, x, self.a.of(b, s.index), 1, s.function)
 
-    def operand_address(self, x: Operand) -> str:
+    def fragment(self, x: Operand) -> str:
         """Of an instruction of a whole warp: the thread's own registers, or the address that it
         gives."""
-        if not x.index:
-            return super().operand_address(x)
-        b = self.buffers[x.buffer]
+        b = self.c.buffers[x.buffer]
         own = {(k, axis) for k, (axis, _) in self.own.get(b.name, {}).items()}
         if not own.issuperset(x.owners):
             raise Unsupported(
                 f"{b.name} is used by other threads than those of an instruction's fragment",
                 hint="bind the loops over it to the threads that own its elements",
             )
-        if LANE not in self.env:
-            along = [self.position(a) for a in WARP]
+        if LANE not in self.c.env:
+            along = [self.positions.long(a) for a in WARP]
             rows, lane = "%lane.rows", "%lane"
-            self.line(f"{rows} = mul nuw nsw i64 {along[1]}, {WARP['thread.x']}", entry=True)
-            self.line(f"{lane} = add nuw nsw i64 {rows}, {along[0]}", entry=True)
-            self.env[LANE] = (lane, 0)
-        const, terms, _ = self._terms(self._linear(b, x.index))
-        return self.pointer(b, const, terms)
+            self.w.line(f"{rows} = mul nuw nsw i64 {along[1]}, {WARP['thread.x']}", entry=True)
+            self.w.line(f"{lane} = add nuw nsw i64 {rows}, {along[0]}", entry=True)
+            self.c.env[LANE] = (lane, 0)
+        return self.a.of(b, x.index)
 
     # ---- memory
 
-    def changed(self, body: tuple[Stmt, ...]) -> frozenset[str]:
-        """What statements may change for this thread: at a barrier, all that others write."""
-        waits = any(isinstance(s, Barrier) for s, _ in walk(body))
-        return frozenset(writes(self.n.body)) if waits else super().changed(body)
-
     def allocate(self, name: str) -> None:
-        b = self.buffers[name]
-        self.epoch[name] = self.epoch.get(name, 0) + 1
+        b = self.c.buffers[name]
         if b.scope == "shared":
             return
         b = self._part(b)
@@ -387,79 +361,38 @@ class _Kernel(ThreadSums, AsyncCopies):
                 f"{name} takes {size:,} bytes in every thread",
                 hint=f"SetScope('{name}', 'shared'), or place it further inside",
             )
-        ssa = f"%{self.fresh('m')}"
+        ssa = f"%{self.w.fresh('m')}"
         count = max(1, size // b.dtype.bytes)
-        self.line(f"{ssa} = alloca [{count} x {memory_type(b.dtype)}], align 16", entry=True)
-        self.base[name] = (ssa, 0)
+        self.w.line(f"{ssa} = alloca [{count} x {memory_type(b.dtype)}], align 16", entry=True)
+        self.a.base[name] = (ssa, 0)
+
+    def release(self, names: list[str]) -> None:
+        """A thread's memory is there as long as the thread."""
 
     def _part(self, b: Buffer) -> Buffer:
         """What one thread has of a private buffer."""
         own = self.own.get(b.name, {})
         return replace(b, shape=tuple(own.get(k, (d,))[-1] for k, d in enumerate(b.shape)))
 
-    def _linear(self, b: Buffer, index: tuple[Dim, ...]) -> Dim:
+    def _own_place(self, b: Buffer, index: tuple[Dim, ...]) -> tuple[Buffer, tuple[Dim, ...]]:
         own = self.own.get(b.name)
         if not own:
-            return super()._linear(b, index)
+            return b, index
         rest: list[Dim] = list(index)
         for k, (axis, size) in own.items():
-            here = (self.position(axis), 0)
-            found = [v for v in D.symbols(index[k]) if self.env.get(v) == here]
+            here = (self.positions.long(axis), 0)
+            found = [v for v in D.symbols(index[k]) if self.c.env.get(v) == here]
             # A fragment of an instruction begins at the first place of every thread.
             rest[k] = index[k] - size * D.as_int(found[0]) if found else index[k]
-        return super()._linear(self._part(b), tuple(rest))
+        return self._part(b), tuple(rest)
 
-    def alignment(self, b: Buffer, lin: Dim, w: int) -> int:
-        """As much of 16 bytes as every term of the index is a multiple of."""
-        if b.pointer or self.lane is None:
-            return b.dtype.bytes
-        fixed = {s: k for s in D.symbols(lin) if isinstance(k := self.env.get(s), int)}
-        first = D.substitute(lin, {**fixed, self.lane[0]: 0})
-        whole = self.aligned if b.scope in ("in", "out") else 16
-        counts = [first] if isinstance(first, int) else [c for _, c in first.terms]
-        bytes_ = min(whole, w * b.dtype.bytes)
-        while bytes_ > b.dtype.bytes and any(c * b.dtype.bytes % bytes_ for c in counts):
-            bytes_ //= 2
-        return max(bytes_, b.dtype.bytes)
+    def _alignment(self, b: Buffer) -> int:
+        return self.aligned if b.scope in ("in", "out") else 16
 
-    def pointer(
-        self, b: Buffer, const: int, terms: dict[int, list[tuple[int, tuple[str, ...]]]]
-    ) -> str:
-        """In swizzled memory: of what moves elements alike, only the rest is looked at."""
-        by = b.swizzle
-        if by is None:
-            return super().pointer(b, const, terms)
-        near: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
-        far: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
-        for level, parts in terms.items():
-            for c, factors in parts:
-                side = far if c % by.period == 0 else near
-                side.setdefault(level, []).append((c, factors))
-        total = str(const % by.period)
-        for level in sorted(near):
-            total = self.put(f"add i64 {self._offset(near[level], level)}, {total}")
-        other = self.put(f"lshr i64 {total}, {by.base + by.shift}")
-        other = self.put(f"and i64 {other}, {(1 << by.bits) - 1}")
-        other = self.put(f"shl i64 {other}, {by.base}")
-        place = self.put(f"xor i64 {total}, {other}")
-        p = super().pointer(b, const - const % by.period, far)
-        return self.put(f"getelementptr {memory_type(b.dtype)}, ptr {p}, i64 {place}")
-
-    def addresses(self, b: Buffer, lin: Dim, w: int) -> str:
-        if b.swizzle is not None:
-            raise Unsupported(f"lanes far apart in the swizzled {b.name}", hint="no swizzle")
-        return super().addresses(b, lin, w)
-
-    def _load_or_zero(self, v: Value, condition: Value, w: int) -> str | None:
-        return None  # zeros in memory would be a thread's own, and no faster
-
-    def _prefetch(self, s: Prefetch) -> None:
-        """Other threads run while one waits for memory."""
+    def copy(self, s: Store) -> bool:
+        return self.copies.copy(s)
 
     # ---- waiting and telling
-
-    def shared_variable(self, count: int, t: str) -> str:
-        return self.shared.variable(count, t)
 
     def synchronise(self, s: Barrier | Commit | Wait) -> None:
         if isinstance(s, Barrier):
@@ -467,21 +400,17 @@ class _Kernel(ThreadSums, AsyncCopies):
                 raise Unsupported("a barrier that not all threads of a block reach")
             if self.tiles:  # what threads have written is seen by instructions that read tiles
                 text = "fence.proxy.async.shared::cta;"
-                self.line(f'call void asm sideeffect "{text}", "~{{memory}}"()')
-            self.barrier()
-            for name in self.mutable:  # what others have written is seen from here on
-                self.epoch[name] = self.epoch.get(name, 0) + 1
+                self.w.line(f'call void asm sideeffect "{text}", "~{{memory}}"()')
+            self.sums.barrier()
+            self.c.renew(self.c.mutable)  # what others have written is seen from here on
         elif isinstance(s, Wait):
-            self.wait_for_copies(s.pending)
+            self.copies.wait(s.pending)
         else:
-            self.commit_copies()
+            self.copies.commit()
 
-    def _while(self, s: While) -> None:
-        if s.waits:
+    def refuse(self, s: While | Report) -> None:
+        if isinstance(s, While):
             raise Unsupported(f"while {s.name} waits for another block, which may not be running")
-        super()._while(s)
-
-    def _report(self, s: Report) -> None:
         raise Unsupported("reports and assertions inside code for a GPU")
 
 

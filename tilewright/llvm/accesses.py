@@ -1,0 +1,115 @@
+"""Instructions that read and write memory, at addresses that are computed.
+
+In registers numbers have the form in which they are computed, in memory that of their dtype
+(llvm/scalars.py): what is read is widened, what is written is narrowed.
+"""
+
+from __future__ import annotations
+
+from tilewright.kernel.group import Buffer
+from tilewright.llvm.scalars import memory_type, suffix, vector
+from tilewright.llvm.writer import Writer
+
+
+class Accesses:
+    def __init__(self, w: Writer, masks: bool, keeping: str) -> None:
+        self.w, self.arith = w, w.arith
+        self.masks = masks  # the machine has masked accesses
+        self.keeping = keeping  # how functions are called that leave most vector registers alone
+
+    # ---- all lanes
+
+    def load(self, b: Buffer, p: str, w: int = 1, align: int = 0) -> str:
+        """So many elements from an address on."""
+        t = vector(memory_type(b.dtype), w)
+        x = self.w.put(f"load {t}, ptr {p}, align {align or b.dtype.bytes}")
+        return self.arith.widen(x, b.dtype, w)
+
+    def store(
+        self,
+        b: Buffer,
+        x: str,
+        p: str,
+        w: int = 1,
+        function: str | None = None,
+        align: int = 0,
+        hint: str = "",
+    ) -> None:
+        """So many elements from an address on; with a function, what is there is combined with
+        them."""
+        if function:
+            old = self.load(b, p, w, align)
+            x = self.arith.apply(function, b.dtype, w, [old, x])
+        self.raw_store(b, self.arith.narrow(x, b.dtype, w), p, w, align, hint)
+
+    def raw_store(
+        self, b: Buffer, x: str, p: str, w: int = 1, align: int = 0, hint: str = ""
+    ) -> None:
+        """The same of elements in the form of memory."""
+        t = vector(memory_type(b.dtype), w)
+        self.w.line(f"store {t} {x}, ptr {p}, align {align or b.dtype.bytes}{hint}")
+
+    # ---- lanes that a mask chooses; in the form of memory
+
+    def masked_load(self, b: Buffer, p: str, m: str, w: int) -> str:
+        return self._masked_read("load", "ptr", "p0", b, p, m, w)
+
+    def masked_gather(self, b: Buffer, p: str, m: str, w: int) -> str:
+        return self._masked_read("gather", f"<{w} x ptr>", f"v{w}p0", b, p, m, w)
+
+    def _masked_read(
+        self, how: str, pointer: str, form: str, b: Buffer, p: str, m: str, w: int
+    ) -> str:
+        """Zeros in the other lanes."""
+        t = memory_type(b.dtype)
+        v = f"<{w} x {t}>"
+        name = f"@llvm.masked.{how}.{suffix(t, w)}.{form}"
+        self.arith.declares.add(f"declare {v} {name}({pointer}, i32, <{w} x i1>, {v})")
+        given = f"{pointer} {{}}, i32 {b.dtype.bytes}, <{w} x i1> {{}}, {v} zeroinitializer"
+        return self.w.put(self._call(v, name, given, ((pointer, p), (f"<{w} x i1>", m))))
+
+    def masked_store(self, b: Buffer, x: str, p: str, m: str, w: int) -> None:
+        if b.dtype.bytes < 4 or memory_type(b.dtype) == "i32":
+            m = self._unknown_mask(p, m, w)
+        self._masked_write("store", "ptr", "p0", b, x, p, m, w)
+
+    def masked_scatter(self, b: Buffer, x: str, p: str, m: str, w: int) -> None:
+        self._masked_write("scatter", f"<{w} x ptr>", f"v{w}p0", b, x, p, m, w)
+
+    def _masked_write(
+        self, how: str, pointer: str, form: str, b: Buffer, x: str, p: str, m: str, w: int
+    ) -> None:
+        t = memory_type(b.dtype)
+        v = f"<{w} x {t}>"
+        name = f"@llvm.masked.{how}.{suffix(t, w)}.{form}"
+        self.arith.declares.add(f"declare void {name}({v}, {pointer}, i32, <{w} x i1>)")
+        given = f"{v} {{}}, {pointer} {{}}, i32 {b.dtype.bytes}, <{w} x i1> {{}}"
+        self.w.line(self._call("void", name, given, ((v, x), (pointer, p), (f"<{w} x i1>", m))))
+
+    def _unknown_mask(self, p: str, m: str, w: int) -> str:
+        """The same mask, by a condition that always holds and is not known to. Where LLVM for x86
+        knows that one lane is stored it stores the wider number of which the lane was cut: 64 bits
+        for an int32 that comes out of an int64 (issue 179489 of llvm-project)."""
+        put = self.w.put
+        holds = put(f"icmp ne ptr {p}, inttoptr (i64 1 to ptr)")
+        one = put(f"insertelement <{w} x i1> poison, i1 {holds}, i64 0")
+        zeros = f"<{w} x i32> zeroinitializer"
+        all_ = put(f"shufflevector <{w} x i1> {one}, <{w} x i1> poison, {zeros}")
+        return put(f"and <{w} x i1> {m}, {all_}")
+
+    def _call(self, result: str, name: str, given: str, args: tuple[tuple[str, str], ...]) -> str:
+        """A call of a masked access. A machine without masks asks for every lane with a branch of
+        its own, which is nothing to have in every place: there it is a function, once."""
+        if self.masks:
+            return f"call {result} {name}({given.format(*(v for _, v in args))})"
+        own = name.replace("@llvm.", "@tw.")
+        inner = given.format(*(f"%a{k}" for k in range(len(args))))
+        call, back = f"call {result} {name}({inner})", "ret void"
+        if result != "void":
+            call, back = f"%r = {call}", f"ret {result} %r"
+        head = ", ".join(f"{t} %a{k}" for k, (t, _) in enumerate(args))
+        self.arith.defines[own] = (
+            f"define internal {self.keeping}{result} {own}({head}) noinline cold nounwind {{\n"
+            f"  {call}\n  {back}\n}}"
+        )
+        return f"call {self.keeping}{result} {own}({', '.join(f'{t} {v}' for t, v in args)})"

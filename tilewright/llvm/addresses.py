@@ -1,0 +1,204 @@
+"""Where elements of buffers lie: addresses of one element, and of one for every lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilewright.base.errors import Unsupported
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Load, Value, load, rewrite
+from tilewright.kernel.dependence import linear_index, split_terms
+from tilewright.kernel.group import Buffer
+from tilewright.llvm.context import Context
+from tilewright.llvm.indices import Indices, Terms
+from tilewright.llvm.opaque import DECLARATION, opaque
+from tilewright.llvm.scalars import memory_type
+from tilewright.llvm.writer import Writer
+
+# From so many constant steps on an address is kept apart from them: see llvm/opaque.py.
+MANY_STEPS = 6
+
+# A buffer and an index as the thread at hand has them.
+Part = Callable[[Buffer, tuple[Dim, ...]], tuple[Buffer, tuple[Dim, ...]]]
+
+
+class _Moving:
+    """The line of an address that a loop changes, and how many constant steps are taken from it."""
+
+    def __init__(self, line: str) -> None:
+        self.lines, self.steps = [line], 0
+
+
+class Addresses:
+    def __init__(self, w: Writer, c: Context, indices: Indices, steps_apart: bool) -> None:
+        self.w, self.c, self.indices = w, c, indices
+        self.put = w.put
+        self.steps_apart = steps_apart  # may addresses be opaque to LLVM?
+        self.base = {b.name: ("null", 0) for b in c.n.buffers if b.scope == "memory"}
+        self.part: Part | None = None  # of what each thread has a part only
+        self.aligned: Callable[[Buffer], int] = lambda b: b.dtype.bytes
+        self._linear: dict[Any, Dim] = {}
+        self._moving: dict[str, _Moving] = {}  # addresses that a loop changes
+
+    # ---- one element
+
+    def linear(self, b: Buffer, index: tuple[Dim, ...]) -> Dim:
+        """The place of an element in its buffer."""
+        if self.part is not None:
+            b, index = self.part(b, index)
+        key = (b.name, index)
+        found = self._linear.get(key)
+        if found is None:
+            found = self._linear[key] = linear_index(b, index)
+        return found
+
+    def at(self, b: Buffer, lin: Dim) -> str:
+        """The address of an element that is the same for all lanes."""
+        const, terms, _ = self.indices.terms(lin)
+        return self.pointer(b, const, terms)
+
+    def of(self, b: Buffer, index: tuple[Dim, ...]) -> str:
+        return self.at(b, self.linear(b, index))
+
+    def pointer(self, b: Buffer, const: int, terms: Terms) -> str:
+        return (self._plain if b.swizzle is None else self._swizzled)(b, const, terms)
+
+    def _plain(self, b: Buffer, const: int, terms: Terms) -> str:
+        """Partial addresses are written where they stop changing, outermost first."""
+        if b.scope == "memory":
+            parts = [self.indices.offset(terms[level], level) for level in sorted(terms)]
+            total = str(const)
+            for x in parts:
+                total = self.put(f"add i64 {x}, {total}")
+            return self.put(f"inttoptr i64 {total} to ptr")
+        p, reached = self.base[b.name]
+        t = memory_type(b.dtype)
+        key: tuple[Any, ...] = ("ptr", b.name, p)
+        for level in sorted(terms):
+            reached = max(reached, level)
+            key = (*key, tuple(terms[level]))
+            found = self.w.known(key)
+            if found is None:
+                at = self.indices.offset(terms[level], level)
+                with self.w.at(reached):
+                    found = self.put(f"getelementptr {t}, ptr {p}, i64 {at}")
+                    if reached and self.steps_apart:
+                        self._moving[found] = cell = _Moving(self.w.out.pop())
+                        self.w.out.append(cell.lines)
+                self.w.remember(key, reached, found)
+            p = found
+        if not const:
+            return p
+        if (cell := self._moving.get(p)) is not None:
+            cell.steps += 1
+            if cell.steps == MANY_STEPS:
+                self.w.arith.declares.add(DECLARATION)
+                moved = cell.lines[0].replace(p, f"{p}.at", 1)
+                cell.lines[:] = [moved, f"  {p} = {opaque(f'{p}.at')}"]
+        return self.put(f"getelementptr {t}, ptr {p}, i64 {const}")
+
+    def _swizzled(self, b: Buffer, const: int, terms: Terms) -> str:
+        """Of what moves elements alike, only the rest is looked at."""
+        by = b.swizzle
+        assert by is not None
+        near: Terms = {}
+        far: Terms = {}
+        for level, parts in terms.items():
+            for c, factors in parts:
+                side = far if c % by.period == 0 else near
+                side.setdefault(level, []).append((c, factors))
+        total = str(const % by.period)
+        for level in sorted(near):
+            total = self.put(f"add i64 {self.indices.offset(near[level], level)}, {total}")
+        other = self.put(f"lshr i64 {total}, {by.base + by.shift}")
+        other = self.put(f"and i64 {other}, {(1 << by.bits) - 1}")
+        other = self.put(f"shl i64 {other}, {by.base}")
+        place = self.put(f"xor i64 {total}, {other}")
+        p = self._plain(b, const - const % by.period, far)
+        return self.put(f"getelementptr {memory_type(b.dtype)}, ptr {p}, i64 {place}")
+
+    def alignment(self, b: Buffer, lin: Dim, w: int) -> int:
+        """What the address of so many neighbours is known to be a multiple of: as much of its
+        memory's alignment as every term of the index is a multiple of."""
+        least = b.dtype.bytes
+        bytes_ = min(self.aligned(b), w * least)
+        if bytes_ <= least or b.pointer or self.c.lane is None:
+            return least
+        fixed = {s: k for s in D.symbols(lin) if isinstance(k := self.c.env.get(s), int)}
+        first = D.substitute(lin, {**fixed, self.c.lane[0]: 0})
+        counts = [first] if isinstance(first, int) else [c for _, c in first.terms]
+        while bytes_ > least and any(c * least % bytes_ for c in counts):
+            bytes_ //= 2
+        return max(bytes_, least)
+
+    # ---- indices that stay inside a buffer
+
+    def in_range(self, b: Buffer, index: tuple[Dim, ...]) -> bool:
+        inside = (D.nonneg(i) and D.known_lt(i, n) for i, n in zip(index, b.shape, strict=True))
+        return not b.pointer and all(inside)
+
+    def clamped(self, b: Buffer, index: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        out = []
+        for i, n in zip(index, b.shape, strict=True):
+            if not D.known_lt(i, n):
+                i = D.minimum(i, n - 1)
+            if not D.nonneg(i):
+                i = D.maximum(i, 0)
+            out.append(i)
+        return tuple(out)
+
+    def indices_inside(self, index: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        """Where an index is itself read from memory, that read is kept inside its buffer too."""
+
+        def inside(x: Load) -> Value:
+            b = self.c.buffers[str(x.source)]
+            return x if b.pointer else load(b.name, self.clamped(b, x.index), x.dtype)
+
+        return tuple(
+            D.substitute(i, {}, lambda v: rewrite(v, on_load=inside))
+            if any(True for _ in D.data_values(i))
+            else i
+            for i in index
+        )
+
+    # ---- one for every lane
+
+    def lanes(self, b: Buffer, lin: Dim, w: int) -> str:
+        if b.swizzle is not None:
+            raise Unsupported(f"lanes far apart in the swizzled {b.name}", hint="no swizzle")
+        x = self.indices.lanes(lin, w)
+        if b.scope == "memory":
+            return self.put(f"inttoptr <{w} x i64> {x} to <{w} x ptr>")
+        t = memory_type(b.dtype)
+        return self.put(f"getelementptr {t}, ptr {self.base[b.name][0]}, <{w} x i64> {x}")
+
+    def first(self, b: Buffer, lin: Dim) -> str:
+        """Where the first lane is."""
+        const, terms, _ = self.c.with_lane(0, lambda: self.indices.terms(lin))
+        return self.pointer(b, const, terms)
+
+    def adjacent(self, b: Buffer, lin: Dim, w: int) -> str:
+        """Do all lanes, at an index that is no function of theirs before it is computed, lie one
+        after the other?"""
+        assert self.c.lane is not None
+        own = self.c.lane[0]
+        step = D.coefficient(lin, own)
+        if step is not None:
+            return self.put(f"icmp eq i64 {self.indices.dim(step)}, {b.unit}")
+        moving = split_terms(lin, {own})[1]
+        epochs = self.indices.epochs(moving)
+        key = ("adjacent", moving, w, b.unit, self.c.constants(D.symbols(moving)), epochs)
+        if (found := self.w.known(key)) is not None:
+            return found
+        level = self.indices.level(moving)
+        v = f"<{w} x i64>"
+        with self.w.at(level):
+            x = self.indices.lanes(moving, w)
+            first = self.put(f"shufflevector {v} {x}, {v} poison, <{w} x i32> zeroinitializer")
+            steps = ", ".join(f"i64 {k * b.unit}" for k in range(w))
+            wanted = self.put(f"add {v} {first}, <{steps}>")
+            r = self.w.across("and", self.put(f"icmp eq {v} {x}, {wanted}"), w)
+        self.w.remember(key, level, r)
+        return r

@@ -1,0 +1,151 @@
+"""Atomics: what other threads may see half done of no access.
+
+They are done for one lane after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.ir.types import DType, f32, f64
+from tilewright.kernel.group import Buffer
+from tilewright.kernel.nest import Atomic
+from tilewright.llvm.addresses import Addresses
+from tilewright.llvm.context import Context
+from tilewright.llvm.scalars import memory_type, register_type
+from tilewright.llvm.values import Values
+from tilewright.llvm.writer import Writer
+
+_ORDER = {
+    "relaxed": ("monotonic", "monotonic"),
+    "acquire": ("acquire", "acquire"),
+    "release": ("release", "monotonic"),
+    "acq_rel": ("acq_rel", "acquire"),
+}
+_BOOLS = {"add": "or", "max": "or", "min": "and"}
+
+
+class Atomics:
+    def __init__(
+        self, w: Writer, c: Context, values: Values, addresses: Addresses, scope: str
+    ) -> None:
+        self.w, self.c, self.put, self.arith = w, c, w.put, w.arith
+        self.values, self.addresses = values, addresses
+        self.scope = scope  # whom atomics are ordered with: everybody, if nothing is said
+
+    def atomic(self, s: Atomic) -> None:
+        self.values.masks.lane_by_lane(lambda: self._atomic(s))
+        self.c.touch(s)
+
+    def _atomic(self, s: Atomic) -> None:
+        b = self.c.buffers[s.buffer]
+        t, bits = memory_type(b.dtype), f"i{8 * b.dtype.bytes}"
+        v = self.values.value(s.value)
+        p = self.addresses.of(b, s.index)
+        if s.kind == "load":
+            _, how = _ORDER[s.order]
+            old = self.put(f"load atomic {bits}, ptr {p} {self.scope}{how}, align {b.dtype.bytes}")
+            old = self._from_bits(old, bits, t)
+        elif s.kind == "cas":
+            assert s.compare is not None
+            expected = self._stored(self.values.value(s.compare), b)
+            old = self._from_bits(self._exchange(p, expected, self._stored(v, b), s, b)[0], bits, t)
+        elif s.kind == "xchg":
+            how, _ = _ORDER[s.order]
+            x = self._stored(v, b)
+            old = self.put(
+                f"atomicrmw xchg ptr {p}, {bits} {x} {self.scope}{how}, align {b.dtype.bytes}"
+            )
+            old = self._from_bits(old, bits, t)
+        elif b.dtype in (f32, f64) and s.kind in ("max", "min"):
+            old = self._extreme_of_bits(s, b, p, v)
+        elif b.dtype.is_float and b.dtype not in (f32, f64):
+            old = self._by_exchange(s, b, p, v)
+        else:
+            how, _ = _ORDER[s.order]
+            x = self.arith.narrow(v, b.dtype, 1)
+            op = self._operation(s.kind, b.dtype)
+            old = self.put(
+                f"atomicrmw {op} ptr {p}, {t} {x} {self.scope}{how}, align {b.dtype.bytes}"
+            )
+        self.c.touch(s)
+        if s.result is not None:
+            at = self.addresses.of(self.c.buffers[s.result[0]], s.result[1])
+            self.w.line(f"store {t} {old}, ptr {at}, align {b.dtype.bytes}")
+
+    @staticmethod
+    def _operation(kind: str, d: DType) -> str:
+        if d.is_float:
+            return f"f{kind}"  # a sum: extremes are those of bits
+        if d.is_bool:
+            return _BOOLS.get(kind, kind)
+        return f"u{kind}" if kind in ("max", "min") and d.kind != "i" else kind
+
+    def _stored(self, x: str, b: Buffer) -> str:
+        """The bits of a value in memory."""
+        bits = f"i{8 * b.dtype.bytes}"
+        return self._bits(self.arith.narrow(x, b.dtype, 1), memory_type(b.dtype), bits)
+
+    def _bits(self, x: str, t: str, bits: str) -> str:
+        return x if t == bits else self.put(f"bitcast {t} {x} to {bits}")
+
+    def _from_bits(self, x: str, bits: str, t: str) -> str:
+        return x if t == bits else self.put(f"bitcast {bits} {x} to {t}")
+
+    def _exchange(self, p: str, expected: str, new: str, s: Atomic, b: Buffer) -> tuple[str, str]:
+        """(what was there, whether it was what was expected)"""
+        bits = f"i{8 * b.dtype.bytes}"
+        done, failed = _ORDER[s.order]
+        pair = self.put(
+            f"cmpxchg ptr {p}, {bits} {expected}, {bits} {new} {self.scope}{done} {failed}, "
+            f"align {b.dtype.bytes}"
+        )
+        old, ok = (self.put(f"extractvalue {{ {bits}, i1 }} {pair}, {k}") for k in (0, 1))
+        return old, ok
+
+    def _extreme_of_bits(self, s: Atomic, b: Buffer, p: str, v: str) -> str:
+        """Floats in the order of their bits: those of one sign are in that of integers. See
+        `atomic_extreme`."""
+        t, bits = memory_type(b.dtype), f"i{8 * b.dtype.bytes}"
+        x, (how, _), n = self._stored(v, b), _ORDER[s.order], self.w.fresh("x")
+        negative = self.put(f"icmp slt {bits} {x}, 0")
+        self.w.line(f"br i1 {negative}, label %{n}.minus, label %{n}.plus")
+        olds = []
+        other = {"max": "umin", "min": "umax"}[s.kind]
+        for label, op in ((f"{n}.minus", other), (f"{n}.plus", s.kind)):
+            self.w.label(label)
+            old = self.put(
+                f"atomicrmw {op} ptr {p}, {bits} {x} {self.scope}{how}, align {b.dtype.bytes}"
+            )
+            olds.append(f"[ {old}, %{label} ]")
+            self.w.line(f"br label %{n}.end")
+        self.w.label(f"{n}.end")
+        return self._from_bits(self.put(f"phi {bits} {', '.join(olds)}"), bits, t)
+
+    def _by_exchange(self, s: Atomic, b: Buffer, p: str, v: str) -> str:
+        """What no machine does at once: read, compute, write if nobody else has in the meantime."""
+        t, bits = memory_type(b.dtype), f"i{8 * b.dtype.bytes}"
+        n = self.w.fresh("x")
+        first = self.put(
+            f"load atomic {bits}, ptr {p} {self.scope}monotonic, align {b.dtype.bytes}"
+        )
+        self.w.line(f"br label %{n}.pre")
+        self.w.label(f"{n}.pre")
+        self.w.line(f"br label %{n}")
+        self.w.label(n)
+        old = f"%{n}.old"
+        start: list[Any] = []
+        self.w.out.append(start)
+        x = self.arith.widen(self._from_bits(old, bits, t), b.dtype, 1)
+        r = register_type(b.dtype)
+        if s.kind == "add":
+            y = self.put(f"fadd {r} {x}, {v}")
+        else:
+            y = self.arith.intrinsic({"max": "maxnum", "min": "minnum"}[s.kind], r, 1, x, v)
+        seen, ok = self._exchange(p, old, self._stored(y, b), s, b)
+        self.w.line(f"br i1 {ok}, label %{n}.end, label %{n}.again")
+        self.w.label(f"{n}.again")
+        self.w.line(f"br label %{n}")
+        start.append(f"  {old} = phi {bits} [ {first}, %{n}.pre ], [ {seen}, %{n}.again ]")
+        self.w.label(f"{n}.end")
+        return self._from_bits(old, bits, t)

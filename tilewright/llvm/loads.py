@@ -1,0 +1,189 @@
+"""How memory is read.
+
+Evaluating an index function under the lane variable tells how memory is touched: no lane, one
+scalar; a lane with coefficient one, a vector; anything else, one access per lane.
+"""
+
+from __future__ import annotations
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Load, Value
+from tilewright.kernel.group import Buffer
+from tilewright.llvm.accesses import Accesses
+from tilewright.llvm.addresses import Addresses
+from tilewright.llvm.context import LANE, Context
+from tilewright.llvm.indices import Indices
+from tilewright.llvm.masks import Masks
+from tilewright.llvm.scalars import memory_type, register_type, vector
+from tilewright.llvm.writer import Writer
+
+
+class Loads:
+    def __init__(
+        self,
+        w: Writer,
+        c: Context,
+        indices: Indices,
+        addresses: Addresses,
+        accesses: Accesses,
+        masks: Masks,
+    ) -> None:
+        self.w, self.c, self.put, self.arith = w, c, w.put, w.arith
+        self.indices, self.addresses, self.accesses = indices, addresses, accesses
+        self.masks = masks
+
+    def load(self, v: Load, w: int, guarded: bool) -> str:
+        """A read; one that is `guarded` is only used where a condition holds."""
+        assert isinstance(v.source, str)
+        if v.source in self.c.lets:
+            return self._let(v)
+        b, inside = self.c.buffers[v.source], self.addresses.indices_inside
+        if b.pointer:
+            return self._through(b, inside(v.index) if guarded else v.index, w)
+        if guarded and not self.addresses.in_range(b, v.index):
+            return self._guarded(b, inside(v.index), w)
+        return self.at(b, v.index, w)
+
+    def is_neighbours(self, v: Value, w: int) -> bool:
+        """Is it a read of as many neighbours in memory?"""
+        if (
+            not isinstance(v, Load)
+            or v.source in self.c.lets  # a register
+            or w == 1
+            or any(True for i in v.index for _ in D.data_values(i))
+        ):
+            return False
+        b = self.c.buffers[str(v.source)]
+        return self.indices.terms(self.addresses.linear(b, v.index))[2] == b.unit
+
+    def _let(self, v: Load) -> str:
+        """What a let was set to."""
+        let, at = self.c.lets[str(v.source)], [self.c.env[D.the_sym(i)] for i in v.index]
+        lane = None if let.lanes is None else at.pop(let.lanes)
+        x = let.registers[tuple(at)]
+        if lane is None or lane == LANE:
+            return x
+        shape = self.c.buffers[str(v.source)].shape[let.lanes or 0]
+        assert isinstance(shape, int)
+        t = vector(register_type(v.dtype), shape)
+        return self.put(f"extractelement {t} {x}, i64 {lane}")
+
+    def at(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
+        """What is at an index."""
+        lin = self.addresses.linear(b, index)
+        const, terms, lane = self.indices.terms(lin)
+        if w == 1 and self.c.lane is None:
+            return self.accesses.load(b, self.addresses.pointer(b, const, terms))
+        if lane is not None and b.unit > 1:
+            lane = lane // b.unit if lane % b.unit == 0 else None
+        if lane == 0:
+            x = self.accesses.load(b, self.addresses.pointer(b, const, terms))
+            return self.arith.splat(x, register_type(b.dtype), w) if w > 1 else x
+        if lane is not None and 1 <= abs(lane) <= 4 and w > 1:
+            t = memory_type(b.dtype)
+            span = (w - 1) * abs(lane) + 1
+            first = const if lane > 0 else const + lane * (w - 1) * b.unit
+            p = self.addresses.pointer(b, first, terms)
+            if lane == 1:
+                return self.accesses.load(b, p, w, self.addresses.alignment(b, lin, w))
+            x = self.put(f"load <{span} x {t}>, ptr {p}, align {b.dtype.bytes}")
+            pick = range(0, span, abs(lane)) if lane > 0 else range(span - 1, -1, -abs(lane))
+            mask = ", ".join(f"i32 {k}" for k in pick)
+            x = self.put(
+                f"shufflevector <{span} x {t}> {x}, <{span} x {t}> poison, <{w} x i32> <{mask}>"
+            )
+            return self.arith.widen(x, b.dtype, w)
+        if b.pointer:
+            return self._gather(b, lin, w)
+        xs = [self.c.with_lane(k, lambda: self.at(b, index, 1)) for k in range(w)]
+        return self.w.build(xs, register_type(b.dtype))
+
+    def _guarded(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
+        """A read only used where a condition holds: its address is kept inside the buffer."""
+        safe = self.addresses.clamped(b, index)
+        if w == 1 or self.c.lane is None:
+            return self.at(b, safe, 1)
+        s = self.c.lane[0]
+        moving = [k for k, i in enumerate(index) if s in D.symbols(i)]
+        _, _, lane = self.indices.terms(self.addresses.linear(b, index))
+        if lane != 1 or len(moving) != 1 or D.coefficient(index[moving[0]], s) != 1:
+            return self.at(b, safe, w)
+        # One vector where all lanes are inside, one access per lane at the edges.
+        k = moving[0]
+        first = self.c.with_lane(0, lambda: self.indices.dim(index[k]))
+        last = self.c.with_lane(w - 1, lambda: self.indices.dim(index[k]))
+        low = self.put(f"icmp sge i64 {first}, 0")
+        high = self.put(f"icmp slt i64 {last}, {self.indices.dim(b.shape[k])}")
+        inside = self.put(f"and i1 {low}, {high}")
+        mixed = tuple(index[j] if j == k else i for j, i in enumerate(safe))
+        return self.w.either(
+            inside,
+            vector(register_type(b.dtype), w),
+            lambda: self.at(b, mixed, w),
+            lambda: self.at(b, safe, w),
+        )
+
+    # ---- behind pointers
+
+    def _through(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
+        """What is behind a pointer, where the conditions in force hold; zeros elsewhere."""
+        if not self.c.under:
+            return self.at(b, index, w)
+        t = vector(register_type(b.dtype), w)
+
+        def plain() -> str:
+            with self.c.testing(()):
+                return self.at(b, index, w)
+
+        def zero() -> str:
+            return self.arith.const(0, b.dtype, w)
+
+        if self.c.lane is None or not self.masks.vary():
+            return self.w.either(self.masks.passed(), t, plain, zero)
+        lanes = self.c.lane[1]
+        if w == 1:
+            some = self.w.across("or", self.masks.mask(lanes), lanes)
+            return self.w.either(some, t, plain, zero)
+        return self._masked(b, index, w)
+
+    def _masked(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
+        m = self.masks.mask(w)
+        lin = self.addresses.linear(b, index)
+        const, terms, lane = self.indices.terms(lin)
+        loads, a = self.accesses, self.addresses
+        if lane == b.unit:
+            x = loads.masked_load(b, a.pointer(b, const, terms), m, w)
+        elif lane is not None:
+            x = loads.masked_gather(b, a.lanes(b, lin, w), m, w)
+        else:
+            x = self.w.either(
+                a.adjacent(b, lin, w),
+                f"<{w} x {memory_type(b.dtype)}>",
+                lambda: loads.masked_load(b, a.first(b, lin), m, w),
+                lambda: loads.masked_gather(b, a.lanes(b, lin, w), m, w),
+            )
+        return self.arith.widen(x, b.dtype, w)
+
+    def _gather(self, b: Buffer, lin: Dim, w: int) -> str:
+        """One read for every lane, at addresses that are computed together; one for all where they
+        turn out to be neighbours."""
+        t = memory_type(b.dtype)
+
+        def each() -> str:
+            at = self.addresses.lanes(b, lin, w)
+            xs: list[str] = []
+            for k in range(w):
+                p = self.put(f"extractelement <{w} x ptr> {at}, i64 {k}")
+                xs.append(self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"))
+            return self.w.build(xs, t)
+
+        def whole() -> str:
+            p = self.addresses.first(b, lin)
+            return self.put(f"load <{w} x {t}>, ptr {p}, align {b.dtype.bytes}")
+
+        if self.indices.terms(lin)[2] is not None:
+            x = each()
+        else:
+            x = self.w.either(self.addresses.adjacent(b, lin, w), f"<{w} x {t}>", whole, each)
+        return self.arith.widen(x, b.dtype, w)

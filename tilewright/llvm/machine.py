@@ -1,0 +1,57 @@
+"""What a machine has to say about the code of a nest's statements.
+
+The body of a kernel (llvm/body.py) is the same for all machines: loops, values, memory. How it is
+launched, who runs bound and parallel loops, where buffers lie and what threads wait for differs:
+llvm/emit.py says that for processors, llvm/grid.py for GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tilewright.kernel.intrinsic import Operand
+from tilewright.kernel.nest import Barrier, Commit, Loop, Report, Store, Wait, While
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Facts about a machine's instructions."""
+
+    masks: bool = True  # it has masked accesses
+    keeping: str = ""  # how functions are called that leave most vector registers alone
+    steps_apart: bool = False  # addresses may be opaque to LLVM: see llvm/opaque.py
+    short_division: bool = False  # division of 32 bits takes much less time than of 64
+    scope: str = ""  # whom atomics are ordered with: everybody, if nothing is said
+    zeros_in_memory: bool = True  # an address of zeros may be chosen in place of another
+    prefetches: bool = True  # lines of memory are asked for ahead
+
+
+class Machine(Protocol):
+    """How one function is run. Statements that a machine cannot run are refused with a reason."""
+
+    def allocate(self, name: str) -> None:
+        """Memory for a buffer, from here to the end of the enclosing body."""
+
+    def release(self, names: list[str]) -> None:
+        """The end of such buffers."""
+
+    def parallel(self, s: Loop) -> None:
+        """A parallel loop inside the function."""
+
+    def bound(self, s: Loop) -> None:
+        """A loop over the blocks of a grid or the threads of a block."""
+
+    def synchronise(self, s: Barrier | Commit | Wait) -> None:
+        """Threads wait for one another, or for copies."""
+
+    def copy(self, s: Store) -> bool:
+        """Writes an asynchronous store as a copy in the background; False: it is a plain one."""
+        ...
+
+    def fragment(self, x: Operand) -> str:
+        """The address of a thread's part of an operand of an instruction of many threads."""
+        ...
+
+    def refuse(self, s: While | Report) -> None:
+        """Raises if no other program can be waited for, or nobody can be told."""
