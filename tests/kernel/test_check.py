@@ -22,6 +22,10 @@ from tilewright.targets import default
 HEAD = "nest k\n  in x: f32[8]\n  out y: f32[8]\n  local t: f32[8]\n"
 
 NESTS = {
+    "roles-known": (
+        "nest k\n  roles sums y\n" + HEAD.split("\n", 1)[1] + "  alloc t\n  y: y[0] = x[0]\n",
+        "y is sums; it may be product or scan",
+    ),
     "buffers-sound": (
         HEAD + "  in x: f32[8]\n  alloc t\n  y: y[0] = x[0]\n",
         "two buffers are called x",

@@ -14,6 +14,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.check import CheckFailed, Fault, check, level, verify
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.expr import Load, Reduce, Value, extent, loads, walk
+from tilewright.kernel.axis import first_name
 from tilewright.kernel.group import ANYWHERE, ROLES, Buffer, Group, Stage
 from tilewright.kernel.intrinsic import tensor_faults
 from tilewright.kernel.nest import (
@@ -22,6 +23,7 @@ from tilewright.kernel.nest import (
     BLOCKS,
     BRANCHES,
     KINDS,
+    NEST_ROLES,
     ORDERS,
     SCOPES,
     THREADS,
@@ -146,6 +148,14 @@ def _group_roles(g: Group) -> Iterator[Fault]:
             yield Fault(f"{name} cannot be {role}: it is no stage that reduces something")
 
 
+@check("nest", "roles-known")
+def _nest_roles(n: Nest) -> Iterator[Fault]:
+    """A role is product or scan."""
+    for role, name in n.roles:
+        if role not in NEST_ROLES:
+            yield Fault(f"{name} is {role}; it may be {' or '.join(NEST_ROLES)}")
+
+
 @check("group", "symbols-bound")
 def _group_symbols(g: Group) -> Iterator[Fault]:
     """A stage mentions its own axes and dimensions only; its init the axes of its buffer."""
@@ -154,7 +164,7 @@ def _group_symbols(g: Group) -> Iterator[Fault]:
         lost = _unbound(_symbols(s.value, s.where), {*s.axes, *s.raxes} | dims)
         if s.init is not None:
             shape = g.buffer(s.name).shape
-            own = {D.the_sym(D.var(f"{s.name}.init.i{k}", d)) for k, d in enumerate(shape)}
+            own = {D.the_sym(D.var(first_name(s.name, k), d)) for k, d in enumerate(shape)}
             lost += _unbound(s.init.symbols(), own | dims)
         for a in (*s.axes, *s.raxes):
             lost += _unbound(D.symbols(extent(a)), dims)

@@ -32,6 +32,7 @@ from tilewright.ir.maps import Map
 from tilewright.ir.node import Constant, Input, Item, Node
 from tilewright.ir.operator import definition, stages
 from tilewright.ir.types import DType, TensorType, TupleType
+from tilewright.kernel.axis import axis_name, axis_named, first_name
 from tilewright.kernel.swizzle import Swizzled
 
 
@@ -106,7 +107,7 @@ class Stage:
     where: tuple[Dim, ...]
     value: Value
     combine: Combine | None = None
-    init: Value | None = None  # over variables `{name}.init.i{k}` of the buffer's shape
+    init: Value | None = None  # over variables `first_name(name, k)` of the buffer's shape
     ordered: bool = False
 
     @property
@@ -167,15 +168,10 @@ class Group:
             for d in b.shape:
                 out |= D.symbols(d)
         for s in self.stages:
-            for e in (*map(extent, s.axes), *map(extent, s.raxes)):
-                out |= D.symbols(e)
-            free = set(s.value.symbols()).union(*(D.symbols(w) for w in s.where))
-            out |= {x for x in free if not x.name.startswith(s.name + ".")}
-        return {x for x in out if "." not in x.name}
-
-
-def axis_name(stage: str, k: int, kind: str = "i") -> str:
-    return f"{stage}.{kind}{k}"
+            for a in (*s.axes, *s.raxes):
+                out |= D.symbols(extent(a))
+            out |= set(s.value.symbols()).union(*(D.symbols(w) for w in s.where))
+        return {x for x in out if not axis_named(x.name).stage}
 
 
 class GroupBuilder:
@@ -215,7 +211,7 @@ class GroupBuilder:
         if t.kind == "update":
             assert t.where is not None and t.base is not None
             where = tuple(self._where(w, table, named) for w in t.where)
-            shape = [D.var(axis_name(f"{buffer}.init", k), d) for k, d in enumerate(t.shape)]
+            shape = [D.var(first_name(buffer, k), d) for k, d in enumerate(t.shape)]
             init = None if in_place else load(own[t.base], shape, t.dtype)
             self.stages.append(Stage(buffer, axes, (), where, body, t.combine, init, True))
             return

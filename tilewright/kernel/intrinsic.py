@@ -22,6 +22,7 @@ from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Load, Value, extent, loads
 from tilewright.ir.product import Product
 from tilewright.ir.scalar import SCALARS
+from tilewright.kernel.axis import axis_named
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.fragments import (
     WARP,
@@ -265,7 +266,7 @@ def _extents(chain: list[Loop]) -> str:
 
 def short(a: Sym) -> str:
     """The axis without the name of its stage."""
-    return a.name.split(".", 1)[-1]
+    return axis_named(a.name).name
 
 
 Pairs = list[tuple[Sym, "Loop | None"]]  # an axis without a loop has one point

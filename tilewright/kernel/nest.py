@@ -18,6 +18,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.combine import Combine, Combiner
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Load, Rewriter, Value, extent, loads
+from tilewright.kernel.axis import Axis, axis_named, first_name
 from tilewright.kernel.group import Buffer, Group, Stage
 
 # serial    one after the other
@@ -36,6 +37,7 @@ KINDS = ("serial", "independent", "parallel", "unroll", "lane", "tensor", *BLOCK
 ANY_ORDER = ("independent", "parallel")
 # shared: one per block of threads; stack, heap, let: local, of legal nests (memory.py and hoist.py
 # of kernel/legal/); the others are explained at group.Buffer
+NEST_ROLES = ("product", "scan")
 SCOPES = ("in", "out", "local", "register", "stack", "heap", "let", "shared", "memory")
 
 # What an Atomic does to its cell, and how it is ordered with the rest of its thread's memory.
@@ -91,6 +93,7 @@ class Loop(Block):
     grain: int = 1
     instruction: str = ""  # of the outermost tensor loop
     pragmas: tuple[tuple[str, int], ...] = ()  # hints for what comes after (steps/pragma.py)
+    of: Axis | None = None  # what it runs along, where its name does not say so
 
     @property
     def name(self) -> str:
@@ -100,9 +103,14 @@ class Loop(Block):
     def extent(self) -> Dim:
         return extent(self.var)
 
+    @property
+    def axis(self) -> Axis:
+        """The stage that it belongs to, and the axis of this that it, or a part of it, is."""
+        return self.of or axis_named(self.name)
+
     def around(self, body: tuple[Stmt, ...]) -> Loop:
         """The same loop with another body."""
-        return Loop(self.var, self.kind, body, self.grain, self.instruction, self.pragmas)
+        return Loop(self.var, self.kind, body, self.grain, self.instruction, self.pragmas, self.of)
 
 
 @dataclass(frozen=True)
@@ -228,12 +236,24 @@ class Nest:
     body: tuple[Stmt, ...]
     dims: tuple[Sym, ...] = ()
     precision: str = "reassociate"  # what steps may do to sums of floats; see group.Group
+    # What a stage or a loop is, as the kernel's author said it, where its statements do not show
+    # it: a "product" of tiles, a loop of a "scan".
+    roles: tuple[tuple[str, str], ...] = ()
 
     def buffer(self, name: str) -> Buffer:
         for b in self.buffers:
             if b.name == name:
                 return b
         raise Invalid(f"nest {self.name} has no buffer {name}")
+
+    def are(self, role: str) -> set[str]:
+        """The stages or loops that have a role."""
+        return {name for what, name in self.roles if what == role}
+
+    def with_role(self, of: str, name: str) -> Nest:
+        """A stage has the role that another one has, if it has one."""
+        more = tuple((role, name) for role, stage in self.roles if stage == of)
+        return replace(self, roles=(*self.roles, *more)) if more else self
 
     def with_buffer(self, b: Buffer) -> Nest:
         if any(x.name == b.name for x in self.buffers):
@@ -266,7 +286,7 @@ def start(g: Work) -> Nest:
 def stage_loops(s: Stage, b: Buffer) -> list[Stmt]:
     out: list[Stmt] = []
     if s.init is not None:
-        axes = tuple(D.the_sym(D.var(f"{s.name}.init.i{k}", d)) for k, d in enumerate(b.shape))
+        axes = tuple(D.the_sym(D.var(first_name(s.name, k), d)) for k, d in enumerate(b.shape))
         out.append(wrap(axes, Store(s.name, b.name, tuple(map(D.as_int, axes)), s.init)))
     out.append(wrap((*s.axes, *s.raxes), Store(s.name, b.name, s.where, s.value, s.combine)))
     return out
@@ -354,6 +374,11 @@ def holds(n: Nest, mark: Mark) -> bool:
 
 def find(n: Nest, name: str) -> list[tuple[Loop, Path]]:
     return [(s, p) for s, p in seek(n.body, ("loop", name)) if isinstance(s, Loop)]
+
+
+def own_loops(path: Iterable[Loop], stage: str) -> list[Loop]:
+    """Those of some loops that belong to a stage."""
+    return [p for p in path if p.axis.stage == stage]
 
 
 def loop_names(n: Nest) -> list[str]:

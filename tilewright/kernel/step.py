@@ -19,6 +19,7 @@ from tilewright.base.source import parse_expression
 from tilewright.ir import dim as D
 from tilewright.ir.reader import is_plain_name
 from tilewright.kernel.around import around
+from tilewright.kernel.axis import is_below
 from tilewright.kernel.dependence import Carried
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.intrinsic import tensor_faults
@@ -147,7 +148,7 @@ class Step:
         self.need(is_plain_name(name), f"{name!r} is not a name")
         loops = {x for s in n.body for kind, x in marks(s) if kind == "loop"}
         taken = name in loops or any(b.name == name for b in n.buffers)
-        below = any(x.startswith(name + ".") for x in loops)
+        below = any(is_below(x, name) for x in loops)
         self.need(not taken and not below, f"there is something called {name} already")
 
     def bounded(self, n: Nest) -> Nest:

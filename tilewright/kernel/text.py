@@ -51,6 +51,7 @@ from tilewright.ir.value_text import (
     sym_text,
     value_text,
 )
+from tilewright.kernel.axis import axis_named, first_name
 from tilewright.kernel.group import ANYWHERE, Buffer, Group, PackedAs, Stage
 from tilewright.kernel.nest import (
     ATOMICS,
@@ -130,10 +131,13 @@ def _combiners(uses: Iterable[Combine | None]) -> list[str]:
     return [_combiner_text(c) for c in found]
 
 
+def _roles_text(roles: tuple[tuple[str, str], ...]) -> list[str]:
+    return ["  roles " + ", ".join(f"{role} {name}" for role, name in roles)] if roles else []
+
+
 def group_text(g: Group) -> str:
     lines = [_head("group", g.name, g.dim_symbols(), g.precision)]
-    if g.roles:
-        lines.append("  roles " + ", ".join(f"{role} {stage}" for role, stage in g.roles))
+    lines += _roles_text(g.roles)
     lines += map(_buffer_text, g.buffers)
     lines += _combiners(s.combine for s in g.stages)
     return "\n".join([*lines, *(f"  {stage_text(s)}" for s in g.stages)]) + "\n"
@@ -146,6 +150,7 @@ def nest_text(n: Nest) -> str:
 def nest_lines(n: Nest) -> list[tuple[str, Stmt | None]]:
     """The lines of `nest_text`, each with the statement that it says."""
     lines: list[tuple[str, Stmt | None]] = [(_head("nest", n.name, set(n.dims), n.precision), None)]
+    lines += ((x, None) for x in _roles_text(n.roles))
     lines += ((_buffer_text(b), None) for b in n.buffers)
     own = _combiners(s.combine for s, _ in walk(n.body) if isinstance(s, Store))
     lines += ((x, None) for x in own)
@@ -168,7 +173,8 @@ def line_text(s: Stmt) -> str:
         grain = f" grain {s.grain}" if s.kind == "parallel" else ""
         by = f" by {s.instruction}" if s.instruction else ""
         hints = ", ".join(f"{key} {value}" for key, value in s.pragmas)
-        after = f"{grain}{by}" + (f" pragma {hints}" if hints else "")
+        of = "" if s.of is None else f" of {s.of}"
+        after = f"{of}{grain}{by}" + (f" pragma {hints}" if hints else "")
         return f"{_LOOP[s.kind]} {s.name} in {dim_text(s.extent)}{after}:"
     if isinstance(s, Alloc):
         return f"alloc {s.buffer}"
@@ -372,25 +378,27 @@ def _read_stage(
         inner = inner.binding(s)
     init: Value | None = None
     if init_text is not None:
-        over = [D.the_sym(D.var(f"{name}.init.i{k}", d)) for k, d in enumerate(shape)]
+        over = [D.the_sym(D.var(first_name(name, k), d)) for k, d in enumerate(shape)]
         init = parse_value(init_text, scope.binding(*over))
-    data = [a for a in axes if not a.name.startswith(f"{name}.r")]
-    red = [a for a in axes if a.name.startswith(f"{name}.r")]
     where = _read_index(index, inner)
-    value = parse_value(body_text, inner)
-    return Stage(name, tuple(data), tuple(red), where, value, _combine(combine, own), init, ordered)
+    value, how = parse_value(body_text, inner), _combine(combine, own)
+    # What a reduction is not written along is reduced over.
+    written = frozenset(axes if ordered or how is None else ()).union(*map(D.symbols, where))
+    data, red = (tuple(a for a in axes if (a in written) == kept) for kept in (True, False))
+    return Stage(name, data, red, where, value, how, init, ordered)
 
 
 def parse_nest(text: str) -> Nest:
     lines = _Lines.of(text)
     name, scope, dims, precision = _read_head("nest", lines)
+    roles = _read_roles(lines)
     buffers, scope = _read_buffers(lines, scope)
     body = _read_body(lines, 1, scope, _read_combiners(lines))
     if lines.lines:
         number, _, line = lines.lines[0]
         raise _fail(number, line, "unexpected indentation")
     known = tuple(sorted(dims, key=lambda s: s.name))
-    return Nest(name, tuple(buffers), body, known, precision)
+    return Nest(name, tuple(buffers), body, known, precision, roles)
 
 
 def _read_body(
@@ -418,10 +426,12 @@ def _read_body(
             e, _, hints = e.partition(" pragma ")
             e, _, by = e.partition(" by ")
             e, _, grain = e.partition(" grain ")
+            e, _, of = e.partition(" of ")
             s = D.the_sym(D.var(head, parse_dim(e, scope)))
             body = _read_body(lines, depth + 1, scope.binding(s), own)
             pragmas = _read_pragmas(hints, number, line)
-            out.append(Loop(s, kinds[word], body, int(grain or 1), by, pragmas))
+            along = axis_named(of) if of else None
+            out.append(Loop(s, kinds[word], body, int(grain or 1), by, pragmas, along))
         elif word == "if" and line.endswith(":"):
             condition = parse_value(rest[:-1], scope)
             then = _read_body(lines, depth + 1, scope, own)

@@ -197,7 +197,7 @@ def _size(loop: str, trace: Trace, group: Group) -> int | None:
             return None if outer is None or inner is None else outer * inner
         if isinstance(step, Split) and loop in (f"{step.loop}.0", f"{step.loop}.1"):
             whole = _size(step.loop, trace, group)
-            if whole is None or loop.endswith(".1"):
+            if whole is None or loop == f"{step.loop}.1":
                 return whole and min(whole, step.factor)
             return -(-whole // step.factor)
     sizes: dict[str, Dim] = {a.name: extent(a) for st in group.stages for a in st.axes}

@@ -32,6 +32,7 @@ from tilewright.ir.passes import PassRun
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest, start
 from tilewright.kernel.step import apply, parse_trace
+from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.text import nest_text, parse_group
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import assembly
@@ -307,10 +308,10 @@ def _refusals(refusals: Sequence[Refusal]) -> Table:
 def short_trace(trace: str) -> str:
     """A trace in one line: the steps by name with how often, and the grain of parallel loops."""
     names = []
-    for line in trace.splitlines():
-        name, _, rest = line.partition("(")
-        if name == "Parallel" and "grain=" in rest:
-            name = f"Parallel(grain {rest.partition('grain=')[2].rstrip('),')})"
+    for step in parse_trace(trace):
+        name = type(step).__name__
+        if isinstance(step, Parallel) and step.grain != 1:
+            name = f"{name}(grain {step.grain})"
         names.append(name)
     counts = Counter(names).items()  # in the order of first use
     return " ".join(f"{name}×{n}" if n > 1 else name for name, n in counts) or "as it is"

@@ -30,7 +30,7 @@ from tilewright.ir.expr import loads
 from tilewright.ir.register_tile import products_of
 from tilewright.ir.target import Target
 from tilewright.ir.types import DType
-from tilewright.kernel.nest import Alloc, Atomic, Loop, Nest, Store, walk
+from tilewright.kernel.nest import Alloc, Atomic, Loop, Nest, Store, own_loops, walk
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.vectorize import Vectorize
 from tilewright.lang.tile import ir
@@ -189,27 +189,26 @@ _INSTRUCTION = re.compile(r"\t[a-z]")  # directives begin with a dot, labels in 
 
 def _stages(forms: Forms) -> Iterator[StageReport]:
     n = forms.form
+    products, scans = n.are("product"), n.are("scan")
     for x, path in walk(n.body):
         if not isinstance(x, (Store, Atomic)):
             continue
-        own = [p for p in path if p.name.startswith(f"{x.stage}.")]
+        own = own_loops(path, x.stage)
         if isinstance(x, Store) and x.combine is None and _starts_a_sum(x, own):
             continue
-        product = isinstance(x, Store) and x.combine == "add" and x.stage.startswith("d")
+        product = isinstance(x, Store) and x.combine == "add" and x.stage in products
         by, why = _runs(forms, x, own, product)
-        if not own and any(isinstance(p, Loop) and p.name.startswith("scan") for p in path):
+        if not own and any(str(p.axis.whole) in scans for p in path):
             why = "a scan takes one element after the other"
         sizes = _sizes(own)
         place = forms.lowered.places.get(_LOWERED.sub(r"\1", x.stage))
-        inside = tuple(
-            p.name for p in path if isinstance(p, Loop) and p not in own and p.kind == "serial"
-        )
+        inside = tuple(p.name for p in path if p not in own and p.kind == "serial")
         yield StageReport(x.stage, _what(n, x), sizes, inside, by, why, product, _line(place))
 
 
 def _starts_a_sum(x: Store, own: Sequence[Loop]) -> bool:
     """The neutral element that a sum begins with is no stage of its own."""
-    return x.stage == x.buffer and all(".init." in p.name for p in own)
+    return x.stage == x.buffer and all(p.axis.first for p in own)
 
 
 def _what(n: Nest, x: Store | Atomic) -> str:
@@ -228,7 +227,7 @@ def _sizes(own: Sequence[Loop]) -> tuple[str, ...]:
     """Extents of the axes of a tile: the loops that one was split into are one again."""
     found: dict[str, Any] = {}
     for p in own:
-        axis = ".".join(p.name.split(".")[:2])
+        axis = str(p.axis.whole)
         found[axis] = found.get(axis, 1) * p.extent
     return tuple(str(found[a]) for a in sorted(found))
 

@@ -22,14 +22,6 @@ SHARED = 2 * PIECE  # numbers of an exact reduction that are worth a thread's wh
 CHAIN = 128  # numbers added one after the other before the rounding of their sum shows
 
 
-def own_loops(s: Scheduler, stage: str) -> tuple[list[Loop], list[Loop]]:
-    """The loops of a reduction, over its results and over what is reduced."""
-    index = s.store(stage).index
-    used: set[Sym] = set().union(*(D.symbols(i) for i in index)) if index else set()
-    own = [p for p in s.path(stage) if p.name.startswith(stage + ".")]
-    return [p for p in own if p.var in used], [p for p in own if p.var not in used]
-
-
 def fuse_reduced(s: Scheduler, stage: str, red: list[Loop]) -> list[str]:
     """The reduced loops, the innermost ones that are one walk through memory as one loop."""
     names = [p.name for p in red]
@@ -58,7 +50,7 @@ def cascades(s: Scheduler, stage: str, lanes: int = 1) -> list[str]:
     """The stages of inner sums, each of the one before it, where lanes run over results."""
     made: list[str] = []
     while True:
-        data, red = own_loops(s, made[-1] if made else stage)
+        data, red = s.axes(made[-1] if made else stage)
         names = [p.name for p in data]
         part = cascade(s, made[-1] if made else stage, [p.name for p in red], lanes, names)
         if part is None:

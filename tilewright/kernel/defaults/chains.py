@@ -23,7 +23,7 @@ from tilewright.kernel.defaults.rows import inner_lanes, reduction_lanes
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads, vector_loop
 from tilewright.kernel.defaults.tiles import Placed, Tile, fill_tile, place_tile
 from tilewright.kernel.group import Group, Stage, readers
-from tilewright.kernel.nest import Store
+from tilewright.kernel.nest import Store, own_loops
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.compute_at import ComputeAt
@@ -242,7 +242,7 @@ def _schedule_parts(
     elif len(outer) > 1:
         _threads(s, outer[:-1], out)
     s.do(ComputeAt(second.host, at))
-    parts = next(x for x in second.names if x.startswith(f"{second.host}.r"))
+    parts = next(p.name for p in s.reduced(second.host) if p.name in second.names)
     first.around = second.around = False
     placed = _block(s, first, second, between, parts, even)
     if not even and s.attempt(Peel(at)) and len(outer) == 1:
@@ -302,15 +302,11 @@ def _threads(s: Scheduler, outer: list[str], host: str) -> str:
 def _row_by_row(s: Scheduler, stages: list[Stage]) -> None:
     """Reductions of a row right before the map of it that they serve: the row is at hand."""
     for k, st in enumerate(stages):
-        if st.is_reduce or not (path := _own_loops(s, st.name)):
+        if st.is_reduce or not (own := s.own(st.name)):
             continue
         for other in stages[:k]:
             if other.is_reduce:
-                s.attempt(ComputeAt(other.name, path[0]))
-
-
-def _own_loops(s: Scheduler, stage: str) -> list[str]:
-    return [q.name for q in s.path(stage) if q.name.startswith(f"{stage}.")]
+                s.attempt(ComputeAt(other.name, own[0].name))
 
 
 def _trim(s: Scheduler, stage: str, even: bool) -> None:
@@ -319,16 +315,15 @@ def _trim(s: Scheduler, stage: str, even: bool) -> None:
         return
     # Not the last loops alone: those of what a tail was peeled off come before it.
     found = [(x, p) for x, p in walk_nest(s.nest.body) if isinstance(x, Store)]
-    loops = [q for x, p in found if x.stage == stage for q in p]
+    loops = [q for x, p in found if x.stage == stage for q in own_loops(p, stage)]
     for name in dict.fromkeys(q.name for q in loops if q.kind == "serial"):
-        if name.startswith(f"{stage}."):
-            s.attempt(Trim(name))
+        s.attempt(Trim(name))
 
 
 def _trim_sums(s: Scheduler, t: Placed) -> None:
     """The reduction of a tile, as far as one of its rows needs it."""
     inmost = t.blocks or t.tile.acc
-    red = [q.name for q in s.path(inmost) if q.name.startswith(f"{inmost}.r")]
+    red = [q.name for q in s.reduced(inmost)]
     own = [f"{inmost}.{t.tile.axes[k]}" for k in (t.tile.row, t.tile.col)]
     order = (*red, *(x for x in own if s.loops(x)))
     if _positions(s) and (len(order) < 2 or s.attempt(Reorder(order))):

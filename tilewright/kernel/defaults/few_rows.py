@@ -99,7 +99,7 @@ def _fill(s: Scheduler, t: Tile, blocks: str) -> None:
     at = axis_of(s, blocks, col)
     if at is not None and at != last:
         s.do(Permute(blocks, (*(k for k in range(last + 1) if k != at), at)))
-    red = [q.name for q in s.path(blocks) if q.name.startswith(f"{blocks}.r")]
+    red = [q.name for q in s.reduced(blocks)]
     reorder(s, (*red, row, col))
     for r, c in ((row, col), first):
         if s.loops(r):

@@ -10,6 +10,7 @@ from math import prod
 
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
+from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.scheduler import Scheduler, contiguous
 from tilewright.kernel.nest import Loop
 from tilewright.kernel.steps.bind import Bind
@@ -110,7 +111,7 @@ def _block_each(s: Scheduler, stage: str, data: list[str], r: str) -> None:
     for loop, axis in zip(data, ("block.x", "block.y")):
         s.do(Bind(loop, axis))
     width = len(s.nest.buffer(part).shape) - 1
-    for loop in (f"{part}.init.i{width}", f"{part}.{own.split('.', 1)[1]}", own):
+    for loop in (f"{part}.init.i{width}", moved(own, part), own):
         s.do(Bind(loop, "thread.x"))
 
 
@@ -125,7 +126,7 @@ def _thread_each(s: Scheduler, stage: str, data: list[str], r: str) -> None:
     own, part = f"{r}.1", f"{stage}q"
     s.do(RFactor(stage, (own,), part))
     width = len(s.nest.buffer(part).shape) - 1
-    mine = f"{part}.{own.split('.', 1)[1]}"
+    mine = moved(own, part)
     for loop in (f"{part}.init.i{width}", mine, own):
         if s.loops(loop):
             s.do(Unroll(loop, not isinstance(s.loops(loop)[0].extent, int)))

@@ -14,6 +14,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Sym
 from tilewright.ir.expr import Index, walk
 from tilewright.ir.target import Target
+from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.grid_products import schedule_product
 from tilewright.kernel.defaults.grid_sums import schedule_sum
@@ -329,7 +330,7 @@ def _sum(s: Scheduler, stage: str, loop: str, lanes: int, threads: int, unrolled
     s.do(RFactor(stage, (own,), part))
     axis = len(s.nest.buffer(part).shape) - 1
     s.do(Bind(f"{part}.init.i{axis}", "thread.x"))
-    mine = [x if x is None else f"{part}.{x.split('.', 1)[1]}" for x in (turns, own, lane)]
+    mine = [x if x is None else moved(x, part) for x in (turns, own, lane)]
     assert mine[0] is not None and mine[1] is not None
     _finish(s, mine[0], mine[1], mine[2], unrolled)
     s.do(Bind(own, "thread.x"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Int
 from tilewright.ir.expr import Load
-from tilewright.kernel.defaults.cascades import cascade, cascades, fuse_reduced, own_loops
+from tilewright.kernel.axis import moved
+from tilewright.kernel.defaults.cascades import cascade, cascades, fuse_reduced
 from tilewright.kernel.defaults.maps import schedule_alone
 from tilewright.kernel.defaults.scheduler import (
     PIECE,
@@ -188,7 +189,7 @@ def inner_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
     """Lanes for the innermost loop of a stage inside a row; as many as suit it where none are
     given."""
     path = s.path(stage)
-    own = [p for p in path if p.name.startswith(stage + ".")]
+    own = s.own(stage)
     if not own or own[-1] is path[0]:
         return
     names = _collapse_own(s, stage, own)
@@ -219,14 +220,14 @@ def _collapse_own(s: Scheduler, stage: str, own: list[Loop]) -> list[str]:
 def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
     """Partial results over lanes where the contiguous axis is reduced; else lanes over data. As
     many lanes as suit it where none are given."""
-    data, red = own_loops(s, stage)
+    data, red = s.axes(stage)
     if not red:
         return
     lanes = lanes or lanes_for(s, stage)
     if data and contiguous(s, s.store(stage), data[-1].var) and _extent_at_least(data[-1], 4):
         for part in cascades(s, stage):
             reduction_lanes(s, part, lanes)
-        data, red = own_loops(s, stage)
+        data, red = s.axes(stage)
         # Lanes over data: the reduction loops go outside the last data loop.
         order = tuple(p.name for p in (*data[:-1], *red, data[-1]))
         if [p.name for p in s.path(stage) if p.name in order] != list(order):
@@ -247,21 +248,21 @@ def reduction_lanes(s: Scheduler, stage: str, lanes: int = 0) -> None:
     part = cascade(s, stage, names, lanes)
     if part is not None:
         reduction_lanes(s, part, lanes)
-        top = s.path(part)[0].name
-        if top.startswith(f"{part}."):  # nothing around it: threads share its pieces
-            s.parallel(top, PIECE)
+        top = s.path(part)[0]
+        if top.axis.stage == part:  # nothing around it: threads share its pieces
+            s.parallel(top.name, PIECE)
         return
     if not s.attempt(Split(loop.name, lanes)):
         return
     part = f"{stage}p"
     if not s.attempt(RFactor(stage, (f"{loop.name}.1",), part)):
         return
-    tail = loop.name.split(".", 1)[-1]
+    pieces = moved(loop.name, part)
     host = data[-1].name if data else None
     if host and s.loops(host):
         s.attempt(ComputeAt(part, host))
-    s.attempt(Peel(f"{part}.{tail}.0"))
-    for name in (f"{part}.{tail}.1", f"{loop.name}.1"):
+    s.attempt(Peel(f"{pieces}.0"))
+    for name in (f"{pieces}.1", f"{loop.name}.1"):
         if s.loops(name):
             s.attempt(Vectorize(name))
     width = len(s.nest.buffer(part).shape) - 1

@@ -24,6 +24,7 @@ from tilewright.kernel.nest import (
     find,
     marks,
     mentions,
+    own_loops,
     seek,
     stages_in,
     start,
@@ -109,6 +110,20 @@ class Scheduler:
 
     def path(self, stage: str) -> list[Loop]:
         return list(self._stores(stage)[-1][1])
+
+    def own(self, stage: str) -> list[Loop]:
+        """The loops around a stage that are its own."""
+        return own_loops(self.path(stage), stage)
+
+    def axes(self, stage: str) -> tuple[list[Loop], list[Loop]]:
+        """Of the loops of a stage, those over its results and those that are reduced over: no index
+        of the results mentions them."""
+        written = frozenset().union(*map(D.symbols, self.store(stage).index))
+        own = self.own(stage)
+        return [p for p in own if p.var in written], [p for p in own if p.var not in written]
+
+    def reduced(self, stage: str) -> list[Loop]:
+        return self.axes(stage)[1]
 
     def _stores(self, stage: str) -> list[tuple[Store, Path]]:
         found = seek(self.nest.body, ("stage", stage))

@@ -23,7 +23,6 @@ from tilewright.kernel.defaults.cascades import (
     cascades,
     cut,
     fuse_reduced,
-    own_loops,
     pieces_of,
 )
 from tilewright.kernel.defaults.maps import schedule_alone
@@ -56,7 +55,7 @@ def schedule_short_columns(s: Scheduler, stage: str, host: str) -> bool:
     """False, and no step, where the reduction is not of this kind."""
     before = s.nest, list(s.trace)
     try:
-        data, red = own_loops(s, stage)
+        data, red = s.axes(stage)
         names = fuse_reduced(s, stage, red)
         phases = _phases(s, stage, names, data[-1].name)
         if phases > 1:
@@ -91,7 +90,7 @@ def _phases(s: Scheduler, stage: str, red: list[str], last: str) -> int:
 
 def _idle_threads(s: Scheduler, stage: str) -> bool:
     """Would most threads have no row? One core may already be as fast as memory is."""
-    rows = [p.extent for p in own_loops(s, stage)[0][:-1]]
+    rows = [p.extent for p in s.axes(stage)[0][:-1]]
     return 4 * prod(e if isinstance(e, int) else 1 << 24 for e in rows) <= s.target.cores
 
 
@@ -115,19 +114,19 @@ class _ShortColumns:
         part = f"{stage}c"
         work = self._work(f"{stage}s")
         self._sums(f"{stage}s")
-        self._columns_in_lanes(own_loops(s, part)[0][-1].name)
+        self._columns_in_lanes(s.axes(part)[0][-1].name)
         self._parallel([p.name for p in s.path(part)][: len(rows) + 1], work, f"{part}.o")
         if rows:
             s.do(ComputeAt(stage, rows[-1]))
         work = self._work(stage)
-        data, red = own_loops(s, stage)
+        data, red = s.axes(stage)
         s.attempt(Reorder((red[0].name, data[-1].name)))
         self._columns_in_lanes(data[-1].name)
         self._results(rows, work)
 
     def _work(self, stage: str) -> int:
         """Simple operations of one result of every column."""
-        data, red = own_loops(self.s, stage)
+        data, red = self.s.axes(stage)
         width = data[-1].extent
         assert isinstance(width, int)
         points = prod(min(int(D.bounds(p.extent)[1]), 1 << 24) for p in red)
@@ -136,7 +135,7 @@ class _ShortColumns:
     def _share_pieces(self) -> bool:
         """Where rows are too few for the threads, they share pieces of the reduced axis."""
         s, stage = self.s, self.stage
-        data, red = own_loops(s, stage)
+        data, red = s.axes(stage)
         extents = [p.extent for p in (*data, *red)]
         known = [e for e in extents if isinstance(e, int)]
         if len(known) < len(extents):
@@ -168,13 +167,13 @@ class _ShortColumns:
         """Lanes along the reduced axis and the columns, in sums of sums where they are long."""
         s = self.s
         for part in (inner := [stage, *cascades(s, stage, self.phases)])[:-1]:
-            self._columns_in_lanes(own_loops(s, part)[0][-1].name)
+            self._columns_in_lanes(s.axes(part)[0][-1].name)
         self._partial_results(inner[-1])
 
     def _partial_results(self, stage: str) -> None:
         """Partial results that stay in registers: whatever touches them is written out."""
         s, part = self.s, f"{stage}p"
-        data, red = own_loops(s, stage)
+        data, red = s.axes(stage)
         column, walk, width = data[-1].name, red[-1].name, data[-1].extent
         assert isinstance(width, int)
         s.do(Split(walk, self.phases))

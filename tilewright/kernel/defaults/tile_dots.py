@@ -19,7 +19,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.types import DType
 from tilewright.kernel.defaults.scheduler import Scheduler, accesses, vector_loop
 from tilewright.kernel.dependence import linear_index
-from tilewright.kernel.nest import Loop, Path, Store
+from tilewright.kernel.nest import Loop, Path, Store, own_loops
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.split import Split
@@ -167,7 +167,7 @@ class _Product:
 
 def _product(s: Scheduler, stage: str, store: Store, path: Path) -> _Product | None:
     """A stage that adds up products of what is cast, its second operand as it was filled."""
-    own = [p for p in path if p.name.startswith(f"{stage}.")]
+    own = own_loops(path, stage)
     operands = _operands(store.value)
     if store.combine != "add" or operands is None or len(own) < 2:
         return None

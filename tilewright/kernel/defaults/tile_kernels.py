@@ -33,6 +33,7 @@ from tilewright.kernel.nest import (
     Report,
     Stmt,
     Store,
+    own_loops,
     reads,
     stages_in,
     walk,
@@ -81,7 +82,7 @@ def schedule_programs(n: Nest, target: Target) -> tuple[Trace, Nest]:
         part = Scheduler(piece, target)
         for name in _stages(piece).order if len(windows.pieces) > 1 else found.order:
             store, path = found.stores[name], found.paths[name]
-            own = [p for p in path if p.name.startswith(f"{name}.")]
+            own = own_loops(path, name)
             if not own or name in found.left_out:
                 continue
             if store.combine is not None and _over(store, own):
@@ -133,7 +134,7 @@ def _join(s: Scheduler) -> None:
 def _following(body: tuple[Stmt, ...]) -> Iterator[tuple[str, str]]:
     """Loops that run equally often, one after the other, with a buffer in common."""
     loops = [s for s in body if isinstance(s, Loop)]
-    serial = (s for s in loops if s.kind == "serial" and ".init." not in s.name)
+    serial = (s for s in loops if s.kind == "serial" and not s.axis.first)
     for a, b in itertools.pairwise(serial):
         if a.extent == b.extent and not any(map(_is_product, (a, b))):
             small = len(stages_in(a)) + len(stages_in(b)) <= MOST_JOINED
@@ -154,10 +155,11 @@ def _is_product(s: Loop) -> bool:
 def plain_products(n: Nest) -> list[str]:
     """Products of tiles that run by no instruction, in words."""
     out: list[str] = []
+    products = n.are("product")
     for x, path in walk(n.body):
-        if not isinstance(x, Store) or x.combine != "add" or not x.stage.startswith("d"):
+        if not isinstance(x, Store) or x.combine != "add" or x.stage not in products:
             continue
-        own = [p for p in path if p.name.startswith(f"{x.stage}.")]
+        own = own_loops(path, x.stage)
         if all(p.kind != "tensor" for p in own):
             sizes = "x".join(str(p.extent) for p in own)
             out.append(f"the product {x.stage} ({sizes}, {x.value.dtype}) runs by no instruction")
@@ -168,8 +170,9 @@ def _prefetch(s: Scheduler, product: str, found: _Stages) -> None:
     """The next tiles of a loop arrive while those of now are multiplied: each register tile asks
     for a share of what the copies of the operands will read."""
     path = s.path(product)
-    around = [p.name for p in path if p.kind == "serial" and p.name.startswith(f"{product}.")]
-    outside = [p for p in path if not p.name.startswith(f"{product}.")]
+    own = own_loops(path, product)
+    around = [p.name for p in own if p.kind == "serial"]
+    outside = [p for p in path if p not in own]
     if not around or not outside or outside[-1].kind != "serial":
         return
     loop = outside[-1]
@@ -190,7 +193,7 @@ def _panels(s: Scheduler, found: _Stages) -> dict[str, int]:
     out: dict[str, int] = {}
     for name in found.order:
         store, path = found.stores[name], found.paths[name]
-        own = [p for p in path if p.name.startswith(f"{name}.")]
+        own = own_loops(path, name)
         chosen = _chosen(s, store, own)
         if chosen is None:
             continue
@@ -217,7 +220,7 @@ def _stages(n: Nest) -> _Stages:
     found = _Stages([], {}, {})
     for x, path in walk(n.body):
         if isinstance(x, (Atomic, Report)):
-            found.left_out |= {p.name.split(".")[0] for p in path}
+            found.left_out |= {p.axis.stage for p in path}
         elif isinstance(x, Store):
             if x.stage not in found.stores:
                 found.order.append(x.stage)

@@ -16,7 +16,7 @@ from tilewright.ir.expr import Fn, Load, Value
 from tilewright.ir.types import DType, bf16, f16
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.defaults.tile_dots import Sizes, left_operand
-from tilewright.kernel.nest import Loop, Nest, Store, own_values, walk
+from tilewright.kernel.nest import Nest, Store, own_loops, own_values, walk
 from tilewright.kernel.steps.copy_operand import CopyOperand
 from tilewright.kernel.steps.other_sign import OtherSign
 from tilewright.kernel.steps.retype import Retype
@@ -47,7 +47,7 @@ def _products(n: Nest) -> Iterator[_Product]:
         v = x.value
         if not (isinstance(v, Fn) and v.name == "mul"):
             continue
-        own = [q.extent for q in path if isinstance(q, Loop) and q.name.startswith(f"{x.stage}.")]
+        own = [q.extent for q in own_loops(path, x.stage)]
         rows, columns, deep = own[-3:] if len(own) > 2 else (None,) * 3
         if not (isinstance(rows, int) and isinstance(columns, int) and isinstance(deep, int)):
             continue

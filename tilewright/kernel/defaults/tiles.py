@@ -162,7 +162,7 @@ def fill_tile(s: Scheduler, p: Placed) -> None:
         col = axis_of(s, stage, f"{stage}.{t.axes[t.col]}")
         if col is not None and col != last:
             s.do(Permute(stage, (*(k for k in range(last + 1) if k != col), col)))
-    red = [q.name for q in s.path(inmost) if q.name.startswith(f"{inmost}.r")]
+    red = [q.name for q in s.reduced(inmost)]
     for x in p.tiles:
         if not (p.padded and x == f"{n}.0"):
             s.attempt(Peel(x))
@@ -202,7 +202,7 @@ def axis_of(s: Scheduler, stage: str, loop: str) -> int | None:
 
 def _copy_lanes(s: Scheduler, copy: str) -> None:
     """Pixels of the copy in vectors, one row after the other."""
-    loops = [p.name for p in s.path(copy) if p.name.startswith(f"{copy}.")]
+    loops = [p.name for p in s.own(copy)]
     pixels = f"{copy}.p"
     if pixels in loops:
         reorder(s, (*(x for x in loops if x != pixels), pixels))
@@ -245,7 +245,7 @@ SHORT_CHAIN = 64
 
 def partial_sums(s: Scheduler, a: str, chain: int) -> tuple[str | None, tuple[str, ...]]:
     """Sum in blocks: the name of the stage of partial sums, and the loops over blocks."""
-    loops = [p for p in s.path(a) if p.name.startswith(f"{a}.r")]
+    loops = s.reduced(a)
     sizes = [p.extent for p in loops if isinstance(p.extent, int)]
     if len(sizes) < len(loops) or prod(sizes) <= chain or s.group.precision == "strict":
         return None, ()

@@ -96,7 +96,7 @@ class _Let:
     def statements(self) -> tuple[Stmt, ...]:
         s: Stmt = Store(self.name, self.name, self.index, self.value)
         for x in reversed(self.around):
-            s = Loop(x.var, x.kind, (s,))
+            s = Loop(x.var, x.kind, (s,), of=x.of)
         return Alloc(self.name), s
 
 

@@ -48,9 +48,8 @@ class CacheWrite(Step):
         moved = [self._moved(n.body[k], {}) for k in own]
         body = list(n.body)
         body[own[0] : own[-1] + 1] = [Alloc(self.into), *moved, copy]
-        return replace(n, body=tuple(body)).with_buffer(
-            Buffer(self.into, b.dtype, b.shape, "local")
-        )
+        made = Buffer(self.into, b.dtype, b.shape, "local")
+        return replace(n, body=tuple(body)).with_buffer(made).with_role(self.stage, self.into)
 
     def _writes_all(self, s: Stmt, b: Buffer) -> bool:
         """Does the first nest of the stage give every cell a value, whatever was there?"""
@@ -69,18 +68,15 @@ class CacheWrite(Step):
     def _moved(self, s: Stmt, table: dict[Sym, Dim]) -> Stmt:
         """A statement of the stage as one of the buffer which it is computed in."""
         if isinstance(s, Loop):
-            v = D.var(self._renamed(s.name), D.substitute(s.extent, table))
+            v = D.var(str(s.axis.of(self.into)), D.substitute(s.extent, table))
             table = {**table, s.var: v}
             body = tuple(self._moved(x, table) for x in s.body)
-            return replace(s, var=D.the_sym(v), body=body)
+            return replace(s, var=D.the_sym(v), body=body, of=None)
         if isinstance(s, Store):
             moved = substitute(s, table, self._through, lambda _, index: (self.into, index))
             assert isinstance(moved, Store)
             return replace(moved, stage=self.into)
         return substitute(s, table, self._through)
-
-    def _renamed(self, loop: str) -> str:
-        return self.into + loop.removeprefix(self.stage)
 
     def _through(self, x: Load) -> Value:
         return load(self.into, x.index, x.dtype) if x.source == self.stage else x

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilewright.ir import dim as D
+from tilewright.kernel.axis import Axis, axis_named
 from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops, substitute_all
 from tilewright.kernel.step import Step
 
@@ -46,6 +47,13 @@ class Fuse(Step):
             table = {s.var: f // child.extent, child.var: f % child.extent}
             body = substitute_all(child.body, table)
             hints = tuple({**dict(s.pragmas), **dict(child.pragmas)}.items())
-            return (Loop(D.the_sym(f), "serial", body, pragmas=hints),)
+            of = _common(s.axis.stage, child.axis.stage, self.into)
+            return (Loop(D.the_sym(f), "serial", body, pragmas=hints, of=of),)
 
         return self.bounded(on_loops(n, self.outer, one))
+
+
+def _common(outer: str, inner: str, into: str) -> Axis | None:
+    """The axis that a fused loop is, if both are of one stage that its name does not say."""
+    says = axis_named(into).stage
+    return Axis(outer, into) if outer == inner and outer and not says else None

@@ -18,6 +18,7 @@ from tilewright.kernel.nest import (
     Store,
     bodies,
     marks,
+    own_loops,
     reads,
     seek,
     stages_in,
@@ -55,11 +56,12 @@ class OtherSign(Step):
         self.need(users == {self.stage}, f"{name} is read by {', '.join(sorted(users))}")
         left, by = other_sign(a.dtype)
         moved = retyped(self, n, name, left, lambda v: fn("add", cast(v, left), const(by, left)))
-        own = [p for p in path if p.name.startswith(f"{self.stage}.")]
+        own = own_loops(path, self.stage)
         made = _Columns(self.stage, n.buffer(store.buffer), store.index, own, b, left, by)
         for buffer in made.buffers:
             self.fresh(n, buffer.name)
         body = self._before(moved.body, made.statements())
+        moved = moved.with_role(self.stage, made.added)
         return replace(moved, body=body, buffers=(*moved.buffers, *made.buffers))
 
     def _product(self, n: Nest) -> tuple[Store, Path]:
@@ -69,7 +71,7 @@ class OtherSign(Step):
         v = store.value
         casts = isinstance(v, Fn) and v.name == "mul" and all(map(_is_cast_load, v.args))
         self.need(casts and store.combine == "add", f"{self.stage} adds up no products")
-        own = [p for p in path if p.name.startswith(f"{self.stage}.")]
+        own = own_loops(path, self.stage)
         self.need(len(own) > 2, f"{self.stage} multiplies no rows by columns")
         return store, path
 
@@ -104,6 +106,11 @@ class _Columns:
         return f"{self.stage}_columns", f"{self.stage}_ones"
 
     @property
+    def added(self) -> str:
+        """The stage that adds up the columns."""
+        return f"{self.stage}c"
+
+    @property
     def deep(self) -> Dim:
         return extent(self.own[-1].var)
 
@@ -136,7 +143,7 @@ class _Columns:
         return wrap(inside, Store(stage, buffer.name, where, value))
 
     def _added(self, columns: Buffer, ones: Buffer) -> Stmt:
-        stage, e = f"{self.stage}c", self.sums.dtype
+        stage, e = self.added, self.sums.dtype
         kept = [p.var for p in self.own[:-1] if p is not self.own[-3]]
         axes = [D.var(f"{stage}.i{k}", extent(v)) for k, v in enumerate(kept)]
         over = D.var(f"{stage}.r0", self.deep)

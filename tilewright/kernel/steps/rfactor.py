@@ -7,6 +7,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.combine import identity
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import load
+from tilewright.kernel.axis import first_name
 from tilewright.kernel.dependence import Carried, rounds
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import (
@@ -48,7 +49,7 @@ class RFactor(Step):
         body = self._rebuilt(n, n.body, made)
         lost = f"{', '.join(self.loops_kept)} are not loops of the reduction {self.stage}"
         self.need(len(made) == 1, lost)
-        return replace(n, body=body).with_buffer(made[0])
+        return replace(n, body=body).with_buffer(made[0]).with_role(self.stage, self.into)
 
     def _rebuilt(self, n: Nest, body: tuple[Stmt, ...], made: list[Buffer]) -> tuple[Stmt, ...]:
         """The body with the outermost chain of loops around the reduction taken apart."""
@@ -83,9 +84,9 @@ class RFactor(Step):
             self.keep(n, [Carried("reduction", kept, use, use)])
         dtype = st.value.dtype
         axes, widths = self._axes(n, chain, st)
-        names = {x.var: f"{self.into}.{x.name.split('.', 1)[-1]}" for x in chain}
+        names = {x.var: str(x.axis.of(self.into)) for x in chain}
         self.need(len(set(names.values())) == len(chain), "two of its loops would have one name")
-        over = tuple(D.the_sym(D.var(f"{self.into}.init.i{k}", d)) for k, d in enumerate(widths))
+        over = tuple(D.the_sym(D.var(first_name(self.into, k), d)) for k, d in enumerate(widths))
         zero = identity(st.combine, dtype)
         init = wrap(over, Store(self.into, self.into, tuple(map(D.as_int, over)), zero))
         table: dict[Sym, Dim] = {}

@@ -47,8 +47,9 @@ class Split(Step):
             inner = D.var(f"{self.loop}.1", _settled(tail))
             table = {s.var: outer * factor + inner}
             body = substitute_all(s.body, table)
-            inside = Loop(D.the_sym(inner), "serial", body, pragmas=s.pragmas)
-            return (Loop(D.the_sym(outer), "serial", (inside,)),)
+            of = [s.of and s.of.part(k) for k in (0, 1)]
+            inside = Loop(D.the_sym(inner), "serial", body, pragmas=s.pragmas, of=of[1])
+            return (Loop(D.the_sym(outer), "serial", (inside,), of=of[0]),)
 
         return self.bounded(on_loops(n, self.loop, one))
 

@@ -15,6 +15,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.types import DType, TupleDType
 
 from .scalars import (
+    AXES,
     Expr,
     IterVar,
     Operand,
@@ -207,7 +208,7 @@ def _computed(dims: tuple[Dim, ...], axes: tuple[IterVar, ...], body: Operand, n
     over = body.axes if isinstance(body, Reduction) else ()
     t.op = Operation(t, axes, over)
     own = {a.sym for a in axes}
-    lost = sorted(s.name.split("?")[0] for s in v.symbols() - own if "?" in s.name)
+    lost = sorted(AXES[s] for s in v.symbols() - own if s in AXES)
     if lost:
         raise Invalid(
             f"{name} mentions {', '.join(lost)}, which is no axis of it",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 from typing import Union
+from weakref import WeakKeyDictionary
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
@@ -146,6 +147,8 @@ class Expr:
 Operand = Union[Expr, E.Value, Int, int, float, bool]
 
 _fresh = count()
+# The symbols that are axes, with the names that users gave them.
+AXES: WeakKeyDictionary[Sym, str] = WeakKeyDictionary()
 
 
 class Var(Expr):
@@ -169,6 +172,7 @@ class IterVar(Expr):
         super().__init__(E.index(x + low))
         self.name, self.kind, self.low, self.extent = name, kind, low, extent
         self.sym: Sym = D.the_sym(x)
+        AXES[self.sym] = name
 
     @property
     def dom(self) -> tuple[Dim, Dim]:
@@ -263,7 +267,7 @@ def as_extent(x: object, what: str) -> Dim:
     if isinstance(x, float) and x.is_integer():  # n / 32 of plain numbers
         x = int(x)
     d = as_index(x, what)
-    if any(True for _ in D.data_values(d)) or any("?" in s.name for s in D.symbols(d)):
+    if any(True for _ in D.data_values(d)) or any(s in AXES for s in D.symbols(d)):
         raise Invalid(f"{what} is {d}, which is known only while the kernel runs")
     if D.bounds(d)[1] < 0:
         raise Invalid(f"{what} is {d}, which is negative")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Union, overload
 
 from tilewright.base.errors import Invalid, Refused
+from tilewright.kernel.axis import moved
 from tilewright.kernel.group import PRECISIONS, Group
 from tilewright.kernel.nest import Nest, loop_names, start
 from tilewright.kernel.step import Step, Trace, apply
@@ -216,9 +217,7 @@ class Schedule:
         rest = [a for a in known.loops if a is not axis and id(a) not in data]
         front = (twins[axis], *(twins[a] for a in known.op.axis))
         made = self._made(t, into, front, tuple(twins[a] for a in rest))
-        self._axes[into].loops = {
-            twins[a]: into + x.removeprefix(name) for a, x in known.loops.items()
-        }
+        self._axes[into].loops = {twins[a]: moved(x, into) for a, x in known.loops.items()}
         for a in rest:
             known.gone[a] = f"a loop of {into} now"
             del known.loops[a]

@@ -94,6 +94,7 @@ class Lowering:
     addresses: dict[str, int] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
     places: dict[str, ir.Place] = field(default_factory=dict)
+    roles: list[tuple[str, str]] = field(default_factory=list)  # of stages and loops
     place: ir.Place | None = None  # of the operation that is being lowered
     count: int = 0
 
@@ -130,7 +131,7 @@ class Lowering:
         args = [b for b in self.buffers.values() if b.scope in ("in", "out")]
         rest = [b for b in self.buffers.values() if b.scope not in ("in", "out")]
         dims = tuple(sorted(self.dims.values(), key=lambda x: x.name))
-        nest = Nest(self.kernel.name, (*args, *rest), (programs,), dims)
+        nest = Nest(self.kernel.name, (*args, *rest), (programs,), dims, roles=tuple(self.roles))
         return Lowered(
             nest,
             tuple(self.given),

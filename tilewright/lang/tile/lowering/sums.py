@@ -10,6 +10,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load, cast, const, fn, walk
 from tilewright.ir.scalar import neutral
 from tilewright.ir.types import DType, bf16, f16, f32, i32, i64
+from tilewright.kernel.axis import axis_name, first_name
 from tilewright.kernel.nest import If, Loop, Stmt, Store, wrap
 from tilewright.lang.tile import ir
 from tilewright.lang.tile.lowering.carried import Uses
@@ -34,11 +35,11 @@ def lower_reduce(low: Lowering, o: ir.Operation) -> None:
         t = low.tile(o.args[0])
         shape = o.result.shape
         buffer = stage = low.local(shape, t.dtype)
-        axes = [D.var(f"{stage}.i{k}", n) for k, n in enumerate(shape)]
-        over = D.var(f"{stage}.r0", t.shape[axis])
+        axes = [D.var(axis_name(stage, k), n) for k, n in enumerate(shape)]
+        over = D.var(axis_name(stage, 0, "r"), t.shape[axis])
         at = tuple(axes)
         zero = const(neutral(name, t.dtype), t.dtype)
-        first = [D.var(f"{stage}.init.i{k}", n) for k, n in enumerate(shape)]
+        first = [D.var(first_name(stage, k), n) for k, n in enumerate(shape)]
         init = Store(stage, buffer, tuple(first), zero)
         low.out.append(wrap(tuple(map(D.the_sym, first)), init))
         value = t.at((*at[:axis], over, *at[axis:]))
@@ -136,7 +137,9 @@ def lower_scan(low: Lowering, o: ir.Operation) -> None:
             reach(step + 1, [low.kept(t) for t in both] if len(both) > 1 else both)
 
         if shape[axis] > 1:
-            low.out.append(Loop(D.the_sym(step), "serial", low.inner(body)))
+            scan = Loop(D.the_sym(step), "serial", low.inner(body))
+            low.out.append(scan)
+            low.roles.append(("scan", scan.name))
 
     if outer:
         low.out += nested(outer, low.inner(rows))
@@ -176,9 +179,10 @@ def lower_dot(low: Lowering, o: ir.Operation) -> None:
     a, b = factors(low, o, (a, b), e)
     sums = sums_of(low, o.args[2], c, e)
     stage = low.fresh("d")
+    low.roles.append(("product", stage))
     shape = c.shape
-    axes = [D.var(f"{stage}.i{k}", n) for k, n in enumerate(shape)]
-    over = D.var(f"{stage}.r0", a.shape[-1])
+    axes = [D.var(axis_name(stage, k), n) for k, n in enumerate(shape)]
+    over = D.var(axis_name(stage, 0, "r"), a.shape[-1])
     left, right = a.at((*axes[:-1], over)), b.at((*axes[:-2], over, axes[-1]))
     update = Store(stage, sums, tuple(axes), fn("mul", cast(left, e), cast(right, e)), "add")
     low.out.append(wrap(tuple(map(D.the_sym, (*axes, over))), update))
