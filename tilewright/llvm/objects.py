@@ -56,6 +56,10 @@ _FUNCTIONS = """
     RunNewModulePassManager DisposeString
 """.split()
 
+# Those that take milliseconds: Python runs other threads meanwhile, and has to give this one its
+# turn again afterwards.
+_LONG = ("ParseAssembly", "RunNewModulePassManager", "TargetMachineEmitToMemory")
+
 
 def _bind() -> SimpleNamespace:
     """The C functions used here, with the signatures llvmlite declares.
@@ -71,8 +75,10 @@ def _bind() -> SimpleNamespace:
     if ".".join(llvmlite.__version__.split(".")[:2]) not in _UNLOCKED_VERSIONS:
         return SimpleNamespace(parallel=False, **locked)
     try:
-        library = ctypes.CDLL(ffi.lib._name, handle=ffi.lib._handle)
-        unlocked = {name: getattr(library, name) for name in names}
+        kinds = {True: ctypes.CDLL, False: ctypes.PyDLL}
+        library = {k: of(ffi.lib._name, handle=ffi.lib._handle) for k, of in kinds.items()}
+        long = {f"LLVMPY_{name}" for name in _LONG}
+        unlocked = {name: getattr(library[name in long], name) for name in names}
     except (OSError, AttributeError):
         return SimpleNamespace(parallel=False, **locked)
     for name, function in unlocked.items():

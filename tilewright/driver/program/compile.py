@@ -21,6 +21,7 @@ from tilewright.base import knobs
 from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
+from tilewright.base.turns import quick_turns
 from tilewright.driver.program.any_size import AnySize, for_any_size
 from tilewright.driver.program.default_passes import chosen_passes
 from tilewright.driver.program.options import Options
@@ -47,7 +48,7 @@ from tilewright.ir.passes import PassRun
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group, copy_group
 from tilewright.kernel.nest import Nest
-from tilewright.kernel.step import Trace, parse_trace, print_trace
+from tilewright.kernel.step import Trace, print_trace
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.text import group_text
 from tilewright.llvm.emit import emit_legal
@@ -192,13 +193,16 @@ class _Compilers:
         jobs = knobs.compile_jobs.get() or target.cores or 1
         self._pool = ThreadPoolExecutor(jobs - 1) if jobs > 1 else None
         self._going: list[tuple[Future[None], Callable[[], None]]] = []
+        self._turns = quick_turns()
 
     def __enter__(self) -> _Compilers:
+        self._turns.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+        self._turns.__exit__(None, None, None)
 
     def do(self, work: Callable[[], None]) -> None:
         if self._pool is None:
@@ -227,6 +231,7 @@ class _Kernel:
     trace: str = ""
     image: bytes = b""
     dims: tuple[str, ...] = ()
+    parallel: bool = False  # do threads share any of its loops?
     cached: bool = False
     seconds: float = 0.0
     considered: str = ""  # by whom it was scheduled, and what it was chosen from
@@ -387,9 +392,7 @@ class _Builder:
 
     def _waits_for_others(self, k: _Kernel) -> bool:
         """Does it leave all threads but one idle for long?"""
-        if k.work <= TOGETHER_SECONDS:
-            return False
-        return not any(isinstance(step, Parallel) for step in parse_trace(k.trace))
+        return k.work > TOGETHER_SECONDS and not k.parallel
 
     def _branch(
         self, c: Cluster, where: _Where, symbol: str, k: int, base: Dim
@@ -469,7 +472,7 @@ class _Builder:
             hit = None if stages.dumping or stages.is_edited else self.cache.get("kernel", key)
             if hit is not None:
                 head, _, k.image = hit.partition(b"\n")
-                k.trace, k.considered = json.loads(head)
+                k.trace, k.considered, k.parallel = json.loads(head)
                 k.cached = True
             else:
                 todo.append((k, stages, key))
@@ -499,6 +502,7 @@ class _Builder:
 
         trace, nest = stages.schedule(group, schedule)
         k.trace = print_trace(trace)
+        k.parallel = any(isinstance(step, Parallel) for step in trace)
         text = emit_legal(stages.legal(nest, self.target), self.target)
         if found is not None and k.symbol not in self.schedules.traces:
             k.considered = str(found)
@@ -513,7 +517,7 @@ class _Builder:
             k.image = stages.compiled(text, self.target)
             k.seconds += time.perf_counter() - began
             if settled and not stages.is_edited:
-                head = json.dumps([k.trace, k.considered])
+                head = json.dumps([k.trace, k.considered, k.parallel])
                 self.cache.put("kernel", key, head.encode() + b"\n" + k.image)
 
         self.compilers.do(machine_code)
