@@ -330,7 +330,7 @@ class Body(Branches):
             old = self.arith.widen(
                 self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"), b.dtype, 1
             )
-            x = self.arith.apply(s.function, b.dtype, 1, [old, x])
+            x = self.arith.combine(s.function, b.dtype, 1, [old, x])
         x = self.arith.narrow(x, b.dtype, 1)
         self.line(f"store {t} {x}, ptr {p}, align {b.dtype.bytes}{self._past_caches(b)}")
 
@@ -350,7 +350,7 @@ class Body(Branches):
             if s.function:
                 old = self.put(f"load <{w} x {t}>, ptr {p}, align {align}")
                 old = self.arith.widen(old, b.dtype, w)
-                x = self.arith.apply(s.function, b.dtype, w, [old, x])
+                x = self.arith.combine(s.function, b.dtype, w, [old, x])
             x = self.arith.narrow(x, b.dtype, w)
             hint = self._past_caches(b)
             self.line(f"store <{w} x {t}> {x}, ptr {p}, align {align}{hint}")
@@ -371,6 +371,6 @@ class Body(Branches):
                 old = self.arith.widen(
                     self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"), b.dtype, 1
                 )
-                y = self.arith.apply(s.function, b.dtype, 1, [old, y])
+                y = self.arith.combine(s.function, b.dtype, 1, [old, y])
             y = self.arith.narrow(y, b.dtype, 1)
             self.line(f"store {t} {y}, ptr {p}, align {b.dtype.bytes}{self._past_caches(b)}")

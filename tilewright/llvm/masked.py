@@ -305,7 +305,7 @@ class Masked(Values):
             p = self.pointer(b, const, terms)
             if s.function:
                 old = self.arith.widen(self._masked_load(b, p, m, w), b.dtype, w)
-                x = self.arith.apply(s.function, b.dtype, w, [old, x])
+                x = self.arith.combine(s.function, b.dtype, w, [old, x])
             self._store_interleaved(b, self.arith.narrow(x, b.dtype, w), p, m, w)
             return
         if lane is None and b.pointer and not s.function:
@@ -332,7 +332,7 @@ class Masked(Values):
         if s.function:
             old = self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}")
             old = self.arith.widen(old, b.dtype, 1)
-            y = self.arith.apply(s.function, b.dtype, 1, [old, y])
+            y = self.arith.combine(s.function, b.dtype, 1, [old, y])
         y = self.arith.narrow(y, b.dtype, 1)
         self.line(f"store {t} {y}, ptr {p}, align {b.dtype.bytes}")
 
