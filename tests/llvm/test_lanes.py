@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import operator
+import re
 
 import numpy as np
 import pytest
 
 from tests.llvm.test_statements import Compiled, nest, same, strays
+from tilewright.llvm.emit import emit
+from tilewright.llvm.objects import assembly
+from tilewright.targets import get
 
 LANES = 8
 LAST = (1 << 63) - 1
@@ -161,3 +165,32 @@ def test_what_left_a_loop_is_chosen_from_registers() -> None:
     arrays["q"] = np.zeros(8, np.uint8)
     got = same(CHOSEN, arrays)["q"]
     np.testing.assert_array_equal(got, [3, 6, 9, 12, 10, 11, 12, 13])
+
+
+EXTREME = """
+nest k
+  in x: f32[64]
+  out y: f32[]
+  y: y[] = {neutral}
+  lane i in 64:
+    y: y[] {function}= x[i]
+"""
+FUNCTIONS = {"max": np.maximum, "min": np.minimum, "maxnum": np.fmax, "minnum": np.fmin}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_maximum_of_many_lanes_waits_for_few(function: str) -> None:
+    """Of halves of the lanes, not of one lane after the other."""
+    neutral = {"max": "-inf", "min": "inf"}.get(function, "nan")
+    n = nest(EXTREME.format(neutral=neutral, function=function))
+    k = Compiled(n)
+    for values in (np.arange(64.0), -np.arange(64.0), np.full(64, np.nan), np.zeros(64)):
+        for place, other in ((0, np.nan), (37, np.nan), (63, np.nan), (5, np.inf), (6, -np.inf)):
+            x = values.astype(np.float32)
+            x[place] = other
+            y = np.zeros((), np.float32)
+            k({"x": x, "y": y}, {})
+            np.testing.assert_equal(y, FUNCTIONS[function].reduce(x))
+    target = get("x86-64-v4")
+    ones = re.findall(r"\bv(?:max|min)ss\b", assembly(emit(n, target), target))
+    assert len(ones) <= 4

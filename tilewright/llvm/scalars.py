@@ -87,11 +87,11 @@ class Arith:
         a = self.put(f"insertelement {v} poison, {t} {x}, i64 0")
         return self.put(f"shufflevector {v} {a}, {v} poison, <{lanes} x i32> zeroinitializer")
 
-    def intrinsic(self, name: str, t: str, lanes: int, *args: str) -> str:
+    def intrinsic(self, name: str, t: str, lanes: int, *args: str, flag: str = "") -> str:
         v = vector(t, lanes)
         full = f"@llvm.{name}.{suffix(t, lanes)}"
         self.declares.add(f"declare {v} {full}({', '.join([v] * len(args))})")
-        return self.put(f"call {v} {full}({', '.join(f'{v} {a}' for a in args)})")
+        return self.put(f"call {flag}{v} {full}({', '.join(f'{v} {a}' for a in args)})")
 
     def math(self, name: str, d: DType, lanes: int, *args: str) -> str:
         elem = "f64" if d is f64 else "f32"
@@ -114,8 +114,14 @@ class Arith:
 
     # ---- the functions
 
-    def apply(self, name: str, d: DType, lanes: int, args: list[str]) -> str:
-        """`d` is the dtype of the arguments (of the last two, for select)."""
+    def combine(self, name: str, d: DType, lanes: int, args: list[str]) -> str:
+        """What a reduction has so far and one more value. Which of two zeros it ends in is open,
+        as it is with numpy: to tell them apart takes x86 three instructions for each vector."""
+        return self.apply(name, d, lanes, args, "nsz ")
+
+    def apply(self, name: str, d: DType, lanes: int, args: list[str], flag: str = "") -> str:
+        """`d` is the dtype of the arguments (of the last two, for select); `flag` is one of LLVM's,
+        for maxima and minima of floats."""
         t = register_type(d)
         v = vector(t, lanes)
         if name == "select":
@@ -128,7 +134,7 @@ class Arith:
         if d.format is not None and name == "fma":
             return self.round(self._exact_fma(lanes, args), d, lanes)
         if d.is_float:
-            r = self._float(name, d, t, lanes, args)
+            r = self._float(name, d, t, lanes, args, flag)
             return r if _is_held(name, d) else self.round(r, d, lanes, name in _ARITHMETIC)
         return self._bool(name, v, lanes, args) if d.is_bool else self._int(name, d, t, lanes, args)
 
@@ -139,7 +145,7 @@ class Arith:
         sign = "" if name in ("eq", "ne") else "s" if d.kind == "i" else "u"
         return self.put(f"icmp {sign}{name} {v} {args[0]}, {args[1]}")
 
-    def _float(self, name: str, d: DType, t: str, lanes: int, a: list[str]) -> str:
+    def _float(self, name: str, d: DType, t: str, lanes: int, a: list[str], flag: str = "") -> str:
         v = vector(t, lanes)
         if name in ("add", "sub", "mul", "div"):
             # Of narrow floats a product is rounded before it is added.
@@ -148,10 +154,11 @@ class Arith:
         if name == "neg":
             return self.put(f"fneg {v} {a[0]}")
         if name in ("max", "min"):
-            return self.intrinsic({"max": "maximum", "min": "minimum"}[name], t, lanes, *a)
+            return self.intrinsic(_INTRINSICS[name], t, lanes, *a, flag=flag)
         if name in ("maxnum", "minnum"):
             # LLVM for x86 takes the NaN of one operand where it knows that the other is none.
             a = [x if not x.startswith("%") else self._unknown(x, t, lanes) for x in a]
+            return self.intrinsic(_INTRINSICS[name], t, lanes, *a, flag=flag)
         if name == "fma" and a[2] == self.const(-0.0, d, lanes):
             # A product that is rounded alone: LLVM would join it with a sum that follows.
             return self._unknown(self.intrinsic(name, t, lanes, *a), t, lanes)
@@ -491,13 +498,28 @@ class Arith:
         name = _REDUCE_FLOAT.get(combine) if d.is_float else _reduce_int(combine, d)
         if name is None:
             raise Unsupported(f"a reduction over lanes with {combine} of {d} has no native code")
+        while name in _HALVES and lanes > FEW_LANES and lanes % 2 == 0:
+            x, lanes = self._half(_HALVES[name], x, t, lanes), lanes // 2
+        v = vector(t, lanes)
         full = f"@llvm.vector.reduce.{name}.{suffix(t, lanes)}"
         if name in ("fadd", "fmul"):
             zero = "0x8000000000000000" if name == "fadd" else literal(1.0, f32)
             self.declares.add(f"declare {t} {full}({t}, {v})")
             return self.put(f"call reassoc {t} {full}({t} {zero}, {v} {x})")
         self.declares.add(f"declare {t} {full}({v})")
-        return self.put(f"call {t} {full}({v} {x})")
+        flag = "nsz " if name in _HALVES else ""
+        return self.put(f"call {flag}{t} {full}({v} {x})")
+
+    def _half(self, name: str, x: str, t: str, lanes: int) -> str:
+        """The upper half of a vector combined with its lower half. Which of two zeros a reduction
+        ends in is open, as it is with numpy."""
+        n, whole = lanes // 2, vector(t, lanes)
+        parts = []
+        for first in (0, n):
+            which = ", ".join(f"i32 {k}" for k in range(first, first + n))
+            cut = f"shufflevector {whole} {x}, {whole} poison, <{n} x i32> <{which}>"
+            parts.append(self.put(cut))
+        return self.intrinsic(name, t, n, *parts, flag="nsz ")
 
 
 _ARITHMETIC = frozenset({"add", "sub", "mul", "div", "sqrt"})  # one instruction each
@@ -520,6 +542,8 @@ _INTRINSICS = {
     "sqrt": "sqrt",
     "copysign": "copysign",
     "fma": "fma",
+    "max": "maximum",
+    "min": "minimum",
     "maxnum": "maximumnum",
     "minnum": "minimumnum",
 }
@@ -540,6 +564,12 @@ _REDUCE_FLOAT = {
     "maxnum": "fmax",
     "minnum": "fmin",
 }
+
+
+# Maxima of many lanes are those of halves, halved again until a few are left. Without an
+# instruction for all lanes LLVM would take one lane after the other, each waiting for the last.
+_HALVES = {"fmax": "maxnum", "fmin": "minnum", "fmaximum": "maximum", "fminimum": "minimum"}
+FEW_LANES = 4  # the smallest vectors: those that have instructions for all lanes have them here
 
 
 def _reduce_int(combine: str, d: DType) -> str | None:

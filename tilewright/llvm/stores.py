@@ -120,7 +120,7 @@ class Stores:
             p = a.pointer(b, const, terms)
             if s.function:
                 old = self.arith.widen(accesses.masked_load(b, p, m, w), b.dtype, w)
-                x = self.arith.apply(s.function, b.dtype, w, [old, x])
+                x = self.arith.combine(s.function, b.dtype, w, [old, x])
             accesses.masked_store(b, self.arith.narrow(x, b.dtype, w), p, m, w)
         elif lane is None and b.pointer and not s.function:
             x = self.arith.narrow(x, b.dtype, w)
