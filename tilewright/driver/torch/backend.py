@@ -61,7 +61,7 @@ class Session:
         # By compile id: units that AOTAutograd's wrapper only passes arguments and results to.
         self.direct: dict[str, Unit] = {}
         # By compile id: what the gradient's graph need not check again.
-        self._settled: dict[str, Mapping[str, frozenset[tuple[str, bool]]]] = {}
+        self._checked_indices: dict[str, Mapping[str, frozenset[tuple[str, bool]]]] = {}
         self.dry = False  # the examples of tw.compile run without changing anything
 
     def backend(
@@ -117,10 +117,10 @@ class Session:
             random=self.options.random,
             name=f"{kind}{len(self.units)}",
             checks=self.options.checks and knobs.checks.get(),
-            settled=self._settled.get(compilation) if kind == "backward" else None,
+            checked_indices=self._checked_indices.get(compilation) if kind == "backward" else None,
         )
         if kind == "forward":
-            self._settled[compilation] = captured.settled
+            self._checked_indices[compilation] = captured.checked_indices
         self._report_fallbacks(captured)
         for check in (c for s in captured.segments for c in s.checks):
             self.log.add("check", str(check), where=check.place)

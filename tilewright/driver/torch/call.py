@@ -121,7 +121,7 @@ class Unit:
 
     def _general(self, args: list[Any]) -> list[Any]:
         captured = self.captured
-        env: dict[str, Any] = dict(captured.held)
+        env: dict[str, Any] = dict(captured.constants)
         dims: dict[str, int] = {}
         numbers: dict[str, Any] = {}
         for a, x in zip(captured.arguments, args, strict=True):

@@ -99,7 +99,7 @@ def is_plain(captured: Captured) -> bool:
         len(captured.steps) == 1
         and len(captured.segments) == 1
         and captured.seed is None
-        and not captured.held
+        and not captured.constants
         and not captured.scalars
         and all(a.kind != "float" for a in captured.arguments)
         and all(isinstance(r, (Same, Value, View)) and _is_static(r) for r in captured.results)

@@ -328,7 +328,7 @@ def _saved(name: str, captured: Captured, inner: Specialised, seen: _Seen) -> Sa
         for k, (a, x) in enumerate(zip(captured.arguments, seen.inputs, strict=True))
         if k not in given.taken and a.kind in ("tensor", "float")
     }
-    tensors |= captured.held
+    tensors |= captured.constants
     slots: list[str | None] = list(inner.labels)
     folded = [tensors[inner.labels[k]] for k in program.weights]
     data = with_weights(program, list(map(address, folded)), list(map(known, folded)))
