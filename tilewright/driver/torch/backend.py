@@ -52,7 +52,7 @@ class FallbackError(Unsupported, ShortenTraceback):
 
 
 class Session:
-    """Everything that one compiled function or module became: its units and its log."""
+    """Everything that was compiled for one function or module: its units and its log."""
 
     def __init__(self, options: TorchOptions, log: Log | None = None) -> None:
         self.options = options
@@ -67,7 +67,7 @@ class Session:
     def backend(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any
     ) -> Callable[..., Any]:
-        """Compile what Dynamo captured; AOTAutograd hands forward and backward to `unit`."""
+        """Compile what Dynamo captured; AOTAutograd passes forward and backward to `unit`."""
         require_cpu(example_inputs)
         self._note_break(gm)
         self._note_recompile(gm)
@@ -107,7 +107,7 @@ class Session:
     def _unit(self, kind: str, gm: torch.fx.GraphModule) -> Unit:
         if self.options.own_weights and kind != "inference":
             raise Unsupported(
-                "own_weights=True keeps weights packed, and gradients need them as they are",
+                "own_weights=True stores weights packed, and gradients need them as they are",
                 hint="call it under torch.no_grad() or torch.inference_mode()",
             )
         compilation = str(CompileContext.current_compile_id())
@@ -177,7 +177,7 @@ class Session:
             )
 
     def _asked_for(self, call: HostCall) -> bool:
-        """random="eager" asks for these calls, so they are not failures."""
+        """random="eager" requests these calls, so they are not failures."""
         return self.options.random == "eager" and call.why == RANDOM_IN_EAGER
 
     def _note_break(self, gm: torch.fx.GraphModule) -> None:
@@ -207,7 +207,7 @@ class Session:
         self.log.add("recompile", f"compiled again ({again + 1} times by now): {why}", where=where)
 
 
-# Sessions by torch's compile id: how `explain` finds what became of a torch.compile'd function.
+# Sessions by torch's compile id: `explain` finds those of a torch.compile'd function by it.
 _sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
 
 
