@@ -102,7 +102,7 @@ def test_modules_and_tests_run(tmp_path, checkout):
     [
         ((), "which script?"),
         (("nowhere.py",), "there is no file nowhere.py"),
-        (("-m",), "which module?"),
+        (("-m",), "needs the name of a module"),
         (("--device", "tpu", "x.py"), "invalid choice: 'tpu'"),
         (("--checkout", ".", "-m", "this"), "holds no sources of Triton"),
     ],

@@ -61,7 +61,7 @@ def test_options_are_part_of_the_text_and_the_machine_is_not() -> None:
         ("ChannelsLast, Decompose, EmptyValues", "move Decompose before ChannelsLast"),
         ("Decompose, BatchNormFold, EmptyValues", "BatchNormFold works only before Decompose"),
         ("Decompose, EmptyValues, PackOperands, Simplify", "PackOperands works only after Simp"),
-        ("Decompose, EmptyValues, LongConcats, LongConcats", "LongConcats stands there 2 times"),
+        ("Decompose, EmptyValues, LongConcats, LongConcats", "LongConcats is listed 2 times"),
         ("Decompse, EmptyValues", "there is no pass Decompse; did you mean Decompose?"),
         ("Decompose, EmptyValues, Zzz", "there is no pass Zzz; there are "),
         ("Decompose EmptyValues", "expected the end"),

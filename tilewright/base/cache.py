@@ -95,7 +95,8 @@ class Cache:
         return payload
 
     def put(self, kind: str, key: str | bytes, payload: bytes) -> bool:
-        """Store a payload; False when the directory cannot be written (told once, as an event)."""
+        """Store a payload; False when the directory cannot be written (reported once, as an
+        event)."""
         if not self.enabled:
             return False
         path = self._path(kind, key)
@@ -152,7 +153,7 @@ class Cache:
 
     def _grow(self, amount: int) -> None:
         with _sizes_lock:
-            # The first write asks what earlier processes left; later ones only add.
+            # The first write measures what earlier processes left; later ones only add.
             known = _sizes.get(self.directory)
             size = self._about() if known is None else known + amount
             if size > self.limit_bytes:
@@ -166,8 +167,8 @@ class Cache:
         for kind in _folders(self.directory):
             folders = _folders(kind)
             sample = folders[:: max(1, len(folders) // _SAMPLED)]
-            held = sum(map(_bytes_in, sample))
-            total += held * len(folders) / max(1, len(sample))
+            sampled = sum(map(_bytes_in, sample))
+            total += sampled * len(folders) / max(1, len(sample))
         return int(total)
 
     def _evict(self, allowed: int) -> int:
@@ -187,7 +188,7 @@ class Cache:
         return total
 
     def _entries(self) -> list[tuple[float, int, Path]]:
-        """(last use, size, path) of every file; those that vanish meanwhile are left out."""
+        """(last use, size, path) of every file; files that are deleted meanwhile are left out."""
         found = []
         for folder, _, names in os.walk(self.directory):
             for name in names:

@@ -1,4 +1,4 @@
-"""Compiling makes many small objects that live: looking for garbage meanwhile finds none."""
+"""No garbage collection while compiling: nearly all objects made then stay alive."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ class Unsupported(TilewrightError):
 
 class Refused(TilewrightError):
     """A schedule step, fusion or rewrite whose precondition does not hold. `details` shows the
-    place: some lines of the program, with what is at fault marked. Who tries many steps asks for
-    few of these texts, and a program may be large: they are made when they are asked for."""
+    place: some lines of the program, with what is at fault marked. It is computed lazily:
+    a search tries many steps and prints few of these texts, and a program may be large."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Events: what the compiler decided, refused or had to do, with the user's place.
 
 A `Log` is passed as an argument to whatever may have something to say. Each event also goes through
-Python logging as `tilewright.<kind>`, shown when TILEWRIGHT_LOGS asks for the kind.
+Python logging as `tilewright.<kind>`, shown when TILEWRIGHT_LOGS names the kind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROOT = "tilewright"
 
 @dataclass(frozen=True)
 class Event:
-    """One thing worth telling; `detail` marks what is shown only with `+kind`."""
+    """One decision, refusal or fact; `detail` marks what is shown only with `+kind`."""
 
     kind: str
     message: str
@@ -51,7 +51,7 @@ class Log:
         return event
 
     def hear(self, event: Event) -> None:
-        """Keep an event of another log, which has told everyone else of it."""
+        """Add an event of another log, which has already passed it on to everyone else."""
         with self._lock:
             self._events.append(event)
             self.counts[event.kind] += 1
@@ -83,13 +83,14 @@ class Log:
         return len(self._events)
 
 
-# Logs that hear every other log of the process; a tuple, so that emitting needs no lock.
+# Logs that receive the events of all logs of the process; a tuple: emitting needs no lock.
 _listeners: tuple[Log, ...] = ()
 
 
 @contextmanager
 def recording() -> Iterator[Log]:
-    """A log that hears what every log of the process is told, from any thread, while it lasts."""
+    """A log that receives the events of all logs of the process, from any thread, inside a
+    `with`."""
     global _listeners
     log = Log()
     _listeners = (*_listeners, log)
@@ -102,10 +103,10 @@ def recording() -> Iterator[Log]:
 def _publish(event: Event) -> None:
     logger = logging.getLogger(f"{_ROOT}.{event.kind}")
     level = logging.DEBUG if event.detail else logging.INFO
-    asked = knobs.logs.get().shows(event.kind, detail=event.detail)
-    if not asked and not logger.isEnabledFor(level):
+    shown = knobs.logs.get().shows(event.kind, detail=event.detail)
+    if not shown and not logger.isEnabledFor(level):
         return
-    if asked:
+    if shown:
         _show_on_terminal()
     place = f"  ({event.where})" if event.where else ""
     # Handled directly: the switch shows a kind without changing the application's logging levels.

@@ -1,6 +1,6 @@
 """Long work in a thread of its own, for the sake of its empty stack.
 
-CPython keeps the frames of a thread in blocks of 16 KiB, about a hundred frames each. A call that
+CPython stores the frames of a thread in blocks of 16 KiB, about a hundred frames each. A call that
 needs a new block takes it from the operating system, and its return gives the block back. Where a
 compilation starts inside a deep stack (torch's capture is sixty frames deep), the end of a block
 lies in the middle of its inner loops: every call there maps memory and every return unmaps it.

@@ -10,33 +10,33 @@ T = TypeVar("T")
 
 
 class _Keyed(ref):
-    """A reference that knows where its table holds it."""
+    """A weak reference that knows its key in the table."""
 
     __slots__ = ("key",)
     key: Any
 
 
 class Interned(Generic[T]):
-    """Objects by key, forgotten when nobody else holds them.
+    """Objects by key, removed when nothing else refers to them.
 
     The same as a WeakValueDictionary, in a third of its time: every expression of every kernel is
     looked up here.
     """
 
     def __init__(self) -> None:
-        held: dict[Any, _Keyed] = {}
-        # Taken again where a collection in the middle of `add` frees others.
+        table: dict[Any, _Keyed] = {}
+        # Reentrant: a garbage collection in the middle of `add` may free other entries.
         lock = RLock()
 
         def forget(dead: Any) -> None:
             with lock:
-                if held.get(dead.key) is dead:
-                    del held[dead.key]
+                if table.get(dead.key) is dead:
+                    del table[dead.key]
 
-        self._held, self._lock, self._forget = held, lock, forget
+        self._table, self._lock, self._forget = table, lock, forget
 
     def get(self, key: Any) -> T | None:
-        found = self._held.get(key)
+        found = self._table.get(key)
         return None if found is None else found()
 
     def add(self, key: Any, value: T) -> T:
@@ -44,12 +44,12 @@ class Interned(Generic[T]):
         mine = _Keyed(value, self._forget)
         mine.key = key
         with self._lock:
-            found = self._held.get(key)
+            found = self._table.get(key)
             other = None if found is None else found()
             if other is not None:
                 return other
-            self._held[key] = mine
+            self._table[key] = mine
         return value
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._table)

@@ -1,6 +1,6 @@
 """Every environment switch, declared once: name, type, default, what it does.
 
-Knobs are read when asked, not at import, so a process can change its mind:
+Knobs are read at each `get`, not at import, so that a process can change them:
 
     jobs = knobs.compile_jobs.get()
     with knobs.threads.override(1): ...
@@ -48,12 +48,12 @@ class Knob(Generic[T]):
         return bool(os.environ.get(self.name, "").strip())
 
     def looker(self) -> Callable[[], object]:
-        """A quick look for those who ask thousands of times a second: something true where the
-        variable may have been set, and `get` says to what."""
-        # Python keeps the variables encoded; `os.environ.get` encodes the name on every call.
-        held, encode = (getattr(os.environ, n, None) for n in ("_data", "encodekey"))
-        if isinstance(held, dict) and encode is not None:
-            return partial(held.get, encode(self.name))
+        """A cheap test for code that runs thousands of times a second: true where the variable may
+        have been set; `get` then gives its value."""
+        # Python stores the variables encoded; `os.environ.get` encodes the name on every call.
+        stored, encode = (getattr(os.environ, n, None) for n in ("_data", "encodekey"))
+        if isinstance(stored, dict) and encode is not None:
+            return partial(stored.get, encode(self.name))
         return partial(os.environ.get, self.name)
 
     @contextmanager
@@ -90,7 +90,7 @@ class LogLevels:
 
 
 def _singular(kind: str) -> str:
-    # "recompiles" and "recompile" are the same wish.
+    # "recompiles" and "recompile" mean the same kind.
     return kind.removesuffix("s")
 
 
@@ -163,7 +163,7 @@ def _parse_optional_name(text: str) -> str | None:
 
 def _default_cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification asks to ignore relative paths.
+    # The XDG specification says that relative paths are ignored.
     root = Path(base) if os.path.isabs(base) else Path("~").expanduser() / ".cache"
     return root / "tilewright"
 
@@ -225,8 +225,8 @@ choose: Knob[str] = Knob(
     "TILEWRIGHT_CHOOSE",
     lambda: "auto",
     _one_of("auto", "default", "ranked", "timed"),
-    "who schedules kernels: default (rules), ranked (the model of the target), timed (the clock), "
-    "or auto (the model where its numbers were measured, else the rules)",
+    "how schedules are chosen: default (by rules), ranked (by the target's cost model), timed (by "
+    "measuring), or auto (the cost model where its numbers were measured, else the rules)",
 )
 tune_seconds: Knob[int] = Knob(
     "TILEWRIGHT_TUNE_SECONDS",
@@ -245,8 +245,8 @@ checks: Knob[bool] = Knob(
     "TILEWRIGHT_CHECK_DATA",
     lambda: True,
     _parse_bool,
-    "0 leaves out what compiled programs check of their data: indices within sizes, divisors other "
-    "than 0, probabilities (as does the option checks=False)",
+    "0 leaves out the checks that compiled programs make of their data: indices within bounds, "
+    "divisors other than 0, probabilities (as does the option checks=False)",
     _show_bool,
 )
 memory_mb: Knob[int | None] = Knob(
@@ -286,7 +286,7 @@ triton_device: Knob[str | None] = Knob(
     "TILEWRIGHT_TRITON_DEVICE",
     _none,
     _one_of("cpu"),
-    "cpu: scripts run with Tilewright in Triton's place get CPU tensors where they ask for a GPU's",
+    "cpu: scripts run with Tilewright in Triton's place get CPU tensors where they create GPU ones",
 )
 triton_backend: Knob[str | None] = Knob(
     "TILEWRIGHT_TRITON_BACKEND",
@@ -294,14 +294,14 @@ triton_backend: Knob[str | None] = Knob(
     _matching(
         r"cpu|(cuda|hip)(:\w+)?", "cpu, cuda, hip, or one of these with its architecture, cuda:90"
     ),
-    "what scripts run with Tilewright in Triton's place, and their kernels, are told that they run "
-    "on, such as cuda:90 (default: cpu); the code is the CPU's whatever it says",
+    "the back end that scripts run with Tilewright in Triton's place, and their kernels, see, such "
+    "as cuda:90 (default: cpu); the code is compiled for the CPU in any case",
 )
 triton_checkout: Knob[Path | None] = Knob(
     "TILEWRIGHT_TRITON_CHECKOUT",
     _none,
     _parse_optional_path,
-    "sources of Triton, for helpers of its tests that are no part of the language",
+    "directory of Triton's sources, for helpers of its tests that are not part of the language",
 )
 
 

@@ -65,7 +65,7 @@ def _cgroup_memory(limit: Path, use: Path, root: Path) -> int | None:
 
 
 def _page_cache(path: Path) -> int:
-    """Bytes of cached files, which count as used and go when memory is wanted."""
+    """Bytes of cached files, which count as used and are dropped when memory is needed."""
     try:
         rows = dict(line.split(None, 1) for line in path.read_text().splitlines())
         return int(rows.get("inactive_file", 0))
@@ -83,7 +83,8 @@ class CacheSizes:
 
 
 def cache_sizes(root: Path = _CPU_CACHES) -> CacheSizes:
-    """The first core's data caches; a level the system does not tell keeps a modest default."""
+    """The first core's data caches; a level that the system does not report has a modest
+    default."""
     sizes: dict[str, int] = {}
     for entry in sorted(root.glob("index*")):
         try:
@@ -99,7 +100,7 @@ def cache_sizes(root: Path = _CPU_CACHES) -> CacheSizes:
 
 
 def cpu_flags(path: Path = _CPU_INFO) -> frozenset[str]:
-    """The first processor's feature flags in the kernel's words; empty where it tells none."""
+    """The first processor's feature flags as the kernel names them; empty where it reports none."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

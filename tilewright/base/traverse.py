@@ -1,5 +1,5 @@
-"""Walking through what a program is made of without recursion: programs are as deep as they like,
-Python's stack is not."""
+"""Traversing expression graphs without recursion: a program may be nested deeper than Python's
+stack allows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 def operands_first(
     root: T, operands: Callable[[T], Iterable[T]], known: Container[T]
 ) -> Iterator[T]:
-    """The root and all below it that is not known, each after its operands, in the order in which
-    a recursive function would finish with them. The caller makes each of them known before it asks
-    for the next one, so that nothing comes twice, however often it is used."""
+    """The root and everything below it that is not known yet, in post-order: operands before their
+    users. The caller must make each one known before it takes the next, so that a shared operand
+    is visited once."""
     stack = [root]
     while stack:
         x = stack[-1]

@@ -1,4 +1,4 @@
-"""What torch.compile's tracer, Dynamo, leaves alone."""
+"""Which files torch.compile's tracer, Dynamo, does not trace."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# What a launch runs. Dynamo would trace all of it if it met a launch in a function of its own.
+# What a launch runs. Dynamo would trace all of it where a compiled function launches a kernel.
 UNTRACED = """driver/tile/jit.py driver/tile/launch.py driver/tile/arguments.py
     driver/tile/autotune.py driver/tile/overlap.py driver/tile/tile_cache.py driver/tile/compile.py
     driver/tile/compiled.py
     driver/tile/testing.py base lang kernel llvm runtime targets""".split()
-# What functions call outside kernels too, to compute a grid: `cdiv` and its like.
+# Functions that are called outside kernels too, to compute a grid, such as `cdiv`.
 TRACED = ("lang/tile/front/functions.py", "lang/tile/language/types.py")
 
 
 def keep_untraced(trace_rules: Any) -> None:
-    """Tell `torch._dynamo.trace_rules` which files are not for it; again, nothing changes."""
+    """Register these files with `torch._dynamo.trace_rules`; a second call changes nothing."""
     root = Path(__file__).parent.parent
-    kept = {root / name for name in TRACED}
-    paths = [path for name in UNTRACED for path in _without(root / name, kept)]
+    traced = {root / name for name in TRACED}
+    paths = [path for name in UNTRACED for path in _without(root / name, traced)]
     # Folders end in a slash there, so that no longer name is taken for one of them.
     wanted = [f"{path}{os.sep}" if path.is_dir() else str(path) for path in paths]
     skipped, here = trace_rules.SKIP_DIRS, f"{root / 'base'}{os.sep}"
@@ -33,19 +33,19 @@ def keep_untraced(trace_rules: Any) -> None:
         trace_rules.add(__package__)
 
 
-def _without(path: Path, kept: Collection[Path]) -> Iterator[Path]:
+def _without(path: Path, traced: Collection[Path]) -> Iterator[Path]:
     """A file or folder, or what is in it besides some files."""
-    if not any(path == k or path in k.parents for k in kept):
+    if not any(path == k or path in k.parents for k in traced):
         yield path
     elif path.is_dir():
         for inner in sorted(path.iterdir()):
             if inner.suffix == ".py" or (inner / "__init__.py").exists():
                 if inner.name != "__init__.py":
-                    yield from _without(inner, kept)
+                    yield from _without(inner, traced)
 
 
 def untraced(function: F) -> F:
-    """Functions that torch compiles do not look into it: their graph ends before and goes on after
-    it. It is torch's own mark, put without importing torch."""
+    """torch.compile does not trace into the function: the graph breaks at its call. This sets
+    torch's own mark without importing torch."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function

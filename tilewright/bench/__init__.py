@@ -1,1 +1,1 @@
-"""`tilewright bench`: ours beside the peers, in one run, as ratios."""
+"""`tilewright bench`: Tilewright compared with other compilers, in one run, as ratios."""

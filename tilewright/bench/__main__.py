@@ -1,7 +1,7 @@
-"""`tilewright bench`, or `python -m tilewright.bench`: ours beside the peers.
+"""`tilewright bench`, or `python -m tilewright.bench`: Tilewright compared with its peers.
 
-`models`, `ops`, names of single ones and FILE.py:NAME are timed beside the peers; `overhead`,
-`schedules` and `peak` measure parts of Tilewright and of the machine by themselves.
+`models`, `ops`, names of single ones and FILE.py:NAME are timed in turns with the peers;
+`overhead`, `schedules` and `peak` measure parts of Tilewright and of the machine by themselves.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ PARTS = {
 }
 PEERS = ("eager", "inductor", "inductor-freezing", "max-autotune", "onnxruntime", "openvino")
 MORE_PEERS = ("xla", "iree")
-WIDTH = 140  # of tables where there is no terminal to ask
+WIDTH = 140  # of tables where there is no terminal
 
 
 def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tilewright bench",
-        description="Time programs beside other compilers, taking turns, with the same threads and "
+        description="Time programs against other compilers, in turns, with the same threads and "
         "precision, every result checked.",
         epilog="Also: "
         + "; ".join(f"tilewright bench {name} ({what})" for name, (_, what) in PARTS.items())
@@ -70,7 +70,9 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--contended", action="store_true", help="time ours with one core taken, too"
     )
-    parser.add_argument("--own-weights", action="store_true", help="ours keeps packed weights only")
+    parser.add_argument(
+        "--own-weights", action="store_true", help="ours stores packed weights only"
+    )
     parser.add_argument("--patience", type=float, default=1200.0, help="seconds for one answer")
     parser.add_argument(
         "-i", "--input", action="append", metavar="TYPE[DIMS]", help="of a program: f32[8,16]"

@@ -19,7 +19,7 @@ class Case:
     about: str
     kind: Kind
     builder: str = ""  # its name there where it is not the case's own; FILE.py:NAME of a program
-    dtype: str | None = None  # None: the one that is asked for
+    dtype: str | None = None  # None: the one that the command line names
     listed: bool = True  # part of `models` or `ops`, or run only when named
 
     def request(self) -> dict[str, Any]:
@@ -104,7 +104,8 @@ def chosen(names: Sequence[str]) -> list[Case]:
             found[name] = Case(name.rpartition(":")[2], name, "program", name)
         elif name.endswith(".tw"):
             raise Invalid(
-                "a graph has no eager to be timed beside", hint="bench takes FILE.py:NAME or a name"
+                "a graph has no eager run to be compared with",
+                hint="bench takes FILE.py:NAME or a name",
             )
         else:
             raise Invalid(

@@ -34,7 +34,7 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Entrant:
-    """What a contender is given."""
+    """What a contender gets: a module, its inputs and settings."""
 
     example: Example
     dtype: str
@@ -223,12 +223,12 @@ def _in_float(e: Entrant) -> Entrant:
 
 
 def _exported(e: Entrant) -> Path:
-    """The model as ONNX; the first who needs it writes it."""
+    """The model as ONNX, written on first use."""
     path = e.folder / "model.onnx"
     if not path.exists():
         part = e.folder / "part"
         part.mkdir(exist_ok=True)
-        # Weights beside the model: a file of protocol buffers ends at 2 GiB.
+        # Weights in a separate file: a file of protocol buffers ends at 2 GiB.
         written = part / "model.onnx"
         torch.onnx.export(
             e.module, e.inputs, str(written), dynamo=True, verbose=False, external_data=True

@@ -17,7 +17,7 @@ class Example:
     inputs: tuple[torch.Tensor, ...]
 
 
-# A builder is told whether the tiny size is wanted.
+# A builder's argument says whether it builds the tiny size.
 Builder = Callable[[bool], Example]
 
 

@@ -1,6 +1,6 @@
-"""The operators once more, in JAX's words, for XLA: inputs first, then weights in torch's order.
+"""The operators written in JAX, for XLA: inputs first, then weights in torch's order.
 
-JAX is optional, so it is handed in.
+JAX is optional, so its module is an argument.
 """
 
 from __future__ import annotations

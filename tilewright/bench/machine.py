@@ -156,7 +156,7 @@ def _traffic_text(lanes: int) -> str:
         ]
 
     def store(value: str, past: str = "") -> list[str]:
-        # Stores past the caches want aligned vectors, which whole pages and vectors make them.
+        # Stores past the caches need aligned vectors: whole pages and vectors are aligned.
         align = 4 * lanes
         return [
             line
@@ -170,7 +170,7 @@ def _traffic_text(lanes: int) -> str:
     bodies = {
         "copy": [*load(), *store("%x{k}")],
         "copy_past": [*load(), *store("%x{k}", ", !nontemporal !0")],
-        # Nobody uses what is read.
+        # Volatile: what is read is not used.
         "only_read": load("volatile "),
         "only_write": store("zeroinitializer"),
     }

@@ -32,14 +32,15 @@ def activations(call: Callable[[], object]) -> int:
 
 
 def weights_held(module: nn.Module) -> int:
-    """Bytes of the module's tensors and of what our programs derived from them or keep beside."""
+    """Bytes of the module's tensors and of what our programs derived from them or store in
+    addition."""
     derived = {piece for p in _programs() if p.derived is not None for piece in p.derived.pieces}
     constants = sum(x.size for p in _programs() for x in p.constants)
     return weight_bytes(module) + sum(piece.size for piece in derived) + constants
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Each memory once, however many parameters share it; none of those that were given up."""
+    """Each memory once, however many parameters share it; none whose memory was given back."""
     tensors = [x for x in (*module.parameters(), *module.buffers()) if given_up(x) is None]
     storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors}
     return sum(storages.values())

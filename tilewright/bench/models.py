@@ -16,14 +16,14 @@ from torch import nn
 from tilewright.bench.example import Builder, Example, prepared
 
 # Configurations take their sizes as keyword dictionaries here, which their signatures cannot type.
-# By name, because a type checker would read all of it for nothing, longer than any of our files.
+# By name, because a type checker would read all of that package, which takes very long.
 hf: Any = import_module("transformers")
 
 BUILDERS: dict[str, Builder] = {}
 
 
 def model(name: str) -> Callable[[Builder], Builder]:
-    """Registers a builder, which is told whether the tiny size is wanted."""
+    """Registers a builder, whose argument says whether it builds the tiny size."""
 
     def register(build: Builder) -> Builder:
         BUILDERS[name] = build
@@ -38,7 +38,7 @@ def build(name: str, tiny: bool, dtype: torch.dtype = torch.float32, seed: int =
 
 
 class Picked(nn.Module):
-    """Calls a Hugging Face model with keyword arguments and keeps some of its results."""
+    """Calls a Hugging Face model with keyword arguments and returns some of its results."""
 
     def __init__(self, inner: nn.Module, arguments: tuple[str, ...], results: tuple[str, ...]):
         super().__init__()

@@ -123,7 +123,7 @@ def _same_value(ours: Any, eager: Any) -> bool:
 
 
 def shape_disagreement(ours: torch.Tensor, eager: torch.Tensor) -> str | None:
-    """Dtype and shape alone: all that can be asked of `empty`."""
+    """Dtype and shape alone: all that can be checked of `empty`."""
     if ours.dtype != eager.dtype:
         return f"dtype {ours.dtype} where eager gives {eager.dtype}"
     if ours.shape != eager.shape:

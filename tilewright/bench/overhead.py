@@ -81,7 +81,7 @@ def whole_model(rounds: int) -> list[tuple[str, float]]:
     example = thin_bert()
     torch._dynamo.reset()
     inside = Stopwatch(Unit.__call__)
-    # A method before compiling: the call path keeps what it was built with.
+    # The method is wrapped before compiling: the call path stores a reference to it.
     with patch.object(Unit, "__call__", lambda self, args: inside(self, args)):
         fast = torch.compile(
             example.module, backend="tilewright", fullgraph=True, options={"strict": True}

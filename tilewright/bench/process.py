@@ -1,4 +1,4 @@
-"""The parent's end of a worker: start it, ask, and know why it does not answer."""
+"""The parent's end of a worker: start it, send requests, and find out why it does not answer."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PATIENCE = 1200.0  # seconds: a peer that tunes itself for minutes is slow, one 
 
 
 class Failed(Exception):
-    """A worker could not do what it was asked, in a sentence."""
+    """A worker could not do what was requested; the message says why."""
 
 
 class Process:
-    """A worker in a process of its own; requests carry `common` besides what each says."""
+    """A worker in a process of its own; every request also carries `common`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Process:
             "TILEWRIGHT_THREADS": threads,
             "OMP_NUM_THREADS": threads,
             "PYTHONPATH": os.pathsep.join(paths),
-            # Whatever is installed has its bytecode beside it; so has a source tree, then.
+            # Installed packages have bytecode files; a source tree should have them, too.
             "PYTHONDONTWRITEBYTECODE": "",
         }
         self.child = subprocess.Popen(

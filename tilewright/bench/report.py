@@ -74,7 +74,7 @@ _SPEED = (
 
 
 def speed_rows(results: Sequence[Result]) -> list[Row]:
-    """All cases beside their best peers, and the geometric mean."""
+    """All cases with their best peers, and the geometric mean."""
     rows = []
     for r in results:
         best, roof = r.best_peer, NONE if r.of_roof is None else f"{r.of_roof:.0%}"

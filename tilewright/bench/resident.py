@@ -17,7 +17,7 @@ class ResidentPeak:
 
     def __init__(self) -> None:
         gc.collect()
-        # The peak begins anew at what is resident now; where that is refused, it is that of the
+        # The peak is reset to what is resident now; where that is refused, it is that of the
         # whole life of the process.
         with suppress(OSError):
             _RESET.write_text("5")

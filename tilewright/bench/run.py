@@ -28,7 +28,7 @@ _EPSILON = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-10, "bfloat16":
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked of every case."""
+    """The settings of a run, for every case."""
 
     peers: tuple[str, ...]
     threads: int
@@ -46,7 +46,7 @@ class Plan:
 
     @property
     def compiled_peers(self) -> list[str]:
-        """Those whose compile time stands beside ours."""
+        """Peers whose compile time is compared with ours."""
         return ["inductor"] if "inductor" in self.peers else []
 
     def steps(self) -> int:
@@ -58,7 +58,7 @@ class Plan:
 
 def measure(case: Case, plan: Plan, folder: Path, tell: Callable[[str], None]) -> Result:
     """All about a case. `folder` holds caches and files of this case while it is measured;
-    `tell` hears of every step. Whatever fails becomes a sentence in the result."""
+    `tell` is called with every step. Whatever fails becomes a sentence in the result."""
     return _Measurement(case, plan, folder, tell).run()
 
 
@@ -181,7 +181,7 @@ class _Measurement:
                 self._contend(racers[OURS], self.result.ours)
 
     def _ready(self, name: str, child: Process) -> bool:
-        """Prepared and right; otherwise the reason is kept."""
+        """Is it prepared, with right results? Otherwise the reason is recorded."""
         timing = self.result.timings[name] = Timing()
         try:
             answer = child.ask("prepare", contender=name, file=str(self.file))
@@ -195,13 +195,13 @@ class _Measurement:
         return timing.problem is None
 
     def _judge(self, name: str, timing: Timing, problem: str) -> None:
-        """Ours has to keep the rule. A peer that is merely less exact is timed all the same, or
-        leaving it out would flatter ours."""
+        """Ours has to satisfy the oracle's rule. A peer that is merely less exact is timed all the
+        same: leaving it out would flatter ours."""
         allowed = math.sqrt(_EPSILON.get(self.dtype, 0.0))
         if name == OURS or timing.error is None or timing.error > allowed:
             timing.problem = f"wrong: {problem}"
         else:
-            timing.remark = f"less exact than the rule asks: {problem}"
+            timing.remark = f"less exact than the rule requires: {problem}"
 
     def _round(self, name: str, child: Process) -> float:
         timing = self.result.timings[name]

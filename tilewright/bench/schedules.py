@@ -141,7 +141,7 @@ Vectorize('C.init.i1.1')
 
 
 def amx(block: int) -> tuple[str, str]:
-    """bfloat16 on tile registers: B in panels of pairs, a block of rows of A packed beside it."""
+    """bfloat16 on tile registers: B in panels of pairs, a block of rows of A packed, too."""
     n, half = SIZE, SIZE // 2
     product = "cast<f32>(A[C.i0,2*C.r0+C.r1]) * cast<f32>(P[C.i1//32,C.r0,C.i1%32,C.r1])"
     loops = f"C.i0 in {n}, C.i1 in {n}, C.r0 in {half}, C.r1 in 2"

@@ -47,7 +47,7 @@ def build(request: Answer) -> Example:
 
 
 class Worker:
-    """Answers requests. `prepare` comes first, then as many of the others as are wanted."""
+    """Answers requests. `prepare` comes first, then any number of the others."""
 
     def __init__(self) -> None:
         self.call: Call | None = None
@@ -55,7 +55,7 @@ class Worker:
         self.example: Example | None = None
 
     def judge(self, request: Answer) -> Answer:
-        """Facts about a case, and right results for the others to be held against."""
+        """Facts about a case, and right results to compare the others with."""
         return late("facts").judge(build(request), Path(request["file"]))
 
     def machine(self, request: Answer) -> Answer:
@@ -71,7 +71,7 @@ class Worker:
         return {}
 
     def prepare(self, request: Answer) -> Answer:
-        """Build the case, make the first call, and hold its results against the right ones."""
+        """Build the case, make the first call, and compare its results with the right ones."""
         self.example = example = build(request)
         entrant = Entrant(
             example,

@@ -42,7 +42,7 @@ def refresh(compiled: Any) -> None:
 
 
 def sessions_of(compiled: Any) -> list[Any]:
-    """What the torch side made of something compiled; an error if that is nothing."""
+    """What the torch side made of a compiled function; an error if it was not compiled here."""
     return torch_side(_TORCH_LOOKUP, "a compiled function").sessions_of(compiled)
 
 

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(problem: Exception, errors: Console) -> int:
-    """A sentence, and the way here only for those who ask."""
+    """The error as a sentence; the traceback only with TILEWRIGHT_LOGS=debug."""
     ours = isinstance(problem, TilewrightError)
     if knobs.logs.get().shows("debug"):
         errors.print("".join(traceback.format_exception(problem)), markup=False, highlight=False)
@@ -77,12 +77,12 @@ def argument_parser() -> argparse.ArgumentParser:
         made.set_defaults(do=do)
         return made
 
-    show = command("demo", _demo, "compile a real model, check it, time it beside eager")
+    show = command("demo", _demo, "compile a real model, check it, and compare its time with eager")
     show.add_argument("model", nargs="?", default=demos.DEFAULT, help=_models())
     show.add_argument("--rounds", type=_positive, default=demos.ROUNDS, help="of timing")
 
     for name, do, about in (
-        ("compile", _compile, "compile a program and say what became of it"),
+        ("compile", _compile, "compile a program and summarize the result"),
         ("run", _run, "compile a program, run it, and check it against eager"),
         ("explain", _explain, "show kernels, schedules, refusals, memory and compile time"),
     ):
@@ -100,11 +100,11 @@ def argument_parser() -> argparse.ArgumentParser:
             made.add_argument("--form", choices=KERNEL_FORMS, help="of that kernel (all)")
     listed = command("rules", _rules, "prove the rewrite rules, and say which are only tested")
     listed.add_argument("name", nargs="*", help="of rules, such as add-0 or 'slice-*' (all)")
-    listed.add_argument("--json", type=Path, metavar="FILE", help="write what is known there, too")
+    listed.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     shown = command("passes", _passes, "the default list of passes, with a line on each")
     shown.add_argument("--target", metavar="NAME", help="for another machine than this one")
     shown.add_argument("--precision", choices=PRECISIONS, default=PRECISIONS[0], help="of floats")
-    commands.add_parser("bench", help="time models, operators or a program beside the peers")
+    commands.add_parser("bench", help="time models, operators or a program against other compilers")
     return parser
 
 
@@ -190,7 +190,8 @@ def _passes(given: argparse.Namespace, console: Console) -> int:
 
 
 def _bench(arguments: Sequence[str]) -> int:
-    """A process of its own: the bench stands above the driver, and times others than ours."""
+    """In a process of its own: bench/ is above driver/ in the import order, and times other
+    compilers too."""
     return subprocess.run([sys.executable, "-m", "tilewright.bench", *arguments]).returncode
 
 

@@ -69,7 +69,8 @@ _LONG_KEY = 400  # characters of a key: a longer one is its digest
 
 
 def short_key(op: str, text: str) -> str:
-    """The key of a quotient: what it shares would make its text ever longer."""
+    """The key of a quotient, hashed where long: shared parts would make its text grow without
+    bound."""
     if len(text) <= _LONG_KEY:
         return text
     return f"{op}(~{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()})"
@@ -79,7 +80,7 @@ _atoms: Interned[Atom] = Interned()
 
 
 def interned(key: Any, build: Callable[[], Atom], text: str) -> Atom:
-    """The one atom of a key."""
+    """The unique atom with this key."""
     found = _atoms.get(key)
     if found is None:
         found = build()

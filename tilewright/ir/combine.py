@@ -21,7 +21,8 @@ class Combiner:
     """How a reduction of a user's own puts two partial results together, component by component.
 
     `results` are over loads `l0[]`, `l1[]`, … and `r0[]`, `r1[]`, …, the components of both sides.
-    That it is associative and commutative, and `neutral` its neutral element, is the author's word.
+    That it is associative and commutative, and `neutral` its neutral element, is up to the author;
+    it is not checked.
     """
 
     name: str

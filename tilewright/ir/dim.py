@@ -133,7 +133,7 @@ def substitute(
     memo: dict[Int, Dim] | None = None,
 ) -> Dim:
     """Replace symbols, simplifying again. `on_data` rewrites the value inside a Data atom. `memo`
-    remembers what was substituted, for the same table."""
+    caches what was substituted; use one `memo` per table."""
     if isinstance(x, int) or (on_data is None and not (symbols(x) & table.keys())):
         return x
     if memo is None:

@@ -1,4 +1,4 @@
-"""Index maps: how a tensor's elements are laid out anew, `k, j -> j//32, k, j%32`.
+"""Index maps: how a tensor's elements are rearranged in memory, `k, j -> j//32, k, j%32`.
 
 A map names the source axes and gives each target coordinate as an index function of them. The
 blocked family (every coordinate is `j`, `j//n`, `j%n`, `(j//n)%m` or `0`) knows the target shape,

@@ -1,6 +1,6 @@
 """Floats of 8 and 16 bits as numpy codes: what each format can hold, and rounding to it.
 
-numpy knows none of them but float16, so that values are held as float32 and memory as codes.
+numpy has only float16 of them, so values are represented as float32 and memory as integer codes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Format:
         return (1 + f / (1 << self.fraction)) * 2.0 ** (e - self.bias)
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
-        """What codes say, as float32."""
+        """The values of codes, as float32."""
         if self is BFLOAT:
             return (np.asarray(codes).astype(np.uint32) << np.uint32(16)).view(np.float32)
         return _numbers(self)[codes] if self.bits == 8 else self._decode(codes)
@@ -110,7 +110,7 @@ class Format:
         return (code | sign).astype(self.code)
 
     def round(self, x: np.ndarray, rounding: str = "rtne") -> np.ndarray:
-        """The number that the format holds for each of them."""
+        """Each number rounded to the format."""
         return self.decode(self.encode(x, rounding))
 
     def clamp(self, x: np.ndarray) -> np.ndarray:

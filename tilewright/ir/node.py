@@ -203,8 +203,8 @@ class Graph:
     def with_outputs(
         self, outputs: Iterable[Node], moved: Mapping[Node, Node] | None = None
     ) -> Graph:
-        """The same graph with new outputs; the lines of old nodes follow to what replaced them
-        (`moved`)."""
+        """The same graph with new outputs; the source lines of old nodes pass to the nodes that
+        replaced them (`moved`)."""
         places = dict(self.places)
         for old, new in (moved or {}).items():
             if old is not new and old in self.places:
@@ -219,7 +219,8 @@ class Graph:
 def topological(
     outputs: Iterable[Node], first: Iterable[Node] = (), stop: Iterable[Node] = ()
 ) -> list[Node]:
-    """Operands before users. `stop` nodes are known: neither they nor their operands come."""
+    """Operands before users. `stop` nodes are known: neither they nor their operands are
+    visited."""
     known = dict.fromkeys(stop)
     seen: dict[Node, None] = dict(known)
     for root in (*first, *outputs):

@@ -42,7 +42,7 @@ T = TypeVar("T", bound=type[Any])
 
 @dataclass(frozen=True)
 class Sample:
-    """An operator instance with arguments to try it on. bfloat16 is held in rounded float32."""
+    """An operator instance with arguments to try it on. bfloat16 is stored as rounded float32."""
 
     op: Op
     args: tuple[np.ndarray, ...]

@@ -2,7 +2,7 @@
 
 Subclassing `Pass` is all it takes; fields are options. What a pass expects of its place in a list
 is declared with the class (`Order`), and `ir/pipeline.py` checks lists against it. Between passes
-the named checks of the level run when asked, and every stage can be written to a file that parses
+the named checks of the level run on request, and every stage can be written to a file that parses
 back.
 """
 
@@ -90,7 +90,7 @@ class Pass:
 
     @property
     def own(self) -> bool:
-        """Is it a pass of a user's own?"""
+        """Was it defined by a user, outside this package?"""
         return not type(self).__module__.startswith("tilewright.")
 
     @classmethod

@@ -88,8 +88,8 @@ class Pipeline:
         return [p.name for p in self.passes if p.rounds_differently]
 
     def key(self) -> str | None:
-        """What programs made by it are found by; None where the code of a user's own pass may have
-        changed without notice."""
+        """The part of a program's cache key that names the passes; None where a user's pass has no
+        version, so that a change of its code would go unnoticed."""
         if any(p.own and not p.order.version for p in self.passes):
             return None
         versions = [f"{p.name} {p.order.version}" for p in self.passes if p.own]
@@ -132,7 +132,7 @@ def _all_decomposed(graph: Graph, since: str) -> None:
 
 
 def _problems(passes: Sequence[Pass]) -> Iterator[tuple[str, str]]:
-    """What is wrong with the order, and what would mend it."""
+    """What is wrong with the order, and how to correct it."""
     names = [p.name for p in passes]
     first = {n: names.index(n) for n in names}
     last = {n: k for k, n in enumerate(names)}
@@ -142,7 +142,7 @@ def _problems(passes: Sequence[Pass]) -> Iterator[tuple[str, str]]:
     for name in first:
         order = passes[first[name]].order
         if not order.repeats and names.count(name) > 1:
-            yield f"{name} stands there {names.count(name)} times", "leave one of them"
+            yield f"{name} is listed {names.count(name)} times", "keep one of them"
         for other in order.needs:
             if other not in first:
                 hint = f"add {other} before {name}, or leave {name} out"

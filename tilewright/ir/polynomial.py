@@ -26,7 +26,7 @@ from tilewright.ir.atom import (
 
 INF = 1 << 62
 # The same functions are added, multiplied and compared over and over while kernels are scheduled:
-# results are remembered, so many of each kind that a large program's fit.
+# results are cached, enough of each kind for a large program.
 remembered = lru_cache(maxsize=1 << 16)
 _ints: Interned[Int] = Interned()
 
@@ -207,7 +207,7 @@ def _atom(op: str, a: Dim, b: Dim) -> Quo:
     text = f"({_wrap(a)}{sign}{_wrap(b)})" if sign else f"{op}({a},{b})"
     atom = interned((op, a, b), lambda: Quo(op, a, b), short_key(op, text))
     assert isinstance(atom, Quo)
-    if atom._bounds is None:  # a new one: what is known of it from its parts, however deep they are
+    if atom._bounds is None:  # a new one: known from its parts, without recursion
         _atom_bounds(atom)
         for x in (a, b):
             symbols(x)
@@ -289,7 +289,8 @@ def nonneg(x: Dim, depth: int = 6) -> bool:
     if depth == 0:
         return False
     # In the order of the terms: a set's order would differ from run to run, and so the proof.
-    # Variables with symbolic bounds first: an extent in them is the one that stands beside them.
+    # Variables with symbolic bounds first: their bounds mention the extents that appear next to
+    # them.
     atoms = dict.fromkeys(a for m, _ in x.terms for a in m)
     for atom in sorted(atoms, key=_is_bounded_by_numbers) if len(atoms) > 1 else atoms:
         if isinstance(atom, Quo) and atom.op in ("min", "max"):

@@ -100,7 +100,7 @@ class Product:
 
 @dataclass(frozen=True)
 class TileShape:
-    """Sums that vectors keep in registers: `rows` times `vectors` of columns. `adjacent` is the
+    """Sums that stay in vector registers: `rows` times `vectors` of columns. `adjacent` is the
     number of rows where their elements are adjacent in memory, so that vectors load them."""
 
     rows: int

@@ -1,7 +1,7 @@
 """Which instruction multiplies two operands, and which tile of sums stays in registers meanwhile.
 
-The one place that decides this. Graph passes ask it how to lay operands out, default schedules how
-to tile loops, and the tuner which other tiles are worth a try. All it knows is in the target.
+The one place that decides this. Graph passes call it to lay operands out, default schedules
+to tile loops, and the tuner to find other tiles worth trying. All its facts are in the target.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def in_registers(target: Target, rows: int, vectors: int) -> bool:
 
 
 def whole_tile(target: Target, product: Product, rows: int, columns: int) -> tuple[int, int] | None:
-    """Rows and columns of a tile of which a product of such sizes is whole ones: as many sums as
-    hide an instruction's latency and as registers hold, then as little to load for each."""
+    """Rows and columns of a tile that divides a product of such sizes: enough sums to hide an
+    instruction's latency, as many as registers hold, then as few loads per sum as possible."""
     heights = [n for n in range(1, min(rows, product.rows) + 1) if rows % n == 0]
     most = min(columns, product.columns)
     widths = [n for n in range(product.lanes, most + 1, product.lanes) if columns % n == 0]

@@ -29,7 +29,7 @@ class Scalar:
     takes: DType | None = None  # the dtype accepted, where it is only one
     commutative: bool = False
     associative: bool = False
-    # On narrow floats, held as float32, where the function in float32 would round once too often
+    # On narrow floats (stored as float32), where computing in float32 would round twice
     narrow: Callable[..., Any] | None = None
     cost: int = 1  # how many additions of a vector take as long
     parity: str = ""  # "odd": f(-x) = -f(x); "even": f(-x) = f(x)
@@ -45,7 +45,7 @@ SCALARS: dict[str, Scalar] = {}
 # Costs of a polynomial (llvm/vmath/), which a division of integers takes too, and of the divider.
 SERIES, DIVIDED = 16, 4
 # From this cost on it is better to compute a function once and to store its result than to compute
-# it in each of several loops; and than to compute it again in one loop where it can be kept.
+# it in each of several loops; and than to compute it again in a loop that could reuse it.
 WORTH_STORING, WORTH_KEEPING = 8, 4
 _SERIES = (
     "exp exp2 expm1 log log2 log10 log1p tanh sin cos tan sinh cosh asin acos atan asinh acosh "
@@ -259,7 +259,7 @@ def _exactly(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def _of_zeros_too(choose: Callable[..., Any], on_zeros: Callable[..., Any]) -> Callable[..., Any]:
-    """The one that is chosen; of two zeros, the one of the right sign."""
+    """The chosen argument; of two zeros, the one of the right sign."""
 
     def apply(a: Any, b: Any) -> Any:
         chosen = choose(a, b)
@@ -380,13 +380,13 @@ for _d in DTYPES.values():
 
 
 def applied(name: str, args: Sequence[Any], result: DType) -> np.ndarray:
-    """A scalar function on arrays, as the interpreters hold them. Floats of 8 and 16 bits are
+    """A scalar function on arrays, as the interpreters represent them. Floats of 8 and 16 bits are
     computed in float32 and rounded."""
     spec = SCALARS[name]
     wide = [np.asarray(a, np.float32) if np.asarray(a).dtype == np.float16 else a for a in args]
     function = spec.narrow if spec.narrow is not None and result.format is not None else spec.numpy
     r = np.asarray(function(*wide))
-    # Results are mostly held already as they should be.
+    # Results mostly have the right numpy dtype already.
     return r if r.dtype == result.numpy and result.format is None else as_dtype(r, result)
 
 

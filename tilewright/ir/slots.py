@@ -131,7 +131,7 @@ Result = View | Same | Restrided | Value | SymbolicInt | Number
 
 def symbol_from(d: Dim | None) -> tuple[str, int, int] | None:
     """(name, factor, constant) where `d` is one symbol times a number plus a number, so that a
-    value of `d` tells the symbol's; None for others.
+    value of `d` determines the symbol's; None for others.
     """
     if d is None or isinstance(d, int):
         return None

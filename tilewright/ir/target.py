@@ -61,7 +61,7 @@ class Target:
     # Instructions that convert to bfloat16, and loads and stores that leave lanes out by a mask.
     has_bf16: bool = False
     has_masks: bool = False
-    # LLVM's calling convention in which callees keep vector registers, if there is one.
+    # LLVM's calling convention in which callees preserve vector registers, if there is one.
     vector_convention: str = ""
     l1: int = 32 * 1024
     l2: int = 512 * 1024
@@ -134,7 +134,7 @@ class Target:
     @property
     def scratch(self) -> int:
         """Bytes of what one thread stores in one loop and reads in the next: they should stay in
-        its second cache, beside what else is read, and on its stack."""
+        its second cache, together with what else is read, and on its stack."""
         return min(self.l2 // 2, self.stack)
 
     @property
@@ -186,7 +186,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """The inverse of `text`; fields that are left out keep their defaults."""
+        """The inverse of `text`; fields that are left out have their defaults."""
         numbered = [
             (number, line.strip())
             for number, line in enumerate(text.splitlines(), 1)

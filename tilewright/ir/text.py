@@ -74,7 +74,7 @@ def graph_around(graph: Graph, fault: Any, context: int = 3) -> str:
     try:
         lines = list(_GraphPrinter(graph, places=True).lines())
     except Invalid:
-        return ""  # a graph too broken to print; the message has to do
+        return ""  # a graph too broken to print; only the message is shown
     at = next((k for k, (n, _) in enumerate(lines) if n is fault), 0)
     first, last = max(0, at - context), at + context + 1
     marked = (
@@ -235,7 +235,7 @@ class _GraphPrinter:
 
 
 def parse_graph(text: str) -> Graph:
-    """The graph that `text` says. Operators have to be imported (`import tilewright.ops`)."""
+    """The graph that `text` describes. Operators have to be imported (`import tilewright.ops`)."""
     r = Reader(text, "graph text")
     graph = read_graph(r, Scope())
     r.end()

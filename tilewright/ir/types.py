@@ -14,7 +14,7 @@ from tilewright.ir.narrow import FORMATS, Format, to_single
 
 @dataclass(frozen=True, eq=False)
 class DType:
-    """There is one object of each: equality is identity, which keys of tables ask for often."""
+    """There is one object of each, and equality is identity: dtypes are hashed often, in keys."""
 
     name: str
     kind: str  # 'f' float, 'i' signed, 'u' unsigned, 'b' bool
@@ -44,8 +44,8 @@ class DType:
 
     @property
     def numpy(self) -> np.dtype:
-        """How the interpreter holds it. What numpy lacks (bfloat16, floats of 8 bits) is held as
-        rounded float32."""
+        """The numpy dtype that the interpreter computes with. What numpy lacks (bfloat16, floats of
+        8 bits) is represented as rounded float32."""
         return _NUMPY[self.name]
 
     @property
@@ -193,7 +193,7 @@ Type = TensorType | TupleType
 
 
 def round_bf16(x: np.ndarray) -> np.ndarray:
-    """Round float32 values to the nearest bfloat16 (ties to even), kept as float32."""
+    """Round float32 values to the nearest bfloat16 (ties to even), still as float32."""
     x = np.asarray(x, dtype=np.float32, order="C")  # ascontiguousarray would lose 0-d shapes
     u = x.view(np.uint32)
     r = ((u + 0x7FFF + ((u >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
@@ -201,7 +201,7 @@ def round_bf16(x: np.ndarray) -> np.ndarray:
 
 
 def as_dtype(x: np.ndarray, dtype: DType) -> np.ndarray:
-    """`x` as the interpreter holds a value of `dtype`."""
+    """`x` as the interpreter represents a value of `dtype`."""
     if dtype is bf16:
         return round_bf16(to_single(x))
     if dtype in FLOATS_OF_8_BITS:
@@ -223,7 +223,7 @@ def to_memory(x: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def from_memory(codes: np.ndarray, dtype: DType) -> np.ndarray:
-    """What lies in memory as the interpreter holds it."""
+    """What lies in memory, as the interpreter represents it."""
     if dtype.memory == dtype.numpy:
         return np.asarray(codes, dtype.numpy)
     return FORMATS[dtype.name].decode(codes)

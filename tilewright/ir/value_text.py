@@ -51,7 +51,7 @@ class Scope:
 
 
 def parse_dim(text: str, symbols: Mapping[str, Sym | Int] | Scope | None = None) -> Dim:
-    """The dim that `text` says. `symbols` maps names to what they are."""
+    """The dim that `text` describes. `symbols` maps names to what they are."""
     scope = symbols if isinstance(symbols, Scope) else Scope(symbols=symbols or {})
     r = Reader(text, "dim")
     out = read_dim(r, scope)

@@ -151,7 +151,7 @@ class Value:
 
 
 def _union(sets: Iterable[frozenset[Any]]) -> frozenset[Any]:
-    """Mostly one of them has it all: then it is that one itself."""
+    """The union; mostly one of them contains all others and is returned as it is."""
     out = _NOTHING
     for x in sets:
         if not x <= out:
@@ -290,7 +290,7 @@ def _intern(cls: type[Any], key: Any, **fields: Any) -> Any:
 def const(value: float | int | bool, dtype: DType) -> Const:
     if dtype.is_float:
         value = float(as_dtype(np.array(value, dtype=np.float64), dtype))
-        key = value.hex()  # tells -0.0 from 0.0 and holds NaN
+        key = value.hex()  # tells -0.0 from 0.0, and is equal for equal NaNs
     else:
         value = bool(value) if dtype.is_bool else _wrapped(int(value), dtype)
         key = repr(value)
@@ -298,7 +298,7 @@ def const(value: float | int | bool, dtype: DType) -> Const:
 
 
 def _wrapped(x: int, dtype: DType) -> int:
-    """Around the ends of the range, as a machine's integers go."""
+    """Wrapped around at the ends of the range, as a machine's integers are."""
     lowest = int(dtype.lowest)
     return (x - lowest) % (1 << dtype.bits) + lowest
 
@@ -471,7 +471,7 @@ class Rewriter:
     """Substitutes symbols and replaces loads (after substitution) and reductions, bottom up. `only`
     is the one buffer whose loads are replaced, where it is known: the others are not looked at.
 
-    What was rewritten is remembered: what several values share is rewritten once for all of them.
+    Results are cached: what several values share is rewritten once for all of them.
     """
 
     def __init__(
@@ -491,18 +491,18 @@ class Rewriter:
         self._only_symbols = on_load is None and on_reduce is None
 
     def known(self, table: Mapping[Value, Value]) -> None:
-        """Says what becomes of some values; what they are made of is not looked at."""
+        """Gives the replacements of some values in advance; their operands are not visited."""
         self._memo.update(table)
 
     def __call__(self, v: Value) -> Value:
         # As `operands_first` goes, written out: this is where most of scheduling's time goes.
-        memo, settled, stack = self._memo, self._settled, [v]
+        memo, rewritten, stack = self._memo, self._rewritten, [v]
         while stack:
             x = stack[-1]
             if x in memo:
                 stack.pop()
                 continue
-            if settled(x):
+            if rewritten(x):
                 memo[x] = x
                 continue
             below = self._operands(x) if isinstance(x, Reduce) else x.operands()
@@ -535,8 +535,8 @@ class Rewriter:
     def _new(self, x: Value) -> Value:
         return self._memo.get(x, x)
 
-    def _settled(self, x: Value) -> bool:
-        """Is it known what becomes of it?"""
+    def _rewritten(self, x: Value) -> bool:
+        """Has it been rewritten already?"""
         if x in self._memo:
             return True
         if not self._only_symbols and (self.only is None or self.only in x.sources):
@@ -544,16 +544,16 @@ class Rewriter:
         return x._syms.isdisjoint(self.table)
 
     def _operands(self, x: Reduce) -> Iterable[Value]:
-        """What has to be known of a reduction: the sizes of its axes, then its body."""
+        """What is rewritten before a reduction: the sizes of its axes, then its body."""
         sizes = [d for a in x.axes for d in D.data_values(extent(a))]
-        if x not in self._rebound and all(map(self._settled, sizes)):
+        if x not in self._rebound and all(map(self._rewritten, sizes)):
             axes = tuple(_rebound(a, self._dim) for a in x.axes)
             changed = {a: D.as_int(b) for a, b in zip(x.axes, axes, strict=True) if a is not b}
             self._rebound[x] = axes, x.body.substitute(changed) if changed else x.body
         return (self._rebound[x][1],) if x in self._rebound else sizes
 
     def _one(self, x: Value) -> Value:
-        """What becomes of a value, once that is known of its operands."""
+        """The rewritten value, once its operands are rewritten."""
         if isinstance(x, Load):
             out = load(x.source, tuple(map(self._dim, x.index)), x.dtype)
             return out if self.on_load is None else self.on_load(out)

@@ -1,3 +1,3 @@
-"""`tl.random`: random numbers that are counted by offsets."""
+"""`tl.random`: counter-based random numbers: one per seed and offset."""
 
 from tilewright.lang.tile.library.random import *  # noqa: F403

@@ -1,6 +1,6 @@
-"""`tl.target_info`: what kernels ask about the machine they are compiled for. It is a CPU, so that
-branches for graphics cards fall away, unless programs are told another one: then kernels and the
-functions that launch them hear the same."""
+"""`tl.target_info`: queries about the machine that kernels are compiled for. It is a CPU, so that
+branches for graphics cards are removed, unless TILEWRIGHT_TRITON_BACKEND names another one: then
+kernels and the functions that launch them get the same answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilewright.lang.tile.language.core import builtin
 
 @dataclass(frozen=True)
 class GPUTarget:
-    """What kernels are compiled for, in Triton's words."""
+    """What kernels are compiled for, in Triton's terms."""
 
     backend: str
     arch: int | str
@@ -23,7 +23,7 @@ class GPUTarget:
 
 @builtin
 def current_target() -> GPUTarget:
-    """This CPU, or what programs that know GPUs only are told (TILEWRIGHT_TRITON_BACKEND)."""
+    """This CPU, or what TILEWRIGHT_TRITON_BACKEND names for programs that know GPUs only."""
     backend, _, arch = (knobs.triton_backend.get() or "cpu").partition(":")
     if backend == "cuda":
         return GPUTarget("cuda", int(arch) if arch.isdigit() else 80, 32)

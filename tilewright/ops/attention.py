@@ -120,9 +120,9 @@ def _unrepeated(x: Node) -> Node | None:
     (base,) = wide.inputs
     if base.rank != wide.rank or wide.rank != x.rank + 1 or wide.rank < 4:
         return None
-    kept = (*wide.shape[:-3], 1, *wide.shape[-2:])
+    shared = (*wide.shape[:-3], 1, *wide.shape[-2:])
     heads = wide.shape[-4] * wide.shape[-3]
-    if base.shape != kept or x.shape != (*wide.shape[:-4], heads, *wide.shape[-2:]):
+    if base.shape != shared or x.shape != (*wide.shape[:-4], heads, *wide.shape[-2:]):
         return None
     return reshape(base, (*base.shape[:-3], *base.shape[-2:]))
 
@@ -144,7 +144,7 @@ def _weights(scores: Node) -> tuple[Node, Node, Node]:
 
 
 def _as_long(v: Node, k: Node) -> Node:
-    """As many values as keys, also where it is not known that they are as many."""
+    """As many values as keys, also where symbolic sizes do not prove that they are as many."""
     if D.known_eq(v.shape[-2], k.shape[-2]):
         return v
     none = (0,) * v.rank
@@ -152,7 +152,7 @@ def _as_long(v: Node, k: Node) -> Node:
 
 
 def _rows(x: Node, groups: int) -> Node:
-    """[.., shared, groups, L, N] with the rows of one group beside each other."""
+    """[.., shared, groups, L, N] with the rows of one group next to each other."""
     if groups == 1:
         return x
     return reshape(x, (*x.shape[:-3], groups * x.shape[-2], x.shape[-1]))
@@ -165,7 +165,7 @@ def _wide(*xs: Node) -> list[Node]:
 def _numpy_weights(
     op: _Attention, q: np.ndarray, k: np.ndarray, mask: tuple[np.ndarray, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(softmax, log of its denominator), row by row as the definition in words says."""
+    """(softmax, log of its denominator), row by row, straight from the definition."""
     scores = np.einsum("...ld,...sd->...ls", q, _repeated(k, q)) * op.scale
     visible = np.ones(scores.shape, bool)
     if op.causal:

@@ -1,7 +1,7 @@
-"""Preconditions as values: an operator that tells whether all of its operand is as it has to be.
+"""Preconditions as values: operators that say whether every element of an operand is valid.
 
 A check is one integer: 0 where all is well. Being a value like any other it is fused, folded,
-shared and left out like any other; who runs the program looks at it afterwards.
+shared and left out like any other; the caller of the program tests it afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOWEST = -(1 << 63)
 class Worst(Op):
     """The largest of all elements plus `shift`, taken as unsigned; of none the smallest.
 
-    Unsigned order is that of signed numbers whose highest bit is turned over: so is the result.
+    Unsigned order is that of signed numbers whose highest bit is flipped: so is the result's.
     """
 
     shift: Dim
@@ -116,8 +116,8 @@ class IndexCheck(Op):
         found = ew.sub(ew.bitwise_xor(largest, lowest), start)
         bad = ew.ge(largest, ew.bitwise_xor(limit, lowest))
         bad = ew.logical_and(bad, ew.gt(number(idx.ttype.size, i64), zero))
-        told = ew.where(ew.ge(found, zero), ew.add(found, one), found)
-        return ew.where(bad, told, zero)
+        outside = ew.where(ew.ge(found, zero), ew.add(found, one), found)
+        return ew.where(bad, outside, zero)
 
     def reference(self, idx: np.ndarray) -> np.ndarray:
         assert isinstance(self.size, int)

@@ -24,7 +24,8 @@ Ints = tuple[int, ...]
 def check_conv(
     what: str, x: TensorType, w: TensorType, groups: int, channel: int, *settings: Sequence[Dim]
 ) -> None:
-    """Ranks, attribute lengths, dtype; `channel` is the axis of w that x's channels meet."""
+    """Ranks, attribute lengths, dtype; `channel` is the axis of w that is contracted with x's
+    channels."""
     same_dtype(what, x, w)
     n = x.rank - 2
     require(
@@ -83,7 +84,8 @@ def per_axis_ints(v: Sequence[int] | int, n: int) -> Ints:
 def _steps(
     inner: Ints, outer: Ints, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints
 ) -> Iterator[tuple[Ints, Ints, Ints]]:
-    """(position, kernel tap, place in the outer tensor) for every pair that meets real data."""
+    """(position, kernel tap, place in the outer tensor) for every pair that reads real data, not
+    padding."""
     for p in cartesian(*map(range, inner)):
         for k in cartesian(*map(range, kernel)):
             at = tuple(

@@ -141,7 +141,7 @@ def _named(build: Any, name: str) -> Any:
 
 
 def _operands(what: str, *xs: Operand) -> tuple[Node, ...]:
-    """Plain numbers take the dtype of the nodes beside them."""
+    """Plain numbers take the dtype of the other operands."""
     dtype = next((x.dtype for x in xs if isinstance(x, Node)), None)
     if dtype is None:
         hint = "make one operand a node: full((), 1.0, f32)"

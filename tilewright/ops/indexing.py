@@ -32,8 +32,8 @@ def _want_index(what: str, t: TensorType) -> None:
     )
 
 
-# What is known of indices into an axis of n elements. Indices outside of that are told elsewhere
-# (ops/checks.py), and which element they mean does not matter, as long as it is one.
+# What is known of indices into an axis of n elements. Indices outside of that are reported by
+# ops/checks.py; which element is read for them does not matter, as long as it is inside.
 #   any      nothing
 #   wrapped  they are in [-n, n)
 #   within   they are in [0, n)
@@ -41,7 +41,7 @@ KNOWN = ("any", "wrapped", "within")
 
 
 def _in_range(raw: Value, n: Dim, known: str) -> Dim:
-    """The index that data asks for, counted from the end where negative, clamped into [0, n)."""
+    """The index that data gives, counted from the end where negative, clamped into [0, n)."""
     i = E.cast(raw, i64)
     size = E.index(n)
     if known != "within":

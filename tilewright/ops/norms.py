@@ -1,7 +1,7 @@
 """Layer, group, batch and root-mean-square normalisation with gradients, as compositions.
 
 16-bit floats are normalised in float32 and rounded once. Statistics of layer and group norm have
-the dtype of x; those of batch norm are kept at the precision of sums.
+the dtype of x; those of batch norm have the precision of sums.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def _grouped(x: tuple[Dim, ...], groups: int) -> tuple[Dim, ...]:
 
 
 def _per_channel(w: Node, groups: int, rank: int, dtype: DType) -> Node:
-    """A parameter per channel, beside the grouped x."""
+    """A parameter per channel, in a shape that broadcasts with the grouped x."""
     shape = (1, groups, D.floordiv(w.shape[0], groups)) + (1,) * (rank - 2)
     return reshape(ew.cast(w, dtype), shape)
 

@@ -260,7 +260,7 @@ def _divided(
 
 @operator
 class AvgPool(Op):
-    """Window means; padding counts unless told otherwise; a divisor takes the place of counts."""
+    """Window means; padding counts if `count_include_pad`; a `divisor` replaces the counts."""
 
     kernel: Ints
     stride: Ints

@@ -2,8 +2,8 @@
 
 An element's number depends on the seed, the offset and its row-major place only: any part of a
 tensor can be drawn by itself, in any order, on any target, and is the same. A call that draws n
-elements advances the offset by n. Words of 32 bits are held in i64, whose products do not overflow
-before the mask.
+elements advances the offset by n. Words of 32 bits are stored in i64, whose products do not
+overflow before the mask.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _philox(seed: Value, counter: Value) -> tuple[Value, Value, Value, Value]:
 
 
 def _philox_numpy(seed: int, counters: np.ndarray) -> list[np.ndarray]:
-    """The same on unsigned 64-bit arrays, by the book."""
+    """The same on unsigned 64-bit arrays, as the paper defines it."""
     words = [counters & np.uint64(MASK), counters >> np.uint64(32)]
     words += [np.zeros_like(counters), np.zeros_like(counters)]
     unsigned = seed % (1 << 64)

@@ -107,7 +107,7 @@ class special:
 
     @staticmethod
     def erfinv(x: float) -> float:
-        """By bisection on erfc, which keeps its digits where erf rounds to one."""
+        """By bisection on erfc, which stays accurate where erf rounds to one."""
         if abs(x) >= 1:
             return math.copysign(math.inf, x) if abs(x) == 1 else math.nan
         if abs(x) < 1e-9:

@@ -53,7 +53,7 @@ class _Line:
         return expr.compute(self.shape, lambda *i: body(i, i[self.axis]), name=name)
 
     def read(self, x: Tensor, i: tuple[Dim, ...], at: Dim | Value) -> Value:
-        """x at position `at` of the line through i; a position from data is kept in range."""
+        """x at position `at` of the line through i; a position from data is clamped into range."""
         if isinstance(at, Value):
             at = fn("min", fn("max", at, 0), self.size - 1).as_dim()
         return x[i[: self.axis] + (at,) + i[self.axis + 1 :]]

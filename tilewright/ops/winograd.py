@@ -1,7 +1,8 @@
 """Winograd's convolution of 3x3 windows: tiles of m x m results from (m+2) x (m+2) products.
 
-Images have channels last. An input tile is carried to (m+2)² points, a weight once too; products of
-points are matrix products over channels, one per point; and results are carried back:
+Images have channels last. An input tile is transformed to (m+2)² points, and so is a weight, once;
+products of points are matrix products over channels, one per point; and results are transformed
+back:
 
     winograd_output(matmul(winograd_input(x), winograd_weight(w))) = convolution of x with w
 
@@ -170,7 +171,7 @@ class WinogradInput(Op):
 
 @operator
 class WinogradWeight(Op):
-    """A weight [O,C,3,3] at the points, [t,t,C,O]; it is carried there in double precision."""
+    """A weight [O,C,3,3] at the points, [t,t,C,O]; it is transformed in double precision."""
 
     size: int
 

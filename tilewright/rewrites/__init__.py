@@ -25,7 +25,7 @@ def all_rules() -> tuple[Rule, ...]:
 def rules(changes: str = "nothing", families: tuple[str, ...] = ()) -> RuleSet:
     """The rules that change no more than `changes` (see `ir.pattern.CHANGES`), ready to apply.
 
-    `families` names modules of this folder; without it, all but those that a pass asks for by name.
+    `families` names modules of this folder; without it, all but those that a pass selects by name.
     """
     allowed = CHANGES[: CHANGES.index(changes) + 1]
     chosen: list[Rule] = []

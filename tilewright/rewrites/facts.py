@@ -1,4 +1,4 @@
-"""What guards ask about nodes."""
+"""Queries about nodes that guards of rules use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ not_narrow = Guard("its dtype has more than 16 bits", lambda m: m.root.dtype.for
 
 
 def is_weight(n: Node) -> bool:
-    """Does n depend on weights and constants only, so that it is computed once and kept?"""
+    """Does n depend on weights and constants only, so that it is computed once and stored?"""
     for x in topological((n,)):
         if isinstance(x.op, Input) and x.op.role != "weight":
             return False

@@ -137,7 +137,7 @@ def _safe(m: Maker) -> Node:
 
 
 def has_positions(scores: Node) -> bool:
-    """Do scores depend on where they stand?"""
+    """Do scores depend on their own position?"""
     stack, seen = [scores], {scores}
     while stack:
         x = _opened(stack.pop())
@@ -220,7 +220,8 @@ class _Blocks:
         return self._stored(x)
 
     def _through(self, x: Node) -> Node | None:
-        """What a view shows, where it leaves keys alone; broadcasting does the rest."""
+        """The operand of a view that does not change the axis of keys; broadcasting does the
+        rest."""
         (y,) = x.inputs
         if isinstance(x.op, Expand):
             return self.along_last(y)
@@ -241,7 +242,7 @@ class _Blocks:
         return reshape(x, (*x.shape[:-2], 1, *x.shape[-2:]))
 
     def _stored(self, x: Node) -> Node:
-        """What is taken as it is: the last axis cut into blocks, each with all rows."""
+        """A node that is not looked into: its last axis is cut into blocks, each with all rows."""
         if x.rank == 1:
             return self._in_blocks(self._filled(x, 0))
         x = self._filled(x, x.rank - 1)

@@ -1,7 +1,7 @@
 """Scales and shifts folded into the weights of a convolution or matrix product.
 
-They round differently, and they pay only where the new weights are computed once, so a pass asks
-for them by name.
+They round differently, and they pay only where the new weights are computed once, so a pass
+selects them by name.
 """
 
 from __future__ import annotations

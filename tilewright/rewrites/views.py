@@ -332,7 +332,7 @@ def _flattened(m: Match) -> Node | None:
 
 
 def _read_back(m: Match) -> Node | None:
-    """A slice of what was scattered: inside it, or beside it."""
+    """A slice of a slice_scatter: inside the written part, or outside it."""
     s, w = m.op(0), m.op(1)
     if s.axis != w.axis or w.step != 1:
         return None
@@ -344,7 +344,7 @@ def _read_back(m: Match) -> Node | None:
 
 
 def _slice_of_scatter(m: Maker) -> Node:
-    """Before what was scattered, in it, or behind it."""
+    """Before the written part, in it, or behind it."""
     where, step = m.whole(0, 2), m.whole(1, 2)
     parts = [[m.dim() for _ in range(3 if k == where else 1)] for k in range(3)]
     before, inside, behind = map(_added, parts)

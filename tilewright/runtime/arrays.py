@@ -44,7 +44,7 @@ _CPU = 1
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
 _PLAIN = b"dltensor"
 _python = ctypes.pythonapi
-# Capsules by address: one that is about to go must not be counted as referred to.
+# Capsules by address, without a reference: one that is being freed must not get a new one.
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", _python)
 )
@@ -59,7 +59,7 @@ _new_capsule = ctypes.PYFUNCTYPE(
 @dataclass(frozen=True)
 class Memory:
     """Where an array lies. `strides` are in elements; a complex one has two of `dtype` per element.
-    `owner` keeps the memory."""
+    `owner` keeps the memory alive."""
 
     address: int
     dtype: DType
@@ -184,7 +184,7 @@ def in_layout(m: Memory, strides: Sequence[int]) -> Memory:
 # ---- results
 
 _codes = {"f": _FLOAT, "i": _INT, "u": _UINT, "b": _BOOL}
-_held: dict[int, object] = {}  # tensors that others were given, by the address of the structure
+_held: dict[int, object] = {}  # tensors that were exported, by the address of the structure
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -194,13 +194,13 @@ def _delete(managed: int) -> None:
 
 @ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 def _drop(capsule: int) -> None:
-    """Of a capsule that nobody used: its tensor goes with it."""
+    """The destructor of an unused capsule: it frees the tensor, too."""
     if _is_valid(capsule, _PLAIN):
         _held.pop(_pointer(capsule, _PLAIN), None)
 
 
 class Array:
-    """An array of a dtype that numpy lacks, such as bfloat16. `torch.from_dlpack` and its like take
+    """An array of a dtype that numpy lacks, such as bfloat16. `torch.from_dlpack` and the like take
     it without a copy; `numpy.asarray` gives it as float32."""
 
     def __init__(self, dtype: DType, codes: np.ndarray) -> None:

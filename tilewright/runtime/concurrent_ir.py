@@ -2,10 +2,10 @@
 
 The pool (pool_ir.py) runs a few chunks at a time and the others later, so a chunk that waits for a
 later one would wait for ever. Here a thread that waits is joined by another one, which takes the
-next chunk: there are always as many threads at work as the pool has, and every chunk that someone
+next chunk: there are always as many threads at work as the pool has, and every chunk that another
 may wait for gets started, in order, as the blocks of a grid do on a GPU.
 
-A waiting loop calls `tw_wait` between two looks at memory, with a counter of its own, and
+A waiting loop calls `tw_wait` between two reads of memory, with a counter of its own, and
 `tw_waited` when it ends. When every started chunk waits and none is left to start, nothing can
 change any more; after some seconds `tw_wait` answers true, and the loops end.
 """
@@ -17,7 +17,7 @@ from .pool_ir import NOW
 MAX_THREADS = 1024  # as many chunks may wait at the same time
 _STACK_BYTES = 8 << 20
 _DETACHED = 1  # PTHREAD_CREATE_DETACHED of glibc and musl
-# Looks at memory: how many before the thread counts as waiting, and from when on it sleeps.
+# Reads of memory: how many before the thread counts as waiting, and from when on it sleeps.
 _SPINS = 64
 _YIELDS = 1024
 _SLEEP_NS = 20_000
@@ -177,7 +177,7 @@ define void @tw_concurrent_reset() {{
   ret void
 }}
 
-; Called between two looks. True: nobody is left who could change what is looked at.
+; Called between two reads. True: no thread is left that could change what is read.
 define i1 @tw_wait(ptr %polls) {{
 entry:
   %before = load i64, ptr %polls, align 8

@@ -1,7 +1,7 @@
 """Machines that hold memory and run kernels: this processor, and others behind the same interface.
 
-What is compiled for a device, how memory lies and when a launch is over is the device's business;
-whoever runs kernels on it (tune/measure.py, tests) needs to know no more than this.
+How code is compiled for a device, how memory is laid out and when a launch has ended is up to the
+device; callers that run kernels on it (tune/measure.py, tests) use this interface only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilewright.runtime.nests import NestKernel
 
 
 class DeviceMemory(Protocol):
-    """Bytes of a device; they go back when nothing refers to this any more."""
+    """Bytes of a device; they are freed with the last reference to this object."""
 
     @property
     def address(self) -> int: ...
@@ -51,7 +51,7 @@ class DeviceKernel(Protocol):
 
 
 class Device(Protocol):
-    """A machine: its memory, its kernels, and the order in which it does what it is asked for."""
+    """A machine: its memory, its kernels, and the order in which it runs launches."""
 
     @property
     def title(self) -> str:
@@ -69,11 +69,11 @@ class Device(Protocol):
         ...
 
     def stream(self) -> int:
-        """A new order of its own for launches; 0, the device's usual one, where there are none."""
+        """A new stream for launches; 0, the device's default stream, where there are none."""
         ...
 
     def synchronise(self) -> None:
-        """Waits until all that was asked for is done."""
+        """Waits until all launches have ended."""
         ...
 
     def kernel(self, nest: Nest, target: Target) -> DeviceKernel:

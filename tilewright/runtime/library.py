@@ -52,7 +52,7 @@ class Library:
         self._addresses = {name: loaded[name] for name in exported}
         self._lock = threading.Lock()
         self._release = weakref.finalize(self, _unload, loaded, loader)
-        # At exit other threads may still be running the code; the process takes it down anyway.
+        # At exit other threads may still be running the code; the process frees it anyway.
         self._release.atexit = False
 
     @property
@@ -66,7 +66,7 @@ class Library:
 
     def address(self, name: str) -> int:
         """The address of a symbol defined by one of the objects."""
-        require(not self.closed, f"{name} was asked of a library that is closed")
+        require(not self.closed, f"{name} was looked up in a library that is closed")
         try:
             return self._addresses[name]
         except KeyError:

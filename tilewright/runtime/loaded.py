@@ -129,7 +129,7 @@ class LoadedProgram:
         values = [dims[name] for name in self.program.dims]
         bound = self._fixed
         if bound is None:
-            # Weights are arguments: what was derived from those of another call says nothing.
+            # Weights are arguments: what was derived in another call does not hold for this one.
             self.program.refresh()
             bound = self.program.bind(addresses)
         found = self.program.run_bound(bound, addresses[bound.count :], outs, values)
@@ -141,7 +141,7 @@ class LoadedProgram:
     # ---- sizes
 
     def _dims(self, env: Mapping[str, Memory], numbers: Mapping[str, Any]) -> dict[str, int]:
-        """The value of each symbol, told by a number or by an axis."""
+        """The value of each symbol, from a number or from an axis."""
         dims: dict[str, int] = {}
         for name, (a, axis, factor, constant) in self._binders.items():
             if isinstance(a, NumberArgument):

@@ -1,4 +1,4 @@
-"""Memory that programs allocate: aligned, and refused in words before the system would be."""
+"""Memory that programs allocate: aligned; too large requests are errors before the system fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.base.machine import available_memory
 
 ALIGN = 64
 LARGE_PAGE = 2 << 20
-# Below this nobody is asked: reading what is available takes longer than a small call.
+# Below this nothing is checked: reading what is available takes longer than a small call.
 _ALWAYS = 64 << 20
 
 

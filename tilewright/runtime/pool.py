@@ -22,7 +22,7 @@ from .library import Library
 from .pool_ir import MAX_THREADS, pool_ir
 
 # Long enough to bridge the serial code between two kernels and from one call to the next, short
-# enough not to be noticed by whoever else wants the core.
+# enough not to disturb other processes on the core.
 _DEFAULT_SPIN_US = 100
 
 
@@ -97,11 +97,11 @@ _pools: dict[str, _Pool] = {}
 
 
 def _pool() -> _Pool:
-    """The one pool of this process, made when first asked for."""
+    """The one pool of this process, made on first use."""
     if pool := _pools.get("pool"):
         return pool
     made = _Pool()
-    # Of two threads that arrive here together the first wins; nobody has seen the other's pool.
+    # Of two threads that arrive here together the first wins; the other's pool is not used yet.
     pool = _pools.setdefault("pool", made)
     if pool is made:
         os.register_at_fork(after_in_child=pool.reset)

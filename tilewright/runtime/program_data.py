@@ -60,7 +60,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """What became of a cluster: for explanations."""
+    """The kernel made of a cluster, for explanations."""
 
     name: str
     symbol: str
@@ -70,7 +70,7 @@ class KernelInfo:
     cached: bool = False
     seconds: float = 0.0
     places: tuple[str, ...] = ()
-    considered: str = ""  # by whom it was scheduled, and what it was chosen from
+    considered: str = ""  # how its schedule was chosen, and from which candidates
 
 
 @dataclass(frozen=True, eq=False)

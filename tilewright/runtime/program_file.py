@@ -1,4 +1,5 @@
-"""Programs in files: what a call of one needs, with weights inside or in a file beside it."""
+"""Programs in files: what a call of one needs, with weights inside or in a second file next to
+it."""
 
 from __future__ import annotations
 

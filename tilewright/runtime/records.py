@@ -3,7 +3,7 @@
 What a field may hold is read from its annotation: numbers, words, dims, dtypes, tensor types,
 arrays, bytes, tuples and mappings of these, and dataclasses. A field with its default value is left
 out, so that fields can be added without making older records unreadable. Where several dataclasses
-are possible, `is` tells which. Arrays and bytes are kept apart from the JSON, as blobs; the symbols
+are possible, `is` says which. Arrays and bytes are stored outside the JSON, as blobs; the symbols
 of all dims are declared once. Nothing in a record is code of Python's.
 """
 

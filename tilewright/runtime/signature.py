@@ -1,5 +1,5 @@
 """How a saved program is called: its parameters as Python has them, the arrays among what is given,
-which inputs these and the program's own arrays are, and how results are put together again.
+which inputs these and the program's own arrays are, and how results are assembled.
 
 Plain data (runtime/records.py writes it); runtime/loaded.py makes calls of it.
 """
@@ -84,7 +84,7 @@ class ArrayArgument:
 
 @dataclass(frozen=True)
 class NumberArgument:
-    """A number that a call gives: an integer tells the value of a dim, any other goes to a slot."""
+    """A number that a call gives: an integer is the value of a dim, any other goes to a slot."""
 
     name: str
     slot: str

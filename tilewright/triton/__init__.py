@@ -28,8 +28,8 @@ def install(device: str | None = None, checkout: str | Path | None = None) -> Mo
     """Make ours importable as `triton` and its modules; gives the module.
 
     With `device="cpu"` torch makes tensors for a GPU on the CPU instead. `checkout` is a folder of
-    Triton's sources, in which modules are found that are no part of ours, such as the helpers of
-    its tests.
+    Triton's sources, from which modules are imported that this package does not have, such as the
+    helpers of its tests.
     """
     global _before
     if device not in (None, "cpu"):
@@ -52,8 +52,7 @@ def install(device: str | None = None, checkout: str | Path | None = None) -> Mo
 
 
 def uninstall() -> None:
-    """Everything as it was before `install`. What was imported in between stays with those who
-    imported it."""
+    """Undo `install`. Modules that imported names in between keep them."""
     global _before
     absent.detach()
     redirect.undo()

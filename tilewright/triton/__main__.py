@@ -23,17 +23,17 @@ def argument_parser() -> argparse.ArgumentParser:
         "(script.py | -m module) [args …]",
     )
     parser.add_argument(
-        "--device", choices=["cpu"], help="tensors that the script asks a GPU for are on the CPU"
+        "--device", choices=["cpu"], help="tensors that the script creates on a GPU are on the CPU"
     )
     parser.add_argument(
         "--backend",
         metavar="NAME",
-        help="what the script is told that it runs on, if it knows GPUs only: cuda, cuda:90, hip",
+        help="the back end that the script sees, if it supports GPUs only: cuda, cuda:90, hip",
     )
     parser.add_argument(
         "--checkout",
         type=Path,
-        help="sources of Triton, for modules that are no part of its language (default: the "
+        help="sources of Triton, for modules that are not part of its language (default: the "
         "checkout in which the script lies, if it does)",
     )
     return parser
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int | None:
         parser.error("which script?")
     is_module = rest[0] == "-m"
     if is_module and len(rest) < 2:
-        parser.error("-m: which module?")
+        parser.error("-m needs the name of a module")
     checkout = options.checkout or _found([a for a in rest if not a.startswith("-")])
     # Processes that the script starts, and pytest's plugin, do the same.
     if options.device:

@@ -1,5 +1,5 @@
-"""Modules of Triton that speak to a GPU's hardware: their names can be imported, so that files
-which have other kernels too can be, and say what they are when they are used."""
+"""Modules of Triton that control a GPU's hardware: their names can be imported, so that files that
+also have other kernels can be imported; using one is an error that says why."""
 
 from __future__ import annotations
 

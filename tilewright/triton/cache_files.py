@@ -1,5 +1,5 @@
-"""`triton.runtime.cache`: files by key and name, for libraries that keep some of their own beside
-Triton's. Our kernels are kept elsewhere (base/cache.py)."""
+"""`triton.runtime.cache`: files by key and name, for libraries that store files of their own next
+to Triton's. Our kernels are cached elsewhere (base/cache.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilewright.triton import knobs
 
 
 class CacheManager:
-    """Keeps files under a key."""
+    """Stores files under a key."""
 
     def __init__(self, key: str, override: bool = False, dump: bool = False):
         self.key = key
@@ -54,10 +54,10 @@ class FileCacheManager(CacheManager):
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
         path = self._path(filename)
         path.parent.mkdir(parents=True, exist_ok=True)
-        held = bytes(data) if isinstance(data, (bytes, bytearray)) else str(data).encode()
+        content = bytes(data) if isinstance(data, (bytes, bytearray)) else str(data).encode()
         handle, written = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "wb") as file:
-            file.write(held)
+            file.write(content)
         os.replace(written, path)
         return str(path)
 

@@ -1,8 +1,8 @@
 """Kernels inside functions that torch compiles.
 
-With ours in Triton's place Dynamo takes a launch for one of Triton's, and asks Triton's compiler
-which tensors the kernel changes. Here the tile IR answers. Parts of torch that have to be told are
-imported late, so they are told when they are.
+With ours in Triton's place Dynamo takes a launch for one of Triton's, and queries Triton's compiler
+for the tensors that the kernel changes. Here the tile IR answers. torch imports the modules that
+have to be patched late, so each is patched when it is imported.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _after = AfterImport()
 
 
 def attach(replace: Replace) -> None:
-    """Have launches inside compiled functions understood; `replace` can be undone."""
+    """Make Dynamo understand launches inside compiled functions; `replace` can be undone."""
     forget_answers()
     wrapper = "torch._higher_order_ops.triton_kernel_wrap"
     _after.call(wrapper, lambda module: _attach_analysis(module, replace))
@@ -95,8 +95,8 @@ def _attach_workers(module: Any, replace: Replace) -> None:
 
 
 def forget_answers() -> None:
-    """What torch noted while things were others: whether there is a Triton, and which functions of
-    its own go into graphs."""
+    """Clear what torch cached before: whether there is a Triton, and which functions of its own go
+    into graphs."""
     for name in ("torch.utils._triton", "torch._dynamo.trace_rules"):
         for answer in vars(sys.modules.get(name, object)).values():
             if hasattr(answer, "cache_clear"):
@@ -104,13 +104,13 @@ def forget_answers() -> None:
 
 
 def attach_devices(replace: Replace) -> None:
-    """Have functions that torch compiles see tensors on a GPU, as those around them do."""
+    """Make functions that torch compiles see tensors on a GPU, as the code around them does."""
     _after.call("torch._dynamo.variables.tensor", lambda module: _attach_devices(module, replace))
 
 
-def attach_questions(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """What Dynamo asks while it traces, and takes for a constant, it asks of answers as well as of
-    the functions in whose place they are, now and after them."""
+def attach_answers(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Functions that Dynamo calls while it traces, and whose results it takes for constants: the
+    replacements are registered like the functions that they replace."""
 
     def attach_to(module: Any) -> None:
         for table in (module.constant_fold_functions, module.constant_fold_functions_need_guards):
@@ -149,13 +149,13 @@ def _attach_devices(module: Any, replace: Replace) -> None:
 
 
 def _attach_analysis(module: Any, replace: Replace) -> None:
-    """torch asks for what a kernel reads and writes, older versions for what it writes."""
+    """torch queries what a kernel reads and writes, older versions only what it writes."""
     if hasattr(module, "identify_accessed_tensors"):
-        asked = module.identify_accessed_tensors
+        original = module.identify_accessed_tensors
 
         def accessed(kernel: Any, kwargs: Any, tma_descriptor_metadata: Any) -> Any:
             if not _is_ours(kernel):
-                return asked(kernel, kwargs, tma_descriptor_metadata)
+                return original(kernel, kwargs, tma_descriptor_metadata)
             from torch._inductor.dependencies import ReadWrites, StarDep
             from torch.utils._ordered_set import OrderedSet
 
@@ -196,7 +196,7 @@ def changed(kernel: Any, given: Mapping[str, Any]) -> tuple[list[str], list[str]
         arguments = {p.name: _described(p, given) for p in kernel.parameters}
         stored = stored_arguments(translated(kernel, arguments, debug=False))
     except TilewrightError as problem:
-        what = f"every tensor given to {kernel.name} is taken to change: {problem.what}"
+        what = f"every tensor passed to {kernel.name} is assumed to change: {problem.what}"
         LOG.add("triton", what, where=f"{kernel.file}:{kernel.line}")
         return tensors, tensors
     owners = [name for name, a in arguments.items() for _ in a.leaves()]
@@ -207,7 +207,7 @@ def changed(kernel: Any, given: Mapping[str, Any]) -> tuple[list[str], list[str]
 def _is_tensor(value: Any) -> bool:
     import torch
 
-    # Inductor asks with boxes of its own.
+    # Inductor passes arguments in wrappers of its own.
     return isinstance(value, torch.Tensor) or hasattr(value, "get_dtype")
 
 

@@ -1,9 +1,9 @@
-"""Answers to questions about a GPU for a process that runs on a CPU: `torch.cuda`,
+"""Queries about a GPU, answered for a process that runs on a CPU: `torch.cuda`,
 `torch.accelerator` and their modules.
 
 A program sees one GPU, `cuda:0`, which is this machine. One table per module has the answers; what
 no table answers and torch cannot do without a GPU either is refused by name. Whether there is a
-GPU at all is the one question with two answers: torch itself is told the truth, because what it
+GPU at all is the one question with two answers: torch itself gets the true one, because what it
 does with a GPU (Dynamo's guards, Inductor's code, generators of random numbers) needs a real one.
 """
 
@@ -27,13 +27,13 @@ from tilewright.triton import graphs
 from tilewright.triton.philox import gpu_generator
 
 _ELSEWHERE = ("cuda", "hip", "xpu", "mps")
-# Parts of torch that ask in the name of the program which they trace.
-_IN_ITS_NAME = ("torch._dynamo.variables", "torch._dynamo.symbolic_convert")
+# Parts of torch that query on behalf of the program which they trace.
+_ON_BEHALF = ("torch._dynamo.variables", "torch._dynamo.symbolic_convert")
 
 
-def asked_by_torch(depth: int = 2, through: tuple[str, ...] = ()) -> bool:
-    """Is it torch, or this package, that asks, and not a program? Callers are `depth` frames up;
-    modules whose names begin as `through` says only pass it on."""
+def called_by_torch(depth: int = 2, through: tuple[str, ...] = ()) -> bool:
+    """Is the caller torch, or this package, and not a program? Callers are `depth` frames up;
+    modules whose names begin with `through` only forward the call."""
     frame: Any = sys._getframe(depth)
     name = frame.f_globals.get("__name__", "")
     while through and name.startswith(through) and frame.f_back is not None:
@@ -41,17 +41,17 @@ def asked_by_torch(depth: int = 2, through: tuple[str, ...] = ()) -> bool:
         name = frame.f_globals.get("__name__", "")
     if name.partition(".")[0] not in ("torch", "tilewright"):
         return False
-    return not name.startswith(_IN_ITS_NAME)
+    return not name.startswith(_ON_BEHALF)
 
 
 def capability() -> tuple[int, int]:
-    """Of a GPU that scripts know how to talk to. What it says of itself chooses nothing here."""
+    """The compute capability of a GPU that scripts support. Nothing is decided by it here."""
     target = current_target()
     return divmod(int(target.arch) if target.backend == "cuda" else 80, 10)
 
 
 def here(device: Any) -> Any:
-    """A device for one that was asked for: those of GPUs are the CPU."""
+    """The device to use for the one that was requested: the CPU for GPUs."""
     import torch
 
     if isinstance(device, torch.device):
@@ -62,7 +62,7 @@ def here(device: Any) -> Any:
 
 
 def index_of(device: Any) -> int:
-    """The number of a device: 0, or the sentence that there is no other."""
+    """The number of a device: 0, or an error that there is no other."""
     import torch
 
     if isinstance(device, str):
@@ -208,7 +208,7 @@ def total_memory() -> int:
 def free_memory() -> int:
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except ValueError:  # a system that does not tell
+    except ValueError:  # a system that does not report it
         return total_memory()
 
 
@@ -236,7 +236,7 @@ class Used:
         self.now()
 
     def _most(self) -> int:
-        """Since the process began: the system keeps no other."""
+        """Since the process began: the system records no other."""
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if sys.platform == "darwin" else most * 1024
 
@@ -260,7 +260,7 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
 
 
 def properties(device: Any = None) -> SimpleNamespace:
-    """What `torch.cuda.get_device_properties` tells, of this machine."""
+    """What `torch.cuda.get_device_properties` returns, for this machine."""
     index_of(device)
     major, minor = capability()
     return SimpleNamespace(
@@ -337,7 +337,7 @@ class _Runtime:
         raise Unsupported(f"torch.cuda.cudart().{name}: there is no CUDA runtime on a CPU")
 
 
-# Whether there is a GPU: programs are told so, torch is not.
+# Whether there is a GPU: true for programs, not for torch.
 EXISTENCE: Mapping[str, Mapping[str, Any]] = {
     "torch.cuda": {
         "is_available": True,
@@ -453,19 +453,19 @@ def answers() -> dict[str, dict[str, Any]]:
 
 
 def here_not() -> Any:
-    """`torch.accelerator.current_accelerator()`: torch itself is told that there is none."""
+    """`torch.accelerator.current_accelerator()`: for torch itself there is none."""
     import torch
 
-    return None if asked_by_torch(3) else torch.device("cuda")
+    return None if called_by_torch(3) else torch.device("cuda")
 
 
 def answering(original: Any, answer: Any) -> Callable[..., Any]:
-    """An answer for programs; torch hears the original's."""
+    """An answer for programs; torch gets the original's."""
 
     def ask(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if asked_by_torch() else answer
+        return original(*args, **kwargs) if called_by_torch() else answer
 
-    # Dynamo calls it when it meets it in a program, and takes the answer for a constant.
+    # Dynamo calls it where a program does, and takes the answer for a constant.
     ask._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return ask
 
@@ -475,13 +475,13 @@ def _module_of(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)  # Dynamo takes what it wraps
     def ask(device: Any = None) -> Any:
-        return original("cuda" if device is None and not asked_by_torch() else device)
+        return original("cuda" if device is None and not called_by_torch() else device)
 
     return ask
 
 
 def named(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A question that no table answers: torch's answer if it has one, or a refusal by name."""
+    """A query that no table answers: torch's answer if it has one, or an error with its name."""
 
     def ask(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -499,7 +499,7 @@ __all__ = [
     "Stream",
     "answering",
     "answers",
-    "asked_by_torch",
+    "called_by_torch",
     "capability",
     "here",
     "named",

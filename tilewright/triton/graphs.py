@@ -49,7 +49,7 @@ class Graph:
             step()
 
     def instantiate(self) -> None:
-        """Nothing: a graph here can be replayed when its capture is over."""
+        """Does nothing: a graph here can be replayed when its capture has ended."""
 
     def reset(self) -> None:
         self.steps = None
@@ -58,7 +58,7 @@ class Graph:
         return 0, 0
 
     def enable_debug_mode(self) -> None:
-        """Accepted: there is no drawing of a graph."""
+        """Accepted and ignored: graphs are not drawn."""
 
     def debug_dump(self, debug_path: str) -> None:
         raise Unsupported(
@@ -92,7 +92,7 @@ def recorder() -> Recorder:
 
 
 class Recorder:
-    """Notes operators and launches of this thread, and what they change from outside."""
+    """Records operators and launches of this thread, and the outside tensors that they change."""
 
     def __init__(self) -> None:
         self.steps: list[Callable[[], None]] = []

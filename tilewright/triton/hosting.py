@@ -1,4 +1,4 @@
-"""What scripts ask of Triton's host side, answered for a CPU: the active driver, the target, device
+"""Triton's host-side API, answered for a CPU: the active driver, the target, device
 properties, sources to compile, allocators."""
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def make_backend(target: GPUTarget) -> BaseBackend:
     if not BaseBackend.supports_target(target):
         raise Unsupported(
             f"kernels for {target.backend} cannot be compiled here",
-            hint="triton.runtime.driver.active.get_current_target() is what there is",
+            hint="use the target of triton.runtime.driver.active.get_current_target()",
         )
     return BaseBackend(target)
 
@@ -237,12 +237,12 @@ def max_shared_mem(device: Any = None) -> int:
 
 
 class OutOfResources(TilewrightError):
-    """A kernel that asks for more than there is."""
+    """A kernel that requires more than there is."""
 
     def __init__(self, required: Any, limit: Any, name: str):
         self.required, self.limit, self.name = required, limit, name
         super().__init__(
-            f"out of resource: {name}: {required} asked for, {limit} there",
+            f"out of resource: {name}: {required} required, {limit} available",
             hint="make blocks smaller",
         )
 
@@ -261,11 +261,11 @@ class InterpretedFunction(JITFunction[Any]):
 
 
 def set_allocator(allocator: Any) -> None:
-    """Accepted: kernels on a CPU have memory of their own and never ask."""
+    """Accepted and ignored: kernels on a CPU allocate their own memory."""
 
 
 def set_profile_allocator(allocator: Any) -> None:
-    """Accepted: kernels on a CPU write no profile."""
+    """Accepted and ignored: kernels on a CPU write no profile."""
 
 
 def has_profile_allocator() -> bool:
@@ -317,7 +317,7 @@ def find_paths_if(x: Any, holds: Callable[[tuple[int, ...], Any], bool]) -> list
     return list(found((), x))
 
 
-# What a type is called, by all that it is called elsewhere.
+# Names of types, by the other names that they have.
 _CANONICAL = {"bool": "u1", "f16": "fp16", "f32": "fp32", "f64": "fp64", "f8e4m3": "fp8e4nv"}
 _CANONICAL |= {"f8e5m2": "fp8e5", "f8e4b15": "fp8e4b15", "f8e4b8": "fp8e4b8", "f8e5b16": "fp8e5b16"}
 type_canonicalisation_dict = {

@@ -1,6 +1,6 @@
 """`triton.knobs`: the switches of Triton that scripts set, each bound to its environment variable.
 
-What nothing here listens to cannot be set: a script is told so instead of being ignored.
+A switch that has no effect here cannot be set: setting it is an error, not ignored.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class base_knobs:
     def __setattr__(self, name: str, value: Any) -> None:
         if not hasattr(type(self), name):
             raise AttributeError(
-                f"triton.knobs: {type(self).__name__} has no {name} that kernels for a CPU heed; "
+                f"triton.knobs: {type(self).__name__} has no switch {name} for kernels on a CPU; "
                 f"it has {', '.join(n for n in dir(type(self)) if not n.startswith('_'))}"
             )
         super().__setattr__(name, value)
@@ -83,7 +83,7 @@ class base_knobs:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Changes inside last until its end."""
+        """Changes made inside a `with` are undone at its end."""
         before = dict(self.__dict__)
         variables = {k.key: os.environ.get(k.key) for k in self.knob_descriptors.values()}
         try:
@@ -107,7 +107,7 @@ def _env_bool(key: str, default: bool = False) -> env_base:
 
 
 class _Interpret(env_base):
-    """Steps through kernels with ours: TILEWRIGHT_INTERPRET follows it."""
+    """Runs kernels step by step: sets TILEWRIGHT_INTERPRET."""
 
     def __set__(self, instance: Any, value: Any) -> None:
         super().__set__(instance, value)
@@ -116,7 +116,7 @@ class _Interpret(env_base):
 
 
 class LazyDict:
-    """What a hook is told of a launch; `get()` is all of it."""
+    """What a hook is passed about a launch; `get()` gives all of it."""
 
     def __init__(self, data: dict[str, Any]):
         self.data = data
@@ -164,7 +164,7 @@ ENTER, EXIT = HookChain(), HookChain()
 
 
 def _listen() -> None:
-    """Launches are listened to as long as there is a hook."""
+    """A listener for launches is registered as long as there is a hook."""
     listeners = tile_jit.DEFAULTS.listeners
     if _launched in listeners:
         listeners.remove(_launched)
@@ -221,7 +221,7 @@ class compilation_knobs(base_knobs):
     dump_ir = _env_bool("TRITON_KERNEL_DUMP")
     front_end_debugging = _env_bool("TRITON_FRONT_END_DEBUGGING")
     instrumentation_mode = env_base("TRITON_INSTRUMENTATION_MODE", "")
-    listener = None  # kept for those who save and restore it; never called
+    listener = None  # for scripts that save and restore it; never called
 
 
 class autotuning_knobs(base_knobs):

@@ -29,7 +29,7 @@ from tilewright.lang.tile.front.functions import (
 from tilewright.lang.tile.language import core
 from tilewright.triton import cache_files, hosting, knobs, performance, profiling
 
-# What our version of the language follows.
+# The version of Triton whose language this is.
 VERSION = "3.9.0"
 
 # Modules of ours that stand for one of Triton's as they are.
@@ -174,7 +174,7 @@ def made(checkout: Path | None) -> dict[str, ModuleType]:
         found[name] = import_module(ours)
     for name, module in found.items():
         parent, _, last = name.rpartition(".")
-        # `triton.runtime.driver` is the driver, as there: the module gives way to it.
+        # `triton.runtime.driver` is the driver, as in Triton: it replaces the module of that name.
         if parent in found and name not in _ALIASES and not hasattr(found[parent], last):
             setattr(found[parent], last, module)
     for name in ("language", "knobs"):
@@ -197,7 +197,8 @@ def ours(name: str) -> bool:
 
 
 def put(modules: dict[str, ModuleType]) -> dict[str, ModuleType]:
-    """Put modules where `import` looks, and take away those of another Triton; what was there."""
+    """Register modules in `sys.modules` and remove those of another Triton; returns the old
+    ones."""
     before = {name: m for name, m in sys.modules.items() if ours(name)}
     for name in before:
         del sys.modules[name]

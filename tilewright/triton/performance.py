@@ -1,4 +1,4 @@
-"""What scripts ask about speed: `triton.testing`'s limits of the machine and `triton.ops`' model of
+"""Queries about speed: `triton.testing`'s limits of the machine and `triton.ops`' model of
 a product of matrices, for this CPU."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tilewright.targets import host
 
 
 def get_dram_gbps(device: Any = None) -> float:
-    """What memory delivers to one core in a second at most, as the target says, in GB."""
+    """The bandwidth of memory for one core, from the target, in GB/s."""
     return host().memory_bandwidth * host().mhz * 1e6 / 1e9
 
 
@@ -34,7 +34,7 @@ get_max_tensorcore_tflops = get_max_simd_tflops
 def set_gpu_clock(
     ref_sm_clock: int = 1350, ref_mem_clock: int = 1215
 ) -> Iterator[tuple[float, float]]:
-    """Gives what limits are at the clock there is; a CPU's is not set."""
+    """Gives the limits at the current clock; a CPU's clock is not set."""
     yield get_max_simd_tflops(_Single), get_dram_gbps()
 
 
@@ -56,7 +56,7 @@ def cuda_graph_without_gc(*args: Any, **kwargs: Any) -> Iterator[None]:
 
 
 def nvsmi(attrs: Sequence[str]) -> list[int]:
-    raise Unsupported("nvsmi: there is no GPU to ask", hint="leave it out")
+    raise Unsupported("nvsmi: there is no GPU to query", hint="leave it out")
 
 
 def early_config_prune(

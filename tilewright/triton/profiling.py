@@ -1,4 +1,4 @@
-"""`triton.profiler` for a CPU: how long the scopes of a script take, and what it says they do.
+"""`triton.profiler` for a CPU: the times of a script's scopes, and the metrics it gives for them.
 
 A launch here is over when it returns, so the time of a scope is that of the kernels in it. Kernels
 themselves are not listed.
@@ -26,7 +26,7 @@ _SCALES = {"": 1.0, "g": 1e-9, "t": 1e-12}
 
 @dataclass
 class Node:
-    """A scope: its time, how often it was entered, and the sums of what it was said to do."""
+    """A scope: its time, how often it was entered, and the sums of its metrics."""
 
     name: str
     seconds: float = 0.0
@@ -59,7 +59,7 @@ _sessions: dict[int, _Session] = {}
 
 
 def start(name: str | None = None, **_: Any) -> int:
-    """Begin a profile; how a GPU would be watched (context, backend, hook …) has no meaning."""
+    """Begin a profile; options about a GPU (context, backend, hook …) have no effect."""
     number = max(_sessions, default=-1) + 1
     _sessions[number] = _Session(name or "proton")
     return number

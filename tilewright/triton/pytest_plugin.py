@@ -45,4 +45,4 @@ def fresh_triton_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def with_allocator():
-    """Kernels on a CPU ask for no memory of their caller's."""
+    """Kernels on a CPU need no allocator of the caller."""

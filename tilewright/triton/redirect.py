@@ -1,6 +1,6 @@
-"""Scripts that ask torch for a GPU get the CPU: `device="cuda"` is understood as `device="cpu"`.
+"""Scripts that use a GPU with torch get the CPU: `device="cuda"` is taken as `device="cpu"`.
 
-What makes or moves tensors is wrapped, questions about a GPU are answered from the tables of
+Functions that make or move tensors are wrapped, queries about a GPU are answered from the tables of
 `cuda.py`, and operators that are registered for CUDA are the CPU's. Programs see tensors on
 `cuda:0`; torch itself sees where they are. `undo()` puts everything back.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.triton import compiling
-from tilewright.triton.cuda import EXISTENCE, answering, answers, asked_by_torch, here, named
+from tilewright.triton.cuda import EXISTENCE, answering, answers, called_by_torch, here, named
 
 _FACTORIES = """empty zeros ones full rand randn randint arange tensor as_tensor asarray linspace
     logspace eye randperm normal empty_strided empty_permuted scalar_tensor empty_like zeros_like
@@ -45,7 +45,7 @@ _MISSING = object()
 
 
 def complete() -> None:
-    """What scripts ask of the module of their device, `torch.cpu` here, and it lacks."""
+    """Functions that scripts call in the module of their device and that `torch.cpu` lacks."""
     torch = sys.modules.get("torch")
     if torch is not None and not hasattr(torch.cpu, "set_stream"):
         replace(torch.cpu, "set_stream", lambda stream: None)
@@ -81,13 +81,13 @@ def redirect() -> None:
     library = torch.library.Library
     replace(library, "__init__", _library(library.__init__))
     replace(library, "impl", _registered(library.impl))
-    _questions()
+    _install_answers()
     compiling.attach_devices(replace)
     compiling.forget_answers()
 
 
 def _tensors(torch: Any) -> None:
-    """What makes tensors, moves them and says where they are."""
+    """Wrap what makes tensors, moves them and says where they are."""
     for name in _FACTORIES:
         replace(torch, name, _making(getattr(torch, name)))
     tensor = torch.Tensor
@@ -104,33 +104,33 @@ def _tensors(torch: Any) -> None:
     replace(tensor, "is_pinned", lambda x, *_, **__: _PINNED in x.__dict__)
     where = tensor.device.__get__
     cuda = torch.device("cuda", 0)
-    replace(tensor, "is_cuda", property(lambda x: x.is_cpu and not asked_by_torch()))
+    replace(tensor, "is_cuda", property(lambda x: x.is_cpu and not called_by_torch()))
 
     def device(x: Any) -> Any:
         real = where(x)
-        return real if real.type != "cpu" or asked_by_torch() else cuda
+        return real if real.type != "cpu" or called_by_torch() else cuda
 
     replace(tensor, "device", property(device))
     number = tensor.get_device
-    replace(tensor, "get_device", lambda x: 0 if x.is_cpu and not asked_by_torch() else number(x))
+    replace(tensor, "get_device", lambda x: 0 if x.is_cpu and not called_by_torch() else number(x))
 
 
-def _questions() -> None:
-    """The tables, in every module of torch that has the name from the same place."""
-    asked: list[tuple[Any, Any]] = []
+def _install_answers() -> None:
+    """Install the answers of the tables, in every module of torch that imported the name."""
+    answered: list[tuple[Any, Any]] = []
     for module, table in EXISTENCE.items():
         owner, inside = _found(module), _inside(module)
         for name, answer in table.items():
             if hasattr(owner, name):
-                asked.append((getattr(owner, name), answering(getattr(owner, name), answer)))
-                _everywhere(owner, inside, name, asked[-1][1])
+                answered.append((getattr(owner, name), answering(getattr(owner, name), answer)))
+                _everywhere(owner, inside, name, answered[-1][1])
     given = answers()
     pairs = [
         (getattr(_found(module), name, None), answer)
         for module, table in given.items()
         for name, answer in table.items()
     ]
-    compiling.attach_questions([*asked, *((old, new) for old, new in pairs if callable(old))])
+    compiling.attach_answers([*answered, *((old, new) for old, new in pairs if callable(old))])
     for module, table in given.items():
         owner, inside = _found(module), _inside(module)
         for name, answer in table.items():
@@ -169,7 +169,7 @@ def _everywhere(owner: Any, inside: Sequence[Any], name: str, new: Any) -> None:
 
 
 def undo() -> None:
-    """Everything as it was."""
+    """Undo all replacements."""
     global _redirected
     _redirected = False
     while _undo:
@@ -245,16 +245,16 @@ def _moving(move: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(move)
     def to(x: Any, *args: Any, **kwargs: Any) -> Any:
-        asked: Any = kwargs.get("device", args[0] if args else None)
-        if asked.__class__ is int:
-            asked = torch.device("cuda", asked)
-        elif not isinstance(asked, (str, torch.device)):
+        requested: Any = kwargs.get("device", args[0] if args else None)
+        if requested.__class__ is int:
+            requested = torch.device("cuda", requested)
+        elif not isinstance(requested, (str, torch.device)):
             return move(x, *map(here, args), **kwargs)
-        there = here(asked) is not asked
+        there = here(requested) is not requested
         if "device" in kwargs:
-            kwargs["device"] = here(asked)
+            kwargs["device"] = here(requested)
         else:
-            args = (here(asked), *args[1:])
+            args = (here(requested), *args[1:])
         found = move(x, *args, **kwargs)
         return _moved(found, there, move) if found is x else found
 
@@ -268,7 +268,7 @@ def _moved(x: Any, to_gpu: bool, move: Callable[..., Any]) -> Any:
     if not x.is_cpu or torch.compiler.is_compiling():
         return move(x, "cpu")
     born_here = _BORN_HERE in x.__dict__
-    if asked_by_torch(3) or born_here is not to_gpu:
+    if called_by_torch(3) or born_here is not to_gpu:
         return x
     made = x.clone()
     if not to_gpu:
@@ -279,7 +279,7 @@ def _moved(x: Any, to_gpu: bool, move: Callable[..., Any]) -> Any:
 def _library(init: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(init)
     def call(self: Any, ns: str, kind: str, dispatch_key: str = "") -> None:
-        if asked_by_torch(through=("torch.library", "torch._library", __name__)):
+        if called_by_torch(through=("torch.library", "torch._library", __name__)):
             init(self, ns, kind, dispatch_key)
             return
         init(self, ns, kind, _KEYS.sub("CPU", str(dispatch_key)))
@@ -305,14 +305,14 @@ def _registered(impl: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(op_name, str) and op_name._schema.overload_name:
             bare = f"{bare}.{op_name._schema.overload_name}"
         entry = (self.ns, bare, key)
-        if asked_by_torch(through=("torch.library", "torch._library", __name__)):
+        if called_by_torch(through=("torch.library", "torch._library", __name__)):
             return impl(self, op_name, fn, dispatch_key, *args, **kwargs)
         if key == wanted:
             return (
                 None if entry in taken else impl(self, op_name, fn, dispatch_key, *args, **kwargs)
             )
         taken.add(entry)
-        # One for the CPU gives way; torch does not take a second one as long as it knows a first.
+        # It replaces one for the CPU; torch refuses a second one while the first is registered.
         torch.library._impls.discard(f"{self.ns}/{bare}/{key}")
         return impl(self, op_name, fn, key, *args, **kwargs)
 
@@ -320,7 +320,7 @@ def _registered(impl: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _enabled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.is_autocast_enabled`: without a device it asks for a GPU's."""
+    """`torch.is_autocast_enabled`: without a device it means a GPU's."""
 
     @functools.wraps(function)
     def call(device_type: str = "cuda") -> bool:
@@ -369,17 +369,17 @@ def _summed_widely(layer_norm: Callable[..., Any]) -> Callable[..., Any]:
         def backward(ctx: Any, *grads: Any) -> Any:
             given = ctx.saved_tensors
             wide: list[Any] = [None if v is None else v.detach().float() for v in given]
-            asked = [
+            wanted = [
                 k
                 for k, of in enumerate((0, 2, 3))
                 if ctx.needs_input_grad[of] and given[k] is not None
             ]
             with torch.enable_grad():
-                leaves = [wide[k].requires_grad_() for k in asked]
+                leaves = [wide[k].requires_grad_() for k in wanted]
                 y = layer_norm(wide[0], ctx.shape, wide[1], wide[2], ctx.eps)
                 found = torch.autograd.grad(y, leaves, grads[0].float())
             made: list[Any] = [None] * 3
-            for k, g in zip(asked, found, strict=True):
+            for k, g in zip(wanted, found, strict=True):
                 made[k] = g.to(given[k].dtype)
             return made[0], None, made[1], made[2], None
 

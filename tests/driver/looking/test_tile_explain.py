@@ -123,11 +123,11 @@ def test_where_code_is_kept(tmp_path):
     with knobs.cache_dir.override(tmp_path), knobs.cache.override(True):
         kernel = tw.jit(sums_of_rows.fn)[(3,)](x, out, 64, BLOCK=64)
         (report,) = tw.explain(kernel).kernels
-        assert report.kept.startswith(f"kept in {tmp_path}") and report.kept in str(
+        assert report.cached.startswith(f"cached in {tmp_path}") and report.cached in str(
             tw.explain(kernel)
         )
     with knobs.cache.override(False):
-        assert tw.explain(kernel).kernels[0].kept == "not kept on disk"
+        assert tw.explain(kernel).kernels[0].cached == "not cached on disk"
 
 
 def test_kernels_behind_autotune_and_those_that_are_stepped():

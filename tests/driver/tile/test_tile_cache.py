@@ -173,7 +173,7 @@ def test_what_no_text_tells_apart_is_not_kept(monkeypatch):
         assert out.tolist() == [factor] * 64 and translations(f) == 1
     with pytest.raises(Opaque, match=r"SETTINGS\.value is a .*Settings"):
         key_of(Request(by_object, {"B": Argument.constant(64)}), host())
-    assert any("by_object is not kept: SETTINGS" in e.message for e in f.log.of("cache"))
+    assert any("by_object is not cached: SETTINGS" in e.message for e in f.log.of("cache"))
 
 
 def test_reports_say_the_same(capsys):

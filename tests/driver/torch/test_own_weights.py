@@ -27,7 +27,7 @@ from tilewright.ir.types import TensorType, f32
 from tilewright.runtime import shared
 
 ROOT = Path(__file__).resolve().parents[3]
-GONE = "holds them packed"
+GONE = "stores them packed"
 
 
 def mlp(width: int = 64) -> Any:

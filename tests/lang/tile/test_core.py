@@ -301,7 +301,7 @@ def test_dot_refuses():
         half = tile(np.ones((4, 2)), tl.float16)
         for args, said in [
             ((x, y), "both operands have one type"),
-            ((x, x), "4 columns meet 2 rows"),
+            ((x, x), "4 columns and 2 rows differ"),
             ((tile([1.0], tl.float16), half), "two axes"),
             ((x, half, tile(np.ones((2, 2)), tl.int32)), "acc is int32"),
             ((x, half, y), "acc has the shape"),

@@ -233,7 +233,7 @@ def refused(text: str) -> CompileError:
         ("x = max(tl.load(out), 1, key=abs)", "max() of a kernel has no key", "tl.maximum"),
         ("x = max(tl.arange(0, 8))", "max() of one tensor", "tl.max(x, axis)"),
         ("x = str(tl.load(out))", "str() shows constants only", "device_print"),
-        ("x = tl.load(out) is True", "`is` asks whether two names", "=="),
+        ("x = tl.load(out) is True", "`is` tests whether two names", "=="),
         ("return 3", "a kernel returns nothing, and this one returns the constant 3", "tl.store"),
         ("return tl.load(out), 1", "returns (int32, the constant 1)", "tl.store"),
         ("return ()", "a kernel returns nothing", "tl.store"),

@@ -255,7 +255,7 @@ def test_several_results():
     [
         ("wgmma.fence.sync;", "=f,f", r"`wgmma.fence.sync` is not among the instructions"),
         ("add.rz.f32 $0, $1, $1;", "=f,f", r"has .rz"),
-        ("mov.u32 $0, %smid;", "=f,f", "%smid asks a GPU about itself"),
+        ("mov.u32 $0, %smid;", "=f,f", "%smid queries the state of a GPU"),
         ("add.f32 $0, t, $1;", "=f,f", "t is no register"),
         ("add.f32 $0, $1;", "=f,f", "has 2 operands and takes 3"),
         ("mov.f32 $0, $1;", "=f,f,f", "2 for arguments"),

@@ -45,8 +45,8 @@ def _on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _state(n: Any) -> torch.Tensor:
-    """The state of torch's generator, which is as long as it is: torch gives the length a symbol
-    that nothing tells.
+    """The state of torch's generator, whose length is constant: torch gives it a symbol that has no
+    value anywhere.
     """
     state = torch.empty(torch.get_rng_state().shape, dtype=torch.uint8, device="meta")
     if isinstance(n, torch.fx.Node):

@@ -1,4 +1,5 @@
-"""Conditions on sizes that only a host call tells, as the user's program or torch states them."""
+"""Conditions on sizes that are known only after a host call, as the user's program or torch states
+them."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ import torch.fx
 
 from tilewright.capture.torch.places import place_of
 
-# What `torch._assert_async` says where nobody gave it words.
+# What `torch._assert_async` says where it was given no message.
 NOT_SO = "Expected Tensor with single nonzero value, but got zero"
-# Functions that torch's expressions of sizes have beside sympy's own.
+# Functions that torch's expressions of sizes have in addition to sympy's own.
 _FUNCTIONS = {
     "FloorDiv": operator.floordiv,
     "CleanDiv": operator.floordiv,

@@ -175,7 +175,7 @@ def scatter_reduce(
     how = _REDUCE[reduce]
     start = x
     if not include_self:
-        # Only the places that are written forget what they held.
+        # Only the elements that are written lose their old value.
         neutral = {"add": 0, "mul": 1, "max": x.dtype.lowest, "min": x.dtype.highest}[how]
         start = _scatter(c, x, dim, index, c.number(neutral, x.dtype), None)
     out = _scatter(c, start, dim, index, src, how)
@@ -300,7 +300,7 @@ def nonzero_static(c: Context, x: Node, *, size: int, fill_value: int = -1) -> N
     n = x.ttype.size
     flat = ops.reshape(ops.ne(x, c.number(0, x.dtype)), (n,))
     rank = ops.sub(ops.cumsum(ops.cast(flat, i64), 0), c.number(1, i64))
-    # Places that are not wanted go to one more row, which is cut off.
+    # Positions that are not needed go to one more row, which is cut off.
     wanted = ops.logical_and(flat, ops.lt(rank, c.number(size, i64)))
     row = ops.where(wanted, rank, c.number(size, i64))
     place = ops.iota(n, 0, 1, i64)

@@ -206,7 +206,7 @@ def geometric(c: Context, x: Node, p: float, *, generator: Any = None) -> Node:
 
 
 def _weights(c: Context, x: Node, axis: int, count: int, replacement: bool) -> None:
-    """What eager asks of weights, in the words of each of its two ways to draw."""
+    """What eager requires of weights, with the messages of each of its two ways to draw."""
     zero = c.number(0, x.dtype)
     sums = ops.le(ops.sum(ops.cast(x, f64), (axis,), False), c.number(0, f64))
     below = ops.lt(x, zero)

@@ -1,8 +1,8 @@
 """Random operators that run twice with the same numbers: what torch makes of checkpoints.
 
-The forward graph keeps the state of the generator from before the operator, the backward graph runs
+The forward graph saves the state of the generator from before the operator, the backward graph runs
 the operator again from that state. Ours is the seed of the call and the number of the stream, in
-the first bytes of a tensor as long as torch's; between the two graphs nobody else looks at it.
+the first bytes of a tensor as long as torch's; only these two graphs read it.
 """
 
 from __future__ import annotations

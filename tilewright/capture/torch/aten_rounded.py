@@ -66,7 +66,7 @@ def logsumexp(c: Context, x: Node, dim: Any, keepdim: bool = False) -> Node:
 
 
 def log_softmax_last(x: Node) -> Node:
-    """Along the last axis: eager holds the sum and its logarithm in 16 bits."""
+    """Along the last axis: eager rounds the sum and its logarithm to 16 bits."""
     last = (x.rank - 1,)
     v = ops.cast(x, f32)
     centred = ops.sub(v, ops.amax(v, last, True))

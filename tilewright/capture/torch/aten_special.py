@@ -91,7 +91,7 @@ def _wave(x: Node, order: int) -> tuple[Node, Node]:
 
 
 def _joined(x: Node, at: float, near: Callable[[Node], Node], far: Callable[[Node], Node]) -> Node:
-    """Each series sees only arguments it is good for."""
+    """Each series gets only arguments in the range where it is accurate."""
     edge = _k(at)
     inner, outer = near(ops.minimum(x, edge)), far(ops.maximum(x, edge))
     return ops.where(ops.isnan(x), x, ops.where(ops.lt(x, edge), inner, outer))

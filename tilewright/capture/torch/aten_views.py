@@ -136,7 +136,7 @@ def unbind(c: Context, x: Node, dim: int = 0) -> tuple[Node, ...]:
 @aten("cat.default", "concat.default")
 def cat(c: Context, xs: Sequence[Node], dim: int = 0) -> Node:
     out = c.out()
-    # A 1-d tensor of no elements fits anywhere, for old times' sake.
+    # A 1-d tensor of no elements fits anywhere: torch still allows it for compatibility.
     real = [x for x in xs if not (x.rank == 1 and x.shape[0] == 0 and len(out.shape) != 1)]
     if not real:
         return cast(xs[0], out.dtype)
@@ -195,7 +195,7 @@ def as_strided(
     stride: Sequence[Dim],
     storage_offset: Dim | None = None,
 ) -> Node:
-    """Strides speak of memory: right where the operand is laid out as torch thinks it is."""
+    """Strides refer to memory: they are right where the operand is laid out as torch announced."""
     v = c.fx.args[0].meta["val"]  # type: ignore[union-attr]
     base = v.storage_offset()
     flat = _memory_of(c, x, v)
@@ -206,7 +206,7 @@ def as_strided(
 
 
 def _memory_of(c: Context, x: Node, v: Any) -> Node:
-    """The operand's elements in the order in which torch holds them in memory."""
+    """The operand's elements in the order in which torch stores them in memory."""
     shape, stride = x.shape, c.shapes.dims(v.stride())
     if stride == contiguous(shape) or any(isinstance(d, int) and d == 0 for d in shape):
         return x
@@ -254,12 +254,12 @@ def slice_scatter(
 def select_scatter(c: Context, x: Node, src: Node, dim: int, index: Dim) -> Node:
     axis = axis_of(dim, x.rank)
     size = x.shape[axis]
-    # What stands for it while torch traces does not look at the index.
+    # The fake tensor that torch traces with does not check the index.
     if D.known_lt(index, -1 * size) or D.known_le(size, index):
         raise Untranslated("eager refuses the index")
     words = f"out of range for tensor of size {list(x.shape)} at dimension {axis}"
-    asked = Demand(IndexError, f"select(): index {{index}} {words}", wrap=True)
-    c.checks.indices(ops.number(index, i64), x, axis, asked)
+    demand = Demand(IndexError, f"select(): index {{index}} {words}", wrap=True)
+    c.checks.indices(ops.number(index, i64), x, axis, demand)
     index = _from_start(index, size)
     one = ops.reshape(cast(src, x.dtype), (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
     return ops.slice_scatter(x, one, axis, index, index + 1, 1)

@@ -51,13 +51,14 @@ class Slot:
 
 @dataclass(frozen=True)
 class Filled:
-    """A result of a host call that goes to a slot. A tensor's `shape` may tell symbols."""
+    """A result of a host call that goes to a slot. A tensor's `shape` may give values to
+    symbols."""
 
     slot: str
     shape: tuple[Dim, ...] = ()
 
 
-# What a host call returns: a value that is kept or not, or a tuple of such.
+# What a host call returns: a value that is used or not, or a tuple of such.
 Returned = Union[Filled, SymbolicInt, None, tuple["Returned", ...]]
 
 
@@ -74,8 +75,8 @@ class SymbolicScalar:
 
 @dataclass(frozen=True)
 class HostCall:
-    """An operator that runs in eager: what it returns goes to slots, or tells a symbol where it is
-    a symbolic integer.
+    """An operator that runs in eager: what it returns goes to slots, or is the value of a symbol
+    where it is a symbolic integer.
     """
 
     function: Callable[..., Any]
@@ -118,12 +119,12 @@ class Captured:
     steps: tuple[Segment | HostCall, ...]
     results: tuple[Result, ...]
     mutated: tuple[tuple[str, str], ...] = ()  # (slot of the input, slot of its new value)
-    held: dict[str, Any] = field(default_factory=dict)  # slot -> tensor that belongs to the graph
+    constants: dict[str, Any] = field(default_factory=dict)  # by slot: tensors of the graph itself
     scalars: tuple[SymbolicScalar, ...] = ()
     seed: str | None = None  # slot of the random seed, drawn once per call
     # Results by torch's names: sizes that they were checked against as indices (and whether they
-    # may count from the end). The gradient's graph takes them by these names, and is run after.
-    settled: Mapping[str, frozenset[tuple[str, bool]]] = field(default_factory=dict)
+    # may count from the end). The gradient's graph has inputs of these names, and runs later.
+    checked_indices: Mapping[str, frozenset[tuple[str, bool]]] = field(default_factory=dict)
 
     @property
     def host_calls(self) -> tuple[HostCall, ...]:

@@ -1,8 +1,8 @@
-"""What operators ask of data, and eager raises where it is not so: indices within sizes, divisors
+"""Preconditions of operators on data, for which eager raises errors: indices within sizes, divisors
 other than 0, probabilities.
 
-A translation function states the precondition; a node that tells whether it holds goes to the graph
-(ops/checks.py), unless that is proved, and the words of eager's error beside it.
+A translation function states the precondition. Unless it is proved, a node that computes whether it
+holds is added to the graph (ops/checks.py), together with the text of eager's error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tilewright.ops.views import Expand, Flip, Permute, Reshape, Roll
 
 @dataclass(frozen=True)
 class Demand:
-    """What eager asks of indices, and what it raises: words with {index}, {size} and {axis}."""
+    """What eager requires of indices, and what it raises: words with {index}, {size} and {axis}."""
 
     error: type[Exception]
     words: str
@@ -57,8 +57,8 @@ def added(rank: int) -> Demand:
     return ALONG if rank > 1 else OF_SELF
 
 
-# Operators that reach us in parts, by the name that torch remembers: what they ask is more than
-# what their parts do, or said in other words.
+# Operators that reach us in parts, by the name that torch remembers: they require more than
+# their parts do, or have other messages.
 _WHOLE: dict[str, Callable[[int], Demand]] = {
     "take": lambda _: FLAT,
     "put": lambda _: FLAT,
@@ -83,15 +83,17 @@ class Checks:
         self.found: dict[Node, Check] = {}
         self.ranges = Ranges()
         self.fx: torch.fx.Node | None = None  # the operator being translated
-        # Indices, sizes they were held against, and whether they wrap: in order, as a set.
-        self._settled: dict[tuple[Node, str, bool], None] = {}
+        # Indices, the sizes they were checked against, and whether they wrap: in order, as
+        # a set.
+        self._checked: dict[tuple[Node, str, bool], None] = {}
 
     @property
     def place(self) -> Place | None:
         return None if self.fx is None else place_of(self.fx)
 
     def add(self, value: Node, check: Check) -> None:
-        """`value` is an integer, 0 where all is well. Of equal ones the first speaks."""
+        """`value` is an integer, 0 where the check passes. Of equal values the first check is
+        kept."""
         if self.wanted:
             self.found.setdefault(value, check)
 
@@ -100,52 +102,52 @@ class Checks:
         idx: Node,
         x: Node,
         axis: int,
-        asked: Demand,
+        demand: Demand,
         position: int | None = None,
     ) -> str:
-        """Every index is one of an axis of x. `position`: the number eager has for the axis.
+        """Every index is within an axis of x. `position`: the number eager has for the axis.
 
-        What operators may then take as known of the indices: one of ops.indexing.KNOWN."""
+        Returns what operators may then assume about the indices: one of ops.indexing.KNOWN."""
         size = x.shape[axis] if x.rank else 1
         if not self.wanted or D.known_eq(idx.ttype.size, 0):
             return "any"
         whole = self._original()
         if whole in _WHOLE:
-            asked = _WHOLE[whole](x.rank)
-        known = "wrapped" if asked.wrap else "within"
+            demand = _WHOLE[whole](x.rank)
+        known = "wrapped" if demand.wrap else "within"
         base = _unrepeated(idx)
-        fact = base, str(size), asked.wrap
-        if fact in self._settled:
+        fact = base, str(size), demand.wrap
+        if fact in self._checked:
             return known
-        self._settled[fact] = None
-        if self.ranges.of(idx).within(-1 * size if asked.wrap else 0, size):
+        self._checked[fact] = None
+        if self.ranges.of(idx).within(-1 * size if demand.wrap else 0, size):
             return known
         number = axis if position is None or whole in _OWN_AXES else position
-        words = asked.words.replace("{axis}", str(number))
-        value = ops.index_check(base, size, asked.wrap)
-        self.add(value, Check(asked.error, words, size, self.place, asked.empty))
+        words = demand.words.replace("{axis}", str(number))
+        value = ops.index_check(base, size, demand.wrap)
+        self.add(value, Check(demand.error, words, size, self.place, demand.empty))
         return known
 
     def mark(self) -> tuple[int, int]:
-        """How far it has come, for `undo`."""
-        return len(self.found), len(self._settled)
+        """The current state, for `undo`."""
+        return len(self.found), len(self._checked)
 
     def undo(self, mark: tuple[int, int]) -> None:
         """Forget what was stated since."""
-        for table, count in zip((self.found, self._settled), mark, strict=True):
+        for table, count in zip((self.found, self._checked), mark, strict=True):
             for key in list(table)[count:]:
                 del table[key]  # type: ignore[arg-type]
 
-    def settle(self, x: Node, facts: Iterable[tuple[str, bool]]) -> None:
+    def assume_checked(self, x: Node, facts: Iterable[tuple[str, bool]]) -> None:
         """Indices that another graph has checked: against which sizes, and whether they wrap."""
-        self._settled |= {(_unrepeated(x), size, wrap): None for size, wrap in facts}
+        self._checked |= {(_unrepeated(x), size, wrap): None for size, wrap in facts}
 
-    def settled(self, values: Mapping[str, Node]) -> dict[str, frozenset[tuple[str, bool]]]:
-        """By name, what is known of these once this graph has run."""
+    def checked_indices(self, values: Mapping[str, Node]) -> dict[str, frozenset[tuple[str, bool]]]:
+        """By name, what was checked about these values once this graph has run."""
         out: dict[str, frozenset[tuple[str, bool]]] = {}
         for name, x in values.items():
             base = _unrepeated(x)
-            known = frozenset((size, wrap) for n, size, wrap in self._settled if n is base)
+            known = frozenset((size, wrap) for n, size, wrap in self._checked if n is base)
             if known:
                 out[name] = known
         return out
@@ -163,7 +165,7 @@ class Checks:
 
     def classes(self, x: Node, count: Dim) -> None:
         """Of a comparison with the numbers of all classes: where one_hot is made of it, x are
-        classes. Newer versions of torch state that beside it themselves."""
+        classes. Newer versions of torch add that check themselves."""
         if not self.wanted or not _of_one_hot(self.fx) or self.ranges.of(x).within(0, count):
             return
         assert self.fx is not None
@@ -198,7 +200,7 @@ class Checks:
 
 
 def _of_one_hot(n: torch.fx.Node | None) -> bool:
-    """Is it a part of the user's one_hot? The function that the user called is all that tells."""
+    """Is it a part of the user's one_hot? Only the function that the user called shows it."""
     called = n.meta.get("source_fn_stack") if n is not None else None
     return bool(called) and any(called[-1][1] is f for f in _ONE_HOT)
 

@@ -1,4 +1,4 @@
-"""What a translation function may ask for: the node at hand, constants, casts, promotion, random
+"""What translation functions use: the current node, constants, casts, promotion, random
 streams.
 """
 
@@ -80,7 +80,7 @@ class Context:
             raise Untranslated("complex numbers have no native form")
         if not dtype.is_float and isinstance(x, float):
             x = bool(x) if dtype.is_bool else int(x)
-        if dtype.is_int:  # as torch converts: around the ends of the range
+        if dtype.is_int:  # as torch converts: wrapping around at the ends of the range
             span = 1 << dtype.bits
             x = (int(x) - int(dtype.lowest)) % span + int(dtype.lowest)
         return ops.full((), single(x, dtype), dtype)
@@ -110,7 +110,8 @@ class Context:
     ) -> Node:
         """`fn` of promoted operands.
 
-        `wide`: eager does not round a number beside 16-bit floats first, so they meet in float32.
+        `wide`: eager does not round a number first that is combined with 16-bit floats: they are
+        combined in float32.
         """
         d = result_type(xs, self.numbers)
         d = as_float(d) if to_float else d
@@ -175,7 +176,7 @@ class Context:
 
 @dataclass(frozen=True)
 class _Applied:
-    """What rules look at of an fx node, for an operator inside another."""
+    """The part of an fx node that translations read, for an operator inside another."""
 
     target: Any
     meta: dict[str, Any]
@@ -184,7 +185,7 @@ class _Applied:
 
 
 SEED = "seed"
-RANDOM_IN_EAGER = "random operators were asked to run in eager"
+RANDOM_IN_EAGER = "the options say that random operators run in eager"
 
 
 def cast(x: Node, dtype: DType) -> Node:

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 
-# Taken apart by torch's core table, and defined whole in ops/: kept, so that graphs stay small and
-# a rewrite or a
-# schedule sees the operator the user wrote. Attention first: the core table makes bmm, softmax and
-# masks of it.
+# Decomposed by torch's core table, but defined as a whole in ops/: not decomposed here, so that
+# graphs stay small and rewrites and schedules see the operator the user wrote. Attention first: the
+# core table makes bmm, softmax and masks of it.
 WHOLE = """
     scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu
     _scaled_dot_product_attention_math

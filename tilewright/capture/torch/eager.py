@@ -1,4 +1,4 @@
-"""What eager does differently from machine to machine, asked of eager itself."""
+"""What eager does differently from machine to machine, found by running eager."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def gives_complex(vals: Any) -> bool:
 
 
 def announced_tensors(vals: Any, out: Any) -> Iterator[tuple[torch.Tensor, Any]]:
-    """Tensors that torch announced, each with what the translation gave for it."""
+    """Tensors that torch announced, each paired with the translation's result."""
     if isinstance(vals, (tuple, list)):
         for v, x in zip(vals, out):
             yield from announced_tensors(v, x)
@@ -63,7 +63,7 @@ def is_mutable(n: torch.fx.Node) -> bool:
 
 
 def is_ordered(n: torch.fx.Node) -> bool:
-    """Must it keep its place among other such calls? Random and mutating operators do."""
+    """Must it stay in order with other such calls? Random and mutating operators do."""
     if is_mutable(n):
         return True
     assert isinstance(n.target, torch._ops.OpOverload)

@@ -1,4 +1,4 @@
-"""Operators that run in eager between native segments, and conditions that are looked at there."""
+"""Operators that run in eager between native segments, and conditions that are checked there."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class HostCalls:
 
     def _returned(self, v: Any, slot: str, binds: set[str]) -> tuple[Returned, Any]:
         """Where a result of a host call goes, and what it is to the graph; `binds` collects the
-        symbols that it tells.
+        symbols whose values it gives.
         """
         if isinstance(v, (tuple, list)):
             parts = [self._returned(x, f"{slot}.{k}", binds) for k, x in enumerate(v)]
@@ -164,7 +164,7 @@ class HostCalls:
         checks.never(ops.eq(value, self.context.number(0, value.dtype)), words)
 
     def assert_scalar(self, n: torch.fx.Node) -> None:
-        """The same of sizes. Those of inputs are guarded; others a host call tells."""
+        """The same of sizes. Those of inputs are guarded; others are known after a host call."""
         found = size_check(n) if self.context.checks.wanted else None
         if found is not None:
             sizes = (self.context.shapes.expression(s, found.environment) for s in found.sizes)

@@ -65,8 +65,8 @@ def packed(shape: Sequence[Dim], stride: Sequence[Dim]) -> tuple[Dense, tuple[Di
     if how is not None:
         return how, tuple(stride)
     broadcast = tuple(k for k, s in enumerate(stride) if isinstance(s, int) and s == 0)
-    held = (k for k in range(len(shape)) if k not in broadcast)
-    order = tuple(sorted(held, key=lambda k: (-_guess(stride[k]), k)))
+    stored = (k for k in range(len(shape)) if k not in broadcast)
+    order = tuple(sorted(stored, key=lambda k: (-_guess(stride[k]), k)))
     steps = dict(zip(order, contiguous([shape[k] for k in order]), strict=True))
     return Dense(order, broadcast), tuple(steps.get(k, 0) for k in range(len(shape)))
 
@@ -103,9 +103,9 @@ def memory_shape(shape: Sequence[Dim], how: Dense) -> tuple[Dim, ...]:
 
 def from_memory(x: Node, shape: Sequence[Dim], how: Dense) -> Node:
     """The tensor of `shape` that the memory `x` (of memory_shape) is."""
-    held = list(how.order)
-    if held != sorted(held):
-        x = ops.permute(x, tuple(sorted(range(len(held)), key=lambda j: held[j])))
+    order = list(how.order)
+    if order != sorted(order):
+        x = ops.permute(x, tuple(sorted(range(len(order)), key=lambda j: order[j])))
     if not how.broadcast:
         return x
     for k in sorted(how.broadcast):
@@ -114,12 +114,12 @@ def from_memory(x: Node, shape: Sequence[Dim], how: Dense) -> Node:
 
 
 def to_memory(x: Node, how: Dense) -> Node:
-    """`x` in the order in which memory holds it; of a broadcast axis one element is kept."""
+    """`x` in the order of memory; a broadcast axis has one element there."""
     for k in sorted(how.broadcast, reverse=True):
         x = ops.slice(x, k, 0, 1, 1)
         x = ops.reshape(x, (*x.shape[:k], *x.shape[k + 1 :]))
-    kept = [k for k in range(x.rank + len(how.broadcast)) if k not in how.broadcast]
-    place = {k: j for j, k in enumerate(kept)}
+    stored = [k for k in range(x.rank + len(how.broadcast)) if k not in how.broadcast]
+    place = {k: j for j, k in enumerate(stored)}
     perm = tuple(place[k] for k in how.order)
     return x if perm == tuple(range(len(perm))) else ops.permute(x, perm)
 

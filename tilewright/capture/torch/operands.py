@@ -85,5 +85,5 @@ def same_memory(v: Any, w: torch.Tensor) -> bool:
 
 
 def _text(v: torch.Tensor) -> tuple[str, ...]:
-    """Sizes, strides and offset without a question to torch that would add a guard."""
+    """Sizes, strides and offset, read in a way that adds no guard."""
     return tuple(map(str, (*v.shape, *v.stride(), v.storage_offset())))

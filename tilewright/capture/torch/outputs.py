@@ -49,8 +49,8 @@ class Outputs:
             v = n.meta.get("val")
             if isinstance(v, torch.Tensor) and n not in mutated and arguments[k].dtype is not None:
                 self._homes[storage_of(v)] = arguments[k].slot, v.storage_offset(), v.dtype
-        # The same of results of host calls, by slot. Of several in one storage it is not said how
-        # far apart they lie at run time.
+        # The same of results of host calls, by slot. Of several in one storage, their distance at
+        # run time is not known.
         self._host_homes: dict[int, list[str]] = {}
         for slot, v in host_results.items():
             if slot not in self._views and is_plain(v):

@@ -1,8 +1,8 @@
 """Cutting a translated graph into native segments between host calls.
 
 A host call needs some nodes computed, and gives inputs to others. Each node has a level: the number
-of host calls it waits for, in a row. Segment L computes the nodes of level L that someone outside
-it wants.
+of host calls it waits for, in a row. Segment L computes the nodes of level L that are needed
+outside it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PendingHost:
     call: HostCall
     label: str
     operands: tuple[Node, ...]
-    binds: frozenset[str]  # names of dims that its result tells
+    binds: frozenset[str]  # names of dims that its result gives values to
     ordered: bool
 
 
@@ -44,7 +44,7 @@ class PendingNumber:
 
 @dataclass
 class Wanted:
-    """A node whose value someone outside the segments takes, and the buffer it goes to."""
+    """A node whose value is used outside the segments, and the buffer it goes to."""
 
     value: Node
     buffer: Buffer
@@ -59,7 +59,7 @@ def cut(
     checks: Mapping[Node, Check] | None = None,
 ) -> tuple[Segment | HostCall, ...]:
     """`derived`: symbols and slots that are computed from symbols, by name, and from which.
-    `checks` are looked at as soon as they are computed: before later host calls run."""
+    `checks` are tested as soon as they are computed: before later host calls run."""
     checks = checks or {}
     if not hosts:
         jobs = [(w.value, w.buffer) for w in wanted]
@@ -276,7 +276,7 @@ def _segment(
     moved = {new[n]: p for n, p in places.items() if n in new}
     outputs = (*(new[n] for n, _ in jobs), *_watched([new[n] for n in checks]))
     read = [x for x in topological(outputs) if isinstance(x.op, Input)]
-    # Weights first: a call asks for their addresses together.
+    # Weights first: a call gets their addresses together.
     inputs = tuple(sorted(read, key=lambda x: x.op.role != "weight"))  # type: ignore[attr-defined]
     buffers = tuple(b for _, b in jobs)
     return Segment(Graph(name, inputs, outputs, moved), buffers, tuple(checks.values()))

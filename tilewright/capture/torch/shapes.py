@@ -3,7 +3,7 @@
 The value of a symbol is known at the call only. It comes from one of these places: a number among
 the arguments, an axis of a tensor among them, or what a host call returns (`symbol_from`); another
 dim that it was found to equal (`Shapes.define`); or an expression of torch over symbols that dims
-cannot say (`Shapes.opaque`), which is evaluated once its symbols are known.
+cannot express (`Shapes.opaque`), which is evaluated once its symbols are known.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNBOUNDED = 1 << 48
 
 
 class Shapes:
-    """Turns sizes into dims; expressions that dims cannot say get a name and are evaluated per
+    """Turns sizes into dims; expressions that dims cannot express get a name and are evaluated per
     call.
     """
 
@@ -58,13 +58,13 @@ class Shapes:
         return {s for s in e.free_symbols if _from_data(s) and str(s) not in self._known}  # type: ignore[misc]
 
     def example(self, d: Dim) -> int | None:
-        """What the dim was when the program was captured; None where torch does not tell."""
+        """What the dim was when the program was captured; None where torch does not say."""
         if all(s.name in self._examples for s in D.symbols(d)):
             return int(D.evaluate(d, self._examples))
         return None
 
     def bind(self, names: Iterable[str]) -> None:
-        """A host call tells these symbols."""
+        """These symbols get their values from a host call."""
         self._known.update(names)
 
     def define(self, s: sympy.Symbol, value: Dim) -> None:
@@ -129,7 +129,7 @@ class Shapes:
 
 
 def _from_data(s: Any) -> bool:
-    """Torch's names of integers that no argument tells: u0, u1, …"""
+    """Torch's names of integers that no argument determines: u0, u1, …"""
     return str(s).startswith("u")
 
 

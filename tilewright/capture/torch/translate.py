@@ -53,7 +53,7 @@ ASSERTIONS = {
     "aten.sym_constrain_range.default",
     "aten.sym_constrain_range_for_size.default",
 }
-# Constants of the graph up to this many elements become literals, larger ones stay tensors beside
+# Constants of the graph up to this many elements become literals, larger ones stay tensors outside
 # the graph.
 LITERAL_LIMIT = 64
 
@@ -65,12 +65,13 @@ def translate(
     random: str = "own",
     name: str = "main",
     checks: bool = True,
-    settled: Mapping[str, frozenset[tuple[str, bool]]] | None = None,
+    checked_indices: Mapping[str, frozenset[tuple[str, bool]]] | None = None,
 ) -> Captured:
     """Translate a graph of ATen operators. `weights`: indices of inputs that may be folded.
-    `checks`: preconditions that depend on data are checked, but for what is `settled`."""
+    `checks`: preconditions that depend on data are checked, but for `checked_indices`: what another
+    graph has checked, by the names of inputs."""
     translation = Translation(gm, weights, random, name, checks)
-    translation.settled = settled or {}
+    translation.checked_indices = checked_indices or {}
     return translation.run()
 
 
@@ -92,11 +93,11 @@ class Translation:
         self.argument_of: dict[torch.fx.Node, int] = {}
         self.host_calls = HostCalls(self.context, self.env, self.arguments, self.argument_of)
         self.context.check_errors = self.host_calls.add_check
-        self.held: dict[str, torch.Tensor] = {}
+        self.constants: dict[str, torch.Tensor] = {}
         self.scalars: dict[Any, SymbolicScalar] = {}
         self.mutated: dict[torch.fx.Node, Node | Complex] = {}
         self.places: dict[Node, set[Place]] = {}
-        self.settled: Mapping[str, frozenset[tuple[str, bool]]] = {}
+        self.checked_indices: Mapping[str, frozenset[tuple[str, bool]]] = {}
 
     def run(self) -> Captured:
         output: torch.fx.Node | None = None
@@ -123,8 +124,8 @@ class Translation:
         if isinstance(v, torch.Tensor):
             self.arguments.append(self._tensor_argument(n, slot, v, index in self.weights))
             x = self.env[n]
-            if n.name in self.settled and isinstance(x, Node):
-                self.context.checks.settle(x, self.settled[n.name])
+            if n.name in self.checked_indices and isinstance(x, Node):
+                self.context.checks.assume_checked(x, self.checked_indices[n.name])
             return
         if isinstance(v, torch.SymInt) or (isinstance(v, int) and not isinstance(v, bool)):
             value = self.shapes.dim(v)
@@ -165,8 +166,8 @@ class Translation:
         if not isinstance(value, torch.Tensor):
             return value
         if not is_plain(value):
-            slot = f"held{len(self.held)}"
-            self.held[slot] = value
+            slot = f"graph_constant{len(self.constants)}"
+            self.constants[slot] = value
             return Opaque(slot)
         if value.dtype in FROM_COMPLEX:
             value = torch.view_as_real(value)
@@ -177,8 +178,8 @@ class Translation:
         if value.numel() <= LITERAL_LIMIT:
             array = (value.float() if value.dtype is torch.bfloat16 else value).cpu().numpy()
             return self.context.literal(array, dtype)
-        slot = f"held{len(self.held)}"
-        self.held[slot] = value.contiguous()
+        slot = f"graph_constant{len(self.constants)}"
+        self.constants[slot] = value.contiguous()
         return input(slot, TensorType(dtype, tuple(value.shape)), "arg")
 
     # ---- operators
@@ -237,7 +238,9 @@ class Translation:
         except TypeError as problem:
             if not has_symbols((args, kwargs)):
                 raise
-            raise Untranslated(f"a number it takes is known at the call only: {problem}") from None
+            raise Untranslated(
+                f"one of its operands is a number that is known only at the call: {problem}"
+            ) from None
         out = tuple(out) if isinstance(out, list) else out
         self._learn(n, out)
         self._check(n, out)
@@ -415,10 +418,10 @@ class Translation:
             steps,
             resolved,
             tuple(changed),
-            self.held,
+            self.constants,
             tuple(scalars),
             SEED if self.context.seed_used else None,
-            self.context.checks.settled(
+            self.context.checks.checked_indices(
                 {x.name: v for x in output.all_input_nodes if isinstance(v := self.env[x], Node)}
             ),
         )
@@ -433,7 +436,7 @@ class Translation:
         missing = used_symbols(captured) - known
         if missing:
             raise Unsupported(
-                f"torch tells no value for {', '.join(sorted(missing))}, on which sizes depend",
+                f"torch gives no value for {', '.join(sorted(missing))}, on which sizes depend",
                 hint="compile with dynamic=False, or pass the number as a tensor",
             )
 
@@ -472,7 +475,7 @@ class Translation:
             raise Untranslated(
                 f"{self.host_calls.pending[0].call.operator} inside a branch has no native form"
             )
-        if self.held or self.context.seed_used:
+        if self.constants or self.context.seed_used:
             raise Untranslated("a branch holds a large constant or a random operator")
         leaves = output if isinstance(output, (tuple, list)) else (output,)
         outs = tuple(self.env[x] for x in leaves)

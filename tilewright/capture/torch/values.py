@@ -13,7 +13,7 @@ from tilewright.ir.types import DType
 
 @dataclass(frozen=True)
 class Opaque:
-    """A tensor only torch can hold (sparse, quantized): host calls pass it on."""
+    """A tensor that only torch can represent (sparse, quantized): host calls pass it on."""
 
     slot: str
 
@@ -39,7 +39,7 @@ class Complex:
 
 
 def joined(x: Node | Complex) -> Node:
-    """The elements as memory holds them."""
+    """The elements as they are in memory."""
     return ops.stack([x.re, x.im], x.rank) if isinstance(x, Complex) else x
 
 

@@ -1,4 +1,4 @@
-"""A torch program beside itself compiled: is it right, how fast, how much memory.
+"""A torch program compared with its compiled form: is it right, how fast, how much memory.
 
 Right means: error against a float64 run at most twice eager's own plus four units in the last place
 of the largest value. Times are medians of rounds in which both take turns, so that a machine that

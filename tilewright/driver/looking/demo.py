@@ -1,4 +1,5 @@
-"""`tilewright demo`: a real model with random weights, compiled, checked and timed beside eager."""
+"""`tilewright demo`: a real model with random weights, compiled, checked and compared with
+eager."""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ def _late() -> tuple[Any, Any]:
 
 @contextmanager
 def shown(console: Console, text: str) -> Iterator[None]:
-    """A line for something that takes a while: turning while it lasts, with its time after."""
+    """A line for something that takes a while: a spinner while it runs, its time afterwards."""
     began = perf_counter()
     columns = SpinnerColumn(), TextColumn("{task.description} …"), TimeElapsedColumn()
     # Lines that are drawn again and again belong on terminals only.

@@ -1,4 +1,4 @@
-"""`tw.explain`: what became of a program, in tables.
+"""`tw.explain`: what a program was compiled to, in tables.
 
 `print(tw.explain(fast))` shows kernels, refusals, fallbacks, memory and compile time;
 `tw.explain(fast).trace(3)` the whole schedule of kernel 3, and so do `.group`, `.nest`, `.legal`,
@@ -72,7 +72,8 @@ class ProgramReport:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What became of a program. Prints as tables; `kernels` are numbered across all programs."""
+    """What a program was compiled to. Prints as tables; `kernels` are numbered across all
+    programs."""
 
     programs: tuple[ProgramReport, ...]
     events: tuple[Event, ...] = ()
@@ -99,7 +100,7 @@ class Explanation:
 
     @property
     def checks(self) -> tuple[Event, ...]:
-        """What is looked at after each call, and what is raised where it is not as it should be."""
+        """What is checked after each call, and the errors that are raised."""
         return self.of("check")
 
     def of(self, kind: str) -> tuple[Event, ...]:
@@ -126,7 +127,7 @@ class Explanation:
         return nest_text(self._nest(k))
 
     def legal(self, k: int) -> str:
-        """These loops as this machine takes them: what the emitter is given."""
+        """These loops after the passes of the target: the input of the emitter."""
         return nest_text(legalise(self._nest(k), default_target()))
 
     def llvm(self, k: int) -> str:
@@ -187,8 +188,8 @@ def explain(compiled: KernelInterface[Any] | CompiledKernel) -> TileExplanation:
 @overload
 def explain(compiled: Any) -> Explanation: ...
 def explain(compiled: Any) -> Explanation | TileExplanation:
-    """What became of a function or module that torch.compile or tw.compile made, or a Program; of
-    a kernel that `@tw.jit` made, or that a launch gave back."""
+    """What a function or module was compiled to that torch.compile or tw.compile returned, or a
+    Program; or a kernel that `@tw.jit` made or a launch returned."""
     if is_tile_kernel(compiled):
         return explain_tiles(compiled)
     if isinstance(compiled, Program):
@@ -228,7 +229,7 @@ def _reports(programs: Iterable[Any]) -> Iterator[ProgramReport]:
 
 
 def _folded_bytes(p: Program) -> int:
-    """What the prologue keeps, whether it has run or not."""
+    """Bytes that the prologue derives from weights, whether it has run or not."""
     types = p.prologue.outputs if p.prologue is not None else ()
     return sum(int(t.size) * t.dtype.bytes for t in types if isinstance(t.size, int))
 

@@ -1,4 +1,4 @@
-"""A graph on random inputs: native code beside the interpreter, judged by float64."""
+"""A graph on random inputs: native code and the interpreter, both compared with float64."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def judge(graph: Graph, arrays: Sequence[np.ndarray], got: Sequence[np.ndarray])
         largest = float(np.abs(z).max(initial=0.0))
         ulp = 2.0 ** (math.floor(math.log2(max(largest, 1e-30))) - DIGITS[t.dtype.name])
         error, theirs = (float(np.abs(v - z).max(initial=0.0)) for v in (x, y))
-        # More than eager is given: numpy sums pairwise, which native code does not have to.
+        # A larger error than eager may have: numpy sums pairwise, native code need not.
         out.append(Judged(t, error, 4 * theirs + 16 * ulp))
     return out
 

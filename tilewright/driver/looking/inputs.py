@@ -38,7 +38,7 @@ class Loaded:
 
 
 def load(text: str) -> Loaded:
-    """What `FILE.py:NAME` or `FILE.tw` says."""
+    """The program that `FILE.py:NAME` or `FILE.tw` names."""
     file, colon, name = text.rpartition(":")
     if not colon or name.endswith((".py", ".tw")):
         file, name = text, ""

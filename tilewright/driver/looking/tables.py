@@ -13,7 +13,7 @@ from rich.table import Table
 
 from tilewright.ir.dim import Dim
 
-PLAIN_WIDTH = 120  # of tables where there is no terminal to ask
+PLAIN_WIDTH = 120  # of tables where there is no terminal
 _NUMBERS = {"#", "calls", "seconds", "count"}
 
 

@@ -1,4 +1,4 @@
-"""`tw.explain` of tile kernels: what became of one, and what may keep it from being fast.
+"""`tw.explain` of tile kernels: what one was compiled to, and what may make it slow.
 
 `print(tw.explain(kernel))` takes what `@tw.jit` made (every specialisation that was launched), or
 what a launch gave back (that one). A page has the kernel's stages, each with the author's line: a
@@ -65,7 +65,7 @@ class TileReport:
     code: int  # bytes
     instructions: int
     phases: Mapping[str, float]  # seconds, made again for this page
-    kept: str
+    cached: str
 
     @property
     def products(self) -> tuple[StageReport, ...]:
@@ -95,13 +95,13 @@ class TileReport:
         if self.kernel.variants:
             yield (
                 f"{count(len(self.kernel.variants), 'variant')} for arguments that overlap in "
-                "memory: loops over them keep their order"
+                "memory: loops over them are not reordered"
             )
 
 
 @dataclass(frozen=True)
 class TileExplanation:
-    """What became of a kernel. Prints as a page for each specialisation."""
+    """What a kernel was compiled to. Prints as a page for each specialisation."""
 
     kernels: tuple[TileReport, ...]
 
@@ -119,7 +119,7 @@ class TileExplanation:
 
 
 def explain_tiles(x: Any) -> TileExplanation:
-    """What became of a kernel, or of all specialisations of one."""
+    """What a kernel, or all its specialisations, was compiled to."""
     return TileExplanation(tuple(map(_report, _kernels(x))))
 
 
@@ -161,13 +161,13 @@ def _report(kernel: CompiledKernel) -> TileReport:
     compiled = perf_counter() - start
     n = forms.form
     allocated = {s.buffer for s, _ in walk(n.body) if isinstance(s, Alloc)}
-    held = (b for b in n.buffers if b.name in allocated)
+    local = (b for b in n.buffers if b.name in allocated)
     return TileReport(
         kernel,
         forms.target,
         Counter(o.name for o in ir.walk(forms.kernel.body)),
         tuple(_stages(forms)),
-        sum(b.dtype.bytes * prod(d for d in b.shape if isinstance(d, int)) for b in held),
+        sum(b.dtype.bytes * prod(d for d in b.shape if isinstance(d, int)) for b in local),
         next((s.grain for s in n.body if isinstance(s, Loop) and s.kind == "parallel"), 0),
         forms.trace,
         len(launchable.compiled.image),
@@ -219,8 +219,8 @@ def _what(n: Nest, x: Store | Atomic) -> str:
         re.sub(r"_\d+$", "", str(v.source)) for v in loads(x.value) if str(v.source) != x.buffer
     )
     verb = f"atomic {x.kind}" if isinstance(x, Atomic) else str(x.combine or "")
-    told = f"{verb + ' into ' if verb else ''}{name}{shape} {b.dtype}"
-    return f"{told} from {', '.join(read)}" if read else told
+    text = f"{verb + ' into ' if verb else ''}{name}{shape} {b.dtype}"
+    return f"{text} from {', '.join(read)}" if read else text
 
 
 def _sizes(own: Sequence[Loop]) -> tuple[str, ...]:
@@ -301,7 +301,7 @@ def _is_library(file: str) -> bool:
     return Path(file).is_relative_to(_LANGUAGE)
 
 
-# ---- pages
+# ---- printing
 
 
 def _given(kernel: CompiledKernel) -> dict[str, Any]:
@@ -334,7 +334,7 @@ def _page(r: TileReport) -> Iterator[Any]:
         f"code: {bytes_text(r.code)} for {t.cpu or t.name} by LLVM {LLVM_VERSION}, "
         f"{count(r.instructions, 'instruction')}",
         f"compiling takes {r.seconds:.2f} s ({phases})",
-        r.kept,
+        r.cached,
     ]
     yield Text.assemble(
         (f"{k.name}({', '.join(shown)})", "bold"), f"  {short_place(f'{f.file}:{f.line}')}"

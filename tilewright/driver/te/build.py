@@ -76,7 +76,7 @@ class Lowered:
 
 
 def _for_grid(s: Schedule, target: Target) -> tuple[Trace, Nest]:
-    """What a GPU runs: the default schedule where there is none of the user's, and barriers."""
+    """What a GPU runs: the user's schedule, or else the default one, with barriers."""
     if target.grid is None:
         return s.finished()
     if not s.trace:
@@ -120,7 +120,7 @@ class Built:
 
     @property
     def text(self) -> str:
-        """The code in LLVM's words."""
+        """The code as LLVM IR text."""
         return self._kernel.text
 
     @property

@@ -60,8 +60,8 @@ class BadArguments(Invalid, TypeError):
 
 
 class Kind:
-    """What a kernel is told of one argument. Compared by identity: make it through the functions
-    below, which keep one of each."""
+    """What a kernel knows of one argument. Compared by identity: make it with the functions below,
+    which cache one of each."""
 
     __slots__ = ("argument", "text")
 
@@ -87,7 +87,7 @@ def scalar_kind(element: DType, divisor: int = 1, positive: bool = False) -> Kin
     return _scalar_kind(element, divisor, positive)
 
 
-@cache  # which takes f(x) and f(x, 1) for two
+@cache  # the cache would take f(x) and f(x, 1) for two keys
 def _scalar_kind(element: DType, divisor: int, positive: bool) -> Kind:
     text = f"{element.name}{'+' if positive else ''}{f':{divisor}' if divisor > 1 else ''}"
     return Kind(Argument.scalar(element, divisor, positive), text)
@@ -109,8 +109,8 @@ PLAIN = frozenset((int, bool, str, type(None)))
 
 
 def constant_key(value: Any) -> Any:
-    """What tells constants of one class apart, hashable: 0.0 and -0.0 are two, (1,) and (True,)
-    as well, and a function is its text."""
+    """A hashable key that distinguishes constants of one class: 0.0 and -0.0 are two, (1,) and
+    (True,) as well, and a function is its text."""
     if value.__class__ in PLAIN:
         return value
     if isinstance(value, constexpr):
@@ -208,7 +208,7 @@ class Handlers(dict[type, Callable[[Any], Bound]]):
         if torch is not None and kind is torch.dtype:
             return lambda x: (constant_kind(element_of(x)), None)
         raise Invalid(
-            f"a {kind.__module__}.{kind.__qualname__} is nothing that a kernel can be given",
+            f"a {kind.__module__}.{kind.__qualname__} cannot be an argument of a kernel",
             hint="give tensors, arrays, numbers or tuples of them; other things as constants, to "
             "parameters annotated with tl.constexpr",
         )
@@ -359,14 +359,14 @@ def _without_memory(x: Any) -> Invalid:
     return Invalid(
         f"a tensor that has no memory of its own ({kind})",
         hint="x.to_dense() or x.clone(); inside torch.vmap, torch.func or a trace there is none "
-        "to hand over: launch outside of it",
+        "to pass to a kernel: launch outside of it",
     )
 
 
 def _elsewhere(device: str) -> Invalid:
     return Invalid(
         f"a tensor on {device}, which code for this CPU cannot reach",
-        hint="x.cpu() first; for scripts that ask for device='cuda': "
+        hint="x.cpu() first; for scripts that use device='cuda': "
         "python -m tilewright.triton --device cpu script.py",
     )
 

@@ -1,8 +1,8 @@
 """`tw.autotune`, `tw.Config`, `tw.heuristics`: constants of a kernel that are chosen, not given.
 
-Times are kept on disk one by one: per kernel, machine, key and configuration. Another configuration
-in the list is timed alone. Configurations that differ only in what a GPU is told (its warps, its
-stages) are one kernel here: it is compiled and timed once.
+Times are cached on disk one by one: per kernel, machine, key and configuration. When a
+configuration is added to the list, only that one is timed. Configurations that differ only in
+options for a GPU (its warps, its stages) are one kernel here: it is compiled and timed once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _KIND = "tile-times"
 QUANTILES = (0.5, 0.2, 0.8)
 Times = tuple[float, float, float]
 FAILED: Times = (float("inf"), float("inf"), float("inf"))
-# Called with what each tuning found, by who asked for it.
+# Callbacks that get the result of each tuning.
 LISTENERS: dict[str, Callable[..., Any]] = {}
 
 
@@ -106,7 +106,7 @@ class Config:
 
 
 class Autotuner(KernelInterface[Any]):
-    """A kernel whose configuration is the fastest of several for arguments like these."""
+    """A kernel whose configuration is the fastest of several for the kind of arguments at hand."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Autotuner(KernelInterface[Any]):
         self.keys = [key] if isinstance(key, str) else list(key)
         self.reset_to_zero = list(reset_to_zero or ())
         self.restore_value = list(restore_value or ())
-        # A key that names no parameter tells nothing apart, as in Triton: lists of keys are shared.
+        # A key that names no parameter is ignored, as in Triton: lists of keys are shared.
         for name in (*self.reset_to_zero, *self.restore_value):
             if name not in self.arg_names:
                 raise Invalid(
@@ -310,7 +310,9 @@ class Autotuner(KernelInterface[Any]):
     def _here(self, config: Config) -> str:
         """What of a configuration changes a kernel here: the rest is how a GPU shares out work."""
         chosen = {n: v for n, v in config.all_kwargs().items() if n in self.arg_names}
-        return ", ".join(f"{n}: {_told(v)}" for n, v in {**config.kwargs, **chosen}.items())
+        return ", ".join(
+            f"{n}: {_constant_text(v)}" for n, v in {**config.kwargs, **chosen}.items()
+        )
 
     def _alike(
         self, configs: Sequence[Config], named: Mapping[str, Any], grid: Any, kwargs: Any
@@ -322,7 +324,7 @@ class Autotuner(KernelInterface[Any]):
             if callable(grid):
                 try:
                     over = repr(grid({**named, **kwargs, **c.all_kwargs()}))
-                except Exception:  # a launch says what is wrong
+                except Exception:  # the launch raises the error
                     over = id(c)
             groups.setdefault((self._here(c), c.pre_hook, over), []).append(c)
         return list(groups.values())
@@ -335,7 +337,7 @@ class Autotuner(KernelInterface[Any]):
         kwargs: Mapping[str, Any],
         shown: _Shown,
     ) -> None:
-        """Compile before anything is timed, several at once: clocks want the cores alone."""
+        """Compile before anything is timed, several at once: nothing else may run while timing."""
         jobs = knobs.compile_jobs.get() or host().cores or 1
         # Hooks change arguments, and with them maybe the kernel: those compile when they run.
         free = [c for c in configs if c.pre_hook is None]
@@ -344,7 +346,7 @@ class Autotuner(KernelInterface[Any]):
         shown.begin("compiling", len(free))
 
         def make(c: Config) -> None:
-            with suppress(Exception):  # said when it is timed
+            with suppress(Exception):  # raised again when it is timed
                 self.fn.run(*args, grid=grid, warmup=True, **{**kwargs, **c.all_kwargs()})
 
         with ThreadPoolExecutor(jobs) as pool:
@@ -358,7 +360,7 @@ class Autotuner(KernelInterface[Any]):
 
     def _bench(self, *args: Any, config: Config, grid: Any, **meta: Any) -> list[float]:
         """Times of a launch, for tuners of libraries that are made of this one: they choose
-        configurations themselves. One that does not hold what it asserts takes forever."""
+        configurations themselves. One whose assertions fail has an infinite time."""
         conflicts = meta.keys() & config.kwargs.keys()
         if conflicts:
             raise Invalid(
@@ -435,8 +437,8 @@ def _read(cache: Cache, entry: str) -> Times | None:
     return middle, low, high
 
 
-def _told(value: Any) -> str:
-    """A text of a constant that others do not have: a function is its source, not its name."""
+def _constant_text(value: Any) -> str:
+    """A text that identifies a constant: for a function its source, not its name."""
     if isinstance(value, (TileFunction, ConstexprFunction)):
         return value.hash()
     return repr(value)
@@ -525,7 +527,7 @@ def autotune(
     A kernel runs many times while it is timed: tensors named in `reset_to_zero` are cleared before
     each run, those in `restore_value` get their values back. `prune_configs_by` may hold
     `early_config_prune(configs, arguments, **kwargs)`, and `perf_model(**arguments)` with `top_k`.
-    Times are kept on disk unless `cache_results` is False.
+    Times are cached on disk unless `cache_results` is False.
     """
 
     def decorated(fn: Any) -> Autotuner:

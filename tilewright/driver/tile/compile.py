@@ -32,7 +32,8 @@ from tilewright.lang.tile.text import kernel_text
 from tilewright.llvm.emit import emit_legal
 from tilewright.llvm.objects import assembly, cached_object
 
-# One thread at a time makes interned values, as Python would let it anyway; LLVM is outside.
+# One thread at a time makes interned values: the interpreter's lock allows no more anyway. LLVM
+# runs outside of this lock.
 _WRITING = Lock()
 
 
@@ -96,7 +97,7 @@ class Forms:
 
 
 def _exceeded(b: Bound, low: Lowered, at: dict[str, int]) -> str:
-    """The condition that a launch does not keep within a bound, in Python."""
+    """The condition under which a launch exceeds a bound, as Python source."""
     positive = {d.name for d in low.nest.dims if D.known_le(0, d.lo)}
     most, terms = b.most, []
     for factor, names in b.terms:
@@ -140,8 +141,8 @@ def write_tile(
     wraps: bool = False,
     stages: TileStages | None = None,
 ) -> Forms:
-    """A kernel as LLVM text, for arguments that meet in memory as it is said; `wraps`: for launches
-    in which numbers of 32 bits may overflow."""
+    """A kernel as LLVM text, for arguments that overlap in memory as described; `wraps`: for
+    launches in which numbers of 32 bits may overflow."""
     through = stages or TileStages(Stages(), kernel.name, kernel.name)
     with _WRITING, garbage_waits():
         times = [perf_counter()]

@@ -1,7 +1,7 @@
 """Tile kernels in memory: loaded, and called over a grid.
 
-Code and what a launch has to know (`Binding`) are all that a process needs: both are kept on disk
-(driver/tile/tile_cache.py), the forms on the way are made again for whoever wants to read them.
+Code and what a launch has to know (`Binding`) are all that a process needs: both are cached on disk
+(driver/tile/tile_cache.py); the intermediate forms are made again when they are to be read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POINTER, ADDRESS = "*", "address"
 
 @dataclass(frozen=True)
 class Binding:
-    """How a launch hands its arguments to the code, and what it is told back."""
+    """How a launch passes its arguments to the code, and what the code reports back."""
 
     name: str  # of the kernel
     entry: str
@@ -69,7 +69,7 @@ class CompiledTile:
         b = self.binding
         scope: dict[str, Any] = {
             "entry": self._kernel.function,
-            "held": self._callback,  # as long as the function is
+            "callback": self._callback,  # a reference: it lives as long as the function
             "at": ctypes.addressof,
             "reports": self.reports,
             "Args": ctypes.c_void_p * max(1, len(b.slots)),
@@ -109,7 +109,7 @@ def _cell(dtype: str) -> Callable[[Any], Any]:
     d = DTYPES[dtype]
 
     def made(v: Any) -> Any:
-        held = to_memory(np.array([v], d.numpy), d).tobytes()
-        return ctypes.create_string_buffer(held, max(8, len(held)))
+        content = to_memory(np.array([v], d.numpy), d).tobytes()
+        return ctypes.create_string_buffer(content, max(8, len(content)))
 
     return made

@@ -74,7 +74,7 @@ IGNORED = frozenset(
     fpsan_homomorphic_casts optimize_epilogue""".split()
 )
 
-_USUAL_WARPS = frozenset((None, *(1 << k for k in range(8))))  # others are looked at
+_USUAL_WARPS = frozenset((None, *(1 << k for k in range(8))))  # other values are checked
 
 
 @dataclass
@@ -109,7 +109,7 @@ class KernelInterface(Generic[T]):
 class JITFunction(FunctionQueries, KernelInterface[T]):
     """A kernel. `f[grid](*args, **kwargs)` runs it, once per program of the grid."""
 
-    by: Executor | None = None  # who runs it; None: the environment says so at each launch
+    by: Executor | None = None  # the executor; None: the environment decides at each launch
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
         self._lock = threading.RLock()
         self._making: dict[Any, threading.Lock] = {}
 
-    # ---- what scripts ask a Triton function
+    # ---- attributes of Triton's functions that scripts read
 
     @property
     def params(self) -> tuple[Parameter, ...]:
@@ -196,7 +196,7 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
 
     def _slowly(self, grid: Any, given: Given, rest: Given, options: dict[str, Any]) -> Any:
         """A launch with everything that is checked: of a kernel that is to be made, of arguments
-        that are wrong, or where someone listens."""
+        that are wrong, or where there are listeners."""
         for hook in self.pre_run_hooks:
             hook(**dict(zip(self.arg_names, given, strict=True)), **options)
         kernel, values = self._prepared(given, rest, options)
@@ -208,7 +208,7 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
         if callable(grid):
             grid = grid({**dict(zip(self.arg_names, given, strict=True)), **options})
         sizes = checked_grid(grid, self.name)
-        told = [heard(kernel, given, options, sizes) for heard in DEFAULTS.listeners]
+        after_launch = [heard(kernel, given, options, sizes) for heard in DEFAULTS.listeners]
         if 0 not in sizes:
             if grid.__class__ is tuple:
                 remember_grid(grid, sizes)
@@ -216,7 +216,7 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
             if kernel.wants_given:
                 objects = dict(zip(self.arg_names, given, strict=True))
             kernel.fitting(given, values).launch(kernel.pick(values), objects, sizes)
-        for after in filter(None, told):
+        for after in filter(None, after_launch):
             after()
         return kernel
 
@@ -250,12 +250,13 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
                     try:
                         kernel = self.compiled(arguments, options, debug, by=by)
                     except CompileError as error:
-                        # It shows the author's lines: how this package came to say so is noise.
+                        # The error shows the author's lines: a traceback through this package would
+                        # be noise.
                         cause = beyond(error.__cause__, DEFAULTS.causes)
                         raise error.with_traceback(None) from cause
                     kernel.relation = relation(self, given, arguments, kernel.launchable)
                     with self._lock:
-                        # What a global was when this began is no kernel for later launches.
+                        # A global changed meanwhile: later launches must not find this kernel.
                         if self.hash() == made_of:
                             self.kernels[full] = kernel
         return kernel, values
@@ -387,7 +388,7 @@ def _is_constant(a: Argument) -> bool:
 
 
 def _signature(a: Argument) -> str:
-    """The type of an argument in Triton's words: *fp32, i32, constexpr."""
+    """The type of an argument in Triton's notation: *fp32, i32, constexpr."""
     if a.parts is not None:
         return f"({', '.join(map(_signature, a.parts))})"
     if a.element is None:
@@ -441,7 +442,7 @@ def launch(_tw_grid, /, {head}):
         _tw_kernel = _tw_kernels[{key}]
         if _tw_options and _tw_options.get("num_warps") not in _tw_warps:
             _tw_kernel = None
-    except Exception:  # said properly below, or nothing to be said: a kernel is to be made
+    except Exception:  # reported below, or no error: a kernel is to be made
         _tw_kernel = None
     if (
         _tw_kernel is None or {rest} or _tw_f.pre_run_hooks or _tw_defaults.listeners
@@ -451,7 +452,7 @@ def launch(_tw_grid, /, {head}):
     ):
         return _tw_slowly(_tw_grid, {given}, {rest}, _tw_options)
     _tw_sizes = _tw_grids.get(_tw_grid) if _tw_grid.__class__ is tuple else None
-    # 1.0 is found where 1 was kept: what is no int is looked at.
+    # 1.0 == 1 as a key: what is no int is checked.
     if (
         _tw_sizes is None or _tw_kernel.wants_given
         or _tw_grid[0].__class__ is not int or _tw_grid[-1].__class__ is not int
@@ -531,7 +532,7 @@ def calls(f: JITFunction[Any]) -> Calls:
         given=_tuple(f.arg_names),
         rest="()" if variadic else "_tw_rest",
     )
-    file = f"{__file__}, launching {f.name}"  # where torch looks for what it does not trace
+    file = f"{__file__}, launching {f.name}"  # a file that torch does not trace
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     exec(compile(source, file, "exec", dont_inherit=True), scope)
     scope["launch"].__qualname__ = f.name  # as Python's own errors call it

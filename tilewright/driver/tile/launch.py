@@ -1,4 +1,4 @@
-"""Launching kernels of the tile language: who runs them, over which grid.
+"""Launching kernels of the tile language: by which executor, over which grid.
 
 An executor makes something launchable of a function whose arguments are described. `native`
 translates and compiles; `interpret` runs the Python of the kernel step by step on numpy
@@ -34,7 +34,7 @@ class Launchable(Protocol):
     """A kernel made for one specialisation."""
 
     # Run it over a grid. `values` are those of the kernel's arguments, in order; `given` are the
-    # caller's own objects by parameter, for executors that ask for them.
+    # caller's own objects by parameter, for executors that need them.
     launch: Callable[[Sequence[Any], Mapping[str, Any] | None, Grid], None]
     # Arguments (stored to, read) that are taken for different memory.
     pairs: Sequence[tuple[int, int]]
@@ -104,7 +104,7 @@ NATIVE, INTERPRET = NativeExecutor(), InterpretExecutor()
 
 
 def executor() -> Executor:
-    """Who runs kernels now: it is asked at each launch."""
+    """The current executor; it is read at each launch."""
     return INTERPRET if knobs.interpret.get() or knobs.tile_check.get() else NATIVE
 
 
@@ -144,7 +144,7 @@ def checked_grid(grid: Any, name: str) -> Grid:
     return x, y, z
 
 
-# Grids that were found to be right, as launches name them.
+# Grids that were checked, as launches spell them.
 GRIDS: dict[Any, Grid] = {}
 
 
@@ -158,8 +158,8 @@ def remember_grid(grid: Any, sizes: Grid) -> None:
 
 
 class Texts(Mapping[str, str]):
-    """Forms of a kernel by name, written when they are first asked for. Those of a GPU do not exist
-    here, and it is said."""
+    """Forms of a kernel by name, written on first use. Those of a GPU do not exist here: reading
+    one is an error."""
 
     def __init__(self, makers: Mapping[str, Callable[[], str]]):
         self.makers = dict(makers)

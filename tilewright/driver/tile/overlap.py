@@ -1,11 +1,12 @@
-"""Do the arguments of a launch meet in memory?
+"""Do the arguments of a launch overlap in memory?
 
 A kernel is compiled as if each tensor had memory of its own. Where one that is stored to shares
 memory with one that is read, another variant of the kernel runs, made for just that: arguments that
-begin at the same element are one (x += y in place), others may meet anywhere (views of one buffer).
+begin at the same element are one (x += y in place), others may overlap anywhere (views of one
+buffer).
 
 A kernel may reach all of a tensor's storage through strides, so storages are what is compared. What
-has no size that is known meets everything.
+has no known size overlaps everything.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tilewright.lang.tile.lowering.state import Aliasing
 # How two arguments lie to each other.
 DISJOINT, NEAR, SAME = 0, 1, 2
 Key = tuple[int, ...]  # of every pair that matters
-# (the arguments of a launch, their values): None where no pair meets.
+# (the arguments of a launch, their values): None where no pair overlaps.
 Relation = Callable[[Sequence[Any], Sequence[Any]], Key | None]
 
 _ALL = (0, 1 << 64)
@@ -77,7 +78,7 @@ def relation(
     lines: list[str] = []
     for k in kernel.stored:
         at = places[k]
-        # The kernel of a tensor of torch itself, with memory, is given nothing else.
+        # A kernel that was made for a tensor of torch itself, with memory, gets nothing else.
         if not (at.own and at.x.__class__ is scope["Tensor"] and at.x.data_ptr()):
             lines.append(f"refuse(function, {at.parameter.name!r}, {at.shown})")
     for k in sorted({k for pair in kernel.pairs for k in pair}):
@@ -85,7 +86,7 @@ def relation(
         declared = declared_element(at.parameter) is not None
         size = "x.itemsize" if declared else at.element.bytes
         lines.append(f"v{k} = {at.value}; x = {at.shown}")
-        lines.append("if x.__class__ is Tensor:")  # looked at in place: without a call
+        lines.append("if x.__class__ is Tensor:")  # read in place: without a call
         lines.append(f"    b{k} = v{k} - x.storage_offset() * {size}")
         lines.append(f"    e{k} = b{k} + len(x.untyped_storage())")
         lines.append(f"else: b{k}, e{k} = span(x, v{k})")
@@ -165,7 +166,7 @@ def _places(
 
 
 def aliasing(pairs: Sequence[tuple[int, int]], key: Key) -> Aliasing:
-    """What a lowering is to be told of arguments that lie so."""
+    """The description for lowering of arguments that lie so."""
     first: dict[int, int] = {}
 
     def one(k: int) -> int:

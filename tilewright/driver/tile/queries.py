@@ -1,5 +1,5 @@
-"""What libraries ask of a kernel besides to run: attributes of Triton's `JITFunction` and
-`CompiledKernel`, answered from ours."""
+"""Attributes of Triton's `JITFunction` and `CompiledKernel` that libraries read, answered from
+ours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilewright.targets import host
 
 
 class FunctionQueries(TileFunction):
-    """Questions to a function that was decorated."""
+    """Attributes of a decorated function."""
 
     kernels: dict[Any, Any]
     kernel = None  # the latest binary, in old versions
@@ -29,7 +29,7 @@ class FunctionQueries(TileFunction):
     def module(self) -> str:
         return self.fn.__module__
 
-    # Who writes the text of a kernel anew says where it comes from; messages then point there.
+    # Code that generates the text of a kernel sets its file and line; messages then point there.
 
     @property
     def file_name(self) -> str:
@@ -71,7 +71,7 @@ class FunctionQueries(TileFunction):
 
     @property
     def used_global_vals(self) -> dict[tuple[str, int], tuple[Any, Any]]:
-        """Globals that the kernel was made with, by name and by whose they are."""
+        """Globals that the kernel was made with, by name and namespace."""
         self.hash()
         return {(name, id(names)): (value, names) for names, name, value in self._used}
 
@@ -100,13 +100,13 @@ class FunctionQueries(TileFunction):
 
     def preload(self, specialization_data: str) -> Any:
         raise Unsupported(
-            f"{self.name}.preload: what Triton wrote down of a kernel is for a GPU",
-            hint="kernels are kept on disk without being asked: launch it",
+            f"{self.name}.preload: Triton's record of a kernel is for a GPU",
+            hint="kernels are cached on disk by themselves: launch it",
         )
 
 
 class KernelQueries:
-    """Questions to a kernel that was made."""
+    """Attributes of a compiled kernel."""
 
     function: Any
     name: str
@@ -128,7 +128,7 @@ class KernelQueries:
 
     @cached_property
     def metadata(self) -> SimpleNamespace:
-        told = {
+        answers = {
             "num_warps": 4,
             "num_stages": 3,
             "num_ctas": 1,
@@ -142,7 +142,7 @@ class KernelQueries:
             "profile_scratch_size": 0,
             "target": SimpleNamespace(backend="cpu", arch=host().arch, warp_size=1),
         }
-        return SimpleNamespace(**{**told, **self.options})
+        return SimpleNamespace(**{**answers, **self.options})
 
     @property
     def num_warps(self) -> int:
@@ -158,7 +158,7 @@ class KernelQueries:
 
     @property
     def hash(self) -> str:
-        """Tells kernels apart: of the function, and of what it was made for."""
+        """Identifies a kernel: by its function, and by what it was made for."""
         shown = ",".join(f"{n}:{t}" for n, t in self.signature.items())
         constants = ",".join(f"{n}={v}" for n, v in self.constants.items())
         return sha256(f"{self.function.hash()} {shown} {constants}".encode()).hexdigest()
@@ -180,7 +180,7 @@ class KernelQueries:
         return self.asm["asm"]  # type: ignore[attr-defined]
 
     def launch_metadata(self, grid: Any, stream: Any, *args: Any) -> None:
-        """None: nobody listens to launches here."""
+        """None: there are no listeners to launches here."""
 
     def run(self, x: int, y: int, z: int, stream: Any, function: Any, *rest: Any) -> None:
         """As Triton's launcher is called: after the handles, four things for its hooks, then the

@@ -1,4 +1,4 @@
-"""What a launch wants to have compiled: a function and what its arguments are."""
+"""A request to compile: a function and descriptions of its arguments."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tilewright.targets import host
 
 MODES = ("min", "max", "mean", "median", "all")
 _MOST_TICKS = 16
-# Timing a call twice tells too little, more than this tells nothing new.
+# Two times of a call are too few, more than this add nothing.
 _MOST_CALLS = 100_000
 
 
@@ -249,7 +249,7 @@ class Measured:
 
 
 def _size(n: Any) -> str:
-    """A number as people say it: 4096, 64K, 16M."""
+    """A number for reading: 4096, 64K, 16M."""
     for unit, letter in ((1 << 20, "M"), (1 << 10, "K")):
         if isinstance(n, int) and n >= 16 * 1024 and n % unit == 0:
             return f"{n // unit}{letter}"
@@ -286,8 +286,8 @@ class Mark:
         save_precision: int = 6,
         **kwargs: Any,
     ) -> Any:
-        """Measure; print tables, save `<name>.csv` and `<name>.png`, show plots as asked. Plots
-        need matplotlib, DataFrames need pandas; tables need neither."""
+        """Measure; print tables, save `<name>.csv` and `<name>.png`, show plots, as the arguments
+        say. Plots need matplotlib, DataFrames need pandas; tables need neither."""
         single = isinstance(self.benchmarks, Benchmark)
         todo = [self.benchmarks] if isinstance(self.benchmarks, Benchmark) else self.benchmarks
         folder = Path(save_path) if save_path else None
@@ -311,7 +311,7 @@ class Mark:
 
 
 def _plotted(measured: Measured, image: Path | None, show: bool) -> None:
-    """A plot, or a sentence where there can be none: the numbers stand without it."""
+    """A plot, or a printed reason where there can be none: the table does not need it."""
     try:
         measured.plot(image, show)
     except MissingExtra as problem:

@@ -1,10 +1,10 @@
 """Tile kernels in the disk cache: a process that launches what another one compiled translates
 nothing.
 
-An entry has the code and what a launch needs of it. It is found by what decides about both before
+An entry has the code and what a launch needs of it. Its key is made of what determines both before
 anything is translated: the source of the kernel and of every function that it can reach, the
 constants that these read, what is known of the arguments, and the target. Where one of them is an
-object that cannot be told apart by a text, nothing is kept, and translating tells what it is.
+object that has no unique text, nothing is cached.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def cached_tile(wanted: Request, target: Target, log: Log) -> CompiledTile:
     try:
         key = key_of(wanted, target)
     except Opaque as unknown:
-        log.add("cache", f"{wanted.function.name} is not kept: {unknown}", detail=True)
+        log.add("cache", f"{wanted.function.name} is not cached: {unknown}", detail=True)
         return made_now()
     cache = Cache.from_knobs(log)
     found = cache.get(KIND, key)
@@ -75,12 +75,12 @@ def cached_tile(wanted: Request, target: Target, log: Log) -> CompiledTile:
 
 
 def cached_at(wanted: Request, target: Target) -> str:
-    """Where the code of a kernel lies on disk, in words."""
+    """Where the code of a kernel is on disk, for people to read."""
     try:
         found = Cache.from_knobs().where(KIND, key_of(wanted, target))
     except Opaque as unknown:
-        return f"not kept on disk: {unknown}"
-    return f"kept in {found}" if found is not None else "not kept on disk"
+        return f"not cached on disk: {unknown}"
+    return f"cached in {found}" if found is not None else "not cached on disk"
 
 
 def _forms(wanted: Request, target: Target) -> Any:
@@ -99,11 +99,11 @@ def _wrapping(wanted: Request, target: Target, log: Log) -> CompiledTile:
     return cached_tile(replace(wanted, wraps=True), target, log)
 
 
-# ---- what decides about a kernel
+# ---- what determines a kernel
 
 
 class Opaque(Exception):
-    """Something that a kernel depends on and that no text tells apart."""
+    """Something that a kernel depends on and that has no unique text."""
 
 
 Seen = dict[int, int]  # functions that are described, by their identity: the ordinal of each
@@ -115,7 +115,7 @@ def key_of(wanted: Request, target: Target) -> str:
     parts = [
         f"llvm {LLVM_VERSION} python {sys.version}",
         f"{target.key()} {target.codegen_key()}",
-        f"told {knobs.triton_backend.get()}",  # kernels may ask, see language/target_info.py
+        f"backend {knobs.triton_backend.get()}",  # language/target_info.py
         f"debug {wanted.debug} {wanted.sanitize} aliasing {wanted.aliasing} {wanted.wraps}",
         *_function(wanted.function, seen),
         *(f"{name}: {_argument(a, seen)}" for name, a in wanted.arguments.items()),
@@ -125,8 +125,8 @@ def key_of(wanted: Request, target: Target) -> str:
 
 def _argument(a: Argument, seen: Seen) -> str:
     if a.parts is None:
-        told = _text("a constant", a.value, seen) if a.element is None else str(a.element)
-        return f"{told} {a.divisor} {a.positive}"
+        text = _text("a constant", a.value, seen) if a.element is None else str(a.element)
+        return f"{text} {a.divisor} {a.positive}"
     made = ""
     if a.make is not None:
         made = getattr(a.make, "text", None)
@@ -159,7 +159,7 @@ def _function(f: TileFunction | ConstexprFunction, seen: Seen) -> Iterator[str]:
             yield f"default {which} = {_text(name, value, seen)}"
     hidden = {a.arg for a in ast.walk(f.tree.args) if isinstance(a, ast.arg)}
     names, done = f.globals, set[str]()
-    # Of parameters, what annotations and defaults are is told by the arguments and above.
+    # Annotations and defaults of parameters are in the arguments and above.
     for path in chain.from_iterable(map(_paths, f.tree.body)):
         first, *rest = path.split(".")
         if path in done or first in hidden:
@@ -204,8 +204,8 @@ def _text(name: str, value: Any, seen: Seen) -> str:
     if isinstance(value, (dtype, DType)):
         return f"dtype {value}"
     if isinstance(value, (TileFunction, ConstexprFunction)):
-        told = "\0".join(_function(value, seen))
-        return f"{value.fn.__module__}.{value.fn.__qualname__} {told}"
+        text = "\0".join(_function(value, seen))
+        return f"{value.fn.__module__}.{value.fn.__qualname__} {text}"
     module = getattr(value, "__module__", None)
     if callable(value) and hasattr(value, "__qualname__"):
         known = module == "math" or module == "builtins" or _is_ours(module)

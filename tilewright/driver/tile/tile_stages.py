@@ -1,7 +1,7 @@
 """Stages of a tile kernel as files: written, edited and put back like those of a program.
 
     add-1f0c3a52/
-      add.ttir      tile IR: what the kernel says (lang/tile/text.py)
+      add.ttir      the kernel as tile IR (lang/tile/text.py)
       add.lowered   its naive nest
       add.trace     the steps of its schedule, how threads share the grid among them
       add.nest      the nest after them
@@ -32,7 +32,7 @@ from tilewright.lang.tile.text import kernel_text, parse_kernel
 
 
 def tile_stages(kernel: Kernel, aliasing: Aliasing, wraps: bool, log: Log) -> TileStages:
-    """The stages of a kernel, for arguments that overlap in memory as it is said."""
+    """The stages of a kernel, for arguments that overlap in memory as described."""
 
     def folder() -> str:
         return folder_name(
@@ -88,7 +88,7 @@ class TileStages(KernelStages):
         return legal
 
     def _fits(self, n: Nest, made: Lowered, kind: str) -> None:
-        """An edited nest is one, and a launch knows what to give to it."""
+        """Check that an edited nest is valid, and takes what a launch passes."""
         path = self._path(kind)
         self._same_arguments(n.buffers, made.nest.buffers, kind)
         if n.dims != made.nest.dims:

@@ -1,6 +1,6 @@
 """`tw.compile`: torch.compile ahead of the first call, with a shorter way in.
 
-Dynamo's guards decide whether a compiled entry fits a call; they are asked directly here, and the
+Dynamo's guards decide whether a compiled entry fits a call; they are called directly here, and the
 code Dynamo wrote for the entry is called directly, which saves the trip through the interpreter's
 frame hook. A call no entry fits goes through torch.compile and leaves an entry behind.
 """
@@ -73,7 +73,7 @@ class Compiled:
         dynamic: bool | None,
     ) -> None:
         self.original, self.session = function, session
-        # A code object and a name of its own: Dynamo keeps entries by code, sizes seen by name.
+        # A code object and a name of its own: Dynamo stores entries by code, sizes seen by name.
         name = f"{getattr(function, '__name__', type(function).__name__)}_{next(_number)}"
         # Dynamo leaves compiled functions in the globals of the frame: they die with this dict.
         self._scope = {"__name__": __name__, "__file__": __file__, "__builtins__": builtins}
@@ -112,7 +112,7 @@ class Compiled:
             raise Unsupported(
                 "out= works where the whole function is one graph without gradients, "
                 "and no result shares memory with an input",
-                hint="leave out= away and copy the result",
+                hint="leave out= out and copy the result",
             )
         given = pytree.tree_leaves(out)
         run = self.runner(entry, lambda inputs: unit.into(inputs, given))
@@ -224,7 +224,7 @@ class Compiled:
 
     def restore_weights(self) -> None:
         """Undo `own_weights=True`: the module's weights have memory of their own again, rebuilt
-        from what is packed. They are packed beside it from now on."""
+        from what is packed. From now on they are stored both ways."""
         if self._owner is None:
             raise Invalid(
                 f"{self!r} took no weights", hint="only own_weights=True needs restore_weights()"
@@ -277,7 +277,7 @@ def compile(
     random generator) is left as it was. `strict` makes a fallback an error and implies fullgraph.
 
     `own_weights=True` (a module, for inference, as one graph) gives back the memory of weights that
-    are packed: the model is held once. In eager the module then says so instead of running;
+    are packed: the model is in memory once. Running the module in eager is then an error;
     `restore_weights()` undoes it.
     """
     if not callable(function):
@@ -301,7 +301,7 @@ def compile(
 
 
 def _not_captured(problem: CannotCapture) -> Unsupported:
-    """Dynamo's refusal in one sentence."""
+    """Dynamo's error in one sentence."""
     text = str(problem.msg if hasattr(problem, "msg") else problem).strip()
     stack = getattr(problem, "real_stack", None) or []
     return Unsupported(

@@ -52,7 +52,7 @@ class FallbackError(Unsupported, ShortenTraceback):
 
 
 class Session:
-    """Everything that one compiled function or module became: its units and its log."""
+    """Everything that was compiled for one function or module: its units and its log."""
 
     def __init__(self, options: TorchOptions, log: Log | None = None) -> None:
         self.options = options
@@ -61,13 +61,13 @@ class Session:
         # By compile id: units that AOTAutograd's wrapper only passes arguments and results to.
         self.direct: dict[str, Unit] = {}
         # By compile id: what the gradient's graph need not check again.
-        self._settled: dict[str, Mapping[str, frozenset[tuple[str, bool]]]] = {}
+        self._checked_indices: dict[str, Mapping[str, frozenset[tuple[str, bool]]]] = {}
         self.dry = False  # the examples of tw.compile run without changing anything
 
     def backend(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any
     ) -> Callable[..., Any]:
-        """Compile what Dynamo captured; AOTAutograd hands forward and backward to `unit`."""
+        """Compile what Dynamo captured; AOTAutograd passes forward and backward to `unit`."""
         require_cpu(example_inputs)
         self._note_break(gm)
         self._note_recompile(gm)
@@ -107,7 +107,7 @@ class Session:
     def _unit(self, kind: str, gm: torch.fx.GraphModule) -> Unit:
         if self.options.own_weights and kind != "inference":
             raise Unsupported(
-                "own_weights=True keeps weights packed, and gradients need them as they are",
+                "own_weights=True stores weights packed, and gradients need them as they are",
                 hint="call it under torch.no_grad() or torch.inference_mode()",
             )
         compilation = str(CompileContext.current_compile_id())
@@ -117,10 +117,10 @@ class Session:
             random=self.options.random,
             name=f"{kind}{len(self.units)}",
             checks=self.options.checks and knobs.checks.get(),
-            settled=self._settled.get(compilation) if kind == "backward" else None,
+            checked_indices=self._checked_indices.get(compilation) if kind == "backward" else None,
         )
         if kind == "forward":
-            self._settled[compilation] = captured.settled
+            self._checked_indices[compilation] = captured.checked_indices
         self._report_fallbacks(captured)
         for check in (c for s in captured.segments for c in s.checks):
             self.log.add("check", str(check), where=check.place)
@@ -177,7 +177,7 @@ class Session:
             )
 
     def _asked_for(self, call: HostCall) -> bool:
-        """random="eager" asks for these calls, so they are not failures."""
+        """random="eager" requests these calls, so they are not failures."""
         return self.options.random == "eager" and call.why == RANDOM_IN_EAGER
 
     def _note_break(self, gm: torch.fx.GraphModule) -> None:
@@ -207,7 +207,7 @@ class Session:
         self.log.add("recompile", f"compiled again ({again + 1} times by now): {why}", where=where)
 
 
-# Sessions by torch's compile id: how `explain` finds what became of a torch.compile'd function.
+# Sessions by torch's compile id: `explain` finds those of a torch.compile'd function by it.
 _sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
 
 

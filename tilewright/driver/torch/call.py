@@ -80,7 +80,7 @@ class Unit:
         if fresh != [b.slot for b in buffers] or len(fresh) != len(self.captured.results):
             raise Unsupported(
                 "out= works where every result is fresh and of a static shape",
-                hint="leave out= away and copy the result",
+                hint="leave out= out and copy the result",
             )
         if len(given) != len(buffers):
             raise Invalid(f"out= holds {len(given)} tensors for {len(buffers)} results")
@@ -121,7 +121,7 @@ class Unit:
 
     def _general(self, args: list[Any]) -> list[Any]:
         captured = self.captured
-        env: dict[str, Any] = dict(captured.held)
+        env: dict[str, Any] = dict(captured.constants)
         dims: dict[str, int] = {}
         numbers: dict[str, Any] = {}
         for a, x in zip(captured.arguments, args, strict=True):
@@ -169,7 +169,7 @@ class Unit:
                 if str(v) not in known and str(v) in numbers:
                     known[str(v)], sizes_only = numbers[str(v)], False
             if len(known) < len(s.expression.free_symbols):
-                continue  # told by a host call that has not run yet
+                continue  # the result of a host call that has not run yet
             table = {v: sympy.sympify(known[str(v)]) for v in s.expression.free_symbols}
             value = s.expression.xreplace(table)
             if s.slot.startswith("dim:"):
@@ -281,7 +281,7 @@ class SegmentRunner:
             values = ", ".join(f"{s} = {dims[s]}" for s in self.symbols)
             self.log.add(
                 "specialise",
-                f"{self.graph.name} for {values} (program {self.count}, {self.keep} are kept)",
+                f"{self.graph.name} for {values} (program {self.count}, of at most {self.keep})",
                 values={s: dims[s] for s in self.symbols},
             )
             graph = specialise(with_numbers(self.graph, known), dims)
@@ -317,7 +317,7 @@ class Specialised:
             x = env[slot]
             if slot.startswith("host"):
                 # An operator may give another layout than announced, and a few another dtype.
-                # The slot keeps it: it may be a result, with eager's strides.
+                # The slot has it as it is: it may be a result, with eager's strides.
                 x = x.to(torch_dtype(dtype, x.is_complex())).contiguous()
             inputs.append(x)
         outs = [env[b.slot].data_ptr() for b in self.segment.buffers]
@@ -350,7 +350,7 @@ def _one_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def _take(returned: Returned, x: Any, env: dict[str, Any], dims: dict[str, int]) -> None:
-    """What a host call returned goes to its slots, and tells symbols."""
+    """What a host call returned goes to its slots, and gives values to symbols."""
     if isinstance(returned, tuple):
         for r, y in zip(returned, x, strict=False):
             _take(r, y, env, dims)
@@ -500,7 +500,7 @@ def _require_apart(args: Sequence[Any], given: Sequence[torch.Tensor]) -> None:
             if start < last and first < end:
                 raise Invalid(
                     f"out= for result {k} shares memory with {what}",
-                    hint="pass a tensor with memory of its own, or leave out= away",
+                    hint="pass a tensor with memory of its own, or leave out= out",
                 )
         others.append((f"out= for result {k}", (start, end)))
 
@@ -515,7 +515,7 @@ def _span(x: torch.Tensor) -> tuple[int, int]:
 
 
 def _binders(arguments: Sequence[Argument]) -> list[tuple[str, int, int | None, int, int]]:
-    """(name of a symbol, argument, its axis or None, factor, constant): where a call tells each
+    """(name of a symbol, argument, its axis or None, factor, constant): where a call finds each
     symbol's value, a number of its own where there is one.
     """
     out: dict[str, tuple[str, int, int | None, int, int]] = {}

@@ -29,7 +29,7 @@ Call = Callable[..., list[Any]]
 
 @dataclass(frozen=True)
 class FastCall:
-    """The call, and the weights it looks after."""
+    """The call, and the weights it watches."""
 
     call: Call
     weights: BoundWeights | None
@@ -88,7 +88,7 @@ class Program(Protocol):
 
 
 class Dry(Protocol):
-    """Tells whether a call must leave its inputs as they are."""
+    """Says whether a call must leave its inputs as they are."""
 
     dry: bool
 
@@ -99,7 +99,7 @@ def is_plain(captured: Captured) -> bool:
         len(captured.steps) == 1
         and len(captured.segments) == 1
         and captured.seed is None
-        and not captured.held
+        and not captured.constants
         and not captured.scalars
         and all(a.kind != "float" for a in captured.arguments)
         and all(isinstance(r, (Same, Value, View)) and _is_static(r) for r in captured.results)
@@ -122,7 +122,7 @@ class _Writer:
         self.position = {a.slot: k for k, a in enumerate(captured.arguments)}
         self.reads = [self.position[label(n)] for n in self.graph.inputs]
         self.named = len(captured.arguments) <= NAMED_LIMIT
-        # Weights, the first inputs of the graph, are looked at together.
+        # Weights, the first inputs of the graph, are compared together.
         self.weights = sum(captured.arguments[k].weight for k in self.reads)
         self.slots = {b.slot: k for k, b in enumerate(self.segment.buffers)}
         self.names: dict[str, Any] = {
@@ -141,7 +141,7 @@ class _Writer:
         outs = "".join(f"o{k}.data_ptr(), " for k in range(len(self.slots)))
         run = f"run(bound, addresses, [{outs}])"
         if self.segment.checks:
-            # Before inputs are changed: whoever catches the error finds them as they were.
+            # Before inputs are changed: where the error is caught, they are as they were.
             self.names["problem"] = self.segment.problem
             lines += [f"found = {run}", "if found is not None: raise problem(found, {})"]
         else:
@@ -241,7 +241,7 @@ def require_memory(inputs: Iterable[tuple[object, Any]]) -> None:
         if gone is not None:
             raise Invalid(
                 f"{gone.name} has no memory of its own: a program compiled with own_weights=True "
-                "holds it packed, and here it is needed as it was",
+                "stores it packed, and here it is needed as it was",
                 hint=RESTORE,
             )
         if isinstance(x, torch.Tensor) and x.numel() > 0 and x.data_ptr() == 0:

@@ -1,6 +1,6 @@
 """From something that torch.compile or tw.compile returned to the sessions behind it.
 
-Dynamo keeps what it compiled by code object: the function's own, those of the functions it calls
+Dynamo stores what it compiled by code object: the function's own, those of the functions it calls
 where a graph breaks, and those in which it resumes after a break.
 """
 
@@ -32,7 +32,7 @@ def sessions_of(compiled: Any) -> list[Session]:
 
 
 def history_of(compiled: Any) -> tuple[list[Session], list[Event]]:
-    """The sessions, and why torch gave parts of the function, or all of it, to no backend."""
+    """The sessions, and why torch passed parts of the function, or all of it, to no backend."""
     sessions, breaks = _sessions(compiled), _breaks(compiled)
     if not sessions and not breaks:
         raise _nothing(compiled)

@@ -32,21 +32,22 @@ class TorchOptions:
     random: str = "own"
     # "interpreter": numpy evaluates the definitions (slow, for comparison)
     executor: str = "native"
-    specialisations: int = 64  # programs kept per symbolic graph, least recently used dropped
+    specialisations: int = 64  # programs cached per symbolic graph, least recently used dropped
     # What is done to a graph before fusion: `tw.passes()`, edited, or its text; None: the default
     passes: Pipeline | None = None
     # "strict": sums are added in the order of their definition, and nothing is folded that rounds
     precision: str = "reassociate"
     # Indices, divisors, probabilities: raise where eager would. False, or TILEWRIGHT_CHECK_DATA=0:
-    # such inputs give some result without a word; no memory but the program's own is touched.
+    # such inputs silently give some result; no memory but the program's own is touched.
     checks: bool = True
     # 16-bit results are rounded between operators, as eager's are; False: a kernel computes in
     # float32 and rounds what it stores
     round_between: bool = True
     # tw.compile of a module: weights live packed only, and give their own memory back
     own_weights: bool = False
-    # Who schedules kernels: "default" (rules), "ranked" (the model of the target) or "timed" (the
-    # clock); "auto": as TILEWRIGHT_CHOOSE says.
+    # How schedules are chosen: "default" (by rules), "ranked" (by the target's cost model) or
+    # "timed"
+    # (by measuring); "auto": as TILEWRIGHT_CHOOSE says.
     choose: str = "auto"
     tune_seconds: int = 0  # that timing may take per program; 0: as TILEWRIGHT_TUNE_SECONDS says
     # Traces in place of default schedules, by the names that `tw.explain` gives to kernels.

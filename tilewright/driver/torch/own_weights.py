@@ -1,4 +1,4 @@
-"""`tw.compile(module, own_weights=True)`: what is packed has no second copy in the module."""
+"""`tw.compile(module, own_weights=True)`: packed weights have no second copy in the module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tilewright.driver.weights.given_up import (
 )
 from tilewright.runtime.shared import Piece, Weight
 
-# Smaller ones would save nothing, and stay where everybody can read them.
+# Smaller ones would save nothing, and stay as they are.
 _SMALL = 16 << 10
 
 
@@ -36,7 +36,7 @@ class Owner:
         if not isinstance(module, torch.nn.Module):
             raise Invalid(
                 f"own_weights=True needs a torch.nn.Module, not a {type(module).__name__}",
-                hint="compile the module whose weights it shall own",
+                hint="compile the module whose weights are to be packed",
             )
         self._module = module
 
@@ -45,11 +45,12 @@ class Owner:
         yield from self._module.named_buffers()
 
     def watch(self) -> None:
-        """Before Dynamo looks at the weights: it will ask for the same kind of tensor again."""
+        """Before Dynamo reads the weights: its guards will expect the same class of tensor
+        later."""
         watch(x for _, x in self._named())
 
     def give_up(self, readers: Sequence[Reader], log: Log) -> None:
-        """Weights from which everything is derived, and that nobody reads themselves, go."""
+        """Give back the memory of weights that are only read in derived form."""
         needed = {id(r.tensors[k]) for r in readers for k in r.kept if k < len(r.tensors)}
         found: dict[int, tuple[Weight, dict[Piece, None]]] = {}
         for r in readers:
@@ -74,7 +75,7 @@ class Owner:
         if count:
             log.add(
                 "weights",
-                f"{count} weights of {freed / 2**20:.1f} MiB are held packed only",
+                f"{count} weights of {freed / 2**20:.1f} MiB are stored packed only",
                 bytes=freed,
             )
 
@@ -85,7 +86,7 @@ class Owner:
         if lost:
             shown = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
             raise Unsupported(
-                f"{shown} cannot be rebuilt: only values computed from them are held",
+                f"{shown} cannot be rebuilt: only values computed from them are stored",
                 hint="give the module its weights anew with load_state_dict(…, assign=True)",
             )
         for _, x, g in gone:

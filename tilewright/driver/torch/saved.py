@@ -86,15 +86,15 @@ def saved(compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved
     if _CHANGING & {*entry.code.co_names} or any(
         i.opname in _CHANGES for i in dis.get_instructions(entry.code)
     ):
-        raise _changes(name, "what a list, a dictionary or an object holds")
+        raise _changes(name, "the content of a list, a dictionary or an object")
     inner = _only_program(unit, name)
     seen = _observed(name, compiled, entry, unit, args, kwargs)
     made = _saved(name, unit.captured, inner, seen)
-    held = [weakref.ref(x) for x in seen.results if isinstance(x, torch.Tensor)]
+    tensors = [weakref.ref(x) for x in seen.results if isinstance(x, torch.Tensor)]
     del seen
     gc.collect()
-    if any(x() is not None for x in held):
-        raise _changes(name, "what an object holds")
+    if any(x() is not None for x in tensors):
+        raise _changes(name, "the attributes of an object")
     return made
 
 
@@ -146,17 +146,17 @@ class _Watching(Helpers):
         self.set: list[tuple[Any, str, Any, Any]] = []  # object, attribute, new and old value
 
     def object_setattr_ignore_descriptor(self, x: Any, name: str, value: Any) -> None:
-        held = object.__getattribute__(x, "__dict__")
-        self.set.append((x, name, value, held.get(name, _MISSING)))
-        held[name] = value
+        attributes = object.__getattribute__(x, "__dict__")
+        self.set.append((x, name, value, attributes.get(name, _MISSING)))
+        attributes[name] = value
 
     def undo(self) -> None:
         for x, name, _, old in reversed(self.set):
-            held = object.__getattribute__(x, "__dict__")
+            attributes = object.__getattribute__(x, "__dict__")
             if old is _MISSING:
-                del held[name]
+                del attributes[name]
             else:
-                held[name] = old
+                attributes[name] = old
 
     def changed(self, returned: Any, results: Sequence[Any]) -> str:
         """Where a result went besides what is returned. Plain values, such as a flag, are nothing
@@ -186,14 +186,14 @@ def _observed(
     kwargs: dict[str, Any],
 ) -> _Seen:
     real: dict[int, Any] = {}
-    held: list[Any] = []
+    stand_ins: list[Any] = []
 
     def stand_in(x: Any) -> Any:
-        """Numbers that are told apart from all others, by what they are and by identity."""
+        """Numbers that differ from all others, by value and by identity."""
         if isinstance(x, bool) or not isinstance(x, (int, float)):
             return x
-        made = type(x)(_FIRST + 2 * len(held))
-        held.append(made)
+        made = type(x)(_FIRST + 2 * len(stand_ins))
+        stand_ins.append(made)
         real[id(made)] = x
         return made
 
@@ -222,7 +222,7 @@ def _observed(
         raise _changes(name, changed)
     given = _parameters(compiled.original, args, kwargs)
     seen = _Seen(given, inputs, returned, results, real)
-    seen.real[0] = held  # as long as their identities count
+    seen.real[0] = stand_ins  # references: as long as their identities count
     return seen
 
 
@@ -328,13 +328,13 @@ def _saved(name: str, captured: Captured, inner: Specialised, seen: _Seen) -> Sa
         for k, (a, x) in enumerate(zip(captured.arguments, seen.inputs, strict=True))
         if k not in given.taken and a.kind in ("tensor", "float")
     }
-    tensors |= captured.held
+    tensors |= captured.constants
     slots: list[str | None] = list(inner.labels)
     folded = [tensors[inner.labels[k]] for k in program.weights]
     data = with_weights(program, list(map(address, folded)), list(map(known, folded)))
     for k in set(program.weights) - set(program.kept):
         slots[k] = None
-    held = tuple(
+    arrays = tuple(
         Held(slot, _stored(tensors[slot], inner.dtypes[inner.labels.index(slot)], slot))
         for slot in dict.fromkeys(slots)
         if slot is not None and slot in tensors
@@ -347,7 +347,7 @@ def _saved(name: str, captured: Captured, inner: Specialised, seen: _Seen) -> Sa
         segment.buffers,
         captured.results,
         _returned(seen.returned, seen, given),
-        held,
+        arrays,
         segment.checks,
         segment.watched,
         tuple(_scalar(s, captured) for s in captured.scalars),
@@ -394,15 +394,15 @@ def _returned(value: Any, seen: _Seen, given: _Arguments) -> Tree:
 
 
 def _require_sizes(name: str, program: Program, s: Signature) -> None:
-    """Every symbol of the program is told by a call."""
-    told = {x.symbol for x in s.scalars}
+    """Every symbol of the program gets its value from a call."""
+    known = {x.symbol for x in s.scalars}
     for a in s.arguments:
         dims = a.shape if isinstance(a, ArrayArgument) else (getattr(a, "dim", None),)
-        told |= {found[0] for found in map(symbol_from, dims) if found is not None}
+        known |= {found[0] for found in map(symbol_from, dims) if found is not None}
     for symbol in program.dims:
-        if symbol not in told:
+        if symbol not in known:
             raise Unsupported(
-                f"{name} cannot be saved: no argument's size tells {symbol}",
+                f"{name} cannot be saved: no argument's size determines {symbol}",
                 hint="compile it for fixed sizes (dynamic=False)",
             )
 

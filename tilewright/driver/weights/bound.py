@@ -1,8 +1,8 @@
-"""Two hundred weights in a few microseconds: are they what a program was bound to?
+"""A quick check that a program's weights, perhaps two hundred, are those that it was bound to.
 
-Asking each for `data_ptr()` and `_version` from Python takes longer than everything else in a call.
-A native loop asks with the functions that Python itself would end up in, and compares on the way;
-only where something differs does Python look again.
+Reading `data_ptr()` and `_version` of each from Python takes longer than everything else in a call.
+A native loop calls the functions that Python itself would call, and compares as it goes; only where
+something differs does Python check again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tilewright.runtime.library import Library
 from tilewright.runtime.shared import Weight
 from tilewright.targets import host
 
-# state: count, then where objects, addresses and versions are (a version of -1 is not looked at),
-# and the function that tells a tensor's address: the text is the same in every process.
+# state: count, then where objects, addresses and versions are (a version of -1 is not compared),
+# and the function that gives a tensor's address: the text is the same in every process.
 _LOOP = """
 declare i64 @llvm.umin.i64(i64, i64)
 declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
@@ -100,9 +100,9 @@ _FOLLOW = """\
 _TOUCH = """\
   %{n}.t{line} = getelementptr i8, ptr %{n}.{k}, i64 {line}
   call void @llvm.prefetch.p0(ptr %{n}.t{line}, i32 0, i32 3, i32 1)"""
-# An inference tensor has no version counter: what it holds is never known.
+# An inference tensor has no version counter: changes of its content go unnoticed.
 UNKNOWN = -2
-_ITEMS = tuple.__basicsize__  # where a tuple keeps its items
+_ITEMS = tuple.__basicsize__  # the offset of a tuple's items
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 
 
@@ -129,12 +129,12 @@ class Program(Protocol):
 
 @dataclass(frozen=True)
 class _State:
-    """A binding and what it rests on; replaced as a whole, so that threads agree."""
+    """A binding and what it depends on; replaced as a whole, so that threads agree."""
 
     bound: Any
     derived: object
     steps: int
-    tensors: tuple[Any, ...]  # while they live, no other object can have their place
+    tensors: tuple[Any, ...]  # references: while they live, no other object can have their address
     weights: list[Weight]  # … nor their memory another owner
     addresses: np.ndarray
     versions: np.ndarray
@@ -235,7 +235,7 @@ def _differ() -> Callable[[tuple[Any, ...], _State], bool]:
         ahead=_look_ahead(places),
     )
     library = Library([cached_object(text, host())], {})
-    # The interpreter's lock is kept: the loop looks into Python objects.
+    # The interpreter's lock is not released: the loop reads Python objects.
     pointers = (ctypes.c_void_p, ctypes.c_void_p)
     loop = library.function("tw_differ", *pointers, result=ctypes.c_int32, holds_lock=True)
 

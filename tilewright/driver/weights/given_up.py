@@ -1,7 +1,7 @@
-"""Weights without memory of their own: what they hold lives packed inside compiled programs.
+"""Weights without memory of their own: their elements are stored only packed, in compiled programs.
 
 Such a parameter stays the object it was, with its shape and dtype, so that guards and programs
-still know it. Whatever would read or write its elements gets a sentence instead.
+still know it. Reading or writing its elements is an error.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class GivenUp:
 
 
 def given_up(x: Any) -> GivenUp | None:
-    """How a tensor was given up; None where it has its elements."""
+    """The record of a tensor whose memory was given back; None where it has its elements."""
     return x.__dict__.get(_MARK) if isinstance(x, _Watched) else None
 
 
 def require_elements(tree: Any) -> None:
-    """A sentence where a tensor among these was given up."""
+    """An error where the memory of one of these tensors was given back."""
     for x in pytree.tree_leaves(tree):
         gone = given_up(x)
         if gone is not None:
             raise Invalid(
                 f"{gone.name} has no elements to read or change: "
-                "a program compiled with own_weights=True holds them packed",
+                "a program compiled with own_weights=True stores them packed",
                 hint=RESTORE,
             )
 
@@ -67,12 +67,12 @@ def _forget(x: torch.Tensor) -> None:
     """It has elements again."""
     gone = given_up(x)
     if gone is not None:
-        # No program asks for what it held then: its version has grown.
+        # No program uses its former content: its version has grown.
         gone.weight.rebuild = gone.weight.repack = None
         setattr(x, _MARK, None)
 
 
-# What tells about a tensor without looking at its elements.
+# What can be read of a tensor without its elements.
 _METADATA = {
     getattr(torch.Tensor, name)
     for name in ("size", "stride", "dim", "numel", "nelement", "element_size", "storage_offset")
@@ -147,7 +147,7 @@ _tracing = _Tracing()
 
 @contextmanager
 def traceable() -> Iterator[None]:
-    """For calls that compile. What runs inside asks `require_elements` itself."""
+    """For calls that compile. What runs inside calls `require_elements` itself."""
     _tracing.begin()
     try:
         yield
@@ -165,7 +165,7 @@ def watch(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def give_up(x: torch.Tensor, name: str, weight: Weight, pieces: Iterable[Piece]) -> None:
-    """Give its memory back. What others made of it, such as views, keeps theirs."""
+    """Give its memory back. What was made of it, such as views, is not changed."""
     weight.holds = x  # and no longer its memory
     with DisableTorchFunctionSubclass(), torch.no_grad():
         stand_in = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
@@ -181,11 +181,11 @@ def give_up(x: torch.Tensor, name: str, weight: Weight, pieces: Iterable[Piece])
     setattr(x, _MARK, gone)
 
 
-_DONT_NEED = 4  # Linux's advice that pages may go
+_DONT_NEED = 4  # Linux's advice that pages are not needed
 
 
 def _return_pages(memory: torch.UntypedStorage) -> None:
-    """Allocators keep what is freed for a while; pages that nobody else sees go at once."""
+    """Allocators reuse what is freed only later; pages that are not shared are returned at once."""
     alone = torch._C._storage_Use_Count(memory._cdata) == 1  # type: ignore[attr-defined]
     # Memory that torch did not allocate, such as numpy's, is not resizable: others may see it.
     if not alone or not memory.resizable() or sys.platform != "linux":
@@ -232,14 +232,14 @@ def rebuilt(gone: GivenUp) -> np.ndarray:
         _run(graph, piece.address, out.ctypes.data)
         return out
     raise Unsupported(
-        f"the elements of {gone.name} cannot be rebuilt: only values computed from them are held "
+        f"the elements of {gone.name} cannot be rebuilt: only values computed from them are stored "
         "since own_weights=True gave them up",
         hint="give the module its weights anew with load_state_dict(…, assign=True)",
     )
 
 
 def repacked(gone: GivenUp, piece: Piece) -> bool:
-    """Fill the piece from one that holds the same in another order."""
+    """Fill the piece from one that has the same elements in another order."""
     keys = [w.key for w in piece.weights]
     for other in gone.pieces:
         graph = conversion(other.recipe.value, piece.recipe.value)

@@ -1,7 +1,7 @@
 """Never stale: noticing that a weight changed before a value derived from it is used again.
 
 An in-place edit bumps a tensor's version counter; a new tensor is another object; `.data = …`
-changes the address, which the program itself looks at; fused optimizers bump no counter, so a
+changes the address, which the program itself compares; fused optimizers bump no counter, so a
 global hook counts optimizer steps. Edits behind torch's back (`.data` in place, numpy views) need
 `tw.refresh`.
 """
@@ -36,17 +36,18 @@ STEPS = Steps()
 _version = attrgetter("_version")
 
 
-# One object for all programs, so that they notice together when a weight is given up.
+# One object for all programs, so that all notice when a weight's memory is given back.
 _weights: WeakValueDictionary[Any, Weight] = WeakValueDictionary()
 
 
 def known(x: torch.Tensor) -> Weight:
-    """A weight by what it holds now: programs of the same module share what they derive from it."""
+    """A weight and its current content: programs of the same module share what they derive from
+    it."""
     gone = given_up(x)
     if gone is not None:
         return gone.weight
     with DisableTorchFunctionSubclass():
-        if x.is_inference():  # it has no version counter: what it holds is never known
+        if x.is_inference():  # it has no version counter: changes of its content go unnoticed
             return Weight(object(), x)
         key = id(x), x.data_ptr(), x._version, STEPS.count
         found = _weights.get(key)
@@ -63,7 +64,7 @@ def address(x: torch.Tensor) -> int:
 
 
 class WeightWatch:
-    """The weights at some positions of a call's arguments, as programs are told about them."""
+    """The weights at some positions of a call's arguments, in the form that programs take."""
 
     def __init__(self, positions: Sequence[int]) -> None:
         self._pick: Callable[[Any], tuple[Any, ...]]
@@ -94,5 +95,5 @@ class WeightWatch:
         try:
             versions = list(map(_version, weights))
         except RuntimeError:
-            return True  # inference tensors have no version counter: what they hold is never known
+            return True  # inference tensors have no version counter
         return versions != self._versions or self._steps != STEPS.count

@@ -212,7 +212,7 @@ def _computed(dims: tuple[Dim, ...], axes: tuple[IterVar, ...], body: Operand, n
     if lost:
         raise Invalid(
             f"{name} mentions {', '.join(lost)}, which is no axis of it",
-            hint="a reduction axis is given to te.sum(…, axis=k)",
+            hint="pass a reduction axis to te.sum(…, axis=k)",
         )
     return t
 
@@ -253,7 +253,7 @@ def _is_linear(x: Dim) -> bool:
 
 
 class Reduction(Expr):
-    """A reduction and the axes, as the user holds them, that it runs over."""
+    """A reduction and the user's axes that it runs over."""
 
     __slots__ = ("axes",)
 

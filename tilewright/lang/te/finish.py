@@ -1,4 +1,4 @@
-"""What a schedule leaves open, as ordinary steps: where and how reductions get their first values.
+"""What a schedule leaves open, as ordinary steps: where and how reductions are initialised.
 
 In the group a reduction's first values are a nest of their own. TVM's follow the data axes of the
 update, and so do these: inside the innermost data loop that is outside of all the loops summed

@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 _GRID = {"blockIdx": "block", "threadIdx": "thread"}
 _PLACING = (ComputeAt, ComputeInline, ComputeWith, ReverseComputeAt)
 _PARTS = ((0, "outer"), (1, "inner"))
-# TVM's words for memory which this machine has one of.
+# TVM's names of memory spaces, of which this machine has only one.
 _SCOPES = {"global": "local"}
 
 
 def scope_named(scope: str) -> str:
-    """The kernel's word for a scope."""
+    """The kernel level's name of a scope."""
     return _SCOPES.get(scope, scope)
 
 
@@ -150,7 +150,7 @@ class StageHandle:
         return made
 
     def reorder(self, *axes: IterVar) -> None:
-        """The axes in this order, outermost first; others keep their places.
+        """The axes in this order, outermost first; others stay where they are.
 
         for i: for j: for k: …   reorder(k, i)   for k: for j: for i: …
         """
@@ -224,7 +224,7 @@ class StageHandle:
         self.schedule.apply(Pragma(self._loop(axis), pragma_type, value))
 
     def prefetch(self, tensor: Tensor | Operation, axis: IterVar, offset: int = 1) -> None:
-        """Each iteration asks for the first cache line of a tensor that the one `offset` later
+        """Each iteration prefetches the first cache line of a tensor that the one `offset` later
         reads.
 
         for i: for k: C[i] += A[i,k]     for i:
@@ -374,5 +374,5 @@ class StageHandle:
         return all(not isinstance(x.extent, int) for x, _ in find(self.schedule.nest, loop))
 
     def _single(self, loop: str) -> bool:
-        """Has the loop vanished, as one of a single iteration does when its stage is placed?"""
+        """Was the loop removed, as a loop of a single iteration is when its stage is placed?"""
         return not find(self.schedule.nest, loop)

@@ -16,7 +16,7 @@ from .scalars import IterVar
 def scan(init: Any, update: Any, state: Any, inputs: object = None, name: str = "scan") -> Tensor:
     """The recurrence along axis 0: the rows of `init` first, then `update`, which may read `state`
     (a placeholder for the result) at earlier rows. Tensors between the state and the update become
-    part of it. `inputs` is accepted as TVM has it; what is read is known anyway."""
+    part of it. `inputs` is accepted as in TVM and ignored: what is read is known."""
     init, update, state = (
         _single(t, what, name) for t, what in ((init, "init"), (update, "update"), (state, "state"))
     )

@@ -40,7 +40,7 @@ def comm_reducer(
 
     `fcombine(x, y)` puts two partial results together, `fidentity(*dtypes)` changes nothing; both
     take and give tuples where there are several components. That `fcombine` is associative and
-    commutative is its author's word: steps rely on it.
+    commutative is not checked: steps rely on it.
     """
     if not is_plain_name(name) or name in SCALARS:
         raise Invalid(f"{name!r} is not a name for a reducer", hint="use letters, digits and _")

@@ -1,6 +1,6 @@
 """Scalars of tensor expressions: `ir.expr` values with the operators and promotions of TVM.
 
-An expression of two dtypes takes the wider one, as in TVM; the shared language itself asks for
+An expression of two dtypes takes the wider one, as in TVM; the shared language itself requires
 casts. Index arithmetic stays index arithmetic: what is affine remains so.
 """
 

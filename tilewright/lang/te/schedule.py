@@ -43,11 +43,11 @@ class StageAxes:
 
     op: Operation
     loops: dict[IterVar, str]  # of the axes that are loops now
-    gone: dict[IterVar, str]  # what became of the others
+    gone: dict[IterVar, str]  # the others, and what replaced them
 
 
 def create_schedule(ops: Key | Sequence[Key], precision: str = "reassociate") -> Schedule:
-    """The schedule of the operations asked for: one naive nest per stage. Under the precision
+    """The schedule of these operations: one naive nest per stage. Under the precision
     "strict" no step may change the order in which floats are added up."""
     if precision not in PRECISIONS:
         raise Invalid(f"there is no precision {precision!r}", hint=" or ".join(PRECISIONS))

@@ -190,7 +190,7 @@ def _rows(left: list[str], right: list[str]) -> Iterator[str]:
             yield f"<tr>{_cell(old, 'old', gone)}{_cell(new, 'new', fresh)}</tr>"
 
 
-# Longer stretches that did not change are folded, these many lines kept on either side.
+# Longer stretches that did not change are folded, with so many lines shown on either side.
 _CONTEXT = 3
 
 
@@ -211,7 +211,7 @@ def _cell(line: str | None, kind: str = "", marks: set[int] | None = None) -> st
 
 
 def _token_changes(old: str, new: str) -> tuple[set[int], set[int]]:
-    """Which tokens of two lines differ; all of them go unmarked where little is alike."""
+    """Which tokens of two lines differ; none is marked where the lines have little in common."""
     a, b = _TOKEN.findall(old), _TOKEN.findall(new)
     matcher = difflib.SequenceMatcher(None, a, b, autojunk=False)
     if not old or not new or matcher.ratio() < 0.4:

@@ -16,7 +16,7 @@ from .expression import Tensor, require_inside
 
 
 class _Stages(GroupBuilder):
-    """Stages whose invented names keep clear of the user's."""
+    """Stages whose generated names do not clash with the user's."""
 
     def __init__(self, name: str, taken: set[str]) -> None:
         super().__init__(name)
@@ -80,7 +80,7 @@ def group_of(outputs: Sequence[Tensor]) -> tuple[Group, dict[Tensor, str]]:
             b.buffers[name] = Buffer(name, t.dtype, t.shape, "in")
         else:
             require_inside(t.name, t.body)
-            # Local first, so that a reduction keeps its loops: an output's stage is what the
+            # Local first, so that a reduction has its own loops: an output's stage is what the
             # user schedules, not a copy of it.
             b.tensor(t, name, known, "local", False)
     rank = {"in": 0, "out": 1}

@@ -1,4 +1,4 @@
-"""Who makes operations: the functions of the language ask the builder of the moment.
+"""Builders make operations: the functions of the language call the current builder.
 
 While a kernel is compiled that is an `IRBuilder`, which writes operations into open blocks and ends
 in an immutable kernel; while one is run step by step it is a builder that computes (evaluate.py).
@@ -125,7 +125,7 @@ class IRBuilder:
 
     @contextmanager
     def inside(self, block: OpenBlock) -> Iterator[OpenBlock]:
-        """Operations go into another block for a while."""
+        """Inside a `with`, operations go into another block."""
         self.blocks.append(block)
         try:
             yield block
@@ -140,8 +140,8 @@ class IRBuilder:
         attrs: Mapping[str, Any] | None = None,
         blocks: Sequence[OpenBlock] = (),
     ) -> tuple[Value, ...]:
-        """An operation at the end of the innermost block. It is checked here, where an error has
-        the place at hand."""
+        """An operation at the end of the innermost block. It is checked here, where the place
+        is known for an error."""
         results = tuple(self.fresh(t) for t in types)
         inside = tuple(b.done() for b in blocks)
         made = Operation(name, tuple(args), results, attrs or {}, inside, self.place)
@@ -167,7 +167,7 @@ class IRBuilder:
         return self.emit(name, args, types, attrs, (block,))
 
     def change(self, v: Value, **attrs: Any) -> None:
-        """Another attribute for the operation that made a value, in a block that is still open."""
+        """Set an attribute of the operation that made a value, in a block that is still open."""
         old = self.made[v]
         new = replace(old, attrs={**old.attrs, **attrs})
         for block in reversed(self.blocks):
@@ -190,7 +190,7 @@ class IRBuilder:
         divisors: Sequence[int] = (),
         positive: Sequence[bool] = (),
     ) -> Kernel:
-        """What was written, as a kernel; `self.names` are for who numbers its values anew."""
+        """The finished kernel; `self.names` are for callers that renumber its values."""
         (block,) = self.blocks
         return Kernel(name, tuple(arguments), block.done(), tuple(divisors), tuple(positive))
 

@@ -1,9 +1,9 @@
-"""What a tile kernel says: values that are whole tiles, effects in the order of the program,
+"""Tile IR: values that are whole tiles, effects in the order of the program,
 control flow as operations with blocks.
 
 A kernel is a block. An operation has arguments, results, attributes and perhaps blocks; a value is
 the result of one operation or the parameter of one block, and is used only below its definition.
-Tiles have constant shapes; a scalar is a tile of shape (). Types are settled when an operation is
+Tiles have constant shapes; a scalar is a tile of shape (). Types are fixed when an operation is
 made: arguments of one `map` have the same shape, nothing is converted in silence. The front end
 (semantic.py) applies the language's rules of promotion and broadcasting and writes them out.
 
@@ -176,7 +176,8 @@ def _says(value: Any) -> bool:
 
 
 def _attribute(operation: str, name: str, value: Any) -> Attribute:
-    """A value that text holds. There is one NaN, so that equal kernels are equal."""
+    """A value in the form that text can express. There is one NaN, so that equal kernels are
+    equal."""
     if isinstance(value, float):
         return nan if isnan(value) else float(value)
     if isinstance(value, (bool, int, str)):
@@ -191,7 +192,7 @@ def _attribute(operation: str, name: str, value: Any) -> Attribute:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel with its constants settled. `arguments` are what a launch gives, in order."""
+    """A kernel whose constants are fixed. `arguments` are what a launch passes, in order."""
 
     name: str
     arguments: tuple[Value, ...]

@@ -1,7 +1,7 @@
 """The rules of tile IR: what each operation takes and gives, and where values may be used.
 
-`check` is for one operation, where it is made: an error has the user's line at hand. `faults` is
-for a whole kernel, which a pass or a person made.
+`check` is for one operation, where it is made and the user's line is known for an error. `faults`
+is for a whole kernel, which a pass or a person made.
 """
 
 from __future__ import annotations
@@ -288,8 +288,8 @@ def _combined(o: Operation) -> str:
         return "the combining block takes other elements"
     if [y.type for y in block.yields] != wanted:
         return "the combining block yields other elements"
-    kept = o.args[0].shape if o.name == "scan" else _without(o.args[0].shape, axis)
-    fits = [r.type for r in o.results] == [a.type.with_shape(kept) for a in o.args]
+    shape = o.args[0].shape if o.name == "scan" else _without(o.args[0].shape, axis)
+    fits = [r.type for r in o.results] == [a.type.with_shape(shape) for a in o.args]
     return "" if fits else "gives another type"
 
 

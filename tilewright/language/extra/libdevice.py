@@ -1,4 +1,4 @@
-"""`tl.extra.libdevice`: CUDA's mathematical functions, made when the first is asked for."""
+"""`tl.extra.libdevice`: CUDA's mathematical functions, created on first use."""
 
 from __future__ import annotations
 

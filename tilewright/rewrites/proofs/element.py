@@ -97,8 +97,8 @@ class Elements:
 
 
 def renamed(v: Value) -> Value:
-    """Reductions under index names of their own, so that what is put inside is not captured, and
-    without axes of one element."""
+    """Reductions with fresh index names, so that substitution captures no variable, and without
+    axes of one element."""
     return rewrite(v, on_reduce=_renamed)
 
 

@@ -57,17 +57,17 @@ def _free(t: Term) -> list[Condition]:
 
 
 def _assuming(ts: Terms, c: Condition, holds: bool) -> Terms:
-    """The terms where the condition holds or does not, with what follows from that."""
+    """The terms under the assumption that the condition holds, or that it does not."""
     known = c.dim if holds else c.negated()  # is >= 0
     out = []
     for t in ts:
         tests = [f for f in t.factors if isinstance(f, Condition)]
         if any(D.nonneg(f.negated() - known) for f in tests):
             continue
-        kept = tuple(
+        factors = tuple(
             f for f in t.factors if not (isinstance(f, Condition) and D.nonneg(f.dim - known))
         )
-        out.append(Term(t.number, t.summed, kept))
+        out.append(Term(t.number, t.summed, factors))
     return tuple(out)
 
 

@@ -75,7 +75,7 @@ Form = dict[str, Term]
 
 
 class Forms:
-    """Normal forms under one reading of floats, remembered. Sums over up to `written_out` elements,
+    """Normal forms under one reading of floats, cached. Sums over up to `written_out` elements,
     where that is a number, are written out."""
 
     def __init__(self, reading: str, written_out: int = 1) -> None:
@@ -230,8 +230,8 @@ class Forms:
         if not self.real:
             x, y = self.floats.canonical(x), self.floats.canonical(y)
         if isinstance(x, Const) and isinstance(y, Const):
-            held = [np.array(a.value, a.dtype.numpy) for a in (x, y)]
-            return self.cases(const(bool(applied(name, held, b1)), b1))
+            arrays = [np.array(a.value, a.dtype.numpy) for a in (x, y)]
+            return self.cases(const(bool(applied(name, arrays, b1)), b1))
         if name == "lt" and x.dtype.is_int and _nothing_between(x, y):
             return (), ONE
         if self.text(x) == self.text(y):
@@ -474,9 +474,9 @@ def _summed(t: Term, s: Sym, written_out: int) -> Terms | None:
         if cut is not None:
             low, left = cut
             new = fresh(left)
-            kept = tuple(g for g in t.factors if g is not f)
+            others = tuple(g for g in t.factors if g is not f)
             names = tuple(D.the_sym(new) if x is s else x for x in t.summed)
-            return (substituted(Term(t.number, names, kept), {s: new + low}),)
+            return (substituted(Term(t.number, names, others), {s: new + low}),)
     return None
 
 

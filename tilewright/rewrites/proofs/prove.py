@@ -1,9 +1,9 @@
 """Proving rules: by normal form for all sizes, and by exact evaluation. Both have to agree.
 
-Evaluation tries every dtype the rule is for: whole numbers over their full range (arithmetic wraps,
-so equality is exact), floats with NaN, infinities and both zeros where the rule says that nothing
-changes, and in float64 within rounding where it says so. A rule of one operand of at most 16 bits,
-or of two of 8, is evaluated on all there are.
+Evaluation tries every dtype that the rule is for: whole numbers over their full range (arithmetic
+wraps, so equality is exact), floats with NaN, infinities and both zeros where the rule says that
+nothing changes, and in float64 within rounding where it says so. A rule of one operand of at most
+16 bits, or of two of 8, is evaluated on all there are.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _every_value(rule: Rule, dtype: DType) -> tuple[Node, Node, list[np.ndarray]
 
 
 def all_values(dtype: DType) -> np.ndarray:
-    """Every value of a dtype of at most 16 bits, as the interpreter holds them."""
+    """Every value of a dtype of at most 16 bits, as the interpreter represents them."""
     if dtype.is_bool:
         return np.array([False, True])
     codes = np.arange(1 << dtype.bits).astype(f"u{dtype.bytes}")

@@ -115,7 +115,7 @@ def _power(forms: Forms, x: Value, n: Value) -> Terms | None:
 
 def domain(forms: Forms, v: Value) -> set[str]:
     """Where a value is defined, as the arguments of what is not defined everywhere. A product with
-    0 and a difference of equals drop out of the normal form, and with them what they ask for."""
+    0 and a difference of equals drop out of the normal form, and with them their own conditions."""
     found: set[str] = set()
     for x in walk(v):
         if not isinstance(x, Fn) or not x.dtype.is_float:

@@ -2,8 +2,8 @@
 
 A branch on a constant is the branch that is taken. Any other becomes an operation with blocks, and
 the variables that differ at their ends become its results. A loop carries the variables that its
-body assigns and that have a value before it. A return inside a branch takes the rest of the
-function along: what follows the branch is translated inside both ways of it, up to where they end.
+body assigns and that have a value before it. A return inside a branch duplicates the rest of
+the function: what follows the branch is translated inside both branches.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tilewright.lang.tile.front.merge import (
     NO_VALUE,
     Differ,
     around,
+    as_variable,
     changed_type,
     joined,
     kind,
     leaves,
     said,
-    settled,
 )
 from tilewright.lang.tile.front.scan import assigned
 from tilewright.lang.tile.front.state import Undefined
@@ -255,7 +255,7 @@ class Control(Expressions):
             raise Mistake("the step of a loop is 0")
         made = []
         for x, what in zip(bounds, ("start", "end", "step"), strict=True):
-            t = settled(x)
+            t = as_variable(x)
             if not isinstance(t, core.tensor) or not (t.dtype.is_int() and t.handle.type.size == 1):
                 raise Mistake(
                     f"the {what} of a loop is an integer, and this is {said(x)}",
@@ -316,8 +316,8 @@ class Control(Expressions):
         first: int,
         besides: str = "",
     ) -> _Loop:
-        """Translate the body. Constants that become tensors in it are tensors from the start: the
-        body is translated again where that shows."""
+        """Translate the body. Constants that become tensors in it have to be tensors before the
+        loop: then the body is translated again."""
         before = self.frame.locals
         written = sorted(assigned(node) - {besides})
         promoted: dict[str, Any] = {}
@@ -336,7 +336,7 @@ class Control(Expressions):
                 new = ends.get(name)
                 if isinstance(old, Undefined) or kind(old) == kind(new):
                     continue
-                as_tensor = settled(old)
+                as_tensor = as_variable(old)
                 if name not in promoted and leaves(as_tensor) and kind(as_tensor) != kind(old):
                     promoted[name] = as_tensor
                     again = True
@@ -387,7 +387,7 @@ class Control(Expressions):
 
 def _missing(name: str, where: str) -> Undefined:
     return Undefined(
-        f"{name} is assigned {where}: it has no value on the other way here",
+        f"{name} is assigned {where}: it has no value on the other path to this line",
         f"give {name} a value of the same type before",
     )
 

@@ -1,5 +1,5 @@
-"""What is said about a kernel that cannot be translated: the line, what is at fault, how it was
-called, and what to write instead."""
+"""Errors about a kernel that cannot be translated: the line, what is wrong, the calls that lead
+there, and what to write instead."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _rebuild(
 
 
 class Mistake(Exception):
-    """What is wrong, said while a node is at hand; becomes a `CompileError` with its place."""
+    """An error raised while a node is translated; it becomes a `CompileError` with its place."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ def compile_error(error: Exception, spots: Sequence[Spot]) -> CompileError:
 
 
 def beyond(cause: BaseException | None, texts: bool = False) -> BaseException | None:
-    """A cause that tells more than the error made of it: a failure in Python of the author's, which
+    """A cause that says more than the error made of it: a failure in Python of the author's, which
     has lines of its own, or one that this package did not expect. Others are
     left out, or (`texts`) keep their text only: programs written for Triton look for it there."""
     trace = None if cause is None else cause.__traceback__

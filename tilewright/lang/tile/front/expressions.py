@@ -231,7 +231,7 @@ class Expressions(State):
         if isinstance(op, (ast.Is, ast.IsNot)):
             if is_dynamic(a) != is_dynamic(b) and not any(unwrap(x) is None for x in (a, b)):
                 raise Mistake(
-                    "`is` asks whether two names stand for one object, and a tensor is no constant",
+                    "`is` tests whether two names are one object, and a tensor is no constant",
                     "compare with == or !=",
                 )
             same = unwrap(a) is unwrap(b)
@@ -284,7 +284,7 @@ class Expressions(State):
         if given.handle.type.size != 1:
             raise Mistake(
                 f"a condition is one bool, and this is a tensor of {given.type}",
-                "tl.where chooses element by element; tl.max(x.to(tl.int32)) != 0 asks for any",
+                "tl.where chooses element by element; tl.max(x.to(tl.int32)) != 0: is any true?",
             )
         given = given.to(int1)
         if given.handle.shape:
@@ -516,7 +516,7 @@ class Expressions(State):
 
 
 def _needed(f: Any) -> Any:
-    """Whether, and why, the result of a function must be used."""
+    """Whether the result of a function must be used, and the reason."""
     return getattr(f, "must_use_result", False)
 
 

@@ -103,8 +103,8 @@ class _Translator(Statements):
     # ---- calls
 
     def inline(self, f: TileFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Translate the body of a function in place of its call. On an error the frame stays, for
-        it says where."""
+        """Translate the body of a function in place of its call. On an error the frame stays: it
+        has the place."""
         caller, node = self.frame, self.node
         if caller.depth >= DEEPEST:
             raise Mistake(
@@ -116,7 +116,7 @@ class _Translator(Statements):
         if f.noinline:
             _only_scalars(f, locals)
         frame = Frame(f, locals, caller, node)
-        frame.loops = 0  # a function may return; loops around its call are another matter
+        frame.loops = 0  # a function may return, whatever loops are around its call
         tree = f.tree
         self.frame, self.node = frame, tree
         found = self.statements(tree.body)

@@ -91,7 +91,8 @@ class Parameter:
 
     @functools.cached_property
     def annotation_text(self) -> str:
-        """The annotation as written; with `from __future__ import annotations` it is all we get."""
+        """The annotation as written; with `from __future__ import annotations` there is nothing
+        else."""
         a = self.annotation
         if a is MISSING or a is None:
             return ""
@@ -318,8 +319,8 @@ constexpr_function = ConstexprFunction
 
 
 def must_use_result(x: Any, why: str | bool = True) -> Any:
-    """Marks a function that is called for its result only: `@must_use_result`, or with words that
-    the error adds: `@must_use_result("…")`."""
+    """Marks a function that is called for its result only: `@must_use_result`, or with a text that
+    is added to the error: `@must_use_result("…")`."""
     if isinstance(x, str):
         return lambda f: must_use_result(f, x)
     x.must_use_result = why
@@ -329,7 +330,7 @@ def must_use_result(x: Any, why: str | bool = True) -> Any:
 def call_function(
     f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] = {}
 ) -> Any:
-    """Call a function over tiles, or any callable, whichever builder is in force."""
+    """Call a function over tiles, or any callable, whichever builder is current."""
     return f(*args, **kwargs)
 
 
@@ -337,7 +338,7 @@ def _equal(a: Any, b: Any) -> bool:
     a, b = unwrap(a), unwrap(b)
     try:
         return type(a) is type(b) and bool(a == b)
-    except Exception:  # arrays and the like: what cannot say that it is equal is not
+    except Exception:  # arrays and the like: what has no truth value for == counts as different
         return False
 
 
@@ -355,7 +356,7 @@ def _parts(
     seen[f] = len(seen)
     yield f"{type(f).__name__} {f.fn.__module__}.{f.fn.__qualname__} {f.line}"
     yield f.source
-    if not f.has_source:  # its code is all there is to tell it by
+    if not f.has_source:  # it is identified by its code alone
         yield repr((f.fn.__code__.co_code, f.fn.__code__.co_consts))
         return
     names, closure = f.globals, _Cells(f.fn)

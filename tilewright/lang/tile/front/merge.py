@@ -1,4 +1,4 @@
-"""Values where ways meet: after a branch, around a loop, at the end of a function."""
+"""Values where control flow joins: after a branch, around a loop, at the end of a function."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class _NoValue:
 NO_VALUE: Any = _NoValue()
 
 
-def settled(x: Any) -> Any:
-    """A value as a variable holds it: numbers are tensors from here on, also inside tuples."""
+def as_variable(x: Any) -> Any:
+    """A value as it is assigned to a variable: numbers become tensors, also inside tuples."""
     if type(x) is core.tensor:
         return x
     if isinstance(x, core.tuple):
-        return core.tuple([settled(v) for v in x.values], x.type if x.fields else None)
+        return core.tuple([as_variable(v) for v in x.values], x.type if x.fields else None)
     value = unwrap(x)
     if isinstance(value, (tuple, list)):
-        return core.tuple([settled(v) for v in value])
+        return core.tuple([as_variable(v) for v in value])
     if number(value) is not None:
         return core.to_tensor(value)
     return x
@@ -106,7 +106,7 @@ def joined(
     if a is b:
         return (lambda results: a), [], []
     if a is NO_VALUE or b is NO_VALUE:
-        # Nothing was promised on that way: any number is right.
+        # The value is undefined on that path: any number is right.
         have, block = (b, block_a) if a is NO_VALUE else (a, block_b)
         inside = [t.handle for t in leaves(have)]
         with builder.inside(block):
@@ -182,5 +182,5 @@ def _zero(builder: IRBuilder, t: TileType) -> Value:
 def _equal(a: Any, b: Any) -> bool:
     try:
         return bool(a == b)
-    except Exception:  # what cannot say that it is equal is not
+    except Exception:  # what has no truth value for == counts as different
         return False

@@ -1,5 +1,5 @@
 """What the text of a statement says before it is translated: which names it assigns, whether it can
-return. Kept with the node, for kernels are translated again and again."""
+return. Cached on the node, since kernels are translated many times."""
 
 from __future__ import annotations
 

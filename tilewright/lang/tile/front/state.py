@@ -28,7 +28,7 @@ _MISSING: Any = object()
 
 
 class Undefined:
-    """What a variable holds that has no value on some way here."""
+    """Stands for a variable that has no value on some path to here."""
 
     def __init__(self, what: str, hint: str):
         self.what, self.hint = what, hint
@@ -52,7 +52,7 @@ class Frame:
         self.depth: int = parent.depth + 1 if parent else 0
         self.loops = 0  # how many loops that run in the kernel are open
         self.annotated: set[str] = set()  # `x: tl.constexpr` without a value yet
-        self.inside: Place | None = None  # of the call, once asked for
+        self.inside: Place | None = None  # of the call, once it was needed
 
     def place(self, node: ast.AST | None) -> Place:
         if self.inside is None and self.parent is not None:
@@ -99,7 +99,7 @@ class TranslatingBuilder(IRBuilder):
             self._place = (self.state.node, self.state.frame, value)
 
     def call(self, f: TileFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """How functions of the library call one another."""
+        """How functions of the library call each other."""
         return self.state.inline(f, args, kwargs)
 
 
@@ -108,7 +108,7 @@ class State:
     node: ast.AST | None = None
     builder: TranslatingBuilder
 
-    # What the parts of the translator give each other.
+    # What the parts of the translator use of each other.
     def expression(self, node: ast.expr) -> Any:
         raise NotImplementedError
 

@@ -9,7 +9,7 @@ from typing import Any
 from tilewright.lang.tile.front.control import Bind, Control, Returned
 from tilewright.lang.tile.front.diagnostics import Mistake, unsupported
 from tilewright.lang.tile.front.expressions import constant
-from tilewright.lang.tile.front.merge import said, settled
+from tilewright.lang.tile.front.merge import as_variable, said
 from tilewright.lang.tile.front.scan import returns
 from tilewright.lang.tile.language import core
 from tilewright.lang.tile.language.types import constexpr, unwrap
@@ -64,13 +64,13 @@ class Statements(Control):
 
     def give(self, target: ast.expr, value: Any) -> None:
         """The value of an expression to its targets: numbers become tensors, unless the name was
-        announced as `x: tl.constexpr`."""
+        declared as `x: tl.constexpr`."""
         if isinstance(target, ast.Name):
             if target.id in self.frame.annotated:
                 self.frame.annotated.discard(target.id)
                 self.assign(target.id, constant(value))
             else:
-                self.assign(target.id, settled(value))
+                self.assign(target.id, as_variable(value))
             return
         if isinstance(target, (ast.Tuple, ast.List)):
             for t, v in self._pairs(target, value):

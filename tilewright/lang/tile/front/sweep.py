@@ -1,5 +1,5 @@
-"""Take away what a kernel computes for nothing: operations without users, variables that a loop
-carries only because two parts of the program use one name."""
+"""Dead code elimination: remove operations without users, and variables that a loop carries only
+because two parts of the program use one name."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from tilewright.lang.tile.ir import Block, Kernel, Operation, Value, renumbered
 
-# Done for what it does, not for its result. A load that nobody uses is not done.
+# Operations with effects. A load whose result is not used is removed.
 _DONE = frozenset(("store", "atomic", "cas", "print", "assert"))
 # The first argument and the first parameter of a block that a loop carries.
 _CARRIED = {"for": (3, 1), "while": (0, 0)}
 
 
 def sweep(kernel: Kernel, names: Mapping[Value, str] | None = None) -> Kernel:
-    """The kernel without what nobody needs, its values numbered in order, and some named."""
+    """The kernel without dead code, its values numbered in order, and some named."""
     live = _Live()
     live.block(kernel.body)
     live.close()
@@ -23,7 +23,7 @@ def sweep(kernel: Kernel, names: Mapping[Value, str] | None = None) -> Kernel:
 
 
 class _Live:
-    """What the effects of a kernel depend on. Operations are told apart by identity: two that are
+    """What the effects of a kernel depend on. Operations are compared by identity: two that are
     equal may stand in different branches."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ def _shortened(b: Block, live: _Live) -> Block:
 
 
 def _narrowed(o: Operation, live: _Live) -> Operation:
-    """An operation without what nobody uses, in its blocks and among its results."""
+    """An operation without dead code in its blocks and unused results."""
     if not o.blocks:
         return o
     blocks = tuple(_shortened(b, live) for b in o.blocks)

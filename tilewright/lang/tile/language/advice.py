@@ -1,5 +1,5 @@
-"""What changes no result: hints to the compiler, printing and assertions; and what is refused
-because it speaks to the hardware of a GPU."""
+"""What changes no result: hints to the compiler, printing and assertions; and functions that are
+refused because they control the hardware of a GPU."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def assume(cond: Any) -> None:
 
 @builtin
 def debug_barrier() -> None:
-    """Nothing: a program of this language is one thread of the CPU."""
+    """Does nothing: a program of this language is one thread of the CPU."""
 
 
 @builtin
@@ -131,8 +131,8 @@ def atomic_poll(
     scope: Any = None,
     timeout_ns: Any = None,
 ) -> tensor:
-    """Waits until memory has a value, for about `timeout_ns` if that is given; did it come? Without
-    a limit it is an error when nobody is left who could write it."""
+    """Waits until memory has a value, for about `timeout_ns` if that is given; returns whether it
+    came. Without a limit it is an error when no program is left that could write it."""
     order = unwrap(sem) or "acquire"
     if order not in ("acquire", "relaxed"):
         raise Invalid(f"atomic_poll: sem={order!r}", hint='"acquire" or "relaxed"')
@@ -151,13 +151,13 @@ def atomic_poll(
     return _awaited_for(pointer, wanted, looks, order, unwrap(scope))
 
 
-_LOOK_NS = 8  # what a look at memory takes at least
-_TURNS = 150  # looks step by step, where time means nothing: enough for others to have a turn
+_LOOK_NS = 8  # the least time that one poll of memory takes
+_TURNS = 150  # polls when run step by step, where there is no time: enough for others to run
 
 
 @function
 def _awaited(pointer, wanted, SEM: constexpr, SCOPE: constexpr):
-    # Puts what is wanted where it is already: a look at memory in the order of atomics.
+    # Replaces the wanted value by itself: a read of memory in the order of atomics.
     while atomic_cas(pointer, wanted, wanted, sem=SEM, scope=SCOPE) != wanted:
         pass
     return wanted == wanted

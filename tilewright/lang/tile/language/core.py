@@ -1,7 +1,7 @@
 """The functions of the language, as kernels call them: one place to find them all.
 
-All take tensors, constants and Python numbers, give tensors, and work with whatever builder is in
-force. Types and constants are in types.py, values in tensor.py, the rules in promote.py and
+All take tensors, constants and Python numbers, give tensors, and work with whatever builder is
+current. Types and constants are in types.py, values in tensor.py, the rules in promote.py and
 semantic.py.
 """
 

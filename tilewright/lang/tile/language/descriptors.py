@@ -1,8 +1,8 @@
 """Blocks of larger arrays in memory: block pointers and tensor descriptors.
 
 Both are a base address, a shape and strides; a block pointer knows where its block begins, a
-descriptor is told at every access. They are plain objects over tensors: an access turns them into
-addresses and a mask of what lies inside.
+descriptor gets the offsets at every access. They are plain objects over tensors: an access turns
+them into addresses and a mask of what lies inside.
 """
 
 from __future__ import annotations

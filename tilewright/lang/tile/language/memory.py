@@ -151,7 +151,7 @@ def _writable(what: str, pointer: Any) -> Value:
 
 
 def _over(what: str, p: Value, v: Value, mask: Value | None) -> tuple[Value, Value | None]:
-    """The value and the mask with the shape and the type that the pointers ask for."""
+    """The value and the mask with the shape and the type that the pointers require."""
     given = [v, *([mask] if mask is not None else [])]
     shape = promote.common_shape(p.shape, *(x.shape for x in given))
     if shape != p.shape:

@@ -69,7 +69,7 @@ def _product(a: Value, b: Value, c: Value, precision: str) -> Value:
 
 
 def _precision(given: Any, allow_tf32: Any) -> str:
-    """A CPU has no reason to round float32 first, so nothing said means ieee."""
+    """A CPU has no reason to round float32 first, so the default is ieee."""
     if given is not None and allow_tf32 is not None:
         raise Invalid("dot: input_precision and allow_tf32", hint="only one of them")
     if given is None:
@@ -86,7 +86,7 @@ def _check_shapes(a: Value, b: Value, c: Value | None) -> None:
     if a.shape[:-2] != b.shape[:-2]:
         raise Invalid(shown, hint="the batches differ")
     if a.shape[-1] != b.shape[-2]:
-        what = f"{shown}: {a.shape[-1]} columns meet {b.shape[-2]} rows"
+        what = f"{shown}: {a.shape[-1]} columns and {b.shape[-2]} rows differ"
         raise Invalid(what, hint="transpose one of them: tl.trans(y)")
     wanted = (*a.shape[:-1], b.shape[-1])
     if c is not None and c.shape != wanted:

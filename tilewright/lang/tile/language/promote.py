@@ -1,8 +1,8 @@
 """How values of different types and shapes come together: constants, casts, broadcasting.
 
 The rules are Triton's. They work on values of the tile IR and on Python numbers; a number has no
-type of its own until it meets a tile: it takes the tile's type unless it is of a higher kind
-(bool < integers < floats).
+type of its own until it is combined with a tile: it takes the tile's type unless it is of a higher
+kind (bool < integers < floats).
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Machine:
         """The bits of a register."""
         if name not in self.registers:
             if name.startswith("%"):
-                raise refused(name, "asks a GPU about itself")
+                raise refused(name, "queries the state of a GPU")
             if name not in self.widths:
                 raise Invalid(
                     f"inline_asm_elementwise: {name} is no register and no number",
@@ -111,7 +111,7 @@ class Machine:
                 found = whole if whole.dtype is int1 else whole != 0
                 return ~found if negated else found
         if whole.dtype is int1:
-            raise refused(name, "is a predicate where a number is asked for")
+            raise refused(name, "is a predicate where a number is required")
         width = to.primitive_bitwidth
         if bits(whole) != width:  # the low bits, or nothing above them
             whole = whole.to(UNSIGNED[width])

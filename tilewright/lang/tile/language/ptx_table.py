@@ -1,6 +1,6 @@
 """What instructions of PTX compute, in operations of the language: a function for each name.
 
-Modifiers that would change a result and are not heeded are refused with the instruction's text.
+Modifiers that would change a result and are not supported are refused with the instruction's text.
 `.approx` is a bound on an error that functions here stay below.
 """
 

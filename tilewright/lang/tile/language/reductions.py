@@ -111,7 +111,7 @@ def _promote_bfloat16_to_float32(x: tensor) -> tensor:
 
 @builtin
 def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False) -> Any:
-    """A reduction of elements together with where they stand along the axis."""
+    """A reduction of elements together with their positions along the axis."""
     shape, shown = input.handle.shape, promote.described(input.handle)
     if unwrap(axis) is None:
         index = reshape(arange(0, input.handle.type.size), list(shape)) if shape else None
@@ -200,7 +200,7 @@ def _joined(lanes: Sequence[Value]) -> Value:
 
 def _written(function: Callable[..., Any], lanes: list[Value]) -> Any:
     """Only blocks of reductions have scalars for parameters, so this is one: each element is
-    combined with itself, once, and what comes out rides along as further components."""
+    combined with itself, once, and the results are further components."""
     builder = current()
     if not isinstance(builder, IRBuilder):
         raise Invalid("map_elementwise with this builder", hint="compile the kernel")
@@ -220,8 +220,8 @@ def _written(function: Callable[..., Any], lanes: list[Value]) -> Any:
     parts = [
         promote.emit("join", (v, v), v.type.with_shape((*shape, 2))) for v in (*lanes, *filled)
     ]
-    kept = [p.type.with_shape(shape) for p in parts]
-    out = builder.combine("reduce", parts, kept, {"axis": len(shape)}, combine)[len(lanes) :]
+    types = [p.type.with_shape(shape) for p in parts]
+    out = builder.combine("reduce", parts, types, {"axis": len(shape)}, combine)[len(lanes) :]
     return out[0] if single else list(out)
 
 

@@ -1,4 +1,4 @@
-"""Functions that are there for their name only and say why they cannot be had."""
+"""Functions that exist by name only; calling one is an error that says why."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def refused(name: str, why: str, hint: str) -> Callable[..., Any]:
         raise Invalid(f"{name}: {why}", hint=hint)
 
     apply.__name__ = apply.__qualname__ = name.rpartition(".")[2]
-    apply.__doc__ = f"Not to be had here: {why}."
+    apply.__doc__ = f"Not available here: {why}."
     return builtin(apply)

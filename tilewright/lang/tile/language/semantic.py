@@ -32,7 +32,7 @@ from tilewright.lang.tile.language.types import dtype, dtype_of
 
 
 class PropagateNan(Enum):
-    """Does the larger (or smaller) of a number and NaN be NaN? `NONE`: the number wins."""
+    """Is the larger (or smaller) of a number and NaN NaN? `NONE`: the number wins."""
 
     NONE = 0
     ALL = 0xFFFF
@@ -158,14 +158,14 @@ def shl(a: Operand, b: Operand) -> Value:
 
 
 def shr(a: Operand, b: Operand, signed: bool) -> Value:
-    """`signed`: is the sign kept? That is for the first operand's type to say, whatever the common
+    """`signed`: is it an arithmetic shift? The first operand's type decides, whatever the common
     type is."""
     x, y = _bits(">>", a, b)
     common = dtype_of(x.element)
     if not signed or not common.is_int_unsigned() or common.is_bool():
         return _shift("sar" if signed else "shr", ">>", x, y)
-    kept = t.get_int_dtype(common.int_bitwidth, True)
-    return bitcast(map_values("sar", bitcast(x, kept), bitcast(y, kept)), common)
+    signed_type = t.get_int_dtype(common.int_bitwidth, True)
+    return bitcast(map_values("sar", bitcast(x, signed_type), bitcast(y, signed_type)), common)
 
 
 def truth(a: Operand) -> Value:

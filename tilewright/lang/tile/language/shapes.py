@@ -50,8 +50,8 @@ def arange(start: Any, end: Any) -> tensor:
             if x is None or isinstance(x, (bool, float, str, tuple)):
                 what = f"arange: the {name} is {x!r}, which is no whole number"
                 raise Invalid(what, hint="give integers: a quotient is n // 2, not n / 2")
-            told = promote.described(x.handle) if isinstance(x, tensor) else repr(x)
-            what = f"arange: the {name} is {told}, which is not known while compiling"
+            shown = promote.described(x.handle) if isinstance(x, tensor) else repr(x)
+            what = f"arange: the {name} is {shown}, which is not known while compiling"
             hint = "make it a tl.constexpr parameter; add what varies: start + tl.arange(0, N)"
             raise Invalid(what, hint=hint)
         if not int32.get_int_min_value() <= x <= int32.get_int_max_value() + 1:

@@ -34,13 +34,13 @@ from tilewright.lang.tile.language.types import (
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-# What Triton's own functions hand each other to build with; ours ask for the builder.
+# The builder that Triton's own functions pass to each other; ours get it from `builder.py`.
 _HANDED = ("_semantic", "_builder", "_generator")
 
 
 def builtin(function: F) -> F:
-    """Marks a function that is called as it is while a kernel is compiled. Libraries hand such
-    functions what Triton builds with: it is taken and not needed."""
+    """Marks a function that is called as it is while a kernel is compiled. Libraries pass such
+    functions Triton's builder: the argument is accepted and ignored."""
     code = function.__code__
     own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     dropped = [name for name in _HANDED if name not in own]
@@ -271,7 +271,7 @@ class tensor(base_value):
         return wrap(semantic.logical_or(self.handle, operand(other)))
 
     def __not__(self) -> tensor:
-        """`not x`, which Python itself would ask of `__bool__`."""
+        """`not x`, for which Python itself would call `__bool__`."""
         return wrap(semantic.logical_not(self.handle))
 
     # shapes
@@ -330,7 +330,7 @@ def _takes_other(function: Any) -> bool:
 
 
 for _name, _function in builtins.tuple(vars(tensor).items()):
-    # Libraries call operators by name, and hand them what they hand functions.
+    # Libraries call operators by name, with the same extra arguments as functions.
     if _name == "to" or _takes_other(_function):
         setattr(tensor, _name, builtin(_function))
 
@@ -431,7 +431,7 @@ class _Counter(base_value):
 
 
 class range(_Counter):
-    """`range` with advice to the compiler, which the CPU does not need and ignores."""
+    """`range` with hints to the compiler, which are ignored on a CPU."""
 
     ADVICE = frozenset(
         ("num_stages", "loop_unroll_factor", "disallow_acc_multi_buffer", "flatten")

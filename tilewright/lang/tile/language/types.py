@@ -206,7 +206,8 @@ class dtype(base_type):
 
     @property
     def value(self) -> dtype:
-        """Itself: a dtype that is a constant of a kernel is asked for it as other constants are."""
+        """Itself: where a dtype is a constant of a kernel, `.value` works as for other
+        constants."""
         return self
 
     def __init__(self, name: Any):

@@ -27,7 +27,7 @@ _round = mapped("round")
 
 @function
 def _settled(nearest, lost, mode: constexpr):
-    """The neighbour of the nearest number where the exact one, nearest + lost, asks for it."""
+    """The neighbour of the nearest number where the exact one, nearest + lost, rounds to it."""
     if mode == "rn":
         return nearest
     else:

@@ -1,5 +1,5 @@
-"""Random numbers of the tile language: Philox 4x32 and 4x64 (Salmon et al., 2011), counted by the
-offsets that are given, so that every element has its own number whoever computes it.
+"""Random numbers of the tile language: Philox 4x32 and 4x64 (Salmon et al., 2011), indexed by
+offsets, so that every element has its own number whichever program computes it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ what else needs no operation of its own.
 
 Functions of constants alone (shapes, axes) are `constexpr_function`s; everything else is inlined
 into the kernel that calls it. Conditions on tiles are joined with & and |, never with `and`: run
-step by step, `and` would ask a whole tile for one truth.
+step by step, `and` would need one truth value of a whole tile.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _pairs(size, run):
 
 @constexpr_function
 def _chosen(what, k, size):
-    """How many of a sorted axis are wanted."""
+    """How many elements of a sorted axis are returned."""
     if k is None:
         return size
     if k < 1 or k & (k - 1) or k > size:
@@ -199,7 +199,7 @@ def sigmoid(x):
 
 @function
 def softmax(x, dim=None, keep_dims=False, ieee_rounding=False):
-    """exp(x) over its sum along an axis (the first unless told), safe for large x."""
+    """exp(x) over its sum along an axis (by default the first), safe for large x."""
     axis: constexpr = 0 if dim is None else dim
     e = core.exp(x - max(x, axis, keep_dims=True))
     return core.fdiv(e, sum(e, axis, keep_dims=True), ieee_rounding)
@@ -258,7 +258,7 @@ def interleave(a, b):
 
 @function
 def flip(x, dim=None):
-    """Reversed along an axis (the last unless told)."""
+    """Reversed along an axis (by default the last)."""
     axis: constexpr = _axis("flip", dim, x.shape)
     n: constexpr = _size(x.shape, axis)
     back = core.reshape(n - 1 - core.arange(0, n), _only(x.shape, axis))
@@ -538,7 +538,7 @@ def sort_impl(
 
 @function
 def sort(x, dim: constexpr = None, descending: constexpr = False):
-    """Sorted along an axis (the last unless told)."""
+    """Sorted along an axis (by default the last)."""
     return sort_impl(x, None, dim, descending)
 
 

@@ -1,4 +1,4 @@
-"""Who uses which value of a tile kernel, how often, and what loops do to what they carry."""
+"""Uses of values in a tile kernel, and how loops change the values that they carry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Uses:
     pending: dict[ir.Value, int] = field(default_factory=dict)
     inside_loops: set[ir.Value] = field(default_factory=set)
     depth: dict[ir.Value, int] = field(default_factory=dict)  # how many loops a value is inside of
-    carried: dict[str, int] = field(default_factory=dict)  # buffers, and uses of what they hold
+    carried: dict[str, int] = field(default_factory=dict)  # buffers, and uses of their content
     early: set[ir.Operation] = field(default_factory=set)
     made: Makers = field(default_factory=dict)
     every: bool = True
@@ -35,7 +35,7 @@ class Uses:
 
     @staticmethod
     def lazy() -> Uses:
-        """Nothing is worth keeping."""
+        """Nothing is worth storing in a buffer."""
         return Uses(every=False)
 
     def _block(self, b: ir.Block, here: int) -> None:
@@ -66,7 +66,7 @@ class Uses:
         return self.pending.get(v, 0)
 
     def consumed(self, o: ir.Operation, ahead: bool = False) -> None:
-        """An operation has what it needs; `ahead`, before it is done."""
+        """An operation was lowered: its uses are over; with `ahead`, just before it is."""
         if o in self.early:
             self.early.discard(o)
             return
@@ -77,15 +77,15 @@ class Uses:
                 self.pending[a] -= 1
 
     def again(self, b: ir.Block) -> None:
-        """A block will be gone through once more."""
+        """A block will be lowered once more."""
         for o in ir.walk(b):
             for a in o.args:
                 self.pending[a] = self.pending.get(a, 0) + 1
 
     def may_change(self, v: ir.Value) -> bool:
-        """May the buffer of a value that is used once be written to? That of a loop's parameter is
-        the loop's, that of a result its maker's; what an outer block holds is read in every
-        iteration."""
+        """May the buffer of a value that is used once be overwritten? That of a loop's parameter
+        belongs to the loop, that of a result to the operation that made it; a value of an outer
+        block is read in every iteration."""
         return v not in self.inside_loops
 
     def carry(self, buffer: str, parameter: ir.Value) -> None:

@@ -26,18 +26,18 @@ from tilewright.lang.tile.lowering.waiting import ends_by_itself
 
 def lower_if(low: Lowering, o: ir.Operation) -> None:
     condition = low.tile(o.args[0]).at(())
-    low.settle(None)
-    held = [result(low, r) for r in o.results]
+    low.store_readers(None)
+    buffers = [result(low, r) for r in o.results]
     bodies = []
     for b in o.blocks:
 
         def run(b: ir.Block = b) -> None:
             low.block(b)
-            assign(low, held, [low.tiles[y] for y in b.yields])
+            assign(low, buffers, [low.tiles[y] for y in b.yields])
 
         bodies.append(low.inner(run))
     low.out.append(If(condition, bodies[0], bodies[1]))
-    for r, name in zip(o.results, held, strict=True):
+    for r, name in zip(o.results, buffers, strict=True):
         low.tiles[r] = of_buffer(low, r, name)
 
 
@@ -49,29 +49,29 @@ def result(low: Lowering, r: ir.Value) -> str:
 def of_buffer(low: Lowering, r: ir.Value, name: str) -> AnyTile:
     e = r.element
     if isinstance(e, ir.Pointer):
-        held = buffered(name, r.shape, i64)
-        return Pointers(r.shape, e.to, None, held.index)
+        offsets = buffered(name, r.shape, i64)
+        return Pointers(r.shape, e.to, None, offsets.index)
     return buffered(name, r.shape, e)
 
 
 def assign(low: Lowering, names: Iterable[str], values: Sequence[AnyTile]) -> None:
-    """All buffers take their values as if at once."""
+    """A parallel assignment: all values are read before any buffer is written."""
     pairs: list[tuple[str, Tile]] = []
     for name, t in zip(names, values, strict=True):
         t = low.addresses_of(t) if isinstance(t, Pointers) else t
         if t.buffer != name:
             pairs.append((name, t))
     written: set[str] = set()
-    settled: list[tuple[str, Tile]] = []
+    stores: list[tuple[str, Tile]] = []
     for name, t in pairs:
         probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(t.shape))
         crossed = any(
             isinstance(x, Load) and (x.source in written or (x.source == name and x.index != probe))
             for x in walk(t.at(probe))
         )
-        settled.append((name, low.kept(replace(t, buffer="")) if crossed else t))
+        stores.append((name, low.stored(replace(t, buffer="")) if crossed else t))
         written.add(name)
-    for name, t in settled:
+    for name, t in stores:
         low.fill(name, t)
 
 
@@ -84,7 +84,7 @@ def lower_for(low: Lowering, o: ir.Operation) -> None:
         trips = D.ceildiv(span, abs(by)) if by else 0
     else:
         trips = count_of(low, start, high, step)
-    low.settle(None)
+    low.store_readers(None)
     block, carried = o.blocks[0], o.args[3:]
     loop = D.var(low.fresh("for"), trips)
     steps = steps_of(low, block, carried)
@@ -107,8 +107,8 @@ def lower_for(low: Lowering, o: ir.Operation) -> None:
 
     def body() -> None:
         low.block(block)
-        held = [(n, low.tiles[y]) for n, y in zip(names, block.yields, strict=True) if n]
-        assign(low, [n for n, _ in held], [t for _, t in held])
+        ends = [(n, low.tiles[y]) for n, y in zip(names, block.yields, strict=True) if n]
+        assign(low, [n for n, _ in ends], [t for _, t in ends])
 
     low.out.append(Loop(D.the_sym(loop), "serial", low.inner(body)))
     for n in filter(None, names):
@@ -118,7 +118,7 @@ def lower_for(low: Lowering, o: ir.Operation) -> None:
 def as_number(low: Lowering, t: Tile) -> Tile:
     """A bound of a loop. One that is computed from numbers out of memory may have overflowed: it is
     the wrapped number, not a sum whose terms the other bound may cancel."""
-    return t if is_number(t) else low.kept(t)
+    return t if is_number(t) else low.stored(t)
 
 
 def is_number(t: Tile) -> bool:
@@ -184,7 +184,7 @@ def moved(low: Lowering, t: AnyTile, by: Dim, times: Dim) -> AnyTile:
 
 
 def lower_while(low: Lowering, o: ir.Operation) -> None:
-    low.settle(None)
+    low.store_readers(None)
     condition, body = o.blocks
     names = [result(low, v) for v in o.args]
     for n, v in zip(names, o.args, strict=True):

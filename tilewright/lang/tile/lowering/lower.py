@@ -1,4 +1,4 @@
-"""Tile IR → nest: every tile that has to be somewhere gets a buffer and loops that fill it; all
+"""Tile IR → nest: every tile that has to be stored gets a buffer and loops that fill it; all
 others are expressions where they are read. The result is naive and runnable; schedule steps make
 it fast (kernel/defaults/tile_kernels.py).
 
@@ -81,6 +81,6 @@ _OPERATIONS = {
 
 
 def lower(kernel: Kernel, aliasing: Aliasing = APART, wraps: bool = False) -> Lowered:
-    """The naive nest of a kernel, for arguments that overlap in memory as it is said; `wraps`: for
+    """The naive nest of a kernel, for arguments that overlap in memory as described; `wraps`: for
     launches in which positions may overflow."""
     return Lowering(kernel, _OPERATIONS, aliasing, Positions(wraps)).done()

@@ -67,12 +67,12 @@ def lower_load(low: Lowering, o: ir.Operation) -> None:
 
 
 def lower_volatile(low: Lowering, o: ir.Operation) -> None:
-    """A load that happens where it stands, and before everything after it: others may write what it
+    """A load that is executed at its place in the program order: other programs may write what it
     reads."""
     p, r = low.pointers(o.args[0]), o.result
-    name, where = place(low, low.held(p) if p.reads else p)
+    name, where = place(low, low.stored_offsets(p) if p.reads else p)
     old = low.local(r.shape, r.type.dtype)
-    mask = low.kept(low.tile(o.args[1])) if len(o.args) > 1 else None
+    mask = low.stored(low.tile(o.args[1])) if len(o.args) > 1 else None
     if mask is not None:
         other = low.tile(o.args[2]) if len(o.args) > 2 else number(0, r.type.dtype, r.shape)
         low.fill(old, other)
@@ -91,16 +91,16 @@ def lower_store(low: Lowering, o: ir.Operation) -> None:
     if low.waiting and not o.args[1].shape and len(o.args) == 2:
         publish(low, o)
         return
-    low.settle(low.pointers(o.args[0]).buffer or MEMORY)
+    low.store_readers(low.pointers(o.args[0]).buffer or MEMORY)
     p, value = low.pointers(o.args[0]), low.tile(o.args[1])
     mask = low.tile(o.args[2]) if len(o.args) > 2 else None
     name, where = place(low, p)
     if p.reads and low.overlaps(p.buffer or MEMORY, p.reads):
-        name, where = place(low, low.held(p))
+        name, where = place(low, low.stored_offsets(p))
     if overlaps(low, name, where, value):
-        value = low.kept(value)
+        value = low.stored(value)
     if mask is not None and overlaps(low, name, where, mask):
-        mask = low.kept(mask)
+        mask = low.stored(mask)
 
     def one(s: str, i: At) -> Stmt:
         if mask is None:
@@ -114,24 +114,24 @@ def lower_store(low: Lowering, o: ir.Operation) -> None:
 def publish(low: Lowering, o: ir.Operation) -> None:
     """A store of one number where programs wait for each other: it may be what they wait for, so
     all that was stored before it is seen before it."""
-    low.settle(None)
+    low.store_readers(None)
     p, value = low.pointers(o.args[0]), low.tile(o.args[1])
-    value = low.kept(value) if value.reads else value
-    name, where = place(low, low.held(p) if p.reads else p)
+    value = low.stored(value) if value.reads else value
+    name, where = place(low, low.stored_offsets(p) if p.reads else p)
     low.loops((), lambda s, i: Atomic(s, "xchg", name, where(i), value.at(i), order="release"))
 
 
 def assuming(v: Value, condition: Value) -> Value:
-    """A value where a condition holds: what depends on it, or on a part of it, is settled."""
+    """A value simplified under the assumption that a condition holds."""
     known = set(parts_of(condition))
-    settled: dict[Value, Value] = {}
-    for x in operands_first(v, lambda x: x.args if isinstance(x, Fn) else (), settled):
-        settled[x] = x
+    simplified: dict[Value, Value] = {}
+    for x in operands_first(v, lambda x: x.args if isinstance(x, Fn) else (), simplified):
+        simplified[x] = x
         if isinstance(x, Fn) and x.name == "select" and known.issuperset(parts_of(x.args[0])):
-            settled[x] = settled[x.args[1]]
+            simplified[x] = simplified[x.args[1]]
         elif isinstance(x, Fn):
-            settled[x] = with_args(x, tuple(settled[a] for a in x.args))
-    return settled[v]
+            simplified[x] = with_args(x, tuple(simplified[a] for a in x.args))
+    return simplified[v]
 
 
 def overlaps(low: Lowering, name: str, where: Callable[[At], At], value: Tile) -> bool:
@@ -188,15 +188,15 @@ def atomically(
     mask: ir.Value | None,
 ) -> None:
     low.uses.consumed(o, ahead=True)
-    low.settle(None)
+    low.store_readers(None)
 
     def before(x: ir.Value | None) -> Tile | None:
         """What is read before any element changes."""
         t = low.tile(x) if x is not None else None
-        return low.kept(t) if t is not None and t.reads else t
+        return low.stored(t) if t is not None and t.reads else t
 
     p = low.pointers(o.args[0])
-    name, where = place(low, low.held(p) if p.reads else p)
+    name, where = place(low, low.stored_offsets(p) if p.reads else p)
     value, compare, chosen = before(v), before(expected), before(mask)
     assert value is not None
     r = o.result
@@ -220,7 +220,7 @@ def atomically(
 def lower_print(low: Lowering, o: ir.Operation) -> None:
     shape = o.args[0].shape if o.args else ()
     site = new_site(low, o, "print", o.attrs.get("prefix") or "")
-    values = [told(low, a) for a in o.args]
+    values = [printable(low, a) for a in o.args]
     where = [whole((), i32, lambda i, p=p: p) for p in low.pids]
 
     def one(s: str, i: At) -> Stmt:
@@ -231,7 +231,7 @@ def lower_print(low: Lowering, o: ir.Operation) -> None:
     low.loops(shape, one)
 
 
-def told(low: Lowering, v: ir.Value) -> Tile:
+def printable(low: Lowering, v: ir.Value) -> Tile:
     t = low.tiles[v]
     return low.addresses_of(t) if isinstance(t, Pointers) else t
 

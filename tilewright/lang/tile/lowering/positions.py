@@ -60,7 +60,7 @@ class Positions:
 
     def bounds(self, known: Mapping[Atom, str]) -> tuple[Bound, ...]:
         """What has to hold in a launch, in terms of what it knows. Numbers that depend on data are
-        left out: nobody knows them before the kernel runs."""
+        left out: they are not known before the kernel runs."""
         found: list[Polynomial] = []
         for x in self.assumed:
             p = _magnitude(x, known)

@@ -1,4 +1,4 @@
-"""What running kernels tell: printed values, assertions that do not hold, waits without end."""
+"""What running kernels report: printed values, assertions that do not hold, endless waits."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Reports:
     def take(self, number: int, count: int, values: Any) -> None:
         """Called by the running kernel, from any of its threads."""
         site = self.sites[number]
-        held = [values[k] for k in range(count)]
+        numbers = [values[k] for k in range(count)]
         with self._lock:
             if site.kind != "print":
-                self.broken.append((site, tuple(held[:3])))
+                self.broken.append((site, tuple(numbers[:3])))
             else:
-                print(_line(site, held), file=sys.stdout, flush=True)
+                print(_line(site, numbers), file=sys.stdout, flush=True)
 
     def finish(self) -> None:
         """After a launch: an error for the first assertion that did not hold. Launches from several
-        threads share what was reported: the first that ends tells it."""
+        threads share what was reported: the first that ends raises it."""
         with self._lock:
             broken = self.broken[:]
             self.broken.clear()
@@ -63,10 +63,10 @@ def _where(place: Place | None) -> str:
     return str(place) if place is not None else ""
 
 
-def _line(site: Site, held: list[int]) -> str:
+def _line(site: Site, numbers: list[int]) -> str:
     """`pid (0, 0, 0) idx (3) x: 1.5`, one element."""
     rank = len(site.types[0].shape) if site.types else 0
-    program, at, values = held[:3], held[3 : 3 + rank], held[3 + rank :]
+    program, at, values = numbers[:3], numbers[3 : 3 + rank], numbers[3 + rank :]
     shown = [_number(v, t.element) for v, t in zip(values, site.types, strict=False)]
     where = f"pid ({', '.join(map(str, program))}) idx ({', '.join(map(str, at))})"
     return f"{where} {site.message}{', '.join(shown)}"

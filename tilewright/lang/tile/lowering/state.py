@@ -1,6 +1,6 @@
 """The state of lowering a tile kernel: buffers, statements, what each value is.
 
-A tile is kept in a buffer where it is a sum, a product or a scan, where a loop carries it, where
+A tile is stored in a buffer where it is a sum, a product or a scan, where a loop carries it, where
 it is expensive and used more than once, or where memory it reads may have changed before its use;
 all others are expressions where they are read.
 """
@@ -32,8 +32,8 @@ from tilewright.lang.tile.lowering.tiles import (
 from tilewright.lang.tile.lowering.waiting import waiting_loops
 
 GRID = ("grid0", "grid1", "grid2")
-# Operations one after the other: that are done again by every reader that has loops of its own; of
-# one expression; that are functions which call each other before they become an expression.
+# Limits on the number of chained operations: that every reader with loops of its own recomputes; in
+# one expression; as functions that call each other before they become an expression.
 FEW, LONGEST, CALLS = 6, 96, 32
 MEMORY = "memory"  # the buffer of absolute addresses, one for each element
 
@@ -62,7 +62,7 @@ class Site:
 @dataclass(frozen=True)
 class Aliasing:
     """Which arguments of a launch are into the same memory, by their numbers: `same` begin at the
-    same element, `near` may meet anywhere. What is not named has memory of its own."""
+    same element, `near` may overlap anywhere. What is not named has memory of its own."""
 
     same: tuple[tuple[int, int], ...] = ()  # (the one that is used for it, argument)
     near: tuple[tuple[int, int], ...] = ()
@@ -103,7 +103,8 @@ class Lowering:
         self.made = self.uses.made
         self.waiting = waiting_loops(self.kernel)
         self.out: list[Stmt] = []
-        # Operations since something was kept, one after the other: all, and those of no index.
+        # Lengths of chains of operations since a value was stored: all, and those that are no
+        # index.
         self.lengths: tuple[dict[ir.Value, int], dict[ir.Value, int]] = ({}, {})
         self.lazy: list[ir.Value] = []  # values that read memory when they are evaluated
         for g in GRID:
@@ -200,17 +201,17 @@ class Lowering:
     def fill(self, buffer: str, t: Tile) -> None:
         self.loops(t.shape, lambda s, i: Store(s, buffer, i, t.at(i)))
 
-    def kept(self, t: Tile) -> Tile:
-        """The same tile, held by a buffer."""
+    def stored(self, t: Tile) -> Tile:
+        """The same tile, stored in a buffer."""
         if t.buffer:
             return t
         name = self.local(t.shape, t.dtype)
         self.fill(name, t)
         return buffered(name, t.shape, t.dtype)
 
-    def held(self, p: Pointers) -> Pointers:
-        """The same places, their offsets held by a buffer."""
-        offsets = self.kept(whole(p.shape, i64, p.at))
+    def stored_offsets(self, p: Pointers) -> Pointers:
+        """The same addresses, their offsets stored in a buffer."""
+        offsets = self.stored(whole(p.shape, i64, p.at))
         return replace(p, at=offsets.index, reads=frozenset())
 
     def inner(self, run: Callable[[], None]) -> tuple[Stmt, ...]:
@@ -221,7 +222,7 @@ class Lowering:
         run()
         found = tuple(self.out)
         self.out, self.lazy = saved
-        self.tiles.update(outer)  # what was kept inside is there only if that was run
+        self.tiles.update(outer)  # what was stored inside exists only if the body was run
         return found
 
     def tile(self, v: ir.Value) -> Tile:
@@ -235,20 +236,20 @@ class Lowering:
         return t
 
     def define(self, v: ir.Value, t: AnyTile) -> None:
-        """A value is what a tile says, kept where it is worth it."""
+        """Define a value as a tile, which is stored in a buffer where that pays."""
         args = self.made[v].args if v in self.made else ()
         depth, work = (
             1 + max((found.get(a, 0) for a in args), default=0) for found in self.lengths
         )
         if isinstance(t, Pointers) or t.dim is not None:
-            work = 0  # where something is, or which: not what is computed of it
+            work = 0  # an address or an index: no work on data
         if isinstance(t, Tile) and not t.buffer:
             often = self.uses.count(v) > 1 or v in self.uses.inside_loops
             # One number is computed where it is first needed, and only once, by the emitter.
             costs = bool(t.reads) or (t.expensive and bool(t.shape))
             worth = costs and (often or not t.shape)
             if self.uses.count(v) and (worth or self._is_too_long(v, t, depth, work)):
-                t = self.kept(t)
+                t = self.stored(t)
         if isinstance(t, Tile) and t.buffer:
             depth = work = 0
         elif depth % CALLS == 0:
@@ -260,8 +261,9 @@ class Lowering:
             self.lazy.append(v)
 
     def _is_too_long(self, v: ir.Value, t: Tile, depth: int, work: int) -> bool:
-        """Are there so many operations since something was kept that a tile is kept as well: where
-        several places would compute it, each for itself, or where an expression would only grow?"""
+        """Is the chain of operations since the last stored value so long that this tile is stored,
+        too: because several readers would each recompute it, or the expression would be too
+        large?"""
         shared = self.uses.count(v) > 1
         if depth > (LONGEST // 2 if t.reads else LONGEST) // (2 if shared else 1):
             return True
@@ -269,13 +271,14 @@ class Lowering:
         return again and work > FEW and bool(t.shape)
 
     def overlaps(self, changed: str, reads: frozenset[str]) -> bool:
-        """May a change of one argument's memory be one of what is read?"""
+        """May a change of one argument's memory change what is read?"""
         if changed in reads or changed == MEMORY:
             return bool(reads)
         return MEMORY in reads or not self.neighbours.get(changed, frozenset()).isdisjoint(reads)
 
-    def settle(self, changed: str | None = None) -> None:
-        """Memory is about to change (that of one argument, or any): what reads it is kept."""
+    def store_readers(self, changed: str | None = None) -> None:
+        """Memory is about to change (that of one argument, or any): values that read it and are not
+        evaluated yet are stored in buffers first."""
         later: list[ir.Value] = []
         here = self.place
         for v in self.lazy:
@@ -284,7 +287,7 @@ class Lowering:
                 continue
             if changed is None or self.overlaps(changed, t.reads):
                 self.place = self.made[v].place if v in self.made else here
-                self.tiles[v] = self.kept(t) if isinstance(t, Tile) else self.held(t)
+                self.tiles[v] = self.stored(t) if isinstance(t, Tile) else self.stored_offsets(t)
             else:
                 later.append(v)
         self.lazy, self.place = later, here

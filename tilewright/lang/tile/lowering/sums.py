@@ -67,8 +67,8 @@ def halved(low: Lowering, o: ir.Operation, axis: int) -> None:
             for t in parts
         ]
         made = combined(low, o.blocks[0], [*under, *over])
-        kept = [low.kept(t) if len(made) > 1 else t for t in made]
-        for t, k in zip(parts, kept, strict=True):
+        stored = [low.stored(t) if len(made) > 1 else t for t in made]
+        for t, k in zip(parts, stored, strict=True):
             low.fill(t.buffer, k)
         n = rest
     for r, t in zip(o.results, parts, strict=True):
@@ -80,7 +80,7 @@ COPIED_FOR = 4  # rows of a product that make a copy of its second operand worth
 
 
 def copied(low: Lowering, t: Tile) -> Tile:
-    """A buffer of its own with what a tile holds."""
+    """A new buffer with the elements of a tile."""
     name = low.local(t.shape, t.dtype)
     low.fill(name, t)
     return buffered(name, t.shape, t.dtype)
@@ -108,7 +108,7 @@ def lower_scan(low: Lowering, o: ir.Operation) -> None:
     parts = [low.tile(a) for a in o.args]
     made = [low.local(t.shape, t.dtype) for t in parts]
     if axis == len(shape) - 1:
-        # Neighbours follow each other: one row after the other, a number at a time.
+        # Neighbours depend on each other: one row after the other, one element at a time.
         outer, rest = tuple(D.var(low.fresh("row"), n) for n in shape[:-1]), ()
     else:
         outer, rest = (), shape[:axis] + shape[axis + 1 :]
@@ -134,7 +134,7 @@ def lower_scan(low: Lowering, o: ir.Operation) -> None:
         def body() -> None:
             here = [viewed(t, rest, lambda i: place(i, step + 1)) for t in parts]
             both = combined(low, o.blocks[0], [*so_far, *here])
-            reach(step + 1, [low.kept(t) for t in both] if len(both) > 1 else both)
+            reach(step + 1, [low.stored(t) for t in both] if len(both) > 1 else both)
 
         if shape[axis] > 1:
             scan = Loop(D.the_sym(step), "serial", low.inner(body))
@@ -190,17 +190,17 @@ def lower_dot(low: Lowering, o: ir.Operation) -> None:
 
 
 def factors(low: Lowering, o: ir.Operation, both: tuple[Tile, Tile], e: DType) -> tuple[Tile, Tile]:
-    """What a product reads. Narrow numbers are in memory of the kernel's own: its schedule holds
-    them as the target's instructions want them (kernel/defaults/tile_operands.py)."""
+    """What a product reads. Narrow numbers are in memory of the kernel's own: its schedule lays
+    them out as the target's instructions need them (kernel/defaults/tile_operands.py)."""
     a, b = (operand(low, t) if t.dtype is e else t for t in both)
-    a = low.kept(a) if a.dtype is not e else a
+    a = low.stored(a) if a.dtype is not e else a
     if b.dtype is e and a.shape[-2] < COPIED_FOR:
         return a, b
     return a, own_copy(low, o, a, b)
 
 
 def own_copy(low: Lowering, o: ir.Operation, a: Tile, b: Tile) -> Tile:
-    """A second operand that nobody else reads: it will be packed, which others would not want."""
+    """A second operand that nothing else reads: it will be packed, which suits no other reader."""
     alone = b.buffer and b.buffer != a.buffer and low.uses.count(o.args[1]) == 1
     return b if alone else copied(low, b)
 
@@ -209,12 +209,12 @@ def operand(low: Lowering, t: Tile) -> Tile:
     """What a product reads: memory of the kernel's own."""
     probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(t.shape))
     plain = isinstance(t.at(probe), Load) and not t.reads
-    return t if plain else low.kept(t)
+    return t if plain else low.stored(t)
 
 
 def sums_of(low: Lowering, v: ir.Value, c: Tile, e: DType) -> str:
-    """The buffer that a product is added to: that of its third operand where nobody else reads
-    it any more."""
+    """The buffer that a product is added to: that of its third operand where this is its last
+    use."""
     once = low.uses.count(v) == 1 and low.uses.may_change(v)
     if c.buffer and once and c.dtype is e:
         return c.buffer
@@ -225,7 +225,7 @@ def sums_of(low: Lowering, v: ir.Value, c: Tile, e: DType) -> str:
 
 
 def in_place(low: Lowering, c: Tile) -> str | None:
-    """A carried buffer that only this tile reads, element by element: it can take its place."""
+    """A carried buffer that only this tile reads, element by element: the product can reuse it."""
     probe = tuple(D.var(f"?{k}", n) for k, n in enumerate(c.shape))
     found: set[str] = set()
     for x in walk(c.at(probe)):
@@ -263,7 +263,7 @@ class _Widened:
         low.tiles[o.result] = made
 
     def branch(self, low: Lowering, o: ir.Operation) -> None:
-        """Elements take different ways: both are computed, and each has its own."""
+        """Elements take different branches: both are computed, and each element selects its own."""
         for b in o.blocks:
             for x in b.operations:
                 self.operation(low, x)

@@ -1,6 +1,6 @@
 """Tiles as functions of their index: what a value of a tile kernel is while it is lowered.
 
-A number tile answers with an expression for every index, an integer one also with an index
+A tile of numbers gives an expression for every index, an integer one also with an index
 function: the same number, exactly, as long as nothing overflows (positions.py). That is what
 contiguity, constant masks and strides are read off later. Pointers are offsets into an argument, or
 addresses.
@@ -22,7 +22,7 @@ from tilewright.lang.tile.lowering.positions import Positions, small
 
 At = tuple[Dim, ...]
 
-ASKED_AGAIN = 4  # indices at which a tile is remembered
+ASKED_AGAIN = 4  # indices at which the elements of a tile are cached
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Tile:
     dtype: DType
     at: Callable[[At], Value]
     dim: Callable[[At], Dim] | None = None  # of integers, if they are index functions
-    expensive: bool = False  # worth keeping where it is used more than once
+    expensive: bool = False  # worth storing where it is used more than once
     reads: frozenset[str] = frozenset()  # memory of arguments that it reads when it is evaluated
-    buffer: str = ""  # that holds it, element by element
+    buffer: str = ""  # the buffer that stores it, element by element
 
     def index(self, at: At) -> Dim:
         """An element as an index; whatever is no index function is data."""
@@ -73,7 +73,7 @@ def number(value: float | int | bool, dtype: DType, shape: tuple[int, ...] = ())
 
 
 def buffered(name: str, shape: tuple[int, ...], dtype: DType) -> Tile:
-    """What a buffer of the kernel's own holds."""
+    """The content of one of the kernel's own buffers."""
     return scalar_index(Tile(shape, dtype, lambda i: load(name, i, dtype), buffer=name))
 
 
@@ -111,7 +111,7 @@ def mapped(
     reads = frozenset().union(*(a.reads for a in args))
     expensive = cost_of(name) >= WORTH_KEEPING or any(a.expensive for a in args)
     exact = _comparison(name, args) or (lambda i: fn(name, *(at(i) for at in ats)))
-    # A value that is used twice is asked for twice, and all that it is made of with it.
+    # A value that is used twice would be built twice, with all its operands.
     exact = lru_cache(ASKED_AGAIN)(exact)
     dim = _index_function(name, args, dtype)
     dim = None if dim is None else lru_cache(ASKED_AGAIN)(dim)
@@ -170,7 +170,7 @@ def _probe(shape: tuple[int, ...]) -> At:
 
 
 def _comparison(name: str, args: tuple[Tile, ...]) -> Callable[[At], Value] | None:
-    """Two index functions compared as such: what is known of their bounds settles it."""
+    """Two index functions compared as such: decided by what is known of their bounds."""
     if name not in ("lt", "le", "gt", "ge", "eq", "ne"):
         return None
     x, y = args[0].dim, args[1].dim

@@ -76,18 +76,18 @@ def lower_offset(low: Lowering, o: ir.Operation) -> None:
     low.define(o.result, low.pointers(o.args[0]).moved(by.index, by.reads))
 
 
-def held(low: Lowering, v: ir.Value) -> AnyTile:
-    """A tile that will be read several times at each index: kept if that costs something."""
+def reusable(low: Lowering, v: ir.Value) -> AnyTile:
+    """A tile that will be read several times at each index: stored unless it is cheap."""
     t = low.tiles[v]
     several = v.type.size > 1  # one number is computed once anyway
     if isinstance(t, Tile) and not t.buffer and ((t.expensive and several) or t.reads):
-        t = low.tiles[v] = low.kept(t)
+        t = low.tiles[v] = low.stored(t)
     return t
 
 
 def lower_broadcast(low: Lowering, o: ir.Operation) -> None:
     a, r = o.args[0], o.result
-    t = held(low, a) if r.type.size > a.type.size else low.tiles[a]
+    t = reusable(low, a) if r.type.size > a.type.size else low.tiles[a]
     ones = [n == 1 for n in a.shape]
     where: Callable[[At], At] = lambda i: tuple(  # noqa: E731
         0 if one else k for k, one in zip(i, ones, strict=True)
@@ -125,7 +125,7 @@ def either(
     pick: Callable[[At], tuple[Dim, int, At, At]],
 ) -> AnyTile:
     """The first tile where a position is less than a number, else the second."""
-    a, b = (held(low, v) for v in o.args)
+    a, b = (reusable(low, v) for v in o.args)
     if isinstance(a, Pointers) or isinstance(b, Pointers):
         a, b = (
             low.addresses_of(low.pointers(o.args[0])),
@@ -149,7 +149,7 @@ def lower_split(low: Lowering, o: ir.Operation) -> None:
 
 
 def lower_gather(low: Lowering, o: ir.Operation) -> None:
-    t = low.tiles[o.args[0]] = low.kept(low.tile(o.args[0]))
+    t = low.tiles[o.args[0]] = low.stored(low.tile(o.args[0]))
     where, axis = low.tile(o.args[1]), o.attrs["axis"]
     at = lambda i: t.at((*i[:axis], where.index(i), *i[axis + 1 :]))  # noqa: E731
     low.define(o.result, Tile(o.result.shape, t.dtype, at, reads=where.reads))

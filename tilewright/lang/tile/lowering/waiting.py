@@ -1,9 +1,9 @@
 """Which loops of a kernel wait for another program: they poll memory until it changes.
 
-A lock is not such a loop. Whoever polls it changes it as soon as it gets it (`atomic_cas(lock, 0,
-1)`, `atomic_xchg(lock, 1)`), and whoever holds it is running: it is released sooner or later,
-however few programs run at a time. A loop that only looks (a volatile load, `atomic_cas(flag, 1,
-1)`, `atomic_add(flag, 0)`) may look for what a program writes that has not started.
+A lock is not such a loop. A program that polls it changes it as soon as it gets it
+(`atomic_cas(lock, 0, 1)`, `atomic_xchg(lock, 1)`), and the program that holds it is running: it is
+released sooner or later, however few programs run at a time. A loop that only reads (a volatile
+load, `atomic_cas(flag, 1, 1)`, `atomic_add(flag, 0)`) may wait for a program that has not started.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def waiting_loops(kernel: ir.Kernel) -> frozenset[ir.Operation]:
 
 
 def ends_by_itself(loop: ir.Operation, made: Makers) -> bool:
-    """Does a waiting loop count its looks too? One of two conditions that must both hold then
+    """Does a waiting loop also count its polls? Then one of two conditions that must both hold
     depends on no memory."""
     todo = list(loop.blocks[0].yields)
     while todo:
@@ -34,7 +34,7 @@ def ends_by_itself(loop: ir.Operation, made: Makers) -> bool:
 
 
 def _polls(loop: ir.Operation, made: Makers) -> bool:
-    """Does going on depend on memory that the loop itself only looks at?"""
+    """Does the loop's condition depend on memory that the loop itself only reads?"""
     return any(_only_looks(o, made) for o in _deciding(loop, loop.blocks[0].yields[0]))
 
 

@@ -25,7 +25,7 @@ class Part:
         return self.map(lambda x: x[key])
 
 
-# Puts two partial results of these types together, component by component.
+# Combines two partial results of these types, component by component.
 Join = Callable[[Sequence[Part], Sequence[Part], Sequence[TileType]], list[Part]]
 
 

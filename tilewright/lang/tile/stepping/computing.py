@@ -1,8 +1,8 @@
-"""Kernels run step by step on numpy: a builder that computes what others write down.
+"""Kernels run step by step on numpy: a builder that computes instead of writing operations.
 
 `EagerBuilder` is one launch: its memory, its grid and the program that runs at the moment. The
 functions of the language work on its values as they do on any; `interpret` runs the same operations
-from a translated kernel. Programs run one after the other, so that results do not depend on luck.
+from a translated kernel. Programs run one after the other, so that results are deterministic.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from tilewright.lang.tile.stepping.raw_memory import FOREIGN, Memory, to_bits
 from tilewright.lang.tile.stepping.stepping import Stepper
 from tilewright.lang.tile.stepping.turns import Turns
 
-# So often the same answer in a row, with nothing else done to memory, is a wait for others.
+# A program that reads the same value so often in a row, and does nothing else to memory, waits.
 PATIENCE = 100
 
 
-# Modules whose lines are no place of the user's.
+# Modules whose lines are not the user's.
 _OWN = ("tilewright.lang.", "tilewright.ir.")
 
 
 class EagerBuilder:
-    """Computes. `place` is set by who runs translated operations; otherwise the place is the
-    user's line that runs at the moment."""
+    """Computes. `place` is set while translated operations run; otherwise the place is the user's
+    line that is running."""
 
     eager = True
     # What belongs to the program that runs, not to the launch.
@@ -60,7 +60,7 @@ class EagerBuilder:
         self.stepper = Stepper()
         self.turns: Turns | None = None
         self.changes = 0
-        self._last: tuple[Any, ...] = ()  # the last look at memory
+        self._last: tuple[Any, ...] = ()  # the last read of memory
         self._repeated = 0  # how often that was seen in a row
         self._looks = 0  # volatile loads and atomics that changed nothing, in a row
         self._effects: dict[str, Callable[..., Sequence[EagerValue]]] = {
@@ -121,7 +121,7 @@ class EagerBuilder:
         """A function over tiles that another function calls, such as the one of a reduction."""
         return self.stepper.function(f)(*args, **kwargs)
 
-    # ---- for who runs and who checks
+    # ---- for the callers that run and that check
 
     def number(self, type: TileType, value: Any) -> EagerValue:
         return EagerValue(type, as_element(value, type.element))
@@ -349,19 +349,20 @@ class EagerBuilder:
         return None
 
     def _changes(self) -> None:
-        """The program did something to memory: it does not wait."""
+        """The program changed memory: it does not wait."""
         self.changes += 1
         self._last, self._repeated, self._looks = (), 0, 0
 
     def _looked(self, what: str, at: np.ndarray, seen: np.ndarray, waits: bool) -> None:
-        """The program read memory; with `waits`, in a way that is for what others write."""
+        """The program read memory; with `waits`, by a read that polls for what others write."""
         now = (what, int(at.flat[0]), seen.tobytes()) if at.size == 1 else ()
         self._repeated = self._repeated + 1 if now and now == self._last else 0
         self._last = now
         self._looks += waits
 
     def _let_others_run(self) -> None:
-        """Before a look at memory: one that saw the same too often waits for others."""
+        """Before a read of memory: a program that read the same value too often waits for
+        others."""
         if max(self._repeated, self._looks) <= PATIENCE or self.turns is None:
             return
         try:
@@ -374,7 +375,7 @@ class EagerBuilder:
             ) from None
         self._repeated = self._looks = 0
 
-    # ---- words
+    # ---- messages
 
     def _print(
         self, args: Sequence[EagerValue], types: Sequence[TileType], attrs: Mapping[str, Any]

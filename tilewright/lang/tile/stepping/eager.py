@@ -47,7 +47,7 @@ def run_eager(
     builder: EagerBuilder | None = None,
 ) -> None:
     """Run a kernel's Python for every program of a grid. `arguments` are the caller's objects by
-    parameter; `described` says as what numbers are taken where that was settled before."""
+    parameter; `described` gives the types of numbers where they were decided before."""
     if builder is None:
         checked = knobs.tile_check.get()
         builder = (
@@ -100,7 +100,7 @@ def _line_of(error: BaseException) -> str | None:
     return found
 
 
-# ---- what a kernel sees of what it is given
+# ---- arguments as a kernel sees them
 
 Leaf = builtins.tuple[str, Any]  # a number or an array of a launch, and what to call it
 Bound = builtins.tuple[Argument, list[Leaf]]
@@ -124,8 +124,8 @@ def bind_all(
         if p.is_constexpr:
             bound[p.name] = Argument.constant(unwrap(x)), []
             continue
-        settled = (described or {}).get(p.name)
-        declared = settled.element if settled is not None else _declared(p)
+        argument = (described or {}).get(p.name)
+        declared = argument.element if argument is not None else _declared(p)
         bound[p.name] = bind(x, p.name, declared, not p.do_not_specialize)
     return bound
 

@@ -1,7 +1,7 @@
 """What each operation of a tile kernel means, on numpy arrays.
 
-These are the operations without effects. Arrays hold elements as ir/types.py says (bfloat16 and
-floats of 8 bits as float32 that was rounded), pointers as int64, addresses in bytes. Inside the
+These are the operations without effects. Arrays represent elements as ir/types.py says (bfloat16
+and floats of 8 bits as float32 that was rounded), pointers as int64, addresses in bytes. Inside the
 function of a reduction, scalars stand for many lanes: what works element by element takes its shape
 from its arguments and not from types.
 """
@@ -50,7 +50,7 @@ def holds(element: Element) -> np.dtype:
 
 
 def as_element(x: Any, element: Element) -> np.ndarray:
-    """`x` as elements are held; Python integers of any size wrap."""
+    """`x` in the numpy dtype of its elements; Python integers of any size wrap."""
     if isinstance(element, Pointer):
         return np.asarray(x, np.int64)
     if isinstance(x, int) and element.is_int:

@@ -28,7 +28,7 @@ class EagerValue(Value):
         self.array = array
         # Of addresses: the number of the argument that each was computed from.
         self.origin = origin
-        # Kept in the checking mode only: which elements have no meaning, by the number of the
+        # Set in the checking mode only: which elements have no meaning, by the number of the
         # reason (0: they have one).
         self.undefined = undefined
 
@@ -51,6 +51,6 @@ def known(value: Value) -> EagerValue:
     if not isinstance(value, EagerValue):
         raise Invalid(
             "a value of a kernel that is being compiled is used in one that runs step by step",
-            hint="keep no values of kernels in global variables",
+            hint="do not store values of kernels in global variables",
         )
     return value

@@ -1,7 +1,7 @@
 """Memory as a kernel sees it: addresses, read and written where an argument of the launch lies.
 
-Elements are held as ir/types.py says: float16 as itself, bfloat16 and floats of 8 bits as float32
-that was rounded. `to_bits` and `from_bits` go between that and what memory holds.
+Elements are represented as ir/types.py says: float16 as itself, bfloat16 and floats of 8 bits as
+float32 that was rounded. `to_bits` and `from_bits` convert between that and the bits in memory.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tilewright.ir.types import DTYPES, LONG_NAMES, DType, bf16, from_memory, to
 
 
 def to_bits(x: np.ndarray, dtype: DType) -> np.ndarray:
-    """What memory holds for elements held as `x`, as unsigned integers."""
-    if dtype is bf16:  # held exactly: the upper half is all there is, of a NaN too
+    """The bits in memory of elements represented as `x`, as unsigned integers."""
+    if dtype is bf16:  # exact: the upper half has all bits, of a NaN too
         return (np.asarray(x, np.float32, order="C").view(np.uint32) >> 16).astype(np.uint16)
     return np.asarray(to_memory(x, dtype), order="C").view(f"u{dtype.bytes}")
 
 
 def from_bits(bits: np.ndarray, dtype: DType) -> np.ndarray:
-    """How elements are held whose memory is `bits`."""
+    """The representation of elements whose bits in memory are `bits`."""
     bits = np.asarray(bits, order="C")
     if dtype.is_bool:
         return bits != 0
@@ -78,7 +78,7 @@ class Region:
     element: DType
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements
-    owner: Any  # kept, so that the memory stays
+    owner: Any  # a reference, so that the memory stays alive
     writable: bool = True
 
     @property
@@ -311,7 +311,7 @@ class Memory:
 
 
 def _is_plain(x: Any) -> bool:
-    """Arrays whose memory can be asked for without running code of someone else's."""
+    """Arrays whose memory can be found without running foreign code."""
     return type(x).__module__ in ("numpy", "torch", "torch.nn.parameter")
 
 

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from tilewright.lang.tile.builder import current
 from tilewright.lang.tile.front.functions import TileFunction
-from tilewright.lang.tile.front.merge import changed_type, kind, leaves, settled
+from tilewright.lang.tile.front.merge import as_variable, changed_type, kind, leaves
 from tilewright.lang.tile.front.scan import assigned
 from tilewright.lang.tile.front.state import PYTHON
 from tilewright.lang.tile.language import core
@@ -34,7 +34,7 @@ class Stepper:
     def __init__(self) -> None:
         self._made: dict[TileFunction, Callable[..., Any]] = {}
         self._helpers: dict[str, Any] = {
-            "__tile_settled__": settled,
+            "__tile_as_variable__": as_variable,
             "__tile_callee__": self.callee,
             "__tile_all__": _all,
             "__tile_any__": _any,
@@ -110,13 +110,13 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         self.generic_visit(node)
-        node.value = self._call("__tile_settled__", node.value)
+        node.value = self._call("__tile_as_variable__", node.value)
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         self.generic_visit(node)
         if node.value is not None and "constexpr" not in ast.unparse(node.annotation):
-            node.value = self._call("__tile_settled__", node.value)
+            node.value = self._call("__tile_as_variable__", node.value)
         return node
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
@@ -126,7 +126,7 @@ class _Rewriter(ast.NodeTransformer):
         read = ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target)
         value = ast.copy_location(ast.BinOp(read, node.op, node.value), node)
         return ast.copy_location(
-            ast.Assign([node.target], self._call("__tile_settled__", value)), node
+            ast.Assign([node.target], self._call("__tile_as_variable__", value)), node
         )
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -189,12 +189,12 @@ class _Rewriter(ast.NodeTransformer):
     def _watched(
         self, node: ast.For | ast.While, names: Collection[str], over: ast.expr
     ) -> list[ast.stmt]:
-        """A loop that looks at its variables before it starts and after each round."""
+        """A loop that checks its variables before it starts and after each iteration."""
         self.loops += 1
-        held = f"__tile_loop{self.loops}__"
+        loop = f"__tile_loop{self.loops}__"
         added = ast.parse(
-            f"{held} = __tile_rounds__(None, {tuple(sorted(names))}, locals())\n"
-            f"{held}.check(locals())"
+            f"{loop} = __tile_rounds__(None, {tuple(sorted(names))}, locals())\n"
+            f"{loop}.check(locals())"
         )
         for x in ast.walk(added):
             if isinstance(x, (ast.stmt, ast.expr)):  # on the line of the loop, not of its body
@@ -203,7 +203,7 @@ class _Rewriter(ast.NodeTransformer):
         assert isinstance(first, ast.Assign) and isinstance(first.value, ast.Call)
         first.value.args[0] = over
         if isinstance(node, ast.For):
-            node.iter = ast.copy_location(ast.Name(held, ast.Load()), over)
+            node.iter = ast.copy_location(ast.Name(loop, ast.Load()), over)
         node.body = [*node.body, last]
         return [first, node]
 
@@ -223,8 +223,8 @@ class _Rounds:
     def check(self, known: Mapping[str, Any]) -> None:
         for name, old in self.before.items():
             new = known.get(name)
-            if new is not old and kind(old) != kind(new) and kind(settled(old)) != kind(new):
-                raise changed_type(name, settled(old) if leaves(settled(old)) else old, new)
+            if new is not old and kind(old) != kind(new) and kind(as_variable(old)) != kind(new):
+                raise changed_type(name, as_variable(old) if leaves(as_variable(old)) else old, new)
 
 
 def _all(*sides: Callable[[], Any]) -> Any:

@@ -1,9 +1,9 @@
 """Programs that wait for each other, step by step: they take turns.
 
-Programs run one after the other until one of them waits: it looks at memory again and again and
-sees the same. Then it keeps its Python frames, and another thread goes on with the next program, or
-with one that has waited before. Only the thread whose turn it is runs, and turns go round in order,
-so that results do not depend on luck.
+Programs run one after the other until one of them waits: it reads memory again and again and
+sees the same. Then its thread is suspended, and another thread goes on with the next program, or
+with one that has waited before. Only one thread runs at a time, and they take turns in a fixed
+order, so that results are deterministic.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST = 1024  # programs that may wait at the same time
 
 
 class Stepping(Protocol):
-    """What runs: it can put aside what belongs to the program of the moment."""
+    """What runs: it can save and restore the state of the current program."""
 
     changes: int  # of memory, so far
     turns: Turns | None
@@ -43,7 +43,7 @@ class Turns:
         self._condition = Condition()
         self._error: BaseException | None = None
         self._seen = -1
-        self._quiet = 0  # looks of all programs since memory changed
+        self._quiet = 0  # reads of all programs since memory changed
 
     def go(self) -> None:
         """Runs all programs; the error of the first that fails is raised."""

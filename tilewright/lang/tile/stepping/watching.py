@@ -1,9 +1,10 @@
 """The checking mode: an `EagerBuilder` that knows what memory and values mean.
 
-For each element in memory it keeps who wrote it last, who read it, and whether it was ever written;
-for each element of a value, whether it has a meaning. Programs that are not ordered by atomics run
-at the same time as far as it is concerned, although here they run one after the other: what program
-7 finds written by program 3 is a race unless 3 released it and 7 acquired it (vector clocks).
+For each element in memory it records which program wrote it last, which read it, and whether it was
+ever written; for each element of a value, whether it has a meaning. Programs that are not ordered
+by atomics run at the same time as far as it is concerned, although here they run one after the
+other: what program 7 finds written by program 3 is a race unless 3 released it and 7 acquired it
+(vector clocks).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tilewright.lang.tile.stepping.findings import OUT_OF_BOUNDS, RACE, UNDEFINE
 from tilewright.lang.tile.stepping.known import EagerValue, known
 from tilewright.lang.tile.stepping.raw_memory import Memory
 
-# Who touched an element: the program's number from 1 (0: no one), its clock, the place's number.
+# The access to an element: the program's number from 1 (0: none), its clock, the place's number.
 _TOUCH = np.dtype([("program", "i4"), ("clock", "i4"), ("place", "i4"), ("atomic", "?")])
 
 
@@ -391,11 +392,11 @@ def _spread(
     for r in reasons[1:]:
         total = np.maximum(total, r)
     if fn in ("and", "or"):
-        # One side that settles the result is enough: False and anything, True or anything.
+        # One side that decides the result is enough: False and anything, True or anything.
         for x, r in zip(args, reasons, strict=True):
             ones = x.array == (
                 True if x.array.dtype == bool else np.asarray(-1).astype(x.array.dtype)
             )
-            settles = (x.array == 0) if fn == "and" else ones
-            total = np.where(settles & (r == 0), 0, total)
+            decides = (x.array == 0) if fn == "and" else ones
+            total = np.where(decides & (r == 0), 0, total)
     return total

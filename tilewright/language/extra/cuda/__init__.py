@@ -1,4 +1,4 @@
-"""`tl.extra.cuda`: libdevice. What asks a graphics card about itself is refused."""
+"""`tl.extra.cuda`: libdevice. Queries about the graphics card itself are refused."""
 
 from tilewright.lang.tile.language.refusals import refused
 from tilewright.lang.tile.language.tensor import builtin
@@ -15,12 +15,12 @@ smid = refused("tl.extra.cuda.smid", _WHY, _HINT)
 
 @builtin
 def gdc_wait() -> None:
-    """Nothing: a launch here begins when the one before it is over."""
+    """Does nothing: a launch here begins when the one before it has ended."""
 
 
 @builtin
 def gdc_launch_dependents() -> None:
-    """Nothing: the next launch waits for this one."""
+    """Does nothing: the next launch waits for this one."""
 
 
 __all__ = [
