@@ -39,7 +39,7 @@ class Accesses:
         them."""
         if function:
             old = self.load(b, p, w, align)
-            x = self.arith.apply(function, b.dtype, w, [old, x])
+            x = self.arith.combine(function, b.dtype, w, [old, x])
         self.raw_store(b, self.arith.narrow(x, b.dtype, w), p, w, align, hint)
 
     def raw_store(
