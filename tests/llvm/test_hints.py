@@ -120,4 +120,4 @@ def test_hints_stay_on_loops_that_are_split_and_fused() -> None:
     n = scheduled(SUM, "Pragma('s.r0', 'unroll', 4)\nSplit('s.r0', 16)\n")
     assert "for s.r0.1 in 16 pragma unroll 4:" in nest_text(n)
     n = scheduled(SUM, "Pragma('s.i0', 'nontemporal')\nFuse('s.i0', 's.r0', 'f')\n")
-    assert "for f in 320 pragma nontemporal 1:" in nest_text(n)
+    assert "for f in 320 of s.f pragma nontemporal 1:" in nest_text(n)
