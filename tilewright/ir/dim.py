@@ -134,7 +134,7 @@ def substitute(
 ) -> Dim:
     """Replace symbols, simplifying again. `on_data` rewrites the value inside a Data atom. `memo`
     caches what was substituted; use one `memo` per table."""
-    if isinstance(x, int) or (on_data is None and not (symbols(x) & table.keys())):
+    if isinstance(x, int) or (on_data is None and symbols(x).isdisjoint(table)):
         return x
     if memo is None:
         memo = {}

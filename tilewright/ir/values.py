@@ -35,14 +35,15 @@ class Value:
     """A scalar. Subclasses: Const, Index, Load, Fn, Reduce.
 
     Data inside indices included, `depth` is the number of values below it on the longest path and
-    `sources` is what it reads. They and the free symbols are known as soon as a value is made, from
-    those of its operands.
+    `sources` is what it reads. They, the operands and the free symbols are known as soon as a value
+    is made, from those of its operands.
     """
 
-    __slots__ = ("__weakref__", "_label", "_syms", "depth", "dtype", "sources")
+    __slots__ = ("__weakref__", "_below", "_label", "_syms", "depth", "dtype", "sources")
     dtype: DType
     depth: int
     sources: frozenset[Tensor | str]
+    _below: tuple[Value, ...]
     _syms: frozenset[Sym]
     _label: str | None
 
@@ -113,6 +114,9 @@ class Value:
 
     def operands(self) -> tuple[Value, ...]:
         """The values right below it, data inside indices included."""
+        return self._below
+
+    def _operands(self) -> tuple[Value, ...]:
         return self.args
 
     def _free(self) -> frozenset[Sym]:
@@ -182,7 +186,7 @@ class Index(Value):
     __slots__ = ("dim",)
     dim: Dim
 
-    def operands(self) -> tuple[Value, ...]:
+    def _operands(self) -> tuple[Value, ...]:
         return D.data_values(self.dim)
 
     def _free(self) -> frozenset[Sym]:
@@ -199,7 +203,7 @@ class Load(Value):
     source: Tensor | str
     index: tuple[Dim, ...]
 
-    def operands(self) -> tuple[Value, ...]:
+    def _operands(self) -> tuple[Value, ...]:
         return tuple(v for i in self.index if type(i) is not int for v in D.data_values(i))
 
     def _free(self) -> frozenset[Sym]:
@@ -278,7 +282,7 @@ def _intern(cls: type[Any], key: Any, **fields: Any) -> Any:
         for k, v in fields.items():
             setattr(found, k, v)
         found._syms = found._free()
-        below = found.operands()
+        found._below = below = found._operands()
         found.depth = 1 + max([x.depth for x in below]) if below else 0
         found.sources = _union([x.sources for x in below]) if below else _NOTHING
         if cls is Load:
@@ -314,8 +318,11 @@ def index(x: Dim) -> Value:
 
 
 def load(source: Tensor | str, idx: Sequence[Dim | Value], dtype: DType) -> Load:
-    key = tuple(i.as_dim() if isinstance(i, Value) else i for i in idx)
-    return _intern(Load, (source, key, dtype), source=source, index=key, dtype=dtype)
+    return _load(source, tuple([i.as_dim() if isinstance(i, Value) else i for i in idx]), dtype)
+
+
+def _load(source: Tensor | str, index: tuple[Dim, ...], dtype: DType) -> Load:
+    return _intern(Load, (source, index, dtype), source=source, index=index, dtype=dtype)
 
 
 def value(x: Scalarish, dtype: DType) -> Value:
@@ -354,7 +361,8 @@ def make_fn(name: str, args: tuple[Value, ...], dtype: DType) -> Value:
     found = _values.get(key)
     if found is None:  # as `_intern` does, for what most values are
         made = object.__new__(Fn)
-        made._label, made.name, made._args, made.dtype = None, name, args, dtype
+        made._label, made.name, made._args, made._below = None, name, args, args
+        made.dtype = dtype
         if len(args) == 1:
             (x,) = args
             made._syms, made.sources, made.depth = x._syms, x.sources, x.depth + 1
@@ -462,7 +470,7 @@ def make_reduce(combine: Combine, axes: tuple[Sym, ...], body: Value) -> Value:
 
 def with_args(x: Fn, args: tuple[Value, ...]) -> Value:
     """The same function of other arguments."""
-    if all(map(is_, args, x.args)):
+    if all(map(is_, args, x._args)):
         return x
     return cast(args[0], x.dtype) if x.name == "cast" else make_fn(x.name, args, x.dtype)
 
@@ -496,16 +504,18 @@ class Rewriter:
 
     def __call__(self, v: Value) -> Value:
         # As `operands_first` goes, written out: this is where most of scheduling's time goes.
-        memo, rewritten, stack = self._memo, self._rewritten, [v]
+        memo, stack, table, only = self._memo, [v], self.table, self.only
+        every_load = only is None and not self._only_symbols
         while stack:
             x = stack[-1]
             if x in memo:
                 stack.pop()
                 continue
-            if rewritten(x):
-                memo[x] = x
+            reads = every_load or (only is not None and only in x.sources)
+            if not reads and x._syms.isdisjoint(table):
+                memo[stack.pop()] = x
                 continue
-            below = self._operands(x) if isinstance(x, Reduce) else x.operands()
+            below = self._operands(x) if isinstance(x, Reduce) else x._below
             missing = [y for y in below if y not in memo]
             if missing:
                 missing.reverse()
@@ -554,13 +564,14 @@ class Rewriter:
 
     def _one(self, x: Value) -> Value:
         """The rewritten value, once its operands are rewritten."""
+        if isinstance(x, Fn):
+            memo = self._memo
+            return with_args(x, tuple([memo[a] for a in x._args]))
         if isinstance(x, Load):
-            out = load(x.source, tuple(map(self._dim, x.index)), x.dtype)
+            out = _load(x.source, tuple([self._dim(i) for i in x.index]), x.dtype)
             return out if self.on_load is None else self.on_load(out)
         if isinstance(x, Index):
             return cast(index(self._dim(x.dim)), i64)  # what is read may be narrower
-        if isinstance(x, Fn):
-            return with_args(x, tuple(map(self._new, x.args)))
         if isinstance(x, Reduce):
             axes, body = self._rebound[x]
             out = make_reduce(x.combine, axes, self._new(body))

@@ -67,8 +67,11 @@ class Block:
         """Of the statement and of all inside. Nests before and after a step share most of their
         statements, so whoever looks for a few of them goes only where they are: see `seek`."""
         assert isinstance(self, (Loop, If, While))
-        inside = (marks(x) for body in bodies(self) for x in body)
-        return frozenset(own_marks(self)).union(*inside)
+        out = set(own_marks(self))
+        for body in bodies(self):
+            for x in body:
+                out.update(marks(x))
+        return frozenset(out)
 
     @cached_property
     def sources(self) -> frozenset[str]:
@@ -357,15 +360,26 @@ def marks(s: Stmt) -> Collection[Mark]:
     return s.marks if isinstance(s, Block) else own_marks(s)
 
 
-def seek(body: tuple[Stmt, ...], mark: Mark, path: Path = ()) -> Iterator[tuple[Stmt, Path]]:
+def seek(body: tuple[Stmt, ...], mark: Mark, path: Path = ()) -> list[tuple[Stmt, Path]]:
     """The statements of a mark with the loops around them, as `walk` finds them."""
+    out: list[tuple[Stmt, Path]] = []
+    _seek(body, mark, path, out)
+    return out
+
+
+def _seek(body: tuple[Stmt, ...], mark: Mark, path: Path, out: list[tuple[Stmt, Path]]) -> None:
     for s in body:
-        if mark not in marks(s):
-            continue
-        if mark in own_marks(s):
-            yield s, path
-        for inside in bodies(s):
-            yield from seek(inside, mark, (*path, s) if isinstance(s, Loop) else path)
+        if not isinstance(s, Block):
+            if mark in own_marks(s):
+                out.append((s, path))
+        elif mark in s.marks:
+            if mark in own_marks(s):
+                out.append((s, path))
+            if isinstance(s, Loop):
+                _seek(s.body, mark, (*path, s), out)
+            else:
+                for inside in bodies(s):
+                    _seek(inside, mark, path, out)
 
 
 def holds(n: Nest, mark: Mark) -> bool:
