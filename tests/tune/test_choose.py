@@ -30,6 +30,7 @@ from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Nest, Work
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import print_trace
+from tilewright.kernel.steps.split import Split
 from tilewright.kernel.text import parse_group
 from tilewright.targets import default, get
 from tilewright.tune import choose, measure
@@ -85,6 +86,24 @@ def test_rows_that_no_cache_keeps_are_walked_through_once() -> None:
 def test_rows_that_do_not_fill_tiles_get_other_tiles() -> None:
     found = Ranked().choose(packed(49, 256, 240), ARM)
     assert found.considered[0].choices == "rows 7"
+
+
+def test_steps_that_candidates_share_are_applied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each candidate is what it is without the others."""
+    applied: list[Split] = []
+    apply = Split.apply
+
+    def counted(self: Split, n: Nest) -> Nest:
+        applied.append(self)
+        return apply(self, n)
+
+    group = packed(3000, 256, 60)
+    monkeypatch.setattr(Split, "apply", counted)
+    found = candidates(group, ARM, thorough=True)
+    splits = [step for c in found for step in c.trace if isinstance(step, Split)]
+    assert len(found) > 2 and len(applied) < len(splits)
+    for c in found:
+        assert default_schedule(group, ARM, c.choices) == (c.trace, c.nest)
 
 
 MACHINES = ["host", "x86-64", "x86-64-v3", "x86-64-v4"]

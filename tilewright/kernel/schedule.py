@@ -23,7 +23,7 @@ from tilewright.kernel.defaults.grids import grid_schedule
 from tilewright.kernel.defaults.inlining import edges_in_lanes, inline_maps
 from tilewright.kernel.defaults.maps import schedule_map, schedule_program
 from tilewright.kernel.defaults.rows import schedule_rows, short_columns
-from tilewright.kernel.defaults.scheduler import Scheduler
+from tilewright.kernel.defaults.scheduler import Applied, Scheduler
 from tilewright.kernel.defaults.tile_kernels import schedule_programs
 from tilewright.kernel.defaults.totals import schedule_totals
 from tilewright.kernel.group import Group, Stage
@@ -33,16 +33,20 @@ from tilewright.kernel.step import Trace
 RULES = Choices()
 
 
-def default_schedule(group: Work, target: Target, choices: Choices = RULES) -> tuple[Trace, Nest]:
-    """The trace and the nest it leads to. What the choices leave open is decided by rules."""
+def default_schedule(
+    group: Work, target: Target, choices: Choices = RULES, applied: Applied | None = None
+) -> tuple[Trace, Nest]:
+    """The trace and the nest it leads to. What the choices leave open is decided by rules. Several
+    schedules of one group share what is `applied`."""
+    applied = applied or Applied()
     if isinstance(group, Nest):
         return schedule_programs(group, target)
     if target.grid is not None:
         return grid_schedule(group, target, choices)
-    s = _chained(group, target, choices)
+    s = _chained(group, target, choices, applied)
     if s is not None:
         return tuple(s.trace), s.nest
-    s = Scheduler(group, target, choices)
+    s = Scheduler(group, target, choices, applied=applied)
     kept = inline_maps(s)
     outs = [x for x in kept if group.buffer(x.name).scope == "out"]
     inner = [x for x in kept if x not in outs]
@@ -56,7 +60,7 @@ def default_schedule(group: Work, target: Target, choices: Choices = RULES) -> t
         if not _reuses(s, sums) and short_columns(s, inner, outs):
             pass
         elif not _tiled(s, sums, outs, [x for x in inner if x is not sums]):
-            s = Scheduler(group, target, choices)
+            s = Scheduler(group, target, choices, applied=applied)
             kept = inline_maps(s)
             schedule_rows(s, [x for x in kept if x not in outs], outs)
     else:
@@ -64,11 +68,11 @@ def default_schedule(group: Work, target: Target, choices: Choices = RULES) -> t
     return tuple(s.trace), s.nest
 
 
-def _chained(group: Group, target: Target, choices: Choices) -> Scheduler | None:
+def _chained(group: Group, target: Target, choices: Choices, applied: Applied) -> Scheduler | None:
     chain = find_chain(group)
     if chain is None:
         return None
-    s = Scheduler(group, target, choices)
+    s = Scheduler(group, target, choices, applied=applied)
     try:
         return s if schedule_chain(s, chain) else None
     except Refused:  # a shape that does not fit; the caller starts anew

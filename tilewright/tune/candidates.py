@@ -19,6 +19,7 @@ from tilewright.ir.types import DType
 from tilewright.kernel.cost import Cost, cost
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.contractions import product_operands
+from tilewright.kernel.defaults.scheduler import Applied
 from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.schedule import RULES, default_schedule
@@ -53,8 +54,10 @@ class Tiles:
     deep: int  # products of each sum
 
 
-def candidate(group: Group, target: Target, choices: Choices) -> Candidate:
-    trace, nest = default_schedule(group, target, choices)
+def candidate(
+    group: Group, target: Target, choices: Choices, applied: Applied | None = None
+) -> Candidate:
+    trace, nest = default_schedule(group, target, choices, applied)
     return Candidate(choices, trace, nest, cost(nest, target))
 
 
@@ -62,11 +65,11 @@ class _Found:
     """Distinct candidates of a group, the one by the rules first."""
 
     def __init__(self, group: Group, target: Target) -> None:
-        self.group, self.target = group, target
+        self.group, self.target, self.applied = group, target, Applied()
         self.all: list[Candidate] = []
 
     def add(self, choices: Choices) -> None:
-        new = candidate(self.group, self.target, choices)
+        new = candidate(self.group, self.target, choices, self.applied)
         if all(new.trace != c.trace for c in self.all):
             self.all.append(new)
 

@@ -278,6 +278,7 @@ class _Builder:
         self.constants: dict[Literal, int] = {}
         self.first_constant = 0
         self.any_size = any_size
+        self.image = b""  # of the entry
 
     def begin(self, graph: Graph, given: int, order: Sequence[Node] = ()) -> None:
         """`given` inputs come from the caller; then constants, then what the prologue folds."""
@@ -294,16 +295,14 @@ class _Builder:
             _, self.arena = self.entry(graph, symbol, inputs)
         with self.phases("kernels"):
             self._compile()
+            self._compile_entries()
         self.types = tuple(n.ttype for n in own)
         self.outs = tuple(n.ttype for n in graph.outputs)
         self.literals = tuple(literals)
 
     def data(self) -> ProgramData:
         """The program that was begun, once the compilers are done."""
-        self.entries = [self._side_by_side(e) for e in self.entries]
         entry = self.entries[-1]
-        text = self.stages.entry(emit_entries(self.entries, self.marks is not None))
-        image = cached_object(text, self.target, self.log)
         if self.marks is not None:
             self.marks.names = [_action_name(a, self.kernels) for a in entry.actions]
         self.stages.close()
@@ -314,7 +313,7 @@ class _Builder:
             entry.symbol,
             self.arena,
             self.target,
-            (*(k.image for k in self.kernels.values()), image),
+            (*(k.image for k in self.kernels.values()), self.image),
             tuple(map(Stored.of, self.literals)),
             tuple(k.info() for k in self.kernels.values()),
         )
@@ -488,6 +487,16 @@ class _Builder:
                 self.log.add("schedule", f"{k.symbol} is scheduled by the given trace")
         for k, stages, key in todo:
             self._write(k, stages, key, chosen.get(k.symbol))
+
+    def _compile_entries(self) -> None:
+        """The object of the entry, once all kernels are scheduled."""
+        self.entries = [self._side_by_side(e) for e in self.entries]
+        text = self.stages.entry(emit_entries(self.entries, self.marks is not None))
+
+        def machine_code() -> None:
+            self.image = cached_object(text, self.target, self.log)
+
+        self.compilers.do(machine_code)
 
     def _write(self, k: _Kernel, stages: KernelStages, key: str, found: Chosen | None) -> None:
         """The text of a kernel, which a compiler compiles."""

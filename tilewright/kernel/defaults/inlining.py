@@ -31,7 +31,7 @@ def inline_maps(s: Scheduler) -> list[Stage]:
     gone, nest, stay = _inlined(s.group)
     s.trace += [ComputeInline(name) for name in gone]
     if gone:
-        s.nest = replace(nest, dims=s.nest.dims)
+        s.nest = nest if nest.dims == s.nest.dims else replace(nest, dims=s.nest.dims)
     return [st for st in s.group.stages if st.name in stay]
 
 

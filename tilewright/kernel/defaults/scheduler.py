@@ -43,6 +43,33 @@ PIECE = 16384
 PIECES = 64
 
 
+class Applied:
+    """The nests that steps gave. Schedules of one group by different choices begin alike: the steps
+    that they share are applied once."""
+
+    def __init__(self) -> None:
+        self._starts: dict[int, tuple[Work, Nest]] = {}
+        self._after: dict[tuple[int, Step], tuple[Nest, Nest | Refused]] = {}
+
+    def start(self, work: Work) -> Nest:
+        found = self._starts.get(id(work))
+        if found is None:
+            found = self._starts[id(work)] = work, start(work)
+        return found[1]
+
+    def apply(self, step: Step, nest: Nest) -> Nest:
+        found = self._after.get((id(nest), step))
+        if found is None:
+            try:
+                found = nest, step.apply(nest)
+            except Refused as why:
+                found = nest, why
+            self._after[id(nest), step] = found  # it holds the nest, so that no other has its id
+        if isinstance(found[1], Refused):
+            raise found[1].with_traceback(None)
+        return found[1]
+
+
 @dataclass
 class Scheduler:
     """A nest under construction with the trace that led to it."""
@@ -52,9 +79,10 @@ class Scheduler:
     choices: Choices = Choices()
     nest: Nest = field(init=False)
     trace: list[Step] = field(default_factory=list)
+    applied: Applied = field(default_factory=Applied)
 
     def __post_init__(self) -> None:
-        self.nest = start(self.work)
+        self.nest = self.applied.start(self.work)
 
     @property
     def group(self) -> Group:
@@ -84,7 +112,7 @@ class Scheduler:
         self.nest = replace(self.nest, body=tuple(body))
 
     def do(self, step: Step) -> None:
-        self.nest = step.apply(self.nest)
+        self.nest = self.applied.apply(step, self.nest)
         self.trace.append(step)
 
     def attempt(self, step: Step) -> bool:
