@@ -40,11 +40,12 @@ def order_of(rank: int) -> Order:
 
 def _spread(graph: Graph) -> set[Node]:
     """Values to be stored with channels last."""
-    nodes, users = graph.nodes(), graph.users()
-    fit = {n for n in nodes if _keeps_apart(n)}
-    seeds = [n for n in nodes if n in fit and _is_seed(n)]
+    nodes = graph.nodes()
+    stack = [n for n in nodes if _is_seed(n) and _keeps_apart(n)]
     last: set[Node] = set()
-    stack = list(seeds)
+    if not stack:
+        return last
+    users, fit = graph.users(), {n for n in nodes if _keeps_apart(n)}
     while stack:
         n = stack.pop()
         if n in last:

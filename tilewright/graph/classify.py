@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from weakref import WeakKeyDictionary
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
@@ -80,14 +79,11 @@ def classify(n: Node) -> str:
     return facts(n).kind
 
 
-# A memo like the intern table: hashing an operator and its types costs more than the lookup.
-_known: WeakKeyDictionary[Node, Facts] = WeakKeyDictionary()
-
-
 def facts(n: Node) -> Facts:
-    found = _known.get(n)
+    # Cached with the node: hashing an operator and its types costs more than the lookup.
+    found = n.facts
     if found is None:
-        found = _known[n] = _understand(n)
+        found = n.facts = _understand(n)
     return found
 
 
@@ -305,8 +301,12 @@ def contraction(n: Node) -> Contraction | None:
     axes of its own; the one with the innermost output axis is preferred: vectors run along it.
     """
     f = facts(n)
-    if f.kind != "contract" or f.reduce is None:
-        return None
+    return _contraction(f) if f.kind == "contract" else None
+
+
+@lru_cache(maxsize=1024)
+def _contraction(f: Facts) -> Contraction | None:
+    assert f.reduce is not None
     found = factors(f.reduce)
     assert found is not None
     rank = len(f.outputs[0].axes)

@@ -115,20 +115,16 @@ def rebuild_knowing(program: Graph, change: Callable[[Node, set[Node]], Node]) -
     """The program with nodes changed, by whoever is told which of them depend on weights and
     literals only; itself where none is."""
     constant: set[Node] = set()
-    changed = False
 
     def one(n: Node) -> Node:
-        nonlocal changed
         if is_constant(n, constant):
             constant.add(n)
         out = change(n, constant)
-        changed = changed or out is not n
         if n in constant:
             constant.add(out)
         return out
 
-    new = rebuild(program, one)
-    return new if changed else program
+    return rebuild(program, one)
 
 
 def is_constant(n: Node, constant: set[Node]) -> bool:

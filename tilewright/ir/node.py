@@ -7,6 +7,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import is_
 from typing import Any, ClassVar
 
 import numpy as np
@@ -114,10 +116,11 @@ class Item(Op):
 class Node:
     """An operator applied to nodes. Equality is identity: `node()` is the only constructor."""
 
-    __slots__ = ("op", "inputs", "type", "__weakref__")
+    __slots__ = ("op", "inputs", "type", "facts", "__weakref__")
 
     def __init__(self, op: Op, inputs: tuple[Node, ...], type: Type) -> None:
         self.op, self.inputs, self.type = op, inputs, type
+        self.facts: Any = None  # of its definition, cached by graph/classify.py
 
     @property
     def ttype(self) -> TensorType:
@@ -191,7 +194,11 @@ class Graph:
 
     def nodes(self) -> list[Node]:
         """Every node in topological order, inputs of the graph first."""
-        return topological(self.outputs, first=self.inputs)
+        return list(self._order)
+
+    @cached_property
+    def _order(self) -> tuple[Node, ...]:
+        return tuple(topological(self.outputs, first=self.inputs))
 
     def users(self) -> dict[Node, list[Node]]:
         out: dict[Node, list[Node]] = {n: [] for n in self.nodes()}
@@ -240,10 +247,14 @@ def topological(
 
 
 def rebuild(graph: Graph, change: Any) -> Graph:
-    """Apply `change(node with new inputs) -> Node` once to every node, operands first."""
+    """Apply `change(node with new inputs) -> Node` once to every node, operands first. The graph
+    itself where nothing changes."""
     new: dict[Node, Node] = {}
+    changed = False
     for n in graph.nodes():
-        ins = tuple(new[x] for x in n.inputs)
-        fresh = n if all(a is b for a, b in zip(ins, n.inputs, strict=True)) else node(n.op, *ins)
-        new[n] = change(fresh)
+        ins = tuple([new[x] for x in n.inputs])
+        fresh = new[n] = change(n if all(map(is_, ins, n.inputs)) else node(n.op, *ins))
+        changed = changed or fresh is not n
+    if not changed:
+        return graph
     return graph.with_outputs((new[o] for o in graph.outputs), new)

@@ -43,8 +43,8 @@ def rewrite(
     table = rules if isinstance(rules, RuleSet) else RuleSet.of(rules)
     for _ in range(rounds):
         done = _Round(graph, table, log, rounds).run()
-        if done.outputs == graph.outputs:
-            return done
+        if done is graph:
+            break
         graph = done
     return graph
 
@@ -81,6 +81,8 @@ class _Round:
         except RecursionError:
             self.refuse()
         outputs = tuple(self.new[o] for o in self.graph.outputs)
+        if outputs == self.graph.outputs:
+            return self.graph
         live = topological(outputs, first=self.graph.inputs)
         for old, new in self.new.items():
             self.follow(new, self.places.get(old))

@@ -362,7 +362,8 @@ class _Builder:
             given = sized[c].sizes if c in sized else {}
             dims_given = tuple(given.get(d, d) for d in k.dims)
             actions.append(Call(k.symbol, args, dims_given, sizes, len(c.outputs)))
-            k.work = max(k.work, one_thread.seconds(c))
+            if c in sized or len(k.names) == 1:  # others of a kernel are of the same sizes
+                k.work = max(k.work, one_thread.seconds(c))
         for out, source in p.copies:
             if source.ttype.size != 0:
                 k = self._distinct(copy_group("kernel", source.ttype))
@@ -430,7 +431,7 @@ class _Builder:
         self, c: Cluster, fused: Fused, p: Plan, sized: AnySize | None
     ) -> tuple[_Kernel, tuple[Node, ...]]:
         """The kernel of a cluster, and the inputs in its order."""
-        place = {o: i for o, i in p.in_place.items() if o in c.outputs}
+        place = {o: p.in_place[o] for o in c.outputs if o in p.in_place}
         alike = _structure(c if sized is None else sized.cluster, place)
         found = self.alike.get(alike) if not self.schedules else None
         inputs = c.inputs
