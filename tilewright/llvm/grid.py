@@ -86,8 +86,8 @@ class Kernels:
 
 
 def emit_kernels(n: Nest, target: Target, alignment: int = 16) -> Kernels:
-    """The module of a nest that is legal for the target (kernel/legal/). Arguments whose addresses are not multiples of 16 bytes need one that
-    was made with a smaller `alignment`."""
+    """The module of a nest that is legal for the target (kernel/legal/). Arguments whose addresses
+    are not multiples of 16 bytes need one that was made with a smaller `alignment`."""
     grid = target.grid
     if grid is None:
         raise Unsupported(f"{target.name} has no grid", hint="compile for a target such as cuda:90")
