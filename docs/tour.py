@@ -23,6 +23,7 @@ from tilewright.graph.memory import plan
 from tilewright.ir.node import Graph
 from tilewright.ir.text import parse_graph, print_graph
 from tilewright.kernel.group import Group, build_group
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import apply, parse_trace, print_trace
@@ -139,8 +140,8 @@ def steps(group: Group) -> str:
         show(str(refusal))
     # The printed trace on the printed group gives the same code, byte for byte.
     again = apply(start(parse_group(group_text(group))), parse_trace(print_trace(trace)))
-    assert emit(again, target) == emit(nest, target)
-    return emit(nest, target)
+    assert emit(legalise(again, target), target) == emit(legalise(nest, target), target)
+    return emit(legalise(nest, target), target)
 
 
 def machine_code(text: str) -> None:

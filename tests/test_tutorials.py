@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 import tilewright as tw
+from tilewright.kernel.legal import legalise
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import compile_object
 from tilewright.targets import get
@@ -68,7 +69,7 @@ def test_matmul_compiles_for_other_machines(matmul: ModuleType, name: str) -> No
     machine = matmul.Machine.of(target)
     assert machine.rows * machine.vectors < target.vector_registers
     v = matmul.blocks_of_k(machine.rows * machine.columns + 1, machine)
-    text = emit(tw.lower(v.schedule, v.args).nest, target)
+    text = emit(legalise(tw.lower(v.schedule, v.args).nest, target), target)
     assert compile_object(text, target)
 
 

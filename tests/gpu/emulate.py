@@ -28,6 +28,7 @@ from tilewright import targets
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.ir.types import from_memory, to_memory
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
 from tilewright.llvm.grid import Kernels, Launch, blocks_of, emit_kernels, scratch_bytes
 from tilewright.llvm.objects import compile_object
@@ -194,7 +195,7 @@ def run(
     alignment: int = 16,
 ) -> dict[str, np.ndarray]:
     """The outputs by name, like kernel.interpret.run."""
-    made = emit_kernels(nest, target, alignment)
+    made = emit_kernels(legalise(nest, target), target, alignment)
     return run_kernels(made, arrays, dict(dims or {}), alignment)
 
 

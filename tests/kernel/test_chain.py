@@ -24,6 +24,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.types import TensorType, f32
 from tilewright.kernel.defaults.chains import block_rows, find_chain
 from tilewright.kernel.group import Group, build_group
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import print_trace
@@ -175,7 +176,7 @@ def test_scores_stay_in_a_block(target: str, length: int) -> None:
     sums = chain.sums.name
     assert chain.scores.name in registers and {sums, f"{sums}b"} & set(registers)
     assert text.count("Trim(") >= 4 and "Parallel(" in text
-    assert compile_object(emit(n, there), there)
+    assert compile_object(emit(legalise(n, there), there), there)
 
 
 def test_groups_that_are_no_chains() -> None:

@@ -15,6 +15,7 @@ from tilewright.kernel import simt
 from tilewright.kernel.banks import conflicts
 from tilewright.kernel.defaults import grid_products
 from tilewright.kernel.interpret import RunError
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Barrier, Loop, Nest, Wait, transform, walk
 from tilewright.kernel.schedule import default_schedule
 from tilewright.llvm.grid import emit_kernels
@@ -62,7 +63,7 @@ def test_the_code(target: str, across: tuple[bool, bool]) -> None:
     nest = p.nest(132, target)
     assert not conflicts(nest)
     gpu = targets.get(target)
-    ptx = assembly(emit_kernels(nest, gpu).text, gpu)
+    ptx = assembly(emit_kernels(legalise(nest, gpu), gpu).text, gpu)
     if across[0] or target == "cuda:80":
         assert ptx.count("mma.sync") == 4 * 4 * 8 and ptx.count("ldmatrix") == 4 * 8
     else:  # by two groups of warps: four steps of 64 rows each

@@ -16,6 +16,7 @@ from tilewright.kernel import simt
 from tilewright.kernel.check import verify
 from tilewright.kernel.group import Group
 from tilewright.kernel.interpret import run_group
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest, start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import apply, parse_trace, print_trace
@@ -57,14 +58,14 @@ def test_sizes_that_are_not_known(name: str) -> None:
         for g in groups(PROGRAMS[name](f32, *shape)):
             nest = scheduled(g)
             judge(g, nest, {"R": 3, "C": 64}, f32)
-            assert assembly(emit_kernels(nest, GPU).text, GPU)
+            assert assembly(emit_kernels(legalise(nest, GPU), GPU).text, GPU)
 
 
 @pytest.mark.parametrize(("name", "target"), crossed(list(PROGRAMS), CAPABILITIES, 3))
 def test_the_code_is_assembled(name: str, target: str) -> None:
     gpu = targets.get(target)
     for g in groups(PROGRAMS[name](bf16, 64, 4096)):
-        ptx = assembly(emit_kernels(default_schedule(g, gpu)[1], gpu).text, gpu)
+        ptx = assembly(emit_kernels(legalise(default_schedule(g, gpu)[1], gpu), gpu).text, gpu)
         assert "ld.local" not in ptx and "st.local" not in ptx
         assert all(x.spilled == 0 for x in assemble(ptx, gpu.cpu))
 
@@ -73,7 +74,7 @@ def test_the_code_is_assembled(name: str, target: str) -> None:
 @pytest.mark.parametrize("name", ["softmax", "layer_norm", "rms_norm", "cross_entropy"])
 def test_a_row_is_read_once_and_as_vectors(name: str, d: DType) -> None:
     (g,) = groups(PROGRAMS[name](d, 64, 4096))
-    code = emit_kernels(default_schedule(g, GPU)[1], GPU)
+    code = emit_kernels(legalise(default_schedule(g, GPU)[1], GPU), GPU)
     (launch,) = code.launches
     assert launch.blocks[0] == 64
     ptx = assembly(code.text, GPU)
@@ -101,7 +102,7 @@ def test_a_row_is_read_once_and_as_vectors(name: str, d: DType) -> None:
 def test_short_rows_share_warps(name: str, size: tuple[int, int], threads: tuple[int, int]) -> None:
     (g,) = groups(PROGRAMS[name](bf16, *size))
     nest = scheduled(g)
-    (launch,) = emit_kernels(nest, GPU).launches
+    (launch,) = emit_kernels(legalise(nest, GPU), GPU).launches
     assert launch.threads == (*threads, 1)
-    assert "bar.sync" not in assembly(emit_kernels(nest, GPU).text, GPU)
+    assert "bar.sync" not in assembly(emit_kernels(legalise(nest, GPU), GPU).text, GPU)
     judge(g, nest, {}, bf16)

@@ -18,6 +18,7 @@ from tilewright.base.errors import Invalid, Refused, TilewrightError, Unsupporte
 from tilewright.kernel.check import CheckFailed, verify
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.interpret import run as run_serial
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Barrier, Nest, start, transform, walk
 from tilewright.kernel.simt import run
 from tilewright.kernel.step import Step, Trace, apply, parse_trace, print_trace
@@ -325,7 +326,7 @@ def test_threads_need_a_constant_bound() -> None:
 )
 def test_a_cpu_has_no_blocks(body: str, says: str) -> None:
     with pytest.raises(Unsupported, match=says):
-        emit(nest(body), default())
+        emit(legalise(nest(body), default()), default())
 
 
 def bound_at_random(seed: int) -> tuple[Judge, Nest] | None:

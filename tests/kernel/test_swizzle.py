@@ -11,6 +11,7 @@ from tests.gpu.te_kernels import transposed
 from tilewright.base.errors import Refused, Unsupported
 from tilewright.kernel import simt
 from tilewright.kernel.banks import Turns, conflicts, request
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.steps.swizzle import Swizzle
 from tilewright.kernel.swizzle import Swizzled
 from tilewright.kernel.text import nest_text, parse_nest
@@ -81,4 +82,4 @@ def test_lanes_that_a_swizzle_parts() -> None:
     with pytest.raises(
         Unsupported, match="the lanes e are not beside each other in the swizzled t"
     ):
-        emit_kernels(transposed(" swizzled 3,1,3"), emulate.PLAIN)
+        emit_kernels(legalise(transposed(" swizzled 3,1,3"), emulate.PLAIN), emulate.PLAIN)

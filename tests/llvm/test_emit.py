@@ -11,6 +11,7 @@ from tests.kernel.examples import EXAMPLES
 from tests.kernel.native import Native
 from tilewright.base.errors import Refused
 from tilewright.kernel.interpret import run
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest, find, start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Step, Trace, apply, parse_trace, print_trace
@@ -29,10 +30,10 @@ def test_replaying_the_printed_trace_on_the_printed_group_gives_the_same_bytes(n
     target = default()
     group = EXAMPLES[name].group
     trace, nest = default_schedule(group, target)
-    text = emit(nest, target)
+    text = emit(legalise(nest, target), target)
     again = apply(start(parse_group(group_text(group))), parse_trace(print_trace(trace)))
-    assert emit(again, target) == text
-    assert emit(nest, target) == text
+    assert emit(legalise(again, target), target) == text
+    assert emit(legalise(nest, target), target) == text
 
 
 def without(group_nest: Nest, trace: Trace, k: int) -> Nest:
@@ -58,11 +59,13 @@ def test_deleting_a_step_changes_the_emitted_loops(name: str) -> None:
     target = default()
     group = EXAMPLES[name].group
     trace, nest = default_schedule(group, target)
-    text = emit(nest, target)
+    text = emit(legalise(nest, target), target)
     for k, step in enumerate(trace):
         if writes_no_loop(step, apply(start(group), trace[:k])):
             continue
-        assert emit(without(start(group), trace, k), target) != text, f"without {step!r}"
+        assert emit(legalise(without(start(group), trace, k), target), target) != text, (
+            f"without {step!r}"
+        )
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -70,7 +73,7 @@ def test_deleting_a_step_changes_the_emitted_loops(name: str) -> None:
 def test_objects_for_other_machines(name: str, machine: str) -> None:
     target = get(machine)
     _, nest = default_schedule(EXAMPLES[name].group, target)
-    assert compile_object(emit(nest, target), target)[:4] == b"\x7fELF"
+    assert compile_object(emit(legalise(nest, target), target), target)[:4] == b"\x7fELF"
 
 
 ODD = """

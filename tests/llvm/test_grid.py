@@ -19,6 +19,7 @@ from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel.interpret import run_group
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest, start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import apply
@@ -50,7 +51,11 @@ def test_programs(name: str, how: tuple[DType, tuple[int, int], int]) -> None:
 def test_rows_that_share_a_warp() -> None:
     (g,) = groups(PROGRAMS["softmax"](bf16, 16, 96))
     nest = default_schedule(g, GPU)[1]
-    assert emit_kernels(nest, emulate.PLAIN).launches[0].threads == (4, 16, 1)
+    assert emit_kernels(legalise(nest, emulate.PLAIN), emulate.PLAIN).launches[0].threads == (
+        4,
+        16,
+        1,
+    )
     x = inputs(g, {})
     (got,), (want,) = emulate.run(nest, x).values(), run_group(g, x, {}).values()
     np.testing.assert_allclose(got.astype("f"), want.astype("f"), rtol=2e-2)
@@ -83,7 +88,7 @@ def test_a_tiled_matmul() -> None:
 
 
 def test_a_thread_has_registers_for_its_own_part() -> None:
-    code = emit_kernels(lowered(te_kernels.tiled_matmul(512, 512, 512)), GPU)
+    code = emit_kernels(legalise(lowered(te_kernels.tiled_matmul(512, 512, 512)), GPU), GPU)
     ptx = assembly(code.text, GPU)
     assert ".local" not in ptx
     assert all(x.spilled == 0 for x in assemble(ptx, GPU.cpu))
@@ -91,7 +96,7 @@ def test_a_thread_has_registers_for_its_own_part() -> None:
 
 def test_shared_memory_that_is_asked_for() -> None:
     nest, target = te_kernels.turned(2), targets.get("cuda:80")
-    (launch,) = emit_kernels(nest, target).launches
+    (launch,) = emit_kernels(legalise(nest, target), target).launches
     assert launch.shared >= 80_000
     x = np.random.default_rng(6).standard_normal((2, 32)).astype("f")
     np.testing.assert_array_equal(emulate.run(nest, {"x": x}, target=target)["y"], x[:, ::-1])
@@ -118,7 +123,7 @@ def test_nothing_is_read_before_the_barrier_that_it_waits_for() -> None:
     for _ in range(3):
         got = emulate.run(nest := parse_nest(LATE.lstrip()), {"x": x})["y"]
         np.testing.assert_array_equal(got, np.tile(x[::-1], (4, 1)))
-    ptx = assembly(emit_kernels(nest, GPU).text, GPU)
+    ptx = assembly(emit_kernels(legalise(nest, GPU), GPU).text, GPU)
     assert ptx.index("bar.sync") < ptx.index("ld.shared")
 
 
@@ -127,7 +132,10 @@ def test_atomics() -> None:
     nest = te_kernels.histogram(500, 16)
     got = emulate.run(nest, {"x": x, "y": np.zeros(16, "i4")})["y"]
     np.testing.assert_array_equal(got, np.bincount(x, minlength=16))
-    assert "red.global.add" in (ptx := assembly(emit_kernels(nest, GPU).text, GPU)) or "atom" in ptx
+    assert (
+        "red.global.add" in (ptx := assembly(emit_kernels(legalise(nest, GPU), GPU).text, GPU))
+        or "atom" in ptx
+    )
 
 
 MAXIMA = """
@@ -162,7 +170,9 @@ def test_functions_keep_their_bounds(name: str, short: bool) -> None:
     x = np.concatenate(parts).astype(np.float32)
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 3e38, -3e38], "f")
     given = np.concatenate([x, special])
-    code = emit_kernels(nest := function_nest(name, len(given), short, 8), emulate.PLAIN)
+    code = emit_kernels(
+        legalise(nest := function_nest(name, len(given), short, 8), emulate.PLAIN), emulate.PLAIN
+    )
     assert ("nvvm.ex2" in code.text) == (short or name == "tanh")
     made = {k: v.astype(np.float64) for k, v in emulate.run(nest, {"x": given}).items()}
     exact = {
@@ -203,13 +213,13 @@ def test_refusals(message: str) -> None:
     head = "nest k\n  in x: f32[2000]\n  out y: f32[2000]\n"
     head += "  local s: f32[20000]\n  shared t: f32[90000]\n"
     with pytest.raises(Unsupported, match=message):
-        emit_kernels(parse_nest(head + FAULTS[message]), GPU)
+        emit_kernels(legalise(parse_nest(head + FAULTS[message]), GPU), GPU)
 
 
 def test_a_processor_is_refused() -> None:
     nest = te_kernels.histogram(500, 16)
     with pytest.raises(Unsupported, match="has no grid"):
-        emit_kernels(nest, targets.get("x86-64"))
+        emit_kernels(legalise(nest, targets.get("x86-64")), targets.get("x86-64"))
 
 
 def test_sizes_that_are_not_known() -> None:
@@ -252,7 +262,7 @@ def test_random_nests(seed: int) -> None:
     nest = apply(start(group), trace)
     judge = Judge(group, dims, seed)
     try:
-        made = emit_kernels(nest, emulate.PLAIN)
+        made = emit_kernels(legalise(nest, emulate.PLAIN), emulate.PLAIN)
     except Unsupported:
         return
     sizes = dict(dims[0])

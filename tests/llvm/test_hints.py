@@ -9,6 +9,7 @@ import pytest
 
 import tilewright.kernel.steps  # noqa: F401  (fills STEPS)
 from tests.kernel.native import Native
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest, start
 from tilewright.kernel.step import apply, parse_trace
 from tilewright.kernel.text import nest_text, parse_group, parse_nest
@@ -41,7 +42,7 @@ def scheduled(group: str, steps: str) -> Nest:
 
 
 def code(n: Nest, target: str) -> str:
-    return assembly(emit(n, get(target)), get(target))
+    return assembly(emit(legalise(n, get(target)), get(target)), get(target))
 
 
 @pytest.mark.parametrize(("target", "word"), [(X86, "prefetcht0"), (ARM, "prfm\tpldl1keep")])
@@ -50,7 +51,7 @@ def test_a_prefetch_is_an_instruction_and_no_load(target: str, word: str) -> Non
     plain, asked = (code(scheduled(MAP, VECTORS + s), target) for s in ("", steps))
     assert word in asked and word not in plain
     n = scheduled(MAP, VECTORS + steps)
-    text = emit(n, get(target))
+    text = emit(legalise(n, get(target)), get(target))
     assert text.count("load <8 x float>") == 1  # the prefetched address is not read
 
 
@@ -64,7 +65,7 @@ def test_a_prefetch_past_the_end_touches_nothing() -> None:
 def test_a_prefetch_among_lanes_asks_once() -> None:
     n = scheduled(MAP, "Prefetch('x', 'y.i0')\nSplit('y.i0', 4)\nPeel('y.i0.0')\n")
     n = apply(n, parse_trace("Vectorize('y.i0.1')"))
-    text = emit(n, default())
+    text = emit(legalise(n, default()), default())
     assert text.count("call void @llvm.prefetch") == 2  # for the vectors and for the rest
     x = np.arange(11, dtype="f")
     np.testing.assert_array_equal(Native(n)({"x": x}, {"n": 11})["y"], x + 1)
@@ -89,8 +90,8 @@ def test_an_unrolled_loop_computes_the_same(n: int) -> None:
 
 
 def test_no_pass_for_modules_that_do_not_ask() -> None:
-    assert "llvm.loop" not in emit(scheduled(SUM, ""), default())
-    text = emit(scheduled(SUM, "Pragma('s.r0', 'unroll', 8)"), default())
+    assert "llvm.loop" not in emit(legalise(scheduled(SUM, ""), default()), default())
+    text = emit(legalise(scheduled(SUM, "Pragma('s.r0', 'unroll', 8)"), default()), default())
     assert text.count("!llvm.loop !") == text.count("distinct !{")
     assert text.count('!"llvm.loop.unroll.count", i32 8') == 1
     assert text.count('!"llvm.loop.unroll.disable"') == 1
@@ -99,13 +100,16 @@ def test_no_pass_for_modules_that_do_not_ask() -> None:
 def test_results_go_past_the_caches_and_others_do_not() -> None:
     stream = "Pragma('y.i0.0', 'nontemporal')\n"
     n = scheduled(MAP, VECTORS + stream)
-    text = emit(n, get(X86))
+    text = emit(legalise(n, get(X86)), get(X86))
     assert text.count("!nontemporal !0") == 1  # the peeled rest is outside
     assert text.count("fence seq_cst") == 1
-    off = emit(scheduled(MAP, VECTORS + stream + stream.replace("')", "', 0)")), get(X86))
+    off = emit(
+        legalise(scheduled(MAP, VECTORS + stream + stream.replace("')", "', 0)")), get(X86)),
+        get(X86),
+    )
     assert "nontemporal" not in off and "fence" not in off
     kept = scheduled(SUM, "ComputeAt('s', 'y.i0')\nPragma('y.i0', 'nontemporal')")
-    assert emit(kept, get(X86)).count("!nontemporal") == 1  # y, not s
+    assert emit(legalise(kept, get(X86)), get(X86)).count("!nontemporal") == 1  # y, not s
     x = np.arange(19, dtype="f")
     np.testing.assert_array_equal(Native(n)({"x": x}, {"n": 19})["y"], x + 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import start
 from tilewright.kernel.step import Step, apply
 from tilewright.kernel.steps.split import Split
@@ -20,7 +21,7 @@ GROUP = """group rows
 
 
 def _text(*steps: Step) -> str:
-    return emit(apply(start(parse_group(GROUP)), steps), default())
+    return emit(legalise(apply(start(parse_group(GROUP)), steps), default()), default())
 
 
 def test_many_steps_from_an_address_leave_it_opaque() -> None:

@@ -11,6 +11,7 @@ from tests.ir.narrow_values import FORMS, floats_to_round, nearest
 from tests.kernel.native import Native
 from tilewright.ir.types import DTYPES, DType, as_dtype, f32, from_memory, to_memory
 from tilewright.kernel.interpret import run
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest, start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.text import parse_group
@@ -324,5 +325,5 @@ def test_objects_for_other_machines(name: str, machine: str) -> None:
     else:
         values.append("mulhi(cast<u64>(a@), cast<u64>(a@))")
     for value in values:
-        text = emit(nest_of(value, {"a": "f32"}, name, 64, target), target)
+        text = emit(legalise(nest_of(value, {"a": "f32"}, name, 64, target), target), target)
         assert compile_object(text, target)[:4] == b"\x7fELF"

@@ -26,6 +26,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.types import DType, bf16, f16, f32, i8, u8
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.interpret import run
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.steps.tensorize import Tensorize
@@ -114,7 +115,9 @@ CASES = [
 def test_by_default(case: tuple, size: tuple) -> None:
     make, features, dtypes, instruction = case
     target = make(*features)
-    text = assembly(emit(scheduled(product(*dtypes, *size), target), target), target)
+    text = assembly(
+        emit(legalise(scheduled(product(*dtypes, *size), target), target), target), target
+    )
     assert set(text.split()) & set(instruction.split("|")), (
         f"{target} multiplies without {instruction}"
     )
@@ -188,7 +191,7 @@ def test_refused_tiles_leave_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     target = x86_with(*V4, "+avx512vnni", "+avx512bf16", *TILES)
     assert all(p.tile is None for p in target.products)
     for dtypes, instruction in (((i8, i8), "vpdpbusd"), ((bf16, bf16), "vdpbf16ps")):
-        text = emit(scheduled(product(*dtypes, 64, 128, 96), target), target)
+        text = emit(legalise(scheduled(product(*dtypes, 64, 128, 96), target), target), target)
         assert instruction in assembly(text, target)
 
 

@@ -21,6 +21,7 @@ from tilewright.kernel import intrinsic
 from tilewright.kernel.check import verify
 from tilewright.kernel.interpret import run
 from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, declare, match, products
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Loop, Nest, start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Step, apply, parse_trace
@@ -84,7 +85,7 @@ def test_declared_loops_are_the_instruction(name: str) -> None:
         n = tensorized(i, loops_of(i, sizes))
         verify(n)
         assert parse_nest(nest_text(n)) == n
-        compile_object(emit(n, target_for(i)), target_for(i))
+        compile_object(emit(legalise(n, target_for(i)), target_for(i)), target_for(i))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,7 +112,7 @@ def test_a_machine_without_it_is_told() -> None:
     i = INTRINSICS["x86.amx.bf16"]
     n = tensorized(i, loops_of(i, sizes_of(i)[0]))
     with pytest.raises(Unsupported, match="needs amx-tile, amx-bf16"):
-        emit(n, get("x86-64-v4"))
+        emit(legalise(n, get("x86-64-v4")), get("x86-64-v4"))
 
 
 SDOT = """
@@ -301,5 +302,5 @@ group half
 def test_default_schedules_multiply_halves_in_tiles(size: tuple[int, int, int]) -> None:
     trace, nest = default_schedule(parse_group(_half_product(*size)), AMX)
     assert any(isinstance(s, Tensorize) and s.instruction == "x86.amx.bf16" for s in trace)
-    text = emit(nest, AMX)
+    text = emit(legalise(nest, AMX), AMX)
     assert "llvm.x86.tdpbf16ps" in text and compile_object(text, AMX)

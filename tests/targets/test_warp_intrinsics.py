@@ -14,6 +14,7 @@ from tilewright.ir.check import CheckFailed
 from tilewright.kernel import interpret, simt
 from tilewright.kernel.check import verify
 from tilewright.kernel.interpret import RunError
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.tensorize import Tensorize
@@ -92,7 +93,7 @@ def test_products(kind: str) -> None:
     for run in (interpret.run, simt.run, lambda n, x: emulate.run(n, x, target=GPU)):
         np.testing.assert_array_equal(run(n, given)["y"], want)
     for target in (OLDER, GPU):
-        ptx = assembly(emit_kernels(n, target).text, target)
+        ptx = assembly(emit_kernels(legalise(n, target), target).text, target)
         assert ptx.count("mma.sync") == 1 and "local" not in ptx
         assert all(x.spilled == 0 for x in assemble(ptx, target.cpu))
 
@@ -112,7 +113,7 @@ def test_every_thread_has_its_own_elements() -> None:
     with pytest.raises(RunError, match="private af, which thread"):
         simt.run(n, operands("bf16"))
     with pytest.raises(Unsupported, match="used by other threads"):
-        emit_kernels(n, GPU)
+        emit_kernels(legalise(n, GPU), GPU)
 
 
 def test_warps_are_whole() -> None:
@@ -126,7 +127,7 @@ def test_warps_are_whole() -> None:
 def test_a_gpu_without_it_is_told() -> None:
     n = Tensorize("i", "nvptx.mma.bf16")(product("bf16"))
     with pytest.raises(Unsupported, match=r"needs mma\.bf16, which cuda:75"):
-        emit_kernels(n, OLDEST)
+        emit_kernels(legalise(n, OLDEST), OLDEST)
 
 
 def test_strict_sums_stay_in_order() -> None:

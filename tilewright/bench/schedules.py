@@ -24,6 +24,7 @@ from tilewright.bench.measure import busy, interleaved
 from tilewright.ir.register_tile import products_of
 from tilewright.ir.target import Target
 from tilewright.ir.types import bf16, f32
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest, start
 from tilewright.kernel.step import apply, parse_trace, print_trace
 from tilewright.kernel.text import parse_group
@@ -184,10 +185,10 @@ def build(source: tuple[str, str], target: Target) -> Kernel:
     group, trace = parse_group(source[0]), parse_trace(source[1])
     printed = print_trace(trace)
     nest = apply(start(group), trace)
-    code = emit(nest, target)
+    code = emit(legalise(nest, target), target)
     work: tuple[Callable[[], object], ...] = (
         lambda: apply(start(group), trace),
-        lambda: emit(nest, target),
+        lambda: emit(legalise(nest, target), target),
         lambda: parse_trace(print_trace(trace)),
     )
     assert parse_trace(printed) == trace

@@ -22,7 +22,6 @@ from tilewright.ir.target import Grid, Target
 from tilewright.kernel.fragments import LANE, WARP
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.intrinsic import INTRINSICS, Operand
-from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import (
     BLOCKS,
     THREADS,
@@ -87,12 +86,11 @@ class Kernels:
 
 
 def emit_kernels(n: Nest, target: Target, alignment: int = 16) -> Kernels:
-    """The module of a nest. Arguments whose addresses are not multiples of 16 bytes need one that
-    was made with a smaller `alignment`."""
+    """The module of a nest that is legal for the target (kernel/legal/). Arguments whose addresses
+    are not multiples of 16 bytes need one that was made with a smaller `alignment`."""
     grid = target.grid
     if grid is None:
         raise Unsupported(f"{target.name} has no grid", hint="compile for a target such as cuda:90")
-    n = legalise(n, target)
     metadata = Metadata()
     found = [
         _Module(n, target, grid, launch, alignment, metadata)

@@ -7,6 +7,7 @@ from functools import partial
 
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import compile_object
@@ -19,7 +20,7 @@ class NestKernel(NativeKernel):
     def __init__(
         self, nest: Nest, target: Target, symbols: Mapping[str, int] | None = None
     ) -> None:
-        self.nest, self.text = nest, emit(nest, target)
+        self.nest, self.text = nest, emit(legalise(nest, target), target)
         self.arguments: list[Buffer] = [b for b in nest.buffers if b.scope in ("in", "out")]
         super().__init__([compile_object(self.text, target)], nest.name, symbols)
 

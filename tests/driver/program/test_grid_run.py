@@ -21,6 +21,7 @@ from tilewright.ir.interpret import evaluate
 from tilewright.ir.node import Graph, constant
 from tilewright.ir.types import bf16, f32
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.legal import legalise
 from tilewright.llvm.grid import emit_kernels
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import Driver
@@ -31,7 +32,9 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Device:
     """A device whose kernels run here, on the memory of CPU tensors."""
 
     def loaded(k: GridKernel, alignment: int = 16) -> emulate.Loaded:
-        return emulate.Loaded(emit_kernels(k.nest, emulate.PLAIN, alignment))
+        return emulate.Loaded(
+            emit_kernels(legalise(k.nest, emulate.PLAIN), emulate.PLAIN, alignment)
+        )
 
     monkeypatch.setattr(GridKernel, "loaded", loaded)
     monkeypatch.setattr(grid_run, "current_stream", lambda number: 0)

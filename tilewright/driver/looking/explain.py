@@ -128,13 +128,16 @@ class Explanation:
 
     def legal(self, k: int) -> str:
         """These loops after the passes of the target: the input of the emitter."""
-        return nest_text(legalise(self._nest(k), default_target()))
+        return nest_text(self._legal(k))
 
     def llvm(self, k: int) -> str:
-        return emit(self._nest(k), default_target())
+        return emit(self._legal(k), default_target())
 
     def assembly(self, k: int) -> str:
         return assembly(self.llvm(k), default_target())
+
+    def _legal(self, k: int) -> Nest:
+        return legalise(self._nest(k), default_target())
 
     def _nest(self, k: int) -> Nest:
         found = self._kernel(k)

@@ -51,7 +51,7 @@ from tilewright.kernel.nest import Nest
 from tilewright.kernel.step import Trace, print_trace
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.text import group_text
-from tilewright.llvm.emit import emit_legal
+from tilewright.llvm.emit import emit
 from tilewright.llvm.entry import (
     Action,
     Branch,
@@ -513,7 +513,7 @@ class _Builder:
         trace, nest = stages.schedule(group, schedule)
         k.trace = print_trace(trace)
         k.parallel = any(isinstance(step, Parallel) for step in trace)
-        text = emit_legal(stages.legal(nest, self.target), self.target)
+        text = emit(stages.legal(nest, self.target), self.target)
         if found is not None and k.symbol not in self.schedules.traces:
             k.considered = str(found)
             told = {"considered": found.considered, "detail": not found.considered}

@@ -29,7 +29,7 @@ from tilewright.lang.tile.lowering.lower import lower
 from tilewright.lang.tile.lowering.positions import Bound
 from tilewright.lang.tile.lowering.state import APART, GRID, Aliasing, Lowered
 from tilewright.lang.tile.text import kernel_text
-from tilewright.llvm.emit import emit_legal
+from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import assembly, cached_object
 
 # One thread at a time makes interned values: the interpreter's lock allows no more anyway. LLVM
@@ -152,7 +152,7 @@ def write_tile(
         choose = partial(default_schedule, lowered.nest, target)
         trace, nest = through.scheduled(lowered, choose)
         times.append(perf_counter())
-        text = emit_legal(through.legalised(lowered, nest, target), target)
+        text = emit(through.legalised(lowered, nest, target), target)
         text = through.emitted(text, target)
         times.append(perf_counter())
     through.stages.close()

@@ -8,6 +8,7 @@ import numpy as np
 
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
 from tilewright.llvm.grid import emit_kernels, scratch_bytes
 from tilewright.runtime.cuda.device import Device
@@ -29,7 +30,7 @@ class GpuKernel:
     def loaded(self, alignment: int = 16) -> Loaded:
         found = self._loaded.get(alignment)
         if found is None:
-            made = emit_kernels(self.nest, self.target, alignment)
+            made = emit_kernels(legalise(self.nest, self.target), self.target, alignment)
             found = self._loaded[alignment] = Loaded(made, self.target, self.device)
         return found
 
