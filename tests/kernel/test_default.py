@@ -107,7 +107,7 @@ def test_a_product_whose_unknown_columns_fit_one_tile(machine: str) -> None:
 IMAGE = """
 group image
   in x: f32[2,9,{size},{size}]
-  in w: f32[2,9,1,1,12]
+  in w: f32[2,9,1,1,12] laid out by j, c, y, x -> j//12, c, y, x, j%12
   out y: f32[2,24,24,24]
   local t: f32[2,24,24,24]
   t[t.i0,t.i1,t.i2,t.i3] add= {pixel} * w[t.i1//12,t.r0,t.r1,t.r2,t.i1%12] for {loops} from 0.0
@@ -137,7 +137,7 @@ def test_pixels_in_far_steps_are_copied_beside_each_other(stride: int) -> None:
 NARROW = """
 group narrow
   in x: f32[1,20,20,16]
-  in w: f32[2,16,12]
+  in w: f32[2,16,12] laid out by k, j -> j//12, k, j%12
   out y: f32[1,20,20,24]
   local t: f32[1,20,20,24]
   t[t.i0,t.i1,t.i2,t.i3] add= x[t.i0,t.i1,t.i2,t.r0] * w[t.i3//12,t.r0,t.i3%12] for {loops} from 0.0

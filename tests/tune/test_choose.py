@@ -42,7 +42,7 @@ ARM = replace(get("arm64"), l1=65536, l2=1 << 20, l3=32 << 20, cores=1)
 PACKED = """
 group packed
   in x: f32[{m},{k}]
-  in w: f32[{blocks},{k},12]
+  in w: f32[{blocks},{k},12] laid out by k, j -> j//12, k, j%12
   out y: f32[{m},{n}]
   local t: f32[{m},{n}]
   t[t.i0,t.i1] add= x[t.i0,t.r0] * w[t.i1//12,t.r0,t.i1%12] for {loops} from 0.0

@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.check import CheckFailed, Fault, check, level, verify
 from tilewright.ir.dim import Dim, Int, Sym
 from tilewright.ir.expr import Load, Reduce, Value, extent, loads, walk
+from tilewright.ir.maps import Map
 from tilewright.kernel.axis import first_name
 from tilewright.kernel.group import ANYWHERE, ROLES, Buffer, Group, Stage
 from tilewright.kernel.intrinsic import tensor_faults
@@ -90,6 +92,18 @@ def _buffer_faults(buffers: Sequence[Buffer]) -> Iterator[Fault]:
             yield Fault(f"{b.name} is a pointer and {b.scope}: pointers are arguments")
         if b.pointer != (b.shape == ANYWHERE) or (b.scope == "memory" and not b.pointer):
             yield Fault(f"{b.name} is {b.scope} and has shape {b.shape}: only pointers have none")
+        if b.layout is not None:
+            yield from _layout_faults(b, b.layout)
+
+
+def _layout_faults(b: Buffer, by: Map) -> Iterator[Fault]:
+    if len(by.target) != len(b.shape):
+        yield Fault(f"{b.name} has {len(b.shape)} axes, its layout {by} has {len(by.target)}", b)
+        return
+    try:
+        by.inverse()
+    except Invalid as wrong:
+        yield Fault(f"{b.name} cannot be laid out by {by}: {wrong.what}", b)
 
 
 def _load_faults(table: dict[str, Buffer], found: Sequence[Load], subject: Any) -> Iterator[Fault]:

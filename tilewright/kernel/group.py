@@ -34,6 +34,7 @@ from tilewright.ir.operator import definition, stages
 from tilewright.ir.types import DType, TensorType, TupleType
 from tilewright.kernel.axis import axis_name, axis_named, first_name
 from tilewright.kernel.swizzle import Swizzled
+from tilewright.ops.layout import Unrelayout
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Buffer:
     packed_as: PackedAs | None = None  # of an argument; see steps/relayout.py
     pointer: bool = False
     swizzle: Swizzled | None = None  # of shared memory: where its elements lie
+    layout: Map | None = None  # of an argument that comes packed (graph/pack.py): how it lies
 
     @property
     def unit(self) -> int:
@@ -266,9 +268,10 @@ def build_group(
     reductions: dict[Node, str] = {}
     b = GroupBuilder(name)
     names: dict[Node, str] = {}
+    packed = {n.inputs[0]: n.op.map for n in nodes if isinstance(n.op, Unrelayout)}
     for k, n in enumerate(inputs):
         names[n] = f"a{k}"
-        b.buffers[f"a{k}"] = Buffer(f"a{k}", n.dtype, n.shape, "in")
+        b.buffers[f"a{k}"] = Buffer(f"a{k}", n.dtype, n.shape, "in", layout=packed.get(n))
     wanted = {n: f"y{k}" for k, n in enumerate(outputs)}
     items = {(n.inputs[0], n.op.k): n for n in nodes if isinstance(n.op, Item)}
     literals: dict[str, Value] = {}

@@ -94,6 +94,8 @@ def _buffer_text(b: Buffer) -> str:
     text = f"  {b.scope} {b.name}: {b.dtype}{_shape_text(b.shape)}"
     if b.swizzle is not None:
         text += f" swizzled {b.swizzle}"
+    if b.layout is not None:
+        text += f" laid out by {b.layout}"
     return (
         f"{text} as {b.packed_as.map} of {_shape_text(b.packed_as.shape)}" if b.packed_as else text
     )
@@ -257,6 +259,7 @@ def _read_buffers(lines: _Lines, scope: Scope) -> tuple[list[Buffer], Scope]:
         lines.lines.pop(0)
         name, _, t = rest.partition(": ")
         t, _, layout = t.partition(" as ")
+        t, _, lies = t.partition(" laid out by ")
         t, _, swizzle = t.partition(" swizzled ")
         dtype, _, shape = t.removeprefix("*").partition("[")
         known = dtype_named(dtype)
@@ -275,7 +278,8 @@ def _read_buffers(lines: _Lines, scope: Scope) -> tuple[list[Buffer], Scope]:
                 raise _fail(number, line, "expected swizzled BITS,BASE,SHIFT")
             by = Swizzled.parse(swizzle)
         shape_ = _read_index(shape[:-1], scope)
-        out.append(Buffer(name, known, shape_, scope_name, packed_as, swizzle=by))
+        at = Map.parse(lies) if lies else None
+        out.append(Buffer(name, known, shape_, scope_name, packed_as, swizzle=by, layout=at))
     buffers = {b.name: b.dtype for b in out}
     return out, Scope(buffers, scope.symbols)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tilewright.ir import dim as D
@@ -83,7 +83,7 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
     col, width = choice
     # Only an instruction loads rows in vectors; elsewhere it matters no more how they lie.
     beside = _beside(s, acc, ops, row) and _loads_rows(s)
-    group = _group(acc, ops)
+    group = _group(s, acc, ops)
     product = _tile_product(s, acc, ops, group, width) if group else None
     wide = extent(acc.axes[col])
     if group:
@@ -95,7 +95,7 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
     names = [p.name for p in path]
     axes = [f"i{k}" for k in range(len(names))]
     vectors = max(1, width // lanes)
-    large, plain = product is not None, _block(ops, acc.axes[col]) is None
+    large, plain = product is not None, _block(s, ops, acc.axes[col]) is None
     return Tile(acc.name, host, names, axes, row, col, rows, lanes, vectors, group, plain, large)
 
 
@@ -104,16 +104,24 @@ def _loads_rows(s: Scheduler) -> bool:
     return any(p.loads == "rows" for p in s.target.products)
 
 
-def _group(acc: Stage, ops: tuple[Load, Load]) -> int:
-    """How many steps of the sum an operand was packed to have beside each other, if it was."""
+def _blocks(s: Scheduler, ops: tuple[Load, Load]) -> Iterator[tuple[Sym, int]]:
+    """The axes along which an operand was packed in several blocks, and their width."""
     for x in ops:
-        for i in x.index:
-            for atom in D.atoms(i):
-                if not isinstance(atom, D.Quo) or atom.op != "mod" or not D.is_sym(atom.a):
-                    continue
-                if D.the_sym(atom.a) in acc.raxes and isinstance(atom.b, int):
-                    return atom.b
-    return 0
+        by = s.nest.buffer(str(x.source)).layout
+        if by is None:
+            continue
+        plain = by.inverse().apply(x.index)
+        for d in by.digits():
+            if d is None or d.count is None or d.step != 1 or not D.is_sym(plain[d.axis]):
+                continue
+            axis = D.the_sym(plain[d.axis])
+            if not D.known_le(extent(axis), d.count):
+                yield axis, d.count
+
+
+def _group(s: Scheduler, acc: Stage, ops: tuple[Load, Load]) -> int:
+    """How many steps of the sum an operand was packed to have beside each other, if it was."""
+    return next((width for axis, width in _blocks(s, ops) if axis in acc.raxes), 0)
 
 
 def _tile_product(
@@ -236,7 +244,7 @@ def _lane_choice(
     for k, a in enumerate(acc.axes):
         if extent(a) == 1 and len(acc.axes) > 1:
             continue
-        packed = _block(ops, a)
+        packed = _block(s, ops, a)
         width = packed or columns
         strides = []
         for x in ops:
@@ -259,16 +267,9 @@ def _lane_choice(
     return best[1:] if best else None
 
 
-def _block(ops: tuple[Load, Load], a: Sym) -> int | None:
+def _block(s: Scheduler, ops: tuple[Load, Load], a: Sym) -> int | None:
     """The width of the blocks in which an operand was packed along an axis."""
-    for x in ops:
-        for i in x.index:
-            for atom in D.atoms(i):
-                if not isinstance(atom, D.Quo) or atom.op != "mod" or not isinstance(atom.b, int):
-                    continue
-                if D.is_sym(atom.a) and D.the_sym(atom.a) is a:
-                    return atom.b
-    return None
+    return next((width for axis, width in _blocks(s, ops) if axis is a), None)
 
 
 def _row_choice(acc: Stage, ops: tuple[Load, Load], col: int) -> int | None:

@@ -53,4 +53,6 @@ class Relayout(Step):
 
         body = substitute_all(n.body, {}, on_load, on_store, self.buffer)
         packed_as = PackedAs(by, b.shape) if b.scope == "in" else None
-        return replace(n, body=body).with_buffer(replace(b, shape=shape, packed_as=packed_as))
+        return replace(n, body=body).with_buffer(
+            replace(b, shape=shape, packed_as=packed_as, layout=None)
+        )
