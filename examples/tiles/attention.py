@@ -10,9 +10,12 @@ any score's share is computed again. With p the shares and do the gradient of th
 
     dv = p' do,   dp = do v',   ds = p * (dp - rows of sum(do * out)),   dq = ds k,   dk = ds' q
 
-One kernel walks along the queries for a block of keys (dk, dv), one along the keys for a block of
-queries (dq): each sum has one program that owns it. Exponentials are powers of two throughout, so
-that scores are multiplied by log2(e) once, together with the scale.
+Each sum has one program that owns it. Where there are heads for all threads a program takes a whole
+head, a block of keys after the other, and computes every score once for all three gradients; those
+of the queries are added up in memory. Where there are few heads, one kernel walks along the queries
+for a block of keys (dk, dv) and one along the keys for a block of queries (dq): seven products
+instead of five, but as many programs as there are blocks. Exponentials are powers of two
+throughout, so that scores are multiplied by log2(e) once, together with the scale.
 """
 
 from __future__ import annotations
@@ -148,6 +151,57 @@ def shares_of(scores, logs, rows, keys, T, CAUSAL: tl.constexpr):
 
 
 @tw.jit
+def heads_kernel(
+    q,
+    k,
+    v,
+    dout,
+    logs,
+    products,
+    dq,
+    dk,
+    dv,
+    T,
+    scale,
+    dscale,
+    D: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
+    """All gradients of a head; dq holds zeros at the start."""
+    head = tl.program_id(0).to(tl.int64)
+    start_of_head = head * T * D
+    for first in range(0, T, KEYS):
+        keys = first + tl.arange(0, KEYS)
+        # What only depends on the keys is turned and scaled once for all queries.
+        k_columns = columns_of(k + start_of_head, keys, T, D)
+        v_columns = columns_of(v + start_of_head, keys, T, D)
+        k_scaled = (rows_of(k + start_of_head, keys, T, D) * dscale).to(k.dtype.element_ty)
+        dk_sums = tl.zeros((KEYS, D), tl.float32)
+        dv_sums = tl.zeros((KEYS, D), tl.float32)
+        begin = 0
+        if CAUSAL:  # earlier queries do not see these keys
+            begin = first // QUERIES * QUERIES
+        for start in range(begin, T, QUERIES):
+            rows = start + tl.arange(0, QUERIES)
+            q_block = rows_of(q + start_of_head, rows, T, D)
+            dout_block = rows_of(dout + start_of_head, rows, T, D)
+            scores = tl.dot(q_block, k_columns) * scale
+            shares = shares_of(scores, logs + head * T, rows[:, None], keys[None, :], T, CAUSAL)
+            dv_sums = tl.dot(tl.trans(shares.to(dout_block.dtype)), dout_block, dv_sums)
+            product = tl.load(products + head * T + rows, mask=rows < T, other=0.0)
+            dscores = shares * (tl.dot(dout_block, v_columns) - product[:, None])
+            dscores = dscores.to(q_block.dtype)
+            dk_sums = tl.dot(tl.trans(dscores), q_block, dk_sums)
+            dq_sums = rows_of(dq + start_of_head, rows, T, D)
+            dq_sums = tl.dot(dscores, k_scaled, dq_sums)
+            store_rows(dq + start_of_head, rows, T, dq_sums, D)
+        store_rows(dv + start_of_head, keys, T, dv_sums, D)
+        store_rows(dk + start_of_head, keys, T, dk_sums * dscale, D)
+
+
+@tw.jit
 def keys_kernel(
     q,
     k,
@@ -259,15 +313,22 @@ def backward(
     logs: torch.Tensor,
     dout: torch.Tensor,
     causal: bool,
+    whole_heads: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of q, k and v; `whole_heads` says whether a program takes one."""
     batch, heads, T, D = q.shape
-    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
     products = torch.empty_like(logs)
     rows = batch * heads * T
     products_kernel[(tw.cdiv(rows, 64),)](out, dout, products, rows, D=D, ROWS=64)
     blocks = {"D": D, "QUERIES": QUERIES, "KEYS": KEYS, "CAUSAL": causal}
     given = (q, k, v, dout, logs, products)
     scales = (T, LOG2_E * D**-0.5, D**-0.5)
+    if batch * heads >= tw.get_threads() if whole_heads is None else whole_heads:
+        dq = torch.zeros(q.shape)  # float32, whatever q is: it is added up there
+        heads_kernel[(batch * heads,)](*given, dq, dk, dv, *scales, **blocks)
+        return dq.to(q.dtype), dk, dv
+    dq = torch.empty_like(q)
     keys_kernel[(tw.cdiv(T, KEYS), batch * heads)](*given, dk, dv, *scales, **blocks)
     queries_kernel[(tw.cdiv(T, QUERIES), batch * heads)](*given, dq, *scales, **blocks)
     return dq, dk, dv
@@ -320,6 +381,10 @@ def check(quick: bool) -> list[Verdict]:
             for what, *three in zip(("out", "dq", "dk", "dv"), *results, strict=True):
                 ours, peer, exact = (x.detach() for x in three)
                 found.append(judge(f"{name}: {what}", ours, peer, exact))
+            q, k, v = given
+            apart = backward(q, k, v, *forward(q, k, v, causal), dout, causal, False)
+            for what, ours, *two in zip("qkv", apart, *(r[1:] for r in results[1:]), strict=True):
+                found.append(judge(f"{name}: d{what} by blocks", ours, *two))
     return found
 
 

@@ -17,6 +17,7 @@ from tests.targets.test_dots import TILES, V2, V3, V4, arm64_with, x86_with
 from tilewright.driver.tile.compile import write_tile
 from tilewright.ir.types import DTYPES
 from tilewright.kernel.interpret import run
+from tilewright.kernel.nest import Store, walk
 from tilewright.kernel.step import parse_trace
 from tilewright.kernel.steps.other_sign import OtherSign
 from tilewright.kernel.steps.retype import Retype
@@ -49,6 +50,27 @@ def product(
         sums = tl.dot(x, y, sums)
     inside = (i[:, None] < M) & (j[None, :] < N)
     tl.store(c + i[:, None] * N + j[None, :], sums.to(c.dtype.element_ty), inside)
+
+
+@tw.jit
+def both_orders(a, b, c, N: tl.constexpr):
+    n = tl.arange(0, N)
+    at = n[:, None] * N + n[None, :]
+    x, y = tl.load(a + at) - 1.0, tl.load(b + at)
+    tl.store(c + at, tl.dot(tl.trans(x), y, tl.dot(x, y)))
+
+
+def test_an_operand_in_two_orders_is_computed_once() -> None:
+    """As it is and transposed: one tile that two products read, each in its own order."""
+    given = dict.fromkeys("abc", Argument.pointer(DTYPES["f32"], 16))
+    kernel = translate(both_orders, {**given, "N": Argument.constant(16)})
+    products = [x for x, _ in walk(lower(kernel).nest.body) if isinstance(x, Store) and x.combine]
+    assert len(products) == 2
+    assert len({str(x.value.args[0].source) for x in products}) == 1
+    a, b = numbers(torch.float32, 16, 16), numbers(torch.float32, 16, 16, seed=1)
+    c = torch.empty(16, 16)
+    both_orders[(1,)](a, b, c, N=16)
+    agrees(c, torch.cat((a - 1, (a - 1).T), 1), torch.cat((b, b)))
 
 
 INTEGERS = {torch.int8: (-128, 128), torch.uint8: (0, 256)}

@@ -18,7 +18,7 @@ from tilewright.ir.register_tile import products_of, whole_tile
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.rows import reduction_lanes
 from tilewright.kernel.defaults.scheduler import Scheduler, accesses, lanes_for, vector_loop
-from tilewright.kernel.defaults.tile_dots import grouped_products
+from tilewright.kernel.defaults.tile_dots import Products, grouped_products
 from tilewright.kernel.defaults.tile_operands import hold_operands
 from tilewright.kernel.defaults.windows import Windows
 from tilewright.kernel.dependence import linear_index
@@ -34,12 +34,15 @@ from tilewright.kernel.nest import (
     Stmt,
     Store,
     own_loops,
+    own_values,
     reads,
     stages_in,
     walk,
     writes,
 )
 from tilewright.kernel.step import Step, Trace
+from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.init_at import InitAt
 from tilewright.kernel.steps.join import Join
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.prefetch import Prefetch
@@ -57,6 +60,7 @@ MOST_WRITTEN_OUT = 8  # more cost more time to compile than they save
 MOST_JOINED = 16  # stages in one loop: more want more registers than there are
 # Programs that threads claim together are about this many simple operations: tens of microseconds.
 PIECE = 65536
+PAGE = 4096  # bytes, beyond which no processor looks ahead by itself
 
 
 @dataclass
@@ -65,6 +69,14 @@ class _Stages:
     stores: dict[str, Store]
     paths: dict[str, Path]
     left_out: set[str] = field(default_factory=set)  # that have something else in their loops
+
+    def own(self, name: str) -> list[Loop]:
+        return own_loops(self.paths[name], name)
+
+    def is_sum(self, name: str) -> bool:
+        """Is it reduced over a loop of its own?"""
+        store = self.stores[name]
+        return store.combine is not None and bool(_over(store, self.own(name)))
 
 
 def schedule_programs(n: Nest, target: Target) -> tuple[Trace, Nest]:
@@ -80,18 +92,21 @@ def schedule_programs(n: Nest, target: Target) -> tuple[Trace, Nest]:
     done: list[Nest] = []
     for piece in windows.pieces:
         part = Scheduler(piece, target)
-        for name in _stages(piece).order if len(windows.pieces) > 1 else found.order:
-            store, path = found.stores[name], found.paths[name]
-            own = own_loops(path, name)
-            if not own or name in found.left_out:
+        names = _stages(piece).order if len(windows.pieces) > 1 else found.order
+        names = [x for x in names if x not in found.left_out]
+        # Products first: they take what they read, and where they start from, into their loops.
+        alone = len(windows.pieces) == 1
+        sums = [x for x in names if found.is_sum(x)]
+        own_products = [x for x in sums if _multiplied(part, x, found, narrow, alone)]
+        for name in names:
+            own = own_loops(part.path(name), name)
+            if name in own_products or not own or own[-1].kind == "lane":
                 continue
-            if store.combine is not None and _over(store, own):
-                if narrow.multiplies(part, name, own) or _product(part, name, store, own):
-                    products.append(name)
-                else:
-                    reduction_lanes(part, name, _many_lanes(part, name, own))
-            elif not narrow.fills(part, name, store, own):
-                _lanes(part, name, own, panels.get(store.buffer))
+            if name in sums:
+                reduction_lanes(part, name, _many_lanes(part, name, own))
+            elif not narrow.fills(part, name, part.store(name), own):
+                _lanes(part, name, own, panels.get(found.stores[name].buffer))
+        products += own_products
         _join(part)
         done.append(part.nest)
         s.trace += part.trace
@@ -99,6 +114,12 @@ def schedule_programs(n: Nest, target: Target) -> tuple[Trace, Nest]:
     for name in products:
         _prefetch(s, name, found)
     return tuple(s.trace), s.nest
+
+
+def _multiplied(s: Scheduler, name: str, found: _Stages, narrow: Products, alone: bool) -> bool:
+    """A sum as a product of tiles, if it is one."""
+    own = found.own(name)
+    return narrow.multiplies(s, name, own) or _product(s, name, found.stores[name], own, alone)
 
 
 def _share(s: Scheduler) -> None:
@@ -183,8 +204,15 @@ def _prefetch(s: Scheduler, product: str, found: _Stages) -> None:
             continue
         for x in loads(copy.value):
             moves = any(loop.var in D.symbols(i) for i in x.index)
-            if s.nest.buffer(str(x.source)).pointer and moves:
+            followed = around[0] in (p.name for p in s.path(name)) and _is_followed(found, name, x)
+            if s.nest.buffer(str(x.source)).pointer and moves and not followed:
                 s.attempt(Prefetch(str(x.source), loop.name, 1, around[-1]))
+
+
+def _is_followed(found: _Stages, copy: str, x: Load) -> bool:
+    """Do rows that are copied follow each other so closely that a processor looks ahead itself?"""
+    steps = [D.coefficient(x.index[-1], p.var) for p in found.own(copy)]
+    return all(isinstance(c, int) and c * x.dtype.bytes < PAGE for c in steps)
 
 
 def _panels(s: Scheduler, found: _Stages) -> dict[str, int]:
@@ -193,7 +221,7 @@ def _panels(s: Scheduler, found: _Stages) -> dict[str, int]:
     out: dict[str, int] = {}
     for name in found.order:
         store, path = found.stores[name], found.paths[name]
-        own = own_loops(path, name)
+        own = found.own(name)
         chosen = _chosen(s, store, own)
         if chosen is None:
             continue
@@ -245,6 +273,8 @@ def _lanes(s: Scheduler, stage: str, own: list[Loop], panel: int | None) -> None
             continue
         score = 0.0
         for k, (b, idx) in enumerate(accesses(s, store)):
+            if panel and k == 0:
+                continue  # it is filled either way: by whole vectors, or turned round
             c = D.coefficient(linear_index(b, idx), p.var) if len(idx) == len(b.shape) else None
             weight = 2.0 if k == 0 else 1.0
             if b.pointer:
@@ -258,8 +288,8 @@ def _lanes(s: Scheduler, stage: str, own: list[Loop], panel: int | None) -> None
             best = own[-1]
     if panel and _turned(s, stage, own, best, panel):
         return
-    lanes = _many_lanes(s, stage, [best])
-    vectors = vector_loop(s, best.name, min(lanes, panel) if panel else lanes)
+    lanes = min(lanes_for(s, stage, MOST_LANES), panel) if panel else _many_lanes(s, stage, [best])
+    vectors = vector_loop(s, best.name, lanes)
     if vectors and panel:
         _written_out(s, vectors, [p.name for p in own if p is not best])
 
@@ -267,7 +297,7 @@ def _lanes(s: Scheduler, stage: str, own: list[Loop], panel: int | None) -> None
 def _turned(s: Scheduler, stage: str, own: list[Loop], rows: Loop, panel: int) -> bool:
     """A panel filled from memory in which its rows lie beside each other: as many vectors as it has
     columns are read at a time, and stored turned round."""
-    over = D.symbols(s.store(stage).index[0])
+    over = D.symbols(s.store(stage).index[-1])
     columns = [p for p in own if p.var in over]
     lanes = min(s.target.lanes(32), rows.extent if isinstance(rows.extent, int) else 0)
     if len(columns) != 1 or columns[0] is rows or lanes < 2 or rows.extent % lanes:
@@ -333,8 +363,9 @@ def _chosen(
     return None if tile is None else (tile, [p.instruction for p in known])
 
 
-def _product(s: Scheduler, stage: str, store: Store, own: list[Loop]) -> bool:
-    """A product of two tiles by the target's instruction, a register tile at a time."""
+def _product(s: Scheduler, stage: str, store: Store, own: list[Loop], alone: bool) -> bool:
+    """A product of two tiles by the target's instruction, a register tile at a time. `alone`: the
+    nest has all that reads its operands, so that these may be filled inside its loops."""
     chosen = _chosen(s, store, own)
     if chosen is None:
         return False
@@ -343,7 +374,8 @@ def _product(s: Scheduler, stage: str, store: Store, own: list[Loop]) -> bool:
     steps: list[Step] = []
     outer: list[str] = []
     inside: list[str] = []
-    together = _rows_together(s, store, rows, over, height)
+    filled = _filled_beside(s, stage, store) if alone else None
+    together = _rows_together(s, store, own[-3:], (height, width), filled is not None)
     row = rows.name
     if together:
         steps.append(Split(row, together))
@@ -362,21 +394,77 @@ def _product(s: Scheduler, stage: str, store: Store, own: list[Loop]) -> bool:
     for name in instructions:
         saved = s.nest, list(s.trace)
         order = Reorder((*outer, *inside, over.name))
-        if all(map(s.attempt, (*steps, order, Tensorize(inside[0], name)))):
-            return True
+        if all(map(s.attempt, (*steps, order))):
+            if filled is not None and not together and columns.extent != width:
+                _fill_at(s, filled, width, outer[0])
+            if alone and outer and s.attempt(InitAt(store.buffer, outer[-1])):
+                _set_at_once(s, store.buffer)
+            if s.attempt(Tensorize(inside[0], name)):
+                return True
         s.nest, s.trace[:] = saved
     return False
 
 
-def _rows_together(s: Scheduler, store: Store, rows: Loop, over: Loop, height: int) -> int | None:
-    """How many rows pass by one panel before the next does, where not all of them do: what is read
-    of the first operand stays in half of the first cache."""
+def _set_at_once(s: Scheduler, sums: str) -> None:
+    """The first values of a register tile, without loops."""
+    first = next(x for x, _ in walk(s.nest.body) if isinstance(x, Store) and x.buffer == sums)
+    *rows, lanes = own_loops(s.path(first.stage), first.stage)
+    if s.attempt(Vectorize(lanes.name)):
+        for p in rows:
+            s.attempt(Unroll(p.name))
+
+
+def _fill_at(s: Scheduler, buffer: str, width: int, at: str) -> None:
+    """A panel is filled in the loop over panels: one piece of memory for all of them."""
+    saved = s.nest, list(s.trace)
+    fill = next(x for x, _ in walk(s.nest.body) if isinstance(x, Store) and x.buffer == buffer)
+    columns = next(p for p in s.path(fill.stage) if p.var in D.symbols(fill.index[-1]))
+    split = columns.extent == width or s.attempt(Split(columns.name, width))
+    if not (split and s.attempt(ComputeAt(buffer, at))):
+        s.nest, s.trace[:] = saved
+
+
+def _filled_beside(s: Scheduler, stage: str, store: Store) -> str | None:
+    """The second operand, where it is filled right before the product and nobody else reads it: a
+    panel can then be filled when its turn comes, in the first cache."""
+    b = store.value.args[1]
+    assert isinstance(b, Load)
+    name = str(b.source)
+    if s.nest.buffer(name).scope != "local":
+        return None
+    everything = list(walk(s.nest.body))
+    users = [x for x, _ in everything if any(name in v.sources for v in own_values(x))]
+    fills = [(x, p) for x, p in everything if isinstance(x, Store) and x.buffer == name]
+    alone = len(users) == 1 and isinstance(users[0], Store) and users[0].stage == stage
+    if not alone or len(fills) != 1:
+        return None
+
+    def outside(of: str, path: Path) -> list[str]:
+        return [p.name for p in path if p.axis.stage != of]
+
+    (fill, path), here = fills[0], s.path(stage)
+    return name if outside(fill.stage, path) == outside(stage, tuple(here)) else None
+
+
+def _rows_together(
+    s: Scheduler, store: Store, loops: list[Loop], tile: tuple[int, int], filled: bool
+) -> int | None:
+    """How many rows pass by one panel before the next does; None where all of them do. The first
+    cache has place for some rows or for a panel, and what is not there comes out of the second one
+    again and again: whichever moves fewer bytes. `filled`: a panel is filled when its turn comes,
+    if there is one turn only."""
     a = store.value.args[0] if isinstance(store.value, Fn) else None
-    if not isinstance(a, Load) or not isinstance(rows.extent, int):
+    rows, columns, deep = (p.extent for p in loops)
+    if not isinstance(a, Load) or not isinstance(rows, int) or not isinstance(deep, int):
         return None
-    if not isinstance(over.extent, int):
+    assert isinstance(columns, int)
+    (height, width), size = tile, deep * a.dtype.bytes
+    most = max(s.target.l1 // 2 // size, height)
+    fitting = [n for n in range(height, rows, height) if rows % n == 0 and n <= most]
+    if not fitting or most >= rows:
         return None
-    row = over.extent * a.dtype.bytes
-    most = max(s.target.l1 // 2 // row, height)
-    fitting = [n for n in range(height, rows.extent, height) if rows.extent % n == 0 and n <= most]
-    return max(fitting) if fitting and most < rows.extent else None
+    some = max(fitting)
+    by_rows = rows + columns * (rows // some + filled)
+    by_panels = rows * (columns // width) + columns * (not filled)
+    fits = width * size <= s.target.l1 * 2 // 3
+    return None if fits and by_panels <= by_rows else some

@@ -28,6 +28,7 @@ from tilewright.kernel.nest import (
     bodies,
     inner_vars,
     on_loops,
+    own_values,
     reads_of,
     sources,
     substitute_all,
@@ -52,7 +53,7 @@ class ComputeAt(Step):
 
     def apply(self, n: Nest) -> Nest:
         b = self.internal(n, self.stage)
-        own = own_statements(n, self.stage)
+        own = self._own(n)
         self.need(own, f"there is no stage {self.stage}")
         rest = replace(n, body=without(n.body, [s for s, _ in own], self.stage))
         target, path = self._target(rest)
@@ -91,9 +92,19 @@ class ComputeAt(Step):
         self.need(out != n, f"{self.stage} is computed at {self.at} already")
         return out
 
+    def _own(self, n: Nest) -> list[tuple[Stmt, Path]]:
+        """The statements that compute the stage. In a tile kernel stages have names of their own:
+        the one that fills the buffer."""
+        own = own_statements(n, self.stage)
+        if own:
+            return own
+        stores = (s for s, _ in walk(n.body) if isinstance(s, Store))
+        filling = {s.stage for s in stores if s.buffer == self.stage}
+        return own_statements(n, filling.pop()) if len(filling) == 1 else []
+
     def check_branches(self, n: Nest) -> None:
         """Where what is read may be written again, nothing may write it between here and there."""
-        own = own_statements(n, self.stage)
+        own = self._own(n)
         self.need(own, f"there is no stage {self.stage}")
         needed = frozenset().union(*(sources(s) for s, _ in own)) - {self.stage}
         whole = (n.body, *(x for s, _ in walk(n.body) for x in bodies(s)))
@@ -105,8 +116,12 @@ class ComputeAt(Step):
         self.need(once, here, "a branch or a loop is between them")
         host = home[used[0]]
         self.need(isinstance(host, Loop), f"{self.stage} is read in a branch")
-        changed = writes(home[mine[0] : used[0] + 1]) & needed
+        written = writes(home[mine[0] : used[0] + 1])
+        changed = written & needed
         self.need(not changed, f"{', '.join(sorted(changed))} is written before that is read")
+        pointers = {x.name for x in n.buffers if x.pointer}
+        apart = not (written & pointers and needed & pointers)
+        self.need(apart, f"{self.stage} reads through a pointer, and one is written through")
         held = (s for s, _ in walk((*(s for s, _ in own), host)) if isinstance(s, BRANCHES))
         self.need(next(held, None) is None, f"there is a branch in {self.stage} or {self.at}")
 
@@ -126,10 +141,11 @@ class ComputeAt(Step):
             "place before Vectorize and Unroll",
         )
         for s, p in walk(rest.body):
-            if isinstance(s, Store) and self.stage in sources(s):
+            if any(self.stage in v.sources for v in own_values(s)):
                 inside = any(q.var is target.var for q in p)
-                what = f"{s.stage} reads {self.stage} outside {self.at}"
-                self.need(inside, what, f"place {s.stage} first")
+                reader = s.stage if isinstance(s, Store) else "another statement"
+                what = f"{reader} reads {self.stage} outside {self.at}"
+                self.need(inside, what, f"place {reader} first")
         return target, path
 
     def _self_reads(self, n: Nest, own: list[Stmt], box: Box, b: Buffer) -> None:

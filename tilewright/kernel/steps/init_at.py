@@ -5,17 +5,20 @@ from dataclasses import dataclass, replace
 from tilewright.kernel.box import covers, narrow, narrowed_axes, own_cells, whole_axes
 from tilewright.kernel.dependence import region
 from tilewright.kernel.nest import (
+    BRANCHES,
     Loop,
     Nest,
     Path,
     Stmt,
     Store,
+    bodies,
     find,
     inner_vars,
     reads,
-    stages_in,
+    sources,
     transform,
     walk,
+    writes,
 )
 from tilewright.kernel.step import Step
 
@@ -60,7 +63,7 @@ class InitAt(Step):
 
         out = replace(n, body=transform(n.body, one))
         for q in chain:
-            now = next(x for x, _ in find(out, q.name) if self.stage in stages_in(x))
+            now = next(x for x, _ in find(out, q.name) if self.stage in writes((x,)))
             wider = f"the cells of {self.stage} in one iteration of {q.name} are not known exactly"
             self.need(own_cells(out, now, self.stage), wider)
         return out
@@ -89,13 +92,30 @@ class InitAt(Step):
         self.need(alone, f"others share the loops that set the first values of {self.stage}")
         return update, top, path[shared : shared + names.index(self.at) + 1]
 
+    def check_branches(self, n: Nest) -> None:
+        """Where what first values are made of may be written again, nothing may write it between
+        here and there."""
+        _, top, chain = self._places(n)
+        body = self._home(n, top)
+        at = [next((k for k, s in enumerate(body) if s is x), -1) for x in (top, chain[0])]
+        self.need(0 <= at[0] < at[1], f"{self.stage} is not set in the body of its update")
+        needed, written = sources(top) - {self.stage}, writes(body[at[0] : at[1] + 1])
+        changed = needed & written
+        self.need(not changed, f"{', '.join(sorted(changed))} is written before that is read")
+        pointers = {b.name for b in n.buffers if b.pointer}
+        apart = not (needed & pointers and written & pointers)
+        self.need(apart, f"{self.stage} starts from a pointer, and one is written through")
+        held = (s for s, _ in walk(body[at[0] : at[1] + 1]) if isinstance(s, BRANCHES))
+        self.need(next(held, None) is None, f"there is a branch in {self.stage}")
+
+    def _home(self, n: Nest, top: Stmt) -> tuple[Stmt, ...]:
+        """The body that a statement stands in."""
+        inside = (x for s, _ in walk(n.body) for x in bodies(s))
+        return next(b for b in (n.body, *inside) if any(s is top for s in b))
+
     def _nobody_reads(self, n: Nest, top: Stmt, host: Loop) -> None:
         """The cells are not touched between the first values and the update, nor read beside it."""
-        body = next(
-            b
-            for b in (n.body, *(s.body for s, _ in walk(n.body) if isinstance(s, Loop)))
-            if any(s is top for s in b)
-        )
+        body = self._home(n, top)
         at = [next(k for k, s in enumerate(body) if s is x) for x in (top, host)]
         self.need(at[0] < at[1], f"{self.stage} is set after its update")
         for s in body[at[0] + 1 : at[1] + 1]:

@@ -104,6 +104,9 @@ def lower_permute(low: Lowering, o: ir.Operation) -> None:
     order = o.attrs["order"]
     back = [order.index(k) for k in range(len(order))]
     t = low.tiles[o.args[0]]
+    if isinstance(t, Tile) and t.dim is None and low.uses.count(o.args[0]) > 1:
+        # Read in two orders: computed once, in the order in which what it is made of lies.
+        t = low.tiles[o.args[0]] = low.kept(t)
     low.define(o.result, viewed(t, o.result.shape, lambda i: tuple(i[k] for k in back)))
 
 
