@@ -89,9 +89,9 @@ def output(t: Tutorial) -> Output:
         payload = {"text": made.text, "machine": made.machine, "pictures": drawn}
         cache.put("docs", key, json.dumps(payload).encode())
         return made
-    found_output = json.loads(found)
-    found_output["pictures"] = {name: b64decode(data) for name, data in found_output["pictures"].items()}
-    return Output(**found_output)
+    stored = json.loads(found)
+    stored["pictures"] = {name: b64decode(data) for name, data in stored["pictures"].items()}
+    return Output(**stored)
 
 
 def run(t: Tutorial) -> Output:
