@@ -48,8 +48,8 @@ def section(title: str, text: str) -> None:
 def show(text: str, first: int = 0) -> None:
     """Indented, and only the first lines where there are many."""
     lines = text.rstrip().splitlines()
-    kept = lines if not first or len(lines) <= first else [*lines[:first], f"… {len(lines)} lines"]
-    print("\n" + "\n".join(f"    {line}" for line in kept))
+    shown = lines if not first or len(lines) <= first else [*lines[:first], f"… {len(lines)} lines"]
+    print("\n" + "\n".join(f"    {line}" for line in shown))
 
 
 def changed_lines(before: str, after: str) -> str:
@@ -58,7 +58,7 @@ def changed_lines(before: str, after: str) -> str:
 
 
 def captured() -> Graph:
-    """The graph behind the function, as torch.compile's machinery hands it over."""
+    """The graph behind the function, as torch.compile's machinery passes it on."""
     with torch.no_grad():
         fast = tw.compile(normalise, torch.randn(ROWS, COLUMNS), torch.rand(COLUMNS))
     return fast.units[0].captured.segments[0].graph
@@ -83,7 +83,7 @@ def passes(graph: Graph) -> Graph:
     section(
         "2. Passes rewrite it",
         """Simplify applies rules (docs/proofs.md), Decompose writes operators in terms of primitive
-        ones, FoldConstants computes what is known, PackOperands asks for layouts. A pass is a
+        ones, FoldConstants computes what is known, PackOperands chooses layouts. A pass is a
         frozen dataclass; the pipeline is a list of them. Softmax is gone: it was defined as a
         composition of maxima, exponentials, sums and divisions.""",
     )
@@ -181,8 +181,8 @@ def running(graph: Graph) -> None:
 def the_face() -> None:
     section(
         "9. The same, as users see it",
-        """tw.compile does all of this before the first call. tw.explain shows what became of the
-        program; tw.record listens to the compiler's decisions.""",
+        """tw.compile does all of this before the first call. tw.explain shows what the program was
+        compiled to; tw.record records the compiler's decisions.""",
     )
     x, w = torch.randn(ROWS, COLUMNS), torch.rand(COLUMNS)
     with torch.no_grad(), tw.record() as log:

@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None, description: str | None = __doc
         _watched(campaign, options.jobs, console)
         try:
             if quick := campaign.measure_slow_again():
-                console.print(f"{quick} compiled slowly beside others only", highlight=False)
+                console.print(f"{quick} compiled slowly only while others ran", highlight=False)
         except KeyboardInterrupt:
             console.print("stopped before all slow draws were measured alone", highlight=False)
     console.print(_table(campaign))
@@ -153,7 +153,7 @@ def _watched(campaign: Campaign, jobs: int, console: Console) -> None:
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console
     )
     task = bar.add_task("drawing", total=1.0)
-    shown, told = 0, time.monotonic()
+    shown, last_shown = 0, time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with Live(console=console, refresh_per_second=2, transient=True) as live:
         campaign.start(jobs)
@@ -164,8 +164,8 @@ def _watched(campaign: Campaign, jobs: int, console: Console) -> None:
                 for finding in campaign.findings[shown:]:
                     shown += 1
                     console.print(_shown(finding), markup=False, highlight=False)
-                if not console.is_terminal and time.monotonic() > told + 120:
-                    told = time.monotonic()
+                if not console.is_terminal and time.monotonic() > last_shown + 120:
+                    last_shown = time.monotonic()
                     draws = ", ".join(f"{t.draws} {n}" for n, t in campaign.tallies.items())
                     console.print(f"so far {draws}", highlight=False)
                 time.sleep(0.3)

@@ -1,4 +1,5 @@
-"""Drawing cases in processes that may die: who draws what, what they answer, what is kept of it."""
+"""Drawing cases in processes that may die: which process draws what, its answers, and what is
+stored of them."""
 
 from __future__ import annotations
 
@@ -208,9 +209,9 @@ class Campaign:
             thread.join()
 
     def measure_slow_again(self) -> int:
-        """Compile what was slow once more, with nothing beside it: processes that share cores and
-        caches slow each other down. What is slow then is made small and written down, the rest is
-        forgotten. How many are forgotten."""
+        """Compile what was slow once more, with nothing else running: processes that share cores
+        and caches slow each other down. What is slow then is made small and written down, the rest
+        is forgotten. How many are forgotten."""
         quick = 0
         for name, seed, failure in list(self.slow):
             if self._still_slow(name, seed):
@@ -304,8 +305,8 @@ class Campaign:
             self._note(name, seed, answer["compile"], failure, time.monotonic() - started)
             if failure is not None and not failure.skipped and failure.what != "slow":
                 self._keep(name, seed, failure, history)
-            held = answer["bytes"]
-            if held is None or held > REPLACED * (self.limits.memory << 20):
+            used = answer["bytes"]
+            if used is None or used > REPLACED * (self.limits.memory << 20):
                 return
 
     def _note(

@@ -60,8 +60,8 @@ def attempt(generator: Generator, case: Any, seconds: float, most_bytes: int) ->
         if found is not None:
             return found
         if answer.endswith(b"\n"):
-            told = json.loads(answer)
-            return None if told is None else Failure(*told)
+            answer_data = json.loads(answer)
+            return None if answer_data is None else Failure(*answer_data)
         complaint.seek(0)
         text = complaint.read().decode(errors="replace")
         return ended(os.waitstatus_to_exitcode(status), text)
@@ -76,8 +76,8 @@ def _answer(generator: Generator, case: Any, write: int, complaint: int) -> None
             found, _ = judged(generator, case)
         except BaseException as problem:  # whatever it is, it is an answer
             found = error(problem)
-        told = None if found is None else (found.kind, found.text, found.what)
-        os.write(write, json.dumps(told).encode() + b"\n")
+        answer_data = None if found is None else (found.kind, found.text, found.what)
+        os.write(write, json.dumps(answer_data).encode() + b"\n")
     finally:
         os._exit(0)
 

@@ -54,26 +54,26 @@ def digest() -> str:
 def test_pyright_is_asked_again_after_a_change(
     pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[str] = []
-    kept: dict[str, object] = {}
+    checked: list[str] = []
+    stored: dict[str, object] = {}
     module = sys.modules[__name__]
     (tmp_path / "pyproject.toml").write_text("")
     (tmp_path / "tests").mkdir()
     monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.setattr(module, "clean", lambda name, command: asked.append(name))
-    monkeypatch.setattr(pytestconfig, "cache", _Cache(kept), raising=False)
+    monkeypatch.setattr(module, "clean", lambda name, command: checked.append(name))
+    monkeypatch.setattr(pytestconfig, "cache", _Cache(stored), raising=False)
     for text, times in (("a = 1", 1), ("a = 1", 1), ("a = 2", 2)):
         (tmp_path / "tests" / "a.py").write_text(text)
         test_pyright(pytestconfig)
-        assert len(asked) == times
+        assert len(checked) == times
 
 
 class _Cache:
-    def __init__(self, kept: dict[str, object]) -> None:
-        self.kept = kept
+    def __init__(self, stored: dict[str, object]) -> None:
+        self.stored = stored
 
     def get(self, key: str, default: object) -> object:
-        return self.kept.get(key, default)
+        return self.stored.get(key, default)
 
     def set(self, key: str, value: object) -> None:
-        self.kept[key] = value
+        self.stored[key] = value

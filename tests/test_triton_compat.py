@@ -74,15 +74,15 @@ def test_files_of_libraries_are_kept(triton, tmp_path):
     )
 
     with knobs.cache_dir.override(tmp_path):
-        kept = get_cache_manager("00ff17")
-        assert isinstance(kept, FileCacheManager)
-        assert kept.get_file("a.txt") is None and kept.get_group("both") is None
-        paths = {"a.txt": kept.put("text", "a.txt"), "b.bin": kept.put(b"\x00\xff", "b.bin")}
+        manager = get_cache_manager("00ff17")
+        assert isinstance(manager, FileCacheManager)
+        assert manager.get_file("a.txt") is None and manager.get_group("both") is None
+        paths = {"a.txt": manager.put("text", "a.txt"), "b.bin": manager.put(b"\x00\xff", "b.bin")}
         assert Path(paths["a.txt"]).read_text() == "text"
         again = get_cache_manager("00ff17")
         assert again.get_file("b.bin") == paths["b.bin"]
         assert Path(paths["b.bin"]).read_bytes() == b"\x00\xff"
-        kept.put_group("both", paths)
+        manager.put_group("both", paths)
         assert again.get_group("both") == paths
         Path(paths["a.txt"]).unlink()
         assert again.get_group("both") is None
@@ -297,8 +297,8 @@ def test_hooks_of_launches(triton: Any):
 
     heard = []
     hooks = triton.knobs.runtime
-    hooks.launch_enter_hook.add(lambda told: heard.append(("enter", told.get())))
-    hooks.launch_exit_hook = lambda told: heard.append(("exit", told.get()["flops"]))
+    hooks.launch_enter_hook.add(lambda launch: heard.append(("enter", launch.get())))
+    hooks.launch_exit_hook = lambda launch: heard.append(("exit", launch.get()["flops"]))
     try:
         one[(1,)](torch.zeros(1), 5)
     finally:

@@ -113,7 +113,7 @@ def test_inductor_compiles_kernels_in_this_process():
 
 
 def test_strides_that_a_kernel_is_told():
-    """Native code writes in the order of memory; the kernel is told torch's strides."""
+    """Native code writes in the order of memory; the kernel gets torch's strides."""
 
     def f(x):
         t = (x + 1).t()

@@ -46,10 +46,10 @@ def test_a_program_sees_one_device():
 
 
 def test_torch_itself_sees_the_truth():
-    asked: dict = {"__name__": "torch.of_a_test", "torch": torch}
-    exec("found = torch.cuda.is_available()\ndef at(x): return x.device, x.is_cuda", asked)
-    assert not asked["found"] and torch.cuda.is_available()
-    assert asked["at"](torch.ones(1)) == (torch.device("cpu"), False)
+    namespace: dict = {"__name__": "torch.of_a_test", "torch": torch}
+    exec("found = torch.cuda.is_available()\ndef at(x): return x.device, x.is_cuda", namespace)
+    assert not namespace["found"] and torch.cuda.is_available()
+    assert namespace["at"](torch.ones(1)) == (torch.device("cpu"), False)
     with torch.random.fork_rng():  # would ask a GPU for its state
         torch.rand(1)
     assert "cuda" not in repr(torch.ones(1))
@@ -84,7 +84,7 @@ def test_streams_and_events():
     assert start.elapsed_time(end) >= 0 and end.query()
     torch.ones(2).record_stream(stream)
     torch.cuda.set_stream(stream)
-    # torch's own classes for any device are asked for the one in use.
+    # torch's own classes for any device query the one in use.
     start, end = (torch.Event(enable_timing=True) for _ in range(2))
     with torch.Stream(device="cuda") as side:
         start.record(side)
@@ -100,8 +100,8 @@ def test_memory():
     assert 0 < free <= total
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    held = torch.ones(1 << 24)
-    assert torch.cuda.max_memory_allocated() >= before + held.nbytes // 2
+    large = torch.ones(1 << 24)
+    assert torch.cuda.max_memory_allocated() >= before + large.nbytes // 2
     assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] >= before
     assert "bytes" in torch.cuda.memory_summary()
     torch.cuda.empty_cache()

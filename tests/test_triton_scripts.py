@@ -109,7 +109,9 @@ def test_modules_and_tests_run(tmp_path, checkout):
 )
 def test_a_command_line_that_is_wrong(tmp_path, words, said, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "environ", dict(os.environ))  # a checkout is told to other processes
+    monkeypatch.setattr(
+        os, "environ", dict(os.environ)
+    )  # a checkout is passed on to other processes
     try:
         with pytest.raises(SystemExit, match="2"):
             command_line(list(words))

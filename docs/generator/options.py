@@ -1,4 +1,4 @@
-"""The catalogue of what may be asked of a compilation, from the classes that hold it."""
+"""The catalogue of options of a compilation, from the classes that declare them."""
 
 from __future__ import annotations
 

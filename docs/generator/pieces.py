@@ -71,6 +71,6 @@ def looks_like_loops(lines: Sequence[str]) -> bool:
 
 
 def details(title: str, body: str) -> str:
-    """A part that is folded until it is asked for."""
+    """A part that is folded until it is opened."""
     inside = "\n".join(f"    {line}" if line else "" for line in body.splitlines())
     return f'??? note "{title}"\n\n{inside}\n'

@@ -54,6 +54,6 @@ def page() -> str:
         out.append(f"## `{module.__name__.removeprefix('tilewright.')}`\n")
         out.append(words(first_sentence(sys.modules[module.__name__].__doc__ or "")) + "\n")
         if getattr(module, "ON_REQUEST", False):
-            out.append("Applied only by a pass that asks for this family by name.\n")
+            out.append("Applied only by a pass that selects this family by name.\n")
         out.append(table(titles, map(row, own)))
     return "\n".join(out)

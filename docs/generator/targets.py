@@ -9,10 +9,10 @@ from tilewright.targets import families
 
 INTRODUCTION = """# Targets and instructions
 
-Generated from `tilewright/targets/`. A target is data: schedules read its numbers, and nothing asks
-for one by name. Without `TILEWRIGHT_TARGET` the compiler describes the machine that it runs on, and
-that target is called `host`. Code for another target can be compiled anywhere; running it needs the
-machine. Rates of a target that is not `rated` are defaults, not measurements.
+Generated from `tilewright/targets/`. A target is data: schedules read its numbers, and nothing
+tests for one by name. Without `TILEWRIGHT_TARGET` the compiler describes the machine that it runs
+on, and that target is called `host`. Code for another target can be compiled anywhere; running it
+needs the machine. Rates of a target that is not `rated` are defaults, not measurements.
 [How to write a target](../extend/target.md).
 """
 INSTRUCTIONS = """## Instructions

@@ -89,9 +89,9 @@ def output(t: Tutorial) -> Output:
         payload = {"text": made.text, "machine": made.machine, "pictures": drawn}
         cache.put("docs", key, json.dumps(payload).encode())
         return made
-    held = json.loads(found)
-    held["pictures"] = {name: b64decode(data) for name, data in held["pictures"].items()}
-    return Output(**held)
+    stored = json.loads(found)
+    stored["pictures"] = {name: b64decode(data) for name, data in stored["pictures"].items()}
+    return Output(**stored)
 
 
 def run(t: Tutorial) -> Output:
@@ -164,17 +164,17 @@ def fenced(text: str) -> str:
 
 def runs(lines: list[str]) -> Iterator[tuple[bool, list[str]]]:
     """Neighbouring lines that are indented, or not; empty lines go with what they stand in."""
-    kept: list[str] = []
+    section: list[str] = []
     inside = False
     for line in lines:
         now = inside if not line.strip() else line.startswith("    ")
-        if now != inside and any(x.strip() for x in kept):
-            yield inside, kept
-            kept = []
+        if now != inside and any(x.strip() for x in section):
+            yield inside, section
+            section = []
         inside = now
-        kept.append(line)
-    if any(x.strip() for x in kept):
-        yield inside, kept
+        section.append(line)
+    if any(x.strip() for x in section):
+        yield inside, section
 
 
 def annotated(t: Tutorial, made: Output | None) -> str:

@@ -106,7 +106,7 @@ def conv_inlined(n: int) -> Version:
 #
 # `compute_at` computes a stage inside a loop of the one that reads it, and only the part that is
 # read there. One row of one filter is summed up in a buffer of a single row, then clipped and
-# stored: `conv` shrinks from filters x n x n numbers to n. `s.show()` tells the size of every
+# stored: `conv` shrinks from filters x n x n numbers to n. `s.show()` shows the size of every
 # buffer. The time hardly changes yet, because these loops do one multiplication at a time and
 # memory keeps up with that easily; the next two sections rest on this one.
 

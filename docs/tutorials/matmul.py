@@ -173,8 +173,8 @@ def packed(n: int, m: Machine) -> Version:
 #
 # So far each multiply-add loads a piece of C and stores it back. Registers hold a small tile of C
 # while all of k passes by: `cache_write` computes C in a buffer of its own, `compute_at` narrows
-# that buffer to the tile of one iteration, and scope "register" asks for registers. They have no
-# addresses, so the loops over the tile are written out (`unroll`) or lanes (`vectorize`).
+# that buffer to the tile of one iteration, and scope "register" puts it into registers. They have
+# no addresses, so the loops over the tile are written out (`unroll`) or lanes (`vectorize`).
 #
 # One step of k then loads one row of a panel (a few vectors), takes one element of A per row of the
 # tile, and does rows x vectors multiply-adds: with 8 x 3 of them for 3 + 8 loads, arithmetic wins.

@@ -8,7 +8,7 @@ tile of elements at once; a launch runs as many programs as the grid says, on al
 CPU tensors of torch, or numpy arrays as on this page.
 
 Read from top to bottom. Every section is a function that runs what the text above it says, and
-checks it. Larger kernels, timed beside torch, are in `examples/tiles`.
+checks it. Larger kernels, timed against torch, are in `examples/tiles`.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def products() -> None:
 #
 # Which blocks are best depends on the sizes and on the machine. `tw.autotune` times every
 # configuration when one of the arguments named in `key` has a new value, and launches the fastest.
-# Times are kept on disk, one by one: another configuration in the list is timed alone.
+# Times are cached on disk, one by one: of a longer list only the new configurations are timed.
 #
 # Arguments that autotune chooses are left out of the launch; the grid sees what was chosen.
 
@@ -212,8 +212,7 @@ def tuning() -> None:
 #     trace   the steps that made this nest of the plain loops, one per line
 #     llir    the LLVM module that the nest is printed to
 #     asm     the machine's instructions
-#
-# `signature` tells what the kernel was made for: an integer that is 1 is a constant of it, one that
+# `signature` says what the kernel was made for: an integer that is 1 is a constant of it, one that
 # 16 divides is known to be (that is where aligned, unmasked vectors come from). Other kinds of
 # arguments are another kernel.
 
@@ -337,7 +336,7 @@ def checking() -> list[str]:
 # ---- 10. Files that say `import triton`
 #
 # `python -m tilewright.triton --device cpu script.py` runs such a file as it is: `triton` and
-# `triton.language` are ours, and tensors that it asks a GPU for are on the CPU. In a program of
+# `triton.language` are ours, and tensors that it creates on a GPU are on the CPU. In a program of
 # your own, `tilewright.triton.install(device="cpu")` before the import does the same.
 
 SCRIPT = """\
@@ -389,7 +388,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Runs sections; gives back what each of them gave."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     names = [s.__name__ for s in SECTIONS]
-    parser.add_argument("sections", nargs="*", help=f"of {', '.join(names)}; all unless told")
+    parser.add_argument("sections", nargs="*", help=f"of {', '.join(names)}; all by default")
     given = parser.parse_args(argv)
     unknown = [s for s in given.sections if s not in names]
     if unknown:

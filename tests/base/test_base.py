@@ -173,13 +173,13 @@ def test_an_application_may_listen_by_itself(caplog: pytest.LogCaptureFixture) -
 
 def test_shown_on_the_terminal_without_any_setup(capfd: pytest.CaptureFixture[str]) -> None:
     root, package = logging.getLogger(), logging.getLogger("tilewright")
-    kept, root.handlers = root.handlers, []
+    handlers, root.handlers = root.handlers, []
     try:
         with knobs.logs.override(knobs.logs.parse("fusion")):
             events.Log().add("fusion", "two groups")
             events.Log().add("fusion", "three groups")
     finally:
-        root.handlers = kept
+        root.handlers = handlers
         package.handlers = []
     assert capfd.readouterr().err == (
         "[tilewright.fusion] two groups\n[tilewright.fusion] three groups\n"

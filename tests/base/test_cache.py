@@ -77,9 +77,9 @@ def test_an_unusable_directory_is_told_once(tmp_path: Path) -> None:
     for key in ("a", "b"):
         assert cache.get("object", key) is None
         assert not cache.put("object", key, b"payload")
-    told = [event for event in log.of("cache") if "cannot be written" in event.message]
-    assert len(told) == 1
-    assert "TILEWRIGHT_CACHE_DIR" in told[0].message
+    events = [event for event in log.of("cache") if "cannot be written" in event.message]
+    assert len(events) == 1
+    assert "TILEWRIGHT_CACHE_DIR" in events[0].message
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

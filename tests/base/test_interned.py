@@ -24,8 +24,8 @@ def test_the_first_object_of_a_key_is_everybodys() -> None:
 
 def test_what_nobody_holds_is_forgotten() -> None:
     table: Interned[Thing] = Interned()
-    held = [table.add(k, Thing()) for k in range(10)]
-    del held[5:]
+    things = [table.add(k, Thing()) for k in range(10)]
+    del things[5:]
     gc.collect()
     assert len(table) == 5
     new = Thing()

@@ -6,7 +6,7 @@ What changes from call to call is what this is about: Python numbers, sizes, lay
 share memory or are given twice, in-place changes of inputs, results that are views of inputs,
 numbers read from data, checkpoints, gradients. A draw is Python source: a function `f` and one
 function per call that makes its arguments. `source(seed)` is that text with a main part, so a
-failing draw can be kept as a file and run.
+failing draw can be saved as a file and run.
 
 A draw is right when every call gives eager's results (values by the rule of
 `tilewright.bench.oracle`, dtypes, strides, which results share memory with which arguments), leaves
@@ -393,7 +393,7 @@ def _observe(f: Callable, make: Callable[[], Any]) -> Seen:
             elif v.numel() and v.untyped_storage()._cdata == u.untyped_storage()._cdata:
                 apart = v.storage_offset() - u.storage_offset()
                 facts.append(f"{name} lies in {other}'s memory, {apart} elements after it")
-    kept = pytree.tree_map(_copied, out_leaves), pytree.tree_map(_copied, given)
+    copies = pytree.tree_map(_copied, out_leaves), pytree.tree_map(_copied, given)
     gradients: list[Any] = []
     roots = [v for v in out_leaves if isinstance(v, torch.Tensor) and v.requires_grad]
     roots += [v for v in given if isinstance(v, torch.Tensor) and v.requires_grad]
@@ -404,7 +404,7 @@ def _observe(f: Callable, make: Callable[[], Any]) -> Seen:
         gradients = [v.grad for v in leaves]
         facts.append(f"gradients {[g is None for g in gradients]}")
         gradients = [torch.zeros(()) if g is None else g for g in gradients]
-    return Seen(*kept, gradients, facts)
+    return Seen(*copies, gradients, facts)
 
 
 def _copied(v: Any) -> Any:
@@ -449,7 +449,7 @@ def _compiled(d: Draw, backend: str) -> list[Seen]:
 
 
 def fault(d: Draw) -> str | None:
-    """What is wrong with the compiled function; None where nothing is, or nothing can be told."""
+    """What is wrong with the compiled function; None where nothing is, or nothing can be said."""
     try:
         return _fault(d)
     except Skipped:

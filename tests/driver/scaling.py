@@ -498,7 +498,7 @@ def exponent(base: float, found: Sequence[Measured]) -> float:
     if len(done) < 2:
         return math.nan
     a, b = done[0], done[-1]
-    least = 0.02  # what cannot be told from noise
+    least = 0.02  # what cannot be distinguished from noise
     rise = max(b.seconds - base, least) / max(a.seconds - base, least)
     return math.log(rise) / math.log(b.size / a.size)
 

@@ -2,7 +2,7 @@
 
     python -m tests.driver.taken_core
 
-Layers of a few sizes, alone and beside a process that never rests: medians, and their ratio. Twice
+Layers of a few sizes, alone and next to a process that never rests: medians, and their ratio. Twice
 the time is what is left of two cores; much more would say that threads wait for one that cannot
 run.
 """

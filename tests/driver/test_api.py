@@ -131,7 +131,7 @@ def test_refresh_takes_a_program() -> None:
     weight[:] = np.log(np.float32(3))
     assert run() == 1.0, "edits behind our back are not noticed …"
     tw.refresh(program)
-    assert run() == pytest.approx(3.0), "… until they are told"
+    assert run() == pytest.approx(3.0), "… until they are refreshed"
 
 
 def test_torch_programs() -> None:

@@ -81,7 +81,7 @@ class Maker:
         return self.random.choice(fit) if fit else None
 
     def size(self, name: str, axis: int) -> str:
-        """A size as text: in a program for several sizes it is asked of the value."""
+        """A size as text: in a program for several sizes it is read from the value."""
         return f"{name}.shape[{axis}]" if self.dynamic else str(self.value(name).shape[axis])
 
     # ---- what is added

@@ -417,7 +417,7 @@ def _inputs(name: str, d: DType, size: tuple[int, int]) -> list[torch.Tensor]:
 
 
 def program(name: str, d: DType, size: tuple[int, int], inductor: bool) -> Found:
-    """Right by float64, then timed beside eager, a copy of as many bytes, and Inductor."""
+    """Compared with float64, then timed against eager, a copy of as many bytes, and Inductor."""
     p = GridProgram(PROGRAMS[name](d, *size))
     p.compile()
     reference = REFERENCES[name]

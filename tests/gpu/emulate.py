@@ -84,7 +84,7 @@ class _Threads:
         self.warps: list[threading.Barrier] = []
         self.groups: list[threading.Barrier] = []  # of four warps
         self.values: list[Any] = []
-        self.kept: list[Any] = []
+        self.references: list[Any] = []
 
     def symbols(self) -> dict[str, int]:
         """Addresses of the functions that emitted code calls."""
@@ -92,7 +92,7 @@ class _Threads:
 
         def give(name: str, result: Any, arguments: tuple[Any, ...], f: Callable[..., Any]) -> None:
             made = ctypes.CFUNCTYPE(result, *arguments)(f)
-            self.kept.append(made)
+            self.references.append(made)
             out[name] = ctypes.cast(made, ctypes.c_void_p).value or 0
 
         number = ctypes.c_int32
@@ -254,6 +254,6 @@ def run_kernels(
         assert (edges == CANARY).all(), f"the code writes outside {b.name}"
         if b.scope == "out":
             shape = tuple(int(D.evaluate(d, sizes)) for d in b.shape)
-            held = raw[start : start + size].view(b.dtype.memory).reshape(shape)
-            out[b.name] = from_memory(held, b.dtype)
+            elements = raw[start : start + size].view(b.dtype.memory).reshape(shape)
+            out[b.name] = from_memory(elements, b.dtype)
     return out

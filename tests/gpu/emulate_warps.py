@@ -19,7 +19,7 @@ _DECLARED = re.compile(
 _ASSEMBLER = re.compile(
     r'call (\{ [\w ,]+ \}) asm sideeffect "([^"]*)", "[^"]*"\(([^)]*)\) convergent'
 )
-# What a descriptor has beside an address, which here keeps all its bits.
+# What a descriptor has besides an address, which has all its bits here.
 DESCRIPTOR = (1 << 62) | (64 << 32) | (1 << 16)
 
 
@@ -147,8 +147,8 @@ def _tile(descriptor: int, rows: int) -> np.ndarray:
     at = start + 128 * np.arange(rows)[:, None] + 2 * np.arange(16)
     at ^= (at >> 7 & 7) << 4
     first = int(at.min())
-    held = np.frombuffer(ctypes.string_at(first, int(at.max()) - first + 2), np.uint8)
-    return held[at - first] | held[at - first + 1].astype(np.uint16) << 8
+    memory = np.frombuffer(ctypes.string_at(first, int(at.max()) - first + 2), np.uint8)
+    return memory[at - first] | memory[at - first + 1].astype(np.uint16) << 8
 
 
 def group_product(given: list[int], columns: int, kind: str) -> list[bytes]:

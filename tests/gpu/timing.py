@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 Call = Callable[[], object]
-# Cycles that the GPU is kept busy before a call is timed: the host is ahead of it then, and what is
+# Cycles for which the GPU is busy before a call is timed: the host is ahead of it then, and what is
 # timed does not wait for launches.
 AHEAD = 600_000
 

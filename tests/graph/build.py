@@ -258,8 +258,8 @@ def run_planned(f: Fused, p: Plan, args: Sequence[np.ndarray]) -> list[np.ndarra
         size = int(np.prod(shape, dtype=np.int64)) * x.dtype.numpy.itemsize
         if where == "source":
             assert isinstance(at, Node)
-            held = np.array(at.op.literal.array) if isinstance(at.op, Constant) else sources[at]
-            return np.asarray(held, x.dtype.numpy).reshape(shape)
+            array = np.array(at.op.literal.array) if isinstance(at.op, Constant) else sources[at]
+            return np.asarray(array, x.dtype.numpy).reshape(shape)
         if where == "output":
             assert isinstance(at, int)
             return results[at].reshape(-1).view(x.dtype.numpy).reshape(shape)

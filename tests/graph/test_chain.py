@@ -109,7 +109,8 @@ def test_a_length_that_is_not_known() -> None:
 
 
 def test_blocks_of_keys_are_one_kernel() -> None:
-    """Many keys, and fewer of which a part is hidden; nothing of the size of the scores is kept."""
+    """Many keys, and fewer of which a part is hidden; nothing of the size of the scores is
+    stored."""
     for rows, keys, causal in ((48, 6000, False), (1100, 1100, True)):
         q, k, v = arg("q", 2, 4, rows, 16), arg("k", 2, 4, keys, 16), arg("v", 2, 4, keys, 16)
         f = fused(build.attention(q, k, v, causal=causal))

@@ -358,8 +358,8 @@ def test_refusals_name_the_users_line() -> None:
     log = Log()
     (refusal,) = fuse(placed, TARGET, log).refusals
     assert refusal.where == "model.py:7"
-    told = [e for e in log.of("fusion") if "not fused" in e.message]
-    assert [e.where for e in told] == ["model.py:7"] and "too large" in told[0].message
+    events = [e for e in log.of("fusion") if "not fused" in e.message]
+    assert [e.where for e in events] == ["model.py:7"] and "too large" in events[0].message
 
 
 def test_symbolic_batches() -> None:

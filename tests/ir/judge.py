@@ -68,7 +68,8 @@ def reference(
     """Outputs in float64, and the error each may have: four times that of the same program
     interpreted in its own precision, and 16 units in the last place of the largest value.
 
-    What order costs in float64 itself is told by float32, scaled: there is nothing more exact.
+    What order costs in float64 itself is estimated from float32, scaled: there is nothing more
+    exact.
     """
     exact = evaluate(with_floats(graph, f64), args, dims)
     own = evaluate(graph, args, dims)
@@ -243,7 +244,7 @@ def without_unused(case: Case) -> Case:
     """Without inputs that no output needs."""
     graph = case.graph
     used = set(graph.outputs).union(*(nodes_below(o) for o in graph.outputs))
-    kept = [k for k, n in enumerate(graph.inputs) if n in used]
-    inputs = tuple(graph.inputs[k] for k in kept)
-    calls = tuple(Call(tuple(c.args[k] for k in kept), c.dims) for c in case.calls)
+    needed = [k for k, n in enumerate(graph.inputs) if n in used]
+    inputs = tuple(graph.inputs[k] for k in needed)
+    calls = tuple(Call(tuple(c.args[k] for k in needed), c.dims) for c in case.calls)
     return Case(Graph(graph.name, inputs, graph.outputs), calls)

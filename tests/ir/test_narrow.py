@@ -76,9 +76,9 @@ def test_rounding_finds_the_right_one_of_all_numbers(name: str, rounding: str) -
 @pytest.mark.parametrize("name", FORMS)
 def test_numbers_of_a_format_stay_what_they_are(name: str) -> None:
     d = DTYPES[name]
-    held = from_memory(np.arange(256, dtype=np.uint8), d)
-    np.testing.assert_array_equal(from_memory(to_memory(held, d), d), held)
-    np.testing.assert_array_equal(as_dtype(held, d), held)
+    values = from_memory(np.arange(256, dtype=np.uint8), d)
+    np.testing.assert_array_equal(from_memory(to_memory(values, d), d), values)
+    np.testing.assert_array_equal(as_dtype(values, d), values)
 
 
 def test_a_cast_saturates_and_memory_keeps_infinities() -> None:

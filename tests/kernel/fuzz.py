@@ -9,7 +9,7 @@ the checks, prints and parses, and computes what the naive nest computes; the la
 At least half of the traces are on groups of three stages or more with a reduction; kinds of steps
 that are rarely accepted are drawn more often. Groups whose precision is strict are compared bit by
 bit, on numbers whose sums show their order. A failing case is shrunk (fewer steps, fewer stages),
-printed as a reproducer (a group, its `dims`, then one step per line) and, with --keep, kept in
+printed as a reproducer (a group, its `dims`, then one step per line) and, with --keep, written to
 tests/kernel/cases, which runs with the tests.
 """
 

@@ -24,7 +24,7 @@ MARGIN = 1024
 CANARY = 0xA5
 
 
-def _as_asked(a: np.ndarray, b: Buffer) -> np.ndarray:
+def _as_declared(a: np.ndarray, b: Buffer) -> np.ndarray:
     return a if b.packed_as is None else b.packed_as.map.pack(a)
 
 
@@ -41,13 +41,13 @@ class Native:
         self, arrays: Mapping[str, np.ndarray], dims: Mapping[str, int] | None = None
     ) -> dict[str, np.ndarray]:
         sizes = dict(dims or {})
-        kept: list[np.ndarray] = []
+        references: list[np.ndarray] = []
         addresses: list[int] = []
         outs: dict[str, tuple[np.ndarray, np.ndarray, DType]] = {}
         for b in self.nest.buffers:
             if b.scope == "in":
-                kept.append(to_memory(_as_asked(arrays[b.name], b), b.dtype))
-                addresses.append(kept[-1].ctypes.data)
+                references.append(to_memory(_as_declared(arrays[b.name], b), b.dtype))
+                addresses.append(references[-1].ctypes.data)
             elif b.scope == "out":
                 shape = tuple(int(D.evaluate(d, sizes)) for d in b.shape)
                 item = b.dtype.memory
@@ -103,7 +103,7 @@ class Native:
         first = start + mmap.PAGESIZE
         address = first + pages * mmap.PAGESIZE - size if at_end else first
         if b.name in arrays:
-            data = to_memory(_as_asked(arrays[b.name], b), b.dtype).tobytes()
+            data = to_memory(_as_declared(arrays[b.name], b), b.dtype).tobytes()
             ctypes.memmove(address, data, len(data))
         protect = ctypes.CDLL(None).mprotect
         protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

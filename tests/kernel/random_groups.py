@@ -22,7 +22,7 @@ from tilewright.kernel.group import Buffer, Group, Stage, readers
 
 # Every stage and every reduction has at most this many points: the interpreter runs them all.
 MAX_POINTS = 1500
-# Read values are kept this small, so that products and sums of them are exact in float32.
+# Read values are this small, so that products and sums of them are exact in float32.
 SMALL = 30
 INEXACT = ("exp", "sqrt", "div", "tanh")
 
@@ -57,7 +57,7 @@ def arrays(g: Group, dims: Mapping[str, int], seed: int = 0) -> dict[str, np.nda
         low = 0 if b.dtype.kind in "ub" else -3
         high = 25 if b.dtype in (i64,) else 2 if b.dtype.is_bool else 4
         whole = rng.integers(low, high, shape)
-        # Where order is to be kept, it must show.
+        # Where the order may not change, a change must be visible.
         broken = g.precision == "strict" and b.dtype.is_float
         out[b.name] = as_dtype(whole * rng.random(shape) if broken else whole, b.dtype)
     return out

@@ -68,7 +68,7 @@ def test_more_rows_than_registers_cost() -> None:
 
 
 def test_what_a_cache_does_not_keep_is_moved_again() -> None:
-    """Rows of 3 MB beside a panel of columns: read once for each panel, or once if they are
+    """Rows of 3 MB and a panel of columns: read once for each panel, or once if they are
     outside."""
     group = packed(3072, 256, 60)
     columns, rows = (by(group, Choices(outer=x)) for x in ("columns", "rows"))

@@ -88,8 +88,8 @@ def test_blocks_of_columns_fill_half_of_the_registers(machine: str, lanes: int) 
 def test_rows_of_a_scan_run_side_by_side(rows: int) -> None:
     group = parse_group(SCAN.format(rows=rows, value=VALUE))
     _, nest = default_schedule(group, default())
-    beside = [x for x, _ in walk(nest.body) if isinstance(x, Loop) and x.kind == "unroll"]
-    assert beside and beside[0].extent == 8
+    unrolled = [x for x, _ in walk(nest.body) if isinstance(x, Loop) and x.kind == "unroll"]
+    assert unrolled and unrolled[0].extent == 8
     judged(group, nest)
 
 

@@ -1,4 +1,5 @@
-"""Default schedules of maps beside totals: one loop does both, in the pieces of the total alone."""
+"""Default schedules of maps fused with totals: one loop does both, in the pieces of the total
+alone."""
 
 from __future__ import annotations
 

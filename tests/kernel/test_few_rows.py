@@ -38,7 +38,7 @@ def test_threads_share_heads_and_rows_of_memory_are_read_whole(
     loops = [x for x, _ in walk(n.body) if isinstance(x, Loop)]
     (shared,) = (x for x in loops if x.kind == "parallel")
     assert shared.extent == heads
-    # All columns inside the loop over blocks of the sum; the next block is asked for early if not
+    # All columns inside the loop over blocks of the sum; the next block is prefetched if not
     # one tile holds them all.
     (block,) = (x for x in loops if x.kind == "serial" and x.name == "t.r0.0")
     assert {"t", "tb", "v"} <= block.mentions

@@ -1,4 +1,4 @@
-"""Steps that say how operands of products are held: their results, and what they refuse."""
+"""Steps that say how operands of products are stored: their results, and what they refuse."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_a_wider_dtype_has_every_number(narrow: DType) -> None:
         given = numbers(narrow).astype(np.float64)
         for wide in DTYPES.values():
             if has_all_of(wide, narrow):
-                held = from_memory(to_memory(numbers(narrow).astype(wide.numpy), wide), wide)
-                np.testing.assert_array_equal(held.astype(np.float64), given, str(wide))
+                rounded = from_memory(to_memory(numbers(narrow).astype(wide.numpy), wide), wide)
+                np.testing.assert_array_equal(rounded.astype(np.float64), given, str(wide))
 
 
 def test_no_dtype_has_those_of_a_wider_one() -> None:

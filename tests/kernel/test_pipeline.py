@@ -146,7 +146,7 @@ def test_the_barrier_is_needed(asynchronous: bool) -> None:
 
 
 def test_a_barrier_before_the_wait_is_not_enough() -> None:
-    """What arrives is known to its own thread; the others have to be told afterwards."""
+    """What arrives is known to its own thread; the others need a barrier afterwards."""
     n = matmul(TILED, BOUND, pipelined(1, True), "Synchronise()")
 
     def early(s: Stmt) -> tuple[Stmt, ...]:

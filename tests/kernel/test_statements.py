@@ -1,5 +1,5 @@
 """Branches, atomics, reports and pointers in the nest form: text, tools, checks, the interpreter's
-errors, and steps beside them."""
+errors, and steps around them."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ REFUSALS = [
     (BROADCAST, "", "Materialise('y', 'exp(z[y.i1])', 'e')", "y does not compute exp"),
     (BROADCAST, "", "Materialise('q', 'exp(x[y.i0])', 'e')", "there is no stage q"),
     (BROADCAST, "", "Materialise('y', 'exp(x[y.i0])', 'z')", "something called z already"),
-    (WINDOW, "", "Materialise('y', 't[y.i0-1]', 'e')", "not surely inside t"),
+    (WINDOW, "", "Materialise('y', 't[y.i0-1]', 'e')", "inside t only under a condition"),
     (WINDOW, "", "Materialise('y', '0.0', 'e')", "a number already"),
     (TWO, "ComputeAt('t', 'y.i0')", "Materialise('y', 't[0,y.i1]', 'e')", "written when y begins"),
     (

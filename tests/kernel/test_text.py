@@ -1,4 +1,4 @@
-"""Groups, nests and traces print and parse back; what does not parse is told by its line."""
+"""Groups, nests and traces print and parse back; errors of the parser name the line."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def randn(*shape):
 
 
 def run(build, *tensors):
-    """Outputs of what `build` makes of one input per tensor, and torch's answers beside them."""
+    """Outputs of what `build` makes of one input per tensor, and torch's results."""
     kinds = {torch.float32: f32, torch.bool: b1}
     xs = [input(f"x{k}", TensorType(kinds[t.dtype], tuple(t.shape))) for k, t in enumerate(tensors)]
     out = build(*xs)

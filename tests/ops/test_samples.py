@@ -53,8 +53,8 @@ def run_native(cases: Sequence[Case]) -> list[list[np.ndarray]]:
     shapes = [[d for d in o.shape if isinstance(d, int)] for o in outputs]
     results = [np.zeros(d, _memory_dtype(o.dtype)) for d, o in zip(shapes, outputs, strict=True)]
     program.run([a.ctypes.data for a in memory], [a.ctypes.data for a in results], [])
-    held = [_from_memory(a, o.dtype) for a, o in zip(results, outputs, strict=True)]
-    return [held[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    values = [_from_memory(a, o.dtype) for a, o in zip(results, outputs, strict=True)]
+    return [values[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _memory_dtype(dtype: DType) -> np.dtype:
@@ -62,8 +62,8 @@ def _memory_dtype(dtype: DType) -> np.dtype:
 
 
 def _to_memory(a: np.ndarray, dtype: DType) -> np.ndarray:
-    held = np.ascontiguousarray(as_dtype(a, dtype)).reshape(np.shape(a))
-    return np.asarray(held.view(np.uint32) >> 16, np.uint16) if dtype is bf16 else held
+    memory = np.ascontiguousarray(as_dtype(a, dtype)).reshape(np.shape(a))
+    return np.asarray(memory.view(np.uint32) >> 16, np.uint16) if dtype is bf16 else memory
 
 
 def _from_memory(a: np.ndarray, dtype: DType) -> np.ndarray:

@@ -19,7 +19,7 @@ from tilewright.runtime.cuda.stream import Event, Graph, Stream
 
 
 class Library:
-    """libcuda with one GPU. `codes` are errors by function; `calls` is what was asked for."""
+    """libcuda with one GPU. `codes` are errors by function; `calls` is what was called."""
 
     def __init__(self, version: int = 12040, **codes: int) -> None:
         self.version, self.codes = version, codes

@@ -34,7 +34,7 @@ def run_tests(
         "PYTEST_PLUGINS": ",".join(plugins),
     }
     command = [sys.executable, "-m", "tilewright.triton", "--device", "cpu", "-m", "pytest"]
-    # One word: pytest looks for its settings beside whatever looks like a path.
+    # One word: pytest looks for its settings next to whatever looks like a path.
     command += ["-q", "-W", "ignore", "--tb=short", "-rsxX", f"--known={known}", *arguments]
     run = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None

@@ -1,4 +1,4 @@
-"""What only the suites need beside the models of `tilewright.bench.models`."""
+"""What only the suites need in addition to the models of `tilewright.bench.models`."""
 
 import copy
 from typing import Any

@@ -100,7 +100,7 @@ class Worker:
         if not self.alive:
             self._start()
         self.entry, self.started = entry, time.monotonic()
-        # A worker that is dead by now shows it when its outcome is asked for.
+        # A worker that is dead by now shows it when its outcome is read.
         with suppress(OSError):
             self.pipe.send(entry)
 
@@ -259,7 +259,7 @@ def _alike(title: str, outcomes: Sequence[Outcome]) -> Table:
 
 
 def chosen(arguments: argparse.Namespace, known: Sequence[str]) -> list[str]:
-    """The entries asked for, by pattern and slice."""
+    """The selected entries, by pattern and slice."""
     names = list(known)
     if arguments.op:
         patterns = arguments.op.split(",")

@@ -14,7 +14,7 @@ def test_losses_as_in_eager(name: str, fused: bool) -> None:
 
 
 def test_dropout_is_dropout() -> None:
-    """Zeros at the asked rate, the rest scaled, a new mask per call, the same mask backward."""
+    """Zeros at the given rate, the rest scaled, a new mask per call, the same mask backward."""
     rate, count = 0.3, 200_000
     x = torch.ones(count, requires_grad=True)
 

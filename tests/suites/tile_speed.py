@@ -1,4 +1,4 @@
-"""How fast tile kernels are that were slow once, beside torch: one thread, in turn.
+"""How fast tile kernels are that were slow once, compared with torch: one thread, in turn.
 
     python -m tests.suites.tile_speed                   # all of them
     python -m tests.suites.tile_speed "ragged layer norm" --rounds 200
@@ -248,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     tw.set_threads(1)
     torch.manual_seed(0)
-    table = Table(title="tile kernels beside torch, 1 thread", box=SIMPLE_HEAD)
+    table = Table(title="tile kernels and torch, 1 thread", box=SIMPLE_HEAD)
     table.add_column("case", no_wrap=True)
     for heading in ("ours µs", "torch µs", "× torch", "× (medians)", "bytes/ns"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -27,7 +27,9 @@ class Library:
     arguments: tuple[str, ...] = ()  # more for pytest
     device: str | None = "cpu"  # what tensors for a GPU are made on; None: nothing asks for one
     environment: Mapping[str, str] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)  # what it is told of its own version
+    versions: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the version that it reads as its own
 
     def files(self, checkout: Path) -> list[str]:
         return [

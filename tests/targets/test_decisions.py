@@ -1,4 +1,4 @@
-"""Machines are data: what is decided for one is read off its target, never asked of its name."""
+"""Machines are data: what is decided for one depends on its target's fields, never on its name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = ("vector_bits", "vector_registers", "cpu", "arch", "triple")
 MAYBE = re.compile(rf"[\"']{NAMES.pattern}|vector_|\.(has|cpu|arch|triple)\b")
 
 
-def asked(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def queries(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, what) of every question about the name of an architecture or of a feature, and of
     every comparison of a target's vectors with a number."""
     for n in ast.walk(tree):
@@ -67,9 +67,9 @@ def test_nothing_outside_targets_asks_for_a_name() -> None:
         for path, text in texts.items()
         # Its own numbers are what a target is checked by.
         if path.parts[0] != "targets" and path.name != "target.py" and MAYBE.search(text)
-        for line, what in asked(ast.parse(text))
+        for line, what in queries(ast.parse(text))
     ]
-    hint = "make what is asked a field of Target and let the families in targets/ fill it in"
+    hint = "add a field to Target and let the families in targets/ fill it in"
     assert not wrong, f"{hint}:\n" + "\n".join(wrong)
 
 
@@ -92,4 +92,4 @@ def test_nothing_outside_targets_asks_for_a_name() -> None:
     ],
 )
 def test_the_check_itself(code: str, found: bool) -> None:
-    assert bool(list(asked(ast.parse(code)))) == found
+    assert bool(list(queries(ast.parse(code)))) == found

@@ -57,7 +57,7 @@ SIZES = CacheSizes(32 * 1024, 1024 * 1024, 32 * 1024 * 1024)
 
 @pytest.fixture(autouse=True)
 def permitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    default()  # the system is asked for this process before all are said to have its permission
+    default()  # the system gives this process permission before all targets are said to have it
     monkeypatch.setattr(x86, "_tiles_permitted", lambda: True)
 
 

@@ -1,4 +1,4 @@
-"""Choosing among schedules: what is tried, what wins, what is kept, and what the user is told."""
+"""Choosing among schedules: what is tried, what wins, what is cached, and what the user sees."""
 
 from __future__ import annotations
 
@@ -243,10 +243,10 @@ class Strange:
 
     name: str = "strange"
     alone: bool = False
-    asked: int = 0
+    choices: int = 0
 
     def choose(self, group: Work, target: Target) -> Chosen:
-        self.asked += 1
+        self.choices += 1
         return Default().choose(group, target)
 
 
@@ -260,13 +260,13 @@ def test_programs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     x, w = (rng.standard_normal(s, np.float32) for s in ((40, 64), (64, 48)))
     (got,) = call(program, [x, w])
     np.testing.assert_allclose(got, np.maximum(x @ w, 0), rtol=1e-4, atol=1e-4)
-    told = log.of("schedule")
-    assert len(told) == len(program.kernels)
+    events = log.of("schedule")
+    assert len(events) == len(program.kernels)
     report = explain(program)
     k = next(k for k, info in enumerate(report.kernels) if "matmul" in info.name)
     text = report.considered(k)
     wanted = {"default": "by the rules", "ranked": "estimated", "timed": "timed"}[name]
-    assert wanted in text and any(wanted in e.message for e in told)
+    assert wanted in text and any(wanted in e.message for e in events)
     again = compile_graph(g, Options(choose=name, tune_seconds=30), Log())
     assert all(info.cached for info in again.kernels)
     assert explain(again).considered(k) == text
@@ -276,13 +276,13 @@ def test_programs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_chooser_of_ones_own_and_a_users_trace() -> None:
     mine = Strange()
     program = compile_graph(product(), Options(choose=mine))
-    assert mine.asked == len(program.kernels)
+    assert mine.choices == len(program.kernels)
     symbol = next(info.symbol for info in program.kernels if "matmul" in info.name)
     trace = explain(compile_graph(product())).trace
     given = {symbol: trace([x.symbol for x in program.kernels].index(symbol))}
     log, other = Log(), Strange(name="another")
     compile_graph(product(), Options(choose=other, schedules=given), log)
-    assert other.asked == len(program.kernels) - 1
+    assert other.choices == len(program.kernels) - 1
     assert any(f"{symbol} is scheduled by the given trace" in e.message for e in log)
 
 
@@ -311,5 +311,5 @@ def test_what_is_kept_is_plain_text(cache: Cache, monkeypatch: pytest.MonkeyPatc
     slow_rules(monkeypatch, 2.0)
     made = Timed(cache, 60).choose(packed(49, 256, 240), default())
     (file,) = [p for p in cache.directory.rglob("*") if p.is_file()]
-    kept = json.loads(file.read_bytes().partition(b"\n")[2])
-    assert kept["trace"] == print_trace(made.trace)
+    stored = json.loads(file.read_bytes().partition(b"\n")[2])
+    assert stored["trace"] == print_trace(made.trace)

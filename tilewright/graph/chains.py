@@ -1,8 +1,8 @@
 """Chains: a contraction, rows made of its result, and a contraction of those rows (attention).
 
 Where a block of such rows stays in the cache, the three are one kernel: the first result is never
-stored. A reduction over parts of the rows (blocks of keys) may be its end, which keeps running
-results. Otherwise a chain is refused in words.
+stored. A reduction over parts of the rows (blocks of keys) may be its end, which has running
+results. Otherwise a chain is refused, with the reason.
 
 Two contractions with elementwise work between them (an MLP) are a chain as well, where what lies
 between them is much larger than a cache.
@@ -26,8 +26,9 @@ from tilewright.ir.node import Node
 TILE_ROWS = 12
 # Fewer rows than this are products of a vector: their matrices are read as they lie, once.
 FEW_ROWS = 8
-# Bytes between two contractions from which on keeping them in the cache pays. With 4 MiB it gained
-# 2 to 3 %, with 16 MiB up to 11 %, with 3 MiB it lost 4 %: weights are read again for every block.
+# Bytes between two contractions from which on a chain, which leaves them in the cache, pays. With 4
+# MiB it gained 2 to 3 %, with 16 MiB up to 11 %, with 3 MiB it lost 4 %: weights are read again for
+# every block.
 BETWEEN_BYTES = 4 * 1024 * 1024
 # Pieces of work below which threads would have nothing to share.
 FEW_PIECES = 4
@@ -35,14 +36,14 @@ FEW_PIECES = 4
 
 @dataclass
 class Chains:
-    """Finds chains among regions, and says why where one is none."""
+    """Finds chains among regions, and gives the reason where there is none."""
 
     regions: Regions
     facts: Mapping[Node, Facts]
     readers: Mapping[Node, list[tuple[Node, Read]]]
     results: Set[Node]
     too_large: Callable[[Region, Region], Why | None]
-    scratch: int  # bytes of rows that a thread keeps between two contractions (Target.scratch)
+    scratch: int  # bytes of rows that a thread stores between two contractions (Target.scratch)
 
     def link(self) -> dict[tuple[Node, Node], Why]:
         """Makes regions of chains; the reasons why rows were not made where they are read."""

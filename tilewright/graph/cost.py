@@ -1,7 +1,7 @@
 """What a cluster costs: counted flops and bytes, and seconds by a roofline or by measurement.
 
-Counts come from definitions. Where someone has measured (a tuner, a database of records), the
-answer comes in as a callable and wins over the estimate.
+Counts come from definitions. Where there are measurements (of a tuner, a database of records), a
+callable gives them in place of the estimate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tilewright.ir.node import Item, Node
 from tilewright.ir.target import Target
 
 Measured = Callable[[Cluster], float | None]
-"""Seconds that a cluster takes, or None where nobody knows."""
+"""Seconds that a cluster takes, or None where it was not measured."""
 
 
 @dataclass(frozen=True)

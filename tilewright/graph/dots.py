@@ -47,7 +47,7 @@ class DotProducts(Pass, needs=("Decompose",)):
         return rebuild_knowing(program, change)
 
     def suited(self, n: Node, constant: set[Node]) -> Node:
-        """The product with operands as an instruction wants them; itself where none does."""
+        """The product with operands as an instruction takes them; itself where there is none."""
         c = contraction(n) if isinstance(n.op, (Matmul, WideMatmul)) else None
         if c is None or c.right != 1:
             return n
@@ -56,7 +56,7 @@ class DotProducts(Pass, needs=("Decompose",)):
         if not isinstance(deep, int) or deep == 0 or not self.pack.packs(n, c, known):
             return n
         if not known and n.dtype.is_float:
-            return n  # attention's: what stands between its products would keep them apart
+            return n  # attention's: the casts between its products would prevent their fusion
         exact = self._exact(n, c, known, deep)
         if exact is None:
             return n

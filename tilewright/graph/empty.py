@@ -2,7 +2,7 @@
 
 An operator reads the operand of an empty view nowhere, and a pad that cuts off more than there is
 (`F.pad(x, (-1, 1))` of one element) reads nothing but its own value. Fusion would store such an
-operand for nobody, and leave it a name for memory that does not exist.
+operand without a reader, and name memory that does not exist.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from tilewright.graph.classify import (
     same_prefix,
 )
 from tilewright.graph.cluster import Cluster, Fused, Refusal, Why
-from tilewright.graph.inline import settle
+from tilewright.graph.inline import inlining_of
 from tilewright.graph.order import few_live_bytes
 from tilewright.graph.regions import (
     Read,
@@ -50,7 +50,7 @@ from tilewright.ir.types import TupleType
 from tilewright.ops.arranged import unarranged
 from tilewright.ops.views import Pad
 
-# Products of a sum, at most, for which conditions are asked again rather than a result stored.
+# Products of a sum, at most, for which conditions are evaluated again rather than a result stored.
 FEW = 64
 
 
@@ -97,8 +97,8 @@ class _Fuser:
         self.order = graph.nodes()
         self.users = graph.users()
         self.facts = {n: facts(n) for n in self.order}
-        settled = settle(graph, self.facts, limits.cheap, stored)
-        self.inlined, self.apart, self.results = settled.inlined, settled.apart, settled.results
+        inlining = inlining_of(graph, self.facts, limits.cheap, stored)
+        self.inlined, self.apart, self.results = inlining.inlined, inlining.apart, inlining.results
         self.regions = Regions(self.results)
         self.why: dict[tuple[Node, Node], Why] = {}
         self.readers: dict[Node, list[tuple[Node, Read]]] = {}
@@ -233,7 +233,7 @@ class _Fuser:
                 return "too large", f"the kernel would read {count} values"
         work = self.row_work(n, region.inner) if region.kind == "row" else 0
         if region.work + work > self.target.scratch:
-            return "too large", f"rows that are kept would take {region.work + work} bytes"
+            return "too large", f"rows that are stored would take {region.work + work} bytes"
         return None
 
     def too_much(self, size: Size, kinds: set[str]) -> Why | None:
@@ -296,7 +296,7 @@ class _Fuser:
         if count > self.limits.max_inputs:
             return "too large", f"the kernel would read {count} values"
         if a.work + b.work > self.target.scratch:
-            return "too large", f"rows that are kept would take {a.work + b.work} bytes"
+            return "too large", f"rows that are stored would take {a.work + b.work} bytes"
         return None
 
     def unite(self, a: Region, into: Region) -> None:

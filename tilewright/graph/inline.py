@@ -1,4 +1,4 @@
-"""What is computed in each reader, and what is stored: settled before clusters grow.
+"""What is computed in each reader, and what is stored: decided before clusters grow.
 
 Views and cheap maps are inlined: every reader computes the elements that it needs. What the caller
 or a program reads has to lie in memory, and so has what a reader would gather badly.
@@ -15,8 +15,8 @@ from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Item, Node
 
 
-class Settled:
-    """Which values of a graph are inlined and which are stored. `settle` makes it."""
+class Inlining:
+    """Which values of a graph are inlined and which are stored. `inlining_of` makes it."""
 
     def __init__(
         self, graph: Graph, facts: Mapping[Node, Facts], cheap: int, stored: Set[Node]
@@ -88,8 +88,8 @@ class Settled:
         return trace(n, self.inlined)
 
     def is_position(self, n: Node, f: Facts) -> bool:
-        """A cheap map of where an element stands, such as the condition of a causal mask: computed
-        again by every reader, which may then know what it never needs."""
+        """A cheap map of an element's position, such as the condition of a causal mask: computed
+        again by every reader, whose schedule can then leave out what is masked."""
         if f.kind != "map" or n in self.stored or not all(map(self.without_memory, n.inputs)):
             return False
         cost = f.flops + sum(self.positions.get(self.unviewed(x), 0) for x in n.inputs)
@@ -137,8 +137,10 @@ class Settled:
         return True
 
 
-def settle(graph: Graph, facts: Mapping[Node, Facts], cheap: int, stored: Set[Node]) -> Settled:
+def inlining_of(
+    graph: Graph, facts: Mapping[Node, Facts], cheap: int, stored: Set[Node]
+) -> Inlining:
     """Maps of at most `cheap` operations may be inlined, those in `stored` are not."""
-    settled = Settled(graph, facts, cheap, stored)
-    settled.run()
-    return settled
+    decided = Inlining(graph, facts, cheap, stored)
+    decided.run()
+    return decided

@@ -1,4 +1,4 @@
-"""Concatenations of very many operands, cut into pieces that a kernel can hold."""
+"""Concatenations of very many operands, cut into pieces of a size for one kernel."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from tilewright.ops.views import Concat
 
 @dataclass(frozen=True)
 class LongConcats(Pass, after=("Simplify",)):
-    """Concatenations of very many operands are cut into parts. Every element asks which operand it
-    is from, one after another: with many operands it is cheaper to join some of them first and copy
-    the result. After simplification, which would put all of them together again."""
+    """Concatenations of very many operands are cut into parts. For every element, the operand it is
+    from is found by one comparison after another: with many operands it is cheaper to join some of
+    them first and copy the result. After simplification, which would put all of them together
+    again."""
 
     most: int = 32  # operands of one
 

@@ -13,8 +13,8 @@ from tilewright.ir.rewrite import rewrite
 
 @dataclass(frozen=True)
 class OnlineSoftmax(Pass, before=("Decompose",), rounds=True):
-    """Attention becomes one reduction over the keys. Where it is asked for: whether one pass is
-    faster than three is a question of schedules."""
+    """Attention becomes one reduction over the keys. On request only: whether one pass is faster
+    than three depends on the schedule."""
 
     def apply(self, program: Graph, log: Log) -> Graph:
         return rewrite(program, rewrites.rules("rounding", ("online_softmax",)), log, 1)

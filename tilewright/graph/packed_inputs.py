@@ -1,4 +1,4 @@
-"""Layouts that a schedule asks for: an operand of some nodes is stored as they want to read it.
+"""Layouts that a schedule requests: an operand of some nodes is stored as they read it.
 
 As in graph/pack.py, `x` becomes `unrelayout{map}(relayout{map}(x))` there: equal by definition, the
 relayout is stored, and over constants it folds away into what runs once.

@@ -1,6 +1,6 @@
 """Which integers a node can hold, read off its operator's definition.
 
-An interval per node, with ends that may be symbolic. A definition says it by itself (clamping,
+An interval per node, with ends that may be symbolic. It follows from the definition (clamping,
 remainders, positions, choices between such); only operators that search say which of their results
 are positions (`Op.positions`). Whatever is not understood can be anything its dtype can hold.
 """

@@ -13,8 +13,8 @@ from tilewright.ir.rewrite import rewrite
 
 @dataclass(frozen=True)
 class Reciprocals(Pass, needs=("Decompose",), after=("KeyBlocks",), rounds=True):
-    """Softmax divides once per row. After what knows a softmax by its division; not where every bit
-    counts."""
+    """Softmax divides once per row. After the passes that recognise a softmax by its division; not
+    with strict precision."""
 
     def apply(self, program: Graph, log: Log) -> Graph:
         return rewrite(program, rewrites.rules("rounding", ("softmax",)), log, 1)

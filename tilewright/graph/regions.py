@@ -37,7 +37,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Size:
-    """How much a region's kernel has to say."""
+    """The size of a region's kernel."""
 
     nodes: int = 0
     operations: int = 0  # of its maps, per element
@@ -72,7 +72,7 @@ class Region:
 
 
 class Regions:
-    """All regions of a graph, and who belongs where."""
+    """All regions of a graph, and the region of each node."""
 
     def __init__(self, results: Container[Node] = ()) -> None:
         self.results = results
@@ -119,7 +119,7 @@ class Regions:
             self._spread(region)
 
     def _spread(self, region: Region) -> None:
-        """Whoever waits for the region waits for its ancestors too."""
+        """What waits for the region waits for its ancestors too."""
         for r in self.all:
             if r.nodes and r.ancestors & region.mask:
                 r.ancestors |= region.ancestors

@@ -1,4 +1,4 @@
-"""Simplify: the rules, each proved or said to be tested, to a fixpoint.
+"""Simplify: the rules, each proved or marked as tested, to a fixpoint.
 
 Common subexpressions and dead code need no pass: nodes are interned, and a graph is what its
 outputs reach.

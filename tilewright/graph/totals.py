@@ -1,7 +1,7 @@
 """Totals: reductions of all elements of a value, computed in the loop of a map over them.
 
-`x.relu()` beside `(x > 0).sum()`, or a gather beside the largest of its indices: each would read
-the same elements in a pass of its own. One kernel does both: pieces of the map's loop also give
+`x.relu()` and `(x > 0).sum()`, or a gather and the largest of its indices: each would read the same
+elements in a loop of its own. One kernel does both: pieces of the map's loop also give
 partial results, which are put together after it (kernel/defaults/totals.py). The map may go
 through more axes than the total, as the rows of an embedding do for each of its indices.
 """

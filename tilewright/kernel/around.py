@@ -8,7 +8,7 @@ from tilewright.kernel.nest import Loop, Nest, Stmt, bodies, walk
 from tilewright.kernel.overlap import Use
 from tilewright.kernel.text import line_text
 
-# Lines of one place; what is not at fault is left out first.
+# The most lines of one place; what is not at fault is left out first.
 MOST = 24
 WIDEST = 72
 
@@ -37,8 +37,8 @@ def _lines(
 ) -> None:
     skipped = False
     for s in body:
-        held = tuple(x for x, _ in walk((s,)))
-        if not any(id(x) in marks for x in held):
+        statements = tuple(x for x, _ in walk((s,)))
+        if not any(id(x) in marks for x in statements):
             skipped = True
             continue
         if skipped and depth:

@@ -8,7 +8,7 @@ A loop's name is the printed form of it, and this file is the only one that read
     y0.p        an axis of y0 that Fuse has made
     program     a loop of no stage
 
-A loop that Fuse gave a name of another kind carries its axis beside it (`nest.Loop`).
+A loop that Fuse gave a name of another kind stores its axis in a field (`nest.Loop`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Axis:
 
 @lru_cache(1 << 14)
 def axis_named(name: str) -> Axis:
-    """The axis that a name says."""
+    """The axis that a name describes."""
     words = name.split(".")
     parts: list[int] = []
     while len(words) > 1 and words[-1].isdecimal():

@@ -2,7 +2,7 @@
 
 There are 32 banks of 4 bytes. Threads of a warp that touch different words of one bank are served
 in turns; those that touch one word are served together. Of accesses of 8 and 16 bytes, 16 and 8
-threads come at a time. `conflicts` looks at one warp of every access of a nest; the executor of
+threads come at a time. `conflicts` computes one warp of every access of a nest; the executor of
 threads (kernel/simt.py) counts every access that it does.
 """
 
@@ -28,7 +28,7 @@ WORD = 4
 
 @dataclass(frozen=True)
 class Turns:
-    """Of some accesses, in how many turns they are served, and in how many they could be."""
+    """In how many turns some accesses are served, and in how many they could be."""
 
     taken: int = 0
     least: int = 0
@@ -83,8 +83,8 @@ def turns(b: Buffer, cells: np.ndarray, who: np.ndarray) -> Turns:
             continue
         rows = at[own].reshape(len(threads), count[0])
         size = int(count[0]) * b.dtype.bytes
-        beside = (np.diff(rows, axis=1) == b.dtype.bytes).all() and not (rows[:, 0] % size).any()
-        if beside and size <= 16:
+        adjacent = (np.diff(rows, axis=1) == b.dtype.bytes).all() and not (rows[:, 0] % size).any()
+        if adjacent and size <= 16:
             total += request(rows[:, 0], size)
         else:
             for column in rows.T:

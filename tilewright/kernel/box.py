@@ -1,4 +1,4 @@
-"""The part of a buffer that one iteration of a loop touches, and stages narrowed to it.
+"""The part of a buffer that one iteration of a loop touches, and stages shrunk to it.
 
 A box is a product of intervals. Whatever moves into a loop of another stage computes the box that
 an iteration there needs or has just made: ComputeAt, ReverseComputeAt, InitAt.
@@ -93,7 +93,7 @@ def whole_axes(step: Step, stage: str, tops: Sequence[Stmt], b: Buffer) -> list[
 
 def clipped(base: Dim, size: Dim, full: Dim) -> tuple[Dim, Dim]:
     """(where it begins, how many points) of the part of [base, base+size) that lies in [0, full).
-    A box may stick out on either side where what is read there is not used."""
+    A box may reach beyond the buffer on either side where what is read there is not used."""
     low = base if D.nonneg(base) else D.maximum(base, 0)
     count = D.minimum(size, full - base) if low is base else D.minimum(base + size, full) - low
     return low, count if D.nonneg(count) else D.maximum(count, 0)
@@ -136,7 +136,7 @@ def narrow(
     on_load: OnLoad | None = None,
     on_store: OnAccess | None = None,
 ) -> list[Stmt]:
-    """Loops over the axes in `table` shrink to the box (or vanish when it is one wide)."""
+    """Loops over the axes in `table` shrink to the box (or are removed when it is one wide)."""
     if not isinstance(s, Loop):
         return [substitute(s, table, on_load, on_store)]
     if s.var in table:
@@ -144,7 +144,7 @@ def narrow(
         inner = [v for v in D.symbols(table[s.var]) if v.name == s.var.name]
         return [replace(s, var=inner[0], body=tuple(new))] if inner else new
     e = D.substitute(s.extent, table)
-    if e != s.extent:  # ragged along a narrowed axis
+    if e != s.extent:  # ragged along an axis that shrank
         v = D.var(s.name, e)
         table, s = {**table, s.var: v}, replace(s, var=D.the_sym(v))
     body = (y for x in s.body for y in narrow(x, table, on_load, on_store))

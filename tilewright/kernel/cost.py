@@ -24,11 +24,11 @@ from tilewright.kernel.group import Buffer
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Loop, Nest, Stmt, Store, store_loads, walk
 
-# Part of a cache that data keeps: lines of other arrays and of the code want the rest.
+# Part of a cache that the data can use: lines of other arrays and of the code take the rest.
 SHARE = 0.8
 # A line that is written comes in before and goes out afterwards.
 WRITTEN = 2.0
-# Cycles when a loop ends: the branch is foretold wrongly, and what was under way drains.
+# Cycles when a loop ends: the branch is mispredicted, and the pipeline drains.
 EXIT = 14
 # Cycles of an iteration of a loop that is not written out: count, compare, branch.
 ITERATION = 1
@@ -54,8 +54,8 @@ class Cost:
         return self.cycles / (target.mhz * 1e6)
 
     def waiting(self, target: Target) -> float:
-        """The part of the time that goes into bytes which the second cache or the third could
-        have kept."""
+        """The part of the time that is spent on bytes which could have stayed in the second cache
+        or the third."""
         here = together(self.compute, self.moved, target)
         best = (self.moved[0], self.once, self.once)
         return 1 - together(self.compute, best, target) / max(1.0, here)
@@ -68,8 +68,8 @@ class Cost:
 
 
 def together(compute: float, moved: tuple[float, ...], target: Target) -> float:
-    """Cycles of instructions and of bytes moved beside them: what takes longest sets the pace, and
-    of the rest a part is not hidden."""
+    """Cycles of instructions and of bytes that move at the same time: what takes longest sets the
+    pace, and of the rest a part is not hidden."""
     rates = (target.l2_bandwidth, target.l3_bandwidth, target.memory_bandwidth)
     waits = [b / rate for b, rate in zip(moved, rates, strict=True)]
     slowest = max(compute, *waits)
@@ -336,7 +336,7 @@ class _Model:
         return total + self.line_cycles(line)
 
     def products(self, s: Stmt) -> float:
-        """Cycles of the multiply-adds alone, if nothing held them up."""
+        """Cycles of the multiply-adds alone, if nothing delayed them."""
         total = 0.0
         for x, p in walk((s,)):
             if isinstance(x, Store) and x.combine is not None and isinstance(x.value, Fn):
@@ -408,7 +408,7 @@ class _Model:
         return _Leaf(path, self.trips, at, tensor, lane, self.target.lanes(max(8, b.dtype.bits)))
 
     def adjacent(self, b: Buffer, index: tuple[Dim, ...], loops: Iterable[Loop]) -> Loop | None:
-        """The loop whose iterations lie beside each other in a buffer."""
+        """The loop whose iterations are adjacent in a buffer."""
         return next((q for q in loops if self.step(b, index, q.var) == 1), None)
 
     def step(self, b: Buffer, index: tuple[Dim, ...], v: Sym) -> int | None:
@@ -436,24 +436,24 @@ class _Model:
         return leaf.times(symbols) if one else 2 * leaf.times(symbols, vectors=False)
 
     def chained(self, out: _Count, leaf: _Leaf, around: Loop | None) -> None:
-        """Sums wait for the one before them: in loops that do not choose where they are kept."""
+        """Sums wait for the one before them: in loops that do not choose where they are stored."""
         steps = leaf.depth
         if steps > 1 or leaf.tensor or (around is not None and around.var not in leaf.at):
             out.chain = steps * self.target.fma_latency
 
     def spilled(self, out: _Count, s: Store, leaf: _Leaf) -> None:
-        """Sums that need more registers than there are, beside a vector per column and elements of
-        the rows, are stored and loaded in the middle of them."""
-        kept, columns = leaf.times(leaf.at), leaf.columns
-        rows, held = kept / columns, 1.0
+        """Sums that need more registers than there are, with a vector per column and elements of
+        the rows, are spilled: stored and loaded in every step."""
+        sums, columns = leaf.times(leaf.at), leaf.columns
+        rows, elements = sums / columns, 1.0
         if leaf.tensor and not leaf.spreads:
-            held = rows
+            elements = rows
             for v in walk_value(s.value):
                 if isinstance(v, Load) and isinstance(v.source, str):
                     along = self.adjacent(self.buffers[v.source], v.index, leaf.tensor)
                     if along is not None and along.var in leaf.at and along is not leaf.lane:
-                        held = rows / leaf.lanes  # rows beside each other are one vector
-        over = kept + columns + held - self.target.vector_registers
+                        elements = rows / leaf.lanes  # adjacent rows are one vector
+        over = sums + columns + elements - self.target.vector_registers
         if over > 0:
             out.exits += SPILL * over * leaf.depth
 

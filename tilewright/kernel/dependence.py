@@ -1,13 +1,13 @@
 """What the order of iterations carries, from index functions alone.
 
 Two uses of memory depend on each other when they may touch one cell and one of them writes it. They
-are an "order", or a "reduction" where both accumulate in the same way: those may trade places,
-unless they round and the nest's precision is strict. Each function here asks one question: do
+are an "order", or a "reduction" where both accumulate in the same way: those may be exchanged,
+unless they round and the nest's precision is strict. Each function here answers one question: do
 iterations of a loop depend on each other at all (`carried`), and would a step run two that do in
 the wrong order (`reordered`, `across_lanes`, `interleaved`).
 
-Windows (`_window`) settle what matters most at once: different iterations touch different pieces of
-every buffer. What they leave open is asked pair by pair, in kernel/overlap.py.
+Windows (`_window`) quickly decide the most common case: different iterations touch different pieces
+of every buffer. What they leave open is decided pair by pair, in kernel/overlap.py.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from tilewright.kernel.overlap import (
 )
 
 _FENCES = (Barrier, Commit, Wait)
-# What runs in its own order, whatever it touches.
+# Statements that are never reordered, whatever they touch.
 _STOPS = (While, Atomic, Report)
 
 
@@ -63,7 +63,7 @@ class Carried:
 
     kind: str  # "reduction" or "order"
     loop: Loop | None
-    first: Use | None = None  # None: a barrier, or what runs in its own order
+    first: Use | None = None  # None: a barrier, or a statement that is never reordered
     second: Use | None = None
     stop: Stmt | None = None
 
@@ -116,13 +116,13 @@ def linear_index(b: Buffer, index: tuple[Dim, ...]) -> Dim:
 
 
 def rounds(s: Store) -> bool:
-    """Does the order of accumulation show in the result?"""
+    """Does the order of accumulation change the result?"""
     if isinstance(s.combine, Combiner):
         return any(x.dtype.is_float for x in s.combine.neutral)
     return s.combine in ("add", "mul") and s.value.dtype.is_float
 
 
-# ---- the questions
+# ---- queries
 
 
 def carried(n: Nest, loop: Loop) -> list[Carried]:
@@ -191,7 +191,7 @@ def interleaved(
     n: Nest, outer: Loop, moved: Sequence[Sequence[Stmt]], before: bool
 ) -> list[Carried]:
     """What goes wrong where statements that ran one after the other, before (or after) everything
-    else in a loop, now take turns with one another and with the rest."""
+    else in a loop, are now interleaved with each other and with the rest."""
     here = _Pairs(n, (outer,))
     part_of = {id(s): k for k, part in enumerate(moved) for s in part}
     others = len(moved) if before else -1
@@ -216,7 +216,7 @@ def interleaved(
 
 
 def exchanged(n: Nest, first: Stmt, second: Stmt) -> list[Carried]:
-    """What goes wrong when two statements, one after the other, trade places."""
+    """What goes wrong when two neighbouring statements are exchanged."""
     here = _Pairs(n, (first, second))
     if stopped := _stops((first, second), None):
         return stopped
@@ -242,15 +242,15 @@ def _by_buffer(found: Iterable[Use]) -> dict[str, list[Use]]:
 
 
 class _Pairs:
-    """The uses in some statements, and which of them get in each other's way. Two pointers into the
-    same memory do not: whoever wrote one loop around both knew that."""
+    """The uses in some statements, and which of them conflict. Two pointers into the same memory do
+    not: the author of one loop around both is assumed to know that."""
 
     def __init__(self, n: Nest, body: tuple[Stmt, ...]) -> None:
         self.n = n
         inside = [s for s, _ in walk(body)]
         self.own = {s.buffer for s in inside if isinstance(s, Alloc)}
         self.written = {s.buffer for s in inside if isinstance(s, Store)}
-        self.uses = uses(body, self.written)  # nobody gets in the way of what is only read
+        self.uses = uses(body, self.written)  # what is only read conflicts with nothing
         self.of = _by_buffer(self.uses)
 
     def all(self) -> Iterator[tuple[Use, Use]]:
@@ -277,8 +277,8 @@ class _Pairs:
         relations: list[tuple[Relation, Loop]],
         reductions: bool = False,
     ) -> Iterator[Carried]:
-        """The pairs that meet in one of the relations. Accumulations may trade places, unless
-        `reductions` asks for them or their order shows."""
+        """The pairs that touch one cell in one of the relations. Accumulations may be exchanged,
+        unless `reductions` is set or their order changes the result."""
         strict = self.n.precision == "strict"
         for a, b in pairs:
             both = a.combine is not None and a.combine == b.combine
@@ -302,7 +302,7 @@ def apart_hint(n: Nest, found: Sequence[Carried]) -> str | None:
 
 def lanes_hint(n: Nest, loop: Loop, found: Sequence[Carried]) -> str | None:
     if all(c.kind == "reduction" for c in found):
-        return None  # only the strict precision minds
+        return None  # it matters only with strict precision
     return _free_loops(n, loop)
 
 
@@ -331,7 +331,7 @@ def _free_loops(n: Nest, loop: Loop | None) -> str | None:
 
 
 def _kinds(n: Nest, loop: Loop) -> set[str]:
-    """What a loop may carry, said fast and with caution."""
+    """What a loop may carry: a fast, conservative answer."""
     if D.bounds(loop.extent)[1] <= 1:
         return set()  # there is one iteration at most
     found = _windowed(n, loop)

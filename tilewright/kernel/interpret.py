@@ -1,4 +1,4 @@
-"""Target zero for nests: runs the loops on numpy and trusts nobody.
+"""Target zero for nests: runs the loops on numpy and checks every access.
 
 Serial loops run in order, parallel ones in shuffled order with every cell watched for races, lanes
 as vectors (all values are computed before any is stored, so an unsound Vectorize shows). Fresh
@@ -47,7 +47,7 @@ from tilewright.kernel.untuple import untuple
 
 # Chains of more points than this are walked one iteration of their outermost loop at a time.
 BATCH_LIMIT = 1 << 18
-# A loop that has looked so often for what another iteration is to write looks in vain.
+# A loop that has polled so often for what another iteration is to write waits forever.
 PATIENCE = 10_000
 
 
@@ -70,7 +70,7 @@ def run(
     tell: Tell | None = None,
 ) -> dict[str, np.ndarray]:
     """The outputs by name. An output among `arrays` starts with those contents; behind a pointer
-    (kernel/regions.py) the caller's array itself is written. Reports are told to `tell`."""
+    (kernel/regions.py) the caller's array itself is written. Reports are passed to `tell`."""
     machine = Machine(nest, dict(dims or {}), seed)
     machine.tell = tell or machine.tell
     return execute(machine, arrays)
@@ -94,7 +94,7 @@ def execute(machine: Machine, arrays: Mapping[str, Any]) -> dict[str, np.ndarray
             continue
         shape = machine.shape(b)
         if given is not None and b.packed_as is not None:
-            given = b.packed_as.map.pack(given)  # the caller does as asked
+            given = b.packed_as.map.pack(given)  # laid out as the kernel takes it
         if given is not None and tuple(given.shape) != shape:
             raise Invalid(f"{b.name} has shape {shape}, not {tuple(given.shape)}")
         mem = machine.garbage(b) if given is None else np.array(as_dtype(given, b.dtype))
@@ -125,8 +125,8 @@ class Machine:
         self.memory: dict[str, np.ndarray] = {}
         self.regions: dict[str, Region | Everything] = {}
         self.race: _Race | None = None
-        self.told: list[tuple[int, list[Any]]] = []
-        self.tell: Tell = lambda site, values: self.told.append((site, values))
+        self.reports: list[tuple[int, list[Any]]] = []
+        self.tell: Tell = lambda site, values: self.reports.append((site, values))
 
     def shape(self, b: Buffer) -> tuple[int, ...]:
         return tuple(int(D.evaluate(d, self.sizes)) for d in b.shape)
@@ -162,7 +162,7 @@ class Machine:
                 self.atomic(s, env)
             elif isinstance(s, Report):
                 self.report(s, env)
-            # The rest orders threads and copies: one thread has nobody and nothing to wait for.
+            # The rest orders threads and copies: one thread has nothing to wait for.
         for name in fresh:
             del self.memory[name]
 
@@ -187,7 +187,7 @@ class Machine:
                 )
 
     def choose(self, s: If, env: Env) -> None:
-        """Lanes that go different ways run one body after the other."""
+        """Lanes that take different branches run one body after the other."""
         bits = np.asarray(_Reader(self, "if", env)(s.condition))
         for body, taken in ((s.then, bits), (s.other, ~bits)):
             if not np.ndim(taken):
@@ -199,7 +199,7 @@ class Machine:
                 self.block(body, part)
 
     def atomic(self, s: Atomic, env: Env) -> None:
-        """One point after the other. Threads that meet in such cells do not race."""
+        """One point after the other. Atomics of several threads on one cell do not race."""
         b, n = self.nest.buffer(s.buffer), self._points(env)
         ev = _Reader(self, s.stage, env)
         value = np.broadcast_to(as_dtype(ev(s.value), b.dtype), (n,))
@@ -477,7 +477,7 @@ class _Race:
 
     def __init__(self, loop: str, shared: set[str]) -> None:
         self.loop, self.shared = loop, shared
-        # Who touched them is put into words only when it is said: that takes longer than the rest.
+        # The message is formatted only when it is raised: that takes longer than the rest.
         self.reads: dict[str, list[tuple[Load, np.ndarray]]] = {}
         self.writes: dict[str, list[tuple[Callable[[], str], np.ndarray]]] = {}
 

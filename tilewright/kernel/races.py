@@ -1,4 +1,4 @@
-"""Who touched which cell of memory since the last barrier, for the executor in kernel/simt.py."""
+"""Accesses to each cell of memory since the last barrier, for the executor in kernel/simt.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ NOBODY, MANY = -1, -2
 
 
 class Watch:
-    """Who wrote and who read each cell, as numbers; MANY wrote one value."""
+    """The last writer and reader of each cell, as numbers; MANY: several wrote one value."""
 
     def __init__(self, size: int) -> None:
         self.writer = np.full(size, NOBODY, np.int64)
@@ -29,7 +29,7 @@ class Watch:
         return len(self.sites) - 1
 
     def read(self, cells: np.ndarray, who: np.ndarray, what: str) -> tuple[int, int, str] | None:
-        """Notes a read; (reader, writer, where it wrote) if another one wrote the cell."""
+        """Records a read; (reader, writer, where it wrote) if another one wrote the cell."""
         w = self.writer[cells]
         bad = np.flatnonzero((w != NOBODY) & (w != who))
         if bad.size:
@@ -43,8 +43,8 @@ class Watch:
     def write(
         self, cells: np.ndarray, who: np.ndarray, what: str, harmless: np.ndarray
     ) -> tuple[int, int, str] | None:
-        """Notes a write; (writer, the other one, what it did) if another one was there. A write is
-        harmless to other writes where it changes nothing."""
+        """Records a write; (writer, the other one, what it did) if another one accessed the cell. A
+        write is harmless to other writes where it changes nothing."""
         r, w = self.reader[cells], self.writer[cells]
         bad = np.flatnonzero((r != NOBODY) & (r != who))
         if bad.size:

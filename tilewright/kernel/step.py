@@ -42,11 +42,11 @@ STEPS: dict[str, type[Step]] = {}
 
 
 def _keeping_instructions(apply: Callable[[Any, Nest], Nest]) -> Callable[[Any, Nest], Nest]:
-    """A step that would change what a tensorized loop computes or touches refuses, and one that
-    moves things about beside statements which it does not know."""
+    """A step that would change what a tensorized loop computes or touches refuses, and so
+    does one that moves statements across branches or pointers without checking them."""
 
     @wraps(apply)
-    def kept(self: Step, n: Nest) -> Nest:
+    def checked(self: Step, n: Nest) -> Nest:
         if any(b.pointer for b in n.buffers) or holds(n, BRANCH):
             self.check_branches(n)
         out = apply(self, n)
@@ -55,7 +55,7 @@ def _keeping_instructions(apply: Callable[[Any, Nest], Nest]) -> Callable[[Any, 
                 self.need(False, what, "Tensorize last")
         return out
 
-    return kept
+    return checked
 
 
 _KINDS = {
@@ -102,14 +102,14 @@ class Step:
         return self.apply(n)
 
     def __str__(self) -> str:
-        """As `parse_trace` reads it, without what is as it always is."""
+        """As `parse_trace` reads it, without fields that have their default."""
         given = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
         shown = ", ".join(f"{name}={value!r}" for name, value, usual in given if value != usual)
         return f"{type(self).__name__}({shown})"
 
     def check_branches(self, n: Nest) -> None:
         """Refuses where a nest has pointers or branches: its buffers may be written more than once.
-        A step that looks for itself whether that matters has its own."""
+        A step that checks this itself overrides it."""
         if self.stays:
             return
         found = next((s for s, _ in seek(n.body, BRANCH)), None)
@@ -123,7 +123,7 @@ class Step:
     def keep(
         self, n: Nest, faults: Sequence[Carried], saying: str = "", hint: str | None = None
     ) -> None:
-        """Refuses what would change the result: unlike `need`, which asks whether a step can be
+        """Refuses what would change the result: unlike `need`, which tests whether a step can be
         done at all. The nest is the one in which the faulty uses stand."""
         if not faults:
             return
@@ -155,9 +155,9 @@ class Step:
         """The nest, if its unrolled and lane loops still have a constant bound."""
         for s, _ in seek(n.body, UNROLLED):
             assert isinstance(s, Loop)
-            kept = D.bounds(s.extent)[1] < D.INF
+            has_bound = D.bounds(s.extent)[1] < D.INF
             what = f"{s.name} is {s.kind} and its extent would have no constant bound"
-            self.need(kept, what, f"do this before {s.name} becomes {s.kind}")
+            self.need(has_bound, what, f"do this before {s.name} becomes {s.kind}")
         return n
 
     def loops(self, n: Nest, name: str) -> list[tuple[Loop, Path]]:

@@ -59,7 +59,7 @@ def _stage(s: Stage, wide: set[str]) -> Stage:
 def _value(v: Value, wide: set[str], as_wide: bool) -> Value:
     """A value computed in float32; left so, or rounded to its dtype."""
     if not isinstance(v.dtype, DType) or v.dtype.kind == "t":
-        # Several components at once: only what they read is held otherwise.
+        # Several components at once: only what they read changes its dtype.
         return rewrite(v, on_load=lambda x: _read(x, wide, x.dtype))
     made: dict[Value, Value] = {}
     todo = [v]
@@ -75,8 +75,8 @@ def _value(v: Value, wide: set[str], as_wide: bool) -> Value:
 
 
 def _read(x: Load, wide: set[str], dtype: DType) -> Value:
-    held = f32 if x.source in wide else x.dtype
-    return cast(load(x.source, x.index, held), dtype)
+    stored = f32 if x.source in wide else x.dtype
+    return cast(load(x.source, x.index, stored), dtype)
 
 
 def _one(x: Value, made: dict[Value, Value], wide: set[str]) -> Value:

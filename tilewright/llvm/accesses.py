@@ -87,9 +87,9 @@ class Accesses:
         self.w.line(self._call("void", name, given, ((v, x), (pointer, p), (f"<{w} x i1>", m))))
 
     def _unknown_mask(self, p: str, m: str, w: int) -> str:
-        """The same mask, by a condition that always holds and is not known to. Where LLVM for x86
-        knows that one lane is stored it stores the wider number of which the lane was cut: 64 bits
-        for an int32 that comes out of an int64 (issue 179489 of llvm-project)."""
+        """The same mask, combined with a condition that always holds, which LLVM cannot know. Where
+        LLVM for x86 knows that one lane is stored it stores the wider number of which the lane was
+        cut: 64 bits for an int32 that comes out of an int64 (issue 179489 of llvm-project)."""
         put = self.w.put
         holds = put(f"icmp ne ptr {p}, inttoptr (i64 1 to ptr)")
         one = put(f"insertelement <{w} x i1> poison, i1 {holds}, i64 0")
@@ -98,8 +98,8 @@ class Accesses:
         return put(f"and <{w} x i1> {m}, {all_}")
 
     def _call(self, result: str, name: str, given: str, args: tuple[tuple[str, str], ...]) -> str:
-        """A call of a masked access. A machine without masks asks for every lane with a branch of
-        its own, which is nothing to have in every place: there it is a function, once."""
+        """A call of a masked access. A machine without masks tests every lane with a branch of its
+        own, which is too much code for every place: there it is a function, once."""
         if self.masks:
             return f"call {result} {name}({given.format(*(v for _, v in args))})"
         own = name.replace("@llvm.", "@tw.")

@@ -43,7 +43,7 @@ class AsyncCopies:
                 return False
             p = a.pointer(x, const, terms)
             places.append(self.w.put(f"addrspacecast ptr {p} to ptr addrspace({space})"))
-        # Past the first cache, where all 16 bytes of a vector are asked for.
+        # Past the first cache, where all 16 bytes of a vector are copied.
         name = f"@llvm.nvvm.cp.async.{'cg' if size == 16 else 'ca'}.shared.global.{size}"
         self.w.arith.declares.add(f"declare void {name}(ptr addrspace(3), ptr addrspace(1))")
         self.w.line(f"call void {name}(ptr addrspace(3) {places[0]}, ptr addrspace(1) {places[1]})")

@@ -1,4 +1,4 @@
-"""Atomics: what other threads may see half done of no access.
+"""Atomics: accesses that other threads never see half done.
 
 They are done for one lane after the other.
 """
@@ -31,7 +31,7 @@ class Atomics:
     ) -> None:
         self.w, self.c, self.put, self.arith = w, c, w.put, w.arith
         self.values, self.addresses = values, addresses
-        self.scope = scope  # whom atomics are ordered with: everybody, if nothing is said
+        self.scope = scope  # the scope of atomics: all threads by default
 
     def atomic(self, s: Atomic) -> None:
         self.values.masks.lane_by_lane(lambda: self._atomic(s))
@@ -123,7 +123,8 @@ class Atomics:
         return self._from_bits(self.put(f"phi {bits} {', '.join(olds)}"), bits, t)
 
     def _by_exchange(self, s: Atomic, b: Buffer, p: str, v: str) -> str:
-        """What no machine does at once: read, compute, write if nobody else has in the meantime."""
+        """An atomic without an instruction: read, compute, write if no other thread has in the
+        meantime."""
         t, bits = memory_type(b.dtype), f"i{8 * b.dtype.bytes}"
         n = self.w.fresh("x")
         first = self.put(

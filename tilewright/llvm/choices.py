@@ -32,7 +32,7 @@ class Choices:
         self.zeros: dict[str, str] = {}  # memory that holds them, by type
 
     def choose(self, v: Fn, condition: Value, w: int, guarded: bool) -> str | None:
-        """A choice of which something is read in a way of its own; None for any other."""
+        """A choice of which a side is read in a special way; None for any other."""
         c = self.c
         if any(map(c.reads_pointers, v.args[1:])):
             return self._through(v, condition, w, guarded)

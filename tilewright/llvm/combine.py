@@ -113,7 +113,7 @@ class ThreadSums:
         return self._gathered(memory, t, [(start, k) for k in offsets], function, d)
 
     def _in_turn(self) -> None:
-        """In a loop, nobody may still be reading what the iteration before has left."""
+        """In a loop, no thread may still be reading what the iteration before has left."""
         if self.w.depth:
             self.barrier()
 

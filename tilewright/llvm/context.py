@@ -20,7 +20,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Test:
     """A condition under which memory is read or written, and whether it is to hold. One that was
-    settled for the lanes has its vector: what it read may have changed since."""
+    evaluated for the lanes has its vector: what it read may have changed since."""
 
     condition: Value
     holds: bool
@@ -135,7 +135,7 @@ class Context:
     # ---- conditions
 
     def settled(self, condition: Value) -> Value:
-        """A condition, as far as unrolled loops have not settled it."""
+        """A condition, simplified by what is known of unrolled loops."""
         at = {s: self.env.get(s) for s in condition.symbols()}
         table: dict[Sym, Dim] = {s: k for s, k in at.items() if isinstance(k, int)}
         if not table or condition.sources:
@@ -144,7 +144,7 @@ class Context:
 
     @contextmanager
     def testing(self, tests: tuple[Test, ...]) -> Iterator[None]:
-        """These conditions are in force; none of them where a branch has settled all."""
+        """These conditions are in force; none of them where a branch has decided all."""
         saved, self.under = self.under, tests
         yield
         self.under = saved

@@ -62,7 +62,7 @@ def _overlap(a: Slot, size_a: Dim, b: Slot, size_b: Dim) -> bool:
 
 @dataclass(frozen=True)
 class Together:
-    """Kernels that do not meet, one per thread: for those that use one thread each."""
+    """Kernels that are independent, one per thread: for those that use one thread each."""
 
     calls: tuple[Call, ...]
 

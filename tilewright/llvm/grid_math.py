@@ -115,7 +115,7 @@ def _tanh(t: _Text, x: str) -> str:
 
 
 FUNCTIONS = {"exp": _exp, "exp2": _exp2, "sigmoid": _sigmoid, "tanh": _tanh}
-EXACT = frozenset({"tanh"})  # those that keep the bounds of float32
+EXACT = frozenset({"tanh"})  # those within the bounds of float32
 
 
 def definition(name: str) -> tuple[str, frozenset[str]]:

@@ -27,7 +27,7 @@ _FAR = 1 << 61  # half of what 64 bits hold, and room for a few sums
 
 
 class Evaluates(Protocol):
-    """Who computes what an index function reads (llvm/values.py)."""
+    """What computes the values that an index function reads (llvm/values.py)."""
 
     def value(self, v: Value, guarded: bool = False) -> str: ...
 
@@ -55,7 +55,7 @@ def _is_far(x: Dim) -> bool:
 
 
 class Indices:
-    values: Evaluates  # set by who computes values, who in turn needs indices
+    values: Evaluates  # set by `Values`, which in turn needs indices
 
     def __init__(self, w: Writer, c: Context, short_division: bool) -> None:
         self.w, self.c = w, c
@@ -312,7 +312,7 @@ class Indices:
         return self.put(f"icmp slt <{w} x i32> <{numbers}>, {limit}")
 
     def _more(self, small: Dim, large: Dim, one: int) -> str | None:
-        """By how much one index function is more than another in lane 0, and one more if asked for.
+        """By how much one index function is more than another in lane 0, and one more on request.
         Of numbers that need all 64 bits the difference may not fit: then the most that does."""
         assert self.c.lane is not None
         first = {self.c.lane[0]: 0}

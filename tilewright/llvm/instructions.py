@@ -1,4 +1,4 @@
-"""Instructions that a target declares (kernel/intrinsic.py), and requests for memory ahead."""
+"""Instructions that a target declares (kernel/intrinsic.py), and prefetches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PREFETCH = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
 
 
 class Fragments(Protocol):
-    """Who knows where the fragments of a warp's instructions are."""
+    """What knows where the fragments of a warp's instructions are."""
 
     def fragment(self, x: Operand) -> str: ...
 
@@ -37,7 +37,7 @@ class Instructions:
         self.w.line(f"call void @llvm.prefetch.p0(ptr {p}, i32 0, i32 3, i32 1)")
 
     def asks(self, s: Stmt, ask: Prefetch) -> bool:
-        """Does an instruction ask for lines ahead while it runs?"""
+        """Does an instruction prefetch lines while it runs?"""
         if not isinstance(s, Loop) or s.kind != "tensor" or ask.lines == 1:
             return False
         found = match(INTRINSICS[s.instruction], self.c.n, s)
@@ -46,7 +46,7 @@ class Instructions:
         return all(isinstance(k, int) for k in found.sizes.values())
 
     def call(self, s: Loop, ask: Prefetch | None = None) -> None:
-        """A call of the declared instruction, which is inlined; it asks for lines as it goes."""
+        """A call of the declared instruction, which is inlined; it prefetches lines as it goes."""
         i = INTRINSICS[s.instruction]
         lacking = [f for f in i.features if not self.target.has(f)]
         if lacking:

@@ -100,7 +100,7 @@ class Loads:
         return self.w.build(xs, register_type(b.dtype))
 
     def _guarded(self, b: Buffer, index: tuple[Dim, ...], w: int) -> str:
-        """A read only used where a condition holds: its address is kept inside the buffer."""
+        """A read only used where a condition holds: its address is clamped into the buffer."""
         safe = self.addresses.clamped(b, index)
         if w == 1 or self.c.lane is None:
             return self.at(b, safe, 1)

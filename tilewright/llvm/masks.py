@@ -1,6 +1,6 @@
 """The conditions in force as bits: one, or a mask of the lanes.
 
-Of a pointer nothing but the address is known, so no address can be kept inside a buffer as it is
+Of a pointer nothing but the address is known, so no address can be clamped into a buffer as it is
 for other arguments. What is read under a `select`, or written under an `If`, is read and written
 under a branch (one value) or a mask (lanes). Where lanes may all choose alike the nest has versions
 without a mask (kernel/legal/masks.py).
@@ -56,13 +56,13 @@ class Masks:
         return x if t.holds else self.w.negated(x, w)
 
     def where(self, bit: str, f: Callable[[], None]) -> None:
-        """Does something under a branch, which settles all conditions."""
+        """Does something under a branch, which decides all conditions."""
 
-        def settled() -> None:
+        def decided() -> None:
             with self.c.testing(()):
                 f()
 
-        self.w.branch(bit, settled)
+        self.w.branch(bit, decided)
 
     def lane_by_lane(self, f: Callable[[], None]) -> None:
         """Does something for each lane that is chosen, in order."""

@@ -70,9 +70,9 @@ def narrowed(f: Format, x: str, n: Lanes) -> str:
     odd = n.op("and", n.op("lshr", a, shift), 1)
     up = n.op("add", n.op("add", a, odd), (1 << (shift - 1)) - 1)
     normal = n.op("sub", n.op("lshr", up, shift), (127 - f.bias) << f.fraction)
-    # Beside a number whose last place is the spacing of the subnormals, the sum rounds to them.
-    beside = 2.0 ** (f.least_exponent - f.fraction + 23)
-    low = n.op("sub", n.as_bits(n.op("fadd", n.as_float(a), beside, "float")), _float_bits(beside))
+    # Added to a number whose last place is the spacing of the subnormals, the sum rounds to them.
+    anchor = 2.0 ** (f.least_exponent - f.fraction + 23)
+    low = n.op("sub", n.as_bits(n.op("fadd", n.as_float(a), anchor, "float")), _float_bits(anchor))
     small = n.op("icmp ult", a, (127 + f.least_exponent) << 23)
     code = n.choose(small, low, normal)
     if f.infinity is not None:
@@ -93,8 +93,8 @@ def widened(f: Format, x: str, n: Lanes) -> str:
     normal = n.op("add", at, (127 - f.bias) << 23)
     # A subnormal is the distance from the least normal number of one that has the same fraction.
     least = 2.0**f.least_exponent
-    beside = n.as_float(n.op("or", at, _float_bits(least)))
-    low = n.as_bits(n.op("fsub", beside, least, "float"))
+    anchor = n.as_float(n.op("or", at, _float_bits(least)))
+    low = n.as_bits(n.op("fsub", anchor, least, "float"))
     small = n.op("icmp ult", a, 1 << f.fraction)
     r = n.choose(small, low, normal)
     quiet = 0x7FC00000
@@ -125,8 +125,8 @@ def cut(f: Format, x: str, n: Lanes) -> str:
     a = n.least(full, _float_bits(f.maximum))
     r = n.op("and", a, ~((1 << (23 - f.fraction)) - 1) & 0xFFFFFFFF)
     if f is not BFLOAT:  # which has float's subnormals
-        beside = 2.0 ** (f.least_exponent - f.fraction + 23)
-        near = n.op("fsub", n.op("fadd", n.as_float(a), beside, "float"), beside, "float")
+        anchor = 2.0 ** (f.least_exponent - f.fraction + 23)
+        near = n.op("fsub", n.op("fadd", n.as_float(a), anchor, "float"), anchor, "float")
         over = n.op("fcmp ogt", near, n.as_float(a), "float")
         less = n.op("fsub", near, f.spacing, "float")
         low = n.as_bits(n.choose(over, less, near, "float"))

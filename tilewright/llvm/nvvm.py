@@ -1,4 +1,4 @@
-"""What LLVM may be asked for on NVIDIA's GPUs: allow-lists.
+"""What LLVM can compile for NVIDIA's GPUs: allow-lists.
 
 LLVM ends the process, without an error to catch, on a PTX version that is too low for a capability
 and on an instruction which a capability lacks; unknown processors and versions it accepts in

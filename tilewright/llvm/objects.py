@@ -38,7 +38,7 @@ LLVM_VERSION = ".".join(str(part) for part in llvm.llvm_version_info)
 # to produce code of the same speed. Global DCE comes first so that unused helpers cost nothing.
 PIPELINE = ("GlobalDCE", "AlwaysInliner", "SROA", "InstCombine", "SimplifyCFG")
 
-# Only for modules in which a loop asks for it: on others it would unroll what is tiled already.
+# Only for modules with a loop that has the pragma: others have tiled loops that it would unroll.
 UNROLLING = ("LoopUnroll", "InstCombine")
 
 # Levels 1 to 3 select the same machine passes in the same time; 0 would not optimise.
@@ -92,7 +92,7 @@ _c = _bind()
 
 @dataclass(frozen=True)
 class HostCpu:
-    """This machine in LLVM's words."""
+    """This machine as LLVM describes it."""
 
     triple: str
     cpu: str
@@ -182,7 +182,7 @@ def _emit(text: str, target: Target, *, as_object: bool) -> bytes:
 
 
 class _Message:
-    """A string that LLVM may hand out: taken once, then given back."""
+    """A string that LLVM may return: read once, then freed."""
 
     def __init__(self):
         self._pointer = ctypes.c_char_p(None)
@@ -195,9 +195,9 @@ class _Message:
         return text
 
 
-# Target machines that nobody uses, by what they were made of. LLVM takes a millisecond to make one
-# and to learn the features of its processor, a fifth of what a small kernel takes. Each serves one
-# thread at a time.
+# Target machines that are not in use, by what they were made of. LLVM takes a millisecond to make
+# one and to learn the features of its processor, a fifth of what a small kernel takes. Each serves
+# one thread at a time.
 _idle: dict[str, list[Any]] = {}
 
 
@@ -210,7 +210,7 @@ def _machine_of(target: Target) -> Iterator[Any]:
         machine = _target_machine(target)
     try:
         yield machine
-    except BaseException:  # nobody knows what it has left behind
+    except BaseException:  # its state is unknown after an error
         _c.LLVMPY_DisposeTargetMachine(machine)
         raise
     idle.append(machine)
@@ -268,7 +268,7 @@ def _parse(text: str, context, owned: ExitStack):
 
 
 def _parse_error(problem: str, text: str) -> TilewrightError:
-    """LLVM's complaint with the offending line, without the invented file name."""
+    """LLVM's error with the offending line, without the invented file name."""
     found = re.match(r"<string>:(\d+):(\d+): error: ([^\n]*)", problem)
     if not found:
         return Invalid(f"the LLVM text does not parse: {problem}")

@@ -4,7 +4,7 @@ Each is a whole micro-kernel: a tile of sums in registers while k runs. Unrolled
 instruction that multiplies one vector would say the same, but an instruction is called by addresses
 and loads its own operands: for each k a tile of R rows and C vectors would load 2*R*C times instead
 of R + C, since the short LLVM pipeline has no pass that finds equal loads. Here they are written in
-the order of their use, with the lines that are asked for ahead between them.
+the order of their use, with prefetches between them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class FmaTile:
     along: str = ""
 
     def __call__(self, sizes: Sizes, lines: int = 0) -> str:
-        """The body; `lines` cache lines from %ahead on are asked for while k runs."""
+        """The body; `lines` cache lines from %ahead on are prefetched while k runs."""
         step = 1 if self.along == "i" else "%a.0"
         return _tile_body(sizes, lines, Vector("float", self.lanes), ("float", step), self.some)
 
@@ -110,7 +110,7 @@ class FmaTile:
     def factors(
         self, b: _Body, a: str, first: str, count: int, rows: int
     ) -> Callable[[int], list[Callable[[], str]]]:
-        """Per value of k, each row's element of a in every lane, written when it is asked for."""
+        """Per value of k, each row's element of a in every lane, written on first use."""
         n, row, step = self.lanes, "%a.0", "%a.1"
         if self.along == "k":
             step = 1
@@ -124,19 +124,19 @@ class FmaTile:
             return b.spread("float", b.load("float", p, 4), n)
 
         if self.along == "k" and count == n:
-            held = [b.load(self.vector, b.at("float", start, (row, r)), 4) for r in range(rows)]
-            return lambda u: [lambda x=x: b.pick("float", x, u, n) for x in held]
+            vectors = [b.load(self.vector, b.at("float", start, (row, r)), 4) for r in range(rows)]
+            return lambda u: [lambda x=x: b.pick("float", x, u, n) for x in vectors]
 
-        # Vectors of rows beside each other; the last one begins early enough to be whole.
+        # Vectors of adjacent rows; the last one begins early enough to be whole.
         starts = [min(r, rows - n) for r in range(0, rows, n)]
 
         def of(u: int) -> list[Callable[[], str]]:
             if self.along != "i" or rows < n:
                 return [lambda r=r: one(r, u) for r in range(rows)]
-            beside = [
+            vectors = [
                 b.load(self.vector, b.at("float", start, (row, r), (step, u)), 4) for r in starts
             ]
-            places = [(beside[r // n], r - starts[r // n]) for r in range(rows)]
+            places = [(vectors[r // n], r - starts[r // n]) for r in range(rows)]
             return [lambda x=x, k=k: b.pick("float", x, k, n) for x, k in places]
 
         return of
@@ -242,7 +242,7 @@ def _rows(
 
 
 def _ask(b: _Body, k: str, lines: int, steps: int) -> None:
-    """The share of step k, kept out of the first cache, which is full of what is multiplied."""
+    """The share of step k, not into the first cache, which is full of what is multiplied."""
     first = b.moving("i8", "%ahead", b.put(f"mul i64 {k}, {-(-64 * lines // steps)}"))
     for n in range(-(-lines // steps)):
         p = b.at("i8", first, (64, n))
@@ -331,7 +331,7 @@ class DotTile:
     step: int = 4  # groups of a step of the loop
 
     def __call__(self, sizes: Sizes, lines: int = 0) -> str:
-        """The body; `lines` cache lines from %ahead on are asked for while k runs."""
+        """The body; `lines` cache lines from %ahead on are prefetched while k runs."""
         of_a, v = f"i{8 * self.sizes[0]}", Vector(self.sums, self.lanes, self.step)
         return _tile_body(sizes, lines, v, (of_a, "%a.0"), self.some)
 
@@ -347,7 +347,7 @@ class DotTile:
         start = b.moving(of_a, a, along)
         rows = [b.at(of_a, start, ("%a.0", r)) for r in range(len(acc))]
         four = f"<{count} x i32>"
-        held = [b.load(four, q, self.sizes[0]) for q in rows] if self._held(count) else []
+        vectors = [b.load(four, q, self.sizes[0]) for q in rows] if self._picks(count) else []
         for u in range(count):
             p = b.at(of_b, p, ("%b.0", min(u, 1)))
             each = self.lanes * group
@@ -356,15 +356,15 @@ class DotTile:
                 for c in range(len(acc[0]))
             ]
             for r, row in enumerate(acc):
-                if held:
-                    x = b.pick("i32", held[r], u, count)
+                if vectors:
+                    x = b.pick("i32", vectors[r], u, count)
                 else:
                     at = b.at(of_a, rows[r], (group, u))
                     x = b.spread("i32", b.load("i32", at, self.sizes[0]), self.lanes)
                 for c, q in enumerate(columns):
                     row[c] = self.multiply(b, row[c], x, q)
 
-    def _held(self, count: int) -> bool:
+    def _picks(self, count: int) -> bool:
         return self.picks and count == self.lanes
 
 

@@ -71,8 +71,8 @@ class Arith:
     calls: Counter[str] = field(default_factory=Counter)  # of vector functions, by symbol
     often: int = OFTEN  # more calls than these are not written out
     put: Callable[[str], str] = lambda text: text
-    # Per function, registers with what memory held: a copy neither widens nor rounds it.
-    held: dict[object, dict[str, tuple[DType, str | None]]] = field(default_factory=dict)
+    # Per function, registers and their form in memory: a copy neither widens nor rounds it.
+    memory_forms: dict[object, dict[str, tuple[DType, str | None]]] = field(default_factory=dict)
 
     def splat_literal(self, text: str, t: str, lanes: int) -> str:
         if lanes == 1:
@@ -104,7 +104,7 @@ class Arith:
         return self.put(f"call {v} @{own}({call})")
 
     def definitions(self) -> list[str]:
-        """What the module defines beside its kernels. A function that is called very often is not
+        """What the module defines besides its kernels. A function that is called very often is not
         written out at each call: that is what compiling such a kernel would take its time for."""
         often = {name for name, count in self.calls.items() if count > self.often}
         return [
@@ -135,7 +135,7 @@ class Arith:
             return self.round(self._exact_fma(lanes, args), d, lanes)
         if d.is_float:
             r = self._float(name, d, t, lanes, args, flag)
-            return r if _is_held(name, d) else self.round(r, d, lanes, name in _ARITHMETIC)
+            return r if _is_exact(name, d) else self.round(r, d, lanes, name in _ARITHMETIC)
         return self._bool(name, v, lanes, args) if d.is_bool else self._int(name, d, t, lanes, args)
 
     def _compare(self, name: str, d: DType, v: str, args: list[str]) -> str:
@@ -407,7 +407,7 @@ class Arith:
         d = next((known[x][0] for x in parts if x in known), None)
         if d is None or not all(self._is_known(x, d, lanes) for x in parts):
             return
-        forms = [self._held(x, d, lanes) for x in parts]
+        forms = [self._memory_form(x, d, lanes) for x in parts]
         if None in forms:
             known[r] = d, None
         else:
@@ -415,15 +415,15 @@ class Arith:
             known[r] = d, self.put(join(v, *(str(x) for x in forms)))
 
     def _here(self) -> dict[str, tuple[DType, str | None]]:
-        """Registers of the function at hand that hold numbers of a narrower dtype, and what they
+        """Registers of the current function with numbers of a narrower dtype, and what they
         were in memory, if they come from there."""
-        return self.held.setdefault(getattr(self.put, "__self__", None), {})
+        return self.memory_forms.setdefault(getattr(self.put, "__self__", None), {})
 
     def _is_known(self, x: str, d: DType, lanes: int) -> bool:
         found = self._here().get(x)
         return found[0] is d if found is not None else x == self.const(0.0, d, lanes)
 
-    def _held(self, x: str, d: DType, lanes: int) -> str | None:
+    def _memory_form(self, x: str, d: DType, lanes: int) -> str | None:
         """What a register was in memory, if it comes from there; zero is known without."""
         found = self._here().get(x)
         if found is not None:
@@ -524,12 +524,12 @@ class Arith:
 
 _ARITHMETIC = frozenset({"add", "sub", "mul", "div", "sqrt"})  # one instruction each
 # Functions whose results any float of 16 bits can hold if it holds the arguments.
-_HELD = frozenset("neg abs max min maxnum minnum floor ceil trunc round copysign rem".split())
+_EXACT = frozenset("neg abs max min maxnum minnum floor ceil trunc round copysign rem".split())
 
 
-def _is_held(name: str, d: DType) -> bool:
+def _is_exact(name: str, d: DType) -> bool:
     """Is a function's result one that the dtype of its arguments holds exactly, or no float?"""
-    return name.startswith("bits_of_") or name == "signbit" or (d.bits == 16 and name in _HELD)
+    return name.startswith("bits_of_") or name == "signbit" or (d.bits == 16 and name in _EXACT)
 
 
 _COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})

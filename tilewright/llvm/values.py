@@ -16,12 +16,12 @@ from tilewright.llvm.masks import Masks
 from tilewright.llvm.scalars import register_type
 from tilewright.llvm.writer import Writer
 
-# Values that ask for operands in turn, at most: each is a few calls of Python's.
+# The deepest recursion over operands: each level is a few calls of Python's.
 DEEP = 64
 
 
 class Values:
-    """Computes values; what they read is asked of `Loads` and `Choices`, which compute conditions
+    """Computes values; what they read is loaded by `Loads` and `Choices`, which compute conditions
     and indices here in turn."""
 
     def __init__(
@@ -79,8 +79,8 @@ class Values:
         return v, guarded, c.constants(v.symbols()), c.epochs(v), *c.masks(v)
 
     def _below(self, v: Value, guarded: bool) -> None:
-        """Writes what a deep value is made of, operands first: none of it asks for more than a few
-        others then. Only what is computed anyway, and in the same circumstances."""
+        """Writes what a deep value is made of, operands first: then none of it recurses into more
+        than a few others. Only what is computed anyway, and in the same circumstances."""
         known: set[tuple[Value, bool]] = set()
 
         def operands(pair: tuple[Value, bool]) -> list[tuple[Value, bool]]:
@@ -94,7 +94,7 @@ class Values:
                 self.value(*pair)
 
     def _surely(self, v: Value) -> list[tuple[Value, bool]]:
-        """The operands that `_emit` asks for in any case, and whether as something guarded."""
+        """The operands that `_emit` computes in any case, and whether under a guard."""
         if not isinstance(v, Fn) or v.name != "select":
             return [(x, False) for x in v.args]
         condition = self.c.settled(v.args[0])

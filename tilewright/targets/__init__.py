@@ -59,12 +59,12 @@ def here(target: Target) -> Target:
 
 
 def require_runnable(target: Target) -> None:
-    """A sentence where code for the target cannot run on this machine."""
+    """An error where code for the target cannot run on this machine."""
     machine = host()
     if target.arch != machine.arch:
         raise Invalid(
             f"code for {target.name} ({target.arch}) cannot run on this machine ({machine.arch})",
-            hint="compile where it shall run, or unset TILEWRIGHT_TARGET",
+            hint="compile on the machine where it is to run, or unset TILEWRIGHT_TARGET",
         )
     missing = [f[1:] for f in target.features if f[0] == "+" and f not in machine.features]
     if missing:
@@ -72,7 +72,7 @@ def require_runnable(target: Target) -> None:
         raise Invalid(
             f"code for {target.name} needs {shown}, which this processor lacks "
             "or the system does not permit",
-            hint="compile for host, or for a target that asks for less",
+            hint="compile for host, or for a target that needs less",
         )
 
 

@@ -1,7 +1,7 @@
-"""Who decides how a kernel is scheduled: rules, a model, or the clock.
+"""How the schedule of a kernel is chosen: by rules, by a cost model, or by measuring.
 
-All of them answer the same question, so that another one (a tuner that learns) can take their
-place: `choose(group, target)` gives a trace, its nest, and what was considered.
+All choosers have one interface, so that another one (a tuner that learns) can replace them:
+`choose(group, target)` gives a trace, its nest, and what was considered.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Chosen:
     trace: Trace
     nest: Nest
     considered: tuple[Considered, ...] = ()
-    settled: bool = True  # False: with more time the answer could be another one
+    settled: bool = True  # False: with more time the result could be another one
 
     def __str__(self) -> str:
         if not self.considered:
@@ -69,13 +69,14 @@ class Chosen:
 
 
 class Chooser(Protocol):
-    """Decides about one kernel at a time. Any thread may ask, unless it wants the machine alone."""
+    """Decides about one kernel at a time. Any thread may call it, unless it needs the machine
+    alone."""
 
     @property
-    def name(self) -> str: ...  # what caches tell schedules apart by
+    def name(self) -> str: ...  # its part of the keys of cached schedules
 
     @property
-    def alone(self) -> bool: ...  # does it use the clock?
+    def alone(self) -> bool: ...  # does it measure?
 
     def choose(self, group: Work, target: Target) -> Chosen: ...
 
@@ -93,7 +94,7 @@ class Default:
 
 @dataclass(frozen=True)
 class Ranked:
-    """What the model says is best, where it is clearly better than the rules."""
+    """The best by the cost model, where it is clearly better than the rules'."""
 
     name: str = "ranked"
     alone: bool = False
@@ -106,9 +107,9 @@ class Ranked:
 
 @dataclass
 class Timed:
-    """The best few by the model, and the clock decides; kept, so that it happens once.
+    """The best few by the model are measured; the result is cached, so that it happens once.
 
-    `seconds` are for all groups together: when they are spent, the model has the last word.
+    `seconds` are for all groups together: when they are spent, the model decides.
     """
 
     cache: Cache
@@ -130,20 +131,20 @@ class Timed:
         finally:
             self.spent += time.perf_counter() - began
         if made.settled:
-            kept = {
+            stored = {
                 "trace": print_trace(made.trace),
                 "considered": [asdict(x) for x in made.considered],
             }
-            self.cache.put("schedule", key, json.dumps(kept).encode())
+            self.cache.put("schedule", key, json.dumps(stored).encode())
         return made
 
     def _known(self, key: str, group: Group) -> Chosen | None:
         hit = self.cache.get("schedule", key)
         if hit is None:
             return None
-        kept = json.loads(hit)
-        trace = parse_trace(kept["trace"])
-        considered = tuple(Considered(**x) for x in kept["considered"])
+        stored = json.loads(hit)
+        trace = parse_trace(stored["trace"])
+        considered = tuple(Considered(**x) for x in stored["considered"])
         return Chosen(trace, apply(start(group), trace), considered)
 
     def _timed(self, group: Group, target: Target, began: float) -> Chosen:

@@ -18,7 +18,7 @@ from tilewright.runtime.cuda.gpu import Gpu
 from tilewright.runtime.device import HOST, Device, DeviceKernel, DeviceMemory
 from tilewright.runtime.memory import require_room
 
-# Rounds of turns: a median of so many forgives a few interruptions.
+# Rounds of turns: a median of so many is robust against a few interruptions.
 ROUNDS = 7
 # A sample shorter than this is mostly the clock's and the call's own time.
 SAMPLE_SECONDS = 1e-3
@@ -58,7 +58,7 @@ class Arguments:
 
     def launches(self, f: DeviceKernel) -> list[Launch]:
         """A call of a kernel with each set."""
-        return [f.prepared([m.address for m in held], self.sizes) for held in self.sets]
+        return [f.prepared([m.address for m in arguments], self.sizes) for arguments in self.sets]
 
     def seconds(self, launches: Sequence[Launch], calls: int) -> float:
         """Of one call, in the mean of so many."""

@@ -58,9 +58,9 @@ def line_of(f: tw.JITFunction, text: str) -> str:
 
 
 def test_a_product_by_an_instruction():
-    told = tw.explain(multiplied(np.float32, 32, 32, 32))
-    assert isinstance(told, TileExplanation)
-    (report,) = told.kernels
+    explanation = tw.explain(multiplied(np.float32, 32, 32, 32))
+    assert isinstance(explanation, TileExplanation)
+    (report,) = explanation.kernels
     (d,) = report.products
     assert ".fma, " in d.by and not d.why and d.sizes == ("32", "32", "32")
     assert d.where == line_of(product, "tl.dot") and d.inside[0].startswith("for")
@@ -69,7 +69,7 @@ def test_a_product_by_an_instruction():
     assert report.instructions > 30 and report.seconds > 0
     names = ["tile IR", "lowering", "schedule", "LLVM text", "machine code"]
     assert list(report.phases) == names
-    text = str(told)
+    text = str(explanation)
     assert text.startswith("product(a: *fp32, b: *fp32, out: *fp32, n: i32, M=32, N=32, K=32)")
     by = d.by.split(",")[0]  # a cell of the table may be broken after it
     assert "stage" in text and by in text and "not faster because" not in text
@@ -84,10 +84,10 @@ def test_a_product_by_an_instruction():
     ],
 )
 def test_a_product_by_none_says_why(dtype, sizes, why):
-    told = tw.explain(multiplied(dtype, *sizes))
-    (d,) = told.kernels[0].products
+    explanation = tw.explain(multiplied(dtype, *sizes))
+    (d,) = explanation.kernels[0].products
     assert "plain loops" in d.by and why in d.why
-    assert "1 product by plain loops" in str(told) and why in str(told)
+    assert "1 product by plain loops" in str(explanation) and why in str(explanation)
 
 
 def test_every_specialisation_has_a_page():
@@ -154,5 +154,5 @@ def test_large_tiles_are_remarked():
     (report,) = tw.explain(outer[(1,)](np.zeros(1024, np.float32), out, B=1024)).kernels
     assert report.tiles >= 1024 * 1024 * 4
     for l2, fits in ((report.tiles - 1, False), (report.tiles, True)):
-        told = list(replace(report, target=replace(report.target, l2=l2)).remarks())
-        assert any("do not fit the second cache" in r for r in told) != fits
+        remarks = list(replace(report, target=replace(report.target, l2=l2)).remarks())
+        assert any("do not fit the second cache" in r for r in remarks) != fits

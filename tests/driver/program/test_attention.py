@@ -37,8 +37,8 @@ def compiled(f: Function, *args: torch.Tensor) -> tuple[torch.Tensor, str]:
 
 def report(fast: Any) -> str:
     """What was made of a program, every kernel and its schedule."""
-    told = tw.explain(fast)
-    return "\n".join([str(told), *(f"{x.group}\n{x.trace}" for x in told.kernels)])
+    text = tw.explain(fast)
+    return "\n".join([str(text), *(f"{x.group}\n{x.trace}" for x in text.kernels)])
 
 
 def heads(*shape: int, keys: tuple[int, ...] = (), dtype: Any = torch.float32) -> list[Any]:
@@ -77,8 +77,8 @@ SHAPES = {
 def test_shapes(shape: str, causal: bool) -> None:
     q, keys = SHAPES[shape]
     args = heads(*q, keys=keys)
-    _, told = compiled(lambda q, k, v: attention(q, k, v, is_causal=causal), *args)
-    assert "chain(" in told or shape in ("one-key", "narrow")
+    _, text = compiled(lambda q, k, v: attention(q, k, v, is_causal=causal), *args)
+    assert "chain(" in text or shape in ("one-key", "narrow")
 
 
 @pytest.mark.parametrize("shape", ["square", "ragged", "blocks"])
@@ -101,8 +101,8 @@ def test_scale_and_masks() -> None:
     args = heads(2, 3, 32, 16)
     seen = torch.rand(2, 3, 32, 32) > 0.5
     seen[:, :, 4] = False
-    got, told = compiled(lambda q, k, v, m: attention(q, k, v, m, scale=0.3), *args, seen)
-    assert "chain(" in told
+    got, text = compiled(lambda q, k, v, m: attention(q, k, v, m, scale=0.3), *args, seen)
+    assert "chain(" in text
     assert torch.equal(got[:, :, 4], torch.zeros(2, 3, 16))
     for shape in ((32, 32), (2, 1, 1, 32), (2, 3, 32, 32)):
         bias = torch.randn(shape)
@@ -123,16 +123,16 @@ def test_sliding_windows_are_skipped(window: int) -> None:
         j = torch.arange(k.shape[-2])[None]
         return attention(q, k, v, (j <= i) & (i - j < window))
 
-    _, told = compiled(local, *heads(1, 2, 144, 16))
-    assert "chain(" in told and "Trim(" in told
+    _, text = compiled(local, *heads(1, 2, 144, 16))
+    assert "chain(" in text and "Trim(" in text
 
 
 def test_causal_work_is_skipped() -> None:
     args = heads(1, 2, 144, 16)
-    _, told = compiled(lambda q, k, v: attention(q, k, v, is_causal=True), *args)
-    assert "Trim(" in told
-    _, told = compiled(lambda q, k, v: attention(q, k, v), *args)
-    assert "Trim(" not in told
+    _, text = compiled(lambda q, k, v: attention(q, k, v, is_causal=True), *args)
+    assert "Trim(" in text
+    _, text = compiled(lambda q, k, v: attention(q, k, v), *args)
+    assert "Trim(" not in text
 
 
 def spelled_out(window: int) -> Function:
@@ -148,14 +148,14 @@ def spelled_out(window: int) -> Function:
 
 @pytest.mark.parametrize("n", [48, 144, 200])
 def test_work_is_skipped_where_a_condition_makes_scores_infinite(n: int) -> None:
-    _, told = compiled(spelled_out(1), *heads(1, 4, n, 16))
-    assert "chain(" in told and told.count("Trim(") >= 3
+    _, text = compiled(spelled_out(1), *heads(1, 4, n, 16))
+    assert "chain(" in text and text.count("Trim(") >= 3
 
 
 @pytest.mark.parametrize("window", [0, -3, -150])
 def test_rows_that_see_nothing_are_no_numbers(window: int) -> None:
-    got, told = compiled(spelled_out(window), *heads(1, 2, 144, 16))
-    assert "chain(" in told
+    got, text = compiled(spelled_out(window), *heads(1, 2, 144, 16))
+    assert "chain(" in text
     assert torch.isnan(got[0, :, 0]).all()
 
 
@@ -184,9 +184,9 @@ def test_rows_with_a_number_that_is_none_stay_so() -> None:
 
 def test_shared_heads_are_not_repeated() -> None:
     q, k, v = heads(2, 8, 48, 16, keys=(2, 2, 48, 16))
-    _, told = compiled(lambda q, k, v: attention(q, k, v, is_causal=True, enable_gqa=True), q, k, v)
-    assert "chain(" in told
-    assert "expand" not in told
+    _, text = compiled(lambda q, k, v: attention(q, k, v, is_causal=True, enable_gqa=True), q, k, v)
+    assert "chain(" in text
+    assert "expand" not in text
     mask = torch.rand(2, 8, 48, 48) > 0.3
     assert (
         "chain("
@@ -199,8 +199,8 @@ def test_repeated_heads_are_read_once() -> None:
         k, v = (x[:, :, None].expand(2, 2, 4, 48, 16).reshape(2, 8, 48, 16) for x in (k, v))
         return attention(q, k, v)
 
-    _, told = compiled(grouped, *heads(2, 8, 48, 16, keys=(2, 2, 48, 16)))
-    assert "chain(" in told and "expand" not in told.split("chain(")[1].splitlines()[0]
+    _, text = compiled(grouped, *heads(2, 8, 48, 16, keys=(2, 2, 48, 16)))
+    assert "chain(" in text and "expand" not in text.split("chain(")[1].splitlines()[0]
 
 
 def test_heads_that_are_transposed_around_it() -> None:
@@ -226,8 +226,8 @@ def test_what_is_not_one_kernel_says_why() -> None:
         fast = tw.compile(both)
         for got, want in zip(fast(q, k, v), both(q, k, v), strict=True):
             torch.testing.assert_close(got, want)
-    told = report(fast)
-    assert "chain(" not in told and "more than one consumer" in told
+    text = report(fast)
+    assert "chain(" not in text and "more than one consumer" in text
     # One query, as in decoding: nothing to keep.
     one, k, v = heads(1, 4, 1, 16, keys=(1, 4, 64, 16))
     assert "chain(" not in compiled(lambda q, k, v: attention(q, k, v), one, k, v)[1]
@@ -271,7 +271,7 @@ def test_symbolic_lengths() -> None:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than a hundred keys are blocks of at most 96."""
     made, scratch = key_blocks.KeyBlocks.on, 100 * 4 * key_blocks.TILE_ROWS
-    # Programs are kept by what is asked for: neither find nor leave one that has other blocks.
+    # Programs are cached: neither find nor leave one that has other blocks.
     monkeypatch.setenv("TILEWRIGHT_CACHE", "0")
 
     def small(given: key_blocks.KeyBlocks, target: Target) -> key_blocks.KeyBlocks:
@@ -281,9 +281,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_blocks, "MANY_KEYS", 100)
 
 
-def in_blocks(told: str) -> bool:
+def in_blocks(text: str) -> bool:
     """Is all of attention one kernel that keeps running results?"""
-    return "rescaling" in told and "column(" not in told and "contract(" not in told
+    return "rescaling" in text and "column(" not in text and "contract(" not in text
 
 
 LONG = {
@@ -332,17 +332,17 @@ def test_blocks_of_sliding_windows(small_blocks: None, window: int) -> None:
         j = torch.arange(k.shape[-2])[None]
         return attention(q, k, v, (j <= i) & (i - j < window))
 
-    _, told = compiled(local, *heads(1, 2, 200, 16))
-    assert in_blocks(told) and "Trim(" in told
+    _, text = compiled(local, *heads(1, 2, 200, 16))
+    assert in_blocks(text) and "Trim(" in text
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_blocks_of_shared_heads(small_blocks: None, is_causal: bool) -> None:
     args = heads(2, 8, 148, 16, keys=(2, 2, 200, 16))
-    _, told = compiled(
+    _, text = compiled(
         lambda q, k, v: attention(q, k, v, is_causal=is_causal, enable_gqa=True), *args
     )
-    assert in_blocks(told)
+    assert in_blocks(text)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -380,8 +380,8 @@ def test_many_keys() -> None:
 
 def test_one_block_is_one_kernel_as_before() -> None:
     for f, keys in ((attention, 2000), (causal, 512)):
-        told = compiled(f, *heads(1, 4, 48, WIDE, keys=(1, 4, keys, WIDE)))[1]
-        assert "chain(" in told and "rescaling" not in told
+        text = compiled(f, *heads(1, 4, 48, WIDE, keys=(1, 4, keys, WIDE)))[1]
+        assert "chain(" in text and "rescaling" not in text
 
 
 @pytest.mark.parametrize("f", [attention, causal, unfused])
@@ -392,8 +392,8 @@ def test_any_length(f: Function) -> None:
         for length in (77, 81, 2, 5, 16, 73, 240, 241, 500):
             args = heads(1, 2, length, 16)
             torch.testing.assert_close(fast(*args), f(*args), rtol=1e-5, atol=1e-5)
-    told = report(fast)
-    assert "for any s" in told and in_blocks(told) and "no fallbacks" in told
+    text = report(fast)
+    assert "for any s" in text and in_blocks(text) and "no fallbacks" in text
 
 
 def test_any_number_of_keys() -> None:
@@ -411,5 +411,5 @@ def test_decoding_with_any_number_of_keys() -> None:
         for keys in (30, 40, 7, 1000):
             args = heads(1, 2, 1, 16, keys=(1, 2, keys, 16))
             torch.testing.assert_close(fast(*args), attention(*args), rtol=1e-5, atol=1e-5)
-    told = report(fast)
-    assert "no fallbacks" in told and "rescaling" not in told
+    text = report(fast)
+    assert "no fallbacks" in text and "rescaling" not in text

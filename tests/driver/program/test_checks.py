@@ -315,7 +315,7 @@ def test_indices_are_checked_in_the_loop_that_reads_them(count: int) -> None:
 
 
 def test_checked_indices_need_no_second_comparison() -> None:
-    """Whatever is out of range is told, so that any element will do there."""
+    """Whatever is out of range is reported, so that any element may be read there."""
     x, i = torch.randn(50, 3), torch.randint(0, 50, (40, 3))
     along = torch.gather
     for checks in (True, False):

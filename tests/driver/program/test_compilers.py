@@ -1,4 +1,4 @@
-"""Who compiles: threads beside the caller's, which helps once it has nothing else to do."""
+"""Compiling in threads; the caller's own thread helps once it has nothing else to do."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_its_combine_keeps_the_laws() -> None:
         np.testing.assert_allclose(left, right, rtol=1e-12)
 
 
-# Keys in two halves that run beside each other, columns as lanes, rows on threads.
+# Keys in two halves that run side by side, columns as lanes, rows on threads.
 STEPS = """
 Split('t0.r0', parts=2)
 RFactor('t0', ('t0.r0.0',), 'half')

@@ -90,7 +90,7 @@ def test_a_graph_is_compiled_by_the_given_list() -> None:
     assert whole.prologue is not None  # packs the weight
     assert least.prologue is None and "PackOperands" not in report
     assert [r.text for r in least.details.cut.passes] == LEAST.split(", ")
-    # The same from the cache, where what passes did is found when it is asked for.
+    # The same from the cache, where the record of the passes is read on first use.
     again, shown = reports(mlp(), passes=Pipeline.parse(LEAST))
     assert again.kernels[0].cached and "Decompose" in shown and "no change by" in shown
 

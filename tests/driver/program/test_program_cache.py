@@ -86,10 +86,10 @@ def test_explained_like_the_first() -> None:
     assert warm.considered == cold.considered
     assert programs[1].details.cut.plan.size == programs[0].details.cut.plan.size
 
-    def told(log: Log) -> list[str]:
+    def messages(log: Log) -> list[str]:
         return [str(e) for e in log if e.kind not in ("cache", "schedule", "compile")]
 
-    assert told(logs[0]) and told(logs[1]) == told(logs[0])
+    assert messages(logs[0]) and messages(logs[1]) == messages(logs[0])
     assert len(logs[1].of("compile")) == 1
 
 

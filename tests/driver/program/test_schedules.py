@@ -1,4 +1,5 @@
-"""Default schedules are ordinary traces: printed, edited, put back; layouts asked of the graph."""
+"""Default schedules are ordinary traces: printed, edited, put back; layouts requested from the
+graph."""
 
 from __future__ import annotations
 

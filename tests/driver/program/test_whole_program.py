@@ -245,8 +245,8 @@ print("done", pool.workers())
 with multiprocessing.get_context("fork").Pool(3) as workers:
     print(workers.map(right, range(6)), right())
 """
-    told = python(PROGRAM + forked, OMP_NUM_THREADS="1").splitlines()
-    assert told == ["done 2", f"{[True] * 6} True"]
+    lines = python(PROGRAM + forked, OMP_NUM_THREADS="1").splitlines()
+    assert lines == ["done 2", f"{[True] * 6} True"]
 
 
 # ---- processors that can do less
@@ -372,11 +372,11 @@ def test_a_named_target_has_this_machines_cores_and_caches() -> None:
 def test_tiles_are_used_only_by_permission(
     permitted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, ...]] = []
+    calls: list[tuple[int, ...]] = []
 
     class System:
         def syscall(self, *arguments: int) -> int:
-            asked.append(arguments)
+            calls.append(arguments)
             return 0 if permitted else -1
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: System())
@@ -384,7 +384,7 @@ def test_tiles_are_used_only_by_permission(
     features = ("+amx-bf16", "+amx-int8", "+amx-tile", "+avx2", "+fma")
     cpu = HostCpu("x86_64-unknown-linux-gnu", "sapphirerapids", features)
     target = x86.describe(Host(cpu, frozenset(), machine.CacheSizes(), 2))
-    assert asked == [(158, 0x1023, 18)]
+    assert calls == [(158, 0x1023, 18)]
     assert target.has("amx-tile") == target.has("amx-bf16") == permitted
     assert target.has("avx2")
     if not permitted:
@@ -420,9 +420,9 @@ def test_an_arena_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_available_memory(tmp_path: Path) -> None:
-    told = tmp_path / "meminfo"
-    told.write_text("MemTotal: 900 kB\nMemAvailable:     300 kB\nSwapFree: 20 kB\nHuge: 1\n")
-    assert machine._system_memory(told) == 320 * 1024
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 900 kB\nMemAvailable:     300 kB\nSwapFree: 20 kB\nHuge: 1\n")
+    assert machine._system_memory(meminfo) == 320 * 1024
     assert machine._system_memory(tmp_path / "missing") is None
     limit, use = tmp_path / "memory.max", tmp_path / "memory.current"
     limit.write_text("max\n")

@@ -1,4 +1,5 @@
-"""Configurations are timed once, kept on disk one by one, and leave arguments as they should be."""
+"""Configurations are timed once, cached on disk one by one, and leave arguments as they should
+be."""
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def over(meta):
 
 
 class Clock:
-    """Times without measuring: by the block in `order`; remembers what it was asked for."""
+    """Times without measuring: by the block in `order`; records what it was called with."""
 
     def __init__(self, *order):
         self.order, self.timed, self.calls = order, [], 1
@@ -256,12 +257,12 @@ def test_what_only_a_gpu_is_told_makes_no_other_kernel():
 
 def test_warps_that_a_kernel_or_its_grid_asks_for_are_timed_apart():
     @tw.jit
-    def told(x, n, num_warps: tl.constexpr):
+    def with_warps(x, n, num_warps: tl.constexpr):
         tl.store(x, num_warps)
 
     both = [tw.Config({}, num_warps=w) for w in (2, 4)]
     clock = Clock(1, 2)
-    tw.autotune(both, key=["n"], do_bench=clock)(told)[(1,)](torch.ones(1), 1)
+    tw.autotune(both, key=["n"], do_bench=clock)(with_warps)[(1,)](torch.ones(1), 1)
     assert len(clock.timed) == 2
 
     clock = Clock(1, 2)

@@ -249,16 +249,16 @@ def test_what_is_wrong_is_said(name):
 
 
 def test_a_read_only_array_may_be_read_and_not_written():
-    kept = np.ones(64, np.float32)
-    kept.flags.writeable = False
+    read_only = np.ones(64, np.float32)
+    read_only.flags.writeable = False
     out = np.zeros(64, np.float32)
-    add[(1,)](kept, kept, out, 64, B=64)
+    add[(1,)](read_only, read_only, out, 64, B=64)
     assert out.tolist() == [2.0] * 64
     for _ in range(2):  # also where the kernel is known
         with pytest.raises(tw.Invalid, match="argument out of add: a read-only array") as found:
-            add[(1,)](out, out, kept, 64, B=64)
+            add[(1,)](out, out, read_only, 64, B=64)
         assert "x.copy()" in str(found.value) and HERE in str(found.value)
-    assert kept.tolist() == [1.0] * 64
+    assert read_only.tolist() == [1.0] * 64
     alone = np.zeros(64, np.float32)
     alone.flags.writeable = False
     with pytest.raises(tw.Invalid, match="argument out of fill: a read-only array"):

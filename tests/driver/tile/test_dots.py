@@ -31,7 +31,7 @@ from tilewright.targets import default, x86
 
 @pytest.fixture(autouse=True)
 def permitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    default()  # the system is asked for this process before all are said to have its permission
+    default()  # the system gives this process permission before all targets are said to have it
     monkeypatch.setattr(x86, "_tiles_permitted", lambda: True)
 
 
@@ -322,12 +322,12 @@ def test_how_operands_are_held_is_in_the_trace(
     forms = write_tile(kernel, make(*features))
     assert forms.lowered.nest == lower(kernel).nest
     steps = parse_trace(forms.trace)
-    held = [
+    packed = [
         s.dtype if isinstance(s, Retype) else "other sign"
         for s in steps
         if isinstance(s, (Retype, OtherSign))
     ]
-    assert held == wanted
+    assert packed == wanted
 
 
 @pytest.mark.parametrize("dtype", ["i8", "u8"])

@@ -152,7 +152,7 @@ def test_errors_in_kernels_come_from_launches():
 
 
 def test_launches_that_end_together_tell_a_report_once():
-    """One thread finds what another has told already, and says nothing."""
+    """One thread finds what another has already reported, and reports nothing."""
     reports = Reports("both", [Site("assert", "not empty", (), None)])
     reports.take(0, 3, [1, 0, 0])
     reports.take(0, 3, [2, 0, 0])

@@ -102,13 +102,13 @@ def through_descriptors(x, out, N: tl.constexpr):
 
 def natively_and_stepwise(f, arguments, *rest, grid=(1,)):
     """What memory holds after a launch of each; `arguments` makes it and views of it."""
-    held = []
+    contents = []
     for stepped in (False, True):
         with knobs.interpret.override(stepped), knobs.tile_check.override(None):
             memory, given = arguments()
             tw.jit(f.fn)[grid](*given, *rest)
-            held.append(memory.clone() if isinstance(memory, torch.Tensor) else memory.copy())
-    return held
+            contents.append(memory.clone() if isinstance(memory, torch.Tensor) else memory.copy())
+    return contents
 
 
 def agree(f, arguments, *rest, grid=(1,)):

@@ -1,4 +1,4 @@
-"""The backend keeps its promises: fallbacks and breaks named, weights fresh, bad input told."""
+"""The backend: fallbacks and graph breaks are named, weights are fresh, bad input is an error."""
 
 import threading
 from typing import Any
@@ -156,7 +156,7 @@ def linear() -> nn.Linear:
 
 @pytest.mark.parametrize("layers", [1, 12], ids=["few", "many"])
 def test_weights_are_never_stale(layers: int) -> None:
-    """Many weights are asked for their addresses together, few one by one."""
+    """The addresses of many weights are read together, of few one by one."""
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers))).eval().requires_grad_(False)
     layer: Any = model[-1]
     x = torch.randn(3, 8)

@@ -1,4 +1,5 @@
-"""Weights are held once per model and packed form: between programs, and instead of the module."""
+"""Weights are in memory once per model and packed form: between programs, and instead of the
+module."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def mlp(width: int = 64) -> Any:
     return made.eval().requires_grad_(False)
 
 
-def held() -> int:
+def derived() -> int:
     gc.collect()
     return shared.held_bytes()
 
@@ -56,22 +57,22 @@ def no_gradients() -> Any:
 
 
 def test_programs_of_a_module_share_what_is_packed() -> None:
-    model, before = mlp(), held()
+    model, before = mlp(), derived()
     x = torch.randn(8, 64)
     first = tw.compile(model, x, strict=True)
-    once = held() - before
+    once = derived() - before
     assert once >= 2 * 64 * 128 * 4
     second = tw.compile(model, x[:3], strict=True, dynamic=False)
     second(x[:5])
     second(x[:7])
     assert len(second.units) == 3
-    assert held() - before == once
+    assert derived() - before == once
     for fast in (first, second):
         torch.testing.assert_close(fast(x[:7]), model(x[:7]))
-    assert held() - before == once
+    assert derived() - before == once
     del first, second, fast
     torch.compiler.reset()
-    assert held() <= before
+    assert derived() <= before
 
 
 def test_specialisations_share_too() -> None:
@@ -84,31 +85,31 @@ def test_specialisations_share_too() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.fft.fft(self.inner(x).sum(1)).real + x.shape[0]
 
-    model, before = Mixed().eval().requires_grad_(False), held()
+    model, before = Mixed().eval().requires_grad_(False), derived()
     fast = tw.compile(model, dynamic=True)
     for n in (3, 5, 9):
         x = torch.randn(n, 4, 48)
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
     packed = 48 * 96 * 4
-    assert packed <= held() - before < 2 * packed
+    assert packed <= derived() - before < 2 * packed
 
 
 def test_another_module_shares_nothing() -> None:
-    a, b, x, before = mlp(), mlp(), torch.randn(4, 64), held()
+    a, b, x, before = mlp(), mlp(), torch.randn(4, 64), derived()
     fast = tw.compile(a, x), tw.compile(b, x)
-    assert held() - before >= 2 * weight_bytes(a) * 0.9
+    assert derived() - before >= 2 * weight_bytes(a) * 0.9
     torch.testing.assert_close(fast[0](x), a(x))
     torch.testing.assert_close(fast[1](x), b(x))
 
 
 def test_an_edit_is_packed_once_for_all_programs() -> None:
-    model, x, before = mlp(), torch.randn(4, 64), held()
+    model, x, before = mlp(), torch.randn(4, 64), derived()
     fast = [tw.compile(model, x, strict=True) for _ in range(3)]
-    once = held() - before
+    once = derived() - before
     model[0].weight.mul_(2)
     for f in fast:
         torch.testing.assert_close(f(x), model(x))
-    assert held() - before == once
+    assert derived() - before == once
 
 
 def test_refreshing_one_program_refreshes_those_that_share() -> None:
@@ -124,15 +125,17 @@ def test_refreshing_one_program_refreshes_those_that_share() -> None:
 
 
 def test_the_model_is_held_once() -> None:
-    model, x, before = mlp(256), torch.randn(4, 256), held()
+    model, x, before = mlp(256), torch.randn(4, 256), derived()
     size, expected = weight_bytes(model), model(x)
     fast = tw.compile(model, x, strict=True, own_weights=True)
     torch.testing.assert_close(fast(x), expected)
-    assert weight_bytes(model) + held() - before < 1.05 * size
+    assert weight_bytes(model) + derived() - before < 1.05 * size
     plain = mlp(256)
     unowned = tw.compile(plain, x, strict=True)
     torch.testing.assert_close(unowned(x), plain(x))
-    assert weight_bytes(plain) + held() - before < 3.1 * size, "one owned and twice one that is not"
+    assert weight_bytes(plain) + derived() - before < 3.1 * size, (
+        "one owned and twice one that is not"
+    )
 
 
 def test_eager_use_gets_a_sentence() -> None:
@@ -163,15 +166,15 @@ def test_eager_use_gets_a_sentence() -> None:
 
 
 def test_other_sizes_and_programs_find_what_is_packed() -> None:
-    model, x, before = mlp(), torch.randn(8, 64), held()
+    model, x, before = mlp(), torch.randn(8, 64), derived()
     expected = model(x)
     fast = tw.compile(model, x, own_weights=True)
-    once = held() - before
+    once = derived() - before
     for n in (4, 3, 7):
         torch.testing.assert_close(fast(x[:n]), expected[:n])
     later = tw.compile(model, x[:2])
     torch.testing.assert_close(later(x[:2]), expected[:2])
-    assert held() - before == once
+    assert derived() - before == once
     del fast
     torch.compiler.reset()
     again = tw.compile(model, x)
@@ -267,14 +270,14 @@ class Tied(nn.Module):
 
 
 def test_an_embedding_that_is_the_last_weight_too_is_held_once() -> None:
-    model, before = Tied(1.0).eval().requires_grad_(False), held()
+    model, before = Tied(1.0).eval().requires_grad_(False), derived()
     x = torch.randint(0, 200, (4, 6))
     expected, size = model(x), weight_bytes(model)
     fast = tw.compile(model, x, own_weights=True)
     torch.testing.assert_close(fast(x), expected)
     torch.testing.assert_close(fast(x[:1]), expected[:1])
     assert given_up(model.table.weight) is not None
-    assert weight_bytes(model) + held() - before < 1.1 * size
+    assert weight_bytes(model) + derived() - before < 1.1 * size
 
 
 def test_a_weight_that_is_read_elsewhere_stays() -> None:

@@ -210,11 +210,11 @@ def test_explain_tells_why_nothing_was_compiled(compiler):
     torch._dynamo.reset()
     fast = compiler(_breaks)
     fast(torch.ones(3))
-    told = tw.explain(fast)
-    (event,) = told.graph_breaks
+    explanation = tw.explain(fast)
+    (event,) = explanation.graph_breaks
     assert "_breaks runs in eager" in event.message and "graph_break" in event.message
     assert event.where is not None and "test_random_calls.py" in event.where
-    assert "no native code" in str(told)
+    assert "no native code" in str(explanation)
 
 
 def test_a_graph_without_native_form_runs_in_eager_by_name(monkeypatch, x):

@@ -310,7 +310,7 @@ nest k where n: 0..
     y: y[j] = m0[j] * 2.0
 """,
     ),
-    # A condition that may change more than once is asked of every lane, once for all of them.
+    # A condition that may change more than once is evaluated for every lane, once for all of them.
     "masks every": (
         """
 nest k

@@ -30,7 +30,7 @@ CONSTANTS = (3.0, 100.0, 0.1, -0.5, 1.7, 1000.0, -100.0, 2.0**-20)
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
-    """float64 numbers as the nearest of a dtype, ties to even, held as float64."""
+    """float64 numbers as the nearest of a dtype, ties to even, as float64."""
     if dtype == "float64":
         return x
     if dtype != "bfloat16":
@@ -258,13 +258,13 @@ def failure(c: Chain) -> str | None:
     """Where a chain's results differ from the oracle's, if they do."""
     for how in ("stepping", "native"):
         arrays = launched(c.kernel, how)
-        held = {n: from_memory(a.elements, a.element).astype(np.float64) for n, a in arrays.items()}
-        values = {f"v{k + 1}": held[n] for k, n in enumerate(n for n in held if n[0] == "x")}
+        data = {n: from_memory(a.elements, a.element).astype(np.float64) for n, a in arrays.items()}
+        values = {f"v{k + 1}": data[n] for k, n in enumerate(n for n in data if n[0] == "x")}
         with np.errstate(all="ignore"):
             for step in c.steps:
                 step.run(values)
         for o, n in c.outputs.items():
-            want, got = np.broadcast_to(values[n], held[o].shape), held[o]
+            want, got = np.broadcast_to(values[n], data[o].shape), data[o]
             # A NaN is a NaN; zeros have a sign.
             same = (np.isnan(want) & np.isnan(got)) | (
                 (want == got) & (np.signbit(want) == np.signbit(got))

@@ -19,7 +19,7 @@ from tests.generators import compiling
 from tests.lang.tile.random_values import BOOL, FLOATS, dtype_of
 from tests.lang.tile.random_writer import ArraySpec, Kernel, Statement
 from tests.lang.tile.triton_judge import Abstains, interpreted
-from tests.lang.tile.triton_judge import asked as judged_by_triton
+from tests.lang.tile.triton_judge import enabled as judged_by_triton
 from tilewright.ir.types import DType, from_memory, to_memory
 from tilewright.lang.tile import ir
 from tilewright.lang.tile.front.frontend import translate
@@ -116,7 +116,7 @@ def launched(k: Kernel, how: str) -> dict[str, Array]:
     f = compiled(k)
     given = {n: arrays.get(n, k.numbers.get(n)) for n in k.parameters}
     if how == "native":
-        with compiling():  # and running, which takes little beside it
+        with compiling():  # and running, which takes little time in comparison it
             f[k.grid](**given)
         return arrays
     grid = (*k.grid, 1, 1)[:3]

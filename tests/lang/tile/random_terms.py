@@ -136,11 +136,11 @@ class Terms:
         name, region, fill = self.w.fresh("x"), Region(), self.filling(dtype)
         self.arrays.append((name, dtype, region, fill, False))
         at = self.integer()
-        held, reach = self.contents(dtype, shape, fill), (shape[0] - 1 if shape else 0)
+        contents, reach = self.contents(dtype, shape, fill), (shape[0] - 1 if shape else 0)
 
         def bounds(b: Bounds) -> Value:
             region.reach(at.bounds(b), after=reach)
-            return held
+            return contents
 
         row = f" + tl.arange(0, {shape[0]})" if shape else ""
         return Term(f"tl.load({name} + {at.text}{row})", dtype, shape, bounds)

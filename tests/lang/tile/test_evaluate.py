@@ -28,8 +28,8 @@ from tilewright.lang.tile.stepping.raw_memory import from_bits, to_bits
 
 def one(name, arrays, elements, result, shape, **attrs):
     given = [TileType(e, np.shape(a)) for a, e in zip(arrays, elements, strict=True)]
-    held = [np.asarray(a, TileType(e).dtype.numpy) for a, e in zip(arrays, elements, strict=True)]
-    (r,) = evaluate(name, held, given, [TileType(result, shape)], attrs)
+    data = [np.asarray(a, TileType(e).dtype.numpy) for a, e in zip(arrays, elements, strict=True)]
+    (r,) = evaluate(name, data, given, [TileType(result, shape)], attrs)
     return r
 
 

@@ -108,7 +108,7 @@ def test_what_nobody_uses_is_not_translated():
     loops = [line for line in text.splitlines() if "= for" in line or line.strip()[:3] == "for"]
     assert len(loops) == 2
     assert "unused" not in text
-    assert text.count("load") == 2  # neither the first `a` nor the one carried around is kept
+    assert text.count("load") == 2  # neither the first `a` nor the carried one is loaded
 
 
 def test_equal_operations_in_different_branches_all_stay():

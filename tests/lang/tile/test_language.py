@@ -98,8 +98,8 @@ def test_what_asks_a_card_about_itself_is_refused():
 def test_the_target_is_a_cpu():
     info = tl.target_info
     assert info.current_target().backend == "cpu"
-    asked = [info.is_cuda, info.is_hip, info.is_hip_cdna3, info.is_hip_cdna4, info.is_hip_gfx1250]
-    assert not any(f() for f in asked)
+    queries = [info.is_cuda, info.is_hip, info.is_hip_cdna3, info.is_hip_cdna4, info.is_hip_gfx1250]
+    assert not any(f() for f in queries)
     assert not info.cuda_capability_geq(8, 0)
 
 
@@ -113,10 +113,10 @@ def generation(out):
 
 
 def test_kernels_hear_what_programs_are_told(monkeypatch):
-    """Whoever launches a kernel chooses by the same answers, and code on disk is told apart."""
+    """The caller of a kernel gets the same answers, and the cache distinguishes them."""
     found = []
-    for told in ("cpu", "cuda:80", "cuda:90", "cuda:103", "hip:gfx950", "hip:gfx942"):
-        monkeypatch.setenv("TILEWRIGHT_TRITON_BACKEND", told)
+    for backend in ("cpu", "cuda:80", "cuda:90", "cuda:103", "hip:gfx950", "hip:gfx942"):
+        monkeypatch.setenv("TILEWRIGHT_TRITON_BACKEND", backend)
         out = np.zeros(1, np.int32)
         tw.jit(generation)[(1,)](out)
         found.append(out[0])

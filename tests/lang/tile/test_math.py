@@ -75,6 +75,6 @@ def test_umulhi_multiplies_bits_without_sign(dtype):
 
 
 def test_floats_of_16_bits_are_refused_with_a_hint():
-    with pytest.raises(Invalid) as told:
+    with pytest.raises(Invalid) as error:
         run_eagerly(tile_math.exp, random_tile(core.float16, 4))
-    assert "float32" in str(told.value) + str(told.value.hint)
+    assert "float32" in str(error.value) + str(error.value.hint)

@@ -26,7 +26,7 @@ from tests.lang.tile.random_running import (
 )
 from tests.lang.tile.random_writer import ArraySpec, Kernel, Statement
 from tests.lang.tile.triton_judge import Abstains
-from tests.lang.tile.triton_judge import asked as judged_by_triton
+from tests.lang.tile.triton_judge import enabled as judged_by_triton
 from tests.seeds import drawn
 
 QUICK, ALL = 150, 2000

@@ -44,7 +44,7 @@ LIMITS = {
 
 
 @cache
-def asked() -> bool:
+def enabled() -> bool:
     """Is it wanted, and there? `TRITON_INTERPRET=1` says so: the interpreter has to be chosen
     before Triton is imported."""
     if os.environ.get("TRITON_INTERPRET") != "1":

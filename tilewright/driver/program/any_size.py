@@ -3,7 +3,7 @@ same way. Such a kernel takes its sizes as arguments.
 
 The sizes of inputs become symbols, the same one where they are equal in all clusters, and the
 operators say what follows for everything else. What comes out for the sizes of each cluster is
-compared with the cluster itself: where it is another one, each keeps a kernel of its own.
+compared with the cluster itself: where it is another one, each has a kernel of its own.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _joined(some: list[Cluster], rows: list[tuple[int, ...]]) -> dict[Cluster, A
         elif column in names:
             known.append(D.sym(names[column], 2))
         else:
-            return {}  # it follows from others in a way that no operator tells
+            return {}  # it depends on others in a way that no operator expresses
     try:
         general = _rebuilt(first, iter(known))
         out: dict[Cluster, AnySize] = {}

@@ -74,7 +74,7 @@ def passes(
     if precision == "strict":
         found = found.without(*found.rounding)
     if own_weights:
-        # Transformed weights are what could not be given back.
+        # Transformed weights could not be restored.
         found = found.without(*(p.name for p in found if isinstance(p, Winograd)))
         found = Pipeline((*found, ReadPacked()))
     return found
@@ -120,7 +120,7 @@ def chosen_passes(
     found = pipeline_of(given)
     if precision == "strict" and found.rounding:
         raise Invalid(
-            f'precision="strict" keeps every bit, and {", ".join(found.rounding)} may round '
+            f'precision="strict" changes no bit, and {", ".join(found.rounding)} may round '
             "differently",
             hint='leave them out; tw.passes(precision="strict") has none of the kind',
         )

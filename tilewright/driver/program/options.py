@@ -1,4 +1,4 @@
-"""What can be asked of a compilation."""
+"""Options of a compilation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.ir.target import Target
 
-if TYPE_CHECKING:  # loaded only by who compiles
+if TYPE_CHECKING:  # loaded only where something is compiled
     from tilewright.ir.passes import Pass
     from tilewright.ir.pipeline import Pipeline
     from tilewright.tune.choose import Chooser
@@ -21,7 +21,8 @@ _PASSES = "tilewright.driver.program.default_passes"
 
 
 def default_passes() -> ModuleType:
-    """What knows the passes: loaded by who compiles, or is given a list of them."""
+    """The module with the passes: loaded where something is compiled, or a list of passes is
+    given."""
     return import_module(_PASSES)
 
 
@@ -35,11 +36,11 @@ class Options:
     # 16-bit results are rounded between operators, as eager's are; False: a kernel computes in
     # float32 and rounds what it stores
     round_between: bool = True
-    profile: bool = False  # the program's details.marks then tell where time goes
+    profile: bool = False  # the program's details.marks then show where time goes
     dump: Path | None = None  # where stages are written; None: as TILEWRIGHT_DUMP says
     resume: Path | None = None  # where edited stages are read; None: as TILEWRIGHT_RESUME says
     schedules: Mapping[str, str] = field(default_factory=dict)  # traces by the names of kernels
-    # Who schedules the other kernels: a name of tune/choose.py, or a chooser of one's own; "auto":
-    # as TILEWRIGHT_CHOOSE says
+    # How the schedules of other kernels are chosen: a name of tune/choose.py, or a chooser of one's
+    # own; "auto": as TILEWRIGHT_CHOOSE says
     choose: str | Chooser = "auto"
     tune_seconds: int = 0  # that timing may take per program; 0: as TILEWRIGHT_TUNE_SECONDS says

@@ -1,4 +1,4 @@
-"""From a packed weight back to the weight: as a graph of its own, or for whoever else reads it."""
+"""From a packed weight back to the weight: as a graph of its own, or for its other readers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilewright.ops.views import Permute, Reshape
 
 
 def rearranged(value: Node) -> tuple[Node, tuple[Node, ...]]:
-    """What `value` holds, and the nodes that only move it, the last one first."""
+    """What `value` is made of, and the nodes that only move it, the last one first."""
     n, moves = value, []
     while isinstance(n.op, (Relayout, Permute, Reshape)):
         moves.append(n)
@@ -40,17 +40,17 @@ def undone(moves: Sequence[Node], packed: Node) -> Node:
 
 def inverse(value: Node) -> Graph | None:
     """From a derived value back to the one weight that it is a rearrangement of."""
-    held, moves = rearranged(value)
-    if not isinstance(held.op, Input):
+    source, moves = rearranged(value)
+    if not isinstance(source.op, Input):
         return None
     packed = input("packed", value.ttype)
     return Graph("unpacked", (packed,), (undone(moves, packed),))
 
 
 def conversion(old: Node, new: Node) -> Graph | None:
-    """From one derived value to another that holds the same in another order."""
-    (held, moves), (wanted, moves_to) = rearranged(old), rearranged(new)
-    if held is not wanted:
+    """From one derived value to another that has the same elements in another order."""
+    (source, moves), (wanted, moves_to) = rearranged(old), rearranged(new)
+    if source is not wanted:
         return None
     packed = input("packed", old.ttype)
     x = undone(moves, packed)
@@ -61,8 +61,8 @@ def conversion(old: Node, new: Node) -> Graph | None:
 
 @dataclass(frozen=True)
 class ReadPacked(Pass, needs=("PackOperands",), after=("Simplify",)):
-    """Weights that are packed for one reader are read packed by all. Nobody needs the originals:
-    an embedding that is also the last layer's weight is then held once."""
+    """Weights that are packed for one reader are read packed by all. Nothing needs the originals:
+    an embedding that is also the last layer's weight is then stored once."""
 
     def apply(self, program: Graph, log: Log) -> Graph:
         return _read_packed(program)
@@ -72,13 +72,13 @@ def _read_packed(graph: Graph) -> Graph:
     ways: dict[Node, tuple[Node, Node]] = {}
     for n in graph.nodes():
         if isinstance(n.op, Relayout):
-            held, moves = rearranged(n)
-            if isinstance(held.op, Input) and held.op.role == "weight":
-                ways.setdefault(held, (n, undone(moves, n)))
-    kept = {*ways, *(n for value, _ in ways.values() for n in rearranged(value)[1])}
+            source, moves = rearranged(n)
+            if isinstance(source.op, Input) and source.op.role == "weight":
+                ways.setdefault(source, (n, undone(moves, n)))
+    packing = {*ways, *(n for value, _ in ways.values() for n in rearranged(value)[1])}
     new: dict[Node, Node] = {}
     for n in graph.nodes():
-        if n in kept:
+        if n in packing:
             new[n] = n  # on the way from a weight to its packed form
             continue
         ins = tuple(ways[x][1] if x in ways else new[x] for x in n.inputs)

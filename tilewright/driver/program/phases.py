@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # loaded only by who compiles
+if TYPE_CHECKING:  # loaded only where something is compiled
     from tilewright.ir.passes import PassRun
 
 

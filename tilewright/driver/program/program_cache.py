@@ -1,8 +1,8 @@
 """Whole programs in the cache: what was compiled once is loaded, and nothing else happens.
 
 A record has what running needs (objects, sizes, constants, how values are derived from weights) and
-what was said while it was made. It is found by the graph's text with the user's lines, the options
-and the target. Weights are inputs of a graph, so what they hold is no part of it. Kernels have
+the events of its compilation. Its key is the graph's text with the user's lines, the options and
+the target. Weights are inputs of a graph, so their content is not part of it. Kernels have
 entries of their own (compile.py), for programs that differ elsewhere.
 """
 
@@ -24,12 +24,12 @@ from tilewright.runtime.container import packed, unpacked
 from tilewright.runtime.program_data import ProgramData
 from tilewright.runtime.records import read_record, write_record
 
-# Said anew by whoever looks into the cache, or only of kernels that were scheduled.
+# Emitted again at every lookup, or only about kernels that were scheduled.
 _NOT_KEPT = ("cache", "compile", "schedule")
 
 
 class RecordingLog(Log):
-    """Passes events on, and remembers them."""
+    """Passes events on, and records them."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class RecordingLog(Log):
 
 
 def key_of(graph: Graph, options: Options, target: Target) -> str | None:
-    """What a program is found by; None where making it is itself what is wanted."""
+    """The key of a program; None where compiling it is itself the purpose."""
     looks = options.dump or options.resume or knobs.dump.get() or knobs.resume.get()
     if looks or knobs.check.get() or options.profile or options.schedules:
         return None
@@ -51,9 +51,11 @@ def key_of(graph: Graph, options: Options, target: Target) -> str | None:
     if by_passes is None:
         return None
     apart = ("target", "passes", "dump", "resume", "schedules", "tune_seconds")
-    asked = [f"{f.name}={getattr(options, f.name)}" for f in fields(options) if f.name not in apart]
+    values = [
+        f"{f.name}={getattr(options, f.name)}" for f in fields(options) if f.name not in apart
+    ]
     by = f"{knobs.choose.get()} for {pool.get_threads()} threads"
-    head = f"llvm {LLVM_VERSION}\n{target.key()}\n{', '.join(asked)}\n{by_passes}\n{by}"
+    head = f"llvm {LLVM_VERSION}\n{target.key()}\n{', '.join(values)}\n{by_passes}\n{by}"
     return f"{head}\n{print_graph(graph)}"
 
 
@@ -64,7 +66,7 @@ def _passes_key(given: Any) -> str | None:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What the cache holds: a program, and what was said while it was made."""
+    """An entry of the cache: a program, and the events of its compilation."""
 
     program: ProgramData
     events: Any  # kind, message, where, data, detail: there are many, so they are plain lists
@@ -82,7 +84,7 @@ def record(program: ProgramData, log: Log) -> bytes:
 
 
 def restored(hit: bytes, log: Log) -> ProgramData:
-    """The program of an entry; what was said while it was made is said again."""
+    """The program of an entry; the events of its compilation are emitted again."""
     found = read_record(_Entry, *unpacked(hit))
     for kind, message, where, data, detail in found.events:
         log.add(kind, message, where=where, detail=detail, **data)

@@ -81,11 +81,11 @@ def saved_program(program: Program, values: Mapping[str, Any] | None = None) -> 
     unknown = [name for name in given if name not in labels]
     if unknown:
         raise Invalid(f"{graph.name} has no input {unknown[0]!r}", hint=", ".join(labels))
-    held: dict[str, Stored] = {}
+    arrays: dict[str, Stored] = {}
     for name, x in given.items():
-        held[name] = _stored(x, name, program.inputs[labels.index(name)])
-    data, inputs = _bound(program, labels, held)
-    return SavedProgram(graph.name, data, _signature(graph, data, inputs, held))
+        arrays[name] = _stored(x, name, program.inputs[labels.index(name)])
+    data, inputs = _bound(program, labels, arrays)
+    return SavedProgram(graph.name, data, _signature(graph, data, inputs, arrays))
 
 
 def _label(n: Any) -> str:
@@ -104,22 +104,22 @@ def _stored(x: Any, name: str, wanted: TensorType) -> Stored:
 
 
 def _bound(
-    program: Program, labels: Sequence[str], held: Mapping[str, Stored]
+    program: Program, labels: Sequence[str], arrays: Mapping[str, Stored]
 ) -> tuple[ProgramData, tuple[str | None, ...]]:
     """The program with these arrays in it, and the slots of its inputs."""
     data = program.data
     if data.prologue is None:
         return data, tuple(labels)
     own = [labels[k] for k in data.weights]
-    missing = [name for name in own if name not in held]
-    if not any(name in held for name in own):
+    missing = [name for name in own if name not in arrays]
+    if not any(name in arrays for name in own):
         return data, tuple(labels)
     if missing:
         raise Invalid(
             f"{own[0]} and {missing[0]} are folded together: either all of "
             f"{', '.join(own)} are given when the program is saved, or none",
         )
-    return with_weights(program, [held[name].array.ctypes.data for name in own]), tuple(
+    return with_weights(program, [arrays[name].array.ctypes.data for name in own]), tuple(
         None if k in data.weights and k not in data.kept else name for k, name in enumerate(labels)
     )
 
@@ -136,7 +136,7 @@ def with_weights(
 
 
 def _constant(p: Piece) -> Stored:
-    """A copy: the piece may be forgotten, or shared with programs that are."""
+    """A copy: the piece may be dropped, or shared with other programs."""
     first = p.address - p.memory.ctypes.data
     raw = p.memory[first : first + p.size].copy()
     shape = [int(n) for n in p.type.shape if isinstance(n, int)]
@@ -147,9 +147,9 @@ def _signature(
     graph: Graph,
     data: ProgramData,
     inputs: tuple[str | None, ...],
-    held: Mapping[str, Stored],
+    arrays: Mapping[str, Stored],
 ) -> Signature:
-    given = [n for n in graph.inputs if _label(n) not in held]
+    given = [n for n in graph.inputs if _label(n) not in arrays]
     labels = [_label(n) for n in given]
     plain = all(x.isidentifier() and not keyword.iskeyword(x) for x in labels)
     how = "POSITIONAL_OR_KEYWORD" if plain else "POSITIONAL_ONLY"
@@ -171,5 +171,5 @@ def _signature(
         outs,
         tuple(Same(b.slot) for b in outs),
         leaves[0] if len(leaves) == 1 else Items(leaves),
-        tuple(Held(name, x) for name, x in held.items() if name in read_by_calls),
+        tuple(Held(name, x) for name, x in arrays.items() if name in read_by_calls),
     )

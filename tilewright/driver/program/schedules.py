@@ -1,9 +1,9 @@
 """Schedules that a user puts in place of the default ones, by the names of kernels.
 
 `tw.explain(fast)` names every kernel and prints its trace; an edited trace comes back as
-`tw.compile(f, schedules={"k_…": trace})`. A trace may begin by asking for operands in another
-layout (Relayout of an input): the graph then stores them so, weights once and for all, and the
-rest of the trace schedules the kernel that reads them.
+`tw.compile(f, schedules={"k_…": trace})`. A trace may begin by requesting operands in another
+layout (Relayout of an input): the graph then stores them so, weights once, and the rest of the
+trace schedules the kernel that reads them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Schedules:
         return bool(self.traces)
 
     def with_layouts(self, graph: Graph, fold: bool, target: Target, log: Log) -> Graph:
-        """The graph in which operands are stored as traces ask for them."""
+        """The graph in which operands are stored as traces request them."""
         waiting = {name: t for name, t in self.traces.items() if _asking(t)}
         while waiting:
             kernels = _kernels(graph, fold, self.numbers, target)
@@ -105,14 +105,17 @@ class Schedules:
             name = symbol_of(group)
             nest = self.applied(name, group, _asking(waiting.pop(name)))
             for x, b in zip(c.inputs, group.inputs, strict=True):
-                asked = nest.buffer(b.name).packed_as
-                if asked is not None:
-                    graph = laid_out(graph, {back[n] for n in c.nodes}, back[x], asked.map)
-                    log.add("pack", f"{name} has {b.name} laid out as {asked.map}, as asked")
+                layout = nest.buffer(b.name).packed_as
+                if layout is not None:
+                    graph = laid_out(graph, {back[n] for n in c.nodes}, back[x], layout.map)
+                    log.add(
+                        "pack",
+                        f"{name} has {b.name} laid out as {layout.map}, as its schedule requests",
+                    )
         return graph
 
     def applied(self, name: str, group: Group, trace: Trace) -> Nest:
-        """The nest of a user's trace; what is wrong with it is said of that schedule."""
+        """The nest of a user's trace; errors name that schedule."""
         try:
             return apply(start(group), trace)
         except TilewrightError as wrong:
@@ -120,8 +123,8 @@ class Schedules:
             raise
 
     def kernel_of(self, c: Cluster, p: Plan) -> tuple[Cluster, Group]:
-        """The group of a cluster with its inputs in order. Where the user's trace asked for what
-        the cluster now reads through a map, it is the group that the trace was written for."""
+        """The group of a cluster with its inputs in order. Where the user's trace requested
+        what the cluster now reads through a map, it is the group that the trace was written for."""
         mapped = [n for n in c.nodes if isinstance(n.op, Unrelayout) and n.inputs[0] in c.inputs]
         asking = any(map(_asking, self.traces.values()))
         for count in range(len(mapped), 0, -1) if asking else ():
@@ -130,16 +133,16 @@ class Schedules:
                 group = group_of(plain, p, self.numbers, c.outputs)
                 trace = _asking(self.traces.get(symbol_of(group), ()))
                 nest = self.applied(symbol_of(group), group, trace)
-                asked = [nest.buffer(b.name).packed_as for b in group.inputs]
+                layouts = [nest.buffer(b.name).packed_as for b in group.inputs]
                 maps = [stored[x][1] if x in stored else None for x in plain.inputs]
-                if [a and a.map for a in asked] == maps:
+                if [a and a.map for a in layouts] == maps:
                     given = (stored[x][0] if x in stored else x for x in plain.inputs)
                     return replace(plain, inputs=tuple(given)), group
         return c, group_of(c, p, self.numbers)
 
 
 def _asking(trace: Trace) -> Trace:
-    """The layouts that a trace asks for before it does anything else."""
+    """The layouts that a trace requests before it does anything else."""
     count = next((k for k, s in enumerate(trace) if not isinstance(s, Relayout)), len(trace))
     return trace[:count]
 

@@ -18,7 +18,7 @@ from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.split import Split
 
-SHARED = 2 * PIECE  # numbers of an exact reduction that are worth a thread's while
+SHARED = 2 * PIECE  # numbers of an exact reduction that are worth a thread of their own
 CHAIN = 128  # numbers added one after the other before the rounding of their sum shows
 
 

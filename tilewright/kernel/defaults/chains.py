@@ -40,7 +40,8 @@ from tilewright.kernel.steps.trim import Trim
 SHARE = 4
 # Rows of a block: enough for what is read again for each block, few enough for the threads.
 BLOCK_ROWS = 72
-# Lanes of the maps between: enough chains of operations beside each other for long ones (measured).
+# Lanes of the maps between: enough independent chains of operations to hide the latency of long
+# ones (measured).
 LANES = 16
 
 
@@ -113,8 +114,8 @@ def _same_place(a: tuple[D.Dim, ...], b: tuple[D.Dim, ...], shape: tuple[D.Dim, 
 
 def schedule_chain(s: Scheduler, chain: _Chain) -> bool:
     """All stages of a block of rows in one iteration. False where a tile does not fit."""
-    kept = _inlined(s, chain)
-    outs = [x for x in kept if s.group.buffer(x.name).scope == "out"]
+    stages = _inlined(s, chain)
+    outs = [x for x in stages if s.group.buffer(x.name).scope == "out"]
     acc, host = chain.scores, chain.host
     if host is None:
         # The scores are read as they are: their sums get a stage of their own.
@@ -136,7 +137,7 @@ def schedule_chain(s: Scheduler, chain: _Chain) -> bool:
     many, keys = (s.nest.buffer(host).shape[k] for k in (first.row, first.col))
     rows, keys = D.bounds(many)[1], D.bounds(keys)[1]
     size = keys * s.nest.buffer(host).dtype.bytes
-    # At least one tile: fusion has seen to it that its rows are not too long.
+    # At least one tile: fusion has made sure that its rows are not too long.
     most = max(first.rows, min(s.target.l2 // SHARE, s.target.stack) // max(1, size))
     if second.row >= len(second.names) - 1:
         return False
@@ -145,7 +146,7 @@ def schedule_chain(s: Scheduler, chain: _Chain) -> bool:
         block = block_rows(rows, first.rows, most)
     if s.choices.block is not None:
         block = min(rows, most, s.choices.block)
-    between = [x for x in kept if x not in (*outs, chain.scores, chain.sums, end)]
+    between = [x for x in stages if x not in (*outs, chain.scores, chain.sums, end)]
     if chain.host is None:
         between.insert(0, chain.scores)
     if end is None:
@@ -175,7 +176,7 @@ def whole_tiles(tile: int, most: int) -> int:
 
 def _inlined(s: Scheduler, chain: _Chain) -> list[Stage]:
     """Maps become part of what reads them, but for what the contractions write and read."""
-    kept: list[Stage] = []
+    stages: list[Stage] = []
     for st in s.group.stages:
         if st.is_map and s.group.buffer(st.name).scope == "local":
             value = s.store(st.name).value
@@ -183,8 +184,8 @@ def _inlined(s: Scheduler, chain: _Chain) -> list[Stage]:
             if not stored and not (cost(value) and _read_often(s, st.name)):
                 if s.attempt(ComputeInline(st.name)):
                     continue
-        kept.append(st)
-    return kept
+        stages.append(st)
+    return stages
 
 
 def _read_often(s: Scheduler, name: str) -> bool:
@@ -229,7 +230,7 @@ def _schedule(s: Scheduler, first: Tile, second: Tile, between: list[Stage], blo
 def _schedule_parts(
     s: Scheduler, first: Tile, second: Tile, between: list[Stage], block: int, out: str
 ) -> None:
-    """Running results of a block of rows, to which each part of it is added in turn."""
+    """Running results of a block of rows, to which its parts are added one after the other."""
     *outer, m, n = (q.name for q in s.path(out))
     s.do(Split(m, block))
     outer, m = [*outer, f"{m}.0"], f"{m}.1"
@@ -258,7 +259,7 @@ def _block(
     s: Scheduler, first: Tile, second: Tile, between: list[Stage], at: str, even: bool
 ) -> tuple[Placed, Placed]:
     """All stages of a block of rows at a loop."""
-    # Ragged blocks: sums go right to the tiles, for a stage that is narrowed moves no more.
+    # Ragged blocks: sums go right to the tiles, since a stage that was shrunk cannot move again.
     sums = None if even else place_tile(s, second)
     if sums is None:
         s.do(ComputeAt(second.acc, at))
@@ -271,7 +272,7 @@ def _block(
     sums = sums or place_tile(s, second)
     _trim_sums(s, sums)
     _row_by_row(s, [st for st in between if st.name != first.host])
-    # What reads comes before what is read: then it is known which part of that matters.
+    # Readers are placed before what they read: then it is known which part of that is needed.
     for st in between:
         if st.is_reduce and st.name != first.host:
             reduction_lanes(s, st.name)
@@ -300,7 +301,7 @@ def _threads(s: Scheduler, outer: list[str], host: str) -> str:
 
 
 def _row_by_row(s: Scheduler, stages: list[Stage]) -> None:
-    """Reductions of a row right before the map of it that they serve: the row is at hand."""
+    """Reductions of a row right before the map that needs them: the row is still in the cache."""
     for k, st in enumerate(stages):
         if st.is_reduce or not (own := s.own(st.name)):
             continue
@@ -332,5 +333,5 @@ def _trim_sums(s: Scheduler, t: Placed) -> None:
 
 
 def _positions(s: Scheduler) -> bool:
-    """Does a value depend on where it stands? Nothing else can be left out."""
+    """Does a value depend on its position? Nothing else can be left out."""
     return any(isinstance(v, Index) for st in s.group.stages for v in walk_value(st.value))

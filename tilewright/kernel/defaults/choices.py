@@ -1,6 +1,6 @@
 """What a default schedule may decide in more than one way; None leaves a decision to the rules.
 
-`Choices()` is the rules alone. A chooser (tune/) asks for schedules by other choices and compares
+`Choices()` is the rules alone. A chooser (tune/) makes schedules with other choices and compares
 what they would cost; each of them leads to an ordinary trace.
 """
 
@@ -19,13 +19,13 @@ class Choices:
 
     rows: int | None = None  # of a register tile
     vectors: int | None = None  # of columns in a register tile, where no operand is packed
-    side: int | None = None  # packed blocks of columns beside each other in a tile of few rows
+    side: int | None = None  # adjacent packed blocks of columns in a tile of few rows
     outer: str | None = None  # which loop over tiles is around the other: "columns" or "rows"
     # Rows that stay in the cache while all columns pass by, if they divide the rows; of a chain,
     # rows that pass through all of it.
     block: int | None = None
     chain: int | None = None  # products that are added up before they join other sums
-    copy: bool | None = None  # may pixels be copied to lie beside each other?
+    copy: bool | None = None  # may pixels be copied to be adjacent?
     lanes: int | None = None  # of a map's innermost loop
 
     def __post_init__(self) -> None:

@@ -57,7 +57,7 @@ def _scheduled(s: Scheduler, stage: str) -> None:
         s.do(RFactor(stage, (f"{r}.0",), part))
         own = [x.replace(f"{stage}.", f"{part}.", 1) for x in (*data_loops, f"{r}.0", f"{r}.1")]
         if d is not None and not rows:
-            # Threads run over results: their partial ones of one piece lie beside each other.
+            # Threads run over results: their partial ones of one piece are adjacent.
             axes = [f"i{k}" for k in range(len(s.nest.buffer(part).shape))]
             s.attempt(Relayout(part, f"{', '.join(axes)} -> {', '.join((axes[-1], *axes[:-1]))}"))
             s.do(Reorder((own[1], own[0])))

@@ -55,7 +55,7 @@ def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace
         try:
             if shape(s):
                 return tuple(s.trace), s.nest
-        except Refused:  # a shape that does not fit; the next one starts anew
+        except Refused:  # a shape that does not fit; the next one starts again
             continue
     s = Scheduler(group, target, choices)
     _stage_by_stage(s)
@@ -66,9 +66,9 @@ def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace
 
 
 def _maps(s: Scheduler) -> bool:
-    kept = inline_maps(s)
-    outs = [x for x in kept if s.group.buffer(x.name).scope == "out"]
-    if len(outs) != len(kept) or any(not x.is_map for x in kept):
+    stages = inline_maps(s)
+    outs = [x for x in stages if s.group.buffer(x.name).scope == "out"]
+    if len(outs) != len(stages) or any(not x.is_map for x in stages):
         return False
     names = [x.name for x in outs]
     host = names[0]
@@ -116,8 +116,8 @@ def _divides(k: int, extent: D.Dim) -> bool:
 
 
 def _lanes(s: Scheduler, stages: list[str], *along: Sym) -> int:
-    """Lanes of 16 bytes, fewer where addresses are not multiples of that; 1 where neighbours do not
-    lie beside each other. `along` are the loops that they run over, one for each stage."""
+    """Lanes of 16 bytes, fewer where addresses are not multiples of that; 1 where neighbours are
+    not adjacent in memory. `along` are the loops that they run over, one for each stage."""
     found: list[tuple[int, list[int]]] = []
     for stage, var in zip(stages, along, strict=True):
         for b, index in accesses(s, s.store(stage)):
@@ -153,10 +153,10 @@ def _product(mono: tuple[D.Atom, ...]) -> D.Dim:
 def _rows(s: Scheduler) -> bool:
     """A block for every row, or for a few short ones: what is read of it is read once, all else is
     in registers."""
-    kept = inline_maps(s)
-    outs = [x for x in kept if s.group.buffer(x.name).scope == "out"]
-    inner = [x for x in kept if x not in outs]
-    if not inner or any(x.ordered for x in kept):
+    stages = inline_maps(s)
+    outs = [x for x in stages if s.group.buffer(x.name).scope == "out"]
+    inner = [x for x in stages if x not in outs]
+    if not inner or any(x.ordered for x in stages):
         return False
     host = max(outs, key=lambda x: len(x.axes)).name
     prefix = common_prefix(s, inner, outs, host)
@@ -382,5 +382,5 @@ def _plain(s: Scheduler, loops: list[str], name: str) -> None:
     before = s.nest, list(s.trace)
     try:
         _flat(s, flat, THREADS)
-    except Refused:  # what one iteration leaves the next one needs: one thread does them all
+    except Refused:  # each iteration needs the result of the one before: one thread does them all
         s.nest, s.trace[:] = before

@@ -1,4 +1,4 @@
-"""Maps that write a few rows element by element beside each other, as packing in groups does.
+"""Maps that interleave a few rows element by element, as packing in groups does.
 
 Lanes run along the rows, which are read in whole vectors; along the result they would gather.
 """

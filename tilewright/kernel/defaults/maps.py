@@ -102,7 +102,7 @@ def schedule_alone(s: Scheduler, host: str) -> None:
         s.parallel(path[0].name, work * max(size, 1) // 2)
 
 
-# Rows of a scan beside each other: each waits for its own last result only.
+# Several rows of a scan in turn: each waits for its own last result only.
 BESIDE = 8
 
 

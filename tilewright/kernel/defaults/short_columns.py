@@ -83,9 +83,9 @@ def _phases(s: Scheduler, stage: str, red: list[str], last: str) -> int:
     lanes = lanes_for(s, stage)
     if (4 <= width <= lanes or width % lanes == 0) and not _idle_threads(s, stage):
         return 1  # lanes over columns alone are whole
-    held = width * phases < min(one * s.target.vector_registers, MOST)
+    fits = width * phases < min(one * s.target.vector_registers, MOST)
     long = D.bounds(reduced.extent)[1] >= LEAST * phases
-    return phases if held and long else 1
+    return phases if fits and long else 1
 
 
 def _idle_threads(s: Scheduler, stage: str) -> bool:

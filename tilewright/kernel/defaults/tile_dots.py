@@ -1,8 +1,8 @@
 """Products of narrow tiles by instructions that add up groups of them.
 
-Such an instruction reads, for each column, a few steps of the sum beside each other (pairs of
+Such an instruction reads, for each column, a few adjacent steps of the sum (pairs of
 bfloat16, fours of bytes). So the second operand is packed that way where it is filled; the first
-lies in rows. defaults/tile_operands.py asks `left_operand` first: where no instruction multiplies
+lies in rows. defaults/tile_operands.py calls `left_operand` first: where no instruction multiplies
 the dtypes, both are widened where they are filled, and the product is one of float32.
 """
 
@@ -57,7 +57,7 @@ class Products:
     rows: set[str] = field(default_factory=set)  # first operands
 
     def fills(self, s: Scheduler, stage: str, store: Store, own: list[Loop]) -> bool:
-        """Packs a second operand: lanes along its columns, a group of steps beside each other. A
+        """Packs a second operand: lanes along its columns, a group of adjacent steps. A
         first one is copied, in whole registers of its narrow elements."""
         found = self.packed.get(store.buffer)
         if store.combine is not None or len(own) < 2:
@@ -69,7 +69,7 @@ class Products:
         steps, columns = own[-2:]
         lanes = min(width, MAX_LANES)
         (outer, few), (vectors, lane) = _halved(s, steps, group), _halved(s, columns, lanes)
-        # Where columns lie is asked once for all steps.
+        # The positions of columns are computed once for all steps.
         order = (*(p.name for p in own[:-2]), *vectors, *outer, lane, few)
         if s.attempt(Reorder(order)) and s.attempt(Unroll(few)) and s.attempt(Vectorize(lane)):
             return True

@@ -1,4 +1,4 @@
-"""How operands of products of narrow tiles are held, for the instructions that a target has.
+"""How operands of products of narrow tiles are stored, for the instructions that a target has.
 
 Lowering leaves them as the kernel has them. Where an instruction multiplies such numbers nothing
 changes, but that its first operand may have to be wider or of the other sign. Where there is none,
@@ -116,7 +116,7 @@ class _Operands:
         return False
 
     def _own(self, which: int) -> CopyOperand | None:
-        """The step that copies an operand; None where nobody else reads it."""
+        """The step that copies an operand; None where nothing else reads it."""
         buffer, stage = self.product.buffers[which], self.product.stage
         local = self.s.nest.buffer(buffer).scope == "local"
         if local and self.readers[buffer] == {stage}:

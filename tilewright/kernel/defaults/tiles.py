@@ -40,7 +40,7 @@ class Tile:
     rows: int
     lanes: int
     vectors: int
-    group: int = 0  # steps of the sum that the packed operand has beside each other
+    group: int = 0  # adjacent steps of the sum in the packed operand
     plain: bool = False  # does the lane operand lie in rows, not in panels as wide as the tile?
     large: bool = False  # are the sums in registers of the instruction's own, many at a time?
     copy: tuple[str, int] | None = None  # of the row operand, in blocks of so many rows
@@ -86,7 +86,7 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     if not padded and isinstance(en, int):
         width = min(width, en)
     chain = t.choices.chain or (SHORT_CHAIN if few else CHAIN)
-    # An instruction that adds up groups keeps all of the sum in registers.
+    # With an instruction that adds up groups, all of the sum is in registers.
     blocks: str | None = None
     around: tuple[str, ...] = ()
     if not t.group:
@@ -126,12 +126,12 @@ def place_tile(s: Scheduler, t: Tile) -> Placed:
     return Placed(t, m, n, rest, tiles, padded, blocks)
 
 
-# Bytes of one row's panels beside each other: in the cycles that a sum takes, memory brings less.
+# Bytes of one row's adjacent panels: in the cycles that a sum takes, memory brings less.
 STREAM = 48
 
 
 def _side(rows: int, t: Tile) -> int:
-    """Panels beside each other for few rows. One row waits for memory, which is fastest where it is
+    """Adjacent panels for few rows. One row waits for memory, which is fastest where it is
     read as one stream: 31 to 34 GB/s against 23 to 29 of five, measured with two threads."""
     if rows == 1:
         return -(-STREAM // (t.lanes * t.vectors * 4))

@@ -1,4 +1,4 @@
-"""Maps beside reductions of all elements that they go through: pieces of one loop do both.
+"""Maps fused with reductions of all elements that they go through: pieces of one loop do both.
 
     parallel o in pieces:
       for k:
@@ -8,7 +8,7 @@
     for o: t += c[o]
 
 A sum of floats is cut into the pieces that it would have without the map: it is rounded the same
-way, whatever stands beside it and however many threads there are.
+way, whatever is fused with it and however many threads there are.
 """
 
 from __future__ import annotations

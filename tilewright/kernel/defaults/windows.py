@@ -41,7 +41,7 @@ class Windows:
         return Windows(n, tuple(around), tuple(_piece(n, around, part) for part in parts))
 
     def joined(self, done: list[Nest]) -> Nest:
-        """The whole nest, with what became of its pieces."""
+        """The whole nest, with its pieces as they are now."""
         if len(done) == 1:
             return done[0]
         body = tuple(s for n in done for s in self._inside(n))

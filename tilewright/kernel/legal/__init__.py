@@ -1,4 +1,5 @@
-"""Legal nests: what a target needs is said in the nest, so that an emitter has nothing to decide.
+"""Legal nests: what a target needs is explicit in the nest, so that an emitter has nothing to
+decide.
 
 `legalise` is the last thing that happens to a nest before it becomes code, after every step of its
 trace. It is a list of small rewritings from nest to nest, each for one need, that take what they
@@ -30,7 +31,7 @@ REWRITINGS: dict[str, Rewriting] = {
     "hoist": hoist_reads,
     "masks": version_masks,
 }
-# What an emitter relies on; nests edited by hand are judged.
+# What an emitter relies on; nests edited by hand are checked against it.
 JUDGES: tuple[Judge, ...] = (misplaced, ragged, scattered, unset)
 
 

@@ -112,7 +112,8 @@ class _Hoister:
         self.valid: dict[Value, bool] = {}
 
     def body(self, body: tuple[Stmt, ...], here: bool) -> tuple[Stmt, ...]:
-        """Statements with their loops' reads before them; `here`: may anything stand here?"""
+        """Statements with their loops' reads before them; `here`: may statements be inserted
+        here?"""
         out: list[Stmt] = []
         for s in body:
             if not isinstance(s, (Loop, If, While)) or (isinstance(s, Loop) and s.kind == "tensor"):
@@ -266,7 +267,7 @@ def _rewritten(s: Stmt, new: Rewriter, sources: frozenset[object]) -> Stmt:
 
 
 def unset(n: Nest, target: Target) -> Iterator[str]:
-    """Lets that are not set once, one by one, before they are read."""
+    """Faults of lets that are not set exactly once before they are read."""
     lets = {b.name for b in n.buffers if b.scope == "let"}
     stores = [s for s, _ in walk(n.body) if isinstance(s, (Store, Atomic)) and s.buffer in lets]
     for name in sorted(lets):

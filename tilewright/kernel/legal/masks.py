@@ -1,8 +1,8 @@
 """Conditions that differ between lanes: a version for whole vectors, and one with a mask.
 
 Behind a pointer only what a condition chooses may be touched, so lanes that choose differently take
-a mask. Nearly always all of them choose alike, and then no mask is needed: a test asks for that
-first. The next one asks whether none is chosen, as it is for all vectors beyond the end of a row.
+a mask. Nearly always all of them choose alike, and then no mask is needed: that is tested
+first. The next test is whether none is chosen, as for all vectors beyond the end of a row.
 
     lane j in 4:                             alloc m0
       y: y[j] = select(c(j), p[j], 0.0)      if c(0) & c(3):
@@ -20,7 +20,7 @@ first. The next one asks whether none is chosen, as it is for all vectors beyond
 
 An `if` inside lanes becomes three versions of its bodies in the same way. A comparison of index
 functions that changes at most once along the lanes holds for all if it does for the first and the
-last. Other conditions are asked of every lane. What stands in masked lanes is not looked at again.
+last. Other conditions are evaluated for every lane. What is in masked lanes is not changed again.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class _Lanes:
         return before, _all([*bits, load(name, (), b1)])
 
     def _nowhere(self, tests: tuple[Value, ...]) -> Value | None:
-        """Whether some test holds in no lane; None where asking costs as much as a mask."""
+        """Whether some test holds in no lane; None where the test costs as much as a mask."""
         bits: list[Value] = []
         for t in tests:
             for part in parts_of(t):
@@ -290,7 +290,7 @@ class _Lanes:
     def _chosen(
         self, v: Fn, tests: tuple[Value, ...], found: dict[Value, _Choice]
     ) -> list[tuple[Value, tuple[Value, ...]]]:
-        """What is left to look at of a choice."""
+        """The parts of a choice that are still to be visited."""
         condition, yes, no = v.args
         inside = (*tests, condition)
         if _is_read(yes) and not self.versions.reads(no):

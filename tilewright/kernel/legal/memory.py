@@ -1,4 +1,4 @@
-"""Where the local buffers of a processor's nest live: on the stack, or in memory that is asked for.
+"""Where the local buffers of a processor's nest live: on the stack, or on the heap.
 
     local t: f32[8]           stack t: f32[8]
     local u: f32[1000000]     heap u: f32[1000000]

@@ -23,8 +23,8 @@ from tilewright.kernel.step import Step
 
 @dataclass(frozen=True)
 class ComputeInline(Step):
-    """A stage without reduction disappears into its readers; one that nobody reads, of any kind,
-    just disappears.
+    """A stage without reduction disappears into its readers; one that nothing reads, of any kind,
+    is removed.
 
     for i: t[i] = exp(x[i])          for i: y[i] = exp(x[i]) + 1
     for i: y[i] = t[i] + 1

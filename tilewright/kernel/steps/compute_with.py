@@ -67,8 +67,8 @@ class ComputeWith(Step):
 def share_all(steps: Sequence[ComputeWith], n: Nest) -> Nest:
     """What the steps do one after another, at once: all of them share the loops of one stage, in
     the order in which they stand. Refused where one of them would be."""
-    beside = any(b.pointer for b in n.buffers) or holds(n, BRANCH) or holds(n, TENSOR)
-    steps[0].need(not beside, "there are branches or instructions", "take one step at a time")
+    blocked = any(b.pointer for b in n.buffers) or holds(n, BRANCH) or holds(n, TENSOR)
+    steps[0].need(not blocked, "there are branches or instructions", "take one step at a time")
     return _share(steps, n)
 
 

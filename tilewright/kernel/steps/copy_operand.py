@@ -29,7 +29,7 @@ from tilewright.kernel.step import Step
 @dataclass(frozen=True)
 class CopyOperand(Step):
     """A stage reads a copy of a buffer, which is made as soon as nothing is stored to it any more.
-    The copy can then be laid out and typed as this stage alone wants it.
+    The copy can then be laid out and typed for this stage alone.
 
     for t.i: t[t.i] = x[t.i]              for t.i: t[t.i] = x[t.i]
     for j:                                alloc u

@@ -29,8 +29,8 @@ class DoubleBuffer(Step):
         def one(s: Stmt) -> tuple[Stmt, ...]:
             if s is not loop:
                 return (s,)
-            kept = (x for x in loop.body if x != Alloc(self.buffer))
-            body = substitute_all(kept, {}, *turns)
+            rest = (x for x in loop.body if x != Alloc(self.buffer))
+            body = substitute_all(rest, {}, *turns)
             return Alloc(self.buffer), replace(loop, body=body)
 
         b = n.buffer(self.buffer)

@@ -84,7 +84,8 @@ class Join(Step):
             if not used and not any(exchanged(n, x, other) for x in late):
                 early.append(other)
                 continue
-            # Two pointers may be into the same memory, which an exchange does not look at.
+            # Two pointers may be into the same memory, which the test for exchanging does not
+            # check.
             stuck = pointers or exchanged(n, other, second)
             self.keep(n, used if stuck else [], "what is between them: ")
             self.need(not stuck, f"what is between {self.first} and {self.second} needs both")
@@ -92,7 +93,7 @@ class Join(Step):
         return early, late
 
     def check_branches(self, n: Nest) -> None:
-        """Pointers and branches are looked at where both loops are known."""
+        """Pointers and branches are checked where both loops are known."""
 
     def _pointers(self, n: Nest, first: Loop, other: Stmt) -> None:
         """Two pointers may be into the same memory: what changes its place with the loop, or runs

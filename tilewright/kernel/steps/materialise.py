@@ -76,4 +76,4 @@ class Materialise(Step):
             inside = all(
                 D.nonneg(i) and D.known_lt(i, d) for i, d in zip(x.index, shape, strict=True)
             )
-            self.need(inside, f"{x!r} is not surely inside {name}: a condition keeps it there")
+            self.need(inside, f"{x!r} is inside {name} only under a condition")

@@ -32,8 +32,8 @@ from tilewright.kernel.steps.retype import retyped
 
 @dataclass(frozen=True)
 class OtherSign(Step):
-    """A product of bytes whose first operand is held with the other sign, for instructions that
-    want it so: 128 is added to it, and what this adds to the sums of a column is taken off before.
+    """A product of bytes whose first operand is stored with the other sign, for instructions that
+    take it so: 128 is added to it, and what this adds to the sums of a column is taken off before.
 
     for i,j,k: c[i,j] add= a[i,k] * b[k,j]      for j,k: sums[j] add= ones[k] * b[k,j]
                                                 for i,j: c[i,j] = c[i,j] + sums[j] * -128
@@ -144,10 +144,10 @@ class _Columns:
 
     def _added(self, columns: Buffer, ones: Buffer) -> Stmt:
         stage, e = self.added, self.sums.dtype
-        kept = [p.var for p in self.own[:-1] if p is not self.own[-3]]
-        axes = [D.var(f"{stage}.i{k}", extent(v)) for k, v in enumerate(kept)]
+        data = [p.var for p in self.own[:-1] if p is not self.own[-3]]
+        axes = [D.var(f"{stage}.i{k}", extent(v)) for k, v in enumerate(data)]
         over = D.var(f"{stage}.r0", self.deep)
-        table = dict(zip((*kept, self.own[-1].var), (*axes, over), strict=True))
+        table = dict(zip((*data, self.own[-1].var), (*axes, over), strict=True))
         b = cast(self.b.substitute(table), e)
         value = fn("mul", cast(load(ones.name, (over,), self.left), e), b)
         update = Store(stage, columns.name, tuple(axes), value, "add")

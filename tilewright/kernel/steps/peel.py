@@ -71,12 +71,12 @@ class Peel(Step):
 
 
 def _once(s: Loop, around: tuple[Stmt, ...]) -> bool:
-    """Is there one iteration, an inner loop whose extent mentions it, and room beside it for what
+    """Is there one iteration, an inner loop whose extent mentions it, and room next to it for what
     it allocates?"""
     inside = (x for x, _ in walk(s.body) if isinstance(x, Loop))
     mine = {x.buffer for x in s.body if isinstance(x, Alloc)}
-    beside = {x.buffer for x in around if isinstance(x, Alloc)}
-    return s.extent == 1 and not mine & beside and any(s.var in D.symbols(x.extent) for x in inside)
+    others = {x.buffer for x in around if isinstance(x, Alloc)}
+    return s.extent == 1 and not mine & others and any(s.var in D.symbols(x.extent) for x in inside)
 
 
 def _ragged(s: Loop) -> tuple[Dim, int] | None:

@@ -32,7 +32,7 @@ CACHE_LINE = 64
 
 @dataclass(frozen=True)
 class Prefetch(Step):
-    """Each iteration of a loop asks for the cache line of the first element of a buffer that the
+    """Each iteration of a loop prefetches the cache line of the first element of a buffer that the
     iteration `distance` later reads. Nothing is read by that, so it may point past the end. Loops
     with something in front are no longer perfectly nested: prefetch last.
 
@@ -40,9 +40,9 @@ class Prefetch(Step):
       for j: y[i] += x[i,j]              prefetch x[i+1,0]
                                          for j: y[i] += x[i,j]
 
-    With `over`, a loop inside, all that the later iteration reads is asked for, a share in each
+    With `over`, a loop inside, all that the later iteration reads is prefetched, a share in each
     iteration of that loop. If `over` reads the buffer itself, this has to lie in one piece; if
-    another loop does (one that copies what `over` works on), rows along its lanes are asked for,
+    another loop does (one that copies what `over` works on), rows along its lanes are prefetched,
     wherever they are.
     """
 
@@ -120,7 +120,7 @@ class Prefetch(Step):
         return CACHE_LINE // b.dtype.bytes
 
     def _spread(self, n: Nest, x: Loop) -> Loop:
-        """The loop with a share of the lines asked for right before `over` uses the buffer."""
+        """The loop with a share of the lines prefetched right before `over` uses the buffer."""
         over, shares, number = self._shares(x, True)
         b, first = n.buffer(self.buffer), self._index(x)
         self.need(first, f"{self.buffer} is one element")
@@ -137,7 +137,8 @@ class Prefetch(Step):
         return replace(x, body=transform(x.body, lambda s: (fresh if s is over else s,)))
 
     def _rows(self, n: Nest, x: Loop) -> Loop:
-        """The loop with a share of what a copy inside it reads asked for first thing in `over`."""
+        """The loop with a share of what a copy inside it reads prefetched at the beginning of
+        `over`."""
         over, shares, number = self._shares(x, False)
         b = n.buffer(self.buffer)
         copies = (
@@ -164,9 +165,9 @@ class Prefetch(Step):
         others = [q for q in path if q not in along]
         extents = [q.extent for q in path if isinstance(q.extent, int)]
         self.need(len(extents) == len(path), f"how much is read of {self.buffer} is not constant")
-        beside = D.coefficient(linear_index(b, at.index), lanes.var)
+        stride = D.coefficient(linear_index(b, at.index), lanes.var)
         data = any(lanes.var in v.symbols() for i in at.index for v in D.data_values(i))
-        self.need(beside == 1 or data, f"{lanes.name} does not read neighbours in {self.buffer}")
+        self.need(stride == 1 or data, f"{lanes.name} does not read neighbours in {self.buffer}")
         size = prod(q.extent for q in along if isinstance(q.extent, int))
         rows = prod(q.extent for q in others if isinstance(q.extent, int))
         line = self._line(b)

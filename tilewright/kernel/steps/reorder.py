@@ -11,7 +11,7 @@ from tilewright.kernel.step import Step
 
 @dataclass(frozen=True)
 class Reorder(Step):
-    """Perfectly nested loops in the given order, outermost first; others keep their place.
+    """Perfectly nested loops in the given order, outermost first; others stay where they are.
 
     Reorder(("j", "i")):   for i: for j: …   →   for j: for i: …
     """

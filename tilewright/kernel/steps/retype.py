@@ -25,7 +25,7 @@ from tilewright.kernel.step import Step
 
 @dataclass(frozen=True)
 class Retype(Step):
-    """A buffer inside the nest held in another dtype, which has every number that is stored. What
+    """A buffer inside the nest stored in another dtype, which has every number that is stored. What
     reads it finds the same numbers.
 
     local t: bf16[16,32]                        local t: f32[16,32]
@@ -47,7 +47,7 @@ class Retype(Step):
         self.need(b.dtype is not to, f"{self.buffer} is {to} already")
 
         def stored(v: Value) -> Value:
-            found = held(v, to)
+            found = in_dtype(v, to)
             what = f"{to} has not every number of {v.dtype}, which is stored to {self.buffer}"
             self.need(found is not None, what)
             return found or v
@@ -55,7 +55,7 @@ class Retype(Step):
         return retyped(self, n, self.buffer, to, stored)
 
 
-def held(v: Value, to: DType) -> Value | None:
+def in_dtype(v: Value, to: DType) -> Value | None:
     """A value in a dtype that has every number it may be; None where that is not known."""
     if has_all_of(to, v.dtype):
         return cast(v, to)
@@ -75,8 +75,8 @@ def retyped(step: Step, n: Nest, buffer: str, to: DType, stored: Callable[[Value
         if buffer not in mentions(s) or isinstance(s, Alloc):
             return s
         if isinstance(s, (Loop, If, While)):
-            asked = any(buffer in v.sources for v in own_values(s))
-            step.need(not asked, f"{buffer} decides whether or how often statements run")
+            decides = any(buffer in v.sources for v in own_values(s))
+            step.need(not decides, f"{buffer} decides whether or how often statements run")
             return with_bodies(s, [tuple(map(statement, x)) for x in bodies(s)])
         step.need(isinstance(s, Store), f"{buffer} is used by more than stores")
         assert isinstance(s, Store)

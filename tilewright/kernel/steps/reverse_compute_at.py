@@ -100,7 +100,7 @@ class ReverseComputeAt(Step):
         return path[-1].body if path else n.body, firsts, users[0]
 
     def _target(self, n: Nest, user: Stmt) -> tuple[Path, str]:
-        """The loops from the one beside the stage down to where it moves, and the buffer that is
+        """The loops from the one next to the stage down to where it moves, and the buffer that is
         written there and read by the stage."""
         wanted = {str(x.source) for x in reads(user)} - {self.stage}
         found = [(x, p, sorted(_writes(x) & wanted)) for x, p in find(n, self.at)]
@@ -113,8 +113,8 @@ class ReverseComputeAt(Step):
         kinds = target.kind in ("serial", "parallel")
         self.need(kinds, f"{self.at} is {target.kind}", "move before Vectorize, Unroll and Bind")
         outer = own_statements(n, self.stage)[0][1]
-        beside = len(outer) <= len(path) and all(q is r for q, r in zip(outer, path))
-        self.need(beside, f"{self.at} is not beside {self.stage}", "a stage moves inwards only")
+        next_to = len(outer) <= len(path) and all(q is r for q, r in zip(outer, path))
+        self.need(next_to, f"{self.at} is not next to {self.stage}", "a stage moves inwards only")
         fences = any(isinstance(s, Barrier) for s, _ in walk(n.body))
         self.need(not fences, "threads are synchronised already", "Synchronise last")
         return (*path[len(outer) :], target), made[0]
@@ -173,9 +173,9 @@ class ReverseComputeAt(Step):
         for s in (s for s, _ in walk((user,)) if isinstance(s, Store)):
             for x in (x for x in reads(s) if x.source == self.stage):
                 for i, j in zip(s.index, x.index, strict=True):
-                    kept = D.known_eq(i, j) or not D.symbols(i) & cut
+                    same = D.known_eq(i, j) or not D.symbols(i) & cut
                     what = f"{self.stage} reads itself at {x!r}, in another iteration of {self.at}"
-                    self.need(kept, what, "move it to a loop around that order")
+                    self.need(same, what, "move it to a loop around that order")
 
     def _in_time(self, passed: tuple[Stmt, ...], source: str, mine: list[Stmt]) -> None:
         """What the stage moves before neither writes what it reads nor touches what it writes."""

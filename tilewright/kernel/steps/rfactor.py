@@ -80,8 +80,8 @@ class RFactor(Step):
         assert st.combine is not None
         if n.precision == "strict" and rounds(st):
             use = Use(st, None, tuple(chain), 0)
-            kept = next(x for x in chain if x.name in self.loops_kept)
-            self.keep(n, [Carried("reduction", kept, use, use)])
+            loop = next(x for x in chain if x.name in self.loops_kept)
+            self.keep(n, [Carried("reduction", loop, use, use)])
         dtype = st.value.dtype
         axes, widths = self._axes(n, chain, st)
         names = {x.var: str(x.axis.of(self.into)) for x in chain}
@@ -123,14 +123,14 @@ class RFactor(Step):
             self.need(plain, broken, "rfactor first")
         own = (D.the_sym(i) for i in st.index if D.is_sym(i))
         along = dict.fromkeys(v for v in own if v in where)
-        kept = [x for x in chain if x.name in self.loops_kept]
-        wrong = [x.name for x in kept if x.var in along]
+        partial = [x for x in chain if x.name in self.loops_kept]
+        wrong = [x.name for x in partial if x.var in along]
         self.need(not wrong, f"{', '.join(wrong)} is not a reduction loop")
-        axes = [*(where[v] for v in along), *kept]
+        axes = [*(where[v] for v in along), *partial]
         widths: list[Dim] = []
         for x in axes:
             # A ragged axis has its full width: partials that are never touched stay neutral.
-            fixed = D.symbols(x.extent) <= set(n.dims) and x not in kept
+            fixed = D.symbols(x.extent) <= set(n.dims) and x not in partial
             width = x.extent if fixed else D.bounds(x.extent)[1]
             bounded = isinstance(width, D.Int) or width < D.INF
             self.need(bounded, f"the extent of {x.name} has no constant bound")

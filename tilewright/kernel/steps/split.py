@@ -42,9 +42,9 @@ class Split(Step):
             if not factor:
                 assert isinstance(s.extent, int)
                 factor = max(1, -(-s.extent // self.parts))
-            outer = D.var(f"{self.loop}.0", _settled(D.ceildiv(s.extent, factor)))
+            outer = D.var(f"{self.loop}.0", _constant(D.ceildiv(s.extent, factor)))
             tail = D.minimum(factor, s.extent - outer * factor)
-            inner = D.var(f"{self.loop}.1", _settled(tail))
+            inner = D.var(f"{self.loop}.1", _constant(tail))
             table = {s.var: outer * factor + inner}
             body = substitute_all(s.body, table)
             of = [s.of and s.of.part(k) for k in (0, 1)]
@@ -54,7 +54,7 @@ class Split(Step):
         return self.bounded(on_loops(n, self.loop, one))
 
 
-def _settled(extent: Dim) -> Dim:
+def _constant(extent: Dim) -> Dim:
     """A constant where the extent can be one number only."""
     least, most = D.bounds(extent)
     return int(most) if least == most else extent

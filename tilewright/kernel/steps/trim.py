@@ -30,7 +30,7 @@ from tilewright.kernel.step import Step
 @dataclass(frozen=True)
 class Trim(Step):
     """A loop runs only where it matters: not where all it does is to add a neutral element or to
-    write cells that nobody reads.
+    write cells that nothing reads.
 
     for r in 64:                                    for r in i+1:
       s[i] += select(r <= i, x[i,r], 0)               s[i] += select(r <= i, x[i,r], 0)
@@ -301,7 +301,7 @@ def _finite(v: Value, lax: _Lax) -> bool:
     )
 
 
-# Less than this is as good as -inf: no sum of scores comes near it.
+# Less than this counts as -inf: no sum of scores comes near it.
 LOWEST = -1e30
 
 _OPPOSITE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}

@@ -10,7 +10,7 @@ from tilewright.ir.target import Target
 from tilewright.targets.arm64 import intrinsics
 from tilewright.targets.family import Family, Host
 
-# LLVM's detection leaves these out; the kernel tells them under other names.
+# LLVM's detection leaves these out; the kernel reports them under other names.
 _FLAGS = {
     "asimddp": "+dotprod",
     "asimdfhm": "+fp16fml",
@@ -29,8 +29,8 @@ _RATES: dict[str, Any] = {
 }
 
 
-# Short vectors multiply by a lane of a vector of elements, which each row keeps. Three vectors of
-# columns leave registers for that.
+# Short vectors multiply by a lane of a vector of elements, which each row has in a register. Three
+# vectors of columns leave registers for that.
 _NEON: dict[str, Any] = {
     "vector_bits": 128,
     "vector_registers": 32,
@@ -53,8 +53,8 @@ def _features(features: Collection[str]) -> dict[str, Any]:
 
 def describe(host: Host) -> Target:
     """The host's target: NEON, with the extensions the kernel reports."""
-    told = {feature for flag, feature in _FLAGS.items() if flag in host.flags}
-    known = {feature[1:]: feature for feature in (*host.cpu.features, *told)}
+    reported = {feature for flag, feature in _FLAGS.items() if flag in host.flags}
+    known = {feature[1:]: feature for feature in (*host.cpu.features, *reported)}
     features = tuple(known[name] for name in sorted(known))
     return Target(
         name="host",

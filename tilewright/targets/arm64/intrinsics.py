@@ -1,4 +1,4 @@
-"""The instructions of arm64 that schedules may ask for."""
+"""The instructions of arm64 that schedules may use."""
 
 from __future__ import annotations
 

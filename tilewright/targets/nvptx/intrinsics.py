@@ -1,7 +1,7 @@
 """Products of whole warps on NVIDIA's GPUs: mma.sync, and ldmatrix, which brings its operands.
 
 Which thread has which element is PTX's own layout, written as fragments (kernel/fragments.py) for
-warps of 4 x 8 threads. The registers of a fragment lie beside each other in the thread's memory.
+warps of 4 x 8 threads. The registers of a fragment are adjacent in the thread's memory.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _WIDE: dict[str, Any] = {"l2_bandwidth": 40, "l3_bandwidth": 10, "memory_bandwid
 
 
 def _tiles_permitted() -> bool:
-    """Asks Linux once for the state of tile registers, without which the first use is fatal."""
+    """Requests the state of tile registers from Linux, once; without it the first use is fatal."""
     arch_prctl, request, tile_data = 158, 0x1023, 18
     try:
         call = ctypes.CDLL(None).syscall
@@ -85,21 +85,21 @@ def _features(features: Collection[str]) -> dict[str, Any]:
 
 def describe(host: Host) -> Target:
     """The host's target: the widest vectors it has, tiles if the system lets us use them."""
-    told = host.cpu.features
-    if "+amx-tile" in told and not _tiles_permitted():
+    features = host.cpu.features
+    if "+amx-tile" in features and not _tiles_permitted():
         # Switched off, not left out: the processor's name would bring them back.
-        told = tuple(f"-{f[1:]}" if f.startswith("+amx") else f for f in told)
+        features = tuple(f"-{f[1:]}" if f.startswith("+amx") else f for f in features)
     return Target(
         name="host",
         triple=host.cpu.triple,
         cpu=host.cpu.cpu,
-        features=told,
-        **_features(told),
+        features=features,
+        **_features(features),
         l1=host.caches.l1,
         l2=host.caches.l2,
         l3=host.caches.l3,
         cores=host.cores,
-        rated=_wide(told),  # measured on a server with AVX-512, nowhere else yet
+        rated=_wide(features),  # measured on a server with AVX-512, nowhere else yet
     )
 
 

@@ -1,4 +1,4 @@
-"""The instructions of x86-64 that schedules may ask for."""
+"""The instructions of x86-64 that schedules may use."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _configuration(rows: int | str, last: int) -> list[str]:
 def _tile_product(operation: str, element: int) -> Emission:
     """c[i,j] += sum over k and p of a[i,k*g+p] * b[k,j,p], up to 2 by 2 tiles of sums in registers
     while k runs; `element` bytes make g of a 32-bit group. With a number of lines, the body that
-    asks for them as it goes."""
+    prefetches them as it goes."""
 
     def body(sizes: Sizes, ahead: int = 0) -> str:
         rows, columns, depth = sizes["i"], sizes["j"], sizes["k"]
