@@ -63,6 +63,7 @@ class Buffer:
     packed_as: PackedAs | None = None  # of an argument; see steps/relayout.py
     pointer: bool = False
     swizzle: Swizzled | None = None  # of shared memory: where its elements lie
+    alignment: int = 0  # of a pointer: bytes that its address is known to be a multiple of
 
     @property
     def unit(self) -> int:
@@ -89,9 +90,9 @@ class Buffer:
 ANYWHERE: tuple[Dim, ...] = (D.INF,)
 
 
-def pointer_buffer(name: str, dtype: DType, scope: str) -> Buffer:
+def pointer_buffer(name: str, dtype: DType, scope: str, alignment: int = 0) -> Buffer:
     """An argument that is an address of elements: "in" where they are only read."""
-    return Buffer(name, dtype, ANYWHERE, scope, pointer=True)
+    return Buffer(name, dtype, ANYWHERE, scope, pointer=True, alignment=alignment)
 
 
 def memory_buffer(name: str, dtype: DType) -> Buffer:

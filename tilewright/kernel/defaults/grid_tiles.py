@@ -1,0 +1,267 @@
+"""Tile kernels on a GPU: a program is a block, its threads share every tile.
+
+Loops over tiles that are used element by element with each other get one layout, so that what they
+hand on stays in registers. The largest tiles choose first: neighbours in memory go to the lanes of
+a vector and to neighbouring threads, rows to other threads and warps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+
+from tilewright.base.errors import Unsupported
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.target import Target
+from tilewright.kernel.defaults.scheduler import Scheduler
+from tilewright.kernel.distribution import on_blocks, programs_of
+from tilewright.kernel.divisors import Divisors, comparisons, dim_part, settled
+from tilewright.kernel.fragments import WARP
+from tilewright.kernel.layouts import Digit, Layout, axes_of, layout_text
+from tilewright.kernel.nest import Loop, Nest, Stmt
+from tilewright.kernel.pieces import Piece, factors, pieces_in
+from tilewright.kernel.step import Trace
+from tilewright.kernel.steps.barrier import Synchronise
+from tilewright.kernel.steps.distribute import Distribute
+
+VECTOR = 16  # bytes of one access to memory, at most
+PLAIN = 4  # elements of a vector where memory does not say
+WARPS = 4
+THREAD_AXES = ("x", "y", "z")
+
+
+def schedule_tile_grid(n: Nest, target: Target, warps: int = WARPS) -> tuple[Trace, Nest]:
+    """The default trace of a tile kernel for a GPU and the nest that it leads to."""
+    grid = target.grid
+    assert grid is not None
+    programs = programs_of(n)
+    if programs is None:
+        raise Unsupported(f"{n.name} is no tile kernel: there is no loop over its programs")
+    if warps * grid.warp > grid.block_threads:
+        raise Unsupported(
+            f"{n.name} asks for {warps} warps, {target.name} has at most "
+            f"{grid.block_threads // grid.warp} in a block",
+            hint="num_warps=4 is the usual number",
+        )
+    s = Scheduler(n, target)
+    x, y = WARP["thread.x"], WARP["thread.y"]
+    threads = (x, y, warps * grid.warp // (x * y))
+    _, body = on_blocks(n, programs)
+    layouts = Layouts(n, body, dict(zip(THREAD_AXES, threads, strict=True))).chosen()
+    said = tuple(f"{name} = {layout_text(x)}" for name, x in layouts.items() if x)
+    s.do(Distribute(threads, said))
+    s.do(Synchronise())
+    return tuple(s.trace), s.nest
+
+
+@dataclass
+class Layouts:
+    """Layouts for the loops of a block."""
+
+    nest: Nest
+    body: tuple[Stmt, ...]
+    widths: dict[str, int]  # of a block: its threads along x, y and z
+    parent: dict[str, str] = field(default_factory=dict)  # loops of one layout, as a forest
+
+    def __post_init__(self) -> None:
+        self.pieces = list(pieces_in(self.body))
+        self.buffers = {b.name: b for b in self.nest.buffers}
+        self.divisors = Divisors(self.body)
+        self.extents: dict[str, int] = {}
+        for p in self.pieces:
+            for x in p.loops:
+                assert isinstance(x.extent, int)
+                self.extents[x.name] = x.extent
+                self.parent[x.name] = x.name
+        self.members = {name: {name} for name in self.parent}
+        self.piece = {x.name: k for k, p in enumerate(self.pieces) for x in p.loops}
+
+    # ---- loops of one layout
+
+    def root(self, name: str) -> str:
+        while self.parent[name] != name:
+            name = self.parent[name]
+        return name
+
+    def _join(self, a: str, b: str) -> None:
+        """Two loops get one layout, unless a piece would have it twice."""
+        a, b = self.root(a), self.root(b)
+        if a == b or self.extents[a] != self.extents[b]:
+            return
+        if {self.piece[x] for x in self.members[a]} & {self.piece[x] for x in self.members[b]}:
+            return
+        self.parent[b] = a
+        self.members[a] |= self.members.pop(b)
+
+    def _unite(self) -> None:
+        first: dict[tuple[str, int], str] = {}
+        for p in self.pieces:
+            own = {x.var: x.name for x in p.loops}
+            product = factors(p)
+            cells = [*p.writes()]
+            if product is None:
+                cells += [(str(r.source), r.index) for r in p.reads()]
+            for name, at in cells:
+                if self.buffers[name].scope != "local":
+                    continue
+                for k, i in enumerate(at):
+                    loop = own.get(D.the_sym(i)) if D.is_sym(i) else None
+                    if loop is not None:
+                        self._join(first.setdefault((name, k), loop), loop)
+
+    # ---- what memory says
+
+    def vector(self, p: Piece, x: Loop) -> int:
+        """Elements along a loop that one access to memory may have; 0 where no access is along
+        it."""
+        out = 0
+        for name, at in self._cells(p):
+            b = self.buffers[name]
+            part = dim_part(at[0], x.var, self.divisors)
+            if part is None or part[0] not in (0, b.unit):
+                return 1
+            if part[0] == b.unit:
+                bytes_ = b.dtype.bytes
+                most = VECTOR // bytes_
+                aligned = max(1, b.alignment // bytes_) if b.scope != "memory" else 1
+                while most > 1 and (part[1] % most or aligned % most):
+                    most //= 2
+                out = min(out, most) if out else most
+        while out > 1 and not self._same_for(p, x.var, out):
+            out //= 2
+        return out
+
+    def _same_for(self, p: Piece, v: Sym, lanes: int) -> bool:
+        """Are all conditions the same for so many neighbours? A lane stands for the loop."""
+        lane = D.var("lane?", lanes)
+        table: dict[Sym, Dim] = {v: D.var("vector?", D.INF) * lanes + lane}
+        for value in p.values():
+            for c in comparisons(value, v):
+                c = c.substitute(table)
+                for one in comparisons(c, D.the_sym(lane)):
+                    if not settled(one, D.the_sym(lane), lanes, self.divisors):
+                        return False
+        return True
+
+    def _cells(self, p: Piece) -> Iterator[tuple[str, tuple[Dim, ...]]]:
+        for name, at in (*p.writes(), *((str(r.source), r.index) for r in p.reads())):
+            if self.buffers[name].pointer:
+                yield name, at
+
+    def inner(self, p: Piece) -> Loop:
+        """The loop along which neighbours in memory lie, or the last one."""
+        own = [x for x in p.loops if x not in p.over()] or list(p.loops)
+        best, most = p.loops[-1] if p.loops[-1] in p.over() else own[-1], 0
+        for x in reversed(p.loops):
+            found = 0
+            for name, at in self._cells(p):
+                part = dim_part(at[0], x.var, self.divisors)
+                found += part is not None and part[0] == self.buffers[name].unit
+            if found > most:
+                best, most = x, found
+        return best
+
+    # ---- choosing
+
+    def chosen(self) -> dict[str, Layout]:
+        self._unite()
+        order = sorted(
+            (p for p in self.pieces if p.loops),
+            key=lambda p: -prod(self.extents[x.name] for x in p.loops if x not in _serial(p)),
+        )
+        found: dict[str, Layout] = {}
+        for p in order:
+            self._choose(p, found)
+        out: dict[str, Layout] = {}
+        for p in self.pieces:
+            taken: set[str] = set()
+            for x in p.loops:
+                if x in _serial(p):
+                    continue
+                layout = found.get(self.root(x.name), ())
+                if taken & axes_of(layout):
+                    layout = self._apart(p, x, taken, found)
+                taken |= axes_of(layout)
+                out[x.name] = layout
+        return out
+
+    def _vector_of(self, root: str) -> int:
+        """Lanes of all loops of one layout: what each access allows."""
+        out = 0
+        for name in self.members[root]:
+            p = self.pieces[self.piece[name]]
+            x = next(x for x in p.loops if x.name == name)
+            allowed = self.vector(p, x)
+            if allowed and (x is self.inner(p) or allowed > 1):
+                out = min(out, allowed) if out else allowed
+        return out or PLAIN
+
+    def _choose(self, p: Piece, found: dict[str, Layout]) -> None:
+        """Layouts for the loops of a piece that have none yet."""
+        loops = [x for x in p.loops if x not in _serial(p)]
+        open_ = [x for x in loops if self.root(x.name) not in found]
+        taken = set().union(*(axes_of(found.get(self.root(x.name), ())) for x in loops))
+        free = [a for a in THREAD_AXES if f"thread.{a}" not in taken]
+        inner = self.inner(p)
+        rows = [x for x in open_ if x is not inner]
+        if inner in open_:
+            threads = prod(self.widths[a] for a in free)
+            lanes = self._vector_of(self.root(inner.name))
+            size, others = self.extents[inner.name], prod(self.extents[x.name] for x in rows)
+            while lanes > 1 and size * others // lanes < threads:
+                lanes //= 2
+            lanes = min(lanes, size)
+            use = self._columns(size // lanes, others, free)
+            found[self.root(inner.name)] = self._layout(size, use, lanes)
+            free = [a for a in free if a not in use]
+        for x in rows:
+            use = self._fitting(self.extents[x.name], free)
+            found[self.root(x.name)] = self._layout(self.extents[x.name], use, 1)
+            free = [a for a in free if a not in use]
+
+    def _columns(self, vectors: int, rows: int, free: list[str]) -> list[str]:
+        """Threads along a row: a whole warp where it is long enough; warps go to rows where there
+        are enough of those."""
+        out: list[str] = []
+        for a in free:
+            n = self.widths[a]
+            if vectors < n:
+                break
+            if a == "z" and rows >= n:
+                continue
+            if a == "y" and vectors < n and rows >= n:
+                continue
+            out.append(a)
+            vectors //= n
+        return out
+
+    def _fitting(self, size: int, free: list[str]) -> list[str]:
+        out: list[str] = []
+        for a in reversed(free):
+            if size >= self.widths[a]:
+                out.append(a)
+                size //= self.widths[a]
+        return sorted(out)
+
+    def _layout(self, size: int, axes: list[str], lanes: int) -> Layout:
+        digits = [Digit(lanes, "v")] if lanes > 1 else []
+        left = size // lanes
+        for a in axes:
+            if self.widths[a] > 1:
+                digits.insert(0, Digit(self.widths[a], a))
+                left //= self.widths[a]
+        return tuple([Digit(left)] * (left > 1) + digits)
+
+    def _apart(self, p: Piece, x: Loop, taken: set[str], found: dict[str, Layout]) -> Layout:
+        """A layout for one loop of one piece, whose own is that of another loop there too."""
+        later = p.loops[p.loops.index(x) + 1 :]
+        used = taken.union(*(axes_of(found.get(self.root(y.name), ())) for y in later))
+        free = [a for a in THREAD_AXES if f"thread.{a}" not in used]
+        return self._layout(self.extents[x.name], self._fitting(self.extents[x.name], free), 1)
+
+
+def _serial(p: Piece) -> tuple[Loop, ...]:
+    """Of a product that no instruction does: each thread adds up all of its sums."""
+    return p.over() if factors(p) is not None else ()
