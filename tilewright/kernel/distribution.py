@@ -379,9 +379,7 @@ class Distribution:
         take = Atomic(stage, "add", REPORTS, (0,), count, None, (slot, ()), "relaxed")
         first = load(slot, (), i64)
         places = [first.as_dim() + (k + 1) for k in range(len(words))]
-        stores = tuple(
-            Store(stage, REPORTS, (at,), w) for at, w in zip(places, words, strict=True)
-        )
+        stores = tuple(Store(stage, REPORTS, (at,), w) for at, w in zip(places, words, strict=True))
         room = fn("lt", first, const(REPORT_WORDS - len(words) - 1, i64))
         told: tuple[Stmt, ...] = (Alloc(slot), take, If(room, stores))
         leaf: Stmt = If(fn("not", s.condition) if s.condition is not None else _TRUE, told)

@@ -32,8 +32,11 @@ WARPS = 4
 THREAD_AXES = ("x", "y", "z")
 
 
-def schedule_tile_grid(n: Nest, target: Target, warps: int = WARPS) -> tuple[Trace, Nest]:
-    """The default trace of a tile kernel for a GPU and the nest that it leads to."""
+def schedule_tile_grid(
+    n: Nest, target: Target, warps: int = WARPS, stages: int = 3, near: tuple[str, ...] = ()
+) -> tuple[Trace, Nest]:
+    """The default trace of a tile kernel for a GPU and the nest that it leads to. `near` are pairs
+    of arguments that may be into the same memory."""
     grid = target.grid
     assert grid is not None
     programs = programs_of(n)
@@ -52,7 +55,7 @@ def schedule_tile_grid(n: Nest, target: Target, warps: int = WARPS) -> tuple[Tra
     layouts = Layouts(n, body, dict(zip(THREAD_AXES, threads, strict=True))).chosen()
     said = tuple(f"{name} = {layout_text(x)}" for name, x in layouts.items() if x)
     s.do(Distribute(threads, said))
-    s.do(Synchronise())
+    s.do(Synchronise(near))
     return tuple(s.trace), s.nest
 
 

@@ -52,6 +52,7 @@ class Synchronise(Step):
     """
 
     stays: ClassVar[bool] = True
+    near: tuple[str, ...] = ()  # pairs of pointers into the same memory, "x y"
 
     def apply(self, n: Nest) -> Nest:
         bare = transform(n.body, lambda s: () if isinstance(s, Barrier) else (s,))
@@ -86,6 +87,8 @@ class _Scan:
             for b in n.buffers
             if b.scope in ("local", "register") and b.name not in outermost
         }
+        pairs = [tuple(x.split()) for x in step.near]
+        self.near = {(a, b) for a, b in pairs} | {(b, a) for a, b in pairs}
         self.copies: list[Access] = []  # asynchronous ones, in any iteration
         self.common = {b.name for b in n.buffers if b.scope != "in" and b.name not in self.private}
 
@@ -173,16 +176,27 @@ class _Scan:
 
     def _talk(self, old: list[Access], new: list[Access], uniform: set[Sym]) -> bool:
         uniform = uniform | set(self.n.dims)
-        return any(
-            self._ordered(a, b)
-            or a.buffer == b.buffer
-            and (a.writes or b.writes)
-            and not (a.order and b.order)
-            and not apart(a, b, uniform)
-            and not same_thread(self.n, a, b, self.axes, uniform)
-            for b in new
-            for a in old
-        )
+        return any(self._meets(a, b, uniform) for b in new for a in old)
+
+    def _meets(self, a: Access, b: Access, uniform: set[Sym]) -> bool:
+        if self._ordered(a, b):
+            return True
+        if not (a.writes or b.writes):
+            return False
+        if a.buffer != b.buffer or self.n.buffer(a.buffer).scope == "memory":
+            return self._anywhere(a.buffer, b.buffer)
+        if a.order and b.order:
+            return False
+        same = same_thread(self.n, a, b, self.axes, uniform)
+        return not same and not apart(a, b, uniform)
+
+    def _anywhere(self, a: str, b: str) -> bool:
+        """Are two buffers memory that may be the same, at unknown places?"""
+        if a != b and (a, b) in self.near:
+            return True
+        first, second = self.n.buffer(a), self.n.buffer(b)
+        memory = "memory" in (first.scope, second.scope)
+        return memory and first.pointer and second.pointer
 
     def _ordered(self, a: Access, b: Access) -> bool:
         """Does an atomic operation order what all threads do to arguments? What was written before
