@@ -218,7 +218,7 @@ class _Block:
     def _loop(self, s: Loop, env: Env, who: np.ndarray) -> None:
         if s.name in env:
             raise RunError(f"loop {s.name} is inside another loop of that name")
-        raw = D.evaluate(s.extent, {**self.grid.sizes, **env})
+        raw = _Reader(self, s.name, env, who).dim(s.extent)
         count = np.broadcast_to(np.maximum(np.asarray(raw, np.int64), 0), who.shape)
         if s.kind in THREADS:
             mine = self.coords[s.kind][who]
@@ -350,6 +350,9 @@ class _Block:
         what = f"{s.buffer}[{','.join(map(str, s.index))}]"
         index = [np.broadcast_to(ev.dim(i), (n,)) for i in s.index]
         cells = self.cells(s.buffer, index, who, True, f"{s.stage}: {what} writes")
+        if b.scope == "memory":
+            self.grid.regions[s.buffer].put(cells, v)
+            return
         flat = self.memory[s.buffer].reshape(-1)
         if s.asynchronous:
             self._ask(s, what, cells, who, v)
@@ -546,6 +549,8 @@ class _Reader(Evaluator):
         index = [np.broadcast_to(self.dim(i), who.shape) for i in v.index]
         mask = np.broadcast_to(self.mask, who.shape)
         cells = block.cells(name, index, who, mask, f"{self.stage}: {v!r} reads")
+        if name in block.grid.regions and block.grid.nest.buffer(name).scope == "memory":
+            return block.grid.regions[name].get(np.where(mask, cells, -1))
         if a.size == 0:
             return np.zeros(who.shape, a.dtype)
         if name in block.private:

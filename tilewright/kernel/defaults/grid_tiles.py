@@ -55,7 +55,7 @@ def schedule_tile_grid(
     layouts = Layouts(n, body, dict(zip(THREAD_AXES, threads, strict=True))).chosen()
     said = tuple(f"{name} = {layout_text(x)}" for name, x in layouts.items() if x)
     s.do(Distribute(threads, said))
-    s.do(Synchronise(near))
+    s.do(Synchronise(near, tiles=True))
     return tuple(s.trace), s.nest
 
 

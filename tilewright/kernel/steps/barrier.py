@@ -53,6 +53,7 @@ class Synchronise(Step):
 
     stays: ClassVar[bool] = True
     near: tuple[str, ...] = ()  # pairs of pointers into the same memory, "x y"
+    tiles: bool = False  # loops around one statement are over a tile's elements: in no order
 
     def apply(self, n: Nest) -> Nest:
         bare = transform(n.body, lambda s: () if isinstance(s, Barrier) else (s,))
@@ -97,7 +98,7 @@ class _Scan:
     ) -> tuple[tuple[Stmt, ...], list[Access]]:
         out: list[Stmt] = []
         for s in stmts:
-            if isinstance(s, Loop) and s.kind not in (*THREADS, "lane"):
+            if isinstance(s, Loop) and s.kind not in (*THREADS, "lane") and not self._tile(s):
                 what = f"{s.name} is parallel, beside threads of one block"
                 self.step.need(s.kind != "parallel", what, "Bind it instead")
                 inner, after = self._loop(s, path, [])
@@ -187,8 +188,24 @@ class _Scan:
             return self._anywhere(a.buffer, b.buffer)
         if a.order and b.order:
             return False
+        if self._moves(a) or self._moves(b):
+            return True
         same = same_thread(self.n, a, b, self.axes, uniform)
         return not same and not apart(a, b, uniform)
+
+    def _moves(self, a: Access) -> bool:
+        """Is a cell told by memory that may have changed since?"""
+        found = (x for i in a.index for v in D.data_values(i) for x in v.sources)
+        return any(self.n.buffer(str(x)).scope != "in" for x in found)
+
+    def _tile(self, s: Loop) -> bool:
+        """Is it all of what is done to the elements of one tile?"""
+        inside: Stmt = s
+        while isinstance(inside, Loop) and inside.kind not in THREADS and self.step.tiles:
+            if len(inside.body) != 1 or (inside.kind == "serial" and "." not in inside.name):
+                return False
+            inside = inside.body[0]
+        return isinstance(inside, Loop) and inside.kind in THREADS and len(inside.body) == 1
 
     def _anywhere(self, a: str, b: str) -> bool:
         """Are two buffers memory that may be the same, at unknown places?"""
@@ -202,7 +219,7 @@ class _Scan:
         """Does an atomic operation order what all threads do to arguments? What was written before
         one that releases is seen by whoever acquires, and nothing after one that acquires is done
         before it."""
-        if not (a.order or b.order) or a.order and b.order:
+        if not (a.order or b.order) or (a.order and b.order):
             return False
         if b.order in ("release", "acq_rel") and a.writes:
             return self.n.buffer(a.buffer).pointer
