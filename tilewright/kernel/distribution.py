@@ -9,7 +9,7 @@ has the result; but memory that threads share is changed by one of them only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
@@ -22,6 +22,7 @@ from tilewright.kernel.divisors import Divisors, whole_lanes
 from tilewright.kernel.group import Buffer, pointer_buffer
 from tilewright.kernel.layouts import (
     AXES,
+    FRAGMENT,
     LANES,
     Digit,
     Layout,
@@ -48,6 +49,7 @@ from tilewright.kernel.nest import (
     with_bodies,
 )
 from tilewright.kernel.pieces import Piece, choices_in, factors, piece_of, pieces_in, scattered
+from tilewright.kernel.warp_products import Fragments, is_step, product_loops
 
 GRID = ("grid0", "grid1", "grid2")
 REPORTS = "reports"  # memory for what kernels tell: words used so far, then records
@@ -83,6 +85,7 @@ class Distribution:
     body: tuple[Stmt, ...]
     threads: tuple[int, int, int]
     layouts: Mapping[str, Layout]
+    products: Mapping[str, str] = field(default_factory=dict)  # stages and their instructions
 
     def __post_init__(self) -> None:
         self.buffers: dict[str, Buffer] = {b.name: b for b in self.nest.buffers}
@@ -113,7 +116,7 @@ class Distribution:
             for name, at in cells:
                 if name in seen:
                     note(name, at, by)
-            for name in self._common(p):
+            for name in (*self._common(p), *self._operands(p)):
                 seen[name] = [{None}, *seen[name][1:]] if seen[name] else [{None}]
         for s in choices_in(self.body):
             own = reads(replace(s, body=())) if isinstance(s, Loop) else _condition(s)
@@ -141,6 +144,15 @@ class Distribution:
             yield s.result[0]
         if isinstance(s, Store) and scattered(s) and self.buffers[s.buffer].scope == "local":
             yield s.buffer
+
+    def _operands(self, p: Piece) -> Iterator[str]:
+        """What instructions of a product read in shared memory."""
+        found = factors(p) if p.stage in self.products else None
+        if found is not None:
+            a, b = found
+            yield str(b.source)
+            if not is_step(self.layout(p.loops[-1])):
+                yield str(a.source)
 
     def _missing(self, layouts: Iterable[Layout]) -> list[str]:
         """Axes of threads along which all threads would do the same."""
@@ -190,11 +202,22 @@ class Distribution:
             one = Atomic(s.stage, str(s.combine), s.buffer, s.index, s.value, order="relaxed")
             return [self._spread(loops, _with_leaf(p.leaf, one), once=True)]
         over = p.over()
+        if p.stage in self.products:
+            return [*self._product(p)]
         if any(axes_of(self.layout(x)) for x in over):
             return self._combined(p, over)
         private = isinstance(s, Store) and s.buffer in self.registers
         serial = over if factors(p) is not None else ()
         return [self._spread(loops, p.leaf, once=not private, serial=serial)]
+
+    def _product(self, p: Piece) -> tuple[Stmt, ...]:
+        i, j, r = (self.layout(x) for x in p.loops[-3:])
+
+        def place(name: str, digits: list[list[Dim]]) -> tuple[Dim, ...]:
+            return tuple(digits[k][n] for k, n in self._order(name))
+
+        laid = Fragments(i, j, r, self.registers, place)
+        return product_loops(p, self.products[p.stage], laid, self.buffers)
 
     def _laid(self, loops: Iterable[Loop]) -> list[Laid]:
         return [(x, self.layout(x)) for x in loops]
@@ -286,7 +309,13 @@ class Distribution:
         """The new axes of a buffer in registers: (axis, digit)."""
         axes = self.registers[name]
         found = [(k, j) for k, x in enumerate(axes) for j in range(len(x))]
-        return sorted(found, key=lambda at: (axes[at[0]][at[1]].rank, at))
+
+        def place(at: tuple[int, int]) -> tuple[int, int, int]:
+            d = axes[at[0]][at[1]]
+            # Of an instruction's registers the steps of a sum count more than its rows.
+            return d.rank, -at[0] if d.at == FRAGMENT else at[0], at[1]
+
+        return sorted(found, key=place)
 
     def _divisible(self, leaf: Stmt) -> Stmt:
         """Where an argument's memory is accessed at a place that memory tells, what that is known

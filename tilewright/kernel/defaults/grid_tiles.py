@@ -16,15 +16,20 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.scheduler import Scheduler
+from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.distribution import on_blocks, programs_of
 from tilewright.kernel.divisors import Divisors, comparisons, dim_part, settled
 from tilewright.kernel.fragments import WARP
+from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.layouts import Digit, Layout, axes_of, layout_text
-from tilewright.kernel.nest import Loop, Nest, Stmt
+from tilewright.kernel.nest import Loop, Nest, Stmt, Store, reads, walk
 from tilewright.kernel.pieces import Piece, factors, pieces_in
 from tilewright.kernel.step import Trace
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.distribute import Distribute
+from tilewright.kernel.steps.relayout import Relayout
+from tilewright.kernel.steps.swizzle import Swizzle
+from tilewright.kernel.warp_products import DEEP, columns_layout, is_step, rows_layout
 
 VECTOR = 16  # bytes of one access to memory, at most
 PLAIN = 4  # elements of a vector where memory does not say
@@ -51,10 +56,16 @@ def schedule_tile_grid(
     s = Scheduler(n, target)
     x, y = WARP["thread.x"], WARP["thread.y"]
     threads = (x, y, warps * grid.warp // (x * y))
-    _, body = on_blocks(n, programs)
-    layouts = Layouts(n, body, dict(zip(THREAD_AXES, threads, strict=True))).chosen()
+    turn_operands(s)
+    programs = programs_of(s.nest)
+    assert programs is not None
+    _, body = on_blocks(s.nest, programs)
+    found = Layouts(s.nest, body, dict(zip(THREAD_AXES, threads, strict=True)), target)
+    layouts = found.chosen()
     said = tuple(f"{name} = {layout_text(x)}" for name, x in layouts.items() if x)
-    s.do(Distribute(threads, said))
+    products = tuple(f"{stage} = {name}" for stage, name in found.products.items())
+    s.do(Distribute(threads, said, products))
+    swizzle_operands(s)
     s.do(Synchronise(near, tiles=True))
     return tuple(s.trace), s.nest
 
@@ -66,6 +77,8 @@ class Layouts:
     nest: Nest
     body: tuple[Stmt, ...]
     widths: dict[str, int]  # of a block: its threads along x, y and z
+    target: Target
+    products: dict[str, str] = field(default_factory=dict)  # stages and their instructions
     parent: dict[str, str] = field(default_factory=dict)  # loops of one layout, as a forest
 
     def __post_init__(self) -> None:
@@ -175,6 +188,8 @@ class Layouts:
             key=lambda p: -prod(self.extents[x.name] for x in p.loops if x not in _serial(p)),
         )
         found: dict[str, Layout] = {}
+        for p in self.pieces:
+            self._fragments(p, found)
         for p in order:
             self._choose(p, found)
         out: dict[str, Layout] = {}
@@ -188,7 +203,55 @@ class Layouts:
                     layout = self._apart(p, x, taken, found)
                 taken |= axes_of(layout)
                 out[x.name] = layout
-        return out
+        for p in self.pieces:
+            if p.stage in self.products:
+                out[p.loops[-1].name] = self._steps(p, out)
+        return {name: x for name, x in out.items() if x}
+
+    # ---- products
+
+    def _fragments(self, p: Piece, found: dict[str, Layout]) -> None:
+        """The layouts of a product that an instruction of warps does."""
+        name = product_of(p, self.target)
+        if name is None or len(p.loops) != 3:
+            return
+        i, j, _ = p.loops
+        m, n, warps = self.extents[i.name], self.extents[j.name], self.widths["z"]
+        for along in ((warps, 1), (1, warps), (1, 1)):
+            rows, columns = rows_layout(m, along[0]), columns_layout(n, along[1])
+            if rows is None or columns is None:
+                continue
+            known = found.get(self.root(i.name), rows), found.get(self.root(j.name), columns)
+            if known == (rows, columns) and self.root(i.name) != self.root(j.name):
+                found[self.root(i.name)], found[self.root(j.name)] = rows, columns
+                self.products[p.stage] = name
+                return
+
+    def _steps(self, p: Piece, out: dict[str, Layout]) -> Layout:
+        """The layout along the sum of a first operand that is in registers as it has to be; none
+        where it is in shared memory."""
+        operands = factors(p)
+        assert operands is not None
+        a = operands[0]
+        i, _, r = p.loops
+        if a.index != (D.as_int(i.var), D.as_int(r.var)):
+            return ()
+        users = [q for q in self.pieces if q is not p and self._uses(q, str(a.source))]
+        wanted: set[tuple[Layout, ...]] = set()
+        for q in users:
+            own = {x.var: out.get(x.name, ()) for x in q.loops}
+            cells = [*q.writes(), *((str(x.source), x.index) for x in q.reads())]
+            for name, at in cells:
+                if name == str(a.source):
+                    wanted.add(tuple(own.get(D.the_sym(k), ()) if D.is_sym(k) else () for k in at))
+        if len(wanted) != 1:
+            return ()
+        rows, steps = wanted.pop()
+        return steps if rows == out[i.name] and is_step(steps) else ()
+
+    @staticmethod
+    def _uses(p: Piece, name: str) -> bool:
+        return name in {x for x, _ in p.writes()} | {str(x.source) for x in p.reads()}
 
     def _vector_of(self, root: str) -> int:
         """Lanes of all loops of one layout: what each access allows."""
@@ -263,6 +326,77 @@ class Layouts:
         used = taken.union(*(axes_of(found.get(self.root(y.name), ())) for y in later))
         free = [a for a in THREAD_AXES if f"thread.{a}" not in used]
         return self._layout(self.extents[x.name], self._fitting(self.extents[x.name], free), 1)
+
+
+def product_of(p: Piece, target: Target) -> str | None:
+    """The instruction of warps that does a product, if there is one."""
+    found = factors(p)
+    s = p.statement
+    if found is None or not isinstance(s, Store):
+        return None
+    a, b = found
+    deep = p.loops[-1].extent
+    kinds = a.dtype, b.dtype, s.value.dtype
+    for x in target.products:
+        plain = INTRINSICS[x.instruction].team == WARP
+        if x.dtypes == kinds and plain and a.dtype.bits == 16 and isinstance(deep, int):
+            return x.instruction if deep % DEEP == 0 else None
+    return None
+
+
+def turn_operands(s: Scheduler) -> None:
+    """Operands of products lie in shared memory as whoever fills them reads them: neighbours beside
+    each other."""
+    programs = programs_of(s.nest)
+    assert programs is not None
+    pieces = list(pieces_in(programs.body))
+    layouts = Layouts(s.nest, programs.body, {}, s.target)
+    turned: set[str] = set()
+    for p in pieces:
+        if product_of(p, s.target) is None:
+            continue
+        for x in factors(p) or ():
+            name = str(x.source)
+            writers = [q for q in pieces if q.loops and q.writes()[:1] and q.writes()[0][0] == name]
+            first = [q.writes()[0][1][0] for q in writers if len(q.writes()[0][1]) == 2]
+            across = [
+                D.is_sym(k) and D.the_sym(k) is layouts.inner(q).var
+                for q, k in zip(writers, first, strict=False)
+            ]
+            if across and all(across) and name not in turned:
+                s.attempt(Relayout(name, "a, b -> b, a"))
+                turned.add(name)
+
+
+def swizzle_operands(s: Scheduler) -> None:
+    """Rows of 16 bits numbers that instructions read are in different banks."""
+    used: set[str] = set()
+    for x, _ in walk(s.nest.body):
+        if isinstance(x, Loop) and x.instruction.startswith("nvptx.ldmatrix"):
+            used |= {str(r.source) for r in reads(x)}
+    for name in sorted(used):
+        b = s.nest.buffer(name)
+        width = b.shape[-1]
+        vectors = width // 8 if isinstance(width, int) else 1
+        bits = min(3, vectors.bit_length() - 1)
+        if b.scope == "shared" and bits and vectors & (vectors - 1) == 0 and _beside(s.nest, name):
+            s.attempt(Swizzle(name, bits, 3, max(vectors.bit_length() - 1, 3)))
+
+
+def _beside(n: Nest, name: str) -> bool:
+    """Are all lanes that touch a buffer neighbours in it, in whole vectors?"""
+    b = n.buffer(name)
+    for x, path in walk(n.body):
+        lanes = [q for q in path if q.kind == "lane"]
+        if not lanes or not isinstance(x, Store):
+            continue
+        cells = [(x.buffer, x.index), *((str(r.source), r.index) for r in reads(x))]
+        for found, at in cells:
+            if found == name:
+                step = D.coefficient(linear_index(b, at), lanes[-1].var)
+                if step != 1 or lanes[-1].extent not in (2, 4, 8):
+                    return False
+    return True
 
 
 def _serial(p: Piece) -> tuple[Loop, ...]:
