@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from typing import Any
 
 from tilewright.ir import dim as D
+from tilewright.ir.atom import Data
 from tilewright.ir.combine import identity
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Load, Value, cast, const, fn, load
+from tilewright.ir.expr import Load, Rewriter, Value, cast, const, fn, load
 from tilewright.ir.types import DType, f64, i64
-from tilewright.kernel.divisors import Divisors, whole_lanes
+from tilewright.kernel.divisors import Divisors, dim_part, whole_lanes
 from tilewright.kernel.group import Buffer, pointer_buffer
 from tilewright.kernel.layouts import (
     AXES,
@@ -239,6 +241,9 @@ class Distribution:
         shared = [(x, l) for x, l in loops if x not in serial]
         digits = {x.var: _variables(x, l) for x, l in shared}
         along = self._lanes(shared, leaf) if lanes else None
+        for x, l in shared:
+            if x is along:
+                leaf = self._neighbours(leaf, x, l, digits)
         leaf = self._divisible(leaf)
         leaf = substitute(leaf, {}, self._on_load(digits), self._on_store(digits))
         leaf = substitute(leaf, {v: _sum(found) for v, found in digits.items()})
@@ -270,6 +275,31 @@ class Distribution:
         for x in reversed(chain):
             leaf = x.around((leaf,))
         return leaf
+
+    def _neighbours(self, leaf: Stmt, x: Loop, layout: Layout, digits: dict[Sym, Any]) -> Stmt:
+        """Places that memory tells, of lanes that are neighbours: the first one's and the lane."""
+        own = digits[x.var]
+        (lane, last), width = own[-1], layout[-1].extent
+        first = D.sym(f"{x.name}.first", 0, size(layout) - width, width)
+        digits[D.the_sym(first)] = [*own[:-1], (0, last)]
+        probe = D.the_sym(D.var("lane?", width))
+        table: dict[Sym, Dim] = {x.var: D.var("vector?", D.INF) * width + D.as_int(probe)}
+
+        def moved(at: Dim) -> Dim:
+            if isinstance(at, int) or x.var not in D.symbols(at) or not D.data_values(at):
+                return at
+            out: Dim = 0
+            for mono, c in at.terms:
+                term = D.from_atom(mono[0]) if len(mono) == 1 else None
+                data = term is not None and isinstance(mono[0], Data)
+                part = dim_part(Rewriter(table).dim(term), probe, self.divisors) if data else None
+                if term is None or part is None or x.var not in D.symbols(term):
+                    out = out + c * _product(mono)
+                else:
+                    out = out + c * (Rewriter({x.var: first}).dim(term) + part[0] * lane)
+            return out
+
+        return self._at_pointers(leaf, moved)
 
     def _one(self, axis: str) -> Sym:
         self.fresh += 1
@@ -320,15 +350,19 @@ class Distribution:
     def _divisible(self, leaf: Stmt) -> Stmt:
         """Where an argument's memory is accessed at a place that memory tells, what that is known
         to be a multiple of is written as a factor."""
+        return self._at_pointers(leaf, self.divisors.factored)
+
+    def _at_pointers(self, leaf: Stmt, f: Callable[[Dim], Dim]) -> Stmt:
+        """Other places in the memory of arguments."""
         pointers = {b.name for b in self.buffers.values() if b.pointer and b.scope != "memory"}
 
         def on_load(x: Load) -> Value:
             if str(x.source) not in pointers:
                 return x
-            return load(x.source, tuple(map(self.divisors.factored, x.index)), x.dtype)
+            return load(x.source, tuple(map(f, x.index)), x.dtype)
 
         def on_store(name: str, at: tuple[Dim, ...]) -> tuple[str, tuple[Dim, ...]]:
-            return name, tuple(map(self.divisors.factored, at)) if name in pointers else at
+            return name, tuple(map(f, at)) if name in pointers else at
 
         return substitute(leaf, {}, on_load, on_store)
 
@@ -440,6 +474,13 @@ def _sum(found: list[tuple[Dim, Digit]]) -> Dim:
     out: Dim = 0
     for (v, _), step in zip(found, strides(tuple(d for _, d in found)), strict=True):
         out = out + v * step
+    return out
+
+
+def _product(mono: tuple[D.Atom, ...]) -> Dim:
+    out: Dim = 1
+    for a in mono:
+        out = out * D.from_atom(a)
     return out
 
 

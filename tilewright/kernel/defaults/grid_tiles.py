@@ -14,6 +14,7 @@ from math import prod
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.expr import Rewriter
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.dependence import linear_index
@@ -23,7 +24,7 @@ from tilewright.kernel.fragments import WARP
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.layouts import Digit, Layout, axes_of, layout_text
 from tilewright.kernel.nest import Loop, Nest, Stmt, Store, reads, walk
-from tilewright.kernel.pieces import Piece, factors, pieces_in
+from tilewright.kernel.pieces import Cell, Piece, factors, pieces_in
 from tilewright.kernel.step import Trace
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.distribute import Distribute
@@ -132,36 +133,36 @@ class Layouts:
     def vector(self, p: Piece, x: Loop) -> int:
         """Elements along a loop that one access to memory may have; 0 where no access is along
         it."""
-        out = 0
-        for name, at in self._cells(p):
-            b = self.buffers[name]
-            part = dim_part(at[0], x.var, self.divisors)
-            if part is None or part[0] not in (0, b.unit):
-                return 1
-            if part[0] == b.unit:
-                bytes_ = b.dtype.bytes
-                most = VECTOR // bytes_
-                aligned = max(1, b.alignment // bytes_) if b.scope != "memory" else 1
-                while most > 1 and (part[1] % most or aligned % most):
-                    most //= 2
-                out = min(out, most) if out else most
-        while out > 1 and not self._same_for(p, x.var, out):
-            out //= 2
-        return out
+        cells = [c for c in self._cells(p) if any(x.var in D.symbols(i) for i in c[1])]
+        if not cells:
+            return 0
+        lanes = min(VECTOR // self.buffers[name].dtype.bytes for name, _ in cells)
+        lanes = min(lanes, self.extents[x.name])
+        while lanes > 1 and not self._fits(p, cells, x, lanes):
+            lanes //= 2
+        return lanes
 
-    def _same_for(self, p: Piece, v: Sym, lanes: int) -> bool:
-        """Are all conditions the same for so many neighbours? A lane stands for the loop."""
-        lane = D.var("lane?", lanes)
-        table: dict[Sym, Dim] = {v: D.var("vector?", D.INF) * lanes + lane}
+    def _fits(self, p: Piece, cells: list[Cell], x: Loop, lanes: int) -> bool:
+        """Are so many elements neighbours that begin at a multiple of their size, and do they all
+        fulfil the same conditions?"""
+        lane = D.the_sym(D.var("lane?", lanes))
+        table: dict[Sym, Dim] = {x.var: D.var("vector?", D.INF) * lanes + D.as_int(lane)}
+        for name, at in cells:
+            b = self.buffers[name]
+            moved = Rewriter(table).dim(at[0])
+            part = dim_part(moved, lane, self.divisors)
+            if part is None or part[0] != b.unit or part[1] % lanes:
+                return False
+            if b.scope == "memory" or b.alignment % (lanes * b.dtype.bytes):
+                return False
         for value in p.values():
-            for c in comparisons(value, v):
-                c = c.substitute(table)
-                for one in comparisons(c, D.the_sym(lane)):
-                    if not settled(one, D.the_sym(lane), lanes, self.divisors):
+            if x.var in value.symbols():
+                for one in comparisons(value.substitute(table), lane):
+                    if not settled(one, lane, lanes, self.divisors):
                         return False
         return True
 
-    def _cells(self, p: Piece) -> Iterator[tuple[str, tuple[Dim, ...]]]:
+    def _cells(self, p: Piece) -> Iterator[Cell]:
         for name, at in (*p.writes(), *((str(r.source), r.index) for r in p.reads())):
             if self.buffers[name].pointer:
                 yield name, at
@@ -174,10 +175,17 @@ class Layouts:
             found = 0
             for name, at in self._cells(p):
                 part = dim_part(at[0], x.var, self.divisors)
+                part = part or self._in_pairs(at[0], x)
                 found += part is not None and part[0] == self.buffers[name].unit
             if found > most:
                 best, most = x, found
         return best
+
+    def _in_pairs(self, at: Dim, x: Loop) -> tuple[int, int] | None:
+        """How an index moves within two neighbours, if not along the whole loop."""
+        lane = D.the_sym(D.var("lane?", 2))
+        table: dict[Sym, Dim] = {x.var: D.var("vector?", D.INF) * 2 + D.as_int(lane)}
+        return dim_part(Rewriter(table).dim(at), lane, self.divisors)
 
     # ---- choosing
 
