@@ -84,7 +84,7 @@ def matmul_kernel(
     from_a = a + (at_m[:, None] * am + at_k[None, :] * ak)
     from_b = b + (at_k[:, None] * bk + at_n[None, :] * bn)
     sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for k in range(0, tl.cdiv(K, BLOCK_K)):
+    for k in range(tl.cdiv(K, BLOCK_K)):
         x = tl.load(from_a, mask=at_k[None, :] < K - k * BLOCK_K, other=0.0)
         y = tl.load(from_b, mask=at_k[:, None] < K - k * BLOCK_K, other=0.0)
         sums = tl.dot(x, y, sums)

@@ -44,6 +44,7 @@ from tilewright.kernel.nest import (
     Report,
     Stmt,
     Store,
+    While,
     bodies,
     reads,
     substitute,
@@ -186,6 +187,8 @@ class Distribution:
             if p is not None:
                 out += self._piece(p)
             else:
+                if isinstance(s, While):  # for another block: that runs, or did before
+                    s = replace(s, waits=False)
                 inside = [self._statements(x) for x in bodies(s)]
                 out.append(self._registers_read(with_bodies(s, inside)) if inside else s)
         return tuple(out)

@@ -29,10 +29,10 @@ from tilewright.driver.tile.arguments import (
     TooWide,
     argument_of,
     constant_key,
-    gpus_of,
     handlers_of,
     leaves,
 )
+from tilewright.driver.tile.devices import gpu_of, key_of_launch, of_options
 from tilewright.driver.tile.launch import (
     GRIDS,
     NATIVE,
@@ -236,7 +236,10 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
         # As Triton has it: a launch overrules its kernel, and the process both.
         debug = bool(options.get("debug", self.debug) or DEFAULTS.debug)
         by = self.by or executor()
-        gpu = self._gpu_of(given)
+        try:
+            gpu = gpu_of(self, given)
+        except TilewrightError as problem:
+            raise self._explained(given, problem) from None
         if gpu is not None and by is NATIVE:
             by, key = import_module(_GPU).gpu_executor(gpu), of_options(key, options)
         # Launches look for the bare key: it is that of the usual case.
@@ -267,29 +270,6 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
                         if self.hash() == made_of:
                             self.kernels[full] = kernel
         return kernel, values
-
-    def _gpu_of(self, given: Given) -> int | None:
-        """The GPU on which all tensors of a launch are; None: the processor's memory has them."""
-        found: dict[int | None, str] = {}
-        for p, value in zip(self.parameters, given, strict=True):
-            if not p.is_constexpr:
-                try:
-                    kind = handlers_of(p)[value.__class__](value)[0]
-                except TilewrightError as problem:
-                    raise self._explained(given, problem) from None
-                found.update(dict.fromkeys(gpus_of(kind), p.name))
-        if len(found) > 1:
-            (one, first), (other, second) = list(found.items())[:2]
-            places = [
-                f"{n} is on {'the CPU' if g is None else f'cuda:{g}'}"
-                for g, n in ((one, first), (other, second))
-            ]
-            raise BadArguments(
-                f"{self.name} is launched with tensors on two devices: {', '.join(places)}",
-                where=f"{self.file}:{self.line}",
-                hint="move all of them to one: x.to(device)",
-            )
-        return next(iter(found), None)
 
     def _described(self, given: Given) -> dict[str, Argument]:
         arguments: dict[str, Argument] = {}
@@ -412,20 +392,6 @@ class UnknownOption(Invalid, KeyError):
     """A keyword that is neither a parameter of the kernel nor an option of launches."""
 
 
-def of_options(key: Any, options: Mapping[str, Any]) -> Any:
-    """The key of a kernel for a GPU, whose code depends on options of its launch."""
-    chosen = options.get("num_warps"), options.get("num_stages")
-    return key if chosen == (None, None) else (key, *chosen)
-
-
-def _key_of_launch(kernels: Mapping[Any, CompiledKernel], key: Any, options: Any) -> Any:
-    """On a processor options change nothing."""
-    chosen = of_options(key, options)
-    if chosen in kernels:
-        return chosen
-    return chosen if key in kernels and kernels[key].gpu is not None else key
-
-
 def _sanitizes(options: Mapping[str, Any]) -> bool:
     return bool(options.get("sanitize_overflow", True))
 
@@ -535,7 +501,7 @@ def calls(f: JITFunction[Any]) -> Calls:
         "_tw_f": f,
         "_tw_slowly": f._slowly,
         "_tw_kernels": f.kernels,
-        "_tw_of": partial(_key_of_launch, f.kernels),
+        "_tw_of": partial(key_of_launch, f.kernels),
         "_tw_ignored": IGNORED,
         "_tw_warps": _USUAL_WARPS,
         "_tw_steps": knobs.interpret.looker(),

@@ -156,13 +156,15 @@ def doubled(low: Lowering, o: ir.Operation) -> None:
     """A scan of whole tiles: every element takes in the one 1, 2, 4 … before it, which by then has
     taken in all up to there."""
     axis, n = o.attrs["axis"], o.args[0].shape[o.attrs["axis"]]
-    parts = [low.kept(low.tile(a)) for a in o.args]
+    parts = [low.stored(low.tile(a)) for a in o.args]
     back = -1 if o.attrs.get("reverse") else 1
     far = 1
     while far < n:
         moved = [viewed(t, t.shape, lambda i, far=far: _moved(i, axis, -back * far)) for t in parts]
         both = combined(low, o.blocks[0], [*moved, *parts])
-        parts = [low.kept(_beyond(t, b, axis, far, back)) for t, b in zip(parts, both, strict=True)]
+        parts = [
+            low.stored(_beyond(t, b, axis, far, back)) for t, b in zip(parts, both, strict=True)
+        ]
         far *= 2
     for r, t in zip(o.results, parts, strict=True):
         low.define(r, t)
