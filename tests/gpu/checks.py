@@ -19,6 +19,7 @@ from tests.gpu import te_kernels
 from tests.gpu.function_checks import function_errors
 from tests.gpu.programs import PROGRAMS
 from tests.gpu.random_products import drawn as drawn_product
+from tests.gpu.tile_checks import CHECKS
 from tests.gpu.timing import host_seconds, medians
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.driver.program.grid_run import GridKernel, GridProgram, target_of
@@ -537,6 +538,8 @@ def checks(inductor: bool) -> Iterator[Check]:
             for d in (bf16, f32):
                 yield _program(name, d, size, inductor)
     yield Check("variants", variants)
+    for name, f in CHECKS.items():
+        yield Check(name, f, seconds=120.0)
     yield Check("illegal_address", illegal_address, last=True)
 
 

@@ -65,6 +65,7 @@ class Buffer:
     pointer: bool = False
     swizzle: Swizzled | None = None  # of shared memory: where its elements lie
     layout: Map | None = None  # of an argument that comes packed (graph/pack.py): how it lies
+    alignment: int = 0  # of a pointer: bytes that its address is known to be a multiple of
 
     @property
     def unit(self) -> int:
@@ -91,9 +92,9 @@ class Buffer:
 ANYWHERE: tuple[Dim, ...] = (D.INF,)
 
 
-def pointer_buffer(name: str, dtype: DType, scope: str) -> Buffer:
+def pointer_buffer(name: str, dtype: DType, scope: str, alignment: int = 0) -> Buffer:
     """An argument that is an address of elements: "in" where they are only read."""
-    return Buffer(name, dtype, ANYWHERE, scope, pointer=True)
+    return Buffer(name, dtype, ANYWHERE, scope, pointer=True, alignment=alignment)
 
 
 def memory_buffer(name: str, dtype: DType) -> Buffer:

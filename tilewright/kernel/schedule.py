@@ -19,6 +19,7 @@ from tilewright.kernel.defaults.contractions import (
     product_operands,
     schedule_contraction,
 )
+from tilewright.kernel.defaults.grid_tiles import schedule_tile_grid
 from tilewright.kernel.defaults.grids import grid_schedule
 from tilewright.kernel.defaults.inlining import edges_in_lanes, inline_maps
 from tilewright.kernel.defaults.maps import schedule_map, schedule_program
@@ -39,6 +40,8 @@ def default_schedule(
     """The trace and the nest it leads to. What the choices leave open is decided by rules. Several
     schedules of one group share what is `applied`."""
     applied = applied or Applied()
+    if isinstance(group, Nest) and target.grid is not None:
+        return schedule_tile_grid(group, target)
     if isinstance(group, Nest):
         return schedule_programs(group, target)
     if target.grid is not None:

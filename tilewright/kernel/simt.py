@@ -44,10 +44,12 @@ from tilewright.kernel.nest import (
     Stmt,
     Store,
     Wait,
+    While,
     substitute_all,
     walk,
 )
 from tilewright.kernel.races import MANY, Watch
+from tilewright.kernel.regions import Everything
 from tilewright.kernel.text import line_text
 from tilewright.kernel.threads import combined, grid_of, launches, thread_chain
 
@@ -80,8 +82,17 @@ class _Grid(Machine):
         fixed = substitute_all(body, table)
         # By identity: equal updates may stand inside loops of different kinds.
         self.over = {id(c.store): [q.kind for q in c.over] for c in combined(fixed)}
+        coded = [x for x in self.regions if not self._plain(x)]
+        for name in coded:  # numbers that are codes in memory, as numbers
+            self.memory[name] = self.regions[name].get(np.arange(self.regions[name].size))
         for launch in launches(fixed):
             self._launch(launch)
+        for name in coded:
+            self.regions[name].put(np.arange(self.regions[name].size), self.memory[name])
+
+    def _plain(self, name: str) -> bool:
+        region = self.regions[name]
+        return isinstance(region, Everything) or region.array.dtype == region.dtype.numpy
 
     def _launch(self, launch: tuple[Stmt, ...]) -> None:
         loops, body = grid_of(launch)
@@ -98,7 +109,10 @@ class _Grid(Machine):
                 axis = THREADS.index(s.kind)
                 size[axis] = max(size[axis], D.bounds(s.extent)[1])
         written = [x for x in self.memory if self.nest.buffer(x).scope != "in"]
-        by_block = {name: Watch(self.memory[name].size) for name in written}
+        # Blocks that hand memory on to each other by atomic operations are in some order.
+        ordered = any(isinstance(s, Atomic) and s.order != "relaxed" for s, _ in walk(body))
+        apart = [] if ordered else written
+        by_block = {name: Watch(self.memory[name].size) for name in apart}
         by_thread = {name: Watch(self.memory[name].size) for name in written}
         for k in self.random.permutation(len(points)):
             shape = size[0], size[1], size[2]
@@ -161,8 +175,18 @@ class _Block:
                 taken = np.broadcast_to(_Reader(self, "if", env, who)(s.condition), who.shape)
                 for body_, there in ((s.then, taken), (s.other, ~taken)):
                     self._some(body_, env, who, there)
+            elif isinstance(s, While):
+                self._while(s, env, who)
             elif isinstance(s, BRANCHES):
                 raise RunError(f"threads of a block meet {line_text(s)}, which they cannot run yet")
+
+    def _while(self, s: While, env: Env, who: np.ndarray) -> None:
+        while who.size:
+            going = np.broadcast_to(_Reader(self, s.name, env, who)(s.condition), who.shape)
+            env = {k: v[going] if np.ndim(v) else v for k, v in env.items()}
+            who = who[going]
+            if who.size:
+                self.statements(s.body, env, who)
 
     def _allocate(self, name: str) -> None:
         b = self.grid.nest.buffer(name)
@@ -194,7 +218,7 @@ class _Block:
     def _loop(self, s: Loop, env: Env, who: np.ndarray) -> None:
         if s.name in env:
             raise RunError(f"loop {s.name} is inside another loop of that name")
-        raw = D.evaluate(s.extent, {**self.grid.sizes, **env})
+        raw = _Reader(self, s.name, env, who).dim(s.extent)
         count = np.broadcast_to(np.maximum(np.asarray(raw, np.int64), 0), who.shape)
         if s.kind in THREADS:
             mine = self.coords[s.kind][who]
@@ -326,6 +350,9 @@ class _Block:
         what = f"{s.buffer}[{','.join(map(str, s.index))}]"
         index = [np.broadcast_to(ev.dim(i), (n,)) for i in s.index]
         cells = self.cells(s.buffer, index, who, True, f"{s.stage}: {what} writes")
+        if b.scope == "memory":
+            self.grid.regions[s.buffer].put(cells, v)
+            return
         flat = self.memory[s.buffer].reshape(-1)
         if s.asynchronous:
             self._ask(s, what, cells, who, v)
@@ -382,10 +409,13 @@ class _Block:
             name, at = s.result
             places = [np.broadcast_to(ev.dim(i), (n,)) for i in at]
             into = self.cells(name, places, who, True, f"{s.stage}: {name} is written")
-            if name not in self.private:
-                raise RunError(f"{s.stage}: the result goes to {name}, which is no thread's own")
-            self.private[name][who, into] = True
-            self.memory[name].reshape(-1)[who * self.private[name].shape[1] + into] = old
+            if name in self.private:
+                self.private[name][who, into] = True
+                into = who * self.private[name].shape[1] + into
+            else:
+                what = f"{name}[{','.join(map(str, at))}]"
+                self.touch(s.stage, name, what, into, who, np.zeros(n, np.bool_))
+            self.memory[name].reshape(-1)[into] = old
 
     def _ask(self, s: Store, what: str, cells: np.ndarray, who: np.ndarray, v: np.ndarray) -> None:
         """An asynchronous copy: a write from now on, the data of which comes later."""
@@ -415,6 +445,14 @@ class _Block:
         self, name: str, index: list[np.ndarray], who: np.ndarray, mask: Any, what: str
     ) -> np.ndarray:
         """The cells of points, each inside the buffer where the mask holds."""
+        region = self.grid.regions.get(name)
+        if region is not None:
+            found = region.find(index[0])
+            bad = np.flatnonzero((found < 0) & mask)
+            if bad.size:
+                at = f"element {int(index[0][bad[0]])} in {self.thread(who[bad[0]])}"
+                raise RunError(f"{what} outside the memory of {name}: {at}")
+            return np.maximum(found, 0)
         shape = self.memory[name].shape[1 if name in self.private else 0 :]
         if len(index) != len(shape):
             raise RunError(f"{what} with {len(index)} indices, {name} has {len(shape)} axes")
@@ -511,6 +549,8 @@ class _Reader(Evaluator):
         index = [np.broadcast_to(self.dim(i), who.shape) for i in v.index]
         mask = np.broadcast_to(self.mask, who.shape)
         cells = block.cells(name, index, who, mask, f"{self.stage}: {v!r} reads")
+        if name in block.grid.regions and block.grid.nest.buffer(name).scope == "memory":
+            return block.grid.regions[name].get(np.where(mask, cells, -1))
         if a.size == 0:
             return np.zeros(who.shape, a.dtype)
         if name in block.private:

@@ -52,7 +52,7 @@ from tilewright.ir.value_text import (
     value_text,
 )
 from tilewright.kernel.axis import axis_named, first_name
-from tilewright.kernel.group import ANYWHERE, Buffer, Group, PackedAs, Stage
+from tilewright.kernel.group import Buffer, Group, PackedAs, Stage, pointer_buffer
 from tilewright.kernel.nest import (
     ATOMICS,
     KINDS,
@@ -90,7 +90,8 @@ def _head(what: str, name: str, dims: set[Sym], precision: str) -> str:
 
 def _buffer_text(b: Buffer) -> str:
     if b.pointer:
-        return f"  {b.scope} {b.name}: *{b.dtype}"
+        aligned = f" aligned {b.alignment}" if b.alignment else ""
+        return f"  {b.scope} {b.name}: *{b.dtype}{aligned}"
     text = f"  {b.scope} {b.name}: {b.dtype}{_shape_text(b.shape)}"
     if b.swizzle is not None:
         text += f" swizzled {b.swizzle}"
@@ -261,10 +262,13 @@ def _read_buffers(lines: _Lines, scope: Scope) -> tuple[list[Buffer], Scope]:
         t, _, layout = t.partition(" as ")
         t, _, lies = t.partition(" laid out by ")
         t, _, swizzle = t.partition(" swizzled ")
+        t, _, aligned = t.partition(" aligned ")
         dtype, _, shape = t.removeprefix("*").partition("[")
         known = dtype_named(dtype)
         if known is not None and t == f"*{dtype}":
-            out.append(Buffer(name, known, ANYWHERE, scope_name, pointer=True))
+            if aligned and not aligned.isdecimal():
+                raise _fail(number, line, "expected a number of bytes after aligned")
+            out.append(pointer_buffer(name, known, scope_name, int(aligned or 0)))
             continue
         if known is None or not shape.endswith("]"):
             raise _fail(number, line, "expected NAME: dtype[dims] or NAME: *dtype")

@@ -30,7 +30,7 @@ from math import gcd
 from tilewright.ir import dim as D
 from tilewright.ir.combine import Combiner
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import extent
+from tilewright.ir.expr import extent, loads
 from tilewright.kernel.dependence import _same_iteration, _window
 from tilewright.kernel.fragments import WARP
 from tilewright.kernel.intrinsic import warp_match
@@ -38,12 +38,15 @@ from tilewright.kernel.nest import (
     BLOCKS,
     THREADS,
     Alloc,
+    Atomic,
     Barrier,
     Loop,
     Nest,
     Path,
     Stmt,
     Store,
+    While,
+    own_values,
     store_loads,
     walk,
 )
@@ -219,6 +222,7 @@ class Access:
     threads: tuple[tuple[str, Sym], ...]
     asynchronous: bool = False
     earlier: frozenset[str] = frozenset()  # loops of which this was done in an earlier iteration
+    order: str = ""  # of an atomic operation: how it is ordered with other memory
 
     def __str__(self) -> str:
         return f"{self.buffer}[{','.join(map(str, self.index))}]"
@@ -246,16 +250,26 @@ def accesses(n: Nest, s: Stmt, path: Path) -> list[Access]:
     """What a statement inside `path` does to memory, itself included."""
     out: list[Access] = []
     for x, p in walk((s,), path):
+        t = tuple((q.kind, q.var) for q in p if q.kind in THREADS)
+        stage = x.stage if isinstance(x, (Store, Atomic)) else line_of(x)
+        own = [r for v in own_values(x) for r in loads(v)]
+        found = [Access(str(r.source), r.index, False, False, stage, t) for r in own]
         if isinstance(x, Store):
             red = x.combine is not None
-            t = tuple((q.kind, q.var) for q in p if q.kind in THREADS)
-            found = [
-                Access(str(r.source), r.index, False, False, x.stage, t) for r in store_loads(x)
-            ]
-            found.append(Access(x.buffer, x.index, True, red, x.stage, t, x.asynchronous))
+            found.append(Access(x.buffer, x.index, True, red, stage, t, x.asynchronous))
             owners = _owners(n, p)
-            out += [_by_owner(a, owners[a.buffer]) if a.buffer in owners else a for a in found]
+            found = [_by_owner(a, owners[a.buffer]) if a.buffer in owners else a for a in found]
+        elif isinstance(x, Atomic):
+            found.append(Access(x.buffer, x.index, True, False, stage, t, order=x.order))
+            if x.result is not None:
+                found.append(Access(*x.result, True, False, stage, t))
+        out += found
     return out
+
+
+def line_of(s: Stmt) -> str:
+    """What a statement that is no stage is called."""
+    return s.name if isinstance(s, (Loop, While)) else type(s).__name__.lower()
 
 
 Owners = tuple[tuple[int, str, int], ...]  # axis of the buffer, axis of threads, how many

@@ -124,7 +124,7 @@ class Addresses:
         memory's alignment as every term of the index is a multiple of."""
         least = b.dtype.bytes
         bytes_ = min(self.aligned(b), w * least)
-        if bytes_ <= least or b.pointer or self.c.lane is None:
+        if bytes_ <= least or self.c.lane is None:
             return least
         fixed = {s: k for s in D.symbols(lin) if isinstance(k := self.c.env.get(s), int)}
         first = D.substitute(lin, {**fixed, self.c.lane[0]: 0})

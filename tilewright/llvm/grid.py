@@ -210,6 +210,9 @@ class _Thread:
         self.body, self.w, self.c, self.a = body, body.writer, body.context, body.addresses
         self.threads, self.aligned = m.threads, m.alignment
         buffers = self.c.buffers
+        # Numbers of a tile kernel are given themselves, not as memory.
+        tile = any(b.pointer for b in m.n.buffers)
+        self.values = {b.name for b in self.c.args if tile and b.scope == "in" and not b.shape}
         allocated = [s.buffer for s, _ in walk(m.launch) if isinstance(s, Alloc)]
         in_shared = [buffers[x] for x in allocated if buffers[x].scope == "shared"]
         shared = list(dict.fromkeys(in_shared))
@@ -236,7 +239,10 @@ class _Thread:
     def parameters(self) -> list[str]:
         out: list[str] = []
         for k, b in enumerate(self.c.args):
-            aligned = self.aligned if not b.pointer else b.dtype.bytes
+            if b.name in self.values:
+                out.append(f"i64 %arg{k}")
+                continue
+            aligned = self.aligned if not b.pointer else max(b.alignment, b.dtype.bytes)
             alone = "" if b.pointer else "noalias "
             read = "readonly " if b.scope == "in" else ""
             out.append(f"ptr addrspace(1) {alone}{read}align {aligned} %arg{k}")
@@ -244,7 +250,12 @@ class _Thread:
 
     def enter(self) -> None:
         for k, b in enumerate(self.c.args):
-            self.w.line(f"%base{k} = addrspacecast ptr addrspace(1) %arg{k} to ptr", entry=True)
+            if b.name in self.values:
+                self.w.line(f"%base{k} = alloca i64, align 8", entry=True)
+                self.w.line(f"store i64 %arg{k}, ptr %base{k}, align 8", entry=True)
+            else:
+                cast = f"addrspacecast ptr addrspace(1) %arg{k} to ptr"
+                self.w.line(f"%base{k} = {cast}", entry=True)
             self.a.base[b.name] = (f"%base{k}", 0)
         for k, s in enumerate(self.c.n.dims):
             self.c.env[s] = (f"%dim{k}", 0)
@@ -385,6 +396,8 @@ class _Thread:
         return self._part(b), tuple(rest)
 
     def _alignment(self, b: Buffer) -> int:
+        if b.pointer:
+            return b.alignment
         return self.aligned if b.scope in ("in", "out") else 16
 
     def copy(self, s: Store) -> bool:

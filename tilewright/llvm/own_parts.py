@@ -9,7 +9,7 @@ from __future__ import annotations
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Alloc, Atomic, Loop, Nest, Stmt, Store, reads, walk
+from tilewright.kernel.nest import Alloc, Nest, Stmt, walk
 from tilewright.kernel.threads import accesses
 
 PRIVATE = ("local", "register")
@@ -33,12 +33,6 @@ def own_parts(n: Nest, launch: tuple[Stmt, ...], buffers: dict[str, Buffer]) -> 
             inside = [(axis, v) for axis, v in a.threads if v not in outside]
             for known, i in zip(seen[a.buffer], a.index, strict=True):
                 known.add(_own_place(i, inside))
-    for s, _ in walk(launch):
-        if isinstance(s, (Loop, Store, Alloc)):
-            continue
-        named = {str(x.source) for x in reads(s)} | _results(s)
-        for x in named & set(seen):
-            seen[x] = [{None} for _ in buffers[x].shape]
     out: dict[str, Own] = {}
     for x in private:
         own: Own = {}
@@ -49,10 +43,6 @@ def own_parts(n: Nest, launch: tuple[Stmt, ...], buffers: dict[str, Buffer]) -> 
         if own:
             out[x] = own
     return out
-
-
-def _results(s: Stmt) -> set[str]:
-    return {s.result[0]} if isinstance(s, Atomic) and s.result is not None else set()
 
 
 def _own_place(i: Dim, threads: list[tuple[str, D.Sym]]) -> tuple[str, int] | None:

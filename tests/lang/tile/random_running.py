@@ -18,6 +18,7 @@ import tilewright.language as tl
 from tests.generators import compiling
 from tests.lang.tile.random_values import BOOL, FLOATS, dtype_of
 from tests.lang.tile.random_writer import ArraySpec, Kernel, Statement
+from tests.lang.tile.threads_running import run_threads
 from tests.lang.tile.triton_judge import Abstains, interpreted
 from tests.lang.tile.triton_judge import enabled as judged_by_triton
 from tilewright.ir.types import DType, from_memory, to_memory
@@ -121,6 +122,11 @@ def launched(k: Kernel, how: str) -> dict[str, Array]:
         return arrays
     grid = (*k.grid, 1, 1)[:3]
     about = f._described(tuple(given[n] for n in f.arg_names))
+    if how == "threads":
+        warps = (4, 1, 2, 8)[k.seed % 4]
+        values = [_memory(x) for n, x in given.items() if about[n].element is not None]
+        run_threads(translate(f, about), grid, values, warps)
+        return arrays
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if how == "stepping":
@@ -131,6 +137,11 @@ def launched(k: Kernel, how: str) -> dict[str, Array]:
             assert parse_kernel(kernel_text(made)) == made, "its text is another kernel"
             interpret(made, grid, values)
     return arrays
+
+
+def _memory(x: Any) -> Any:
+    """An array as the elements that a pointer reaches, and which of them it points to."""
+    return (x.elements, -x.spec.low) if isinstance(x, Array) else x
 
 
 def translated(k: Kernel) -> ir.Kernel:
@@ -149,13 +160,15 @@ def compiled(k: Kernel) -> Any:
     return scope["kernel"]
 
 
-def failure(k: Kernel) -> Failure | None:
+def failure(k: Kernel, others: tuple[str, ...] = ()) -> Failure | None:
     """What is wrong with a kernel, if anything is. Every fifth is also translated and its
-    translation run step by step; all are run by Triton's interpreter where it is installed."""
+    translation run step by step; all are run by Triton's interpreter where it is installed. Or it
+    is run step by step and in other ways that are named."""
     ran: dict[str, dict[str, Array]] = {}
     ways = ["stepping", "native"]
     ways += ["translated"] if k.seed % 5 == 0 else []
     ways += ["triton"] if judged_by_triton() else []
+    ways = ["stepping", *others] if others else ways
     for how in list(ways):
         began = time.process_time()
         try:
@@ -208,7 +221,7 @@ def _difference(want: Array, got: Array, error: float, spec: ArraySpec, how: str
 # ---- smaller
 
 
-def shrunk(k: Kernel, kind: str, tries: int = 300) -> Kernel:
+def shrunk(k: Kernel, kind: str, tries: int = 300, others: tuple[str, ...] = ()) -> Kernel:
     """The smallest kernel found that fails in the same way: without statements, with smaller
     shapes."""
     going = True
@@ -218,7 +231,7 @@ def shrunk(k: Kernel, kind: str, tries: int = 300) -> Kernel:
             tries -= 1
             if tries <= 0:
                 break
-            found = failure(smaller)
+            found = failure(smaller, others)
             if found is not None and found.kind == kind:
                 k, going = smaller, True
                 break

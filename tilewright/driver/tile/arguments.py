@@ -63,11 +63,12 @@ class Kind:
     """What a kernel knows of one argument. Compared by identity: make it with the functions below,
     which cache one of each."""
 
-    __slots__ = ("argument", "text")
+    __slots__ = ("argument", "text", "gpu")
 
-    def __init__(self, argument: Argument, text: str):
+    def __init__(self, argument: Argument, text: str, gpu: int | None = None):
         self.argument = argument
         self.text = text  # as in a signature: *fp32, i32:16, 1
+        self.gpu = gpu  # on which a tensor is
 
     def __repr__(self) -> str:
         return self.text
@@ -78,9 +79,10 @@ Bound = tuple[Any, Any]
 
 
 @cache
-def pointer_kind(to: DType, aligned: bool) -> Kind:
+def pointer_kind(to: DType, aligned: bool, gpu: int | None = None) -> Kind:
     kind = Argument.pointer(to, ALIGNMENT if aligned else 1)
-    return Kind(kind, f"*{to.name}{':16' if aligned else ''}")
+    where = "" if gpu is None else f"@cuda:{gpu}"
+    return Kind(kind, f"*{to.name}{':16' if aligned else ''}{where}", gpu)
 
 
 def scalar_kind(element: DType, divisor: int = 1, positive: bool = False) -> Kind:
@@ -149,7 +151,7 @@ def descriptor_kind(x: TensorDescriptor, base: Kind) -> Kind:
         parts = [base.argument, *[sizes] * rank, *[steps] * (rank - 1), Argument.constant(1)]
         text = f"tensordesc<{base.text[1:]}[{','.join(map(str, block))}]>"
         make = _Made(f"{text} {rank} {x.padding}", x.maker())
-        found = _descriptors.setdefault(key, Kind(Argument.group(parts, make), text))
+        found = _descriptors.setdefault(key, Kind(Argument.group(parts, make), text, base.gpu))
     return found
 
 
@@ -222,7 +224,7 @@ class Handlers(dict[type, Callable[[Any], Bound]]):
 
     def _tensor(self, x: Any) -> Bound:
         if not x.is_cpu:
-            raise _elsewhere(str(x.device))
+            return self._on_gpu(x)
         try:
             address = x.data_ptr()
         except RuntimeError:
@@ -230,6 +232,22 @@ class Handlers(dict[type, Callable[[Any], Bound]]):
         if not address:
             _check_memory(x, address)
         pair = self.pointers.get(x.dtype) or self._pair(x.dtype, element_of(x.dtype))
+        return pair[not address & 15], address
+
+    def _on_gpu(self, x: Any) -> Bound:
+        place = x.device
+        if place.type != "cuda":
+            raise _elsewhere(str(place))
+        key = x.dtype, place.index
+        pair = self.pointers.get(key)
+        if pair is None:
+            declared = self.declared
+            to = declared.to if isinstance(declared, Pointer) else element_of(x.dtype)
+            kinds = (pointer_kind(to, a, place.index) for a in (False, self.align))
+            pair = self.pointers[key] = (next(kinds), next(kinds))
+        address = x.data_ptr()
+        if not address and x.numel():
+            raise _without_memory(x)
         return pair[not address & 15], address
 
     def _array(self, x: Any) -> Bound:
@@ -426,6 +444,15 @@ def argument_of(kind: Any) -> Argument:
         text = f"{container.__module__}.{container.__qualname__}{container._fields}"
         make = _Made(text, lambda parts: container(*parts))
     return Argument.group([argument_of(k) for k in kinds], make)
+
+
+def gpus_of(kind: Any) -> set[int | None]:
+    """The GPUs on which the tensors of an argument are; None of those that are on none."""
+    if not isinstance(kind, Kind):
+        return set().union(*map(gpus_of, kind[0]))
+    element = kind.argument.element
+    tensor = isinstance(element, Pointer) or kind.argument.parts is not None
+    return {kind.gpu} if tensor else set()
 
 
 def leaves(argument: Argument, value: Any) -> Iterator[Any]:

@@ -3,7 +3,7 @@ a file, edited and put back: driver/tile/tile_stages.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
@@ -20,6 +20,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.expr import loads
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.tile_kernels import plain_products
+from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import WAITS, Atomic, Nest, Store, holds, own_values, walk
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import print_trace
@@ -34,7 +35,7 @@ from tilewright.llvm.objects import assembly, cached_object
 
 # One thread at a time makes interned values: the interpreter's lock allows no more anyway. LLVM
 # runs outside of this lock.
-_WRITING = Lock()
+WRITING = Lock()
 
 
 @dataclass(frozen=True)
@@ -63,37 +64,41 @@ class Forms:
 
     @cached_property
     def binding(self) -> Binding:
-        n, low = self.form, self.lowered
-        at: dict[str, int] = {}
-        for k, g in enumerate(low.given):
-            at.setdefault(g.name, k)
-        slots: list[tuple[int, str]] = []
-        for b in n.buffers:
-            if b.scope in ("in", "out"):
-                known = b.name in low.addresses
-                which = low.addresses[b.name] if known else at[b.name]
-                slots.append((which, ADDRESS if known else POINTER if b.pointer else b.dtype.name))
-        # A dim is one of the grid's, or an argument divided by what it is a multiple of.
-        dims = tuple(
-            ("grid", GRID.index(d.name), 1)
-            if d.name in GRID
-            else ("argument", at[d.name], low.given[at[d.name]].unit)
-            for d in n.dims
-        )
-        stored, read = _touched(low, at)
-        pairs = tuple((a, b) for a in stored for b in read if a != b)
-        waits = holds(n, WAITS)
-        return Binding(
-            low.nest.name,
-            n.name,
-            tuple(slots),
-            dims,
-            pairs,
-            stored,
-            low.sites,
-            waits,
-            " or ".join(_exceeded(b, low, at) for b in low.bounds),
-        )
+        args = [b for b in self.form.buffers if b.scope in ("in", "out")]
+        return binding_of(self.lowered, self.form, args)
+
+
+def binding_of(low: Lowered, n: Nest, args: Sequence[Buffer]) -> Binding:
+    """How a launch gives its arguments to code of a nest that takes these buffers."""
+    at: dict[str, int] = {}
+    for k, g in enumerate(low.given):
+        at.setdefault(g.name, k)
+    slots: list[tuple[int, str]] = []
+    for b in args:
+        known = b.name in low.addresses
+        which = low.addresses[b.name] if known else at[b.name]
+        slots.append((which, ADDRESS if known else POINTER if b.pointer else b.dtype.name))
+    # A dim is one of the grid's, or an argument divided by what it is a multiple of.
+    dims = tuple(
+        ("grid", GRID.index(d.name), 1)
+        if d.name in GRID
+        else ("argument", at[d.name], low.given[at[d.name]].unit)
+        for d in n.dims
+    )
+    stored, read = _touched(low, at)
+    pairs = tuple((a, b) for a in stored for b in read if a != b)
+    waits = holds(n, WAITS)
+    return Binding(
+        low.nest.name,
+        n.name,
+        tuple(slots),
+        dims,
+        pairs,
+        stored,
+        low.sites,
+        waits,
+        " or ".join(_exceeded(b, low, at) for b in low.bounds),
+    )
 
 
 def _exceeded(b: Bound, low: Lowered, at: dict[str, int]) -> str:
@@ -144,7 +149,7 @@ def write_tile(
     """A kernel as LLVM text, for arguments that overlap in memory as described; `wraps`: for
     launches in which numbers of 32 bits may overflow."""
     through = stages or TileStages(Stages(), kernel.name, kernel.name)
-    with _WRITING, garbage_waits():
+    with WRITING, garbage_waits():
         times = [perf_counter()]
         kernel = through.tiles(kernel)
         lowered = through.lowered(lower(kernel, aliasing, wraps))

@@ -11,9 +11,10 @@ import linecache
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
+from importlib import import_module
 from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar, overload
@@ -31,6 +32,7 @@ from tilewright.driver.tile.arguments import (
     handlers_of,
     leaves,
 )
+from tilewright.driver.tile.devices import gpu_of, key_of_launch, of_options
 from tilewright.driver.tile.launch import (
     GRIDS,
     NATIVE,
@@ -74,6 +76,7 @@ IGNORED = frozenset(
     fpsan_homomorphic_casts optimize_epilogue""".split()
 )
 
+_GPU = "tilewright.driver.tile.gpu"  # imported where a tensor is on one
 _USUAL_WARPS = frozenset((None, *(1 << k for k in range(8))))  # other values are checked
 
 
@@ -232,10 +235,16 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
             raise self._explained(given, problem) from None
         # As Triton has it: a launch overrules its kernel, and the process both.
         debug = bool(options.get("debug", self.debug) or DEFAULTS.debug)
+        by = self.by or executor()
+        try:
+            gpu = gpu_of(self, given)
+        except TilewrightError as problem:
+            raise self._explained(given, problem) from None
+        if gpu is not None and by is NATIVE:
+            by, key = import_module(_GPU).gpu_executor(gpu), of_options(key, options)
         # Launches look for the bare key: it is that of the usual case.
         full = (key, "debug", _sanitizes(options)) if debug else key
-        by = self.by or executor()
-        if by is not NATIVE:
+        if by is not NATIVE and gpu is None:
             full = (full, by.name)
         with self._lock:
             if self.changed_global():
@@ -255,6 +264,7 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
                         cause = beyond(error.__cause__, DEFAULTS.causes)
                         raise error.with_traceback(None) from cause
                     kernel.relation = relation(self, given, arguments, kernel.launchable)
+                    kernel.gpu = gpu
                     with self._lock:
                         # A global changed meanwhile: later launches must not find this kernel.
                         if self.hash() == made_of:
@@ -289,6 +299,9 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
         constants = {n: a.value for n, a in arguments.items() if _is_constant(a)}
         signature = {n: _signature(a) for n, a in arguments.items()}
         wanted = Request(self, arguments, debug, _sanitizes(options), aliasing)
+        if chosen.name.startswith("cuda:"):
+            warps, stages = import_module(_GPU).warps_of(options)
+            wanted = replace(wanted, warps=warps, stages=stages)
         about = SimpleNamespace(fn=self, signature=signature, constants=constants)
         return CompiledKernel(
             function=self,
@@ -439,7 +452,7 @@ _SOURCE = """
 def launch(_tw_grid, /, {head}):
     try:
         {bind}
-        _tw_kernel = _tw_kernels[{key}]
+        _tw_kernel = _tw_kernels[_tw_of({key}, _tw_options) if _tw_options else {key}]
         if _tw_options and _tw_options.get("num_warps") not in _tw_warps:
             _tw_kernel = None
     except Exception:  # reported below, or no error: a kernel is to be made
@@ -488,6 +501,7 @@ def calls(f: JITFunction[Any]) -> Calls:
         "_tw_f": f,
         "_tw_slowly": f._slowly,
         "_tw_kernels": f.kernels,
+        "_tw_of": partial(key_of_launch, f.kernels),
         "_tw_ignored": IGNORED,
         "_tw_warps": _USUAL_WARPS,
         "_tw_steps": knobs.interpret.looker(),

@@ -199,6 +199,7 @@ class CompiledKernel(KernelQueries):
     relation: Relation | None = None
     variants: dict[Key, CompiledKernel] = field(default_factory=dict)
     again: Callable[[Aliasing], CompiledKernel] | None = None  # the same kernel for such arguments
+    gpu: int | None = None  # on which it runs
 
     def __post_init__(self) -> None:
         self.launch = self.launchable.launch

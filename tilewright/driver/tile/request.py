@@ -23,6 +23,8 @@ class Request:
     sanitize: bool = True  # and overflows of integers, while debugging?
     aliasing: Aliasing = APART  # which of the arguments are into the same memory
     wraps: bool = False  # may integers of 32 bits overflow in a launch?
+    warps: int = 4  # of a block, on a GPU
+    stages: int = 3  # of a loop whose loads run ahead, on a GPU
 
     def kernel(self) -> Kernel:
         return translated(self.function, self.arguments, self.debug, self.sanitize)

@@ -117,6 +117,7 @@ def key_of(wanted: Request, target: Target) -> str:
         f"{target.key()} {target.codegen_key()}",
         f"backend {knobs.triton_backend.get()}",  # language/target_info.py
         f"debug {wanted.debug} {wanted.sanitize} aliasing {wanted.aliasing} {wanted.wraps}",
+        f"block {wanted.warps} {wanted.stages}" if target.grid is not None else "",
         *_function(wanted.function, seen),
         *(f"{name}: {_argument(a, seen)}" for name, a in wanted.arguments.items()),
     ]

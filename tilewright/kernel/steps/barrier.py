@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Sym
@@ -8,14 +9,18 @@ from tilewright.kernel.nest import (
     THREADS,
     Alloc,
     Barrier,
+    If,
     Loop,
     Nest,
     Path,
     Stmt,
     Wait,
+    While,
+    bodies,
     inner_vars,
     transform,
     walk,
+    with_bodies,
 )
 from tilewright.kernel.step import Step
 from tilewright.kernel.threads import (
@@ -45,6 +50,10 @@ class Synchronise(Step):
     statement outside thread loops runs in every thread (see kernel/threads.py). A nest in which
     this gives another result than the loops in order is refused.
     """
+
+    stays: ClassVar[bool] = True
+    near: tuple[str, ...] = ()  # pairs of pointers into the same memory, "x y"
+    tiles: bool = False  # loops around one statement are over a tile's elements: in no order
 
     def apply(self, n: Nest) -> Nest:
         bare = transform(n.body, lambda s: () if isinstance(s, Barrier) else (s,))
@@ -79,6 +88,8 @@ class _Scan:
             for b in n.buffers
             if b.scope in ("local", "register") and b.name not in outermost
         }
+        pairs = [tuple(x.split()) for x in step.near]
+        self.near = {(a, b) for a, b in pairs} | {(b, a) for a, b in pairs}
         self.copies: list[Access] = []  # asynchronous ones, in any iteration
         self.common = {b.name for b in n.buffers if b.scope != "in" and b.name not in self.private}
 
@@ -87,7 +98,7 @@ class _Scan:
     ) -> tuple[tuple[Stmt, ...], list[Access]]:
         out: list[Stmt] = []
         for s in stmts:
-            if isinstance(s, Loop) and s.kind not in (*THREADS, "lane"):
+            if isinstance(s, Loop) and s.kind not in (*THREADS, "lane") and not self._tile(s):
                 what = f"{s.name} is parallel, beside threads of one block"
                 self.step.need(s.kind != "parallel", what, "Bind it instead")
                 inner, after = self._loop(s, path, [])
@@ -99,6 +110,13 @@ class _Scan:
                 out.append(replace(s, body=inner))
                 pending = after
                 continue
+            if isinstance(s, (If, While)) and not any(q.kind in THREADS for q in path):
+                if self._talk(pending, self._condition(s, path), {q.var for q in path}):
+                    out.append(Barrier())
+                    pending = []
+                made, pending = self._choice(s, path, pending)
+                out.append(made)
+                continue
             here = [a for a in accesses(self.n, s, path) if a.buffer in self.common]
             self._refuse_replicas(s, here)
             self._refuse_inside(here, {q.var for q in path})
@@ -109,6 +127,30 @@ class _Scan:
             pending = _union(pending, [*(_anywhere(a, s) for a in here), *arrived])
             out.append(s)
         return tuple(out), pending
+
+    def _condition(self, s: If | While, path: Path) -> list[Access]:
+        hollow = with_bodies(s, [() for _ in bodies(s)])
+        return [a for a in accesses(self.n, hollow, path) if a.buffer in self.common]
+
+    def _choice(
+        self, s: If | While, path: Path, pending: list[Access]
+    ) -> tuple[Stmt, list[Access]]:
+        """A branch or a loop that all threads take alike: what it leaves is what any way through it
+        does. A loop also meets what its own iteration before left."""
+        before = _union(pending, self._condition(s, path))
+        while True:
+            made: list[tuple[Stmt, ...]] = []
+            after = before
+            for inside in bodies(s):
+                found, left = self.body(inside, path, before)
+                made.append(found)
+                after = _union(after, left)
+            if isinstance(s, If) or set(after) == set(before):
+                break
+            before = after
+        if isinstance(s, While) and self._talk(after, self._condition(s, path), set()):
+            made[0] = (*made[0], Barrier())
+        return with_bodies(s, made), after
 
     def _loop(
         self, s: Loop, path: Path, pending: list[Access]
@@ -135,14 +177,53 @@ class _Scan:
 
     def _talk(self, old: list[Access], new: list[Access], uniform: set[Sym]) -> bool:
         uniform = uniform | set(self.n.dims)
-        return any(
-            a.buffer == b.buffer
-            and (a.writes or b.writes)
-            and not apart(a, b, uniform)
-            and not same_thread(self.n, a, b, self.axes, uniform)
-            for b in new
-            for a in old
-        )
+        return any(self._meets(a, b, uniform) for b in new for a in old)
+
+    def _meets(self, a: Access, b: Access, uniform: set[Sym]) -> bool:
+        if self._ordered(a, b):
+            return True
+        if not (a.writes or b.writes):
+            return False
+        if a.buffer != b.buffer or self.n.buffer(a.buffer).scope == "memory":
+            return self._anywhere(a.buffer, b.buffer)
+        if a.order and b.order:
+            return False
+        if self._moves(a) or self._moves(b):
+            return True
+        same = same_thread(self.n, a, b, self.axes, uniform)
+        return not same and not apart(a, b, uniform)
+
+    def _moves(self, a: Access) -> bool:
+        """Is a cell told by memory that may have changed since?"""
+        found = (x for i in a.index for v in D.data_values(i) for x in v.sources)
+        return any(self.n.buffer(str(x)).scope != "in" for x in found)
+
+    def _tile(self, s: Loop) -> bool:
+        """Is it all of what is done to the elements of one tile?"""
+        inside: Stmt = s
+        while isinstance(inside, Loop) and inside.kind not in THREADS and self.step.tiles:
+            if len(inside.body) != 1 or (inside.kind == "serial" and "." not in inside.name):
+                return False
+            inside = inside.body[0]
+        return isinstance(inside, Loop) and inside.kind in THREADS and len(inside.body) == 1
+
+    def _anywhere(self, a: str, b: str) -> bool:
+        """Are two buffers memory that may be the same, at unknown places?"""
+        if a != b and (a, b) in self.near:
+            return True
+        first, second = self.n.buffer(a), self.n.buffer(b)
+        memory = "memory" in (first.scope, second.scope)
+        return memory and first.pointer and second.pointer
+
+    def _ordered(self, a: Access, b: Access) -> bool:
+        """Does an atomic operation order what all threads do to arguments? What was written before
+        one that releases is seen by whoever acquires, and nothing after one that acquires is done
+        before it."""
+        if not (a.order or b.order) or (a.order and b.order):
+            return False
+        if b.order in ("release", "acq_rel") and a.writes:
+            return self.n.buffer(a.buffer).pointer
+        return a.order in ("acquire", "acq_rel") and self.n.buffer(b.buffer).pointer
 
     def _refuse_replicas(self, s: Stmt, here: list[Access]) -> None:
         """What runs in every thread along an axis may write a cell once, not update it."""

@@ -80,7 +80,10 @@ _OPERATIONS = {
 }
 
 
-def lower(kernel: Kernel, aliasing: Aliasing = APART, wraps: bool = False) -> Lowered:
+def lower(
+    kernel: Kernel, aliasing: Aliasing = APART, wraps: bool = False, threads: bool = False
+) -> Lowered:
     """The naive nest of a kernel, for arguments that overlap in memory as described; `wraps`: for
-    launches in which positions may overflow."""
-    return Lowering(kernel, _OPERATIONS, aliasing, Positions(wraps)).done()
+    launches in which positions may overflow; `threads`: for a machine whose threads share every
+    tile."""
+    return Lowering(kernel, _OPERATIONS, aliasing, Positions(wraps), threads).done()

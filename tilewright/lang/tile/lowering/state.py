@@ -87,6 +87,7 @@ class Lowering:
     operations: Mapping[str, Callable[[Lowering, ir.Operation], None]]
     aliasing: Aliasing = APART
     positions: Positions = field(default_factory=Positions)
+    threads: bool = False  # do threads share every tile? Then scans are maps of whole tiles
     buffers: dict[str, Buffer] = field(default_factory=dict)
     tiles: dict[ir.Value, AnyTile] = field(default_factory=dict)
     given: list[Given] = field(default_factory=list)
@@ -161,7 +162,8 @@ class Lowering:
             if first is not None:
                 name = self.given[first].name
             else:
-                self.buffers[name] = pointer_buffer(name, e.to, "out")
+                aligned = unit if self.threads and unit > 1 else 0
+                self.buffers[name] = pointer_buffer(name, e.to, "out", aligned)
             self.given.append(Given("pointer", name, e))
             return Pointers((), e.to, name, lambda i: 0)
         if e in (i32, i64):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Load, cast, const, fn, walk
+from tilewright.ir.expr import Load, Value, cast, const, fn, index, select, walk
 from tilewright.ir.scalar import neutral
 from tilewright.ir.types import DType, bf16, f16, f32, i32, i64
 from tilewright.kernel.axis import axis_name, first_name
@@ -104,6 +104,9 @@ def combined(low: Lowering, block: ir.Block, args: Sequence[AnyTile]) -> list[Ti
 def lower_scan(low: Lowering, o: ir.Operation) -> None:
     """One after the other along the axis. What was combined so far is in cells of its own, so that
     the next element waits for a register and not for memory."""
+    if low.threads:
+        doubled(low, o)
+        return
     axis, shape = o.attrs["axis"], o.args[0].shape
     parts = [low.tile(a) for a in o.args]
     made = [low.local(t.shape, t.dtype) for t in parts]
@@ -147,6 +150,40 @@ def lower_scan(low: Lowering, o: ir.Operation) -> None:
         rows()
     for r, m, t in zip(o.results, made, parts, strict=True):
         low.define(r, buffered(m, t.shape, t.dtype))
+
+
+def doubled(low: Lowering, o: ir.Operation) -> None:
+    """A scan of whole tiles: every element takes in the one 1, 2, 4 … before it, which by then has
+    taken in all up to there."""
+    axis, n = o.attrs["axis"], o.args[0].shape[o.attrs["axis"]]
+    parts = [low.stored(low.tile(a)) for a in o.args]
+    back = -1 if o.attrs.get("reverse") else 1
+    far = 1
+    while far < n:
+        moved = [viewed(t, t.shape, lambda i, far=far: _moved(i, axis, -back * far)) for t in parts]
+        both = combined(low, o.blocks[0], [*moved, *parts])
+        parts = [
+            low.stored(_beyond(t, b, axis, far, back)) for t, b in zip(parts, both, strict=True)
+        ]
+        far *= 2
+    for r, t in zip(o.results, parts, strict=True):
+        low.define(r, t)
+
+
+def _moved(i: At, axis: int, by: int) -> At:
+    return (*i[:axis], i[axis] + by, *i[axis + 1 :])
+
+
+def _beyond(t: Tile, both: Tile, axis: int, far: int, back: int) -> Tile:
+    """The combined elements where there is one so far before; the others as they are."""
+    n = t.shape[axis]
+
+    def at(i: At) -> Value:
+        here = index(i[axis])
+        there = fn("ge", here, far) if back > 0 else fn("lt", here, n - far)
+        return select(there, both.at(i), t.at(i))
+
+    return Tile(t.shape, t.dtype, at)
 
 
 def nested(axes: tuple[Dim, ...], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:

@@ -1,0 +1,175 @@
+"""Tile kernels on a GPU: those of the tests, and some beside Triton with the same source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+
+import tilewright as tw
+from tests.gpu.tile_kernels import load
+from tests.gpu.timing import host_seconds, medians
+from tests.lang.tile.kernels import CASES, Case
+
+Found = dict[str, Any]
+
+
+def run_case(c: Case) -> Found:
+    """A kernel of the tests on CUDA tensors, against what it has to compute."""
+    values = c.values(np.random.default_rng(0))
+    want = c.expected({n: x.copy() if isinstance(x, np.ndarray) else x for n, x in values.items()})
+    f = tw.jit(c.function.fn)
+    given = {n: _there(x) for n, x in values.items()}
+    f[c.grid](**given)
+    torch.cuda.synchronize()
+    for name, w in want.items():
+        np.testing.assert_allclose(given[name].cpu().numpy(), w, rtol=c.rtol, atol=c.atol)
+    return {}
+
+
+def _there(x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        return torch.from_numpy(x.copy()).cuda()
+    return tuple(map(_there, x)) if isinstance(x, tuple) else x
+
+
+def kernels_of_tests() -> Found:
+    wrong: list[str] = []
+    for name, c in CASES.items():
+        try:
+            run_case(c)
+        except Exception as problem:
+            wrong.append(f"{name}: {type(problem).__name__} {str(problem)[:300]}")
+    if wrong:
+        raise AssertionError(f"{len(wrong)} of {len(CASES)}: " + "; ".join(wrong))
+    return {"kernels": len(CASES)}
+
+
+# ---- beside Triton
+
+
+def beside(
+    launch: Callable[[Any], Callable[[], Any]],
+    out: torch.Tensor,
+    want: torch.Tensor,
+    tolerance: float,
+    others: dict[str, Callable[[], Any]] | None = None,
+) -> Found:
+    """Times of a kernel of tile_kernels.py by both compilers, once its result is right."""
+    ours = launch(load(False))
+    out.fill_(float("nan"))
+    ours()
+    torch.cuda.synchronize()
+    error = float((out.double() - want.double()).norm() / want.double().norm())
+    assert error < tolerance, f"off by {error:.2e} of the norm, {tolerance:.0e} is allowed"
+    timed: dict[str, Callable[[], Any]] = {"ours": ours, **(others or {})}
+    if find_spec("triton") is not None:
+        timed["triton"] = launch(load(True))
+    found = medians({name: [call] for name, call in timed.items()})
+    took = {f"{name}_us": 1e6 * t for name, t in found.items() if name != "ours"}
+    ratios = {f"of_{name}": t / found["ours"] for name, t in found.items() if name != "ours"}
+    host = 1e6 * host_seconds(ours)
+    return {"us": 1e6 * found["ours"], "error": error, "host_us": host, **took, **ratios}
+
+
+def add(n: int = 1 << 26) -> Found:
+    x, y = torch.randn(n, device="cuda"), torch.randn(n, device="cuda")
+    out = torch.empty_like(x)
+    grid = (tw.cdiv(n, 1024),)
+    return beside(
+        lambda m: lambda: m.add_kernel[grid](x, y, out, n, BLOCK=1024),
+        out, x + y, 1e-7, {"eager": lambda: torch.add(x, y, out=out)},
+    )  # fmt: skip
+
+
+def softmax(rows: int, columns: int, dtype: torch.dtype = torch.float32, warps: int = 8) -> Found:
+    x = torch.randn(rows, columns, device="cuda", dtype=dtype)
+    out = torch.empty_like(x)
+    block = tw.next_power_of_2(columns)
+
+    def launch(m: Any) -> Callable[[], Any]:
+        return lambda: m.softmax_kernel[(rows,)](
+            x, out, x.stride(0), out.stride(0), columns, BLOCK=block, num_warps=warps
+        )
+
+    near = 1e-6 if dtype is torch.float32 else 4e-3
+    others = {"eager": lambda: torch.softmax(x, -1, out=out)}
+    return beside(launch, out, torch.softmax(x.double(), -1), near, others)
+
+
+def layernorm(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Found:
+    x = torch.randn(rows, columns, device="cuda", dtype=dtype)
+    w, b = (torch.randn(columns, device="cuda", dtype=dtype) for _ in range(2))
+    out = torch.empty_like(x)
+    block = tw.next_power_of_2(columns)
+
+    def launch(m: Any) -> Callable[[], Any]:
+        return lambda: m.layernorm_kernel[(rows,)](
+            x, out, w, b, x.stride(0), columns, 1e-5, BLOCK=block, num_warps=8
+        )
+
+    near = 1e-6 if dtype is torch.float32 else 4e-3
+    want = torch.nn.functional.layer_norm(x.double(), (columns,), w.double(), b.double(), 1e-5)
+    eager = lambda: torch.nn.functional.layer_norm(x, (columns,), w, b, 1e-5)  # noqa: E731
+    return beside(launch, out, want, near, {"eager": eager})
+
+
+def matmul(
+    m: int, n: int, k: int, block: tuple[int, int, int], dtype: torch.dtype, warps: int, stages: int
+) -> Found:
+    a = torch.randn(m, k, device="cuda", dtype=dtype)
+    b = torch.randn(k, n, device="cuda", dtype=dtype)
+    c = torch.empty(m, n, device="cuda", dtype=dtype)
+    grid = (tw.cdiv(m, block[0]) * tw.cdiv(n, block[1]),)
+
+    def launch(of: Any) -> Callable[[], Any]:
+        return lambda: of.matmul_kernel[grid](
+            a, b, c, m, n, k, *a.stride(), *b.stride(), *c.stride(),
+            *block, 8, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+
+    others = {"eager": lambda: torch.mm(a, b, out=c)}
+    return beside(launch, c, a.double() @ b.double(), 5e-3, others)
+
+
+def attention(
+    heads: int, n: int, dim: int, causal: bool, block: tuple[int, int] = (64, 64)
+) -> Found:
+    q, k, v = (torch.randn(1, heads, n, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    out = torch.empty_like(q)
+    scale = dim**-0.5
+
+    def launch(of: Any) -> Callable[[], Any]:
+        return lambda: of.attention_kernel[(n // block[0], heads)](
+            q, k, v, out, n, scale, *block, dim, causal, num_warps=4, num_stages=3
+        )
+
+    few = [x[:, :2].double() for x in (q, k, v)]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    want = attend(*few, is_causal=causal)
+    found = launch(load(False))
+    found()
+    error = float((out[:, :2].double() - want).norm() / want.norm())
+    assert error < 1e-2, f"off by {error:.2e} of the norm"
+    eager = lambda: attend(q, k, v, is_causal=causal)  # noqa: E731
+    return beside(launch, out, eager(), 2e-2, {"eager": eager})
+
+
+bf16 = torch.bfloat16
+CHECKS: dict[str, Callable[[], Found]] = {
+    "tile kernels of the tests": kernels_of_tests,
+    "tile add 2^26": add,
+    "tile softmax f32 8192x4096": lambda: softmax(8192, 4096),
+    "tile softmax bf16 8192x4096": lambda: softmax(8192, 4096, bf16),
+    "tile softmax f32 8191x4099": lambda: softmax(8191, 4099),
+    "tile softmax f32 4096x781": lambda: softmax(4096, 781, warps=4),
+    "tile layernorm f32 8192x4096": lambda: layernorm(8192, 4096),
+    "tile layernorm bf16 8192x4096": lambda: layernorm(8192, 4096, bf16),
+    "tile matmul f32 1024": lambda: matmul(1024, 1024, 1024, (64, 64, 32), torch.float32, 4, 3),
+    "tile matmul bf16 4096": lambda: matmul(4096, 4096, 4096, (128, 128, 64), bf16, 8, 3),
+    "tile attention bf16 16x2048x64": lambda: attention(16, 2048, 64, False),
+    "tile causal attention bf16 16x2048x64": lambda: attention(16, 2048, 64, True),
+}

@@ -1,0 +1,203 @@
+"""Tile kernels launched on CUDA tensors: on torch's current stream, with code out of the cache.
+
+The code is that of the tensors' GPU, by its capability and numbers. Launches ask for no
+synchronisation, but for those of kernels that print or assert: what they tell is in memory, which
+is read after them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache, partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from tilewright.base import knobs
+from tilewright.base.cache import Cache
+from tilewright.base.events import Log
+from tilewright.driver.tile.compiled import ADDRESS, POINTER, Binding
+from tilewright.driver.tile.request import Request
+from tilewright.driver.tile.tile_cache import Opaque, binding_text, key_of, read_binding
+from tilewright.ir.target import Target
+from tilewright.ir.types import DTYPES, to_memory
+from tilewright.kernel.distribution import REPORT_WORDS
+from tilewright.lang.tile.lowering.reports import Reports
+from tilewright.runtime.cuda.device import Device, device
+from tilewright.runtime.cuda.module import Launcher, Module
+from tilewright.targets import nvptx
+
+KIND = "gpu tile"  # of cache entries
+_COMPILER = "tilewright.driver.tile.gpu_compile"
+_TEXTS = ("ttir", "nest", "trace", "llir", "ptx", "asm")
+Grid = tuple[int, int, int]
+
+
+@cache
+def target_of(number: int) -> Target:
+    """A GPU at hand as a target."""
+    d = device(number)
+    return nvptx.with_numbers(nvptx.for_capability(d.capability), **d.numbers())
+
+
+@dataclass
+class GpuTile:
+    """A kernel on a GPU. `launch` takes addresses and numbers in the order of its arguments, and a
+    grid of three sizes."""
+
+    code: Any  # GpuCode of driver/tile/gpu_compile.py
+    on: Device
+    make_forms: Callable[[], Any] = field(repr=False)
+    wrapping: Callable[[], GpuTile] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        b: Binding = self.code.binding
+        self.pairs, self.stored = b.pairs, b.stored
+        self.reports = Reports(b.name, b.sites)
+        self.module = Module(self.code.ptx, self.on)
+        function = self.module.function(self.code.symbol, self.code.shared)
+        count = len(b.slots) + len(b.dims) + (self.code.reports >= 0)
+        self.launcher = Launcher(function, self.code.threads, count)
+        self.launch = self._launch()
+
+    def forms(self) -> Mapping[str, Callable[[], str]]:
+        def form(name: str) -> str:
+            return getattr(self.make_forms(), name)
+
+        return {n: partial(form, n) for n in _TEXTS}
+
+    def _launch(self) -> Callable[..., None]:
+        """The function of a launch, written out for the arguments there are."""
+        import torch
+
+        b: Binding = self.code.binding
+        scope: dict[str, Any] = {
+            "use": self.on.use,
+            "again": self.launcher.again,
+            "stream": torch._C._cuda_getCurrentRawStream,
+            "told": self._told,
+            "room": self._room,
+        }
+        lines: list[str] = []
+        if b.overflows and self.wrapping is not None:
+            scope["wrapping"] = self.wrapping
+            lines.append(f"if {b.overflows}:")
+            lines.append("    return wrapping().launch(values, given, grid)")
+        given: list[str] = []
+        for k, (which, what) in enumerate(b.slots):
+            if what in (POINTER, ADDRESS):
+                given.append(f"values[{which}]")
+            else:
+                scope[f"bits{k}"] = bits_of(what)
+                given.append(f"bits{k}(values[{which}])")
+        if self.code.reports >= 0:
+            lines.append("held = room()")
+            given.insert(self.code.reports, "held.data_ptr()")
+        for kind, which, unit in b.dims:
+            one = f"values[{which}]{f' // {unit}' if unit > 1 else ''}"
+            given.append(f"grid[{which}]" if kind == "grid" else one)
+        lines += ["use()", f"again([{', '.join(given)}], grid, stream({self.on.number}))"]
+        if self.code.reports >= 0:
+            lines.append("told(held)")
+        body = "\n    ".join(lines)
+        exec(f"def launch(values, given, grid):\n    {body}\n", scope)
+        return scope["launch"]
+
+    def _room(self) -> Any:
+        """Memory for what a launch tells."""
+        import torch
+
+        return torch.zeros(REPORT_WORDS, dtype=torch.int64, device=f"cuda:{self.on.number}")
+
+    def _told(self, held: Any) -> None:
+        """Reads what a launch told: records of a report's number, how many values, the values."""
+        words = held.cpu().numpy()
+        used, at = min(int(words[0]), REPORT_WORDS - 1), 1
+        while at + 1 < used + 1:
+            site, count = int(words[at]), int(words[at + 1])
+            if at + 2 + count > REPORT_WORDS:
+                break  # there was no room for this one and those after it
+            values = np.ascontiguousarray(words[at + 2 : at + 2 + count])
+            self.reports.take(site, count, values.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+            at += 2 + count
+        if self.reports.broken:
+            self.reports.finish()
+
+
+def bits_of(dtype: str) -> Callable[[Any], int]:
+    """Numbers of a dtype as eight bytes, the first of which are theirs."""
+    if dtype == "f32":
+        pack, unpack = struct.Struct("<fi").pack, struct.Struct("<q").unpack
+        return lambda v: unpack(pack(v, 0))[0]
+    d = DTYPES[dtype]
+
+    def made(v: Any) -> int:
+        held = to_memory(np.array([v], d.numpy), d).tobytes()
+        return int.from_bytes(held.ljust(8, b"\0"), "little", signed=True)
+
+    return made
+
+
+class GpuExecutor:
+    wants_given = False
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.name = f"cuda:{number}"
+
+    def prepare(self, wanted: Request, log: Log) -> GpuTile:
+        return cached_gpu_tile(wanted, self.number, log)
+
+
+@cache
+def gpu_executor(number: int) -> GpuExecutor:
+    return GpuExecutor(number)
+
+
+def cached_gpu_tile(wanted: Request, number: int, log: Log) -> GpuTile:
+    """The kernel on a GPU, out of the cache where it was made before."""
+    target, on = target_of(number), device(number)
+    wrapping = None
+    if not wanted.wraps:
+        again = replace(wanted, wraps=True)
+        wrapping = lru_cache(1)(partial(cached_gpu_tile, again, number, log))
+    compiler = import_module(_COMPILER)
+    forms = lru_cache(1)(partial(compiler.write_gpu_tile, wanted, target))
+    cached: Cache | None = None
+    key = ""
+    if knobs.dump.get() is None and knobs.resume.get() is None:
+        try:
+            key, cached = key_of(wanted, target), Cache.from_knobs(log)
+        except Opaque as unknown:
+            log.add("cache", f"{wanted.function.name} is not kept: {unknown}", detail=True)
+    found = cached.get(KIND, key) if cached is not None else None
+    if found is not None:
+        return GpuTile(read_code(found.decode()), on, forms, wrapping)
+    code, made = compiler.compile_gpu_tile(wanted, target, log)
+    if cached is not None:
+        cached.put(KIND, key, code_text(code).encode())
+    return GpuTile(code, on, lambda: made, wrapping)
+
+
+def code_text(code: Any) -> str:
+    """Two lines of JSON, then the PTX."""
+    row = [code.symbol, code.threads, code.shared, code.reports]
+    return f"{binding_text(code.binding)}\n{json.dumps(row)}\n{code.ptx}"
+
+
+def read_code(text: str) -> Any:
+    head, row, ptx = text.split("\n", 2)
+    symbol, threads, shared, reports = json.loads(row)
+    compiler = import_module(_COMPILER)
+    return compiler.GpuCode(read_binding(head), ptx, symbol, tuple(threads), shared, reports)
+
+
+def warps_of(options: Mapping[str, Any]) -> tuple[int, int]:
+    """num_warps and num_stages of a launch."""
+    warps, stages = options.get("num_warps"), options.get("num_stages")
+    return (4 if warps is None else int(warps)), (3 if stages is None else int(stages))
