@@ -120,6 +120,15 @@ def test_blocks_of_keys_are_one_kernel() -> None:
         assert "softmax_parts" in {n.op.name for n in c.nodes}
 
 
+def test_a_softmax_that_is_spelled_out_is_in_blocks() -> None:
+    q, k, v = arg("q", 2, 4, 48, 16), arg("k", 2, 4, 6000, 16), arg("v", 2, 4, 6000, 16)
+    f = fused(written_out(q, k, v)[0])
+    assert sorted(kinds(f)) == ["chain", "map", "map"]
+    # Without blocks it is what it was: the rule that knows it changes nothing.
+    few = written_out(*heads(2, 4, 64, 16))[0]
+    assert fused(few).graph.outputs == fused(few, blocks=None).graph.outputs
+
+
 def test_what_is_not_in_blocks() -> None:
     """Weights that are a result as well, sums that are, one query, rows that are no scores."""
     long = arg("q", 2, 4, 48, 16), arg("k", 2, 4, 6000, 16), arg("v", 2, 4, 6000, 16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import lcm
 
+from tilewright import rewrites
 from tilewright.base.events import Log
 from tilewright.graph.chains import FEW_ROWS, TILE_ROWS
 from tilewright.ir.node import Graph, Node
@@ -42,6 +43,7 @@ class KeyBlocks(Pass, before=("Decompose",), rounds=True):
     unknown: int = 256  # packed whole, and there may be few keys
 
     def apply(self, program: Graph, log: Log) -> Graph:
+        program = rewrite(program, rewrites.rules(families=("spelled",)), log, 1)
         return rewrite(program, key_block_rules(self.size), log, 1)
 
     def size(self, scores: Node) -> int | None:
