@@ -113,7 +113,7 @@ class Distribution:
             for k, (i, d) in enumerate(zip(at, self.buffers[name].shape, strict=True)):
                 seen[name][k].add(self._place(i, d, by))
 
-        for p in pieces_in(self.body):
+        for p in pieces_in(self.body, self.nest.are("product")):
             by = {x.var: self.layout(x) for x in p.loops}
             cells = [*p.writes(), *((str(r.source), r.index) for r in p.reads())]
             for name, at in cells:
@@ -183,7 +183,7 @@ class Distribution:
     def _statements(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         out: list[Stmt] = []
         for s in body:
-            p = piece_of(s)
+            p = piece_of(s, self.nest.are("product"))
             if p is not None:
                 out += self._piece(p)
             else:

@@ -7,7 +7,7 @@ not the elements of one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from tilewright.ir import dim as D
@@ -22,6 +22,7 @@ Cell = tuple[str, tuple[Dim, ...]]  # of a buffer
 class Piece:
     loops: tuple[Loop, ...]
     leaf: Stmt
+    product: bool = False  # of tiles, as the kernel's author said (`Nest.roles`)
 
     @property
     def statement(self) -> Stmt:
@@ -36,7 +37,7 @@ class Piece:
         s = self.statement
         if isinstance(s, (Store, Atomic)):
             return s.stage
-        return self.loops[0].name.split(".")[0] if self.loops else "report"
+        return self.loops[0].axis.stage if self.loops else "report"
 
     def over(self) -> tuple[Loop, ...]:
         """The loops that a sum is over."""
@@ -66,10 +67,11 @@ def scattered(s: Store) -> bool:
     return s.combine is not None and any(True for i in s.index for _ in D.data_values(i))
 
 
-def piece_of(s: Stmt) -> Piece | None:
-    """The piece that a statement is. A choice that no loop is around is one of the program."""
+def piece_of(s: Stmt, products: Collection[str] = ()) -> Piece | None:
+    """The piece that a statement is. A choice that no loop is around is one of the program.
+    `products` are the stages that multiply tiles."""
     loops: list[Loop] = []
-    while isinstance(s, Loop) and s.kind == "serial" and "." in s.name:
+    while isinstance(s, Loop) and s.kind == "serial" and s.axis.stage:
         if len(s.body) != 1 or not isinstance(s.extent, int):
             return None
         loops.append(s)
@@ -79,17 +81,18 @@ def piece_of(s: Stmt) -> Piece | None:
         if len(s.then) != 1 or s.other:
             return None
         s = s.then[0]
-    return Piece(tuple(loops), leaf) if isinstance(s, (Store, Atomic, Report)) else None
+    product = isinstance(s, Store) and s.stage in products
+    return Piece(tuple(loops), leaf, product) if isinstance(s, (Store, Atomic, Report)) else None
 
 
-def pieces_in(body: tuple[Stmt, ...]) -> Iterator[Piece]:
+def pieces_in(body: tuple[Stmt, ...], products: Collection[str] = ()) -> Iterator[Piece]:
     for s in body:
-        found = piece_of(s)
+        found = piece_of(s, products)
         if found is not None:
             yield found
         else:
             for inside in bodies(s):
-                yield from pieces_in(inside)
+                yield from pieces_in(inside, products)
 
 
 def choices_in(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
@@ -107,7 +110,7 @@ def factors(p: Piece) -> tuple[Load, Load] | None:
     if not isinstance(s, Store) or s.combine != "add" or len(p.over()) != 1 or len(p.loops) < 3:
         return None
     v = s.value
-    if s is not p.leaf or not isinstance(v, Fn) or v.name != "mul" or not s.stage.startswith("d"):
+    if s is not p.leaf or not isinstance(v, Fn) or v.name != "mul" or not p.product:
         return None
     plain = [x.args[0] if isinstance(x, Fn) and x.name == "cast" else x for x in v.args]
     a, b = plain

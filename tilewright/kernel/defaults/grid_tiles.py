@@ -83,7 +83,7 @@ class Layouts:
     parent: dict[str, str] = field(default_factory=dict)  # loops of one layout, as a forest
 
     def __post_init__(self) -> None:
-        self.pieces = list(pieces_in(self.body))
+        self.pieces = list(pieces_in(self.body, self.nest.are("product")))
         self.buffers = {b.name: b for b in self.nest.buffers}
         self.divisors = Divisors(self.body)
         self.extents: dict[str, int] = {}
@@ -357,7 +357,7 @@ def turn_operands(s: Scheduler) -> None:
     each other."""
     programs = programs_of(s.nest)
     assert programs is not None
-    pieces = list(pieces_in(programs.body))
+    pieces = list(pieces_in(programs.body, s.nest.are("product")))
     layouts = Layouts(s.nest, programs.body, {}, s.target)
     turned: set[str] = set()
     for p in pieces:

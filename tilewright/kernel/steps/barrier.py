@@ -202,7 +202,7 @@ class _Scan:
         """Is it all of what is done to the elements of one tile?"""
         inside: Stmt = s
         while isinstance(inside, Loop) and inside.kind not in THREADS and self.step.tiles:
-            if len(inside.body) != 1 or (inside.kind == "serial" and "." not in inside.name):
+            if len(inside.body) != 1 or (inside.kind == "serial" and not inside.axis.stage):
                 return False
             inside = inside.body[0]
         return isinstance(inside, Loop) and inside.kind in THREADS and len(inside.body) == 1
