@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -13,6 +14,8 @@ import tilewright as tw
 from tests.gpu.tile_kernels import load
 from tests.gpu.timing import host_seconds, medians
 from tests.lang.tile.kernels import CASES, Case
+from tests.lang.tile.random_kernels import kernel
+from tests.lang.tile.random_running import failure
 
 Found = dict[str, Any]
 
@@ -46,6 +49,22 @@ def kernels_of_tests() -> Found:
     if wrong:
         raise AssertionError(f"{len(wrong)} of {len(CASES)}: " + "; ".join(wrong))
     return {"kernels": len(CASES)}
+
+
+def random_kernels(first: int, count: int, seconds: float) -> Found:
+    """Random kernels do on the GPU what they do step by step."""
+    wrong: list[str] = []
+    began, done = time.time(), 0
+    for seed in range(first, first + count):
+        if time.time() - began > seconds:
+            break
+        found = failure(kernel(seed), ("cuda",))
+        done += 1
+        if found is not None:
+            wrong.append(f"{seed}: {found.kind} {found.text[:200]}")
+    if wrong:
+        raise AssertionError(f"{len(wrong)} of {done}: " + "; ".join(wrong))
+    return {"kernels": done}
 
 
 # ---- beside Triton
@@ -161,6 +180,7 @@ def attention(
 bf16 = torch.bfloat16
 CHECKS: dict[str, Callable[[], Found]] = {
     "tile kernels of the tests": kernels_of_tests,
+    "random tile kernels": lambda: random_kernels(0, 2000, 60.0),
     "tile add 2^26": add,
     "tile softmax f32 8192x4096": lambda: softmax(8192, 4096),
     "tile softmax bf16 8192x4096": lambda: softmax(8192, 4096, bf16),

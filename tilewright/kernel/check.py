@@ -18,6 +18,7 @@ from tilewright.ir.expr import Load, Reduce, Value, extent, loads, walk
 from tilewright.ir.maps import Map
 from tilewright.kernel.axis import first_name
 from tilewright.kernel.group import ANYWHERE, ROLES, Buffer, Group, Stage
+from tilewright.kernel.guards import copied
 from tilewright.kernel.intrinsic import tensor_faults
 from tilewright.kernel.nest import (
     ANY_ORDER,
@@ -305,7 +306,7 @@ def _nest_accesses(n: Nest) -> Iterator[Fault]:
             yield Fault(f"{s.stage} computes {s.value.dtype}, {b.name} holds {b.dtype}", s)
         if any(isinstance(x, Reduce) for x in walk(s.value)):
             yield Fault(f"{s.stage} has a reduction inside its value", s)
-        if s.asynchronous and (s.combine is not None or not isinstance(s.value, Load)):
+        if s.asynchronous and (s.combine is not None or copied(s.value) is None):
             yield Fault(f"the asynchronous {s.stage} is not a copy", s)
     for s, _ in walk_nest(n.body):
         yield from _load_faults(table, [x for v in own_values(s) for x in loads(v)], s)

@@ -20,6 +20,7 @@ from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Load, Rewriter, Value, extent, loads
 from tilewright.kernel.axis import Axis, axis_named, first_name
 from tilewright.kernel.group import Buffer, Group, Stage
+from tilewright.kernel.guards import copied
 
 # serial    one after the other
 # independent  any order or at once, as the language says (programs of a tile kernel's grid), so
@@ -476,7 +477,7 @@ def _substituted(s: Stmt, new: Rewriter, on_store: OnAccess | None) -> Stmt:
     if isinstance(s, Store):
         buf, idx = cell(s.buffer, s.index)
         value = new(s.value)
-        copies = s.asynchronous and isinstance(value, Load)  # what computes cannot be a copy
+        copies = s.asynchronous and copied(value) is not None  # what computes cannot be a copy
         return Store(s.stage, buf, idx, value, s.combine, copies)
     if isinstance(s, Atomic):
         buf, idx = cell(s.buffer, s.index)

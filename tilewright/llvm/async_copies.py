@@ -1,32 +1,37 @@
 """Copies from global to shared memory that go on while threads compute (cp.async).
 
-Of an asynchronous store that is a plain copy of 4, 8 or 16 bytes which lie beside each other, on
-GPUs that have such copies. Any other is an ordinary one, which is there at once: nobody may tell
-the difference before the wait.
+Of an asynchronous store that is a copy of 4, 8 or 16 bytes which lie beside each other, or zeros
+where a condition fails that all of them share, on GPUs that have such copies. Any other is an
+ordinary one, which is there at once: nobody may tell the difference before the wait.
 """
 
 from __future__ import annotations
 
-from tilewright.ir.expr import Load
+from tilewright.ir.expr import all_of
 from tilewright.ir.target import Grid
+from tilewright.kernel.guards import conditions, copied
 from tilewright.kernel.nest import Store
 from tilewright.llvm.addresses import Addresses
 from tilewright.llvm.context import Context
+from tilewright.llvm.values import Values
 from tilewright.llvm.writer import Writer
 
 SIZES = (4, 8, 16)
 
 
 class AsyncCopies:
-    def __init__(self, w: Writer, c: Context, addresses: Addresses, grid: Grid) -> None:
-        self.w, self.c, self.addresses = w, c, addresses
+    def __init__(
+        self, w: Writer, c: Context, addresses: Addresses, values: Values, grid: Grid
+    ) -> None:
+        self.w, self.c, self.addresses, self.values = w, c, addresses, values
         self.possible = grid.copies_in_background
 
     def copy(self, s: Store) -> bool:
         """Writes the instruction, if there is one for this."""
         c, a = self.c, self.addresses
-        v, b = s.value, c.buffers[s.buffer]
-        if not self.possible or not isinstance(v, Load) or c.under:
+        v, b = copied(s.value), c.buffers[s.buffer]
+        given_if = conditions(s.value)
+        if not self.possible or v is None or c.under or any(map(c.is_vector, given_if)):
             return False
         source, w = c.buffers[str(v.source)], c.width
         size = w * b.dtype.bytes
@@ -45,8 +50,15 @@ class AsyncCopies:
             places.append(self.w.put(f"addrspacecast ptr {p} to ptr addrspace({space})"))
         # Past the first cache, where all 16 bytes of a vector are copied.
         name = f"@llvm.nvvm.cp.async.{'cg' if size == 16 else 'ca'}.shared.global.{size}"
-        self.w.arith.declares.add(f"declare void {name}(ptr addrspace(3), ptr addrspace(1))")
-        self.w.line(f"call void {name}(ptr addrspace(3) {places[0]}, ptr addrspace(1) {places[1]})")
+        to_from = f"ptr addrspace(3) {places[0]}, ptr addrspace(1) {places[1]}"
+        kinds = "ptr addrspace(3), ptr addrspace(1)"
+        if given_if:
+            # Bytes that are read; the others are zeros. Where none are, the address is any.
+            name, kinds = f"{name}.s", f"{kinds}, i32"
+            bit = self.values.value(all_of(*given_if))
+            to_from += f", i32 {self.w.put(f'select i1 {bit}, i32 {size}, i32 0')}"
+        self.w.arith.declares.add(f"declare void {name}({kinds})")
+        self.w.line(f"call void {name}({to_from})")
         self.c.touch(s)
         return True
 

@@ -225,7 +225,7 @@ class _Thread:
         self.own = own_parts(m.n, m.launch, local)
         self.positions = Positions(self.w, m.threads)
         self.sums = ThreadSums(self.w, self.positions, self.shared)
-        self.copies = AsyncCopies(self.w, self.c, self.a, m.grid)
+        self.copies = AsyncCopies(self.w, self.c, self.a, body.values, m.grid)
         self.a.part, self.a.aligned = self._own_place, self._alignment
         check_lanes(m.launch, buffers)
         self.tiles = any(

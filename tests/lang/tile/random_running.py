@@ -18,7 +18,7 @@ import tilewright.language as tl
 from tests.generators import compiling
 from tests.lang.tile.random_values import BOOL, FLOATS, dtype_of
 from tests.lang.tile.random_writer import ArraySpec, Kernel, Statement
-from tests.lang.tile.threads_running import run_threads
+from tests.lang.tile.threads_running import on_gpu, run_threads
 from tests.lang.tile.triton_judge import Abstains, interpreted
 from tests.lang.tile.triton_judge import enabled as judged_by_triton
 from tilewright.ir.types import DType, from_memory, to_memory
@@ -122,6 +122,9 @@ def launched(k: Kernel, how: str) -> dict[str, Array]:
         return arrays
     grid = (*k.grid, 1, 1)[:3]
     about = f._described(tuple(given[n] for n in f.arg_names))
+    if how == "cuda":
+        on_gpu(f, k, arrays)
+        return arrays
     if how == "threads":
         warps = (4, 1, 2, 8)[k.seed % 4]
         values = [_memory(x) for n, x in given.items() if about[n].element is not None]

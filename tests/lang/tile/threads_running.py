@@ -1,4 +1,4 @@
-"""Tile kernels scheduled for a GPU and run on the SIMT executor: blocks of threads, on numpy."""
+"""Tile kernels scheduled for a GPU, run on the SIMT executor (threads on numpy) or on a GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+import tilewright as tw
 from tilewright.driver.tile.compile import binding_of
 from tilewright.kernel import simt
 from tilewright.kernel.defaults.grid_tiles import schedule_tile_grid
@@ -52,3 +53,34 @@ def run_threads(
         told = arrays[REPORTS] = np.zeros(REPORT_WORDS, np.int64)
     simt.run(nest, arrays, dims)
     return told
+
+
+def on_gpu(f: Any, k: Any, arrays: dict[str, Any]) -> None:
+    """Runs a random kernel on a GPU: copies of all memory go there and back."""
+    import torch
+
+    there: dict[str, torch.Tensor] = {}
+    given: dict[str, Any] = dict(k.numbers)
+    for name, a in arrays.items():
+        # As far from a multiple of 16 bytes as here.
+        odd = a.whole.ctypes.data % 16
+        held = torch.zeros(a.whole.size + 16, dtype=torch.uint8, device="cuda")
+        there[name] = held[odd : odd + a.whole.size]
+        there[name].copy_(torch.from_numpy(a.whole))
+        first = a.address - a.whole.ctypes.data
+        size = a.base.itemsize
+        count = (a.whole.size - first) // size
+        part = there[name][first : first + count * size]
+        given[name] = tw.reinterpret(_as_plain(part, size), a.dtype)
+    f[k.grid](**{n: given.get(n) for n in k.parameters}, num_warps=(4, 1, 2, 8)[k.seed % 4])
+    torch.cuda.synchronize()
+    for name, a in arrays.items():
+        a.whole[:] = there[name].cpu().numpy()
+
+
+def _as_plain(x: Any, size: int) -> Any:
+    """Bytes as integers of a size."""
+    import torch
+
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return x.view(kinds[size])

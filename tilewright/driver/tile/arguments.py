@@ -224,7 +224,7 @@ class Handlers(dict[type, Callable[[Any], Bound]]):
 
     def _tensor(self, x: Any) -> Bound:
         if not x.is_cpu:
-            return self._on_gpu(x)
+            return self._on_gpu(x, x.dtype)
         try:
             address = x.data_ptr()
         except RuntimeError:
@@ -234,15 +234,15 @@ class Handlers(dict[type, Callable[[Any], Bound]]):
         pair = self.pointers.get(x.dtype) or self._pair(x.dtype, element_of(x.dtype))
         return pair[not address & 15], address
 
-    def _on_gpu(self, x: Any) -> Bound:
+    def _on_gpu(self, x: Any, dtype: Any) -> Bound:
         place = x.device
         if place.type != "cuda":
             raise _elsewhere(str(place))
-        key = x.dtype, place.index
+        key = dtype, place.index
         pair = self.pointers.get(key)
         if pair is None:
             declared = self.declared
-            to = declared.to if isinstance(declared, Pointer) else element_of(x.dtype)
+            to = declared.to if isinstance(declared, Pointer) else element_of(dtype)
             kinds = (pointer_kind(to, a, place.index) for a in (False, self.align))
             pair = self.pointers[key] = (next(kinds), next(kinds))
         address = x.data_ptr()
@@ -271,6 +271,8 @@ class Handlers(dict[type, Callable[[Any], Bound]]):
         address = x.data_ptr()
         base = getattr(x, "base", None)
         if base is not None and hasattr(base, "is_cpu"):
+            if not base.is_cpu:
+                return self._on_gpu(base, x.dtype)
             _check_memory(base, address)
         pair = self.pointers.get(x.dtype) or self._pair(x.dtype, element_of(x.dtype))
         return pair[not address & 15], address

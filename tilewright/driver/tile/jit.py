@@ -489,8 +489,9 @@ def bind(_tw_given):
 """
 # A tensor of torch itself is bound in place: key and value without a call.
 _TENSOR = """\
-if {n}.__class__ is _tw_tensor and {n}.is_cpu and (_tw_v{k} := {n}.data_ptr()):
-            _tw_k{k} = {n}.dtype; _tw_a{k} = {aligned}
+if {n}.__class__ is _tw_tensor and (_tw_v{k} := {n}.data_ptr()):
+            _tw_k{k} = {n}.dtype
+            _tw_a{k} = {aligned} if {n}.is_cpu else ({aligned}, {n}.get_device())
         else:
             _tw_k{k}, _tw_v{k} = _tw_handlers{k}[{n}.__class__]({n}); _tw_a{k} = None"""
 

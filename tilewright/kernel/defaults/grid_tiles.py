@@ -21,13 +21,15 @@ from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.distribution import on_blocks, programs_of
 from tilewright.kernel.divisors import Divisors, comparisons, dim_part, settled
 from tilewright.kernel.fragments import WARP
+from tilewright.kernel.guards import copied
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.layouts import Digit, Layout, axes_of, layout_text
-from tilewright.kernel.nest import Loop, Nest, Stmt, Store, reads, walk
+from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, reads, walk
 from tilewright.kernel.pieces import Cell, Piece, factors, pieces_in
 from tilewright.kernel.step import Trace
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.distribute import Distribute
+from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.swizzle import Swizzle
 from tilewright.kernel.warp_products import DEEP, columns_layout, is_step, rows_layout
@@ -35,6 +37,7 @@ from tilewright.kernel.warp_products import DEEP, columns_layout, is_step, rows_
 VECTOR = 16  # bytes of one access to memory, at most
 PLAIN = 4  # elements of a vector where memory does not say
 WARPS = 4
+SPARE = 4096  # bytes of shared memory that sums over threads may take
 THREAD_AXES = ("x", "y", "z")
 
 
@@ -66,6 +69,7 @@ def schedule_tile_grid(
     said = tuple(f"{name} = {layout_text(x)}" for name, x in layouts.items() if x)
     products = tuple(f"{stage} = {name}" for stage, name in found.products.items())
     s.do(Distribute(threads, said, products))
+    fetch_ahead(s, stages - 1)
     swizzle_operands(s)
     s.do(Synchronise(near, tiles=True))
     return tuple(s.trace), s.nest
@@ -374,6 +378,37 @@ def turn_operands(s: Scheduler) -> None:
             if across and all(across) and name not in turned:
                 s.attempt(Relayout(name, "a, b -> b, a"))
                 turned.add(name)
+
+
+def fetch_ahead(s: Scheduler, ahead: int) -> None:
+    """Operands of products that a loop copies from memory are on their way some iterations before
+    they are needed, as many as fit."""
+    for loop in [x for x, _ in walk(s.nest.body) if isinstance(x, Loop) and x.kind == "serial"]:
+        made = [x.buffer for x in loop.body if isinstance(x, Alloc)]
+        wanted = [b for b in made if s.nest.buffer(b).scope == "shared" and _copied(loop, b)]
+        taken = sum(bytes_of(s.nest, b) for b in _shared(s.nest))
+        own = sum(bytes_of(s.nest, b) for b in wanted)
+        grid = s.target.grid
+        assert grid is not None
+        while ahead > 0 and own and taken + own * ahead > grid.block_shared - SPARE:
+            ahead -= 1
+        for b in wanted if ahead > 0 else ():
+            s.attempt(Pipeline(loop.name, b, ahead, asynchronous=True))
+
+
+def _copied(loop: Loop, buffer: str) -> bool:
+    """Is a buffer filled by one copy out of an argument's memory and read by instructions only?"""
+    stores = [x for x, _ in walk(loop.body) if isinstance(x, Store) and x.buffer == buffer]
+    return len(stores) == 1 and copied(stores[0].value) is not None
+
+
+def _shared(n: Nest) -> list[str]:
+    return [b.name for b in n.buffers if b.scope == "shared"]
+
+
+def bytes_of(n: Nest, name: str) -> int:
+    b = n.buffer(name)
+    return D.bounds(b.size)[1] * b.dtype.bytes
 
 
 def swizzle_operands(s: Scheduler) -> None:

@@ -1,19 +1,23 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Load
 from tilewright.kernel.box import own_statements
+from tilewright.kernel.guards import copied
 from tilewright.kernel.nest import (
     Alloc,
+    Atomic,
     Commit,
     Loop,
     Nest,
+    Report,
     Stmt,
     Store,
     Wait,
+    While,
     reads,
     substitute_all,
     transform,
@@ -67,10 +71,23 @@ class Pipeline(Step):
         b = n.buffer(self.stage)
         return replace(n, body=body).with_buffer(replace(b, shape=(self.ahead + 1, *b.shape)))
 
+    def check_branches(self, n: Nest) -> None:
+        """Pointers and branches do not matter if the loop changes no argument's memory and is in no
+        branch."""
+        found = self.loops(n, self.loop)
+        inside = [x for loop, _ in found for x, _ in walk(loop.body)]
+        branch = next((x for x in inside if isinstance(x, (While, Atomic, Report))), None)
+        changes = [x for x in inside if isinstance(x, Store) and n.buffer(x.buffer).pointer]
+        what = f"{self.loop} changes memory that {self.stage} may be read from"
+        self.need(branch is None and not changes, what)
+        reached = {id(x) for x in _plain_loops(n.body)}
+        self.need(all(id(x) in reached for x, _ in found), f"{self.loop} is inside a branch")
+
     def _producers(self, n: Nest, loop: Loop) -> list[Stmt]:
         """The statements of the loop that compute the stage, and nothing else."""
-        own = [s for s, p in own_statements(n, self.stage) if p and p[-1] is loop]
         stores = [s for s, _ in walk(n.body) if isinstance(s, Store) and s.buffer == self.stage]
+        named = dict.fromkeys(s.stage for s in stores)
+        own = [s for x in named for s, p in own_statements(n, x) if p and p[-1] is loop]
         mine = [s for s, _ in walk(tuple(own)) if isinstance(s, Store)]
         mixed = f"{self.stage} is not computed by statements of its own in {self.loop}"
         self.need(own and stores == mine, mixed)
@@ -90,7 +107,7 @@ class Pipeline(Step):
 
     def _copy(self, n: Nest, own: list[Stmt]) -> None:
         stores = [s for s, _ in walk(tuple(own)) if isinstance(s, Store)]
-        plain = len(stores) == 1 and isinstance(stores[0].value, Load) and not stores[0].combine
+        plain = len(stores) == 1 and copied(stores[0].value) and not stores[0].combine
         self.need(plain, f"{self.stage} is not a plain copy", "leave out asynchronous")
         shared = n.buffer(self.stage).scope == "shared"
         hint = f"SetScope('{self.stage}', 'shared') first"
@@ -169,6 +186,14 @@ class Pipeline(Step):
         together = f"{self.loop} copies another stage {waits[0].pending + 1} iterations ahead"
         self.need(waits[0].pending == self.ahead - 1, together, "use the same number for all")
         return replace(loop, body=_before_commit(body, made))
+
+
+def _plain_loops(body: tuple[Stmt, ...]) -> Iterator[Loop]:
+    """The loops that are inside loops only."""
+    for s in body:
+        if isinstance(s, Loop):
+            yield s
+            yield from _plain_loops(s.body)
 
 
 def _before_commit(body: tuple[Stmt, ...], made: list[Stmt]) -> tuple[Stmt, ...]:
