@@ -5,5 +5,5 @@
     python -m examples.tiles --quick                  # small sizes, few rounds
 
 Every file has the same parts: why the kernel is written as it is, the kernel, a function that
-launches it, a check against float64 with torch as the yardstick, and what is timed beside torch.
+launches it, a check against float64 with torch as the yardstick, and what is timed against torch.
 """

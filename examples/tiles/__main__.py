@@ -1,4 +1,4 @@
-"""Checks and times the examples beside torch: `python -m examples.tiles --help`."""
+"""Checks the examples and times them against torch: `python -m examples.tiles --help`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def example(name: str) -> Example:
 
 
 def table(results: Sequence[Timed], threads: int) -> Table:
-    title = f"tile kernels beside torch, {threads} thread{'s' if threads > 1 else ''}"
+    title = f"tile kernels and torch, {threads} thread{'s' if threads > 1 else ''}"
     out = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     out.add_column("case", no_wrap=True)
     for heading in ("ours ms", "torch ms", "× torch", "95 %", "ours", "goal"):
@@ -69,7 +69,7 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="draw curves over sizes into DIR")
     parser.add_argument("--quick", action="store_true", help="small sizes, three rounds")
-    parser.add_argument("--rounds", type=int, help=f"of the table, {ROUNDS} unless told")
+    parser.add_argument("--rounds", type=int, help=f"of the table, {ROUNDS} by default")
     cores = os.cpu_count() or 1
     parser.add_argument("--threads", type=int, default=min(2, cores), help="of ours and of torch")
     given = parser.parse_args(argv)

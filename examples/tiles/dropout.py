@@ -4,7 +4,7 @@ A mask that is stored has to be written forward and read backward. Numbers that 
 seed and of an element's place need no memory: the backward pass computes them again. `tl.rand` is
 such a function (philox, the same bits on every machine and for every number of threads).
 
-One round of philox gives four numbers. `tl.rand` takes one of them; the second kernel asks for all
+One round of philox gives four numbers. `tl.rand` takes one of them; the second kernel takes all
 four and so does a quarter of the work per element.
 """
 
@@ -70,7 +70,8 @@ def check(quick: bool) -> list[Verdict]:
     for f in (dropout, simple_dropout):
         out = f(x, p, seed=7)
         kept = out != 0
-        # Numbers kept are binomial: five standard deviations are passed once in two million seeds.
+        # The count of numbers that are not dropped is binomial: five standard deviations are passed
+        # once in two million seeds.
         off = abs(kept.sum().item() - n * (1 - p)) / (n * p * (1 - p)) ** 0.5
         found.append(Verdict(f"{f.__name__}: share that is kept", off, 5.0))
         scaled = (x / (1 - p))[kept]

@@ -2,7 +2,7 @@
 
 Products that are small one by one leave threads waiting at the end of each. In one launch all their
 blocks are one pool of work. What differs from product to product (where its matrices are, how large
-they are) becomes data: a row of a table per product, and a list that tells every program which
+they are) becomes data: a row of a table per product, and a list that says for every program which
 product and which block of it is its own.
 
 Addresses are 64-bit integers in such a table; `.to(tl.pointer_type(...))` makes pointers of them.

@@ -1,4 +1,4 @@
-"""What the examples share: judging results, and timing ours beside torch."""
+"""What the examples share: checking results, and timing ours against torch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def judge(name: str, ours: torch.Tensor, peer: torch.Tensor, exact: torch.Tensor
     largest = exact.abs().max().item()
     last_place = largest * torch.finfo(ours.dtype).eps
     error, theirs = ((x.double() - exact).abs().max().item() for x in (ours, peer))
-    # A NaN would pass every comparison that asks whether something is too large.
+    # A NaN would pass every test whether something is too large.
     return Verdict(name, error if error == error else float("inf"), 2 * theirs + 4 * last_place)
 
 
@@ -147,16 +147,16 @@ def curve(
     case_of: Callable[[int], Case],
     rounds: int,
 ) -> tw.testing.Mark:
-    """A plot of both over a size. A report asks for one line after the other; both are measured
-    together all the same, when the first is asked for."""
-    kept: dict[int, Timed] = {}
+    """A plot of both over a size. A report measures one line after the other; here both are
+    measured together, with the first."""
+    done: dict[int, Timed] = {}
     unit = case_of(values[0]).unit
 
     def rates(who: str, **point: int) -> tuple[float, float, float]:
         size = point[x]
-        if size not in kept:
-            kept[size] = timed(case_of(size), rounds)
-        return kept[size].rates(who)
+        if size not in done:
+            done[size] = timed(case_of(size), rounds)
+        return done[size].rates(who)
 
     lines = tw.testing.Benchmark(
         x_names=[x],
@@ -173,7 +173,7 @@ def curve(
 
 
 class Example(Protocol):
-    """What a file of this folder offers. `quick` asks for small sizes."""
+    """What a file of this folder offers. `quick` means small sizes."""
 
     def check(self, quick: bool) -> list[Verdict]: ...
 

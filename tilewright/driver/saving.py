@@ -24,7 +24,7 @@ def save(
 ) -> None:
     """Write a compiled function to a file that `tw.load` makes callable again, without torch.
 
-    `compiled` is what `tw.compile` returned; example arguments tell which of several compiled
+    `compiled` is what `tw.compile` returned; example arguments say which of several compiled
     variants is meant. Or it is a `Program` of `tw.compile_graph`: `values` are arrays for some of
     its inputs, by name, that become part of it. Weights are written as they are now, packed for
     this machine; `weights="beside"` puts them into a file of their own, `path` with `.weights`.

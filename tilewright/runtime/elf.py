@@ -1,4 +1,4 @@
-"""Reading the symbol table of an ELF object before it is handed to LLVM's loader.
+"""Reading the symbol table of an ELF object before it is passed to LLVM's loader.
 
 The loader aborts the process on some damaged images and names no missing symbol, so both are
 checked here, where they can become a sentence.

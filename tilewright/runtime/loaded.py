@@ -76,7 +76,7 @@ class LoadedProgram:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The arrays and numbers that a call gives, in words."""
+        """The arrays and numbers that a call takes, for messages."""
         return tuple(map(_described, self.signature.arguments))
 
     def __repr__(self) -> str:

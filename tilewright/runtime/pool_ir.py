@@ -6,11 +6,11 @@ share's word holds `generation << 32 | end << 16 | next`. Its thread claims the 
 others that have nothing left claim the one before `end`, all with a compare-exchange. The fields
 of a region (function, context, base) are read between the acquiring load of a word and that
 exchange. If the exchange succeeds, its chunk was unclaimed all along, hence the region had not
-ended and nobody had written the fields of a later one: they belong together. If it fails they are
+ended and the fields of a later one were not written yet: they belong together. If it fails they are
 thrown away.
 
 A region ends when `@done` has counted every chunk, not when every thread has reported: a worker
-whose core is busy elsewhere delays nobody as long as it holds no chunk. Each thread adds its chunks
+whose core is busy elsewhere delays no other as long as it has no chunk. Each thread adds its chunks
 in one step when it finds no more; a region cannot end before that, so the sum never mixes regions.
 
 Workers spin for a while, then sleep on a condition variable. A worker raises `@sleepers` and then

@@ -87,7 +87,7 @@ class Owner:
             shown = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
             raise Unsupported(
                 f"{shown} cannot be rebuilt: only values computed from them are stored",
-                hint="give the module its weights anew with load_state_dict(…, assign=True)",
+                hint="load the module's weights again with load_state_dict(…, assign=True)",
             )
         for _, x, g in gone:
             if g is not None:

@@ -121,7 +121,7 @@ class Program(Protocol):
 
     @property
     def derived(self) -> object:
-        """What is derived from weights now; another object whenever it was derived anew."""
+        """What is derived from weights now; another object whenever it was derived again."""
         ...
 
     def bind(self, addresses: Sequence[int], weights: Sequence[Weight] | None = None) -> Any: ...

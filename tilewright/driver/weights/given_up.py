@@ -32,7 +32,7 @@ from tilewright.runtime.shared import Piece, Weight
 _PLAIN = torch._C._disabled_torch_function_impl
 _MARK = "_tilewright_given_up"
 RESTORE = (
-    "call restore_weights() on what tw.compile returned, or give the module its weights anew with "
+    "call restore_weights() on what tw.compile returned, or load the module's weights again with "
     "load_state_dict(…, assign=True)"
 )
 
@@ -234,7 +234,7 @@ def rebuilt(gone: GivenUp) -> np.ndarray:
     raise Unsupported(
         f"the elements of {gone.name} cannot be rebuilt: only values computed from them are stored "
         "since own_weights=True gave them up",
-        hint="give the module its weights anew with load_state_dict(…, assign=True)",
+        hint="load the module's weights again with load_state_dict(…, assign=True)",
     )
 
 
