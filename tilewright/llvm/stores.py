@@ -14,6 +14,7 @@ from tilewright.llvm.addresses import Addresses
 from tilewright.llvm.context import LANE, Context
 from tilewright.llvm.indices import Terms
 from tilewright.llvm.scalars import memory_type, register_type, vector
+from tilewright.llvm.transpose import is_square, transposed
 from tilewright.llvm.values import Values
 from tilewright.llvm.writer import Writer
 
@@ -142,20 +143,29 @@ class Stores:
     # ---- iterations that fill the places between lanes
 
     def interleaved(self, s: Loop) -> None:
-        """Their vectors become one store."""
+        """Their vectors become one store, or one for each row where they are squares."""
         store, parts, w = s.body[0], s.extent, self.c.width
         assert isinstance(store, Store) and isinstance(parts, int)
         b, env = self.c.buffers[store.buffer], self.c.env
+        t = memory_type(b.dtype)
         env[s.var] = 0
         p = self.addresses.of(b, store.index)
-        vectors: list[str] = []
-        for k in range(parts):
-            env[s.var] = k
-            x = self.values.lanes_of(store.value)
-            vectors.append(self.arith.narrow(x, b.dtype, w))
+        squares = is_square(parts, w, b.dtype.bits)
+        # One square after the other: registers hold one of them.
+        size = w if squares else parts
+        for first in range(0, parts, size):
+            vectors: list[str] = []
+            for k in range(first, first + size):
+                env[s.var] = k
+                x = self.values.lanes_of(store.value)
+                vectors.append(self.arith.narrow(x, b.dtype, w))
+            if not squares:
+                self.accesses.raw_store(b, self._zipped(vectors, t, w), p, parts * w)
+                continue
+            for row, x in enumerate(transposed(self.put, vectors, t)):
+                at = self.put(f"getelementptr {t}, ptr {p}, i64 {row * parts + first}")
+                self.accesses.raw_store(b, x, at, w)
         del env[s.var]
-        x = self._zipped(vectors, memory_type(b.dtype), w)
-        self.accesses.raw_store(b, x, p, parts * w)
         self.c.touch(s)
 
     def _zipped(self, vectors: list[str], t: str, w: int) -> str:

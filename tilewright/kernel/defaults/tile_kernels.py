@@ -7,7 +7,6 @@ them runs, and how threads share the programs.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -58,6 +57,7 @@ from tilewright.kernel.steps.vectorize import Vectorize
 MOST_LANES, FEW_LANES = 64, 16
 MOST_WRITTEN_OUT = 8  # more cost more time to compile than they save
 MOST_JOINED = 16  # stages in one loop: more want more registers than there are
+MOST_BETWEEN = 2  # loops between two that become one
 # Programs that threads claim together are about this many simple operations: tens of microseconds.
 PIECE = 65536
 PAGE = 4096  # bytes, beyond which no processor looks ahead by itself
@@ -153,11 +153,14 @@ def _join(s: Scheduler) -> None:
 
 
 def _following(body: tuple[Stmt, ...]) -> Iterator[tuple[str, str]]:
-    """Loops that run equally often, one after the other, with a buffer in common."""
+    """Loops that run equally often, one after the other or with few others between them, that have
+    a buffer in common."""
     loops = [s for s in body if isinstance(s, Loop)]
-    serial = (s for s in loops if s.kind == "serial" and not s.axis.first)
-    for a, b in itertools.pairwise(serial):
-        if a.extent == b.extent and not any(map(_is_product, (a, b))):
+    serial = [s for s in loops if s.kind == "serial" and not s.axis.first]
+    for k, a in enumerate(serial):
+        near = serial[k + 1 : k + 2 + MOST_BETWEEN]
+        b = next((x for x in near if x.extent == a.extent), None)
+        if b is not None and not any(map(_is_product, (a, b))):
             small = len(stages_in(a)) + len(stages_in(b)) <= MOST_JOINED
             if small and not _used(a).isdisjoint(_used(b)):
                 yield a.name, b.name
@@ -430,7 +433,8 @@ def _filled_beside(s: Scheduler, stage: str, store: Store) -> str | None:
     b = store.value.args[1]
     assert isinstance(b, Load)
     name = str(b.source)
-    if s.nest.buffer(name).scope != "local":
+    held = s.nest.buffer(name)
+    if held.scope != "local" or len(held.shape) != 3:  # panels, their rows, their columns
         return None
     everything = list(walk(s.nest.body))
     users = [x for x, _ in everything if any(name in v.sources for v in own_values(x))]

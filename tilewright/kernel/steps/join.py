@@ -74,7 +74,7 @@ class Join(Step):
         """What is between the loops: the part that goes before both and the one that goes after."""
         early: list[Stmt] = []
         late: list[Stmt] = []
-        pointers = any(b.pointer for b in n.buffers)
+        known = {b.name for b in n.buffers if b.pointer}
         for other in between:
             if isinstance(other, Alloc):
                 early.append(other)
@@ -84,9 +84,9 @@ class Join(Step):
             if not used and not any(exchanged(n, x, other) for x in late):
                 early.append(other)
                 continue
-            # Two pointers may be into the same memory, which the test for exchanging does not
-            # check.
-            stuck = pointers or exchanged(n, other, second)
+            # Two pointers may be into the same memory, which the test for exchanging does not check.
+            unseen = known & _used(other) and known & _used(second)
+            stuck = unseen or exchanged(n, other, second)
             self.keep(n, used if stuck else [], "what is between them: ")
             self.need(not stuck, f"what is between {self.first} and {self.second} needs both")
             late.append(other)
@@ -99,8 +99,12 @@ class Join(Step):
         """Two pointers may be into the same memory: what changes its place with the loop, or runs
         between its iterations, uses none where one of them writes through one."""
         known = {b.name for b in n.buffers if b.pointer}
-        used, others = ({str(x.source) for x in reads(s)} | writes((s,)) for s in (first, other))
+        used, others = _used(first), _used(other)
         written, theirs = (writes((s,)) & known for s in (first, other))
         apart = not (written and others & known) and not (theirs and used & known)
         with_what = other.name if isinstance(other, Loop) else "what is between them"
         self.need(apart, f"{self.first} or {with_what} writes through a pointer, both use one")
+
+
+def _used(s: Stmt) -> set[str]:
+    return {str(x.source) for x in reads(s)} | writes((s,))

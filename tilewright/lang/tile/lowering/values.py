@@ -106,7 +106,7 @@ def lower_permute(low: Lowering, o: ir.Operation) -> None:
     t = low.tiles[o.args[0]]
     if isinstance(t, Tile) and t.dim is None and low.uses.count(o.args[0]) > 1:
         # Read in two orders: computed once, in the order in which what it is made of lies.
-        t = low.tiles[o.args[0]] = low.kept(t)
+        t = low.tiles[o.args[0]] = low.stored(t)
     low.define(o.result, viewed(t, o.result.shape, lambda i: tuple(i[k] for k in back)))
 
 
