@@ -13,12 +13,13 @@ of every buffer. What they leave open is decided pair by pair, in kernel/overlap
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
 from tilewright.ir.combine import Combiner
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import loads, loads_among
+from tilewright.ir.expr import const, loads, loads_among
+from tilewright.ir.types import b1
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import (
     Alloc,
@@ -37,7 +38,9 @@ from tilewright.kernel.nest import (
     inner_vars,
     own_values,
     substitute_all,
+    transform,
     walk,
+    writes,
 )
 from tilewright.kernel.overlap import (
     EARLIER,
@@ -137,7 +140,13 @@ def carried(n: Nest, loop: Loop) -> list[Carried]:
 def reordered(n: Nest, chain: Sequence[Loop], order: Sequence[Loop]) -> list[Carried]:
     """What goes wrong when loops, each alone in the one before, stand in another order."""
     strict = n.precision == "strict"
-    kinds = set().union(*(_kinds(n, x) for x in chain))
+    # What a loop carries that stays around all others, or inside all of them, keeps its order.
+    # Lanes are not where they stand.
+    differ = [k for k, (x, y) in enumerate(zip(chain, order, strict=True)) if x.var is not y.var]
+    moved = chain[differ[0] : differ[-1] + 1] if differ else ()
+    if any(x.kind == "lane" for x in chain):
+        moved = chain
+    kinds = set().union(*(_kinds(n, x) for x in moved))
     if "order" not in kinds and not (strict and "reduction" in kinds):
         return []
     if stopped := _stops(chain[0].body, chain[0]):
@@ -354,8 +363,24 @@ def _unfused(loop: Loop) -> Loop | None:
     outer, inner = D.var(f"{loop.name}/", D.ceildiv(loop.extent, m)), D.var(f"{loop.name}%", m)
     if D.known_eq(loop.extent, m * D.floordiv(loop.extent, m)):
         outer = D.var(f"{loop.name}/", D.floordiv(loop.extent, m))
-    body = substitute_all(loop.body, {loop.var: outer * m + inner})
+    body = substitute_all(_uses(loop), {loop.var: outer * m + inner})
     return Loop(D.the_sym(outer), loop.kind, (Loop(D.the_sym(inner), "serial", body),))
+
+
+def _uses(loop: Loop) -> tuple[Stmt, ...]:
+    """The body without values that read nothing which is written in it: windows do not depend on
+    them, and substituting in them is most of the work."""
+    written = writes(loop.body)
+
+    def one(s: Stmt) -> tuple[Stmt, ...]:
+        if isinstance(s, Store) and s.value.sources.isdisjoint(written):
+            return (replace(s, value=_ANYTHING),)
+        return (s,)
+
+    return transform(loop.body, one)
+
+
+_ANYTHING = const(False, b1)
 
 
 def _moduli(s: Stmt, v: Sym) -> Iterator[Dim]:

@@ -37,10 +37,8 @@ from tilewright.kernel.nest import (
     Nest,
     Stmt,
     Store,
-    bodies,
-    marks,
+    instructions,
     mentions,
-    own_marks,
     seek,
     walk,
 )
@@ -492,7 +490,10 @@ def tensor_faults(n: Nest, before: Nest | None = None) -> Iterator[tuple[str, St
     be, unless a buffer of theirs changed since."""
     parts: Iterable[Stmt] = n.body
     if before is not None:
-        parts = _new_instructions(n.body, before.body, _changed_buffers(n, before))
+        old = {id(s) for x in before.body for s in instructions(x)}
+        changed = _changed_buffers(n, before)
+        found = [s for x in n.body for s in instructions(x)]
+        parts = [s for s in found if id(s) not in old or (changed and changed & mentions(s))]
     inside: set[int] = set()
     for s, _ in seek(tuple(parts), TENSOR):
         assert isinstance(s, Loop)
@@ -517,29 +518,6 @@ def _changed_buffers(n: Nest, before: Nest) -> frozenset[str]:
         return frozenset()
     old = {b.name: b for b in before.buffers}
     return frozenset(b.name for b in n.buffers if old.get(b.name) != b)
-
-
-def _new_instructions(
-    body: tuple[Stmt, ...], before: tuple[Stmt, ...], changed: frozenset[str]
-) -> Iterator[Stmt]:
-    """The instructions of a body that do not stand in another one, or that touch a changed buffer.
-
-    Nests before and after a step share most of their statements: only what a step rebuilt is
-    entered, so this costs what the step changed and not what the nest has."""
-    old = {id(s) for s in before}
-    touched = [s for s in body if id(s) not in old or (changed and changed & mentions(s))]
-    new = [s for s in touched if TENSOR in marks(s)]
-    if not new:
-        return
-    same = {id(s) for s in body} - {id(s) for s in new}
-    rebuilt = [s for s in before if id(s) not in same and TENSOR not in own_marks(s)]
-    inside = tuple(x for s in rebuilt for part in bodies(s) for x in part)
-    for s in new:
-        if TENSOR in own_marks(s):
-            yield s
-            continue
-        for part in bodies(s):
-            yield from _new_instructions(part, inside, changed)
 
 
 def marked(loop: Loop, name: str) -> Loop:

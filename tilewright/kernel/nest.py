@@ -68,11 +68,15 @@ class Block:
         """Of the statement and of all inside. Nests before and after a step share most of their
         statements, so whoever looks for a few of them goes only where they are: see `seek`."""
         assert isinstance(self, (Loop, If, While))
-        out = set(own_marks(self))
-        for body in bodies(self):
-            for x in body:
-                out.update(marks(x))
-        return frozenset(out)
+        return frozenset(own_marks(self)).union(*(marks(x) for b in bodies(self) for x in b))
+
+    @cached_property
+    def instructions(self) -> tuple[Loop, ...]:
+        """The outermost tensor loops, itself or inside."""
+        assert isinstance(self, (Loop, If, While))
+        if isinstance(self, Loop) and TENSOR in own_marks(self):
+            return (self,)
+        return tuple(s for body in bodies(self) for x in body for s in instructions(x))
 
     @cached_property
     def sources(self) -> frozenset[str]:
@@ -364,27 +368,23 @@ def marks(s: Stmt) -> Collection[Mark]:
 def seek(body: tuple[Stmt, ...], mark: Mark, path: Path = ()) -> list[tuple[Stmt, Path]]:
     """The statements of a mark with the loops around them, as `walk` finds them."""
     out: list[tuple[Stmt, Path]] = []
-    _seek(body, mark, path, out)
-    return out
-
-
-def _seek(body: tuple[Stmt, ...], mark: Mark, path: Path, out: list[tuple[Stmt, Path]]) -> None:
     for s in body:
-        if not isinstance(s, Block):
+        if mark in marks(s):
             if mark in own_marks(s):
                 out.append((s, path))
-        elif mark in s.marks:
-            if mark in own_marks(s):
-                out.append((s, path))
-            if isinstance(s, Loop):
-                _seek(s.body, mark, (*path, s), out)
-            else:
-                for inside in bodies(s):
-                    _seek(inside, mark, path, out)
+            for inside in bodies(s):
+                out += seek(inside, mark, (*path, s) if isinstance(s, Loop) else path)
+    return out
 
 
 def holds(n: Nest, mark: Mark) -> bool:
     return any(mark in marks(s) for s in n.body)
+
+
+def instructions(s: Stmt) -> tuple[Loop, ...]:
+    """The outermost tensor loops of a statement. Nests before and after a step share those that the
+    step left alone."""
+    return s.instructions if isinstance(s, Block) and TENSOR in s.marks else ()
 
 
 def find(n: Nest, name: str) -> list[tuple[Loop, Path]]:

@@ -11,7 +11,7 @@ import ast
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, ClassVar
 
 from tilewright.base.errors import Invalid, Refused
@@ -78,6 +78,12 @@ def _is_a(kind: str, value: object) -> bool:
     return isinstance(value, plain.get(kind, object))
 
 
+@cache
+def _fields(cls: type[Step]) -> tuple[tuple[str, str], ...]:
+    """Its fields by name, with what they are declared to be."""
+    return tuple((f.name, str(f.type)) for f in fields(cls))
+
+
 @dataclass(frozen=True)
 class Step:
     """Base of all steps; a subclass registers itself by existing."""
@@ -90,9 +96,9 @@ class Step:
         cls.apply = _keeping_instructions(cls.apply)  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            if not _is_a(str(f.type), value := getattr(self, f.name)):
-                what = f"{f.name} is {value!r}, not {_KINDS.get(str(f.type), f.type)}"
+        for name, kind in _fields(type(self)):
+            if not _is_a(kind, value := getattr(self, name)):
+                what = f"{name} is {value!r}, not {_KINDS.get(kind, kind)}"
                 raise Invalid(f"{type(self).__name__}: {what}")
 
     def apply(self, n: Nest) -> Nest:

@@ -60,7 +60,7 @@ class Reorder(Step):
                 seen.add(x.var)
             self.keep(n, reordered(n, before, chain), "{loop} carries an order: ")
             for x in reversed(chain):
-                body = (replace(x, body=body),)
+                body = (x.around(body),)
             return body
 
         out = replace(n, body=transform(n.body, one, ("loop", self.order[0])))

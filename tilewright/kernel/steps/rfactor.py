@@ -17,6 +17,7 @@ from tilewright.kernel.nest import (
     Stmt,
     Store,
     bodies,
+    marks,
     stages_in,
     with_bodies,
     wrap,
@@ -55,6 +56,9 @@ class RFactor(Step):
         """The body with the outermost chain of loops around the reduction taken apart."""
         out: list[Stmt] = []
         for s in body:
+            if ("stage", self.stage) not in marks(s):
+                out.append(s)
+                continue
             found = self._chain(s) if isinstance(s, Loop) else None
             if found is not None:
                 out.extend(self._factored(n, *found, made))
