@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,3 +126,42 @@ def test_hints_stay_on_loops_that_are_split_and_fused() -> None:
     assert "for s.r0.1 in 16 pragma unroll 4:" in nest_text(n)
     n = scheduled(SUM, "Pragma('s.i0', 'nontemporal')\nFuse('s.i0', 's.r0', 'f')\n")
     assert "for f in 320 of s.f pragma nontemporal 1:" in nest_text(n)
+
+
+CHOICES = """
+nest k where m: 0..
+  in p: *f32
+  in t: i32[8]
+  in c: bool[8]
+  in x: f32[6]
+  in z: f32[5,8]
+  out y: f32[4,8]
+  lane j in 8:
+    y: y[0,j] = select(#(j) < 6, x[j], 1.0)
+  for i in 6:
+    lane j in 8:
+      y: y[1,j] add= select(#(i) < 5, z[i,j], 0.0)
+  lane j in 8:
+    y: y[2,j] = p[${t[j]}]
+  lane j in 8:
+    y: y[3,j] = select(c[j], p[j], 0.0)
+"""
+SIGNS = {  # what the text has for a pragma
+    "edges": r"phi <8 x float>",
+    "zeros": r"= alloca <8 x float>",
+    "adjacent": r"call i1 @llvm.vector.reduce.and.v8i1",
+    "cold": r"define internal .*@tw.masked.load",
+}
+
+
+@pytest.mark.parametrize("hint", SIGNS)
+def test_how_lanes_touch_memory_is_said_in_the_nest(hint: str) -> None:
+    """The emitter takes it from there: what is edited out is not done."""
+    target = replace(default(), has_masks=False)
+    legal = nest_text(legalise(parse_nest(CHOICES), target))
+    assert f" {hint} 1" in legal
+    without = legal.replace(f" {hint} 1", f" {hint} 0")
+    found, left = (
+        len(re.findall(SIGNS[hint], emit(parse_nest(x), target))) for x in (legal, without)
+    )
+    assert found > left

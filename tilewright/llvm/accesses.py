@@ -7,14 +7,15 @@ In registers numbers have the form in which they are computed, in memory that of
 from __future__ import annotations
 
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.legal.accesses import COLD
+from tilewright.llvm.context import Context
 from tilewright.llvm.scalars import memory_type, suffix, vector
 from tilewright.llvm.writer import Writer
 
 
 class Accesses:
-    def __init__(self, w: Writer, masks: bool, keeping: str) -> None:
-        self.w, self.arith = w, w.arith
-        self.masks = masks  # the machine has masked accesses
+    def __init__(self, w: Writer, c: Context, keeping: str) -> None:
+        self.w, self.c, self.arith = w, c, w.arith
         self.keeping = keeping  # how functions are called that leave most vector registers alone
 
     # ---- all lanes
@@ -98,9 +99,9 @@ class Accesses:
         return put(f"and <{w} x i1> {m}, {all_}")
 
     def _call(self, result: str, name: str, given: str, args: tuple[tuple[str, str], ...]) -> str:
-        """A call of a masked access. A machine without masks tests every lane with a branch of its
-        own, which is too much code for every place: there it is a function, once."""
-        if self.masks:
+        """A call of a masked access; where these are branches per lane, of a function that has it
+        once."""
+        if COLD not in self.c.hints:
             return f"call {result} {name}({given.format(*(v for _, v in args))})"
         own = name.replace("@llvm.", "@tw.")
         inner = given.format(*(f"%a{k}" for k in range(len(args))))

@@ -62,8 +62,8 @@ class Body:
         c = self.context = Context(n, args)
         self.indices = Indices(w, c, traits.short_division)
         a = self.addresses = Addresses(w, c, self.indices, traits.steps_apart)
-        self.accesses = Accesses(w, traits.masks, traits.keeping)
-        v = self.values = Values(w, c, self.indices, a, self.accesses, traits.zeros_in_memory)
+        self.accesses = Accesses(w, c, traits.keeping)
+        v = self.values = Values(w, c, self.indices, a, self.accesses)
         self.stores = Stores(w, c, v, a, self.accesses)
         self.atomics = Atomics(w, c, v, a, traits.scope)
         self.traits = traits
@@ -194,6 +194,7 @@ class Body:
         width = vector_lanes(s)
         assert width is not None, f"{s.name} is no vector"
         c.lane = (s.var, width) if width > 1 else None
+        c.hints = frozenset(key for key, value in s.pragmas if value)
         self.iteration(s, LANE if width > 1 else 0)
         c.lane = None
 

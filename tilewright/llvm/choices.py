@@ -8,6 +8,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.conditions import parts_of
 from tilewright.ir.dim import Sym
 from tilewright.ir.expr import Const, Fn, Index, Load, Value
+from tilewright.kernel.legal.accesses import EDGES, ZEROS
 from tilewright.llvm.addresses import Addresses
 from tilewright.llvm.context import Context, Test
 from tilewright.llvm.indices import Evaluates
@@ -24,11 +25,9 @@ class Choices:
         values: Evaluates,
         addresses: Addresses,
         loads: Loads,
-        zeros_in_memory: bool,
     ) -> None:
         self.w, self.c, self.arith, self.values = w, c, w.arith, values
         self.addresses, self.loads = addresses, loads
-        self.zeros_in_memory = zeros_in_memory  # may an address of zeros be chosen?
         self.zeros: dict[str, str] = {}  # memory that holds them, by type
 
     def choose(self, v: Fn, condition: Value, w: int, guarded: bool) -> str | None:
@@ -38,11 +37,11 @@ class Choices:
             return self._through(v, condition, w, guarded)
         if not c.is_vector(v):
             return None
-        if not c.is_vector(condition) and _is_zero(v.args[2]):
+        if ZEROS in c.hints and not c.is_vector(condition) and _is_zero(v.args[2]):
             found = self._load_or_zero(v.args[1], condition, w)
             if found is not None:
                 return found
-        if _between(condition) and self.loads.is_neighbours(v.args[1], w):
+        if EDGES in c.hints and _between(condition) and self.loads.is_neighbours(v.args[1], w):
             return self._load_inside(v, condition, w)
         return None
 
@@ -71,7 +70,7 @@ class Choices:
     def _load_or_zero(self, v: Value, condition: Value, w: int) -> str | None:
         """Neighbours in memory where one condition holds for all of them, else zeros: the address
         is chosen, not the result. None where there are no such neighbours."""
-        if not self.zeros_in_memory or not self.loads.is_neighbours(v, w):
+        if not self.loads.is_neighbours(v, w):
             return None
         assert isinstance(v, Load) and isinstance(v.source, str)
         b = self.c.buffers[v.source]

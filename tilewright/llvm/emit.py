@@ -49,7 +49,6 @@ class _Module:
         asked = any(dict(s.pragmas).get("unroll") for s, _ in walk(n.body) if isinstance(s, Loop))
         self.metadata = Metadata(asked)
         self.traits = Traits(
-            masks=target.has_masks,
             keeping=f"{target.vector_convention} ".lstrip(),
             steps_apart=True,
         )

@@ -54,10 +54,8 @@ from tilewright.llvm.writer import Metadata
 PRIVATE_LIMIT = 64 * 1024
 # Calls of one scalar function in a kernel that are written out: a call costs registers and time.
 INLINED = 1024
-# Zeros in memory would be a thread's own, and no faster; other threads run while one waits.
-TRAITS = Traits(
-    short_division=True, scope='syncscope("device") ', zeros_in_memory=False, prefetches=False
-)
+# Nothing is asked for ahead: other threads run while one waits.
+TRAITS = Traits(short_division=True, scope='syncscope("device") ', prefetches=False)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load, Value
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.legal.accesses import ADJACENT, EDGES
 from tilewright.llvm.accesses import Accesses
 from tilewright.llvm.addresses import Addresses
 from tilewright.llvm.context import LANE, Context
@@ -107,7 +108,8 @@ class Loads:
         s = self.c.lane[0]
         moving = [k for k, i in enumerate(index) if s in D.symbols(i)]
         _, _, lane = self.indices.terms(self.addresses.linear(b, index))
-        if lane != 1 or len(moving) != 1 or D.coefficient(index[moving[0]], s) != 1:
+        hinted = EDGES in self.c.hints
+        if not hinted or lane != 1 or len(moving) != 1 or D.coefficient(index[moving[0]], s) != 1:
             return self.at(b, safe, w)
         # One vector where all lanes are inside, one access per lane at the edges.
         k = moving[0]
@@ -154,7 +156,7 @@ class Loads:
         loads, a = self.accesses, self.addresses
         if lane == b.unit:
             x = loads.masked_load(b, a.pointer(b, const, terms), m, w)
-        elif lane is not None:
+        elif lane is not None or ADJACENT not in self.c.hints:
             x = loads.masked_gather(b, a.lanes(b, lin, w), m, w)
         else:
             x = self.w.either(
@@ -182,7 +184,7 @@ class Loads:
             p = self.addresses.first(b, lin)
             return self.put(f"load <{w} x {t}>, ptr {p}, align {b.dtype.bytes}")
 
-        if self.indices.terms(lin)[2] is not None:
+        if self.indices.terms(lin)[2] is not None or ADJACENT not in self.c.hints:
             x = each()
         else:
             x = self.w.either(self.addresses.adjacent(b, lin, w), f"<{w} x {t}>", whole, each)

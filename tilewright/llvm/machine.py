@@ -18,12 +18,10 @@ from tilewright.kernel.nest import Barrier, Commit, Loop, Report, Store, Wait, W
 class Traits:
     """Facts about a machine's instructions."""
 
-    masks: bool = True  # it has masked accesses
     keeping: str = ""  # how functions are called that leave most vector registers alone
     steps_apart: bool = False  # addresses may be opaque to LLVM: see llvm/opaque.py
     short_division: bool = False  # division of 32 bits takes much less time than of 64
     scope: str = ""  # whom atomics are ordered with: everybody, if nothing is said
-    zeros_in_memory: bool = True  # an address of zeros may be chosen in place of another
     prefetches: bool = True  # lines of memory are asked for ahead
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.legal.accesses import ADJACENT
 from tilewright.kernel.nest import Loop, Store
 from tilewright.llvm.accesses import Accesses
 from tilewright.llvm.addresses import Addresses
@@ -66,7 +67,7 @@ class Stores:
             p = self.addresses.pointer(b, const, terms)
             align, hint = self.addresses.alignment(b, lin, w), self._past_caches(b)
             self.accesses.store(b, x, p, w, s.function, align, hint)
-        elif b.pointer and lane is None and not s.function:
+        elif b.pointer and lane is None and not s.function and ADJACENT in self.c.hints:
             self._scatter(b, self.arith.narrow(x, b.dtype, w), lin, w)
         else:
             for k in range(w):
@@ -123,7 +124,7 @@ class Stores:
                 old = self.arith.widen(accesses.masked_load(b, p, m, w), b.dtype, w)
                 x = self.arith.combine(s.function, b.dtype, w, [old, x])
             accesses.masked_store(b, self.arith.narrow(x, b.dtype, w), p, m, w)
-        elif lane is None and b.pointer and not s.function:
+        elif lane is None and b.pointer and not s.function and ADJACENT in self.c.hints:
             x = self.arith.narrow(x, b.dtype, w)
             self.w.branch(
                 a.adjacent(b, lin, w),

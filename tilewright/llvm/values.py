@@ -31,12 +31,11 @@ class Values:
         indices: Indices,
         addresses: Addresses,
         accesses: Accesses,
-        zeros_in_memory: bool,
     ) -> None:
         self.w, self.c, self.arith, self.indices = w, c, w.arith, indices
         self.masks = Masks(w, c, self)
         self.loads = Loads(w, c, indices, addresses, accesses, self.masks)
-        self.choices = Choices(w, c, self, addresses, self.loads, zeros_in_memory)
+        self.choices = Choices(w, c, self, addresses, self.loads)
         indices.values = self
 
     def value(self, v: Value, guarded: bool = False) -> str:

@@ -381,6 +381,98 @@ nest k where n: 0..
       y: y[i,k] = m0[k,i]
 """,
     ),
+    "accesses": (
+        """
+nest k
+  in x: f32[6]
+  out y: f32[8]
+  lane j in 8:
+    y: y[j] = select(#(j) < 6, x[j], 1.0)
+""",
+        """
+nest k
+  in x: f32[6]
+  out y: f32[8]
+  lane j in 8 pragma edges 1:
+    y: y[j] = select(#(j) < 6, x[j], 1.0)
+""",
+    ),
+    # One condition for all lanes, and zeros where it does not hold; plain reads say nothing.
+    "accesses zeros": (
+        """
+nest k
+  in x: f32[3,8]
+  out y: f32[4,8]
+  for i in 4:
+    lane j in 8:
+      y: y[i,j] = select(#(i) < 3, x[i,j], 0.0)
+  lane j in 8:
+    y: y[0,j] = x[0,j] + 1.0
+""",
+        """
+nest k
+  in x: f32[3,8]
+  out y: f32[4,8]
+  for i in 4:
+    lane j in 8 pragma edges 1, zeros 1:
+      y: y[i,j] = select(#(i) < 3, x[i,j], 0.0)
+  lane j in 8:
+    y: y[0,j] = x[0,j] + 1.0
+""",
+    ),
+    "accesses adjacent": (
+        """
+nest k where n: 1..8
+  in p: *f32
+  in t: i32[4]
+  out q: *f32
+  out y: f32[4]
+  lane j in 4:
+    y: y[j] = p[${t[j]}]
+  lane j in 4:
+    y: y[j] = p[j] + p[2*j]
+  lane j in 2:
+    q: q[j*n] = 1.0
+""",
+        """
+nest k where n: 1..8
+  in p: *f32
+  in t: i32[4]
+  out q: *f32
+  out y: f32[4]
+  lane j in 4 pragma adjacent 1:
+    y: y[j] = p[${t[j]}]
+  lane j in 4:
+    y: y[j] = p[j] + p[2*j]
+  lane j in 2 pragma adjacent 1:
+    q: q[j*n] = 1.0
+""",
+    ),
+    # The target has no masked accesses.
+    "accesses cold": (
+        """
+nest k
+  in p: *f32
+  in c: bool[8]
+  out y: f32[8]
+  lane j in 8 pragma masked 1:
+    if c[j]:
+      y: y[j] = 2.0
+  lane j in 8:
+    y: y[j] = select(c[j], p[j], 1.0)
+""",
+        """
+nest k
+  in p: *f32
+  in c: bool[8]
+  out y: f32[8]
+  lane j in 8 pragma masked 1, edges 1, cold 1:
+    if c[j]:
+      y: y[j] = 2.0
+  lane j in 8 pragma cold 1:
+    y: y[j] = select(c[j], p[j], 1.0)
+""",
+    ),
 }
 
 

@@ -17,6 +17,7 @@ from tilewright.driver.tile.request import Request
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.grid_tiles import schedule_tile_grid
 from tilewright.kernel.distribution import REPORTS
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.step import print_trace
 from tilewright.kernel.text import nest_text
@@ -96,7 +97,7 @@ def write_gpu_tile(wanted: Request, target: Target) -> GpuForms:
                 lowered.nest, target, wanted.warps, wanted.stages, near
             )
             times.append(perf_counter())
-            kernels = emit_kernels(nest, target)
+            kernels = emit_kernels(legalise(nest, target), target)
         except TilewrightError as problem:
             raise _placed(problem, wanted) from None
         times.append(perf_counter())

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 from tilewright.base.errors import Invalid
 from tilewright.ir.target import Target
+from tilewright.kernel.legal.accesses import mark_accesses
 from tilewright.kernel.legal.hoist import hoist_reads, unset
 from tilewright.kernel.legal.interleave import interleave_stores, scattered
 from tilewright.kernel.legal.lanes import ragged, whole_vectors
@@ -30,6 +31,7 @@ REWRITINGS: dict[str, Rewriting] = {
     "interleave": interleave_stores,
     "hoist": hoist_reads,
     "masks": version_masks,
+    "accesses": mark_accesses,
 }
 # What an emitter relies on; nests edited by hand are checked against it.
 JUDGES: tuple[Judge, ...] = (misplaced, ragged, scattered, unset)
