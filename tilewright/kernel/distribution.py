@@ -22,6 +22,7 @@ from tilewright.ir.expr import Load, Rewriter, Value, cast, const, fn, load
 from tilewright.ir.types import DType, f64, i64
 from tilewright.kernel.divisors import Divisors, dim_part, whole_lanes
 from tilewright.kernel.group import Buffer, pointer_buffer
+from tilewright.kernel.guards import copied
 from tilewright.kernel.layouts import (
     AXES,
     FRAGMENT,
@@ -46,9 +47,11 @@ from tilewright.kernel.nest import (
     Store,
     While,
     bodies,
+    mentions,
     reads,
     substitute,
     substitute_all,
+    walk,
     with_bodies,
 )
 from tilewright.kernel.pieces import Piece, choices_in, factors, piece_of, pieces_in, scattered
@@ -174,7 +177,10 @@ class Distribution:
                 axes = self.registers[b.name]
                 b = replace(b, shape=tuple(axes[k][j].extent for k, j in self._order(b.name)))
             out.append(b)
-        return out, made
+        shared = {b.name: b for b in out if b.scope == "shared"}
+        made = used_again(made, shared)
+        left = {s.buffer for s, _ in walk(made) if isinstance(s, Alloc)}
+        return [b for b in out if b.name not in shared or b.name in left], made
 
     @cached_property
     def _known(self) -> set[str]:
@@ -450,6 +456,45 @@ class Distribution:
         told: tuple[Stmt, ...] = (Alloc(slot), take, If(room, stores))
         leaf: Stmt = If(fn("not", s.condition) if s.condition is not None else _TRUE, told)
         return _with_leaf(p.leaf, leaf)
+
+
+def used_again(body: tuple[Stmt, ...], shared: Mapping[str, Buffer]) -> tuple[Stmt, ...]:
+    """Shared memory that is not needed any more takes the next buffer of its kind. What copies of
+    an argument's memory fill stays apart: it may be filled ahead of its time."""
+    last: dict[str, int] = {}
+    for k, s in enumerate(body):
+        for name in mentions(s):
+            last[name] = k
+    copies = {
+        s.buffer for s, _ in walk(body) if isinstance(s, Store) and copied(s.value) is not None
+    }
+    free: dict[tuple[DType, tuple[Dim, ...]], list[str]] = {}
+    names: dict[str, str] = {}
+    ends: dict[int, list[str]] = {}
+    out: list[Stmt] = []
+    for k, s in enumerate(body):
+        if isinstance(s, Alloc) and s.buffer in shared and s.buffer not in copies:
+            kind = shared[s.buffer].dtype, shared[s.buffer].shape
+            found = free.get(kind, [])
+            names[s.buffer] = found.pop() if found else s.buffer
+            ends.setdefault(last[s.buffer], []).append(s.buffer)
+            if names[s.buffer] == s.buffer:
+                out.append(s)
+        else:
+            inside = tuple(used_again(x, shared) for x in bodies(s))
+            out.append(with_bodies(s, inside) if inside else s)
+        for name in ends.get(k, []):
+            free.setdefault((shared[name].dtype, shared[name].shape), []).append(names[name])
+    moved = {a: b for a, b in names.items() if a != b}
+
+    def on_load(x: Load) -> Value:
+        known = moved.get(str(x.source))
+        return x if known is None else load(known, x.index, x.dtype)
+
+    def on_store(name: str, at: tuple[Dim, ...]) -> tuple[str, tuple[Dim, ...]]:
+        return moved.get(name, name), at
+
+    return substitute_all(out, {}, on_load, on_store) if moved else tuple(out)
 
 
 _TRUE = fn("eq", const(0, i64), const(0, i64))

@@ -2,7 +2,8 @@
 
 Times are cached on disk one by one: per kernel, machine, key and configuration. When a
 configuration is added to the list, only that one is timed. Configurations that differ only in
-options for a GPU (its warps, its stages) are one kernel here: it is compiled and timed once.
+options for a GPU (its warps, its stages) are one kernel on a processor: it is compiled and timed
+once. On a GPU they are several, timed by its own clock.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 from rich.console import Console
@@ -31,6 +33,7 @@ from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid, TilewrightError
 from tilewright.base.events import Log
 from tilewright.base.untraced import untraced
+from tilewright.driver.tile.devices import GPU, gpu_among
 from tilewright.driver.tile.jit import JITFunction, KernelInterface
 from tilewright.driver.tile.launch import executor
 from tilewright.driver.tile.testing import do_bench
@@ -195,7 +198,10 @@ class Autotuner(KernelInterface[Any]):
     def _key(self, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         given = {k: v for k, v in {**named, **kwargs}.items() if k in self.arg_names}
         values = [_keyed(given[k]) for k in self.keys if k in given]
-        return (*values, *(v.dtype for v in given.values() if hasattr(v, "dtype")))
+        tensors = [v for v in given.values() if hasattr(v, "dtype")]
+        gpu = gpu_among(tensors)
+        where = () if gpu is None else (f"cuda:{gpu}",)
+        return (*values, *(v.dtype for v in tensors), *where)
 
     def _chosen(
         self, args: Sequence[Any], named: Mapping[str, Any], grid: Any, kwargs: Mapping[str, Any]
@@ -257,12 +263,13 @@ class Autotuner(KernelInterface[Any]):
                 hint="leave them out of the call",
             )
         cache = Cache.from_knobs(self.log) if self.cache_results else None
-        about = self._about(key)
+        gpu = gpu_among((*named.values(), *kwargs.values()))
+        about = self._about(key, gpu)
         problems: dict[Config, Exception] = {}
         timings: dict[Config, Times] = {}
         todo: list[tuple[str, list[Config]]] = []
-        for alike in self._alike(configs, named, grid, kwargs):
-            entry = json.dumps([*about, self._here(alike[0])])
+        for alike in self._alike(configs, named, grid, kwargs, gpu):
+            entry = json.dumps([*about, self._here(alike[0], gpu)])
             known = None if cache is None or alike[0].pre_hook else _read(cache, entry)
             timings.update(dict.fromkeys(alike, known or FAILED))
             if known is None:
@@ -307,15 +314,21 @@ class Autotuner(KernelInterface[Any]):
             )
         return best
 
-    def _here(self, config: Config) -> str:
-        """What of a configuration changes a kernel here: the rest is how a GPU shares out work."""
-        chosen = {n: v for n, v in config.all_kwargs().items() if n in self.arg_names}
+    def _here(self, config: Config, gpu: int | None = None) -> str:
+        """What of a configuration changes a kernel here: how a GPU shares out work does there."""
+        names = self.arg_names if gpu is None else (*self.arg_names, "num_warps", "num_stages")
+        chosen = {n: v for n, v in config.all_kwargs().items() if n in names}
         return ", ".join(
             f"{n}: {_constant_text(v)}" for n, v in {**config.kwargs, **chosen}.items()
         )
 
     def _alike(
-        self, configs: Sequence[Config], named: Mapping[str, Any], grid: Any, kwargs: Any
+        self,
+        configs: Sequence[Config],
+        named: Mapping[str, Any],
+        grid: Any,
+        kwargs: Any,
+        gpu: int | None = None,
     ) -> list[list[Config]]:
         """The configurations, those together that launch the same kernel over the same grid."""
         groups: dict[Any, list[Config]] = {}
@@ -326,7 +339,7 @@ class Autotuner(KernelInterface[Any]):
                     over = repr(grid({**named, **kwargs, **c.all_kwargs()}))
                 except Exception:  # the launch raises the error
                     over = id(c)
-            groups.setdefault((self._here(c), c.pre_hook, over), []).append(c)
+            groups.setdefault((self._here(c, gpu), c.pre_hook, over), []).append(c)
         return list(groups.values())
 
     def _make(
@@ -353,9 +366,11 @@ class Autotuner(KernelInterface[Any]):
             for _ in pool.map(make, free):
                 shown.advance()
 
-    def _about(self, key: tuple[Any, ...]) -> list[str]:
+    def _about(self, key: tuple[Any, ...], gpu: int | None = None) -> list[str]:
         """What times depend on besides the configuration."""
         who = executor().name
+        if gpu is not None:
+            return [self.jit_function.hash(), *import_module(GPU).described(gpu), repr(key)]
         return [self.jit_function.hash(), str(host()), str(get_threads()), who, repr(key)]
 
     def _bench(self, *args: Any, config: Config, grid: Any, **meta: Any) -> list[float]:

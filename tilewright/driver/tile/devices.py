@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilewright.driver.tile.arguments import BadArguments, gpus_of, handlers_of
@@ -10,6 +10,8 @@ from tilewright.lang.tile.front.functions import TileFunction
 
 if TYPE_CHECKING:
     from tilewright.driver.tile.launch import CompiledKernel
+
+GPU = "tilewright.driver.tile.gpu"  # imported where a tensor is on one
 
 
 def gpu_of(function: TileFunction, given: Sequence[Any]) -> int | None:
@@ -31,6 +33,14 @@ def gpu_of(function: TileFunction, given: Sequence[Any]) -> int | None:
             hint="move all of them to one: x.to(device)",
         )
     return next(iter(found), None)
+
+
+def gpu_among(values: Iterable[Any]) -> int | None:
+    """The GPU of the first tensor that is on one."""
+    for x in values:
+        if getattr(x, "is_cpu", True) is False and x.device.type == "cuda":
+            return x.device.index
+    return None
 
 
 def of_options(key: Any, options: Mapping[str, Any]) -> Any:

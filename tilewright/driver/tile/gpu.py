@@ -45,6 +45,11 @@ def target_of(number: int) -> Target:
     return nvptx.with_numbers(nvptx.for_capability(d.capability), **d.numbers())
 
 
+def described(number: int) -> list[str]:
+    """What times on a GPU depend on."""
+    return [device(number).name, str(target_of(number))]
+
+
 @dataclass
 class GpuTile:
     """A kernel on a GPU. `launch` takes addresses and numbers in the order of its arguments, and a

@@ -32,7 +32,7 @@ from tilewright.driver.tile.arguments import (
     handlers_of,
     leaves,
 )
-from tilewright.driver.tile.devices import gpu_of, key_of_launch, of_options
+from tilewright.driver.tile.devices import GPU, gpu_of, key_of_launch, of_options
 from tilewright.driver.tile.launch import (
     GRIDS,
     NATIVE,
@@ -76,7 +76,6 @@ IGNORED = frozenset(
     fpsan_homomorphic_casts optimize_epilogue""".split()
 )
 
-_GPU = "tilewright.driver.tile.gpu"  # imported where a tensor is on one
 _USUAL_WARPS = frozenset((None, *(1 << k for k in range(8))))  # other values are checked
 
 
@@ -241,7 +240,7 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
         except TilewrightError as problem:
             raise self._explained(given, problem) from None
         if gpu is not None and by is NATIVE:
-            by, key = import_module(_GPU).gpu_executor(gpu), of_options(key, options)
+            by, key = import_module(GPU).gpu_executor(gpu), of_options(key, options)
         # Launches look for the bare key: it is that of the usual case.
         full = (key, "debug", _sanitizes(options)) if debug else key
         if by is not NATIVE and gpu is None:
@@ -300,7 +299,7 @@ class JITFunction(FunctionQueries, KernelInterface[T]):
         signature = {n: _signature(a) for n, a in arguments.items()}
         wanted = Request(self, arguments, debug, _sanitizes(options), aliasing)
         if chosen.name.startswith("cuda:"):
-            warps, stages = import_module(_GPU).warps_of(options)
+            warps, stages = import_module(GPU).warps_of(options)
             wanted = replace(wanted, warps=warps, stages=stages)
         about = SimpleNamespace(fn=self, signature=signature, constants=constants)
         return CompiledKernel(
