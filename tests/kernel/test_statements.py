@@ -292,7 +292,7 @@ def test_steps_beside_branches_keep_the_result(trace: str) -> None:
         ("Vectorize('a.i')", "there is the atomic a in a.i, which nothing crosses"),
         ("Parallel('a.i')", "there is the atomic a in a.i, which nothing crosses"),
         ("Parallel('s.k')", "s.k is inside s.j"),
-        ("ComputeInline('t')", "it moves what is computed, which is not known to be safe beside"),
+        ("ComputeInline('t')", "it moves what is computed, which is not known to be safe next to"),
         ("CacheRead('q', 'p', 'q.i')", "it moves what is computed"),
         ("ComputeAt('t', 's.j')", "t and the one loop that reads it do not stand in one body"),
         ("Pad('t', 0, 8)", "it moves what is computed"),

@@ -205,7 +205,7 @@ REFUSALS = [
     (TWO, "", "Prefetch('q', 'y.i0')", "there is no buffer q"),
     (TWO, "", "Prefetch('x', 'y.i0')", "nothing in y.i0 reads x"),
     (TWO, "", "Prefetch('x', 't.i0', 0)", "0 is not a positive distance"),
-    (TWO, "ComputeAt('t', 'y.i0')", "Prefetch('t', 'y.i0')", "t is made anew in every iteration"),
+    (TWO, "ComputeAt('t', 'y.i0')", "Prefetch('t', 'y.i0')", "t is a new one in every iteration"),
     (GATHER, "", "Prefetch('x', 'y.i0')", "where x is read is itself read from memory"),
     (LATER, COPY, "Prefetch('x', 'y.i0', 1, 'y.i1')", "where x is read is itself read from memory"),
     (

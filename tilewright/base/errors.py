@@ -1,4 +1,4 @@
-"""Errors that speak to the user: what went wrong, where, and what to do about it."""
+"""Errors for the user: what went wrong, where, and what to do about it."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ CPython stores the frames of a thread in blocks of 16 KiB, about a hundred frame
 needs a new block takes it from the operating system, and its return gives the block back. Where a
 compilation starts inside a deep stack (torch's capture is sixty frames deep), the end of a block
 lies in the middle of its inner loops: every call there maps memory and every return unmaps it.
-Compiling ResNet-50 took a third longer than in a thread that starts anew.
+Compiling ResNet-50 took a third longer than in a new thread.
 """
 
 from __future__ import annotations

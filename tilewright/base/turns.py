@@ -1,4 +1,4 @@
-"""Threads of Python take turns: who comes back from a long call into C waits for the next one."""
+"""Threads of Python take turns: one that returns from a long call into C waits for the lock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-# Seconds that a thread waits before it asks the one that runs for its turn; Python's own are ten
+# Seconds that a thread waits before it requests the interpreter's lock; Python's own are ten
 # times as many, so that a compiler's thread would wait longer between calls than these take.
 _QUICK = 0.0005
 
@@ -22,8 +22,8 @@ _turns = _Turns()
 
 @contextmanager
 def quick_turns() -> Iterator[None]:
-    """Threads that come back from C get their turn soon. The interval is the whole process's, and
-    as it was when the last user leaves."""
+    """Threads that return from C get the lock soon. The interval is that of the whole process, and
+    is restored when the last user leaves."""
     with _turns.lock:
         if _turns.users == 0:
             _turns.before = sys.getswitchinterval()

@@ -137,7 +137,7 @@ _MEMORY = (
     "case",
     "activations, MiB",
     "eager's",
-    "weights held, MiB",
+    "weights in memory, MiB",
     "of the model",
     "one core taken",
 )

@@ -1,8 +1,8 @@
 """Channels last: where a convolution's output channels are not innermost, images are stored so.
 
-Vectors run along channels: with a pixel's channels beside each other, whole vectors are what a
+Vectors run along channels: with a pixel's channels adjacent in memory, whole vectors are what a
 contraction reads, adds up and stores. The order spreads from convolutions through everything that
-keeps axes apart (maps, padding, pooling, normalisation); conversions stand at the edges.
+does not mix axes (maps, padding, pooling, normalisation); conversions stand at the edges.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class _Rewriting:
         ins: list[Node] = []
         for k, x in enumerate(n.inputs):
             if _is_weight_of(n, k) and (channel := _own_channel(n, k)) is not None:
-                # One filter per channel: filters lie beside each other as channels do.
+                # One filter per channel: filters are adjacent as channels are.
                 turned = (*(a for a in range(x.rank) if a != channel), channel)
                 orders.append(turned)
                 ins.append(relayout(self.as_it_was(x), Map.permutation(turned)))

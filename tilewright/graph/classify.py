@@ -1,7 +1,7 @@
 """What an operator is, read off its definition: map, view, reduce, contract or program.
 
-Whole-program decisions never look at operator names. `facts(node)` holds everything fusion, packing
-and costs ask about a definition; it is memoised per operator and input types.
+Whole-program decisions never look at operator names. `facts(node)` has everything that fusion,
+packing and costs need to know about a definition; it is memoised per operator and input types.
 """
 
 from __future__ import annotations
@@ -236,11 +236,11 @@ def _outer(
     count = len(main.axes) - len(reduce.axes)
     rank = len(out.shape)
     whole = (*range(count), *range(rank, rank + len(reduce.axes)))
-    kept = rank == count or (
+    in_order = rank == count or (
         rank == len(main.axes) and all(D.known_eq(d, 1) for d in out.shape[count:])
     )
     same = all(same_prefix(a.axes, ins[a.operand].shape, min(count, len(a.axes))) for a in accesses)
-    return count if count >= 0 and main.axes == whole and kept and same else None
+    return count if count >= 0 and main.axes == whole and in_order and same else None
 
 
 # ---- contractions

@@ -1,4 +1,4 @@
-"""KeyBlocks: attention over more keys than one block of scores holds, or nobody knows how many."""
+"""KeyBlocks: attention over more keys than one block of scores has, or over an unknown number."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _unit(target: Target) -> int:
 @dataclass(frozen=True)
 class KeyBlocks(Pass, before=("Decompose",), rounds=True):
     """Rewrite `softmax(scores) values` where a block of rows of all scores leaves the cache, where
-    conditions on positions hide parts of many keys, and where nobody knows how many keys there are.
+    conditions on positions hide parts of many keys, and where the number of keys is not known.
     """
 
     unit: int = of_target(48, _unit)  # what the size of a block is a multiple of
@@ -50,7 +50,7 @@ class KeyBlocks(Pass, before=("Decompose",), rounds=True):
         """Of a block; None where all keys are one."""
         rows, keys = scores.shape[-2:]
         if isinstance(rows, int) and rows < FEW_ROWS:
-            return None  # each key is read once or a few times: there is no block to keep
+            return None  # each key is read once or a few times: there is no block to reuse
         if not isinstance(keys, int):
             return self._whole(self.unknown)
         most = self.scratch // (TILE_ROWS * scores.dtype.accumulator.bytes)
@@ -59,7 +59,7 @@ class KeyBlocks(Pass, before=("Decompose",), rounds=True):
             most, block = MANY_KEYS, self.hidden
         if keys <= most:
             return None
-        # Blocks without a rest ask for no position to be below the number of keys.
+        # Blocks without a rest need no condition that positions are below the number of keys.
         even = [n for n in range(LANES, block + 1, LANES) if keys % n == 0 and 2 * n > block]
         if even:
             return even[-1]

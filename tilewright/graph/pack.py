@@ -2,7 +2,7 @@
 
 `w` becomes `unrelayout{map}(relayout{map}(w))`: equal by definition, but the relayout is stored, so
 that the kernel reads whole vectors one after the other. Over constants the relayout folds away into
-what runs once. The map keeps the tile's columns innermost, such as `k, j -> j//12, k, j%12`.
+what runs once. The map has the tile's columns innermost, such as `k, j -> j//12, k, j%12`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class PackOperands(Pass, needs=("Decompose",), after=_AFTER):
 
     def products(self, n: Node, c: Contraction, constant: bool, left: DType) -> Iterator[Product]:
         """Instructions that add up groups of products, if the left operand is of a dtype, the best
-        first. Their sums are over whole groups. Tiles want enough rows to fill one. Vectors want
+        first. Their sums are over whole groups. Tiles need enough rows to fill one. Vectors need
         groups that are adjacent in the left operand too, and floats that change are attention's,
         which has its own tiles."""
         if c.lane not in c.columns:
@@ -112,8 +112,8 @@ def _rows(n: Node, c: Contraction) -> int:
 
 
 def rebuild_knowing(program: Graph, change: Callable[[Node, set[Node]], Node]) -> Graph:
-    """The program with nodes changed, by whoever is told which of them depend on weights and
-    literals only; itself where none is."""
+    """The program with nodes changed by a function that gets the nodes which depend on weights and
+    literals only; itself where none changes."""
     constant: set[Node] = set()
 
     def one(n: Node) -> Node:

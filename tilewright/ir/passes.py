@@ -34,7 +34,7 @@ _TARGET = "target"  # the key of a field's metadata
 @dataclass(frozen=True)
 class Order:
     """What a pass expects of the list that it stands in. Passes are named, so that a pass can be
-    declared before those it speaks of are known."""
+    declared before those it refers to."""
 
     after: tuple[str, ...] = ()  # these stand before it, where the list has them
     before: tuple[str, ...] = ()  # these stand after it, where the list has them

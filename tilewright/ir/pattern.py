@@ -250,7 +250,7 @@ def filled_value(n: Node) -> Number | None:
 
 @dataclass(frozen=True)
 class Guard:
-    """A condition on a match, in words. Guards combine with `&`, `|` and `~`."""
+    """A condition on a match, with a text for people. Guards combine with `&`, `|` and `~`."""
 
     text: str
     holds: Callable[[Match], bool]

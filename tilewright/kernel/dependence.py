@@ -322,7 +322,7 @@ def anew_hint(n: Nest, found: Sequence[Carried]) -> str | None:
             if writer is None or reader is None or not writer.writes or reader.writes:
                 continue
             if n.buffer(writer.buffer).scope not in ("in", "out"):
-                return f"ComputeAt('{writer.target.stage}', …) computes it anew where it is read"
+                return f"ComputeAt('{writer.target.stage}', …) computes it again where it is read"
     return None
 
 

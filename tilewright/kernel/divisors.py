@@ -16,11 +16,11 @@ from tilewright.kernel.nest import If, Stmt, Store, walk
 
 MOST = 1 << 30  # what 0 is a multiple of
 DEEPEST = 4  # definitions that are looked into, one inside the other
-_ROUNDS = 8  # of looking at buffers whose values depend on each other
+_ROUNDS = 8  # rounds over buffers whose values depend on each other
 
 
 class Divisors:
-    """The divisors of integers that a kernel holds in its own buffers."""
+    """The divisors of integers that a kernel stores in its own buffers."""
 
     def __init__(self, body: tuple[Stmt, ...]) -> None:
         stores: dict[str, list[Store]] = {}
@@ -202,7 +202,7 @@ def comparisons(v: Value, lane: Sym) -> Iterable[Fn]:
 
 
 def whole_lanes(s: Stmt, lane: Sym, known: Divisors) -> Stmt:
-    """The same statement with conditions that all lanes fulfil alike said without the lane."""
+    """The same statement with conditions that are equal in all lanes written without the lane."""
     width = D.bounds(extent(lane))[1]
 
     def one(v: Value) -> Value:

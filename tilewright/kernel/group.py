@@ -39,7 +39,8 @@ from tilewright.ops.layout import Unrelayout
 
 @dataclass(frozen=True)
 class PackedAs:
-    """How a kernel wants an argument: what the caller has, of this shape, laid out by the map."""
+    """The layout in which a kernel takes an argument: the caller's array of this shape, laid out by
+    the map."""
 
     map: Map
     shape: tuple[Dim, ...]
@@ -133,7 +134,7 @@ class Group:
     stages: tuple[Stage, ...]
     # "reassociate": steps may change the order in which floats are accumulated; "strict": none does
     precision: str = "reassociate"
-    # The stages that fusion has made one kernel for, by what they are in it (graph/cluster.py).
+    # The roles of stages in the kernel, as fusion knows them (graph/cluster.py).
     roles: tuple[tuple[str, str], ...] = ()
 
     def role(self, what: str) -> Stage | None:
@@ -312,9 +313,11 @@ def build_group(
         raise Invalid(f"cluster {name} does not compute its output {missing[0]!r}")
     done = _inline_literals(b.stages, literals)
     order = {"in": 0, "out": 1}
-    # Outputs as they were asked for, whichever of them was computed first.
-    asked = {buf: k for k, buf in enumerate(wanted.values())}
-    bufs = sorted(b.buffers.values(), key=lambda x: (order.get(x.scope, 2), asked.get(x.name, 0)))
+    # Outputs in the requested order, whichever of them was computed first.
+    positions = {buf: k for k, buf in enumerate(wanted.values())}
+    bufs = sorted(
+        b.buffers.values(), key=lambda x: (order.get(x.scope, 2), positions.get(x.name, 0))
+    )
     named = tuple((role, reductions[n]) for role, n in roles if n in reductions)
     return Group(name, tuple(bufs), tuple(done), roles=named)
 

@@ -63,7 +63,7 @@ class Piece:
 
 
 def scattered(s: Store) -> bool:
-    """An update of cells that data tells: two elements may be at one."""
+    """An update of cells that data selects: two elements may be at one."""
     return s.combine is not None and any(True for i in s.index for _ in D.data_values(i))
 
 

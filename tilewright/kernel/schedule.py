@@ -2,7 +2,7 @@
 choices (kernel/defaults/choices.py) alone.
 
 Five shapes cover what fusion makes: maps, maps with totals, rows, contractions and chains of these
-(see kernel/defaults/). What fits none of them keeps its naive loops where a step refuses. Those of
+(see kernel/defaults/). What fits none of them has its naive loops where a step refuses. Those of
 a GPU are in kernel/defaults/grids.py. A tile kernel is a naive nest and takes the same way in.
 """
 
@@ -50,10 +50,10 @@ def default_schedule(
     if s is not None:
         return tuple(s.trace), s.nest
     s = Scheduler(group, target, choices, applied=applied)
-    kept = inline_maps(s)
-    outs = [x for x in kept if group.buffer(x.name).scope == "out"]
-    inner = [x for x in kept if x not in outs]
-    if any(x.ordered for x in kept):
+    stages = inline_maps(s)
+    outs = [x for x in stages if group.buffer(x.name).scope == "out"]
+    inner = [x for x in stages if x not in outs]
+    if any(x.ordered for x in stages):
         schedule_program(s, inner, outs)
     elif not inner:
         schedule_map(s, outs)
@@ -64,8 +64,8 @@ def default_schedule(
             pass
         elif not _tiled(s, sums, outs, [x for x in inner if x is not sums]):
             s = Scheduler(group, target, choices, applied=applied)
-            kept = inline_maps(s)
-            schedule_rows(s, [x for x in kept if x not in outs], outs)
+            stages = inline_maps(s)
+            schedule_rows(s, [x for x in stages if x not in outs], outs)
     else:
         schedule_rows(s, inner, outs)
     return tuple(s.trace), s.nest
@@ -78,12 +78,12 @@ def _chained(group: Group, target: Target, choices: Choices, applied: Applied) -
     s = Scheduler(group, target, choices, applied=applied)
     try:
         return s if schedule_chain(s, chain) else None
-    except Refused:  # a shape that does not fit; the caller starts anew
+    except Refused:  # a shape that does not fit; the caller starts again
         return None
 
 
 def _one_contraction(s: Scheduler, inner: list[Stage]) -> Stage | None:
-    """The only stage, or the only one beside images with their edges."""
+    """The only stage, or the only one besides images with their edges."""
     *images, sums = inner
     padded = all(edges_in_lanes(s.store(x.name).value, s.path(x.name)) for x in images)
     return sums if padded and is_contraction(s, sums) else None
@@ -99,5 +99,5 @@ def _reuses(s: Scheduler, sums: Stage) -> bool:
 def _tiled(s: Scheduler, acc: Stage, outs: list[Stage], images: list[Stage]) -> bool:
     try:
         return schedule_contraction(s, acc, outs, images)
-    except Refused:  # a shape the tile does not fit; the caller starts anew
+    except Refused:  # a shape the tile does not fit; the caller starts again
         return False

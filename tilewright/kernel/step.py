@@ -119,7 +119,7 @@ class Step:
         if self.stays:
             return
         found = next((s for s, _ in seek(n.body, BRANCH)), None)
-        where = f"beside {line_text(found)!r}" if found is not None else "where there are pointers"
+        where = f"next to {line_text(found)!r}" if found is not None else "where there are pointers"
         self.need(False, f"it moves what is computed, which is not known to be safe {where}")
 
     def need(self, condition: object, reason: str, hint: str | None = None) -> None:

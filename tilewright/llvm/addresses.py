@@ -17,10 +17,10 @@ from tilewright.llvm.opaque import DECLARATION, opaque
 from tilewright.llvm.scalars import memory_type
 from tilewright.llvm.writer import Writer
 
-# From so many constant steps on an address is kept apart from them: see llvm/opaque.py.
+# From so many constant steps on an address is opaque to LLVM: see llvm/opaque.py.
 MANY_STEPS = 6
 
-# A buffer and an index as the thread at hand has them.
+# A buffer and an index as the current thread has them.
 Part = Callable[[Buffer, tuple[Dim, ...]], tuple[Buffer, tuple[Dim, ...]]]
 
 
@@ -100,7 +100,7 @@ class Addresses:
         return self.put(f"getelementptr {t}, ptr {p}, i64 {const}")
 
     def _swizzled(self, b: Buffer, const: int, terms: Terms) -> str:
-        """Of what moves elements alike, only the rest is looked at."""
+        """Terms that move whole blocks of elements are left out of the swizzle."""
         by = b.swizzle
         assert by is not None
         near: Terms = {}
@@ -150,7 +150,7 @@ class Addresses:
         return tuple(out)
 
     def indices_inside(self, index: tuple[Dim, ...]) -> tuple[Dim, ...]:
-        """Where an index is itself read from memory, that read is kept inside its buffer too."""
+        """Where an index is itself read from memory, that read is clamped into its buffer too."""
 
         def inside(x: Load) -> Value:
             b = self.c.buffers[str(x.source)]

@@ -1,8 +1,8 @@
 """Copies from global to shared memory that go on while threads compute (cp.async).
 
-Of an asynchronous store that is a copy of 4, 8 or 16 bytes which lie beside each other, or zeros
+Of an asynchronous store that is a copy of 4, 8 or 16 bytes which are adjacent, or zeros
 where a condition fails that all of them share, on GPUs that have such copies. Any other is an
-ordinary one, which is there at once: nobody may tell the difference before the wait.
+ordinary one, which is there at once: no thread may read it before the wait.
 """
 
 from __future__ import annotations

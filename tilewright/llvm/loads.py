@@ -1,6 +1,6 @@
 """How memory is read.
 
-Evaluating an index function under the lane variable tells how memory is touched: no lane, one
+Evaluating an index function under the lane variable shows how memory is touched: no lane, one
 scalar; a lane with coefficient one, a vector; anything else, one access per lane.
 """
 

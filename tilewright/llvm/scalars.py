@@ -116,7 +116,7 @@ class Arith:
 
     def combine(self, name: str, d: DType, lanes: int, args: list[str]) -> str:
         """What a reduction has so far and one more value. Which of two zeros it ends in is open,
-        as it is with numpy: to tell them apart takes x86 three instructions for each vector."""
+        as it is with numpy: to distinguish them takes x86 three instructions for each vector."""
         return self.apply(name, d, lanes, args, "nsz ")
 
     def apply(self, name: str, d: DType, lanes: int, args: list[str], flag: str = "") -> str:

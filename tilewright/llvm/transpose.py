@@ -14,7 +14,7 @@ PIECE = 4  # elements of 32 bits
 
 
 def is_square(count: int, lanes: int, bits: int) -> bool:
-    """Can so many vectors be transposed, as squares beside each other?"""
+    """Can so many vectors be transposed, as adjacent squares?"""
     return bits == 32 and lanes in (PIECE, 2 * PIECE, 4 * PIECE) and count % lanes == 0
 
 

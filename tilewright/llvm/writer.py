@@ -28,10 +28,10 @@ class Metadata:
 
     def __init__(self, unrolls: bool = False) -> None:
         self.lines: list[str] = []
-        self.unrolls = unrolls  # some loop of the module asks to be unrolled
+        self.unrolls = unrolls  # some loop of the module has the pragma unroll
 
     def node(self, content: str) -> str:
-        """The number of a node, which is shared by all who ask for this content."""
+        """The number of a node; equal contents share one."""
         for line in self.lines:
             number, _, known = line.partition(" = ")
             if known == content:

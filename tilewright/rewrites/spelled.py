@@ -1,7 +1,7 @@
 """Operators that a program spells out, by their names: rules for the operator then hold for them.
 
 What the operator is composed of is what was there, so nothing changes where no other rule applies.
-A pass that has rules for an operator asks for these first.
+A pass that has rules for an operator applies these first.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def pool_ir(arch: str) -> str:
 @function = internal alias ptr, getelementptr (i64, ptr @region, i64 0)
 @context = internal alias ptr, getelementptr (i64, ptr @region, i64 1)
 @base = internal alias i64, getelementptr (i64, ptr @region, i64 2)
-; threads asked for (callers included), workers running, whether they should end, time to spin
+; threads requested (callers included), workers running, whether they should end, time to spin
 @wanted = internal alias i64, getelementptr (i64, ptr @settings, i64 0)
 @running = internal alias i64, getelementptr (i64, ptr @settings, i64 1)
 @stopping = internal alias i64, getelementptr (i64, ptr @settings, i64 2)

@@ -1,4 +1,4 @@
-"""Schedules worth comparing for a group: what may differ, and only where something is to be won.
+"""Schedules worth comparing for a group: what may differ, and only where something can be gained.
 
 The schedule by the rules comes first. What it loses, by the model, says which other choices could
 help: bytes moved more than once (another order of the tiles, blocks of rows), threads that wait

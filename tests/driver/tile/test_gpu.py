@@ -99,7 +99,7 @@ def test_on_the_processor_the_same_kernel_still_runs(launches: Launches) -> None
 
 def test_too_many_warps_are_refused_with_the_place(launches: Launches) -> None:
     x = there(torch.ones(32))
-    with pytest.raises(Unsupported, match=r"scaled_kernel on a GPU: .* asks for 64 warps"):
+    with pytest.raises(Unsupported, match=r"scaled_kernel on a GPU: .* is launched with 64 warps"):
         scaled_kernel[(1,)](x, x, 32, 2.0, BLOCK=32, num_warps=64)
 
 

@@ -1,8 +1,8 @@
 """Tile kernels launched on CUDA tensors: on torch's current stream, with code out of the cache.
 
-The code is that of the tensors' GPU, by its capability and numbers. Launches ask for no
-synchronisation, but for those of kernels that print or assert: what they tell is in memory, which
-is read after them.
+The code is that of the tensors' GPU, by its capability and numbers. Launches are not
+synchronised, but for those of kernels that print or assert: their reports are in memory, which is
+read after them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class GpuTile:
             "use": self.on.use,
             "again": self.launcher.again,
             "stream": torch._C._cuda_getCurrentRawStream,
-            "told": self._told,
+            "report": self._report,
             "room": self._room,
         }
         lines: list[str] = []
@@ -101,27 +101,28 @@ class GpuTile:
                 scope[f"bits{k}"] = bits_of(what)
                 given.append(f"bits{k}(values[{which}])")
         if self.code.reports >= 0:
-            lines.append("held = room()")
-            given.insert(self.code.reports, "held.data_ptr()")
+            lines.append("records = room()")
+            given.insert(self.code.reports, "records.data_ptr()")
         for kind, which, unit in b.dims:
             one = f"values[{which}]{f' // {unit}' if unit > 1 else ''}"
             given.append(f"grid[{which}]" if kind == "grid" else one)
         lines += ["use()", f"again([{', '.join(given)}], grid, stream({self.on.number}))"]
         if self.code.reports >= 0:
-            lines.append("told(held)")
+            lines.append("report(records)")
         body = "\n    ".join(lines)
         exec(f"def launch(values, given, grid):\n    {body}\n", scope)
         return scope["launch"]
 
     def _room(self) -> Any:
-        """Memory for what a launch tells."""
+        """Memory for the reports of a launch."""
         import torch
 
         return torch.zeros(REPORT_WORDS, dtype=torch.int64, device=f"cuda:{self.on.number}")
 
-    def _told(self, held: Any) -> None:
-        """Reads what a launch told: records of a report's number, how many values, the values."""
-        words = held.cpu().numpy()
+    def _report(self, records: Any) -> None:
+        """Reads the reports of a launch: records of a report's number, how many values, the
+        values."""
+        words = records.cpu().numpy()
         used, at = min(int(words[0]), REPORT_WORDS - 1), 1
         while at + 1 < used + 1:
             site, count = int(words[at]), int(words[at + 1])
@@ -142,8 +143,8 @@ def bits_of(dtype: str) -> Callable[[Any], int]:
     d = DTYPES[dtype]
 
     def made(v: Any) -> int:
-        held = to_memory(np.array([v], d.numpy), d).tobytes()
-        return int.from_bytes(held.ljust(8, b"\0"), "little", signed=True)
+        content = to_memory(np.array([v], d.numpy), d).tobytes()
+        return int.from_bytes(content.ljust(8, b"\0"), "little", signed=True)
 
     return made
 
@@ -179,7 +180,7 @@ def cached_gpu_tile(wanted: Request, number: int, log: Log) -> GpuTile:
         try:
             key, cached = key_of(wanted, target), Cache.from_knobs(log)
         except Opaque as unknown:
-            log.add("cache", f"{wanted.function.name} is not kept: {unknown}", detail=True)
+            log.add("cache", f"{wanted.function.name} is not cached: {unknown}", detail=True)
     found = cached.get(KIND, key) if cached is not None else None
     if found is not None:
         return GpuTile(read_code(found.decode()), on, forms, wrapping)

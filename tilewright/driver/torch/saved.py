@@ -118,7 +118,7 @@ def _only_program(unit: Unit, name: str) -> Specialised:
     found = unit.segments[0].specialised()
     whole = unit.segments[0].is_whole
     if not whole or not isinstance(found[0].program, Program):
-        why = "it is compiled anew for every size" if not whole else "it is interpreted"
+        why = "it is compiled again for every size" if not whole else "it is interpreted"
         raise Unsupported(
             f"{name} cannot be saved: {why}", hint="compile it for fixed sizes (dynamic=False)"
         )

@@ -81,8 +81,8 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
     if choice is None or row is None:
         return None
     col, width = choice
-    # Only an instruction loads rows in vectors; elsewhere it matters no more how they lie.
-    beside = _beside(s, acc, ops, row) and _loads_rows(s)
+    # Only an instruction loads rows in vectors; elsewhere their layout does not matter.
+    adjacent = _adjacent(s, acc, ops, row) and _loads_rows(s)
     group = _group(s, acc, ops)
     product = _tile_product(s, acc, ops, group, width) if group else None
     wide = extent(acc.axes[col])
@@ -91,7 +91,7 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
     else:
         fits = min(width, -(-wide // lanes) * lanes) if isinstance(wide, int) else width
         tile = register_tile(s.target, dtype, fits)
-    rows = tile.adjacent if beside and not group else tile.rows
+    rows = tile.adjacent if adjacent and not group else tile.rows
     names = [p.name for p in path]
     axes = [f"i{k}" for k in range(len(names))]
     vectors = max(1, width // lanes)
@@ -120,7 +120,7 @@ def _blocks(s: Scheduler, ops: tuple[Load, Load]) -> Iterator[tuple[Sym, int]]:
 
 
 def _group(s: Scheduler, acc: Stage, ops: tuple[Load, Load]) -> int:
-    """How many steps of the sum an operand was packed to have beside each other, if it was."""
+    """How many adjacent steps of the sum an operand was packed in, if it was."""
     return next((width for axis, width in _blocks(s, ops) if axis in acc.raxes), 0)
 
 
@@ -164,16 +164,16 @@ def schedule_contraction(
         t.choices = replace(s.choices, outer=s.choices.outer or "rows")
         t.window, t.vectors = True, min(t.vectors, s.choices.vectors or 2)
         t.rows = s.choices.rows or window_rows(s.target, t.vectors, extent(acc.axes[row]))
-    beside, large = _beside(s, acc, ops, row), _large(s, acc, ops, row)
+    adjacent, large = _adjacent(s, acc, ops, row), _large(s, acc, ops, row)
     image = row >= 1 and row - 1 != col and _one_image(acc, ops, row)
     most = register_tile(s.target, s.group.buffer(a).dtype)
     may_copy = image and s.choices.copy is not False
     tall = s.choices.rows or most.adjacent
-    copy = _copied(s, acc, ops, row, tall, beside) if may_copy else None
-    # Only an instruction loads rows in vectors; elsewhere it matters no more how they lie.
-    beside = beside and _loads_rows(s)
+    copy = _copied(s, acc, ops, row, tall, adjacent) if may_copy else None
+    # Only an instruction loads rows in vectors; elsewhere their layout does not matter.
+    adjacent = adjacent and _loads_rows(s)
     # Height and width become one row axis, so that small images fill the tile.
-    if copy is not None or (image and _walks_together(s, acc, ops, row, beside)):
+    if copy is not None or (image and _walks_together(s, acc, ops, row, adjacent)):
         s.do(FuseAxes(a, row - 1))
         s.do(Fuse(names[row - 1], names[row], f"{host}.p"))
         names[row - 1 : row + 1] = [f"{host}.p"]
@@ -226,8 +226,8 @@ def _prefetch(s: Scheduler, p: Placed, top: str, ops: tuple[Load, Load]) -> None
 
 
 def _join_single(s: Scheduler, p: Placed) -> None:
-    """One iteration around tiles of rows is no work to share among threads, and once the last tile
-    is apart, loops do not fuse any more."""
+    """One iteration around tiles of rows is no work to share among threads, and once the last
+    tile is peeled off, loops cannot be fused."""
     while p.rest and p.tiles[0] != f"{p.n}.0" and s.loops(p.rest[-1])[0].extent == 1:
         into = f"{p.tile.host}.m{len(p.rest)}"
         if not s.attempt(Fuse(p.rest[-1], p.tiles[0], into)):
@@ -281,8 +281,8 @@ def _row_choice(acc: Stage, ops: tuple[Load, Load], col: int) -> int | None:
     return many[-1] if many else None
 
 
-def _beside(s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int) -> bool:
-    """Do the elements that the rows multiply lie beside each other?"""
+def _adjacent(s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int) -> bool:
+    """Are the elements that the rows multiply adjacent?"""
     axis = acc.axes[row]
     return any(
         axis in x.symbols()
@@ -300,18 +300,18 @@ def _one_image(acc: Stage, ops: tuple[Load, Load], row: int) -> bool:
 
 
 def _walks_together(
-    s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int, beside: bool
+    s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int, adjacent: bool
 ) -> bool:
-    """Is an image better one row of pixels? Where pixels lie beside each other, only if no edge of
-    the image cuts them."""
+    """Is an image better one row of pixels? Where pixels are adjacent, only if no edge of the
+    image cuts them."""
     hi, lo = acc.axes[row - 1], acc.axes[row]
     x = next(x for x in ops if lo in x.symbols())
     wide = D.bounds(extent(lo))[0] >= s.target.lanes(32)
     if any(isinstance(v, Fn) and v.name == "select" for v in walk(s.store(acc.name).value)):
-        return False  # less is asked about pixels of one line
+        return False  # pixels of one line need fewer conditions
     sums = s.nest.buffer(acc.name).dtype
     known = any(p.c is sums for p in s.target.products)
-    if not wide or not (beside or known):
+    if not wide or not (adjacent or known):
         return True
     return affine_pair(s.nest.buffer(str(x.source)), x.index, hi, lo)
 
@@ -322,9 +322,9 @@ FAR = 2048
 
 
 def _copied(
-    s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int, rows: int, beside: bool
+    s: Scheduler, acc: Stage, ops: tuple[Load, Load], row: int, rows: int, adjacent: bool
 ) -> tuple[str, int] | None:
-    """The operand of an image's pixels in a stage of its own, pixels beside each other, and how
+    """The operand of an image's pixels in a stage of its own, pixels adjacent, and how
     many of them are a block (0: all); where they are not, or are walked through in far steps."""
     a, hi, lo = acc.name, acc.axes[row - 1], acc.axes[row]
     x = next(x for x in ops if lo in x.symbols())
@@ -332,7 +332,7 @@ def _copied(
     if len(long) != 1:
         return None
     step = D.coefficient(linear_index(s.nest.buffer(str(x.source)), x.index), long[0])
-    if not isinstance(step, int) or step == 1 or (beside and step * x.dtype.bytes < FAR):
+    if not isinstance(step, int) or step == 1 or (adjacent and step * x.dtype.bytes < FAR):
         return None
     deep, pixels = D.bounds(extent(long[0]))[1], D.bounds(extent(hi) * extent(lo))[1]
     # Whole blocks only: in the cache while the columns pass by, and enough of them for the threads.
@@ -366,7 +366,7 @@ def _parallel_tiles(s: Scheduler, t: Placed) -> str | None:
     top = outer[0]
     for k, nxt in enumerate(outer[1:]):
         if t.tile.window and D.bounds(s.loops(top)[0].extent)[0] >= 4 * s.target.cores:
-            break  # lines are enough, and conditions on them alone are asked once for all pixels
+            break  # lines are enough, and their conditions are evaluated once for all pixels
         into = f"{t.tile.host}.q{k}"
         if not s.attempt(Fuse(top, nxt, into)):
             break

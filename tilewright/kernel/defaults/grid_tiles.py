@@ -1,7 +1,7 @@
 """Tile kernels on a GPU: a program is a block, its threads share every tile.
 
 Loops over tiles that are used element by element with each other get one layout, so that what they
-hand on stays in registers. The largest tiles choose first: neighbours in memory go to the lanes of
+pass on stays in registers. The largest tiles choose first: neighbours in memory go to the lanes of
 a vector and to neighbouring threads, rows to other threads and warps.
 """
 
@@ -53,7 +53,7 @@ def schedule_tile_grid(
         raise Unsupported(f"{n.name} is no tile kernel: there is no loop over its programs")
     if warps * grid.warp > grid.block_threads:
         raise Unsupported(
-            f"{n.name} asks for {warps} warps, {target.name} has at most "
+            f"{n.name} is launched with {warps} warps, {target.name} has at most "
             f"{grid.block_threads // grid.warp} in a block",
             hint="num_warps=4 is the usual number",
         )
@@ -357,8 +357,8 @@ def product_of(p: Piece, target: Target) -> str | None:
 
 
 def turn_operands(s: Scheduler) -> None:
-    """Operands of products lie in shared memory as whoever fills them reads them: neighbours beside
-    each other."""
+    """Operands of products lie in shared memory in the order in which they are read when it is
+    filled: neighbours are adjacent."""
     programs = programs_of(s.nest)
     assert programs is not None
     pieces = list(pieces_in(programs.body, s.nest.are("product")))

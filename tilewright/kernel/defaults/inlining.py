@@ -42,12 +42,12 @@ def _inlined(group: Group) -> tuple[tuple[str, ...], Nest, frozenset[str]]:
     for st in group.stages:
         if found.disappears(st):
             found.gone[st.name] = None
-    # A condition that inlining has settled may have been the only way to a stage.
+    # A condition that inlining has decided may have been the only use of a stage.
     found.drop_unread()
-    kept = found.kept()
+    remaining = found.remaining()
     buffers = tuple(b for b in group.buffers if b.name not in found.gone)
-    nest = start(Group(group.name, buffers, tuple(kept), group.precision))
-    return tuple(found.gone), nest, frozenset(st.name for st in kept)
+    nest = start(Group(group.name, buffers, tuple(remaining), group.precision))
+    return tuple(found.gone), nest, frozenset(st.name for st in remaining)
 
 
 def edges_in_lanes(value: Value, path: list[Loop]) -> bool:
@@ -131,7 +131,7 @@ class _Inlined:
             found = self.read[x] = rewrite(self.values[name], table)
         return found
 
-    def kept(self) -> list[Stage]:
+    def remaining(self) -> list[Stage]:
         """The stages that stay, over their own axes."""
         found = [st for st in self.group.stages if st.name not in self.gone]
         for st in found:
@@ -152,13 +152,15 @@ class _Inlined:
         return replace(st, where=where, value=rewrite(shared, back), init=init)
 
     def drop_unread(self) -> None:
-        kept = self.kept()
-        reads = {st.name: {str(x.source) for v in _values(st) for x in loads(v)} for st in kept}
+        remaining = self.remaining()
+        reads = {
+            st.name: {str(x.source) for v in _values(st) for x in loads(v)} for st in remaining
+        }
         readers: dict[str, int] = defaultdict(int)
         for found in reads.values():
             for source in found:
                 readers[source] += 1
-        for st in reversed(kept):
+        for st in reversed(remaining):
             if self.scope[st.name] == "local" and not readers[st.name]:
                 self.gone[st.name] = None
                 for source in reads[st.name]:

@@ -122,8 +122,8 @@ class ComputeAt(Step):
         pointers = {x.name for x in n.buffers if x.pointer}
         apart = not (written & pointers and needed & pointers)
         self.need(apart, f"{self.stage} reads through a pointer, and one is written through")
-        held = (s for s, _ in walk((*(s for s, _ in own), host)) if isinstance(s, BRANCHES))
-        self.need(next(held, None) is None, f"there is a branch in {self.stage} or {self.at}")
+        branches = (s for s, _ in walk((*(s for s, _ in own), host)) if isinstance(s, BRANCHES))
+        self.need(next(branches, None) is None, f"there is a branch in {self.stage} or {self.at}")
 
     def _mine(self, x: Load) -> bool:
         return x.source == self.stage

@@ -69,7 +69,7 @@ class InitAt(Step):
         return out
 
     def _places(self, n: Nest) -> tuple[Store, Stmt, Path]:
-        """The update, the statement that sets first values, and the loops from the one beside it
+        """The update, the statement that sets first values, and the loops from the one next to it
         down to the one to move to."""
         found = [(s, p) for s, p in walk(n.body) if isinstance(s, Store) and s.buffer == self.stage]
         self.need(found, f"there is no stage {self.stage}")
@@ -114,7 +114,8 @@ class InitAt(Step):
         return next(b for b in (n.body, *inside) if any(s is top for s in b))
 
     def _nobody_reads(self, n: Nest, top: Stmt, host: Loop) -> None:
-        """The cells are not touched between the first values and the update, nor read beside it."""
+        """The cells are not touched between the first values and the update, nor read next to
+        it."""
         body = self._home(n, top)
         at = [next(k for k, s in enumerate(body) if s is x) for x in (top, host)]
         self.need(at[0] < at[1], f"{self.stage} is set after its update")

@@ -84,7 +84,7 @@ class Join(Step):
             if not used and not any(exchanged(n, x, other) for x in late):
                 early.append(other)
                 continue
-            # Two pointers may be into the same memory, which the test for exchanging does not check.
+            # Two pointers may be into the same memory, which the test for exchanging ignores.
             unseen = known & _used(other) and known & _used(second)
             stuck = unseen or exchanged(n, other, second)
             self.keep(n, used if stuck else [], "what is between them: ")

@@ -64,7 +64,7 @@ class Prefetch(Step):
         for x in found:
             self.need(x.kind in ("serial", "parallel"), f"{self.loop} is already {x.kind}")
             own = any(s == Alloc(self.buffer) for s, _ in walk(x.body))
-            self.need(not own, f"{self.buffer} is made anew in every iteration of {self.loop}")
+            self.need(not own, f"{self.buffer} is a new one in every iteration of {self.loop}")
             if not self.over or self._inside(x):
                 gathered = any(D.data_values(i) for i in self._index(x))
                 self.need(not gathered, self._gathered())

@@ -15,8 +15,8 @@ from tilewright.kernel.step import Step
 @dataclass(frozen=True)
 class Relayout(Step):
     """A buffer laid out by a map: blocked, permuted, its last blocks padded. Loops stay as they
-    are. An input is not copied: the caller is asked for it in this layout (weights are packed
-    once; see graph/packed_inputs.py).
+    are. An input is not copied: the caller has to pass it in this layout (weights are packed once;
+    see graph/packed_inputs.py).
 
     in b: f32[64,48]                       in b: f32[3,64,16] as k, j -> j//16, k, j%16 of [64,48]
     … b[k,j]                               … b[j//16,k,j%16]
@@ -33,7 +33,7 @@ class Relayout(Step):
         self.need(found, f"there is no buffer {self.buffer}", f"the buffers are {names}")
         b = found[0]
         self.need(not b.pointer, f"{self.buffer} is memory of which only the address is known")
-        self.need(b.scope != "out", f"{self.buffer} is an output, which is as the caller wants it")
+        self.need(b.scope != "out", f"{self.buffer} is an output, whose layout the caller decides")
         self.need(
             b.packed_as is None,
             f"{self.buffer} is laid out by {b.packed_as and b.packed_as.map} already",

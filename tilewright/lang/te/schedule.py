@@ -140,7 +140,7 @@ class Schedule:
         return True
 
     def replay(self, trace: Sequence[Step]) -> None:
-        """Start anew with these steps, which name the same loops as those so far."""
+        """Start again with these steps, which name the same loops as those so far."""
         self.nest, self.trace = apply(start(self.group), trace), tuple(trace)
 
     def finished(self) -> tuple[Trace, Nest]:

@@ -230,7 +230,7 @@ class Builder:
         elif kind == "i1":
             scalar = "true" if value else "false"
         else:
-            # Bit patterns arrive unsigned; the text wants them signed.
+            # Bit patterns are unsigned here; LLVM's text has them signed.
             width = int(kind[1:])
             scalar = str((int(value) + (1 << width - 1)) % (1 << width) - (1 << width - 1))
         return Value(self, scalar if self.lanes == 1 else f"splat ({kind} {scalar})", kind)
@@ -294,7 +294,7 @@ class Builder:
         )
 
     def repeat(self, start: Values, step: Callable[[Values], tuple[Values, Value]]) -> Values:
-        """The state after running `step` until no lane of the mask it returns asks for more."""
+        """The state after running `step` until no lane of the mask that it returns is true."""
         head, done = self.label("loop"), self.label("done")
         before = self._block
         self.line(f"br label %{head}")

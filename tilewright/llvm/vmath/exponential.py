@@ -43,7 +43,7 @@ def reduced(x: Value, bias: int) -> tuple[Value, Value, Value]:
 def expm1_parts(x: Value, low: Value | None = None, bias: int | None = None) -> tuple[Value, Value]:
     """(p, t): exp(x + low) = (1 + p) * 2**n with n + bias in the low bits of t; x must be clamped.
 
-    The bias is what `scaled` wants where none is given.
+    The default bias is the one that `scaled` takes.
     """
     _, t, r = reduced(x, 2 * x.format.bias if bias is None else bias)
     if low is not None:

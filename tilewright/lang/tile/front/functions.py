@@ -203,7 +203,7 @@ class _Sourced:
     @property
     def globals(self) -> Mapping[str, Any]:
         """What names that are not local stand for: variables of enclosing functions, then those of
-        the module. Read anew each time, for both change."""
+        the module. Read again each time, since both change."""
         if self.fn.__closure__ is None:
             return self.fn.__globals__
         return ChainMap(_Cells(self.fn), self.fn.__globals__)  # type: ignore[arg-type]

@@ -101,7 +101,7 @@ _PURE = frozenset(
 
 
 def invariants(b: ir.Block, uses: Uses) -> dict[ir.Value, ir.Operation]:
-    """Values that the body of a loop computes anew in every iteration, always the same: by pure
+    """Values that the body of a loop computes again in every iteration, always the same: by pure
     operations on what is defined outside the loop, and on each other. In the order of the body."""
     inside = uses.depth[b.parameters[0]]
     found: dict[ir.Value, ir.Operation] = {}

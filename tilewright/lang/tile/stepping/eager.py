@@ -247,7 +247,7 @@ def bind_value(builder: EagerBuilder, type: TileType, x: Any, name: str) -> Eage
         if is_array(x):
             return builder.pointer(type.element.to, builder.memory.add(name, x))
         if not isinstance(x, (int, np.integer)):
-            raise Invalid(f"{name} is a {x.__class__.__name__}, and the kernel wants an array")
+            raise Invalid(f"{name} is a {x.__class__.__name__}, and the kernel needs an array")
         return EagerValue(type, np.asarray(int(x), np.int64), np.asarray(FOREIGN))
     return builder.number(type, x)
 
