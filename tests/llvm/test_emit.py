@@ -9,7 +9,7 @@ import pytest
 
 from tests.kernel.examples import EXAMPLES
 from tests.kernel.native import Native
-from tilewright.base.errors import Refused
+from tilewright.base.errors import Invalid, Refused
 from tilewright.kernel.interpret import run
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest, find, start
@@ -17,7 +17,7 @@ from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Step, Trace, apply, parse_trace, print_trace
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.unroll import Unroll
-from tilewright.kernel.text import group_text, parse_group
+from tilewright.kernel.text import group_text, parse_group, parse_nest
 from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import compile_object
 from tilewright.targets import default, get
@@ -98,3 +98,9 @@ def test_vectors_are_powers_of_two_wide(n: int) -> None:
     got, expected = native({"a0": a}), run(nest, {"a0": a})
     np.testing.assert_array_equal(got["y0"], expected["y0"])
     np.testing.assert_array_equal(got["y1"], expected["y1"])
+
+
+def test_a_nest_that_is_not_legal_is_refused() -> None:
+    text = "nest k\n  out y: f32[13]\n  lane j in 13:\n    y: y[j] = 1.0\n"
+    with pytest.raises(Invalid, match=r"nest k is not legal for .*lane j in 13 is no vector"):
+        emit(parse_nest(text), default())

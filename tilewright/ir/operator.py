@@ -26,7 +26,7 @@ import numpy as np
 
 from tilewright.base.errors import Invalid
 from tilewright.ir.expr import Tensor, placeholder
-from tilewright.ir.node import Input, Item, Node, Op, input, item, node
+from tilewright.ir.node import Item, Node, Op, input, item, node
 from tilewright.ir.types import DType, TensorType, TupleType, dtype_of_numpy
 
 OPERATORS: dict[str, type[Op]] = {}
@@ -155,7 +155,3 @@ def outputs_of(n: Node) -> tuple[Node, ...]:
     if isinstance(n.type, TupleType):
         return tuple(item(n, k) for k in range(len(n.type.items)))
     return (n,)
-
-
-def is_source(n: Node) -> bool:
-    return isinstance(n.op, Input)

@@ -19,7 +19,6 @@ from tilewright.ir.expr import (
     Value,
     cast,
     const,
-    extent,
     fn,
     index,
     item,
@@ -30,7 +29,8 @@ from tilewright.ir.expr import (
 from tilewright.ir.reader import Reader, name_text
 from tilewright.ir.scalar import SCALARS
 from tilewright.ir.types import DTYPES, DType, b1, f32, i64
-from tilewright.ir.value_print import COMPARE, INFIX, dim_text, value_text
+from tilewright.ir.value_print import COMPARE, INFIX, dim_text
+from tilewright.ir.value_print import value_text as value_text  # printing is found here too
 
 
 @dataclass(frozen=True)
@@ -278,22 +278,6 @@ def _item(v: Value, k: Value) -> Value:
     if not isinstance(k, Const) or k.dtype is not i64:
         raise TypeError("the component of a tuple is a whole number")
     return item(v, int(k.value))
-
-
-def tensor_text(t: Tensor) -> str:
-    """A definition in one line: `t[i0,i1]: f32 = x[i0] + y[i1]`."""
-    shape = ", ".join(f"{name_text(a.name)}<{dim_text(extent(a))}" for a in t.axes)
-    head = f"{name_text(t.name)}: {t.dtype}[{','.join(map(dim_text, t.shape))}]"
-    if t.body is None:
-        return head
-    body = value_text(t.body)
-    if t.kind == "update":
-        assert t.where is not None and t.base is not None
-        at = ",".join(map(dim_text, t.where))
-        how = f"{t.combine}=" if t.combine else "="
-        return f"{head} = {t.base.name}, then for {shape}: [{at}] {how} {body}"
-    order = f" in order of {', '.join(t.axes[k].name for k in t.ordered)}" if t.ordered else ""
-    return f"{head} = for {shape}{order}: {body}"
 
 
 def sym_text(s: Sym) -> str:

@@ -22,6 +22,7 @@ from tilewright.ir.target import Grid, Target
 from tilewright.kernel.fragments import LANE, WARP
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.intrinsic import INTRINSICS, Operand
+from tilewright.kernel.legal import check_legal
 from tilewright.kernel.nest import (
     BLOCKS,
     THREADS,
@@ -89,6 +90,7 @@ def emit_kernels(n: Nest, target: Target, alignment: int = 16) -> Kernels:
     grid = target.grid
     if grid is None:
         raise Unsupported(f"{target.name} has no grid", hint="compile for a target such as cuda:90")
+    check_legal(n, target)
     metadata = Metadata()
     found = [
         _Module(n, target, grid, launch, alignment, metadata)
@@ -421,11 +423,6 @@ class _Thread:
         if isinstance(s, While):
             raise Unsupported(f"while {s.name} waits for another block, which may not be running")
         raise Unsupported("reports and assertions inside code for a GPU")
-
-
-def shared_bytes(k: Kernels) -> int:
-    """What the launches ask for, the most of them."""
-    return max((x.shared for x in k.launches), default=0)
 
 
 def blocks_of(x: Launch, sizes: dict[str, int]) -> tuple[int, int, int]:

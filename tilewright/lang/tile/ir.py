@@ -207,8 +207,6 @@ class Kernel:
         object.__setattr__(self, "positive", self.positive or (False,) * count)
 
 
-EFFECTS = frozenset(("load", "store", "atomic", "cas", "print", "assert"))
-CONTROL = frozenset(("for", "if", "while"))
 ATOMICS = ("add", "and", "or", "xor", "max", "min", "xchg")
 
 

@@ -5,6 +5,8 @@ current. Types and constants are in types.py, values in tensor.py, the rules in 
 semantic.py.
 """
 
+# ruff: noqa: F401  (names are gathered here for others)
+
 from __future__ import annotations
 
 from typing import Any
@@ -168,20 +170,13 @@ from tilewright.lang.tile.language.types import (
 
 CONSTEXPR_0 = constexpr(0)  # libraries name it for their defaults
 
+# What `tl` has. What else stands here is for those who write parts of the language.
 __all__ = [
-    "CONSTEXPR_0",
-    "MAX_NUMEL",
     "TRITON_MAX_TENSOR_NUMEL",
     "PropagateNan",
-    "TensorDescriptor",
-    "_aggregate",
-    "_promote_bfloat16_to_float32",
-    "_reduce_with_indices",
     "abs",
     "add",
     "advance",
-    "aggregate",
-    "aggregate_replace",
     "arange",
     "associative_scan",
     "assume",
@@ -194,16 +189,10 @@ __all__ = [
     "atomic_poll",
     "atomic_xchg",
     "atomic_xor",
-    "base_type",
-    "base_value",
     "bfloat16",
-    "block_pointer",
     "block_type",
     "broadcast",
     "broadcast_to",
-    "builtin",
-    "builtin_max",
-    "builtin_min",
     "cast",
     "cat",
     "ceil",
@@ -225,7 +214,6 @@ __all__ = [
     "exp2",
     "expand_dims",
     "expect_zero",
-    "extern_elementwise",
     "fdiv",
     "float8e4b8",
     "float8e4b15",
@@ -239,7 +227,6 @@ __all__ = [
     "fma",
     "full",
     "gather",
-    "get_int_dtype",
     "histogram",
     "inline_asm_elementwise",
     "int1",
@@ -247,7 +234,6 @@ __all__ = [
     "int16",
     "int32",
     "int64",
-    "item",
     "join",
     "load",
     "load_tensor_descriptor",
@@ -259,12 +245,10 @@ __all__ = [
     "max_constancy",
     "max_contiguous",
     "maximum",
-    "member",
     "minimum",
     "mul",
     "multiple_of",
     "num_programs",
-    "operand",
     "permute",
     "pi32_t",
     "pointer_type",
@@ -275,7 +259,6 @@ __all__ = [
     "rsqrt",
     "sin",
     "slice",
-    "slice_type",
     "split",
     "sqrt",
     "sqrt_rn",
@@ -287,7 +270,6 @@ __all__ = [
     "sub",
     "tensor",
     "tensor_descriptor",
-    "tensor_descriptor_base",
     "tensor_descriptor_type",
     "to_tensor",
     "trans",
@@ -298,12 +280,9 @@ __all__ = [
     "uint32",
     "uint64",
     "umulhi",
-    "unwrap",
-    "value",
     "view",
     "void",
     "where",
-    "wrap",
 ]
 
 TRITON_MAX_TENSOR_NUMEL = MAX_NUMEL

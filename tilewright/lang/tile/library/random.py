@@ -15,7 +15,6 @@ else:
     from tilewright.lang.tile.language.types import constexpr
 
 __all__ = [
-    "N_ROUNDS_DEFAULT",
     "pair_uniform_to_normal",
     "philox",
     "philox_impl",

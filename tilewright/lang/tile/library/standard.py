@@ -37,7 +37,6 @@ __all__ = [
     "sigmoid",
     "softmax",
     "sort",
-    "sort_impl",
     "squeeze",
     "sum",
     "swizzle2d",
