@@ -114,17 +114,3 @@ def whole_tile(target: Target, product: Product, rows: int, columns: int) -> tup
         return sums <= room, min(sums, 16), -(vectors + height / product.lanes) / sums
 
     return max(((h, w) for h in heights for w in widths), key=worth)
-
-
-def even_tile(target: Target, product: Product, rows: int, columns: int) -> tuple[int, int] | None:
-    """The same where the last tile may have fewer rows than the others. An instruction that spreads
-    each element of the rows has as many loads as rows: tall tiles share the columns' vectors among
-    more of them, and start less often."""
-    whole = whole_tile(target, product, rows, columns)
-    if whole is None or product.tile is not None or product.loads != "each":
-        return whole
-    width = whole[1]
-    most = min(rows, product.rows)
-    while most > whole[0] and not in_registers(target, most, width // product.lanes):
-        most -= 1
-    return -(-rows // -(-rows // most)), width

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Load, loads
 from tilewright.ir.expr import walk as walk_value
-from tilewright.ir.register_tile import even_tile, products_of
+from tilewright.ir.register_tile import products_of, whole_tile
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.rows import reduction_lanes
 from tilewright.kernel.defaults.scheduler import Scheduler, accesses, lanes_for, vector_loop
@@ -44,7 +44,6 @@ from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.init_at import InitAt
 from tilewright.kernel.steps.join import Join
 from tilewright.kernel.steps.parallel import Parallel
-from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.prefetch import Prefetch
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
@@ -194,8 +193,7 @@ def plain_products(n: Nest) -> list[str]:
 def _prefetch(s: Scheduler, product: str, found: _Stages) -> None:
     """The next tiles of a loop arrive while those of now are multiplied: each register tile asks
     for a share of what the copies of the operands will read."""
-    paths = (p for x, p in walk(s.nest.body) if isinstance(x, Store) and x.stage == product)
-    path = max(paths, key=len)  # not that of a last tile with fewer rows
+    path = s.path(product)
     own = own_loops(path, product)
     around = [p.name for p in own if p.kind == "serial"]
     outside = [p for p in path if p not in own]
@@ -364,7 +362,7 @@ def _chosen(
         return None
     sums = s.nest.buffer(store.buffer).dtype
     known = [p for p in products_of(s.target, (sums, sums, sums)) if p.group == 1]
-    tile = even_tile(s.target, known[0], rows, columns) if known else None
+    tile = whole_tile(s.target, known[0], rows, columns) if known else None
     return None if tile is None else (tile, [p.instruction for p in known])
 
 
@@ -402,10 +400,7 @@ def _product(s: Scheduler, stage: str, store: Store, own: list[Loop], alone: boo
         if all(map(s.attempt, (*steps, order))):
             if filled is not None and not together and columns.extent != width:
                 _fill_at(s, filled, width, outer[0])
-            starts = alone and outer and s.attempt(InitAt(store.buffer, outer[-1]))
-            if (together or rows.extent) % height:
-                s.attempt(Peel(outer[-1]))
-            if starts:
+            if alone and outer and s.attempt(InitAt(store.buffer, outer[-1])):
                 _set_at_once(s, store.buffer)
             if s.attempt(Tensorize(inside[0], name)):
                 return True
@@ -469,7 +464,7 @@ def _rows_together(
     assert isinstance(columns, int)
     (height, width), size = tile, deep * a.dtype.bytes
     most = max(s.target.l1 // 2 // size, height)
-    fitting = [n for n in range(height, rows) if rows % n == 0 and n <= most]
+    fitting = [n for n in range(height, rows, height) if rows % n == 0 and n <= most]
     if not fitting or most >= rows:
         return None
     some = max(fitting)
