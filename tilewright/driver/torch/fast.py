@@ -101,21 +101,23 @@ def is_plain(captured: Captured) -> bool:
         and captured.seed is None
         and not captured.constants
         and not captured.scalars
-        and all(a.kind != "float" for a in captured.arguments)
+        and all(a.kind != "float" and not a.moved for a in captured.arguments)
         and all(isinstance(r, (Same, Value, View)) and _is_static(r) for r in captured.results)
         and all(map(_is_static, captured.segments[0].buffers))
     )
 
 
-def fast_call(captured: Captured, program: Program, session: Dry) -> FastCall:
+def fast_call(captured: Captured, program: Program, session: Dry, device: torch.device) -> FastCall:
     """A function of the list of arguments, which it empties, to the list of results."""
-    writer = _Writer(captured, program, session)
+    writer = _Writer(captured, program, session, device)
     call = writer.function()
     return FastCall(call, writer.names.get("bind"))
 
 
 class _Writer:
-    def __init__(self, captured: Captured, program: Program, session: Dry) -> None:
+    def __init__(
+        self, captured: Captured, program: Program, session: Dry, device: torch.device
+    ) -> None:
         self.captured, self.program = captured, program
         self.segment: Segment = captured.segments[0]
         self.graph: Graph = self.segment.graph
@@ -126,7 +128,7 @@ class _Writer:
         self.weights = sum(captured.arguments[k].weight for k in self.reads)
         self.slots = {b.slot: k for k, b in enumerate(self.segment.buffers)}
         self.names: dict[str, Any] = {
-            "empty": allocator(),
+            "empty": allocator(device),
             "reads": self.reads,
             "require_memory": require_memory,
             "run": program.run_bound,
@@ -213,12 +215,13 @@ class _Writer:
         return f"{base}.as_strided({r.shape!r}, {r.stride!r}, {start})"
 
 
-def allocator() -> Callable[..., torch.Tensor]:
-    """torch's short way to fresh CPU memory where it has one."""
+def allocator(device: torch.device) -> Callable[..., torch.Tensor]:
+    """torch's short way to fresh memory where it has one."""
     short = getattr(guards, "_empty_strided_cpu", None)
-    if short is not None:
+    if short is not None and device.type == "cpu":
         return short
-    return lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype)
+    make = torch.empty_strided
+    return lambda shape, stride, dtype: make(shape, stride, dtype=dtype, device=device)
 
 
 def label(n: Any) -> str:
