@@ -1,6 +1,6 @@
 """A GPU that is not there: a stand-in for libcuda that runs the emitted LLVM text on this processor
-(tests/gpu/emulate.py), in memory of this process. Torch's CPU tensors take the part of CUDA ones, so
-that whole programs take the way that they take on a GPU: images, arenas, graphs, checks."""
+(tests/gpu/emulate.py), in memory of this process. Torch's CPU tensors take the part of CUDA ones,
+so that whole programs take the way that they take on a GPU: images, arenas, graphs, checks."""
 
 from __future__ import annotations
 

@@ -125,6 +125,11 @@ class Program:
         return Program(data)
 
     @property
+    def tells_later(self) -> bool:
+        """Does a call return what an earlier one found (see `watch`)?"""
+        return False
+
+    @property
     def place(self) -> str:
         """The machine whose memory it uses; empty: this one."""
         return ""

@@ -23,6 +23,7 @@ from tilewright.driver.torch.fast import (
     fast_call,
     is_plain,
     label,
+    problem_found,
     require_memory,
 )
 from tilewright.driver.weights.bound import BoundWeights
@@ -358,7 +359,7 @@ class Specialised:
             known = self.watch(inputs)
         found = self.program.run(addresses, outs, values, known)
         if found is not None:
-            raise self.segment.problem(found, dims)
+            raise problem_found(self.segment, self.program, found, dims)
 
 
 def _one_of(x: torch.Tensor) -> torch.Tensor:

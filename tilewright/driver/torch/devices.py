@@ -37,7 +37,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 def _devices(inputs: Sequence[Any]) -> Iterable[torch.device]:
     for k, x in enumerate(inputs):
         if isinstance(x, torch.Tensor):
-            if x.device.type not in KINDS and x.device.type != "meta":
+            if x.device.type not in KINDS:
                 raise Invalid(
                     f"input {k} is on {x.device}, and tilewright compiles for the CPU and for CUDA",
                     hint="move the model and its inputs with .cpu() or .cuda()",

@@ -6,8 +6,9 @@ counts: the whole of it should cost a few microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -35,6 +36,10 @@ class FastCall:
     weights: BoundWeights | None
 
 
+LATER = (
+    "This was found in an earlier call: a GPU does its work after the call that asked for it. "
+    "With CUDA_LAUNCH_BLOCKING=1 in the environment the call itself raises."
+)
 # Up to this many arguments each is named in the source; beyond, lists are shorter than names.
 NAMED_LIMIT = 32
 
@@ -62,6 +67,11 @@ class Program(Protocol):
         dims: Sequence[int] = (),
         weights: Sequence[Weight] | None = None,
     ) -> list[int] | None: ...
+
+    @property
+    def tells_later(self) -> bool:
+        """Does a call return what an earlier one found?"""
+        ...
 
     def watch(self, count: int) -> None:
         """A call returns the last `count` outputs where the first of them is not 0."""
@@ -144,7 +154,7 @@ class _Writer:
         run = f"run(bound, addresses, [{outs}])"
         if self.segment.checks:
             # Before inputs are changed: where the error is caught, they are as they were.
-            self.names["problem"] = self.segment.problem
+            self.names["problem"] = partial(problem_found, self.segment, self.program)
             lines += [f"found = {run}", "if found is not None: raise problem(found, {})"]
         else:
             lines.append(run)
@@ -213,6 +223,16 @@ class _Writer:
             return base
         start = r.offset if fresh else f"{base}.storage_offset() + {r.offset}"
         return f"{base}.as_strided({r.shape!r}, {r.stride!r}, {start})"
+
+
+def problem_found(
+    segment: Segment, program: Program, found: Sequence[int], dims: Mapping[str, int]
+) -> Exception:
+    """What to raise for what a program found in its data."""
+    problem = segment.problem(found, dims)
+    if program.tells_later:
+        problem.add_note(LATER)
+    return problem
 
 
 def allocator(device: torch.device) -> Callable[..., torch.Tensor]:

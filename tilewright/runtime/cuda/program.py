@@ -174,6 +174,10 @@ class CudaProgram(Program):
 
     # ---- checks
 
+    @property
+    def tells_later(self) -> bool:
+        return not self.machine.blocking
+
     def watch(self, count: int) -> None:
         assert not self._rooms
         self._watched, self._filled = count, len(self.outputs) - count
