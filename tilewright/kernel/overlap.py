@@ -107,16 +107,15 @@ def overlap(b: Buffer, first: Use, second: Use, relation: Relation, written: set
         if not (_reads(i) | _reads(j)) & written
     ]
     whole = len(axes) == len(b.shape)
-    strides = b.strides() if whole else ()
+    # Quotient and remainder of one loop say together what neither says alone.
+    flat = None
+    if whole and len(axes) > 1:
+        flat = _flat(b, [i for i, _ in axes]), _flat(b, [j for _, j in axes])
     for one in _directions(relation):
         table = _elsewhere(second.path, one)
         differences = [D.substitute(j, table) - i for i, j in axes]
-        if whole and len(axes) > 1:
-            # Quotient and remainder of one loop say together what neither says alone.
-            total: Dim = 0
-            for d, s in zip(differences, strides, strict=True):
-                total = total + d * s
-            differences.append(_without_remainders(total))
+        if flat is not None:
+            differences.append(D.substitute(flat[1], table) - flat[0])
         fresh = set().union(*(D.symbols(x) for x in table.values()))
         if not _never_zero(differences, fresh | {q.var for q in first.path}):
             break
@@ -124,6 +123,14 @@ def overlap(b: Buffer, first: Use, second: Use, relation: Relation, written: set
         return False
     found = _listed(axes, first, second, relation)
     return True if found is None else found
+
+
+def _flat(b: Buffer, index: Sequence[Dim]) -> Dim:
+    """Where in the buffer an element is."""
+    total: Dim = 0
+    for i, s in zip(index, b.strides(), strict=True):
+        total = total + i * s
+    return _without_remainders(total)
 
 
 def _without_remainders(x: Dim) -> Dim:
