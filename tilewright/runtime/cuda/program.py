@@ -1,7 +1,7 @@
 """A compiled program on a GPU, on the addresses of CUDA memory.
 
-Calls only ask for work on the current stream. A call for which everything is as in an earlier one
-replays a CUDA graph; addresses that differ are replaced in it first. Each stream has an arena of
+Calls only ask for work on the current stream. A call with the addresses of an earlier one replays
+its CUDA graph; there are a few, and the oldest gets other addresses. Each stream has an arena of
 its own, so that calls on several streams do not share it; those on one stream run in order.
 
 What a program checks about its data is known when the GPU has done the work: the next call returns
@@ -42,6 +42,9 @@ from tilewright.runtime.shared import Derived, Weight
 
 STREAMS = 8  # whose arenas are held
 GRAPHS = 16  # of one stream: for as many values of sizes
+# Graphs for the same sizes. Torch's allocator gives results the same few addresses in turn, and a
+# graph whose arguments were replaced takes longer to launch.
+ALIKE = 4
 VECTOR = 16  # addresses that kernels are given are multiples of this many bytes
 WATCHED_BYTES = 64
 # Fewer launches are asked for one by one: that takes no longer.
@@ -85,17 +88,24 @@ class GpuBound:
 
 
 @dataclass(eq=False)
+class _Graph:
+    """A graph, and the addresses that it has now."""
+
+    replay: Replay
+    bound: GpuBound
+    varying: tuple[int, ...]
+    addresses: list[int]
+
+
+@dataclass(eq=False)
 class _Shape:
     """The program for given sizes on one stream."""
 
     plan: Plan
     cells: int  # where in the arena checks leave what they find
     calls: int = 0
-    replay: Replay | None = None
-    # Of the replay: what its arguments are now, and which launches use an address, and where.
-    bound: GpuBound | None = None
-    varying: tuple[int, ...] = ()
-    addresses: list[int] = field(default_factory=list)
+    graphs: list[_Graph] = field(default_factory=list)  # the one that was used last is the first
+    # By the number of an address: which launches use it, and where.
     users: dict[int, dict[int, list[tuple[int, int]]]] = field(default_factory=dict)
 
 
@@ -255,23 +265,28 @@ class CudaProgram(Program):
         with room.lock:
             shape = self._shape(room, dims)
             varying = (*others, *outputs)
-            if shape.replay is not None and shape.bound is bound and shape.varying == varying:
-                shape.replay(stream)
-                return
+            for k, g in enumerate(shape.graphs):
+                if g.varying == varying and g.bound is bound:
+                    if k:
+                        shape.graphs.insert(0, shape.graphs.pop(k))
+                    g.replay(stream)
+                    return
             addresses = self._addresses(room, shape, bound, others, outputs)
             shape.calls += 1
             straight = shape.plan.straight
             if straight is None or len(straight) <= FEWEST or shape.calls < 2:
                 self._launch(shape.plan.actions, addresses, stream)
                 return
-            if shape.replay is None:
+            if len(shape.graphs) < ALIKE:
                 launches = [(p.launcher, p.blocks, p.values(addresses)) for p in straight]
-                shape.replay = Replay(self.machine.device, launches)
-                shape.users = _users(straight)
+                found = _Graph(Replay(self.machine.device, launches), bound, varying, addresses)
+                shape.users = shape.users or _users(straight)
             else:
-                _replace(shape, addresses)
-            shape.bound, shape.varying, shape.addresses = bound, varying, addresses
-            shape.replay(stream)
+                found = shape.graphs.pop()
+                _replace(found, shape.users, addresses)
+                found.bound, found.varying, found.addresses = bound, varying, addresses
+            shape.graphs.insert(0, found)
+            found.replay(stream)
 
     def _new_room(self, stream: int) -> _Room:
         with self._lock:
@@ -392,16 +407,17 @@ def _users(straight: Sequence[Planned]) -> dict[int, dict[int, list[tuple[int, i
     return found
 
 
-def _replace(shape: _Shape, addresses: list[int]) -> None:
+def _replace(
+    graph: _Graph, users: dict[int, dict[int, list[tuple[int, int]]]], addresses: list[int]
+) -> None:
     """The graph takes these addresses from now on."""
-    assert shape.replay is not None
     changed: dict[int, list[tuple[int, int]]] = {}
-    for n, (old, new) in enumerate(zip(shape.addresses, addresses, strict=True)):
+    for n, (old, new) in enumerate(zip(graph.addresses, addresses, strict=True)):
         if old != new:
-            for k, places in shape.users.get(n, {}).items():
+            for k, places in users.get(n, {}).items():
                 changed.setdefault(k, []).extend((at, base + new) for at, base in places)
     for k, values in changed.items():
-        shape.replay.replace(k, values)
+        graph.replay.replace(k, values)
 
 
 @cache
