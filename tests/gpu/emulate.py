@@ -74,7 +74,7 @@ def _flushed(x: np.float64) -> np.float32:
     return near if not abs(near) < np.finfo(np.float32).tiny else np.float32(0)
 
 
-class _Threads:
+class Threads:
     """The threads of one block, and what they ask of the machine."""
 
     def __init__(self) -> None:
@@ -186,6 +186,16 @@ class _Threads:
             t.join(60)
         assert not failed and not any(t.is_alive() for t in threads), f"threads failed: {failed}"
 
+    def one_by_one(
+        self, function: Any, launch: Launch, block: tuple[int, ...], args: list[Any]
+    ) -> None:
+        """The same of threads that do not wait for each other, which is much quicker."""
+        x, y, z = launch.threads
+        self.mine.block = block
+        for k in range(x * y * z):
+            self.mine.number, self.mine.thread = k, (k % x, k // x % y, k // (x * y))
+            function(*args)
+
 
 def run(
     nest: Nest,
@@ -204,7 +214,7 @@ class Loaded:
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
-        self.threads = _Threads()
+        self.threads = Threads()
         image = compile_object(for_processor(kernels.text), targets.host())
         self.library = Library([image], self.threads.symbols())
 

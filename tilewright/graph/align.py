@@ -7,7 +7,7 @@ Frontends flatten the batch for a matrix product and restore it right after:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.base.events import Log
 from tilewright.graph.classify import facts
@@ -16,6 +16,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph, Node, node
 from tilewright.ir.passes import Pass
 from tilewright.ir.types import TupleType
+from tilewright.ops.reductions import Reduction
 from tilewright.ops.views import reshape
 
 
@@ -40,6 +41,9 @@ class SinkReshapes(Pass):
                 epilogue.add(fresh)
             elif f.reshape and facts(ins[0]).reshape:
                 fresh = reshape(ins[0].inputs[0], fresh.shape)
+            elif isinstance(fresh.op, Reduction) and (moved := _reduced(fresh, epilogue)):
+                epilogue.add(moved)
+                fresh, changed = reshape(moved, fresh.shape), True
             elif f.pointwise and f.kind == "map":
                 if any(x in epilogue and _same(x.shape, fresh.shape) for x in ins):
                     epilogue.add(fresh)
@@ -57,6 +61,26 @@ class SinkReshapes(Pass):
             return graph
         log.add("pass", "reshapes moved past the epilogues of contractions", detail=True)
         return Graph(graph.name, graph.inputs, tuple(new[o] for o in graph.outputs), places)
+
+
+def _reduced(n: Node, epilogue: set[Node]) -> Node | None:
+    """A reduction over the shape from before a reshape that only adds or removes axes of one."""
+    (x,) = n.inputs
+    if not facts(x).reshape or x.inputs[0] not in epilogue:
+        return None
+    assert isinstance(n.op, Reduction)
+    base = x.inputs[0]
+    old, new = _long_axes(x.shape), _long_axes(base.shape)
+    if not _same([x.shape[k] for k in old], [base.shape[k] for k in new]):
+        return None
+    if any(k not in old for k in n.op.axes):
+        return None
+    axes = tuple(new[old.index(k)] for k in n.op.axes)
+    return node(replace(n.op, axes=axes, keepdims=True), base)
+
+
+def _long_axes(shape: Sequence[Dim]) -> list[int]:
+    return [k for k, d in enumerate(shape) if not D.known_eq(d, 1)]
 
 
 def _same(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
@@ -89,4 +113,8 @@ def _in_shape(x: Node, old: Sequence[Dim], new: Sequence[Dim]) -> Node | None:
     own = list(x.shape)
     while own and D.known_eq(own[0], 1):
         own.pop(0)
-    return reshape(x, own) if len(own) <= common else None
+    if len(own) > common:
+        return None
+    if facts(x).reshape and _same(x.inputs[0].shape, own):
+        return x.inputs[0]
+    return reshape(x, own)

@@ -134,8 +134,9 @@ def weight_facts(graph: Graph) -> dict[Node, _Facts]:
     return facts
 
 
-def split_weights(graph: Graph, growth: int = GROWTH) -> tuple[Graph, Graph]:
-    """(prologue, main). Output k of the prologue is the input `folded{k}` of the main graph.
+def split_weights(graph: Graph, growth: int = GROWTH, views: bool = True) -> tuple[Graph, Graph]:
+    """(prologue, main). Output k of the prologue is the input `folded{k}` of the main graph. Views
+    of weights are copied there, unless `views` says that kernels read through them.
 
     The inputs of main are those of the graph, less the weights it needs no more, then the folded.
     """
@@ -157,7 +158,7 @@ def split_weights(graph: Graph, growth: int = GROWTH) -> tuple[Graph, Graph]:
             return True
         # A kernel reads through such a view at no cost. Behind a barrier the packed form is what is
         # kept, and read through.
-        if n.op.ordered or (not n.op.barrier and _reads_packed(n)):
+        if n.op.ordered or (not n.op.barrier and _reads_packed(n)) or (n.op.view and not views):
             return True
         size, made_of = n.type.size, sum(int(w.ttype.size) for w in f.weights)  # type: ignore[arg-type]
         return not isinstance(size, int) or size > growth * made_of

@@ -28,6 +28,8 @@ from tilewright.kernel.nest import If, Loop, Path, Stmt, Store, bodies, own_valu
 # More iterations of one use, or pairs of two, than these are not listed.
 MAX_POINTS = 1 << 15
 MAX_PAIRS = 1 << 20
+# Digits of a number that are put together again.
+MAX_DIGITS = 16
 
 # How the second iteration lies to the first, per loop: the same, later, earlier, not the same.
 # Loops that are not mentioned take any values.
@@ -105,16 +107,15 @@ def overlap(b: Buffer, first: Use, second: Use, relation: Relation, written: set
         if not (_reads(i) | _reads(j)) & written
     ]
     whole = len(axes) == len(b.shape)
-    strides = b.strides() if whole else ()
+    # Quotient and remainder of one loop say together what neither says alone.
+    flat = None
+    if whole and len(axes) > 1:
+        flat = _flat(b, [i for i, _ in axes]), _flat(b, [j for _, j in axes])
     for one in _directions(relation):
         table = _elsewhere(second.path, one)
         differences = [D.substitute(j, table) - i for i, j in axes]
-        if whole and len(axes) > 1:
-            # Quotient and remainder of one loop say together what neither says alone.
-            total: Dim = 0
-            for d, s in zip(differences, strides, strict=True):
-                total = total + d * s
-            differences.append(total)
+        if flat is not None:
+            differences.append(D.substitute(flat[1], table) - flat[0])
         fresh = set().union(*(D.symbols(x) for x in table.values()))
         if not _never_zero(differences, fresh | {q.var for q in first.path}):
             break
@@ -122,6 +123,28 @@ def overlap(b: Buffer, first: Use, second: Use, relation: Relation, written: set
         return False
     found = _listed(axes, first, second, relation)
     return True if found is None else found
+
+
+def _flat(b: Buffer, index: Sequence[Dim]) -> Dim:
+    """Where in the buffer an element is."""
+    total: Dim = 0
+    for i, s in zip(index, b.strides(), strict=True):
+        total = total + i * s
+    return _without_remainders(total)
+
+
+def _without_remainders(x: Dim) -> Dim:
+    """x with a - b*(a//b) in place of a % b: digits of one number, each times what it counts, are
+    that number again."""
+    for _ in range(MAX_DIGITS):
+        terms = [] if isinstance(x, int) else x.terms
+        found = [(c, m[0]) for m, c in terms if len(m) == 1 and isinstance(m[0], D.Quo)]
+        digit = next(((c, q) for c, q in found if q.op == "mod" and isinstance(q.b, int)), None)
+        if digit is None:
+            break
+        c, q = digit
+        x = x - c * D.from_atom(q) + c * (q.a - D.floordiv(q.a, q.b) * q.b)
+    return x
 
 
 def _reads(x: Dim) -> set[str]:

@@ -35,7 +35,7 @@ def _check_axes(name: str, axes: Sequence[int], x: TensorType) -> None:
 
 
 @dataclass(frozen=True)
-class _Reduction(Op):
+class Reduction(Op):
     """What every reduction over `axes` shares."""
 
     kinds: ClassVar[str] = "fiub"
@@ -72,7 +72,7 @@ class _Reduction(Op):
 
 
 @dataclass(frozen=True)
-class _Primitive(_Reduction):
+class _Primitive(Reduction):
     """out[i] = reduce(combine, r) element(x[i, r])."""
 
     combine: ClassVar[str]
@@ -174,7 +174,7 @@ class AllOf(_Primitive):
 
 
 @operator
-class Mean(_Reduction):
+class Mean(Reduction):
     """The sum over the number of elements."""
 
     kinds: ClassVar[str] = "f"
@@ -191,7 +191,7 @@ class Mean(_Reduction):
 
 
 @operator
-class Var(_Reduction):
+class Var(Reduction):
     """Mean squared distance from the mean, over count - correction."""
 
     kinds: ClassVar[str] = "f"
@@ -218,7 +218,7 @@ class Var(_Reduction):
 
 
 @operator
-class Norm(_Reduction):
+class Norm(Reduction):
     """The p-norm: 0 counts what is not zero, inf and -inf are the extreme magnitudes."""
 
     kinds: ClassVar[str] = "f"
@@ -264,7 +264,7 @@ class Norm(_Reduction):
 
 
 @operator
-class Logsumexp(_Reduction):
+class Logsumexp(Reduction):
     """log(sum(exp(x))) without overflow."""
 
     kinds: ClassVar[str] = "f"

@@ -104,16 +104,47 @@ class Program:
         self.arena, self.constants, self.kernels = data.arena, data.constants, data.kernels
         self.weights, self.kept, self.recipes = data.weights, data.kept, data.recipes
         if prologue is None and data.prologue is not None:
-            prologue = Program(data.prologue)
+            prologue = self._like_this(data.prologue)
         self.prologue = prologue
-        self._kernel = NativeKernel(data.images, data.entry, symbols, pointers=4)
-        self._call = self._kernel.function
-        self._fixed = [c.array.ctypes.data for c in data.constants]
+        self._fixed: list[int] = []  # where the constants are
         self._frames: list[_Frame] = []
         self._lock = Lock()
+        self._load(symbols)
         self._derived: Derived | None = None
         self._static_arena = data.arena if isinstance(data.arena, int) else None
         self._watched, self._filled = 0, len(data.outputs)
+
+    def _load(self, symbols: Mapping[str, int] | None) -> None:
+        """Brings code and constants to where they run."""
+        self._kernel = NativeKernel(self.data.images, self.data.entry, symbols, pointers=4)
+        self._call = self._kernel.function
+        self._fixed = [c.array.ctypes.data for c in self.data.constants]
+
+    def _like_this(self, data: ProgramData) -> Program:
+        """Another program on the same machine."""
+        return Program(data)
+
+    @property
+    def tells_later(self) -> bool:
+        """Does a call return what an earlier one found (see `watch`)?"""
+        return False
+
+    @property
+    def place(self) -> str:
+        """The machine whose memory it uses; empty: this one."""
+        return ""
+
+    def allocate(self, size: int) -> tuple[int, object]:
+        """Memory for a value that outlives calls: its address, and what owns it."""
+        memory, address = aligned(size)
+        return address, memory
+
+    def require_room(self, size: int, what: str) -> None:
+        """An error in words where there is not so much memory."""
+        require_room(size, what)
+
+    def settle(self) -> None:
+        """Returns when what was asked for is done."""
 
     def watch(self, count: int) -> None:
         """The last `count` outputs are 64-bit integers for the caller's eyes: they lie in the frame

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from threading import RLock
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
@@ -19,7 +19,6 @@ import numpy as np
 from tilewright.base.errors import Invalid
 from tilewright.ir.node import Graph, Input, Node, input, node, topological
 from tilewright.ir.types import TensorType
-from tilewright.runtime.memory import aligned, require_room
 from tilewright.runtime.program_data import Recipe
 
 
@@ -58,15 +57,19 @@ class Weight:
 class Piece:
     """One derived value in memory."""
 
-    def __init__(self, recipe: Recipe, type: TensorType, weights: tuple[Weight, ...]) -> None:
+    def __init__(
+        self, recipe: Recipe, type: TensorType, weights: tuple[Weight, ...], by: Prologue
+    ) -> None:
         self.recipe, self.type, self.weights = recipe, type, weights
         self.size = _bytes(type)
-        self.memory, self.address = aligned(self.size)
+        self.place = by.place
+        self.memory: Any
+        self.address, self.memory = by.allocate(self.size)
         self.users: WeakSet[Derived] = WeakSet()
 
     @property
     def key(self) -> Hashable:
-        return self.recipe.text, tuple(w.key for w in self.weights)
+        return self.place, self.recipe.text, tuple(w.key for w in self.weights)
 
     @property
     def is_only_copy(self) -> bool:
@@ -109,7 +112,22 @@ class Prologue(Protocol):
     @property
     def outputs(self) -> tuple[TensorType, ...]: ...
 
+    @property
+    def place(self) -> str:
+        """The machine in whose memory they are."""
+        ...
+
+    def allocate(self, size: int) -> tuple[int, object]:
+        """Memory there: its address, and what owns it."""
+        ...
+
+    def require_room(self, size: int, what: str) -> None: ...
+
     def run(self, inputs: Sequence[int], outputs: Sequence[int]) -> object: ...
+
+    def settle(self) -> None:
+        """Returns when the values are there."""
+        ...
 
     def trim(self) -> None: ...
 
@@ -141,26 +159,29 @@ def derive(
 ) -> Derived:
     """The derived values for weights at these addresses; without `weights` nothing is shared."""
     if weights is None:
-        require_room(sum(map(_bytes, prologue.outputs)), "packed and folded weights")
+        prologue.require_room(sum(map(_bytes, prologue.outputs)), "packed and folded weights")
         own = [
-            Piece(r, t, tuple(Weight(addresses[k]) for k in r.weights))
+            Piece(r, t, tuple(Weight(addresses[k]) for k in r.weights), prologue)
             for r, t in zip(recipes, prologue.outputs, strict=True)
         ]
         prologue.run(addresses, [p.address for p in own])
+        prologue.settle()
         prologue.trim()
         return Derived(addresses, own)
     with _lock:
         identity = [w.key for w in weights]
         used = [tuple(weights[k] for k in r.weights) for r in recipes]
-        keys = [(r.text, tuple(w.key for w in u)) for r, u in zip(recipes, used, strict=True)]
+        place = prologue.place
+        pairs = zip(recipes, used, strict=True)
+        keys = [(place, r.text, tuple(w.key for w in u)) for r, u in pairs]
         known = [_pieces.get(key) for key in keys]
         missing = [t for t, p in zip(prologue.outputs, known, strict=True) if p is None]
-        require_room(sum(map(_bytes, missing)), "packed and folded weights")
+        prologue.require_room(sum(map(_bytes, missing)), "packed and folded weights")
         fresh: list[Piece] = []
         pieces: list[Piece] = []
         for r, t, u, p in zip(recipes, prologue.outputs, used, known, strict=True):
             if p is None:
-                p = Piece(r, t, u)
+                p = Piece(r, t, u, prologue)
                 fresh.append(p)
             pieces.append(p)
         if fresh:
@@ -183,7 +204,7 @@ def _make(
     if not fresh:
         return
     needed = {k for p in fresh for k in p.recipe.weights}
-    scratch: list[np.ndarray] = []
+    scratch: list[object] = []
     sources = list(addresses)
     for k, w in enumerate(weights):
         if w.rebuild is None:
@@ -198,8 +219,9 @@ def _make(
     for p in pieces:
         address = p.address
         if p not in fresh:
-            memory, address = aligned(p.size)
+            address, memory = prologue.allocate(p.size)
             scratch.append(memory)
         results.append(address)
     prologue.run(sources, results)
+    prologue.settle()
     prologue.trim()

@@ -108,6 +108,7 @@ class Argument:
     paired: bool = False  # complex: two of `dtype` per element
     native: bool = True  # read by a segment, so its memory must be as declared
     symbol: str | None = None
+    moved: bool = False  # one number on the CPU: a call copies it to the GPU
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch.fx
 from tilewright import ops
 from tilewright.capture.torch.checks import Checks
 from tilewright.capture.torch.dtypes import FROM_TORCH, has_native_form, real_dtype
+from tilewright.capture.torch.facts import CPU
 from tilewright.capture.torch.promote import as_float, result_type
 from tilewright.capture.torch.registry import Untranslated, rule_for, target_name
 from tilewright.capture.torch.shapes import Shapes
@@ -33,8 +34,14 @@ Operand = Node | int | float | bool | Int
 class Context:
     """One per translated graph; `fx` is the node being translated."""
 
-    def __init__(self, shapes: Shapes, random: str = "own", checks: bool = True) -> None:
-        self.shapes = shapes
+    def __init__(
+        self,
+        shapes: Shapes,
+        random: str = "own",
+        checks: bool = True,
+        device: torch.device = CPU,
+    ) -> None:
+        self.shapes, self.device = shapes, device
         self.random = random
         self.checks = Checks(checks)
         self.fx: torch.fx.Node

@@ -12,12 +12,26 @@ from tilewright.capture.torch.captured import HostCall
 from tilewright.capture.torch.dtypes import FROM_COMPLEX, has_native_form
 from tilewright.ir.dim import Int
 
+CPU = torch.device("cpu")
 
-def is_plain(v: torch.Tensor) -> bool:
-    """Can native code read it: strided, on the CPU, of a dtype we have, no lazy bits of torch?"""
+
+def is_plain(v: torch.Tensor, device: torch.device) -> bool:
+    """Can native code read it: strided, on the device that the code is for, of a dtype we have, no
+    lazy bits of torch?"""
     if v.layout is not torch.strided or not has_native_form(v.dtype):
         return False
-    return v.device.type in ("cpu", "meta") and not v.is_conj() and not v.is_neg()
+    return is_on(v, device) and not v.is_conj() and not v.is_neg()
+
+
+def is_on(v: torch.Tensor, device: torch.device) -> bool:
+    """Is it on the device? A tensor without memory is anywhere."""
+    here = v.device.type == device.type and (v.device.index or 0) == (device.index or 0)
+    return here or v.device.type == "meta"
+
+
+def is_number_elsewhere(v: torch.Tensor, device: torch.device) -> bool:
+    """Is it one number on the CPU, which torch's operators take beside tensors of a GPU?"""
+    return v.device.type == "cpu" != device.type and v.dim() == 0
 
 
 def gives_complex(vals: Any) -> bool:

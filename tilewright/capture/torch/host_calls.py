@@ -128,7 +128,7 @@ class HostCalls:
 
     def _result(self, slot: str, v: torch.Tensor) -> Any:
         self.results[slot] = v
-        if not is_plain(v):
+        if not is_plain(v, self.context.device):
             return Opaque(slot)
         shape = self.context.shapes.dims(v.shape)
         paired = v.dtype in FROM_COMPLEX

@@ -53,7 +53,7 @@ class Outputs:
         # run time is not known.
         self._host_homes: dict[int, list[str]] = {}
         for slot, v in host_results.items():
-            if slot not in self._views and is_plain(v):
+            if slot not in self._views and is_plain(v, v.device):
                 self._host_homes.setdefault(storage_of(v), []).append(slot)
         self._pending: dict[int, list[torch.fx.Node]] = {}
 

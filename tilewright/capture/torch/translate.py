@@ -22,10 +22,13 @@ from tilewright.capture.torch.captured import Argument, Captured, HostCall, Symb
 from tilewright.capture.torch.context import SEED, Context
 from tilewright.capture.torch.dtypes import FROM_COMPLEX, FROM_TORCH, real_dtype
 from tilewright.capture.torch.facts import (
+    CPU,
     announced_tensors,
     gives_complex,
     gives_views,
     has_symbols,
+    is_number_elsewhere,
+    is_on,
     is_plain,
 )
 from tilewright.capture.torch.host_calls import CHECK_ERRORS, HostCalls
@@ -66,11 +69,13 @@ def translate(
     name: str = "main",
     checks: bool = True,
     checked_indices: Mapping[str, frozenset[tuple[str, bool]]] | None = None,
+    device: torch.device = CPU,
 ) -> Captured:
     """Translate a graph of ATen operators. `weights`: indices of inputs that may be folded.
     `checks`: preconditions that depend on data are checked, but for `checked_indices`: what another
-    graph has checked, by the names of inputs."""
-    translation = Translation(gm, weights, random, name, checks)
+    graph has checked, by the names of inputs. `device` is what native code runs on: what torch does
+    on another one stays torch's."""
+    translation = Translation(gm, weights, random, name, checks, device)
     translation.checked_indices = checked_indices or {}
     return translation.run()
 
@@ -83,10 +88,11 @@ class Translation:
         random: str,
         name: str,
         checks: bool,
+        device: torch.device = CPU,
     ) -> None:
         self.gm, self.weights, self.name = gm, set(weights), name
-        self.shapes = Shapes()
-        self.context = Context(self.shapes, random, checks)
+        self.shapes, self.device = Shapes(), device
+        self.context = Context(self.shapes, random, checks, device)
         self.context.subgraph = self._subgraph
         self.env: dict[torch.fx.Node, Any] = {}
         self.arguments: list[Argument] = []
@@ -144,15 +150,25 @@ class Translation:
         self, n: torch.fx.Node, slot: str, v: torch.Tensor, weight: bool
     ) -> Argument:
         used = bool(n.users)
-        if not is_plain(v):
+        moved = is_number_elsewhere(v, self.device)
+        if not is_plain(v, v.device if moved else self.device):
             self.env[n] = Opaque(slot)
             return Argument(slot, "tensor", used=used, native=False)
         dtype, shape = real_dtype(v.dtype), self.shapes.dims(v.shape)
         stride = self.shapes.dims(v.stride())
         paired = v.dtype in FROM_COMPLEX
+        weight = weight and not moved
         self.env[n] = read_slot(slot, dtype, shape, stride, paired, "weight" if weight else "arg")
         return Argument(
-            slot, "tensor", dtype, shape, stride, weight=weight, used=used, paired=paired
+            slot,
+            "tensor",
+            dtype,
+            shape,
+            stride,
+            weight=weight,
+            used=used,
+            paired=paired,
+            moved=moved,
         )
 
     def _attribute(self, n: torch.fx.Node) -> Any:
@@ -165,7 +181,8 @@ class Translation:
     def _constant(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        if not is_plain(value):
+        moved = is_number_elsewhere(value, self.device)
+        if not is_plain(value, value.device if moved else self.device):
             slot = f"graph_constant{len(self.constants)}"
             self.constants[slot] = value
             return Opaque(slot)
@@ -277,6 +294,8 @@ class Translation:
         for v, x in announced_tensors(n.meta.get("val"), out):
             if not isinstance(x, Complex if v.dtype in FROM_COMPLEX else Node):
                 raise Untranslated(f"the translation gave {x!r} for a tensor")
+            if not is_on(v, self.device):
+                raise Untranslated(f"its result is on {v.device}")
             want = TensorType(real_dtype(v.dtype), self.shapes.dims(v.shape))
             same = len(want.shape) == x.rank and not any(
                 self._differ(a, b) for a, b in zip(want.shape, x.shape)
@@ -454,7 +473,9 @@ class Translation:
     ) -> tuple[Graph, dict[Node, Check]]:
         """A branch as a graph over inputs x0, x1, … and what it has to check; Untranslated where it
         needs a host call."""
-        inner = Translation(gm, (), self.context.random, name, self.context.checks.wanted)
+        inner = Translation(
+            gm, (), self.context.random, name, self.context.checks.wanted, self.device
+        )
         inner.shapes = inner.context.shapes = self.shapes
         return inner.branch(operands), inner.context.checks.found
 

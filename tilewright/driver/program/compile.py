@@ -23,6 +23,7 @@ from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
 from tilewright.base.turns import quick_turns
 from tilewright.driver.program.any_size import AnySize, for_any_size
+from tilewright.driver.program.code import Code, code_for
 from tilewright.driver.program.default_passes import chosen_passes
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.phases import Phases
@@ -51,7 +52,6 @@ from tilewright.kernel.nest import Nest
 from tilewright.kernel.step import Trace, print_trace
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.text import group_text
-from tilewright.llvm.emit import emit
 from tilewright.llvm.entry import (
     Action,
     Branch,
@@ -60,10 +60,9 @@ from tilewright.llvm.entry import (
     Slot,
     Together,
     calls_of,
-    emit_entries,
 )
-from tilewright.llvm.objects import cached_object
 from tilewright.ops.control import Cond
+from tilewright.runtime.cuda.machine import Machine
 from tilewright.runtime.profile import Marks
 from tilewright.runtime.program import Cut, Details, Program
 from tilewright.runtime.program_data import KernelInfo, ProgramData, Recipe, Stored
@@ -117,7 +116,8 @@ def split(
     ready = schedules.with_layouts(ready, fold, target, log)
     if not fold:
         return _Parts(ready)
-    prologue, ready = split_weights(ready)
+    # A view of a weight is read in place by a GPU: a copy would double the model's memory.
+    prologue, ready = split_weights(ready, views=target.grid is None)
     if not prologue.outputs:
         return _Parts(ready)
     ready = stages.graph("main", ready)
@@ -126,9 +126,15 @@ def split(
 
 
 def compiled(
-    graph: Graph, options: Options, target: Target, log: Log, key: str | None = None
+    graph: Graph,
+    options: Options,
+    target: Target,
+    log: Log,
+    key: str | None = None,
+    machine: Machine | None = None,
 ) -> Program:
-    """The program of a graph. Under the key, if there is one, it is kept for the next time."""
+    """The program of a graph, on a GPU or this processor. Under the key, if there is one, it is
+    kept for the next time."""
     told = RecordingLog(log)
     by = _chooser(options, target, told)
     phases = Phases()
@@ -139,7 +145,8 @@ def compiled(
     once: _Builder | None = None
     recipes: tuple[Recipe, ...] = ()
     with _Compilers(target) as compilers:
-        common = (target, told, phases, options.profile, schedules, compilers)
+        code = code_for(target, machine)
+        common = (target, told, phases, options.profile, schedules, compilers, code)
         if parts.prologue is not None:
             below = stages.inside("weights")
             prologue = below.graph("input", parts.prologue)
@@ -263,11 +270,12 @@ class _Builder:
         profile: bool,
         schedules: Schedules,
         compilers: _Compilers,
+        code: Code,
         stages: Stages,
         by: Chooser,
         any_size: bool = False,  # one kernel for several sizes: where none runs often
     ) -> None:
-        self.schedules, self.by, self.compilers = schedules, by, compilers
+        self.schedules, self.by, self.compilers, self.code = schedules, by, compilers, code
         self.settled = True  # would more time give the same schedules?
         self.marks = Marks() if profile else None
         self.target, self.log, self.stages, self.phases = target, log, stages, phases
@@ -320,10 +328,9 @@ class _Builder:
 
     def loaded(self, data: ProgramData, prologue: Program | None = None) -> Program:
         """The same in this process."""
-        symbols = {"tw_mark": self.marks.address()} if self.marks is not None else {}
         cut = Cut(self.fused, self.plan, tuple(self.phases.passes))
         details = Details(marks=self.marks, find_cut=lambda: cut)
-        return Program(data, details, prologue, symbols)
+        return self.code.load(data, details, prologue)
 
     def _literals(self, graph: Graph) -> list[Literal]:
         found: dict[Literal, None] = {}
@@ -392,7 +399,7 @@ class _Builder:
 
     def _waits_for_others(self, k: _Kernel) -> bool:
         """Does it leave all threads but one idle for long?"""
-        return k.work > TOGETHER_SECONDS and not k.parallel
+        return k.work > TOGETHER_SECONDS and not k.parallel and self.target.grid is None
 
     def _branch(
         self, c: Cluster, where: _Where, symbol: str, k: int, base: Dim
@@ -492,10 +499,10 @@ class _Builder:
     def _compile_entries(self) -> None:
         """The object of the entry, once all kernels are scheduled."""
         self.entries = [self._side_by_side(e) for e in self.entries]
-        text = self.stages.entry(emit_entries(self.entries, self.marks is not None))
+        finish = self.code.entry(self.entries, self.stages, self.marks is not None, self.log)
 
         def machine_code() -> None:
-            self.image = cached_object(text, self.target, self.log)
+            self.image = finish()
 
         self.compilers.do(machine_code)
 
@@ -513,7 +520,7 @@ class _Builder:
         trace, nest = stages.schedule(group, schedule)
         k.trace = print_trace(trace)
         k.parallel = any(isinstance(step, Parallel) for step in trace)
-        text = emit(stages.legal(nest, self.target), self.target)
+        finish = self.code.kernel(nest, group, stages)
         if found is not None and k.symbol not in self.schedules.traces:
             k.considered = str(found)
             told = {"considered": found.considered, "detail": not found.considered}
@@ -524,7 +531,7 @@ class _Builder:
 
         def machine_code() -> None:
             began = time.perf_counter()
-            k.image = stages.compiled(text, self.target)
+            k.image = finish()
             k.seconds += time.perf_counter() - began
             if settled and not stages.is_edited:
                 head = json.dumps([k.trace, k.considered, k.parallel])

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from tilewright import targets
 from tilewright.base.errors import Invalid
 from tilewright.driver.program.packed_reads import ReadPacked
-from tilewright.graph.align import SinkReshapes as SinkReshapes  # known by name, as all passes are
+from tilewright.graph.align import SinkReshapes
 from tilewright.graph.batch_norm import BatchNormFold
 from tilewright.graph.channels import ChannelsLast
 from tilewright.graph.decompose import Decompose
@@ -20,6 +20,7 @@ from tilewright.graph.empty import EmptyValues
 from tilewright.graph.fold import FoldConstants
 from tilewright.graph.key_blocks import KeyBlocks
 from tilewright.graph.long_concats import LongConcats
+from tilewright.graph.narrow_products import NarrowProducts
 from tilewright.graph.online_softmax import OnlineSoftmax as OnlineSoftmax
 from tilewright.graph.pack import PackOperands
 from tilewright.graph.reciprocals import Reciprocals
@@ -48,7 +49,20 @@ CPU = Pipeline(
     )
 )
 # What does not depend on a processor's vectors.
-GPU = Pipeline((Simplify(), Decompose(), EmptyValues(), Simplify(), FoldConstants(), Reciprocals()))
+GPU = Pipeline(
+    (
+        Simplify(),
+        BatchNormFold(),
+        Decompose(),
+        EmptyValues(),
+        Simplify(),
+        FoldConstants(),
+        LongConcats(),
+        Reciprocals(),
+        NarrowProducts(),
+        SinkReshapes(),
+    )
+)
 
 PRECISIONS = ("reassociate", "strict")
 WIDTH = 14  # of the column of names

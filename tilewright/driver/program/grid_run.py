@@ -27,7 +27,7 @@ from tilewright.runtime.cuda.device import Device, device
 from tilewright.runtime.cuda.gpu import GpuKernel
 from tilewright.runtime.cuda.kernels import Loaded
 from tilewright.runtime.cuda.module import Launcher
-from tilewright.targets import nvptx
+from tilewright.targets.nvptx import target_of as target_of
 
 DEVICE = "cuda"
 
@@ -35,12 +35,6 @@ DEVICE = "cuda"
 def prepared(graph: Graph, target: Target, log: Log) -> Graph:
     """The graph after the passes before fusion."""
     return passes(target).run(graph, target, log)
-
-
-def target_of(d: Device) -> Target:
-    """A GPU at hand as a target."""
-    preset = nvptx.for_capability(d.capability)
-    return nvptx.with_numbers(preset, **d.numbers())
 
 
 class GridKernel(GpuKernel):

@@ -63,6 +63,10 @@ class InterpretedProgram:
         return self.run([*bound, *others], outputs)
 
     @property
+    def tells_later(self) -> bool:
+        return False
+
+    @property
     def derived(self) -> None:
         return None
 

@@ -3,8 +3,10 @@ has to be compiled."""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from tilewright.base.cache import Cache
 from tilewright.base.collector import garbage_waits
@@ -19,24 +21,37 @@ from tilewright.runtime.program import Cut, Details, Program
 from tilewright.targets import default as default_target
 from tilewright.targets import require_runnable
 
+if TYPE_CHECKING:  # loaded where there is a GPU
+    from tilewright.runtime.cuda.machine import Machine
+
 _PIPELINE = "tilewright.driver.program.compile"
+_CUDA = "tilewright.runtime.cuda.program"
 
 
 @garbage_waits()
 @on_fresh_stack
-def compile_graph(graph: Graph, options: Options | None = None, log: Log | None = None) -> Program:
-    """Native code for a graph without host calls; Unsupported where a part has no native form."""
+def compile_graph(
+    graph: Graph,
+    options: Options | None = None,
+    log: Log | None = None,
+    machine: Machine | None = None,
+) -> Program:
+    """Native code for a graph without host calls, for the GPU `machine` or this processor;
+    Unsupported where a part has no native form."""
     options, log = options or Options(), log if log is not None else Log()
-    target = options.target or default_target()
-    require_runnable(target)
+    if machine is not None:
+        target = machine.target
+    else:
+        target = options.target or default_target()
+        require_runnable(target)
     phases = Phases()
     with phases("looking into the cache"):
         programs = Cache.from_knobs(log)
         key = key_of(graph, options, target) if programs.enabled else None
         hit = programs.get("program", key) if key is not None else None
-        program = _loaded(hit, graph, options, target, log) if hit is not None else None
+        program = _loaded(hit, graph, options, target, log, machine) if hit is not None else None
     if program is None:
-        made: Program = import_module(_PIPELINE).compiled(graph, options, target, log, key)
+        made: Program = import_module(_PIPELINE).compiled(graph, options, target, log, key, machine)
         phases |= made.details.phases
         program = made
     program.details.graph, program.details.phases = graph, phases
@@ -49,13 +64,26 @@ def compile_graph(graph: Graph, options: Options | None = None, log: Log | None 
     return program
 
 
-def _loaded(hit: bytes, graph: Graph, options: Options, target: Target, log: Log) -> Program:
+def _loaded(
+    hit: bytes,
+    graph: Graph,
+    options: Options,
+    target: Target,
+    log: Log,
+    machine: Machine | None,
+) -> Program:
     @cache
     def cuts() -> list[Cut]:
         return import_module(_PIPELINE).looked_into(graph, options, target)
 
     data = restored(hit, log)
+    make = Program if machine is None else partial(cuda_program(), machine=machine)
     prologue = None
     if data.prologue is not None:
-        prologue = Program(data.prologue, Details(find_cut=lambda: cuts()[1]))
-    return Program(data, Details(find_cut=lambda: cuts()[0]), prologue)
+        prologue = make(data.prologue, details=Details(find_cut=lambda: cuts()[1]))
+    return make(data, details=Details(find_cut=lambda: cuts()[0]), prologue=prologue)
+
+
+def cuda_program() -> Callable[..., Program]:
+    """The class of programs on a GPU: loaded where there is one."""
+    return import_module(_CUDA).CudaProgram

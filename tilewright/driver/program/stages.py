@@ -260,6 +260,16 @@ class KernelStages:
         with naming(self._path("ll")):
             return compile_object(text, target)
 
+    def ptx(self, text: str, target: Target) -> bytes:
+        """The PTX of the kernel's LLVM text, for a GPU."""
+        text = self._edited("ll", str) or text
+        self._write("ll", lambda: text)
+        with naming(self._path("ll")):
+            made = assembly(text, target)
+        made = self._edited("ptx", str) or made
+        self._write("ptx", lambda: made)
+        return made.encode()
+
     def emitted(self, text: str, target: Target) -> str:
         written = self._edited("ll", str)
         if written is not None:
@@ -298,7 +308,7 @@ class KernelStages:
 
 
 # Forms of a kernel that can be edited, in the order in which they are made.
-FORMS = ("group", "trace", "nest", "legal", "ll")
+FORMS = ("group", "trace", "nest", "legal", "ll", "ptx")
 
 
 def program_folder(graph: Graph) -> str:

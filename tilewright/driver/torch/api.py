@@ -24,7 +24,8 @@ from torch.utils import _pytree as pytree
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.base.events import Log
 from tilewright.capture.torch.places import place_in_frames
-from tilewright.driver.torch.backend import Session, require_cpu
+from tilewright.driver.torch.backend import Session
+from tilewright.driver.torch.devices import require_known
 from tilewright.driver.torch.options import TorchOptions
 from tilewright.driver.torch.own_weights import Owner
 from tilewright.driver.weights.given_up import traceable
@@ -144,7 +145,7 @@ class Compiled:
         return entries[0], *outline
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        require_cpu([*args, *kwargs.values()])
+        require_known([*args, *kwargs.values()])
         known = len(self._entries)
         outline = _outline(args, kwargs)
         try:
@@ -291,12 +292,15 @@ def compile(
     compiled = Compiled(function, session, fullgraph, dynamic)
     if examples:
         state = torch.get_rng_state()
+        on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         session.dry = True
         try:
             compiled(*examples)
         finally:
             session.dry = False
             torch.set_rng_state(state)
+            if on_gpus:
+                torch.cuda.set_rng_state_all(on_gpus)
     return compiled
 
 

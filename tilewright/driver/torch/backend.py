@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,10 +32,12 @@ from tilewright.driver.program.interpreted import InterpretedProgram
 from tilewright.driver.program.options import Options, default_passes
 from tilewright.driver.program.programs import compile_graph
 from tilewright.driver.torch.call import Unit
+from tilewright.driver.torch.devices import device_of_graph, machine_of, require_known
 from tilewright.driver.torch.fast import Program
 from tilewright.driver.torch.options import TorchOptions
 from tilewright.ir.node import Graph
 from tilewright.ir.pipeline import Pipeline
+from tilewright.runtime.cuda.machine import Machine
 
 keep_untraced(trace_rules)
 
@@ -54,8 +57,14 @@ class FallbackError(Unsupported, ShortenTraceback):
 class Session:
     """Everything that was compiled for one function or module: its units and its log."""
 
-    def __init__(self, options: TorchOptions, log: Log | None = None) -> None:
-        self.options = options
+    def __init__(
+        self,
+        options: TorchOptions,
+        log: Log | None = None,
+        machines: Callable[[torch.device], Machine | None] | None = None,
+    ) -> None:
+        """`machines` says which GPU code for a device runs on, if on any; by default torch's."""
+        self.options, self._machines = options, machines or _machine
         self.log = log or Log()
         self.units: list[Unit] = []
         # By compile id: units that AOTAutograd's wrapper only passes arguments and results to.
@@ -68,7 +77,7 @@ class Session:
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any
     ) -> Callable[..., Any]:
         """Compile what Dynamo captured; AOTAutograd passes forward and backward to `unit`."""
-        require_cpu(example_inputs)
+        require_known(example_inputs)
         self._note_break(gm)
         self._note_recompile(gm)
         wrap = aot_autograd(
@@ -110,6 +119,9 @@ class Session:
                 "own_weights=True stores weights packed, and gradients need them as they are",
                 hint="call it under torch.no_grad() or torch.inference_mode()",
             )
+        device = device_of_graph(gm)
+        machine = self._machines(device)
+        self._require_fitting(machine)
         compilation = str(CompileContext.current_compile_id())
         captured = translate(
             gm,
@@ -118,6 +130,7 @@ class Session:
             name=f"{kind}{len(self.units)}",
             checks=self.options.checks and knobs.checks.get(),
             checked_indices=self._checked_indices.get(compilation) if kind == "backward" else None,
+            device=device,
         )
         if kind == "forward":
             self._checked_indices[compilation] = captured.checked_indices
@@ -125,14 +138,33 @@ class Session:
         for check in (c for s in captured.segments for c in s.checks):
             self.log.add("check", str(check), where=check.place)
         made = Unit(
-            captured, self.compile_graph, self.log, self.options.specialisations, self, kind
+            captured,
+            partial(self.compile_graph, machine=machine),
+            self.log,
+            self.options.specialisations,
+            self,
+            kind,
+            device,
         )
         self.units.append(made)
         if kind == "inference" and wrapper_is_trivial(len(captured.arguments)):
             self.direct[compilation] = made
         return made
 
-    def compile_graph(self, graph: Graph) -> Program:
+    def _require_fitting(self, machine: Machine | None) -> None:
+        """Options that only programs on the CPU have."""
+        if machine is None:
+            return
+        for name, asked in (
+            ("own_weights=True", self.options.own_weights),
+            ('executor="interpreter"', self.options.executor == "interpreter"),
+        ):
+            if asked:
+                raise Invalid(
+                    f"{name} is for models on the CPU", hint="leave it out, or use .cpu()"
+                )
+
+    def compile_graph(self, graph: Graph, machine: Machine | None = None) -> Program:
         if self.options.executor == "interpreter":
             return InterpretedProgram(graph)
         given = self.options
@@ -144,7 +176,7 @@ class Session:
             choose=given.choose,
             tune_seconds=given.tune_seconds,
         )
-        return compile_graph(graph, options, self.log)
+        return compile_graph(graph, options, self.log, machine)
 
     def _passes(self) -> Pipeline | None:
         """The given list of passes; None: the default one."""
@@ -271,10 +303,5 @@ def wrapper_is_trivial(arguments: int) -> bool:
     )
 
 
-def require_cpu(inputs: Sequence[Any]) -> None:
-    for k, x in enumerate(inputs):
-        if isinstance(x, torch.Tensor) and x.device.type != "cpu":
-            raise Invalid(
-                f"input {k} is on {x.device}, and tilewright compiles for the CPU",
-                hint="move the model and its inputs with .cpu()",
-            )
+def _machine(device: torch.device) -> Machine | None:
+    return machine_of(device) if device.type == "cuda" else None

@@ -23,6 +23,7 @@ from tilewright.driver.torch.fast import (
     fast_call,
     is_plain,
     label,
+    problem_found,
     require_memory,
 )
 from tilewright.driver.weights.bound import BoundWeights
@@ -53,18 +54,26 @@ class Unit:
     """
 
     def __init__(
-        self, captured: Captured, compile: Compile, log: Log, keep: int, session: Dry, kind: str
+        self,
+        captured: Captured,
+        compile: Compile,
+        log: Log,
+        keep: int,
+        session: Dry,
+        kind: str,
+        device: torch.device,
     ) -> None:
+        self.device = device
         self.captured, self.log, self.session, self.kind = captured, log, session, kind
         self._boxed_call = True  # on the object: torch's wrappers copy its attributes
-        self.segments = [SegmentRunner(s, compile, log, keep) for s in captured.segments]
+        self.segments = [SegmentRunner(s, compile, log, keep, device) for s in captured.segments]
         # Inputs of a backward graph come from autograd, which promises values, not strides.
         self.check = kind == "backward"
         plain = is_plain(captured) and not any(s.symbols for s in self.segments)
         self._bound: BoundWeights | None = None
         self._fast = None
         if plain:
-            made = fast_call(captured, self.segments[0].static_program(), session)
+            made = fast_call(captured, self.segments[0].static_program(), session, device)
             self._fast, self._bound = made.call, made.weights
         self._binders = _binders(captured.arguments)
 
@@ -85,7 +94,7 @@ class Unit:
         if len(given) != len(buffers):
             raise Invalid(f"out= holds {len(given)} tensors for {len(buffers)} results")
         for k, (b, x) in enumerate(zip(buffers, given, strict=True)):
-            _require_like(k, b, x)
+            _require_like(k, b, x, self.device)
         _require_apart(args, given)
         assert self._fast is not None
         return self._fast(args, given)
@@ -126,20 +135,20 @@ class Unit:
         numbers: dict[str, Any] = {}
         for a, x in zip(captured.arguments, args, strict=True):
             if a.kind == "float":
-                env[a.slot] = torch.tensor(float(x), dtype=torch.float64)
+                env[a.slot] = self._number(float(x))
                 if a.symbol is not None:
                     numbers[a.symbol] = float(x)
             elif a.kind == "int":
                 if a.symbol is not None:
                     numbers[a.symbol] = int(x)
             else:
-                env[a.slot] = x
+                env[a.slot] = x.to(self.device) if a.moved else x
         for name, index, axis, factor, constant in self._binders:
             x = args[index]
             dims[name] = (int(x if axis is None else x.shape[axis]) - constant) // factor
         args.clear()
         if captured.seed is not None:
-            env[captured.seed] = draw_seed()
+            env[captured.seed] = draw_seed(self.device)
         scalars = self._scalars(dims, numbers, env)
         runners = iter(self.segments)
         for step in captured.steps:
@@ -176,16 +185,20 @@ class Unit:
                 dims[s.slot.removeprefix("dim:")] = int(value)
                 continue
             number = float(bool(value) if value.is_Boolean else value)
-            env[s.slot] = torch.tensor(number, dtype=torch.float64)
+            env[s.slot] = self._number(number)
             if sizes_only:
                 out[s.slot] = number
         return out
+
+    def _number(self, x: float) -> torch.Tensor:
+        """A number as a segment reads it."""
+        return torch.full((), x, dtype=torch.float64, device=self.device)
 
     def _host(self, call: HostCall, env: dict[str, Any], dims: dict[str, int]) -> None:
         args = _filled(call.args, env, dims)
         kwargs = _filled(call.kwargs, env, dims)
         require_elements((args, kwargs))
-        _take(call.returned, call.function(*args, **kwargs), env, dims)
+        _take(call.returned, call.function(*args, **kwargs), env, dims, self.device)
 
     # ---- inputs that are not as they were captured
 
@@ -196,7 +209,7 @@ class Unit:
             if any(not isinstance(s, int) for s in (*a.stride, *a.shape)):
                 continue
             if x.stride() != a.stride and x.numel() > 0:
-                fixed = torch.empty_strided(x.shape, a.stride, dtype=x.dtype)  # type: ignore[arg-type]
+                fixed = torch.empty_strided(x.shape, a.stride, dtype=x.dtype, device=x.device)  # type: ignore[arg-type]
                 args[k] = fixed.copy_(x)
 
 
@@ -224,8 +237,10 @@ class SegmentRunner:
     value of dims.
     """
 
-    def __init__(self, segment: Segment, compile: Compile, log: Log, keep: int) -> None:
-        self.segment, self.graph = segment, segment.graph
+    def __init__(
+        self, segment: Segment, compile: Compile, log: Log, keep: int, device: torch.device
+    ) -> None:
+        self.segment, self.graph, self.device = segment, segment.graph, device
         self.compile, self.log, self.keep = compile, log, keep
         self.symbols = tuple(sorted(graph_symbols(segment.graph)))
         self._programs: OrderedDict[tuple[Any, ...], Specialised] = OrderedDict()
@@ -233,7 +248,7 @@ class SegmentRunner:
         self._lock = Lock()
         self.count = 0
         if not self.symbols:
-            self._whole = Specialised(segment, segment.graph, compile(segment.graph))
+            self._whole = Specialised(segment, segment.graph, compile(segment.graph), device)
             return
         try:
             program = compile(segment.graph)
@@ -244,7 +259,7 @@ class SegmentRunner:
                 f"{problem.what}",
             )
         else:
-            self._whole = Specialised(segment, segment.graph, program)
+            self._whole = Specialised(segment, segment.graph, program, device)
 
     @property
     def is_whole(self) -> bool:
@@ -285,7 +300,7 @@ class SegmentRunner:
                 values={s: dims[s] for s in self.symbols},
             )
             graph = specialise(with_numbers(self.graph, known), dims)
-            made = Specialised(self.segment, graph, self.compile(graph))
+            made = Specialised(self.segment, graph, self.compile(graph), self.device)
             self._programs[key] = made
             if len(self._programs) > self.keep:
                 self._programs.popitem(last=False)
@@ -295,8 +310,10 @@ class SegmentRunner:
 class Specialised:
     """A program with the slots it reads and the tensors it fills."""
 
-    def __init__(self, segment: Segment, graph: Graph, program: Program) -> None:
-        self.segment, self.program = segment, program
+    def __init__(
+        self, segment: Segment, graph: Graph, program: Program, device: torch.device
+    ) -> None:
+        self.segment, self.program, self.device = segment, program, device
         program.watch(segment.watched)
         self.labels = [label(n) for n in graph.inputs]
         self.dtypes = [n.dtype for n in graph.inputs]
@@ -311,6 +328,7 @@ class Specialised:
                 _numbers(b.shape, dims),
                 _numbers(b.stride, dims),
                 dtype=torch_dtype(b.dtype, b.paired),
+                device=self.device,
             )
         inputs = []
         for slot, dtype in zip(self.labels, self.dtypes, strict=True):
@@ -318,7 +336,7 @@ class Specialised:
             if slot.startswith("host"):
                 # An operator may give another layout than announced, and a few another dtype.
                 # The slot has it as it is: it may be a result, with eager's strides.
-                x = x.to(torch_dtype(dtype, x.is_complex())).contiguous()
+                x = x.to(self.device, torch_dtype(dtype, x.is_complex())).contiguous()
             inputs.append(x)
         outs = [env[b.slot].data_ptr() for b in self.segment.buffers]
         values = [dims[s] for s in self.program.dims]
@@ -341,24 +359,26 @@ class Specialised:
             known = self.watch(inputs)
         found = self.program.run(addresses, outs, values, known)
         if found is not None:
-            raise self.segment.problem(found, dims)
+            raise problem_found(self.segment, self.program, found, dims)
 
 
 def _one_of(x: torch.Tensor) -> torch.Tensor:
     """Elements as if no axis were empty."""
-    return torch.zeros([max(1, n) for n in x.shape], dtype=x.dtype)
+    return torch.zeros([max(1, n) for n in x.shape], dtype=x.dtype, device=x.device)
 
 
-def _take(returned: Returned, x: Any, env: dict[str, Any], dims: dict[str, int]) -> None:
+def _take(
+    returned: Returned, x: Any, env: dict[str, Any], dims: dict[str, int], device: torch.device
+) -> None:
     """What a host call returned goes to its slots, and gives values to symbols."""
     if isinstance(returned, tuple):
         for r, y in zip(returned, x, strict=False):
-            _take(r, y, env, dims)
+            _take(r, y, env, dims, device)
     elif isinstance(returned, SymbolicInt):
         _tell(returned.value, int(x), dims)
     elif returned is not None:
         if isinstance(x, (bool, float)):
-            x = torch.tensor(float(x), dtype=torch.float64)
+            x = torch.full((), float(x), dtype=torch.float64, device=device)
         if isinstance(x, torch.Tensor):
             for d, n in zip(returned.shape, x.shape):
                 _tell(d, int(n), dims)
@@ -388,9 +408,9 @@ def with_numbers(graph: Graph, known: Mapping[str, float]) -> Graph:
     return Graph(graph.name, inputs, new.outputs, new.places)
 
 
-def draw_seed() -> torch.Tensor:
-    """One draw from torch's default generator: reproducible under torch.manual_seed."""
-    return torch.empty((), dtype=torch.int64).random_()
+def draw_seed(device: torch.device) -> torch.Tensor:
+    """One draw from the device's default generator: reproducible under torch.manual_seed."""
+    return torch.empty((), dtype=torch.int64, device=device).random_()
 
 
 def _numbers(dims: Sequence[Dim], values: Mapping[str, int]) -> tuple[int, ...]:
@@ -444,10 +464,10 @@ def _restrided(
 ) -> torch.Tensor:
     """A copy of x with other strides, which begins at an offset in its storage. Where elements lie
     on top of each other they are equal."""
-    made = torch.empty_strided(shape, stride, dtype=x.dtype)
+    made = torch.empty_strided(shape, stride, dtype=x.dtype, device=x.device)
     if offset:
         size = offset + made.untyped_storage().nbytes() // made.element_size()
-        made = torch.empty(size, dtype=x.dtype).as_strided(shape, stride, offset)
+        made = torch.empty(size, dtype=x.dtype, device=x.device).as_strided(shape, stride, offset)
     to = made
     for axis, (n, step) in enumerate(zip(shape, stride, strict=True)):
         if n > 1 and step == 0:  # torch refuses to write to one place several times
@@ -459,19 +479,20 @@ def _restrided(
     if apart or x.numel() == 0:
         to.copy_(x)
     else:  # windows that overlap
-        where = torch.arange(reach).as_strided(to.shape, to.stride()).reshape(-1)
+        where = torch.arange(reach, device=x.device).as_strided(to.shape, to.stride()).reshape(-1)
         made.as_strided((reach,), (1,))[where] = x.reshape(-1)
     return made
 
 
-def _require_like(k: int, b: Buffer, x: Any) -> None:
+def _require_like(k: int, b: Buffer, x: Any, device: torch.device) -> None:
     dtype = torch_dtype(b.dtype, b.paired)
-    wanted = f"{tuple(b.shape)} with strides {tuple(b.stride)}, {dtype}, on the CPU"
+    where = "the CPU" if device.type == "cpu" else str(device)
+    wanted = f"{tuple(b.shape)} with strides {tuple(b.stride)}, {dtype}, on {where}"
     hint = f"pass a tensor of {wanted}"
     if not isinstance(x, torch.Tensor):
         raise Invalid(f"out= for result {k} is a {type(x).__name__}", hint=hint)
     found = {
-        "on": (x.device.type, "cpu"),
+        "on": (str(x.device), str(device)),
         "of dtype": (x.dtype, dtype),
         "of shape": (tuple(x.shape), tuple(b.shape)),
         "with strides": (x.stride(), tuple(b.stride)),

@@ -6,8 +6,9 @@ counts: the whole of it should cost a few microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -35,6 +36,10 @@ class FastCall:
     weights: BoundWeights | None
 
 
+LATER = (
+    "This was found in an earlier call: a GPU does its work after the call that asked for it. "
+    "With CUDA_LAUNCH_BLOCKING=1 in the environment the call itself raises."
+)
 # Up to this many arguments each is named in the source; beyond, lists are shorter than names.
 NAMED_LIMIT = 32
 
@@ -62,6 +67,11 @@ class Program(Protocol):
         dims: Sequence[int] = (),
         weights: Sequence[Weight] | None = None,
     ) -> list[int] | None: ...
+
+    @property
+    def tells_later(self) -> bool:
+        """Does a call return what an earlier one found?"""
+        ...
 
     def watch(self, count: int) -> None:
         """A call returns the last `count` outputs where the first of them is not 0."""
@@ -101,21 +111,23 @@ def is_plain(captured: Captured) -> bool:
         and captured.seed is None
         and not captured.constants
         and not captured.scalars
-        and all(a.kind != "float" for a in captured.arguments)
+        and all(a.kind != "float" and not a.moved for a in captured.arguments)
         and all(isinstance(r, (Same, Value, View)) and _is_static(r) for r in captured.results)
         and all(map(_is_static, captured.segments[0].buffers))
     )
 
 
-def fast_call(captured: Captured, program: Program, session: Dry) -> FastCall:
+def fast_call(captured: Captured, program: Program, session: Dry, device: torch.device) -> FastCall:
     """A function of the list of arguments, which it empties, to the list of results."""
-    writer = _Writer(captured, program, session)
+    writer = _Writer(captured, program, session, device)
     call = writer.function()
     return FastCall(call, writer.names.get("bind"))
 
 
 class _Writer:
-    def __init__(self, captured: Captured, program: Program, session: Dry) -> None:
+    def __init__(
+        self, captured: Captured, program: Program, session: Dry, device: torch.device
+    ) -> None:
         self.captured, self.program = captured, program
         self.segment: Segment = captured.segments[0]
         self.graph: Graph = self.segment.graph
@@ -126,7 +138,7 @@ class _Writer:
         self.weights = sum(captured.arguments[k].weight for k in self.reads)
         self.slots = {b.slot: k for k, b in enumerate(self.segment.buffers)}
         self.names: dict[str, Any] = {
-            "empty": allocator(),
+            "empty": allocator(device),
             "reads": self.reads,
             "require_memory": require_memory,
             "run": program.run_bound,
@@ -142,7 +154,7 @@ class _Writer:
         run = f"run(bound, addresses, [{outs}])"
         if self.segment.checks:
             # Before inputs are changed: where the error is caught, they are as they were.
-            self.names["problem"] = self.segment.problem
+            self.names["problem"] = partial(problem_found, self.segment, self.program)
             lines += [f"found = {run}", "if found is not None: raise problem(found, {})"]
         else:
             lines.append(run)
@@ -213,12 +225,23 @@ class _Writer:
         return f"{base}.as_strided({r.shape!r}, {r.stride!r}, {start})"
 
 
-def allocator() -> Callable[..., torch.Tensor]:
-    """torch's short way to fresh CPU memory where it has one."""
+def problem_found(
+    segment: Segment, program: Program, found: Sequence[int], dims: Mapping[str, int]
+) -> Exception:
+    """What to raise for what a program found in its data."""
+    problem = segment.problem(found, dims)
+    if program.tells_later:
+        problem.add_note(LATER)
+    return problem
+
+
+def allocator(device: torch.device) -> Callable[..., torch.Tensor]:
+    """torch's short way to fresh memory where it has one."""
     short = getattr(guards, "_empty_strided_cpu", None)
-    if short is not None:
+    if short is not None and device.type == "cpu":
         return short
-    return lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype)
+    make = torch.empty_strided
+    return lambda shape, stride, dtype: make(shape, stride, dtype=dtype, device=device)
 
 
 def label(n: Any) -> str:

@@ -25,6 +25,7 @@ from tilewright.kernel.defaults.scheduler import Scheduler, accesses, contiguous
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.nest import Loop, Nest, Store, seek
+from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.step import Step, Trace
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
@@ -220,12 +221,20 @@ def _block_per_row(
             p = s.path(o)
             s.do(Fuse(p[0].name, p[1].name, f"{o}.o{j}"))
     at = s.path(host)[0].name
+    placed: set[str] = set()
     for o in outs:
         if o != host:
-            s.do(ComputeWith(o, at))
+            if not s.attempt(ComputeWith(o, at)):
+                # What only this output reads stands between the two: it goes into its loop first.
+                for x in reversed(inner):
+                    if _readers(s, x.name) == {o, x.name}:
+                        s.do(ComputeAt(x.name, s.path(o)[0].name))
+                        placed.add(x.name)
+                s.do(ComputeWith(o, at))
             at = s.path(host)[0].name
     for name in [*(x.name for x in reversed(inner)), *copies]:
-        s.do(ComputeAt(name, at))
+        if name not in placed:
+            s.do(ComputeAt(name, at))
     along = [*copies, *(x.name for x in inner), *outs]
     columns = {x: p for x in along if (p := _column(s, x, at, width)) is not None}
     lanes = _lanes(s, list(columns), *(p.var for p in columns.values()))
@@ -246,6 +255,13 @@ def _block_per_row(
         s.do(Bind(at, "block.x"))
         s.do(Synchronise())
     return True
+
+
+def _readers(s: Scheduler, buffer: str) -> set[str]:
+    """Stages that use a buffer, the one that fills it among them."""
+    found = [x for x, _ in walk_nest(s.nest.body) if isinstance(x, Store)]
+    reads = {x.stage for x in found if any(r.source == buffer for r in store_reads(x))}
+    return reads | {x.stage for x in found if x.buffer == buffer}
 
 
 def _all(s: Scheduler, *steps: Step) -> bool:

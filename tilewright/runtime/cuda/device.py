@@ -48,6 +48,20 @@ class Device:
         if now.value != self.context:
             self.driver.call("cuCtxSetCurrent", self.context)
 
+    def enter(self) -> int:
+        """Makes this device the one of the calling thread until `leave`, which takes what this
+        returns: torch takes the thread's context for its current device."""
+        now = ctypes.c_void_p()
+        self.driver.call("cuCtxGetCurrent", ctypes.byref(now))
+        before = now.value or 0
+        if before != self.context:
+            self.driver.call("cuCtxSetCurrent", self.context)
+        return before
+
+    def leave(self, before: int) -> None:
+        if before and before != self.context:
+            self.driver.call("cuCtxSetCurrent", before)
+
     def numbers(self) -> dict[str, int]:
         """What a target's grid says of a machine (ir/target.py)."""
         names = "multiprocessors warp block_threads threads blocks registers block_shared shared"

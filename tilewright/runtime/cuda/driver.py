@@ -11,6 +11,7 @@ from tilewright.base.errors import TilewrightError, Unsupported
 LIBRARY = "libcuda.so.1"
 # The oldest that has all functions used here: CUDA 12.0.
 OLDEST = 12000
+OUT_OF_MEMORY = 2  # an error's code
 
 
 class CudaError(TilewrightError):
@@ -75,7 +76,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemFree_v2": (_P,),
     "cuMemcpyHtoD_v2": (_P, _P, _S),
     "cuMemcpyDtoH_v2": (_P, _P, _S),
+    "cuMemcpyDtoDAsync_v2": (_P, _P, _S, _P),
     "cuMemsetD8_v2": (_P, ctypes.c_ubyte, _S),
+    "cuMemHostAlloc": (_P, _S, _U),
+    "cuMemFreeHost": (_P,),
     "cuFuncGetAttribute": (_P, _I, _P),
     "cuFuncSetAttribute": (_P, _I, _I),
     "cuModuleGetFunction": (_P, _P, ctypes.c_char_p),
@@ -84,6 +88,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuEventDestroy_v2": (_P,),
     "cuStreamDestroy_v2": (_P,),
     "cuGraphInstantiateWithFlags": (_P, _P, ctypes.c_ulonglong),
+    "cuGraphCreate": (_P, _U),
+    "cuGraphAddKernelNode_v2": (_P, _P, _P, _S, _P),
+    "cuGraphExecKernelNodeSetParams_v2": (_P, _P, _P),
     "cuGraphDestroy": (_P,),
     "cuGraphExecDestroy": (_P,),
     "cuOccupancyMaxActiveBlocksPerMultiprocessor": (_P, _P, _I, _S),

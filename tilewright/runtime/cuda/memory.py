@@ -48,6 +48,31 @@ class Memory:
         return out
 
 
+class HostWords:
+    """64-bit integers in memory of this process that a GPU can write; zero at first. Both know them
+    by the same address."""
+
+    def __init__(self, device: Device, count: int) -> None:
+        device.use()
+        address = ctypes.c_void_p()
+        every_context, on_the_gpu = 1, 2
+        device.driver.call(
+            "cuMemHostAlloc", ctypes.byref(address), 8 * count, every_context | on_the_gpu
+        )
+        self.address = address.value or 0
+        self.values = (ctypes.c_int64 * count).from_address(self.address)
+        self.values[:] = [0] * count
+        weakref.finalize(self, _free_host, device, self.address)
+
+
+def _free_host(device: Device, address: int) -> None:
+    try:
+        device.use()
+        device.driver.call("cuMemFreeHost", address)
+    except CudaError:
+        return  # the context is gone, and its memory
+
+
 def _free(device: Device, address: int) -> None:
     try:
         device.use()

@@ -14,6 +14,7 @@ from tilewright.ir.product import Product, TileShape
 from tilewright.ir.target import Grid, Target
 from tilewright.kernel.intrinsic import products
 from tilewright.llvm import nvvm
+from tilewright.runtime.cuda.device import Device
 from tilewright.targets.family import Family, Host
 from tilewright.targets.nvptx import group_products as group_products  # declares them
 from tilewright.targets.nvptx import intrinsics as intrinsics  # declares them
@@ -104,6 +105,11 @@ def with_numbers(target: Target, **numbers: int) -> Target:
     """The target with numbers of a machine at hand in its grid."""
     assert target.grid is not None
     return replace(target, grid=replace(target.grid, **numbers))
+
+
+def target_of(device: Device) -> Target:
+    """A GPU at hand as a target."""
+    return with_numbers(for_capability(device.capability), **device.numbers())
 
 
 def _describe(host: Host) -> Target:

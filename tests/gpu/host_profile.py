@@ -1,0 +1,90 @@
+"""Where the host's time of a call goes, and the GPU's, launch by launch:
+`python -m tests.gpu.host_profile bert …` (models of tilewright.bench in bfloat16)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+import tilewright as tw
+from tests.gpu.model_checks import _build
+from tilewright.runtime.cuda.plan import Planned
+from tilewright.runtime.cuda.program import CudaProgram
+from tilewright.runtime.cuda.stream import Event
+
+
+def host_us(call: Callable[[], object], times: int = 100) -> float:
+    torch.cuda.synchronize()
+    torch.cuda._sleep(50_000_000)
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    took = time.perf_counter() - began
+    torch.cuda.synchronize()
+    return took / times * 1e6
+
+
+def launches(p: CudaProgram) -> list[tuple[float, str]]:
+    """Microseconds of each launch, repeated alone."""
+    (room,) = p._rooms.values()
+    (shape,) = room.shapes.values()
+    stream = p.machine.stream()
+    start, end = Event(p.machine.device), Event(p.machine.device)
+    out = []
+    for a in shape.plan.actions:
+        assert isinstance(a, Planned)
+        values = a.values(shape.graphs[0].addresses)
+        a.launcher.again(values, a.blocks, stream)
+        start.record(stream)
+        for _ in range(5):
+            a.launcher.again(values, a.blocks, stream)
+        end.record(stream)
+        out.append((end.since(start) / 5 * 1e6, a.launcher.function.name))
+    return out
+
+
+def profile(name: str) -> None:
+    ex = _build(name, False, torch.bfloat16)
+    fast = tw.compile(ex.module)
+    for _ in range(4):
+        out = fast(*ex.inputs)
+    seen = {"function": ex.module, "args": ex.inputs, "kwargs": {}}
+    check = fast._entries[0][0]
+    (p,) = fast.units[0].programs
+    assert isinstance(p, CudaProgram)
+    (room,) = p._rooms.values()
+    (shape,) = room.shapes.values()
+    replay, stream = shape.graphs[0].replay, p.machine.stream()
+    bound = fast.units[0]._bound
+    tensors = bound.tensors if bound is not None else ()
+    print(
+        f"{name}: call {host_us(lambda: fast(*ex.inputs)):.1f} us,"
+        f" guards {host_us(lambda: check(seen)):.1f},"
+        f" weights {host_us(lambda: bound(tensors)) if bound is not None else 0:.1f},"
+        f" a result {host_us(lambda: torch.empty_like(out[0])):.1f},"
+        f" graph {host_us(lambda: replay(stream)):.1f} of {len(shape.plan.actions)} launches,"
+        f" {len(shape.graphs)} graphs",
+        flush=True,
+    )
+    times: dict[str, list[float]] = {}
+    for us, symbol in launches(p):
+        times.setdefault(symbol, []).append(us)
+    total = sum(map(sum, times.values()))
+    print(f"  {total:.0f} us in all launches, each repeated alone")
+    names = {k.symbol: k.name for k in p.kernels}
+    for symbol, us in sorted(times.items(), key=lambda kv: -sum(kv[1]))[:12]:
+        kernel = next((n for s, n in names.items() if symbol.startswith(s)), "")
+        print(f"  {sum(us):8.1f} us {len(us):4d} x {us[0]:7.2f}  {symbol}  {kernel}", flush=True)
+
+
+def main() -> None:
+    torch.set_grad_enabled(False)
+    for name in sys.argv[1:]:
+        profile(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Whole programs take the way of a GPU on the stand-in of tests/gpu/fake.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import tilewright as tw
+from tests.gpu.fake import FakeLibrary, fake_machine, on_fake_gpu, texts_are_known
+from tilewright.base.errors import Invalid
+from tilewright.runtime.cuda import program
+from tilewright.runtime.cuda.machine import Machine
+
+Gpu = tuple[FakeLibrary, Machine]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    torch.manual_seed(0)
+    monkeypatch.setattr(program, "FEWEST", 0)
+    with texts_are_known(monkeypatch):
+        yield fake_machine()
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.second(torch.tanh(self.first(x)))))
+
+
+def test_calls_are_one_graph_whose_addresses_are_replaced(gpu: Gpu) -> None:
+    library, machine = gpu
+    net = Net().eval()
+    with torch.no_grad():
+        fast = on_fake_gpu(net, machine, strict=True)
+        kept = [torch.randn(1, 4) for _ in range(program.ALIKE + 3)]
+        results = [fast(x) for x in kept]  # all at different addresses
+        assert library.replays == len(kept) - 1  # the first call is launched kernel by kernel
+        assert "cuGraphExecKernelNodeSetParams_v2" in library.calls
+        for x, got in zip(kept, results, strict=True):
+            close(got, net(x))
+        net.first.weight.add_(1.0)  # in place: read where it is
+        net.last.weight.data = torch.randn(2, 2)  # elsewhere
+        close(fast(kept[0]), net(kept[0]))
+    shown = str(tw.explain(fast))
+    assert "no fallbacks" in shown and "contract" in shown
+
+
+def test_views_of_weights_are_not_copied(gpu: Gpu) -> None:
+    _, machine = gpu
+    net = nn.Linear(3, 2)
+    with torch.no_grad():
+        fast = on_fake_gpu(net, machine)
+        close(fast(torch.ones(1, 3)), net(torch.ones(1, 3)))
+        (made,) = fast.units[0].programs
+        assert made.prologue is None
+
+
+def test_what_is_made_of_weights_is_made_again(gpu: Gpu) -> None:
+    _, machine = gpu
+    net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), nn.Tanh())
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        fast = on_fake_gpu(net.eval(), machine)
+        for _ in range(2):
+            close(fast(x), net(x))
+        assert fast.units[0].programs[0].folded_bytes
+        for p in net.parameters():
+            p.mul_(1.5)
+        close(fast(x), net(x))
+
+
+def test_gradients(gpu: Gpu) -> None:
+    _, machine = gpu
+    net = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    fast = on_fake_gpu(net, machine, strict=True)
+    x = torch.randn(2, 2)
+    fast(x).square().sum().backward()
+    got = [p.grad for p in net.parameters()]
+    net.zero_grad()
+    net(x).square().sum().backward()
+    for g, p in zip(got, net.parameters(), strict=True):
+        assert g is not None and p.grad is not None
+        close(g, p.grad)
+
+
+def test_a_wrong_index_is_said_at_the_next_call(gpu: Gpu) -> None:
+    _, machine = gpu
+    table = torch.randn(5, 4)
+    fast = on_fake_gpu(lambda at: table[at] * 2, machine)
+    right = torch.tensor([0, 4, 1])
+    for _ in range(3):
+        close(fast(right), table[right] * 2)
+    fast(torch.tensor([0, 5, 1]))
+    with pytest.raises(IndexError, match=r"out of range|out of bounds") as caught:
+        fast(right)
+    assert "an earlier call" in "".join(getattr(caught.value, "__notes__", ()))
+    close(fast(right), table[right] * 2)
+
+
+def test_sizes_that_vary(gpu: Gpu) -> None:
+    library, machine = gpu
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.cat([x, x + 1]), x.T * 2, x.reshape(-1)[1:]
+
+    fast = on_fake_gpu(f, machine, dynamic=True)
+    for n in (2, 3, 2, 3, 2):
+        x = torch.randn(n, 5)
+        for got, want in zip(fast(x), f(x), strict=True):
+            close(got, want)
+    assert library.replays
+
+
+def test_host_calls_numbers_and_odd_addresses(gpu: Gpu) -> None:
+    _, machine = gpu
+
+    def f(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x) * scale
+        return torch.linalg.matrix_exp(y[:, :2]) + y[:, 1:]
+
+    fast = on_fake_gpu(f, machine)
+    scale = torch.tensor(0.5)
+    for k in range(3):
+        x = torch.randn(7)[1:].view(2, 3) if k else torch.randn(2, 3)
+        assert (x.data_ptr() % 16 != 0) == bool(k)
+        close(fast(x, scale), f(x, scale))
+    assert len(tw.explain(fast).fallbacks) == 1
+
+
+def test_a_branch_on_data(gpu: Gpu) -> None:
+    _, machine = gpu
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return torch.cond(y.sum() > 0, lambda v: v.exp() + 1, lambda v: v.tanh() - 1, (y,)) * 3
+
+    fast = on_fake_gpu(f, machine, strict=True)
+    for x in (torch.ones(3), -torch.ones(3)):
+        close(fast(x), f(x))
+
+
+def test_options_of_the_cpu_get_a_sentence(gpu: Gpu) -> None:
+    _, machine = gpu
+    for options in ({"own_weights": True}, {"executor": "interpreter"}):
+        with pytest.raises(Invalid, match="for models on the CPU"), torch.no_grad():
+            on_fake_gpu(nn.Linear(3, 3), machine, **options)(torch.ones(2, 3))

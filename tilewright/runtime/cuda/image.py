@@ -1,0 +1,78 @@
+"""What a program for a GPU is made of, as data: the kernels of its groups, and the order in which
+they are launched. Both are stored as the images of a `ProgramData`, in place of objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tilewright.ir.dim import Dim
+from tilewright.llvm.entry import Branch, Slot
+from tilewright.llvm.grid import Launch
+from tilewright.runtime.container import packed, unpacked
+from tilewright.runtime.records import read_record, write_record
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory that the launches of one kernel hand on to each other; bytes."""
+
+    name: str
+    size: Dim
+
+
+@dataclass(frozen=True)
+class KernelImage:
+    """The code of a group: its launches in order, the names of what it is given (inputs, then
+    outputs), the sizes that it is given, and those that every launch takes after its buffers."""
+
+    launches: tuple[Launch, ...]
+    arguments: tuple[str, ...]
+    scratch: tuple[Scratch, ...]
+    sizes: tuple[str, ...]
+    dims: tuple[str, ...]
+    ptx: bytes
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size that a kernel takes: the program's symbol of that name, or a number."""
+
+    name: str = ""
+    value: int = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """A kernel over slots; `sizes` in the order of the kernel's own names (`KernelImage.sizes`)."""
+
+    symbol: str
+    args: tuple[Slot, ...]
+    sizes: tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A program, or a branch of one: what it does in order."""
+
+    symbol: str
+    actions: tuple[Work | Branch, ...]
+    dims: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EntryImage:
+    """All entries; the last one is the program's own."""
+
+    entries: tuple[Steps, ...]
+
+
+def to_bytes(kind: type[T], value: T) -> bytes:
+    made = write_record(kind, value)
+    return b"".join(packed(made.head, made.blobs))
+
+
+def from_bytes(kind: type[T], data: bytes) -> T:
+    return read_record(kind, *unpacked(data))

@@ -1,0 +1,169 @@
+"""The launches of a program for given sizes; what is left open are addresses.
+
+Addresses of a call stand in one list: those of the inputs (constants and what is derived from
+weights among them), of the outputs, and last that of the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tilewright.base.errors import Invalid
+from tilewright.ir import dim as D
+from tilewright.llvm.entry import Branch, Slot
+from tilewright.llvm.grid import blocks_of
+from tilewright.runtime.cuda.device import Device
+from tilewright.runtime.cuda.image import KernelImage, Steps, Work
+from tilewright.runtime.cuda.module import Facts, Launcher, Module
+
+ALIGN = 256  # of a kernel's scratch memory
+FIXED = -1  # a value that depends on no address
+LOADERS = 8  # threads in which the driver compiles PTX
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A launch: value k of its arguments is `base[k]`, plus the address of number `source[k]`."""
+
+    launcher: Launcher
+    blocks: tuple[int, int, int]
+    base: tuple[int, ...]
+    source: tuple[int, ...]
+
+    def values(self, addresses: Sequence[int]) -> list[int]:
+        return [
+            b if s == FIXED else b + addresses[s]
+            for b, s in zip(self.base, self.source, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class PlannedBranch:
+    """One of two plans, by the byte at `predicate`: an offset, and the number of the address that
+    it is added to. `places` are the addresses of the plans, said in the same way."""
+
+    predicate: tuple[int, int]
+    places: tuple[tuple[int, int], ...]
+    then: Plan
+    other: Plan
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a program does, and the bytes that its kernels hand on to themselves."""
+
+    actions: tuple[Planned | PlannedBranch, ...]
+    scratch: int
+
+    @property
+    def straight(self) -> tuple[Planned, ...] | None:
+        """The launches, where they depend on no data."""
+        found = tuple(a for a in self.actions if isinstance(a, Planned))
+        return found if len(found) == len(self.actions) else None
+
+
+class Kernels:
+    """The code of a program's kernels on a GPU."""
+
+    def __init__(self, images: Mapping[str, KernelImage], device: Device) -> None:
+        self.images = images
+        self._modules: dict[str, Module] = {}
+        self.launchers: dict[str, list[Launcher]] = {}
+
+        def load(symbol: str) -> Module:
+            return Module(images[symbol].ptx.decode(), device)
+
+        if len(images) > 1:
+            with ThreadPoolExecutor(min(LOADERS, len(images))) as pool:
+                made = list(pool.map(load, images))
+        else:
+            made = [load(symbol) for symbol in images]
+        for symbol, module in zip(images, made, strict=True):
+            image = images[symbol]
+            self._modules[symbol] = module
+            self.launchers[symbol] = [
+                Launcher(
+                    module.function(x.symbol, x.shared),
+                    x.threads,
+                    len(x.arguments) + len(image.dims),
+                )
+                for x in image.launches
+            ]
+
+    def facts(self, symbol: str) -> list[Facts]:
+        """What each launch of a kernel takes."""
+        pairs = zip(self.launchers[symbol], self.images[symbol].launches, strict=True)
+        return [f.function.facts(x.threads[0] * x.threads[1] * x.threads[2]) for f, x in pairs]
+
+
+class Planner:
+    """Makes the plan of an entry for given sizes. Behind the arena's bytes kernels have memory of
+    their own, which they use one after the other."""
+
+    def __init__(
+        self, kernels: Kernels, entries: Mapping[str, Steps], sizes: Mapping[str, int], arena: int
+    ) -> None:
+        self.kernels, self.entries = kernels, entries
+        self.sizes, self.arena = dict(sizes), arena
+
+    def plan(self, entry: Steps, inputs: int, outputs: int) -> Plan:
+        last = inputs + outputs
+
+        def where(slot: Slot) -> tuple[int, int]:
+            at = int(D.evaluate(slot.at, self.sizes))
+            if slot.kind == "arena":
+                return at, last
+            return 0, at if slot.kind == "in" else inputs + at
+
+        actions: list[Planned | PlannedBranch] = []
+        scratch = 0
+        for a in entry.actions:
+            if isinstance(a, Work):
+                made, size = self._work(a, where, last)
+                actions += made
+                scratch = max(scratch, size)
+                continue
+            branch = self._branch(a, where, last)
+            actions.append(branch)
+            scratch = max(scratch, branch.then.scratch, branch.other.scratch)
+        return Plan(tuple(actions), scratch)
+
+    def _work(
+        self, w: Work, where: Callable[[Slot], tuple[int, int]], last: int
+    ) -> tuple[list[Planned], int]:
+        image = self.kernels.images[w.symbol]
+        if len(image.arguments) != len(w.args):
+            raise Invalid(f"{w.symbol} takes {len(image.arguments)} tensors, not {len(w.args)}")
+        named = zip(image.sizes, w.sizes, strict=True)
+        sizes = {n: self.sizes[s.name] if s.name else s.value for n, s in named}
+        places = {n: where(x) for n, x in zip(image.arguments, w.args, strict=True)}
+        room = 0
+        for s in image.scratch:
+            places[s.name] = self.arena + room, last
+            room += _rounded(int(D.evaluate(s.size, sizes)))
+        dims = tuple(sizes[d] for d in image.dims)
+        made: list[Planned] = []
+        for launcher, x in zip(self.kernels.launchers[w.symbol], image.launches, strict=True):
+            given = [places[a] for a in x.arguments]
+            base = (*(b for b, _ in given), *dims)
+            source = (*(s for _, s in given), *(FIXED for _ in dims))
+            made.append(Planned(launcher, blocks_of(x, sizes), base, source))
+        return made, room
+
+    def _branch(
+        self, b: Branch, where: Callable[[Slot], tuple[int, int]], last: int
+    ) -> PlannedBranch:
+        places = (*map(where, b.inputs), *map(where, b.outputs))
+        start = int(D.evaluate(b.arena, self.sizes))
+        below = Planner(self.kernels, self.entries, self.sizes, self.arena - start)
+        then, other = (
+            below.plan(self.entries[name], len(b.inputs), len(b.outputs))
+            for name in (b.then, b.other)
+        )
+        return PlannedBranch(where(b.predicate), (*places, (start, last)), then, other)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN

@@ -1,0 +1,429 @@
+"""A compiled program on a GPU, on the addresses of CUDA memory.
+
+Calls only ask for work on the current stream. A call with the addresses of an earlier one replays
+its CUDA graph; there are a few, and the oldest gets other addresses. Each stream has an arena of
+its own, so that calls on several streams do not share it; those on one stream run in order.
+
+What a program checks about its data is known when the GPU has done the work: the next call returns
+what an earlier one found (`Machine.blocking`: the call itself).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from threading import Lock
+from typing import Any
+
+from tilewright.base.errors import Unsupported
+from tilewright.ir import dim as D
+from tilewright.ir.types import TensorType
+from tilewright.llvm.objects import cached_ptx
+from tilewright.runtime.cuda.image import EntryImage, KernelImage, from_bytes
+from tilewright.runtime.cuda.machine import Machine
+from tilewright.runtime.cuda.memory import HostWords, Memory
+from tilewright.runtime.cuda.module import Launcher, Module
+from tilewright.runtime.cuda.plan import (
+    ALIGN,
+    FIXED,
+    Kernels,
+    Plan,
+    Planned,
+    PlannedBranch,
+    Planner,
+)
+from tilewright.runtime.cuda.replay import Replay
+from tilewright.runtime.program import Details, Program
+from tilewright.runtime.program_data import ProgramData
+from tilewright.runtime.shared import Derived, Weight
+
+STREAMS = 8  # whose arenas are held
+GRAPHS = 16  # of one stream: for as many values of sizes
+# Graphs for the same sizes. Torch's allocator gives results the same few addresses in turn, and a
+# graph whose arguments were replaced takes longer to launch.
+ALIKE = 4
+VECTOR = 16  # addresses that kernels are given are multiples of this many bytes
+WATCHED_BYTES = 64
+# Fewer launches are asked for one by one: that takes no longer.
+FEWEST = 2
+# Copies what checks found to where the host looks, unless something is there already.
+_REPORT = """
+define ptx_kernel void @tw_report(ptr addrspace(1) %found, ptr addrspace(1) %told, i64 %count) {
+entry:
+  %first = load i64, ptr addrspace(1) %found
+  %fine = icmp eq i64 %first, 0
+  br i1 %fine, label %end, label %look
+look:
+  %before = load volatile i64, ptr addrspace(1) %told
+  %free = icmp eq i64 %before, 0
+  br i1 %free, label %loop, label %end
+loop:
+  %k = phi i64 [ %count, %look ], [ %next, %loop ]
+  %next = sub i64 %k, 1
+  %at = mul i64 %next, 64
+  %from = getelementptr i8, ptr addrspace(1) %found, i64 %at
+  %value = load i64, ptr addrspace(1) %from
+  %to = getelementptr i64, ptr addrspace(1) %told, i64 %next
+  store volatile i64 %value, ptr addrspace(1) %to
+  %more = icmp ne i64 %next, 0
+  br i1 %more, label %loop, label %end
+end:
+  ret void
+}
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class GpuBound:
+    """A program's arguments as far as they are known: its first `count` inputs; then, after those
+    that a call tells, constants and what was derived from weights."""
+
+    first: list[int]
+    rest: list[int]
+    derived: Derived | None
+    aligned: bool
+
+
+@dataclass(eq=False)
+class _Graph:
+    """A graph, and the addresses that it has now."""
+
+    replay: Replay
+    bound: GpuBound
+    varying: tuple[int, ...]
+    addresses: list[int]
+
+
+@dataclass(eq=False)
+class _Shape:
+    """The program for given sizes on one stream."""
+
+    plan: Plan
+    cells: int  # where in the arena checks leave what they find
+    calls: int = 0
+    graphs: list[_Graph] = field(default_factory=list)  # the one that was used last is the first
+    # By the number of an address: which launches use it, and where.
+    users: dict[int, dict[int, list[tuple[int, int]]]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Room:
+    """The memory of calls on one stream, and what runs there."""
+
+    arena: int = 0
+    owner: object = None
+    size: int = -1
+    shapes: OrderedDict[tuple[int, ...], _Shape] = field(default_factory=OrderedDict)
+    lock: Lock = field(default_factory=Lock)
+
+
+class CudaProgram(Program):
+    """A program that was loaded into a GPU."""
+
+    def __init__(
+        self,
+        data: ProgramData,
+        machine: Machine,
+        details: Details | None = None,
+        prologue: Program | None = None,
+    ) -> None:
+        self.machine = machine
+        super().__init__(data, details, prologue)
+
+    def _load(self, symbols: Mapping[str, int] | None) -> None:
+        grid, device = self.data.target.grid, self.machine.device
+        if grid is None or grid.capability > device.capability:
+            raise Unsupported(
+                f"code for {self.data.target.name} does not run on {device.name}, which is of "
+                f"capability {device.capability / 10}",
+                hint=f"compile for cuda:{device.capability}",
+            )
+        before = device.enter()
+        try:
+            *kernels, entry = self.data.images
+            named = zip((k.symbol for k in self.data.kernels), kernels, strict=True)
+            images = {symbol: from_bytes(KernelImage, image) for symbol, image in named}
+            self.code = Kernels(images, device)
+            self._entries = {e.symbol: e for e in from_bytes(EntryImage, entry).entries}
+            self._constants = [Memory.of(device, c.array) for c in self.data.constants]
+        finally:
+            device.leave(before)
+        self._fixed = [c.address for c in self._constants]
+        self._rooms: OrderedDict[int, _Room] = OrderedDict()
+        self._reports: Launcher | None = None
+        self._told: HostWords | None = None
+
+    def _like_this(self, data: ProgramData) -> Program:
+        return CudaProgram(data, self.machine)
+
+    # ---- memory
+
+    @property
+    def place(self) -> str:
+        return self.machine.name
+
+    def allocate(self, size: int) -> tuple[int, object]:
+        return self.machine.lasting(size)
+
+    def require_room(self, size: int, what: str) -> None:
+        """Who allocates says so in words."""
+
+    def settle(self) -> None:
+        self.machine.device.synchronise()
+
+    @property
+    def held(self) -> int:
+        return sum(max(0, r.size) for r in list(self._rooms.values()))
+
+    def trim(self) -> None:
+        with self._lock:
+            self._rooms.clear()
+
+    # ---- checks
+
+    @property
+    def tells_later(self) -> bool:
+        return not self.machine.blocking
+
+    def watch(self, count: int) -> None:
+        assert not self._rooms
+        self._watched, self._filled = count, len(self.outputs) - count
+        if count and self._reports is None:
+            before = self.machine.device.enter()
+            try:
+                function = _report(self.machine).function("tw_report")
+                self._reports = Launcher(function, (1, 1, 1), 3)
+                self._told = HostWords(self.machine.device, count)
+            finally:
+                self.machine.device.leave(before)
+
+    def _said(self) -> list[int] | None:
+        """What an earlier call found; it is said once."""
+        assert self._told is not None
+        values = self._told.values
+        if not values[0]:
+            return None
+        found = list(values)
+        values[:] = [0] * len(found)
+        return found
+
+    # ---- calls
+
+    def bind(self, addresses: Sequence[int], weights: Sequence[Weight] | None = None) -> Any:
+        derived = None
+        rest = list(self._fixed)
+        if self.prologue is not None:
+            derived = self._fold([addresses[k] for k in self.weights], weights)
+            rest += derived.addresses
+        first = list(addresses)
+        return GpuBound(first, rest, derived, not any(a % VECTOR for a in first))
+
+    def run_bound(
+        self,
+        bound: Any,
+        others: Sequence[int],
+        outputs: Sequence[int],
+        dims: Sequence[int] = (),
+    ) -> list[int] | None:
+        machine = self.machine
+        if self._watched and (found := self._said()) is not None:
+            return found
+        before = machine.device.enter()
+        try:
+            stream = machine.stream()
+            varying = (*others, *outputs)
+            if not bound.aligned or any(a % VECTOR for a in varying):
+                self._realigned(bound, others, outputs, dims, stream)
+            else:
+                self._run(bound, others, outputs, tuple(dims), stream)
+            if machine.blocking and not machine.capturing():
+                machine.device.driver.call("cuStreamSynchronize", stream)
+                return self._said() if self._watched else None
+        finally:
+            machine.device.leave(before)
+        return None
+
+    def _run(
+        self,
+        bound: GpuBound,
+        others: Sequence[int],
+        outputs: Sequence[int],
+        dims: tuple[int, ...],
+        stream: int,
+    ) -> None:
+        if self.machine.capturing():
+            # Whoever records the stream owns what is allocated meanwhile.
+            room = _Room()
+            shape = self._shape(room, dims)
+            addresses = self._addresses(room, shape, bound, others, outputs)
+            self._launch(shape.plan.actions, addresses, stream)
+            return
+        room = self._rooms.get(stream) or self._new_room(stream)
+        with room.lock:
+            shape = self._shape(room, dims)
+            varying = (*others, *outputs)
+            for k, g in enumerate(shape.graphs):
+                if g.varying == varying and g.bound is bound:
+                    if k:
+                        shape.graphs.insert(0, shape.graphs.pop(k))
+                    g.replay(stream)
+                    return
+            addresses = self._addresses(room, shape, bound, others, outputs)
+            shape.calls += 1
+            straight = shape.plan.straight
+            if straight is None or len(straight) <= FEWEST or shape.calls < 2:
+                self._launch(shape.plan.actions, addresses, stream)
+                return
+            if len(shape.graphs) < ALIKE:
+                launches = [(p.launcher, p.blocks, p.values(addresses)) for p in straight]
+                found = _Graph(Replay(self.machine.device, launches), bound, varying, addresses)
+                shape.users = shape.users or _users(straight)
+            else:
+                found = shape.graphs.pop()
+                _replace(found, shape.users, addresses)
+                found.bound, found.varying, found.addresses = bound, varying, addresses
+            shape.graphs.insert(0, found)
+            found.replay(stream)
+
+    def _new_room(self, stream: int) -> _Room:
+        with self._lock:
+            room = self._rooms.setdefault(stream, _Room())
+            while len(self._rooms) > STREAMS:
+                self._rooms.popitem(last=False)
+            return room
+
+    def _shape(self, room: _Room, dims: tuple[int, ...]) -> _Shape:
+        """The program for these sizes, with memory for it on the stream."""
+        found = room.shapes.get(dims)
+        if found is not None:
+            if dims:
+                room.shapes.move_to_end(dims)
+            return found
+        arena = _rounded(self.arena_size(dims))
+        planner = Planner(self.code, self._entries, dict(zip(self.dims, dims, strict=True)), arena)
+        inputs = len(self.inputs) + len(self._fixed) + len(self.recipes)
+        plan = planner.plan(self._entries[self.data.entry], inputs, len(self.outputs))
+        cells = arena + plan.scratch
+        size = cells + self._watched * WATCHED_BYTES
+        if self._reports is not None and self._told is not None:
+            base = (cells, self._told.address, self._watched)
+            source = (inputs + len(self.outputs), FIXED, FIXED)
+            report = Planned(self._reports, (1, 1, 1), base, source)
+            plan = Plan((*plan.actions, report), plan.scratch)
+        if size > room.size:
+            room.shapes.clear()  # graphs have the address of the arena that was
+            room.arena, room.owner = self.machine.allocate(size) if size else (0, None)
+            room.size = size
+        found = room.shapes[dims] = _Shape(plan, cells)
+        while len(room.shapes) > GRAPHS:
+            room.shapes.popitem(last=False)
+        return found
+
+    def _addresses(
+        self,
+        room: _Room,
+        shape: _Shape,
+        bound: GpuBound,
+        others: Sequence[int],
+        outputs: Sequence[int],
+    ) -> list[int]:
+        """All addresses of a call, in the order of plans."""
+        start = room.arena + shape.cells
+        cells = [start + k * WATCHED_BYTES for k in range(self._watched)]
+        return [*bound.first, *others, *bound.rest, *outputs, *cells, room.arena]
+
+    def _launch(
+        self, actions: Sequence[Planned | PlannedBranch], addresses: list[int], stream: int
+    ) -> None:
+        """Asks for the launches one by one."""
+        for a in actions:
+            if isinstance(a, Planned):
+                a.launcher.again(a.values(addresses), a.blocks, stream)
+                continue
+            offset, at = a.predicate
+            taken = a.then if self._byte(addresses[at] + offset, stream) else a.other
+            self._launch(taken.actions, [b + addresses[s] for b, s in a.places], stream)
+
+    def _byte(self, address: int, stream: int) -> int:
+        """A byte of the GPU's memory, once the stream has come so far."""
+        call = self.machine.device.driver.call
+        if self.machine.capturing():
+            raise Unsupported(
+                "a branch of the program depends on data, and cannot be part of a CUDA graph",
+                hint="leave torch.cond out of what is captured",
+            )
+        value = ctypes.c_ubyte()
+        call("cuStreamSynchronize", stream)
+        call("cuMemcpyDtoH_v2", ctypes.addressof(value), address, 1)
+        return value.value
+
+    def _realigned(
+        self,
+        bound: GpuBound,
+        others: Sequence[int],
+        outputs: Sequence[int],
+        dims: Sequence[int],
+        stream: int,
+    ) -> None:
+        """A call with addresses that kernels do not take: those tensors are copied."""
+        sizes = dict(zip(self.dims, dims, strict=True))
+        copy = self.machine.device.driver.call
+        owners: list[object] = []
+
+        def moved(address: int, t: TensorType) -> tuple[int, int]:
+            if address % VECTOR == 0:
+                return address, 0
+            size = int(D.evaluate(t.size, sizes)) * t.dtype.bytes
+            made, owner = self.machine.allocate(size)
+            owners.append(owner)
+            return made, size
+
+        given = [*bound.first, *others]
+        inputs: list[int] = []
+        for address, t in zip(given, self.inputs, strict=True):
+            made, size = moved(address, t)
+            if size:
+                copy("cuMemcpyDtoDAsync_v2", made, address, size, stream)
+            inputs.append(made)
+        results = [moved(a, t) for a, t in zip(outputs, self.outputs, strict=False)]
+        count = len(bound.first)
+        again = GpuBound(inputs[:count], bound.rest, bound.derived, True)
+        self._run(again, inputs[count:], [a for a, _ in results], tuple(dims), stream)
+        for address, (made, size) in zip(outputs, results, strict=True):
+            if size:
+                copy("cuMemcpyDtoDAsync_v2", address, made, size, stream)
+
+
+def _users(straight: Sequence[Planned]) -> dict[int, dict[int, list[tuple[int, int]]]]:
+    """By the number of an address: the launches that use it, at which positions, plus what."""
+    found: dict[int, dict[int, list[tuple[int, int]]]] = {}
+    for k, p in enumerate(straight):
+        for position, (base, source) in enumerate(zip(p.base, p.source, strict=True)):
+            if source != FIXED:
+                found.setdefault(source, {}).setdefault(k, []).append((position, base))
+    return found
+
+
+def _replace(
+    graph: _Graph, users: dict[int, dict[int, list[tuple[int, int]]]], addresses: list[int]
+) -> None:
+    """The graph takes these addresses from now on."""
+    changed: dict[int, list[tuple[int, int]]] = {}
+    for n, (old, new) in enumerate(zip(graph.addresses, addresses, strict=True)):
+        if old != new:
+            for k, places in users.get(n, {}).items():
+                changed.setdefault(k, []).extend((at, base + new) for at, base in places)
+    for k, values in changed.items():
+        graph.replay.replace(k, values)
+
+
+@cache
+def _report(machine: Machine) -> Module:
+    return Module(cached_ptx(_REPORT, machine.target), machine.device)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN

@@ -1,0 +1,126 @@
+"""A sequence of launches as one CUDA graph, whose arguments can be replaced between replays."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+
+from tilewright.runtime.cuda.device import Device
+from tilewright.runtime.cuda.driver import CudaError
+from tilewright.runtime.cuda.module import Launcher
+
+
+class Params(ctypes.Structure):
+    """The driver's description of a kernel node."""
+
+    _fields_ = [
+        ("function", ctypes.c_void_p),
+        ("blocks", ctypes.c_uint * 3),
+        ("threads", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("values", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+        ("kernel", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    ]
+
+
+class _Node:
+    """One kernel of a graph, with the memory that its arguments are handed over in."""
+
+    __slots__ = ("handle", "params", "values", "places", "address")
+
+    def __init__(
+        self, launcher: Launcher, blocks: tuple[int, int, int], values: Sequence[int]
+    ) -> None:
+        count = len(values)
+        self.values = (ctypes.c_int64 * max(1, count))(*values)
+        start = ctypes.addressof(self.values)
+        self.places = (ctypes.c_void_p * max(1, count))(*(start + 8 * k for k in range(count)))
+        self.params = Params(
+            launcher.function.handle,
+            blocks,
+            launcher.threads,
+            launcher.function.dynamic,
+            ctypes.addressof(self.places),
+        )
+        self.address = ctypes.addressof(self.params)
+        self.handle = 0
+
+
+class Replay:
+    """Launches, one after the other, that are asked of the GPU at once.
+
+    The arguments of a launch may be replaced: that holds for replays asked for later. Not safe from
+    several threads at a time.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        launches: Sequence[tuple[Launcher, tuple[int, int, int], Sequence[int]]],
+    ) -> None:
+        self.device = device
+        call = device.driver.call
+        graph = ctypes.c_void_p()
+        call("cuGraphCreate", ctypes.byref(graph), 0)
+        self._nodes: list[_Node | None] = []
+        try:
+            before: ctypes.c_void_p | None = None
+            for launcher, blocks, values in launches:
+                if 0 in blocks:  # a grid without blocks is no launch
+                    self._nodes.append(None)
+                    continue
+                node = _Node(launcher, blocks, values)
+                made = ctypes.c_void_p()
+                needs = ctypes.byref(before) if before is not None else None
+                where = launcher.function.name
+                call(
+                    "cuGraphAddKernelNode_v2",
+                    ctypes.byref(made),
+                    graph,
+                    needs,
+                    0 if before is None else 1,
+                    node.address,
+                    where=where,
+                )
+                node.handle = made.value or 0
+                before = made
+                self._nodes.append(node)
+            ready = ctypes.c_void_p()
+            call("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, 0)
+        except BaseException:
+            call("cuGraphDestroy", graph)
+            raise
+        # Nodes are known by the graph that they were made in, so it stays.
+        self.handle = ready.value or 0
+        self._set = device.driver.function("cuGraphExecKernelNodeSetParams_v2")
+        self._launch = device.driver.function("cuGraphLaunch")
+        weakref.finalize(self, _destroy, device, self.handle, graph.value or 0)
+
+    def replace(self, launch: int, values: Sequence[tuple[int, int]]) -> None:
+        """Other values at some positions of a launch's arguments."""
+        node = self._nodes[launch]
+        if node is None:
+            return
+        for position, value in values:
+            node.values[position] = value
+        code = self._set(self.handle, node.handle, node.address)
+        if code:
+            raise self.device.driver.error("cuGraphExecKernelNodeSetParams_v2", code)
+
+    def __call__(self, stream: int) -> None:
+        """Asks for all of it. The device is the calling thread's."""
+        code = self._launch(self.handle, stream)
+        if code:
+            raise self.device.driver.error("cuGraphLaunch", code)
+
+
+def _destroy(device: Device, ready: int, graph: int) -> None:
+    try:
+        device.use()
+        device.driver.call("cuGraphExecDestroy", ready)
+        device.driver.call("cuGraphDestroy", graph)
+    except CudaError:
+        return  # the context is gone, and all in it
