@@ -33,9 +33,11 @@ from tilewright.kernel.step import print_trace
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.text import parse_group
 from tilewright.targets import default, get
-from tilewright.tune import choose, measure
+from tilewright.tune import choosers, measure, timed
 from tilewright.tune.candidates import candidates, tiles_of
-from tilewright.tune.choose import Chosen, Default, Ranked, Timed, chooser
+from tilewright.tune.choose import Chosen, Default, Ranked
+from tilewright.tune.choosers import chooser
+from tilewright.tune.timed import Timed
 
 ARM = replace(get("arm64"), l1=65536, l2=1 << 20, l3=32 << 20, cores=1)
 
@@ -147,7 +149,7 @@ def test_what_the_model_does_not_know_is_left_to_the_rules() -> None:
 
 def test_names() -> None:
     cache = Cache(Path("nowhere"), enabled=False)
-    assert [chooser(name, cache, 1).name for name in choose.NAMES] == list(choose.NAMES)
+    assert [chooser(name, cache, 1).name for name in choosers.NAMES] == list(choosers.NAMES)
     with pytest.raises(Invalid, match="no way to choose called 'best'") as caught:
         chooser("best", cache, 1)
     assert "'default', 'ranked' or 'timed'" in str(caught.value)
@@ -170,19 +172,19 @@ def slow_rules(monkeypatch: pytest.MonkeyPatch, factor: float) -> list[int]:
         calls.append(len(nests))
         return [1e-3 * (factor if n == usual else 1 + 0.1 * k) for k, n in enumerate(nests)]
 
-    monkeypatch.setattr(choose, "timed", invented)
+    monkeypatch.setattr(timed, "timed", invented)
     return calls
 
 
 def test_the_clock_decides_and_is_asked_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, group = slow_rules(monkeypatch, 2.0), packed(49, 256, 240)
     first = Timed(cache, 60).choose(group, default())
-    assert calls == [choose.TOP] and first.settled
+    assert calls == [timed.TOP] and first.settled
     assert first.considered[0].choices != "rules"
     assert first.considered[0].timed == min(x.timed or 0 for x in first.considered)
     assert [x.choices for x in first.considered].count("rules") == 1
     again = Timed(cache, 60).choose(group, default())
-    assert calls == [choose.TOP] and again == first
+    assert calls == [timed.TOP] and again == first
 
 
 def test_what_is_hardly_faster_does_not_win(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +212,7 @@ def test_short_kernels_are_left_to_the_model(cache: Cache, monkeypatch: pytest.M
 
 def test_what_computes_most_is_chosen_first() -> None:
     groups = {"small": packed(12, 8, 24), "large": packed(48, 64, 24), "middle": packed(12, 32, 24)}
-    assert list(choose.choose_all(Default(), groups, ARM)) == ["large", "middle", "small"]
+    assert list(choosers.choose_all(Default(), groups, ARM)) == ["large", "middle", "small"]
 
 
 def test_clocks_are_real(cache: Cache) -> None:
@@ -250,11 +252,11 @@ class Strange:
         return Default().choose(group, target)
 
 
-@pytest.mark.parametrize("name", choose.NAMES)
+@pytest.mark.parametrize("name", choosers.NAMES)
 def test_programs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
     g, log = product(), Log()
-    monkeypatch.setattr(choose, "TOO_SHORT", 0.0)
+    monkeypatch.setattr(timed, "TOO_SHORT", 0.0)
     program = compile_graph(g, Options(choose=name, tune_seconds=30), log)
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(s, np.float32) for s in ((40, 64), (64, 48)))

@@ -67,7 +67,8 @@ from tilewright.runtime.profile import Marks
 from tilewright.runtime.program import Cut, Details, Program
 from tilewright.runtime.program_data import KernelInfo, ProgramData, Recipe, Stored
 from tilewright.runtime.shared import recipes_of
-from tilewright.tune.choose import Chooser, Chosen, Default, choose_all, chooser
+from tilewright.tune.choose import Chooser, Chosen, Default
+from tilewright.tune.choosers import choose_all, chooser
 
 ALIGN = 64
 # Handing a kernel to a thread costs microseconds. Kernels on one thread are scans, which take

@@ -40,7 +40,7 @@ class Options:
     dump: Path | None = None  # where stages are written; None: as TILEWRIGHT_DUMP says
     resume: Path | None = None  # where edited stages are read; None: as TILEWRIGHT_RESUME says
     schedules: Mapping[str, str] = field(default_factory=dict)  # traces by the names of kernels
-    # How the schedules of other kernels are chosen: a name of tune/choose.py, or a chooser of one's
-    # own; "auto": as TILEWRIGHT_CHOOSE says
+    # How the schedules of other kernels are chosen: a name of tune/choosers.py, or a chooser of
+    # one's own; "auto": as TILEWRIGHT_CHOOSE says
     choose: str | Chooser = "auto"
     tune_seconds: int = 0  # that timing may take per program; 0: as TILEWRIGHT_TUNE_SECONDS says

@@ -1,0 +1,35 @@
+"""Choosers by name, and many kernels at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from tilewright.base.cache import Cache
+from tilewright.base.errors import Invalid
+from tilewright.ir.target import Target
+from tilewright.kernel.group import Group
+from tilewright.tune.choose import Chooser, Chosen, Default, Ranked
+
+# What uses the clock is loaded when something does: it takes as long as compiling several kernels.
+_TIMED = "tilewright.tune.timed"
+NAMES = ("default", "ranked", "timed")
+
+
+def chooser(name: str, cache: Cache, seconds: float) -> Chooser:
+    """By name; `seconds` is how long `timed` may take for a whole program."""
+    if name == "timed":
+        return import_module(_TIMED).Timed(cache, seconds)
+    known: dict[str, Chooser] = {"default": Default(), "ranked": Ranked()}
+    if name not in known:
+        raise Invalid(f"there is no way to choose called {name!r}", hint=f"it is {_or(NAMES)}")
+    return known[name]
+
+
+def choose_all(by: Chooser, groups: Mapping[str, Group], target: Target) -> dict[str, Chosen]:
+    """One after the other, what computes most first, with a bar where that takes long."""
+    return import_module(_TIMED).in_order(by, groups, target)
+
+
+def _or(names: tuple[str, ...]) -> str:
+    return f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
