@@ -1,7 +1,7 @@
-"""What every group and every nest keeps to, as named checks; `verify` runs them (see ir.check).
+"""Invariants of groups and nests, as named checks; `verify` runs them (see ir.check).
 
-All of them hold for every prefix of a trace. What should hold once a schedule is complete is
-`unsettled`.
+All of them hold for every prefix of a trace. `unsettled` checks what should hold once a schedule is
+complete.
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ def _nest_live(n: Nest) -> Iterator[Fault]:
                     yield Fault(f"{s.buffer} is allocated while it is live", s)
                 live.add(s.buffer)
             elif isinstance(s, Prefetch) and s.load.source not in live:
-                yield Fault(f"{s.load!r} is asked for where it is not allocated", s)
+                yield Fault(f"{s.load!r} is prefetched where it is not allocated", s)
             hollow = with_bodies(s, [()] * len(bodies(s)))
             for name in sorted(writes((hollow,)) | {str(x.source) for x in reads(hollow)}):
                 if name not in live:
@@ -441,7 +441,7 @@ def _atomic_faults(table: dict[str, Buffer], s: Atomic) -> Iterator[str]:
 
 
 def _name(s: Stmt) -> str:
-    """A statement in a sentence."""
+    """A statement as messages name it."""
     if isinstance(s, (Store, Atomic)):
         return s.stage
     if isinstance(s, Report):

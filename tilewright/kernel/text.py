@@ -151,7 +151,7 @@ def nest_text(n: Nest) -> str:
 
 
 def nest_lines(n: Nest) -> list[tuple[str, Stmt | None]]:
-    """The lines of `nest_text`, each with the statement that it says."""
+    """The lines of `nest_text`, each with the statement that it prints."""
     lines: list[tuple[str, Stmt | None]] = [(_head("nest", n.name, set(n.dims), n.precision), None)]
     lines += ((x, None) for x in _roles_text(n.roles))
     lines += ((_buffer_text(b), None) for b in n.buffers)
