@@ -1,6 +1,6 @@
 """Folding: what depends on constants only is computed now, what depends on weights only, once.
 
-`FoldConstants` evaluates nodes over literals (small ones: the result is part of the program text).
+`FoldConstants` evaluates nodes over literals (small ones: the result is kept in the program text).
 `split_weights` moves what depends on weights only into a graph of its own, the prologue, that runs
 once; its outputs are weights of the main graph.
 """
@@ -155,8 +155,8 @@ def split_weights(graph: Graph, growth: int = GROWTH) -> tuple[Graph, Graph]:
         f = facts[n]
         if not f.only or not f.weights or n in f.weights or not isinstance(n.type, TensorType):
             return True
-        # A kernel reads through such a view at no cost. Behind a barrier the packed form is
-        # stored, and read through.
+        # A kernel reads through such a view at no cost. Behind a barrier the packed form is what is
+        # kept, and read through.
         if n.op.ordered or (not n.op.barrier and _reads_packed(n)):
             return True
         size, made_of = n.type.size, sum(int(w.ttype.size) for w in f.weights)  # type: ignore[arg-type]

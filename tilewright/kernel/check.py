@@ -1,6 +1,6 @@
 """Invariants of groups and nests, as named checks; `verify` runs them (see ir.check).
 
-All of them hold for every prefix of a trace. `unsettled` checks what should hold once a schedule is
+All of them hold for every prefix of a trace. `incomplete` checks what should hold once a schedule is
 complete.
 """
 
@@ -55,7 +55,7 @@ from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.text import group_text, nest_lines, nest_text
 from tilewright.kernel.threads import thread_faults
 
-__all__ = ["CheckFailed", "unsettled", "verify"]
+__all__ = ["CheckFailed", "incomplete", "verify"]
 
 # Lines of a nest shown above and below a fault.
 AROUND = 4
@@ -477,7 +477,7 @@ def _nest_threads(n: Nest) -> Iterator[Fault]:
         yield Fault(what, s)
 
 
-def unsettled(n: Nest) -> list[Fault]:
+def incomplete(n: Nest) -> list[Fault]:
     """Register buffers still indexed by a loop variable: they will live in memory."""
     registers = {b.name for b in n.buffers if b.scope == "register"}
     out = []

@@ -1,8 +1,8 @@
 """Asynchronous copies of one block of threads on their way, for the executor in kernel/simt.py.
 
-A copy that a thread issues belongs to the group of its next Commit. Its data is in flight until
-the thread waits for that group: any access to the cell before that, reading or writing, is an
-error. Afterwards the copy is an ordinary write of that thread.
+A copy that a thread asks for belongs to the group of its next Commit. Its data is in flight until
+the thread waits for that group: whoever touches the cell before, reading or writing, is wrong.
+Afterwards the copy is an ordinary write of that thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NOBODY = -1
 
 @dataclass
 class Flight:
-    """Per cell of a buffer: the thread that issued a copy, its value, and its group."""
+    """Per cell of a buffer: who asked for what, as part of which of its groups."""
 
     thread: np.ndarray
     group: np.ndarray
@@ -26,7 +26,7 @@ class Flight:
 
 @dataclass(frozen=True)
 class Copy:
-    """Values for cells of a buffer, each with the thread that issued the copy."""
+    """Values for cells of a buffer, each with the thread that asked for it."""
 
     buffer: str
     cells: np.ndarray
@@ -41,7 +41,7 @@ class Copies:
         self.flights: dict[str, Flight] = {}
 
     def ask(self, x: Copy, size: int) -> None:
-        """Threads issue copies to cells of a buffer of this size."""
+        """Threads ask for values in cells of a buffer of this size."""
         f = self.flights.get(x.buffer)
         if f is None:
             free = np.full(size, NOBODY, np.int64)
@@ -69,8 +69,7 @@ class Copies:
         return out
 
     def over(self, buffer: str, cells: np.ndarray) -> tuple[int, int, int] | None:
-        """(which of the cells, the cell, the thread that copies to it) for the first one in
-        flight."""
+        """(which of the cells, the cell, who copies to it) for the first one in flight."""
         f = self.flights.get(buffer)
         if f is None:
             return None

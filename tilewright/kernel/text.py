@@ -392,7 +392,7 @@ def _read_stage(
     value, how = parse_value(body_text, inner), _combine(combine, own)
     # What a reduction is not written along is reduced over.
     written = frozenset(axes if ordered or how is None else ()).union(*map(D.symbols, where))
-    data, red = (tuple(a for a in axes if (a in written) == kept) for kept in (True, False))
+    data, red = (tuple(a for a in axes if (a in written) == wanted) for wanted in (True, False))
     return Stage(name, data, red, where, value, how, init, ordered)
 
 

@@ -370,7 +370,7 @@ def same_thread(n: Nest, a: Access, b: Access, axes: Iterable[str], uniform: set
         and axis in other
         and (
             _pinned(n, a, b, mine[axis], other[axis], uniform)
-            or _told(a, b, mine[axis], other[axis], uniform)
+            or _determined(a, b, mine[axis], other[axis], uniform)
         )
         for axis in axes
     )
@@ -391,7 +391,7 @@ def _pinned(n: Nest, a: Access, b: Access, va: Sym, vb: Sym, uniform: set[Sym]) 
     return w is not None and _same_iteration(buffer, second, w, v)
 
 
-def _told(a: Access, b: Access, va: Sym, vb: Sym, uniform: set[Sym]) -> bool:
+def _determined(a: Access, b: Access, va: Sym, vb: Sym, uniform: set[Sym]) -> bool:
     """Do equal indices imply equal threads? They do if the digits of a thread's number that they
     determine are all of it, such as t//4 and t%4."""
     digits: list[tuple[int, int | None]] = []

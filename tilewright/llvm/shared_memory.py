@@ -29,8 +29,8 @@ def check_lanes(launch: tuple[Stmt, ...], buffers: Mapping[str, Buffer]) -> None
                 continue
             lin, v = linear_index(buffers[name], index), lanes[-1].var
             step, width = D.coefficient(lin, v), D.bounds(lanes[-1].extent)[1]
-            beside = step == 1 and by.block % width == 0 and multiple(lin - D.as_int(v), width)
-            if step != 0 and not beside:
+            adjacent = step == 1 and by.block % width == 0 and multiple(lin - D.as_int(v), width)
+            if step != 0 and not adjacent:
                 raise Unsupported(
                     f"the lanes {lanes[-1].name} are not adjacent in the swizzled {name}",
                     hint=f"lanes of {by.block} neighbours at most, at multiples of their number",

@@ -2,7 +2,7 @@
 
 A block has a tile of the results, each of its warps a part of that, in registers. Tiles of the
 operands come to shared memory by asynchronous copies, some steps of the sum ahead, and from there
-to registers as the instruction takes them. What is done to the results (a bias, an activation) is
+to registers as the instruction wants them. What is done to the results (a bias, an activation) is
 done to the registers before they are stored.
 """
 
@@ -55,7 +55,7 @@ TILES = (
 )
 DEPTHS = (64, 32, 16)
 # Of groups of warps, by their number: they have all of a block's tile. One of two groups has to
-# fill the machine more than once, since it leaves no room for a second block.
+# fill the machine more than once, since it leaves no room for another block beside it.
 GROUP_TILES: dict[int, Tiles] = {
     2: ((128, 256, 128, 256),),
     1: ((128, 128, 128, 128), (64, 128, 64, 128), (64, 64, 64, 64)),
@@ -120,7 +120,7 @@ def schedule_product(s: Scheduler) -> bool:
             try:
                 how(s, c, y.name, *found, tile, p.instruction).schedule()
                 return True
-            except Refused:  # the next product starts again
+            except Refused:  # the next product starts anew
                 s.nest, s.trace[:] = before
     return False
 

@@ -78,7 +78,7 @@ def _body(kind: str, groups: int, sizes: Sizes) -> str:
                 to = f"%c{step + 1}.{part * count + k}"
                 lines.append(f"  {to} = extractvalue {result} {into}, {k}")
     lines.append(_alone("wgmma.commit_group.sync.aligned;"))
-    # The sums are there after the wait only, which LLVM learns by their passing through it.
+    # The sums are there after the wait only, which LLVM is told by handing them through it.
     every = parts * count
     whole = f"{{ {', '.join(['float'] * every)} }}"
     ends = ",".join(["=f"] * every + [str(k) for k in range(every)] + ["~{memory}"])
