@@ -1,7 +1,6 @@
 """Invariants of groups and nests, as named checks; `verify` runs them (see ir.check).
 
-All of them hold for every prefix of a trace. `incomplete` checks what should hold once a schedule is
-complete.
+All of them hold for every prefix of a trace; `incomplete` checks what holds of a complete schedule.
 """
 
 from __future__ import annotations

@@ -176,8 +176,8 @@ class Pipeline(Step):
         v = D.as_int(loop.var)
         made = self._made(loop, own, v + self.ahead, loop.extent - self.ahead - v)
         turn = version_of(self.stage, D.mod(v, self.ahead + 1))
-        rest = [s for s in loop.body if s != Alloc(self.stage) and all(s is not x for x in own)]
-        body = substitute_all(rest, {}, *turn)
+        kept = [s for s in loop.body if s != Alloc(self.stage) and all(s is not x for x in own)]
+        body = substitute_all(kept, {}, *turn)
         waits = [s for s in body if isinstance(s, Wait)]
         if not self.asynchronous:
             return replace(loop, body=(*waits, *made, *(s for s in body if s not in waits)))
