@@ -67,7 +67,9 @@ def drawn(tmp_path: Path, what: str, first: int, count: int) -> tuple[Campaign, 
 
 
 @pytest.mark.parametrize(("what", "left"), [("slow", 1), ("slow_once", 0)])
-def test_what_is_slow_beside_others_only_is_forgotten(tmp_path: Path, what: str, left: int) -> None:
+def test_what_is_slow_only_while_others_run_is_dropped(
+    tmp_path: Path, what: str, left: int
+) -> None:
     campaign, findings = drawn(tmp_path, what, 50, 1)
     assert (len(findings), campaign.tallies["numbers"].failed["slow"]) == (0, 1)
     assert campaign.measure_slow_again() == 1 - left

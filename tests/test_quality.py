@@ -51,7 +51,7 @@ def digest() -> str:
     return found.hexdigest()
 
 
-def test_pyright_is_asked_again_after_a_change(
+def test_pyright_runs_again_after_a_change(
     pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     checked: list[str] = []

@@ -67,7 +67,7 @@ def test_paths_into_tuples(triton):
     assert [get_iterable_path(nested, p) for p in paths] == ["a", "b", "c"]
 
 
-def test_files_of_libraries_are_kept(triton, tmp_path):
+def test_files_of_libraries_are_stored(triton, tmp_path):
     from triton.runtime.cache import (  # type: ignore[attr-defined]
         FileCacheManager,
         get_cache_manager,

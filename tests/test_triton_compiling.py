@@ -112,7 +112,7 @@ def test_inductor_compiles_kernels_in_this_process():
     assert not AsyncCompile.use_process_pool()
 
 
-def test_strides_that_a_kernel_is_told():
+def test_strides_that_a_kernel_gets():
     """Native code writes in the order of memory; the kernel gets torch's strides."""
 
     def f(x):

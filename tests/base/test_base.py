@@ -146,7 +146,7 @@ def test_a_log_collects_in_order() -> None:
     assert hash(log.of("fusion")[0]) is not None
 
 
-def test_events_reach_logging_when_asked(
+def test_events_reach_logging_on_request(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = Log()
@@ -235,7 +235,7 @@ def test_cpu_flags(tmp_path: Path) -> None:
     assert machine.cpu_flags(tmp_path / "missing") == frozenset()
 
 
-def test_the_details_of_a_refusal_are_made_when_they_are_asked_for() -> None:
+def test_the_details_of_a_refusal_are_made_on_first_use() -> None:
     made: list[str] = []
 
     def details() -> str:

@@ -36,7 +36,7 @@ def test_it_can_be_moved(tmp_path: Path) -> None:
     assert Cache(tmp_path / "b").get("object", "key") == b"payload"
 
 
-def test_another_version_is_told_apart(tmp_path: Path) -> None:
+def test_another_version_is_another_entry(tmp_path: Path) -> None:
     old, new = Cache(tmp_path, version="1"), Cache(tmp_path, version="2")
     old.put("object", "key", b"old")
     assert new.get("object", "key") is None
@@ -70,7 +70,7 @@ def test_corruption_is_a_miss_and_is_removed(tmp_path: Path, damage, reason: str
     assert cache.get("object", "key") == b"payload"
 
 
-def test_an_unusable_directory_is_told_once(tmp_path: Path) -> None:
+def test_an_unusable_directory_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     log = Log()
     cache = Cache(tmp_path / "file", log=log)

@@ -112,7 +112,7 @@ def test_ours_in_a_worker(tmp_path: Path) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("own", "most"), [(False, 2.2), (True, 1.2)])
-def test_weights_held(own: bool, most: float) -> None:
+def test_weights_in_memory(own: bool, most: float) -> None:
     torch._dynamo.reset()  # programs of workers before
     gc.collect()
     before = weights_held(nn.Module())

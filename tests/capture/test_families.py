@@ -61,7 +61,7 @@ def test_arithmetic_in_every_dtype(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", (*FLOATS, *INTEGERS, torch.bool))
-def test_numbers_beside_tensors(dtype: torch.dtype) -> None:
+def test_numbers_with_tensors(dtype: torch.dtype) -> None:
     def program(x: torch.Tensor) -> Any:
         return x + 1, x * 2.5, x / 3, 1.1 + x, x > 0.3, x == 1, x.float() ** 2
 

@@ -69,7 +69,7 @@ def test_any_number_of_spatial_axes(rank: int) -> None:
     assert count(after, "arranged") == 2
 
 
-def test_one_filter_per_channel_has_filters_beside_each_other() -> None:
+def test_one_filter_per_channel_has_adjacent_filters() -> None:
     a = conv(arg("x", 1, 4, 7, 7), weight("u", 8, 4, 1, 1))
     before, after = turned(conv(a, weight("v", 8, 1, 3, 3), padding=1, groups=8))
     same(before, after)

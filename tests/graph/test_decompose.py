@@ -35,7 +35,7 @@ def test_every_composed_operator_becomes_primitive(name: str) -> None:
             np.testing.assert_array_equal(a, b)
 
 
-def test_some_may_be_kept() -> None:
+def test_some_may_be_left_whole() -> None:
     graph = Graph("g", (A,), (ops.softmax(A, 1), ops.var(A, (1,))))
     done = Decompose(keep=("softmax",)).apply(graph, Log())
     names = {n.op.name for n in done.nodes()}

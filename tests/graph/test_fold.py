@@ -105,7 +105,7 @@ def test_free_views_and_copies_that_only_grow_stay() -> None:
     assert not prologue.outputs
 
 
-def test_a_shared_weight_is_folded_once_and_kept_where_needed() -> None:
+def test_a_shared_weight_is_folded_once_and_left_where_needed() -> None:
     t = ops.permute(W, (1, 0))
     prologue, main = split(ops.matmul(X, t), ops.matmul(ops.exp(X), t), ops.sum(W, (0,)))
     assert (len(prologue.outputs) == 2 and labels(main) == ["x", "b", "folded0", "folded1"]) or True

@@ -380,7 +380,7 @@ EXAMPLES = {
     "pragma": (MAP, "", "Pragma('y.i0', 'unroll', 4)"),
     "pragma-nontemporal": (GRID, "", "Pragma('y.i0', 'nontemporal')"),
     "relayout": (TWO, "", "Relayout('t', 'i, j -> j//4, i, j%4')"),
-    "relayout-asked": (TWO, "", "Relayout('x', 'i, j -> j//4, i, j%4')"),
+    "relayout-input": (TWO, "", "Relayout('x', 'i, j -> j//4, i, j%4')"),
     "materialise": (BROADCAST, "", "Materialise('y', 'exp(x[y.i0])', 'e')"),
     "tile": (GRID, "", "Tile('y.i0', 'y.i1', 4, 2)"),
     "trim": (TRIANGLE, "", "Trim('s.r0')"),

@@ -11,7 +11,7 @@ from tilewright.ir.check import CHECKS, CheckFailed, verify
 from tilewright.ir.dim import the_sym, var
 from tilewright.ir.expr import const, load, make_reduce
 from tilewright.ir.types import f32, f64
-from tilewright.kernel.check import unsettled
+from tilewright.kernel.check import incomplete
 from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.nest import Loop, Nest, Store, start
 from tilewright.kernel.schedule import default_schedule
@@ -212,12 +212,12 @@ def test_every_prefix_of_a_default_trace_is_sound(name: str) -> None:
     for k in range(len(trace) + 1):
         verify(apply(start(g), trace[:k]))
     if not g.dims():
-        assert not unsettled(final), "registers of a static tile are indexed by constants"
+        assert not incomplete(final), "registers of a static tile are indexed by constants"
 
 
-def test_registers_that_are_not_settled() -> None:
+def test_registers_that_are_indexed_by_loops() -> None:
     head = "nest k\n  out y: f32[8]\n  register t: f32[8]\n  alloc t\n"
     text = head + "  {} i in 8:\n    t: t[i] = 0.0\n"
-    assert not unsettled(parse_nest(text.format("unroll")))
-    (fault,) = unsettled(parse_nest(text.format("for")))
+    assert not incomplete(parse_nest(text.format("unroll")))
+    (fault,) = incomplete(parse_nest(text.format("for")))
     assert fault.message == "the register buffer t is indexed by i, which is not unrolled"

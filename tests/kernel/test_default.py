@@ -78,7 +78,7 @@ group settled
 """
 
 
-def test_a_stage_that_a_settled_condition_hides_is_not_computed() -> None:
+def test_a_stage_that_a_constant_condition_hides_is_not_computed() -> None:
     group = parse_group(SETTLED)
     _, nest = default_schedule(group, default())
     assert all(b.name != "t" for b in nest.buffers)
@@ -118,7 +118,7 @@ OVER = "y.i0 in 2, y.i1 in 24, y.i2 in 24, y.i3 in 24"
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_pixels_in_far_steps_are_copied_beside_each_other(stride: int) -> None:
+def test_pixels_in_far_steps_are_copied_to_be_adjacent(stride: int) -> None:
     by = "" if stride == 1 else f"{stride}*"
     pixel = f"x[t.i0,t.r0,{by}t.i2+t.r1,{by}t.i3+t.r2]"
     size = 24 * stride

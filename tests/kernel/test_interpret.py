@@ -42,7 +42,7 @@ group k where M: 1..
 
 
 @pytest.mark.parametrize("kind", ["for", "unroll"])
-def test_an_order_is_kept(kind: str) -> None:
+def test_an_order_does_not_change(kind: str) -> None:
     n = parse_nest(nest(f"  y: y[0] = x[0]\n  {kind} i in 5:\n    y: y[i+1] = y[i] + x[i+1]\n"))
     np.testing.assert_array_equal(run(n, {"x": X})["y"], np.cumsum(X))
 

@@ -173,7 +173,7 @@ def test_lanes_around_a_loop(body: str, legal: bool) -> None:
     assert "<- carries it" in str(refusal.value) and str(refusal.value).count("<- ") > 1
 
 
-def test_lanes_go_into_no_loop_beside_pointers() -> None:
+def test_lanes_go_into_no_loop_with_pointers() -> None:
     """Two pointers may be into one memory: what runs in which order then matters."""
     body = "  for i in 4:\n    for j in 3:\n      y: y[3*i+j] = x[3*i+j]\n"
     n = nest(body, "in x: *f32\n  out y: *f32")

@@ -126,7 +126,9 @@ def test_a_missing_wait_is_found(ahead: int) -> None:
     with pytest.raises(RunError, match=flight):
         run(without, args, dims)
     late = changed(n, lambda s: (Wait(s.pending + 1),) if isinstance(s, Wait) else (s,))
-    with pytest.raises(RunError, match=r"is in flight: thread .* asked for it and has not waited"):
+    with pytest.raises(
+        RunError, match=r"is in flight: thread .* issued the copy and has not waited"
+    ):
         run(late, args, dims)
 
 
@@ -274,7 +276,7 @@ HEAD = "nest k\n  in x: f32[6]\n  out y: f32[6]\n  local s: f32[6]\n"
 UNSOUND = [
     ("  alloc s\n  s: async s[0] = x[0] + 1.0\n", "the asynchronous s is not a copy"),
     ("  alloc s\n  y: async y[0] add= x[0]\n", "the asynchronous y is not a copy"),
-    ("  prefetch s[0]\n  alloc s\n", r"s\[0\] is asked for where it is not allocated"),
+    ("  prefetch s[0]\n  alloc s\n", r"s\[0\] is prefetched where it is not allocated"),
     ("  alloc s\n  prefetch x[0,0]\n", "has 2 indices, x has 1 axes"),
 ]
 

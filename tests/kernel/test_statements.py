@@ -277,7 +277,7 @@ def results(n: Nest, size: int) -> np.ndarray:
         "Split('s.k', 4)\nRFactor('s', ('s.k.1',), 'u')\nVectorize('u.k.1')",
     ],
 )
-def test_steps_beside_branches_keep_the_result(trace: str) -> None:
+def test_steps_next_to_branches_do_not_change_the_result(trace: str) -> None:
     n = made(BESIDE)
     verify(n)
     changed = apply(n, parse_trace(trace))

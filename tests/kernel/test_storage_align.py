@@ -31,7 +31,7 @@ group k
         (0, 64, 8, (6, 9, 8)),
     ],
 )
-def test_rows_start_where_asked(axis: int, factor: int, offset: int, shape: tuple) -> None:
+def test_rows_start_where_declared(axis: int, factor: int, offset: int, shape: tuple) -> None:
     nest = StorageAlign("t0", axis, factor, offset).apply(start(parse_group(TRANSPOSED.strip())))
     b = nest.buffer("t0")
     stride = b.strides()[axis]

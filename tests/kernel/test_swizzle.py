@@ -79,7 +79,5 @@ def test_the_code(how: str) -> None:
 
 
 def test_lanes_that_a_swizzle_parts() -> None:
-    with pytest.raises(
-        Unsupported, match="the lanes e are not beside each other in the swizzled t"
-    ):
+    with pytest.raises(Unsupported, match="the lanes e are not adjacent in the swizzled t"):
         emit_kernels(legalise(transposed(" swizzled 3,1,3"), emulate.PLAIN), emulate.PLAIN)

@@ -116,7 +116,7 @@ def test_a_trace_prints_and_parses() -> None:
     assert again == s.trace and apply(start(s.group), again) == s.nest
 
 
-def test_what_a_split_axis_became_is_told() -> None:
+def test_what_a_split_axis_became_is_reported() -> None:
     a, b, c, k = _matmul(64, 96, 40)
     s = te.create_schedule(c.op)
     s[c].split(k, nparts=5)

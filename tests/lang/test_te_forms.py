@@ -86,7 +86,7 @@ def test_several_outputs_on_torch_tensors() -> None:
         tw.build(s, [x, p, q])(v, v, b)
 
 
-def test_bad_expressions_are_told_in_words() -> None:
+def test_bad_expressions_are_errors() -> None:
     x = te.placeholder((4, 4), name="X")
     with pytest.raises(tw.Invalid, match="X has 2 axes and is indexed with 1"):
         x[0]

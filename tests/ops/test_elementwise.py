@@ -78,7 +78,7 @@ def test_plain_numbers_take_the_dtype_of_their_neighbour() -> None:
         ops.add(1.0, 2.0)
 
 
-def test_zeros_of_either_sign_and_nan_are_told_apart() -> None:
+def test_zeros_of_either_sign_and_nan_are_distinguished() -> None:
     plus, minus = ops.full((), 0.0, f32), ops.full((), -0.0, f32)
     assert plus is not minus
     assert ops.full((), math.nan, f32) is ops.full((), math.nan, f32)

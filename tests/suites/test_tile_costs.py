@@ -19,7 +19,7 @@ def test_a_launch_is_timed() -> None:
     assert 0 < tile_costs.launching(1) < 1
 
 
-def test_kernels_that_are_timed_beside_torch_are_right() -> None:
+def test_kernels_that_are_timed_against_torch_are_right() -> None:
     for name, make in tile_speed.CASES.items():
         case = make()
         tile_speed.check(case)

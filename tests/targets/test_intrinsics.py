@@ -108,7 +108,7 @@ def test_runs_as_its_loops_do(name: str) -> None:
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
 
 
-def test_a_machine_without_it_is_told() -> None:
+def test_a_machine_without_it_is_an_error() -> None:
     i = INTRINSICS["x86.amx.bf16"]
     n = tensorized(i, loops_of(i, sizes_of(i)[0]))
     with pytest.raises(Unsupported, match="needs amx-tile, amx-bf16"):

@@ -124,7 +124,7 @@ def test_warps_are_whole() -> None:
         simt.run(n, operands("bf16"))
 
 
-def test_a_gpu_without_it_is_told() -> None:
+def test_a_gpu_without_it_is_an_error() -> None:
     n = Tensorize("i", "nvptx.mma.bf16")(product("bf16"))
     with pytest.raises(Unsupported, match=r"needs mma\.bf16, which cuda:75"):
         emit_kernels(legalise(n, OLDEST), OLDEST)

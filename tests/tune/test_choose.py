@@ -176,7 +176,9 @@ def slow_rules(monkeypatch: pytest.MonkeyPatch, factor: float) -> list[int]:
     return calls
 
 
-def test_the_clock_decides_and_is_asked_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_decide_and_are_made_once(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls, group = slow_rules(monkeypatch, 2.0), packed(49, 256, 240)
     first = Timed(cache, 60).choose(group, default())
     assert calls == [timed.TOP] and first.settled
@@ -309,7 +311,7 @@ def test_the_model_decides_where_it_was_measured(
     assert any("estimated" in e.message for e in log.of("schedule")) == rated
 
 
-def test_what_is_kept_is_plain_text(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_cached_is_plain_text(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_rules(monkeypatch, 2.0)
     made = Timed(cache, 60).choose(packed(49, 256, 240), default())
     (file,) = [p for p in cache.directory.rglob("*") if p.is_file()]

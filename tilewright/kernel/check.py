@@ -1,7 +1,6 @@
-"""What every group and every nest keeps to, as named checks; `verify` runs them (see ir.check).
+"""Invariants of groups and nests, as named checks; `verify` runs them (see ir.check).
 
-All of them hold for every prefix of a trace. What should hold once a schedule is complete is
-`unsettled`.
+All of them hold for every prefix of a trace; `incomplete` checks what holds of a complete schedule.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.text import group_text, nest_lines, nest_text
 from tilewright.kernel.threads import thread_faults
 
-__all__ = ["CheckFailed", "unsettled", "verify"]
+__all__ = ["CheckFailed", "incomplete", "verify"]
 
 # Lines of a nest shown above and below a fault.
 AROUND = 4
@@ -333,7 +332,7 @@ def _nest_live(n: Nest) -> Iterator[Fault]:
                     yield Fault(f"{s.buffer} is allocated while it is live", s)
                 live.add(s.buffer)
             elif isinstance(s, Prefetch) and s.load.source not in live:
-                yield Fault(f"{s.load!r} is asked for where it is not allocated", s)
+                yield Fault(f"{s.load!r} is prefetched where it is not allocated", s)
             hollow = with_bodies(s, [()] * len(bodies(s)))
             for name in sorted(writes((hollow,)) | {str(x.source) for x in reads(hollow)}):
                 if name not in live:
@@ -441,7 +440,7 @@ def _atomic_faults(table: dict[str, Buffer], s: Atomic) -> Iterator[str]:
 
 
 def _name(s: Stmt) -> str:
-    """A statement in a sentence."""
+    """A statement as messages name it."""
     if isinstance(s, (Store, Atomic)):
         return s.stage
     if isinstance(s, Report):
@@ -477,7 +476,7 @@ def _nest_threads(n: Nest) -> Iterator[Fault]:
         yield Fault(what, s)
 
 
-def unsettled(n: Nest) -> list[Fault]:
+def incomplete(n: Nest) -> list[Fault]:
     """Register buffers still indexed by a loop variable: they will live in memory."""
     registers = {b.name for b in n.buffers if b.scope == "register"}
     out = []

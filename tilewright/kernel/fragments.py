@@ -1,4 +1,4 @@
-"""Tiles that lie in the registers of threads: who has which element.
+"""Tiles that lie in the registers of threads: which thread has which element.
 
 Instructions of a whole warp take operands from the private memory of its 32 threads, those of a
 group of four warps from that of its 128. Which element is whose is a fragment: a list of the last
@@ -32,7 +32,7 @@ LANE = D.the_sym(D.var("lane", LANES))
 @dataclass(frozen=True)
 class Coordinate:
     """One axis of a private buffer: an index function of an instruction's axes, and the thread
-    axis along which it tells the owner."""
+    axis along which it determines the owner."""
 
     at: Dim
     thread: str | None

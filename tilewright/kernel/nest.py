@@ -46,7 +46,7 @@ ATOMICS = ("add", "and", "or", "xor", "max", "min", "xchg", "cas", "load")
 ORDERS = ("relaxed", "acquire", "release", "acq_rel")
 
 
-# What statements are looked for by: ("loop", its name), ("stage", its name), and these.
+# Keys by which statements are found: ("loop", its name), ("stage", its name), and these.
 Mark = tuple[str, str]
 BRANCH: Mark = ("branch", "")
 TENSOR: Mark = ("tensor", "")
@@ -66,7 +66,8 @@ class Block:
     @cached_property
     def marks(self) -> frozenset[Mark]:
         """Of the statement and of all inside. Nests before and after a step share most of their
-        statements, so whoever looks for a few of them goes only where they are: see `seek`."""
+        statements, so a search visits only the statements that contain what it looks for: see
+        `seek`."""
         assert isinstance(self, (Loop, If, While))
         return frozenset(own_marks(self)).union(*(marks(x) for b in bodies(self) for x in b))
 
@@ -87,7 +88,7 @@ class Block:
 
     @cached_property
     def mentions(self) -> frozenset[str]:
-        """The buffers that the statement and all inside read, write, allocate or ask for."""
+        """The buffers that the statement and all inside read, write, allocate or prefetch."""
         assert isinstance(self, (Loop, If, While))
         inside = (mentions(x) for body in bodies(self) for x in body)
         return _own_sources(self).union(*inside)
@@ -125,7 +126,7 @@ class Loop(Block):
 class Store:
     """buffer[index] = value, or buffer[index] combine= value.
 
-    An asynchronous store is a copy that is only asked for: it belongs to the next Commit of its
+    An asynchronous store is a copy that is only issued: it belongs to the next Commit of its
     thread and has arrived after the Wait for that. One thread alone sees no difference.
     """
 
@@ -170,7 +171,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Asks for the cache line of an element, which may lie outside its buffer, and for those that
+    """Prefetches the cache line of an element, which may lie outside its buffer, and those that
     follow it, `lines` in all; reads nothing."""
 
     load: Load
@@ -193,7 +194,7 @@ class While(Block):
 
     With `waits`, the loop polls memory that another iteration of the parallel loop around it
     changes: all iterations of that loop have to make progress (runtime/concurrent_ir.py). Such a
-    loop ends with its condition still true where nobody is left who could change it.
+    loop ends with its condition still true where no iteration is left that could change it.
     """
 
     name: str
@@ -222,8 +223,8 @@ class Atomic:
 
 @dataclass(frozen=True)
 class Report:
-    """Tells the caller of some values: always ("print"), or where a condition does not hold
-    ("assert"). `site` says which report it is; what it means is the caller's knowledge."""
+    """Reports some values to the caller: always ("print"), or where a condition does not hold
+    ("assert"). `site` identifies the report; the caller knows what it means."""
 
     kind: str
     site: int
@@ -467,7 +468,7 @@ def _substituted(s: Stmt, new: Rewriter, on_store: OnAccess | None) -> Stmt:
         return s
     if isinstance(s, Prefetch):
         found = new(s.load)
-        assert isinstance(found, Load), f"{s} asks for what is no longer read"
+        assert isinstance(found, Load), f"{s} prefetches what is no longer read"
         return Prefetch(found, s.lines)
 
     def cell(buffer: str, index: tuple[Dim, ...]) -> tuple[str, tuple[Dim, ...]]:
@@ -543,7 +544,7 @@ def sources(s: Stmt) -> frozenset[str]:
 
 
 def mentions(s: Stmt) -> frozenset[str]:
-    """The buffers that a statement, and those inside, read, write, allocate or ask for."""
+    """The buffers that a statement, and those inside, read, write, allocate or prefetch."""
     if isinstance(s, Block):
         return s.mentions
     if isinstance(s, Prefetch):

@@ -1,10 +1,10 @@
-"""Do two uses of memory meet: is there a cell which both touch, in iterations that stand in a given
-relation to each other?
+"""Do two uses of memory overlap: is there a cell which both touch, in iterations that stand in a
+given relation to each other?
 
 The answer is first sought in symbols, for any extents: along some axis the two indices differ by
 something that is never zero. Where that is not proved and the extents are small constants, all
 iterations are listed, conditions of `select` included, so the answer is exact. Otherwise, and where
-an index is read from memory, the two are taken to meet.
+an index is read from memory, the two are assumed to overlap.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Use:
 
     store: Store | If | Loop
     load: Load | None  # None: the store's own cell
-    path: Path  # the loops around it, as far as somebody asked
+    path: Path  # the loops around it, as far as the caller needs them
     place: int  # which statement it is, in the order of the text
     sure: bool = True  # no branch is around it
 
@@ -162,7 +162,7 @@ def _directions(relation: Relation) -> Iterator[dict[Sym, str]]:
 
 
 def _elsewhere(path: Path, relation: Relation) -> dict[Sym, Dim]:
-    """The loop variables of the second use, said with those of the first."""
+    """The loop variables of the second use, expressed with those of the first."""
     table: dict[Sym, Dim] = {}
     for q in path:
         how = relation.get(q.var)
@@ -291,7 +291,7 @@ def _pairs(
     sides: list[dict[Sym, np.ndarray]],
     moved: list[tuple[Sym, str]],
 ) -> bool | None:
-    """Is there a pair of rows with equal keys whose moved variables stand as asked?"""
+    """Is there a pair of rows with equal keys whose moved variables stand in the given relation?"""
     first, second = (
         [np.asarray(x, np.int64) for x in (*k, *(s[v] for v, _ in moved))]
         for k, s in zip(keys, sides)
@@ -372,7 +372,7 @@ def _guards(roots: tuple[Value, ...]) -> dict[Value, tuple[tuple[Value, bool], .
         for v in operands_first(r, lambda x: x.operands(), known):
             known[v] = None
     found: dict[Value, tuple[tuple[Value, bool], ...]] = dict.fromkeys(roots, ())
-    for v in reversed(known):  # whoever uses a value comes before it
+    for v in reversed(known):  # users of a value come before it
         now = found[v]
         under = [(x, now) for x in v.operands()]
         if isinstance(v, Fn) and v.name == "select":

@@ -62,7 +62,7 @@ def run(
     banks: dict[str, Turns] | None = None,
 ) -> dict[str, np.ndarray]:
     """The outputs by name, like kernel.interpret.run. A RunError says what went wrong and where.
-    `banks` is given the turns that accesses to shared memory take, by access."""
+    `banks` is filled with the turns that accesses to shared memory take, by access."""
     grid = _Grid(nest, dict(dims or {}), seed)
     grid.banks = banks
     return execute(grid, arrays)
@@ -147,7 +147,7 @@ class _Block:
         self.memory = dict(grid.memory)
         self.private: dict[str, np.ndarray] = {}  # per thread and cell: has it been written?
         self.copies = Copies(self.count)
-        self.inner: set[int] = set()  # loops inside those where threads were seen to meet
+        self.inner: set[int] = set()  # loops inside those where all threads were seen to come
         self.counted = True  # are accesses to shared memory those of the threads named?
 
     def run(self, body: tuple[Stmt, ...]) -> None:
@@ -178,7 +178,7 @@ class _Block:
             elif isinstance(s, While):
                 self._while(s, env, who)
             elif isinstance(s, BRANCHES):
-                raise RunError(f"threads of a block meet {line_text(s)}, which they cannot run yet")
+                raise RunError(f"threads of a block cannot run {line_text(s)} yet")
 
     def _while(self, s: While, env: Env, who: np.ndarray) -> None:
         while who.size:
@@ -209,7 +209,7 @@ class _Block:
             w.clear()
 
     def _wait(self, s: Wait, who: np.ndarray) -> None:
-        """What arrives is written now, by the thread that asked for it."""
+        """What arrives is written now, by the thread that issued the copy."""
         for x in self.copies.wait(who, s.pending):
             self.memory[x.buffer].reshape(-1)[x.cells] = x.values
             none = np.zeros(len(x.cells), np.bool_)
@@ -388,7 +388,7 @@ class _Block:
                 _combine(s.function, b.dtype).at(flat, at, v)
 
     def _atomic(self, s: Atomic, env: Env, who: np.ndarray) -> None:
-        """One thread after the other; those that meet in such cells do not race."""
+        """One thread after the other; atomics on one cell do not race."""
         b, n = self.grid.nest.buffer(s.buffer), len(who)
         ev = _Reader(self, s.stage, env, who)
         value = np.broadcast_to(as_dtype(ev(s.value), b.dtype), (n,))
@@ -436,10 +436,10 @@ class _Block:
         at = ",".join(str(int(k)) for k in np.unravel_index(cell, self.memory[name].shape))
         raise RunError(
             f"{stage}: {self.thread(one)} {verb} {what}, but {name}[{at}] is in flight: "
-            f"{self.thread(other, short=True)} asked for it and has not waited"
+            f"{self.thread(other, short=True)} issued the copy and has not waited"
         )
 
-    # ---- cells and who touches them
+    # ---- cells and accesses to them
 
     def cells(
         self, name: str, index: list[np.ndarray], who: np.ndarray, mask: Any, what: str
@@ -474,7 +474,8 @@ class _Block:
         who: np.ndarray,
         harmless: np.ndarray | None = None,
     ) -> None:
-        """Notes a read, or a write where `harmless` is given; another thread or block is a race."""
+        """Records a read, or a write where `harmless` is given; another thread or block is a
+        race."""
         b = self.grid.nest.buffer(name)
         if self.grid.banks is not None and b.scope == "shared" and self.counted:
             self.note_turns(f"{stage}: {name}", turns(b, cells, who))

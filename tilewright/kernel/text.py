@@ -151,7 +151,7 @@ def nest_text(n: Nest) -> str:
 
 
 def nest_lines(n: Nest) -> list[tuple[str, Stmt | None]]:
-    """The lines of `nest_text`, each with the statement that it says."""
+    """The lines of `nest_text`, each with the statement that it prints."""
     lines: list[tuple[str, Stmt | None]] = [(_head("nest", n.name, set(n.dims), n.precision), None)]
     lines += ((x, None) for x in _roles_text(n.roles))
     lines += ((_buffer_text(b), None) for b in n.buffers)
@@ -392,7 +392,7 @@ def _read_stage(
     value, how = parse_value(body_text, inner), _combine(combine, own)
     # What a reduction is not written along is reduced over.
     written = frozenset(axes if ordered or how is None else ()).union(*map(D.symbols, where))
-    data, red = (tuple(a for a in axes if (a in written) == kept) for kept in (True, False))
+    data, red = (tuple(a for a in axes if (a in written) == wanted) for wanted in (True, False))
     return Stage(name, data, red, where, value, how, init, ordered)
 
 

@@ -1,4 +1,4 @@
-"""Blocks and threads in a nest: what bound loops mean, what holds for them, who talks to whom.
+"""Blocks and threads in a nest: what bound loops mean, their rules, and which threads communicate.
 
 Five rules make a nest a program for many threads:
 
@@ -15,9 +15,9 @@ Five rules make a nest a program for many threads:
    is done by the threads of a warp together: each element of a fragment is read and written in the
    memory of the thread that owns it.
 
-A grid is the block loops at the outermost level of a nest, alone in one another. Statements beside
-them are launches of their own, neighbours without block loops together as one block. Memory that is
-allocated at the outermost level is global, unless it is shared.
+A grid is the block loops at the outermost level of a nest, alone in one another. Statements next
+to them are launches of their own, neighbours without block loops together as one block. Memory that
+is allocated at the outermost level is global, unless it is shared.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _used_in_other_launches(n: Nest, alloc: Alloc) -> bool:
     return any(a.buffer == alloc.buffer for x in rest for s in x for a in accesses(n, s, ()))
 
 
-# ---- who talks to whom
+# ---- which threads communicate
 
 
 @dataclass(frozen=True)
@@ -332,8 +332,8 @@ def apart(a: Access, b: Access, uniform: set[Sym]) -> bool:
 
 
 def _between_multiples(x: Dim) -> bool:
-    """Is x surely no multiple of some number? Such as 16*a + b + 8 with a b from -7 to 7; of other
-    multiples of 16 only what is beside them counts."""
+    """Is x surely no multiple of some number? Such as 16*a + b + 8 with a b from -7 to 7; of
+    multiples of 16 themselves only the rest counts."""
     terms = _terms(x)
     for by in {abs(k) for mono, k in terms.items() if mono and abs(k) > 1}:
         rest: Dim = 0
@@ -370,7 +370,7 @@ def same_thread(n: Nest, a: Access, b: Access, axes: Iterable[str], uniform: set
         and axis in other
         and (
             _pinned(n, a, b, mine[axis], other[axis], uniform)
-            or _told(a, b, mine[axis], other[axis], uniform)
+            or _determined(a, b, mine[axis], other[axis], uniform)
         )
         for axis in axes
     )
@@ -391,9 +391,9 @@ def _pinned(n: Nest, a: Access, b: Access, va: Sym, vb: Sym, uniform: set[Sym]) 
     return w is not None and _same_iteration(buffer, second, w, v)
 
 
-def _told(a: Access, b: Access, va: Sym, vb: Sym, uniform: set[Sym]) -> bool:
-    """Do equal indices tell that the threads are equal? They do if the digits of a thread's number
-    that they tell are all of it, such as t//4 and t%4."""
+def _determined(a: Access, b: Access, va: Sym, vb: Sym, uniform: set[Sym]) -> bool:
+    """Do equal indices imply equal threads? They do if the digits of a thread's number that they
+    determine are all of it, such as t//4 and t%4."""
     digits: list[tuple[int, int | None]] = []
     for i, j in zip(a.index, b.index, strict=True):
         for mono in _terms(i):

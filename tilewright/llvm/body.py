@@ -213,7 +213,7 @@ class Body:
 
     def _if(self, s: If) -> None:
         c, w = self.context, self.writer
-        condition = c.settled(s.condition)
+        condition = c.simplified(s.condition)
         if isinstance(condition, Const):
             self.block(s.then if condition.value else s.other)
             return
@@ -273,7 +273,7 @@ class Body:
         if s.condition is None:
             self._tell(s)
             return
-        condition = self.context.settled(s.condition)
+        condition = self.context.simplified(s.condition)
         if isinstance(condition, Const):
             if not condition.value:
                 self._tell(s)
@@ -286,7 +286,7 @@ class Body:
         w.arith.declares.add("declare void @tw_report(i64, i64, ptr)")
         where = "null"
         if s.values:
-            where = f"%{w.fresh('told')}"
+            where = f"%{w.fresh('report')}"
             w.line(f"{where} = alloca [{len(s.values)} x i64], align 8", entry=True)
         for k, v in enumerate(s.values):
             at = w.put(f"getelementptr i64, ptr {where}, i64 {k}")

@@ -135,7 +135,7 @@ class Context:
 
     # ---- conditions
 
-    def settled(self, condition: Value) -> Value:
+    def simplified(self, condition: Value) -> Value:
         """A condition, simplified by what is known of unrolled loops."""
         at = {s: self.env.get(s) for s in condition.symbols()}
         table: dict[Sym, Dim] = {s: k for s, k in at.items() if isinstance(k, int)}

@@ -48,8 +48,8 @@ class _Module:
         allocated = [s.buffer for s in n.body if isinstance(s, Alloc)]
         self.shared = [x for x in allocated if n.buffer(x).scope != "let"]
         self.functions: list[str] = []
-        asked = any(dict(s.pragmas).get("unroll") for s, _ in walk(n.body) if isinstance(s, Loop))
-        self.metadata = Metadata(asked)
+        unrolls = any(dict(s.pragmas).get("unroll") for s, _ in walk(n.body) if isinstance(s, Loop))
+        self.metadata = Metadata(unrolls)
         self.traits = Traits(
             keeping=f"{target.vector_convention} ".lstrip(),
             steps_apart=True,

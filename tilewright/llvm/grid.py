@@ -55,14 +55,14 @@ from tilewright.llvm.writer import Metadata
 PRIVATE_LIMIT = 64 * 1024
 # Calls of one scalar function in a kernel that are written out: a call costs registers and time.
 INLINED = 1024
-# Nothing is asked for ahead: other threads run while one waits.
+# Nothing is prefetched: other threads run while one waits.
 TRAITS = Traits(short_division=True, scope='syncscope("device") ', prefetches=False)
 
 
 @dataclass(frozen=True)
 class Launch:
     """One kernel: its name, its blocks (functions of the sizes), the threads of a block, bytes of
-    shared memory to ask for, the buffers that it is given."""
+    shared memory to allocate, the buffers that it takes."""
 
     symbol: str
     blocks: tuple[Dim, Dim, Dim]
@@ -73,7 +73,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Kernels:
-    """A nest as code for a GPU. `scratch` is memory that launches hand on to each other, `dims` the
+    """A nest as code for a GPU. `scratch` is memory that launches pass on to each other, `dims` the
     sizes that each kernel takes after its buffers. All addresses are multiples of `alignment`."""
 
     text: str
@@ -403,7 +403,7 @@ class _Thread:
     def copy(self, s: Store) -> bool:
         return self.copies.copy(s)
 
-    # ---- waiting and telling
+    # ---- waiting and reporting
 
     def synchronise(self, s: Barrier | Commit | Wait) -> None:
         if isinstance(s, Barrier):

@@ -1,4 +1,4 @@
-"""What a machine has to say about the code of a nest's statements.
+"""What differs between machines in the code of a nest's statements.
 
 The body of a kernel (llvm/body.py) is the same for all machines: loops, values, memory. How it is
 launched, who runs bound and parallel loops, where buffers lie and what threads wait for differs:
@@ -21,8 +21,8 @@ class Traits:
     keeping: str = ""  # how functions are called that leave most vector registers alone
     steps_apart: bool = False  # addresses may be opaque to LLVM: see llvm/opaque.py
     short_division: bool = False  # division of 32 bits takes much less time than of 64
-    scope: str = ""  # whom atomics are ordered with: everybody, if nothing is said
-    prefetches: bool = True  # lines of memory are asked for ahead
+    scope: str = ""  # the scope of atomics: all threads by default
+    prefetches: bool = True  # lines of memory are prefetched
 
 
 class Machine(Protocol):
@@ -52,4 +52,4 @@ class Machine(Protocol):
         ...
 
     def refuse(self, s: While | Report) -> None:
-        """Raises if no other program can be waited for, or nobody can be told."""
+        """Raises if no other program can be waited for, or nothing can be reported."""

@@ -12,12 +12,12 @@ from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Stmt, Store, store_loads, walk
 from tilewright.kernel.swizzle import multiple
 
-# Shared memory that a kernel may have without asking for more at its launch.
+# Shared memory that a kernel may have without more being allocated at its launch.
 STATIC_SHARED = 48 * 1024
 
 
 def check_lanes(launch: tuple[Stmt, ...], buffers: Mapping[str, Buffer]) -> None:
-    """Refuses lanes over swizzled memory that are not beside each other there."""
+    """Refuses lanes over swizzled memory that are not adjacent there."""
     for s, path in walk(launch):
         lanes = [q for q in path if q.kind == "lane"]
         if not isinstance(s, Store) or not lanes:
@@ -29,22 +29,22 @@ def check_lanes(launch: tuple[Stmt, ...], buffers: Mapping[str, Buffer]) -> None
                 continue
             lin, v = linear_index(buffers[name], index), lanes[-1].var
             step, width = D.coefficient(lin, v), D.bounds(lanes[-1].extent)[1]
-            beside = step == 1 and by.block % width == 0 and multiple(lin - D.as_int(v), width)
-            if step != 0 and not beside:
+            adjacent = step == 1 and by.block % width == 0 and multiple(lin - D.as_int(v), width)
+            if step != 0 and not adjacent:
                 raise Unsupported(
-                    f"the lanes {lanes[-1].name} are not beside each other in the swizzled {name}",
+                    f"the lanes {lanes[-1].name} are not adjacent in the swizzled {name}",
                     hint=f"lanes of {by.block} neighbours at most, at multiples of their number",
                 )
 
 
 def _alignment(b: Buffer) -> int:
-    """All banks; of swizzled memory, what instructions that know swizzles ask for."""
+    """All banks; of swizzled memory, what instructions that read swizzled tiles need."""
     return 128 if b.swizzle is None else min(1024, max(128, b.swizzle.period * b.dtype.bytes))
 
 
 class Shared:
     """The shared memory of a kernel: a variable for each buffer, or, where they are more than a
-    kernel has without asking, places in one that the launch makes."""
+    kernel has by itself, places in one that the launch allocates."""
 
     def __init__(self, symbol: str, buffers: list[Buffer], grid: Grid) -> None:
         self.symbol, self.grid = symbol, grid

@@ -96,7 +96,7 @@ class Values:
         """The operands that `_emit` computes in any case, and whether under a guard."""
         if not isinstance(v, Fn) or v.name != "select":
             return [(x, False) for x in v.args]
-        condition = self.c.settled(v.args[0])
+        condition = self.c.simplified(v.args[0])
         if isinstance(condition, Const):
             return [(v.args[1] if condition.value else v.args[2], False)]
         if any(map(self.c.reads_pointers, v.args[1:])):
@@ -116,7 +116,7 @@ class Values:
             x = get(v.args[0], guarded)
             return self.arith.cast(x, v.args[0].dtype, v.dtype, w)
         if v.name == "select":
-            condition = self.c.settled(v.args[0])
+            condition = self.c.simplified(v.args[0])
             if isinstance(condition, Const):
                 return get(v.args[1] if condition.value else v.args[2], guarded)
             if (found := self.choices.choose(v, condition, w, guarded)) is not None:

@@ -99,7 +99,7 @@ def test_symbolic_dims_and_arena() -> None:
     assert "for any s0" in str(made)
 
 
-def test_events_are_told() -> None:
+def test_events_are_shown() -> None:
     made = Explanation(
         (),
         (

@@ -118,7 +118,7 @@ def test_what_goes_one_after_the_other():
     assert any("a scan takes one element" in s.why for s in report.stages)
 
 
-def test_where_code_is_kept(tmp_path):
+def test_where_code_is_cached(tmp_path):
     x, out = np.ones((3, 64), np.float32), np.zeros(3, np.float32)
     with knobs.cache_dir.override(tmp_path), knobs.cache.override(True):
         kernel = tw.jit(sums_of_rows.fn)[(3,)](x, out, 64, BLOCK=64)

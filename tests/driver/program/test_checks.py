@@ -325,7 +325,7 @@ def test_checked_indices_need_no_second_comparison() -> None:
 
 
 @pytest.mark.parametrize("count", [1000, 100_000, 70_001])
-def test_a_sum_is_rounded_the_same_way_whatever_stands_beside_it(count: int) -> None:
+def test_a_sum_is_rounded_the_same_way_whatever_is_fused_with_it(count: int) -> None:
     x = torch.randn(count)
     alone, beside = (
         tw.compile(f, x, strict=True)

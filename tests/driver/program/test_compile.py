@@ -75,7 +75,7 @@ def test_one_symbolic_program_runs_at_every_size() -> None:
         np.testing.assert_allclose(got, e / e.sum(1, keepdims=True), rtol=2e-5, atol=1e-6)
 
 
-def test_weights_are_folded_once_and_again_when_told() -> None:
+def test_weights_are_folded_once_and_again_after_refresh() -> None:
     x, w = tensor("x", 8, 32), tensor("w", 64, 32, role="weight")
     g = Graph("linear", (x, w), (ops.matmul(x, ops.permute(w, (1, 0))),))
     program = compile_graph(g)

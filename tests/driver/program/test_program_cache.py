@@ -93,7 +93,7 @@ def test_explained_like_the_first() -> None:
     assert len(logs[1].of("compile")) == 1
 
 
-def test_whatever_matters_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_matters_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     g, target = mlp(), default()
     plain = key_of(g, Options(), target)
     assert plain is not None and plain == key_of(mlp(), Options(), target)

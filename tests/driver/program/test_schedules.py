@@ -59,7 +59,7 @@ def test_an_edited_trace_is_what_runs(operands: tuple[torch.Tensor, ...]) -> Non
     assert any("scheduled by the given trace" in str(e) for e in new.of("schedule"))
 
 
-def test_a_layout_is_asked_of_the_graph(operands: tuple[torch.Tensor, ...]) -> None:
+def test_a_layout_is_requested_from_the_graph(operands: tuple[torch.Tensor, ...]) -> None:
     fast = tw.compile(product)
     fast(*operands)
     report = tw.explain(fast)

@@ -151,7 +151,7 @@ def actions(program: Graph, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def test_kernels_on_one_thread_run_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_on_one_thread_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     both = [a for a in actions(scans(50_000), monkeypatch) if isinstance(a, Together)]
     assert [len(a.calls) for a in both] == [2], "the third needs what the others make"
     assert not any(isinstance(a, Together) for a in actions(scans(100), monkeypatch))

@@ -75,7 +75,7 @@ def test_another_key_is_timed_again():
     assert len(clock.timed) == 6
 
 
-def test_times_are_kept_on_disk_one_by_one():
+def test_times_are_cached_on_disk_one_by_one():
     first = Clock(3, 1)
     tuned(first, (64, 128))[over](torch.ones(1000), 1000, 2.0)
     assert len(first.timed) == 2
@@ -242,7 +242,7 @@ def test_autotune_over_heuristics():
     assert torch.equal(x, torch.full((96,), 2.0))
 
 
-def test_what_only_a_gpu_is_told_makes_no_other_kernel():
+def test_options_for_a_gpu_make_no_other_kernel():
     clock = Clock(3, 1)
     both = [tw.Config({"BLOCK": b}, num_warps=w) for b in (64, 128) for w in (2, 4, 8)]
     f = tw.autotune(both, key=["n"], do_bench=clock)(tw.jit(scale.fn))

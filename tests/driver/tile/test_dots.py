@@ -314,7 +314,7 @@ HELD = [
 
 
 @pytest.mark.parametrize(("dtype", "make", "features", "wanted"), HELD, ids=named)
-def test_how_operands_are_held_is_in_the_trace(
+def test_how_operands_are_stored_is_in_the_trace(
     dtype: str, make: type, features: tuple[str, ...], wanted: list[str]
 ) -> None:
     """Lowering knows no target: its nest is the same for all."""
@@ -385,7 +385,7 @@ def test_operands_that_others_read_too_are_multiplied_by_instructions(kernel: tw
     assert torch.allclose(out.double(), exact, atol=1e-3)
 
 
-def test_a_product_without_an_instruction_is_told():
+def test_a_product_without_an_instruction_is_reported():
     a, c = torch.ones(16, 16, dtype=torch.float64), torch.empty(16, 16, dtype=torch.float64)
     with tw.record() as log:
         product[(1, 1)](a, a, c, 16, 16, 16, BM=16, BN=16, BK=16, ACC=tl.float64)

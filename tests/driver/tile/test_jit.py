@@ -125,7 +125,7 @@ def kinds(f, *args, **kwargs):
     return f.warmup(*args, grid=(1,), **kwargs).signature
 
 
-def test_one_is_a_constant_unless_told_otherwise():
+def test_one_is_a_constant_unless_declared_otherwise():
     out = torch.zeros(8, dtype=torch.int32)
     assert fill[(1,)](out, 1, 8).constants == {"value": 1, "BLOCK": 8}
     assert out.tolist() == [1] * 8
@@ -155,7 +155,7 @@ def count(f):
     return len(f.kernels)
 
 
-def test_kernels_are_kept_by_what_decides():
+def test_the_key_of_a_kernel():
     out = torch.zeros(64, dtype=torch.int32)
     f = tw.jit(fill.fn)
     f[(1,)](out, 16, 8)

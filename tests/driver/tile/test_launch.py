@@ -167,7 +167,7 @@ def doubled(x, BLOCK: tl.constexpr):
     tl.store(x + i, tl.load(x + i) * 2)
 
 
-def test_kernels_beside_the_package_are_no_part_of_it(monkeypatch, tmp_path):
+def test_kernels_outside_the_package_are_not_part_of_it(monkeypatch, tmp_path):
     """A folder whose name begins like ours is the user's: its sums are looked at."""
     with knobs.cache_dir.override(tmp_path):
         x = np.full(16, 2**30, np.int32)

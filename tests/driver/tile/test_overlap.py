@@ -180,7 +180,7 @@ def test_two_elements_at_one_place_are_both_read_first():
     assert memory.tolist() == [1.0] * 32 + [0.0] * 32
 
 
-def test_in_place_and_beside():
+def test_in_place_and_adjacent():
     x = torch.randn(5, 100)
     want = torch.softmax(x, 1)
     f = tw.jit(softmax.fn)
@@ -286,7 +286,7 @@ def test_what_an_argument_reaches():
     assert span(SimpleNamespace(), 5) == tile_overlap._ALL
 
 
-def test_how_lowering_is_told():
+def test_overlaps_as_lowering_takes_them():
     pairs = [(2, 0), (2, 1), (3, 1)]
     assert aliasing(pairs, (SAME, NEAR, 0)).same == ((0, 2),)
     assert aliasing(pairs, (SAME, NEAR, 0)).near == ((0, 1),)

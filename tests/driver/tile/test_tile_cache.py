@@ -164,7 +164,7 @@ def test_functions_and_members_of_enums_as_constants():
             assert out.tolist() == [want] * 64 and translations(f) == times
 
 
-def test_what_no_text_tells_apart_is_not_kept(monkeypatch):
+def test_what_has_no_unique_text_is_not_cached(monkeypatch):
     out = torch.empty(64, dtype=torch.int32)
     for factor in (2, 7):
         monkeypatch.setattr(SETTINGS.value, "factor", factor)
@@ -291,7 +291,7 @@ def three(out, f: tl.constexpr, g: tl.constexpr, h: tl.constexpr, B: tl.constexp
     tl.store(out + 2 * B + i, h(i))
 
 
-def test_functions_of_one_name_are_told_apart_wherever_they_stand():
+def test_functions_of_one_name_are_distinguished_wherever_they_are():
     two, five = times(tl.constexpr(2)), times(tl.constexpr(5))
     out = torch.empty(48, dtype=torch.int32)
     for functions, factors in (((two, five, two), (2, 5, 2)), ((two, five, five), (2, 5, 5))):

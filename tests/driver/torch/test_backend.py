@@ -387,7 +387,7 @@ def test_freed_input_of_a_symbolic_size() -> None:
     assert fast(torch.empty(0)).shape == (0,)
 
 
-def test_freed_input_beside_an_empty_one() -> None:
+def test_freed_input_and_an_empty_one() -> None:
     x, empty = torch.randn(3), torch.empty(0)
     fast = tw.compile(lambda t, e: torch.cat((t + 1, e)), x, empty, strict=True)
     assert_same(fast(x, empty), x + 1)

@@ -124,7 +124,7 @@ def test_refreshing_one_program_refreshes_those_that_share() -> None:
 # ---- own_weights
 
 
-def test_the_model_is_held_once() -> None:
+def test_the_model_is_in_memory_once() -> None:
     model, x, before = mlp(256), torch.randn(4, 256), derived()
     size, expected = weight_bytes(model), model(x)
     fast = tw.compile(model, x, strict=True, own_weights=True)
@@ -210,7 +210,7 @@ def test_restored_weights_have_every_bit(order: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_another_order_is_made_from_the_one_that_is_held(scaled: bool) -> None:
+def test_another_order_is_made_from_the_one_that_is_stored(scaled: bool) -> None:
     w = graph_input("w0", TensorType(f32, (30, 50)), "weight")
     value: Any = ops.mul(w, 3.0) if scaled else w
     rng = np.random.default_rng(0)
@@ -269,7 +269,7 @@ class Tied(nn.Module):
         return nn.functional.linear(self.table(x), self.table.weight * self.scale)
 
 
-def test_an_embedding_that_is_the_last_weight_too_is_held_once() -> None:
+def test_an_embedding_that_is_the_last_weight_too_is_stored_once() -> None:
     model, before = Tied(1.0).eval().requires_grad_(False), derived()
     x = torch.randint(0, 200, (4, 6))
     expected, size = model(x), weight_bytes(model)

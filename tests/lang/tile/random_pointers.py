@@ -99,8 +99,8 @@ class PointerStatements(Terms):
         if not into:
             return
         a, (place, reach) = self.w.rng.choice(into), self.place(p)
-        held = self.contents(p.dtype, p.shape, self.held(p))
-        x = Term(f"tl.load({place})", p.dtype, p.shape, lambda b: held)
+        content = self.contents(p.dtype, p.shape, self.content(p))
+        x = Term(f"tl.load({place})", p.dtype, p.shape, lambda b: content)
         self.effects.append(reach)
         if self.w.chance(0.5):
             self.let(a.name, x)
@@ -108,7 +108,7 @@ class PointerStatements(Terms):
             effect = B.assigned(a.name, B.combined("+", B.variable(a), x))
             self.say(f"{a.name} += {x.text}", effect)
 
-    def held(self, p: Pointer) -> tuple[float, float, float]:
+    def content(self, p: Pointer) -> tuple[float, float, float]:
         if not p.output:
             return next(fill for n, _, _, fill, _ in self.arrays if n == p.array)
         if p.dtype.startswith("float"):

@@ -365,7 +365,7 @@ def test_steps_that_do_not_change_need_no_buffer():
     assert local(with_loop(kernel)) == []
 
 
-def test_steps_that_change_are_held():
+def test_steps_that_change_are_in_buffers():
     def kernel(x, out, n, m):
         q, a = 3, 1
         for _ in range(n):

@@ -308,7 +308,7 @@ def test_what_python_computes_for_kernels_stays():
     assert out[0] == 7
 
 
-def test_causes_that_tell_more_are_kept():
+def test_causes_that_say_more_are_shown():
     def of_the_author():
         raise ValueError("no such thing")
 

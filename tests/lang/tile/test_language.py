@@ -112,7 +112,7 @@ def generation(out):
     tl.store(out, found)
 
 
-def test_kernels_hear_what_programs_are_told(monkeypatch):
+def test_kernels_and_programs_see_one_backend(monkeypatch):
     """The caller of a kernel gets the same answers, and the cache distinguishes them."""
     found = []
     for backend in ("cpu", "cuda:80", "cuda:90", "cuda:103", "hip:gfx950", "hip:gfx942"):

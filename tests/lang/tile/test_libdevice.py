@@ -17,13 +17,15 @@ INF, NAN = float("inf"), float("nan")
 WIDTHS = pytest.mark.parametrize("dtype", [core.float32, core.float64], ids=str)
 
 
-def held(dtype):
+def numpy_type(dtype):
     return np.float32 if dtype == core.float32 else np.float64
 
 
 def close(found, exact, dtype, slack=1.0):
     tight = (3e-7 if dtype == core.float32 else 1e-14) * slack
-    np.testing.assert_allclose(found, np.asarray(exact, np.float64).astype(held(dtype)), rtol=tight)
+    np.testing.assert_allclose(
+        found, np.asarray(exact, np.float64).astype(numpy_type(dtype)), rtol=tight
+    )
 
 
 def run(f, *args):
@@ -94,7 +96,7 @@ TWO = {
 @WIDTHS
 @pytest.mark.parametrize("name", [*NUMPY, *POSITIVE, *INSIDE])
 def test_functions_of_one_number(name, dtype):
-    x = np.random.default_rng(3).normal(size=64).astype(held(dtype)) * 3 + 0.01
+    x = np.random.default_rng(3).normal(size=64).astype(numpy_type(dtype)) * 3 + 0.01
     if name in POSITIVE:
         x = np.abs(x)
     if name in INSIDE:
@@ -108,7 +110,7 @@ def test_functions_of_one_number(name, dtype):
 @pytest.mark.parametrize("name", TWO)
 def test_functions_of_two_numbers(name, dtype):
     rng = np.random.default_rng(4)
-    x, y = (rng.normal(size=64).astype(held(dtype)) for _ in range(2))
+    x, y = (rng.normal(size=64).astype(numpy_type(dtype)) for _ in range(2))
     exact = TWO[name](x.astype(np.float64), y.astype(np.float64))
     close(run(getattr(libdevice, name), tile(x, dtype), tile(y, dtype))[0], exact, dtype, 10)
 
@@ -137,7 +139,7 @@ def test_powers(dtype):
 
 @WIDTHS
 def test_lengths_do_not_overflow_on_the_way(dtype):
-    huge = float(np.finfo(held(dtype)).max) / 4
+    huge = float(np.finfo(numpy_type(dtype)).max) / 4
     x, y, z, w = (tile([a * huge, b], dtype) for a, b in ((1, 1), (2, 2), (2, 4), (0, 10)))
     close(run(libdevice.norm3d, x, y, z)[0], [3 * huge, math.sqrt(21)], dtype)
     close(run(libdevice.norm4d, x, y, z, w)[0], [3 * huge, 11], dtype)
@@ -162,7 +164,7 @@ def test_kinds_of_numbers(dtype):
 
 @WIDTHS
 def test_whole_numbers(dtype):
-    below = float(np.nextafter(held(dtype)(0.5), held(dtype)(0)))
+    below = float(np.nextafter(numpy_type(dtype)(0.5), numpy_type(dtype)(0)))
     x = tile([-2.5, -1.5, -0.5, -0.0, 0.5, 1.5, 2.5, below, 1e9 + 0.5], dtype)
     wanted = [
         math.copysign(math.floor(abs(v) + Fraction(1, 2)), v)
@@ -176,10 +178,10 @@ def test_whole_numbers(dtype):
 
 @WIDTHS
 def test_remainder(dtype):
-    huge = float(np.finfo(held(dtype)).max)
+    huge = float(np.finfo(numpy_type(dtype)).max)
     x = [5, 7, -7, 6, 2, 1.5, huge, 3, INF, 1, 0.3, 1e-30]
     y = [3, 4, 4, 4, 4, 1, huge * 0.75, INF, 2, 0, -0.1, 1e30]
-    x, y = (np.array(v, held(dtype)) for v in (x, y))
+    x, y = (np.array(v, numpy_type(dtype)) for v in (x, y))
     (found,) = run(libdevice.remainder, tile(x, dtype), tile(y, dtype))
     bad = np.isinf(x) | (y == 0)
     assert np.isnan(found[bad]).all()
@@ -190,7 +192,7 @@ def test_remainder(dtype):
 @WIDTHS
 def test_exponents(dtype):
     tiny = 5e-324 if dtype == core.float64 else 2.0**-149
-    x = [1, 0.75, -3, 1024.5, tiny, float(np.finfo(held(dtype)).max)]
+    x = [1, 0.75, -3, 1024.5, tiny, float(np.finfo(numpy_type(dtype)).max)]
     wanted = [math.frexp(v)[1] - 1 for v in x]
     assert run(libdevice.ilogb, tile(x, dtype))[0].tolist() == wanted
     assert run(libdevice.logb, tile(x, dtype))[0].tolist() == wanted
@@ -218,7 +220,7 @@ def test_nextafter(dtype):
 
 @WIDTHS
 def test_multiples_of_pi(dtype):
-    x = np.array([0, 0.5, 1, 1.5, 2, -0.5, 0.25, 1 / 3, 1e6 + 0.5, 3.75], held(dtype))
+    x = np.array([0, 0.5, 1, 1.5, 2, -0.5, 0.25, 1 / 3, 1e6 + 0.5, 3.75], numpy_type(dtype))
     wide = [Fraction(float(v)) % 2 for v in x]
     sines = [math.sin(math.pi * float(v if v <= 1 else v - 2)) for v in wide]
     (found,) = run(libdevice.sinpi, tile(x, dtype))
@@ -232,7 +234,7 @@ def test_multiples_of_pi(dtype):
 
 @WIDTHS
 def test_around_the_error_function(dtype):
-    x = np.array([-3, -0.5, 0, 0.5, 3, 9.9, 10.1, 100], held(dtype))
+    x = np.array([-3, -0.5, 0, 0.5, 3, 9.9, 10.1, 100], numpy_type(dtype))
     torch = pytest.importorskip("torch")
     exact = torch.special.erfcx(torch.tensor(x, dtype=torch.float64)).numpy()
     close(run(libdevice.erfcx, tile(x, dtype))[0], exact, dtype, slack=30)
@@ -242,7 +244,7 @@ def test_around_the_error_function(dtype):
         dtype,
         4,
     )
-    p = np.array([1e-30, 1e-9, 0.01, 0.4, 0.6, 1.0, 1.3, 1.7, 1.99], held(dtype))
+    p = np.array([1e-30, 1e-9, 0.01, 0.4, 0.6, 1.0, 1.3, 1.7, 1.99], numpy_type(dtype))
     (found,) = run(libdevice.erfcinv, tile(p, dtype))
     back = np.array([math.erfc(float(v)) for v in found])
     # An inverse can be as far off as its argument's last digit.
@@ -251,7 +253,7 @@ def test_around_the_error_function(dtype):
     assert (np.abs(back - p) <= tight * (p + slope)).all()
     (ends,) = run(libdevice.erfcinv, tile([0, 2, -1, 3], dtype))
     np.testing.assert_array_equal(ends, [INF, -INF, NAN, NAN])
-    q = np.array([1e-20, 0.025, 0.3, 0.5, 0.8], held(dtype))
+    q = np.array([1e-20, 0.025, 0.3, 0.5, 0.8], numpy_type(dtype))
     (found,) = run(libdevice.normcdfinv, tile(q, dtype))
     exact = torch.special.ndtri(torch.tensor(q, dtype=torch.float64)).numpy()
     np.testing.assert_allclose(
@@ -262,7 +264,7 @@ def test_around_the_error_function(dtype):
 @WIDTHS
 def test_tgamma(dtype):
     x = [0.5, 1, 5, 10.5, -0.5, -2.5, 1e-3, 30]
-    x = np.array(x, held(dtype))
+    x = np.array(x, numpy_type(dtype))
     close(run(libdevice.tgamma, tile(x, dtype))[0], [math.gamma(v) for v in x], dtype, slack=30)
     (ends,) = run(libdevice.tgamma, tile([0, -1, -2, INF, 1000], dtype))
     np.testing.assert_array_equal(ends, [INF, NAN, NAN, INF, INF])
@@ -282,13 +284,13 @@ def test_tgamma(dtype):
 )
 def test_bessel(name, like, dtype):
     torch = pytest.importorskip("torch")
-    x = np.array([0, 1e-3, 0.5, 1, 3, 8, 11.9, 12.1, 19.9, 20.1, 50, 80], held(dtype))
+    x = np.array([0, 1e-3, 0.5, 1, 3, 8, 11.9, 12.1, 19.9, 20.1, 50, 80], numpy_type(dtype))
     if not name.startswith("y"):
         x = np.concatenate([x, -x])
     exact = getattr(torch.special, like)(torch.tensor(x, dtype=torch.float64)).numpy()
     (found,) = run(getattr(libdevice, name), tile(x, dtype))
     tight = 1e-6 if dtype == core.float32 else 3e-8  # torch's own are no better
-    np.testing.assert_allclose(found, exact.astype(held(dtype)), rtol=tight, atol=tight)
+    np.testing.assert_allclose(found, exact.astype(numpy_type(dtype)), rtol=tight, atol=tight)
 
 
 @pytest.mark.parametrize("order", [0, 1])
@@ -379,7 +381,7 @@ def test_numbers_read_as_others():
 
 def rounded(exact: Fraction, dtype, mode: str) -> float:
     """A fraction as a float, by looking at the neighbours of the nearest one."""
-    kind = held(dtype)
+    kind = numpy_type(dtype)
     huge = Fraction(float(np.finfo(kind).max))
     if abs(exact) > huge:
         toward = {"ru": exact < 0, "rd": exact > 0, "rz": True, "rn": False}[mode]
@@ -403,7 +405,7 @@ MODES = pytest.mark.parametrize("mode", ["rn", "rz", "rd", "ru"])
 def operands(dtype, n):
     rng = np.random.default_rng(9)
     scale = 2.0 ** rng.integers(-20, 20, (n, 64))
-    return list((rng.normal(size=(n, 64)) * scale).astype(held(dtype)))
+    return list((rng.normal(size=(n, 64)) * scale).astype(numpy_type(dtype)))
 
 
 @WIDTHS
@@ -443,7 +445,7 @@ def test_roots_in_a_direction(dtype, mode):
     a = np.abs(a)
     (found,) = run(getattr(libdevice, f"sqrt_{mode}"), tile(a, dtype))
     for x, s in zip(a.tolist(), found.tolist(), strict=True):
-        kind = held(dtype)
+        kind = numpy_type(dtype)
         after = Fraction(float(np.nextafter(kind(s), kind(INF))))
         before = Fraction(float(np.nextafter(kind(s), kind(0))))
         if mode in ("rz", "rd"):
@@ -495,7 +497,7 @@ def test_floats_as_integers_in_a_direction(kind, to, mode):
     target = {"int": core.int32, "uint": core.uint32, "ll": core.int64, "ull": core.uint64}[to]
     x = np.array(
         [0.5, 1.5, 2.5, -0.5, -1.5, 2.25, -2.75, 1e9, 3e9, -3e9, 1e19, 1e30, -1e30, INF, -INF, NAN],
-        held(source),
+        numpy_type(source),
     )
     (found,) = run(getattr(libdevice, f"{kind}2{to}_{mode}"), tile(x, source))
     direction = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}[mode]

@@ -49,7 +49,7 @@ def test_random_kernels_read_back(first: int) -> None:
         assert parse_kernel(kernel_text(k)) == k, f"seed {seed}"
 
 
-def test_numbers_names_and_places_are_kept() -> None:
+def test_numbers_names_and_places_are_printed() -> None:
     b = IRBuilder()
     p = b.fresh(TileType(Pointer(f32)), "Größe")
     outer = Place('a "b"\\c.py', 3, 4, "f")

@@ -1,4 +1,4 @@
-"""SGLang: what attention is told of pages, lengths and places."""
+"""SGLang: metadata of pages, lengths and places for attention."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations

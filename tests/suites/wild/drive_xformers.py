@@ -18,7 +18,7 @@ def test_rotary_into_a_cache(pairs: bool, wide: str) -> None:
 
     new, ends, most, width = [3, 2], [7, 4], 8, 32
     starts = torch.tensor([0, 3, 5], dtype=torch.int32)
-    # Its own masks are in another package: what is asked of them is this.
+    # Its own masks are in another package: this much of them is used.
     mask = SimpleNamespace(
         q_seqinfo=SimpleNamespace(seqstart=starts, seqstart_py=[0, 3, 5], max_seqlen=3),
         k_seqinfo=SimpleNamespace(

@@ -1,4 +1,4 @@
-"""vLLM's platform is the one GPU that there seems to be; NVIDIA's driver is not asked.
+"""vLLM's platform is the one GPU that there seems to be; NVIDIA's driver is not queried.
 
 It is also the plugin with the few fixtures that tests of kernels ask for: vLLM's own `conftest.py`
 starts its engine, its servers and its network.

@@ -71,7 +71,7 @@ from tilewright.tune.choose import Chooser, Chosen, Default
 from tilewright.tune.choosers import choose_all, chooser
 
 ALIGN = 64
-# Handing a kernel to a thread costs microseconds. Kernels on one thread are scans, which take
+# Passing a kernel to a thread costs microseconds. Kernels on one thread are scans, which take
 # several times what their bytes would: two of this length ran in 0.55 of the time.
 TOGETHER_SECONDS = 7.5e-6
 
@@ -134,8 +134,8 @@ def compiled(
     key: str | None = None,
     machine: Machine | None = None,
 ) -> Program:
-    """The program of a graph, on a GPU or this processor. Under the key, if there is one, it is
-    kept for the next time."""
+    """The program of a graph, on a GPU or this processor. It is cached under the key, if there is
+    one."""
     told = RecordingLog(log)
     by = _chooser(options, target, told)
     phases = Phases()
@@ -219,7 +219,7 @@ class _Compilers:
             self._going.append((self._pool.submit(work), work))
 
     def finish(self) -> None:
-        """Wait for all that was begun, and do what nobody has begun yet, the last first: threads
+        """Wait for all that was begun, and do what no thread has begun yet, the last first: threads
         take the first."""
         for going, work in reversed(self._going):
             if going.cancel():
@@ -242,7 +242,7 @@ class _Kernel:
     parallel: bool = False  # do threads share any of its loops?
     cached: bool = False
     seconds: float = 0.0
-    considered: str = ""  # by whom it was scheduled, and what it was chosen from
+    considered: str = ""  # how its schedule was chosen, and from which candidates
     work: float = 0.0  # seconds it may take on one thread, by a rough count
     places: set[str] = field(default_factory=set)
 
@@ -383,7 +383,8 @@ class _Builder:
         return e, p.size + extra
 
     def _side_by_side(self, e: Entry) -> Entry:
-        """Neighbours that do not meet, each long and on one thread only, run at the same time."""
+        """Neighbours that are independent, each long and on one thread only, run at the same
+        time."""
         actions: list[Action] = []
         for a in e.actions:
             before = calls_of(actions[-1]) if actions else ()
@@ -407,7 +408,7 @@ class _Builder:
     ) -> tuple[Branch, Dim]:
         (n,) = (x for x in c.nodes if isinstance(x.op, Cond))
         assert isinstance(n.op, Cond)
-        # Constants are handed down as inputs after the branch's own.
+        # Constants are passed as inputs after the branch's own.
         passed = tuple(where(x) for x in n.inputs[1:])
         shared = sorted(self.constants.items(), key=lambda kv: kv[1])
         saved = self.constants
@@ -485,7 +486,7 @@ class _Builder:
             else:
                 todo.append((k, stages, key))
         mine = [k for k, _, _ in todo if k.symbol not in self.schedules.traces]
-        # What uses the clock goes first, while nothing else runs.
+        # What measures goes first, while nothing else runs.
         clocked = {k.symbol: k.group for k in mine if self.by.alone}
         if clocked:
             self.compilers.finish()

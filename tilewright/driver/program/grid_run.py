@@ -51,7 +51,7 @@ class GridKernel(GpuKernel):
 
 
 def place(on: Device) -> torch.device:
-    """A device in torch's words."""
+    """A device as torch names it."""
     return torch.device(DEVICE, on.number)
 
 
@@ -61,7 +61,7 @@ def current_stream(number: int) -> int:
 
 
 def check_tensor(name: str, t: Any, b: Buffer, number: int, sizes: dict[str, int]) -> None:
-    """A sentence where a tensor is not what a kernel takes; sizes are learned from it."""
+    """An error where a tensor is not what a kernel takes; sizes are read from it."""
     if not hasattr(t, "data_ptr"):
         raise Invalid(f"{name} is a {type(t).__name__}, not a torch tensor")
     if t.device.type != "cuda" or (t.device.index or 0) != number:
@@ -142,7 +142,7 @@ class GridFunction:
 
     @property
     def text(self) -> str:
-        """The code in LLVM's words."""
+        """The code as LLVM IR text."""
         return self.kernel.loaded().kernels.text
 
     @property

@@ -1,4 +1,4 @@
-"""The way to a program: out of the cache, or through the pipeline, which is loaded when something
+"""How to get a program: from the cache, or through the pipeline, which is loaded when something
 has to be compiled."""
 
 from __future__ import annotations

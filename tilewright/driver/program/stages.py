@@ -14,8 +14,8 @@ TILEWRIGHT_DUMP=dir writes one folder per program, named after the graph and a d
 A tile kernel has a folder of its own (driver/tile/tile_stages.py).
 
 TILEWRIGHT_RESUME=dir reads such a folder back: a file that differs from its digest replaces what
-the compiler would have made at that stage, and compilation goes on from there. Files that nobody
-edited are ignored, so an edited graph is not overruled by the stages that once followed it.
+the compiler would have made at that stage, and compilation goes on from there. Files that were
+not edited are ignored, so an edited graph is not overruled by the stages that once followed it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Stages:
 
     @staticmethod
     def of(graph: Graph, log: Log, dump: Path | None = None, resume: Path | None = None) -> Stages:
-        """What the options, or else TILEWRIGHT_DUMP and TILEWRIGHT_RESUME, ask for."""
+        """As the options, or else TILEWRIGHT_DUMP and TILEWRIGHT_RESUME, say."""
         return Stages.named(lambda: program_folder(graph), log, dump, resume)
 
     @staticmethod
@@ -166,7 +166,7 @@ class Stages:
     # ---- files
 
     def edited(self, file: str, parse: Callable[[str], T]) -> T | None:
-        """What the user put in place of a stage."""
+        """The file that the user edited in place of a stage."""
         path = self.edits.get(_key(file))
         if path is None:
             return None
@@ -196,7 +196,8 @@ class Stages:
 
 @dataclass(frozen=True)
 class KernelStages:
-    """The stages of one kernel. Each method takes what the compiler makes and gives what counts."""
+    """The stages of one kernel. Each method takes what the compiler makes and returns it, or the
+    edited form."""
 
     stages: Stages
     stem: str
@@ -317,7 +318,7 @@ def program_folder(graph: Graph) -> str:
 
 
 def folder_name(name: str, text: str) -> str:
-    """A name and what tells programs of that name apart."""
+    """A name, and a digest that distinguishes programs of that name."""
     plain = re.sub(r"[^\w.-]", "_", name)
     return f"{plain}-{_digest(text)[:8]}"
 

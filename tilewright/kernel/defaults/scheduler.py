@@ -1,4 +1,5 @@
-"""A nest under construction with its trace, and what default schedules ask of memory and work."""
+"""A nest under construction with its trace, and queries about memory and work for default
+schedules."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ from tilewright.kernel.steps.vectorize import Vectorize
 POLYNOMIAL = 8
 # A piece of parallel work should cost tens of microseconds: about this many simple operations.
 PIECE = 16384
-# So many pieces for each thread are enough for it to be helped when it falls behind.
+# So many pieces for each thread are enough for others to help when it falls behind.
 PIECES = 64
 
 
@@ -104,7 +105,7 @@ class Scheduler:
         return Scheduler(nest, self.target, self.choices, self.trace)
 
     def join(self, parts: Mapping[str, Scheduler]) -> None:
-        """Put statements back that were looked at alone, by their stages."""
+        """Put statements back that were scheduled alone, by their stages."""
         body: list[Stmt] = []
         for x in self.nest.body:
             own = next((p for name in stages_in(x) if (p := parts.get(name)) is not None), None)
@@ -225,7 +226,8 @@ def lanes_for(s: Scheduler, stage: str, wide: int = 16) -> int:
     dtypes = [s.nest.buffer(b.name).dtype for b, _ in accesses(s, st)]
     bits = max([min(d.bits, 64) for d in dtypes] or [32])
     one = s.target.lanes(max(bits, 32))
-    # A polynomial needs registers for itself, and waits for itself unless others run beside it.
+    # A polynomial needs registers for itself, and waits for itself unless others run at the same
+    # time.
     vectors = min(4, s.target.vector_registers // POLYNOMIAL) if cost(st.value) else 4
     return min(wide, max(one * max(1, vectors), 4))
 

@@ -38,8 +38,8 @@ from tilewright.kernel.threads import (
 
 @dataclass(frozen=True)
 class Synchronise(Step):
-    """Barriers exactly where threads of a block may talk through shared or global memory: one
-    writes a cell that another touches later, also in a later iteration of a loop around both.
+    """Barriers exactly where threads of a block may communicate through shared or global memory:
+    one writes a cell that another touches later, also in a later iteration of a loop around both.
     Barriers that are there already are computed anew, so this is the last step.
 
     thread.x i: t[i] = …               thread.x i: t[i] = …
@@ -76,8 +76,8 @@ class Synchronise(Step):
 class _Scan:
     """One block, statement by statement, with what was touched since the last barrier.
 
-    An asynchronous copy is a write where it is asked for and again where a thread waits: that is
-    when other threads have yet to hear of it.
+    An asynchronous copy is a write where it is issued and again where a thread waits: only then
+    is it visible to that thread, and a barrier makes it visible to others.
     """
 
     def __init__(self, step: Synchronise, n: Nest, axes: tuple[str, ...]) -> None:
@@ -99,7 +99,7 @@ class _Scan:
         out: list[Stmt] = []
         for s in stmts:
             if isinstance(s, Loop) and s.kind not in (*THREADS, "lane") and not self._tile(s):
-                what = f"{s.name} is parallel, beside threads of one block"
+                what = f"{s.name} is parallel, next to threads of one block"
                 self.step.need(s.kind != "parallel", what, "Bind it instead")
                 inner, after = self._loop(s, path, [])
                 met, left = self._loop(s, path, pending)
@@ -155,8 +155,8 @@ class _Scan:
     def _loop(
         self, s: Loop, path: Path, pending: list[Access]
     ) -> tuple[tuple[Stmt, ...], list[Access]]:
-        """A loop that all threads run: an iteration also meets what the one before left, and what
-        the ones before that did if no barrier came between."""
+        """A loop that all threads run: an iteration may also conflict with the one before, and with
+        earlier ones if no barrier is between."""
         before = pending
         once = D.bounds(s.extent)[1] <= 1
         while True:
@@ -194,7 +194,7 @@ class _Scan:
         return not same and not apart(a, b, uniform)
 
     def _moves(self, a: Access) -> bool:
-        """Is a cell told by memory that may have changed since?"""
+        """Is a cell selected by memory that may have changed since?"""
         found = (x for i in a.index for v in D.data_values(i) for x in v.sources)
         return any(self.n.buffer(str(x)).scope != "in" for x in found)
 
@@ -238,11 +238,12 @@ class _Scan:
             self.step.need(not bad, what, "bind its loops, or keep it in local memory")
 
     def _refuse_inside(self, here: list[Access], uniform: set[Sym]) -> None:
-        """There is no place for a barrier inside a thread loop: threads do not talk there."""
+        """There is no place for a barrier inside a thread loop: threads must not communicate
+        there."""
         uniform = uniform | set(self.n.dims)
         for w in (a for a in here if a.writes):
             for a in (a for a in here if a.buffer == w.buffer):
-                # Bind has seen to it that one index is one thread.
+                # Bind has made sure that one index is one thread.
                 if a.index == w.index and a.threads == w.threads:
                     continue
                 axes = dict([*w.threads, *a.threads])

@@ -40,7 +40,7 @@ class Pipeline(Step):
       t = …(k)                           for s in min(1, n-1-k): t[(k+1)%2] = …(k+1)
       y += t                             y += t[k%2]
 
-    With `asynchronous`, the stage is a copy to shared memory which a thread asks for and waits for
+    With `asynchronous`, the stage is a copy to shared memory which a thread issues and waits for
     before it is needed; stages of one loop that are as far ahead share their groups.
 
       async t[0] = x[0]; commit
@@ -103,7 +103,7 @@ class Pipeline(Step):
         made = {s.buffer for s, _ in walk(tuple(rest)) if isinstance(s, Store)}
         for x in (x for s in own for x in reads(s)):
             late = f"{self.stage} reads {x!r}, which {self.loop} writes on its way"
-            self.need(x.source not in made, late, f"keep {self.stage} in its iteration")
+            self.need(x.source not in made, late, f"leave {self.stage} in its iteration")
 
     def _copy(self, n: Nest, own: list[Stmt]) -> None:
         stores = [s for s, _ in walk(tuple(own)) if isinstance(s, Store)]

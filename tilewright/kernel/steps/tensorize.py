@@ -27,8 +27,10 @@ class Tensorize(Step):
         known = ", ".join(sorted(INTRINSICS))
         self.need(i, f"there is no instruction {self.instruction}", f"one of {known}")
         assert i is not None
-        kept = i.exact or n.precision != "strict"
-        self.need(kept, f"{i.name} rounds differently from its loops, and the precision is strict")
+        allowed = i.exact or n.precision != "strict"
+        self.need(
+            allowed, f"{i.name} rounds differently from its loops, and the precision is strict"
+        )
         for x, _ in self.loops(n, self.loop):
             for y, _ in walk((x,)):
                 plain = not isinstance(y, Loop) or y.kind == "serial"

@@ -1,8 +1,9 @@
 """nvptx: NVIDIA's GPUs by capability, compiled to PTX, which the driver assembles.
 
-Numbers are those of one board of each capability; `runtime/cuda/devices.py` asks the driver for
-those of the machine at hand. Which PTX version each capability is compiled with, and which
-instructions it has, are allow-lists of llvm/nvvm.py: LLVM ends the process on what is not there.
+Numbers are those of one board of each capability; `runtime/cuda/device.py` reads
+those of the machine at hand from the driver. Which PTX version each capability is compiled with,
+and which instructions it has, are allow-lists of llvm/nvvm.py: LLVM ends the process on what is not
+there.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def for_capability(capability: int) -> Target:
 
 
 def with_numbers(target: Target, **numbers: int) -> Target:
-    """The target with numbers of a machine at hand in its grid."""
+    """The target with the numbers of a given machine in its grid."""
     assert target.grid is not None
     return replace(target, grid=replace(target.grid, **numbers))
 
