@@ -8,8 +8,10 @@ import pytest
 
 from tests.kernel.fuzz import Judge
 from tilewright.kernel.group import Group
-from tilewright.kernel.nest import Loop, Nest, Store, walk
+from tilewright.kernel.nest import Loop, Nest, Store, start, walk
 from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import apply
+from tilewright.kernel.steps.split import Split
 from tilewright.kernel.text import parse_group
 from tilewright.targets import default, get
 
@@ -32,6 +34,19 @@ group columns
   t[t.i0] add= x[t.r0,t.i0] for t.i0 in 1024, t.r0 in 40 from 0.0
   y[y.i0] = t[y.i0] * 0.5 for y.i0 in 1024
 """
+
+# Sums one after the other, each of what is left without the one before.
+ONE_SUM = "  {t}[{t}.i0] add= x[{t}.r0] - {of} for {t}.i0 in 1, {t}.r0 in 100 from 0.0"
+SUMS_IN_TURN = "\n".join(
+    [
+        "group turns",
+        "  in x: f32[100]",
+        "  out y: f32[100]",
+        *(f"  local t{k}: f32[1]" for k in range(6)),
+        *(ONE_SUM.format(t=f"t{k}", of=f"t{k - 1}[0]" if k else "x[0]") for k in range(6)),
+        "  y[y.i0] = x[y.i0] - t5[0] for y.i0 in 100",
+    ]
+)
 
 SCAN = """
 group scan
@@ -144,3 +159,20 @@ def test_threads_share_a_long_reduction_of_few_rows(length: int, most: bool) -> 
     shared = [x for x, _ in walk(nest.body) if isinstance(x, Loop) and x.kind == "parallel"]
     assert isinstance(shared[0].extent, int) and shared[0].extent >= 8
     judged(group, nest)
+
+
+def test_each_of_many_sums_is_scheduled_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the time of each step would grow with their number."""
+    seen: list[int] = []
+    split = Split.apply
+
+    def counted(self: Split, n: Nest) -> Nest:
+        if self.loop.startswith("t"):
+            seen.append(len(n.body))
+        return split(self, n)
+
+    group = parse_group(SUMS_IN_TURN)
+    monkeypatch.setattr(Split, "apply", counted)
+    trace, nest = default_schedule(group, get("arm64"))
+    assert len(seen) >= 6 and max(seen) <= 3
+    assert apply(start(group), trace) == nest  # as if each step had seen all of it

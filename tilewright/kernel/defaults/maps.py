@@ -25,7 +25,7 @@ from tilewright.kernel.steps.unroll import Unroll
 
 def collapse(s: Scheduler, stages: list[str]) -> None:
     """Fuse neighbouring loops that are one walk through memory, the same way in all stages."""
-    parts = {st: part for st in stages if (part := s.alone(st)) is not None}
+    parts = s.apart(stages)
     of = {st: parts.get(st, s) for st in stages}
     fused = 0
     for k in range(len(s.path(stages[0])) - 2, -1, -1):

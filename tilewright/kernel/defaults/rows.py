@@ -41,8 +41,10 @@ def schedule_rows(s: Scheduler, inner: list[Stage], outs: list[Stage]) -> None:
     host = max(outs, key=lambda x: len(x.axes)).name
     prefix = common_prefix(s, inner, outs, host)
     if prefix == 0:
+        parts = s.apart([st.name for st in inner])
         for st in inner:
-            reduction_lanes(s, st.name)
+            reduction_lanes(parts.get(st.name, s), st.name)
+        s.join(parts)
         for o in outs:
             schedule_alone(s, o.name)
         return

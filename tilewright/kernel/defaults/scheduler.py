@@ -3,7 +3,7 @@ schedules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewright.base.errors import Refused
@@ -91,26 +91,44 @@ class Scheduler:
         assert isinstance(self.work, Group), f"{self.work.name} has no stages"
         return self.work
 
-    def alone(self, stage: str) -> Scheduler | None:
-        """For steps of one stage, whose loops are one statement of the outermost body: their time
-        does not grow with what else is there. `join` takes the statement back. None where it is
-        not one."""
-        mark = ("stage", stage)
-        found = [x for x in self.nest.body if mark in marks(x)]
-        if len(found) != 1 or not isinstance(found[0], Loop) or stages_in(found[0]) != {stage}:
-            return None
-        used = mentions(found[0])
-        buffers = tuple(b for b in self.nest.buffers if b.name in used)
-        nest = replace(self.nest, buffers=buffers, body=(found[0],))
-        return Scheduler(nest, self.target, self.choices, self.trace)
+    def apart(self, stages: Sequence[str]) -> dict[str, Scheduler]:
+        """For steps of one stage each, whose statements are neighbours in the outermost body: their
+        time does not grow with what else is there. `join` puts the statements back. Empty where
+        some stage has no such statements, or is called what steps may call a part of another."""
+        parts: dict[str, Scheduler] = {}
+        names = [b.name for b in self.nest.buffers]
+        for stage in stages:
+            mark = ("stage", stage)
+            at = [k for k, x in enumerate(self.nest.body) if mark in marks(x)]
+            found = self.nest.body[at[0] : at[-1] + 1] if at else ()
+            whole = len(found) == len(at) and all(stages_in(x) == {stage} for x in found)
+            clash = any(x.startswith(stage) and x[len(stage) :].isalpha() for x in names)
+            if not whole or clash or not any(isinstance(x, Loop) for x in found):
+                return {}
+            used = frozenset().union(*map(mentions, found))
+            buffers = tuple(b for b in self.nest.buffers if b.name in used)
+            nest = replace(self.nest, buffers=buffers, body=found)
+            parts[stage] = Scheduler(nest, self.target, self.choices, self.trace)
+        return parts
 
     def join(self, parts: Mapping[str, Scheduler]) -> None:
-        """Put statements back that were scheduled alone, by their stages."""
+        """Put statements back that were taken `apart`, with the buffers and roles that they got."""
         body: list[Stmt] = []
+        waiting = dict(parts)
         for x in self.nest.body:
-            own = next((p for name in stages_in(x) if (p := parts.get(name)) is not None), None)
-            body.extend(own.nest.body if own is not None else (x,))
-        self.nest = replace(self.nest, body=tuple(body))
+            stages = stages_in(x)
+            if not stages & parts.keys():
+                body.append(x)
+            for name in stages & waiting.keys():
+                body.extend(waiting.pop(name).nest.body)
+        roles, old = list(self.nest.roles), {b.name: b for b in self.nest.buffers}
+        nest, known = replace(self.nest, body=tuple(body)), len(roles)
+        for part in parts.values():
+            roles += part.nest.roles[known:]
+            for b in part.nest.buffers:
+                if old.get(b.name) is not b:
+                    nest = nest.with_buffer(b)
+        self.nest = replace(nest, roles=tuple(roles))
 
     def do(self, step: Step) -> None:
         self.nest = self.applied.apply(step, self.nest)
