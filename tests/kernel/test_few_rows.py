@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.kernel.fuzz import Judge
@@ -44,6 +46,31 @@ def test_threads_share_heads_and_rows_of_memory_are_read_whole(
     assert {"t", "tb", "v"} <= block.mentions
     cut = any(x.name == "t.i2.0" and x.extent != 1 for x in loops)
     assert any(isinstance(step, Prefetch) for step in trace) == cut
+
+
+@pytest.mark.parametrize("machine", ["arm64", "x86-64-v4"])
+@pytest.mark.parametrize("heads", [1, 3, 8])
+def test_threads_share_the_keys_of_few_heads(machine: str, heads: int) -> None:
+    target = replace(get(machine), cores=16)
+    g = parse_group(values(heads, 1, 4096, 64))
+    _, n = default_schedule(g, target)
+    (shared,) = (x for x, _ in walk(n.body) if isinstance(x, Loop) and x.kind == "parallel")
+    assert isinstance(shared.extent, int) and shared.extent >= target.cores
+    assert shared.extent % heads == 0 and "ts" in shared.mentions
+    # Short ones are not worth it, and strict sums keep their order.
+    for other in (parse_group(values(heads, 1, 256, 64)), replace(g, precision="strict")):
+        assert all(b.name != "ts" for b in default_schedule(other, target)[1].buffers)
+
+
+@pytest.mark.parametrize(("heads", "rows"), [(1, 1), (3, 2)])
+def test_results_of_shared_keys(heads: int, rows: int) -> None:
+    g = parse_group(values(heads, rows, 2048, 64))
+    judge = Judge(g, [{}])
+    judge.exact = False
+    _, n = default_schedule(g, replace(default(), cores=4))
+    assert any(b.name == "ts" for b in n.buffers)
+    judge.nest(n)
+    judge.native(n)
 
 
 @pytest.mark.parametrize(("rows", "keys", "width"), [(1, 192, 64), (3, 128, 128), (1, 192, 20)])
