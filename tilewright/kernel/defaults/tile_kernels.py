@@ -13,18 +13,17 @@ from dataclasses import dataclass, field
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Load, loads
 from tilewright.ir.expr import walk as walk_value
-from tilewright.ir.register_tile import products_of, whole_tile
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.rows import reduction_lanes
 from tilewright.kernel.defaults.scheduler import Scheduler, accesses, lanes_for, vector_loop
 from tilewright.kernel.defaults.tile_dots import Products, grouped_products
 from tilewright.kernel.defaults.tile_operands import hold_operands
+from tilewright.kernel.defaults.tile_products import in_panels, multiplies, reduced
 from tilewright.kernel.defaults.windows import Windows
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.nest import (
     TENSOR,
     WAITS,
-    Alloc,
     Atomic,
     Loop,
     Nest,
@@ -33,22 +32,17 @@ from tilewright.kernel.nest import (
     Stmt,
     Store,
     own_loops,
-    own_values,
     reads,
     stages_in,
     walk,
     writes,
 )
 from tilewright.kernel.step import Step, Trace
-from tilewright.kernel.steps.compute_at import ComputeAt
-from tilewright.kernel.steps.init_at import InitAt
 from tilewright.kernel.steps.join import Join
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.prefetch import Prefetch
-from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.split import Split
-from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 
@@ -76,7 +70,7 @@ class _Stages:
     def is_sum(self, name: str) -> bool:
         """Is it reduced over a loop of its own?"""
         store = self.stores[name]
-        return store.combine is not None and bool(_over(store, self.own(name)))
+        return store.combine is not None and bool(reduced(store, self.own(name)))
 
 
 def schedule_programs(n: Nest, target: Target) -> tuple[Trace, Nest]:
@@ -85,7 +79,7 @@ def schedule_programs(n: Nest, target: Target) -> tuple[Trace, Nest]:
     hold_operands(s)
     _share(s)
     found = _stages(s.nest)
-    panels = _panels(s, found)
+    panels = in_panels(s, {x: found.stores[x] for x in found.order}, found.paths)
     narrow = grouped_products(s, found.stores, found.paths)
     products: list[str] = []
     windows = Windows.of(s.nest)
@@ -119,7 +113,7 @@ def schedule_programs(n: Nest, target: Target) -> tuple[Trace, Nest]:
 def _multiplied(s: Scheduler, name: str, found: _Stages, narrow: Products, alone: bool) -> bool:
     """A sum as a product of tiles, if it is one."""
     own = found.own(name)
-    return narrow.multiplies(s, name, own) or _product(s, name, found.stores[name], own, alone)
+    return narrow.multiplies(s, name, own) or multiplies(s, name, found.stores[name], own, alone)
 
 
 def _share(s: Scheduler) -> None:
@@ -218,35 +212,6 @@ def _is_followed(found: _Stages, copy: str, x: Load) -> bool:
     return all(isinstance(c, int) and c * x.dtype.bytes < PAGE for c in steps)
 
 
-def _panels(s: Scheduler, found: _Stages) -> dict[str, int]:
-    """Second operands of products, and sums that a loop adds products to, stored as the columns of
-    one register tile after the other: what the instruction goes through is one stream."""
-    out: dict[str, int] = {}
-    for name in found.order:
-        store, path = found.stores[name], found.paths[name]
-        own = found.own(name)
-        chosen = _chosen(s, store, own)
-        if chosen is None:
-            continue
-        (_, width), _ = chosen
-        b = store.value.args[1]
-        assert isinstance(b, Load)
-        rows, columns, deep = (D.as_int(p.var) for p in own[-3:])
-        wanted = [(str(b.source), b.index, (deep, columns))]
-        outside = [p for p in path if p not in own]
-        if outside and Alloc(store.buffer) not in (x for x, _ in walk(outside[-1].body)):
-            wanted.append((store.buffer, store.index, (rows, columns)))
-        for buffer, index, plain in wanted:
-            at = s.nest.buffer(buffer)
-            if index != plain or at.scope != "local" or buffer in out:
-                continue  # a factor that is one number, say
-            wide = at.shape[-1]
-            if isinstance(wide, int) and width < wide and wide % width == 0:
-                if s.attempt(Relayout(buffer, f"k, j -> j//{width}, k, j%{width}")):
-                    out[buffer] = width
-    return out
-
-
 def _stages(n: Nest) -> _Stages:
     found = _Stages([], {}, {})
     for x, path in walk(n.body):
@@ -258,12 +223,6 @@ def _stages(n: Nest) -> _Stages:
             found.stores[x.stage], found.paths[x.stage] = x, path
     found.order = [s for s in found.order if s not in found.left_out]
     return found
-
-
-def _over(store: Store, own: list[Loop]) -> list[Loop]:
-    """Loops that are reduced over."""
-    used = frozenset().union(*(D.symbols(i) for i in store.index)) if store.index else frozenset()
-    return [p for p in own if p.var not in used]
 
 
 def _lanes(s: Scheduler, stage: str, own: list[Loop], panel: int | None) -> None:
@@ -346,129 +305,3 @@ def _written_out(s: Scheduler, vectors: str, rows: list[str]) -> None:
             return
         vectors = f"{vectors}.1"
     s.attempt(Unroll(vectors))
-
-
-def _chosen(
-    s: Scheduler, store: Store, own: list[Loop]
-) -> tuple[tuple[int, int], list[str]] | None:
-    """A register tile for a product of two tiles, and the instructions that may compute it."""
-    v = store.value
-    if store.combine is None or len(_over(store, own)) != 1 or len(own) < 3:
-        return None
-    if not (isinstance(v, Fn) and v.name == "mul" and all(isinstance(x, Load) for x in v.args)):
-        return None
-    rows, columns = own[-3].extent, own[-2].extent
-    if not (isinstance(columns, int) and isinstance(rows, int)):
-        return None
-    sums = s.nest.buffer(store.buffer).dtype
-    known = [p for p in products_of(s.target, (sums, sums, sums)) if p.group == 1]
-    tile = whole_tile(s.target, known[0], rows, columns) if known else None
-    return None if tile is None else (tile, [p.instruction for p in known])
-
-
-def _product(s: Scheduler, stage: str, store: Store, own: list[Loop], alone: bool) -> bool:
-    """A product of two tiles by the target's instruction, a register tile at a time. `alone`: the
-    nest has all that reads its operands, so that these may be filled inside its loops."""
-    chosen = _chosen(s, store, own)
-    if chosen is None:
-        return False
-    (height, width), instructions = chosen
-    rows, columns, over = own[-3:]
-    steps: list[Step] = []
-    outer: list[str] = []
-    inside: list[str] = []
-    filled = _filled_beside(s, stage, store) if alone else None
-    together = _rows_together(s, store, own[-3:], (height, width), filled is not None)
-    row = rows.name
-    if together:
-        steps.append(Split(row, together))
-        outer.append(f"{row}.0")
-        row = f"{row}.1"
-    for name, extent, size in (
-        (columns.name, columns.extent, width),
-        (row, together or rows.extent, height),
-    ):
-        if extent == size:
-            inside.insert(0, name)
-        else:
-            steps.append(Split(name, size))
-            outer.append(f"{name}.0")
-            inside.insert(0, f"{name}.1")
-    for name in instructions:
-        saved = s.nest, list(s.trace)
-        order = Reorder((*outer, *inside, over.name))
-        if all(map(s.attempt, (*steps, order))):
-            if filled is not None and not together and columns.extent != width:
-                _fill_at(s, filled, width, outer[0])
-            if alone and outer and s.attempt(InitAt(store.buffer, outer[-1])):
-                _set_at_once(s, store.buffer)
-            if s.attempt(Tensorize(inside[0], name)):
-                return True
-        s.nest, s.trace[:] = saved
-    return False
-
-
-def _set_at_once(s: Scheduler, sums: str) -> None:
-    """The first values of a register tile, without loops."""
-    first = next(x for x, _ in walk(s.nest.body) if isinstance(x, Store) and x.buffer == sums)
-    *rows, lanes = own_loops(s.path(first.stage), first.stage)
-    if s.attempt(Vectorize(lanes.name)):
-        for p in rows:
-            s.attempt(Unroll(p.name))
-
-
-def _fill_at(s: Scheduler, buffer: str, width: int, at: str) -> None:
-    """A panel is filled in the loop over panels: one piece of memory for all of them."""
-    saved = s.nest, list(s.trace)
-    fill = next(x for x, _ in walk(s.nest.body) if isinstance(x, Store) and x.buffer == buffer)
-    columns = next(p for p in s.path(fill.stage) if p.var in D.symbols(fill.index[-1]))
-    split = columns.extent == width or s.attempt(Split(columns.name, width))
-    if not (split and s.attempt(ComputeAt(buffer, at))):
-        s.nest, s.trace[:] = saved
-
-
-def _filled_beside(s: Scheduler, stage: str, store: Store) -> str | None:
-    """The second operand, where it is filled right before the product and nobody else reads it: a
-    panel can then be filled when its turn comes, in the first cache."""
-    b = store.value.args[1]
-    assert isinstance(b, Load)
-    name = str(b.source)
-    held = s.nest.buffer(name)
-    if held.scope != "local" or len(held.shape) != 3:  # panels, their rows, their columns
-        return None
-    everything = list(walk(s.nest.body))
-    users = [x for x, _ in everything if any(name in v.sources for v in own_values(x))]
-    fills = [(x, p) for x, p in everything if isinstance(x, Store) and x.buffer == name]
-    alone = len(users) == 1 and isinstance(users[0], Store) and users[0].stage == stage
-    if not alone or len(fills) != 1:
-        return None
-
-    def outside(of: str, path: Path) -> list[str]:
-        return [p.name for p in path if p.axis.stage != of]
-
-    (fill, path), here = fills[0], s.path(stage)
-    return name if outside(fill.stage, path) == outside(stage, tuple(here)) else None
-
-
-def _rows_together(
-    s: Scheduler, store: Store, loops: list[Loop], tile: tuple[int, int], filled: bool
-) -> int | None:
-    """How many rows pass by one panel before the next does; None where all of them do. The first
-    cache has place for some rows or for a panel, and what is not there comes out of the second one
-    again and again: whichever moves fewer bytes. `filled`: a panel is filled when its turn comes,
-    if there is one turn only."""
-    a = store.value.args[0] if isinstance(store.value, Fn) else None
-    rows, columns, deep = (p.extent for p in loops)
-    if not isinstance(a, Load) or not isinstance(rows, int) or not isinstance(deep, int):
-        return None
-    assert isinstance(columns, int)
-    (height, width), size = tile, deep * a.dtype.bytes
-    most = max(s.target.l1 // 2 // size, height)
-    fitting = [n for n in range(height, rows, height) if rows % n == 0 and n <= most]
-    if not fitting or most >= rows:
-        return None
-    some = max(fitting)
-    by_rows = rows + columns * (rows // some + filled)
-    by_panels = rows * (columns // width) + columns * (not filled)
-    fits = width * size <= s.target.l1 * 2 // 3
-    return None if fits and by_panels <= by_rows else some
