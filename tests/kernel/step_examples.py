@@ -309,6 +309,22 @@ nest product
 NARROW = PRODUCT.format(dtype="bf16", sums="f32")
 BYTES = PRODUCT.format(dtype="i8", sums="i32")
 
+# Programs of a tile kernel: a tile is turned round.
+PROGRAMS = """
+nest turned
+  in x: i32[3,64]
+  out y: i32[3,64]
+  local t: i32[64]
+  independent program in 3:
+    alloc t
+    for s.i0 in 64:
+      s: t[s.i0] = x[program,s.i0] + 1:i32
+    for u.i0 in 64:
+      u: t[u.i0] = t[u.i0] * 2:i32
+    for z.i0 in 64:
+      z: y[program,z.i0] = t[-1*z.i0+63]
+"""
+
 # name of the golden file: (group or nest, steps before, the step)
 EXAMPLES = {
     "split": (MAP, "", "Split('y.i0', 16)"),
@@ -345,6 +361,12 @@ EXAMPLES = {
         WINDOW,
         "Bind('t.i0', 'thread.x')\nBind('y.i0', 'thread.x')",
         "Synchronise()",
+    ),
+    "distribute": (
+        PROGRAMS,
+        "",
+        "Distribute(threads=(4, 8, 1), layouts=('s.i0 = y8 x4 v2', 'u.i0 = y8 x4 v2', "
+        "'z.i0 = 2 y8 x4'))",
     ),
     "pad": (PACKED, "", "Pad('t', 0, 12)"),
     "permute": (TWO, "", "Permute('t', (1, 0))"),

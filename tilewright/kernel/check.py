@@ -23,7 +23,6 @@ from tilewright.kernel.nest import (
     ANY_ORDER,
     ATOMICS,
     BLOCKS,
-    BRANCHES,
     KINDS,
     NEST_ROLES,
     ORDERS,
@@ -382,7 +381,7 @@ def _nest_lanes(n: Nest) -> Iterator[Fault]:
 
 @check("nest", "branches-sound")
 def _nest_branches(n: Nest) -> Iterator[Fault]:
-    """Conditions are bools, branches have bodies and are not inside blocks of threads."""
+    """Conditions are bools, branches have bodies; threads of a block do not report."""
     for s, p in walk_nest(n.body):
         if isinstance(s, (If, While)):
             if not s.condition.dtype.is_bool:
@@ -398,13 +397,14 @@ def _nest_branches(n: Nest) -> Iterator[Fault]:
             elif s.condition is not None and not s.condition.dtype.is_bool:
                 yield Fault(f"the condition of {_name(s)} is {s.condition.dtype}, not bool", s)
         bound = next((q for q in p if q.kind in (*BLOCKS, *THREADS)), None)
-        if bound is not None and isinstance(s, BRANCHES):
+        if bound is not None and isinstance(s, Report):
             yield Fault(f"{_name(s)} is inside {bound.kind} {bound.name}: threads have none", s)
 
 
 @check("nest", "atomics-sound")
 def _nest_atomics(n: Nest) -> Iterator[Fault]:
-    """Atomics work on arguments, on what machines can exchange; results go to other memory."""
+    """Atomics work on arguments or memory that threads share, on what machines can exchange;
+    results go to other memory."""
     table = {b.name: b for b in n.buffers}
     for s, _ in walk_nest(n.body):
         if isinstance(s, Atomic):
@@ -418,7 +418,7 @@ def _atomic_faults(table: dict[str, Buffer], s: Atomic) -> Iterator[str]:
         yield f"{s.stage} is {s.kind} {s.order}; the kinds are {kinds}, the orders {orders}"
     if (s.kind == "cas") != (s.compare is not None):
         yield f"{s.stage} is {s.kind}: cas and nothing else compares"
-    if b is None or b.scope not in ("out", "memory"):
+    if b is None or b.scope not in ("out", "memory", "shared"):
         what = "unknown" if b is None else "an input" if b.scope == "in" else "no argument"
         yield f"{s.stage} is an atomic on {s.buffer}, which is {what}"
         return

@@ -75,6 +75,8 @@ def programs_of(n: Nest) -> Loop | None:
 def on_blocks(n: Nest, programs: Loop) -> tuple[tuple[Loop, ...], tuple[Stmt, ...]]:
     """The loops over blocks, and what one of them does."""
     sizes = {s.name: D.as_int(s) for s in n.dims}
+    if any(x not in sizes for x in GRID):
+        return (Loop(programs.var, BLOCKS[0], ()),), programs.body
     g = [sizes[x] for x in GRID]
     at = [D.var(f"program{k}", x) for k, x in enumerate(g)]
     number = at[0] + g[0] * (at[1] + g[1] * at[2])

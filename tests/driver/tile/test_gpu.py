@@ -15,6 +15,7 @@ import tilewright as tw
 import tilewright.language as tl
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.driver.tile import gpu
+from tilewright.runtime.cuda.module import Facts
 from tilewright.targets import nvptx
 
 
@@ -34,16 +35,22 @@ class Launches:
     """Stands for the driver: notes what it is asked for."""
 
     modules: list[str] = field(default_factory=list)
+    launched: list[str] = field(default_factory=list)  # the code of each launch
+    registers: int = 255
     calls: list[tuple[list[int], tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
 
     def module(self, ptx: str, on: Any) -> Any:
         self.modules.append(ptx)
-        return SimpleNamespace(function=lambda name, shared: SimpleNamespace(name=name))
+        registers = 32 if ".minnctapersm" in ptx else self.registers
+        facts = Facts(registers, 0, 0, 1024, 2048 // (32 * registers // 8))
+        made = SimpleNamespace(facts=lambda threads: facts, ptx=ptx)
+        return SimpleNamespace(function=lambda name, shared: made)
 
     def launcher(self, function: Any, threads: tuple[int, ...], count: int) -> Any:
         def again(given: list[int], blocks: tuple[int, ...], stream: int) -> None:
             assert len(given) == count
             self.calls.append((given, blocks, threads))
+            self.launched.append(function.ptx)
 
         return SimpleNamespace(again=again)
 
@@ -51,7 +58,9 @@ class Launches:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     made = Launches()
-    fake = SimpleNamespace(number=0, capability=90, use=lambda: None, numbers=dict)
+    fake = SimpleNamespace(
+        number=0, capability=90, use=lambda: None, numbers=dict, facts=(("threads", 2048),)
+    )
     monkeypatch.setattr(gpu, "device", lambda number: fake)
     monkeypatch.setattr(gpu, "target_of", lambda number: nvptx.for_capability(90))
     monkeypatch.setattr(gpu, "Module", made.module)
@@ -108,3 +117,10 @@ def test_forms_are_there_to_be_read(launches: Launches) -> None:
     kernel = scaled_kernel[(4,)](x, out, 100, 0.5, BLOCK=32)
     assert ".target sm_90a" in kernel.asm["ptx"]
     assert "Distribute(" in kernel.asm["trace"]
+
+
+def test_few_registers_less_are_asked_for(launches: Launches) -> None:
+    launches.registers = 40
+    x, out = there(torch.ones(100, dtype=torch.float16)), there(torch.zeros(100))
+    scaled_kernel[(4,)](x, out, 100, 0.5, BLOCK=128)
+    assert len(launches.modules) == 2 and ".minnctapersm 16\n" in launches.launched[0]

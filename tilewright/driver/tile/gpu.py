@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from importlib import import_module
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -29,11 +31,14 @@ from tilewright.ir.types import DTYPES, to_memory
 from tilewright.kernel.distribution import REPORT_WORDS
 from tilewright.lang.tile.lowering.reports import Reports
 from tilewright.runtime.cuda.device import Device, device
-from tilewright.runtime.cuda.module import Launcher, Module
+from tilewright.runtime.cuda.module import Function, Launcher, Module
 from tilewright.targets import nvptx
 
 KIND = "gpu tile"  # of cache entries
 _COMPILER = "tilewright.driver.tile.gpu_compile"
+MOST_SQUEEZED = 48  # registers of a thread; of more, many would be spilled
+FEW_SPILLED = 16  # bytes
+SHARED = 64 << 10  # bytes that the blocks of a multiprocessor may have together, on any GPU
 _TEXTS = ("ttir", "nest", "trace", "llir", "ptx", "asm")
 Grid = tuple[int, int, int]
 
@@ -64,11 +69,25 @@ class GpuTile:
         b: Binding = self.code.binding
         self.pairs, self.stored = b.pairs, b.stored
         self.reports = Reports(b.name, b.sites)
-        self.module = Module(self.code.ptx, self.on)
-        function = self.module.function(self.code.symbol, self.code.shared)
+        function = self._loaded()
         count = len(b.slots) + len(b.dims) + (self.code.reports >= 0)
         self.launcher = Launcher(function, self.code.threads, count)
         self.launch = self._launch()
+
+    def _loaded(self) -> Function:
+        """The kernel. Where a few registers less let a multiprocessor have all its threads, the
+        driver's compiler is asked for that, and taken at its word if it spills next to none."""
+        ptx, name = self.code.ptx, self.code.symbol
+        found = Module(ptx, self.on).function(name, self.code.shared)
+        threads = prod(self.code.threads)
+        full = dict(self.on.facts).get("threads", 0) // threads
+        facts = found.facts(threads)
+        if facts.registers > MOST_SQUEEZED or facts.blocks >= full or facts.shared * full > SHARED:
+            return found
+        denser = re.sub(r"^(\.reqntid [^\n]*)$", rf"\1\n.minnctapersm {full}", ptx, flags=re.M)
+        squeezed = Module(denser, self.on).function(name, self.code.shared)
+        spilled = squeezed.facts(threads).local - facts.local
+        return squeezed if spilled <= FEW_SPILLED else found
 
     def forms(self) -> Mapping[str, Callable[[], str]]:
         def form(name: str) -> str:

@@ -1,0 +1,244 @@
+"""Tile kernels as blocks of threads: layouts, what is in registers, barriers, products of warps.
+
+The SIMT executor runs the nests and finds every race.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.gpu.assembler import assemble, ptxas
+from tests.gpu.tile_kernels import load
+from tests.lang.tile.kernels import CASES, Case
+from tests.lang.tile.random_kernels import kernel as kernel_of
+from tests.lang.tile.random_running import failure
+from tests.lang.tile.threads_running import run_threads, scheduled
+from tilewright.base.errors import Invalid, Refused
+from tilewright.ir.types import bf16, f32, from_memory, i32, to_memory
+from tilewright.kernel.check import verify
+from tilewright.kernel.defaults.grid_tiles import schedule_tile_grid
+from tilewright.kernel.interpret import RunError
+from tilewright.kernel.layouts import layout_text, parse_layout, size
+from tilewright.kernel.nest import Barrier, Nest, transform
+from tilewright.kernel.step import apply, parse_trace, print_trace
+from tilewright.kernel.steps.distribute import Distribute
+from tilewright.kernel.text import nest_text, parse_nest
+from tilewright.lang.tile.front.frontend import translate
+from tilewright.lang.tile.front.functions import Argument
+from tilewright.lang.tile.ir import Kernel
+from tilewright.lang.tile.lowering.lower import lower
+from tilewright.llvm.grid import emit_kernels
+from tilewright.llvm.objects import cached_ptx
+from tilewright.targets.nvptx import for_capability
+
+LONG = {"matmul", "matmul_relu", "attention", "causal_attention"}  # take seconds
+
+
+def translated(c: Case) -> tuple[Kernel, dict[str, Any]]:
+    values = c.values(np.random.default_rng(0))
+    return translate(c.function, c.arguments(values)), values
+
+
+def flat(c: Case, values: dict[str, Any]) -> list[Any]:
+    out: list[Any] = []
+    for p in c.function.parameters:
+        x = values[p.name]
+        if not p.is_constexpr:
+            out += list(x) if isinstance(x, tuple) else [x]
+    return out
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in CASES]
+)
+def test_kernels_run_on_threads(name: str) -> None:
+    c = CASES[name]
+    kernel, values = translated(c)
+    want = c.expected({n: x.copy() if isinstance(x, np.ndarray) else x for n, x in values.items()})
+    run_threads(kernel, c.grid, flat(c, values), warps=2 if len(name) % 2 else 4)
+    for n, w in want.items():
+        np.testing.assert_allclose(values[n], w, rtol=c.rtol, atol=c.atol)
+
+
+# ---- layouts
+
+
+def test_layouts_are_text() -> None:
+    x = parse_layout("2 z4 f2 y8 x4 v4")
+    assert size(x) == 2048 and layout_text(x) == "2 z4 f2 y8 x4 v4"
+    for wrong in ("q4", "x", "x1", "4x"):
+        with pytest.raises(Invalid, match="no digit of a layout"):
+            parse_layout(wrong)
+
+
+def test_the_trace_says_it_all() -> None:
+    kernel, _ = translated(CASES["softmax"])
+    low = lower(kernel, threads=True)
+    trace, nest = schedule_tile_grid(low.nest, for_capability(90), 4)
+    assert nest_text(apply(low.nest, parse_trace(print_trace(trace)))) == nest_text(nest)
+    assert parse_nest(nest_text(nest)) == nest
+    verify(nest)
+
+
+def test_rows_are_in_registers() -> None:
+    kernel, _ = translated(CASES["softmax"])
+    _, nest = scheduled(kernel)
+    assert {b.scope for b in nest.buffers} == {"out", "local"}
+
+
+def test_pointers_say_what_they_are_multiples_of() -> None:
+    kernel, _ = translated(CASES["add"])
+    text = nest_text(lower(kernel, threads=True).nest)
+    assert "out x_0: *f32 aligned 16" in text
+    with pytest.raises(Invalid, match="a number of bytes after aligned"):
+        parse_nest(text.replace("aligned 16", "aligned much", 1))
+
+
+@pytest.mark.parametrize(
+    ("layouts", "says"),
+    [
+        (("s0.i0 = 2 y8 x4 v2",), "64 iterations"),
+        (("s0.i0 = 2 y8 y4",), "an axis of threads twice"),
+        (("s0.i0 = 4 y4 x4",), "of a block of"),
+        (("s9.i0 = y8 x4",), "there is no loop s9.i0"),
+        (("s0.i0 = 64 q2",), "no digit"),
+    ],
+)
+def test_wrong_layouts_are_refused(layouts: tuple[str, ...], says: str) -> None:
+    kernel, _ = translated(CASES["add"])
+    n = lower(kernel, threads=True).nest
+    with pytest.raises(Refused, match=says):
+        Distribute((4, 8, 4), layouts).apply(n)
+
+
+# ---- products
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return to_memory(np.random.default_rng(1).standard_normal(shape).astype(np.float32), bf16)
+
+
+def described(**values: Any) -> dict[str, Argument]:
+    out: dict[str, Argument] = {}
+    for name, x in values.items():
+        if isinstance(x, np.ndarray):
+            out[name] = Argument.pointer(bf16, 16)
+        elif (name.isupper() and len(name) > 1) or x == 1:
+            out[name] = Argument.constant(x)
+        elif isinstance(x, float):
+            out[name] = Argument.scalar(f32)
+        else:
+            out[name] = Argument.scalar(i32, 16 if x % 16 == 0 else 1, True)
+    return out
+
+
+def product(m: int, n: int, k: int, turned: bool) -> tuple[Kernel, list[Any], np.ndarray]:
+    """Of a with b, whose columns or rows are neighbours in memory."""
+    a, b, c = numbers(m, k), numbers(k, n), numbers(m, n)
+    other = np.ascontiguousarray(b.T) if turned else b
+    bk, bn = (1, k) if turned else (n, 1)
+    sizes = {"M": m, "N": n, "K": k, "am": k, "ak": 1, "bk": bk, "bn": bn, "cm": n, "cn": 1}
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP": 8}
+    given = {"a": a, "b": other, "c": c, **sizes}
+    kernel = translate(load(False).matmul_kernel, described(**given, **blocks))
+    values = [x.reshape(-1) if isinstance(x, np.ndarray) else x for x in given.values()]
+    return kernel, [x for x in values if isinstance(x, np.ndarray) or x != 1], c
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_by_instructions_of_warps(turned: bool) -> None:
+    """Also of sizes that no tile divides: copies in the background bring zeros there."""
+    kernel, values, c = product(48, 32, 48, turned)
+    _, nest = scheduled(kernel, 2)
+    text = nest_text(nest)
+    assert "by nvptx.mma.bf16" in text and "async" in text and "swizzled" in text
+    a, b = from_memory(values[0], bf16).reshape(48, 48), from_memory(values[1], bf16)
+    b = b.reshape(32, 48).T if turned else b.reshape(48, 32)
+    run_threads(kernel, (2,), values, 2)
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    np.testing.assert_allclose(from_memory(c, bf16), want, rtol=1e-2, atol=5e-2)
+
+
+def test_a_product_of_a_product_stays_in_registers() -> None:
+    """Attention: what the softmax leaves is the second product's first operand as it is."""
+    n, dim = 32, 16
+    q, k, v, out = (numbers(1, n, dim) for _ in range(4))
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 16, "DIM": dim, "CAUSAL": True}
+    given = {"q": q, "k": k, "v": v, "out": out, "n": n, "scale": 0.25}
+    kernel = translate(load(False).attention_kernel, described(**given, **blocks))
+    _, nest = scheduled(kernel, 2)
+    text = nest_text(nest)
+    assert text.count("by nvptx.mma.bf16") == 2 and text.count("by nvptx.ldmatrix.a") == 1
+    run_threads(kernel, (1, 1), [x.reshape(-1) for x in (q, k, v, out)] + [n, 0.25], 2)
+    a, b, z = (from_memory(x, bf16)[0].astype(np.float64) for x in (q, k, v))
+    scores = np.where(np.tril(np.ones((n, n))) > 0, a @ b.T * 0.25, -np.inf)
+    e = np.exp(scores - scores.max(1, keepdims=True))
+    want = e / e.sum(1, keepdims=True) @ z
+    np.testing.assert_allclose(from_memory(out, bf16)[0], want, rtol=2e-2, atol=2e-2)
+
+
+# ---- what is planted is found
+
+
+@pytest.mark.parametrize("name", ["scan", "argmax", "lock"])
+def test_a_missing_barrier_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is one that threads race without, or one that the result is right without."""
+    c = CASES[name]
+    kernel, values = translated(c)
+    _, nest = scheduled(kernel)
+    count = nest_text(nest).count("barrier\n")
+    want = c.expected({n: x.copy() if isinstance(x, np.ndarray) else x for n, x in values.items()})
+    found = 0
+    for k in range(count):
+        broken = without_barrier(nest, k)
+        monkeypatch.setattr(
+            "tests.lang.tile.threads_running.scheduled",
+            lambda *a, broken=broken, **b: (lower(kernel, threads=True), broken),
+        )
+        again = {n: x.copy() if isinstance(x, np.ndarray) else x for n, x in values.items()}
+        try:
+            run_threads(kernel, c.grid, flat(c, again))
+        except RunError as race:
+            found += "with no barrier between" in str(race)
+        else:
+            for n, w in want.items():
+                np.testing.assert_allclose(again[n], w, rtol=c.rtol, atol=c.atol)
+    assert found > 0
+
+
+def without_barrier(n: Nest, which: int) -> Nest:
+    seen = iter(range(10**6))
+    gone = lambda s: () if isinstance(s, Barrier) and next(seen) == which else (s,)  # noqa: E731
+    return replace(n, body=transform(n.body, gone))
+
+
+def test_cells_that_memory_tells_are_kept_apart() -> None:
+    """A loop stores a tile at a place that it moves: the next iteration writes cells of other
+    threads."""
+    assert failure(kernel_of(11), ("threads",)) is None
+
+
+# ---- code
+
+
+@pytest.mark.skipif(ptxas() is None, reason="there is no ptxas")
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("name", ["softmax", "scan", "count", "lock"])
+def test_code_is_assembled(name: str, capability: int) -> None:
+    kernel, _ = translated(CASES[name])
+    _, nest = scheduled(kernel, 4, capability)
+    target = for_capability(capability)
+    (found,) = assemble(cached_ptx(emit_kernels(nest, target).text, target), target.cpu)
+    assert found.spilled == 0
+
+
+def test_code_reads_vectors_and_keeps_rows_in_registers() -> None:
+    rows = {"x": numbers(4), "out": numbers(4), "x_stride": 64, "out_stride": 64, "columns": 64}
+    kernel = translate(load(False).softmax_kernel, described(**rows, BLOCK=1024))
+    target = for_capability(90)
+    ptx = cached_ptx(emit_kernels(scheduled(kernel)[1], target).text, target)
+    assert "ld.global.v4" in ptx and "st.global.v4" in ptx and "local" not in ptx

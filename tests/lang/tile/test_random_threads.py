@@ -1,0 +1,31 @@
+"""Random kernels do on the threads of a block (kernel/simt.py) what they do step by step."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lang.tile.random_kernels import kernel
+from tests.lang.tile.random_running import described, failure, shrunk
+from tests.seeds import drawn
+
+ALL, WAY = 400, ("threads",)
+
+
+def check(seed: int) -> None:
+    made = kernel(seed)
+    found = failure(made, WAY)
+    if found is not None:
+        small = shrunk(made, found.kind, 60, WAY)
+        raise AssertionError(described(small, failure(small, WAY) or found))
+
+
+@pytest.mark.parametrize("seed", drawn(range(ALL), quick=3))
+def test_random_kernels_on_threads(seed: int) -> None:
+    check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, ALL, 50))
+def test_many_random_kernels_on_threads(first: int) -> None:
+    for seed in range(first, first + 50):
+        check(seed)
