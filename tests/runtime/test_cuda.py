@@ -184,7 +184,7 @@ def test_memory() -> None:
     library, d = gpu()
     memory = Memory.of(d, np.arange(4.0))
     assert memory.size == 32
-    with pytest.raises(Invalid, match="64 bytes are asked for"):
+    with pytest.raises(Invalid, match="64 bytes are requested"):
         memory.read(np.zeros(8))
     del memory
     assert "cuMemFree_v2" in library.names()

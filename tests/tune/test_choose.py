@@ -181,7 +181,7 @@ def test_measurements_decide_and_are_made_once(
 ) -> None:
     calls, group = slow_rules(monkeypatch, 2.0), packed(49, 256, 240)
     first = Timed(cache, 60).choose(group, default())
-    assert calls == [timed.TOP] and first.settled
+    assert calls == [timed.TOP] and first.final
     assert first.considered[0].choices != "rules"
     assert first.considered[0].timed == min(x.timed or 0 for x in first.considered)
     assert [x.choices for x in first.considered].count("rules") == 1
@@ -199,7 +199,7 @@ def test_without_time_the_model_has_the_last_word_for_now(cache: Cache) -> None:
     group = packed(49, 256, 240)
     spent = Timed(cache, 0)
     found = spent.choose(group, default())
-    assert not found.settled
+    assert not found.final
     assert found.trace == Ranked().choose(group, default()).trace
     assert all(x.timed is None for x in found.considered)
     assert cache.size() == 0
@@ -208,7 +208,7 @@ def test_without_time_the_model_has_the_last_word_for_now(cache: Cache) -> None:
 def test_short_kernels_are_left_to_the_model(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, group = slow_rules(monkeypatch, 2.0), packed(12, 8, 24)
     found = Timed(cache, 60).choose(group, default())
-    assert not calls and found.settled
+    assert not calls and found.final
     assert found.trace == Ranked().choose(group, default()).trace
 
 
@@ -219,7 +219,7 @@ def test_what_computes_most_is_chosen_first() -> None:
 
 def test_clocks_are_real(cache: Cache) -> None:
     found = Timed(cache, 60).choose(packed(49, 256, 240), default())
-    assert found.settled and all(x.timed is not None and x.timed > 0 for x in found.considered)
+    assert found.final and all(x.timed is not None and x.timed > 0 for x in found.considered)
     assert cache.size() > 0
 
 

@@ -66,8 +66,7 @@ class Block:
     @cached_property
     def marks(self) -> frozenset[Mark]:
         """Of the statement and of all inside. Nests before and after a step share most of their
-        statements, so a search visits only the statements that contain what it looks for: see
-        `seek`."""
+        statements, so a search visits only those that contain what it looks for: see `seek`."""
         assert isinstance(self, (Loop, If, While))
         return frozenset(own_marks(self)).union(*(marks(x) for b in bodies(self) for x in b))
 
@@ -158,8 +157,7 @@ class Barrier:
 
 @dataclass(frozen=True)
 class Commit:
-    """The asynchronous stores of a thread since its last Commit are one group (maybe an empty
-    one)."""
+    """The asynchronous stores of a thread since its last Commit are one group (maybe empty)."""
 
 
 @dataclass(frozen=True)

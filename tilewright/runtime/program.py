@@ -3,8 +3,8 @@ may overlap.
 
 Memory is contiguous and row-major. A call in flight owns a frame (argument arrays and an arena);
 frames are reused, so a hot call allocates nothing. Values derived from weights are computed by a
-second program, the prologue, and kept until a weight changes or `refresh` is called; programs whose
-callers know their weights share them (runtime/shared.py).
+second program, the prologue, and stored until a weight changes or `refresh` is called; programs
+whose callers know their weights share them (runtime/shared.py).
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Details:
 
     graph: Graph | None = None  # as it was given
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds of compiling it
-    marks: Marks | None = None  # where the time of calls goes, if that was asked for
+    marks: Marks | None = None  # where the time of calls goes, if profiling is on
     find_cut: Callable[[], Cut] | None = None
 
     @cached_property
     def cut(self) -> Cut:
-        """Of a program out of the cache it is found when it is first asked for."""
+        """Of a program from the cache it is computed on first use."""
         assert self.find_cut is not None, "a program that was compiled knows how to find its cut"
         return self.find_cut()
 
@@ -147,8 +147,8 @@ class Program:
         """Returns when what was asked for is done."""
 
     def watch(self, count: int) -> None:
-        """The last `count` outputs are 64-bit integers for the caller's eyes: they lie in the frame
-        of a call, which returns them where the first is not 0. Before any call."""
+        """The last `count` outputs are 64-bit integers that only the caller reads: they lie in the
+        frame of a call, which returns them where the first is not 0. Before any call."""
         assert not self._frames
         self._watched, self._filled = count, len(self.outputs) - count
 
@@ -170,7 +170,7 @@ class Program:
 
     @property
     def derived(self) -> Derived | None:
-        """What is derived from weights now; another object whenever it was derived anew."""
+        """What is derived from weights now; another object whenever it was derived again."""
         found = self._derived
         return found if found is not None and found.current else None
 
@@ -178,9 +178,9 @@ class Program:
         """The program with its first inputs, all weights among them, at these addresses.
 
         `weights` are those that the prologue reads, as the caller knows them; without, what is
-        derived is kept until an address changes, and is this program's own.
+        derived is stored until an address changes, and is this program's own.
         """
-        # Held by the binding: another thread may derive anew meanwhile.
+        # The binding refers to it: another thread may derive again meanwhile.
         derived = None
         rest = list(self._fixed)
         if self.prologue is not None:
@@ -252,7 +252,7 @@ class Program:
 
     @property
     def held(self) -> int:
-        """Bytes of arenas that are kept for the next calls."""
+        """Bytes of arenas that are cached for the next calls."""
         return sum(f.size for f in self._frames)
 
     def trim(self) -> None:

@@ -1,8 +1,8 @@
 """Values derived from weights: one copy for all programs that need it.
 
 A program's prologue makes packed and folded values. Each has a recipe, and a caller that knows its
-weights gives them keys; where recipe and keys are equal, programs hold the same piece of memory. A
-piece lives as long as somebody holds it.
+weights gives them keys; where recipe and keys are equal, programs share one piece of memory. A
+piece lives as long as something refers to it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Piece:
         return any(w.rebuild is not None for w in self.weights)
 
     def forget(self) -> None:
-        """The weights hold something else now, whatever their keys say; nobody uses it again."""
+        """The weights have changed, whatever their keys say; it is not used again."""
         if self.is_only_copy:
             return  # what is in here can have changed nowhere
         with _lock:

@@ -39,7 +39,7 @@ class Chosen:
     trace: Trace
     nest: Nest
     considered: tuple[Considered, ...] = ()
-    settled: bool = True  # False: with more time the result could be another one
+    final: bool = True  # False: with more time the result could be another one
 
     def __str__(self) -> str:
         if not self.considered:

@@ -1,5 +1,5 @@
-"""The clock decides about kernels. Loaded by who wants that, with what it needs to run them and to
-show how far it is: a program whose schedules the model chooses compiles without these."""
+"""Schedules chosen by measuring. Loaded only for that, with what it needs to run kernels and to
+show progress: a program whose schedules the cost model chooses compiles without these."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Timed:
             made = self._timed(group, target, began)
         finally:
             self.spent += time.perf_counter() - began
-        if made.settled:
+        if made.final:
             stored = {
                 "trace": print_trace(made.trace),
                 "considered": [asdict(x) for x in made.considered],
@@ -90,7 +90,7 @@ class Timed:
         if candidate(group, target, RULES).cost.seconds(target) < TOO_SHORT:
             return Ranked().choose(group, target)
         if not in_time():
-            return replace(Ranked().choose(group, target), settled=False)
+            return replace(Ranked().choose(group, target), final=False)
         every = candidates(group, target, thorough=True)
         rules, found = every[0], sorted(every, key=lambda c: c.cost.cycles)[:TOP]
         if rules not in found:
@@ -98,7 +98,7 @@ class Timed:
         took = timed([c.nest for c in found], target, going_on=in_time) if len(found) > 1 else None
         if took is None:
             out_of_time = len(found) > 1
-            return replace(chosen(ranked(every), target), settled=not out_of_time)
+            return replace(chosen(ranked(every), target), final=not out_of_time)
         best, usual = min(took), took[found.index(rules)]
         first = took.index(best) if best < (1 - CLEARLY) * usual else found.index(rules)
         order = sorted(range(len(found)), key=lambda k: (k != first, took[k]))

@@ -35,6 +35,7 @@ from tilewright.driver.program.schedules import (
     symbol_of_text,
 )
 from tilewright.driver.program.stages import KernelStages, Stages
+from tilewright.driver.program.storage import Where
 from tilewright.graph.classify import nbytes
 from tilewright.graph.cluster import Cluster, Fused
 from tilewright.graph.cost import Roofline
@@ -136,18 +137,18 @@ def compiled(
 ) -> Program:
     """The program of a graph, on a GPU or this processor. It is cached under the key, if there is
     one."""
-    told = RecordingLog(log)
-    by = _chooser(options, target, told)
+    events = RecordingLog(log)
+    by = _chooser(options, target, events)
     phases = Phases()
-    stages = Stages.of(graph, told, options.dump, options.resume)
+    stages = Stages.of(graph, events, options.dump, options.resume)
     schedules = Schedules.of(options)
     with phases("passes"):
-        parts = split(graph, options, target, told, stages, schedules, phases.passes)
+        parts = split(graph, options, target, events, stages, schedules, phases.passes)
     once: _Builder | None = None
     recipes: tuple[Recipe, ...] = ()
     with _Compilers(target) as compilers:
         code = code_for(target, machine)
-        common = (target, told, phases, options.profile, schedules, compilers, code)
+        common = (target, events, phases, options.profile, schedules, compilers, code)
         if parts.prologue is not None:
             below = stages.inside("weights")
             prologue = below.graph("input", parts.prologue)
@@ -175,9 +176,11 @@ def compiled(
     known = {k.symbol for q in (data, before) if q is not None for k in q.kernels}
     for name in schedules.traces:
         if name not in known:
-            told.add("schedule", f"{graph.name} has no kernel {name}: the trace for it is not used")
-    if key is not None and all(b.settled for b in builders):
-        always.cache.put("program", key, record(data, told))
+            events.add(
+                "schedule", f"{graph.name} has no kernel {name}: the trace for it is not used"
+            )
+    if key is not None and all(b.final for b in builders):
+        always.cache.put("program", key, record(data, events))
     return program
 
 
@@ -277,7 +280,7 @@ class _Builder:
         any_size: bool = False,  # one kernel for several sizes: where none runs often
     ) -> None:
         self.schedules, self.by, self.compilers, self.code = schedules, by, compilers, code
-        self.settled = True  # would more time give the same schedules?
+        self.final = True  # would more time give the same schedules?
         self.marks = Marks() if profile else None
         self.target, self.log, self.stages, self.phases = target, log, stages, phases
         self.cache = Cache.from_knobs(log)
@@ -347,7 +350,7 @@ class _Builder:
         fused = fuse(graph, self.target, self.log)
         p = plan(fused)
         self.fused, self.plan = fused, p
-        where = _Where(p, inputs, self.constants)
+        where = Where(p, inputs, self.constants)
         one_thread = Roofline(replace(self.target, cores=1))
         dims = tuple(sorted(graph_symbols(fused.graph)))
         actions: list[Action] = []
@@ -404,7 +407,7 @@ class _Builder:
         return k.work > TOGETHER_SECONDS and not k.parallel and self.target.grid is None
 
     def _branch(
-        self, c: Cluster, where: _Where, symbol: str, k: int, base: Dim
+        self, c: Cluster, where: Where, symbol: str, k: int, base: Dim
     ) -> tuple[Branch, Dim]:
         (n,) = (x for x in c.nodes if isinstance(x.op, Cond))
         assert isinstance(n.op, Cond)
@@ -414,7 +417,7 @@ class _Builder:
         saved = self.constants
         sizes: list[Dim] = []
         names, sub_dims = [], []
-        kept = (self.fused, self.plan)
+        outer = (self.fused, self.plan)
         for label, g in (("then", n.op.then), ("else", n.op.other)):
             self.constants = {x: len(passed) + j for j, (x, _) in enumerate(shared)}
             ins = {x: j for j, x in enumerate(g.inputs)}
@@ -422,7 +425,7 @@ class _Builder:
             names.append(e.symbol)
             sub_dims.append(e.dims)
             sizes.append(size)
-        self.fused, self.plan = kept
+        self.fused, self.plan = outer
         self.constants = saved
         ins = (*passed, *(Slot("in", j) for _, j in shared))
         items = {x.op.k: x for x in c.outputs if isinstance(x.op, Item)}
@@ -525,17 +528,17 @@ class _Builder:
         finish = self.code.kernel(nest, group, stages)
         if found is not None and k.symbol not in self.schedules.traces:
             k.considered = str(found)
-            told = {"considered": found.considered, "detail": not found.considered}
-            self.log.add("schedule", f"{k.symbol}: {found}", **told)
-        settled = found is None or found.settled
-        self.settled = self.settled and settled
+            data = {"considered": found.considered, "detail": not found.considered}
+            self.log.add("schedule", f"{k.symbol}: {found}", **data)
+        final = found is None or found.final
+        self.final = self.final and final
         k.seconds = time.perf_counter() - began
 
         def machine_code() -> None:
             began = time.perf_counter()
             k.image = finish()
             k.seconds += time.perf_counter() - began
-            if settled and not stages.is_edited:
+            if final and not stages.is_edited:
                 head = json.dumps([k.trace, k.considered, k.parallel])
                 self.cache.put("kernel", key, head.encode() + b"\n" + k.image)
 
@@ -571,26 +574,6 @@ def _structure(c: Cluster, in_place: Mapping[Node, Node]) -> Hashable:
         tuple((number[o], o in in_place) for o in c.outputs),
         tuple((role, number[n]) for role, n in c.roles),
     )
-
-
-class _Where:
-    """Where each stored value lives."""
-
-    def __init__(self, p: Plan, inputs: dict[Node, int], constants: dict[Literal, int]) -> None:
-        self.plan, self.inputs, self.constants = p, inputs, constants
-
-    def __call__(self, n: Node) -> Slot:
-        kind, at = self.plan.where(n)
-        if kind == "output":
-            assert isinstance(at, int)
-            return Slot("out", at)
-        if not isinstance(at, Node):
-            return Slot("arena", at)
-        if at in self.inputs:
-            return Slot("in", self.inputs[at])
-        if isinstance(at.op, Constant):
-            return Slot("in", self.constants[at.op.literal])
-        raise Invalid(f"{at!r} has no storage")
 
 
 def _action_name(a: Action, kernels: dict[str, _Kernel]) -> str:

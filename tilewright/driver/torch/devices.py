@@ -21,7 +21,7 @@ KINDS = ("cpu", "cuda")
 
 
 def require_known(inputs: Sequence[Any]) -> None:
-    """A sentence where a tensor is on a device that nothing is compiled for."""
+    """An error where a tensor is on a device that nothing is compiled for."""
     _only(_devices(inputs))
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from tilewright.base.errors import Invalid
 from tilewright.runtime.cuda.driver import Driver, driver
 
-# The driver's numbers of what can be asked of a device.
+# The driver's numbers of the attributes of a device.
 _ATTRIBUTES = {
     "block_threads": 1,
     "warp": 10,
@@ -42,7 +42,7 @@ class Device:
 
     def use(self) -> None:
         """Makes this device the one of the calling thread."""
-        # Others change it too, so it is asked for every time.
+        # Others change it too, so it is read every time.
         now = ctypes.c_void_p()
         self.driver.call("cuCtxGetCurrent", ctypes.byref(now))
         if now.value != self.context:
@@ -68,7 +68,7 @@ class Device:
         return {k: v for k, v in self.facts if k in names.split() and v > 0}
 
     def synchronise(self) -> None:
-        """Waits until all that was asked of the device is done."""
+        """Waits until all work of the device is done."""
         self.use()
         self.driver.call("cuCtxSynchronize")
 

@@ -1,4 +1,4 @@
-"""The driver's functions, and its errors in words."""
+"""The driver's functions, and messages for its errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CudaError(TilewrightError):
 
 
 _AGAIN = "start a new process: nothing more can be done with this GPU in the present one"
-# What an error means to whoever called, and what to do about it.
+# What an error means to the caller, and what to do about it.
 _SAID: dict[int, tuple[str, str | None]] = {
     1: ("the driver was given a value it does not take", None),
     2: ("the GPU is out of memory", "free tensors, or use smaller ones"),
@@ -40,7 +40,7 @@ _SAID: dict[int, tuple[str, str | None]] = {
     209: ("the code is for another kind of GPU", "compile for this GPU's capability"),
     218: ("the driver could not compile the PTX", None),
     222: ("the driver is too old for this PTX", "update the driver, or compile with a lower ptx"),
-    500: ("what was asked for is not there", None),
+    500: ("what was looked up does not exist", None),
     700: ("a kernel touched memory that is not its own", _AGAIN),
     701: (
         "a launch needs more registers or shared memory than a multiprocessor has",
@@ -55,7 +55,10 @@ _SAID: dict[int, tuple[str, str | None]] = {
     717: ("a kernel used an address in another kind of memory", _AGAIN),
     718: ("a kernel jumped to where there is no code", _AGAIN),
     719: ("a kernel failed", _AGAIN),
-    802: ("the system of this GPU is not ready", "wait, or ask who runs the machine"),
+    802: (
+        "the system of this GPU is not ready",
+        "wait, or contact the administrator of the machine",
+    ),
     900: ("the operation cannot be part of a graph that is being captured", None),
     901: ("the capture of a graph was broken by an earlier error", None),
 }
@@ -137,7 +140,7 @@ class Driver:
             raise self.error(name, code, where)
 
     def error(self, name: str, code: int, where: object = None) -> CudaError:
-        """The error of a function in words."""
+        """The error of a function, with a message."""
         said, hint = _SAID.get(code, (self._text(code), None))
         what = f"{said} ({name}: error {code})"
         if code in _LOSING:

@@ -66,7 +66,7 @@ class GpuKernel:
 
 
 class Gpu:
-    """One GPU. Launches on a stream run in order, later than they are asked for."""
+    """One GPU. Launches on a stream run in order, later than they are enqueued."""
 
     def __init__(self, device: Device) -> None:
         self.device = device

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Scratch:
-    """Memory that the launches of one kernel hand on to each other; bytes."""
+    """Memory that the launches of one kernel pass on to each other; bytes."""
 
     name: str
     size: Dim
@@ -25,8 +25,8 @@ class Scratch:
 
 @dataclass(frozen=True)
 class KernelImage:
-    """The code of a group: its launches in order, the names of what it is given (inputs, then
-    outputs), the sizes that it is given, and those that every launch takes after its buffers."""
+    """The code of a group: its launches in order, the names of its arguments (inputs, then
+    outputs), the sizes that it takes, and those that every launch takes after its buffers."""
 
     launches: tuple[Launch, ...]
     arguments: tuple[str, ...]

@@ -1,5 +1,5 @@
-"""A GPU as programs see it: where memory comes from, and which stream is in use. Where torch is
-there (driver/torch/), its allocator and its streams are."""
+"""A GPU as programs see it: where memory comes from, and which stream is in use. With torch
+(driver/torch/) these are its allocator and its streams."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tilewright.runtime.cuda.memory import Memory
 @dataclass(frozen=True, eq=False)
 class Machine:
     """`allocate` gives memory for work on the current stream: its address, and what owns it. When
-    that goes, what is asked of the stream later may use the memory. `release` gives back what is
-    held for later allocations."""
+    that is freed, later work on the stream may use the memory. `release` gives back what is
+    cached for later allocations."""
 
     device: Device
     target: Target
     allocate: Callable[[int], tuple[int, object]]
     stream: Callable[[], int]
-    capturing: Callable[[], bool]  # is what is asked of the stream now being recorded?
+    capturing: Callable[[], bool]  # is work on the stream now being recorded?
     release: Callable[[], None]
     blocking: bool = False  # does every call wait until its work is done?
 

@@ -20,9 +20,9 @@ class Memory:
         self.device, self.size = device, size
         device.use()
         address = ctypes.c_void_p()
-        asked = max(size, 1)
-        where = f"{asked:,} bytes of {device.memory:,}"
-        device.driver.call("cuMemAlloc_v2", ctypes.byref(address), asked, where=where)
+        count = max(size, 1)
+        where = f"{count:,} bytes of {device.memory:,}"
+        device.driver.call("cuMemAlloc_v2", ctypes.byref(address), count, where=where)
         self.address = address.value or 0
         weakref.finalize(self, _free, device, self.address)
 
@@ -42,7 +42,7 @@ class Memory:
         """What is there, as an array of that dtype and shape."""
         out = np.empty_like(like, order="C")
         if out.nbytes > self.size:
-            raise Invalid(f"{out.nbytes:,} bytes are asked for, {self.size:,} are there")
+            raise Invalid(f"{out.nbytes:,} bytes are requested, {self.size:,} are there")
         self.device.use()
         self.device.driver.call("cuMemcpyDtoH_v2", out.ctypes.data, self.address, out.nbytes)
         return out
@@ -155,7 +155,7 @@ class TensorMap:
 def _check(
     dtype: str, item: int, address: int, shape: Sequence[int], box: Sequence[int], swizzle: int
 ) -> None:
-    """The copy engine's rules, in words: the driver only says that some value is wrong."""
+    """The copy engine's rules, with messages: the driver only says that some value is wrong."""
     if dtype not in _TYPES:
         raise Invalid(f"the copy engine does not know {dtype}", hint=", ".join(_TYPES))
     if len(shape) != len(box) or not 1 <= len(shape) <= 5:

@@ -42,7 +42,7 @@ class Planned:
 @dataclass(frozen=True)
 class PlannedBranch:
     """One of two plans, by the byte at `predicate`: an offset, and the number of the address that
-    it is added to. `places` are the addresses of the plans, said in the same way."""
+    it is added to. `places` are the addresses of the plans, described in the same way."""
 
     predicate: tuple[int, int]
     places: tuple[tuple[int, int], ...]
@@ -52,7 +52,7 @@ class PlannedBranch:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a program does, and the bytes that its kernels hand on to themselves."""
+    """What a program does, and the bytes that launches of its kernels pass on to each other."""
 
     actions: tuple[Planned | PlannedBranch, ...]
     scratch: int

@@ -1,6 +1,6 @@
 """A compiled program on a GPU, on the addresses of CUDA memory.
 
-Calls only ask for work on the current stream. A call with the addresses of an earlier one replays
+Calls only enqueue work on the current stream. A call with the addresses of an earlier one replays
 its CUDA graph; there are a few, and the oldest gets other addresses. Each stream has an arena of
 its own, so that calls on several streams do not share it; those on one stream run in order.
 
@@ -40,24 +40,24 @@ from tilewright.runtime.program import Details, Program
 from tilewright.runtime.program_data import ProgramData
 from tilewright.runtime.shared import Derived, Weight
 
-STREAMS = 8  # whose arenas are held
+STREAMS = 8  # whose arenas are cached
 GRAPHS = 16  # of one stream: for as many values of sizes
 # Graphs for the same sizes. Torch's allocator gives results the same few addresses in turn, and a
 # graph whose arguments were replaced takes longer to launch.
 ALIKE = 4
 VECTOR = 16  # addresses that kernels are given are multiples of this many bytes
 WATCHED_BYTES = 64
-# Fewer launches are asked for one by one: that takes no longer.
+# Fewer launches are enqueued one by one: that takes no longer.
 FEWEST = 2
-# Copies what checks found to where the host looks, unless something is there already.
+# Copies what checks found to memory that the host reads, unless something is there already.
 _REPORT = """
-define ptx_kernel void @tw_report(ptr addrspace(1) %found, ptr addrspace(1) %told, i64 %count) {
+define ptx_kernel void @tw_report(ptr addrspace(1) %found, ptr addrspace(1) %words, i64 %count) {
 entry:
   %first = load i64, ptr addrspace(1) %found
   %fine = icmp eq i64 %first, 0
   br i1 %fine, label %end, label %look
 look:
-  %before = load volatile i64, ptr addrspace(1) %told
+  %before = load volatile i64, ptr addrspace(1) %words
   %free = icmp eq i64 %before, 0
   br i1 %free, label %loop, label %end
 loop:
@@ -66,7 +66,7 @@ loop:
   %at = mul i64 %next, 64
   %from = getelementptr i8, ptr addrspace(1) %found, i64 %at
   %value = load i64, ptr addrspace(1) %from
-  %to = getelementptr i64, ptr addrspace(1) %told, i64 %next
+  %to = getelementptr i64, ptr addrspace(1) %words, i64 %next
   store volatile i64 %value, ptr addrspace(1) %to
   %more = icmp ne i64 %next, 0
   br i1 %more, label %loop, label %end
@@ -79,7 +79,7 @@ end:
 @dataclass(frozen=True, eq=False)
 class GpuBound:
     """A program's arguments as far as they are known: its first `count` inputs; then, after those
-    that a call tells, constants and what was derived from weights."""
+    that a call passes, constants and what was derived from weights."""
 
     first: list[int]
     rest: list[int]
@@ -154,7 +154,7 @@ class CudaProgram(Program):
         self._fixed = [c.address for c in self._constants]
         self._rooms: OrderedDict[int, _Room] = OrderedDict()
         self._reports: Launcher | None = None
-        self._told: HostWords | None = None
+        self._found_words: HostWords | None = None
 
     def _like_this(self, data: ProgramData) -> Program:
         return CudaProgram(data, self.machine)
@@ -169,7 +169,7 @@ class CudaProgram(Program):
         return self.machine.lasting(size)
 
     def require_room(self, size: int, what: str) -> None:
-        """Who allocates says so in words."""
+        """Allocation with an error that says what it was for."""
 
     def settle(self) -> None:
         self.machine.device.synchronise()
@@ -196,14 +196,14 @@ class CudaProgram(Program):
             try:
                 function = _report(self.machine).function("tw_report")
                 self._reports = Launcher(function, (1, 1, 1), 3)
-                self._told = HostWords(self.machine.device, count)
+                self._found_words = HostWords(self.machine.device, count)
             finally:
                 self.machine.device.leave(before)
 
     def _said(self) -> list[int] | None:
-        """What an earlier call found; it is said once."""
-        assert self._told is not None
-        values = self._told.values
+        """What an earlier call found; it is returned once."""
+        assert self._found_words is not None
+        values = self._found_words.values
         if not values[0]:
             return None
         found = list(values)
@@ -255,7 +255,7 @@ class CudaProgram(Program):
         stream: int,
     ) -> None:
         if self.machine.capturing():
-            # Whoever records the stream owns what is allocated meanwhile.
+            # What records the stream owns what is allocated meanwhile.
             room = _Room()
             shape = self._shape(room, dims)
             addresses = self._addresses(room, shape, bound, others, outputs)
@@ -308,8 +308,8 @@ class CudaProgram(Program):
         plan = planner.plan(self._entries[self.data.entry], inputs, len(self.outputs))
         cells = arena + plan.scratch
         size = cells + self._watched * WATCHED_BYTES
-        if self._reports is not None and self._told is not None:
-            base = (cells, self._told.address, self._watched)
+        if self._reports is not None and self._found_words is not None:
+            base = (cells, self._found_words.address, self._watched)
             source = (inputs + len(self.outputs), FIXED, FIXED)
             report = Planned(self._reports, (1, 1, 1), base, source)
             plan = Plan((*plan.actions, report), plan.scratch)
@@ -338,7 +338,7 @@ class CudaProgram(Program):
     def _launch(
         self, actions: Sequence[Planned | PlannedBranch], addresses: list[int], stream: int
     ) -> None:
-        """Asks for the launches one by one."""
+        """Enqueues the launches one by one."""
         for a in actions:
             if isinstance(a, Planned):
                 a.launcher.again(a.values(addresses), a.blocks, stream)

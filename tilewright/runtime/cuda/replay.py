@@ -27,7 +27,7 @@ class Params(ctypes.Structure):
 
 
 class _Node:
-    """One kernel of a graph, with the memory that its arguments are handed over in."""
+    """One kernel of a graph, with the memory that its arguments are passed in."""
 
     __slots__ = ("handle", "params", "values", "places", "address")
 
@@ -50,9 +50,9 @@ class _Node:
 
 
 class Replay:
-    """Launches, one after the other, that are asked of the GPU at once.
+    """Launches, one after the other, that are enqueued at once.
 
-    The arguments of a launch may be replaced: that holds for replays asked for later. Not safe from
+    The arguments of a launch may be replaced: that holds for later replays. Not safe from
     several threads at a time.
     """
 
@@ -111,7 +111,7 @@ class Replay:
             raise self.device.driver.error("cuGraphExecKernelNodeSetParams_v2", code)
 
     def __call__(self, stream: int) -> None:
-        """Asks for all of it. The device is the calling thread's."""
+        """Enqueues all of it. The device is the calling thread's."""
         code = self._launch(self.handle, stream)
         if code:
             raise self.device.driver.error("cuGraphLaunch", code)

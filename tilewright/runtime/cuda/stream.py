@@ -11,7 +11,7 @@ from tilewright.runtime.cuda.driver import CudaError
 
 
 class Stream:
-    """A stream of our own. One of somebody else's is the integer that it is known by."""
+    """A stream of our own. Others, such as torch's, are plain integers."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -22,7 +22,7 @@ class Stream:
         weakref.finalize(self, _destroy, device, "cuStreamDestroy_v2", self.handle)
 
     def synchronise(self) -> None:
-        """Waits until all that was asked of the stream is done."""
+        """Waits until all work on the stream is done."""
         self.device.use()
         self.device.driver.call("cuStreamSynchronize", self.handle)
 
@@ -56,7 +56,7 @@ class Event:
 
 
 class Graph:
-    """What a function asked of a stream, to be asked for again at once."""
+    """The work that a function enqueued on a stream, to be enqueued again at once."""
 
     def __init__(self, device: Device, work: Callable[[int], None]) -> None:
         """`work` is called once, with a stream on which nothing runs: what it launches there is
