@@ -97,7 +97,7 @@ class Grids:
         self.target, self.machine = target, machine
 
     def kernel(self, nest: Nest, group: Group, stages: KernelStages) -> Callable[[], bytes]:
-        made = emit_kernels(nest, self.target)
+        made = emit_kernels(stages.legal(nest, self.target), self.target)
         names = tuple(b.name for b in (*group.inputs, *group.outputs))
         scratch = tuple(Scratch(b.name, _bytes(b)) for b in made.scratch)
 

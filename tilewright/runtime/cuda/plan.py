@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
@@ -57,7 +58,7 @@ class Plan:
     actions: tuple[Planned | PlannedBranch, ...]
     scratch: int
 
-    @property
+    @cached_property
     def straight(self) -> tuple[Planned, ...] | None:
         """The launches, where they depend on no data."""
         found = tuple(a for a in self.actions if isinstance(a, Planned))
