@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -152,6 +153,7 @@ def test_a_branch_on_data(gpu: Gpu) -> None:
 
 def test_options_of_the_cpu_get_a_sentence(gpu: Gpu) -> None:
     _, machine = gpu
-    for options in ({"own_weights": True}, {"executor": "interpreter"}):
+    refused: tuple[dict[str, Any], ...] = ({"own_weights": True}, {"executor": "interpreter"})
+    for options in refused:
         with pytest.raises(Invalid, match="for models on the CPU"), torch.no_grad():
             on_fake_gpu(nn.Linear(3, 3), machine, **options)(torch.ones(2, 3))

@@ -302,8 +302,9 @@ class Distribution:
             out: Dim = 0
             for mono, c in at.terms:
                 term = D.from_atom(mono[0]) if len(mono) == 1 else None
-                data = term is not None and isinstance(mono[0], Data)
-                part = dim_part(Rewriter(table).dim(term), probe, self.divisors) if data else None
+                part = None
+                if term is not None and isinstance(mono[0], Data):
+                    part = dim_part(Rewriter(table).dim(term), probe, self.divisors)
                 if term is None or part is None or x.var not in D.symbols(term):
                     out = out + c * _product(mono)
                 else:

@@ -138,8 +138,9 @@ def _without_remainders(x: Dim) -> Dim:
     that number again."""
     for _ in range(MAX_DIGITS):
         terms = [] if isinstance(x, int) else x.terms
-        found = [(c, m[0]) for m, c in terms if len(m) == 1 and isinstance(m[0], D.Quo)]
-        digit = next(((c, q) for c, q in found if q.op == "mod" and isinstance(q.b, int)), None)
+        alone = ((c, m[0]) for m, c in terms if len(m) == 1)
+        digits = ((c, q) for c, q in alone if isinstance(q, D.Quo) and q.op == "mod")
+        digit = next(((c, q) for c, q in digits if isinstance(q.b, int)), None)
         if digit is None:
             break
         c, q = digit

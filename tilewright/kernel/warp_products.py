@@ -8,7 +8,7 @@ rows `… z f2 y8`, of the columns and of an operand's steps of the sum `… f2 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import dim as D
@@ -189,7 +189,7 @@ def _brought(
     return [_around(turns, _tensor(order, store, text))]
 
 
-def _tensor(variables: list[Dim], inner: Stmt, instruction: str) -> Stmt:
+def _tensor(variables: Sequence[Dim], inner: Stmt, instruction: str) -> Stmt:
     for k, v in reversed(list(enumerate(variables))):
         inner = Loop(D.the_sym(v), "tensor", (inner,), instruction="" if k else instruction)
     return inner

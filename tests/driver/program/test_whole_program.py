@@ -25,8 +25,8 @@ from tests.seeds import drawn
 from tilewright import ops, targets
 from tilewright.base import knobs, machine
 from tilewright.driver.looking.graph_run import judge, random_inputs, run_arrays
+from tilewright.driver.program import code, programs
 from tilewright.driver.program import compile as compiling
-from tilewright.driver.program import programs
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.node import Graph, Node, input, item
@@ -143,9 +143,9 @@ def scans(length: int) -> Graph:
 
 def actions(program: Graph, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
-    emit = compiling.emit_entries
+    emit = code.emit_entries
     monkeypatch.setattr(
-        compiling, "emit_entries", lambda e, marks: [found.extend(e[-1].actions), emit(e, marks)][1]
+        code, "emit_entries", lambda e, marks: [found.extend(e[-1].actions), emit(e, marks)][1]
     )
     compile_graph(program)
     return found

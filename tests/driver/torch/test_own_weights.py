@@ -221,17 +221,18 @@ def test_another_order_is_made_from_the_one_that_is_stored(scaled: bool) -> None
         ops.relayout(value, "j, k -> k//8, j, k%8"),
     )
     weight = shared.Weight("w")
+    program = compile_graph(Graph("g", (w,), (old,)))
     held_now, wanted = (
-        shared.Piece(shared.Recipe.of(n, (0,)), n.ttype, (weight,)) for n in (old, new)
+        shared.Piece(shared.Recipe.of(n, (0,)), n.ttype, (weight,), program) for n in (old, new)
     )
-    compile_graph(Graph("g", (w,), (old,))).run([elements.ctypes.data], [held_now.address])
+    program.run([elements.ctypes.data], [held_now.address])
     assert repacked(GivenUp("w", weight, (held_now,)), wanted)
     packed = np.zeros((7, 30, 8), np.float32)
     for j, k in np.ndindex(30, 50):
         packed[k // 8, j, k % 8] = exact[j, k]
     found = (ctypes.c_float * packed.size).from_address(wanted.address)
     assert np.array_equal(np.array(found).reshape(packed.shape), packed)
-    other = shared.Piece(shared.Recipe.of(ops.exp(w), (0,)), w.ttype, (weight,))
+    other = shared.Piece(shared.Recipe.of(ops.exp(w), (0,)), w.ttype, (weight,), program)
     assert not repacked(GivenUp("w", weight, (held_now,)), other)
 
 
