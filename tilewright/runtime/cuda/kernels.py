@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.base.errors import Invalid, Unsupported
+from tilewright.ir import dim as D
 from tilewright.ir.target import Target
-from tilewright.llvm.grid import Kernels, blocks_of, scratch_bytes
+from tilewright.llvm.bulk_copies import Box
+from tilewright.llvm.grid import Kernels, Launch, blocks_of, scratch_bytes
 from tilewright.llvm.objects import cached_ptx
 from tilewright.runtime.cuda.device import Device
-from tilewright.runtime.cuda.module import Facts, Launcher, Module
+from tilewright.runtime.cuda.memory import TensorMap
+from tilewright.runtime.cuda.module import Facts, Launcher, MapOf, Module
 
 # Gives memory of so many bytes: its address, and what keeps it.
 Allocate = Callable[[int], tuple[int, object]]
@@ -43,7 +46,24 @@ class Loaded:
         for x in kernels.launches:
             function = self.module.function(x.symbol, x.shared)
             count = len(x.arguments) + len(kernels.dims)
-            self._launchers.append(Launcher(function, x.threads, count))
+            maps = [self._map(x, box) for box in x.boxes]
+            made = Launcher(function, x.threads, count, maps, len(kernels.dims))
+            self._launchers.append(made)
+
+    def _map(self, x: Launch, box: Box) -> MapOf:
+        """How a tensor map of a launch is made of the launch's parameters."""
+        at = x.arguments.index(box.buffer)
+        dtype = next(b.dtype for b in self.kernels.arguments if b.name == box.buffer)
+
+        def make(parameters: Sequence[int]) -> TensorMap:
+            sizes = dict(zip(self.kernels.dims, parameters[len(x.arguments) :], strict=True))
+            shape = [int(D.evaluate(d, sizes)) for d in box.shape]
+            address = parameters[at]
+            return TensorMap(
+                self.device, address, str(dtype), dtype.bytes, shape, box.box, box.swizzle
+            )
+
+        return MapOf(at, make)
 
     def facts(self) -> list[Facts]:
         """What each kernel takes."""
