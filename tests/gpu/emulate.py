@@ -252,11 +252,10 @@ class Loaded:
         kinds = [ctypes.c_void_p] * len(x.arguments) + [ctypes.c_int64] * len(self.kernels.dims)
         kinds += [ctypes.c_void_p] * len(x.boxes)
         sizes = dict(zip(self.kernels.dims, parameters[len(x.arguments) :], strict=True))
-        items = {b.name: b.dtype.bytes for b in self.kernels.arguments}
         maps = [
             described(
                 parameters[x.arguments.index(m.buffer)],
-                items[m.buffer],
+                m.item,
                 [int(D.evaluate(d, sizes)) for d in m.shape],
                 m.box,
                 m.swizzle,

@@ -48,6 +48,7 @@ def test_a_group_of_warps() -> None:
     check(p, nest)
 
 
+GPU = targets.get("cuda:90")
 ORDERS = [(False, False), (False, True), (True, False), (True, True)]
 
 
@@ -92,7 +93,7 @@ def test_sizes_that_no_tile_divides(
     monkeypatch: pytest.MonkeyPatch, p: Product, parts: int
 ) -> None:
     nest = with_tile(monkeypatch, p, parts=parts)
-    made = emit_kernels(nest, targets.get("cuda:90"))
+    made = emit_kernels(legalise(nest, GPU), GPU)
     assert len(made.launches) == (2 if parts > 1 else 1)
     check(p, nest, emulated=p.epilogue != "relu")
 
@@ -100,7 +101,7 @@ def test_sizes_that_no_tile_divides(
 def test_copies_by_threads_where_the_copy_engine_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     p = Product(64, 64, 128, across=(False, True))
     nest = with_tile(monkeypatch, p)
-    made = emit_kernels(nest, targets.get("cuda:90"), 2)
+    made = emit_kernels(legalise(nest, GPU), GPU, 2)
     assert not made.launches[0].boxes and "cp.async.bulk" not in made.text
     given = p.arguments()
     got = emulate.run(nest, given, target=targets.get("cuda:90"), alignment=2)["y"]
@@ -145,11 +146,11 @@ def test_shared_memory_is_used_again() -> None:
     p = Product(4096, 4096, 4096, across=(False, False))
     nest = p.nest(132)
     sizes = {b.name: b.size for b in nest.buffers if b.scope == "shared"}
-    (launch,) = emit_kernels(nest, targets.get("cuda:90")).launches
+    (launch,) = emit_kernels(legalise(nest, GPU), GPU).launches
     assert sum(2 * int(str(n)) for n in sizes.values()) > 227 * 1024 >= launch.shared
     lifted = replace(nest, body=transform(nest.body, lambda s: () if s == Barrier() else (s,)))
     with pytest.raises(Unsupported, match="more than"):
-        emit_kernels(lifted, targets.get("cuda:90"))
+        emit_kernels(legalise(lifted, GPU), GPU)
 
 
 @pytest.mark.parametrize(

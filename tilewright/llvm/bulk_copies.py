@@ -48,6 +48,8 @@ class Box:
     rows swizzled over so many bytes."""
 
     buffer: str
+    dtype: str
+    item: int  # bytes of an element
     shape: tuple[Dim, ...]
     box: tuple[int, ...]
     swizzle: int
@@ -206,7 +208,7 @@ class BulkCopies:
         swizzle = self.c.buffers[to.buffer].swizzle
         over = 0 if swizzle is None else b.dtype.bytes << (swizzle.base + swizzle.bits)
         ones = (1,) * (len(b.shape) - len(sizes))
-        return Box(b.name, b.shape, (*ones, *sizes), over)
+        return Box(b.name, str(b.dtype), b.dtype.bytes, b.shape, (*ones, *sizes), over)
 
     def _by_threads(self, s: Loop) -> None:
         """The threads of the block share the elements."""

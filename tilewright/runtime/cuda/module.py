@@ -163,13 +163,18 @@ class Launcher:
         f = self.function
         with self._lock:
             self._values[:] = parameters
-            for k, m in enumerate(self._maps):
-                self._places[self._count + k] = self._map(k, m, parameters).address
+            if self._maps:
+                for k, m in enumerate(self.tensor_maps(parameters)):
+                    self._places[self._count + k] = m.address
             code = self._launch(
                 f.handle, *blocks, *self.threads, f.dynamic, stream, self._places, None
             )
         if code:
             self._failed(code, blocks)
+
+    def tensor_maps(self, parameters: Sequence[int]) -> list[TensorMap]:
+        """Those that a launch with these parameters takes after them."""
+        return [self._map(k, m, parameters) for k, m in enumerate(self._maps)]
 
     def _map(self, k: int, m: MapOf, parameters: Sequence[int]) -> TensorMap:
         key = (k, parameters[m.argument], *parameters[self._count - self._sizes :])
