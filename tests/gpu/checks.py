@@ -18,6 +18,7 @@ import tilewright as tw
 from tests.gpu import te_kernels
 from tests.gpu.function_checks import function_errors
 from tests.gpu.model_checks import model_checks
+from tests.gpu.product_checks import FUSED, SHAPES, exact_products, group_products, timed
 from tests.gpu.programs import PROGRAMS
 from tests.gpu.random_products import drawn as drawn_product
 from tests.gpu.tile_checks import CHECKS
@@ -27,19 +28,14 @@ from tilewright.driver.program.grid_run import GridKernel, GridProgram, target_o
 from tilewright.ir import dim as D
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel.defaults import grids
-from tilewright.kernel.interpret import run_group
-from tilewright.kernel.schedule import default_schedule
-from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.runtime.cuda.device import device
 from tilewright.runtime.cuda.driver import CudaError
 from tilewright.runtime.cuda.memory import Memory, TensorMap
 from tilewright.runtime.cuda.module import Launcher, Module
 from tilewright.runtime.cuda.stream import Event, Graph, Stream
-from tilewright.targets.nvptx import with_numbers
 
 Found = dict[str, Any]
 LARGE, RAGGED = (8192, 4096), (8191, 4099)
-PRODUCTS = ((4096, 4096), (8192, 8192), (256, 4096))
 SHORT_ROWS = ((262144, 128), (65536, 768))
 TORCH = {f32: torch.float32, bf16: torch.bfloat16}
 
@@ -304,22 +300,9 @@ def swizzled() -> Found:
 
 def warp_products() -> Found:
     """Small products by warps, of numbers whose sums are exact."""
-    on, kinds = device(0), set[str]()
-    for seed in range(40):
-        p, multiprocessors = drawn_product(seed)
-        target = with_numbers(target_of(on), multiprocessors=multiprocessors)
-        trace, nest = default_schedule(p.group(), target)
-        kinds |= {str(s.instruction) for s in trace if isinstance(s, Tensorize)}
-        given = p.arguments()
-        want = run_group(p.group(), given)["y"].astype("d")
-        kind = {"bf16": torch.bfloat16, "f16": torch.float16}[p.dtype]
-        ins = {x: torch.from_numpy(v.astype("f")).cuda().to(kind) for x, v in given.items()}
-        y = torch.full(want.shape, float("nan"), device="cuda", dtype=kind)
-        k = GridKernel(nest, target, on)
-        k({**ins, "y": y}, {}, torch.cuda.current_stream().cuda_stream)
-        assert np.array_equal(y.double().cpu().numpy(), want), p
-    assert kinds, "no product is done by warps"
-    return {"facts": ", ".join(sorted(kinds))}
+    used = exact_products([drawn_product(seed) for seed in range(40)])
+    assert used, "no product is done by warps"
+    return {"facts": ", ".join(sorted(used))}
 
 
 def symbolic() -> Found:
@@ -519,6 +502,7 @@ def checks(inductor: bool) -> Iterator[Check]:
         dynamic_shared,
         swizzled,
         warp_products,
+        group_products,
         function_errors,
         symbolic,
         streams,
@@ -528,9 +512,8 @@ def checks(inductor: bool) -> Iterator[Check]:
     for name in ("biased", "column_sums", "total", "product", "matvec"):
         for d in (f32, bf16):
             yield _program(name, d, (1024, 1000), False)
-    for name in ("matmul", "linear"):
-        for size in PRODUCTS:
-            yield _program(name, bf16, size, inductor)
+    for shape in (*SHAPES, *FUSED):
+        yield Check(shape.title, lambda shape=shape: timed(shape, check))
     for size in SHORT_ROWS:
         for name in ("softmax", "layer_norm"):
             yield _program(name, bf16, size, inductor)

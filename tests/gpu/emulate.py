@@ -12,13 +12,16 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product as product_of
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from tests.gpu.emulate_warps import (
+    Arrivals,
     Copies,
+    described,
     group_product,
     matrices,
     product,
@@ -30,6 +33,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.types import from_memory, to_memory
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
+from tilewright.llvm.bulk_copies import MAP
 from tilewright.llvm.grid import Kernels, Launch, blocks_of, emit_kernels, scratch_bytes
 from tilewright.llvm.objects import compile_object
 from tilewright.runtime.library import Library
@@ -47,6 +51,7 @@ def for_processor(text: str) -> str:
         "= internal global [262144 x i8] undef",
         text,
     )
+    text = text.replace(MAP, "ptr")
     text = re.sub(r" ?addrspace\(\d\)", "", text)
     text = re.sub(
         r"addrspacecast \((ptr [^)]*(?:\([^)]*\))?) to ptr\)", r"bitcast (\1 to ptr)", text
@@ -115,14 +120,24 @@ class Threads:
             name = f"emulated_ldmatrix_sync_aligned_m8n8_x4{how}_b16_p3"
             give(name, None, (address, address), f)
         for columns in range(8, 257, 8):
-            for kind in ("bf16", "f16"):
-                f = partial(group_product, columns=columns, kind=kind)
+            for kind, order in product_of(("bf16", "f16"), ("00", "01", "10", "11")):
+                across = order[0] == "1", order[1] == "1"
+                f = partial(group_product, columns=columns, kind=kind, across=across)
                 f = partial(self._together, f, team=4 * WARP)
-                give(f"emulated_wgmma_m64n{columns}k16_{kind}", None, (address, address), f)
+                name = f"emulated_wgmma_m64n{columns}k16_{kind}_{order}"
+                give(name, None, (address, address), f)
         for size in (4, 8, 16):
             kind = "cg" if size == 16 else "ca"
             f = lambda to, of, size=size: self.copies().ask(to, of, size)  # noqa: E731
             give(f"nvvm_cp_async_{kind}_shared_global_{size}", None, (address, address), f)
+        self.arrivals = Arrivals()
+        give("nvvm_mbarrier_init", None, (address,), self.arrivals.begin)
+        give("nvvm_mbarrier_arrive", None, (address,), self.arrivals.arrive)
+        give("nvvm_mbarrier_expect_tx", None, (address, number), self.arrivals.expect)
+        give("nvvm_mbarrier_try_wait", None, (address, number), self.arrivals.wait)
+        for axes in (2, 3, 4, 5):
+            kinds = (address, address, *[number] * axes, address)
+            give(f"nvvm_bulk_tensor_{axes}d", None, kinds, self.arrivals.copy)
         give("nvvm_cp_async_commit_group", None, (), lambda: self.copies().commit())
         give("nvvm_cp_async_wait_group", None, (number,), lambda k: self.copies().wait(k))
         return out
@@ -235,6 +250,19 @@ class Loaded:
         self, x: Launch, parameters: list[int], blocks: tuple[int, int, int], stream: int = 0
     ) -> None:
         kinds = [ctypes.c_void_p] * len(x.arguments) + [ctypes.c_int64] * len(self.kernels.dims)
+        kinds += [ctypes.c_void_p] * len(x.boxes)
+        sizes = dict(zip(self.kernels.dims, parameters[len(x.arguments) :], strict=True))
+        maps = [
+            described(
+                parameters[x.arguments.index(m.buffer)],
+                m.item,
+                [int(D.evaluate(d, sizes)) for d in m.shape],
+                m.box,
+                m.swizzle,
+            )
+            for m in x.boxes
+        ]
+        parameters = [*parameters, *(m.ctypes.data for m in maps)]
         function = ctypes.CFUNCTYPE(None, *kinds)(self.library.address(x.symbol))
         gx, gy, gz = blocks
         for k in range(gx * gy * gz):

@@ -1,4 +1,4 @@
-"""What emulated code asks of whole warps: mma.sync, ldmatrix and asynchronous copies.
+"""What emulated code asks of whole warps: mma.sync, ldmatrix, wgmma and asynchronous copies.
 
 Written from PTX's description of the instructions, not from the fragments that are declared for
 them. Callbacks return no structures, so such calls go through memory.
@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +23,20 @@ _DECLARED = re.compile(
 _ASSEMBLER = re.compile(
     r'call (\{ [\w ,]+ \}) asm sideeffect "([^"]*)", "[^"]*"\(([^)]*)\) convergent'
 )
-# What a descriptor has besides an address, which has all its bits here.
-DESCRIPTOR = (1 << 62) | (64 << 32) | (1 << 16)
+_WITHOUT_RESULT = re.compile(
+    r'call void asm sideeffect "([^"]*)", "[^"]*"\(([^\n]+)\)( convergent)?$', re.MULTILINE
+)
+
+
+# Of warps of 4 by 8 threads: the first one. It is asked for before threads part.
+_ELECTED = """define internal { i32, i1 } @nvvm_elect_sync(i32 %mask) {
+  %x = call i32 @nvvm_read_ptx_sreg_tid_x()
+  %y = call i32 @nvvm_read_ptx_sreg_tid_y()
+  %xy = or i32 %x, %y
+  %first = icmp eq i32 %xy, 0
+  %r = insertvalue { i32, i1 } { i32 0, i1 undef }, i1 %first, 1
+  ret { i32, i1 } %r
+}"""
 
 
 def _called(found: re.Match[str], defines: dict[str, str]) -> str:
@@ -28,20 +44,43 @@ def _called(found: re.Match[str], defines: dict[str, str]) -> str:
     result, text, given = found.groups()
     types = [x.split()[0] for x in given.split(", ")]
     if "wait_group" in text:
-        name = f"tied_{len(types)}"
-        taken = ", ".join(f"float %x{k}" for k in range(len(types)))
+        name = f"tied_{len(types)}_{types[0]}"
+        taken = ", ".join(f"{t} %x{k}" for k, t in enumerate(types))
         lines = [f"define internal {result} @{name}({taken}) {{"]
-        for k in range(len(types)):
+        for k, t in enumerate(types):
             old = f"%r{k - 1}" if k else "poison"
-            lines.append(f"  %r{k} = insertvalue {result} {old}, float %x{k}, {k}")
+            lines.append(f"  %r{k} = insertvalue {result} {old}, {t} %x{k}, {k}")
         defines[name] = "\n".join([*lines, f"  ret {result} %r{len(types) - 1}", "}"])
         return f"call {result} @{name}({given})"
-    product = re.search(r"(m64n\d+k16)\.f32\.(\w+)\.", text)
+    product = re.search(r"(m64n\d+k16)\.f32\.(\w+)\..* p, 1, 1, ([01]), ([01]);", text)
     assert product is not None, f"no product of a group of warps: {text}"
-    shape, kind = product.groups()
-    name = f"nvvm_wgmma_{shape}_{kind}"
+    shape, kind, *order = product.groups()
+    name = f"nvvm_wgmma_{shape}_{kind}_{''.join(order)}"
     defines[name] = f"declare {result} @{name}({', '.join(types)})"
     return f"call {result} @{name}({given})"
+
+
+def _asked(found: re.Match[str], defines: dict[str, str]) -> str:
+    """Assembler that returns nothing, as a call named by its instruction."""
+    text, given, _ = found.groups()
+    bulk = re.search(r"cp\.async\.bulk\.tensor\.(\d)d\.", text)
+    plain = re.search(r"mbarrier\.(init|arrive|expect_tx|try_wait)\.", text)
+    assert bulk is not None or plain is not None, f"unknown assembler: {text}"
+    name = f"nvvm_bulk_tensor_{bulk[1]}d" if bulk is not None else f"nvvm_mbarrier_{plain[1]}"  # type: ignore[index]
+    types = ", ".join(x.split()[0] for x in _arguments(given))
+    defines[name] = f"declare void @{name}({types})"
+    return f"call void @{name}({given})"
+
+
+def _arguments(given: str) -> list[str]:
+    """Those of a call; commas in constant expressions are none of them."""
+    out, depth, last = [], 0, 0
+    for k, c in enumerate(given):
+        depth += {"(": 1, ")": -1}.get(c, 0)
+        if c == "," and depth == 0:
+            out.append(given[last:k].strip())
+            last = k + 1
+    return [*out, given[last:].strip()]
 
 
 def without_assembler(text: str) -> str:
@@ -49,13 +88,17 @@ def without_assembler(text: str) -> str:
     defines: dict[str, str] = {}
     text = re.sub(r'^ *call void asm sideeffect "[^"]*", "[^"]*"\(\)[^\n]*\n', "", text, flags=re.M)
     text = _ASSEMBLER.sub(lambda m: _called(m, defines), text)
+    text = _WITHOUT_RESULT.sub(lambda m: _asked(m, defines), text)
+    # A descriptor of one address: what tells how it lies is not looked at, but for its kind.
     text = re.sub(r"(and i64 %\w+\.at), 262143", rf"\1, {(1 << 48) - 16}", text)
+    text = re.sub(r"(%\w+\.d = add i64 %\w+\.16), \d+", r"\1, 0", text)
     return "\n".join([*defines.values(), text])
 
 
 def with_structures(text: str) -> str:
     """Instructions that return several registers as functions that hand over addresses."""
     text = without_assembler(text)
+    text = re.sub(r"declare \{ i32, i1 \} @nvvm_elect_sync[^\n]*", _ELECTED, text)
     return _DECLARED.sub(lambda m: _through_memory(*m.groups()), text)
 
 
@@ -140,18 +183,26 @@ def matrices(given: list[int], turned: bool) -> list[bytes]:
     ]
 
 
-def _tile(descriptor: int, rows: int) -> np.ndarray:
-    """16 columns of a tile in memory that is swizzled by 128 bytes, as 16-bit codes."""
-    start = (descriptor - DESCRIPTOR) << 4
-    assert start % 1024 in range(0, 128, 32), "a tile begins at a multiple of 1024 bytes"
-    at = start + 128 * np.arange(rows)[:, None] + 2 * np.arange(16)
+def _tile(descriptor: int, rows: int, across: bool) -> np.ndarray:
+    """16 columns of a tile in memory that is swizzled by 128 bytes, as 16-bit codes; across, 16
+    rows of blocks of 64."""
+    start = descriptor << 4
+    row, column = np.arange(rows)[:, None], np.arange(16)
+    if across:
+        assert start % 1024 == 0, "a tile begins at a multiple of 1024 bytes"
+        at = start + row // 64 * 8192 + 128 * column + 2 * (row % 64)
+    else:
+        assert start % 1024 in range(0, 128, 32), "a tile begins at a multiple of 1024 bytes"
+        at = start + 128 * row + 2 * column
     at ^= (at >> 7 & 7) << 4
     first = int(at.min())
     memory = np.frombuffer(ctypes.string_at(first, int(at.max()) - first + 2), np.uint8)
     return memory[at - first] | memory[at - first + 1].astype(np.uint16) << 8
 
 
-def group_product(given: list[int], columns: int, kind: str) -> list[bytes]:
+def group_product(
+    given: list[int], columns: int, kind: str, across: tuple[bool, bool]
+) -> list[bytes]:
     """wgmma of 64 rows: threads give two descriptors and their sums."""
     count = columns // 2
     size = 16 + 4 * count
@@ -160,7 +211,8 @@ def group_product(given: list[int], columns: int, kind: str) -> list[bytes]:
     assert len(descriptors) == 1, "threads of a group give different descriptors"
     a, b = (int(x) for x in np.frombuffer(raw[0][:16], np.uint64))
     numbers = _bf16 if kind == "bf16" else lambda x: x.view(np.float16)
-    left, right = (numbers(_tile(d, n)).astype(np.float64) for d, n in ((a, 64), (b, columns)))
+    tiles = _tile(a, 64, across[0]), _tile(b, columns, across[1])
+    left, right = (numbers(x).astype(np.float64) for x in tiles)
     d = left @ right.T
     out: list[bytes] = []
     for thread, x in enumerate(raw):
@@ -188,3 +240,95 @@ class Copies:
         while len(self.groups) - 1 > pending:
             for to, of, size in self.groups.pop(0):
                 ctypes.memmove(to, of, size)
+
+
+def described(
+    address: int, item: int, shape: Sequence[int], box: Sequence[int], swizzle: int
+) -> np.ndarray:
+    """A tensor map, in words of the emulator's own."""
+    return np.array([address, item, len(shape), *shape, *box, swizzle], np.int64)
+
+
+@dataclass
+class _Barrier:
+    """A memory barrier of one arrival: its phase ends when that has come and all bytes have."""
+
+    phase: int = 0
+    came: bool = False
+    bytes_left: int = 0
+    copies: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+class Arrivals:
+    """Memory barriers of a block and the copies they wait for. Nothing arrives before somebody
+    waits, and then only what was asked for in the phase."""
+
+    def __init__(self) -> None:
+        self.barriers: dict[int, _Barrier] = {}
+        self.changed = threading.Condition()
+
+    def begin(self, at: int) -> None:
+        with self.changed:
+            self.barriers[at] = _Barrier()
+
+    def arrive(self, at: int) -> None:
+        with self.changed:
+            b = self.barriers[at]
+            assert not b.came, "a phase has two arrivals"
+            b.came = True
+            self._ended(b)
+
+    def expect(self, at: int, count: int) -> None:
+        with self.changed:
+            self.barriers[at].bytes_left += count
+
+    def copy(self, to: int, described_at: int, *rest: int) -> None:
+        *places, at = rest
+        head = np.frombuffer(ctypes.string_at(described_at, 24), np.int64)
+        count = 4 + 2 * int(head[2])
+        numbers = np.frombuffer(ctypes.string_at(described_at, 8 * count), np.int64)
+        with self.changed:
+            self.barriers[at].copies.append((to, numbers.copy(), tuple(reversed(places))))
+
+    def wait(self, at: int, parity: int) -> None:
+        with self.changed:
+            b = self.barriers[at]
+
+            def over() -> bool:
+                if b.came and b.phase % 2 == parity:
+                    for x in b.copies:
+                        b.bytes_left -= _copied(*x)
+                    b.copies.clear()
+                    self._ended(b)
+                return b.phase % 2 != parity
+
+            assert self.changed.wait_for(over, 30), "nobody ends the phase of a memory barrier"
+
+    def _ended(self, b: _Barrier) -> None:
+        if b.came and not b.bytes_left and not b.copies:
+            b.phase, b.came = b.phase + 1, False
+        self.changed.notify_all()
+
+
+def _copied(to: int, numbers: np.ndarray, first: tuple[int, ...]) -> int:
+    """A box to shared memory, zeros where it is outside its tensor; how many bytes."""
+    address, item, rank = (int(x) for x in numbers[:3])
+    shape, box, over = numbers[3 : 3 + rank], numbers[3 + rank : 3 + 2 * rank], int(numbers[-1])
+    assert to % 128 == 0 and address % 16 == 0, "the copy engine takes aligned memory"
+    assert all(int(n) * item % 16 == 0 for n in shape[-1:]), "rows are no multiples of 16 bytes"
+    size = int(np.prod(shape)) * item
+    whole = np.frombuffer(ctypes.string_at(address, size), np.uint8).reshape(*shape, item)
+    out = np.zeros((*box, item), np.uint8)
+    low = [max(0, x) for x in first]
+    high = [min(int(n), x + int(b)) for n, x, b in zip(shape, first, box, strict=True)]
+    inside = tuple(slice(a, b) for a, b in zip(low, high, strict=True))
+    where = tuple(slice(a - x, b - x) for a, b, x in zip(low, high, first, strict=True))
+    if all(b > a for a, b in zip(low, high, strict=True)):
+        out[where] = whole[inside]
+    at = to + np.arange(out.size)
+    if over:
+        assert over == 128 and int(box[-1]) * item == over and to % 1024 == 0
+        at ^= (at >> 7 & 7) << 4
+    flat = (ctypes.c_ubyte * out.size).from_address(to)
+    np.frombuffer(flat, np.uint8)[at - to] = out.reshape(-1)
+    return out.size

@@ -27,6 +27,7 @@ from tilewright.kernel.nest import (
 from tilewright.kernel.step import STEPS, Step
 from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.cache_write import CacheWrite
+from tilewright.kernel.steps.complete import Complete
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
@@ -38,6 +39,7 @@ from tilewright.kernel.steps.init_at import InitAt
 from tilewright.kernel.steps.join import Join
 from tilewright.kernel.steps.materialise import Materialise
 from tilewright.kernel.steps.pad import Pad
+from tilewright.kernel.steps.pad_sum import PadSum
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.permute import Permute
@@ -243,7 +245,18 @@ def _set_scope(n: Nest, rng: random.Random) -> Step | None:
 
 def _pad(n: Nest, rng: random.Random) -> Step | None:
     b = rng.choice([n.buffer(x) for x in _locals(n)] or list(n.buffers))
-    return Pad(b.name, rng.randrange(max(1, len(b.shape))), rng.choice([2, 3, 4, 8]))
+    axis, factor = rng.randrange(max(1, len(b.shape))), rng.choice([2, 3, 4, 8])
+    return Pad(b.name, axis, factor, rng.random() < 0.3)
+
+
+def _pad_sum(n: Nest, rng: random.Random) -> Step | None:
+    found = [p[-1].name for s, p in walk(n.body) if isinstance(s, Store) and s.combine and p]
+    return PadSum(rng.choice(found), rng.choice([2, 3, 4, 8])) if found else None
+
+
+def _complete(n: Nest, rng: random.Random) -> Step | None:
+    ragged = [s.name for s, _ in walk(n.body) if isinstance(s, Loop) and D.symbols(s.extent)]
+    return Complete(rng.choice(ragged)) if ragged else None
 
 
 def _permute(n: Nest, rng: random.Random) -> Step | None:
@@ -394,6 +407,8 @@ _TABLE: list[tuple[Maker, int]] = [
     (_rfactor, 4),
     (_set_scope, 1),
     (_pad, 2),
+    (_pad_sum, 1),
+    (_complete, 2),
     (_permute, 1),
     (_storage_align, 1),
     (_cache_write, 2),

@@ -324,6 +324,20 @@ nest turned
     for z.i0 in 64:
       z: y[program,z.i0] = t[-1*z.i0+63]
 """
+PRODUCTS = """
+group products
+  in a: f32[4,10]
+  in b: f32[10]
+  out y: f32[4]
+  local u: f32[4,10]
+  local v: f32[10]
+  local s: f32[4]
+  u[u.i0,u.i1] = a[u.i0,u.i1] for u.i0 in 4, u.i1 in 10
+  v[v.i0] = b[v.i0] for v.i0 in 10
+  s[s.i0] add= u[s.i0,s.r0] * v[s.r0] for s.i0 in 4, s.r0 in 10 from 0.0
+  y[y.i0] = s[y.i0] for y.i0 in 4
+"""
+ZEROS = "Pad('u', 1, 4, zeros=True)\nPad('v', 0, 4, zeros=True)"
 
 # name of the golden file: (group or nest, steps before, the step)
 EXAMPLES = {
@@ -369,6 +383,9 @@ EXAMPLES = {
         "'z.i0 = 2 y8 x4'))",
     ),
     "pad": (PACKED, "", "Pad('t', 0, 12)"),
+    "pad-zeros": (TWO, "", "Pad('t', 1, 4, zeros=True)"),
+    "pad-sum": (PRODUCTS, ZEROS, "PadSum('s.r0', 4)"),
+    "complete": (MAP, "Split('y.i0', 16)", "Complete('y.i0.1')"),
     "permute": (TWO, "", "Permute('t', (1, 0))"),
     "cache-write": (SUM, "", "CacheWrite('s', 'c')"),
     "split-parts": (MAP, "", "Split('y.i0', parts=4)"),

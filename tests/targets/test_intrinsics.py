@@ -35,7 +35,7 @@ from tilewright.llvm.objects import compile_object
 from tilewright.targets import default, families, get
 
 families()  # declares them
-NAMES = sorted(x for x, i in INTRINSICS.items() if not i.fragments)
+NAMES = sorted(x for x, i in INTRINSICS.items() if not i.fragments and not i.engine)
 
 
 def sizes_of(i: Intrinsic) -> list[dict[str, int]]:

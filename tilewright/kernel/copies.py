@@ -1,8 +1,11 @@
-"""Asynchronous copies of one block of threads on their way, for the executor in kernel/simt.py.
+"""What goes on while the threads of a block do other things, for the executor in kernel/simt.py.
 
 A copy that a thread asks for belongs to the group of its next Commit. Its data is in flight until
 the thread waits for that group: whoever touches the cell before, reading or writing, is wrong.
 Afterwards the copy is an ordinary write of that thread.
+
+An asynchronous instruction reads until its threads wait for it: whoever writes what it reads is
+wrong, and so is whoever touches its results, other such instructions aside.
 """
 
 from __future__ import annotations
@@ -78,3 +81,71 @@ class Copies:
             return None
         k = int(busy[0])
         return k, int(cells[k]), int(f.thread[cells[k]])
+
+
+@dataclass(frozen=True)
+class Read:
+    """Cells that an asynchronous instruction reads, the thread that does so for each, and which of
+    its instructions it is."""
+
+    buffer: str
+    cells: np.ndarray
+    threads: np.ndarray
+    number: np.ndarray
+    what: str
+
+
+class Products:
+    """The asynchronous instructions of a block that nobody has waited for."""
+
+    def __init__(self, threads: int) -> None:
+        self.begun = np.zeros(threads, np.int64)
+        self.reads: list[Read] = []
+        self.results: dict[str, np.ndarray] = {}  # per thread and cell: which wrote it last, or 0
+
+    def begin(self, who: np.ndarray) -> None:
+        self.begun[np.unique(who)] += 1
+
+    def read(self, buffer: str, cells: np.ndarray, threads: np.ndarray, what: str) -> None:
+        both = np.unique(cells * len(self.begun) + threads)  # once each
+        cells, threads = both // len(self.begun), both % len(self.begun)
+        self.reads.append(Read(buffer, cells, threads, self.begun[threads], what))
+
+    def result(
+        self, buffer: str, shape: tuple[int, int], who: np.ndarray, cells: np.ndarray
+    ) -> None:
+        held = self.results.setdefault(buffer, np.zeros(shape, np.int64))
+        held[who, cells] = self.begun[who]
+
+    def wait(self, who: np.ndarray, pending: int) -> list[Read]:
+        """The reads that are over: of all instructions of these threads but the latest."""
+        waits = np.zeros(len(self.begun), np.bool_)
+        waits[who] = True
+        done: list[Read] = []
+        left: list[Read] = []
+        for r in self.reads:
+            over = waits[r.threads] & (r.number <= self.begun[r.threads] - pending)
+            for which, out in ((over, done), (~over, left)):
+                if which.any():
+                    part = (x[which] for x in (r.cells, r.threads, r.number))
+                    out.append(Read(r.buffer, *part, r.what))
+        self.reads = left
+        for held in self.results.values():
+            mine = held[who]
+            mine[mine <= self.begun[who][:, None] - pending] = 0
+            held[who] = mine
+        return done
+
+    def reading(self, buffer: str, cells: np.ndarray) -> tuple[int, Read] | None:
+        """(which of the cells, who reads it) for the first one that is still read."""
+        for r in (r for r in self.reads if r.buffer == buffer):
+            busy = np.flatnonzero(np.isin(cells, r.cells))
+            if busy.size:
+                return int(busy[0]), r
+        return None
+
+    def unfinished(self, buffer: str, who: np.ndarray, cells: np.ndarray) -> int | None:
+        """Which of these threads' own cells is a result that is not there yet: the first one."""
+        held = self.results.get(buffer)
+        bad = np.flatnonzero(held[who, cells]) if held is not None else np.zeros(0, np.int64)
+        return int(bad[0]) if bad.size else None

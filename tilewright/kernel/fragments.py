@@ -77,7 +77,8 @@ def placed(
             return f"axis {k}, before those of the fragment, is {i}"
     for k, (i, c) in enumerate(zip(last, fragment, strict=True)):
         want = D.substitute(c.at, table)
-        once: dict[Sym, Dim] = {s: 0 for s in D.symbols(i) if D.bounds(D.as_int(s)) == (0, 0)}
-        if not D.known_eq(D.substitute(i, once), want):
+        both = D.symbols(i) | D.symbols(want)
+        once: dict[Sym, Dim] = {s: 0 for s in both if D.bounds(D.as_int(s)) == (0, 0)}
+        if not D.known_eq(D.substitute(i, once), D.substitute(want, once)):
             return f"axis {k + len(before)} is {i}, the fragment has {want} there"
     return None

@@ -31,6 +31,7 @@ from tilewright.kernel.fragments import (
     placed,
 )
 from tilewright.kernel.group import Group
+from tilewright.kernel.guards import conditions, copied, unlike_bounds
 from tilewright.kernel.nest import (
     TENSOR,
     Loop,
@@ -88,6 +89,13 @@ class Intrinsic:
     warps: int = 1  # so many of a block do it together, along thread.z
     # Operands that lie in shared memory, swizzled so, from a multiple of its period on.
     tiles: Mapping[str, Swizzled] = field(default_factory=dict)
+    # It goes on while threads do: its results are there, and its reads over, after a Wait for
+    # products.
+    asynchronous: bool = False
+    # A copy that one thread of the block asks the copy engine for: `s`, a box of an argument with
+    # so many axes. The body is given the tensor map (`%s`), the box's first index, innermost first
+    # (`%s.0`, as i32) and the memory barrier that counts its bytes (`%arrived`).
+    engine: int = 0
     product: Product | None = None  # what default schedules know of it, if they may use it
 
     def __hash__(self) -> int:
@@ -298,7 +306,13 @@ def _compared(
         what = f"{store.buffer} holds {n.buffer(store.buffer).dtype}"
         return Mismatch(f"{i.name} accumulates in {out.dtype}, {what}", 2)
     best, wrong = Mismatch(""), list[str]()
-    for bound in _unified(stage.value, store.value, {}, wrong):
+    value = store.value
+    if i.engine and (found := copied(value)) is not None:
+        outside = unlike_bounds(found, n.buffer(str(found.source)).shape, conditions(value))
+        if outside is not None:
+            return Mismatch(f"{i.name} gives zeros where an argument ends; {outside}", 2)
+        value = found
+    for bound in _unified(stage.value, value, {}, wrong):
         found = _located(i, n, store, bound, sizes, pairs)
         if isinstance(found, Match):
             return found
@@ -325,6 +339,8 @@ def _located(
         name, index = (store.buffer, store.index) if x is None else (str(x.source), x.index)
         if b.name in i.fragments:
             found = _fragment(i, n, b.name, name, index, pairs)
+        elif i.engine and x is not None:
+            found = _boxed(i, n, b.name, declared[b.name], name, index, pairs)
         else:
             found = _placed(i, n, b.name, declared[b.name], name, index, pairs)
         if isinstance(found, Mismatch):
@@ -443,6 +459,29 @@ def _placed(
         if not together or not multiple(linear_index(n.buffer(buffer), at), row):
             return Mismatch(f"{i.name} takes rows of {ROW_BYTES} bytes at multiples of them", 3)
     return Operand(operand, buffer, base, tuple(free), at)
+
+
+def _boxed(
+    i: Intrinsic,
+    n: Nest,
+    operand: str,
+    declared: tuple[Dim, ...],
+    buffer: str,
+    index: tuple[Dim, ...],
+    pairs: Pairs,
+) -> Operand | Mismatch:
+    """An operand that is a box of an argument, if its axes are the argument's last ones."""
+    b = n.buffer(buffer)
+    if b.scope != "in" or b.pointer or len(index) != i.engine:
+        return Mismatch(f"{operand} of {i.name} is an argument of {i.engine} axes", 3)
+    table: dict[Sym, Dim] = {a: 0 if x is None else D.as_int(x.var) for a, x in pairs}
+    inside = {x.var: 0 for _, x in pairs if x is not None}
+    first = tuple(D.substitute(d, inside) for d in index)
+    axes = (*(0 for _ in range(len(index) - len(declared))), *declared)
+    for k, (at, start, along) in enumerate(zip(index, first, axes, strict=True)):
+        if not D.known_eq(at - start, D.substitute(along, table)):
+            return Mismatch(f"axis {k} of {buffer} is read at {at}, which is no box", 3)
+    return Operand(operand, buffer, 0, (), first)
 
 
 def _fragment(

@@ -162,9 +162,10 @@ class Commit:
 
 @dataclass(frozen=True)
 class Wait:
-    """A thread waits until all of its groups but the `pending` latest have arrived."""
+    """A thread waits until its groups, or asynchronous instructions, but `pending` are done."""
 
     pending: int
+    products: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,13 @@ import numpy as np
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Load
-from tilewright.ir.interpret import Evaluator
 from tilewright.ir.types import as_dtype
 from tilewright.kernel.banks import Turns, given_rows, turns
-from tilewright.kernel.copies import Copies, Copy
+from tilewright.kernel.copies import Copies, Copy, Products
 from tilewright.kernel.dependence import linear_index
-from tilewright.kernel.fragments import LANE, LANES, PLACES, WARP
+from tilewright.kernel.fragments import LANE, LANES
 from tilewright.kernel.interpret import Env, Machine, RunError, _atomically, _combine, execute
-from tilewright.kernel.intrinsic import Match, Operand, warp_match
+from tilewright.kernel.intrinsic import INTRINSICS, Match, Operand, warp_match
 from tilewright.kernel.nest import (
     BRANCHES,
     THREADS,
@@ -49,7 +47,8 @@ from tilewright.kernel.nest import (
     walk,
 )
 from tilewright.kernel.races import MANY, Watch
-from tilewright.kernel.regions import Everything
+from tilewright.kernel.regions import Everything, Region
+from tilewright.kernel.simt_reads import Owned, Reader
 from tilewright.kernel.text import line_text
 from tilewright.kernel.threads import combined, grid_of, launches, thread_chain
 
@@ -146,7 +145,10 @@ class _Block:
         self.by_thread = dict(by_thread)  # global memory and the shared one
         self.memory = dict(grid.memory)
         self.private: dict[str, np.ndarray] = {}  # per thread and cell: has it been written?
+        self.sizes = grid.sizes
         self.copies = Copies(self.count)
+        self.products = Products(self.count)
+        self.goes_on = False  # is an asynchronous instruction running?
         self.inner: set[int] = set()  # loops inside those where all threads were seen to come
         self.counted = True  # are accesses to shared memory those of the threads named?
 
@@ -172,7 +174,7 @@ class _Block:
             elif isinstance(s, Atomic):
                 self._atomic(s, env, who)
             elif isinstance(s, If):
-                taken = np.broadcast_to(_Reader(self, "if", env, who)(s.condition), who.shape)
+                taken = np.broadcast_to(Reader(self, "if", env, who)(s.condition), who.shape)
                 for body_, there in ((s.then, taken), (s.other, ~taken)):
                     self._some(body_, env, who, there)
             elif isinstance(s, While):
@@ -182,7 +184,7 @@ class _Block:
 
     def _while(self, s: While, env: Env, who: np.ndarray) -> None:
         while who.size:
-            going = np.broadcast_to(_Reader(self, s.name, env, who)(s.condition), who.shape)
+            going = np.broadcast_to(Reader(self, s.name, env, who)(s.condition), who.shape)
             env = {k: v[going] if np.ndim(v) else v for k, v in env.items()}
             who = who[going]
             if who.size:
@@ -209,7 +211,12 @@ class _Block:
             w.clear()
 
     def _wait(self, s: Wait, who: np.ndarray) -> None:
-        """What arrives is written now, by the thread that issued the copy."""
+        """What arrives is written now, by the thread that issued the copy; what an instruction read
+        is read until now."""
+        for r in self.products.wait(who, s.pending) if s.products else ():
+            self.by_thread[r.buffer].read(r.cells, r.threads, r.what)
+        if s.products:
+            return
         for x in self.copies.wait(who, s.pending):
             self.memory[x.buffer].reshape(-1)[x.cells] = x.values
             none = np.zeros(len(x.cells), np.bool_)
@@ -218,7 +225,7 @@ class _Block:
     def _loop(self, s: Loop, env: Env, who: np.ndarray) -> None:
         if s.name in env:
             raise RunError(f"loop {s.name} is inside another loop of that name")
-        raw = _Reader(self, s.name, env, who).dim(s.extent)
+        raw = Reader(self, s.name, env, who).dim(s.extent)
         count = np.broadcast_to(np.maximum(np.asarray(raw, np.int64), 0), who.shape)
         if s.kind in THREADS:
             mine = self.coords[s.kind][who]
@@ -227,6 +234,8 @@ class _Block:
             self._some(s.body, {**env, s.name: mine}, who, there)
         elif s.kind == "tensor" and (found := warp_match(self.grid.nest, s)) is not None:
             self._together(s, found, env, who)
+        elif s.kind == "tensor" and s.instruction and INTRINSICS[s.instruction].engine:
+            self._elected(s, env, who)
         elif s.kind == "lane":
             wide = {k: np.repeat(v, count) if np.ndim(v) else v for k, v in env.items()}
             begin = np.repeat(np.cumsum(count) - count, count)
@@ -252,16 +261,37 @@ class _Block:
         assert isinstance(store, Store)
         points = np.indices([int(D.evaluate(x.extent, {})) for x in chain])
         count = points[0].size
+        self.goes_on = found.intrinsic.asynchronous
+        if self.goes_on:
+            self.products.begin(who)
         first = np.array([np.flatnonzero(who // threads == w)[0] for w in warps])
         here: Env = {k: np.repeat(v[first], count) if np.ndim(v) else v for k, v in env.items()}
         for x, at in zip(chain, points, strict=True):
             here[x.name] = np.tile(at.reshape(-1), len(warps))
         owners = {x.buffer: x.owners for x in found.operands if x.owners}
-        ev = _Owned(self, store.stage, here, np.repeat(warps * threads, count), owners)
+        ev = Owned(self, store.stage, here, np.repeat(warps * threads, count), owners)
         for x in (x for x in found.operands if x.name in found.intrinsic.addresses):
             self._rows_given(store.stage, x, here, np.arange(len(warps)) * count)
         self.counted = False
         self.store(store, here, ev.owner(store.buffer, store.index), ev)
+        self.counted, self.goes_on = True, False
+
+    def _elected(self, s: Loop, env: Env, who: np.ndarray) -> None:
+        """A copy that one thread asks for, all of its points at once."""
+        absent = np.setdiff1d(np.arange(self.count), who)
+        if absent.size:
+            what = f"{self.thread(absent[0])} does not reach {s.name}"
+            raise RunError(f"{what}, which a block asks for once")
+        chain = [s]
+        while isinstance(inner := chain[-1].body[0], Loop):
+            chain.append(inner)
+        here: Env = {k: v[0] if np.ndim(v) else v for k, v in env.items()}
+        points = np.indices([int(D.evaluate(x.extent, here)) for x in chain])
+        here |= {x.name: at.reshape(-1) for x, at in zip(chain, points, strict=True)}
+        store = chain[-1].body[0]
+        assert isinstance(store, Store)
+        self.counted = False
+        self.store(store, here, np.zeros(points[0].size, np.int64))
         self.counted = True
 
     def _rows_given(self, stage: str, x: Operand, here: Env, first: np.ndarray) -> None:
@@ -303,7 +333,7 @@ class _Block:
         b = self.grid.nest.buffer(s.buffer)
         if s.buffer not in self.memory:
             raise RunError(f"{s.stage}: {s.buffer} is written where it is not allocated")
-        ev = _Reader(self, s.stage, env, who)
+        ev = Reader(self, s.stage, env, who)
         v = as_dtype(np.broadcast_to(ev(s.value), who.shape), b.dtype)
         index = [np.broadcast_to(ev.dim(i), who.shape) for i in s.index]
         what = f"{s.buffer}[{','.join(map(str, s.index))}]"
@@ -335,7 +365,7 @@ class _Block:
     def _width(self, axis: str) -> int:
         return self.size[THREADS.index(axis)]
 
-    def store(self, s: Store, env: Env, who: np.ndarray, reader: _Reader | None = None) -> None:
+    def store(self, s: Store, env: Env, who: np.ndarray, reader: Reader | None = None) -> None:
         if id(s) in self.grid.over:
             self._combine(s, env, who)
             return
@@ -345,7 +375,7 @@ class _Block:
             raise RunError(f"{s.stage}: {s.buffer} is written where it is not allocated")
         if b.scope == "in":
             raise RunError(f"{s.stage}: the input {s.buffer} is written")
-        ev = reader or _Reader(self, s.stage, env, who)
+        ev = reader or Reader(self, s.stage, env, who)
         v = as_dtype(np.broadcast_to(ev(s.value), (n,)), b.dtype)
         what = f"{s.buffer}[{','.join(map(str, s.index))}]"
         index = [np.broadcast_to(ev.dim(i), (n,)) for i in s.index]
@@ -359,7 +389,10 @@ class _Block:
             return
         if s.buffer in self.private:
             size = self.private[s.buffer].shape[1]
+            self.finished(s.stage, s.buffer, what, who, cells)
             self.private[s.buffer][who, cells] = True
+            if self.goes_on:
+                self.products.result(s.buffer, self.private[s.buffer].shape, who, cells)
             at = who * size + cells
         else:
             at = cells
@@ -390,7 +423,7 @@ class _Block:
     def _atomic(self, s: Atomic, env: Env, who: np.ndarray) -> None:
         """One thread after the other; atomics on one cell do not race."""
         b, n = self.grid.nest.buffer(s.buffer), len(who)
-        ev = _Reader(self, s.stage, env, who)
+        ev = Reader(self, s.stage, env, who)
         value = np.broadcast_to(as_dtype(ev(s.value), b.dtype), (n,))
         compare = None
         if s.compare is not None:
@@ -441,6 +474,10 @@ class _Block:
 
     # ---- cells and accesses to them
 
+    def region(self, name: str) -> Region | Everything | None:
+        is_memory = self.grid.nest.buffer(name).scope == "memory"
+        return self.grid.regions.get(name) if is_memory else None
+
     def cells(
         self, name: str, index: list[np.ndarray], who: np.ndarray, mask: Any, what: str
     ) -> np.ndarray:
@@ -487,6 +524,15 @@ class _Block:
             k, cell, other = found
             verb = "reads" if harmless is None else "writes"
             self._busy(stage, what, int(who[k]), cell, other, verb)
+        if harmless is None and self.goes_on:
+            self.products.read(name, cells, who, what)
+        still = self.products.reading(name, cells) if harmless is not None else None
+        if still is not None:
+            k, r = still
+            raise RunError(
+                f"{stage}: {self.thread(who[k])} writes {what}, but an asynchronous instruction "
+                f"still reads it as {r.what}: nobody has waited for products"
+            )
         if harmless is None:
             found = watch.read(cells, who, what)
             if found is not None:
@@ -508,6 +554,17 @@ class _Block:
             other = f"writes {clash[2]}" if harmless is None else clash[2]
             raise RunError(
                 f"{stage}: {self._block()} {verb} {what}, of which another block {other} one cell"
+            )
+
+    def finished(
+        self, stage: str, name: str, what: str, who: np.ndarray, cells: np.ndarray
+    ) -> None:
+        """Results of an asynchronous instruction are there after a wait."""
+        k = None if self.goes_on else self.products.unfinished(name, who, cells)
+        if k is not None:
+            raise RunError(
+                f"{stage}: {self.thread(who[k])} touches {what}, which an asynchronous instruction "
+                "still computes: it has not waited for products"
             )
 
     def race(
@@ -533,67 +590,3 @@ class _Block:
 
 def _equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a == b) | ((a != a) & (b != b))
-
-
-class _Reader(Evaluator):
-    """Evaluates what a store reads at its points; every load is checked and watched."""
-
-    def __init__(self, block: _Block, stage: str, env: Env, who: np.ndarray) -> None:
-        super().__init__(block.memory, block.grid.sizes, env)
-        self.block, self.stage, self.who = block, stage, who
-
-    def _load(self, v: Load) -> np.ndarray:
-        name, block, who = str(v.source), self.block, self.who
-        if name not in block.memory:
-            raise RunError(f"{self.stage}: {v!r} reads memory that is not allocated")
-        a = block.memory[name]
-        index = [np.broadcast_to(self.dim(i), who.shape) for i in v.index]
-        mask = np.broadcast_to(self.mask, who.shape)
-        cells = block.cells(name, index, who, mask, f"{self.stage}: {v!r} reads")
-        if name in block.grid.regions and block.grid.nest.buffer(name).scope == "memory":
-            return block.grid.regions[name].get(np.where(mask, cells, -1))
-        if a.size == 0:
-            return np.zeros(who.shape, a.dtype)
-        if name in block.private:
-            written = block.private[name]
-            lost = ~written[who, cells] & written[:, cells].any(axis=0) & mask
-            if lost.any():
-                k = np.flatnonzero(lost)[0]
-                other = int(np.flatnonzero(written[:, cells[k]])[0])
-                raise RunError(
-                    f"{self.stage}: {block.thread(who[k])} reads {v!r} of its own, "
-                    f"private {name}, which {block.thread(other, short=True)} wrote"
-                )
-            return a.reshape(-1)[who * written.shape[1] + cells]
-        block.touch(self.stage, name, repr(v), cells[mask], who[mask])
-        return a.reshape(-1)[cells]
-
-
-class _Owned(_Reader):
-    """Reads what an instruction of whole warps reads: of a fragment, each element in the memory of
-    the thread that has it. `who` is the first thread of the warp of each point."""
-
-    def __init__(
-        self,
-        block: _Block,
-        stage: str,
-        env: Env,
-        who: np.ndarray,
-        owners: Mapping[str, tuple[tuple[int, str], ...]],
-    ) -> None:
-        super().__init__(block, stage, env, who)
-        self.first, self.owners = who, owners
-
-    def owner(self, name: str, index: tuple[Dim, ...]) -> np.ndarray:
-        """The thread that has an element of a fragment."""
-        at = dict(self.owners[name])
-        out = self.first
-        places = {axis: self.dim(index[k]) for k, axis in at.items()}
-        for axis, stride in zip(PLACES, (1, WARP["thread.x"], LANES), strict=True):
-            out = out + places.get(axis, 0) * stride
-        return out
-
-    def _load(self, v: Load) -> np.ndarray:
-        name = str(v.source)
-        self.who = self.owner(name, v.index) if name in self.owners else self.first
-        return super()._load(v)

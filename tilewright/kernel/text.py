@@ -186,7 +186,7 @@ def line_text(s: Stmt) -> str:
     if isinstance(s, Commit):
         return "commit"
     if isinstance(s, Wait):
-        return f"wait {s.pending}"
+        return f"wait {'products ' if s.products else ''}{s.pending}"
     if isinstance(s, Prefetch):
         return f"prefetch {value_text(s.load)}" + (f" lines {s.lines}" if s.lines > 1 else "")
     if isinstance(s, If):
@@ -423,8 +423,8 @@ def _read_body(
             out.append(Barrier())
         elif line == "commit":
             out.append(Commit())
-        elif word == "wait" and rest.isdecimal():
-            out.append(Wait(int(rest)))
+        elif word == "wait" and (count := rest.removeprefix("products ")).isdecimal():
+            out.append(Wait(int(count), rest.startswith("products ")))
         elif word == "prefetch":
             at, _, lines_in_all = rest.partition(" lines ")
             many = int(lines_in_all) if lines_in_all.isdecimal() else 1

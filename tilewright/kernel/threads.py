@@ -1,6 +1,6 @@
 """Blocks and threads in a nest: what bound loops mean, their rules, and which threads communicate.
 
-Five rules make a nest a program for many threads:
+Six rules make a nest a program for many threads:
 
 1. Sibling thread loops share one block: `thread.x` of one loop and of the next are the same
    threads, and only a barrier orders what they do to shared or global memory.
@@ -13,7 +13,9 @@ Five rules make a nest a program for many threads:
    of the block have to come there together, as to a barrier.
 5. An instruction of a whole warp (a tensor loop whose operands are fragments, kernel/fragments.py)
    is done by the threads of a warp together: each element of a fragment is read and written in the
-   memory of the thread that owns it.
+   memory of the thread that owns it. One that is asynchronous goes on until a Wait for products.
+6. A copy by the copy engine (kernel/intrinsic.py) is asked for by one thread of the block. It
+   stands outside thread loops and arrives at a Wait like any other asynchronous copy.
 
 A grid is the block loops at the outermost level of a nest, alone in one another. Statements next
 to them are launches of their own, neighbours without block loops together as one block. Memory that
@@ -33,7 +35,7 @@ from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import extent, loads
 from tilewright.kernel.dependence import _same_iteration, _window
 from tilewright.kernel.fragments import WARP
-from tilewright.kernel.intrinsic import warp_match
+from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, warp_match
 from tilewright.kernel.nest import (
     BLOCKS,
     THREADS,
@@ -46,6 +48,7 @@ from tilewright.kernel.nest import (
     Stmt,
     Store,
     While,
+    mentions,
     own_values,
     store_loads,
     walk,
@@ -77,6 +80,28 @@ def grid_of(launch: tuple[Stmt, ...]) -> tuple[list[Loop], tuple[Stmt, ...]]:
 
 def has_threads(body: tuple[Stmt, ...]) -> bool:
     return any(isinstance(s, Loop) and s.kind in THREADS for s, _ in walk(body))
+
+
+def uses_of(body: tuple[Stmt, ...], buffers: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """The first and the last statement of a body that use each of the buffers it allocates."""
+    own = {s.buffer for s in body if isinstance(s, Alloc)} & set(buffers)
+    out: dict[str, tuple[int, int]] = {}
+    for k, s in enumerate(body):
+        for name in own & mentions(s) if not isinstance(s, Alloc) else ():
+            out[name] = out.get(name, (k, k))[0], k
+    return out
+
+
+def handed_on(n: Nest, body: tuple[Stmt, ...]) -> dict[int, set[str]]:
+    """By statement that is the first to use a shared buffer, the shared buffers of the body that
+    are not used any more then."""
+    uses = uses_of(body, (b.name for b in n.buffers if b.scope == "shared"))
+    out: dict[int, set[str]] = {}
+    for first, _ in uses.values():
+        gone = {name for name, (_, last) in uses.items() if last < first}
+        if gone:
+            out[first] = gone
+    return out
 
 
 def thread_axes(body: tuple[Stmt, ...]) -> tuple[str, ...]:
@@ -223,6 +248,9 @@ class Access:
     asynchronous: bool = False
     earlier: frozenset[str] = frozenset()  # loops of which this was done in an earlier iteration
     order: str = ""  # of an atomic operation: how it is ordered with other memory
+    elected: bool = False  # by one thread of the block, whichever
+    # Of an asynchronous instruction that goes on: how many others began since.
+    lasting: int | None = None
 
     def __str__(self) -> str:
         return f"{self.buffer}[{','.join(map(str, self.index))}]"
@@ -263,6 +291,10 @@ def accesses(n: Nest, s: Stmt, path: Path) -> list[Access]:
             found.append(Access(x.buffer, x.index, True, False, stage, t, order=x.order))
             if x.result is not None:
                 found.append(Access(*x.result, True, False, stage, t))
+        i = instruction_around(p)
+        if i is not None and (i.asynchronous or i.engine):
+            age = 0 if i.asynchronous else None
+            found = [replace(a, lasting=age, elected=bool(i.engine)) for a in found]
         out += found
     return out
 
@@ -270,6 +302,12 @@ def accesses(n: Nest, s: Stmt, path: Path) -> list[Access]:
 def line_of(s: Stmt) -> str:
     """What a statement that is no stage is called."""
     return s.name if isinstance(s, (Loop, While)) else type(s).__name__.lower()
+
+
+def instruction_around(path: Path) -> Intrinsic | None:
+    """The instruction whose loops are around a statement."""
+    name = next((q.instruction for q in path if q.kind == "tensor" and q.instruction), "")
+    return INTRINSICS.get(name)
 
 
 Owners = tuple[tuple[int, str, int], ...]  # axis of the buffer, axis of threads, how many
@@ -301,6 +339,11 @@ def _warp_faults(n: Nest, launch: tuple[Stmt, ...]) -> Iterator[tuple[str, Stmt]
     """Instructions of whole warps: all threads of a warp come to them, and there are as many."""
     size = block_size(launch)
     for s, p in walk(launch):
+        if isinstance(s, Loop) and s.instruction and INTRINSICS[s.instruction].engine:
+            alone = next((q for q in p if q.kind in THREADS), None)
+            if alone is not None:
+                yield f"{s.instruction} is asked for once by a block, inside {alone.name}", s
+            continue
         found = warp_match(n, s) if isinstance(s, Loop) else None
         if found is None:
             continue
@@ -347,10 +390,13 @@ def _between_multiples(x: Dim) -> bool:
 
 
 def _other_turn(i: Dim, j: Dim) -> bool:
-    """x%m and (x+k)%m: versions of a buffer, used in turn."""
+    """x%m and (x+k)%m, or x+k itself: versions of a buffer, used in turn."""
     (p, m), (q, k) = _turn(i), _turn(j)
     gap = p - q
-    return isinstance(m, int) and m > 0 and m == k and isinstance(gap, int) and gap % m != 0
+    if not isinstance(m, int) or not isinstance(k, int) or not isinstance(gap, int):
+        return False
+    by = max(m, k)
+    return by > 0 and m in (0, by) and k in (0, by) and gap % by != 0
 
 
 def _turn(i: Dim) -> tuple[Dim, Dim]:

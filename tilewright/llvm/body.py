@@ -127,13 +127,17 @@ class Body:
         elif s.kind == "lane":
             self._lanes(s)
         elif s.kind == "tensor":
-            self.instructions.call(s)
+            if not self.machine.tile(s):
+                self.instructions.call(s)
         elif s.kind == "parallel" and hi is None:
             self.machine.parallel(s)
         elif s.kind in (*BLOCKS, *THREADS):
             self.machine.bound(s)
         elif hi is None and s.extent == 1:
             self.iteration(s, 0)
+        elif hi is None and D.bounds(s.extent) == (0, 1):
+            there = self.writer.put(f"icmp sgt i64 {self.indices.dim(s.extent)}, 0")
+            self.writer.branch(there, lambda: self.iteration(s, 0))
         else:
             self._serial(s, lo, hi)
 

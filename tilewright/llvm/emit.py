@@ -180,6 +180,9 @@ class _Processor:
     def copy(self, s: Store) -> bool:
         return False  # it arrives at once
 
+    def tile(self, s: Loop) -> bool:
+        return False  # there is no copy engine
+
     def fragment(self, x: Operand) -> str:
         raise Unsupported(f"{x.buffer} is in fragments of many threads, which a CPU does not have")
 

@@ -21,7 +21,7 @@ from tilewright.ir.expr import Value
 from tilewright.ir.target import Grid, Target
 from tilewright.kernel.fragments import LANE, WARP
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.intrinsic import INTRINSICS, Operand
+from tilewright.kernel.intrinsic import Operand
 from tilewright.kernel.legal import check_legal
 from tilewright.kernel.nest import (
     BLOCKS,
@@ -42,13 +42,14 @@ from tilewright.kernel.nest import (
 from tilewright.kernel.threads import block_size, combined, grid_of, launches, thread_chain
 from tilewright.llvm.async_copies import AsyncCopies
 from tilewright.llvm.body import Body
+from tilewright.llvm.bulk_copies import BARRIER, MAP, Box, BulkCopies, ring
 from tilewright.llvm.combine import ThreadSums
 from tilewright.llvm.grid_math import GridArith
 from tilewright.llvm.machine import Traits
 from tilewright.llvm.own_parts import PRIVATE, own_parts
 from tilewright.llvm.positions import Positions
 from tilewright.llvm.scalars import memory_type, register_type
-from tilewright.llvm.shared_memory import Shared, bytes_of, check_lanes
+from tilewright.llvm.shared_memory import Shared, apart_in_time, bytes_of, check_lanes
 from tilewright.llvm.writer import Metadata
 
 # Bytes of one thread's own buffer; beyond this it is no use of a GPU.
@@ -62,13 +63,14 @@ TRAITS = Traits(short_division=True, scope='syncscope("device") ', prefetches=Fa
 @dataclass(frozen=True)
 class Launch:
     """One kernel: its name, its blocks (functions of the sizes), the threads of a block, bytes of
-    shared memory to allocate, the buffers that it takes."""
+    shared memory to allocate, the buffers that it takes, the tensor maps that it takes last."""
 
     symbol: str
     blocks: tuple[Dim, Dim, Dim]
     threads: tuple[int, int, int]
     shared: int
     arguments: tuple[str, ...]
+    boxes: tuple[Box, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,7 @@ class _Module:
         k = body.machine
         assert isinstance(k, _Thread)
         k.enter()
+        k.bulk.enter()
         body.block(tuple(s for s in self.launch if not (isinstance(s, Alloc) and s.buffer in own)))
         loops, _ = grid_of(self.launch)
         blocks = {x.kind: _count(x, set(self.n.dims)) for x in loops}
@@ -171,8 +174,9 @@ class _Module:
             *body.lines(),
         ]
         gx, gy, gz = (blocks.get(axis, 1) for axis in BLOCKS)
-        names = tuple(b.name for b in args)
-        return lines, Launch(symbol, (gx, gy, gz), self.threads, k.shared.dynamic, names)
+        names, boxes = tuple(b.name for b in args), tuple(k.bulk.boxes)
+        made = Launch(symbol, (gx, gy, gz), self.threads, k.shared.dynamic, names, boxes)
+        return lines, made
 
 
 def _threads_of(launch: tuple[Stmt, ...], grid: Grid) -> tuple[int, int, int]:
@@ -216,7 +220,9 @@ class _Thread:
         allocated = [s.buffer for s, _ in walk(m.launch) if isinstance(s, Alloc)]
         in_shared = [buffers[x] for x in allocated if buffers[x].scope == "shared"]
         shared = list(dict.fromkeys(in_shared))
-        self.shared = Shared(symbol, shared, m.grid)
+        self.shared = Shared(
+            symbol, shared, m.grid, apart_in_time(m.n, m.launch), BARRIER * ring(m.launch)
+        )
         for b in shared:
             self.a.base[b.name] = (self.shared.places[b.name], 0)
         self.over = {id(c.store): c.over for c in combined(m.launch)}
@@ -225,13 +231,11 @@ class _Thread:
         self.own = own_parts(m.n, m.launch, local)
         self.positions = Positions(self.w, m.threads)
         self.sums = ThreadSums(self.w, self.positions, self.shared)
-        self.copies = AsyncCopies(self.w, self.c, self.a, body.values, m.grid)
+        copies = AsyncCopies(self.w, self.c, self.a, body.values, m.grid)
+        self.bulk = BulkCopies(body, m.launch, self, copies, self.shared.barriers)
         self.a.part, self.a.aligned = self._own_place, self._alignment
         check_lanes(m.launch, buffers)
-        self.tiles = any(
-            isinstance(s, Loop) and s.instruction and INTRINSICS[s.instruction].tiles
-            for s, _ in walk(m.launch)
-        )
+        self.tiles = self.bulk.threads_write_tiles()
         self.divergent = 0  # conditions that not all threads of the block fulfil alike
 
     # ---- the kernel's beginning
@@ -246,7 +250,8 @@ class _Thread:
             alone = "" if b.pointer else "noalias "
             read = "readonly " if b.scope == "in" else ""
             out.append(f"ptr addrspace(1) {alone}{read}align {aligned} %arg{k}")
-        return [*out, *(f"i64 %dim{k}" for k in range(len(self.c.n.dims)))]
+        out += [f"i64 %dim{k}" for k in range(len(self.c.n.dims))]
+        return [*out, *(f"{MAP} %map{k}" for k in range(len(self.bulk.boxes)))]
 
     def enter(self) -> None:
         for k, b in enumerate(self.c.args):
@@ -363,7 +368,7 @@ class _Thread:
         b = self.c.buffers[name]
         if b.scope == "shared":
             return
-        b = self._part(b)
+        b = self.part(b)
         size = bytes_of(b, "a thread's own memory")
         if size > PRIVATE_LIMIT:
             raise Unsupported(
@@ -378,7 +383,7 @@ class _Thread:
     def release(self, names: list[str]) -> None:
         """A thread's memory is there as long as the thread."""
 
-    def _part(self, b: Buffer) -> Buffer:
+    def part(self, b: Buffer) -> Buffer:
         """What one thread has of a private buffer."""
         own = self.own.get(b.name, {})
         return replace(b, shape=tuple(own.get(k, (d,))[-1] for k, d in enumerate(b.shape)))
@@ -393,7 +398,7 @@ class _Thread:
             found = [v for v in D.symbols(index[k]) if self.c.env.get(v) == here]
             # A fragment of an instruction begins at the first place of every thread.
             rest[k] = index[k] - size * D.as_int(found[0]) if found else index[k]
-        return self._part(b), tuple(rest)
+        return self.part(b), tuple(rest)
 
     def _alignment(self, b: Buffer) -> int:
         if b.pointer:
@@ -401,7 +406,10 @@ class _Thread:
         return self.aligned if b.scope in ("in", "out") else 16
 
     def copy(self, s: Store) -> bool:
-        return self.copies.copy(s)
+        return self.bulk.plain.copy(s)
+
+    def tile(self, s: Loop) -> bool:
+        return self.bulk.tile(s)
 
     # ---- waiting and reporting
 
@@ -414,10 +422,12 @@ class _Thread:
                 self.w.line(f'call void asm sideeffect "{text}", "~{{memory}}"()')
             self.sums.barrier()
             self.c.renew(self.c.mutable)  # what others have written is seen from here on
+        elif isinstance(s, Wait) and s.products:
+            self.bulk.wait_for_products(s.pending)
         elif isinstance(s, Wait):
-            self.copies.wait(s.pending)
+            self.bulk.wait(s.pending)
         else:
-            self.copies.commit()
+            self.bulk.commit()
 
     def refuse(self, s: While | Report) -> None:
         if isinstance(s, While):

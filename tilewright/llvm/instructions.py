@@ -48,10 +48,7 @@ class Instructions:
     def call(self, s: Loop, ask: Prefetch | None = None) -> None:
         """A call of the declared instruction, which is inlined; it prefetches lines as it goes."""
         i = INTRINSICS[s.instruction]
-        lacking = [f for f in i.features if not self.target.has(f)]
-        if lacking:
-            what = f"{i.name} needs {', '.join(lacking)}, which {self.target.name} does not have"
-            raise Unsupported(what, hint="leave out the Tensorize for this target")
+        self.require(i)
         found = match(i, self.c.n, s)
         assert isinstance(found, Match), found.reason
         dim = self.addresses.indices.dim
@@ -81,6 +78,13 @@ class Instructions:
         self.w.line(f'call void @"{name}"({", ".join(f"{t} {v}" for t, _, v in args)})')
         self.used[i.name] = i
         self.c.touch(s)
+
+    def require(self, i: Intrinsic) -> None:
+        """An error where the machine does not have an instruction."""
+        lacking = [f for f in i.features if not self.target.has(f)]
+        if lacking:
+            what = f"{i.name} needs {', '.join(lacking)}, which {self.target.name} does not have"
+            raise Unsupported(what, hint="leave out the Tensorize for this target")
 
     def _begin(self, x: Operand) -> str:
         """Where an operand begins."""

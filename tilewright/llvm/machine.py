@@ -47,6 +47,10 @@ class Machine(Protocol):
         """Writes an asynchronous store as a copy in the background; False: it is a plain one."""
         ...
 
+    def tile(self, s: Loop) -> bool:
+        """Writes an instruction as a copy of the copy engine's; False: it is a call."""
+        ...
+
     def fragment(self, x: Operand) -> str:
         """The address of a thread's part of an operand of an instruction of many threads."""
         ...

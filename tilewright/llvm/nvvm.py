@@ -63,6 +63,7 @@ INTRINSICS: dict[str, str] = {
     "f2bf16": "bf16",
     "ff2bf16x2": "bf16",
     "redux.sync.": "redux",
+    "elect.sync": "tma",
     "cp.async.": "cp.async",
     "cp.async.bulk.": "tma",
     "mbarrier.": "cp.async",

@@ -9,8 +9,9 @@ from tilewright.ir import dim as D
 from tilewright.ir.target import Grid
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Stmt, Store, store_loads, walk
+from tilewright.kernel.nest import Barrier, Nest, Stmt, Store, store_loads, walk
 from tilewright.kernel.swizzle import multiple
+from tilewright.kernel.threads import grid_of, uses_of
 
 # Shared memory that a kernel may have without more being allocated at its launch.
 STATIC_SHARED = 48 * 1024
@@ -42,11 +43,33 @@ def _alignment(b: Buffer) -> int:
     return 128 if b.swizzle is None else min(1024, max(128, b.swizzle.period * b.dtype.bytes))
 
 
+def apart_in_time(n: Nest, launch: tuple[Stmt, ...]) -> frozenset[tuple[str, str]]:
+    """Pairs of shared buffers of a block of which one is used up before the other is first used,
+    with a barrier between."""
+    _, body = grid_of(launch)
+    uses = uses_of(body, (b.name for b in n.buffers if b.scope == "shared"))
+    out: set[tuple[str, str]] = set()
+    for a, (_, last) in uses.items():
+        for b, (first, _) in uses.items():
+            if any(isinstance(s, Barrier) for s in body[last + 1 : first]):
+                out.add((a, b))
+    return frozenset(out)
+
+
 class Shared:
     """The shared memory of a kernel: a variable for each buffer, or, where they are more than a
     kernel has by itself, places in one that the launch allocates."""
 
-    def __init__(self, symbol: str, buffers: list[Buffer], grid: Grid) -> None:
+    def __init__(
+        self,
+        symbol: str,
+        buffers: list[Buffer],
+        grid: Grid,
+        apart: frozenset[tuple[str, str]] = frozenset(),
+        barriers: int = 0,
+    ) -> None:
+        """Buffers that are `apart` may have one place. `barriers` are bytes beside all buffers, for
+        memory barriers."""
         self.symbol, self.grid = symbol, grid
         self.lines: list[str] = []
         self.places: dict[str, str] = {}
@@ -55,15 +78,25 @@ class Shared:
         places: dict[str, int] = {}
         total = 0
         for b in sorted(buffers, key=lambda b: -whole[b.name]):
-            places[b.name] = -(-total // whole[b.name]) * whole[b.name]
-            total = places[b.name] + -(-sizes[b.name] // 128) * 128
+            others = [x for x in places if (x, b.name) not in apart and (b.name, x) not in apart]
+            ends = [places[x] + sizes[x] for x in others]
+            fits = (-(-end // whole[b.name]) * whole[b.name] for end in sorted([0, *ends]))
+            places[b.name] = next(
+                at
+                for at in fits
+                if all(at >= end or at + sizes[b.name] <= places[x] for x, end in zip(others, ends))
+            )
+            total = max(total, places[b.name] + -(-sizes[b.name] // 128) * 128)
+        first, total = total, total + barriers
         if total > grid.block_shared:
             raise Unsupported(
                 f"{total:,} bytes of shared memory are more than the {grid.block_shared:,} that a "
                 "block can have",
                 hint="smaller tiles, or fewer versions of a buffer",
             )
-        self.dynamic = total if total > STATIC_SHARED - 4096 else 0
+        # What is one memory for several has to be places in one variable.
+        together = len(buffers) > 1 and bool(apart)
+        self.dynamic = total if total > STATIC_SHARED - 4096 or together else 0
         if self.dynamic:
             name, most = f"@{symbol}_shared", max(whole.values())
             self.lines.append(f"{name} = external addrspace(3) global [0 x i8], align {most}")
@@ -75,6 +108,11 @@ class Shared:
                 where = f"@{symbol}_s{len(self.places)}"
                 self.lines.append(self._variable(where, sizes[b.name], "i8", whole[b.name]))
             self.places[b.name] = f"addrspacecast (ptr addrspace(3) {where} to ptr)"
+        self.barriers: str | None = None
+        if barriers and self.dynamic:
+            self.barriers = f"getelementptr (i8, ptr addrspace(3) @{symbol}_shared, i64 {first})"
+        elif barriers:
+            self.barriers = self.variable(barriers // 8, "i64")
 
     @staticmethod
     def _variable(name: str, count: int, t: str, align: int) -> str:

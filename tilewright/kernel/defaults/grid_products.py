@@ -1,92 +1,33 @@
-"""Matrix products of a GPU by instructions of whole warps.
+"""Matrix products of a GPU: which groups are one, and by which instructions.
 
-A block has a tile of the results, each of its warps a part of that, in registers. Tiles of the
-operands come to shared memory by asynchronous copies, some steps of the sum ahead, and from there
-to registers as the instruction wants them. What is done to the results (a bias, an activation) is
-done to the registers before they are stored.
+Groups of warps that read shared memory come first, by the estimate of their tiles
+(grid_group_products.py), then single warps (grid_warp_products.py).
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from math import log2, prod
 
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Fn, Load, Value
 from tilewright.ir.types import bf16, f16, f32
+from tilewright.kernel.defaults.grid_group_products import (
+    GroupProduct,
+    across,
+    group_tiles,
+    in_boxes,
+)
+from tilewright.kernel.defaults.grid_warp_products import (
+    Operand,
+    Tile,
+    WarpProduct,
+    warp_tile,
+)
 from tilewright.kernel.defaults.inlining import inline_maps
 from tilewright.kernel.defaults.scheduler import Scheduler
-from tilewright.kernel.fragments import LANES, WARP
 from tilewright.kernel.group import Stage
 from tilewright.kernel.intrinsic import INTRINSICS
-from tilewright.kernel.steps.barrier import Synchronise
-from tilewright.kernel.steps.bind import Bind
-from tilewright.kernel.steps.cache_read import CacheRead
-from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
-from tilewright.kernel.steps.fuse import Fuse
-from tilewright.kernel.steps.fuse_axes import FuseAxes
-from tilewright.kernel.steps.pipeline import Pipeline
-from tilewright.kernel.steps.relayout import Relayout
-from tilewright.kernel.steps.reorder import Reorder
-from tilewright.kernel.steps.set_scope import SetScope
-from tilewright.kernel.steps.split import Split
-from tilewright.kernel.steps.swizzle import Swizzle
-from tilewright.kernel.steps.tensorize import Tensorize
-from tilewright.kernel.steps.unroll import Unroll
-from tilewright.kernel.steps.vectorize import Vectorize
-
-Tiles = tuple[tuple[int, int, int, int], ...]
-ROWS, COLUMNS, DEEP = 16, 8, 16  # of one instruction
-VECTOR = 8  # elements of 16 bits in 16 bytes
-SEVERAL = 2  # iterations that copies are ahead
-# Rows and columns of a block and of a warp, the preferred first: large tiles read less, small ones
-# give every multiprocessor something to do.
-TILES = (
-    (128, 128, 64, 64),
-    (128, 64, 64, 32),
-    (64, 64, 32, 32),
-    (64, 32, 32, 16),
-    (32, 32, 16, 16),
-    (16, 32, 16, 16),
-    (16, 16, 16, 16),
-)
-DEPTHS = (64, 32, 16)
-# Of groups of warps, by their number: they have all of a block's tile. One of two groups has to
-# fill the machine more than once, since it leaves no room for another block beside it.
-GROUP_TILES: dict[int, Tiles] = {
-    2: ((128, 256, 128, 256),),
-    1: ((128, 128, 128, 128), (64, 128, 64, 128), (64, 64, 64, 64)),
-}
-WIDE = 64
-GROUP = 128  # threads
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A buffer that is read at [..., row, k] or [..., k, row]: the positions of both."""
-
-    buffer: str
-    row: int
-    deep: int
-    rank: int
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Of a block and of a warp; `deep` steps of the sum at a time."""
-
-    rows: int
-    columns: int
-    warp_rows: int
-    warp_columns: int
-    deep: int
-
-    @property
-    def warps(self) -> int:
-        return self.rows // self.warp_rows * (self.columns // self.warp_columns)
 
 
 def schedule_product(s: Scheduler) -> bool:
@@ -107,32 +48,36 @@ def schedule_product(s: Scheduler) -> bool:
         return False
     sizes = [p.extent for p in s.path(c.name)]
     kind = s.nest.buffer(found[0].buffer).dtype
-    for p in (p for p in s.target.products if p.dtypes == (kind, kind, f32)):
-        in_memory = bool(INTRINSICS[p.instruction].tiles)
-        # Such instructions take operands of which both have their rows along the sum.
-        if in_memory and not all(x.deep > x.row for x in found):
-            continue
-        groups = INTRINSICS[p.instruction].warps // 4
-        tile = _tile(s, sizes, *((GROUP_TILES[groups], (WIDE,)) if in_memory else (TILES, DEPTHS)))
-        if tile is not None and (groups < 2 or _blocks(tile, sizes) > 2 * _processors(s)):
-            how = _GroupProduct if in_memory else _Product
-            before = s.nest, list(s.trace)
-            try:
-                how(s, c, y.name, *found, tile, p.instruction).schedule()
-                return True
-            except Refused:  # the next product starts anew
-                s.nest, s.trace[:] = before
+    fits = [x for x in s.target.products if x.dtypes == (kind, kind, f32)]
+    for make, tile, instruction in _candidates(s, [x.instruction for x in fits], sizes, found):
+        before = s.nest, list(s.trace)
+        try:
+            make(s, c, y.name, *found, tile, instruction).schedule()
+            return True
+        except Refused:  # the next one starts anew
+            s.nest, s.trace[:] = before
     return False
 
 
-def _processors(s: Scheduler) -> int:
-    assert s.target.grid is not None
-    return s.target.grid.multiprocessors
-
-
-def _blocks(t: Tile, sizes: list[Dim]) -> int:
-    known = [d if isinstance(d, int) else 1 for d in sizes]
-    return prod(known[:-3]) * (known[-3] // t.rows) * (known[-2] // t.columns)
+def _candidates(
+    s: Scheduler, names: list[str], sizes: list[Dim], operands: tuple[Operand, Operand]
+) -> list[tuple[type[WarpProduct], Tile, str]]:
+    """Ways to multiply, the best first."""
+    groups: list[tuple[float, Tile, str]] = []
+    out: list[tuple[type[WarpProduct], Tile, str]] = []
+    order = tuple(x.deep < x.row for x in operands)
+    for name in names:
+        i = INTRINSICS[name]
+        if not i.tiles:
+            tile = warp_tile(s, sizes)
+            out += [(WarpProduct, tile, name)] if tile is not None else []
+        elif across(i) == order:
+            item = s.nest.buffer(operands[0].buffer).dtype.bytes
+            # Threads that copy tiles themselves have registers for small ones only.
+            if i.warps == 4 or all(in_boxes(s, x) for x in operands):
+                groups += [(time, t, name) for time, t in group_tiles(s, i, sizes, item)]
+    groups.sort(key=lambda x: x[0])
+    return [*((GroupProduct, t, name) for _, t, name in groups[:2]), *out]
 
 
 def _same_places(s: Scheduler, c: Stage, y: Stage) -> bool:
@@ -189,234 +134,3 @@ def _operand(
     if not set(variables[:-2]) <= outer:
         return None
     return Operand(str(x.source), variables.index(row), variables.index(deep), len(variables))
-
-
-def _tile(s: Scheduler, sizes: list[Dim], tiles: Tiles, depths: tuple[int, ...]) -> Tile | None:
-    """The first tile that divides the sizes and gives every multiprocessor a block; or the one
-    with the most blocks."""
-    grid = s.target.grid
-    assert grid is not None
-    rows, columns, deep = sizes[-3:]
-    if not all(isinstance(d, int) for d in (rows, columns, deep)):
-        return None
-    assert isinstance(rows, int) and isinstance(columns, int) and isinstance(deep, int)
-    last: Tile | None = None
-    for m, n, wm, wn in tiles:
-        for step in depths:
-            bytes_ = (SEVERAL + 1) * (m + n) * step * 2
-            fits = bytes_ <= grid.block_shared and m * step >= VECTOR * LANES
-            if rows % m or columns % n or deep % step or not fits:
-                continue
-            last = Tile(m, n, wm, wn, step)
-            if _blocks(last, sizes) >= grid.multiprocessors:
-                return last
-            break
-    return last
-
-
-@dataclass
-class _Product:
-    s: Scheduler
-    stage: Stage
-    out: str
-    a: Operand
-    b: Operand
-    tile: Tile
-    instruction: str
-
-    def schedule(self) -> None:
-        s, c, t = self.s, self.stage.name, self.tile
-        shared = {x: f"{x.buffer}_s" for x in (self.a, self.b)}
-        own = {x: f"{x.buffer}_f" for x in (self.a, self.b)}
-        for x in (self.a, self.b):
-            s.do(CacheRead(x.buffer, c, shared[x]))
-            s.do(CacheRead(shared[x], c, own[x]))
-        *outer, i, j = (p.name for p in s.path(self.out))
-        s.do(Split(i, t.rows))
-        s.do(Split(j, t.columns))
-        s.do(Reorder((*outer, f"{i}.0", f"{j}.0", f"{i}.1", f"{j}.1")))
-        s.do(ComputeAt(c, f"{j}.0"))
-        depth = self._sum(c)
-        for x in (self.b, self.a):
-            s.do(ComputeAt(own[x], f"{depth}.1.0"))
-        for x in (self.b, self.a):
-            s.do(ComputeAt(shared[x], f"{depth}.0"))
-            s.do(SetScope(shared[x], "shared"))
-        self._blocks(outer, f"{i}.0", f"{j}.0")
-        s.do(Bind(f"{c}.w", "thread.z"))
-        s.do(Vectorize(self._spread(f"{i}.1", f"{j}.1", f"{self.out}.w")))
-        first = [f"{c}.init.i{k}" for k in range(len(self.stage.axes))]
-        s.do(Vectorize(self._spread(first[-2], first[-1], f"{c}.init.w")))
-        for x in (self.a, self.b):
-            self._copy(shared[x], x, LANES * self.tile.warps)
-            self._registers(own[x], x, "a" if x is self.a else "b")
-        self._results(c)
-        for loop in (f"{depth}.1.0", *self._inner):
-            s.do(Unroll(loop))
-        s.do(Tensorize(self._tensor, self.instruction))
-        for x in (self.a, self.b):
-            s.do(Pipeline(f"{depth}.0", shared[x], SEVERAL, asynchronous=True))
-        s.do(Synchronise())
-
-    def _sum(self, c: str) -> str:
-        """The loops of the sum: steps, warps, steps of an instruction, instructions."""
-        s, t = self.s, self.tile
-        i, j, k = (p.name for p in s.path(c)[-3:])
-        s.do(Split(k, t.deep))
-        s.do(Split(f"{k}.1", DEEP))
-        for loop, warp, one in ((i, t.warp_rows, ROWS), (j, t.warp_columns, COLUMNS)):
-            s.do(Split(loop, warp))
-            s.do(Split(f"{loop}.1", one))
-        self._inner = (f"{i}.1.0", f"{j}.1.0")
-        self._tensor = f"{i}.1.1"
-        last = (f"{i}.1.1", f"{j}.1.1", f"{k}.1.1")
-        s.do(Reorder((f"{k}.0", f"{i}.0", f"{j}.0", f"{k}.1.0", *self._inner, *last)))
-        s.do(Fuse(f"{i}.0", f"{j}.0", f"{c}.w"))
-        return k
-
-    def _blocks(self, outer: list[str], i: str, j: str) -> None:
-        s = self.s
-        for k in range(len(outer) - 1):
-            s.do(Fuse(outer[0], outer[1], f"{self.out}.z{k}"))
-            outer = [f"{self.out}.z{k}", *outer[2:]]
-        for loop, axis in zip([*outer, i, j], ("block.z", "block.y", "block.x")[-len(outer) - 2 :]):
-            s.do(Bind(loop, axis))
-
-    def _spread(self, i: str, j: str, warps: str) -> str:
-        """The loops over a tile of results, to the threads that have them; returns the lanes."""
-        s, t = self.s, self.tile
-        s.do(Split(i, t.warp_rows))
-        s.do(Split(f"{i}.1", 8))
-        s.do(Split(f"{i}.1.0", 2))
-        s.do(Split(j, t.warp_columns))
-        s.do(Split(f"{j}.1", 8))
-        s.do(Split(f"{j}.1.1", 2))
-        turns = (f"{i}.1.0.0", f"{j}.1.0", f"{i}.1.0.1")
-        threads = (f"{i}.1.1", f"{j}.1.1.0", f"{j}.1.1.1")
-        s.do(Reorder((f"{i}.0", f"{j}.0", *turns, *threads)))
-        s.do(Fuse(f"{i}.0", f"{j}.0", warps))
-        s.do(Bind(warps, "thread.z"))
-        s.do(Bind(f"{i}.1.1", "thread.y"))
-        s.do(Bind(f"{j}.1.1.0", "thread.x"))
-        for loop in turns:
-            s.do(Unroll(loop))
-        return f"{j}.1.1.1"
-
-    def _copy(self, stage: str, x: Operand, threads: int) -> None:
-        """A tile of an operand as vectors, to all threads; in shared memory swizzled, so that
-        columns of 8 vectors are in different banks."""
-        s = self.s
-        rows, columns = f"{stage}.i{x.rank - 2}", f"{stage}.i{x.rank - 1}"
-        width = s.loops(columns)[0].extent
-        assert isinstance(width, int)
-        flat = f"{stage}.v"
-        s.do(Split(columns, VECTOR))
-        s.do(Fuse(rows, f"{columns}.0", flat))
-        s.do(Split(flat, threads))
-        s.do(Split(f"{flat}.1", WARP["thread.x"]))
-        s.do(Split(f"{flat}.1.0", WARP["thread.y"]))
-        s.do(Bind(f"{flat}.1.0.0", "thread.z"))
-        s.do(Bind(f"{flat}.1.0.1", "thread.y"))
-        s.do(Bind(f"{flat}.1.1", "thread.x"))
-        s.do(Unroll(f"{flat}.0"))
-        s.do(Vectorize(f"{columns}.1"))
-        vectors = width // VECTOR
-        bits = min(3, int(log2(vectors)))
-        # Rows of 8 vectors or more: by the row; of shorter ones several lie side by side.
-        shift = max(int(log2(vectors)), 3)
-        if bits and vectors & (vectors - 1) == 0:
-            s.do(Swizzle(stage, bits, int(log2(VECTOR)), shift))
-
-    def _registers(self, stage: str, x: Operand, which: str) -> None:
-        """A tile of an operand of a warp, from shared memory to registers."""
-        s = self.s
-        names = [f"n{k}" for k in range(x.rank)]
-        row, deep = names[x.row], names[x.deep]
-        block = f"{row}//16, {deep}//8, {row}//8%2"
-        if which == "b":
-            block = f"{row}//16, {row}//8%2, {deep}//8"
-        places = [*names[:-2], block, f"{row}%8", f"{deep}//2%4", f"{deep}%2"]
-        loop, other = f"{stage}.i{x.row}", f"{stage}.i{x.deep}"
-        s.do(Split(loop, 16))
-        if x.deep < x.row:
-            s.do(Reorder((f"{loop}.0", other, f"{loop}.1")))
-        s.do(Relayout(stage, f"{', '.join(names)} -> {', '.join(places)}"))
-        how = "" if x.deep > x.row else ".trans"
-        first = f"{loop}.1" if x.deep > x.row else other
-        kind = s.nest.buffer(x.buffer).dtype
-        s.do(Tensorize(first, f"nvptx.ldmatrix.{which}.{kind}{how}"))
-        s.do(Unroll(f"{loop}.0"))
-
-    def _results(self, c: str) -> None:
-        """The sums in the registers of the threads that have them."""
-        s, t = self.s, self.tile
-        names = [f"n{k}" for k in range(len(self.stage.axes))]
-        i, j = names[-2:]
-        wm, wn = t.warp_rows, t.warp_columns
-        places = [
-            *names[:-2],
-            f"{i}//{wm}, {j}//{wn}, {i}//16%{wm // 16}, {j}//8%{wn // 8}",
-            f"{i}//8%2, {i}%8, {j}//2%4, {j}%2",
-        ]
-        s.do(Relayout(c, f"{', '.join(names)} -> {', '.join(places)}"))
-        s.do(FuseAxes(c, len(names) - 2))
-
-
-class _GroupProduct(_Product):
-    """By groups of four warps, which read their operands in shared memory themselves."""
-
-    def schedule(self) -> None:
-        s, c, t = self.s, self.stage.name, self.tile
-        shared = {x: f"{x.buffer}_s" for x in (self.a, self.b)}
-        for x in (self.a, self.b):
-            s.do(CacheRead(x.buffer, c, shared[x]))
-        *outer, i, j = (p.name for p in s.path(self.out))
-        s.do(Split(i, t.rows))
-        s.do(Split(j, t.columns))
-        s.do(Reorder((*outer, f"{i}.0", f"{j}.0", f"{i}.1", f"{j}.1")))
-        s.do(ComputeAt(c, f"{j}.0"))
-        ci, cj, k = (p.name for p in s.path(c)[-3:])
-        s.do(Split(k, WIDE))
-        s.do(Reorder((f"{k}.0", ci, cj, f"{k}.1")))
-        for x in (self.b, self.a):
-            s.do(ComputeAt(shared[x], f"{k}.0"))
-            s.do(SetScope(shared[x], "shared"))
-        self._blocks(outer, f"{i}.0", f"{j}.0")
-        s.do(Vectorize(self._spread(f"{i}.1", f"{j}.1", "")))
-        first = [f"{c}.init.i{n}" for n in range(len(self.stage.axes))]
-        s.do(Vectorize(self._spread(first[-2], first[-1], "")))
-        for x in (self.a, self.b):
-            self._copy(shared[x], x, GROUP * self.groups)
-        self._results(c)
-        s.do(Tensorize(ci, self.instruction))
-        for x in (self.a, self.b):
-            s.do(Pipeline(f"{k}.0", shared[x], SEVERAL, asynchronous=True))
-        s.do(Synchronise())
-
-    @property
-    def groups(self) -> int:
-        return INTRINSICS[self.instruction].warps // 4
-
-    def _spread(self, i: str, j: str, warps: str) -> str:
-        s = self.s
-        s.do(Split(i, 64 * self.groups))
-        s.do(Split(f"{i}.1", 16))
-        s.do(Split(f"{i}.1.1", 8))
-        s.do(Split(j, 8))
-        s.do(Split(f"{j}.1", 2))
-        turns = (f"{i}.0", f"{j}.0", f"{i}.1.1.0")
-        threads = (f"{i}.1.0", f"{i}.1.1.1", f"{j}.1.0")
-        s.do(Reorder((*turns, *threads, f"{j}.1.1")))
-        for loop, axis in zip(threads, ("thread.z", "thread.y", "thread.x"), strict=True):
-            s.do(Bind(loop, axis))
-        for loop in turns:
-            s.do(Unroll(loop))
-        return f"{j}.1.1"
-
-    def _results(self, c: str) -> None:
-        names = [f"n{k}" for k in range(len(self.stage.axes))]
-        i, j = names[-2:]
-        rows, warps = 64 * self.groups, 4 * self.groups
-        own = f"{i}//{rows}, {i}//16%{warps}, {j}//8, {i}//8%2, {i}%8, {j}//2%4, {j}%2"
-        places = [*names[:-2], own]
-        self.s.do(Relayout(c, f"{', '.join(names)} -> {', '.join(places)}"))

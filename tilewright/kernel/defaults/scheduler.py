@@ -155,6 +155,10 @@ class Scheduler:
         """The last store of a stage (its update, where it has an init)."""
         return self._stores(stage)[-1][0]
 
+    def first_store(self, stage: str) -> Store:
+        """The first store of a stage (its init, where it has one)."""
+        return self._stores(stage)[0][0]
+
     def path(self, stage: str) -> list[Loop]:
         return list(self._stores(stage)[-1][1])
 

@@ -6,6 +6,7 @@ from typing import ClassVar
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Sym
 from tilewright.kernel.nest import (
+    BLOCKS,
     THREADS,
     Alloc,
     Barrier,
@@ -29,11 +30,15 @@ from tilewright.kernel.threads import (
     advances,
     apart,
     grid_of,
+    handed_on,
     has_threads,
     launches,
     same_thread,
     thread_axes,
 )
+
+ONE = (*THREADS, "lane", "tensor")  # loops that are looked at as one statement
+OLDEST = 8  # more asynchronous instructions than this are not told apart
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,9 @@ class Synchronise(Step):
                                        thread.x j: y[j] = t[31-j]
 
     Sibling thread loops share one block; a thread extent smaller than the block is a predicate; a
-    statement outside thread loops runs in every thread (see kernel/threads.py). A nest in which
-    this gives another result than the loops in order is refused.
+    statement outside thread loops runs in every thread (see kernel/threads.py). Shared buffers of
+    which one is used after the other get a barrier between, so that they can be one memory. A nest
+    in which this gives another result than the loops in order is refused.
     """
 
     stays: ClassVar[bool] = True
@@ -97,8 +103,13 @@ class _Scan:
         self, stmts: tuple[Stmt, ...], path: Path, pending: list[Access]
     ) -> tuple[tuple[Stmt, ...], list[Access]]:
         out: list[Stmt] = []
-        for s in stmts:
-            if isinstance(s, Loop) and s.kind not in (*THREADS, "lane") and not self._tile(s):
+        follows = handed_on(self.n, stmts) if all(q.kind in BLOCKS for q in path) else {}
+        for k, s in enumerate(stmts):
+            if any(a.buffer in follows.get(k, ()) for a in pending):
+                out.append(Barrier())
+                pending = [a for a in pending if a.lasting is not None]
+            one = isinstance(s, Loop) and (s.kind in ONE or self._tile(s))
+            if isinstance(s, Loop) and not one:
                 what = f"{s.name} is parallel, next to threads of one block"
                 self.step.need(s.kind != "parallel", what, "Bind it instead")
                 inner, after = self._loop(s, path, [])
@@ -110,21 +121,28 @@ class _Scan:
                 out.append(replace(s, body=inner))
                 pending = after
                 continue
+            uniform = {q.var for q in path} | set(self.n.dims)
             if isinstance(s, (If, While)) and not any(q.kind in THREADS for q in path):
-                if self._talk(pending, self._condition(s, path), {q.var for q in path}):
+                if self._talk(pending, self._condition(s, path), uniform):
                     out.append(Barrier())
-                    pending = []
+                    pending = [a for a in pending if a.lasting is not None]
                 made, pending = self._choice(s, path, pending)
                 out.append(made)
                 continue
-            here = [a for a in accesses(self.n, s, path) if a.buffer in self.common]
+            touched = accesses(self.n, s, path)
+            here = [a for a in touched if a.buffer in self.common]
             self._refuse_replicas(s, here)
-            self._refuse_inside(here, {q.var for q in path})
-            if self._talk(pending, here, {q.var for q in path}):
+            self._refuse_inside(here, uniform)
+            self._refuse_unfinished(pending, touched, uniform)
+            here += [a for a in touched if a.lasting is not None and a.buffer in self.private]
+            if self._talk(pending, here, uniform):
                 out.append(Barrier())
-                pending = []
-            arrived = self.copies if isinstance(s, Wait) else []
-            pending = _union(pending, [*(_anywhere(a, s) for a in here), *arrived])
+                pending = [a for a in pending if a.lasting is not None]
+            if isinstance(s, Wait):
+                pending = self._waited(s, pending)
+            if any(a.lasting is not None for a in here):
+                pending = [_older(a) for a in pending]
+            pending = _union(pending, [_anywhere(a, s) for a in here])
             out.append(s)
         return tuple(out), pending
 
@@ -148,9 +166,17 @@ class _Scan:
             if isinstance(s, If) or set(after) == set(before):
                 break
             before = after
-        if isinstance(s, While) and self._talk(after, self._condition(s, path), set()):
+        if isinstance(s, While) and self._talk(after, self._condition(s, path), set(self.n.dims)):
             made[0] = (*made[0], Barrier())
         return with_bodies(s, made), after
+
+    def _waited(self, s: Wait, pending: list[Access]) -> list[Access]:
+        """After a wait for copies those have arrived, of which others have yet to hear; after one
+        for products their reads are over, which others do not know either."""
+        if not s.products:
+            return _union(pending, self.copies)
+        done = lambda a: a.lasting is not None and a.lasting >= s.pending  # noqa: E731
+        return [replace(a, lasting=None) if done(a) else a for a in pending]
 
     def _loop(
         self, s: Loop, path: Path, pending: list[Access]
@@ -165,7 +191,10 @@ class _Scan:
             left = [a.before(s) if a not in pending else a for a in own]
             # Where an iteration has no barrier, those before it are still pending.
             if len(own) < len(after):
-                left += [a.long_before(s) for a in own if a not in pending]
+                left += [replace(a.long_before(s), lasting=None) for a in own if a not in pending]
+            # What goes on is that of one iteration, unless nobody ever waits for it.
+            ongoing = [a for a in after if a.lasting is not None and s.name in a.earlier]
+            left += [a.long_before(s) if a.lasting == OLDEST else a.before(s) for a in ongoing]
             grown = _union(before, left)
             if once or set(grown) == set(before):
                 break
@@ -175,13 +204,24 @@ class _Scan:
         ran = D.bounds(s.extent)[0] >= 1
         return inner, after if ran else _union(pending, after)
 
+    def _refuse_unfinished(self, old: list[Access], new: list[Access], uniform: set[Sym]) -> None:
+        """What an asynchronous instruction reads does not change before it is waited for, and its
+        results are nobody's until then, but the next one may go on with them."""
+        for a in (a for a in old if a.lasting is not None):
+            for b in (b for b in new if b.buffer == a.buffer and (a.writes or b.writes)):
+                verb = "writes" if a.writes else "reads"
+                what = f"{b.stage} touches {b}, which {a.stage} still {verb} as {a}"
+                fine = (a.writes and b.lasting is not None) or apart(a, b, uniform)
+                self.step.need(fine, what, "wait for products before, or more versions of it")
+
     def _talk(self, old: list[Access], new: list[Access], uniform: set[Sym]) -> bool:
-        uniform = uniform | set(self.n.dims)
         return any(self._meets(a, b, uniform) for b in new for a in old)
 
     def _meets(self, a: Access, b: Access, uniform: set[Sym]) -> bool:
         if self._ordered(a, b):
             return True
+        if a.buffer in self.private or (a.elected and b.elected):
+            return False
         if not (a.writes or b.writes):
             return False
         if a.buffer != b.buffer or self.n.buffer(a.buffer).scope == "memory":
@@ -228,7 +268,7 @@ class _Scan:
     def _refuse_replicas(self, s: Stmt, here: list[Access]) -> None:
         """What runs in every thread along an axis may write a cell once, not update it."""
         inner = inner_vars(s)
-        for w in here:
+        for w in (w for w in here if not w.elected):
             missing = [x for x in self.axes if x not in dict(w.threads)]
             others = [a for a in here if a.buffer == w.buffer and a is not w]
             again = any(not advances(self.n, w, v, inner - {v}) for v in inner)
@@ -240,7 +280,6 @@ class _Scan:
     def _refuse_inside(self, here: list[Access], uniform: set[Sym]) -> None:
         """There is no place for a barrier inside a thread loop: threads must not communicate
         there."""
-        uniform = uniform | set(self.n.dims)
         for w in (a for a in here if a.writes):
             for a in (a for a in here if a.buffer == w.buffer):
                 # Bind has made sure that one index is one thread.
@@ -288,6 +327,11 @@ def _anywhere(a: Access, s: Stmt) -> Access:
         if isinstance(x, Loop) and x.kind not in THREADS:
             a = a.elsewhere(x)
     return a
+
+
+def _older(a: Access) -> Access:
+    """After another asynchronous instruction began."""
+    return a if a.lasting is None else replace(a, lasting=min(a.lasting + 1, OLDEST))
 
 
 def _barriers(body: tuple[Stmt, ...]) -> int:

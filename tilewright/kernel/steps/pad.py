@@ -3,7 +3,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
+from tilewright.ir.expr import const, fn, index
 from tilewright.kernel.dependence import carried
+from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import (
     Alloc,
     Loop,
@@ -14,6 +16,7 @@ from tilewright.kernel.nest import (
     on_loops,
     store_loads,
     substitute_all,
+    transform,
     walk,
 )
 from tilewright.kernel.step import Step
@@ -25,11 +28,17 @@ class Pad(Step):
     never read.
 
     for j in 64: t[j] = w[j//12, j%12]        for j in 72: t[j] = w[j//12, j%12]
+
+    With `zeros` those hold zeros, and nothing is read for them, so that sums may run over them
+    (PadSum).
+
+    for j in 60: t[j] = w[j]                  for j in 64: t[j] = select(j < 60, w[j], 0)
     """
 
     stage: str
     axis: int
     factor: int
+    zeros: bool = False
 
     def apply(self, n: Nest) -> Nest:
         b = self.internal(n, self.stage)
@@ -45,6 +54,9 @@ class Pad(Step):
                 what = f"{self.stage} is not written along one loop per axis"
                 self.need(along or at == 0, what, "pad first")
         grown = list(dict.fromkeys(grown))
+        several = f"{self.stage} is updated, which zeros cannot be"
+        own = [s for s, _ in walk(n.body) if isinstance(s, Store) and s.buffer == self.stage]
+        self.need(not self.zeros or all(s.combine is None for s in own), several)
         size = D.ceildiv(b.shape[self.axis], self.factor) * self.factor
         for name in grown:
             for x, _ in find(n, name):
@@ -69,11 +81,14 @@ class Pad(Step):
                 bad = [] if x.kind == "serial" else carried(n, x)
                 what = f"{name} is {x.kind}, and longer: {bad[0].reason}" if bad else ""
                 self.need(not bad, what, "pad first")
+        if self.zeros:
+            n = replace(n, body=transform(n.body, lambda s: (self._guarded(s, b),)))
         n = n.with_buffer(
             replace(b, shape=(*b.shape[: self.axis], size, *b.shape[self.axis + 1 :]))
         )
         for s, p in walk(n.body):
-            if isinstance(s, Store) and any(q.name in grown for q in p):
+            guarded = self.zeros and isinstance(s, Store) and s.buffer == self.stage
+            if isinstance(s, Store) and any(q.name in grown for q in p) and not guarded:
                 touched = [(s.buffer, s.index), *((str(x.source), x.index) for x in store_loads(s))]
                 for source, index in touched:
                     shape = n.buffer(source).shape
@@ -81,3 +96,10 @@ class Pad(Step):
                     at = ",".join(map(str, index))
                     self.need(inside, f"{s.stage} would touch {source}[{at}] outside {source}")
         return n
+
+    def _guarded(self, s: Stmt, b: Buffer) -> Stmt:
+        """A store of the stage, of zero past the end that its axis had."""
+        if not isinstance(s, Store) or s.buffer != self.stage:
+            return s
+        inside = fn("lt", index(s.index[self.axis]), index(b.shape[self.axis]))
+        return replace(s, value=fn("select", inside, s.value, const(0, b.dtype)))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
@@ -49,27 +50,46 @@ class Pipeline(Step):
         for s in min(1, n-1-k): async t[(k+1)%2] = x[k+1]
         commit
         y += t[k%2]
+
+    With `slack`, so many asynchronous instructions that read the stage go on while later iterations
+    begin: there are as many versions more, and what is left is waited for after the loop.
     """
 
     loop: str
     stage: str
     ahead: int = 1
     asynchronous: bool = False
+    slack: int = 0
 
     def apply(self, n: Nest) -> Nest:
         enough = isinstance(self.ahead, int) and 1 <= self.ahead <= MAX_AHEAD
         self.need(enough, f"{self.ahead} iterations ahead", f"1 to {MAX_AHEAD}")
+        some = isinstance(self.slack, int) and 0 <= self.slack <= MAX_AHEAD
+        self.need(some, f"a slack of {self.slack} iterations", f"0 to {MAX_AHEAD}")
         self.loops(n, self.loop)
         loop, _ = loop_of(self, n, self.stage)
         inside = f"{self.stage} is allocated in {loop.name}, not in {self.loop}"
         self.need(loop.name == self.loop, inside, f"ComputeAt('{self.stage}', '{self.loop}') first")
         own = self._producers(n, loop)
         self._independent(own, loop)
+        self._waited(loop)
         if self.asynchronous:
             self._copy(n, own)
         body = self._rebuilt(n.body, loop, own)
         b = n.buffer(self.stage)
-        return replace(n, body=body).with_buffer(replace(b, shape=(self.ahead + 1, *b.shape)))
+        return replace(n, body=body).with_buffer(replace(b, shape=(self.versions, *b.shape)))
+
+    @property
+    def versions(self) -> int:
+        return self.ahead + 1 + self.slack
+
+    def _waited(self, loop: Loop) -> None:
+        """Each iteration has one asynchronous instruction, if some of them are left to go on."""
+        waits = [s.pending for s in loop.body if isinstance(s, Wait) and s.products]
+        what = f"{self.loop} waits for asynchronous instructions {len(waits)} times"
+        self.need(not self.slack or len(waits) == 1, what, "Tensorize one before this")
+        other = f"{self.loop} has a slack of {max(waits, default=0)} already"
+        self.need(set(waits) <= {0, self.slack}, other, "use the same number for all")
 
     def check_branches(self, n: Nest) -> None:
         """Pointers and branches do not matter if the loop changes no argument's memory and is in no
@@ -120,9 +140,12 @@ class Pipeline(Step):
             new = {id(s): replace(s, body=b) for s, b in inner if b != s.body}
             return tuple(new.get(id(s), s) for s in body)
         main = self._main(loop, own)
-        grouped = self.asynchronous and any(isinstance(s, Wait) for s in loop.body)
+        grouped = self.asynchronous and any(_for_copies(s) for s in loop.body)
+        rest: tuple[Stmt, ...] = body[at + 1 :]
+        if self.slack and Wait(0, products=True) not in rest[:1]:
+            rest = (Wait(0, products=True), *rest)
         if not grouped:
-            return *body[:at], Alloc(self.stage), *self._begin(loop, own), main, *body[at + 1 :]
+            return *body[:at], Alloc(self.stage), *self._begin(loop, own), main, *rest
         # The copies join those of another stage, which stand right before the loop.
         first = max((k for k in range(at) if self._commits(body[k])), default=None)
         self.need(first is not None, f"{self.loop} is not where its first copies are any more")
@@ -134,7 +157,7 @@ class Pipeline(Step):
         else:
             joined = (*self._made(loop, own, 0, loop.extent), group)
         before = (*body[:first], Alloc(self.stage), *joined, *body[first + 1 : at])
-        return *before, main, *body[at + 1 :]
+        return *before, main, *rest
 
     def _commits(self, s: Stmt) -> bool:
         if isinstance(s, Loop):
@@ -147,12 +170,16 @@ class Pipeline(Step):
 
     def _made(self, loop: Loop, own: list[Stmt], u: Dim, left: Dim) -> list[Stmt]:
         """The stage of iteration u, if there is one: if any are left."""
-        turn = version_of(self.stage, D.mod(u, self.ahead + 1))
+        turn = version_of(self.stage, D.mod(u, self.versions))
         made = [self._marked(s) for s in substitute_all(own, {loop.var: u}, *turn)]
         there = D.minimum(1, D.maximum(left, 0))
         if isinstance(there, int):
             return made if there else []
         return [Loop(D.the_sym(D.var(f"{self.stage}.some", there)), "serial", tuple(made))]
+
+    def _later(self, s: Stmt) -> Stmt:
+        """A wait that lets the latest asynchronous instructions go on."""
+        return Wait(self.slack, products=True) if s == Wait(0, products=True) else s
 
     def _marked(self, s: Stmt) -> Stmt:
         if not self.asynchronous:
@@ -175,17 +202,21 @@ class Pipeline(Step):
         """The loop, which computes the stage of a later iteration, then uses that of its own."""
         v = D.as_int(loop.var)
         made = self._made(loop, own, v + self.ahead, loop.extent - self.ahead - v)
-        turn = version_of(self.stage, D.mod(v, self.ahead + 1))
+        turn = version_of(self.stage, D.mod(v, self.versions))
         kept = [s for s in loop.body if s != Alloc(self.stage) and all(s is not x for x in own)]
-        body = substitute_all(kept, {}, *turn)
-        waits = [s for s in body if isinstance(s, Wait)]
+        body = [self._later(s) for s in substitute_all(kept, {}, *turn)]
+        waits = [s for s in body if isinstance(s, Wait) and not s.products]
         if not self.asynchronous:
             return replace(loop, body=(*waits, *made, *(s for s in body if s not in waits)))
         if not waits:
             return replace(loop, body=(Wait(self.ahead - 1), *made, Commit(), *body))
         together = f"{self.loop} copies another stage {waits[0].pending + 1} iterations ahead"
         self.need(waits[0].pending == self.ahead - 1, together, "use the same number for all")
-        return replace(loop, body=_before_commit(body, made))
+        return replace(loop, body=_before_commit(tuple(body), made))
+
+
+def _for_copies(s: Stmt) -> bool:
+    return isinstance(s, Wait) and not s.products
 
 
 def _plain_loops(body: tuple[Stmt, ...]) -> Iterator[Loop]:
@@ -197,5 +228,15 @@ def _plain_loops(body: tuple[Stmt, ...]) -> Iterator[Loop]:
 
 
 def _before_commit(body: tuple[Stmt, ...], made: list[Stmt]) -> tuple[Stmt, ...]:
+    """Copies join those of their group, under the same condition where both are under one."""
     at = body.index(Commit())
+    last = body[at - 1] if at else None
+    (new,) = made if len(made) == 1 else (None,)
+    if _some(last) and _some(new) and last.extent == new.extent:
+        inside = substitute_all(new.body, {new.var: D.as_int(last.var)})
+        return *body[: at - 1], replace(last, body=(*last.body, *inside)), *body[at:]
     return *body[:at], *made, *body[at:]
+
+
+def _some(s: Stmt | None) -> TypeGuard[Loop]:
+    return isinstance(s, Loop) and s.name.endswith(".some")

@@ -4,14 +4,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilewright.kernel.intrinsic import INTRINSICS, Mismatch, marked, match
-from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops, walk
+from tilewright.kernel.nest import Loop, Nest, Stmt, Wait, on_loops, walk
 from tilewright.kernel.step import Step
 
 
 @dataclass(frozen=True)
 class Tensorize(Step):
     """A loop and all inside it is one use of a declared instruction, which is proved first. The
-    loops stay and say what it computes; the emitter writes the instruction in their place.
+    loops stay and say what it computes; the emitter writes the instruction in their place. One
+    that is asynchronous is waited for at once; Pipeline with slack lets it go on.
 
     for i in 4:                            tensor i in 4 by arm64.sdot:
       for p in 4:                            tensor p in 4:
@@ -41,7 +42,8 @@ class Tensorize(Step):
             self.need(not wrong, f"this is not {i.name}: {wrong}", f"it computes {_shown(i.name)}")
 
         def mark(x: Loop) -> tuple[Stmt, ...]:
-            return (marked(x, self.instruction),)
+            after = (Wait(0, products=True),) if i.asynchronous else ()
+            return marked(x, self.instruction), *after
 
         return on_loops(n, self.loop, mark)
 

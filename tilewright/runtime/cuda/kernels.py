@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tilewright.base.errors import Invalid, Unsupported
+from tilewright.ir import dim as D
 from tilewright.ir.target import Target
-from tilewright.llvm.grid import Kernels, blocks_of, scratch_bytes
+from tilewright.llvm.bulk_copies import Box
+from tilewright.llvm.grid import Kernels, Launch, blocks_of, scratch_bytes
 from tilewright.llvm.objects import cached_ptx
 from tilewright.runtime.cuda.device import Device
-from tilewright.runtime.cuda.module import Facts, Launcher, Module
+from tilewright.runtime.cuda.memory import TensorMap
+from tilewright.runtime.cuda.module import Facts, Function, Launcher, MapOf, Module
 
 # Gives memory of so many bytes: its address, and what keeps it.
 Allocate = Callable[[int], tuple[int, object]]
@@ -42,8 +46,7 @@ class Loaded:
         self._launchers: list[Launcher] = []
         for x in kernels.launches:
             function = self.module.function(x.symbol, x.shared)
-            count = len(x.arguments) + len(kernels.dims)
-            self._launchers.append(Launcher(function, x.threads, count))
+            self._launchers.append(launcher_of(function, x, kernels.dims))
 
     def facts(self) -> list[Facts]:
         """What each kernel takes."""
@@ -80,3 +83,20 @@ class Loaded:
         for p in self.planned(numbers):
             p.launch([*(known[a] for a in p.arguments), *p.dims], p.blocks, stream)
         return held
+
+
+def launcher_of(function: Function, x: Launch, dims: Sequence[str]) -> Launcher:
+    """Launches of a kernel that takes addresses, sizes, and tensor maps made of these."""
+    count = len(x.arguments)
+    make = partial(_map, function.device, x, dims)
+    maps = [MapOf(x.arguments.index(b.buffer), partial(make, b)) for b in x.boxes]
+    return Launcher(function, x.threads, count + len(dims), maps, len(dims))
+
+
+def _map(
+    device: Device, x: Launch, dims: Sequence[str], b: Box, parameters: Sequence[int]
+) -> TensorMap:
+    sizes = dict(zip(dims, parameters[len(x.arguments) :], strict=True))
+    shape = [int(D.evaluate(d, sizes)) for d in b.shape]
+    address = parameters[x.arguments.index(b.buffer)]
+    return TensorMap(device, address, b.dtype, b.item, shape, b.box, b.swizzle)

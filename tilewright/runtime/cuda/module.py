@@ -5,17 +5,19 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilewright.base.errors import Invalid
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import CudaError
+from tilewright.runtime.cuda.memory import TensorMap
 
 _LOG_BYTES = 16384
 # Options of the driver's compiler: logs of information and of errors with their sizes, many words.
 _INFO, _INFO_BYTES, _ERRORS, _ERROR_BYTES, _VERBOSE = 3, 4, 5, 6, 12
 _SHARED, _LOCAL, _REGISTERS, _MOST_THREADS, _MOST_DYNAMIC = 1, 3, 4, 0, 8
+_MOST_MAPS = 256  # that a launcher remembers
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 
 
@@ -109,15 +111,36 @@ class Function:
         return Facts(*taken, self._attribute(_MOST_THREADS), blocks.value)
 
 
+@dataclass(frozen=True)
+class MapOf:
+    """A tensor map that a kernel takes: which of its parameters is the tensor's address, and how
+    the map is made of the parameters."""
+
+    argument: int
+    make: Callable[[Sequence[int]], TensorMap]
+
+
 class Launcher:
     """Launches of one kernel with parameters of eight bytes each: addresses and sizes. Where they
-    are stored is settled once; a launch writes them there and calls the driver."""
+    are stored is settled once; a launch writes them there and calls the driver. Tensor maps come
+    last; those of tensors seen before are known."""
 
-    def __init__(self, function: Function, threads: tuple[int, int, int], parameters: int) -> None:
+    def __init__(
+        self,
+        function: Function,
+        threads: tuple[int, int, int],
+        parameters: int,
+        maps: Sequence[MapOf] = (),
+        sizes: int = 0,
+    ) -> None:
+        """`sizes` of the parameters, the last ones, are sizes."""
         self.function, self.threads = function, threads
         self._values = (ctypes.c_int64 * parameters)()
         start = ctypes.addressof(self._values)
-        self._places = (ctypes.c_void_p * parameters)(*(start + 8 * k for k in range(parameters)))
+        places = [start + 8 * k for k in range(parameters)]
+        self._maps, self._sizes = tuple(maps), sizes
+        self._known: dict[tuple[int, ...], TensorMap] = {}
+        self._places = (ctypes.c_void_p * (parameters + len(self._maps)))(*places)
         self._count = parameters
         self._launch = function.device.driver.function("cuLaunchKernel")
         self._lock = threading.Lock()
@@ -140,11 +163,27 @@ class Launcher:
         f = self.function
         with self._lock:
             self._values[:] = parameters
+            if self._maps:
+                for k, m in enumerate(self.tensor_maps(parameters)):
+                    self._places[self._count + k] = m.address
             code = self._launch(
                 f.handle, *blocks, *self.threads, f.dynamic, stream, self._places, None
             )
         if code:
             self._failed(code, blocks)
+
+    def tensor_maps(self, parameters: Sequence[int]) -> list[TensorMap]:
+        """Those that a launch with these parameters takes after them."""
+        return [self._map(k, m, parameters) for k, m in enumerate(self._maps)]
+
+    def _map(self, k: int, m: MapOf, parameters: Sequence[int]) -> TensorMap:
+        key = (k, parameters[m.argument], *parameters[self._count - self._sizes :])
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MOST_MAPS:
+                self._known.clear()
+            found = self._known[key] = m.make(parameters)
+        return found
 
     def _failed(self, code: int, blocks: tuple[int, int, int]) -> None:
         f = self.function

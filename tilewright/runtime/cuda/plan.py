@@ -17,6 +17,7 @@ from tilewright.llvm.entry import Branch, Slot
 from tilewright.llvm.grid import blocks_of
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.image import KernelImage, Steps, Work
+from tilewright.runtime.cuda.kernels import launcher_of
 from tilewright.runtime.cuda.module import Facts, Launcher, Module
 
 ALIGN = 256  # of a kernel's scratch memory
@@ -84,14 +85,9 @@ class Kernels:
         for symbol, module in zip(images, made, strict=True):
             image = images[symbol]
             self._modules[symbol] = module
-            self.launchers[symbol] = [
-                Launcher(
-                    module.function(x.symbol, x.shared),
-                    x.threads,
-                    len(x.arguments) + len(image.dims),
-                )
-                for x in image.launches
-            ]
+            functions = [module.function(x.symbol, x.shared) for x in image.launches]
+            pairs = zip(functions, image.launches, strict=True)
+            self.launchers[symbol] = [launcher_of(f, x, image.dims) for f, x in pairs]
 
     def facts(self, symbol: str) -> list[Facts]:
         """What each launch of a kernel takes."""

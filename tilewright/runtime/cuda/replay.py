@@ -29,7 +29,7 @@ class Params(ctypes.Structure):
 class _Node:
     """One kernel of a graph, with the memory that its arguments are passed in."""
 
-    __slots__ = ("handle", "params", "values", "places", "address")
+    __slots__ = ("handle", "params", "values", "places", "address", "launcher", "count", "maps")
 
     def __init__(
         self, launcher: Launcher, blocks: tuple[int, int, int], values: Sequence[int]
@@ -37,7 +37,10 @@ class _Node:
         count = len(values)
         self.values = (ctypes.c_int64 * max(1, count))(*values)
         start = ctypes.addressof(self.values)
-        self.places = (ctypes.c_void_p * max(1, count))(*(start + 8 * k for k in range(count)))
+        self.launcher, self.count = launcher, count
+        self.maps = launcher.tensor_maps(values)
+        places = [*(start + 8 * k for k in range(count)), *(m.address for m in self.maps)]
+        self.places = (ctypes.c_void_p * max(1, len(places)))(*places)
         self.params = Params(
             launcher.function.handle,
             blocks,
@@ -47,6 +50,12 @@ class _Node:
         )
         self.address = ctypes.addressof(self.params)
         self.handle = 0
+
+    def renew_maps(self) -> None:
+        """Tensor maps of other addresses."""
+        self.maps = self.launcher.tensor_maps(list(self.values[: self.count]))
+        for k, m in enumerate(self.maps):
+            self.places[self.count + k] = m.address
 
 
 class Replay:
@@ -106,6 +115,8 @@ class Replay:
             return
         for position, value in values:
             node.values[position] = value
+        if node.maps:
+            node.renew_maps()
         code = self._set(self.handle, node.handle, node.address)
         if code:
             raise self.device.driver.error("cuGraphExecKernelNodeSetParams_v2", code)

@@ -51,7 +51,7 @@ def _products(grid: Grid) -> tuple[Product, ...]:
     """What default schedules multiply with, the best first: groups of warps, warps."""
     found: list[str] = []
     if "wgmma" in grid.has:
-        found += [f"nvptx.wgmma.{x}" for x in ("2.bf16", "2.f16", "bf16", "f16")]
+        found += [group_products.product_name(*x) for x in group_products.NAMES]
     if "mma.bf16" in grid.has:
         found += ["nvptx.mma.bf16", "nvptx.mma.f16"]
     return products(*found)

@@ -1,8 +1,9 @@
 """Products of groups of four warps on sm_90a: wgmma, whose operands lie in shared memory.
 
-The rows of both run along the sum, 128 bytes at a time, swizzled as a descriptor of PTX says it
-(by 128 bytes). One use is all of a tile of 64 steps of the sum: it waits for itself, so that its
-reads are over when it is. The sums are fragments of all 128 threads.
+Rows of a tile are 128 bytes, swizzled as a descriptor of PTX says it (by 128 bytes). Those of an
+operand run along the sum (a[i,k], b[j,k]), or across it, in blocks of 64 (a[i//64,k,i%64]). One use
+is all of a tile of 64 steps of the sum, and goes on until it is waited for. The sums are fragments
+of all 128 threads.
 """
 
 from __future__ import annotations
@@ -14,20 +15,24 @@ from tilewright.kernel.swizzle import Swizzled
 
 ROWS, DEEP = 64, 16  # of one instruction
 WIDE = 64  # elements of 128 bytes
-# Of a tile that is swizzled by 128 bytes: 8 rows are 1024 bytes apart from the next 8.
-DESCRIPTOR = (1 << 62) | (64 << 32) | (1 << 16)
+ROW = 128  # bytes
+BLOCK = WIDE * ROW  # 64 rows
+# Of a tile that is swizzled by 128 bytes: 8 rows are 1024 bytes apart from the next 8; across the
+# sum, blocks of 64 are one after the other. In units of 16 bytes.
+ALONG = (1 << 62) | (64 << 32) | (1 << 16)
+ACROSS = (1 << 62) | (64 << 32) | (BLOCK // 16 << 16)
 # Addresses of shared memory, in a descriptor as multiples of 16.
 ADDRESSES = (1 << 18) - 1
 
 
-def _descriptor(x: str) -> list[str]:
+def _descriptor(x: str, across: bool) -> list[str]:
     """The operand's address as an instruction takes it."""
     return [
         f"  %{x}.shared = addrspacecast ptr %{x} to ptr addrspace(3)",
         f"  %{x}.at = ptrtoint ptr addrspace(3) %{x}.shared to i64",
         f"  %{x}.low = and i64 %{x}.at, {ADDRESSES}",
         f"  %{x}.16 = lshr i64 %{x}.low, 4",
-        f"  %{x}.d = add i64 %{x}.16, {DESCRIPTOR}",
+        f"  %{x}.d = add i64 %{x}.16, {ACROSS if across else ALONG}",
     ]
 
 
@@ -35,19 +40,19 @@ def _alone(text: str) -> str:
     return f'  call void asm sideeffect "{text}", "~{{memory}}"() convergent'
 
 
-def _body(kind: str, groups: int, sizes: Sizes) -> str:
+def _body(kind: str, groups: int, across: tuple[bool, bool], sizes: Sizes) -> str:
     """The rows are dealt out to so many groups of warps, 64 at a time."""
-    rows, columns = sizes["i"], sizes["j"]
-    assert rows is not None and columns is not None
+    rows = (sizes["i"] or 0) * (sizes.get("g") or 1)
+    columns = (sizes["j"] or 0) * (sizes.get("h") or 1)
     count = columns // 2  # sums of a thread, of 64 rows
     parts = rows // (ROWS * groups)
     result = f"{{ {', '.join(['float'] * count)} }}"
-    lines = [*_descriptor("a"), *_descriptor("b")]
+    lines = [*_descriptor("a", across[0]), *_descriptor("b", across[1])]
     if groups > 1:
         lines += [
             "  %warp = call i32 @llvm.nvvm.read.ptx.sreg.tid.z()",
             "  %group = lshr i32 %warp, 2",
-            f"  %group.at = mul i32 %group, {ROWS * 128 // 16}",
+            f"  %group.at = mul i32 %group, {BLOCK // 16}",
             "  %group.wide = zext i32 %group.at to i64",
             "  %a.own = add i64 %a.d, %group.wide",
         ]
@@ -60,12 +65,14 @@ def _body(kind: str, groups: int, sizes: Sizes) -> str:
     names = ", ".join(f"${k}" for k in range(count))
     shape = f"m64n{columns}k16.f32.{kind}.{kind}"
     text = "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned."
-    text += f"{shape} {{{names}}}, ${count}, ${count + 1}, p, 1, 1, 0, 0; }}"
+    text += f"{shape} {{{names}}}, ${count}, ${count + 1}, p, 1, 1, "
+    text += f"{int(across[0])}, {int(across[1])}; }}"
+    # 16 steps of the sum further on: elements of a row, or rows.
+    step_a, step_b = (DEEP * ROW // 16 if x else DEEP * 2 // 16 for x in across)
     for step in range(WIDE // DEEP):
-        # 16 elements further on; 64 rows are 64 * 128 bytes.
-        lines.append(f"  %b.d{step} = add i64 %b.d, {step * DEEP * 2 // 16}")
+        lines.append(f"  %b.d{step} = add i64 %b.d, {step * step_b}")
         for part in range(parts):
-            at = part * groups * ROWS * 128 // 16 + step * DEEP * 2 // 16
+            at = part * groups * BLOCK // 16 + step * step_a
             lines.append(f"  %a.d{step}.{part} = add i64 {first}, {at}")
             sums = [f"%c{step}.{part * count + k}" for k in range(count)]
             given = [f"i64 %a.d{step}.{part}", f"i64 %b.d{step}", *(f"float {c}" for c in sums)]
@@ -78,48 +85,63 @@ def _body(kind: str, groups: int, sizes: Sizes) -> str:
                 to = f"%c{step + 1}.{part * count + k}"
                 lines.append(f"  {to} = extractvalue {result} {into}, {k}")
     lines.append(_alone("wgmma.commit_group.sync.aligned;"))
-    # The sums are there after the wait only, which LLVM is told by handing them through it.
-    every = parts * count
-    whole = f"{{ {', '.join(['float'] * every)} }}"
-    ends = ",".join(["=f"] * every + [str(k) for k in range(every)] + ["~{memory}"])
-    last = ", ".join(f"float %c{WIDE // DEEP}.{k}" for k in range(every))
-    lines.append(
-        f'  %w = call {whole} asm sideeffect "wgmma.wait_group.sync.aligned 0;", "{ends}"'
-        f"({last}) convergent"
-    )
-    for k in range(every):
-        lines.append(f"  %w.{k} = extractvalue {whole} %w, {k}")
-        lines.append(f"  store float %w.{k}, ptr %p{k}, align 4")
+    for k in range(parts * count):
+        lines.append(f"  store float %c{WIDE // DEEP}.{k}, ptr %p{k}, align 4")
     return "\n".join([*lines, "  ret void"])
 
 
-def _declare(kind: str, groups: int) -> None:
-    name = f"nvptx.wgmma.{kind}" if groups == 1 else f"nvptx.wgmma.{groups}.{kind}"
-    rows, warps = ROWS * groups, 4 * groups
+def product_name(kind: str, groups: int, across: tuple[bool, bool]) -> str:
+    """Of groups of warps, and whose rows run across the sum: nvptx.wgmma.2.tn.bf16."""
+    order = "".join("t" if x else "n" for x in across)
+    return f"nvptx.wgmma.{groups}.{order}.{kind}"
+
+
+def _declare(kind: str, groups: int, across: tuple[bool, bool]) -> None:
+    name = product_name(kind, groups, across)
+    least, warps = ROWS * groups, 4 * groups
     by = Swizzled(3, 3, 3)
-    value = "cast<f32>(a[c.i,c.k]) * cast<f32>(b[c.j,c.k])"
+    # Rows and columns are one loop each, or blocks of 64 and a place in them.
+    if across[0]:
+        rows, a, a_at, i = f"{ROWS}*parts", f"parts,{WIDE},{ROWS}", "c.g,c.k,c.i", f"{ROWS}*c.g+c.i"
+        row_loops, row_sizes = f"c.g in parts, c.i in {ROWS}", f"parts: {groups}..{2}"
+    else:
+        rows, a, a_at, i = "rows", f"rows,{WIDE}", "c.i,c.k", "c.i"
+        row_loops, row_sizes = "c.i in rows", f"rows: {least}..128"
+    if across[1]:
+        columns, b, b_at = f"{WIDE}*blocks", f"blocks,{WIDE},{WIDE}", "c.h,c.k,c.j"
+        j, loops, sizes = f"{WIDE}*c.h+c.j", f"c.h in blocks, c.j in {WIDE}", "blocks: 1..4"
+    else:
+        columns, b, b_at, j = "columns", f"columns,{WIDE}", "c.j,c.k", "c.j"
+        loops, sizes = "c.j in columns", "columns: 8..256"
+    value = f"cast<f32>(a[{a_at}]) * cast<f32>(b[{b_at}])"
+    row, column = i.replace("c.", ""), j.replace("c.", "")
+    multiples = {"g": groups} if across[0] else {"i": least}
     declare(
         Intrinsic(
             name,
             f"""
-group wgmma where rows: {rows}..128, columns: 8..256
-  in a: {kind}[rows,{WIDE}]
-  in b: {kind}[columns,{WIDE}]
-  out c: f32[rows,columns]
-  c[c.i,c.j] add= {value} for c.i in rows, c.j in columns, c.k in {WIDE}
+group wgmma where {row_sizes}, {sizes}
+  in a: {kind}[{a}]
+  in b: {kind}[{b}]
+  out c: f32[{rows},{columns}]
+  c[{i},{j}] add= {value} for {row_loops}, {loops}, c.k in {WIDE}
 """,
-            {"a": (WIDE, 1), "b": (WIDE, 1)},
-            lambda sizes: _body(kind, groups, sizes),
+            {
+                "a": (BLOCK // 2, WIDE, 1) if across[0] else (WIDE, 1),
+                "b": (BLOCK // 2, WIDE, 1) if across[1] else (WIDE, 1),
+            },
+            lambda sizes: _body(kind, groups, across, sizes),
             ("declare i32 @llvm.nvvm.read.ptx.sreg.tid.z()",),
             ("wgmma",),
-            {"i": rows, "j": 8},
+            multiples if across[1] else {**multiples, "j": 8},
             exact=False,
             fragments={
-                "c": f"i//{rows}, thread.z: i//16%{warps}, j//8, i//8%2, "
-                "thread.y: i%8, thread.x: j//2%4, j%2"
+                "c": f"({row})//{least}, thread.z: ({row})//16%{warps}, ({column})//8, "
+                f"({row})//8%2, thread.y: ({row})%8, thread.x: ({column})//2%4, ({column})%2"
             },
             warps=warps,
             tiles={"a": by, "b": by},
+            asynchronous=True,
             product=Product(
                 name,
                 DTYPES[kind],
@@ -128,12 +150,64 @@ group wgmma where rows: {rows}..128, columns: 8..256
                 rows=128,
                 columns=256,
                 lanes=8,
-                tile=(rows, 8, WIDE),
+                tile=(least, 8, WIDE),
             ),
         )
     )
 
 
+ORDERS = tuple((x, y) for x in (False, True) for y in (False, True))
+NAMES = [
+    (kind, groups, across) for kind in ("bf16", "f16") for groups in (2, 1) for across in ORDERS
+]
+for _name in NAMES:
+    _declare(*_name)
+
+
+def bulk_name(kind: str, axes: int) -> str:
+    """The copy of a box of an argument with so many axes: nvptx.bulk.2.bf16."""
+    return f"nvptx.bulk.{axes}.{kind}"
+
+
+def _bulk_body(bytes_: int, axes: int, sizes: Sizes) -> str:
+    """Asked for by one thread, which lets the barrier wait for that many bytes before."""
+    rows = sizes["i"] or 0
+    places = ", ".join(f"${k + 2}" for k in range(axes))
+    kinds = ",".join(["l", "l", *["r"] * axes, "l"])
+    given = ", ".join(f"i32 %s.{k}" for k in range(axes))
+    shared = "ptr addrspace(3)"
+    copy = f"cp.async.bulk.tensor.{axes}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+    return f"""  %to = addrspacecast ptr %d to {shared}
+  call void asm sideeffect "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;", \
+"l,n,~{{memory}}"({shared} %arrived, i32 {rows * bytes_})
+  call void asm sideeffect "{copy} [$0], [$1, {{{places}}}], [${axes + 2}];", \
+"{kinds},~{{memory}}"({shared} %to, ptr %s, {given}, {shared} %arrived)
+  ret void"""
+
+
+def _bulk(kind: str, axes: int) -> None:
+    item = DTYPES[kind].bytes
+    wide = ROW // item
+    declare(
+        Intrinsic(
+            bulk_name(kind, axes),
+            f"""
+group bulk where rows: 8..256
+  in s: {kind}[rows,{wide}]
+  out d: {kind}[rows,{wide}]
+  d[d.i,d.k] = s[d.i,d.k] for d.i in rows, d.k in {wide}
+""",
+            {"s": (None, 1), "d": (wide, 1)},
+            lambda sizes: _bulk_body(ROW, axes, sizes),
+            (),
+            ("tma",),
+            {"i": 8},
+            tiles={"d": Swizzled(3, (16 // item).bit_length() - 1, 3)},
+            engine=axes,
+        )
+    )
+
+
 for _kind in ("bf16", "f16"):
-    _declare(_kind, 1)
-    _declare(_kind, 2)
+    for _axes in (2, 3, 4, 5):
+        _bulk(_kind, _axes)

@@ -1,0 +1,326 @@
+"""Matrix products of a GPU by groups of four warps, which read their operands in shared memory.
+
+The copy engine brings tiles of the operands there, some steps of the sum ahead; the product of a
+step goes on while the next one begins. What is done to the results is done to registers; then they
+go through shared memory, so that they are stored in whole vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd, prod
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.target import Grid
+from tilewright.kernel.defaults.grid_warp_products import Operand, Tile, WarpProduct
+from tilewright.kernel.defaults.scheduler import Scheduler
+from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic
+from tilewright.kernel.steps.barrier import Synchronise
+from tilewright.kernel.steps.bind import Bind
+from tilewright.kernel.steps.cache_read import CacheRead
+from tilewright.kernel.steps.cache_write import CacheWrite
+from tilewright.kernel.steps.complete import Complete
+from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.pad import Pad
+from tilewright.kernel.steps.pad_sum import PadSum
+from tilewright.kernel.steps.pipeline import Pipeline
+from tilewright.kernel.steps.relayout import Relayout
+from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.rfactor import RFactor
+from tilewright.kernel.steps.set_scope import SetScope
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.storage_align import StorageAlign
+from tilewright.kernel.steps.swizzle import Swizzle
+from tilewright.kernel.steps.tensorize import Tensorize
+from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.steps.vectorize import Vectorize
+
+ROW = 128  # bytes of a row of a tile
+BLOCK = 64  # rows of one instruction, and of a block of an operand that lies across the sum
+FEWEST = 16  # rows and columns, of which a tile has 64
+GROUP = 128  # threads
+VECTOR = 16  # bytes
+BARRIERS = 1024  # bytes of shared memory beside tiles
+# By the number of groups of a block: its rows and columns, and cycles that a step of the sum takes
+# (measured on an H200, of rows of 128 bytes).
+TILES: dict[int, tuple[tuple[int, int, int], ...]] = {
+    2: ((128, 256, 1160), (128, 128, 650)),
+    1: ((64, 128, 380), (64, 256, 720), (64, 64, 300)),
+}
+SHORT = 128 * 128  # results of a tile whose steps are short
+RESULTS = 5  # of a block, which it begins and ends with in a cycle
+LAUNCH = 5000  # cycles of another launch
+BANDWIDTH = 2400  # bytes of memory in a cycle
+OTHER_REGISTERS = 26  # of a thread, beside its sums
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # into which a sum is taken apart
+NEIGHBOURS = 8  # tiles of rows beside each other in time, which read the same columns
+ADDING = 256  # threads of a block that adds up parts
+
+
+def across(i: Intrinsic) -> tuple[bool, bool]:
+    """Whose rows run across the sum, of both operands that an instruction takes."""
+    return len(i.maps["a"]) == 3, len(i.maps["b"]) == 3
+
+
+def in_boxes(s: Scheduler, x: Operand) -> bool:
+    """Can the copy engine bring tiles of an operand? Its rows are multiples of 16 bytes."""
+    b = s.nest.buffer(x.buffer)
+    last = b.shape[-1]
+    return isinstance(last, int) and last * b.dtype.bytes % VECTOR == 0
+
+
+def group_tiles(
+    s: Scheduler, i: Intrinsic, sizes: list[Dim], item: int
+) -> Iterator[tuple[float, Tile]]:
+    """Tiles, and parts of the sum, each with a rough estimate of its cycles: of the rounds of
+    blocks on all multiprocessors, or of reading the operands, and of adding up parts."""
+    grid = s.target.grid
+    assert grid is not None
+    known = [d for d in sizes if isinstance(d, int)]
+    if len(known) != len(sizes):
+        return
+    deep = ROW // item
+    rows, columns = known[-3:-1]
+    if rows < FEWEST or columns < FEWEST:
+        return
+    steps = -(-known[-1] // deep)
+    read = item * prod(known[:-3]) * (rows + columns) * known[-1] / BANDWIDTH
+    for m, n, cycles in TILES[i.warps // 4]:
+        tiles = prod(known[:-3]) * -(-rows // m) * -(-columns // n)
+        for parts in PARTS:
+            each = -(-steps // parts)
+            if parts > 1 and (each < 4 or -(-steps // each) != parts):
+                continue
+            tile = Tile(m, n, m, n, deep, parts, each)
+            rounds = -(-tiles * parts // grid.multiprocessors)
+            beside = m * n / RESULTS / resident(tile, i.warps // 4, grid)
+            time = max(rounds * (each * cycles + beside), read)
+            if parts > 1:
+                moved = 8 * parts * prod(known[:-1])  # written and read, in float32
+                time += LAUNCH + moved / BANDWIDTH
+            yield time, tile
+
+
+def versions(t: Tile, grid: Grid) -> tuple[int, int]:
+    """(steps that copies are ahead, products that go on): as many as there is room for. Steps of
+    small tiles are so short that two of them go on."""
+    slack = min(t.steps - 1, 2 if t.rows * t.columns <= SHORT else 1)
+    fit = (grid.block_shared - BARRIERS) // ((t.rows + t.columns) * ROW)
+    fit = min(fit, 8)  # the remainder of a power of two is cheap
+    return max(1, min(fit - 1 - slack, t.steps - 1)), slack
+
+
+def resident(t: Tile, groups: int, grid: Grid) -> int:
+    """How many blocks a multiprocessor has at a time: what one does beside its sum others hide."""
+    bytes_ = (sum(versions(t, grid)) + 1) * (t.rows + t.columns) * ROW
+    registers = t.rows * t.columns + OTHER_REGISTERS * GROUP * groups
+    return max(1, min(grid.shared // bytes_, grid.registers // registers))
+
+
+class GroupProduct(WarpProduct):
+    def schedule(self) -> None:
+        s, t = self.s, self.tile
+        shared = {x: f"{x.buffer}_s" for x in (self.a, self.b)}
+        k = s.path(self.stage.name)[-1].name
+        self._operands(shared, k)
+        c, y = (self.stage.name, self.out) if t.parts == 1 else self._parts(k)
+        rank = len(s.nest.buffer(c).shape)
+        self._pad(c, rank - 2, t.rows)
+        self._pad(c, rank - 1, t.columns)
+        # Parts are memory of our own: of whole tiles, stored as they are.
+        staged = t.parts == 1
+        made = f"{y}_s" if staged else y
+        if staged:
+            s.do(CacheWrite(y, made))
+        for axis, size in ((rank - 2, t.rows), (rank - 1, t.columns)):
+            self._pad(made, axis, size)
+        outer, block, rest = self._tiles(y, staged)
+        if staged:
+            s.do(ComputeAt(made, block))
+        s.do(ComputeAt(c, block))
+        k = self._steps(c)
+        for x in (self.b, self.a):
+            s.do(ComputeAt(shared[x], f"{k}.0"))
+            s.do(SetScope(shared[x], "shared"))
+        if staged:
+            s.do(SetScope(made, "shared"))
+        self._bind_blocks(y, outer, block)
+        s.do(Vectorize(self._spread(*[p.name for p in s.path(made)[-2:]], "")))
+        first = [D.the_sym(d).name for d in s.first_store(c).index[-2:]]
+        s.do(Vectorize(self._spread(*first, "")))
+        if staged:
+            self._store(*rest, made)
+        for x in (self.a, self.b):
+            self._box(shared[x], x)
+        self._results(c, rank)
+        s.do(Tensorize(self._first, self.instruction))
+        assert s.target.grid is not None
+        ahead, slack = versions(t, s.target.grid)
+        for x in (self.a, self.b):
+            s.do(Pipeline(f"{k}.0", shared[x], ahead, asynchronous=True, slack=slack))
+        if not staged:
+            self._add()
+        s.do(Synchronise())
+
+    def _operands(self, shared: dict[Operand, str], k: str) -> None:
+        """Copies of the operands, with zeros past their ends where tiles go beyond."""
+        s, t = self.s, self.tile
+        for x, size in ((self.a, t.rows), (self.b, t.columns)):
+            s.do(CacheRead(x.buffer, self.stage.name, shared[x]))
+            self._pad(shared[x], x.row, size, zeros=True)
+            self._pad(shared[x], x.deep, t.deep * t.steps, zeros=True)
+        extent = s.loops(k)[0].extent
+        if not isinstance(extent, int) or extent % (t.deep * t.steps):
+            s.do(PadSum(k, t.deep * t.steps))
+
+    def _pad(self, stage: str, axis: int, size: int, zeros: bool = False) -> None:
+        d = self.s.nest.buffer(stage).shape[axis]
+        # Where nothing is read past an end, nothing has to be asked.
+        plain = not zeros and Pad(stage, axis, size)
+        if (not isinstance(d, int) or d % size) and not (plain and self.s.attempt(plain)):
+            self.s.do(Pad(stage, axis, size, zeros=True))
+
+    def _parts(self, k: str) -> tuple[str, str]:
+        """Parts of the sum, each computed by other blocks; (what these compute, where it goes)."""
+        s, c = self.s, self.stage.name
+        into, own = f"{c}_p", f"{c}_o"
+        s.do(Split(k, self.tile.deep * self.tile.steps))
+        s.do(RFactor(c, (f"{k}.0",), into))
+        names = [f"n{k}" for k in range(len(self.stage.axes))]
+        s.do(Relayout(into, f"{', '.join([*names, 'p'])} -> {', '.join(['p', *names])}"))
+        s.do(CacheWrite(into, own))
+        return own, into
+
+    def _tiles(self, y: str, staged: bool) -> tuple[list[str], str, tuple[str, str, str]]:
+        """The loops over results as tiles: those around, that over tiles, and those inside."""
+        s, t = self.s, self.tile
+        *outer, i, j = (p.name for p in s.path(y))
+        last = s.loops(j)[0].extent
+        assert isinstance(last, int)
+        wide = gcd(VECTOR // s.nest.buffer(y).dtype.bytes, last) if staged else 1
+        lanes = ""
+        if staged:
+            s.do(Split(j, wide))
+            j, lanes = f"{j}.0", f"{j}.1"
+        s.do(Split(i, t.rows))
+        s.do(Split(j, t.columns // wide))
+        inside = [f"{i}.1", f"{j}.1", *([lanes] if staged else [])]
+        s.do(Reorder((*outer, f"{i}.0", f"{j}.0", *inside)))
+        for loop, size in ((f"{j}.1", t.columns // wide), (f"{i}.1", t.rows)):
+            if staged and s.loops(loop)[0].extent != size:
+                s.do(Complete(loop, size))
+        if s.loops(f"{i}.1.there"):
+            s.do(Reorder((f"{i}.1", f"{j}.1", f"{i}.1.there")))
+        return outer, self._ordered(y, f"{i}.0", f"{j}.0"), (f"{i}.1", f"{j}.1", lanes)
+
+    @property
+    def groups(self) -> int:
+        return INTRINSICS[self.instruction].warps // 4
+
+    def _steps(self, c: str) -> str:
+        """The loops of the sum: steps, then those of the instruction."""
+        s = self.s
+        i, j, k = (p.name for p in s.path(c)[-3:])
+        s.do(Split(k, self.tile.deep))
+        inner: list[str] = []
+        for loop, blocks in zip((i, j), across(INTRINSICS[self.instruction]), strict=True):
+            if blocks:
+                s.do(Split(loop, BLOCK))
+            inner += [f"{loop}.0", f"{loop}.1"] if blocks else [loop]
+        self._first = inner[0]
+        s.do(Reorder((f"{k}.0", *inner, f"{k}.1")))
+        return k
+
+    def _ordered(self, y: str, i: str, j: str) -> str:
+        """Blocks in an order in which those at work at a time read few rows and columns."""
+        s = self.s
+        count = s.loops(i)[0].extent
+        assert isinstance(count, int)
+        beside = max(k for k in range(1, NEIGHBOURS + 1) if count % k == 0)
+        s.do(Split(i, beside))
+        s.do(Reorder((f"{i}.0", j, f"{i}.1")))
+        s.do(Fuse(f"{i}.0", j, f"{y}.columns"))
+        s.do(Fuse(f"{y}.columns", f"{i}.1", f"{y}.tiles"))
+        return f"{y}.tiles"
+
+    def _bind_blocks(self, y: str, outer: list[str], block: str) -> None:
+        s = self.s
+        for k in range(len(outer) - 1):
+            s.do(Fuse(outer[0], outer[1], f"{y}.z{k}"))
+            outer = [f"{y}.z{k}", *outer[2:]]
+        for loop in outer:
+            s.do(Bind(loop, "block.y"))
+        s.do(Bind(block, "block.x"))
+
+    def _spread(self, i: str, j: str, warps: str) -> str:
+        s = self.s
+        s.do(Split(i, BLOCK * self.groups))
+        s.do(Split(f"{i}.1", 16))
+        s.do(Split(f"{i}.1.1", 8))
+        s.do(Split(j, 8))
+        s.do(Split(f"{j}.1", 2))
+        turns = (f"{i}.0", f"{j}.0", f"{i}.1.1.0")
+        threads = (f"{i}.1.0", f"{i}.1.1.1", f"{j}.1.0")
+        s.do(Reorder((*turns, *threads, f"{j}.1.1")))
+        for loop, axis in zip(threads, ("thread.z", "thread.y", "thread.x"), strict=True):
+            s.do(Bind(loop, axis))
+        for loop in turns:
+            s.do(Unroll(loop))
+        return f"{j}.1.1"
+
+    def _store(self, i: str, j: str, lanes: str, made: str) -> None:
+        """The tile of results from shared memory, in vectors; its rows are one vector longer, so
+        that those which threads write together are in different banks."""
+        s = self.s
+        flat = f"{self.out}.v"
+        s.do(Fuse(i, j, flat))
+        self._deal(flat, GROUP * self.groups)
+        s.do(Vectorize(lanes))
+        b = s.nest.buffer(made)
+        s.do(StorageAlign(made, len(b.shape) - 2, self.tile.columns, VECTOR // b.dtype.bytes))
+
+    def _add(self) -> None:
+        """Results as sums of their parts, in a launch of their own."""
+        s, c, y = self.s, self.stage.name, self.out
+        *outer, i, j = (p.name for p in s.path(y))
+        last = s.loops(j)[0].extent
+        assert isinstance(last, int)
+        s.do(Split(j, gcd(4, last)))
+        s.do(ComputeAt(c, f"{j}.0"))
+        *_, along, part = (p.name for p in s.path(c))
+        s.do(Reorder((part, along)))
+        for loop in (along, f"{c}.init.i{len(self.stage.axes) - 1}", f"{j}.1"):
+            s.do(Vectorize(loop))
+        s.do(Unroll(part))
+        flat = f"{j}.0"
+        for k, loop in enumerate(reversed([*outer, i])):
+            s.do(Fuse(loop, flat, f"{y}.f{k}"))
+            flat = f"{y}.f{k}"
+        s.do(Split(flat, ADDING))
+        s.do(Bind(f"{flat}.0", "block.x"))
+        s.do(Bind(f"{flat}.1", "thread.x"))
+
+    def _box(self, stage: str, x: Operand) -> None:
+        """A tile of an operand, which the copy engine brings: rows of 128 bytes, swizzled."""
+        s = self.s
+        kind = s.nest.buffer(x.buffer).dtype
+        rows, columns = f"{stage}.i{x.rank - 2}", f"{stage}.i{x.rank - 1}"
+        if x.deep < x.row:
+            names = [f"n{k}" for k in range(x.rank)]
+            blocks = [*names[:-2], f"{names[-1]}//{BLOCK}", names[-2], f"{names[-1]}%{BLOCK}"]
+            s.do(Relayout(stage, f"{', '.join(names)} -> {', '.join(blocks)}"))
+            s.do(Split(columns, BLOCK))
+            s.do(Reorder((f"{columns}.0", rows, f"{columns}.1")))
+            s.do(Unroll(f"{columns}.0"))
+        s.do(Swizzle(stage, 3, (VECTOR // kind.bytes).bit_length() - 1, 3))
+        s.do(Tensorize(rows, f"nvptx.bulk.{x.rank}.{kind}"))
+
+    def _results(self, c: str, rank: int = 0) -> None:
+        names = [f"n{k}" for k in range(rank)]
+        i, j = names[-2:]
+        rows, warps = BLOCK * self.groups, 4 * self.groups
+        own = f"{i}//{rows}, {i}//16%{warps}, {j}//8, {i}//8%2, {i}%8, {j}//2%4, {j}%2"
+        places = [*names[:-2], own]
+        self.s.do(Relayout(c, f"{', '.join(names)} -> {', '.join(places)}"))

@@ -1,0 +1,258 @@
+"""Matrix products of a GPU by instructions of single warps.
+
+A block has a tile of the results, each of its warps a part of that, in registers. Tiles of the
+operands come to shared memory by asynchronous copies, some steps of the sum ahead, and from there
+to registers as the instruction wants them. What is done to the results (a bias, an activation) is
+done to the registers before they are stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log2, prod
+
+from tilewright.ir.dim import Dim
+from tilewright.kernel.defaults.scheduler import Scheduler
+from tilewright.kernel.fragments import LANES, WARP
+from tilewright.kernel.group import Stage
+from tilewright.kernel.steps.barrier import Synchronise
+from tilewright.kernel.steps.bind import Bind
+from tilewright.kernel.steps.cache_read import CacheRead
+from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.fuse_axes import FuseAxes
+from tilewright.kernel.steps.pipeline import Pipeline
+from tilewright.kernel.steps.relayout import Relayout
+from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.set_scope import SetScope
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.swizzle import Swizzle
+from tilewright.kernel.steps.tensorize import Tensorize
+from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.steps.vectorize import Vectorize
+
+Tiles = tuple[tuple[int, int, int, int], ...]
+ROWS, COLUMNS, DEEP = 16, 8, 16  # of one instruction
+VECTOR = 8  # elements of 16 bits in 16 bytes
+SEVERAL = 2  # iterations that copies are ahead
+# Rows and columns of a block and of a warp, the preferred first: large tiles read less, small ones
+# give every multiprocessor something to do.
+TILES = (
+    (128, 128, 64, 64),
+    (128, 64, 64, 32),
+    (64, 64, 32, 32),
+    (64, 32, 32, 16),
+    (32, 32, 16, 16),
+    (16, 32, 16, 16),
+    (16, 16, 16, 16),
+)
+DEPTHS = (64, 32, 16)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A buffer that is read at [..., row, k] or [..., k, row]: the positions of both."""
+
+    buffer: str
+    row: int
+    deep: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Of a block and of a warp; `deep` elements of the sum at a time. Where the sum is taken apart,
+    its parts and the steps of each."""
+
+    rows: int
+    columns: int
+    warp_rows: int
+    warp_columns: int
+    deep: int
+    parts: int = 1
+    steps: int = 1
+
+    @property
+    def warps(self) -> int:
+        return self.rows // self.warp_rows * (self.columns // self.warp_columns)
+
+
+def warp_tile(s: Scheduler, sizes: list[Dim]) -> Tile | None:
+    """The first tile that divides the sizes and gives every multiprocessor a block; or the one
+    with the most blocks."""
+    grid = s.target.grid
+    assert grid is not None
+    rows, columns, deep = sizes[-3:]
+    if not all(isinstance(d, int) for d in (rows, columns, deep)):
+        return None
+    assert isinstance(rows, int) and isinstance(columns, int) and isinstance(deep, int)
+    last: Tile | None = None
+    for m, n, wm, wn in TILES:
+        for step in DEPTHS:
+            bytes_ = (SEVERAL + 1) * (m + n) * step * 2
+            fits = bytes_ <= grid.block_shared and m * step >= VECTOR * LANES
+            if rows % m or columns % n or deep % step or not fits:
+                continue
+            last = Tile(m, n, wm, wn, step)
+            if _blocks(last, sizes) >= grid.multiprocessors:
+                return last
+            break
+    return last
+
+
+def _blocks(t: Tile, sizes: list[Dim]) -> int:
+    known = [d if isinstance(d, int) else 1 for d in sizes]
+    return prod(known[:-3]) * (known[-3] // t.rows) * (known[-2] // t.columns)
+
+
+@dataclass
+class WarpProduct:
+    s: Scheduler
+    stage: Stage
+    out: str
+    a: Operand
+    b: Operand
+    tile: Tile
+    instruction: str
+
+    def schedule(self) -> None:
+        s, c, t = self.s, self.stage.name, self.tile
+        shared = {x: f"{x.buffer}_s" for x in (self.a, self.b)}
+        own = {x: f"{x.buffer}_f" for x in (self.a, self.b)}
+        for x in (self.a, self.b):
+            s.do(CacheRead(x.buffer, c, shared[x]))
+            s.do(CacheRead(shared[x], c, own[x]))
+        *outer, i, j = (p.name for p in s.path(self.out))
+        s.do(Split(i, t.rows))
+        s.do(Split(j, t.columns))
+        s.do(Reorder((*outer, f"{i}.0", f"{j}.0", f"{i}.1", f"{j}.1")))
+        s.do(ComputeAt(c, f"{j}.0"))
+        depth = self._sum(c)
+        for x in (self.b, self.a):
+            s.do(ComputeAt(own[x], f"{depth}.1.0"))
+        for x in (self.b, self.a):
+            s.do(ComputeAt(shared[x], f"{depth}.0"))
+            s.do(SetScope(shared[x], "shared"))
+        self._blocks(outer, f"{i}.0", f"{j}.0")
+        s.do(Bind(f"{c}.w", "thread.z"))
+        s.do(Vectorize(self._spread(f"{i}.1", f"{j}.1", f"{self.out}.w")))
+        first = [f"{c}.init.i{k}" for k in range(len(self.stage.axes))]
+        s.do(Vectorize(self._spread(first[-2], first[-1], f"{c}.init.w")))
+        for x in (self.a, self.b):
+            self._copy(shared[x], x, LANES * self.tile.warps)
+            self._registers(own[x], x, "a" if x is self.a else "b")
+        self._results(c)
+        for loop in (f"{depth}.1.0", *self._inner):
+            s.do(Unroll(loop))
+        s.do(Tensorize(self._tensor, self.instruction))
+        for x in (self.a, self.b):
+            s.do(Pipeline(f"{depth}.0", shared[x], SEVERAL, asynchronous=True))
+        s.do(Synchronise())
+
+    def _sum(self, c: str) -> str:
+        """The loops of the sum: steps, warps, steps of an instruction, instructions."""
+        s, t = self.s, self.tile
+        i, j, k = (p.name for p in s.path(c)[-3:])
+        s.do(Split(k, t.deep))
+        s.do(Split(f"{k}.1", DEEP))
+        for loop, warp, one in ((i, t.warp_rows, ROWS), (j, t.warp_columns, COLUMNS)):
+            s.do(Split(loop, warp))
+            s.do(Split(f"{loop}.1", one))
+        self._inner = (f"{i}.1.0", f"{j}.1.0")
+        self._tensor = f"{i}.1.1"
+        last = (f"{i}.1.1", f"{j}.1.1", f"{k}.1.1")
+        s.do(Reorder((f"{k}.0", f"{i}.0", f"{j}.0", f"{k}.1.0", *self._inner, *last)))
+        s.do(Fuse(f"{i}.0", f"{j}.0", f"{c}.w"))
+        return k
+
+    def _blocks(self, outer: list[str], i: str, j: str) -> None:
+        s = self.s
+        for k in range(len(outer) - 1):
+            s.do(Fuse(outer[0], outer[1], f"{self.out}.z{k}"))
+            outer = [f"{self.out}.z{k}", *outer[2:]]
+        for loop, axis in zip([*outer, i, j], ("block.z", "block.y", "block.x")[-len(outer) - 2 :]):
+            s.do(Bind(loop, axis))
+
+    def _spread(self, i: str, j: str, warps: str) -> str:
+        """The loops over a tile of results, to the threads that have them; returns the lanes."""
+        s, t = self.s, self.tile
+        s.do(Split(i, t.warp_rows))
+        s.do(Split(f"{i}.1", 8))
+        s.do(Split(f"{i}.1.0", 2))
+        s.do(Split(j, t.warp_columns))
+        s.do(Split(f"{j}.1", 8))
+        s.do(Split(f"{j}.1.1", 2))
+        turns = (f"{i}.1.0.0", f"{j}.1.0", f"{i}.1.0.1")
+        threads = (f"{i}.1.1", f"{j}.1.1.0", f"{j}.1.1.1")
+        s.do(Reorder((f"{i}.0", f"{j}.0", *turns, *threads)))
+        s.do(Fuse(f"{i}.0", f"{j}.0", warps))
+        s.do(Bind(warps, "thread.z"))
+        s.do(Bind(f"{i}.1.1", "thread.y"))
+        s.do(Bind(f"{j}.1.1.0", "thread.x"))
+        for loop in turns:
+            s.do(Unroll(loop))
+        return f"{j}.1.1.1"
+
+    def _copy(self, stage: str, x: Operand, threads: int) -> None:
+        """A tile of an operand as vectors, to all threads; in shared memory swizzled, so that
+        columns of 8 vectors are in different banks."""
+        s = self.s
+        rows, columns = f"{stage}.i{x.rank - 2}", f"{stage}.i{x.rank - 1}"
+        width = s.loops(columns)[0].extent
+        assert isinstance(width, int)
+        flat = f"{stage}.v"
+        s.do(Split(columns, VECTOR))
+        s.do(Fuse(rows, f"{columns}.0", flat))
+        self._deal(flat, threads)
+        s.do(Vectorize(f"{columns}.1"))
+        vectors = width // VECTOR
+        bits = min(3, int(log2(vectors)))
+        # Rows of 8 vectors or more: by the row; of shorter ones several lie side by side.
+        shift = max(int(log2(vectors)), 3)
+        if bits and vectors & (vectors - 1) == 0:
+            s.do(Swizzle(stage, bits, int(log2(VECTOR)), shift))
+
+    def _deal(self, flat: str, threads: int) -> None:
+        """The iterations of a loop in turn to all threads of a block."""
+        s = self.s
+        s.do(Split(flat, threads))
+        s.do(Split(f"{flat}.1", WARP["thread.x"]))
+        s.do(Split(f"{flat}.1.0", WARP["thread.y"]))
+        s.do(Bind(f"{flat}.1.0.0", "thread.z"))
+        s.do(Bind(f"{flat}.1.0.1", "thread.y"))
+        s.do(Bind(f"{flat}.1.1", "thread.x"))
+        s.do(Unroll(f"{flat}.0"))
+
+    def _registers(self, stage: str, x: Operand, which: str) -> None:
+        """A tile of an operand of a warp, from shared memory to registers."""
+        s = self.s
+        names = [f"n{k}" for k in range(x.rank)]
+        row, deep = names[x.row], names[x.deep]
+        block = f"{row}//16, {deep}//8, {row}//8%2"
+        if which == "b":
+            block = f"{row}//16, {row}//8%2, {deep}//8"
+        places = [*names[:-2], block, f"{row}%8", f"{deep}//2%4", f"{deep}%2"]
+        loop, other = f"{stage}.i{x.row}", f"{stage}.i{x.deep}"
+        s.do(Split(loop, 16))
+        if x.deep < x.row:
+            s.do(Reorder((f"{loop}.0", other, f"{loop}.1")))
+        s.do(Relayout(stage, f"{', '.join(names)} -> {', '.join(places)}"))
+        how = "" if x.deep > x.row else ".trans"
+        first = f"{loop}.1" if x.deep > x.row else other
+        kind = s.nest.buffer(x.buffer).dtype
+        s.do(Tensorize(first, f"nvptx.ldmatrix.{which}.{kind}{how}"))
+        s.do(Unroll(f"{loop}.0"))
+
+    def _results(self, c: str) -> None:
+        """The sums in the registers of the threads that have them."""
+        s, t = self.s, self.tile
+        names = [f"n{k}" for k in range(len(self.stage.axes))]
+        i, j = names[-2:]
+        wm, wn = t.warp_rows, t.warp_columns
+        places = [
+            *names[:-2],
+            f"{i}//{wm}, {j}//{wn}, {i}//16%{wm // 16}, {j}//8%{wn // 8}",
+            f"{i}//8%2, {i}%8, {j}//2%4, {j}%2",
+        ]
+        s.do(Relayout(c, f"{', '.join(names)} -> {', '.join(places)}"))
+        s.do(FuseAxes(c, len(names) - 2))

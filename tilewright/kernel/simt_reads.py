@@ -1,0 +1,116 @@
+"""What the stores of a block of threads read, for the executor in kernel/simt.py: every load is
+checked and watched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Load
+from tilewright.ir.interpret import Evaluator
+from tilewright.kernel.fragments import LANES, PLACES, WARP
+from tilewright.kernel.interpret import Env, RunError
+from tilewright.kernel.regions import Everything, Region
+
+
+class Block(Protocol):
+    """Who has the memory, and who is told of reads."""
+
+    memory: dict[str, np.ndarray]
+    private: dict[str, np.ndarray]
+
+    @property
+    def sizes(self) -> dict[str, int]: ...
+
+    def region(self, name: str) -> Region | Everything | None:
+        """Memory whose places are not those of an array."""
+        ...
+
+    def cells(
+        self, name: str, index: list[np.ndarray], who: np.ndarray, mask: Any, what: str
+    ) -> np.ndarray: ...
+
+    def finished(
+        self, stage: str, name: str, what: str, who: np.ndarray, cells: np.ndarray
+    ) -> None: ...
+
+    def touch(
+        self,
+        stage: str,
+        name: str,
+        what: str,
+        cells: np.ndarray,
+        who: np.ndarray,
+        harmless: np.ndarray | None = None,
+    ) -> None: ...
+
+    def thread(self, t: Any, short: bool = False) -> str: ...
+
+
+class Reader(Evaluator):
+    """Evaluates what a store reads at its points; every load is checked and watched."""
+
+    def __init__(self, block: Block, stage: str, env: Env, who: np.ndarray) -> None:
+        super().__init__(block.memory, block.sizes, env)
+        self.block, self.stage, self.who = block, stage, who
+
+    def _load(self, v: Load) -> np.ndarray:
+        name, block, who = str(v.source), self.block, self.who
+        if name not in block.memory:
+            raise RunError(f"{self.stage}: {v!r} reads memory that is not allocated")
+        a = block.memory[name]
+        index = [np.broadcast_to(self.dim(i), who.shape) for i in v.index]
+        mask = np.broadcast_to(self.mask, who.shape)
+        cells = block.cells(name, index, who, mask, f"{self.stage}: {v!r} reads")
+        region = block.region(name)
+        if region is not None:
+            return region.get(np.where(mask, cells, -1))
+        if a.size == 0:
+            return np.zeros(who.shape, a.dtype)
+        if name in block.private:
+            written = block.private[name]
+            lost = ~written[who, cells] & written[:, cells].any(axis=0) & mask
+            if lost.any():
+                k = np.flatnonzero(lost)[0]
+                other = int(np.flatnonzero(written[:, cells[k]])[0])
+                raise RunError(
+                    f"{self.stage}: {block.thread(who[k])} reads {v!r} of its own, "
+                    f"private {name}, which {block.thread(other, short=True)} wrote"
+                )
+            block.finished(self.stage, name, repr(v), who, cells)
+            return a.reshape(-1)[who * written.shape[1] + cells]
+        block.touch(self.stage, name, repr(v), cells[mask], who[mask])
+        return a.reshape(-1)[cells]
+
+
+class Owned(Reader):
+    """Reads what an instruction of whole warps reads: of a fragment, each element in the memory of
+    the thread that has it. `who` is the first thread of the warp of each point."""
+
+    def __init__(
+        self,
+        block: Block,
+        stage: str,
+        env: Env,
+        who: np.ndarray,
+        owners: Mapping[str, tuple[tuple[int, str], ...]],
+    ) -> None:
+        super().__init__(block, stage, env, who)
+        self.first, self.owners = who, owners
+
+    def owner(self, name: str, index: tuple[Dim, ...]) -> np.ndarray:
+        """The thread that has an element of a fragment."""
+        at = dict(self.owners[name])
+        out = self.first
+        places = {axis: self.dim(index[k]) for k, axis in at.items()}
+        for axis, stride in zip(PLACES, (1, WARP["thread.x"], LANES), strict=True):
+            out = out + places.get(axis, 0) * stride
+        return out
+
+    def _load(self, v: Load) -> np.ndarray:
+        name = str(v.source)
+        self.who = self.owner(name, v.index) if name in self.owners else self.first
+        return super()._load(v)

@@ -1,0 +1,336 @@
+"""What goes on beside the threads of a block on sm_90a: boxes of tensors that the copy engine
+brings to shared memory, and products of groups of warps.
+
+One thread asks for a box. Each group of copies has a memory barrier, of a ring of them: the bytes
+of the group's copies are counted there, and every thread waits for it. Groups are numbered by a
+counter that all threads have, so Commit and Wait need not know of loops. Where the copy engine
+cannot be used (addresses or rows that are no multiples of 16 bytes) the threads copy the box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tilewright.base.errors import Unsupported
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.kernel.fragments import LANES
+from tilewright.kernel.group import Buffer
+from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, match
+from tilewright.kernel.nest import (
+    THREADS,
+    Alloc,
+    Loop,
+    Path,
+    Stmt,
+    Store,
+    Wait,
+    substitute_all,
+    walk,
+)
+from tilewright.kernel.threads import instruction_around
+from tilewright.llvm.async_copies import AsyncCopies
+from tilewright.llvm.body import Body
+from tilewright.llvm.combine import ThreadSums
+from tilewright.llvm.positions import Positions
+
+BARRIER = 8  # bytes of a memory barrier
+SHARED = "ptr addrspace(3)"
+MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'
+LARGEST = 2**31  # of an axis that the copy engine takes
+
+
+@dataclass(frozen=True)
+class Box:
+    """A tensor map that a launch needs: of which buffer, and the box that is copied at a time, its
+    rows swizzled over so many bytes."""
+
+    buffer: str
+    dtype: str
+    item: int  # bytes of an element
+    shape: tuple[Dim, ...]
+    box: tuple[int, ...]
+    swizzle: int
+
+
+def instructions(launch: tuple[Stmt, ...]) -> list[tuple[Loop, Intrinsic]]:
+    """The instructions of a launch, each where it stands."""
+    loops = (s for s, _ in walk(launch) if isinstance(s, Loop) and s.instruction)
+    return [(s, INTRINSICS[s.instruction]) for s in loops]
+
+
+def by_engine(path: Path) -> bool:
+    i = instruction_around(path)
+    return i is not None and i.engine > 0
+
+
+def ring(launch: tuple[Stmt, ...]) -> int:
+    """How many memory barriers a launch needs, a power of two: groups that are on their way, and
+    those that a slow thread may still be waiting for."""
+    if not any(i.engine for _, i in instructions(launch)):
+        return 0
+    waits = [s.pending for s, _ in walk(launch) if isinstance(s, Wait) and not s.products]
+    return 1 << (max(waits, default=0) + 2).bit_length()
+
+
+class Block(Protocol):
+    """What is known of the block of threads."""
+
+    aligned: int
+    threads: tuple[int, int, int]
+    positions: Positions
+    sums: ThreadSums
+
+    def part(self, b: Buffer) -> Buffer:
+        """What one thread has of a private buffer."""
+        ...
+
+
+class BulkCopies:
+    def __init__(
+        self,
+        body: Body,
+        launch: tuple[Stmt, ...],
+        block: Block,
+        plain: AsyncCopies,
+        barriers: str | None,
+    ) -> None:
+        """`barriers` is the address of the first memory barrier."""
+        self.body, self.w, self.c, self.a = body, body.writer, body.context, body.addresses
+        self.put, self.line = self.w.put, self.w.line
+        self.launch, self.block, self.plain = launch, block, plain
+        self.boxes: list[Box] = []
+        self.barriers, self.ring = barriers, ring(launch)
+        self.elects = False  # is it known who asks?
+        # Are there copies that threads ask for themselves?
+        self.plain_copies = any(
+            isinstance(s, Store) and s.asynchronous and not by_engine(p) for s, p in walk(launch)
+        )
+        own = {s.buffer for s, _ in walk(launch) if isinstance(s, Alloc)}
+        found = [match(i, self.c.n, s) for s, i in instructions(launch) if i.asynchronous]
+        names = [x.operands[-1].buffer for x in found if isinstance(x, Match)]
+        # Private buffers that asynchronous instructions write.
+        self.results = [x for x in dict.fromkeys(names) if x in own]
+
+    # ---- the kernel's beginning
+
+    def enter(self) -> None:
+        """Memory barriers, and the counters of groups."""
+        if not self.ring:
+            return
+        for name in ("asked", "arrived"):
+            self.line(f"%{name} = alloca i32, align 4", entry=True)
+            self.line(f"store i32 0, ptr %{name}, align 4", entry=True)
+        self._elected(self._made)
+        self.block.sums.barrier()
+
+    def _made(self) -> None:
+        for k in range(self.ring):
+            p = f"getelementptr (i64, {SHARED} {self.barriers}, i64 {k})"
+            self._asm("mbarrier.init.shared::cta.b64 [$0], 1;", "l", f"{SHARED} {p}")
+        self._asm("fence.mbarrier_init.release.cluster;", "", "")
+
+    def _asm(self, text: str, kinds: str, given: str, convergent: bool = False) -> None:
+        kinds = f"{kinds},~{{memory}}" if kinds else "~{memory}"
+        end = " convergent" if convergent else ""
+        self.line(f'call void asm sideeffect "{text}", "{kinds}"({given}){end}')
+
+    def _elected(self, f: Callable[[], None]) -> None:
+        """What one thread of the block does: of the first warp the one that it elects, which the
+        assembler takes for a single one."""
+        if not self.elects:
+            self.elects = True
+            x, y, z = (self.block.positions.short(a) for a in THREADS)
+            if self.block.threads[0] * self.block.threads[1] == LANES:
+                name = "@llvm.nvvm.elect.sync"
+                self.w.arith.declares.add(f"declare {{ i32, i1 }} {name}(i32) convergent")
+                self.line(f"%elected.one = call {{ i32, i1 }} {name}(i32 -1)", entry=True)
+                self.line("%elected.lane = extractvalue { i32, i1 } %elected.one, 1", entry=True)
+                self.line(f"%elected.warp = icmp eq i32 {z}, 0", entry=True)
+                self.line("%elected = and i1 %elected.lane, %elected.warp", entry=True)
+            else:
+                self.line(f"%elected.xy = or i32 {x}, {y}", entry=True)
+                self.line(f"%elected.xyz = or i32 %elected.xy, {z}", entry=True)
+                self.line("%elected = icmp eq i32 %elected.xyz, 0", entry=True)
+        self.w.branch("%elected", f)
+
+    # ---- copies
+
+    def tile(self, s: Loop) -> bool:
+        """Writes a copy of the copy engine's; False: it is another instruction."""
+        i = INTRINSICS[s.instruction]
+        if not i.engine:
+            return False
+        found = match(i, self.c.n, s)
+        assert isinstance(found, Match), found.reason
+        box = self.box_of(found)
+        if box is None:
+            self._by_threads(s)
+            return True
+        self.body.instructions.require(i)
+        if box not in self.boxes:
+            self.boxes.append(box)
+        source, to = found.operands
+        into = self.a.at(self.c.buffers[to.buffer], to.base)
+        dim = self.body.indices.dim
+        places = [self.put(f"trunc i64 {dim(d)} to i32") for d in reversed(source.index)]
+        args = [
+            ("ptr", "%s", f"%map{self.boxes.index(box)}"),
+            ("ptr", "%d", into),
+            *(("i32", f"%s.{k}", x) for k, x in enumerate(places)),
+            (SHARED, "%arrived", self._of_group(self.put("load i32, ptr %asked, align 4"))),
+        ]
+        name = f"{i.name}.{'_'.join(map(str, found.constants.values()))}"
+        head = ", ".join(f"{t} {x}" for t, x, _ in args)
+        body = i.emission(found.constants).rstrip()
+        self.w.arith.defines[name] = (
+            f'define internal void @"{name}"({head}) alwaysinline nounwind {{\n{body}\n}}'
+        )
+        given = ", ".join(f"{t} {v}" for t, _, v in args)
+        self._elected(lambda: self.line(f'call void @"{name}"({given})'))
+        self.c.touch(s)
+        return True
+
+    def box_of(self, found: Match) -> Box | None:
+        """What the copy engine is told, where it takes the tensor."""
+        source, to = found.operands
+        b = self.c.buffers[source.buffer]
+        steps: list[Dim] = [b.dtype.bytes]
+        for d in reversed(b.shape[1:]):
+            steps.append(steps[-1] * d)
+        whole = all(_multiple(x, 16) for x in steps[1:])
+        small = all(D.bounds(d)[1] < LARGEST for d in b.shape)
+        if self.block.aligned % 16 or not whole or not small:
+            return None
+        sizes = [k for k in found.constants.values() if k is not None]
+        swizzle = self.c.buffers[to.buffer].swizzle
+        over = 0 if swizzle is None else b.dtype.bytes << (swizzle.base + swizzle.bits)
+        ones = (1,) * (len(b.shape) - len(sizes))
+        return Box(b.name, str(b.dtype), b.dtype.bytes, b.shape, (*ones, *sizes), over)
+
+    def _by_threads(self, s: Loop) -> None:
+        """The threads of the block share the elements."""
+        chain = [s]
+        while isinstance(inner := chain[-1].body[0], Loop):
+            chain.append(inner)
+        wide = self.block.threads
+        threads, count = wide[0] * wide[1] * wide[2], 1
+        for x in chain:
+            assert isinstance(x.extent, int)
+            count *= x.extent
+        me = D.the_sym(D.var(self.w.fresh("me"), threads))
+        turn = D.var(self.w.fresh("turn"), -(-count // threads))
+        place: Dim = D.as_int(me) + threads * turn
+        table: dict[D.Sym, Dim] = {}
+        rest = place
+        for x in reversed(chain):
+            table[x.var] = D.mod(rest, x.extent)
+            rest = D.floordiv(rest, x.extent)
+        store = chain[-1].body[0]
+        assert isinstance(store, Store)
+        plain = Store(store.stage, store.buffer, store.index, store.value)
+        body = tuple(substitute_all((plain,), table))
+        x, y, z = (self.block.positions.long(a) for a in THREADS)
+        row = self.put(f"mul nuw nsw i64 {z}, {wide[1]}")
+        row = self.put(f"add nuw nsw i64 {row}, {y}")
+        row = self.put(f"mul nuw nsw i64 {row}, {wide[0]}")
+        self.c.env[me] = (self.put(f"add nuw nsw i64 {row}, {x}"), self.w.depth)
+        if count % threads:
+            raise Unsupported(f"{s.name} copies {count} elements by {threads} threads")
+        self.body.loop(Loop(D.the_sym(turn), "serial", body))
+        del self.c.env[me]
+
+    def threads_write_tiles(self) -> bool:
+        """Do threads write shared memory that instructions read by themselves?"""
+        read: set[str] = set()
+        for s, i in instructions(self.launch):
+            found = match(i, self.c.n, s)
+            if not i.engine and i.tiles and isinstance(found, Match):
+                read |= {x.buffer for x in found.operands if x.name in i.tiles}
+        for s, p in walk(self.launch):
+            if isinstance(s, Store) and s.buffer in read:
+                whole = next((q for q in p if q.instruction), None)
+                found = (
+                    None if whole is None else match(INTRINSICS[whole.instruction], self.c.n, whole)
+                )
+                if not by_engine(p) or not isinstance(found, Match) or self.box_of(found) is None:
+                    return True
+        return False
+
+    # ---- groups of copies
+
+    def _of_group(self, number: str) -> str:
+        """The memory barrier of a group."""
+        slot = self.put(f"and i32 {number}, {self.ring - 1}")
+        return self.put(f"getelementptr i64, {SHARED} {self.barriers}, i32 {slot}")
+
+    def commit(self) -> None:
+        if self.plain_copies:
+            self.plain.commit()
+        if not self.ring:
+            return
+        number = self.put("load i32, ptr %asked, align 4")
+        arrived = self._of_group(number)
+        text = "{ .reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [$0]; }"
+        self._elected(lambda: self._asm(text, "l", f"{SHARED} {arrived}"))
+        self.line(f"store i32 {self.put(f'add i32 {number}, 1')}, ptr %asked, align 4")
+
+    def wait(self, pending: int) -> None:
+        if self.plain_copies:
+            self.plain.wait(pending)
+        if not self.ring:
+            return
+        end = self.put("load i32, ptr %asked, align 4")
+        end = self.put(f"sub i32 {end}, {pending}")
+        n = self.w.fresh("W")
+        self.line(f"br label %{n}")
+        self.w.label(n)
+        number = self.put("load i32, ptr %arrived, align 4")
+        more = self.put(f"icmp slt i32 {number}, {end}")
+        self.line(f"br i1 {more}, label %{n}.one, label %{n}.done")
+        self.w.label(f"{n}.one")
+        turn = self.put(f"lshr i32 {number}, {self.ring.bit_length() - 1}")
+        turn = self.put(f"and i32 {turn}, 1")
+        # The labels are the block's own, which is written out as often as it is inlined.
+        wait = "mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1;"
+        text = f"{{ .reg .pred p; W: {wait} @p bra D; bra W; D: }}"
+        given = f"{SHARED} {self._of_group(number)}, i32 {turn}"
+        self._asm(text, "l,r", given, convergent=True)
+        self.line(f"store i32 {self.put(f'add i32 {number}, 1')}, ptr %arrived, align 4")
+        self.line(f"br label %{n}")
+        self.w.label(f"{n}.done")
+
+    # ---- asynchronous instructions
+
+    def wait_for_products(self, pending: int) -> None:
+        """Results are there after a wait for all, which LLVM is told by handing them through it."""
+        text = f"wgmma.wait_group.sync.aligned {pending};"
+        held = [(x, self.block.part(self.c.buffers[x])) for x in self.results if x in self.a.base]
+        if pending or not held:
+            self._asm(text, "", "", convergent=True)
+            return
+        places: list[tuple[str, str]] = []
+        for name, b in held:
+            t = "float" if b.dtype.is_float else "i32"
+            count = D.bounds(b.size)[1]
+            for k in range(count):
+                p = self.put(f"getelementptr {t}, ptr {self.a.base[name][0]}, i64 {k}")
+                places.append((t, p))
+        given = [self.put(f"load {t}, ptr {p}, align 4") for t, p in places]
+        kinds = ["=f" if t == "float" else "=r" for t, _ in places]
+        kinds += [*(str(k) for k in range(len(places))), "~{memory}"]
+        result = f"{{ {', '.join(t for t, _ in places)} }}"
+        taken = ", ".join(f"{t} {x}" for (t, _), x in zip(places, given, strict=True))
+        made = self.put(
+            f'call {result} asm sideeffect "{text}", "{",".join(kinds)}"({taken}) convergent'
+        )
+        for k, (t, p) in enumerate(places):
+            x = self.put(f"extractvalue {result} {made}, {k}")
+            self.line(f"store {t} {x}, ptr {p}, align 4")
+        self.c.renew(frozenset(name for name, _ in held))
+
+
+def _multiple(d: Dim, of: int) -> bool:
+    return all(c % of == 0 for _, c in d.terms) if isinstance(d, D.Int) else d % of == 0
