@@ -23,6 +23,7 @@ from tilewright.kernel.check import verify
 from tilewright.kernel.defaults.grid_tiles import schedule_tile_grid
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.layouts import layout_text, parse_layout, size
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Barrier, Nest, transform
 from tilewright.kernel.step import apply, parse_trace, print_trace
 from tilewright.kernel.steps.distribute import Distribute
@@ -232,7 +233,8 @@ def test_code_is_assembled(name: str, capability: int) -> None:
     kernel, _ = translated(CASES[name])
     _, nest = scheduled(kernel, 4, capability)
     target = for_capability(capability)
-    (found,) = assemble(cached_ptx(emit_kernels(nest, target).text, target), target.cpu)
+    text = emit_kernels(legalise(nest, target), target).text
+    (found,) = assemble(cached_ptx(text, target), target.cpu)
     assert found.spilled == 0
 
 
@@ -240,5 +242,6 @@ def test_code_reads_vectors_and_keeps_rows_in_registers() -> None:
     rows = {"x": numbers(4), "out": numbers(4), "x_stride": 64, "out_stride": 64, "columns": 64}
     kernel = translate(load(False).softmax_kernel, described(**rows, BLOCK=1024))
     target = for_capability(90)
-    ptx = cached_ptx(emit_kernels(scheduled(kernel)[1], target).text, target)
+    nest = legalise(scheduled(kernel)[1], target)
+    ptx = cached_ptx(emit_kernels(nest, target).text, target)
     assert "ld.global.v4" in ptx and "st.global.v4" in ptx and "local" not in ptx

@@ -93,10 +93,7 @@ class Accesses:
         cut: 64 bits for an int32 that comes out of an int64 (issue 179489 of llvm-project)."""
         put = self.w.put
         holds = put(f"icmp ne ptr {p}, inttoptr (i64 1 to ptr)")
-        one = put(f"insertelement <{w} x i1> poison, i1 {holds}, i64 0")
-        zeros = f"<{w} x i32> zeroinitializer"
-        all_ = put(f"shufflevector <{w} x i1> {one}, <{w} x i1> poison, {zeros}")
-        return put(f"and <{w} x i1> {m}, {all_}")
+        return put(f"and <{w} x i1> {m}, {self.arith.splat(holds, 'i1', w)}")
 
     def _call(self, result: str, name: str, given: str, args: tuple[tuple[str, str], ...]) -> str:
         """A call of a masked access; where these are branches per lane, of a function that has it

@@ -13,6 +13,7 @@ from typing import Union
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Int, Quo, Sym
+from tilewright.llvm.text import Text, rounded_down
 
 
 @dataclass(frozen=True)
@@ -133,17 +134,11 @@ def calls_of(a: Action) -> tuple[Call, ...]:
     return (a,) if isinstance(a, Call) else ()
 
 
-class _Writer:
+class _Writer(Text):
     def __init__(self, e: Entry, marks: bool) -> None:
+        super().__init__()
         self.e, self.marks = e, marks
-        self.out: list[str] = []
-        self.count = 0
         self.memo: dict[Dim, str] = {}
-
-    def put(self, text: str) -> str:
-        self.count += 1
-        self.out.append(f"  %v{self.count} = {text}")
-        return f"%v{self.count}"
 
     def lines(self) -> list[str]:
         e = self.e
@@ -160,7 +155,7 @@ class _Writer:
             self.values[name] = self.put(f"load i64, ptr {p}, align 8")
         for k, a in enumerate(e.actions):
             if self.marks:
-                self.out.append(f"  call void @tw_mark(i64 {k})")
+                self.line(f"call void @tw_mark(i64 {k})")
             if isinstance(a, Call):
                 self.call(a)
             elif isinstance(a, Together):
@@ -168,7 +163,7 @@ class _Writer:
             else:
                 self.branch(a)
         if self.marks:
-            self.out.append(f"  call void @tw_mark(i64 {len(e.actions)})")
+            self.line(f"call void @tw_mark(i64 {len(e.actions)})")
         return [*head, *self.out, "  ret void", "}"]
 
     def slot(self, s: Slot) -> str:
@@ -183,7 +178,7 @@ class _Writer:
     def fill(self, array: str, t: str, values: Sequence[str]) -> None:
         for k, v in enumerate(values):
             p = self.put(f"getelementptr {t}, ptr {array}, i64 {k}")
-            self.out.append(f"  store {t} {v}, ptr {p}, align 8")
+            self.line(f"store {t} {v}, ptr {p}, align 8")
 
     def call(self, a: Call) -> None:
         self.fill("%args", "ptr", [self.slot(s) for s in a.args])
@@ -191,7 +186,7 @@ class _Writer:
         if a.dims != self.e.dims:
             sizes = "%sizes"
             self.fill(sizes, "i64", list(map(self.size, a.dims)))
-        self.out.append(f"  call void @{a.symbol}(ptr %args, ptr {sizes})")
+        self.line(f"call void @{a.symbol}(ptr %args, ptr {sizes})")
 
     def together(self, t: Together) -> None:
         table = self.put(f"alloca [{3 * len(t.calls)} x ptr], align 8")
@@ -203,7 +198,7 @@ class _Writer:
             self.fill(sizes, "i64", list(map(self.size, c.dims)))
             values += [f"@{c.symbol}", args, sizes]
         self.fill(table, "ptr", values)
-        self.out.append(f"  call void @tw_parallel(ptr @tw_each, ptr {table}, i64 {len(t.calls)})")
+        self.line(f"call void @tw_parallel(ptr @tw_each, ptr {table}, i64 {len(t.calls)})")
 
     def branch(self, b: Branch) -> None:
         self.count += 1
@@ -215,16 +210,14 @@ class _Writer:
         arena = self.put(f"getelementptr i8, ptr %arena, i64 {self.dim(b.arena)}")
         byte = self.put(f"load i8, ptr {self.slot(b.predicate)}, align 1")
         yes = self.put(f"icmp ne i8 {byte}, 0")
-        self.out.append(f"  br i1 {yes}, label %{n}.then, label %{n}.else")
+        self.line(f"br i1 {yes}, label %{n}.then, label %{n}.else")
         for label, target, dims in (("then", b.then, b.dims[0]), ("else", b.other, b.dims[1])):
-            self.out.append(f"{n}.{label}:")
+            self.label(f"{n}.{label}")
             sizes = self.put(f"alloca [{max(1, len(dims))} x i64], align 8")
             self.fill(sizes, "i64", [self.values[d] for d in dims])
-            self.out.append(
-                f"  call void @{target}(ptr {ins}, ptr {outs}, ptr {sizes}, ptr {arena})"
-            )
-            self.out.append(f"  br label %{n}.end")
-        self.out.append(f"{n}.end:")
+            self.line(f"call void @{target}(ptr {ins}, ptr {outs}, ptr {sizes}, ptr {arena})")
+            self.line(f"br label %{n}.end")
+        self.label(f"{n}.end")
         self.memo = {}
 
     def dim(self, x: Dim) -> str:
@@ -256,10 +249,4 @@ class _Writer:
             return self.put(f"call i64 @llvm.s{q.op}.i64(i64 {a}, i64 {b})")
         if D.bounds(q.a)[0] >= 0:
             return self.put(f"{'udiv' if q.op == 'floordiv' else 'urem'} i64 {a}, {b}")
-        # Rounded down, as in Python; the divisor is positive.
-        down = self.put(f"sdiv i64 {a}, {b}")
-        rest = self.put(f"sub i64 {a}, {self.put(f'mul i64 {down}, {b}')}")
-        below = self.put(f"icmp slt i64 {rest}, 0")
-        if q.op == "floordiv":
-            return self.put(f"select i1 {below}, i64 {self.put(f'sub i64 {down}, 1')}, i64 {down}")
-        return self.put(f"select i1 {below}, i64 {self.put(f'add i64 {rest}, {b}')}, i64 {rest}")
+        return rounded_down(self.put, q.op, a, b)

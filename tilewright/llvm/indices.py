@@ -12,6 +12,7 @@ from tilewright.ir.expr import Const, Fn, Index, Value
 from tilewright.ir.types import i64
 from tilewright.llvm.context import LANE, Context
 from tilewright.llvm.scalars import register_type, vector
+from tilewright.llvm.text import rounded_down
 from tilewright.llvm.writer import Writer
 
 # By level: coefficients and what they are multiplied with.
@@ -197,12 +198,7 @@ class Indices:
             if self._fits(atom):
                 return self._short(code, a, b)
             return self.put(f"{code} i64 {a}, {b}")
-        q = self.put(f"sdiv i64 {a}, {b}")
-        rem = self.put(f"sub i64 {a}, {self.put(f'mul i64 {q}, {b}')}")
-        neg = self.put(f"icmp slt i64 {rem}, 0")
-        if atom.op == "floordiv":
-            return self.put(f"select i1 {neg}, i64 {self.put(f'sub i64 {q}, 1')}, i64 {q}")
-        return self.put(f"select i1 {neg}, i64 {self.put(f'add i64 {rem}, {b}')}, i64 {rem}")
+        return rounded_down(self.put, atom.op, a, b)
 
     def _fits(self, q: Quo) -> bool:
         ends = (*D.bounds(q.a), *D.bounds(q.b))

@@ -15,25 +15,14 @@ from typing import NamedTuple
 
 from tilewright.kernel.intrinsic import Sizes
 from tilewright.llvm.opaque import opaque
+from tilewright.llvm.text import Text, splat
 
 
-class _Body:
-    """LLVM text of a function's body under construction."""
+class _Body(Text):
+    """The body of an instruction's function."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.count = 0
-
-    def put(self, text: str) -> str:
-        self.count += 1
-        self.lines.append(f"  %x{self.count} = {text}")
-        return f"%x{self.count}"
-
-    def line(self, text: str) -> None:
-        self.lines.append(f"  {text}")
-
-    def label(self, name: str) -> None:
-        self.lines.append(f"{name}:")
+        super().__init__("x")
 
     def at(self, element: str, base: str, *steps: tuple[str | int, int]) -> str:
         """base + sum of stride * count, in elements."""
@@ -56,9 +45,7 @@ class _Body:
 
     def spread(self, element: str, x: str, lanes: int) -> str:
         """One value in every lane."""
-        v = f"<{lanes} x {element}>"
-        one = self.put(f"insertelement {v} poison, {element} {x}, i64 0")
-        return self.put(f"shufflevector {v} {one}, {v} poison, <{lanes} x i32> zeroinitializer")
+        return splat(self.put, x, element, lanes)
 
     def pick(self, element: str, x: str, lane: int, lanes: int) -> str:
         """One lane of a vector in every lane."""
@@ -67,7 +54,7 @@ class _Body:
         return self.put(f"shufflevector {v} {x}, {v} poison, <{lanes} x i32> <{which}>")
 
     def text(self) -> str:
-        return "\n".join(self.lines) + "\n"
+        return "\n".join(self.out) + "\n"
 
 
 @dataclass(frozen=True)
@@ -265,7 +252,7 @@ def _counted(
     b.label(name)
     b.line(f"%{name}.k = phi i64 [ 0, %{name}.before ], [ %{name}.next, %{name} ]")
     carried = [[f"%{name}.c{r}.{c}" for c in range(len(row))] for r, row in enumerate(acc)]
-    at = len(b.lines)
+    at = len(b.out)
     now = [list(row) for row in carried]
     body(f"%{name}.k", now)
     b.line(f"%{name}.next = add nuw nsw i64 %{name}.k, 1")
@@ -279,9 +266,9 @@ def _counted(
             joins.append(f"  {y}.out = phi {v} [ {x}, %{name}.before ], [ {z}, %{name} ]")
             line.append(f"{y}.out")
         out.append(line)
-    b.lines[at:at] = phis
+    b.out[at:at] = phis
     b.label(f"{name}.after")
-    b.lines.extend(joins)
+    b.out.extend(joins)
     return out
 
 

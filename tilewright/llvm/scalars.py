@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from tilewright.base.errors import Unsupported
 from tilewright.ir.types import DTYPES, DType, b1, bf16, f16, f32, f64, i64, u64
 from tilewright.llvm import narrow, vmath
+from tilewright.llvm.text import splat
 
 # Calls of one vector function in a kernel, at most, that are written out.
 OFTEN = 24
@@ -83,9 +84,7 @@ class Arith:
         return self.splat_literal(literal(v, d), register_type(d), lanes)
 
     def splat(self, x: str, t: str, lanes: int) -> str:
-        v = vector(t, lanes)
-        a = self.put(f"insertelement {v} poison, {t} {x}, i64 0")
-        return self.put(f"shufflevector {v} {a}, {v} poison, <{lanes} x i32> zeroinitializer")
+        return splat(self.put, x, t, lanes)
 
     def intrinsic(self, name: str, t: str, lanes: int, *args: str, flag: str = "") -> str:
         v = vector(t, lanes)
