@@ -210,7 +210,7 @@ def test_rows_of_a_block(rows: int, most: int, block: int) -> None:
 def test_what_the_stages_are_is_printed_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_blocks, "MANY_KEYS", 50)
     g = attention(24, 96, LANES, True, default(), 48)
-    assert [role for role, _ in g.roles] == ["scores", "sums", "end"]
+    assert [role for role, _ in g.roles] == ["scores", "weights", "sums", "end"]
     text = group_text(g)
     assert parse_group(text) == g and text.splitlines()[1].startswith("  roles scores t")
     # Without its roles it is scheduled as what it reads like, and a wrong role is refused.
@@ -218,6 +218,8 @@ def test_what_the_stages_are_is_printed_and_checked(monkeypatch: pytest.MonkeyPa
     with pytest.raises(CheckFailed, match=r"roles-known.*y0 cannot be sums"):
         verify(replace(g, roles=(("sums", "y0"),)))
     with pytest.raises(CheckFailed, match=r"roles-known.*2 stages are end"):
-        verify(replace(g, roles=(g.roles[2], g.roles[2])))
+        verify(replace(g, roles=(g.roles[3], g.roles[3])))
+    with pytest.raises(CheckFailed, match=r"roles-known.*t99 cannot be weights"):
+        verify(replace(g, roles=(("weights", "t99"),)))
     with pytest.raises(Invalid, match="line 2: expected roles ROLE STAGE"):
         parse_group(text.replace("roles scores", "roles", 1))

@@ -92,7 +92,7 @@ class Chains:
             or self._mergeable(first, second)
         )
         if fits and why is None and _same(first.domain, made.shape):
-            second.kind, second.roles = "chain", {"scores": first.anchor, "sums": anchor}
+            second.kind, second.roles = "chain", _roles(first.anchor, anchor)
             self.regions.merge(first, second)
 
     def _rows_read(self, anchor: Node) -> list[Node]:
@@ -221,7 +221,7 @@ class Chains:
 
     def _unite(self, first: Region, rows: Region, second: Region, last: Region | None) -> None:
         assert first.anchor is not None and second.anchor is not None
-        second.roles = {"scores": first.anchor, "sums": second.anchor}
+        second.roles = _roles(first.anchor, second.anchor)
         self.regions.merge(first, rows)
         second.kind, second.outer, second.inner = "chain", rows.outer, rows.inner
         self.regions.merge(rows, second)
@@ -229,6 +229,13 @@ class Chains:
             assert last.anchor is not None
             last.kind, last.roles = "chain", {"end": last.anchor}
             self.regions.merge(second, last)
+
+
+def _roles(scores: Node, sums: Node) -> dict[str, Node]:
+    """What the contractions of a chain are in it, and what the second one multiplies by rows."""
+    c = contraction(sums)
+    assert c is not None
+    return {"scores": scores, "weights": sums.inputs[c.left], "sums": sums}
 
 
 def _same(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:

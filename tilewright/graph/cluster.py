@@ -28,8 +28,9 @@ class Cluster:
     outputs: tuple[Node, ...]
     kind: str
     anchor: Node | None = None
-    # What a schedule needs to know of a chain: `scores` and `sums` are its two contractions, `end`
-    # is the reduction of parts of the rows behind them, where there is one.
+    # What a schedule needs to know of a chain: `scores` and `sums` are its two contractions,
+    # `weights` is what the second one multiplies, row by row, `end` the reduction of parts of the
+    # rows behind them, where there is one.
     roles: tuple[tuple[str, Node], ...] = ()
 
     def __str__(self) -> str:

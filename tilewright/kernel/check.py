@@ -151,13 +151,17 @@ def _group_buffers(g: Group) -> Iterator[Fault]:
 
 @check("group", "roles-known")
 def _group_roles(g: Group) -> Iterator[Fault]:
-    """A role is scores, sums or end, once, of a stage that reduces something."""
+    """A role is scores, weights, sums or end, once: weights of any stage, the others of one that
+    reduces something."""
     for role, n in Counter(role for role, _ in g.roles).items():
         if role not in ROLES or n > 1:
             yield Fault(f"{n} stages are {role}; one each may be {', '.join(ROLES)}")
     reduces = {s.name for s in g.stages if s.raxes}
+    known = {s.name for s in g.stages}
     for role, name in g.roles:
-        if name not in reduces:
+        if name not in known:
+            yield Fault(f"{name} cannot be {role}: there is no such stage")
+        elif role != "weights" and name not in reduces:
             yield Fault(f"{name} cannot be {role}: it is no stage that reduces something")
 
 

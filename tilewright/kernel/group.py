@@ -124,7 +124,7 @@ class Stage:
 
 
 PRECISIONS = ("reassociate", "strict")
-ROLES = ("scores", "sums", "end")
+ROLES = ("scores", "weights", "sums", "end")
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,8 @@ def build_group(
     bufs = sorted(
         b.buffers.values(), key=lambda x: (order.get(x.scope, 2), positions.get(x.name, 0))
     )
-    named = tuple((role, reductions[n]) for role, n in roles if n in reductions)
+    found = {**names, **reductions}
+    named = tuple((role, found[n]) for role, n in roles if n in found)
     return Group(name, tuple(bufs), tuple(done), roles=named)
 
 

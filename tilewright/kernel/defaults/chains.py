@@ -17,7 +17,6 @@ from tilewright.ir.expr import walk as walk_value
 from tilewright.kernel.defaults.contractions import (
     find_tile,
     is_contraction,
-    product_operands,
 )
 from tilewright.kernel.defaults.rows import inner_lanes, reduction_lanes
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads, vector_loop
@@ -56,33 +55,16 @@ class _Chain:
 
 def find_chain(g: Group) -> _Chain | None:
     """The two contractions of a chain and what is stored between them, if a group is one."""
-    scores, sums = g.role("scores"), g.role("sums")
-    if scores is None or sums is None:
+    scores, weights, sums = (g.role(x) for x in ("scores", "weights", "sums"))
+    if scores is None or weights is None or sums is None:
         return None
-    behind = _depending(g, scores.name)
-    between = [x for x in _factors(sums) if x in behind]
-    if len(between) != 1:
-        return None
-    (weights,) = between
-    return _Chain(scores, _epilogue(g, scores.name, weights), weights, sums, g.role("end"))
+    host = _epilogue(g, scores.name, weights.name)
+    return _Chain(scores, host, weights.name, sums, g.role("end"))
 
 
 def _parts_first(st: Stage) -> tuple[Sym, ...]:
     """Its axes, parts of the rows right outside of these."""
     return (*st.axes[:-2], *st.raxes, *st.axes[-2:])
-
-
-def _factors(st: Stage) -> list[str]:
-    return [str(x.source) for x in product_operands(st.value) or ()]
-
-
-def _depending(g: Group, name: str) -> set[str]:
-    """Stages that are computed from a stage, itself included."""
-    out = {name}
-    for st in g.stages:
-        if any(x.name == st.name for source in out for x in readers(g, source)):
-            out.add(st.name)
-    return out
 
 
 def _epilogue(g: Group, name: str, last: str) -> str | None:
