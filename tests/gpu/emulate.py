@@ -68,6 +68,16 @@ def _power_of_two(x: float) -> float:
         return float(_flushed(np.exp2(np.float64(x))))
 
 
+def _exact_power_of_two(x: float) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.float32(np.exp2(np.float64(x))))
+
+
+def _quotient(x: float, y: float) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.float32(np.float64(x) / np.float64(y)))
+
+
 def _reciprocal(x: float) -> float:
     with np.errstate(all="ignore"):
         return float(_flushed(1 / np.float64(x)))
@@ -109,6 +119,8 @@ class Threads:
             give(f"nvvm_shfl_sync_bfly_{name}", t, (number, t, number, number), self._exchanged)
         single = ctypes.c_float
         give("nvvm_ex2_approx_ftz_f", single, (single,), _power_of_two)
+        give("nvvm_ex2_approx_f", single, (single,), _exact_power_of_two)
+        give("nvvm_div_full", single, (single, single), _quotient)
         give("nvvm_rcp_approx_ftz_f", single, (single,), _reciprocal)
         address = ctypes.c_void_p
         for name in ("bf16", "f32_f32", "s8"):

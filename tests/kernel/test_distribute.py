@@ -16,6 +16,7 @@ from tests.gpu.tile_kernels import load
 from tests.lang.tile.kernels import CASES, Case
 from tests.lang.tile.random_kernels import kernel as kernel_of
 from tests.lang.tile.random_running import failure
+from tests.lang.tile.random_running import translated as translated_kernel
 from tests.lang.tile.threads_running import run_threads, scheduled
 from tilewright.base.errors import Invalid, Refused
 from tilewright.ir.types import bf16, f32, from_memory, i32, to_memory
@@ -180,6 +181,12 @@ def test_a_product_of_a_product_stays_in_registers() -> None:
     e = np.exp(scores - scores.max(1, keepdims=True))
     want = e / e.sum(1, keepdims=True) @ z
     np.testing.assert_allclose(from_memory(out, bf16)[0], want, rtol=2e-2, atol=2e-2)
+
+
+def test_sums_that_are_reshaped_are_no_fragments() -> None:
+    """Others use them with another layout: the product is then one of each thread's own."""
+    _, nest = scheduled(translated_kernel(kernel_of(150)), 2)
+    assert "add= cast<f32>(t32" in nest_text(nest)
 
 
 # ---- what is planted is found

@@ -14,6 +14,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.atom import Data
 from tilewright.ir.combine import identity
@@ -225,6 +226,9 @@ class Distribution:
 
     def _product(self, p: Piece) -> tuple[Stmt, ...]:
         i, j, r = (self.layout(x) for x in p.loops[-3:])
+        sums = p.writes()[0][0]
+        if sums not in self.registers:
+            raise Invalid(f"the sums {sums} of {p.stage} are used with other layouts elsewhere")
 
         def place(name: str, digits: list[list[Dim]]) -> tuple[Dim, ...]:
             return tuple(digits[k][n] for k, n in self._order(name))

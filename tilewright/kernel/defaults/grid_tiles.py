@@ -18,7 +18,7 @@ from tilewright.ir.expr import Rewriter
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.dependence import linear_index
-from tilewright.kernel.distribution import on_blocks, programs_of
+from tilewright.kernel.distribution import Distribution, on_blocks, programs_of
 from tilewright.kernel.divisors import Divisors, comparisons, dim_part, settled
 from tilewright.kernel.fragments import WARP
 from tilewright.kernel.guards import copied
@@ -64,8 +64,15 @@ def schedule_tile_grid(
     programs = programs_of(s.nest)
     assert programs is not None
     _, body = on_blocks(s.nest, programs)
-    found = Layouts(s.nest, body, dict(zip(THREAD_AXES, threads, strict=True)), target)
-    layouts = found.chosen()
+    widths = dict(zip(THREAD_AXES, threads, strict=True))
+    refused: frozenset[str] = frozenset()
+    while True:
+        found = Layouts(s.nest, body, widths, target, refused)
+        layouts = found.chosen()
+        lost = _lost_sums(Distribution(s.nest, body, threads, layouts, found.products), body)
+        if not lost:
+            break
+        refused |= lost
     said = tuple(f"{name} = {layout_text(x)}" for name, x in layouts.items() if x)
     products = tuple(f"{stage} = {name}" for stage, name in found.products.items())
     s.do(Distribute(threads, said, products))
@@ -83,6 +90,7 @@ class Layouts:
     body: tuple[Stmt, ...]
     widths: dict[str, int]  # of a block: its threads along x, y and z
     target: Target
+    refused: frozenset[str] = frozenset()  # products that no instruction of warps can do
     products: dict[str, str] = field(default_factory=dict)  # stages and their instructions
     parent: dict[str, str] = field(default_factory=dict)  # loops of one layout, as a forest
 
@@ -225,7 +233,7 @@ class Layouts:
     def _fragments(self, p: Piece, found: dict[str, Layout]) -> None:
         """The layouts of a product that an instruction of warps does."""
         name = product_of(p, self.target)
-        if name is None or len(p.loops) != 3:
+        if name is None or len(p.loops) != 3 or p.stage in self.refused:
             return
         i, j, _ = p.loops
         m, n, warps = self.extents[i.name], self.extents[j.name], self.widths["z"]
@@ -338,6 +346,15 @@ class Layouts:
         used = taken.union(*(axes_of(found.get(self.root(y.name), ())) for y in later))
         free = [a for a in THREAD_AXES if f"thread.{a}" not in used]
         return self._layout(self.extents[x.name], self._fitting(self.extents[x.name], free), 1)
+
+
+def _lost_sums(d: Distribution, body: tuple[Stmt, ...]) -> frozenset[str]:
+    """Products whose sums would not be in registers: others use them with another layout."""
+    return frozenset(
+        p.stage
+        for p in pieces_in(body)
+        if p.stage in d.products and p.writes()[0][0] not in d.registers
+    )
 
 
 def product_of(p: Piece, target: Target) -> str | None:
