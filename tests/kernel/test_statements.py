@@ -330,6 +330,94 @@ nest k
         apply(n, parse_trace("ComputeAt('t', 'q.i')"))
 
 
+# Stages of a tile kernel have names of their own, which are not those of their buffers.
+PANELS = """
+nest k where n: 0..64
+  out p: *f32
+  out q: *f32
+  local b: f32[4,2]
+  local c: f32[4,3]
+  alloc b
+  alloc c
+  for s1.i in 4:
+    for s1.j in 2:
+      s1: b[s1.i,s1.j] = p[2*s1.i+s1.j]
+  for s2.i in 4:
+    for s2.k in 3:
+      s2: c[s2.i,s2.k] = p[s2.i]
+  {between}
+  for d.i in 4:
+    for d.j in 2:
+      for d.k in 3:
+        d: c[d.i,d.k] add= b[d.i,d.j] * cast<f32>(#(d.k+1))
+  for s3.i in 4:
+    for s3.k in 3:
+      if #(s3.i) < #(n):
+        s3: q[3*s3.i+s3.k] = c[s3.i,s3.k]
+"""
+
+
+def test_what_a_product_reads_and_starts_from_is_set_in_its_loops() -> None:
+    n = made(PANELS.format(between="").replace("  \n", ""))
+    trace = "ComputeAt('b', 'd.i')\nInitAt('c', 'd.i')"
+    changed = apply(n, parse_trace(trace))
+    verify(changed)
+    assert changed.buffer("b").shape == (1, 2)
+    found = []
+    for x in (n, changed):
+        p, q = np.arange(8, dtype=np.float32), np.zeros(12, np.float32)
+        run(x, {"p": p, "q": q}, {"n": 4})
+        found.append(q)
+    assert found[0].any()
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("step", ["ComputeAt('b', 'd.i')", "InitAt('c', 'd.i')"])
+@pytest.mark.parametrize(
+    ("between", "says"),
+    [
+        ("s4: p[0] = 1.0", "p is written before that is read"),
+        ("s4: q[0] = 1.0", "a pointer, and one is written through"),
+    ],
+)
+def test_what_is_written_in_between_stays_before(step: str, between: str, says: str) -> None:
+    n = made(PANELS.format(between=between))
+    with pytest.raises(Refused, match=says):
+        apply(n, parse_trace(step))
+
+
+def test_loops_are_joined_across_what_needs_only_the_first() -> None:
+    """What is between them goes after both, unless both use memory that may be the same."""
+    text = """
+nest k
+  out p: *f32
+  local a: f32[4]
+  local b: f32[4]
+  local c: f32[4]
+  alloc a
+  alloc b
+  alloc c
+  for s1.i in 4:
+    s1: a[s1.i] = p[s1.i]
+  for s2.i in 2:
+    s2: b[s2.i] = a[s2.i] * {other}
+  for s3.i in 4:
+    s3: c[s3.i] = a[s3.i] + {second}
+  for s4.i in 4:
+    s4: p[s4.i] = c[s4.i] + b[s4.i%2]
+"""
+    trace = parse_trace("Join('s1.i', 's3.i')")
+    n = made(text.format(other="2.0", second="1.0"))
+    changed = apply(n, trace)
+    verify(changed)
+    found = [np.arange(4, dtype=np.float32) for _ in range(2)]
+    for x, p in zip((n, changed), found, strict=True):
+        run(x, {"p": p}, {})
+    np.testing.assert_array_equal(*found)
+    with pytest.raises(Refused, match="what is between them"):
+        apply(made(text.format(other="p[0]", second="p[1]")), trace)
+
+
 def test_a_branch_may_not_run() -> None:
     """The last iteration to write is not the last one that runs: the order of loops shows."""
     n = made("""

@@ -300,6 +300,40 @@ def test_numbers_for_other_machines(
     agrees(c, a, b)
 
 
+@tw.jit
+def added(a, b, c, K, N: tl.constexpr, BK: tl.constexpr):
+    n, k = tl.arange(0, N), tl.arange(0, BK)
+    total = tl.zeros((N, N), tl.float32)
+    for first in range(0, K, BK):
+        x = tl.load(a + n[:, None] * K + (first + k)[None, :])
+        y = tl.load(b + (first + k)[:, None] * N + n[None, :])
+        total += tl.dot(x, y) * 0.5
+    tl.store(c + n[:, None] * N + n[None, :], total)
+
+
+@pytest.mark.parametrize(("make", "features"), [(x86_with, V3), (x86_with, V4), (arm64_with, ())])
+def test_large_products_fill_panels_in_their_turn(make: type, features: tuple[str, ...]) -> None:
+    """And start from zero there: what is multiplied next is in the first cache."""
+    size, deep = 128, 64
+    given = dict.fromkeys("abc", Argument.pointer(DTYPES["f32"], 16))
+    sizes = {"N": Argument.constant(size), "BK": Argument.constant(deep // 2)}
+    kernel = translate(added, {**given, "K": Argument.scalar(DTYPES["i32"], 16, True), **sizes})
+    nest = write_tile(kernel, make(*features)).form
+    (product,) = nest.are("product")
+    (store, path), *_ = (
+        (x, p) for x, p in walk(nest.body) if isinstance(x, Store) and x.stage == product
+    )
+    panels = next(p for p in path if p.axis.stage == product)
+    inside = [x for x, _ in walk(panels.body) if isinstance(x, Store) and x.stage != product]
+    assert {x.buffer for x in inside} == {store.buffer, str(store.value.args[1].source)}
+    a, b = numbers(torch.float32, size, deep), numbers(torch.float32, deep, size, seed=1)
+    c = torch.zeros(size, size)
+    names = [x.name for x in nest.buffers if x.pointer]
+    arrays = {n: x.numpy().reshape(-1) for n, x in zip(names, (a, b, c), strict=True)}
+    run(nest, arrays, {x.name: deep // 16 if x.name[0] == "K" else 1 for x in nest.dims})
+    agrees(c * 2, a, b)
+
+
 HELD = [
     ("bf16", arm64_with, (), ["f32", "f32"]),
     ("bf16", arm64_with, ("bf16",), []),

@@ -3,8 +3,8 @@
 A register tile of sums after the other. The second operand lies in panels, the columns of one
 register tile each. What does not fit the first cache comes out of the second one again and again,
 so the loops are in the order that moves fewer bytes, a panel is filled when its turn comes, and
-sums start where they are added up. defaults/tile_dots.py has instructions that add up groups of
-steps.
+sums start where they are added up. For instructions that add up groups of steps:
+defaults/tile_dots.py.
 """
 
 from __future__ import annotations
