@@ -76,7 +76,7 @@ class GpuTile:
 
     def _loaded(self) -> Function:
         """The kernel. Where a few registers less let a multiprocessor have all its threads, the
-        driver's compiler is asked for that, and taken at its word if it spills next to none."""
+        driver's compiler gets that limit, which is used if it spills next to nothing."""
         ptx, name = self.code.ptx, self.code.symbol
         found = Module(ptx, self.on).function(name, self.code.shared)
         threads = prod(self.code.threads)
