@@ -118,7 +118,7 @@ def steps(group: Group) -> str:
     section(
         "5. A schedule: steps turn the group into loops, one at a time",
         """The first nest is the naive one: a loop per axis, a buffer per stage. Each step is a
-        checked function from nest to nest which refuses, in words, where it would change the
+        checked function from nest to nest which refuses, with a reason, where it would change the
         result; every prefix of a trace is a program that runs. These are the steps the default
         schedule chose for this machine, each with the lines it takes away (-) and adds (+).""",
     )

@@ -97,7 +97,7 @@ def signature(thing: Any) -> str:
     inner = getattr(thing, "fn", thing)
     if not inspect.isfunction(inner):
         return ""
-    # Annotations are text where modules ask for that; a reader needs no quotes around them.
+    # Annotations are text under `from __future__ import annotations`; a reader needs no quotes.
     return code(re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(inner))))
 
 

@@ -74,6 +74,6 @@ def command(p: argparse.ArgumentParser) -> str:
 def commands() -> str:
     ours = argument_parser()
     bench = bench_parser()
-    # `tilewright bench` hands its arguments on to a process with a parser of its own.
+    # `tilewright bench` passes its arguments on to a process with a parser of its own.
     inside = [p for p in subcommands(ours) if p.prog != bench.prog]
     return "\n".join([COMMANDS, *map(command, [ours, *inside, bench, triton_parser()])])

@@ -22,7 +22,7 @@ emission. [`Tensorize`](steps.md#tensorize) proves that loops compute the expres
 that lie in memory as declared, and marks them. Presets that list an instruction have it tried by
 default schedules.
 
-A stride of *any* is handed over when the instruction is used. *Exact* instructions round as their
+A stride of *any* is passed at each use of the instruction. *Exact* instructions round as their
 loops do.
 """
 

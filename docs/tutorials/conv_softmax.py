@@ -91,7 +91,7 @@ def conv_naive(n: int) -> Version:
 #
 # Bias and clipping are one operation per element: they belong where the sum is finished.
 # `compute_inline` writes a stage into those that read it. Padding could be inlined as well, but
-# then every product of the convolution would ask whether it is inside the image.
+# then every product of the convolution would test whether it is inside the image.
 
 
 def conv_inlined(n: int) -> Version:
@@ -360,7 +360,7 @@ def table(results: Sequence[Result], title: str) -> Table:
 
 
 def draw(found: dict[str, list[Result]], path: Path) -> None:
-    """Bars of milliseconds, one per step; matplotlib is imported by those who ask for it."""
+    """Bars of milliseconds, one per step; matplotlib is imported only here."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -80,7 +80,7 @@ def product(n: int) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
 
 def naive(n: int, m: Machine) -> Version:
     """three loops"""
-    # A schedule that nobody has touched: for i, for j, for k. Each step of k reads the next row of
+    # The naive schedule: for i, for j, for k. Each step of k reads the next row of
     # B, n floats further on: almost every read is a cache miss, and nothing runs as a vector.
     a, b, c = product(n)
     return Version(te.create_schedule(c.op), [a, b, c])
@@ -358,7 +358,7 @@ def table(results: Sequence[Result], n: int) -> Table:
 
 
 def draw(results: Sequence[Result], title: str, path: Path) -> None:
-    """Bars of milliseconds, one per step; matplotlib is imported by those who ask for it."""
+    """Bars of milliseconds, one per step; matplotlib is imported only here."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -1,6 +1,6 @@
 """Folding: what depends on constants only is computed now, what depends on weights only, once.
 
-`FoldConstants` evaluates nodes over literals (small ones: the result is kept in the program text).
+`FoldConstants` evaluates nodes over literals (small ones: the result is part of the program text).
 `split_weights` moves what depends on weights only into a graph of its own, the prologue, that runs
 once; its outputs are weights of the main graph.
 """
@@ -156,8 +156,8 @@ def split_weights(graph: Graph, growth: int = GROWTH, views: bool = True) -> tup
         f = facts[n]
         if not f.only or not f.weights or n in f.weights or not isinstance(n.type, TensorType):
             return True
-        # A kernel reads through such a view at no cost. Behind a barrier the packed form is what is
-        # kept, and read through.
+        # A kernel reads through such a view at no cost. Behind a barrier the packed form is
+        # stored, and read through.
         if n.op.ordered or (not n.op.barrier and _reads_packed(n)) or (n.op.view and not views):
             return True
         size, made_of = n.type.size, sum(int(w.ttype.size) for w in f.weights)  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ def split_weights(graph: Graph, growth: int = GROWTH, views: bool = True) -> tup
             stack.extend((x, False) for x in reversed(n.inputs))
 
     used = set(new)
-    kept = [
+    still_read = [
         n
         for n in graph.inputs
         if n in used or not (isinstance(n.op, Input) and n.op.role == "weight")
@@ -193,7 +193,7 @@ def split_weights(graph: Graph, growth: int = GROWTH, views: bool = True) -> tup
     )
     main = Graph(
         graph.name,
-        (*kept, *(new[o] for o in outputs)),
+        (*still_read, *(new[o] for o in outputs)),
         tuple(new[o] for o in graph.outputs),
         _moved_places(graph, new),
     )

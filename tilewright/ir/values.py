@@ -126,7 +126,7 @@ class Value:
         return _text(self)
 
     def label(self) -> str:
-        """Text that tells values apart, linear in their shared structure: long text is hashed.
+        """Text that identifies a value, linear in its shared structure: long text is hashed.
 
         (`repr` writes a shared operand out at every use, which for a binary search is exponential.)
         """

@@ -59,7 +59,7 @@ from tilewright.kernel.pieces import Piece, choices_in, factors, piece_of, piece
 from tilewright.kernel.warp_products import Fragments, is_step, product_loops
 
 GRID = ("grid0", "grid1", "grid2")
-REPORTS = "reports"  # memory for what kernels tell: words used so far, then records
+REPORTS = "reports"  # memory for the reports of kernels: words used so far, then records
 REPORT_WORDS = 1 << 16
 MOST_WRITTEN_OUT = 512  # statements of a piece
 
@@ -292,7 +292,8 @@ class Distribution:
         return leaf
 
     def _neighbours(self, leaf: Stmt, x: Loop, layout: Layout, digits: dict[Sym, Any]) -> Stmt:
-        """Places that memory tells, of lanes that are neighbours: the first one's and the lane."""
+        """Places that are read from memory, of lanes that are neighbours: the first one's and the
+        lane."""
         own = digits[x.var]
         (lane, last), width = own[-1], layout[-1].extent
         first = D.sym(f"{x.name}.first", 0, size(layout) - width, width)
@@ -364,8 +365,8 @@ class Distribution:
         return sorted(found, key=place)
 
     def _divisible(self, leaf: Stmt) -> Stmt:
-        """Where an argument's memory is accessed at a place that memory tells, what that is known
-        to be a multiple of is written as a factor."""
+        """Where an argument's memory is accessed at a place that is read from memory, what that is
+        known to be a multiple of is written as a factor."""
         return self._at_pointers(leaf, self.divisors.factored)
 
     def _at_pointers(self, leaf: Stmt, f: Callable[[Dim], Dim]) -> Stmt:

@@ -17,7 +17,9 @@ x = Var("x")
 _weights = op.exp(op.sub(x, op.amax(x)))
 
 
-@guard("maximum and sum are kept and over one axis, and nothing is rounded on the way")
+@guard(
+    "maximum and sum are over one axis, which stays with size 1, and nothing is rounded on the way"
+)
 def over_one_axis(m: Match) -> bool:
     (top, total), wide = (m.nodes[k] for k in (3, 4)), m.x.dtype.accumulator
     kept = top.shape == total.shape and top.rank == m.x.rank

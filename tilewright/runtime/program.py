@@ -140,11 +140,11 @@ class Program:
         return address, memory
 
     def require_room(self, size: int, what: str) -> None:
-        """An error in words where there is not so much memory."""
+        """An error that says what it was for where there is not so much memory."""
         require_room(size, what)
 
     def settle(self) -> None:
-        """Returns when what was asked for is done."""
+        """Returns when all enqueued work is done."""
 
     def watch(self, count: int) -> None:
         """The last `count` outputs are 64-bit integers that only the caller reads: they lie in the

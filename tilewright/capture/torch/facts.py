@@ -30,7 +30,7 @@ def is_on(v: torch.Tensor, device: torch.device) -> bool:
 
 
 def is_number_elsewhere(v: torch.Tensor, device: torch.device) -> bool:
-    """Is it one number on the CPU, which torch's operators take beside tensors of a GPU?"""
+    """Is it one number on the CPU, which torch's operators take together with tensors of a GPU?"""
     return v.device.type == "cpu" != device.type and v.dim() == 0
 
 

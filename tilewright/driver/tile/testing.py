@@ -45,7 +45,7 @@ def do_bench(
     `warmup` and `rep` are milliseconds spent before and while timing. `quantiles` gives those of
     the times (one number for one quantile), else `return_mode` says what: min, max, mean, median or
     all. Between calls caches are emptied, unless `flush` is False; gradients of the tensors in
-    `grad_to_none` are dropped. Where a process uses a GPU, its clock tells the times.
+    `grad_to_none` are dropped. Where a process uses a GPU, times are measured by its clock.
     """
     if return_mode not in MODES:
         raise Invalid(f"return_mode {return_mode!r}", hint=f"one of {', '.join(MODES)}")

@@ -37,7 +37,7 @@ class FastCall:
 
 
 LATER = (
-    "This was found in an earlier call: a GPU does its work after the call that asked for it. "
+    "This was found in an earlier call: a GPU does its work after the call that enqueued it. "
     "With CUDA_LAUNCH_BLOCKING=1 in the environment the call itself raises."
 )
 # Up to this many arguments each is named in the source; beyond, lists are shorter than names.

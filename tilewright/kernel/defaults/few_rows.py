@@ -138,7 +138,7 @@ def _shared_sums(s: Scheduler, t: Tile) -> tuple[str, str] | None:
     sums = f"{t.acc}s"
     s.do(RFactor(t.acc, (f"{red.name}.0",), sums))
     last = len(s.nest.buffer(sums).shape) - 1
-    s.do(Permute(sums, (last, *range(last))))  # the sums of a piece beside each other
+    s.do(Permute(sums, (last, *range(last))))  # the sums of a piece are adjacent
     return sums, moved(f"{red.name}.0", sums)
 
 

@@ -50,7 +50,7 @@ from tilewright.kernel.steps.vectorize import Vectorize
 # time a softmax of 1,024 columns took half as long again.
 MOST_LANES, FEW_LANES = 64, 16
 MOST_WRITTEN_OUT = 8  # more cost more time to compile than they save
-MOST_JOINED = 16  # stages in one loop: more want more registers than there are
+MOST_JOINED = 16  # stages in one loop: more need more registers than there are
 MOST_BETWEEN = 2  # loops between two that become one
 # Programs that threads claim together are about this many simple operations: tens of microseconds.
 PIECE = 65536
@@ -171,7 +171,7 @@ def _is_product(s: Loop) -> bool:
 
 
 def plain_products(n: Nest) -> list[str]:
-    """Products of tiles that run by no instruction, in words."""
+    """Events for products of tiles that run by no instruction."""
     out: list[str] = []
     products = n.are("product")
     for x, path in walk(n.body):
@@ -185,8 +185,8 @@ def plain_products(n: Nest) -> list[str]:
 
 
 def _prefetch(s: Scheduler, product: str, found: _Stages) -> None:
-    """The next tiles of a loop arrive while those of now are multiplied: each register tile asks
-    for a share of what the copies of the operands will read."""
+    """The next tiles of a loop arrive while the current ones are multiplied: each register tile
+    prefetches a share of what the copies of the operands will read."""
     path = s.path(product)
     own = own_loops(path, product)
     around = [p.name for p in own if p.kind == "serial"]
@@ -226,8 +226,8 @@ def _stages(n: Nest) -> _Stages:
 
 
 def _lanes(s: Scheduler, stage: str, own: list[Loop], panel: int | None) -> None:
-    """Lanes along the axis that most of what is read and written has beside each other, no more of
-    them than a panel that is filled has."""
+    """Lanes along the axis that is contiguous in most of what is read and written, no more of them
+    than a panel that is filled has."""
     store = s.store(stage)
     best, most = own[-1], -1.0
     for p in reversed(own):
@@ -257,7 +257,7 @@ def _lanes(s: Scheduler, stage: str, own: list[Loop], panel: int | None) -> None
 
 
 def _turned(s: Scheduler, stage: str, own: list[Loop], rows: Loop, panel: int) -> bool:
-    """A panel filled from memory in which its rows lie beside each other: as many vectors as it has
+    """A panel filled from memory in which its rows are adjacent: as many vectors as it has
     columns are read at a time, and stored turned round."""
     over = D.symbols(s.store(stage).index[-1])
     columns = [p for p in own if p.var in over]
@@ -285,8 +285,8 @@ def _turned(s: Scheduler, stage: str, own: list[Loop], rows: Loop, panel: int) -
 
 def _many_lanes(s: Scheduler, stage: str, own: list[Loop]) -> int:
     """Lanes of several vectors, however wide these are: sums of one vector would wait for
-    themselves, and conditions are asked once for all. At least two rounds are left where they are
-    more than those of any machine."""
+    themselves, and conditions are evaluated once for all. At least two rounds are left where they
+    are more than those of any machine."""
     lanes = lanes_for(s, stage, MOST_LANES)
     longest = max((p.extent for p in own if isinstance(p.extent, int)), default=lanes)
     while lanes > FEW_LANES and 2 * lanes > longest:
