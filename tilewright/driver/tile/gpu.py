@@ -76,7 +76,7 @@ class GpuTile:
 
     def _loaded(self) -> Function:
         """The kernel. Where a few registers less let a multiprocessor have all its threads, the
-        driver's compiler gets that limit; it is not used where more is spilled than before."""
+        driver's compiler gets that limit, which is used if hardly more is spilled."""
         ptx, name = self.code.ptx, self.code.symbol
         found = Module(ptx, self.on).function(name, self.code.shared)
         threads = prod(self.code.threads)
