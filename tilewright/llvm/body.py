@@ -15,6 +15,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.expr import Const, Value, load
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.legal import check_legal
 from tilewright.kernel.legal.interleave import is_interleaved
 from tilewright.kernel.legal.lanes import vector_lanes
 from tilewright.kernel.legal.masks import is_likely
@@ -59,14 +60,14 @@ class Body:
         machine: Callable[[Body], Machine],
     ) -> None:
         w = self.writer = Writer(arith, metadata)
-        c = self.context = Context(n, args)
+        c = self.context = Context(n, args, traits.barriers)
         self.indices = Indices(w, c, traits.short_division)
         a = self.addresses = Addresses(w, c, self.indices, traits.steps_apart)
         self.accesses = Accesses(w, c, traits.keeping)
         v = self.values = Values(w, c, self.indices, a, self.accesses)
         self.stores = Stores(w, c, v, a, self.accesses)
         self.atomics = Atomics(w, c, v, a, traits.scope)
-        self.traits = traits
+        self.traits, self.target = traits, target
         self.machine = machine(self)
         self.instructions = Instructions(w, c, a, target, self.machine)
 
@@ -196,7 +197,9 @@ class Body:
         if c.lane is not None:
             raise Unsupported(f"lane loop {s.name} is inside lane loop {c.lane[0].name}")
         width = vector_lanes(s)
-        assert width is not None, f"{s.name} is no vector"
+        if width is None:
+            check_legal(c.n, self.target)
+            raise AssertionError(f"{s.name} is no vector")
         c.lane = (s.var, width) if width > 1 else None
         c.hints = frozenset(key for key, value in s.pragmas if value)
         self.iteration(s, LANE if width > 1 else 0)

@@ -40,7 +40,7 @@ class Let:
 
 
 class Context:
-    def __init__(self, n: Nest, args: list[Buffer]) -> None:
+    def __init__(self, n: Nest, args: list[Buffer], barriers: bool) -> None:
         self.n, self.args = n, args
         self.env: dict[Sym, Any] = {}  # (ssa, level) | int | LANE
         self.buffers: dict[str, Buffer] = {b.name: b for b in n.buffers}
@@ -50,8 +50,7 @@ class Context:
         self.lets: dict[str, Let] = {b.name: Let() for b in n.buffers if b.scope == "let"}
         self.pointers = frozenset(b.name for b in n.buffers if b.pointer)
         self.epoch: dict[str, int] = {}
-        self.everything = frozenset(writes(n.body))
-        self.barriers = any(isinstance(s, Barrier) for s, _ in walk(n.body))
+        self.barriers = barriers  # nests may have some
         self.mutable = self.changed(n.body)
         self._reads: dict[frozenset[Any], tuple[str, ...]] = {}
 
@@ -66,7 +65,7 @@ class Context:
         """The buffers that statements may change for this thread: pointers may be into the same
         memory, and at a barrier it sees all that others have written."""
         if self.barriers and any(isinstance(s, Barrier) for s, _ in walk(body)):
-            return self.everything
+            return frozenset(writes(self.n.body))
         found = writes(body)
         return frozenset(found | self.pointers if found & self.pointers else found)
 

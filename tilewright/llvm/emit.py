@@ -11,7 +11,6 @@ from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.kernel.intrinsic import Operand
-from tilewright.kernel.legal import check_legal
 from tilewright.kernel.legal.hoist import is_let
 from tilewright.kernel.nest import (
     WAITS,
@@ -37,7 +36,6 @@ from tilewright.llvm.writer import Metadata
 
 def emit(n: Nest, target: Target) -> str:
     """The module of one kernel, whose nest is legal for the target (kernel/legal/)."""
-    check_legal(n, target)
     return _Module(n, target).text()
 
 

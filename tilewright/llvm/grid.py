@@ -22,7 +22,6 @@ from tilewright.ir.target import Grid, Target
 from tilewright.kernel.fragments import LANE, WARP
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.intrinsic import Operand
-from tilewright.kernel.legal import check_legal
 from tilewright.kernel.nest import (
     BLOCKS,
     THREADS,
@@ -57,7 +56,7 @@ PRIVATE_LIMIT = 64 * 1024
 # Calls of one scalar function in a kernel that are written out: a call costs registers and time.
 INLINED = 1024
 # Nothing is prefetched: other threads run while one waits.
-TRAITS = Traits(short_division=True, scope='syncscope("device") ', prefetches=False)
+TRAITS = Traits(short_division=True, scope='syncscope("device") ', prefetches=False, barriers=True)
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,6 @@ def emit_kernels(n: Nest, target: Target, alignment: int = 16) -> Kernels:
     grid = target.grid
     if grid is None:
         raise Unsupported(f"{target.name} has no grid", hint="compile for a target such as cuda:90")
-    check_legal(n, target)
     metadata = Metadata()
     found = [
         _Module(n, target, grid, launch, alignment, metadata)

@@ -22,6 +22,7 @@ class Traits:
     steps_apart: bool = False  # addresses may be opaque to LLVM: see llvm/opaque.py
     short_division: bool = False  # division of 32 bits takes much less time than of 64
     scope: str = ""  # the scope of atomics: all threads by default
+    barriers: bool = False  # there are threads that wait for one another
     prefetches: bool = True  # lines of memory are prefetched
 
 

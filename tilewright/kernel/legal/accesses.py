@@ -62,7 +62,7 @@ class _Lanes:
         stack = own_values(s)
         while stack:
             v = stack.pop()
-            if v in seen or lane not in v.symbols():
+            if not v.sources or v in seen or lane not in v.symbols():
                 continue
             seen.add(v)
             stack += v.operands()
