@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-# Seconds that a thread waits before it requests the interpreter's lock; Python's own are ten
-# times as many, so that a compiler's thread would wait longer between calls than these take.
+# Seconds that a thread waits before it asks the one that runs for its turn. Python's own interval
+# is ten times as long, which is as long as most calls into LLVM take.
 _QUICK = 0.0005
 
 
