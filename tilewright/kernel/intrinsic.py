@@ -426,16 +426,16 @@ def _placed(
         along[axis] = c
     strides: list[Dim] = []
     for k, fixed in enumerate(i.maps[operand]):
-        stride: Dim | None = fixed
+        own_stride: Dim | None = fixed
         for axis, x in pairs:
-            if stride is None and x is not None and D.coefficient(declared[k], axis) == 1:
+            if own_stride is None and x is not None and D.coefficient(declared[k], axis) == 1:
                 others = sum(
                     (D.coefficient(declared[j], axis) or 0) * (i.maps[operand][j] or 0)
                     for j in range(len(declared))
                     if j != k
                 )
-                stride = along[axis] - others
-        strides.append(0 if stride is None else stride)
+                own_stride = along[axis] - others
+        strides.append(0 if own_stride is None else own_stride)
     for axis, x in pairs:
         if x is None:
             continue
