@@ -1,11 +1,11 @@
 """What goes on while the threads of a block do other things, for the executor in kernel/simt.py.
 
-A copy that a thread asks for belongs to the group of its next Commit. Its data is in flight until
-the thread waits for that group: whoever touches the cell before, reading or writing, is wrong.
-Afterwards the copy is an ordinary write of that thread.
+A copy that a thread issues belongs to the group of its next Commit. Its data is in flight until
+the thread waits for that group: any access to the cell before that, reading or writing, is an
+error. Afterwards the copy is an ordinary write of that thread.
 
-An asynchronous instruction reads until its threads wait for it: whoever writes what it reads is
-wrong, and so is whoever touches its results, other such instructions aside.
+An asynchronous instruction reads until its threads wait for it: writing what it reads is an
+error, and so is touching its results, except by other such instructions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOBODY = -1
 
 @dataclass
 class Flight:
-    """Per cell of a buffer: who asked for what, as part of which of its groups."""
+    """Per cell of a buffer: the thread that issued a copy, its value, and its group."""
 
     thread: np.ndarray
     group: np.ndarray
@@ -29,7 +29,7 @@ class Flight:
 
 @dataclass(frozen=True)
 class Copy:
-    """Values for cells of a buffer, each with the thread that asked for it."""
+    """Values for cells of a buffer, each with the thread that issued the copy."""
 
     buffer: str
     cells: np.ndarray
@@ -44,7 +44,7 @@ class Copies:
         self.flights: dict[str, Flight] = {}
 
     def ask(self, x: Copy, size: int) -> None:
-        """Threads ask for values in cells of a buffer of this size."""
+        """Threads issue copies to cells of a buffer of this size."""
         f = self.flights.get(x.buffer)
         if f is None:
             free = np.full(size, NOBODY, np.int64)
@@ -72,7 +72,8 @@ class Copies:
         return out
 
     def over(self, buffer: str, cells: np.ndarray) -> tuple[int, int, int] | None:
-        """(which of the cells, the cell, who copies to it) for the first one in flight."""
+        """(which of the cells, the cell, the thread that copies to it) for the first one in
+        flight."""
         f = self.flights.get(buffer)
         if f is None:
             return None
@@ -96,7 +97,7 @@ class Read:
 
 
 class Products:
-    """The asynchronous instructions of a block that nobody has waited for."""
+    """The asynchronous instructions of a block that no thread has waited for."""
 
     def __init__(self, threads: int) -> None:
         self.begun = np.zeros(threads, np.int64)

@@ -47,13 +47,13 @@ from tilewright.kernel.swizzle import Swizzled, multiple
 from tilewright.kernel.text import parse_group
 
 ROW_BYTES = 16  # that a thread gives the address of
-ANY = None  # a stride that the instruction is told
+ANY = None  # a stride that is passed to the instruction
 Sizes = Mapping[str, "int | None"]  # extent per axis; None where only the running program knows
 
 
 class Emission(Protocol):
-    """The body of an instruction for sizes; with a number of lines, one that asks for so many of
-    them from `%ahead` on, a few with every step."""
+    """The body of an instruction for sizes; with a number of lines, one that also prefetches so
+    many of them from `%ahead` on, a few with every step."""
 
     def __call__(self, sizes: Sizes, ahead: int = 0, /) -> str: ...
 
@@ -73,17 +73,17 @@ class Intrinsic:
     maps: Mapping[str, tuple[int | None, ...]]
     emission: Callable[[Sizes], str] = field(repr=False)
     declares: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()  # what LLVM must be told that the machine has
+    features: tuple[str, ...] = ()  # LLVM's names of the features that it needs
     multiples: Mapping[str, int] = field(default_factory=dict)  # of an axis's extent
     dynamic: tuple[str, ...] = ()  # axes whose extent need not be a constant
     exact: bool = True  # does it round as its loops do?
-    # The body that also asks for so many cache lines from %ahead on, a few with every step.
+    # The body that also prefetches so many cache lines from %ahead on, a few with every step.
     ahead: Callable[[Sizes, int], str] | None = field(default=None, repr=False)
     enter: tuple[str, ...] = ()  # LLVM, once where a function begins that uses it
     leave: tuple[str, ...] = ()  # and before it returns
     # Of an instruction that a whole warp does together: the operands that lie in the registers of
     # its threads (kernel/fragments.py), and of one in memory the element whose address each thread
-    # gives, as functions of `lane`, by axis. Their `maps` are not asked for.
+    # gives, as functions of `lane`, by axis. Their `maps` are not used.
     fragments: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     warps: int = 1  # so many of a block do it together, along thread.z
@@ -92,11 +92,11 @@ class Intrinsic:
     # It goes on while threads do: its results are there, and its reads over, after a Wait for
     # products.
     asynchronous: bool = False
-    # A copy that one thread of the block asks the copy engine for: `s`, a box of an argument with
+    # A copy by the copy engine, issued by one thread of the block: `s`, a box of an argument with
     # so many axes. The body is given the tensor map (`%s`), the box's first index, innermost first
     # (`%s.0`, as i32) and the memory barrier that counts its bytes (`%arrived`).
     engine: int = 0
-    product: Product | None = None  # what default schedules know of it, if they may use it
+    product: Product | None = None  # its description for default schedules, if they may use it
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -158,7 +158,7 @@ def declare_product(
     leave: tuple[str, ...] = (),
 ) -> Product:
     """Makes the instruction of a product known: its expression, where its operands lie and which
-    sizes it takes follow from the record. `emission` takes lines to ask for as it goes, too."""
+    sizes it takes follow from the record. `emission` also takes lines to prefetch as it goes."""
     steps = {"k": p.tile[2]} if p.tile is not None else {}
     declare(
         Intrinsic(
@@ -209,7 +209,7 @@ class Operand:
     """Where an operand begins in a buffer of the nest, and the strides it leaves open.
 
     Of an instruction of a whole warp: the index of its first element, or of the one whose address a
-    thread gives, and the coordinates that tell whose an element is."""
+    thread gives, and the coordinates that determine the owner of an element."""
 
     name: str
     buffer: str
@@ -233,7 +233,7 @@ class Match:
 @dataclass(frozen=True)
 class Mismatch:
     reason: str
-    depth: int = 0  # how far a comparison came: the most telling reason is the deepest
+    depth: int = 0  # how far a comparison came: the deepest one gives the best reason
 
 
 def match(i: Intrinsic, n: Nest, loop: Loop) -> Match | Mismatch:
@@ -426,16 +426,16 @@ def _placed(
         along[axis] = c
     strides: list[Dim] = []
     for k, fixed in enumerate(i.maps[operand]):
-        told: Dim | None = fixed
+        own_stride: Dim | None = fixed
         for axis, x in pairs:
-            if told is None and x is not None and D.coefficient(declared[k], axis) == 1:
+            if own_stride is None and x is not None and D.coefficient(declared[k], axis) == 1:
                 others = sum(
                     (D.coefficient(declared[j], axis) or 0) * (i.maps[operand][j] or 0)
                     for j in range(len(declared))
                     if j != k
                 )
-                told = along[axis] - others
-        strides.append(0 if told is None else told)
+                own_stride = along[axis] - others
+        strides.append(0 if own_stride is None else own_stride)
     for axis, x in pairs:
         if x is None:
             continue

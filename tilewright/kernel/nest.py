@@ -189,7 +189,7 @@ class If(Block):
 
 @dataclass(frozen=True)
 class While(Block):
-    """The condition is read anew before every iteration.
+    """The condition is read again before every iteration.
 
     With `waits`, the loop polls memory that another iteration of the parallel loop around it
     changes: all iterations of that loop have to make progress (runtime/concurrent_ir.py). Such a

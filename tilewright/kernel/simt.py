@@ -3,7 +3,7 @@
 Blocks run in shuffled order. The threads of a block step together, statement by statement, as
 vectors in shuffled order; that stands for every interleaving, because two threads that touch one
 cell of shared or global memory between two barriers, one of them writing, are an error and not a
-result (writing the same value twice is none, until somebody reads it). So are two blocks that touch
+result (writing the same value twice is none, until it is read). So are two blocks that touch
 one global cell, a barrier that some threads of the block do not reach, an access outside its
 buffer, a thread that reads what another one left in its own private memory, and any access to a
 cell for which a copy is on its way.
@@ -277,11 +277,11 @@ class _Block:
         self.counted, self.goes_on = True, False
 
     def _elected(self, s: Loop, env: Env, who: np.ndarray) -> None:
-        """A copy that one thread asks for, all of its points at once."""
+        """A copy that one thread issues, all of its points at once."""
         absent = np.setdiff1d(np.arange(self.count), who)
         if absent.size:
             what = f"{self.thread(absent[0])} does not reach {s.name}"
-            raise RunError(f"{what}, which a block asks for once")
+            raise RunError(f"{what}, which a block issues once")
         chain = [s]
         while isinstance(inner := chain[-1].body[0], Loop):
             chain.append(inner)

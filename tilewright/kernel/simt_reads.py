@@ -17,7 +17,7 @@ from tilewright.kernel.regions import Everything, Region
 
 
 class Block(Protocol):
-    """Who has the memory, and who is told of reads."""
+    """What owns the memory and records reads."""
 
     memory: dict[str, np.ndarray]
     private: dict[str, np.ndarray]

@@ -14,7 +14,7 @@ Six rules make a nest a program for many threads:
 5. An instruction of a whole warp (a tensor loop whose operands are fragments, kernel/fragments.py)
    is done by the threads of a warp together: each element of a fragment is read and written in the
    memory of the thread that owns it. One that is asynchronous goes on until a Wait for products.
-6. A copy by the copy engine (kernel/intrinsic.py) is asked for by one thread of the block. It
+6. A copy by the copy engine (kernel/intrinsic.py) is issued by one thread of the block. It
    stands outside thread loops and arrives at a Wait like any other asynchronous copy.
 
 A grid is the block loops at the outermost level of a nest, alone in one another. Statements next
@@ -342,7 +342,7 @@ def _warp_faults(n: Nest, launch: tuple[Stmt, ...]) -> Iterator[tuple[str, Stmt]
         if isinstance(s, Loop) and s.instruction and INTRINSICS[s.instruction].engine:
             alone = next((q for q in p if q.kind in THREADS), None)
             if alone is not None:
-                yield f"{s.instruction} is asked for once by a block, inside {alone.name}", s
+                yield f"{s.instruction} is issued once by a block, inside {alone.name}", s
             continue
         found = warp_match(n, s) if isinstance(s, Loop) else None
         if found is None:

@@ -1,10 +1,11 @@
-"""What goes on beside the threads of a block on sm_90a: boxes of tensors that the copy engine
-brings to shared memory, and products of groups of warps.
+"""What runs asynchronously to the threads of a block on sm_90a: boxes of tensors that the copy
+engine brings to shared memory, and products of groups of warps.
 
-One thread asks for a box. Each group of copies has a memory barrier, of a ring of them: the bytes
-of the group's copies are counted there, and every thread waits for it. Groups are numbered by a
-counter that all threads have, so Commit and Wait need not know of loops. Where the copy engine
-cannot be used (addresses or rows that are no multiples of 16 bytes) the threads copy the box.
+One thread issues the copy of a box. Each group of copies has a memory barrier, of a ring of them:
+the bytes of the group's copies are counted there, and every thread waits for it. Groups are
+numbered by a counter that all threads have, so Commit and Wait need not know of loops. Where the
+copy engine cannot be used (addresses or rows that are no multiples of 16 bytes) the threads copy
+the box.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ class BulkCopies:
         self.launch, self.block, self.plain = launch, block, plain
         self.boxes: list[Box] = []
         self.barriers, self.ring = barriers, ring(launch)
-        self.elects = False  # is it known who asks?
-        # Are there copies that threads ask for themselves?
+        self.elects = False  # is the issuing thread known?
+        # Are there copies that threads issue themselves?
         self.plain_copies = any(
             isinstance(s, Store) and s.asynchronous and not by_engine(p) for s, p in walk(launch)
         )
@@ -120,7 +121,7 @@ class BulkCopies:
         """Memory barriers, and the counters of groups."""
         if not self.ring:
             return
-        for name in ("asked", "arrived"):
+        for name in ("issued", "arrived"):
             self.line(f"%{name} = alloca i32, align 4", entry=True)
             self.line(f"store i32 0, ptr %{name}, align 4", entry=True)
         self._elected(self._made)
@@ -180,7 +181,7 @@ class BulkCopies:
             ("ptr", "%s", f"%map{self.boxes.index(box)}"),
             ("ptr", "%d", into),
             *(("i32", f"%s.{k}", x) for k, x in enumerate(places)),
-            (SHARED, "%arrived", self._of_group(self.put("load i32, ptr %asked, align 4"))),
+            (SHARED, "%arrived", self._of_group(self.put("load i32, ptr %issued, align 4"))),
         ]
         name = f"{i.name}.{'_'.join(map(str, found.constants.values()))}"
         head = ", ".join(f"{t} {x}" for t, x, _ in args)
@@ -194,7 +195,7 @@ class BulkCopies:
         return True
 
     def box_of(self, found: Match) -> Box | None:
-        """What the copy engine is told, where it takes the tensor."""
+        """The instruction of the copy engine, where it takes the tensor."""
         source, to = found.operands
         b = self.c.buffers[source.buffer]
         steps: list[Dim] = [b.dtype.bytes]
@@ -271,18 +272,18 @@ class BulkCopies:
             self.plain.commit()
         if not self.ring:
             return
-        number = self.put("load i32, ptr %asked, align 4")
+        number = self.put("load i32, ptr %issued, align 4")
         arrived = self._of_group(number)
         text = "{ .reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [$0]; }"
         self._elected(lambda: self._asm(text, "l", f"{SHARED} {arrived}"))
-        self.line(f"store i32 {self.put(f'add i32 {number}, 1')}, ptr %asked, align 4")
+        self.line(f"store i32 {self.put(f'add i32 {number}, 1')}, ptr %issued, align 4")
 
     def wait(self, pending: int) -> None:
         if self.plain_copies:
             self.plain.wait(pending)
         if not self.ring:
             return
-        end = self.put("load i32, ptr %asked, align 4")
+        end = self.put("load i32, ptr %issued, align 4")
         end = self.put(f"sub i32 {end}, {pending}")
         n = self.w.fresh("W")
         self.line(f"br label %{n}")
@@ -305,7 +306,7 @@ class BulkCopies:
     # ---- asynchronous instructions
 
     def wait_for_products(self, pending: int) -> None:
-        """Results are there after a wait for all, which LLVM is told by handing them through it."""
+        """Results are there after a wait for all, which LLVM learns by their passing through it."""
         text = f"wgmma.wait_group.sync.aligned {pending};"
         held = [(x, self.block.part(self.c.buffers[x])) for x in self.results if x in self.a.base]
         if pending or not held:

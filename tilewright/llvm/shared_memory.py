@@ -68,8 +68,8 @@ class Shared:
         apart: frozenset[tuple[str, str]] = frozenset(),
         barriers: int = 0,
     ) -> None:
-        """Buffers that are `apart` may have one place. `barriers` are bytes beside all buffers, for
-        memory barriers."""
+        """Buffers that are `apart` may have one place. `barriers` are bytes besides all buffers,
+        for memory barriers."""
         self.symbol, self.grid = symbol, grid
         self.lines: list[str] = []
         self.places: dict[str, str] = {}

@@ -42,7 +42,7 @@ BLOCK = 64  # rows of one instruction, and of a block of an operand that lies ac
 FEWEST = 16  # rows and columns, of which a tile has 64
 GROUP = 128  # threads
 VECTOR = 16  # bytes
-BARRIERS = 1024  # bytes of shared memory beside tiles
+BARRIERS = 1024  # bytes of shared memory besides tiles
 # By the number of groups of a block: its rows and columns, and cycles that a step of the sum takes
 # (measured on an H200, of rows of 128 bytes).
 TILES: dict[int, tuple[tuple[int, int, int], ...]] = {
@@ -53,9 +53,9 @@ SHORT = 128 * 128  # results of a tile whose steps are short
 RESULTS = 5  # of a block, which it begins and ends with in a cycle
 LAUNCH = 5000  # cycles of another launch
 BANDWIDTH = 2400  # bytes of memory in a cycle
-OTHER_REGISTERS = 26  # of a thread, beside its sums
+OTHER_REGISTERS = 26  # of a thread, besides its sums
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # into which a sum is taken apart
-NEIGHBOURS = 8  # tiles of rows beside each other in time, which read the same columns
+NEIGHBOURS = 8  # tiles of rows that run at the same time and read the same columns
 ADDING = 256  # threads of a block that adds up parts
 
 
@@ -113,7 +113,7 @@ def versions(t: Tile, grid: Grid) -> tuple[int, int]:
 
 
 def resident(t: Tile, groups: int, grid: Grid) -> int:
-    """How many blocks a multiprocessor has at a time: what one does beside its sum others hide."""
+    """How many blocks a multiprocessor has at a time: what one does besides its sum others hide."""
     bytes_ = (sum(versions(t, grid)) + 1) * (t.rows + t.columns) * ROW
     registers = t.rows * t.columns + OTHER_REGISTERS * GROUP * groups
     return max(1, min(grid.shared // bytes_, grid.registers // registers))
@@ -177,7 +177,7 @@ class GroupProduct(WarpProduct):
 
     def _pad(self, stage: str, axis: int, size: int, zeros: bool = False) -> None:
         d = self.s.nest.buffer(stage).shape[axis]
-        # Where nothing is read past an end, nothing has to be asked.
+        # Where nothing is read past an end, no condition is needed.
         plain = not zeros and Pad(stage, axis, size)
         if (not isinstance(d, int) or d % size) and not (plain and self.s.attempt(plain)):
             self.s.do(Pad(stage, axis, size, zeros=True))

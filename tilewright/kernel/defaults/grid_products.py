@@ -54,7 +54,7 @@ def schedule_product(s: Scheduler) -> bool:
         try:
             make(s, c, y.name, *found, tile, instruction).schedule()
             return True
-        except Refused:  # the next one starts anew
+        except Refused:  # the next one starts again
             s.nest, s.trace[:] = before
     return False
 

@@ -155,7 +155,7 @@ def _fill_at(s: Scheduler, buffer: str, width: int, at: str) -> None:
 
 
 def _filled_beside(s: Scheduler, stage: str, store: Store) -> str | None:
-    """The second operand, where it is filled right before the product and nobody else reads it: a
+    """The second operand, where it is filled right before the product and nothing else reads it: a
     panel can then be filled when its turn comes, in the first cache."""
     b = store.value.args[1]
     assert isinstance(b, Load)

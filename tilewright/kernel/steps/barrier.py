@@ -38,14 +38,14 @@ from tilewright.kernel.threads import (
 )
 
 ONE = (*THREADS, "lane", "tensor")  # loops that are looked at as one statement
-OLDEST = 8  # more asynchronous instructions than this are not told apart
+OLDEST = 8  # more asynchronous instructions than this are not distinguished
 
 
 @dataclass(frozen=True)
 class Synchronise(Step):
     """Barriers exactly where threads of a block may communicate through shared or global memory:
     one writes a cell that another touches later, also in a later iteration of a loop around both.
-    Barriers that are there already are computed anew, so this is the last step.
+    Barriers that are there already are computed again, so this is the last step.
 
     thread.x i: t[i] = …               thread.x i: t[i] = …
     thread.x j: y[j] = t[31-j]         barrier
@@ -171,8 +171,8 @@ class _Scan:
         return with_bodies(s, made), after
 
     def _waited(self, s: Wait, pending: list[Access]) -> list[Access]:
-        """After a wait for copies those have arrived, of which others have yet to hear; after one
-        for products their reads are over, which others do not know either."""
+        """After a wait for copies those have arrived, which other threads see after a barrier;
+        after one for products their reads are over, which others do not know either."""
         if not s.products:
             return _union(pending, self.copies)
         done = lambda a: a.lasting is not None and a.lasting >= s.pending  # noqa: E731
@@ -192,7 +192,7 @@ class _Scan:
             # Where an iteration has no barrier, those before it are still pending.
             if len(own) < len(after):
                 left += [replace(a.long_before(s), lasting=None) for a in own if a not in pending]
-            # What goes on is that of one iteration, unless nobody ever waits for it.
+            # What goes on is that of one iteration, unless it is never waited for.
             ongoing = [a for a in after if a.lasting is not None and s.name in a.earlier]
             left += [a.long_before(s) if a.lasting == OLDEST else a.before(s) for a in ongoing]
             grown = _union(before, left)
@@ -206,7 +206,7 @@ class _Scan:
 
     def _refuse_unfinished(self, old: list[Access], new: list[Access], uniform: set[Sym]) -> None:
         """What an asynchronous instruction reads does not change before it is waited for, and its
-        results are nobody's until then, but the next one may go on with them."""
+        results may not be used until then, but the next one may go on with them."""
         for a in (a for a in old if a.lasting is not None):
             for b in (b for b in new if b.buffer == a.buffer and (a.writes or b.writes)):
                 verb = "writes" if a.writes else "reads"
@@ -257,7 +257,7 @@ class _Scan:
 
     def _ordered(self, a: Access, b: Access) -> bool:
         """Does an atomic operation order what all threads do to arguments? What was written before
-        one that releases is seen by whoever acquires, and nothing after one that acquires is done
+        one that releases is seen by one that acquires, and nothing after one that acquires is done
         before it."""
         if not (a.order or b.order) or (a.order and b.order):
             return False

@@ -44,7 +44,7 @@ class Module:
         weakref.finalize(self, _unload, device, self.handle)
 
     def function(self, name: str, dynamic: int = 0) -> Function:
-        """A kernel by name, which asks for so many bytes of shared memory at its launch."""
+        """A kernel by name, with so many bytes of dynamic shared memory."""
         handle = ctypes.c_void_p()
         call = self.device.driver.call
         self.device.use()
@@ -122,7 +122,7 @@ class MapOf:
 
 class Launcher:
     """Launches of one kernel with parameters of eight bytes each: addresses and sizes. Where they
-    are stored is settled once; a launch writes them there and calls the driver. Tensor maps come
+    are stored is decided once; a launch writes them there and calls the driver. Tensor maps come
     last; those of tensors seen before are known."""
 
     def __init__(
@@ -190,7 +190,7 @@ class Launcher:
         for axis, n, most in zip("xyz", blocks, MOST_BLOCKS, strict=True):
             if n > most:
                 raise Invalid(
-                    f"{f.name} asks for {n:,} blocks along {axis}, at most {most:,} are possible",
+                    f"{f.name} has {n:,} blocks along {axis}, at most {most:,} are possible",
                     hint="bind the long loop to block.x, or Split it",
                 )
         x, y, z = self.threads
