@@ -28,14 +28,19 @@ class Divisors:
             if isinstance(s, Store) and s.value.dtype.is_int:
                 stores.setdefault(s.buffer, []).append(s)
         self.definitions = {b: x[0] for b, x in stores.items() if len(x) == 1 and _plain(x[0])}
+        # What values share is looked at once.
+        self._values: dict[tuple[Value, int], int] = {}
+        self.lanes: dict[tuple[Value, Sym, int], tuple[int, int] | None] = {}
         self.of: dict[str, int] = dict.fromkeys(stores, MOST)
         for _ in range(_ROUNDS):
             found = {b: self._of_buffer(x) for b, x in stores.items()}
             if found == self.of:
                 break
             self.of = found
+            self._values.clear()
         else:
             self.of = dict.fromkeys(stores, 1)
+            self._values.clear()
 
     def _of_buffer(self, stores: list[Store]) -> int:
         if any(s.combine is not None for s in stores):
@@ -52,6 +57,12 @@ class Divisors:
 
     def value(self, v: Value, depth: int = 0) -> int:
         """A power of two (or 0's divisor) that a value is a multiple of."""
+        found = self._values.get((v, depth))
+        if found is None:
+            found = self._values[v, depth] = self._value(v, depth)
+        return found
+
+    def _value(self, v: Value, depth: int) -> int:
         if isinstance(v, Const):
             return _two(int(v.value)) if v.dtype.is_int else 1
         if isinstance(v, Index):
@@ -122,6 +133,13 @@ def lane_part(v: Value, lane: Sym, known: Divisors, depth: int = 0) -> tuple[int
     The remainder of lane + m by n, both multiples of the number of lanes, is lane + the remainder
     of m: places are taken not to be negative.
     """
+    key = v, lane, depth
+    if key not in known.lanes:
+        known.lanes[key] = _lane_part(v, lane, known, depth)
+    return known.lanes[key]
+
+
+def _lane_part(v: Value, lane: Sym, known: Divisors, depth: int) -> tuple[int, int] | None:
     if lane not in v.symbols():
         return 0, known.value(v)
     if isinstance(v, Index):
