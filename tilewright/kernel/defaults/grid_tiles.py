@@ -429,10 +429,10 @@ def bytes_of(n: Nest, name: str) -> int:
 
 
 def swizzle_operands(s: Scheduler) -> None:
-    """Rows of 16 bits numbers that instructions read are in different banks."""
+    """Rows that instructions read by the addresses of their threads are in different banks."""
     used: set[str] = set()
     for x, _ in walk(s.nest.body):
-        if isinstance(x, Loop) and x.instruction.startswith("nvptx.ldmatrix"):
+        if isinstance(x, Loop) and x.instruction and INTRINSICS[x.instruction].addresses:
             used |= {str(r.source) for r in reads(x)}
     for name in sorted(used):
         b = s.nest.buffer(name)
