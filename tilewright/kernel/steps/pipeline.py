@@ -30,6 +30,9 @@ from tilewright.kernel.versions import loop_of, version_of
 # Every version takes memory, and latency is hidden long before this.
 MAX_AHEAD = 7
 
+# The axis of a loop of one iteration, or none: a stage of an iteration that there may not be.
+_SOME = "some"
+
 
 @dataclass(frozen=True)
 class Pipeline(Step):
@@ -175,7 +178,7 @@ class Pipeline(Step):
         there = D.minimum(1, D.maximum(left, 0))
         if isinstance(there, int):
             return made if there else []
-        return [Loop(D.the_sym(D.var(f"{self.stage}.some", there)), "serial", tuple(made))]
+        return [Loop(D.the_sym(D.var(f"{self.stage}.{_SOME}", there)), "serial", tuple(made))]
 
     def _later(self, s: Stmt) -> Stmt:
         """A wait that lets the latest asynchronous instructions go on."""
@@ -239,4 +242,4 @@ def _before_commit(body: tuple[Stmt, ...], made: list[Stmt]) -> tuple[Stmt, ...]
 
 
 def _some(s: Stmt | None) -> TypeGuard[Loop]:
-    return isinstance(s, Loop) and s.name.endswith(".some")
+    return isinstance(s, Loop) and s.axis.name == _SOME
