@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
+from tilewright.ir import dim as D
+from tilewright.llvm.bulk_copies import Box
+from tilewright.llvm.grid import Launch
 from tilewright.runtime.cuda import driver as driver_module
 from tilewright.runtime.cuda.device import Device, describe
 from tilewright.runtime.cuda.driver import CudaError, Driver
+from tilewright.runtime.cuda.kernels import launcher_of
 from tilewright.runtime.cuda.memory import Memory, TensorMap
 from tilewright.runtime.cuda.module import Launcher, Module
+from tilewright.runtime.cuda.replay import Replay
 from tilewright.runtime.cuda.stream import Event, Graph, Stream
 
 
@@ -143,6 +148,28 @@ def test_launches() -> None:
     assert len(library.launched) == 1
     with pytest.raises(Invalid, match="takes 3 values"):
         launch([1], (1, 1, 1))
+
+
+def test_tensor_maps_of_launches() -> None:
+    """Made once for an address and sizes; a graph has those of the addresses it was given last."""
+    library, d = gpu()
+    box = Box("a", "bf16", 2, (D.sym("n"), 64), (64, 64), 128)
+    function = Module("", d).function("k")
+    launch = launcher_of(
+        function, Launch("k", (1, 1, 1), (128, 1, 1), 0, ("y", "a"), (box,)), ["n"]
+    )
+
+    def made() -> list[int]:
+        calls = (args for name, args in library.calls if name == "cuTensorMapEncodeTiled")
+        return [args[3].value for args in calls]
+
+    for address, n in ((4096, 128), (8192, 128), (4096, 128), (4096, 256)):
+        launch([0, address, n], (1, 1, 1))
+    assert made() == [4096, 8192, 4096]
+    assert launch.tensor_maps([0, 8192, 128])[0].address % 64 == 0 and len(made()) == 3
+    graph = Replay(d, [(launch, (1, 1, 1), [0, 4096, 128])])
+    graph.replace(0, [(1, 16384)])
+    assert made() == [4096, 8192, 4096, 16384]
 
 
 def test_launches_that_fail() -> None:
