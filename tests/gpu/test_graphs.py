@@ -55,6 +55,7 @@ def test_calls_are_one_graph_whose_addresses_are_replaced(gpu: Gpu) -> None:
         close(fast(kept[0]), net(kept[0]))
     shown = str(tw.explain(fast))
     assert "no fallbacks" in shown and "contract" in shown
+    assert ".visible .entry" in tw.explain(fast).assembly(0)
 
 
 def test_views_of_weights_are_not_copied(gpu: Gpu) -> None:

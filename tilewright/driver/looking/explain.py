@@ -29,12 +29,14 @@ from tilewright.graph.cluster import Refusal
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Constant, Graph, Input, Item, Op
 from tilewright.ir.passes import PassRun
+from tilewright.ir.target import Target
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest, start
 from tilewright.kernel.step import apply, parse_trace
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.text import nest_text, parse_group
 from tilewright.llvm.emit import emit
+from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
 from tilewright.runtime.program import Program
 from tilewright.runtime.program_data import KernelInfo
@@ -58,6 +60,7 @@ class ProgramReport:
     dims: tuple[str, ...] = ()
     considered: dict[str, str] = field(default_factory=dict)  # what a kernel was chosen from
     passes: tuple[PassRun, ...] = ()  # what each pass did
+    target: Target | None = None  # the machine that it is for
     once: int = 0  # so many of the kernels, the first ones, run only when weights have changed
 
     @property
@@ -131,13 +134,22 @@ class Explanation:
         return nest_text(self._legal(k))
 
     def llvm(self, k: int) -> str:
-        return emit(self._legal(k), default_target())
+        target = self._target(k)
+        if target.grid is not None:
+            return emit_kernels(self._legal(k), target).text
+        return emit(self._legal(k), target)
 
     def assembly(self, k: int) -> str:
-        return assembly(self.llvm(k), default_target())
+        """The code of kernel k: of a GPU, its PTX."""
+        return assembly(self.llvm(k), self._target(k))
 
     def _legal(self, k: int) -> Nest:
-        return legalise(self._nest(k), default_target())
+        return legalise(self._nest(k), self._target(k))
+
+    def _target(self, k: int) -> Target:
+        found = self._kernel(k)
+        of = (p.target for p in self.programs if found in p.kernels)
+        return next(of, None) or default_target()
 
     def _nest(self, k: int) -> Nest:
         found = self._kernel(k)
@@ -227,6 +239,7 @@ def _reports(programs: Iterable[Any]) -> Iterator[ProgramReport]:
             p.dims,
             {k.symbol: k.considered for q in parts for k in q.kernels},
             p.details.cut.passes,
+            p.data.target,
             len(p.prologue.kernels) if p.prologue is not None else 0,
         )
 
