@@ -154,7 +154,6 @@ HEAD = """nest k where n: 1..
         ),
         ("if t[0] < 1.0:\n    parallel i in n grain 1:\n      s: y[i] = 1.0", "inside a branch"),
         ("if t[0] < 1.0:\n    alloc t\n    s: q[0] = 1.0", "t is allocated while it is live"),
-        ("block.x i in n:\n    if t[0] < 1.0:\n      s: y[i] = 1.0", "an if is inside block.x i"),
     ],
 )
 def test_checks(body: str, says: str) -> None:

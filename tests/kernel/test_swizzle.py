@@ -66,6 +66,9 @@ def test_turns() -> None:
     assert request(4 * threads, 4) == Turns(1, 1)
     assert request(8 * threads, 4) == Turns(2, 1)
     assert request(128 * threads, 4) == Turns(32, 1)
+    # Of eight threads that come at a time, four touch a row each: two times a turn.
+    lanes = np.array([0, 1, 2, 3, 8, 9, 10, 11])
+    assert request(np.tile(16 * np.arange(4), 2), 16, lanes) == Turns(2, 2)
     assert request(0 * threads, 4) == Turns(1, 1)  # one word for all
     assert request(16 * threads, 16) == Turns(4, 4)
     assert request(256 * threads, 16) == Turns(32, 4)

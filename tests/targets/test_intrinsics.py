@@ -290,7 +290,7 @@ def _half_product(rows: int, depth: int, columns: int) -> str:
     return f"""
 group half
   in A: bf16[{rows},{depth}]
-  in P: bf16[{-(-columns // 32)},{depth // 2},32,2]
+  in P: bf16[{-(-columns // 32)},{depth // 2},32,2] laid out by k, j -> j//32, k//2, j%32, k%2
   out y: bf16[{rows},{columns}]
   local t: f32[{rows},{columns}]
   t[t.i0,t.i1] add= {product} for {loops} from 0.0

@@ -58,12 +58,14 @@ class Conflict:
         )
 
 
-def request(first: np.ndarray, size: int) -> Turns:
-    """The turns of a warp whose threads touch so many bytes each, from these on."""
+def request(first: np.ndarray, size: int, lanes: np.ndarray | None = None) -> Turns:
+    """The turns of a warp whose threads touch so many bytes each, from these on. Which threads come
+    at a time is fixed by their `lanes` (by default the first ones), also where some do nothing."""
     together = LANES if size <= WORD else LANES * WORD // size
+    at = (np.arange(len(first)) if lanes is None else lanes) // together
     taken = least = 0
-    for k in range(0, len(first), together):
-        part = first[k : k + together]
+    for k in np.unique(at):
+        part = first[at == k]
         words = np.unique((part[:, None] + np.arange(0, size, min(size, WORD))) // WORD)
         taken += int(np.bincount(words % BANKS).max(initial=0))
         least += -(-len(words) // BANKS)
@@ -85,10 +87,10 @@ def turns(b: Buffer, cells: np.ndarray, who: np.ndarray) -> Turns:
         size = int(count[0]) * b.dtype.bytes
         adjacent = (np.diff(rows, axis=1) == b.dtype.bytes).all() and not (rows[:, 0] % size).any()
         if adjacent and size <= 16:
-            total += request(rows[:, 0], size)
+            total += request(rows[:, 0], size, threads % LANES)
         else:
             for column in rows.T:
-                total += request(column, b.dtype.bytes)
+                total += request(column, b.dtype.bytes, threads % LANES)
     return total
 
 
