@@ -344,7 +344,7 @@ def in_torch(x: torch.Tensor) -> torch.Tensor:
     ("function", "words"),
     [
         (Remembers(), "changes latest of a Remembers"),
-        (Collects(), "changes what a list"),
+        (Collects(), "changes the content of a list"),
         (changes, "leaves its arguments as they are"),
         (in_torch, r"eigh.* runs in torch"),
     ],

@@ -21,6 +21,7 @@ from tilewright.bench.oracle import InDouble
 from tilewright.driver.torch.backend import Session
 from tilewright.driver.torch.options import TorchOptions
 from tilewright.ir.node import Graph
+from tilewright.runtime.cuda.machine import Machine
 
 # Random changes of inputs and of what operators compute by one unit in the last place, for programs
 # that seem wrong: how far eager's results move is what rounding anywhere in them may do.
@@ -82,9 +83,9 @@ class _Timed(Session):
         with compiling():
             return super().unit(kind, gm)
 
-    def compile_graph(self, graph: Graph) -> Any:
+    def compile_graph(self, graph: Graph, machine: Machine | None = None) -> Any:
         with compiling():
-            return super().compile_graph(graph)
+            return super().compile_graph(graph, machine)
 
 
 def timed(gm: torch.fx.GraphModule, inputs: Sequence[Any], options: Any) -> Callable[..., Any]:

@@ -183,6 +183,8 @@ def scanned(m: Maker) -> None:
         return
     name, a = m.new(), m.axis(x)
     n = m.value(x).shape[a]
+    if n > 200:  # torch's own capture of thousands of steps takes minutes
+        return
     text = (
         f"h = torch.zeros_like({x}.select({a}, 0))\nsteps = []\nfor t in range({n}):\n"
         f"    h = h * torch.sigmoid({x}.select({a}, t)) + {x}.select({a}, t)\n    steps.append(h)\n"

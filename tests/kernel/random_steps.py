@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import cache
 
 from tilewright.ir import dim as D
+from tilewright.ir.expr import loads
 from tilewright.ir.expr import walk as values
 from tilewright.ir.types import DTYPES, has_all_of
 from tilewright.ir.value_text import value_text
@@ -19,6 +20,7 @@ from tilewright.kernel.nest import (
     Path,
     Store,
     bodies,
+    find,
     loop_names,
     reads,
     stages_in,
@@ -243,6 +245,23 @@ def _set_scope(n: Nest, rng: random.Random) -> Step | None:
     return SetScope(rng.choice(n.buffers).name, rng.choice(["register", "register", "local"]))
 
 
+Term = tuple[str, str, str, int]
+
+
+def _terms(n: Nest) -> list[Term]:
+    """(stage, loop, buffer, axis) of what sums add up along a loop, one place an iteration."""
+    return [
+        (s.stage, q.name, str(x.source), k)
+        for s, p in walk(n.body)
+        if isinstance(s, Store) and s.combine == "add"
+        for q in p
+        if q.kind == "serial" and not any(q.var in D.symbols(i) for i in s.index)
+        for x in loads(s.value)
+        for k, i in enumerate(x.index)
+        if D.known_eq(i, D.as_int(q.var))
+    ]
+
+
 def _pad(n: Nest, rng: random.Random) -> Step | None:
     b = rng.choice([n.buffer(x) for x in _locals(n)] or list(n.buffers))
     axis, factor = rng.randrange(max(1, len(b.shape))), rng.choice([2, 3, 4, 8])
@@ -250,8 +269,21 @@ def _pad(n: Nest, rng: random.Random) -> Step | None:
 
 
 def _pad_sum(n: Nest, rng: random.Random) -> Step | None:
-    found = [p[-1].name for s, p in walk(n.body) if isinstance(s, Store) and s.combine and p]
-    return PadSum(rng.choice(found), rng.choice([2, 3, 4, 8])) if found else None
+    """Or what it needs first: a copy of an operand that is followed by zeros."""
+    terms, factor = _terms(n), rng.choice([2, 3, 4, 8])
+    if not terms:
+        return None
+    stage, loop, name, axis = rng.choice(terms)
+    if rng.random() < 0.2:
+        return PadSum(loop, factor)
+    end = next(x.extent for x, _ in find(n, loop))
+    for _, _, name, axis in (t for t in terms if t[:2] == (stage, loop)):
+        size = n.buffer(name).shape[axis]
+        if n.buffer(name).scope != "local":
+            return CacheRead(name, stage, _new(n, rng, "c"))
+        if size == end:
+            return Pad(name, axis, 16, True)
+    return PadSum(loop, 16)
 
 
 def _complete(n: Nest, rng: random.Random) -> Step | None:

@@ -16,6 +16,7 @@ import numpy as np
 from tilewright.base.errors import Invalid
 from tilewright.base.interned import Interned
 from tilewright.ir.dim import Dim
+from tilewright.ir.maps import Map
 from tilewright.ir.types import DTYPES, DType, TensorType, TupleType, Type
 
 
@@ -35,6 +36,11 @@ class Op:
     positions: ClassVar[tuple[int, ...]] = ()
     barrier: ClassVar[bool] = False  # its result is always stored: consumers never recompute it
     inline: ClassVar[bool] = False  # kernels read through it; it is never stored
+
+    @property
+    def unpacks(self) -> Map | None:
+        """How its operand lies, of an operator that reads a packed tensor as a plain one."""
+        return None
 
     def infer(self, *types: Any) -> Type:
         raise Invalid(f"operator {self.name} has no type rule")

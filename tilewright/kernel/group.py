@@ -34,7 +34,6 @@ from tilewright.ir.operator import definition, stages
 from tilewright.ir.types import DType, TensorType, TupleType
 from tilewright.kernel.axis import axis_name, axis_named, first_name
 from tilewright.kernel.swizzle import Swizzled
-from tilewright.ops.layout import Unrelayout
 
 
 @dataclass(frozen=True)
@@ -270,7 +269,7 @@ def build_group(
     reductions: dict[Node, str] = {}
     b = GroupBuilder(name)
     names: dict[Node, str] = {}
-    packed = {n.inputs[0]: n.op.map for n in nodes if isinstance(n.op, Unrelayout)}
+    packed = {n.inputs[0]: n.op.unpacks for n in nodes if n.op.unpacks is not None}
     for k, n in enumerate(inputs):
         names[n] = f"a{k}"
         b.buffers[f"a{k}"] = Buffer(f"a{k}", n.dtype, n.shape, "in", layout=packed.get(n))

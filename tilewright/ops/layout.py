@@ -199,6 +199,10 @@ class Unrelayout(Op):
     map: Map
     shape: Shape
 
+    @property
+    def unpacks(self) -> Map:
+        return self.map
+
     def infer(self, x: TensorType) -> TensorType:
         want = self.map.shape(self.shape)
         same = x.rank == len(want) and all(map(may_equal, x.shape, want))

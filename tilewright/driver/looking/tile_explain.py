@@ -242,7 +242,7 @@ def _runs(forms: Forms, x: Store | Atomic, own: list[Loop], product: bool) -> tu
     by = "one element at a time" if lanes is None else f"{lanes} lanes"
     if product:
         assert isinstance(x, Store)
-        return f"{by}, plain loops", _no_instruction(forms, x, own)
+        return f"{by}, plain loops", _no_instruction(forms, x)
     if lanes is not None:
         return by, ""
     if not own:
@@ -264,10 +264,11 @@ def _no_lanes(n: Nest, own: Sequence[Loop]) -> str:
     return "lanes are possible, and its schedule takes none"
 
 
-def _no_instruction(forms: Forms, x: Store, own: Sequence[Loop]) -> str:
+def _no_instruction(forms: Forms, x: Store) -> str:
     """Why a product of tiles is not one of an instruction."""
     operands = [v.dtype for v in loads(x.value)]
-    sums = forms.form.buffer(x.buffer).dtype
+    made = forms.form.buffer(x.buffer)
+    sums = made.dtype
     if len(operands) != 2:
         return "its operands are computed where they are read, not loaded from tiles"
     a, b = operands
@@ -275,12 +276,11 @@ def _no_instruction(forms: Forms, x: Store, own: Sequence[Loop]) -> str:
     shown = f"{a} by {b} into {sums}"
     if not limits:
         return f"this CPU has no instruction that multiplies {shown}"
-    sizes = _sizes(own)
-    if len(sizes) < 3:
-        return f"it has {len(sizes)} axes, and instructions multiply matrices"
-    least = min(low for low, _ in limits)
-    if all(s.isdigit() for s in sizes) and int(sizes[-2]) < least:
-        return f"{sizes[-2]} columns are fewer than the {least} of {limits[0][1]}"
+    if len(made.shape) < 2:
+        return "its result has one axis, and instructions multiply matrices"
+    least, columns = min(low for low, _ in limits), made.shape[-1]
+    if isinstance(columns, int) and columns < least:
+        return f"{columns} columns are fewer than the {least} of {limits[0][1]}"
     names = ", ".join(name for _, name in limits)
     return f"{names} takes {shown}, but not in this form: a tile is too small, or read elsewhere"
 

@@ -208,7 +208,7 @@ def _prefetch(s: Scheduler, product: str, found: _Stages) -> None:
 
 def _is_followed(found: _Stages, copy: str, x: Load) -> bool:
     """Do rows that are copied follow each other so closely that a processor looks ahead itself?"""
-    steps = [D.coefficient(x.index[-1], p.var) for p in found.own(copy)]
+    steps = [D.coefficient(x.index[-1], p.var) for p in found.own(copy)] if x.index else []
     return all(isinstance(c, int) and c * x.dtype.bytes < PAGE for c in steps)
 
 

@@ -149,8 +149,8 @@ group wgmma where {row_sizes}, {sizes}
                 f32,
                 rows=128,
                 columns=256,
-                lanes=8,
-                tile=(least, 8, WIDE),
+                lanes=WIDE if across[1] else 8,
+                tile=(least, WIDE if across[1] else 8, WIDE),
             ),
         )
     )
