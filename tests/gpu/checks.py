@@ -174,7 +174,7 @@ def bad_input() -> Found:
     _says("out of memory", lambda: Memory(d, 1 << 50))
     _says("no GPU 77", lambda: device(77))
     module = Module(SCALE, d)
-    _says("not there", lambda: module.function("other"))
+    _says("does not exist", lambda: module.function("other"))
     launch = Launcher(module.function("scale"), (128, 1, 1), 2)
     _says("blocks along y", lambda: launch([0, 0], (1, 70000, 1)))
     _says("takes 2 values", lambda: launch([0], (1, 1, 1)))
