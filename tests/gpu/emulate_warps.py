@@ -330,5 +330,5 @@ def _copied(to: int, numbers: np.ndarray, first: tuple[int, ...]) -> int:
         assert over == 128 and int(box[-1]) * item == over and to % 1024 == 0
         at ^= (at >> 7 & 7) << 4
     flat = (ctypes.c_ubyte * out.size).from_address(to)
-    np.frombuffer(flat, np.uint8)[at - to] = out.reshape(-1)
+    np.frombuffer(memoryview(flat), np.uint8)[at - to] = out.reshape(-1)
     return out.size

@@ -368,7 +368,7 @@ def test_what_a_product_reads_and_starts_from_is_set_in_its_loops() -> None:
         run(x, {"p": p, "q": q}, {"n": 4})
         found.append(q)
     assert found[0].any()
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("step", ["ComputeAt('b', 'd.i')", "InitAt('c', 'd.i')"])
@@ -412,7 +412,7 @@ nest k
     found = [np.arange(4, dtype=np.float32) for _ in range(2)]
     for x, p in zip((n, changed), found, strict=True):
         run(x, {"p": p}, {})
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], found[1])
     with pytest.raises(Refused, match="what is between them"):
         apply(made(text.format(other="p[0]", second="p[1]")), trace)
 

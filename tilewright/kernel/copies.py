@@ -128,8 +128,8 @@ class Products:
             over = waits[r.threads] & (r.number <= self.begun[r.threads] - pending)
             for which, out in ((over, done), (~over, left)):
                 if which.any():
-                    part = (x[which] for x in (r.cells, r.threads, r.number))
-                    out.append(Read(r.buffer, *part, r.what))
+                    cells, threads, number = r.cells[which], r.threads[which], r.number[which]
+                    out.append(Read(r.buffer, cells, threads, number, r.what))
         self.reads = left
         for held in self.results.values():
             mine = held[who]

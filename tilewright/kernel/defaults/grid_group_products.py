@@ -147,9 +147,10 @@ class GroupProduct(WarpProduct):
         if staged:
             s.do(SetScope(made, "shared"))
         self._bind_blocks(y, outer, block)
-        s.do(Vectorize(self._spread(*[p.name for p in s.path(made)[-2:]], "")))
-        first = [D.the_sym(d).name for d in s.first_store(c).index[-2:]]
-        s.do(Vectorize(self._spread(*first, "")))
+        row, column = s.path(made)[-2:]
+        s.do(Vectorize(self._spread(row.name, column.name, "")))
+        first, second = (D.the_sym(d).name for d in s.first_store(c).index[-2:])
+        s.do(Vectorize(self._spread(first, second, "")))
         if staged:
             self._store(*rest, made)
         for x in (self.a, self.b):

@@ -64,7 +64,7 @@ def schedule_tile_grid(
     programs = programs_of(s.nest)
     assert programs is not None
     _, body = on_blocks(s.nest, programs)
-    widths = dict(zip(THREAD_AXES, threads, strict=True))
+    widths: dict[str, int] = dict(zip(THREAD_AXES, threads, strict=True))
     refused: frozenset[str] = frozenset()
     while True:
         found = Layouts(s.nest, body, widths, target, refused)
