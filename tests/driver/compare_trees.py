@@ -1,9 +1,11 @@
-"""How fast models run in two checkouts of this repository, such as before and after a change.
+"""How fast models and operators run in two checkouts of this repository, such as before and after
+a change.
 
-    python -m tests.driver.compare_trees OLD NEW --models bert gpt2 mlp
+    python -m tests.driver.compare_trees OLD NEW
+    python -m tests.driver.compare_trees OLD NEW --cases bert mlp softmax matmul_bf16
     python -m tests.driver.compare_trees OLD NEW --rounds 31 --threads 4 --json speed.json
 
-OLD and NEW are folders that hold `tilewright/`. For each model there is one process per checkout;
+OLD and NEW are folders that hold `tilewright/`. For each case there is one process per checkout;
 both compile it first and then take turns, so that a machine that slows down slows both. The table
 shows old over new, above 1 where the new checkout is faster, with the interval that holds the ratio
 with 95 %, and the seconds to the first result.
@@ -27,9 +29,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tilewright.bench.catalog import Case, chosen
 from tilewright.bench.measure import MIN_ROUNDS, busy, ratio, ratio_interval, take_turns
 
-MODELS = "resnet50 mobilenetv2 bert gpt2 vit llama llama_decode1 mlp".split()
 # A turn shorter than this would time the clock and the scheduler.
 TURN_SECONDS = 0.1
 
@@ -37,12 +39,14 @@ TURN_SECONDS = 0.1
 WORKER = """
 import json, sys, time, torch
 import tilewright as tw
-from tilewright.bench import models
+from tilewright.bench import models, operators
+from tilewright.bench.example import prepared
 from tilewright.runtime import pool
-name, threads, tiny = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
+name, dtype, threads, tiny = *sys.argv[1:3], int(sys.argv[3]), sys.argv[4] == "True"
 torch.set_num_threads(threads)
 pool.set_threads(threads)
-example = models.build(name, tiny)
+build = (models.BUILDERS | operators.BUILDERS)[name]
+example = prepared(build, tiny, getattr(torch, dtype))
 with torch.no_grad():
     began = time.perf_counter()
     f = tw.compile(example.module, *example.inputs)
@@ -58,15 +62,16 @@ with torch.no_grad():
 
 
 class Worker:
-    """A model in the process of one checkout."""
+    """A case in the process of one checkout."""
 
-    def __init__(self, tree: Path, cache: Path, name: str, threads: int, tiny: bool) -> None:
+    def __init__(self, tree: Path, cache: Path, case: Case, threads: int, tiny: bool) -> None:
         paths = {"PYTHONPATH": str(tree), "TILEWRIGHT_CACHE_DIR": str(cache)}
-        self.tree, self.name = tree, name
+        self.tree, self.name = tree, case.name
         self.log = cache / "errors.txt"
+        what = case.builder or case.name, case.dtype or "float32"
         with self.log.open("w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", WORKER, name, str(threads), str(tiny)],
+                [sys.executable, "-c", WORKER, *what, str(threads), str(tiny)],
                 cwd=cache,
                 env=os.environ | paths,
                 stdin=subprocess.PIPE,
@@ -117,7 +122,7 @@ class Speed:
 
 
 def compared(
-    name: str,
+    case: Case,
     trees: Sequence[Path],
     rounds: int,
     threads: int,
@@ -127,8 +132,8 @@ def compared(
     with (
         tempfile.TemporaryDirectory() as a,
         tempfile.TemporaryDirectory() as b,
-        Worker(trees[0], Path(a), name, threads, tiny) as old,
-        Worker(trees[1], Path(b), name, threads, tiny) as new,
+        Worker(trees[0], Path(a), case, threads, tiny) as old,
+        Worker(trees[1], Path(b), case, threads, tiny) as new,
     ):
         once = min(w.seconds(3) for w in (old, new))
         count = max(1, int(TURN_SECONDS / max(once, 1e-7)))
@@ -137,13 +142,13 @@ def compared(
         first = old.first, new.first
     before, after = times["old"], times["new"]
     interval = ratio_interval(before, after)
-    return Speed(name, median(before), median(after), ratio(before, after), *interval, *first)
+    return Speed(case.name, median(before), median(after), ratio(before, after), *interval, *first)
 
 
 def table(found: Sequence[Speed]) -> Table:
     out = Table(title="old / new: above 1 the new one is faster", title_justify="left")
-    for column in ("model", "old, ms", "new, ms", "old/new", "95 % within", "first result, s"):
-        out.add_column(column, justify="left" if column == "model" else "right")
+    for column in ("case", "old, ms", "new, ms", "old/new", "95 % within", "first result, s"):
+        out.add_column(column, justify="left" if column == "case" else "right")
     for s in found:
         times = f"{s.old * 1e3:.3f}", f"{s.new * 1e3:.3f}"
         within = f"{s.low:.3f}–{s.high:.3f}"
@@ -156,12 +161,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("trees", nargs=2, type=Path, metavar="TREE", help="the old and the new one")
     parser.add_argument(
-        "--models", nargs="+", default=MODELS, help="as tilewright.bench names them"
+        "--cases", nargs="+", default=["models", "ops"], help="as tilewright.bench names them"
     )
     parser.add_argument("--rounds", type=int, default=15, help=f"at least {MIN_ROUNDS}")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
-        "--tiny", action="store_true", help="small models: tries the command itself"
+        "--tiny", action="store_true", help="small sizes: tries the command itself"
     )
     parser.add_argument("--json", type=Path, help="write every number to this file")
     options = parser.parse_args()
@@ -170,17 +175,18 @@ def main() -> None:
         if not (tree / "tilewright" / "__init__.py").is_file():
             parser.error(f"{tree} holds no tilewright/: name the folder of a checkout")
     rounds = max(options.rounds, MIN_ROUNDS)
+    cases = chosen(options.cases)
     console = Console()
     if (why := busy()) is not None:
         console.print(why)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     found: list[Speed] = []
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("", total=len(options.models) * rounds)
-        for k, name in enumerate(options.models):
-            bar.update(task, description=name, completed=k * rounds)
+        task = bar.add_task("", total=len(cases) * rounds)
+        for k, case in enumerate(cases):
+            bar.update(task, description=case.name, completed=k * rounds)
             tick = lambda: bar.advance(task)  # noqa: E731
-            found.append(compared(name, trees, rounds, options.threads, options.tiny, tick))
+            found.append(compared(case, trees, rounds, options.threads, options.tiny, tick))
     console.print(table(found))
     if options.json:
         options.json.write_text(json.dumps([asdict(s) for s in found], indent=1))
