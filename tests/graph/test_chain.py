@@ -92,6 +92,17 @@ def test_few_rows_are_no_block() -> None:
     assert "chain" not in kinds(f) and "2 rows are too few" in refusals(f)
 
 
+def test_matrices_that_all_rows_share_are_read_once() -> None:
+    """The head of a language model is no chain with the norm before it: a block of 64 rows would be
+    one thread's, and several blocks would read the matrix again."""
+    for width, chained in ((64, True), (32000, False)):
+        hidden = build.matmul(arg("x", 64, 512), arg("down", 512, 128))
+        normed = build.mul(hidden, build.rsqrt(build.mean(build.mul(hidden, hidden), (1,), True)))
+        f = fused(build.matmul(normed, arg("head", 128, width)))
+        assert ("chain" in kinds(f)) == chained, kinds(f)
+        assert chained == ("would read the same" not in refusals(f))
+
+
 def test_rows_that_are_too_long() -> None:
     q = arg("q", 2, 4, 64, 16)
     k, v = (arg(label, 2, 4, 20000, 16) for label in "kv")

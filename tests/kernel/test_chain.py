@@ -25,7 +25,7 @@ from tilewright.ir.types import TensorType, f32
 from tilewright.kernel.defaults.chains import block_rows, find_chain
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.legal import legalise
-from tilewright.kernel.nest import start
+from tilewright.kernel.nest import Loop, start, walk
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import print_trace
 from tilewright.kernel.text import group_text, parse_group
@@ -205,6 +205,15 @@ group one
 )
 def test_rows_of_a_block(rows: int, most: int, block: int) -> None:
     assert block_rows(rows, 6, most) == block
+
+
+@pytest.mark.parametrize(("cores", "heads"), [(1, 1), (2, 1), (4, 1), (4, 2), (4, 8)])
+def test_every_thread_has_a_block(cores: int, heads: int) -> None:
+    target = replace(get("x86-64-v3"), cores=cores)
+    group = attention(64, 32, 16, False, target, heads=(1, heads))
+    _, nest = default_schedule(group, target)
+    (shared,) = (x for x, _ in walk(nest.body) if isinstance(x, Loop) and x.kind == "parallel")
+    assert isinstance(shared.extent, int) and shared.extent >= min(cores, 64 * heads // 8)
 
 
 def test_what_the_stages_are_is_printed_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
-from tilewright.graph.classify import OTHER, UNIT, Facts, contraction, guess, same_prefix
+from tilewright.graph.classify import OTHER, UNIT, Facts, contraction, guess, nbytes, same_prefix
 from tilewright.graph.cluster import Why
 from tilewright.graph.regions import Read, Region, Regions
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node
+from tilewright.ir.target import Target
 
 # Scores of this many rows are a thread's scratch; see kernel/defaults/chains.py.
 TILE_ROWS = 12
@@ -43,7 +44,7 @@ class Chains:
     readers: Mapping[Node, list[tuple[Node, Read]]]
     results: Set[Node]
     too_large: Callable[[Region, Region], Why | None]
-    scratch: int  # bytes of rows that a thread stores between two contractions (Target.scratch)
+    target: Target
 
     def link(self) -> dict[tuple[Node, Node], Why]:
         """Makes regions of chains; the reasons why rows were not made where they are read."""
@@ -84,13 +85,14 @@ class Chains:
         plain = made.rank == anchor.rank == 2 and read.axes == (0, 2) and made.ttype.is_static
         if not plain or D.known_lt(made.ttype.size * made.dtype.bytes, BETWEEN_BYTES):
             return
-        fits = TILE_ROWS * guess(made.shape[-1]) * made.dtype.accumulator.bytes <= self.scratch
+        rows = TILE_ROWS * guess(made.shape[-1]) * made.dtype.accumulator.bytes
         why = (
             self._alone(first, second)
             or self._packed(first.anchor)
             or self._packed(anchor)
             or self._mergeable(first, second)
         )
+        fits = rows <= self.target.scratch
         if fits and why is None and _same(first.domain, made.shape):
             second.kind, second.roles = "chain", _roles(first.anchor, anchor)
             self.regions.merge(first, second)
@@ -155,6 +157,7 @@ class Chains:
             or (last and self._alone(second, last))
             or self._shapes(rows, second, weights)
             or self._sizes(rows, weights)
+            or self._read_again(first.anchor, second.anchor, weights)
             or self._packed(first.anchor)
             or self._packed(second.anchor)
             or self._mergeable(*(x for x in (first, rows, second, last) if x is not None))
@@ -193,13 +196,25 @@ class Chains:
         many, (keys,) = rows.outer[-1], rows.inner
         if not isinstance(keys, int):
             return "not fusible", f"rows of {keys}: how long they are is not known"
-        if TILE_ROWS * keys * weights.dtype.accumulator.bytes > self.scratch:
+        if TILE_ROWS * keys * weights.dtype.accumulator.bytes > self.target.scratch:
             return "too large", f"{TILE_ROWS} rows of {keys} do not fit the cache"
         if isinstance(many, int) and many < FEW_ROWS:
             return "not fusible", f"{many} rows are too few to keep a block of them"
         if prod(map(guess, rows.outer[:-1])) * max(1, guess(many) // (2 * FEW_ROWS)) < FEW_PIECES:
             return "not fusible", "there are too few rows for several threads"
         return None
+
+    def _read_again(self, first: Node, second: Node, weights: Node) -> Why | None:
+        """Matrices that all rows share are read again for every block of rows. Are they small
+        enough for a cache, or what lies between them so large that the chain pays all the same?"""
+        again = 0
+        for anchor in (first, second):
+            c = contraction(anchor)
+            if c is not None and all(anchor.shape[k] == 1 for k in c.batch):
+                again += guess(nbytes(anchor.inputs[c.right].ttype))
+        if again <= self.target.l2 or guess(nbytes(weights.ttype)) >= BETWEEN_BYTES:
+            return None
+        return "too large", f"every block of rows would read the same {again} bytes"
 
     @staticmethod
     def _packed(anchor: Node) -> Why | None:

@@ -112,7 +112,7 @@ class _Fuser:
         Totals(self.regions, self.facts, self.readers, self.too_large).join()
         self.absorb()
         found = (self.regions, self.facts, self.readers, self.results)
-        chains = Chains(*found, self.too_large, self.target.scratch)
+        chains = Chains(*found, self.too_large, self.target)
         self.unchained = chains.link()
 
     # ---- forward: every node joins a producer's region or starts one

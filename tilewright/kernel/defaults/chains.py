@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Sym
@@ -120,7 +121,8 @@ def schedule_chain(s: Scheduler, chain: _Chain) -> bool:
     rows, keys = D.bounds(many)[1], D.bounds(keys)[1]
     size = keys * s.nest.buffer(host).dtype.bytes
     # At least one tile: fusion has made sure that its rows are not too long.
-    most = max(first.rows, min(s.target.l2 // SHARE, s.target.stack) // max(1, size))
+    most = min(s.target.l2 // SHARE, s.target.stack) // max(1, size)
+    most = max(first.rows, min(most, _rows_of_a_thread(s, second, rows)))
     if second.row >= len(second.names) - 1:
         return False
     block = whole_tiles(first.rows, most)
@@ -136,6 +138,13 @@ def schedule_chain(s: Scheduler, chain: _Chain) -> bool:
     else:
         _schedule_parts(s, first, second, between, block, outs[0].name)
     return True
+
+
+def _rows_of_a_thread(s: Scheduler, t: Tile, rows: int) -> int:
+    """Of each matrix, such that every thread has some."""
+    around = (x for k, x in enumerate(t.names) if k not in (t.row, t.col))
+    matrices = prod(D.bounds(s.loops(x)[0].extent)[1] for x in around)
+    return rows // -(-s.target.cores // max(1, matrices))
 
 
 def block_rows(rows: int, tile: int, most: int) -> int:
