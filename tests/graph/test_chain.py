@@ -14,6 +14,7 @@ from tilewright.ir import dim as D
 from tilewright.ir import passes
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node, item
+from tilewright.ir.types import f32, i64
 
 BLOCKS = KeyBlocks(block=96, hidden=96, unknown=96)
 
@@ -108,6 +109,25 @@ def test_rows_that_are_too_long() -> None:
     k, v = (arg(label, 2, 4, 20000, 16) for label in "kv")
     f = fused(build.attention(q, k, v), blocks=None)
     assert "chain" not in kinds(f) and "12 rows of 20000 do not fit the cache" in refusals(f)
+
+
+def test_a_mask_of_positions_and_data_is_computed_by_its_readers() -> None:
+    """Several texts in one row, as language models mask them: what is stored is the part that
+    depends on data, so that schedules see what positions hide."""
+    n = 64
+    q, k, v = heads(1, 4, n, 16)
+    place, text = build.iota(n, dtype=i64), arg("text", n, dtype=i64)
+    column = build.reshape(text, (n, 1))
+    seen = build.le(place, build.reshape(place, (n, 1)))
+    seen = build.bitwise_and(seen, build.eq(column, text))
+    mask = build.reshape(build.where(seen, build.full((), 0.0, f32), float("-inf")), (1, 1, n, n))
+    f = fused(build.attention(build.attention(q, k, v, mask), k, v, mask))
+    chains = [c for c in f.clusters if c.kind == "chain"]
+    assert len(chains) == 2
+    for c in chains:
+        assert any(n.op.name == "iota" for n in c.nodes)
+        assert [x.shape for x in c.inputs if x.dtype.is_bool] == [(n, n)]
+        assert not any(x.shape[-2:] == (n, n) for x in c.inputs if not x.dtype.is_bool)
 
 
 def test_a_length_that_is_not_known() -> None:

@@ -14,6 +14,8 @@ from tilewright.graph.regions import Read, is_scalar_constant, misaligned, trace
 from tilewright.ir import dim as D
 from tilewright.ir.node import Graph, Item, Node
 
+_CONJUNCTIONS = ("bitwise_and", "logical_and")
+
 
 class Inlining:
     """Which values of a graph are inlined and which are stored. `inlining_of` makes it."""
@@ -27,12 +29,13 @@ class Inlining:
         self.apart: dict[Node, Why] = {}  # stored although their consumers might compute them
         self.results: set[Node] = set()  # stored because the caller reads them
         self.positions: dict[Node, int] = {}  # what reads no memory at all, and what it costs
+        self.masks: set[Node] = set()  # conditions of which positions are a part
 
     def run(self) -> None:
         for n, f in self.facts.items():
             if n.op.barrier:
                 self.apart[n] = ("not fusible", "its result is stored on purpose")
-            elif f.kind == "view" or self.is_position(n, f):
+            elif f.kind == "view" or self.is_position(n, f) or self.is_mask(n, f):
                 self.inlined.add(n)
         for o in self.graph.outputs:
             self.results.add(self.store(o))
@@ -97,6 +100,22 @@ class Inlining:
             return False
         self.positions[n] = cost
         return True
+
+    def is_mask(self, n: Node, f: Facts) -> bool:
+        """A condition of which a position is one part and stored data the other, such as a causal
+        mask for several texts in one row, or constants that it chooses between. As with positions
+        alone, schedules can then leave out what is hidden; the data have no more bytes."""
+        if f.kind != "map" or n in self.stored or not all(map(self.computes, self.users[n])):
+            return False
+        data = [x for x in n.inputs if not self.without_memory(x)]
+        if len(data) != 1:
+            return False
+        both = n.op.name in _CONJUNCTIONS and n.dtype.is_bool
+        known = both and any(self.unviewed(x) in self.positions for x in n.inputs)
+        chosen = n.op.name == "where" and data[0] is n.inputs[0]
+        if known or ((both or chosen) and self.unviewed(data[0]) in self.masks):
+            self.masks.add(n)
+        return n in self.masks
 
     def without_memory(self, x: Node) -> bool:
         return is_scalar_constant(x) or self.unviewed(x) in self.positions
