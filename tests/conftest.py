@@ -15,7 +15,7 @@ os.environ["TILEWRIGHT_CACHE_DIR"] = _cache.name
 # More processes than this would spend their time on importing torch.
 MOST_WORKERS = 8
 # Tests of a minute and more start first, so that no worker is left alone with one at the end.
-LONG = ("tests/test_quality.py::test_pyright",)
+LONG: tuple[str, ...] = ()
 
 
 @pytest.hookimpl(tryfirst=True)

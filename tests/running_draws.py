@@ -295,13 +295,15 @@ class Campaign:
         while time.monotonic() - began < self._slice and (seed := self._seed(name)) is not None:
             history.append(seed)
             started = time.monotonic()
+            answer: dict[str, Any]
             try:
                 answer = process.ask(seed, most)
                 failure = Failure(*answer["failure"]) if answer["failure"] else None
             except Gone as gone:
                 if self._stopped.is_set():
                     return
-                answer, failure = {"compile": 0.0, "bytes": None}, gone.failure
+                answer = {"compile": 0.0, "bytes": None}
+                failure = gone.failure
             self._note(name, seed, answer["compile"], failure, time.monotonic() - started)
             if failure is not None and not failure.skipped and failure.what != "slow":
                 self._keep(name, seed, failure, history)
@@ -339,6 +341,7 @@ class Campaign:
         arguments = [name, module, "--minimal", str(seed), "--seconds", str(SHRINK)]
         arguments += ["--most-mb", str(self.limits.memory), "--ordinal", str(ordinal)]
         with self._process(arguments, 2 * self.limits.memory) as process:
+            answer: dict[str, Any]
             try:
                 answer = process.ask(None, START + 3 * SHRINK)
             except Gone as gone:

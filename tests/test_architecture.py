@@ -4,7 +4,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,13 +39,18 @@ def python_files(*folders: str) -> list[Path]:
     return sorted(p for folder in folders for p in (ROOT / folder).rglob("*.py"))
 
 
-def imported_modules(path: Path) -> Iterator[tuple[int, str, bool]]:
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+@cache
+def imported_modules(path: Path) -> tuple[tuple[int, str, bool], ...]:
     """(line, absolute module name, inside a function?) of every import in a file, however deep.
 
     `from a import b` yields `a.b`, so that importing a folder by name counts as importing from it.
     A literal handed to `import_module` or `__import__` is an import as well.
     """
-    tree = ast.parse(path.read_text(), str(path))
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
 
     def walk(node: ast.AST, local: bool) -> Iterator[tuple[int, str, bool]]:
@@ -68,7 +74,7 @@ def imported_modules(path: Path) -> Iterator[tuple[int, str, bool]]:
         for child in ast.iter_child_nodes(node):
             yield from walk(child, inside)
 
-    yield from walk(tree, False)
+    return tuple(walk(parsed(path), False))
 
 
 def folder_of(path: Path) -> str | None:
@@ -126,7 +132,8 @@ def test_the_check_itself(folder: str, module: str, refused: bool) -> None:
     assert (violation(folder, module) is not None) == refused
 
 
-def modules() -> dict[str, Path]:
+@cache
+def modules() -> Mapping[str, Path]:
     found = {}
     for path in python_files("tilewright"):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -134,14 +141,15 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def needed(path: Path, known: Mapping[str, Path]) -> set[str]:
+@cache
+def needed(path: Path) -> frozenset[str]:
     """The modules a file needs sooner or later: imported, or named by a string and loaded late.
 
     What only type checkers import is not needed.
     """
-    tree = ast.parse(path.read_text(), str(path))
+    known = modules()
     found: set[str] = set()
-    todo: list[ast.AST] = [tree]
+    todo: list[ast.AST] = [parsed(path)]
     while todo:
         node = todo.pop()
         match node:
@@ -157,10 +165,10 @@ def needed(path: Path, known: Mapping[str, Path]) -> set[str]:
             case ast.Constant(value=str(text)):
                 found.add(text)
         todo += ast.iter_child_nodes(node)
-    return found & known.keys()
+    return frozenset(found & known.keys())
 
 
-def cycles(edges: Mapping[str, set[str]]) -> list[list[str]]:
+def cycles(edges: Mapping[str, Set[str]]) -> list[list[str]]:
     """Modules that need each other: what is left when all that need nothing left are taken away,
     from both ends."""
     left = {m: set(needs) for m, needs in edges.items()}
@@ -175,9 +183,7 @@ def cycles(edges: Mapping[str, set[str]]) -> list[list[str]]:
 def test_modules_do_not_need_each_other() -> None:
     known = modules()
     # The package's own face names everything.
-    edges = {
-        m: needed(path, known) - {m, "tilewright"} for m, path in known.items() if m != "tilewright"
-    }
+    edges = {m: needed(path) - {m, "tilewright"} for m, path in known.items() if m != "tilewright"}
     found = cycles(edges)
     assert not found, "modules that need each other, late imports counted:\n" + "\n".join(
         f"{m} needs {', '.join(needs)}" for m, *needs in found
@@ -189,7 +195,7 @@ def test_the_check_of_cycles_itself(tmp_path: Path) -> None:
     assert cycles({"a": {"b"}, "b": {"a"}, "c": {"a"}}) == [["a", "b"], ["b", "a"]]
     file = tmp_path / "late.py"
     file.write_text('LATE = "tilewright.driver.cli"\nimport tilewright.base.knobs\n')
-    assert needed(file, modules()) == {"tilewright.driver.cli", "tilewright.base.knobs"}
+    assert needed(file) == {"tilewright.driver.cli", "tilewright.base.knobs"}
 
 
 # The folders inside driver/, in the order in which they may import each other; files that lie in
@@ -205,7 +211,7 @@ def test_imports_inside_driver_point_one_way() -> None:
         if parts[:2] != ["tilewright", "driver"] or len(parts) < 3:
             continue
         assert parts[2] in DRIVER, f"{module} has no place in the order of driver/"
-        for other in sorted(needed(path, known)):
+        for other in sorted(needed(path)):
             there = other.split(".")
             if there[:2] == ["tilewright", "driver"] and len(there) > 2:
                 if DRIVER.index(there[2]) > DRIVER.index(parts[2]):

@@ -179,6 +179,25 @@ class Inside:
         self.close()
 
 
+class OneApart(Inside):
+    """A worker in this very process, but for the peer that dies."""
+
+    def __init__(self, common: dict[str, Any], *more: Any) -> None:
+        super().__init__(common)
+        self.more = more
+        self.apart: Process | None = None
+
+    def ask(self, do: str, **more: object) -> dict[str, Any]:
+        if str(more.get("contender")).endswith(":dying"):
+            self.apart = Process(self.common, *self.more)
+        return super().ask(do, **more) if self.apart is None else self.apart.ask(do, **more)
+
+    def close(self) -> None:
+        if self.apart is not None:
+            self.apart.close()
+        super().close()
+
+
 def test_everything_that_fails_is_a_row(
     tmp_path: Path, peers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,8 +252,22 @@ def test_first_calls_of_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "has no unknown" in (run.measure(case, plan, tmp_path, steps.append).failed or "")
 
 
-def test_from_end_to_end(tmp_path: Path, peers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "worker",
+    [
+        pytest.param(OneApart, id="one process"),
+        pytest.param(Process, id="five processes", marks=pytest.mark.slow),
+    ],
+)
+def test_from_end_to_end(
+    worker: type,
+    tmp_path: Path,
+    peers: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Processes, one of which dies; files; the exit status."""
+    monkeypatch.setattr(run, "Process", worker)
     numbers, text = tmp_path / "numbers.json", tmp_path / "tables.md"
     dying = f"{peers}:dying"
     status = main(

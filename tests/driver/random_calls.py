@@ -167,12 +167,13 @@ class _Maker:
             if len(lines) == 1:
                 lines.append(f"y = tensor({r.randrange(99)}, {tuple(shape)}, torch.{dtype})")
             lines.append(f"w = tensor({r.randrange(99)}, {tuple(shape)}, torch.{whole})")
+            leaves: list[str] = []
             if grad:
                 leaves = ["x"] if shares != "no" else r.choice((["x"], ["x", "y"]))
                 # An input that is changed in place must not be a leaf.
                 lines = [lines[0], *(_leaf(v) for v in leaves if v == "x"), *lines[1:]]
                 lines += [_leaf(v) for v in leaves if v == "y"]
-            lines.append(f"leaves = [{', '.join(f'{v}_leaf' for v in (leaves if grad else []))}]")
+            lines.append(f"leaves = [{', '.join(f'{v}_leaf' for v in leaves)}]")
             for n in numbers:
                 if n not in values or not fixed[n]:
                     values[n] = _number(r, n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -110,8 +111,15 @@ def test_graphs(capsys: pytest.CaptureFixture[str], graph: Path) -> None:
         assert "main" in out
 
 
-def test_demo(capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_without_a_compiler(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No C compiler is needed: there is no program at all on the PATH."""
     pytest.importorskip("transformers")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for variable in ("CC", "CXX"):
+        monkeypatch.delenv(variable, raising=False)
+    assert not any(shutil.which(name) for name in ("gcc", "cc", "clang", "ld"))
     status, out, err = call(capsys, "demo", "tiny", "--rounds", 1)
     assert status == 0, err
     assert "compiling" in out, "it says what it is doing"

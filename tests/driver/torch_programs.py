@@ -151,9 +151,10 @@ def _generator(*key: Any) -> torch.Generator:
 
 def smaller(p: Program) -> Iterator[Program]:
     """Simpler programs, those that leave out most first. Not all of them run."""
-    for change in ({"dynamic": False}, {"grad": False}):
-        if getattr(p, next(iter(change))):
-            yield replace(p, **change)
+    if p.dynamic:
+        yield replace(p, dynamic=False)
+    if p.grad:
+        yield replace(p, grad=False)
     if len(p.calls) > 1:
         yield from (replace(p, calls=(c,)) for c in p.calls)
         yield from (replace(p, calls=p.calls[:k] + p.calls[k + 1 :]) for k in range(len(p.calls)))
@@ -226,13 +227,15 @@ def _cut(p: Program) -> Iterator[Program]:
 
 def _plainer(p: Program) -> Iterator[Program]:
     for name, spec in p.inputs.items():
-        for change in (
-            {"layout": ""} if spec.layout else None,
-            {"grad": False} if spec.grad else None,
-            {"dtype": "float32"} if "float" in spec.dtype and spec.dtype != "float32" else None,
-        ):
-            if change is not None:
-                yield replace(p, inputs={**p.inputs, name: replace(spec, **change)})
+        plainer: list[Input] = []
+        if spec.layout:
+            plainer.append(replace(spec, layout=""))
+        if spec.grad:
+            plainer.append(replace(spec, grad=False))
+        if "float" in spec.dtype and spec.dtype != "float32":
+            plainer.append(replace(spec, dtype="float32"))
+        for other in plainer:
+            yield replace(p, inputs={**p.inputs, name: other})
     for k, line in enumerate(p.lines):
         parts = line.text.splitlines()
         for n in range(1, len(parts)):

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 import traceback
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ def main() -> None:
         print(json.dumps({"begin": c.name, "seconds": c.seconds}), flush=True)
         began = time.time()
         try:
-            found = {"name": c.name, "ok": True, **c.run()}
+            found: dict[str, Any] = {"name": c.name, "ok": True, **c.run()}
         except BaseException as e:
             trace = "".join(traceback.format_exception(e))
             said = f"{type(e).__name__}: {e}"

@@ -86,7 +86,8 @@ def test_a_tiled_matmul_in_shared_memory(sizes: tuple[int, int, int]) -> None:
     nest = matmul(TILED + "Synchronise()\n")
     verify(nest)
     assert barriers(nest) == 2
-    args, dims = operands(*sizes), dict(zip("MKN", sizes))
+    args = operands(*sizes)
+    dims: dict[str, int] = dict(zip("MKN", sizes))
     want = np.maximum(args["a"] @ args["b"], 0)
     for seed in range(3):
         np.testing.assert_allclose(run(nest, args, dims, seed)["y"], want, rtol=1e-4, atol=1e-5)

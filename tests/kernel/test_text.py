@@ -25,10 +25,10 @@ def test_groups_and_every_nest_on_the_way(name: str) -> None:
     verify(g)
     assert group_text(g) == text
     trace, final = default_schedule(g, default())
-    for k in range(len(trace) + 1):
-        n = apply(start(g), trace[:k])
+    nests = [apply(start(g), trace[:k]) for k in range(len(trace) + 1)]
+    for n in nests:
         assert parse_nest(nest_text(n)) == n
-    assert n == final
+    assert nests[-1] == final
     assert parse_trace(print_trace(trace)) == trace
     assert eval(repr(trace), {type(s).__name__: type(s) for s in trace}) == trace
 

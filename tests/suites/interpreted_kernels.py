@@ -5,7 +5,6 @@ python -m tilewright.triton --device cpu interpreted_kernels.py
 """
 
 # Which triton this is, a checker cannot know: kernels are plain functions to it.
-# pyright: reportIndexIssue=false, reportMissingImports=false
 
 import json
 import sys

@@ -5,7 +5,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,36 +16,8 @@ from torch.utils import _pytree as pytree
 
 from tests.suites.adapter import compiled, unsupported_operators, watched
 from tests.suites.draws import is_random, random_disagreements
+from tests.suites.opinfo_runs import Outcome, Settings
 from tilewright.bench.oracle import disagreements, in_double, shape_disagreement
-
-
-@dataclass
-class Outcome:
-    """How an entry went. `status` is one of STATUSES; only `right` counts."""
-
-    name: str
-    status: str
-    detail: str = ""
-    kernels: int = 0
-    samples: int = 0
-    fallbacks: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-STATUSES = {
-    "right": "right",
-    "wrong": "wrong numbers",
-    "unsupported": "an operator without a definition (strict)",
-    "no kernel": "right, but no native kernel ran",
-    "capture": "torch cannot capture the entry as one graph",
-    "error": "the compiler raised",
-    "crash": "the process died",
-    "timeout": "took too long",
-    "eager": "eager itself refuses the sample",
-}
 
 # Memory nobody wrote: only its shape and dtype can be compared.
 UNINITIALISED = ("empty", "new_empty", "resize_")
@@ -69,8 +40,31 @@ def entries(dtype: torch.dtype) -> list[Any]:
     # It takes seconds to import, which collecting tests and processes that only die need not pay.
     from torch.testing._internal import common_methods_invocations as invocations
 
-    setattr(invocations, "wrapper_set_seed", call_plainly)  # noqa: B010 (an import there, private to pyright)
+    setattr(invocations, "wrapper_set_seed", call_plainly)  # noqa: B010 (an import there, private to type checkers)
     return [op for op in invocations.op_db if dtype in op.supported_dtypes("cpu")]
+
+
+def checker(settings: Settings) -> Callable[[str], Outcome]:
+    """Checks entries by name, one after the other, in this process."""
+    dtype = getattr(torch, settings.dtype)
+    known = {entry_name(op): op for op in entries(dtype)}
+    flags = torch._dynamo.config.patch(
+        capture_scalar_outputs=settings.strict,
+        capture_dynamic_output_shape_ops=settings.strict,
+    )
+
+    def check(name: str) -> Outcome:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with flags:
+                return check_entry(
+                    known[name], dtype, settings.samples, settings.backend, settings.strict
+                )
+        finally:
+            torch.set_num_threads(threads)
+
+    return check
 
 
 def check_entry(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_what_would_end_the_process_is_refused(name: str, text: str, message: st
         assembly(text, gpu(name))
 
 
-def changed(name: str, **grid: object) -> Target:
+def changed(name: str, **grid: Any) -> Target:
     target = gpu(name)
     assert target.grid is not None
     return dataclasses.replace(target, grid=dataclasses.replace(target.grid, **grid))

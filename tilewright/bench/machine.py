@@ -11,6 +11,7 @@ import ctypes
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -44,9 +45,8 @@ class Peak:
         for numbers in self.numbers:
             for k in range(2 * self.lanes):
                 numbers[k] = 0.5
-        calls = [
-            lambda own=numbers: self.function(ctypes.addressof(own), ROUNDS)
-            for numbers in self.numbers
+        calls: list[Callable[[], None]] = [
+            partial(self.function, ctypes.addressof(own), ROUNDS) for own in self.numbers
         ]
         return 2.0 * ROUNDS * CHAINS * self.lanes * self.threads / _together(calls)
 

@@ -85,6 +85,7 @@ def _roofline(axes: Any, results: Sequence[Result]) -> None:
         xs = [left, ridge, right]
         axes.plot(xs, [left * bandwidth / 1e9, peak / 1e9, peak / 1e9], label=label)
     for name, x, flops, r in points:
+        assert r.ours is not None
         ours = flops / r.ours.median / 1e9
         axes.plot([x], [ours], "o", color="black", markersize=5)
         axes.annotate(

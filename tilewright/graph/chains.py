@@ -154,7 +154,7 @@ class Chains:
         return (
             self._alone(first, rows)
             or self._alone(rows, second, last)
-            or (last and self._alone(second, last))
+            or (None if last is None else self._alone(second, last))
             or self._shapes(rows, second, weights)
             or self._sizes(rows, weights)
             or self._read_again(first.anchor, second.anchor, weights)

@@ -172,7 +172,8 @@ class Evaluator:
     def __init__(
         self, mem: Mapping[Any, Any], sizes: Mapping[str, int], grid: dict[str, Any]
     ) -> None:
-        self.mem, self.env = mem, {**sizes, **grid}
+        self.mem = mem
+        self.env: dict[str, Any] = {**sizes, **grid}
         self.mask: Any = True
         self.masks: list[Any] = []  # all masks so far
         self.numbers: dict[int, int] = {}  # their positions in that list, by identity

@@ -50,9 +50,9 @@ class Sample:
 
 
 @dataclass_transform(frozen_default=True)
-def operator(cls: T) -> T:
+def operator(given: T) -> T:
     """Make a frozen dataclass of the class, check its facets, register it under its name."""
-    cls = dataclass(frozen=True)(cls)
+    cls: Any = dataclass(frozen=True)(given)
     if not cls.__dict__.get("name"):
         cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
     missing = [f for f in FACETS if getattr(cls, f, None) is getattr(Op, f, None)]

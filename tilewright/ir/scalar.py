@@ -69,7 +69,7 @@ _ROUNDED = frozenset("add sub mul div neg abs max min sqrt floor ceil trunc roun
 
 
 def _add(name: str, arity: int, fn: Callable[..., Any], **kw: Any) -> None:
-    facts = {"cost": _COSTS.get(name, 1), "parity": _PARITY.get(name, "")}
+    facts: dict[str, Any] = {"cost": _COSTS.get(name, 1), "parity": _PARITY.get(name, "")}
     facts |= {"partial": name in _PARTIAL, "rounded": name in _ROUNDED}
     SCALARS[name] = Scalar(name, arity, fn, **facts, **kw)
 

@@ -90,6 +90,7 @@ def execute(machine: Machine, arrays: Mapping[str, Any]) -> dict[str, np.ndarray
             region = machine.regions[b.name] = Region(b, given)
             machine.memory[b.name] = region.array
             if b.scope == "out":
+                assert given is not None
                 outs[b.name] = given[0] if isinstance(given, tuple) else given
             continue
         shape = machine.shape(b)

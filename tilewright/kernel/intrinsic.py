@@ -307,11 +307,11 @@ def _compared(
         return Mismatch(f"{i.name} accumulates in {out.dtype}, {what}", 2)
     best, wrong = Mismatch(""), list[str]()
     value = store.value
-    if i.engine and (found := copied(value)) is not None:
-        outside = unlike_bounds(found, n.buffer(str(found.source)).shape, conditions(value))
+    if i.engine and (read := copied(value)) is not None:
+        outside = unlike_bounds(read, n.buffer(str(read.source)).shape, conditions(value))
         if outside is not None:
             return Mismatch(f"{i.name} gives zeros where an argument ends; {outside}", 2)
-        value = found
+        value = read
     for bound in _unified(stage.value, value, {}, wrong):
         found = _located(i, n, store, bound, sizes, pairs)
         if isinstance(found, Match):

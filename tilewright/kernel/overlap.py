@@ -275,12 +275,12 @@ def same_last(use: Use, old: Sequence[Sym], new: Sequence[Sym]) -> bool:
     keys += (x for s, x in points.items() if s not in old and s not in inner)
     cells = np.unique(np.stack(keys, 1), axis=0, return_inverse=True)[1].reshape(-1)
     # Sorted by cell and then in order: the last row of every cell.
-    last = []
+    last: list[np.ndarray] = []
     for order in (old, new):
         rows = np.lexsort((*(points[v] for v in reversed(order)), cells))
         ends = np.flatnonzero(np.append(np.diff(cells[rows]), 1))
         last.append(np.stack([points[v][rows[ends]] for v in old]))
-    return np.array_equal(*last)
+    return np.array_equal(last[0], last[1])
 
 
 def _size(side: Mapping[Sym, np.ndarray], cells: list[np.ndarray]) -> int:

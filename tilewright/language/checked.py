@@ -14,7 +14,7 @@ def _anything(x: Any) -> Any:
 
 
 @_anything
-class constexpr:
+class constexpr(Any):
     """A constant of a kernel."""
 
     def __init__(self, value: Any) -> None: ...

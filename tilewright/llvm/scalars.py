@@ -282,6 +282,7 @@ class Arith:
         x, y = a
         by_zero = self.put(f"icmp eq {v} {y}, {c(0)}")
         unsafe = by_zero
+        minus = ""  # is the divisor -1?
         if signed:
             minus = self.put(f"icmp eq {v} {y}, {c(-1)}")
             unsafe = self.put(f"or {m} {by_zero}, {minus}")

@@ -34,6 +34,10 @@ def _builders(modules: tuple[ModuleType, ...]) -> dict[str, Any]:
 
 BUILDERS = _builders(import_all(__name__))
 globals().update(BUILDERS)
+# Builders that have the name of their module, which type checkers would take them for.
+attention: Any
+softmax: Any
+wide_matmul: Any
 
 
 def __getattr__(name: str) -> Any:

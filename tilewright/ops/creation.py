@@ -98,7 +98,7 @@ class Iota(Op):
 
 def _whole(x: float | Dim) -> float | Dim:
     """A float that is a whole number as an int, where index arithmetic is exact."""
-    return int(x) if isinstance(x, float) and x.is_integer() and abs(x) < 2**53 else x
+    return int(x) if isinstance(x, float) and float(x).is_integer() and abs(x) < 2**53 else x
 
 
 def full(shape: Sequence[Dim], value: float | int | bool, dtype: DType) -> Node:

@@ -53,7 +53,7 @@ class Library:
         self._lock = threading.Lock()
         self._release = weakref.finalize(self, _unload, loaded, loader)
         # At exit other threads may still be running the code; the process frees it anyway.
-        self._release.atexit = False
+        self._release.atexit = False  # type: ignore
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ class Node:
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Node:
-        made = Node(**{**plain, "children": {}})
+        made = Node(**{k: v for k, v in plain.items() if k != "children"})
         made.children = {c["name"]: Node.of(c) for c in plain["children"]}
         return made
 

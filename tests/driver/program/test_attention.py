@@ -58,7 +58,7 @@ def unfused(
 
 # A head of whole vectors: a narrower one is not packed.
 WIDE = 2 * default().lanes(32)
-SHAPES = {
+SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "square": ((2, 3, 64, 16), ()),
     "blocks": ((1, 2, 144, 32), ()),
     "ragged": ((2, 3, 13, 16), (2, 3, 77, 16)),

@@ -1,8 +1,5 @@
 """Products of narrow tiles: the right numbers on this machine, the right instructions on others."""
 # Numbers of a kernel become tensors, which Python's own types do not show.
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportAssignmentType=false
-# pyright: reportInvalidTypeForm=false, reportOptionalMemberAccess=false
-# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
 
 from __future__ import annotations
 

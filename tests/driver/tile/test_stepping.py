@@ -40,7 +40,7 @@ def test_what_triton_hands_its_functions_is_taken(stepping):
     @core.builtin
     def doubled(x, _semantic=None):
         y = tl.add(x, x, _semantic=_semantic)  # type: ignore
-        return y.to(tl.float32, _semantic=_semantic)
+        return y.to(tl.float32, _semantic=_semantic)  # type: ignore
 
     @tw.jit
     def kernel(x, out):

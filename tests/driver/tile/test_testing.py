@@ -4,6 +4,7 @@ import re
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def test_assert_close():
 
 
 def benchmark(**options):
-    given = {
+    given: dict[str, Any] = {
         "x_names": ["M", "N"],
         "x_vals": [16, (32, 64)],
         "line_arg": "provider",

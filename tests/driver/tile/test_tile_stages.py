@@ -1,7 +1,5 @@
 """Every stage of a tile kernel can be dumped, edited and resumed; nonsense is an error."""
 
-# pyright: reportOperatorIssue=false
-
 from __future__ import annotations
 
 import shutil

@@ -1,9 +1,6 @@
 """What loops carry, compiled: which values are computed from the number of the iteration, and which
 are held in a buffer because what is added to them changes."""
 # Numbers of a kernel become tensors, which Python's own types do not show.
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportAssignmentType=false
-# pyright: reportInvalidTypeForm=false, reportOptionalMemberAccess=false, reportIndexIssue=false
-# pyright: reportOperatorIssue=false, reportUnusedExpression=false
 
 from collections.abc import Callable
 from typing import Any

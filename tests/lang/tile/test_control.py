@@ -1,9 +1,6 @@
 """Branches and returns: which variables they join, and what is known before the kernel
 runs."""
 # Numbers of a kernel become tensors, which Python's own types do not show.
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportAssignmentType=false
-# pyright: reportInvalidTypeForm=false, reportOptionalMemberAccess=false
-# pyright: reportOperatorIssue=false, reportUnusedExpression=false
 
 import numpy as np
 import pytest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -149,6 +151,7 @@ def test_descriptors_of_the_host():
         ({"padding": "one"}, "padding='one'"),
         ({"block_shape": [2, 3]}, "no power of two"),
     ]:
-        given = {"base": memory, "shape": [4, 8], "strides": [8, 1], "block_shape": [2, 4]} | bad
+        given: dict[str, Any] = {"base": memory, "shape": [4, 8], "strides": [8, 1]}
+        given |= {"block_shape": [2, 4], **bad}
         with pytest.raises(Invalid, match=said):
             tl.TensorDescriptor(**given)

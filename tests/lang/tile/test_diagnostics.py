@@ -1,14 +1,12 @@
 """Errors show the kernel's line with a caret, how it was called, and what to write."""
 # Numbers of a kernel become tensors, which Python's own types do not show.
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportAssignmentType=false
-# pyright: reportInvalidTypeForm=false, reportOptionalMemberAccess=false
-# pyright: reportOperatorIssue=false, reportUnusedExpression=false
 
 import copy
 import functools
 import linecache
 import math
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,7 +165,7 @@ def refused(text: str) -> CompileError:
     source = f"@function\ndef kernel(out):\n{body}"
     name = f"<refused {abs(hash(text))}>"
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-    scope = {"tl": tl, "function": function, "math": math, "np": np, "plain": plain}
+    scope: dict[str, Any] = {"tl": tl, "function": function, "math": math, "np": np, "plain": plain}
     exec(compile(source, name, "exec"), scope)
     with pytest.raises(CompileError) as caught:
         translate(scope["kernel"], {"out": Argument.pointer(i32)})

@@ -1,8 +1,5 @@
 """Kernels are translated and interpreted: what Python computes, what becomes operations."""
 # Numbers of a kernel become tensors, which Python's own types do not show.
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportAssignmentType=false
-# pyright: reportInvalidTypeForm=false, reportOptionalMemberAccess=false
-# pyright: reportOperatorIssue=false, reportUnusedExpression=false
 
 import time
 from pathlib import Path

@@ -1,8 +1,5 @@
 """Functions of the tile language: their source, their parameters, what their hash depends on."""
 # Numbers of a kernel become tensors, which Python's own types do not show.
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportAssignmentType=false
-# pyright: reportInvalidTypeForm=false, reportOptionalMemberAccess=false
-# pyright: reportOperatorIssue=false, reportUnusedExpression=false
 
 import linecache
 import types

@@ -1,8 +1,5 @@
 """Loops: what they carry, how they count, what is written out."""
 # Numbers of a kernel become tensors, which Python's own types do not show.
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportAssignmentType=false
-# pyright: reportInvalidTypeForm=false, reportOptionalMemberAccess=false
-# pyright: reportOperatorIssue=false, reportUnusedExpression=false
 
 import re
 
@@ -89,7 +86,7 @@ def test_loops_count_as_pythons(bounds):
     @function
     def by_name(out, low, high, STEP: tl.constexpr):
         at = 0
-        for i in range(low, high, step=STEP):  # pyright: ignore[reportCallIssue]
+        for i in range(low, high, step=STEP):
             tl.store(out + at, i)
             at += 1  # noqa: SIM113
 

@@ -1,6 +1,5 @@
 """attorch: attention, whose layer the library refuses to make, by the function under it."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

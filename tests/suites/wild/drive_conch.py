@@ -1,6 +1,5 @@
 """conch: attention of one query over keys in parts, which its own tests compare with vLLM's."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import torch

@@ -2,7 +2,6 @@
 
 Its functions are called as such, not through torch's dispatcher."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from collections.abc import Callable

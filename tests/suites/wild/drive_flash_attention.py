@@ -1,6 +1,5 @@
 """flash-attention's Triton code: norms, rotary embedding, cross entropy, linear and attention."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import math

@@ -1,6 +1,5 @@
 """Liger-Kernel: what its own tests skip, or compare with versions of transformers that are gone."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """lightllm: norms, rotary embedding, activations, copies into a cache, narrow numbers, experts."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from importlib import import_module

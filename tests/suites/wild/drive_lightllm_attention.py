@@ -1,6 +1,5 @@
 """lightllm: attention over a cache of tokens, of requests of several lengths, by model."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from importlib import import_module

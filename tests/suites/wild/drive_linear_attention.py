@@ -2,7 +2,6 @@
 
 Tensors are (batch, length, heads, width). References are recurrences over time in float64."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import math

@@ -1,6 +1,5 @@
 """flash-linear-attention: delta rules that forget per channel, and states that chunks hand on."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import math

@@ -1,6 +1,5 @@
 """flash-linear-attention: norms, shifts and quantised layers, of rows for one program and wider."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from itertools import pairwise

@@ -1,6 +1,5 @@
 """mamba-ssm: state spaces in chunks, norms, and what the third version adds to them."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from importlib.util import module_from_spec, spec_from_file_location

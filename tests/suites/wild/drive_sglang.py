@@ -1,7 +1,6 @@
 """SGLang: attention over its cache, and what moves tokens, slots and pages; its own tests do the
 rest."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """SGLang: keys of the fourth DeepSeek, of which several tokens share one, and narrow indexers."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

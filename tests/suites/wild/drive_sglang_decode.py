@@ -1,6 +1,5 @@
 """SGLang: attention of new tokens to keys of the fourth DeepSeek, chosen one by one."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

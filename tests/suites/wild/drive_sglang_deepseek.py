@@ -1,6 +1,5 @@
 """SGLang: rotations, caches of eight bits and lists of slots of the fourth DeepSeek."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from types import SimpleNamespace

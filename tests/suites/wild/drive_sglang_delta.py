@@ -1,6 +1,5 @@
 """SGLang: attention that is a recurrence over a state, in chunks or step by step."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """SGLang: elements, norms, rotations and layouts of models that make pictures and films."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,5 @@
 """SGLang: tokens sent to experts and back, and what is rounded on the way."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

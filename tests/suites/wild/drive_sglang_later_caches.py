@@ -1,6 +1,5 @@
 """SGLang: caches of keys, values and convolutions in the layouts that attention asks for."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

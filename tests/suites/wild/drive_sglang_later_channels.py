@@ -1,7 +1,6 @@
 """SGLang: parts of the delta rule with a decay for each channel, chunk by chunk, and how
 projections are divided into heads."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from collections.abc import Iterator

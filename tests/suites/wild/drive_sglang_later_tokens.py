@@ -1,6 +1,5 @@
 """SGLang: which tokens are drafted, allowed, sampled and verified."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """SGLang: elements, norms and rotations of layers."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """SGLang: attention of video models: frames as a recurrence, blocks of keys that are chosen."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from types import SimpleNamespace

@@ -1,6 +1,5 @@
 """SGLang: products with low-rank adapters, each for a segment of the tokens."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from itertools import pairwise

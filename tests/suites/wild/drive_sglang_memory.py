@@ -1,6 +1,5 @@
 """SGLang: slots and pages of caches, and what is written into them."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """SGLang: metadata of pages, lengths and places for attention."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from types import SimpleNamespace

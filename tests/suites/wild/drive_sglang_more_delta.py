@@ -1,6 +1,5 @@
 """SGLang: steps of the delta rule that make their own gates, for tokens and for trees of drafts."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """SGLang: gates of experts, who of them takes which token, and adapters of users for experts."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """SGLang: lengths and pages for sparse attention, and keys on their way into caches."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """SGLang: what single models and servers need: images in patches, rows of drafts, scans."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """SGLang: products of experts, and what stands around them."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from typing import Any

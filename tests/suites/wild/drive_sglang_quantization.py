@@ -1,6 +1,5 @@
 """SGLang: numbers of eight and four bits, and products of them."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

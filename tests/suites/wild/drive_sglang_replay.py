@@ -1,6 +1,5 @@
 """SGLang: states that are written rarely, and recovered from the last few inputs in between."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """SGLang: samples, caches of latent attention, and kernels of single models."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from types import SimpleNamespace

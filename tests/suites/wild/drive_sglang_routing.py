@@ -1,6 +1,5 @@
 """SGLang: which experts a token goes to."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """SGLang: short convolutions of Inkling, and linear attention over segments."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from types import SimpleNamespace

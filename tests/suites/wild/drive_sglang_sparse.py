@@ -1,6 +1,5 @@
 """SGLang: attention to the best blocks of keys (MiniMax), and what makes its queries and keys."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

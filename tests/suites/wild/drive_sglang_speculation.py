@@ -1,6 +1,5 @@
 """SGLang: drafts of tokens, which of them are accepted, and where their keys and values go."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

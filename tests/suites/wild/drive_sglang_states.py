@@ -1,6 +1,5 @@
 """SGLang: states of recurrences moved between slots, and operators that do not see the batch."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

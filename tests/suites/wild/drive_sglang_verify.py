@@ -1,6 +1,5 @@
 """SGLang: attention of drafted tokens over a long prefix that is split among programs."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """torchao: tensors brought to 8 bits per head, row, column, group or block, and their products."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from importlib import import_module

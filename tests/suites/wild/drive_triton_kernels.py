@@ -1,6 +1,5 @@
 """triton_kernels: products of groups, routing, layouts of its own."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,5 @@
 """unsloth: norms, rotary embedding, gated activations, cross entropy, floats of 8 bits."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import pytest

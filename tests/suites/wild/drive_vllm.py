@@ -1,7 +1,6 @@
 """vLLM: what prepares a batch, sampling, norms, gates and sums of experts; its own tests do the
 rest."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from importlib import import_module

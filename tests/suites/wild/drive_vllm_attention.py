@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def attended(
     return torch.cat(out)
 
 
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 6},
     "sinks": {"sinks": randn(HEADS)},

@@ -1,6 +1,5 @@
 """xformers: rotary embedding of queries, keys and a cache, as its masks describe them."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from types import SimpleNamespace

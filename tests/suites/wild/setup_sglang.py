@@ -1,7 +1,6 @@
 """SGLang registers configurations that newer versions of transformers have themselves, and writes
 functions down as text while it is imported."""
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,5 @@
 """unsloth compares versions with a class of a package of its own, which is only stood in for."""
 
-# pyright: reportMissingImports=false
 import unsloth_zoo.utils
 from packaging.version import Version
 

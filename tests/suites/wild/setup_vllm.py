@@ -4,7 +4,6 @@ It is also the plugin with the few fixtures that tests of kernels ask for: vLLM'
 starts its engine, its servers and its network.
 """
 
-# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -12,7 +12,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,9 @@ class Recorder:
             self.say("end", case=name_of(item), seconds=seconds, kernels=kernels, **self.outcome)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Iterator[None]:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: Any
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if call.excinfo is not None and self.outcome.get("result") == "right":
             if report.skipped:

@@ -35,10 +35,15 @@ class Launchable(Protocol):
 
     # Run it over a grid. `values` are those of the kernel's arguments, in order; `given` are the
     # caller's own objects by parameter, for executors that need them.
-    launch: Callable[[Sequence[Any], Mapping[str, Any] | None, Grid], None]
+    @property
+    def launch(self) -> Callable[[Sequence[Any], Mapping[str, Any] | None, Grid], None]: ...
+
     # Arguments (stored to, read) that are taken for different memory.
-    pairs: Sequence[tuple[int, int]]
-    stored: Sequence[int]  # those that are stored to
+    @property
+    def pairs(self) -> Sequence[tuple[int, int]]: ...
+
+    @property
+    def stored(self) -> Sequence[int]: ...  # those that are stored to
 
     def forms(self) -> Mapping[str, Callable[[], str]]:
         """Texts of the kernel on its way, by name."""

@@ -74,12 +74,13 @@ def relation(
     places = list(_places(function.parameters, given, arguments))
     torch = sys.modules.get("torch")
     scope: dict[str, Any] = {"span": span, "refuse": _refuse_read_only, "function": function}
-    scope["Tensor"] = _NoTensor if torch is None else torch.Tensor
+    tensor: Any = _NoTensor if torch is None else torch.Tensor
+    scope["Tensor"] = tensor
     lines: list[str] = []
     for k in kernel.stored:
         at = places[k]
         # A kernel that was made for a tensor of torch itself, with memory, gets nothing else.
-        if not (at.own and at.x.__class__ is scope["Tensor"] and at.x.data_ptr()):
+        if not (at.own and at.x.__class__ is tensor and at.x.data_ptr()):
             lines.append(f"refuse(function, {at.parameter.name!r}, {at.shown})")
     for k in sorted({k for pair in kernel.pairs for k in pair}):
         at = places[k]
@@ -122,8 +123,11 @@ class _NoTensor:
 class Touches(Protocol):
     """What is known of a kernel's stores: see `Launchable`."""
 
-    pairs: Sequence[tuple[int, int]]
-    stored: Sequence[int]
+    @property
+    def pairs(self) -> Sequence[tuple[int, int]]: ...
+
+    @property
+    def stored(self) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True)

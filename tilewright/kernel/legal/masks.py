@@ -181,7 +181,8 @@ class _Lanes:
             return [], _all(bits)
         name = self.versions.buffer(rest[0], ())
         each = Store(name, name, (), _all(rest), "and")
-        before = [Alloc(name), Store(name, name, (), const(True, b1)), self._around(each)]
+        first = Store(name, name, (), const(True, b1))
+        before: list[Stmt] = [Alloc(name), first, self._around(each)]
         return before, _all([*bits, load(name, (), b1)])
 
     def _nowhere(self, tests: tuple[Value, ...]) -> Value | None:

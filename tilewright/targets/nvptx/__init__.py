@@ -9,6 +9,7 @@ there.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir.product import Product, TileShape
@@ -102,7 +103,7 @@ def for_capability(capability: int) -> Target:
     )
 
 
-def with_numbers(target: Target, **numbers: int) -> Target:
+def with_numbers(target: Target, **numbers: Any) -> Target:
     """The target with the numbers of a given machine in its grid."""
     assert target.grid is not None
     return replace(target, grid=replace(target.grid, **numbers))

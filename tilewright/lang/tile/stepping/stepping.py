@@ -97,7 +97,8 @@ class _Rewriter(ast.NodeTransformer):
             p.annotation = None
         # Defaults are taken from the function itself: they were computed when it was defined. A
         # keyword without one stays without.
-        a.defaults, a.kw_defaults = [], [None] * len(a.kwonlyargs)
+        a.defaults = []
+        a.kw_defaults = [None for _ in a.kwonlyargs]
         body = ast.Module(tree.body, [])
         self.generic_visit(body)  # a statement may become several
         tree.body = body.body
