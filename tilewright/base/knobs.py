@@ -221,6 +221,13 @@ compile_jobs: Knob[int | None] = Knob(
     _at_least(1),
     "kernels compiled at the same time (default: the cores this process may use)",
 )
+compile_processes: Knob[bool] = Knob(
+    "TILEWRIGHT_COMPILE_PROCESSES",
+    lambda: True,
+    _parse_bool,
+    "0 compiles all kernels in this process: large programs otherwise start others to help",
+    _show_bool,
+)
 choose: Knob[str] = Knob(
     "TILEWRIGHT_CHOOSE",
     lambda: "auto",

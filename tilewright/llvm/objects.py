@@ -41,8 +41,9 @@ PIPELINE = ("GlobalDCE", "AlwaysInliner", "SROA", "InstCombine", "SimplifyCFG")
 # Only for modules with a loop that has the pragma: others have tiled loops that it would unroll.
 UNROLLING = ("LoopUnroll", "InstCombine")
 
-# Levels 1 to 3 select the same machine passes in the same time; 0 would not optimise.
-_CODEGEN_LEVEL = 2
+# Levels 1 to 3 select the same machine passes in the same time; 0 does not optimise, and takes a
+# third of the time for the same text.
+_CODEGEN_LEVEL, _QUICK_LEVEL = 2, 0
 
 # Minor versions of llvmlite whose C functions were found to work without its lock.
 _UNLOCKED_VERSIONS = ("0.50",)
@@ -115,23 +116,24 @@ def compiles_in_parallel() -> bool:
     return _c.parallel
 
 
-def object_key(text: str, target: Target) -> str:
+def object_key(text: str, target: Target, quick: bool = False) -> str:
     """What identifies the object code of a text: the text, the target and this compiler."""
-    passes = ",".join((*PIPELINE, *UNROLLING))
+    passes = "quick" if quick else ",".join((*PIPELINE, *UNROLLING))
     return f"llvm {LLVM_VERSION} {passes}\n{target.codegen_key()}\n{text}"
 
 
-def compile_object(text: str, target: Target) -> bytes:
-    """The relocatable object of an LLVM module in text form. Safe to call from many threads."""
-    return _emit(text, target, as_object=True)
+def compile_object(text: str, target: Target, quick: bool = False) -> bytes:
+    """The relocatable object of an LLVM module in text form. Safe to call from many threads.
+    `quick`: without optimisation, for code that takes no time."""
+    return _emit(text, target, as_object=True, quick=quick)
 
 
-def cached_object(text: str, target: Target, log: Log | None = None) -> bytes:
+def cached_object(text: str, target: Target, log: Log | None = None, quick: bool = False) -> bytes:
     """The same, out of the cache where it was compiled before."""
-    cache, key = Cache.from_knobs(log), object_key(text, target)
+    cache, key = Cache.from_knobs(log), object_key(text, target, quick)
     image = cache.get("object", key)
     if image is None:
-        image = compile_object(text, target)
+        image = compile_object(text, target, quick)
         cache.put("object", key, image)
     return image
 
@@ -160,24 +162,24 @@ def cached_ptx(text: str, target: Target, log: Log | None = None) -> str:
     return found.decode()
 
 
-def _emit(text: str, target: Target, *, as_object: bool) -> bytes:
+def _emit(text: str, target: Target, *, as_object: bool, quick: bool = False) -> bytes:
     _refuse_what_would_abort(text, target)
     if target.grid is not None and as_object:
         raise Invalid(f"there are no objects for {target.name}", hint="its code is PTX")
     with ExitStack() as owned:
         context = _c.LLVMPY_ContextCreate()
         owned.callback(_c.LLVMPY_ContextDispose, context)
-        machine = owned.enter_context(_machine_of(target))
+        level = _QUICK_LEVEL if quick else _CODEGEN_LEVEL
+        machine = owned.enter_context(_machine_of(target, level))
         module = _parse(text, context, owned)
         _c.LLVMPY_SetTarget(module, target.triple.encode())
         _c.LLVMPY_SetDataLayout(module, _data_layout(machine))
         message = _Message()
         if _c.LLVMPY_VerifyModule(module, message.out):
             raise Invalid(f"the LLVM module is not well formed: {message.take()}")
-        passes = PIPELINE
-        if '!"llvm.loop.unroll.count"' in text:
-            passes = (*PIPELINE, *UNROLLING)
-        _optimise(module, machine, passes)
+        if not quick:
+            unrolls = '!"llvm.loop.unroll.count"' in text
+            _optimise(module, machine, (*PIPELINE, *UNROLLING) if unrolls else PIPELINE)
         return _machine_code(module, machine, as_object)
 
 
@@ -198,16 +200,16 @@ class _Message:
 # Target machines that are not in use, by what they were made of. LLVM takes a millisecond to make
 # one and to learn the features of its processor, a fifth of what a small kernel takes. Each serves
 # one thread at a time.
-_idle: dict[str, list[Any]] = {}
+_idle: dict[tuple[str, int], list[Any]] = {}
 
 
 @contextmanager
-def _machine_of(target: Target) -> Iterator[Any]:
-    idle = _idle.setdefault(target.codegen_key(), [])
+def _machine_of(target: Target, level: int) -> Iterator[Any]:
+    idle = _idle.setdefault((target.codegen_key(), level), [])
     try:
         machine = idle.pop()
     except IndexError:
-        machine = _target_machine(target)
+        machine = _target_machine(target, level)
     try:
         yield machine
     except BaseException:  # its state is unknown after an error
@@ -216,7 +218,7 @@ def _machine_of(target: Target) -> Iterator[Any]:
     idle.append(machine)
 
 
-def _target_machine(target: Target) -> Any:
+def _target_machine(target: Target, level: int) -> Any:
     message = _Message()
     found = _c.LLVMPY_GetTargetFromTriple(target.triple.encode(), message.out)
     if not found:
@@ -232,7 +234,7 @@ def _target_machine(target: Target) -> Any:
         target.triple.encode(),
         target.cpu.encode(),
         features.encode(),
-        _CODEGEN_LEVEL,
+        level,
         # Position independent and small: the loader places a whole object in one reservation and
         # reaches other symbols through its own stubs and table.
         b"pic",

@@ -27,18 +27,19 @@ def _cluster(x: Node, *nodes: Node) -> Cluster:
 
 def test_sizes_that_are_equal_everywhere_are_one_symbol() -> None:
     made = []
-    for k, (rows, columns) in enumerate(((8, 12), (24, 12), (24, 36))):
+    for k, (rows, columns) in enumerate(((7, 12), (24, 12), (24, 36))):
         x = _weight(k, rows, columns, 3)
         turned = ops.permute(x, (1, 0, 2))
         made.append(_cluster(x, turned, ops.neg(turned)))
     found = for_any_size(made)
     assert [dict(found[c].sizes) for c in made] == [
-        {"n0": 8, "n1": 12},
-        {"n0": 24, "n1": 12},
-        {"n0": 24, "n1": 36},
+        {"n0": 7, "n1": 1},
+        {"n0": 24, "n1": 1},
+        {"n0": 24, "n1": 3},
     ]
     (general,) = {found[c].cluster for c in made}
-    assert str(general.outputs[0].type) == "f32[n1,n0,3]"
+    # What divides all is known, so that loops over whole vectors leave no rest.
+    assert str(general.outputs[0].type) == "f32[12*n1,n0,3]"
 
 
 def test_one_is_another_form_and_unknown_relations_stay_apart() -> None:

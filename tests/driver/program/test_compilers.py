@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tilewright.base import knobs
-from tilewright.driver.program.compile import _Compilers
+from tilewright.driver.program.compilers import Compilers
 from tilewright.targets import default
 
 
@@ -23,7 +23,7 @@ def test_the_caller_is_one_of_the_jobs() -> None:
         who.append(threading.current_thread())
         helped.set()
 
-    with knobs.compile_jobs.override(2), _Compilers(default()) as compilers:
+    with knobs.compile_jobs.override(2), Compilers(default()) as compilers:
         compilers.do(waits)
         compilers.do(helps)
         compilers.finish()
@@ -38,7 +38,7 @@ def test_everything_is_done_once_and_errors_come_out(jobs: int) -> None:
     def fails() -> None:
         raise ValueError("no code")
 
-    with knobs.compile_jobs.override(jobs), _Compilers(default()) as compilers:
+    with knobs.compile_jobs.override(jobs), Compilers(default()) as compilers:
         for k in range(20):
             compilers.do(lambda k=k: done.append(k))
         compilers.finish()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from tilewright.base.errors import TilewrightError
@@ -25,7 +26,7 @@ from tilewright.ir.types import TensorType
 
 @dataclass(frozen=True)
 class AnySize:
-    """A cluster of symbolic sizes, and what they are for one that it stands for."""
+    """A cluster of symbolic sizes, and what the symbols are for one that it stands for."""
 
     cluster: Cluster
     sizes: Mapping[str, int]
@@ -103,14 +104,16 @@ def _joined(some: list[Cluster], rows: list[tuple[int, ...]]) -> dict[Cluster, A
         if len(set(column)) == 1:
             known.append(column[0])
         elif column in names:
-            known.append(D.sym(names[column], 2))
+            # What divides all of them is no part of the symbol: vectors then leave no rest over.
+            common = gcd(*column)
+            known.append(common * D.sym(names[column], 1 if common > 1 else 2))
         else:
             return {}  # it depends on others in a way that no operator expresses
     try:
         general = _rebuilt(first, iter(known))
         out: dict[Cluster, AnySize] = {}
         for k, c in enumerate(some):
-            sizes = {name: column[k] for column, name in names.items()}
+            sizes = {name: column[k] // gcd(*column) for column, name in names.items()}
             own = _graph(_rebuilt(c, iter(rows[k])))
             if specialise(_graph(general), sizes).outputs != own.outputs:
                 return {}

@@ -83,8 +83,9 @@ class Objects:
     def entry(
         self, entries: Sequence[Entry], stages: Stages, marks: bool, log: Log
     ) -> Callable[[], bytes]:
+        # It fills in arguments, a few instructions for each: what optimising took, no call saves.
         text = stages.entry(emit_entries(entries, marks))
-        return lambda: cached_object(text, self.target, log)
+        return lambda: cached_object(text, self.target, log, quick=True)
 
     def load(self, data: ProgramData, details: Details, prologue: Program | None) -> Program:
         return loaded(data, details, prologue, None)

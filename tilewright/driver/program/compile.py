@@ -13,18 +13,20 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from tilewright.base import knobs
 from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
-from tilewright.base.turns import quick_turns
 from tilewright.driver.program.any_size import AnySize, for_any_size
 from tilewright.driver.program.code import Code, code_for
+from tilewright.driver.program.compilers import Compilers, Kernel
 from tilewright.driver.program.default_passes import chosen_passes
+from tilewright.driver.program.kernel_process import Answer, KernelProcess, Request, Scheduled
+from tilewright.driver.program.kernel_server import CHOOSERS, scheduled
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.phases import Phases
 from tilewright.driver.program.program_cache import RecordingLog, record
@@ -51,7 +53,6 @@ from tilewright.ir.target import Target
 from tilewright.kernel.group import Group, copy_group
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.step import Trace, print_trace
-from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.text import group_text
 from tilewright.llvm.entry import (
     Action,
@@ -134,19 +135,20 @@ def compiled(
     log: Log,
     key: str | None = None,
     machine: Machine | None = None,
+    processes: Sequence[KernelProcess] = (),
 ) -> Program:
     """The program of a graph, on a GPU or this processor. It is cached under the key, if there is
-    one."""
+    one. Other processes help to compile it."""
     events = RecordingLog(log)
     by = _chooser(options, target, events)
     phases = Phases()
     stages = Stages.of(graph, events, options.dump, options.resume)
     schedules = Schedules.of(options)
-    with phases("passes"):
-        parts = split(graph, options, target, events, stages, schedules, phases.passes)
     once: _Builder | None = None
     recipes: tuple[Recipe, ...] = ()
-    with _Compilers(target) as compilers:
+    with Compilers(target, processes) as compilers:
+        with phases("passes"):
+            parts = split(graph, options, target, events, stages, schedules, phases.passes)
         code = code_for(target, machine)
         common = (target, events, phases, options.profile, schedules, compilers, code)
         if parts.prologue is not None:
@@ -158,9 +160,12 @@ def compiled(
             once.begin(prologue, len(prologue.inputs))
         always = _Builder(*common, stages, by)
         always.begin(parts.main, len(graph.inputs), graph.inputs)
+        builders = [b for b in (once, always) if b is not None]
         with phases("kernels"):
             compilers.finish()
-    builders = [b for b in (always, once) if b is not None]
+            for b in builders:
+                b.end()
+            compilers.finish()
     with phases("entry and loading"):
         before = once.data() if once is not None else None
         read = set(parts.main.inputs)
@@ -179,7 +184,7 @@ def compiled(
             events.add(
                 "schedule", f"{graph.name} has no kernel {name}: the trace for it is not used"
             )
-    if key is not None and all(b.final for b in builders):
+    if key is not None and all(k.schedule.final for b in builders for k in b.kernels.values()):
         always.cache.put("program", key, record(data, events))
     return program
 
@@ -193,59 +198,17 @@ def looked_into(graph: Graph, options: Options, target: Target) -> list[Cut]:
     return [Cut(fused, plan(fused), tuple(runs)) for fused in cuts]
 
 
-class _Compilers:
-    """Threads that turn LLVM text to objects while Python, on the caller's, writes more of it.
-
-    The caller's counts among the jobs, because Python has most to do: with one thread more than
-    cores it would wait for its turn. Once all text is written, it compiles too.
-    """
-
-    def __init__(self, target: Target) -> None:
-        jobs = knobs.compile_jobs.get() or target.cores or 1
-        self._pool = ThreadPoolExecutor(jobs - 1) if jobs > 1 else None
-        self._going: list[tuple[Future[None], Callable[[], None]]] = []
-        self._turns = quick_turns()
-
-    def __enter__(self) -> _Compilers:
-        self._turns.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-        self._turns.__exit__(None, None, None)
-
-    def do(self, work: Callable[[], None]) -> None:
-        if self._pool is None:
-            work()
-        else:
-            self._going.append((self._pool.submit(work), work))
-
-    def finish(self) -> None:
-        """Wait for all that was begun, and do what no thread has begun yet, the last first: threads
-        take the first."""
-        for going, work in reversed(self._going):
-            if going.cancel():
-                work()
-        for going, _ in self._going:
-            if not going.cancelled():
-                going.result()
-        self._going.clear()
-
-
 @dataclass
 class _Kernel:
     symbol: str
     group: Group
     text: str
     names: list[str] = field(default_factory=list)
-    trace: str = ""
+    schedule: Scheduled = Scheduled("", parallel=False)
     image: bytes = b""
     dims: tuple[str, ...] = ()
-    parallel: bool = False  # do threads share any of its loops?
     cached: bool = False
     seconds: float = 0.0
-    considered: str = ""  # how its schedule was chosen, and from which candidates
     work: float = 0.0  # seconds it may take on one thread, by a rough count
     places: set[str] = field(default_factory=set)
 
@@ -254,12 +217,12 @@ class _Kernel:
             self.names[0],
             self.symbol,
             self.text,
-            self.trace,
+            self.schedule.trace,
             len(self.names),
             self.cached,
             self.seconds,
             tuple(sorted(self.places)),
-            self.considered,
+            self.schedule.chosen,
         )
 
 
@@ -273,14 +236,13 @@ class _Builder:
         phases: Phases,
         profile: bool,
         schedules: Schedules,
-        compilers: _Compilers,
+        compilers: Compilers,
         code: Code,
         stages: Stages,
         by: Chooser,
         any_size: bool = False,  # one kernel for several sizes: where none runs often
     ) -> None:
         self.schedules, self.by, self.compilers, self.code = schedules, by, compilers, code
-        self.final = True  # would more time give the same schedules?
         self.marks = Marks() if profile else None
         self.target, self.log, self.stages, self.phases = target, log, stages, phases
         self.cache = Cache.from_knobs(log)
@@ -307,7 +269,6 @@ class _Builder:
             _, self.arena = self.entry(graph, symbol, inputs)
         with self.phases("kernels"):
             self._compile()
-            self._compile_entries()
         self.types = tuple(n.ttype for n in own)
         self.outs = tuple(n.ttype for n in graph.outputs)
         self.literals = tuple(literals)
@@ -404,7 +365,7 @@ class _Builder:
 
     def _waits_for_others(self, k: _Kernel) -> bool:
         """Does it leave all threads but one idle for long?"""
-        return k.work > TOGETHER_SECONDS and not k.parallel and self.target.grid is None
+        return k.work > TOGETHER_SECONDS and not k.schedule.parallel and self.target.grid is None
 
     def _branch(
         self, c: Cluster, where: Where, symbol: str, k: int, base: Dim
@@ -474,7 +435,7 @@ class _Builder:
         return Chosen(given, self.schedules.applied(symbol, group, given))
 
     def _compile(self) -> None:
-        """Objects for the distinct kernels: from the cache, or from now on in parallel."""
+        """Objects for the distinct kernels: from the cache, or by the compilers from now on."""
         todo: list[tuple[_Kernel, KernelStages, str]] = []
         for k in self.kernels.values():
             stages = self.stages.kernel(k.symbol)
@@ -484,7 +445,8 @@ class _Builder:
             hit = None if stages.dumping or stages.is_edited else self.cache.get("kernel", key)
             if hit is not None:
                 head, _, k.image = hit.partition(b"\n")
-                k.trace, k.considered, k.parallel = json.loads(head)
+                trace, chosen_by, parallel = json.loads(head)
+                k.schedule = Scheduled(trace, parallel, chosen_by)
                 k.cached = True
             else:
                 todo.append((k, stages, key))
@@ -499,10 +461,15 @@ class _Builder:
             if k.symbol in self.schedules.traces:
                 self.log.add("schedule", f"{k.symbol} is scheduled by the given trace")
         for k, stages, key in todo:
-            self._write(k, stages, key, chosen.get(k.symbol))
+            self._begin(k, stages, key, chosen.get(k.symbol))
 
-    def _compile_entries(self) -> None:
-        """The object of the entry, once all kernels are scheduled."""
+    def end(self) -> None:
+        """The object of the entry, once all kernels are compiled."""
+        for k in self.kernels.values():
+            if k.schedule.chosen and not k.cached:
+                found = k.schedule.considered
+                said = f"{k.symbol}: {k.schedule.chosen}"
+                self.log.add("schedule", said, considered=found, detail=not found)
         self.entries = [self._side_by_side(e) for e in self.entries]
         finish = self.code.entry(self.entries, self.stages, self.marks is not None, self.log)
 
@@ -510,6 +477,20 @@ class _Builder:
             self.image = finish()
 
         self.compilers.do(machine_code)
+
+    def _begin(self, k: _Kernel, stages: KernelStages, key: str, found: Chosen | None) -> None:
+        """A kernel waits to be compiled; `found` is its schedule, where it is known already."""
+
+        def taken(answer: Answer) -> None:
+            k.schedule, k.image, k.seconds = answer.schedule, answer.image, answer.seconds
+            self._keep(k, stages, key)
+
+        own = self.by == CHOOSERS.get(self.by.name) and k.symbol not in self.schedules.traces
+        request = None
+        if own and not stages.dumping and not stages.is_edited:
+            request = Request(k.symbol, k.text, self.by.name, self.target)
+        here = partial(self._write, k, stages, key, found)
+        self.compilers.add(Kernel(len(k.text), here, taken, request))
 
     def _write(self, k: _Kernel, stages: KernelStages, key: str, found: Chosen | None) -> None:
         """The text of a kernel, which a compiler compiles."""
@@ -523,26 +504,25 @@ class _Builder:
             return found.trace, found.nest
 
         trace, nest = stages.schedule(group, schedule)
-        k.trace = print_trace(trace)
-        k.parallel = any(isinstance(step, Parallel) for step in trace)
+        given = k.symbol in self.schedules.traces
+        k.schedule = scheduled(trace, None if given else found)
         finish = self.code.kernel(nest, group, stages)
-        if found is not None and k.symbol not in self.schedules.traces:
-            k.considered = str(found)
-            data = {"considered": found.considered, "detail": not found.considered}
-            self.log.add("schedule", f"{k.symbol}: {found}", **data)
-        final = found is None or found.final
-        self.final = self.final and final
         k.seconds = time.perf_counter() - began
 
         def machine_code() -> None:
             began = time.perf_counter()
             k.image = finish()
             k.seconds += time.perf_counter() - began
-            if final and not stages.is_edited:
-                head = json.dumps([k.trace, k.considered, k.parallel])
-                self.cache.put("kernel", key, head.encode() + b"\n" + k.image)
+            self._keep(k, stages, key)
 
         self.compilers.do(machine_code)
+
+    def _keep(self, k: _Kernel, stages: KernelStages, key: str) -> None:
+        """Store a kernel in the cache, unless it could come out differently."""
+        s = k.schedule
+        if s.final and not stages.is_edited:
+            head = json.dumps([s.trace, s.chosen, s.parallel])
+            self.cache.put("kernel", key, head.encode() + b"\n" + k.image)
 
 
 def _chooser(options: Options, target: Target, log: Log) -> Chooser:

@@ -12,6 +12,7 @@ from tilewright.base.cache import Cache
 from tilewright.base.collector import garbage_waits
 from tilewright.base.events import Log
 from tilewright.base.fresh_stack import on_fresh_stack
+from tilewright.driver.program.kernel_process import processes_for
 from tilewright.driver.program.options import Options
 from tilewright.driver.program.phases import Phases
 from tilewright.driver.program.program_cache import key_of, restored
@@ -51,7 +52,9 @@ def compile_graph(
         hit = programs.get("program", key) if key is not None else None
         program = _loaded(hit, graph, options, target, log, machine) if hit is not None else None
     if program is None:
-        made: Program = import_module(_PIPELINE).compiled(graph, options, target, log, key, machine)
+        others = processes_for(graph, target)  # they start while this one imports the pipeline
+        compiled = import_module(_PIPELINE).compiled
+        made: Program = compiled(graph, options, target, log, key, machine, others)
         phases |= made.details.phases
         program = made
     program.details.graph, program.details.phases = graph, phases

@@ -1,0 +1,116 @@
+"""Kernels that another process compiles: the same bytes, and nothing is lost where it cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tilewright import ops
+from tilewright.base import knobs
+from tilewright.base.events import Log
+from tilewright.driver.program import kernel_process
+from tilewright.driver.program.compilers import Compilers, Kernel
+from tilewright.driver.program.kernel_process import Answer, KernelProcess, Request, processes_for
+from tilewright.driver.program.kernel_server import answer
+from tilewright.driver.program.options import Options
+from tilewright.driver.program.programs import compile_graph
+from tilewright.ir.node import Graph, input
+from tilewright.ir.types import TensorType, f32
+from tilewright.targets import default
+
+GROUP = """
+group kernel
+  in a0: f32[40,24]
+  in a1: f32[24,36]
+  out y0: f32[40,36]
+  local t0: f32[40,36]
+  t0[t0.i0,t0.i1] add= a0[t0.i0,t0.r0] * a1[t0.r0,t0.i1] for t0.i0 in 40, t0.i1 in 36, t0.r0 in 24 from 0.0
+  y0[y0.i0,y0.i1] = max(t0[y0.i0,y0.i1], 0.0) for y0.i0 in 40, y0.i1 in 36
+"""  # noqa: E501
+
+
+@pytest.fixture(scope="module")
+def process():
+    started = KernelProcess()
+    wait = time.monotonic() + 60
+    while not started.is_ready(0.1):
+        assert not started.ended and time.monotonic() < wait, "the process does not start"
+    yield started
+    started.close()
+
+
+def test_another_process_gives_the_same_bytes_and_survives_nonsense(process: KernelProcess) -> None:
+    request = Request("k_0", GROUP, "ranked", default())
+    there, here = process.answer(request), answer(request)
+    assert there is not None
+    assert (there.image, there.schedule) == (here.image, here.schedule)
+    assert process.answer(Request("k_0", "no group", "ranked", default())) is None
+    assert not process.ended and process.usable
+
+
+def test_kernels_that_come_back_are_compiled_here(process: KernelProcess) -> None:
+    done: list[str] = []
+    took: list[Answer] = []
+
+    def kernel(name: str, text: str) -> Kernel:
+        request = Request(name, text, "default", default())
+        return Kernel(len(text), lambda: done.append(name), took.append, request)
+
+    with knobs.compile_jobs.override(2), Compilers(default(), [process]) as compilers:
+        compilers.add(kernel("wrong", "no group at all"))
+        compilers.add(kernel("right", GROUP))
+        while len(compilers._answers) < 1:  # the caller does something else meanwhile
+            time.sleep(0.01)
+        compilers.finish()
+    assert [a.schedule.parallel for a in took] == [True]
+    assert done == ["wrong"]
+    wait = time.monotonic() + 60
+    while process not in kernel_process._idle:  # a thread gives it back
+        assert time.monotonic() < wait
+        time.sleep(0.01)
+    kernel_process._idle.remove(process)
+
+
+def test_without_other_processes_everything_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ends at once, and none that can be started."""
+    monkeypatch.setattr(kernel_process, "_SERVER", "pass")
+    monkeypatch.setattr(kernel_process, "_KERNELS", 1)
+    x = input("x", TensorType(f32, (6, 8)))
+    graph = Graph("small", (x,), (ops.exp(ops.neg(x)),))
+    with knobs.compile_jobs.override(2):
+        (ends,) = processes_for(graph, default())
+        ends._process.wait()
+        assert not ends.is_ready(1.0) and ends.ended
+        assert compile_graph(graph, Options(), Log()).kernels
+        monkeypatch.setattr(sys, "executable", "/no/such/python")
+        monkeypatch.setattr(kernel_process, "_idle", [])
+        assert processes_for(graph, default()) == []
+        with knobs.compile_processes.override(False):
+            assert processes_for(graph, default()) == []
+
+
+def test_a_process_ends_with_the_one_that_started_it() -> None:
+    program = (
+        "from tilewright.driver.program.kernel_process import KernelProcess\n"
+        "import os\n"
+        "p = KernelProcess()\n"
+        "print(p._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    pid = int(made.stdout)
+    wait = time.monotonic() + 60
+    while _runs(pid):
+        assert time.monotonic() < wait, "it is still there"
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,171 @@
+"""The processes that compile kernels for this one (kernel_server.py is what they run)."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import select
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from tilewright.base import knobs
+from tilewright.ir.node import Graph
+from tilewright.ir.target import Target
+
+if TYPE_CHECKING:  # loaded where something is compiled
+    from tilewright.tune.choose import Considered
+
+READY = "ready"  # what a process says when it has imported all it needs
+_SERVER = "from tilewright.driver.program.kernel_server import main; main()"
+_ROOT = Path(__file__).resolve().parents[3]  # where the package lies
+# A process for each so many kernels that a graph may have: it starts in the time of about five.
+_KERNELS = 24
+# More of them would wait for one another's memory, and for this process to tell them what to do.
+_MOST = 8
+
+
+@dataclass(frozen=True)
+class Request:
+    """A kernel to compile: its name, the text of its group, and what chooses its schedule."""
+
+    symbol: str
+    text: str
+    chooser: str
+    target: Target
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A kernel's schedule, and how it was chosen."""
+
+    trace: str
+    parallel: bool  # do threads share any of its loops?
+    chosen: str = ""  # in words; nothing where the user gave the trace
+    considered: tuple[Considered, ...] = ()
+    final: bool = True  # would more time give the same?
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A kernel as it was requested, and the seconds that it took."""
+
+    schedule: Scheduled
+    image: bytes
+    seconds: float
+
+
+class KernelProcess:
+    """One process, for one thread at a time."""
+
+    def __init__(self) -> None:
+        paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._owner = os.getpid()
+        self._ready = self.ended = False
+        # -P: files of the current directory are not what is imported.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _SERVER],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def is_ready(self, within: float) -> bool:
+        """Has it imported what it needs, or does it in so many seconds?"""
+        if not self._ready and not self.ended:
+            if select.select([self._output], [], [], within)[0]:
+                self._ready = self._read() == READY
+                self.ended = not self._ready
+        return self._ready
+
+    def answer(self, request: Request) -> Answer | None:
+        """The kernel; None where that process cannot compile it, or has ended."""
+        try:
+            pickle.dump(request, self._input)
+            self._input.flush()
+        except OSError:
+            self.ended = True
+            return None
+        found = self._read()
+        return found if isinstance(found, Answer) else None
+
+    def give_back(self) -> None:
+        """For the next program; one that ends by itself is no longer used."""
+        if self.ended:
+            self.close()
+        else:
+            _idle.append(self)
+
+    @property
+    def usable(self) -> bool:
+        """Is it there, and this process the one that started it, not a copy?"""
+        if self._owner == os.getpid() and self._process.poll() is None:
+            return not self.ended
+        return False
+
+    def close(self) -> None:
+        self.ended = True
+        with suppress(OSError):
+            self._input.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+            return
+        self._process.kill()
+        self._process.wait()
+
+    @property
+    def _input(self) -> IO[bytes]:
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    @property
+    def _output(self) -> IO[bytes]:
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+    def _read(self) -> Any:
+        try:
+            return pickle.load(self._output)
+        except (EOFError, OSError, pickle.UnpicklingError):
+            self.ended = True
+            return None
+
+
+# Processes that compile nothing now.
+_idle: list[KernelProcess] = []
+
+
+@atexit.register
+def _close_all() -> None:
+    while _idle:
+        p = _idle.pop()
+        if p.usable:
+            p.close()
+
+
+def processes_for(graph: Graph, target: Target) -> list[KernelProcess]:
+    """Processes that help to compile a graph, where it is large enough; they start while this one
+    goes on. None where they cannot be started."""
+    jobs = knobs.compile_jobs.get() or target.cores or 1
+    python = sys.executable and not hasattr(sys, "frozen")  # else it is a program of its own
+    if jobs == 1 or not knobs.compile_processes.get() or not python or target.grid is not None:
+        return []
+    distinct = {(n.op, n.type, *(x.type for x in n.inputs)) for n in graph.nodes()}
+    found: list[KernelProcess] = []
+    with suppress(OSError):
+        while len(found) < min(jobs - 1, len(distinct) // _KERNELS, _MOST):
+            found.append(_one())
+    return found
+
+
+def _one() -> KernelProcess:
+    while _idle:
+        p = _idle.pop()
+        if p.usable:
+            return p
+    return KernelProcess()

@@ -1,0 +1,99 @@
+"""A process that compiles kernels for another one, which started it.
+
+Python runs one thread at a time, so with threads alone a program is compiled no faster than its
+schedules are made. A group prints and parses, and what becomes of it is text and bytes: another
+process can make it as well. This one reads requests from its input and writes answers to its
+output. It ends when its input is closed, or when nothing was requested for a while. It never
+imports torch.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+from dataclasses import replace
+from typing import IO
+
+from tilewright.driver.program.kernel_process import READY, Answer, Request, Scheduled
+from tilewright.kernel.legal import legalise
+from tilewright.kernel.step import Trace, print_trace
+from tilewright.kernel.steps.parallel import Parallel
+from tilewright.kernel.text import parse_group
+from tilewright.llvm.emit import emit
+from tilewright.llvm.objects import compile_object
+from tilewright.targets import families
+from tilewright.tune.choose import Chooser, Chosen, Default, Ranked
+
+# Seconds without a request after which the process ends: another program may follow soon.
+_IDLE = 30.0
+
+# What chooses a schedule by its group and target alone, in any process.
+CHOOSERS: dict[str, Chooser] = {c.name: c for c in (Default(), Ranked())}
+
+
+def scheduled(trace: Trace, found: Chosen | None) -> Scheduled:
+    """`found` is None where the user gave the trace."""
+    parallel = any(isinstance(step, Parallel) for step in trace)
+    if found is None:
+        return Scheduled(print_trace(trace), parallel)
+    return Scheduled(print_trace(trace), parallel, str(found), found.considered, found.final)
+
+
+def answer(request: Request) -> Answer:
+    """The same as the process that requests it would make."""
+    began = time.perf_counter()
+    group = replace(parse_group(request.text), name=request.symbol)
+    found = CHOOSERS[request.chooser].choose(group, request.target)
+    text = emit(legalise(found.nest, request.target), request.target)
+    image = compile_object(text, request.target)
+    return Answer(scheduled(found.trace, found), image, time.perf_counter() - began)
+
+
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer until there are no more requests. Where a kernel cannot be compiled the answer is
+    None: the process that requested it tries the same, and reports what is wrong with it."""
+    _send(answers, READY)
+    while _waits(requests):
+        try:
+            request = pickle.load(requests)
+        except EOFError:
+            return
+        try:
+            made = answer(request)
+        except Exception:
+            made = None
+        _send(answers, made)
+
+
+def _send(answers: IO[bytes], what: object) -> None:
+    pickle.dump(what, answers)
+    answers.flush()
+
+
+def _waits(requests: IO[bytes]) -> bool:
+    """Is there a request, or the end of all? Each is written once the last one was answered, so
+    that none is in a buffer of ours. The collector looks for garbage while there is none."""
+    if select.select([requests], [], [], 1.0)[0]:
+        return True
+    gc.collect()
+    return bool(select.select([requests], [], [], _IDLE)[0])
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the process that started this one
+    gc.disable()
+    families()  # declares their instructions
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what anything else prints is no answer
+    try:
+        serve(requests, answers)
+    except BrokenPipeError:
+        pass
+    finally:
+        sys.stderr.flush()
+        os._exit(0)  # nothing has to be tidied up, and LLVM takes its time for it
