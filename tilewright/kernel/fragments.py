@@ -62,6 +62,18 @@ def lane_function(text: str) -> Dim:
     return D.substitute(found, {D.the_sym(D.sym("lane")): D.as_int(LANE)})
 
 
+def without_zeros(fragment: tuple[Coordinate, ...], axes: dict[str, Dim]) -> tuple[Coordinate, ...]:
+    """The fragment without its first coordinates that are 0 for these axes: what a buffer has there
+    says where the fragment begins, as any axis before it does."""
+    table: dict[Sym, Dim] = {D.the_sym(D.sym(a)): v for a, v in axes.items()}
+    first = 0
+    for c in fragment:
+        if c.thread is not None or D.bounds(D.substitute(c.at, table)) != (0, 0):
+            break
+        first += 1
+    return fragment[first:]
+
+
 def placed(
     fragment: tuple[Coordinate, ...], index: tuple[Dim, ...], axes: dict[str, Dim]
 ) -> str | None:

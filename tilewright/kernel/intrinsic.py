@@ -29,6 +29,7 @@ from tilewright.kernel.fragments import (
     lane_function,
     parse_fragment,
     placed,
+    without_zeros,
 )
 from tilewright.kernel.group import Group
 from tilewright.kernel.guards import conditions, copied, unlike_bounds
@@ -493,6 +494,7 @@ def _fragment(
         return Mismatch(f"{operand} of {i.name} lies in registers, {buffer} is {b.scope}", 3)
     fragment = parse_fragment(i.fragments[operand], tuple(short(a) for a, _ in pairs))
     axes: dict[str, Dim] = {short(a): 0 if x is None else D.as_int(x.var) for a, x in pairs}
+    fragment = without_zeros(fragment, axes)
     wrong = placed(fragment, index, axes)
     first = len(index) - len(fragment)
     if wrong is None:
