@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Load
 from tilewright.ir.target import Target
+from tilewright.ir.types import DType
 from tilewright.kernel.defaults.grid_tile_layouts import Layouts
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.distribution import programs_of
 from tilewright.kernel.fragments import WARP
 from tilewright.kernel.group_products import WIDE, across, group_layouts, is_group
+from tilewright.kernel.guards import copied
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Nest, Stmt, Store, reads, walk
 from tilewright.kernel.pieces import Piece, factors, pieces_in
@@ -65,10 +67,14 @@ class Products:
         """How each operand should lie, as a map of its axes, by the products that read it."""
         out: dict[str, dict[str, str]] = {}
         for p in pieces:
-            for x in factors(p) or ():
+            found = factors(p) or ()
+            for x in found:
                 name = str(x.source)
                 axis = adjacent[name]
                 grouped = p.stage in chosen and is_group(chosen[p.stage])
+                if grouped and x is found[0] and "a" in INTRINSICS[chosen[p.stage]].fragments:
+                    out.setdefault(name, {})[p.stage] = "a, b"
+                    continue
                 made = self._blocks(x, axis, p) if grouped else "ab"[1 - axis] + ", " + "ab"[axis]
                 out.setdefault(name, {})[p.stage] = made
         return out
@@ -110,6 +116,9 @@ class Products:
         kinds = (*(x.dtype for x in found), s.value.dtype)
         deep = p.loops[-1].extent
         assert isinstance(deep, int)
+        for name in self._from_registers(kinds):
+            if self._grouped(p, name, adjacent):
+                yield name
         for x in self.target.products:
             i = INTRINSICS[x.instruction]
             if x.dtypes != kinds:
@@ -119,6 +128,23 @@ class Products:
                     yield x.instruction
             elif i.warps == self.warps and self._grouped(p, x.instruction, adjacent):
                 yield x.instruction
+
+    def _from_registers(self, kinds: tuple[DType, ...]) -> Iterator[str]:
+        """Instructions of groups of warps whose first operand is in registers."""
+        for name, i in INTRINSICS.items():
+            if (
+                i.warps == self.warps
+                and "a" in i.fragments
+                and all(map(self.target.has, i.features))
+            ):
+                types = {b.name: b.dtype for b in i.group.buffers}
+                if (types["a"], types["b"], types["c"]) == kinds:
+                    yield name
+
+    def _copied(self, name: str) -> bool:
+        """Is a buffer filled out of an argument's memory?"""
+        stores = [x for x, _ in walk(self.nest.body) if isinstance(x, Store) and x.buffer == name]
+        return any(copied(x.value) is not None for x in stores)
 
     def _grouped(self, p: Piece, name: str, adjacent: Mapping[str, int]) -> bool:
         """Can groups of warps do a product by this instruction?"""
@@ -130,7 +156,9 @@ class Products:
             return False
         for operand, x in zip("ab", found, strict=True):
             if operand in i.fragments:
-                return False
+                if self._copied(str(x.source)) or len(x.index) != 2:
+                    return False
+                continue
             along = self._along(x, adjacent.get(str(x.source), 1), p)
             if along is None or along == across(i, operand):
                 return False

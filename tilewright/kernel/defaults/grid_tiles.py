@@ -19,7 +19,7 @@ from tilewright.kernel.defaults.grid_tile_products import (
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.distribution import Distribution, on_blocks, programs_of
 from tilewright.kernel.fragments import WARP
-from tilewright.kernel.group_products import is_group
+from tilewright.kernel.group_products import is_group, is_group_step
 from tilewright.kernel.guards import copied
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.layouts import layout_text
@@ -81,6 +81,14 @@ def _distributed(s: Scheduler, warps: int, refused: Refusals) -> Refusals:
     found = Layouts(s.nest, body, dict(zip(THREAD_AXES, threads, strict=True)), wanted)
     layouts = found.chosen()
     lost = wanted.keys() - found.products.keys()
+    lost |= {
+        p.stage
+        for p in pieces_in(body)
+        if p.stage in found.products
+        and "a" in INTRINSICS[found.products[p.stage]].fragments
+        and is_group(found.products[p.stage])
+        and not is_group_step(layouts.get(p.loops[-1].name, ()))
+    }
     lost |= _lost_sums(Distribution(s.nest, body, threads, layouts, found.products), body)
     if lost:
         return frozenset((stage, wanted[stage]) for stage in lost)
