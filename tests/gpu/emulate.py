@@ -139,8 +139,11 @@ class Threads:
                 give(name, None, (address, address), f)
         for size in (4, 8, 16):
             kind = "cg" if size == 16 else "ca"
-            f = lambda to, of, size=size: self.copies().ask(to, of, size)  # noqa: E731
-            give(f"nvvm_cp_async_{kind}_shared_global_{size}", None, (address, address), f)
+            name = f"nvvm_cp_async_{kind}_shared_global_{size}"
+            f = lambda to, of, size=size: self.copies().ask(to, of, size, size)  # noqa: E731
+            give(name, None, (address, address), f)
+            part = lambda to, of, read, size=size: self.copies().ask(to, of, size, read)  # noqa: E731
+            give(f"{name}_s", None, (address, address, number), part)
         self.arrivals = Arrivals()
         give("nvvm_mbarrier_init", None, (address,), self.arrivals.begin)
         give("nvvm_mbarrier_arrive", None, (address,), self.arrivals.arrive)

@@ -239,19 +239,21 @@ class Copies:
     """One thread's asynchronous copies. Nothing arrives before it is waited for."""
 
     def __init__(self) -> None:
-        self.groups: list[list[tuple[int, int, int]]] = [[]]
+        self.groups: list[list[tuple[int, int, int, int]]] = [[]]
 
-    def ask(self, to: int, of: int, size: int) -> None:
+    def ask(self, to: int, of: int, size: int, read: int) -> None:
+        """Of `size` bytes, as many as are read; the others are zeros."""
         assert to % size == 0 and of % size == 0, f"a copy of {size} bytes is not aligned"
-        self.groups[-1].append((to, of, size))
+        self.groups[-1].append((to, of, size, read))
 
     def commit(self) -> None:
         self.groups.append([])
 
     def wait(self, pending: int) -> None:
         while len(self.groups) - 1 > pending:
-            for to, of, size in self.groups.pop(0):
-                ctypes.memmove(to, of, size)
+            for to, of, size, read in self.groups.pop(0):
+                ctypes.memset(to, 0, size)
+                ctypes.memmove(to, of, read)
 
 
 def described(
