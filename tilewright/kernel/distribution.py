@@ -23,7 +23,9 @@ from tilewright.ir.expr import Load, Rewriter, Value, cast, const, fn, load
 from tilewright.ir.types import DType, f64, i64
 from tilewright.kernel.divisors import Divisors, dim_part, whole_lanes
 from tilewright.kernel.group import Buffer, pointer_buffer
+from tilewright.kernel.group_products import group_product_loops, is_group, is_group_step
 from tilewright.kernel.guards import copied
+from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.layouts import (
     AXES,
     FRAGMENT,
@@ -56,6 +58,7 @@ from tilewright.kernel.nest import (
     with_bodies,
 )
 from tilewright.kernel.pieces import Piece, choices_in, factors, piece_of, pieces_in, scattered
+from tilewright.kernel.swizzle import Swizzled
 from tilewright.kernel.warp_products import Fragments, is_step, product_loops
 
 GRID = ("grid0", "grid1", "grid2")
@@ -160,8 +163,20 @@ class Distribution:
         if found is not None:
             a, b = found
             yield str(b.source)
-            if not is_step(self.layout(p.loops[-1])):
+            held = is_group_step if is_group(self.products[p.stage]) else is_step
+            if not held(self.layout(p.loops[-1])):
                 yield str(a.source)
+
+    def _swizzles(self) -> dict[str, Swizzled]:
+        """How the operands that instructions read as tiles of shared memory lie in it."""
+        out: dict[str, Swizzled] = {}
+        for p in pieces_in(self.body, self.nest.are("product")):
+            found = factors(p) if p.stage in self.products else None
+            tiles = INTRINSICS[self.products[p.stage]].tiles if found is not None else {}
+            for operand, x in zip("ab", found or ()):
+                if operand in tiles and str(x.source) not in self.registers:
+                    out[str(x.source)] = tiles[operand]
+        return out
 
     def _missing(self, layouts: Iterable[Layout]) -> list[str]:
         """Axes of threads along which all threads would do the same."""
@@ -172,10 +187,11 @@ class Distribution:
 
     def done(self) -> tuple[list[Buffer], tuple[Stmt, ...]]:
         made = self._statements(self.body)
+        swizzles = self._swizzles()
         out = []
         for b in self.buffers.values():
             if b.scope == "local" and b.name not in self.registers and b.name in self._known:
-                b = replace(b, scope="shared")
+                b = replace(b, scope="shared", swizzle=swizzles.get(b.name))
             elif b.name in self.registers:
                 axes = self.registers[b.name]
                 b = replace(b, shape=tuple(axes[k][j].extent for k, j in self._order(b.name)))
@@ -234,7 +250,10 @@ class Distribution:
             return tuple(digits[k][n] for k, n in self._order(name))
 
         laid = Fragments(i, j, r, self.registers, place)
-        return product_loops(p, self.products[p.stage], laid, self.buffers)
+        name = self.products[p.stage]
+        if is_group(name):
+            return group_product_loops(p, name, laid)
+        return product_loops(p, name, laid, self.buffers)
 
     def _laid(self, loops: Iterable[Loop]) -> list[Laid]:
         return [(x, self.layout(x)) for x in loops]
@@ -476,13 +495,13 @@ def used_again(body: tuple[Stmt, ...], shared: Mapping[str, Buffer]) -> tuple[St
     copies = {
         s.buffer for s, _ in walk(body) if isinstance(s, Store) and copied(s.value) is not None
     }
-    free: dict[tuple[DType, tuple[Dim, ...]], list[str]] = {}
+    free: dict[tuple[Any, ...], list[str]] = {}
     names: dict[str, str] = {}
     ends: dict[int, list[str]] = {}
     out: list[Stmt] = []
     for k, s in enumerate(body):
         if isinstance(s, Alloc) and s.buffer in shared and s.buffer not in copies:
-            kind = shared[s.buffer].dtype, shared[s.buffer].shape
+            kind = _kind(shared[s.buffer])
             found = free.get(kind, [])
             names[s.buffer] = found.pop() if found else s.buffer
             ends.setdefault(last[s.buffer], []).append(s.buffer)
@@ -492,7 +511,7 @@ def used_again(body: tuple[Stmt, ...], shared: Mapping[str, Buffer]) -> tuple[St
             inside = tuple(used_again(x, shared) for x in bodies(s))
             out.append(with_bodies(s, inside) if inside else s)
         for name in ends.get(k, []):
-            free.setdefault((shared[name].dtype, shared[name].shape), []).append(names[name])
+            free.setdefault(_kind(shared[name]), []).append(names[name])
     moved = {a: b for a, b in names.items() if a != b}
 
     def on_load(x: Load) -> Value:
@@ -503,6 +522,10 @@ def used_again(body: tuple[Stmt, ...], shared: Mapping[str, Buffer]) -> tuple[St
         return moved.get(name, name), at
 
     return substitute_all(out, {}, on_load, on_store) if moved else tuple(out)
+
+
+def _kind(b: Buffer) -> tuple[Any, ...]:
+    return b.dtype, b.shape, b.swizzle
 
 
 _TRUE = fn("eq", const(0, i64), const(0, i64))

@@ -30,6 +30,7 @@ class Divisors:
         self.definitions = {b: x[0] for b, x in stores.items() if len(x) == 1 and _plain(x[0])}
         # What values share is looked at once.
         self._values: dict[tuple[Value, int], int] = {}
+        self._signs: dict[tuple[Value, int], bool] = {}
         self.lanes: dict[tuple[Value, Sym, int], tuple[int, int] | None] = {}
         self.of: dict[str, int] = dict.fromkeys(stores, MOST)
         for _ in range(_ROUNDS):
@@ -98,6 +99,47 @@ class Divisors:
                 out = min(MOST, out * _two(a.multiple))
         return out
 
+    def not_negative(self, v: Value, depth: int = 0) -> bool:
+        """Is an integer surely at least 0, unless it overflows? Numbers of programs and of elements
+        are, and so is a remainder of what is: its sign is that of the dividend."""
+        known = self._signs.get((v, depth))
+        if known is None:
+            known = self._signs[v, depth] = self._not_negative(v, depth)
+        return known
+
+    def _not_negative(self, v: Value, depth: int) -> bool:
+        if isinstance(v, Const):
+            return v.dtype.is_int and int(v.value) >= 0
+        if isinstance(v, Index):
+            return self.place_not_negative(v.dim, depth)
+        if isinstance(v, Load):
+            made = self.defined(v) if depth < DEEPEST else None
+            return made is not None and self.not_negative(made, depth + 1)
+        if not isinstance(v, Fn) or not v.dtype.is_int:
+            return False
+        if v.name == "cast":
+            of = v.args[0].dtype
+            return of.is_int and of.bits <= v.dtype.bits and self.not_negative(v.args[0], depth)
+        signs = [self.not_negative(x, depth) for x in v.args if x.dtype.is_int]
+        if v.name in ("add", "mul", "min", "floordiv", "quo", "select"):
+            return all(signs)
+        if v.name == "max":
+            return any(signs)
+        return signs[0] if v.name == "rem" else v.name == "mod" and signs[1]
+
+    def place_not_negative(self, x: Dim, depth: int = 0) -> bool:
+        """The same of an index function."""
+        if D.nonneg(x):
+            return True
+        return not isinstance(x, int) and all(
+            c > 0 and all(self._atom_not_negative(a, depth) for a in mono) for mono, c in x.terms
+        )
+
+    def _atom_not_negative(self, a: D.Atom, depth: int) -> bool:
+        if isinstance(a, Data):
+            return self.not_negative(a.value, depth)
+        return D.nonneg(D.from_atom(a))
+
     def factored(self, x: Dim) -> Dim:
         """The same index, with data written as a multiple of what they are known to be one of."""
         if isinstance(x, int) or not D.data_values(x):
@@ -131,7 +173,7 @@ def lane_part(v: Value, lane: Sym, known: Divisors, depth: int = 0) -> tuple[int
     """(c, d) of an integer that is c*lane + a multiple of d, which is the same for all lanes.
 
     The remainder of lane + m by n, both multiples of the number of lanes, is lane + the remainder
-    of m: places are taken not to be negative.
+    of m, if m is not negative: then the remainders of -16 to -9 by 16 would be 0, -15, …, -9.
     """
     key = v, lane, depth
     if key not in known.lanes:
@@ -165,7 +207,8 @@ def _lane_part(v: Value, lane: Sym, known: Divisors, depth: int) -> tuple[int, i
         return a * k, min(MOST, d * _two(k))
     width = D.bounds(extent(lane))[1]
     if v.name in ("rem", "mod") and b == 0 and a in (0, 1) and gcd(d, e) % width == 0:
-        return a, gcd(d, e)
+        signed = v.args[1] if v.name == "mod" else v.args[0]  # whose sign the result has
+        return (a, gcd(d, e)) if known.not_negative(signed, depth) else None
     return None
 
 

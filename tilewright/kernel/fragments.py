@@ -62,11 +62,24 @@ def lane_function(text: str) -> Dim:
     return D.substitute(found, {D.the_sym(D.sym("lane")): D.as_int(LANE)})
 
 
+def without_zeros(fragment: tuple[Coordinate, ...], axes: dict[str, Dim]) -> tuple[Coordinate, ...]:
+    """The fragment without its first coordinates that are 0 for these axes: what a buffer has there
+    says where the fragment begins, as any axis before it does."""
+    table: dict[Sym, Dim] = {D.the_sym(D.sym(a)): v for a, v in axes.items()}
+    first = 0
+    for c in fragment:
+        if c.thread is not None or D.bounds(D.substitute(c.at, table)) != (0, 0):
+            break
+        first += 1
+    return fragment[first:]
+
+
 def placed(
     fragment: tuple[Coordinate, ...], index: tuple[Dim, ...], axes: dict[str, Dim]
 ) -> str | None:
     """What is wrong with an index as a place in a fragment: its last coordinates have to be the
-    declared ones, and those before must not move with the axes."""
+    declared ones, and those before must not move with the axes. The first one in a thread's own
+    memory may begin anywhere: what is further inside lies as it does from 0 on."""
     table: dict[Sym, Dim] = {D.the_sym(D.sym(a)): v for a, v in axes.items()}
     moving = set().union(*(D.symbols(v) for v in axes.values()))
     before, last = index[: -len(fragment)], index[-len(fragment) :]
@@ -79,6 +92,15 @@ def placed(
         want = D.substitute(c.at, table)
         both = D.symbols(i) | D.symbols(want)
         once: dict[Sym, Dim] = {s: 0 for s in both if D.bounds(D.as_int(s)) == (0, 0)}
-        if not D.known_eq(D.substitute(i, once), D.substitute(want, once)):
+        gap = D.substitute(i, once) - D.substitute(want, once)
+        if k == outermost(fragment) and not D.symbols(gap) & moving:
+            continue
+        if not D.known_eq(gap, 0):
             return f"axis {k + len(before)} is {i}, the fragment has {want} there"
     return None
+
+
+def outermost(fragment: tuple[Coordinate, ...]) -> int:
+    """The first coordinate that is a place in a thread's own memory."""
+    own = [k for k, c in enumerate(fragment) if c.thread is None]
+    return own[0] if own else -1

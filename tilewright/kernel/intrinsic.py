@@ -27,8 +27,10 @@ from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.fragments import (
     WARP,
     lane_function,
+    outermost,
     parse_fragment,
     placed,
+    without_zeros,
 )
 from tilewright.kernel.group import Group
 from tilewright.kernel.guards import conditions, copied, unlike_bounds
@@ -493,18 +495,22 @@ def _fragment(
         return Mismatch(f"{operand} of {i.name} lies in registers, {buffer} is {b.scope}", 3)
     fragment = parse_fragment(i.fragments[operand], tuple(short(a) for a, _ in pairs))
     axes: dict[str, Dim] = {short(a): 0 if x is None else D.as_int(x.var) for a, x in pairs}
+    fragment = without_zeros(fragment, axes)
     wrong = placed(fragment, index, axes)
     first = len(index) - len(fragment)
     if wrong is None:
         for k, (d, size) in enumerate(zip(index[first:], b.shape[first:], strict=True)):
-            if size != D.bounds(d)[1] + 1:
+            if k != outermost(fragment) and size != D.bounds(d)[1] + 1:
                 wrong = f"axis {first + k} is of {size}, in the fragment of {D.bounds(d)[1] + 1}"
                 break
     if wrong is not None:
         where = i.fragments[operand]
         return Mismatch(f"{operand} of {i.name} lies as {where}; of {buffer} {wrong}", 3)
     owners = tuple((first + k, c.thread) for k, c in enumerate(fragment) if c.thread is not None)
-    at: tuple[Dim, ...] = (*index[:first], *(0 for _ in fragment))
+    inside = {x.var: 0 for _, x in pairs if x is not None}
+    begins = [D.substitute(d, inside) for d in index[first:]]
+    own = [d if k == outermost(fragment) else 0 for k, d in enumerate(begins)]
+    at: tuple[Dim, ...] = (*index[:first], *own)
     return Operand(operand, buffer, 0, (), at, owners)
 
 

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 
 import tilewright as tw
+from tests.gpu import emulate
 from tilewright.driver.tile.compile import binding_of
 from tilewright.kernel import simt
 from tilewright.kernel.defaults.grid_tiles import schedule_tile_grid
 from tilewright.kernel.distribution import REPORT_WORDS, REPORTS
+from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
 from tilewright.lang.tile import ir
 from tilewright.lang.tile.lowering.lower import lower
 from tilewright.lang.tile.lowering.state import GRID, Lowered
+from tilewright.llvm.grid import emit_kernels
 from tilewright.targets.nvptx import for_capability
 
 
@@ -84,3 +87,24 @@ def _as_plain(x: Any, size: int) -> Any:
 
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return x.view(kinds[size])
+
+
+def run_emulated(
+    kernel: ir.Kernel, grid: tuple[int, ...], values: Sequence[Any], warps: int = 4
+) -> None:
+    """Runs a kernel's code for sm_90a on this processor; float32 and int arguments, and arrays."""
+    low, nest = scheduled(kernel, warps)
+    target = for_capability(90)
+    made = emit_kernels(legalise(nest, target), target)
+    given: dict[str, int] = dict(zip(GRID, (*grid, 1, 1), strict=False))
+    for g, x in zip(low.given, values, strict=True):
+        if g.kind == "pointer":
+            given[g.name] = x.ctypes.data
+        elif g.kind == "dim":
+            given[g.name] = int(x) // g.unit
+        else:
+            given[g.name] = int(np.array(x, np.float32).view(np.int32))
+    loaded = emulate.Loaded(made)
+    for x in made.launches:
+        parameters = [given[name] for name in (*x.arguments, *made.dims)]
+        loaded.launch(x, parameters, (*grid, 1, 1)[:3])

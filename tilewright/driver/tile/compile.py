@@ -17,6 +17,8 @@ from tilewright.driver.program.stages import Stages
 from tilewright.driver.tile.compiled import ADDRESS, POINTER, Binding, CompiledTile
 from tilewright.driver.tile.tile_stages import TileStages, tile_stages
 from tilewright.ir import dim as D
+from tilewright.ir.atom import Quo
+from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import loads
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.tile_kernels import plain_products
@@ -27,7 +29,7 @@ from tilewright.kernel.step import print_trace
 from tilewright.kernel.text import nest_text
 from tilewright.lang.tile.ir import Kernel
 from tilewright.lang.tile.lowering.lower import lower
-from tilewright.lang.tile.lowering.positions import Bound
+from tilewright.lang.tile.lowering.positions import LIMIT, Bound
 from tilewright.lang.tile.lowering.state import APART, GRID, Aliasing, Lowered
 from tilewright.lang.tile.text import kernel_text
 from tilewright.llvm.emit import emit
@@ -97,7 +99,13 @@ def binding_of(low: Lowered, n: Nest, args: Sequence[Buffer]) -> Binding:
         stored,
         low.sites,
         waits,
-        " or ".join(_exceeded(b, low, at) for b in low.bounds),
+        " or ".join(
+            [
+                *(_exceeded(b, low, at) for b in low.bounds),
+                *(f"{_source(x, low, at)} < 1" for x in low.least),
+                *(f"{_source(x, low, at)} > {LIMIT}" for x in low.most),
+            ]
+        ),
     )
 
 
@@ -123,6 +131,29 @@ def _exceeded(b: Bound, low: Lowered, at: dict[str, int]) -> str:
             parts.append(size)
         terms.append(" * ".join([str(factor)] * (factor != 1) + parts))
     return f"{' + '.join(terms)} > {most}"
+
+
+def _source(x: Dim, low: Lowered, at: dict[str, int]) -> str:
+    """A function of a launch's symbols as Python source."""
+    if isinstance(x, int):
+        return str(x)
+    terms: list[str] = []
+    for atoms, c in x.terms:
+        parts = [] if c == 1 and atoms else [str(c)]
+        for a in atoms:
+            if isinstance(a, Sym) and a.name in GRID:
+                parts.append(f"grid[{GRID.index(a.name)}]")
+            elif isinstance(a, Sym):
+                unit = low.given[at[a.name]].unit
+                parts.append(f"(values[{at[a.name]}] // {unit})")
+            else:
+                assert isinstance(a, Quo)
+                first, second = (_source(y, low, at) for y in (a.a, a.b))
+                sign = {"floordiv": "//", "mod": "%"}.get(a.op)
+                plain = f"{a.op}({first}, {second})"
+                parts.append(plain if sign is None else f"(({first}) {sign} ({second}))")
+        terms.append(" * ".join(parts))
+    return " + ".join(terms)
 
 
 def _touched(low: Lowered, at: dict[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

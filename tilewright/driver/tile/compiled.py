@@ -7,6 +7,7 @@ Code and what a launch has to know (`Binding`) are all that a process needs: bot
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,8 +79,8 @@ class CompiledTile:
         lines, args = [], []
         if b.overflows and self.wrapping is not None:
             scope["wrapping"] = self.wrapping
-            lines.append(f"if {b.overflows}:")
-            lines.append("    return wrapping().launch(values, given, grid)")
+            scope["fits"] = set()
+            lines += overflow_lines(b.overflows)
         for k, (which, what) in enumerate(b.slots):
             if what == POINTER:
                 args.append(f"values[{which}]")
@@ -99,6 +100,28 @@ class CompiledTile:
         body = "\n    ".join(lines)
         exec(f"def launch(values, given, grid):\n    {body}\n", scope)
         return scope["launch"]
+
+
+SHORT = 200  # characters of a condition that is computed in every launch
+REMEMBERED = 4096  # launches whose sizes are known to fit
+
+
+def overflow_lines(condition: str) -> list[str]:
+    """The beginning of a launch: where integers would overflow, another variant of the kernel runs.
+    What takes long to compute is remembered, by all numbers that it depends on."""
+    other = "return wrapping().launch(values, given, grid)"
+    if len(condition) <= SHORT:
+        return [f"if {condition}:", f"    {other}"]
+    used = sorted(set(re.findall(r"(?:values|grid)\[\d+\]", condition)))
+    return [
+        f"key = ({', '.join(used)},)",
+        "if key not in fits:",
+        f"    if {condition}:",
+        f"        {other}",
+        f"    if len(fits) > {REMEMBERED}:",
+        "        fits.clear()",
+        "    fits.add(key)",
+    ]
 
 
 def _cell(dtype: str) -> Callable[[Any], Any]:

@@ -23,7 +23,7 @@ import numpy as np
 from tilewright.base import knobs
 from tilewright.base.cache import Cache
 from tilewright.base.events import Log
-from tilewright.driver.tile.compiled import ADDRESS, POINTER, Binding
+from tilewright.driver.tile.compiled import ADDRESS, POINTER, Binding, overflow_lines
 from tilewright.driver.tile.request import Request
 from tilewright.driver.tile.tile_cache import Opaque, binding_text, key_of, read_binding
 from tilewright.ir.target import Target
@@ -110,8 +110,8 @@ class GpuTile:
         lines: list[str] = []
         if b.overflows and self.wrapping is not None:
             scope["wrapping"] = self.wrapping
-            lines.append(f"if {b.overflows}:")
-            lines.append("    return wrapping().launch(values, given, grid)")
+            scope["fits"] = set()
+            lines += overflow_lines(b.overflows)
         given: list[str] = []
         for k, (which, what) in enumerate(b.slots):
             if what in (POINTER, ADDRESS):

@@ -5,6 +5,10 @@ function: a number without a width. A kernel is lowered as if these numbers fitt
 each that is not proved to fit is noted here with the largest magnitude that it can have, a
 polynomial of the arguments and of the grid. A launch for which one of them is too large runs
 another variant of the kernel, in which such numbers are wrapped around like all others.
+
+A divisor such as `min(rows - first, 8)` is positive in every program that has something to do. It
+is taken to be, and the launch computes the least that it can be; where that is not positive, the
+other variant runs, in which quotients and remainders have the signs that they have in C.
 """
 
 from __future__ import annotations
@@ -42,6 +46,23 @@ class Bound:
 class Positions:
     wraps: bool = False  # is whatever is not proved to fit wrapped around?
     assumed: dict[Dim, None] = field(default_factory=dict)  # to fit into 32 bits, without a proof
+    known: Mapping[Atom, str] = field(default_factory=dict)  # what a launch knows, and program ids
+    least: dict[Dim, None] = field(default_factory=dict)  # has to be positive in a launch
+
+    def most(self) -> tuple[Dim, ...]:
+        """Functions of a launch's symbols that must not be more than LIMIT, of those numbers whose
+        magnitude no polynomial is near to: there are quotients by sizes in them."""
+        found = [e for x in self.assumed if (e := self._exact(x)) is not None]
+        return tuple(
+            x
+            for k, x in enumerate(found)
+            if not any(
+                j != k and D.nonneg(y - x) and (j < k or y != x) for j, y in enumerate(found)
+            )
+        )
+
+    def _exact(self, x: Dim) -> Dim | None:
+        return _end(x, self.known, True) if _by_sizes(x) and D.nonneg(x) else None
 
     def fits(self, x: Dim, dtype: DType) -> bool:
         """Is an index function a number of its dtype? One that has large numbers in it has to be
@@ -58,16 +79,78 @@ class Positions:
             self.assumed[x] = None
         return True
 
-    def bounds(self, known: Mapping[Atom, str]) -> tuple[Bound, ...]:
+    def positive(self, x: Dim) -> bool:
+        """Is an index function positive? If that is not known, a launch can tell, in terms of its
+        sizes."""
+        if D.bounds(x)[0] > 0:
+            return True
+        found = None if self.wraps else _end(x, self.known, False)
+        if found is None or D.bounds(found)[1] <= 0:
+            return False
+        self.least[found] = None
+        return True
+
+    def bounds(self) -> tuple[Bound, ...]:
         """What has to hold in a launch, in terms of what it knows. Numbers that depend on data are
         left out: they are not known before the kernel runs."""
         found: list[Polynomial] = []
         for x in self.assumed:
-            p = _magnitude(x, known)
+            p = _magnitude(x, self.known) if self._exact(x) is None else None
             if p is not None and len(p) <= LONGEST and p not in found:
                 found.append(p)
         largest = [p for p in found if not any(q is not p and _at_most(p, q) for q in found)]
         return tuple(map(_bound, largest))
+
+
+def _end(x: Dim, known: Mapping[Atom, str], high: bool) -> Dim | None:
+    """The most or the least that an index function can be in any program, as a function of what a
+    launch knows; None where its parts do not move one way."""
+    total: Dim = 0
+    for atoms, c in () if isinstance(x, int) else x.terms:
+        moving = [a for a in atoms if not (isinstance(a, Sym) and a in known)]
+        part: Dim = c
+        for a in atoms:
+            if a not in moving:
+                part = part * D.from_atom(a)
+        if moving:
+            one = _atom_end(moving[0], known, high == (c > 0))
+            if len(moving) > 1 or one is None or not D.nonneg(part * (1 if c > 0 else -1)):
+                return None
+            part = part * one
+        total = total + part
+    return x if isinstance(x, int) else total
+
+
+def _atom_end(a: Atom, known: Mapping[Atom, str], high: bool) -> Dim | None:
+    if a in known:  # the number of a program
+        return D.sym(known[a], 1) - 1 if high else 0
+    if isinstance(a, Sym):  # a variable of a loop, or an index of a tile
+        end = a.hi if high else a.lo
+        return None if end is None else _end(end, known, high)
+    if not isinstance(a, Quo):
+        return None
+    first = _end(a.a, known, high)
+    if a.op in ("min", "max"):
+        second = _end(a.b, known, high)
+        pick = D.minimum if a.op == "min" else D.maximum
+        return None if first is None or second is None else pick(first, second)
+    by = _end(a.b, known, high if a.op == "mod" else not high)
+    if by is None or not D.known_lt(0, a.b) or not D.nonneg(a.a):
+        return None
+    if a.op == "mod":
+        return by - 1 if high else 0
+    return None if first is None else D.floordiv(first, D.maximum(by, 1))
+
+
+def _by_sizes(x: Dim) -> bool:
+    """Are there quotients by what is no number in an index function?"""
+    for atoms, _ in () if isinstance(x, int) else x.terms:
+        for a in atoms:
+            if isinstance(a, Quo):
+                other = a.op == "floordiv" and not isinstance(a.b, int)
+                if other or _by_sizes(a.a) or _by_sizes(a.b):
+                    return True
+    return False
 
 
 def small(x: Dim, limit: int = LARGE) -> bool:

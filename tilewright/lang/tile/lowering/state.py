@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from tilewright.ir import dim as D
 from tilewright.ir.atom import Atom
-from tilewright.ir.dim import Sym
+from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import load
 from tilewright.ir.types import DType, i32, i64
 from tilewright.kernel.group import Buffer, pointer_buffer
@@ -79,6 +79,9 @@ class Lowered:
     sites: tuple[Site, ...]
     bounds: tuple[Bound, ...] = ()  # of the symbols of a launch, else numbers overflow
     places: Mapping[str, ir.Place] = field(default_factory=dict)  # the lines that stages are from
+    # Functions of a launch's symbols that have to be positive, or not too large.
+    least: tuple[Dim, ...] = ()
+    most: tuple[Dim, ...] = ()
 
 
 @dataclass
@@ -121,6 +124,7 @@ class Lowering:
         )
         for k, a in enumerate(self.kernel.arguments):
             self.tiles[a] = self._argument(k, a)
+        self.positions.known = self._known()
         self.neighbours: dict[str, set[str]] = {}  # arguments that may be into the same memory
         for a, b in self.aliasing.near:
             one, other = self.given[a].name, self.given[b].name
@@ -139,8 +143,10 @@ class Lowering:
             tuple(self.given),
             self.addresses,
             tuple(self.sites),
-            self.positions.bounds(self._known()),
+            self.positions.bounds(),
             self.places,
+            tuple(self.positions.least),
+            self.positions.most(),
         )
 
     def _known(self) -> dict[Atom, str]:

@@ -113,7 +113,7 @@ def mapped(
     exact = _comparison(name, args) or (lambda i: fn(name, *(at(i) for at in ats)))
     # A value that is used twice would be built twice, with all its operands.
     exact = lru_cache(ASKED_AGAIN)(exact)
-    dim = _index_function(name, args, dtype)
+    dim = _index_function(name, args, dtype, positions)
     dim = None if dim is None else lru_cache(ASKED_AGAIN)(dim)
     probe = _probe(shape)
     if dim is not None and positions.fits(dim(probe), dtype):
@@ -135,7 +135,9 @@ def scalar_index(t: Tile) -> Tile:
     return replace(t, dim=lambda i: cast(at(i), i64).as_dim())
 
 
-def _index_function(name: str, args: tuple[Tile, ...], dtype: DType) -> Callable[[At], Dim] | None:
+def _index_function(
+    name: str, args: tuple[Tile, ...], dtype: DType, positions: Positions
+) -> Callable[[At], Dim] | None:
     """Index arithmetic, as far as it goes: what is no index function enters sums as data."""
     known = [a.dim is not None for a in args]
     if dtype not in (i32, i64) or not any(known):
@@ -159,8 +161,9 @@ def _index_function(name: str, args: tuple[Tile, ...], dtype: DType) -> Callable
         return lambda i: pick(x(i), y(i))
     if name in ("floordiv", "quo", "rem", "mod"):
         divide = D.mod if name in ("rem", "mod") else D.floordiv
-        if D.bounds(y(probe))[0] > 0 and D.nonneg(x(probe)):
-            return lambda i: divide(x(i), y(i))
+        if D.nonneg(x(probe)) and positions.positive(y(probe)):
+            # That it is positive is not said by the divisor itself where a launch has to tell.
+            return lambda i: divide(x(i), D.maximum(y(i), 1))
     return None
 
 

@@ -1,0 +1,129 @@
+"""A product of two tiles by groups of four warps (wgmma), as loops: the sums are in registers, the
+operands are tiles of shared memory, which the instruction reads by itself; the first one may be in
+registers too.
+
+A tile has rows of 128 bytes. A wider one is stored in blocks of that many columns, one after the
+other (`a, b -> b//64, a, b%64`). The layouts (kernel/layouts.py) are those of the instruction: of
+the rows `… z f2 y8`, of the columns `f x4 v2`. It goes on while the threads do other things, so a
+wait follows.
+"""
+
+from __future__ import annotations
+
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Load, cast, fn, load
+from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic
+from tilewright.kernel.layouts import FRAGMENT, LANES, REGISTER, Digit, Layout
+from tilewright.kernel.nest import Loop, Stmt, Store, Wait
+from tilewright.kernel.pieces import Piece, factors
+from tilewright.kernel.warp_products import Fragments
+
+WIDE = 64  # elements of a row, and steps of the sum of one use
+BLOCK = 64  # rows of a group of four warps
+MOST_ROWS, MOST_COLUMNS = 128, 256  # of one use
+GROUPS = (4, 8)  # warps that do a product together
+
+
+def is_group(name: str) -> bool:
+    """Is an instruction one of groups of warps?"""
+    return INTRINSICS[name].warps > 1
+
+
+def across(i: Intrinsic, operand: str) -> bool:
+    """Do the rows of an operand run across the sum?"""
+    return len(i.maps.get(operand, ())) == 3
+
+
+def group_layouts(rows: int, columns: int, warps: int) -> tuple[Layout, Layout] | None:
+    """The layouts of the sums, if groups of warps can have them."""
+    if warps not in GROUPS or columns % 8 or not 16 <= columns <= MOST_COLUMNS:
+        return None
+    if rows % (16 * warps) or rows % _rows_of_use(rows):
+        return None
+    uses, parts = rows // _rows_of_use(rows), _rows_of_use(rows) // (16 * warps)
+    turns = [Digit(k) for k in (uses, parts) if k > 1]
+    row = (*turns, Digit(warps, "z"), Digit(2, FRAGMENT), Digit(8, "y"))
+    return row, (Digit(columns // 8, FRAGMENT), Digit(4, "x"), Digit(2, LANES))
+
+
+def is_group_step(x: Layout) -> bool:
+    """Are registers with this layout along the sum what an instruction takes?"""
+    return len(x) == 3 and x == group_steps(x[0].extent * 8)
+
+
+def group_steps(size: int) -> Layout:
+    """The layout along the sum of a first operand in registers."""
+    return Digit(size // 8, FRAGMENT), Digit(4, "x"), Digit(2, LANES)
+
+
+def _rows_of_use(rows: int) -> int:
+    return min(rows, MOST_ROWS)
+
+
+def group_product_loops(p: Piece, instruction: str, laid: Fragments) -> tuple[Stmt, ...]:
+    """The loops of a product, and the wait for it."""
+    s, found, i = p.statement, factors(p), INTRINSICS[instruction]
+    assert isinstance(s, Store) and found is not None
+    rows, columns, deep = (_extent(x) for x in p.loops[-3:])
+    name, used = s.stage, _rows_of_use(rows)
+    # Turns of the instruction, and what it does in one.
+    turn, step = _variable(f"{name}.m0", rows // used), _variable(f"{name}.k0", deep // WIDE)
+    inner: list[Dim] = []
+    places: list[Dim] = []
+    for axis, operand, size in (("i", "a", used), ("j", "b", columns)):
+        blocks = across(i, operand) and size > WIDE
+        at = D.var(f"{name}.{axis}", WIDE if blocks else size)
+        if blocks:
+            block = D.var(f"{name}.{axis}0", size // WIDE)
+            inner += [block, at]
+            at = WIDE * block + at
+        else:
+            inner.append(at)
+        places.append(at)
+    row, column = places
+    k = D.var(f"{name}.k", WIDE)
+    inner.append(k)
+    table = dict(
+        zip(
+            (x.var for x in p.loops[-3:]), (used * turn + row, column, WIDE * step + k), strict=True
+        )
+    )
+    warps = i.warps
+    parts = used // (16 * warps)
+    digits = [*([turn] if rows > used else []), *([row // (16 * warps)] if parts > 1 else [])]
+    digits += [row // 16 % warps, row // 8 % 2, row % 8]
+    others: list[Dim] = [column // 8, column // 2 % 4, column % 2]
+    a, b = found
+    first: Load | object = a.substitute(table)
+    if str(a.source) in laid.registers:
+        along: list[Dim] = [(WIDE * step + k) // 8, k // 2 % 4, k % 2]
+        first = load(str(a.source), laid.place(str(a.source), [digits, along]), a.dtype)
+    second = b.substitute(table)
+    assert isinstance(first, Load) and isinstance(second, Load)
+    sums = s.value.dtype
+    value = fn("mul", cast(first, sums), cast(second, sums))
+    made: Stmt = Store(name, s.buffer, laid.place(s.buffer, [digits, others]), value, s.combine)
+    for n, v in reversed(list(enumerate(inner))):
+        made = Loop(D.the_sym(v), "tensor", (made,), instruction="" if n else instruction)
+    for v in (step, turn):
+        if not isinstance(v, int):
+            made = Loop(D.the_sym(v), "unroll", (made,))
+    return made, Wait(0, products=True)
+
+
+def _extent(x: Loop) -> int:
+    assert isinstance(x.extent, int)
+    return x.extent
+
+
+def _variable(name: str, extent: int) -> Dim:
+    return D.var(name, extent) if extent > 1 else 0
+
+
+def registers_of(x: Layout) -> int:
+    """How many elements along a loop each thread has."""
+    out = 1
+    for d in x:
+        out *= d.extent if d.at in (REGISTER, FRAGMENT, LANES) else 1
+    return out
