@@ -165,9 +165,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=15, help=f"at least {MIN_ROUNDS}")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument(
-        "--tiny", action="store_true", help="small sizes: tries the command itself"
-    )
+    parser.add_argument("--tiny", action="store_true", help="small sizes: tries the command itself")
     parser.add_argument("--json", type=Path, help="write every number to this file")
     options = parser.parse_args()
     trees = [tree.resolve() for tree in options.trees]
