@@ -71,8 +71,11 @@ def test_a_library_is_called_inside_the_graph_where_it_is_faster(
     made = machine.libraries
     assert isinstance(made, FakeLibraries) and made.rooms == 1
     assert {c.function for c in made.calls} == {"product", "convolution"}
-    shown = str(tw.explain(fast))
-    assert "library: 41 µs timed (others: rules: 57 µs timed)" in shown and "Library(" in shown
+    told = tw.explain(fast)
+    found = [told.considered(k) for k in range(len(told.kernels))]
+    assert "cuBLAS through torch: 41 µs timed (others: ours: 57 µs timed)" in found
+    assert "cuDNN through torch: 41 µs timed (others: ours: 57 µs timed)" in found
+    assert "Library" in str(told) and ".visible .entry" in told.assembly(0)
 
 
 def test_ours_stays_where_the_library_is_hardly_faster_or_not_wanted(
@@ -88,7 +91,7 @@ def test_ours_stays_where_the_library_is_hardly_faster_or_not_wanted(
             for _ in range(3):
                 torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
         assert bool(asked) == (not options)
-        assert "Library(" not in str(tw.explain(fast))
+        assert "Library" not in str(tw.explain(fast))
     assert isinstance(machine.libraries, FakeLibraries) and not machine.libraries.calls
 
 
@@ -107,17 +110,17 @@ def test_a_call_that_fails_is_no_candidate(
         fast = on_fake_gpu(net, replace(machine, libraries=Failing(library)))
         torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
         told = [str(e) for e in fast.log.of("schedule")]
-        assert any("library cannot be timed: not on this GPU" in t for t in told)
+        assert any("cuBLAS through torch cannot be timed: not on this GPU" in t for t in told)
 
 
 def test_times_of_a_kernel_and_a_library(gpu: tuple[FakeLibrary, Machine]) -> None:
-    library, machine = gpu
+    _, machine = gpu
     net, x = nn.Linear(4, 3), torch.randn(2, 4)
     with torch.no_grad():
         fast = on_fake_gpu(net, machine)
         torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
     (told,) = [e for e in fast.log.of("schedule") if "timed" in e.message]
-    assert "library" in told.message and "rules" in told.message
+    assert "cuBLAS" in told.message and "ours" in told.message
     with pytest.raises(Unsupported, match="the rules"):
         by = on_gpu.Measured(machine, None, 1.0, fast.log)  # type: ignore[arg-type]
         by._best([(on_gpu.RULES, (), None)], [Unsupported("no")])  # type: ignore[list-item]

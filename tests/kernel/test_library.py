@@ -86,7 +86,7 @@ def called(call: LibraryCall, arrays: dict[str, np.ndarray]) -> None:
 
 
 def test_a_linear_layer_is_a_product_and_a_map_of_ours() -> None:
-    group, nest, call = scheduled(linear(bf16, 6, 8, 10))
+    _, nest, call = scheduled(linear(bf16, 6, 8, 10))
     assert call.function == "product"
     a, b, out = call.views
     assert a.shape == (6, 8) and b.shape == (8, 10) and b.strides == (1, 8)

@@ -49,6 +49,7 @@ MOST_CALLS = 50  # of one kernel in a sample
 MOST_SETS = 4
 RANDOM = 1 << 16  # numbers that are drawn; larger arguments repeat them
 LIBRARY = Choices(library=True)
+LIBRARIES = {"product": "cuBLAS", "convolution": "cuDNN"}
 
 
 @dataclass
@@ -123,7 +124,7 @@ class Measured:
         right: dict[int, float] = {}
         for k, t in enumerate(took):
             if isinstance(t, TilewrightError):
-                said = f"{found[k][0]} cannot be timed: {t.what}"
+                said = f"{_label(found[k])} cannot be timed: {t.what}"
                 self.log.add("schedule", said)
             else:
                 right[k] = t
@@ -132,8 +133,16 @@ class Measured:
         best = min(right, key=lambda k: right[k])
         first = best if right[best] < (1 - MARGIN) * right[0] else 0
         order = sorted(right, key=lambda k: (k != first, right[k]))
-        considered = tuple(Considered(str(found[k][0]), None, right[k]) for k in order)
+        considered = tuple(Considered(_label(found[k]), None, right[k]) for k in order)
         return Chosen(found[first][1], found[first][2], considered)
+
+
+def _label(found: tuple[Choices, Trace, Nest]) -> str:
+    """Who computes it, and by which choices."""
+    choices, _, nest = found
+    if choices.library:
+        return f"{LIBRARIES[library_calls(nest)[0].function]} through torch"
+    return "ours" if choices == RULES else f"ours, {choices}"
 
 
 def timed(nests: Sequence[Nest], target: Target, machine: Machine) -> list[float | TilewrightError]:

@@ -26,8 +26,9 @@ class Scratch:
 
 @dataclass(frozen=True)
 class KernelImage:
-    """The code of a group: calls of libraries, its launches in order, the names of its arguments (inputs, then
-    outputs), the sizes that it takes, and those that every launch takes after its buffers."""
+    """The code of a group: calls of libraries, its launches in order, the names of its arguments
+    (inputs, then outputs), the sizes that it takes, and those that every launch takes after its
+    buffers."""
 
     launches: tuple[Launch, ...]
     arguments: tuple[str, ...]
