@@ -81,7 +81,7 @@ def machine_of(device: torch.device) -> Machine:
         target_of(found),
         allocate,
         lambda: stream(number),
-        torch.cuda.is_current_stream_capturing,
+        torch._C._cuda_isCurrentStreamCapturing,
         torch.cuda.empty_cache,
         os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "1",
         TorchLibraries(place) if can_record() else None,

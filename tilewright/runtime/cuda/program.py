@@ -121,6 +121,24 @@ class _Room:
     libraries: object = None  # where libraries work
     lock: Lock = field(default_factory=Lock)
 
+    def replayed(
+        self, dims: tuple[int, ...], bound: GpuBound, varying: tuple[int, ...], stream: int
+    ) -> bool:
+        """Enqueues the graph that has these addresses, if there is one."""
+        with self.lock:
+            shape = self.shapes.get(dims)
+            if shape is None:
+                return False
+            for k, g in enumerate(shape.graphs):
+                if g.varying == varying and g.bound is bound:
+                    if k:
+                        shape.graphs.insert(0, shape.graphs.pop(k))
+                    if dims:
+                        self.shapes.move_to_end(dims)
+                    g.replay(stream)
+                    return True
+        return False
+
 
 class CudaProgram(Program):
     """A program that was loaded into a GPU."""
@@ -243,11 +261,16 @@ class CudaProgram(Program):
         try:
             stream = machine.stream()
             varying = (*others, *outputs)
-            if not bound.aligned or any(a % VECTOR for a in varying):
-                self._realigned(bound, others, outputs, dims, stream)
+            sizes = tuple(dims)
+            capturing = machine.capturing()
+            room = self._rooms.get(stream)
+            if room is not None and not capturing and room.replayed(sizes, bound, varying, stream):
+                pass  # most calls
+            elif not bound.aligned or any(a % VECTOR for a in varying):
+                self._realigned(bound, others, outputs, sizes, stream)
             else:
-                self._run(bound, others, outputs, tuple(dims), stream)
-            if machine.blocking and not machine.capturing():
+                self._run(bound, others, outputs, sizes, stream)
+            if machine.blocking and not capturing:
                 machine.device.driver.call("cuStreamSynchronize", stream)
                 return self._said() if self._watched else None
         finally:
@@ -273,11 +296,12 @@ class CudaProgram(Program):
         with room.lock:
             shape = self._shape(room, dims)
             varying = (*others, *outputs)
-            for k, g in enumerate(shape.graphs):
-                if g.varying == varying and g.bound is bound:
-                    if k:
-                        shape.graphs.insert(0, shape.graphs.pop(k))
-                    g.replay(stream)
+            oldest = shape.graphs[-1] if len(shape.graphs) == ALIKE else None
+            if oldest is not None and oldest.bound is bound:
+                # Only what a call passes is elsewhere.
+                if _moved(oldest, shape, self._places(bound, others, outputs), varying):
+                    shape.graphs.insert(0, shape.graphs.pop())
+                    oldest.replay(stream)
                     return
             addresses = self._addresses(room, shape, bound, others, outputs)
             shape.calls += 1
@@ -297,6 +321,13 @@ class CudaProgram(Program):
                 shape.users = shape.users or _users(straight)
             shape.graphs.insert(0, found)
             found.replay(stream)
+
+    def _places(
+        self, bound: GpuBound, others: Sequence[int], outputs: Sequence[int]
+    ) -> Sequence[int]:
+        """Where what a call passes stands among all addresses."""
+        first, second = len(bound.first), len(bound.first) + len(others) + len(bound.rest)
+        return (*range(first, first + len(others)), *range(second, second + len(outputs)))
 
     def _recorded(
         self, room: _Room, straight: Sequence[Planned | PlannedCall], addresses: list[int]
@@ -447,6 +478,22 @@ def _users(
             if source != FIXED:
                 found.setdefault(source, {}).setdefault(k, []).append((position, base))
     return found
+
+
+def _moved(graph: _Graph, shape: _Shape, places: Sequence[int], varying: tuple[int, ...]) -> bool:
+    """The graph takes other addresses of what a call passes; False where it cannot."""
+    addresses = list(graph.addresses)
+    changed: dict[int, list[tuple[int, int]]] = {}
+    for n, old, new in zip(places, graph.varying, varying, strict=True):
+        if old != new:
+            addresses[n] = new
+            for k, used in shape.users.get(n, {}).items():
+                changed.setdefault(k, []).extend((at, base + new) for at, base in used)
+    for k, values in changed.items():
+        if not graph.replay.replace(k, values):
+            return False
+    graph.varying, graph.addresses = varying, addresses
+    return True
 
 
 def _replace(
