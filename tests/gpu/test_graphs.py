@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -117,6 +118,49 @@ def test_gradients(gpu: Gpu) -> None:
     for g, p in zip(got, net.parameters(), strict=True):
         assert g is not None and p.grad is not None
         close(g, p.grad)
+
+
+class Images(nn.Module):
+    """A convolution, a norm over batches, pooling, and a loss of classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3)
+        self.last = nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.norm(self.first(x))).mean((2, 3))
+        return nn.functional.cross_entropy(self.last(y), at)
+
+
+def trained(net: nn.Module, machine: Machine, *inputs: torch.Tensor) -> None:
+    """Gradients of a step are eager's, and nothing runs in eager."""
+    other = copy.deepcopy(net)
+    fast = on_fake_gpu(net, machine, strict=True)
+    for _ in range(2):
+        for f, m in ((fast, net), (other, other)):
+            m.zero_grad()
+            out = f(*inputs)
+            loss = out[0] if isinstance(out, tuple) else out
+            loss.square().mean().backward()
+        for p, q in zip(net.parameters(), other.parameters(), strict=True):
+            if q.grad is not None:
+                assert p.grad is not None
+                torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+    assert not tw.explain(fast).fallbacks
+
+
+def test_a_training_step_with_convolutions(gpu: Gpu) -> None:
+    _, machine = gpu
+    trained(Images(), machine, torch.randn(2, 2, 4, 4), torch.tensor([1, 3]))
+
+
+@pytest.mark.slow
+def test_a_training_step_of_bert(gpu: Gpu) -> None:
+    models = pytest.importorskip("tilewright.bench.models")
+    _, machine = gpu
+    example = models.build("bert", True)
+    trained(example.module, machine, *(x[:, :4] for x in example.inputs))
 
 
 def test_a_wrong_index_is_said_at_the_next_call(gpu: Gpu) -> None:

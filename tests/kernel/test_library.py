@@ -146,12 +146,9 @@ def test_the_call_computes_what_its_loops_say(name: str) -> None:
 
 
 def test_what_is_no_product_is_refused() -> None:
-    x, y = arg("x", 5, 7), arg("y", 5, 7)
+    x = graph(build.sum(arg("x", 5, 7), (1,), False))
     with pytest.raises(Refused, match="0 sums of products"):
-        default_schedule(group_of(graph(build.sum(x, (1,), False))), TARGET, LIBRARY)
-    # A sum of products that share nothing is a batch of products of one row and one column.
-    call = scheduled(graph(build.sum(build.mul(x, y), (1,), False)))[2]
-    assert [v.shape for v in call.views] == [(5, 1, 7), (5, 7, 1), (5, 1, 1)]
+        default_schedule(group_of(x), TARGET, LIBRARY)
 
 
 def test_later_steps_leave_the_loops_of_a_call_alone() -> None:

@@ -29,10 +29,10 @@ from tilewright.kernel.text import group_text
 from tilewright.llvm.entry import Slot
 from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import cached_ptx
+from tilewright.runtime.cuda.driver import CudaError
 from tilewright.runtime.cuda.image import KernelImage, Scratch, Size, Steps
 from tilewright.runtime.cuda.image import Work as KernelWork
 from tilewright.runtime.cuda.machine import GivenCall, Machine, Recorded
-from tilewright.runtime.cuda.memory import Memory
 from tilewright.runtime.cuda.plan import Kernels, Plan, Planned, Planner
 from tilewright.runtime.cuda.replay import Called, Launched, Replay, no_libraries
 from tilewright.runtime.cuda.stream import Event
@@ -84,6 +84,12 @@ class Measured:
         began = time.perf_counter()
         try:
             took = timed([nest for *_, nest in found], target, self.machine)
+        except CudaError as problem:
+            if problem.lost:
+                raise
+            # There is no memory for a second set of arguments, say.
+            self.log.add("schedule", f"{group.name} is not timed: {problem.what}")
+            return Chosen(found[0][1], found[0][2], final=False)
         finally:
             self.spent += time.perf_counter() - began
         made = self._best(found, took)
@@ -148,8 +154,17 @@ def _label(found: tuple[Choices, Trace, Nest]) -> str:
 def timed(nests: Sequence[Nest], target: Target, machine: Machine) -> list[float | TilewrightError]:
     """Seconds of a call of each nest on the GPU: medians of rounds in which they take turns. An
     error in its place where one does not run."""
+    before = machine.device.enter()
+    try:
+        return _timed(nests, target, machine)
+    finally:
+        machine.device.leave(before)
+
+
+def _timed(
+    nests: Sequence[Nest], target: Target, machine: Machine
+) -> list[float | TilewrightError]:
     arguments = _Arguments(nests[0], target, machine)
-    machine.device.use()
     samples = [_sample(n, target, machine, arguments) for n in nests]
     times: list[list[float]] = [[] for _ in nests]
     stream = machine.stream()
@@ -185,8 +200,22 @@ class _Arguments:
         copies = min(MOST_SETS, max(1, -(-2 * target.l2 // max(1, sum(sizes)))))
         rng = np.random.default_rng(0)
         one = [_content(b, n, rng) for b, n in zip(self.buffers, sizes, strict=True)]
-        self.sets = [[Memory.of(machine.device, x) for x in one] for _ in range(copies)]
+        self.sets = [[_placed(x, machine) for x in one] for _ in range(copies)]
         self.sizes = {s.name: guess(D.as_int(s)) for s in nest.dims}
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """Memory of the GPU: its address, and what owns it."""
+
+    address: int
+    owner: object
+
+
+def _placed(array: np.ndarray, machine: Machine) -> _Piece:
+    made = _Piece(*machine.lasting(array.nbytes))
+    machine.device.driver.call("cuMemcpyHtoD_v2", made.address, array.ctypes.data, array.nbytes)
+    return made
 
 
 def _content(b: Buffer, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -237,7 +266,7 @@ def _sample(
 
 def _planned(
     nest: Nest, target: Target, machine: Machine, arguments: _Arguments
-) -> tuple[Plan, Memory]:
+) -> tuple[Plan, _Piece]:
     """The launches of a nest, and the memory that they pass on to each other."""
     made = emit_kernels(legalise(without_library(nest), target), target)
     names = tuple(b.name for b in arguments.buffers)
@@ -249,10 +278,10 @@ def _planned(
     slots = tuple(Slot("in", k) for k in range(len(names)))
     entry = Steps("entry", (KernelWork(nest.name, slots, tuple(Size(d) for d in dims)),), dims)
     plan = Planner(kernels, {}, arguments.sizes, 0).plan(entry, len(names), 0)
-    return plan, Memory(machine.device, plan.scratch)
+    return plan, _Piece(*machine.lasting(plan.scratch))
 
 
-def _bound(plan: Plan, arguments: Sequence[Memory], arena: Memory) -> list[Launched | Called]:
+def _bound(plan: Plan, arguments: Sequence[_Piece], arena: _Piece) -> list[Launched | Called]:
     addresses = [*(m.address for m in arguments), arena.address]
     out: list[Launched | Called] = []
     for p in plan.straight or ():
