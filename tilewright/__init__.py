@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from tilewright.base.events import recording as record
-    from tilewright.driver.api import compile, refresh
+    from tilewright.driver.api import compile, refresh, synchronize
     from tilewright.driver.looking.explain import explain
     from tilewright.driver.program.default_passes import passes
     from tilewright.driver.program.options import Options
@@ -57,6 +57,7 @@ __version__ = "0.1.0"
 _FACE = {
     "compile": "tilewright.driver.api",
     "refresh": "tilewright.driver.api",
+    "synchronize": "tilewright.driver.api",
     "save": "tilewright.driver.saving",
     "load": "tilewright.driver.program.saved",
     "explain": "tilewright.driver.looking.explain",
@@ -130,6 +131,7 @@ __all__ = [
     "reinterpret",
     "save",
     "set_threads",
+    "synchronize",
     "te",
     "testing",
 ]

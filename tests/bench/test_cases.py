@@ -18,11 +18,14 @@ OPERATORS = [case for case in catalog.OPERATORS if case.listed]
 def test_names_are_those_of_builders() -> None:
     models = pytest.importorskip("tilewright.bench.models")
     for cases, known in (
-        (catalog.MODELS, models.BUILDERS),
+        ((*catalog.MODELS, *catalog.GPU_ONLY), models.BUILDERS),
         (catalog.OPERATORS, operators.BUILDERS),
     ):
         assert {case.request()["builder"] for case in cases} == set(known)
-    assert len(catalog.ALL) == len(catalog.MODELS) + len(catalog.OPERATORS)
+    lists = (catalog.MODELS, catalog.GPU_ONLY, catalog.OPERATORS)
+    assert len(catalog.ALL) == sum(map(len, lists))
+    on_gpus = catalog.chosen(["models"], "cuda")
+    assert [c.name for c in on_gpus] == list(catalog.GPU_MODELS)
 
 
 def test_suites_names_and_programs() -> None:

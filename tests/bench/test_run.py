@@ -78,7 +78,7 @@ def peers(tmp_path: Path) -> Path:
 def request(folder: Path, **more: object) -> dict[str, object]:
     case = ALL["softmax"].request()
     common = {"case": case, "tiny": True, "dtype": "float32", "threads": 1, "strict": True}
-    common |= {"own_weights": False, "inputs": []}
+    common |= {"own_weights": False, "inputs": [], "device": "cpu"}
     return {**common, "folder": str(folder), "file": str(folder / "right"), **more}
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 import tilewright as tw
 from tests.gpu import te_kernels
 from tests.gpu.function_checks import function_errors
+from tests.gpu.library_checks import library_checks
 from tests.gpu.model_checks import model_checks
 from tests.gpu.product_checks import FUSED, SHAPES, exact_products, group_products, timed
 from tests.gpu.programs import PROGRAMS
@@ -524,7 +525,7 @@ def checks(inductor: bool) -> Iterator[Check]:
     yield Check("variants", variants)
     for name, f in CHECKS.items():
         yield Check(name, f, seconds=120.0)
-    for name, f in model_checks(inductor):
+    for name, f in (*library_checks(inductor), *model_checks(inductor)):
         yield Check(name, f, seconds=150.0)
     yield Check("illegal_address", illegal_address, last=True)
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from tilewright import targets
 from tilewright.driver.program import stages
 from tilewright.driver.torch.api import Compiled
 from tilewright.driver.torch.backend import Session
+from tilewright.driver.torch.libraries import invoke
 from tilewright.driver.torch.options import TorchOptions
 from tilewright.ir.target import Target
 from tilewright.llvm import objects
@@ -27,9 +30,10 @@ from tilewright.llvm.objects import compile_object
 from tilewright.runtime.cuda import program
 from tilewright.runtime.cuda.device import describe
 from tilewright.runtime.cuda.driver import Driver
-from tilewright.runtime.cuda.machine import Machine
+from tilewright.runtime.cuda.machine import GivenCall, Machine
 from tilewright.runtime.cuda.replay import Params
 from tilewright.runtime.library import Library
+from tilewright.tune import on_gpu
 
 # By its PTX: the LLVM text of a module.
 TEXTS: dict[str, str] = {}
@@ -47,6 +51,8 @@ class FakeLibrary:
         self.functions: dict[int, tuple[_Module, str]] = {}
         self.graphs: dict[int, list[int]] = {}
         self.nodes: dict[int, tuple[Any, ...]] = {}
+        self.recorded: dict[int, Callable[[], None]] = {}  # graphs of libraries
+        self.times: dict[int, float] = {}  # of events
         self.replays = 0
         self._next = 1000
 
@@ -128,6 +134,17 @@ class FakeLibrary:
         values = module.values(name, places)
         module.run(name, (gx, gy, gz), (tx, ty, tz), values)
 
+    # ---- events
+
+    def do_cuEventCreate(self, out: Any, _: int) -> None:
+        out._obj.value = self.new(0.0, self.times)
+
+    def do_cuEventRecord(self, event: int, _: int) -> None:
+        self.times[event] = time.perf_counter()
+
+    def do_cuEventElapsedTime(self, out: Any, first: int, last: int) -> None:
+        out._obj.value = (self.times[last] - self.times[first]) * 1e3
+
     # ---- graphs
 
     def do_cuGraphCreate(self, out: Any, _: int) -> None:
@@ -141,6 +158,18 @@ class FakeLibrary:
         assert not nodes or needs._obj.value == nodes[-1]
         out._obj.value = self.new(self._node(params), self.nodes)
         nodes.append(out._obj.value)
+
+    def do_cuGraphAddChildGraphNode(
+        self, out: Any, graph: Any, needs: Any, count: int, below: int
+    ) -> None:
+        nodes = self.graphs[graph.value]
+        assert count == (1 if nodes else 0) and (not nodes or needs._obj.value == nodes[-1])
+        out._obj.value = self.new((self.recorded[below],), self.nodes)
+        nodes.append(out._obj.value)
+
+    def do_cuGraphExecChildGraphNodeSetParams(self, graph: int, node: int, below: int) -> None:
+        assert node in self.graphs[graph]
+        self.nodes[node] = (self.recorded[below],)
 
     def _node(self, address: int) -> tuple[Any, ...]:
         p = Params.from_address(address)
@@ -158,6 +187,9 @@ class FakeLibrary:
     def do_cuGraphLaunch(self, graph: int, _: int) -> None:
         self.replays += 1
         for n in self.graphs[graph]:
+            if len(self.nodes[n]) == 1:
+                self.nodes[n][0]()
+                continue
             module, name, blocks, threads, values = self.nodes[n]
             module.run(name, blocks, threads, values)
 
@@ -204,7 +236,38 @@ def _split(parameters: str) -> list[str]:
     return [p for p in plain.split(",") if p.strip()]
 
 
-def fake_machine(target: Target = PLAIN) -> tuple[FakeLibrary, Machine]:
+@dataclass(frozen=True)
+class _Recorded:
+    graph: int
+
+
+class FakeLibraries:
+    """Libraries of the GPU that is not there: torch's operators on CPU tensors, on the same memory
+    and through the same views."""
+
+    name = "a stand-in"
+
+    def __init__(self, library: FakeLibrary) -> None:
+        self.library = library
+        self.calls: list[GivenCall] = []
+        self.rooms = 0
+
+    def run(self, call: GivenCall, addresses: Sequence[int]) -> None:
+        self.calls.append(call)
+        with torch.no_grad():
+            invoke(call, addresses, torch.device("cpu"))
+
+    def room(self) -> object:
+        self.rooms += 1
+        return object()
+
+    def recorded(self, call: GivenCall, addresses: Sequence[int], room: object) -> _Recorded:
+        assert room is not None
+        places = tuple(addresses)
+        return _Recorded(self.library.new(lambda: self.run(call, places), self.library.recorded))
+
+
+def fake_machine(target: Target = PLAIN, libraries: bool = False) -> tuple[FakeLibrary, Machine]:
     library = FakeLibrary()
     device = describe(0, Driver(library))
 
@@ -213,6 +276,8 @@ def fake_machine(target: Target = PLAIN) -> tuple[FakeLibrary, Machine]:
         return made.data_ptr() + -made.data_ptr() % 256, made
 
     machine = Machine(device, target, allocate, lambda: 0, lambda: False, lambda: None)
+    if libraries:
+        machine = replace(machine, libraries=FakeLibraries(library))
     return library, machine
 
 
@@ -229,6 +294,7 @@ def texts_are_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         m.setenv("TILEWRIGHT_CACHE", "off")
         m.setattr(stages, "assembly", assembly)
         m.setattr(program, "cached_ptx", assembly)
+        m.setattr(on_gpu, "cached_ptx", assembly)
         yield
 
 

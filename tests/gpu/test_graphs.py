@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 import tilewright as tw
 from tests.gpu.fake import FakeLibrary, fake_machine, on_fake_gpu, texts_are_known
 from tilewright.base.errors import Invalid
+from tilewright.driver.torch import late
 from tilewright.runtime.cuda import program
 from tilewright.runtime.cuda.machine import Machine
 
@@ -58,6 +60,28 @@ def test_calls_are_one_graph_whose_addresses_are_replaced(gpu: Gpu) -> None:
     assert ".visible .entry" in tw.explain(fast).assembly(0)
 
 
+def test_a_call_does_only_what_can_have_changed(gpu: Gpu) -> None:
+    """The driver is called to launch, and to replace the addresses that a call passes, where they
+    are used; weights are not looked at again."""
+    library, machine = gpu
+    net = Net().eval()
+    x, places = torch.randn(1, 4), [torch.empty(1, 2) for _ in range(program.ALIKE + 2)]
+    with torch.no_grad():
+        fast = on_fake_gpu(net, machine, strict=True)
+        for y in places[:-1]:
+            fast(x, out=y)
+        count = len(library.calls)
+        fast(x, out=places[-2])
+        assert library.calls[count:] == ["cuCtxGetCurrent", "cuGraphLaunch"]
+        count = len(library.calls)
+        fast(x, out=places[-1])
+        moved = library.calls[count:]
+    # One kernel writes the result.
+    once = ["cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch"]
+    assert moved == ["cuCtxGetCurrent", *once]
+    close(places[-1], net(x))
+
+
 def test_views_of_weights_are_not_copied(gpu: Gpu) -> None:
     _, machine = gpu
     net = nn.Linear(3, 2)
@@ -96,6 +120,49 @@ def test_gradients(gpu: Gpu) -> None:
         close(g, p.grad)
 
 
+class Images(nn.Module):
+    """A convolution, a norm over batches, pooling, and a loss of classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3)
+        self.last = nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.norm(self.first(x))).mean((2, 3))
+        return nn.functional.cross_entropy(self.last(y), at)
+
+
+def trained(net: nn.Module, machine: Machine, *inputs: torch.Tensor) -> None:
+    """Gradients of a step are eager's, and nothing runs in eager."""
+    other = copy.deepcopy(net)
+    fast = on_fake_gpu(net, machine, strict=True)
+    for _ in range(2):
+        for f, m in ((fast, net), (other, other)):
+            m.zero_grad()
+            out = f(*inputs)
+            loss = out[0] if isinstance(out, tuple) else out
+            loss.square().mean().backward()
+        for p, q in zip(net.parameters(), other.parameters(), strict=True):
+            if q.grad is not None:
+                assert p.grad is not None
+                torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+    assert not tw.explain(fast).fallbacks
+
+
+def test_a_training_step_with_convolutions(gpu: Gpu) -> None:
+    _, machine = gpu
+    trained(Images(), machine, torch.randn(2, 2, 4, 4), torch.tensor([1, 3]))
+
+
+@pytest.mark.slow
+def test_a_training_step_of_bert(gpu: Gpu) -> None:
+    models = pytest.importorskip("tilewright.bench.models")
+    _, machine = gpu
+    example = models.build("bert", True)
+    trained(example.module, machine, *(x[:, :4] for x in example.inputs))
+
+
 def test_a_wrong_index_is_said_at_the_next_call(gpu: Gpu) -> None:
     _, machine = gpu
     table = torch.randn(5, 4)
@@ -107,6 +174,27 @@ def test_a_wrong_index_is_said_at_the_next_call(gpu: Gpu) -> None:
     with pytest.raises(IndexError, match=r"out of range|out of bounds") as caught:
         fast(right)
     assert "an earlier call" in "".join(getattr(caught.value, "__notes__", ()))
+    close(fast(right), table[right] * 2)
+
+
+def test_the_last_wrong_index_is_said_when_asked_for_and_at_the_end(
+    gpu: Gpu, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, machine = gpu
+    table = torch.randn(5, 4)
+    fast = on_fake_gpu(lambda at: table[at] * 2, machine)
+    right, wrong = torch.tensor([0, 4, 1]), torch.tensor([0, 5, 1])
+    fast(right)
+    tw.synchronize(fast)
+    fast(wrong)
+    with pytest.raises(IndexError, match=r"out of range|out of bounds"):
+        tw.synchronize(fast)
+    tw.synchronize(fast)
+    fast(wrong)
+    late.report()
+    late.report()  # it is said once
+    said = capsys.readouterr().err
+    assert said.count("an earlier call found an error in its data: IndexError") == 1
     close(fast(right), table[right] * 2)
 
 

@@ -25,6 +25,7 @@ from tilewright.bench.measure import MIN_ROUNDS, busy
 from tilewright.bench.report import about, case_table, markdown, show_summary, write, write_json
 from tilewright.bench.results import Result
 from tilewright.bench.run import Plan, measure
+from tilewright.runtime.cuda.driver import available
 
 PARTS = {
     "overhead": ("overhead", "what a call costs besides its kernels"),
@@ -32,7 +33,8 @@ PARTS = {
     "peak": ("machine", "multiply-adds and bytes per second of this machine"),
 }
 PEERS = ("eager", "inductor", "inductor-freezing", "max-autotune", "onnxruntime", "openvino")
-MORE_PEERS = ("xla", "iree")
+MORE_PEERS = ("xla", "iree", "reduce-overhead")
+GPU_PEERS = ("eager", "inductor", "reduce-overhead", "max-autotune", "xla")
 WIDTH = 140  # of tables where there is no terminal
 
 
@@ -54,14 +56,21 @@ def argument_parser() -> argparse.ArgumentParser:
         help=f"models (the default), ops, FILE.py:NAME, one of {models}, or of {operators}",
     )
     parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cpu", help="cuda: the first GPU, in bfloat16"
+    )
+    parser.add_argument(
+        "--part", default="1/1", metavar="K/N", help="every N-th case, from the K-th: a shorter run"
+    )
+    parser.add_argument(
         "--peers",
-        default=",".join(PEERS),
         help=f"by commas, of {', '.join((*PEERS, *MORE_PEERS))}, or FILE.py:NAME, a function that "
         "takes a module and its inputs and gives a call without arguments",
     )
     parser.add_argument("--rounds", type=int, default=9, help=f"at least {MIN_ROUNDS}")
     parser.add_argument("--threads", type=int, default=0, help="of every contender; 0: all cores")
-    parser.add_argument("--dtype", default="float32", help="of cases that have none of their own")
+    parser.add_argument(
+        "--dtype", help="of cases that have none of their own: float32, on a GPU bfloat16"
+    )
     parser.add_argument("--tiny", action="store_true", help="the sizes of the tests")
     parser.add_argument("--only", choices=["time", "compile"], help="half of the numbers")
     parser.add_argument(
@@ -115,16 +124,19 @@ def _need(*packages: str) -> None:
 
 
 def _plan(given: argparse.Namespace, cases: Sequence[Case]) -> Plan:
-    peers = tuple(dict.fromkeys(name for name in given.peers.split(",") if name))
+    usual = ",".join(PEERS if given.device == "cpu" else GPU_PEERS)
+    listed = usual if given.peers is None else given.peers
+    peers = tuple(dict.fromkeys(name for name in listed.split(",") if name))
     for name in peers:
         if name not in (*PEERS, *MORE_PEERS) and ".py:" not in name:
             known = ", ".join((*PEERS, *MORE_PEERS))
             raise Invalid(
                 f"no peer is called {name!r}", hint=f"known are {known}, and FILE.py:NAME"
             )
-    if given.dtype not in ("float32", "float64", "float16", "bfloat16"):
+    dtype = given.dtype or ("float32" if given.device == "cpu" else "bfloat16")
+    if dtype not in ("float32", "float64", "float16", "bfloat16"):
         raise Invalid(
-            f"nothing is measured in {given.dtype!r}",
+            f"nothing is measured in {dtype!r}",
             hint="dtypes are float32, float64, float16 and bfloat16",
         )
     if given.threads < 0 or given.compile_rounds < 1 or given.patience <= 0:
@@ -134,7 +146,7 @@ def _plan(given: argparse.Namespace, cases: Sequence[Case]) -> Plan:
         peers=peers,
         threads=given.threads or usable_cores(),
         rounds=max(given.rounds, MIN_ROUNDS),
-        dtype=given.dtype,
+        dtype=dtype,
         tiny=given.tiny,
         strict=given.strict or not programs,
         inputs=tuple(given.input or ()),
@@ -143,12 +155,23 @@ def _plan(given: argparse.Namespace, cases: Sequence[Case]) -> Plan:
         compile_rounds=given.compile_rounds,
         contended=given.contended,
         own_weights=given.own_weights,
+        device=given.device,
         patience=given.patience,
     )
 
 
+def _part_of(cases: Sequence[Case], part: str) -> list[Case]:
+    """Every N-th of the cases, from the K-th on, for "K/N"."""
+    first, _, count = part.partition("/")
+    if not (first.isdigit() and count.isdigit() and 1 <= int(first) <= int(count)):
+        raise Invalid(f"{part!r} is no part of the cases", hint="2/3 is every third, from the 2nd")
+    return list(cases)[int(first) - 1 :: int(count)]
+
+
 def _bench(given: argparse.Namespace, console: Console) -> int:
-    cases = chosen(given.cases)
+    if given.device == "cuda" and not available():
+        raise Invalid("there is no GPU to measure", hint="leave --device out, or install a driver")
+    cases = _part_of(chosen(given.cases, given.device), given.part)
     _need("torch", *(["transformers"] if any(c.kind == "model" for c in cases) else []))
     plan = _plan(given, cases)
     if given.plots:

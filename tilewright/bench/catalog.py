@@ -59,6 +59,22 @@ MODELS = (
     ),
 )
 
+# The models of a run on a GPU, besides those of above: larger batches and a larger Llama.
+GPU_ONLY = tuple(
+    Case(name, about, "model", listed=False)
+    for name, about in (
+        ("bert_b32", "BERT-base, 32 times 128 tokens"),
+        ("resnet50_b64", "ResNet-50, 64 images of 224²"),
+        ("vit_b8", "ViT-B/16, 8 images of 224²"),
+        ("llama_1b_decode1", "a Llama of 16 layers × 2048, one token"),
+        ("llama_1b_512", "the same Llama, 512 tokens"),
+    )
+)
+GPU_MODELS = (
+    *("bert", "bert_b32", "gpt2", "resnet50", "resnet50_b64", "vit_b8"),
+    *("llama_1b_decode1", "llama_1b_512", "t5"),
+)
+
 OPERATORS = (
     *_operators(
         ("softmax", "softmax of 4096 rows of 1024"),
@@ -89,14 +105,16 @@ OPERATORS = (
 )
 
 SUITES = {"models": MODELS, "ops": OPERATORS}
-ALL = {case.name: case for suite in SUITES.values() for case in suite}
+ALL = {case.name: case for suite in (*SUITES.values(), GPU_ONLY) for case in suite}
 
 
-def chosen(names: Sequence[str]) -> list[Case]:
+def chosen(names: Sequence[str], device: str = "cpu") -> list[Case]:
     """The cases behind suites, names and programs, each once."""
     found: dict[str, Case] = {}
     for name in names:
-        if name in SUITES:
+        if name == "models" and device != "cpu":
+            found |= {name: ALL[name] for name in GPU_MODELS}
+        elif name in SUITES:
             found |= {case.name: case for case in SUITES[name] if case.listed}
         elif name in ALL:
             found[name] = ALL[name]

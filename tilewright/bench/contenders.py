@@ -43,6 +43,7 @@ class Entrant:
     strict: bool = True  # ours only: a fallback to eager is an error
     name: str = ""  # of its builder
     own_weights: bool = False  # ours only: packed weights have no second copy
+    device: str = "cpu"
 
     @property
     def module(self) -> nn.Module:
@@ -88,9 +89,14 @@ def inductor_freezing(e: Entrant) -> Call:
     return inductor(e, freezing=True)
 
 
+def reduce_overhead(e: Entrant) -> Call:
+    """With CUDA graphs."""
+    return inductor(e, "reduce-overhead")
+
+
 def max_autotune(e: Entrant) -> Call:
     """Its own templates of products pack constant weights, so weights are frozen here too."""
-    return inductor(e, "max-autotune", freezing=True)
+    return inductor(e, "max-autotune", freezing=e.device == "cpu")
 
 
 def onnxruntime(e: Entrant) -> Call:
@@ -146,8 +152,9 @@ def xla(e: Entrant) -> Call:
 
     if e.name not in FUNCTIONS:
         raise Unavailable(f"{e.name} is not spelled in JAX")
-    _keep_to_cores(e.threads)
-    jax.config.update("jax_platforms", "cpu")
+    if e.device == "cpu":
+        _keep_to_cores(e.threads)
+        jax.config.update("jax_platforms", "cpu")
     weights = [w.detach() for w in e.module.parameters()]
     fast = jax.jit(partial(FUNCTIONS[e.name], jax))
     given = [_jax_array(jax, x) for x in (*e.inputs, *weights)]
@@ -155,6 +162,7 @@ def xla(e: Entrant) -> Call:
 
 
 def _jax_array(jax: Any, x: torch.Tensor) -> Any:
+    x = x.cpu()
     if x.dtype is torch.bfloat16:
         return jax.numpy.asarray(x.float().numpy()).astype(jax.numpy.bfloat16)
     return jax.numpy.asarray(x.numpy())
@@ -190,6 +198,7 @@ PEERS: dict[str, Callable[[Entrant], Call]] = {
     "eager": eager,
     "inductor": inductor,
     "inductor-freezing": inductor_freezing,
+    "reduce-overhead": reduce_overhead,
     "max-autotune": max_autotune,
     "onnxruntime": onnxruntime,
     "openvino": openvino,

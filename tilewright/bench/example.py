@@ -17,13 +17,23 @@ class Example:
     inputs: tuple[torch.Tensor, ...]
 
 
+def on_device(example: Example, device: str) -> Example:
+    """Constants of a model may be made elsewhere, whatever the default device is."""
+    if device == "cpu":
+        return example
+    return Example(example.module.to(device), tuple(x.to(device) for x in example.inputs))
+
+
 # A builder's argument says whether it builds the tiny size.
 Builder = Callable[[bool], Example]
 
 
-def prepared(builder: Builder, tiny: bool, dtype: torch.dtype, seed: int = 0) -> Example:
-    """In eval mode and at `dtype`; the same weights and inputs for the same seed."""
+def prepared(
+    builder: Builder, tiny: bool, dtype: torch.dtype, seed: int = 0, device: str = "cpu"
+) -> Example:
+    """In eval mode, at `dtype` and on `device`; the same weights and inputs for the same seed."""
     torch.manual_seed(seed)
-    example = builder(tiny)
+    with torch.device(device):
+        example = on_device(builder(tiny), device)
     inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in example.inputs)
     return Example(example.module.to(dtype).eval(), inputs)

@@ -55,19 +55,24 @@ def judge(example: Example, file: Path) -> dict[str, Any]:
     for hook in hooks:
         hook.remove()
     reference = in_double(copy.deepcopy(example.module).double(), *example.inputs)
-    torch.save({"eager": pytree.tree_leaves(eager), "exact": pytree.tree_leaves(reference)}, file)
+    torch.save({"eager": _on_cpu(eager), "exact": _on_cpu(reference)}, file)
     return asdict(facts_of(example, eager, counter.get_total_flops(), gathered))
 
 
 def verdict(results: Any, file: Path) -> tuple[str | None, float]:
     """What is wrong by the oracle, if anything, and the error relative to the largest value."""
     saved = torch.load(file)
-    ours = pytree.tree_leaves(results)
+    ours = _on_cpu(results)
     wrong = disagreements(ours, saved["eager"], saved["exact"])
     if len(ours) != len(saved["exact"]):
         return "; ".join(wrong), math.inf
     worst = [_relative_error(x, y) for x, y in zip(ours, saved["exact"])]
     return "; ".join(wrong) or None, max(worst, default=0.0)
+
+
+def _on_cpu(results: Any) -> list[Any]:
+    leaves = pytree.tree_leaves(results)
+    return [x.cpu() if isinstance(x, torch.Tensor) else x for x in leaves]
 
 
 def _relative_error(ours: Any, exact: Any) -> float:

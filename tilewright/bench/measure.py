@@ -58,21 +58,30 @@ def take_turns(
     return found
 
 
-def repeats_of(call: Callable[[], object]) -> int:
+def nothing() -> None:
+    """Calls on a processor are done when they return."""
+
+
+def repeats_of(call: Callable[[], object], settle: Callable[[], None] = nothing) -> int:
     """Calls that make up a round."""
     for _ in range(2):
-        once = seconds(call, 1)
+        once = seconds(call, 1, settle)
     return max(1, math.ceil(ROUND_SECONDS / max(once, 1e-7)))
 
 
-def seconds(call: Callable[[], object], repeats: int) -> float:
-    """Per call. The garbage collector waits: it would stop one contender for another's garbage."""
+def seconds(
+    call: Callable[[], object], repeats: int, settle: Callable[[], None] = nothing
+) -> float:
+    """Per call; `settle` waits until the work of all of them is done. The garbage collector waits:
+    it would stop one contender for another's garbage."""
     collecting = gc.isenabled()
     gc.disable()
+    settle()
     try:
         start = time.perf_counter()
         for _ in range(repeats):
             call()
+        settle()
         return (time.perf_counter() - start) / repeats
     finally:
         if collecting:

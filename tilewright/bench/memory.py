@@ -16,6 +16,14 @@ from tilewright.runtime.program import Program
 
 def peak_allocated(call: Callable[[], object]) -> int:
     """Bytes that a call has from torch's allocator at its peak: results, temporaries, scratch."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        held = call()
+        torch.cuda.synchronize()
+        del held
+        return torch.cuda.max_memory_allocated() - before
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as found:
         held = call()
@@ -47,4 +55,4 @@ def weight_bytes(module: nn.Module) -> int:
 
 
 def _programs() -> list[Program]:
-    return [found for found in gc.get_objects() if type(found) is Program]
+    return [found for found in gc.get_objects() if issubclass(type(found), Program)]

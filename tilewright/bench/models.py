@@ -80,14 +80,19 @@ def randomize_batch_norm(module: nn.Module) -> nn.Module:
 
 
 @model("resnet50")
-def resnet50(tiny: bool) -> Example:
+def resnet50(tiny: bool, batch: int = 1) -> Example:
     sizes: dict[str, Any] = (
         {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [2, 1], "num_labels": 10}
         if tiny
         else {"num_labels": 1000}
     )
     inner = hf.ResNetForImageClassification(hf.ResNetConfig(layer_type="bottleneck", **sizes))
-    return vision(randomize_batch_norm(inner), image(33 if tiny else 224), "logits")
+    return vision(randomize_batch_norm(inner), image(33 if tiny else 224, batch), "logits")
+
+
+@model("resnet50_b64")
+def resnet50_b64(tiny: bool) -> Example:
+    return resnet50(tiny, 2 if tiny else 64)
 
 
 @model("mobilenetv2")
@@ -115,11 +120,16 @@ def convnext(tiny: bool) -> Example:
 
 
 @model("bert")
-def bert(tiny: bool) -> Example:
+def bert(tiny: bool, batch: int = 1) -> Example:
     sizes = _transformer(tiny) | ({"vocab_size": 101} if tiny else {})
     inner = hf.BertModel(hf.BertConfig(**sizes))
-    ids = tokens(inner.config.vocab_size, 1, 13 if tiny else 128)
+    ids = tokens(inner.config.vocab_size, batch, 13 if tiny else 128)
     return language(inner, ids, "last_hidden_state", "pooler_output")
+
+
+@model("bert_b32")
+def bert_b32(tiny: bool) -> Example:
+    return bert(tiny, 2 if tiny else 32)
 
 
 @model("gpt2")
@@ -130,11 +140,16 @@ def gpt2(tiny: bool) -> Example:
 
 
 @model("vit")
-def vit(tiny: bool) -> Example:
+def vit(tiny: bool, batch: int = 1) -> Example:
     side = 24 if tiny else 224
     sizes = _transformer(tiny) | ({"patch_size": 8} if tiny else {})
     inner = hf.ViTForImageClassification(hf.ViTConfig(image_size=side, num_labels=10, **sizes))
-    return vision(inner, image(side), "logits")
+    return vision(inner, image(side, batch), "logits")
+
+
+@model("vit_b8")
+def vit_b8(tiny: bool) -> Example:
+    return vit(tiny, 2 if tiny else 8)
 
 
 def llama_config(tiny: bool) -> Any:
@@ -161,6 +176,27 @@ def llama_decode1(tiny: bool) -> Example:
     """The same Llama on a single token: every weight is read for one row."""
     inner = hf.LlamaForCausalLM(llama_config(tiny))
     return language(inner, tokens(inner.config.vocab_size, 1, 1), "logits")
+
+
+def llama_1b(tiny: bool, length: int) -> Example:
+    """1.1 billion parameters: 16 layers of 2048, grouped queries."""
+    config = llama_config(tiny)
+    if not tiny:
+        config.hidden_size, config.intermediate_size = 2048, 8192
+        config.num_hidden_layers, config.num_attention_heads = 16, 32
+        config.num_key_value_heads, config.head_dim = 8, 64
+    inner = hf.LlamaForCausalLM(config)
+    return language(inner, tokens(config.vocab_size, 1, length), "logits")
+
+
+@model("llama_1b_decode1")
+def llama_1b_decode1(tiny: bool) -> Example:
+    return llama_1b(tiny, 1)
+
+
+@model("llama_1b_512")
+def llama_1b_512(tiny: bool) -> Example:
+    return llama_1b(tiny, 13 if tiny else 512)
 
 
 @model("mlp")

@@ -20,6 +20,7 @@ from tilewright.base.errors import Invalid
 from tilewright.bench.measure import geometric_mean, median_interval
 from tilewright.bench.results import OURS, FirstCall, Result, Timing
 from tilewright.bench.run import Plan
+from tilewright.runtime.cuda.device import device
 
 Row = list[str]
 NONE = "–"
@@ -211,18 +212,24 @@ def markdown(results: Sequence[Result], plan: Plan, warning: str | None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def gpu_name() -> str:
+    return device(0).name
+
+
 def about(plan: Plan) -> str:
     """Under which conditions the numbers were taken."""
     size = "tiny sizes" if plan.tiny else "full sizes"
     rounds = f"medians of {plan.rounds} rounds in which all take turns"
     threads = "1 thread" if plan.threads == 1 else f"{plan.threads} threads"
-    return f"{platform.machine()}, {threads} each, {size}, {rounds}; within: 95 % intervals."
+    where = platform.machine() if plan.device == "cpu" else f"{gpu_name()} ({platform.machine()})"
+    return f"{where}, {threads} each, {size}, {rounds}; within: 95 % intervals."
 
 
 def write_json(path: Path, results: Sequence[Result], plan: Plan, warning: str | None) -> None:
     found: dict[str, Any] = {
         "warning": warning,
         "machine": platform.machine(),
+        "device": plan.device if plan.device == "cpu" else gpu_name(),
         "threads": plan.threads,
         "tiny": plan.tiny,
         "rounds": plan.rounds,

@@ -42,6 +42,7 @@ class Plan:
     compile_rounds: int = 3
     contended: bool = False
     own_weights: bool = False
+    device: str = "cpu"
     patience: float = PATIENCE
 
     @property
@@ -97,6 +98,7 @@ class _Measurement:
             "threads": self.plan.threads,
             "strict": self.plan.strict,
             "own_weights": self.plan.own_weights,
+            "device": self.plan.device,
             "inputs": list(self.plan.inputs),
             "folder": str(self.folder),
         }
@@ -214,7 +216,9 @@ class _Measurement:
             return math.nan
 
     def _machine(self, alive: ExitStack, facts: dict[str, Any]) -> Process | None:
-        """A process whose rounds measure what the machine can do."""
+        """A process whose rounds measure what the machine can do: of processors."""
+        if self.plan.device != "cpu":
+            return None
         self.tell("the machine's own limits")
         child = alive.enter_context(self.process())
         try:

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from tilewright.bench.contenders import CONTENDERS, Call, Entrant, Unavailable, as_tensors
-from tilewright.bench.example import Example, prepared
-from tilewright.bench.measure import repeats_of, seconds
+from tilewright.bench.example import Example, on_device, prepared
+from tilewright.bench.measure import nothing, repeats_of, seconds
 from tilewright.bench.resident import ResidentPeak
 
 Answer = dict[str, Any]
@@ -40,10 +40,11 @@ def late(name: str) -> Any:
 def build(request: Answer) -> Example:
     """The example of a case: the same one in every process."""
     case, dtype = request["case"], getattr(torch, request["dtype"])
+    device = request["device"]
     if case["kind"] == "program":
-        return late("programs").example(case["builder"], request["inputs"])
+        return on_device(late("programs").example(case["builder"], request["inputs"]), device)
     builders = late(_BUILDERS[case["kind"]]).BUILDERS
-    return prepared(builders[case["builder"]], request["tiny"], dtype)
+    return prepared(builders[case["builder"]], request["tiny"], dtype, device=device)
 
 
 class Worker:
@@ -53,6 +54,7 @@ class Worker:
         self.call: Call | None = None
         self.measures: dict[str, Callable[[], float]] = {}
         self.example: Example | None = None
+        self.settle: Callable[[], None] = nothing
 
     def judge(self, request: Answer) -> Answer:
         """Facts about a case, and right results to compare the others with."""
@@ -81,11 +83,15 @@ class Worker:
             request["strict"],
             request["case"]["builder"],
             request["own_weights"],
+            request["device"],
         )
+        self.settle = torch.cuda.synchronize if request["device"] == "cuda" else nothing
+        self.settle()
         grown = ResidentPeak()
         start = time.perf_counter()
         self.call = self._contender(request["contender"])(entrant)
         results = self.call()
+        self.settle()
         answer: Answer = {"first": time.perf_counter() - start, "resident": grown.grown()}
         if "file" in request:
             found = as_tensors(results, request["dtype"])
@@ -102,11 +108,11 @@ class Worker:
         assert call is not None
         for _ in range(HOT_CALLS):
             call()
-        repeats = repeats_of(call)
+        repeats = repeats_of(call, self.settle)
 
         def measure() -> float:
             call()  # the others have had the caches
-            return seconds(call, repeats)
+            return seconds(call, repeats, self.settle)
 
         self.measures["call"] = measure
         return {"repeats": repeats}

@@ -41,6 +41,13 @@ def refresh(compiled: Any) -> None:
         session.refresh()
 
 
+def synchronize(compiled: Any) -> None:
+    """Wait until the work of all calls is done, and raise what they found in their data: on a GPU
+    that is known only then. Without this the next call raises it."""
+    for session in sessions_of(compiled):
+        session.synchronise()
+
+
 def sessions_of(compiled: Any) -> list[Any]:
     """What the torch side made of a compiled function; an error if it was not compiled here."""
     return torch_side(_TORCH_LOOKUP, "a compiled function").sessions_of(compiled)

@@ -30,11 +30,17 @@ from tilewright.kernel.guards import copied
 # lane      the lanes of one vector
 # tensor    the loops of one declared instruction (kernel/intrinsic.py), which the outermost names;
 #           they say what it computes and run one after the other where there is no such instruction
+# library   with all inside, a part of what one call of a library computes (kernel/library.py); such
+#           loops are outermost, and run one after the other where there is no library
 # block.*   the blocks of a grid, in any order
 # thread.*  the threads of a block (the rules are in kernel/threads.py)
 BLOCKS = ("block.x", "block.y", "block.z")
 THREADS = ("thread.x", "thread.y", "thread.z")
-KINDS = ("serial", "independent", "parallel", "unroll", "lane", "tensor", *BLOCKS, *THREADS)
+KINDS = (
+    *("serial", "independent", "parallel", "unroll", "lane", "tensor", "library"),
+    *BLOCKS,
+    *THREADS,
+)
 ANY_ORDER = ("independent", "parallel")
 # shared: one per block of threads; stack, heap, let: local, of legal nests (memory.py and hoist.py
 # of kernel/legal/); the others are explained at group.Buffer

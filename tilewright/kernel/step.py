@@ -23,6 +23,7 @@ from tilewright.kernel.axis import is_below
 from tilewright.kernel.dependence import Carried
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.intrinsic import tensor_faults
+from tilewright.kernel.library import library_loops
 from tilewright.kernel.nest import (
     BRANCH,
     TENSOR,
@@ -42,8 +43,9 @@ STEPS: dict[str, type[Step]] = {}
 
 
 def _keeping_instructions(apply: Callable[[Any, Nest], Nest]) -> Callable[[Any, Nest], Nest]:
-    """A step that would change what a tensorized loop computes or touches refuses, and so
-    does one that moves statements across branches or pointers without checking them."""
+    """A step that would change what a tensorized loop computes or touches refuses, or the loops of
+    a library call, and so does one that moves statements across branches or pointers without
+    checking them."""
 
     @wraps(apply)
     def checked(self: Step, n: Nest) -> Nest:
@@ -53,6 +55,9 @@ def _keeping_instructions(apply: Callable[[Any, Nest], Nest]) -> Callable[[Any, 
         if holds(n, TENSOR):
             for what, _ in tensor_faults(out, n):
                 self.need(False, what, "Tensorize last")
+        called = library_loops(n)
+        if called:
+            self.need(library_loops(out) == called, "a library is called for these loops")
         return out
 
     return checked

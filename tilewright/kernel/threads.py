@@ -56,11 +56,12 @@ from tilewright.kernel.nest import (
 
 
 def launches(body: tuple[Stmt, ...]) -> list[tuple[Stmt, ...]]:
-    """The outermost statements as launches: a grid alone, what is between grids as one block."""
+    """The outermost statements as launches: a grid or a library's loop alone, what is between them
+    as one block."""
     out: list[tuple[Stmt, ...]] = []
     between: list[Stmt] = []
     for s in body:
-        if isinstance(s, Loop) and s.kind in BLOCKS:
+        if isinstance(s, Loop) and s.kind in (*BLOCKS, "library"):
             out += [tuple(between), (s,)]
             between = []
         else:

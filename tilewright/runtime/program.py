@@ -146,6 +146,11 @@ class Program:
     def settle(self) -> None:
         """Returns when all enqueued work is done."""
 
+    def check(self) -> list[int] | None:
+        """What calls found in their data (see `watch`) and have not returned yet, once all work is
+        done."""
+        return None
+
     def watch(self, count: int) -> None:
         """The last `count` outputs are 64-bit integers that only the caller reads: they lie in the
         frame of a call, which returns them where the first is not 0. Before any call."""

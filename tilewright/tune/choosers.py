@@ -7,12 +7,15 @@ from importlib import import_module
 
 from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid
+from tilewright.base.events import Log
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group
+from tilewright.runtime.cuda.machine import Machine
 from tilewright.tune.choose import Chooser, Chosen, Default, Ranked
 
 # What uses the clock is loaded when something does: it takes as long as compiling several kernels.
 _TIMED = "tilewright.tune.timed"
+_ON_GPU = "tilewright.tune.on_gpu"
 NAMES = ("default", "ranked", "timed")
 
 
@@ -24,6 +27,11 @@ def chooser(name: str, cache: Cache, seconds: float) -> Chooser:
     if name not in known:
         raise Invalid(f"there is no way to choose called {name!r}", hint=f"it is {_or(NAMES)}")
     return known[name]
+
+
+def on_gpu(machine: Machine, cache: Cache, seconds: float, log: Log) -> Chooser:
+    """By the clock of a GPU, libraries among the candidates."""
+    return import_module(_ON_GPU).Measured(machine, cache, seconds, log)
 
 
 def choose_all(by: Chooser, groups: Mapping[str, Group], target: Target) -> dict[str, Chosen]:

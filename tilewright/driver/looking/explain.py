@@ -31,6 +31,7 @@ from tilewright.ir.node import Constant, Graph, Input, Item, Op
 from tilewright.ir.passes import PassRun
 from tilewright.ir.target import Target
 from tilewright.kernel.legal import legalise
+from tilewright.kernel.library import without_library
 from tilewright.kernel.nest import Nest, start
 from tilewright.kernel.step import apply, parse_trace
 from tilewright.kernel.steps.parallel import Parallel
@@ -144,7 +145,7 @@ class Explanation:
         return assembly(self.llvm(k), self._target(k))
 
     def _legal(self, k: int) -> Nest:
-        return legalise(self._nest(k), self._target(k))
+        return legalise(without_library(self._nest(k)), self._target(k))
 
     def _target(self, k: int) -> Target:
         found = self._kernel(k)

@@ -13,6 +13,7 @@ from tilewright.driver.program.stages import KernelStages, Stages
 from tilewright.ir.dim import Dim
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer, Group
+from tilewright.kernel.library import library_calls, without_library
 from tilewright.kernel.nest import Nest
 from tilewright.llvm.emit import emit
 from tilewright.llvm.entry import Action, Branch, Entry, calls_of, emit_entries
@@ -98,13 +99,14 @@ class Grids:
         self.target, self.machine = target, machine
 
     def kernel(self, nest: Nest, group: Group, stages: KernelStages) -> Callable[[], bytes]:
-        made = emit_kernels(stages.legal(nest, self.target), self.target)
+        calls = library_calls(nest)
+        made = emit_kernels(stages.legal(without_library(nest), self.target), self.target)
         names = tuple(b.name for b in (*group.inputs, *group.outputs))
         scratch = tuple(Scratch(b.name, _bytes(b)) for b in made.scratch)
 
         def compiled() -> bytes:
-            ptx = stages.ptx(made.text, self.target)
-            image = KernelImage(made.launches, names, scratch, group.dims(), made.dims, ptx)
+            ptx = stages.ptx(made.text, self.target) if made.launches else b""
+            image = KernelImage(made.launches, names, scratch, group.dims(), made.dims, ptx, calls)
             return to_bytes(KernelImage, image)
 
         return compiled

@@ -70,7 +70,7 @@ from tilewright.runtime.program import Cut, Details, Program
 from tilewright.runtime.program_data import KernelInfo, ProgramData, Recipe, Stored
 from tilewright.runtime.shared import recipes_of
 from tilewright.tune.choose import Chooser, Chosen, Default
-from tilewright.tune.choosers import choose_all, chooser
+from tilewright.tune.choosers import choose_all, chooser, on_gpu
 
 ALIGN = 64
 # Passing a kernel to a thread costs microseconds. Kernels on one thread are scans, which take
@@ -140,7 +140,7 @@ def compiled(
     """The program of a graph, on a GPU or this processor. It is cached under the key, if there is
     one. Other processes help to compile it."""
     events = RecordingLog(log)
-    by = _chooser(options, target, events)
+    by = _chooser(options, target, events, machine)
     phases = Phases()
     stages = Stages.of(graph, events, options.dump, options.resume)
     schedules = Schedules.of(options)
@@ -525,13 +525,15 @@ class _Builder:
             self.cache.put("kernel", key, head.encode() + b"\n" + k.image)
 
 
-def _chooser(options: Options, target: Target, log: Log) -> Chooser:
+def _chooser(options: Options, target: Target, log: Log, machine: Machine | None = None) -> Chooser:
     if not isinstance(options.choose, str):
         return options.choose
     name = knobs.choose.get() if options.choose == "auto" else options.choose
+    seconds = options.tune_seconds or knobs.tune_seconds.get()
+    if name in ("auto", "timed") and machine is not None and machine.libraries is not None:
+        return on_gpu(machine, Cache.from_knobs(log), seconds, log)
     if name == "auto":
         name = "ranked" if target.rated else "default"
-    seconds = options.tune_seconds or knobs.tune_seconds.get()
     return chooser(name, Cache.from_knobs(log), seconds)
 
 

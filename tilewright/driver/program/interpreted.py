@@ -48,6 +48,10 @@ class InterpretedProgram:
         found = [int(r) for r in results[filled:]]
         return found if found and found[0] else None
 
+    def check(self) -> list[int] | None:
+        """Calls return what they find."""
+        return None
+
     def watch(self, count: int) -> None:
         """The last `count` outputs are returned where the first of them is not 0."""
         self._watched = count

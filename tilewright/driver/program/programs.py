@@ -49,6 +49,8 @@ def compile_graph(
     with phases("looking into the cache"):
         programs = Cache.from_knobs(log)
         key = key_of(graph, options, target) if programs.enabled else None
+        if key is not None and machine is not None:
+            key = f"{machine.key()}\n{key}"
         hit = programs.get("program", key) if key is not None else None
         program = _loaded(hit, graph, options, target, log, machine) if hit is not None else None
     if program is None:

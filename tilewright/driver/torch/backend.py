@@ -190,6 +190,11 @@ class Session:
         for u in self.units:
             u.refresh()
 
+    def synchronise(self) -> None:
+        """Waits for the work of all calls, and raises what they found in their data."""
+        for u in self.units:
+            u.synchronise()
+
     # ---- events
 
     def _report_fallbacks(self, captured: Captured) -> None:

@@ -26,6 +26,7 @@ from tilewright.driver.torch.fast import (
     problem_found,
     require_memory,
 )
+from tilewright.driver.torch.late import watch
 from tilewright.driver.weights.bound import BoundWeights
 from tilewright.driver.weights.given_up import given_up, require_elements
 from tilewright.driver.weights.watch import WeightWatch, address
@@ -125,6 +126,15 @@ class Unit:
         """Derive everything from the weights again before the next result."""
         for p in self.programs:
             p.refresh()
+
+    def synchronise(self) -> None:
+        """Waits for the work of all calls, and raises what they found in their data."""
+        for s in (x for segment in self.segments for x in segment.specialised()):
+            problem = s.found_late()
+            if problem is not None:
+                raise problem
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     # ---- the general path: dims, host calls, random seeds
 
@@ -315,6 +325,9 @@ class Specialised:
     ) -> None:
         self.segment, self.program, self.device = segment, program, device
         program.watch(segment.watched)
+        self._sizes: Mapping[str, int] = {}  # of the latest call
+        if segment.watched and program.tells_later:
+            watch(self)
         self.labels = [label(n) for n in graph.inputs]
         self.dtypes = [n.dtype for n in graph.inputs]
         self.watch = WeightWatch(program.weights) if program.weights else None
@@ -340,6 +353,7 @@ class Specialised:
             inputs.append(x)
         outs = [env[b.slot].data_ptr() for b in self.segment.buffers]
         values = [dims[s] for s in self.program.dims]
+        self._sizes = dims
         addresses = list(map(address, inputs))
         # Where data or edges decide what is read, kernels read the nearest element that there is:
         # of a tensor without any, one that stands in for it.
@@ -360,6 +374,13 @@ class Specialised:
         found = self.program.run(addresses, outs, values, known)
         if found is not None:
             raise problem_found(self.segment, self.program, found, dims)
+
+    def found_late(self) -> Exception | None:
+        """What calls found in their data, once all work is done; it is told once."""
+        found = self.program.check()
+        if found is None:
+            return None
+        return problem_found(self.segment, self.program, found, self._sizes)
 
 
 def _one_of(x: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from tilewright.base.errors import Invalid, Unsupported
+from tilewright.driver.torch.libraries import TorchLibraries, can_record
 from tilewright.runtime.cuda.device import device as gpu
 from tilewright.runtime.cuda.machine import Machine
 from tilewright.targets.nvptx import target_of
@@ -80,7 +81,8 @@ def machine_of(device: torch.device) -> Machine:
         target_of(found),
         allocate,
         lambda: stream(number),
-        torch.cuda.is_current_stream_capturing,
+        torch._C._cuda_isCurrentStreamCapturing,
         torch.cuda.empty_cache,
         os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "1",
+        TorchLibraries(place) if can_record() else None,
     )

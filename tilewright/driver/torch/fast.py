@@ -73,6 +73,10 @@ class Program(Protocol):
         """Does a call return what an earlier one found?"""
         ...
 
+    def check(self) -> list[int] | None:
+        """What calls found and have not returned yet, once all work is done."""
+        ...
+
     def watch(self, count: int) -> None:
         """A call returns the last `count` outputs where the first of them is not 0."""
         ...

@@ -27,6 +27,7 @@ class Choices:
     chain: int | None = None  # products that are added up before they join other sums
     copy: bool | None = None  # may pixels be copied to be adjacent?
     lanes: int | None = None  # of a map's innermost loop
+    library: bool | None = None  # is a library called for the sum of products?
 
     def __post_init__(self) -> None:
         require(
@@ -41,6 +42,5 @@ class Choices:
     def __str__(self) -> str:
         """Such as `rows 8, outer rows`; `rules` where nothing is chosen."""
         chosen = [(f.name, getattr(self, f.name)) for f in fields(self)]
-        return (
-            ", ".join(f"{name} {value}" for name, value in chosen if value is not None) or "rules"
-        )
+        shown = [name if v is True else f"{name} {v}" for name, v in chosen if v is not None]
+        return ", ".join(shown) or "rules"

@@ -16,6 +16,7 @@ from tilewright.ir.expr import Index, walk
 from tilewright.ir.target import Target
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.choices import Choices
+from tilewright.kernel.defaults.grid_library import call_library
 from tilewright.kernel.defaults.grid_products import schedule_product
 from tilewright.kernel.defaults.grid_sums import schedule_sum
 from tilewright.kernel.defaults.inlining import inline_maps
@@ -51,6 +52,8 @@ LARGEST_SHARE = 24
 
 def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace, Nest]:
     """The trace and the nest it leads to."""
+    if choices.library:
+        return _with_library(group, target)
     for shape in (_maps, schedule_product, _rows):
         s = Scheduler(group, target, choices)
         try:
@@ -60,6 +63,15 @@ def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace
             continue
     s = Scheduler(group, target, choices)
     _stage_by_stage(s)
+    return tuple(s.trace), s.nest
+
+
+def _with_library(group: Group, target: Target) -> tuple[Trace, Nest]:
+    """A library is called for the sum of products; Refused where it computes no such thing."""
+    s = Scheduler(group, target)
+    rest = call_library(s)
+    for step in grid_schedule(rest, target, Choices())[0] if rest is not None else ():
+        s.do(step)
     return tuple(s.trace), s.nest
 
 

@@ -94,6 +94,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphCreate": (_P, _U),
     "cuGraphAddKernelNode_v2": (_P, _P, _P, _S, _P),
     "cuGraphExecKernelNodeSetParams_v2": (_P, _P, _P),
+    "cuGraphAddChildGraphNode": (_P, _P, _P, _S, _P),
+    "cuGraphExecChildGraphNodeSetParams": (_P, _P, _P),
     "cuGraphDestroy": (_P,),
     "cuGraphExecDestroy": (_P,),
     "cuOccupancyMaxActiveBlocksPerMultiprocessor": (_P, _P, _I, _S),

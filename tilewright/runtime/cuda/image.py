@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tilewright.ir.dim import Dim
+from tilewright.kernel.library import LibraryCall
 from tilewright.llvm.entry import Branch, Slot
 from tilewright.llvm.grid import Launch
 from tilewright.runtime.container import packed, unpacked
@@ -25,8 +26,9 @@ class Scratch:
 
 @dataclass(frozen=True)
 class KernelImage:
-    """The code of a group: its launches in order, the names of its arguments (inputs, then
-    outputs), the sizes that it takes, and those that every launch takes after its buffers."""
+    """The code of a group: calls of libraries, its launches in order, the names of its arguments
+    (inputs, then outputs), the sizes that it takes, and those that every launch takes after its
+    buffers."""
 
     launches: tuple[Launch, ...]
     arguments: tuple[str, ...]
@@ -34,6 +36,7 @@ class KernelImage:
     sizes: tuple[str, ...]
     dims: tuple[str, ...]
     ptx: bytes
+    calls: tuple[LibraryCall, ...] = ()  # that come before the launches
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from tilewright.ir.target import Target
+from tilewright.ir.types import DType
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import OUT_OF_MEMORY, CudaError
 from tilewright.runtime.cuda.memory import Memory
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Memory as a library sees it: the dtype, and elements at constant distances along axes."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GivenCall:
+    """A library call (kernel/library.py) for given sizes; what is left open are addresses."""
+
+    function: str
+    operands: tuple[Matrix, ...]  # the result last
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    groups: int = 1
+
+
+class Recorded(Protocol):
+    """A library call as a CUDA graph, with the memory that it works in."""
+
+    @property
+    def graph(self) -> int: ...
+
+
+class Libraries(Protocol):
+    """Who calls libraries: with torch, its operators."""
+
+    @property
+    def name(self) -> str:
+        """What chose it, in keys of caches: another version may have other kernels."""
+        ...
+
+    def run(self, call: GivenCall, addresses: Sequence[int]) -> None:
+        """Enqueues a call on the current stream."""
+        ...
+
+    def room(self) -> object:
+        """Working memory for the calls of one stream, which run one after the other."""
+        ...
+
+    def recorded(self, call: GivenCall, addresses: Sequence[int], room: object) -> Recorded:
+        """What a call would enqueue."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +76,7 @@ class Machine:
     capturing: Callable[[], bool]  # is work on the stream now being recorded?
     release: Callable[[], None]
     blocking: bool = False  # does every call wait until its work is done?
+    libraries: Libraries | None = None
 
     def lasting(self, size: int) -> tuple[int, object]:
         """Memory that no stream owns."""
@@ -40,3 +92,8 @@ class Machine:
     @property
     def name(self) -> str:
         return f"cuda:{self.device.number}"
+
+    def key(self) -> str:
+        """What a choice by measuring depends on, besides the target."""
+        by = "" if self.libraries is None else f" with {self.libraries.name}"
+        return f"{self.device.name}{by}"

@@ -13,11 +13,14 @@ from functools import cached_property
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
+from tilewright.kernel.library import LibraryCall
 from tilewright.llvm.entry import Branch, Slot
 from tilewright.llvm.grid import blocks_of
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.image import KernelImage, Steps, Work
 from tilewright.runtime.cuda.kernels import launcher_of
+from tilewright.runtime.cuda.machine import GivenCall, Matrix
 from tilewright.runtime.cuda.module import Facts, Launcher, Module
 
 ALIGN = 256  # of a kernel's scratch memory
@@ -42,6 +45,18 @@ class Planned:
 
 
 @dataclass(frozen=True)
+class PlannedCall:
+    """A library call: view k begins at `base[k]`, plus the address of number `source[k]`."""
+
+    call: GivenCall
+    base: tuple[int, ...]
+    source: tuple[int, ...]
+
+    def values(self, addresses: Sequence[int]) -> list[int]:
+        return [b + addresses[s] for b, s in zip(self.base, self.source, strict=True)]
+
+
+@dataclass(frozen=True)
 class PlannedBranch:
     """One of two plans, by the byte at `predicate`: an offset, and the number of the address that
     it is added to. `places` are the addresses of the plans, described in the same way."""
@@ -56,13 +71,13 @@ class PlannedBranch:
 class Plan:
     """What a program does, and the bytes that launches of its kernels pass on to each other."""
 
-    actions: tuple[Planned | PlannedBranch, ...]
+    actions: tuple[Planned | PlannedCall | PlannedBranch, ...]
     scratch: int
 
     @cached_property
-    def straight(self) -> tuple[Planned, ...] | None:
+    def straight(self) -> tuple[Planned | PlannedCall, ...] | None:
         """The launches, where they depend on no data."""
-        found = tuple(a for a in self.actions if isinstance(a, Planned))
+        found = tuple(a for a in self.actions if not isinstance(a, PlannedBranch))
         return found if len(found) == len(self.actions) else None
 
 
@@ -77,12 +92,14 @@ class Kernels:
         def load(symbol: str) -> Module:
             return Module(images[symbol].ptx.decode(), device)
 
-        if len(images) > 1:
-            with ThreadPoolExecutor(min(LOADERS, len(images))) as pool:
-                made = list(pool.map(load, images))
+        own = [symbol for symbol, x in images.items() if x.launches]
+        if len(own) > 1:
+            with ThreadPoolExecutor(min(LOADERS, len(own))) as pool:
+                made = list(pool.map(load, own))
         else:
-            made = [load(symbol) for symbol in images]
-        for symbol, module in zip(images, made, strict=True):
+            made = [load(symbol) for symbol in own]
+        self.launchers.update((symbol, []) for symbol in images if symbol not in own)
+        for symbol, module in zip(own, made, strict=True):
             image = images[symbol]
             self._modules[symbol] = module
             functions = [module.function(x.symbol, x.shared) for x in image.launches]
@@ -114,7 +131,7 @@ class Planner:
                 return at, last
             return 0, at if slot.kind == "in" else inputs + at
 
-        actions: list[Planned | PlannedBranch] = []
+        actions: list[Planned | PlannedCall | PlannedBranch] = []
         scratch = 0
         for a in entry.actions:
             if isinstance(a, Work):
@@ -129,7 +146,7 @@ class Planner:
 
     def _work(
         self, w: Work, where: Callable[[Slot], tuple[int, int]], last: int
-    ) -> tuple[list[Planned], int]:
+    ) -> tuple[list[Planned | PlannedCall], int]:
         image = self.kernels.images[w.symbol]
         if len(image.arguments) != len(w.args):
             raise Invalid(f"{w.symbol} takes {len(image.arguments)} tensors, not {len(w.args)}")
@@ -141,7 +158,7 @@ class Planner:
             places[s.name] = self.arena + room, last
             room += _rounded(int(D.evaluate(s.size, sizes)))
         dims = tuple(sizes[d] for d in image.dims)
-        made: list[Planned] = []
+        made: list[Planned | PlannedCall] = [_call(c, places, sizes) for c in image.calls]
         for launcher, x in zip(self.kernels.launchers[w.symbol], image.launches, strict=True):
             given = [places[a] for a in x.arguments]
             base = (*(b for b, _ in given), *dims)
@@ -160,6 +177,20 @@ class Planner:
             for name in (b.then, b.other)
         )
         return PlannedBranch(where(b.predicate), (*places, (start, last)), then, other)
+
+
+def _call(
+    c: LibraryCall, places: Mapping[str, tuple[int, int]], sizes: Mapping[str, int]
+) -> PlannedCall:
+    def numbers(dims: Sequence[Dim]) -> tuple[int, ...]:
+        return tuple(int(D.evaluate(d, sizes)) for d in dims)
+
+    operands = tuple(Matrix(v.dtype, numbers(v.shape), numbers(v.strides)) for v in c.views)
+    given = GivenCall(c.function, operands, c.stride, c.padding, c.dilation, c.groups)
+    starts = [int(D.evaluate(v.offset, sizes)) * v.dtype.bytes for v in c.views]
+    found = [places[v.buffer] for v in c.views]
+    base = tuple(start + b for start, (b, _) in zip(starts, found, strict=True))
+    return PlannedCall(given, base, tuple(s for _, s in found))
 
 
 def _rounded(size: int) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from tilewright.base.errors import Invalid
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import CudaError
+from tilewright.runtime.cuda.machine import GivenCall, Recorded
 from tilewright.runtime.cuda.module import Launcher
 
 
@@ -58,6 +60,25 @@ class _Node:
             self.places[self.count + k] = m.address
 
 
+class _Called:
+    """A library call of a graph, which is a graph itself."""
+
+    __slots__ = ("handle", "call", "values", "recorded")
+
+    def __init__(self, call: GivenCall, values: Sequence[int], recorded: Recorded) -> None:
+        self.call, self.values, self.recorded = call, list(values), recorded
+        self.handle = 0
+
+
+Launched = tuple[Launcher, tuple[int, int, int], Sequence[int]]
+Called = tuple[GivenCall, Sequence[int]]
+Record = Callable[[GivenCall, Sequence[int]], Recorded]
+
+
+def no_libraries(call: GivenCall, values: Sequence[int]) -> Recorded:
+    raise Invalid(f"a {call.function} is computed by a library, and none is at hand")
+
+
 class Replay:
     """Launches, one after the other, that are enqueued at once.
 
@@ -68,35 +89,32 @@ class Replay:
     def __init__(
         self,
         device: Device,
-        launches: Sequence[tuple[Launcher, tuple[int, int, int], Sequence[int]]],
+        launches: Sequence[Launched | Called],
+        record: Record = no_libraries,
     ) -> None:
-        self.device = device
+        self.device, self._record = device, record
+        # Libraries first: what they record may fail, and may enqueue work of its own.
+        self._nodes = [_node(x, record) for x in launches]
         call = device.driver.call
         graph = ctypes.c_void_p()
         call("cuGraphCreate", ctypes.byref(graph), 0)
-        self._nodes: list[_Node | None] = []
         try:
             before: ctypes.c_void_p | None = None
-            for launcher, blocks, values in launches:
-                if 0 in blocks:  # a grid without blocks is no launch
-                    self._nodes.append(None)
+            for node in self._nodes:
+                if node is None:
                     continue
-                node = _Node(launcher, blocks, values)
                 made = ctypes.c_void_p()
                 needs = ctypes.byref(before) if before is not None else None
-                where = launcher.function.name
-                call(
-                    "cuGraphAddKernelNode_v2",
-                    ctypes.byref(made),
-                    graph,
-                    needs,
-                    0 if before is None else 1,
-                    node.address,
-                    where=where,
-                )
+                count = 0 if before is None else 1
+                place = ctypes.byref(made)
+                if isinstance(node, _Called):
+                    below, where = node.recorded.graph, node.call.function
+                    call("cuGraphAddChildGraphNode", place, graph, needs, count, below, where=where)
+                else:
+                    what, where = node.address, node.launcher.function.name
+                    call("cuGraphAddKernelNode_v2", place, graph, needs, count, what, where=where)
                 node.handle = made.value or 0
                 before = made
-                self._nodes.append(node)
             ready = ctypes.c_void_p()
             call("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, 0)
         except BaseException:
@@ -105,27 +123,40 @@ class Replay:
         # Nodes are known by the graph that they were made in, so it stays.
         self.handle = ready.value or 0
         self._set = device.driver.function("cuGraphExecKernelNodeSetParams_v2")
+        self._set_call = device.driver.function("cuGraphExecChildGraphNodeSetParams")
         self._launch = device.driver.function("cuGraphLaunch")
         weakref.finalize(self, _destroy, device, self.handle, graph.value or 0)
 
-    def replace(self, launch: int, values: Sequence[tuple[int, int]]) -> None:
-        """Other values at some positions of a launch's arguments."""
+    def replace(self, launch: int, values: Sequence[tuple[int, int]]) -> bool:
+        """Other values at some positions of a launch's arguments. False: a library does something
+        else for these, so that another graph has to be made."""
         node = self._nodes[launch]
         if node is None:
-            return
+            return True
         for position, value in values:
             node.values[position] = value
+        if isinstance(node, _Called):
+            node.recorded = self._record(node.call, node.values)
+            return self._set_call(self.handle, node.handle, node.recorded.graph) == 0
         if node.maps:
             node.renew_maps()
         code = self._set(self.handle, node.handle, node.address)
         if code:
             raise self.device.driver.error("cuGraphExecKernelNodeSetParams_v2", code)
+        return True
 
     def __call__(self, stream: int) -> None:
         """Enqueues all of it. The device is the calling thread's."""
         code = self._launch(self.handle, stream)
         if code:
             raise self.device.driver.error("cuGraphLaunch", code)
+
+
+def _node(x: Launched | Called, record: Record) -> _Node | _Called | None:
+    if len(x) == 2:
+        return _Called(*x, record(*x))
+    launcher, blocks, values = x
+    return _Node(launcher, blocks, values) if 0 not in blocks else None  # no blocks: no launch
 
 
 def _destroy(device: Device, ready: int, graph: int) -> None:

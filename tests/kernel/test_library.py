@@ -1,0 +1,167 @@
+"""Products and convolutions that a library computes, recognised by their index functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.graph.build import arg, build, graph, weight
+from tilewright.base.errors import Refused
+from tilewright.base.events import Log
+from tilewright.driver.program.grid_run import prepared
+from tilewright.graph.fuse import fuse
+from tilewright.ir.node import Graph
+from tilewright.ir.types import DType, bf16, f32
+from tilewright.kernel import simt
+from tilewright.kernel.defaults.choices import Choices
+from tilewright.kernel.group import Group, build_group
+from tilewright.kernel.interpret import run
+from tilewright.kernel.library import LibraryCall, library_calls, library_loops, without_library
+from tilewright.kernel.nest import Alloc, Nest, start
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import apply, parse_trace, print_trace
+from tilewright.kernel.text import nest_text, parse_nest
+from tilewright.targets import get
+
+TARGET = get("cuda:90")
+LIBRARY = Choices(library=True)
+
+
+def group_of(g: Graph, product: bool = True) -> Group:
+    """The group of the cluster that multiplies."""
+    fused = fuse(prepared(g, TARGET, Log()), TARGET, Log())
+    for c in fused.clusters:
+        made = build_group("kernel", c.nodes, c.inputs, c.outputs)
+        if any(s.raxes for s in made.stages) == product:
+            return made
+    raise AssertionError("no such group")
+
+
+def scheduled(g: Graph) -> tuple[Group, Nest, LibraryCall]:
+    group = group_of(g)
+    trace, nest = default_schedule(group, TARGET, LIBRARY)
+    assert apply(start(group), parse_trace(print_trace(trace))) == nest
+    assert parse_nest(nest_text(nest)) == nest
+    (call,) = library_calls(nest)
+    return group, nest, call
+
+
+def linear(d: DType, rows: int, deep: int, columns: int) -> Graph:
+    x, w, b = (
+        arg("x", rows, deep, dtype=d),
+        weight("w", columns, deep, dtype=d),
+        weight("b", columns, dtype=d),
+    )
+    y = build.matmul(x, build.permute(w, (1, 0)))
+    return graph(build.relu(build.add(y, b)))
+
+
+def called(call: LibraryCall, arrays: dict[str, np.ndarray]) -> None:
+    """What a library would do, by numpy, on the views of the call."""
+    views = []
+    for v in call.views:
+        flat = arrays[v.buffer].reshape(-1)
+        strides = tuple(int(s) * flat.itemsize for s in v.strides)
+        shape = tuple(map(int, v.shape))
+        views.append(np.lib.stride_tricks.as_strided(flat[int(v.offset) :], shape, strides))
+    a, b, out = views
+    if call.function == "product":
+        out[...] = np.matmul(a, b)
+        return
+    image = np.pad(a, [(0, 0), (0, 0), *((p, p) for p in call.padding)])
+    for at in np.ndindex(*out.shape[2:]):
+        for k in np.ndindex(*b.shape[2:]):
+            place = tuple(
+                p * s + t * d for p, s, t, d in zip(at, call.stride, k, call.dilation, strict=True)
+            )
+            x, w = image[(..., *place)], b[(..., *k)]
+            per_group, results = b.shape[1], b.shape[0] // call.groups
+            for g in range(call.groups):
+                own = x[:, g * per_group : (g + 1) * per_group]
+                rows = slice(g * results, (g + 1) * results)
+                out[(slice(None), rows, *at)] += own @ w[rows].T
+
+
+def test_a_linear_layer_is_a_product_and_a_map_of_ours() -> None:
+    _, nest, call = scheduled(linear(bf16, 6, 8, 10))
+    assert call.function == "product"
+    a, b, out = call.views
+    assert a.shape == (6, 8) and b.shape == (8, 10) and b.strides == (1, 8)
+    assert out.dtype is bf16 and nest.buffer(out.buffer).scope == "local"
+    ours = without_library(nest)
+    assert not library_loops(ours) and any(b.name == out.buffer for b in ours.buffers)
+
+
+GRAPHS: dict[str, Callable[[], Graph]] = {
+    "linear": lambda: linear(f32, 6, 8, 10),
+    "alone": lambda: graph(build.matmul(arg("x", 5, 7), arg("y", 7, 3))),
+    "batched": lambda: graph(build.matmul(arg("x", 2, 5, 7), arg("y", 2, 7, 3))),
+    "one row": lambda: graph(build.matmul(arg("x", 1, 7), arg("y", 7, 3))),
+    "conv": lambda: graph(
+        build.relu(
+            build.conv(arg("x", 2, 4, 7, 6), weight("w", 6, 4, 3, 2), (2, 1), (0, 0), (1, 2), 1)
+        )
+    ),
+    "groups": lambda: graph(
+        build.conv(arg("x", 2, 4, 5, 5), weight("w", 6, 2, 3, 3), (1, 1), (0, 0), (1, 1), 2)
+    ),
+    "padded": lambda: graph(
+        build.conv(arg("x", 1, 3, 5, 5), weight("w", 4, 3, 3, 3), (1, 1), (1, 1), (1, 1), 1)
+    ),
+    "depthwise": lambda: graph(
+        build.conv(arg("x", 2, 4, 5, 5), weight("w", 4, 1, 3, 3), (1, 1), (1, 1), (1, 1), 4)
+    ),
+    "points": lambda: graph(
+        build.conv(arg("x", 2, 4, 5, 5), weight("w", 6, 4, 1, 1), (1, 1), (0, 0), (1, 1), 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_call_computes_what_its_loops_say(name: str) -> None:
+    group, nest, call = scheduled(GRAPHS[name]())
+    rng = np.random.default_rng(0)
+    given = {
+        b.name: rng.integers(-3, 4, [int(d) for d in b.shape]).astype(np.float32)
+        for b in group.inputs
+    }
+    want = run(start(group), given)
+    for key, found in simt.run(nest, given).items():
+        np.testing.assert_array_equal(found, want[key])
+    # The call by numpy, on plain memory, then what is left of the kernel.
+    arrays = dict(given)
+    result = call.arguments[-1]
+    arrays[result] = np.zeros([int(d) for d in nest.buffer(result).shape], np.float32)
+    called(call, arrays)
+    ours = without_library(nest)
+    if ours.body:
+        read = replace(ours.buffer(result), scope="in")
+        body = tuple(s for s in ours.body if not isinstance(s, Alloc) or s.buffer != result)
+        arrays = simt.run(replace(ours, body=body).with_buffer(read), arrays)
+    for key, value in want.items():
+        np.testing.assert_array_equal(arrays[key], value)
+
+
+def test_what_is_no_product_is_refused() -> None:
+    x = graph(build.sum(arg("x", 5, 7), (1,), False))
+    with pytest.raises(Refused, match="0 sums of products"):
+        default_schedule(group_of(x), TARGET, LIBRARY)
+
+
+def test_later_steps_leave_the_loops_of_a_call_alone() -> None:
+    group = group_of(GRAPHS["alone"]())
+    trace, nest = default_schedule(group, TARGET, LIBRARY)
+    loop = library_loops(nest)[0].name
+    with pytest.raises(Refused, match="a library is called for these loops"):
+        apply(nest, parse_trace(f"Split({loop!r}, 2)"))
+    with pytest.raises(Refused, match="a library call already"):
+        apply(nest, parse_trace(str(trace[-1])))
+
+
+def test_strict_sums_stay_ours() -> None:
+    group = replace(group_of(GRAPHS["alone"]()), precision="strict")
+    with pytest.raises(Refused, match="strict"):
+        default_schedule(group, TARGET, LIBRARY)

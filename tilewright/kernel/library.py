@@ -1,0 +1,442 @@
+"""Stages that a library of the GPU's maker computes too: products and convolutions.
+
+They are recognised by their index functions, never by names. Loops of kind "library" (the step is
+steps/library.py) say what is computed, and run where there is no library; a program has one call in
+their place, which is recognised once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.base.errors import Refused
+from tilewright.ir import dim as D
+from tilewright.ir import expr as E
+from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.expr import Const, Fn, Load, Value, extent
+from tilewright.ir.types import DType
+from tilewright.kernel.dependence import linear_index
+from tilewright.kernel.group import Buffer
+from tilewright.kernel.nest import Alloc, Loop, Nest, Path, Stmt, Store, walk
+
+LIBRARY = "library"
+FLOATS = ("bf16", "f16", "f32", "f64")
+
+
+@dataclass(frozen=True)
+class View:
+    """Elements of a buffer: the place of the first one, and the distance of neighbours along each
+    axis, both counted in elements."""
+
+    buffer: str
+    dtype: DType
+    offset: Dim
+    shape: tuple[Dim, ...]
+    strides: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """A function of two views, whose result is stored in the third.
+
+    product: [batch, m, k] and [batch, k, n] give [batch, m, n]
+    convolution: [n, c, *space] and [o, c / groups, *kernel] give [n, o, *space]
+    """
+
+    function: str
+    views: tuple[View, View, View]
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    groups: int = 1
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return tuple(v.buffer for v in self.views)
+
+
+def library_loops(n: Nest) -> tuple[Loop, ...]:
+    """The loops that a library call stands for."""
+    return tuple(s for s in n.body if isinstance(s, Loop) and s.kind == LIBRARY)
+
+
+def without_library(n: Nest) -> Nest:
+    """The statements that stay ours, and the buffers that they use."""
+    gone = library_loops(n)
+    if not gone:
+        return n
+    body = tuple(s for s in n.body if not any(s is x for x in gone))
+    used = {name for s in body if not isinstance(s, Alloc) for name in _mentioned(s)}
+    body = tuple(s for s in body if not isinstance(s, Alloc) or s.buffer in used)
+    arguments = ("in", "out")
+    buffers = tuple(b for b in n.buffers if b.name in used or b.scope in arguments)
+    return replace(n, body=body, buffers=buffers)
+
+
+def library_calls(n: Nest) -> tuple[LibraryCall, ...]:
+    """The call of a nest's library loops, which comes before everything else."""
+    loops = library_loops(n)
+    return (recognised(n, loops),) if loops else ()
+
+
+def recognised(n: Nest, loops: Sequence[Stmt]) -> LibraryCall:
+    """What a library is called for in place of some loops; Refused where it computes no such
+    thing."""
+    found = _Region(n, loops)
+    product = found.product()
+    if product is not None:
+        return product
+    call = found.convolution()
+    if call is None:
+        raise Refused(
+            "no library function computes this: it is neither a product of matrices nor a "
+            "convolution over memory with constant strides"
+        )
+    return call
+
+
+def _mentioned(s: Stmt) -> set[str]:
+    found: set[str] = set()
+    for x, _ in walk((s,)):
+        if isinstance(x, Store):
+            found |= {x.buffer, *(str(r.source) for r in E.loads(x.value))}
+        elif isinstance(x, Alloc):
+            found.add(x.buffer)
+    return found
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """A variable, or several as one: how many values it has, and its stride in each view."""
+
+    size: Dim
+    strides: tuple[Dim, Dim, Dim]
+
+    def reads(self, k: int) -> bool:
+        return self.strides[k] != 0
+
+
+class _Region:
+    """One sum of products, its initial value before it, and a conversion of the result after it."""
+
+    def __init__(self, n: Nest, loops: Sequence[Stmt]) -> None:
+        self.n = n
+        stores = [(s, p) for s, p in walk(tuple(loops)) if isinstance(s, Store)]
+        sums = [(s, p) for s, p in stores if s.combine is not None]
+        _need(len(sums) == 1 and sums[0][0].combine == "add", "there is not one sum of products")
+        self.store, self.path = sums[0]
+        at = next(k for k, (s, _) in enumerate(stores) if s is self.store)
+        self._check_start(stores[:at])
+        self.result = self._result(stores[at + 1 :])
+        self.cells = self._cells()
+        _need(isinstance(self.store.value, Fn) and self.store.value.name == "mul", "no product")
+        operands = [_operand(x) for x in self.store.value.operands()]
+        _need(len(operands) == 2, "the product does not have two operands")
+        self.guards = [g for g, _ in operands]
+        self.loads = [x for _, x in operands]
+        self.buffers = [self._plain(n.buffer(str(x.source))) for x in self.loads]
+        dtypes = {b.dtype for b in self.buffers}
+        _need(len(dtypes) == 1, "the operands are of different dtypes")
+        self.dtype = dtypes.pop()
+        _need(self.dtype.name in FLOATS, f"there is no library function of {self.dtype}")
+        narrow = self.result.dtype is self.dtype
+        _need(narrow, f"products of {self.dtype} are stored as {self.result.dtype}")
+        _need(
+            n.buffer(self.store.buffer).dtype is self.dtype.accumulator,
+            "sums are not as wide as the library's",
+        )
+
+    def _check_start(self, before: Sequence[tuple[Store, Path]]) -> None:
+        _need(len(before) == 1, "sums begin with more than an initial value")
+        first, path = before[0]
+        zero = isinstance(first.value, Const) and first.value.value == 0
+        whole = _is_whole(self.n.buffer(first.buffer), first, path)
+        _need(first.buffer == self.store.buffer and zero and whole, "sums do not begin with 0")
+
+    def _result(self, after: Sequence[tuple[Store, Path]]) -> Buffer:
+        """Where the sums are in the end: in their own buffer, or converted in another one."""
+        own = self.n.buffer(self.store.buffer)
+        if not after:
+            return self._plain(own)
+        _need(len(after) == 1, "more is done to the sums than a conversion")
+        copy, path = after[0]
+        b = self.n.buffer(copy.buffer)
+        wanted = E.cast(E.load(own.name, copy.index, own.dtype), b.dtype)
+        same = copy.value is wanted and copy.combine is None and b.shape == own.shape
+        _need(same and _is_whole(b, copy, path), "more is done to the sums than a conversion")
+        return self._plain(b)
+
+    def _cells(self) -> tuple[Sym, ...]:
+        """The variables of the result's axes, in their order."""
+        cells = tuple(D.the_sym(i) for i in self.store.index if D.is_sym(i))
+        own = {p.var for p in self.path}
+        plain = len(cells) == len(self.store.index) == len(set(cells)) and set(cells) <= own
+        shape = self.n.buffer(self.store.buffer).shape
+        whole = plain and all(D.known_eq(extent(v), d) for v, d in zip(cells, shape, strict=True))
+        _need(whole, "the sums are not stored element by element")
+        fixed = all(D.symbols(p.extent) <= set(self.n.dims) for p in self.path)
+        _need(fixed, "loops depend on each other")
+        return cells
+
+    @staticmethod
+    def _plain(b: Buffer) -> Buffer:
+        laid_out = b.packed_as or b.layout or b.swizzle or b.pointer
+        _need(not laid_out, f"{b.name} is packed")
+        return b
+
+    # ---- products
+
+    def product(self) -> LibraryCall | None:
+        if any(g is not None for g in self.guards):
+            return None
+        lins = [linear_index(b, x.index) for b, x in zip(self.buffers, self.loads, strict=True)]
+        lins.append(linear_index(self.result, tuple(map(D.as_int, self.cells))))
+        axes = _linear(lins, [p.var for p in self.path])
+        if axes is None:
+            return None
+        axes = [a for a in axes if a.size != 1]
+        if any(not (a.reads(0) or a.reads(1)) for a in axes):
+            return None
+        k = _merged([a for a in axes if not a.reads(2)])
+        if any(not (a.reads(0) and a.reads(1)) for a in k) or len(k) > 1:
+            return None
+        kept = [a for a in axes if a.reads(2)]
+        batch = _merged([a for a in kept if a.reads(0) and a.reads(1)])
+        m = _merged([a for a in kept if not a.reads(1)])
+        n = _merged([a for a in kept if not a.reads(0)])
+        # What does not become one axis is a batch of products that share an operand.
+        if not batch and len(m) == 2 and len(n) <= 1:
+            batch, m = m[:1], m[1:]
+        elif not batch and len(n) == 2 and len(m) <= 1:
+            batch, n = n[:1], n[1:]
+        if max(map(len, (batch, m, n))) > 1:
+            return None
+        one = _Axis(1, (0, 0, 0))
+        rows, columns, deep = (x[0] if x else one for x in (m, n, k))
+        zero: dict[Sym, Dim] = {p.var: 0 for p in self.path}
+        views = []
+        for number, pair in enumerate(((rows, deep), (deep, columns), (rows, columns))):
+            b = (*self.buffers, self.result)[number]
+            whole = [*batch, *pair]
+            strides = [a.strides[number] for a in whole]
+            # An axis of one element has the stride that it would have in a plain matrix.
+            first, second = len(whole) - 2, len(whole) - 1
+            if pair[1].size == 1:
+                strides[second] = 1 if strides[first] != 1 else pair[0].size
+            if pair[0].size == 1:
+                strides[first] = pair[1].size * strides[second]
+            offset = D.substitute(lins[number], zero)
+            shape = tuple(a.size for a in whole)
+            views.append(View(b.name, b.dtype, offset, shape, tuple(strides)))
+        a, b, c = views
+        return LibraryCall("product", (a, b, c))
+
+    # ---- convolutions
+
+    def convolution(self) -> LibraryCall | None:
+        for image in (0, 1):
+            found = self._convolution(image)
+            if found is not None:
+                return found
+        return None
+
+    def _convolution(self, image: int) -> LibraryCall | None:
+        """With one of the operands as the images."""
+        x, w = self.loads[image], self.loads[1 - image]
+        source, weights = self.buffers[image], self.buffers[1 - image]
+        if self.guards[1 - image] is not None:
+            return None
+        summed = {p.var for p in self.path} - set(self.cells)
+        kernel = _linear([linear_index(weights, w.index)] * 3, [p.var for p in self.path])
+        if kernel is None:
+            return None
+        reads = {v: a.strides[0] for v, a in zip([p.var for p in self.path], kernel, strict=True)}
+        channels_out = [v for v in self.cells if reads[v] != 0]
+        if len(channels_out) != 1 or any(reads[v] == 0 for v in summed):
+            return None
+        (o,) = channels_out
+        space: list[tuple[int, Sym, Sym]] = []  # place in the image's index, position, tap
+        batch: list[tuple[int, Sym]] = []
+        channel: list[tuple[int, Sym]] = []
+        for at, i in enumerate(x.index):
+            own = D.symbols(i) & {p.var for p in self.path}
+            taps, cells = [v for v in own if v in summed], [v for v in own if v in self.cells]
+            if len(taps) == 1 and (not cells or cells == [o]):
+                channel.append((at, taps[0]))
+            elif len(taps) == 1 and len(cells) == 1:
+                space.append((at, cells[0], taps[0]))
+            elif not taps and len(cells) == 1 and D.is_sym(i):
+                batch.append((at, cells[0]))
+            elif own or i != 0:
+                return None
+        known = {o, *(v for _, v in batch), *(p for _, p, _ in space)}
+        if len(channel) != 1 or len(batch) > 1 or not 1 <= len(space) <= 3:
+            return None
+        if known != set(self.cells) or {c for _, c in channel} | {t for *_, t in space} != summed:
+            return None
+        space.sort(key=lambda s: self.cells.index(s[1]))
+        return self._windows(x, source, weights, image, o, batch, channel[0], space, reads)
+
+    def _windows(
+        self,
+        x: Load,
+        source: Buffer,
+        weights: Buffer,
+        image: int,
+        o: Sym,
+        batch: list[tuple[int, Sym]],
+        channel: tuple[int, Sym],
+        space: list[tuple[int, Sym, Sym]],
+        reads: dict[Sym, Dim],
+    ) -> LibraryCall | None:
+        guard = self.guards[image]
+        if guard is not None and guard is not _inside(x, source):
+            return None
+        at, c = channel
+        channels, per_group = source.shape[at], extent(c)
+        groups = _groups(x.index[at], o, c, channels)
+        if groups is None:
+            return None
+        stride, padding, dilation = [], [], []
+        for place, p, t in space:
+            i = x.index[place]
+            step, apart = D.coefficient(i, p), D.coefficient(i, t)
+            before = -D.substitute(i, {p: 0, t: 0})
+            numbers = (step, apart, before)
+            if not all(isinstance(v, int) for v in numbers):
+                return None
+            assert isinstance(step, int) and isinstance(apart, int) and isinstance(before, int)
+            exact = i == step * D.as_int(p) + apart * D.as_int(t) - before
+            size = source.shape[place] + 2 * before - apart * (extent(t) - 1) - 1
+            fits = D.known_eq(D.floordiv(size, step) + 1, extent(p)) if step > 0 else False
+            if not exact or apart <= 0 or before < 0 or not fits or (before and guard is None):
+                return None
+            stride.append(step)
+            padding.append(before)
+            dilation.append(apart)
+        strides = source.strides()
+        first = [b for b, _ in batch]
+        spatial = [place for place, *_ in space]
+        sizes = (*(source.shape[b] for b in first), channels, *(source.shape[s] for s in spatial))
+        steps = (*(strides[b] for b in first), strides[at], *(strides[s] for s in spatial))
+        if not batch:
+            sizes, steps = (1, *sizes), (source.size, *steps)
+        images = View(source.name, source.dtype, 0, sizes, steps)
+        if any(not D.known_eq(source.shape[b], extent(v)) for b, v in batch):
+            return None
+        taps = [t for *_, t in space]
+        shape = (extent(o), per_group, *map(extent, taps))
+        to = (reads[o], reads[c], *(reads[t] for t in taps))
+        start = D.substitute(
+            linear_index(weights, self.loads[1 - image].index), {p.var: 0 for p in self.path}
+        )
+        kernels = View(weights.name, weights.dtype, start, shape, to)
+        own = dict(zip(self.cells, self.result.strides(), strict=True))
+        order = (*(v for _, v in batch), o, *(p for _, p, _ in space))
+        cells, places = tuple(map(extent, order)), tuple(own[v] for v in order)
+        if not batch:
+            cells, places = (1, *cells), (self.result.size, *places)
+        out = View(self.result.name, self.result.dtype, 0, cells, places)
+        return LibraryCall(
+            "convolution",
+            (images, kernels, out),
+            tuple(stride),
+            tuple(padding),
+            tuple(dilation),
+            groups,
+        )
+
+
+def _need(condition: object, why: str) -> None:
+    if not condition:
+        raise Refused(f"no library function computes this: {why}")
+
+
+def _operand(v: Value) -> tuple[Value | None, Load]:
+    """What an operand reads, through conversions, and the condition under which it is not 0."""
+    v = _uncast(v)
+    guard: Value | None = None
+    if isinstance(v, Fn) and v.name == "select":
+        condition, inside, outside = v.operands()
+        outside = _uncast(outside)
+        _need(isinstance(outside, Const) and outside.value == 0, "an operand is no plain read")
+        guard, v = condition, _uncast(inside)
+    _need(isinstance(v, Load) and isinstance(v.source, str), "an operand is no plain read")
+    assert isinstance(v, Load)
+    return guard, v
+
+
+def _uncast(v: Value) -> Value:
+    """Conversions to a wider dtype lose nothing."""
+    while isinstance(v, Fn) and v.name == "cast" and v.dtype is v.operands()[0].dtype.accumulator:
+        v = v.operands()[0]
+    return v
+
+
+def _inside(x: Load, b: Buffer) -> Value:
+    """The condition that all indices are within the buffer, as padding states it."""
+    pairs = zip(x.index, b.shape, strict=True)
+    return E.all_of(*(c for i, d in pairs for c in (E.index(i) >= 0, E.index(i) < d)))
+
+
+def _groups(i: Dim, o: Sym, c: Sym, channels: Dim) -> int | None:
+    """The groups of a convolution, by the channel that it reads for a result's channel."""
+    per_group, results = extent(c), extent(o)
+    if i == D.as_int(c):
+        return 1 if D.known_eq(channels, per_group) else None
+    if not (isinstance(channels, int) and isinstance(per_group, int) and isinstance(results, int)):
+        return None
+    groups = channels // per_group
+    if groups < 2 or channels % per_group or results % groups:
+        return None
+    wanted = D.floordiv(D.as_int(o), results // groups) * per_group + D.as_int(c)
+    return groups if i == wanted else None
+
+
+def _is_whole(b: Buffer, s: Store, path: Path) -> bool:
+    """Is every element stored once, by loops over all of them?"""
+    own = [D.the_sym(i) for i in s.index if D.is_sym(i)]
+    plain = len(own) == len(s.index) and own == [p.var for p in path]
+    return plain and all(D.known_eq(extent(v), d) for v, d in zip(own, b.shape, strict=True))
+
+
+def _linear(lins: Sequence[Dim], along: Sequence[Sym]) -> list[_Axis] | None:
+    """The stride of each variable in each of three places; None where one is not linear in them."""
+    strides: list[list[Dim]] = []
+    for lin in lins:
+        found: list[Dim] = []
+        rest: Dim = D.substitute(lin, dict.fromkeys(along, 0))
+        if D.symbols(rest) & set(along):
+            return None
+        for v in along:
+            step = D.coefficient(lin, v)
+            if step is None or D.symbols(step) & set(along):
+                return None
+            found.append(step)
+            rest = rest + step * D.as_int(v)
+        if rest != lin:
+            return None
+        strides.append(found)
+    a, b, c = strides
+    return [_Axis(extent(v), (a[k], b[k], c[k])) for k, v in enumerate(along)]
+
+
+def _merged(axes: list[_Axis]) -> list[_Axis]:
+    """Axes that lie one inside the other in all views become one."""
+
+    def far(a: _Axis) -> int:
+        known = [s for s in a.strides if isinstance(s, int)]
+        return -max(known, default=0)
+
+    if all(isinstance(s, int) for a in axes for s in a.strides):
+        axes = sorted(axes, key=far)
+    out: list[_Axis] = []
+    for a in axes:
+        if out and all(
+            D.known_eq(p, s * a.size) for p, s in zip(out[-1].strides, a.strides, strict=True)
+        ):
+            out[-1] = _Axis(out[-1].size * a.size, a.strides)
+        else:
+            out.append(a)
+    return out
