@@ -132,9 +132,8 @@ class Threads:
             name = f"emulated_ldmatrix_sync_aligned_m8n8_x4{how}_b16_p3"
             give(name, None, (address, address), f)
         for columns in range(8, 257, 8):
-            for kind, order in product_of(("bf16", "f16"), ("00", "01", "10", "11")):
-                across = order[0] == "1", order[1] == "1"
-                f = partial(group_product, columns=columns, kind=kind, across=across)
+            for kind, order in product_of(("bf16", "f16"), map("".join, product_of("01r", "01"))):
+                f = partial(group_product, columns=columns, kind=kind, order=order)
                 f = partial(self._together, f, team=4 * WARP)
                 name = f"emulated_wgmma_m64n{columns}k16_{kind}_{order}"
                 give(name, None, (address, address), f)

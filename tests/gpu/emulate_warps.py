@@ -52,10 +52,10 @@ def _called(found: re.Match[str], defines: dict[str, str]) -> str:
             lines.append(f"  %r{k} = insertvalue {result} {old}, {t} %x{k}, {k}")
         defines[name] = "\n".join([*lines, f"  ret {result} %r{len(types) - 1}", "}"])
         return f"call {result} @{name}({given})"
-    product = re.search(r"(m64n\d+k16)\.f32\.(\w+)\..* p, 1, 1, ([01]), ([01]);", text)
+    product = re.search(r"(m64n\d+k16)\.f32\.(\w+)\..* p, 1, 1, (?:([01]), )?([01]);", text)
     assert product is not None, f"no product of a group of warps: {text}"
-    shape, kind, *order = product.groups()
-    name = f"nvvm_wgmma_{shape}_{kind}_{''.join(order)}"
+    shape, kind, first, second = product.groups()
+    name = f"nvvm_wgmma_{shape}_{kind}_{first or 'r'}{second}"
     defines[name] = f"declare {result} @{name}({', '.join(types)})"
     return f"call {result} @{name}({given})"
 
@@ -200,26 +200,38 @@ def _tile(descriptor: int, rows: int, across: bool) -> np.ndarray:
     return memory[at - first] | memory[at - first + 1].astype(np.uint16) << 8
 
 
-def group_product(
-    given: list[int], columns: int, kind: str, across: tuple[bool, bool]
-) -> list[bytes]:
-    """wgmma of 64 rows: threads give two descriptors and their sums."""
+def _registers(raw: list[bytes]) -> np.ndarray:
+    """64 rows of 16 elements out of the first four registers of 128 threads, as codes."""
+    out = np.zeros((64, 16), np.uint16)
+    for thread, x in enumerate(raw):
+        row, column = 16 * (thread // 32) + thread % 32 // 4, 2 * (thread % 4)
+        for register, pair in enumerate(np.frombuffer(x[:16], np.uint16).reshape(4, 2)):
+            first = column + 8 * (register // 2)
+            out[row + 8 * (register % 2), first : first + 2] = pair
+    return out
+
+
+def group_product(given: list[int], columns: int, kind: str, order: str) -> list[bytes]:
+    """wgmma of 64 rows: threads give two descriptors and their sums, or registers of the first
+    operand (order "r.") and a descriptor. The order of an operand is 1 where its rows run across
+    the sum."""
     count = columns // 2
-    size = 16 + 4 * count
-    raw = [ctypes.string_at(x, size) for x in given]
-    descriptors = {x[:16] for x in raw}
+    own = order[0] == "r"
+    head = 24 if own else 16
+    raw = [ctypes.string_at(x, head + 4 * count) for x in given]
+    descriptors = {x[16 if own else 0 : head] for x in raw}
     assert len(descriptors) == 1, "threads of a group give different descriptors"
-    a, b = (int(x) for x in np.frombuffer(raw[0][:16], np.uint64))
+    *first, b = (int(x) for x in np.frombuffer(descriptors.pop(), np.uint64))
     numbers = _bf16 if kind == "bf16" else lambda x: x.view(np.float16)
-    tiles = _tile(a, 64, across[0]), _tile(b, columns, across[1])
-    left, right = (numbers(x).astype(np.float64) for x in tiles)
+    a = _registers(raw) if own else _tile(first[0], 64, order[0] == "1")
+    left, right = (numbers(x).astype(np.float64) for x in (a, _tile(b, columns, order[1] == "1")))
     d = left @ right.T
     out: list[bytes] = []
     for thread, x in enumerate(raw):
         row = 16 * (thread // 32) + thread % 32 // 4
         r = np.arange(count)
         at = row + 8 * (r // 2 % 2), 8 * (r // 4) + 2 * (thread % 4) + r % 2
-        out.append((np.frombuffer(x[16:], np.float32) + d[at]).astype(np.float32).tobytes())
+        out.append((np.frombuffer(x[head:], np.float32) + d[at]).astype(np.float32).tobytes())
     return out
 
 

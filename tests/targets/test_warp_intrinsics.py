@@ -17,6 +17,7 @@ from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.steps.barrier import Synchronise
+from tilewright.kernel.steps.swizzle import Swizzle
 from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.text import nest_text, parse_nest
 from tilewright.llvm.grid import emit_kernels
@@ -134,3 +135,70 @@ def test_strict_sums_stay_in_order() -> None:
     text = nest_text(product("bf16")).replace("nest product", "nest product strict")
     with pytest.raises(Refused, match="precision is strict"):
         Tensorize("i", "nvptx.mma.bf16")(parse_nest(text))
+
+
+def register_product(across: bool, a: str = "0,{z},{h},{g},{p},{q},{e}") -> Nest:
+    """y = a @ b.T of a group of four warps: a in registers, indexed as `a` says, b in shared
+    memory, where its rows run along the sum or across it."""
+    index = dict(z="z", h="h", g="g", p="p", q="q", e="e")
+    own = dict(z="i//16%4", h="k//8", g="i//8%2", p="i%8", q="k//2%4", e="k%2")
+    cell = "0,i//16%4,j//8,i//8%2,i%8,j//2%4,j%2"
+    b = "k,j" if across else "j,k"
+    loops = "thread.z z in 4: thread.y p in 8: thread.x q in 4: unroll h in 8: unroll g in 2:"
+    lines = [
+        "nest product",
+        "  in a: bf16[64,64]",
+        "  in b: bf16[64,64]",
+        "  out y: f32[64,64]",
+        "  local af: bf16[1,4,8,2,8,4,2]",
+        "  shared bs: bf16[64,64]",
+        "  local c: f32[1,4,8,2,8,4,2]",
+        "  block.x w in 1:",
+        "    alloc af",
+        "    alloc bs",
+        "    alloc c",
+    ]
+    statements = [
+        f"af: af[{a.format(**index)}] = a[16*z+8*g+p,8*h+2*q+e]",
+        "c: c[0,z,h,g,p,q,e] = 0.0",
+    ]
+    for text in statements:
+        for depth, loop in enumerate(x.strip() for x in loops.split(":") if x.strip()):
+            lines.append(f"{'  ' * (depth + 2)}{loop}:")
+        lines += [f"{'  ' * 7}lane e in 2:", f"{'  ' * 8}{text}"]
+    for depth, loop in enumerate(["thread.z z in 4", "thread.y p in 8", "thread.x q in 4"]):
+        lines.append(f"{'  ' * (depth + 2)}{loop}:")
+    lines += [
+        f"{'  ' * 5}unroll h in 4:",
+        f"{'  ' * 6}lane e in 8:",
+        f"{'  ' * 7}bs: bs[16*h+4*z+p//2,32*(p%2)+8*q+e] = b[16*h+4*z+p//2,32*(p%2)+8*q+e]",
+    ]
+    for depth, loop in enumerate(["for i in 64", "for j in 64", "for k in 64"]):
+        lines.append(f"{'  ' * (depth + 2)}{loop}:")
+    value = f"cast<f32>(af[{a.format(**own)}]) * cast<f32>(bs[{b}])"
+    lines.append(f"{'  ' * 5}c: c[{cell}] add= {value}")
+    for depth, loop in enumerate(x.strip() for x in loops.split(":") if x.strip()):
+        lines.append(f"{'  ' * (depth + 2)}{loop}:")
+    lines += [f"{'  ' * 7}lane e in 2:", f"{'  ' * 8}y: y[16*z+8*g+p,8*h+2*q+e] = c[0,z,h,g,p,q,e]"]
+    return parse_nest("\n".join([*lines, ""]))
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_products_of_registers_and_shared_memory(across: bool) -> None:
+    name = f"nvptx.wgmma.1.r{'t' if across else 'n'}.bf16"
+    n = Synchronise()(Tensorize("i", name)(Swizzle("bs", 3, 3, 3)(register_product(across))))
+    verify(n)
+    rng = np.random.default_rng(5)
+    given = {x: rng.integers(-9, 10, (64, 64)).astype(np.float32) for x in "ab"}
+    want = given["a"] @ (given["b"] if across else given["b"].T)
+    for run in (interpret.run, simt.run, lambda n, x: emulate.run(n, x, target=GPU)):
+        np.testing.assert_array_equal(run(n, given)["y"], want)
+    ptx = assembly(emit_kernels(legalise(n, GPU), GPU).text, GPU)
+    assert ptx.count("wgmma.mma_async") == 4 and ".local" not in ptx
+    assert all(x.spilled == 0 for x in assemble(ptx, GPU.cpu))
+
+
+def test_registers_of_a_product_in_another_order_are_refused() -> None:
+    n = Swizzle("bs", 3, 3, 3)(register_product(False, "0,{z},{h},{p},{g},{q},{e}"))
+    with pytest.raises(Refused, match=r"axis 3 is .*, the fragment has"):
+        Tensorize("i", "nvptx.wgmma.1.rn.bf16")(n)

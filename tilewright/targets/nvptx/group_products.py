@@ -25,7 +25,7 @@ ACROSS = (1 << 62) | (64 << 32) | (BLOCK // 16 << 16)
 ADDRESSES = (1 << 18) - 1
 
 
-def _descriptor(x: str, across: bool) -> list[str]:
+def descriptor(x: str, across: bool) -> list[str]:
     """The operand's address as an instruction takes it."""
     return [
         f"  %{x}.shared = addrspacecast ptr %{x} to ptr addrspace(3)",
@@ -36,7 +36,7 @@ def _descriptor(x: str, across: bool) -> list[str]:
     ]
 
 
-def _alone(text: str) -> str:
+def alone(text: str) -> str:
     return f'  call void asm sideeffect "{text}", "~{{memory}}"() convergent'
 
 
@@ -47,7 +47,7 @@ def _body(kind: str, groups: int, across: tuple[bool, bool], sizes: Sizes) -> st
     count = columns // 2  # sums of a thread, of 64 rows
     parts = rows // (ROWS * groups)
     result = f"{{ {', '.join(['float'] * count)} }}"
-    lines = [*_descriptor("a", across[0]), *_descriptor("b", across[1])]
+    lines = [*descriptor("a", across[0]), *descriptor("b", across[1])]
     if groups > 1:
         lines += [
             "  %warp = call i32 @llvm.nvvm.read.ptx.sreg.tid.z()",
@@ -60,7 +60,7 @@ def _body(kind: str, groups: int, across: tuple[bool, bool], sizes: Sizes) -> st
     for k in range(parts * count):
         lines.append(f"  %p{k} = getelementptr float, ptr %c, i64 {k}")
         lines.append(f"  %c0.{k} = load float, ptr %p{k}, align 4")
-    lines.append(_alone("wgmma.fence.sync.aligned;"))
+    lines.append(alone("wgmma.fence.sync.aligned;"))
     tied = ",".join(["=f"] * count + ["l", "l"] + [str(k) for k in range(count)] + ["~{memory}"])
     names = ", ".join(f"${k}" for k in range(count))
     shape = f"m64n{columns}k16.f32.{kind}.{kind}"
@@ -84,7 +84,7 @@ def _body(kind: str, groups: int, across: tuple[bool, bool], sizes: Sizes) -> st
             for k in range(count):
                 to = f"%c{step + 1}.{part * count + k}"
                 lines.append(f"  {to} = extractvalue {result} {into}, {k}")
-    lines.append(_alone("wgmma.commit_group.sync.aligned;"))
+    lines.append(alone("wgmma.commit_group.sync.aligned;"))
     for k in range(parts * count):
         lines.append(f"  store float %c{WIDE // DEEP}.{k}, ptr %p{k}, align 4")
     return "\n".join([*lines, "  ret void"])
