@@ -44,6 +44,7 @@ class Chains:
     results: Set[Node]
     too_large: Callable[[Region, Region], Why | None]
     scratch: int  # bytes of rows that a thread stores between two contractions (Target.scratch)
+    on_grid: bool = False  # a GPU: rows are in registers, operands lie as they come
 
     def link(self) -> dict[tuple[Node, Node], Why]:
         """Makes regions of chains; the reasons why rows were not made where they are read."""
@@ -72,7 +73,7 @@ class Chains:
     def _link_products(self, second: Region) -> None:
         """A contraction whose rows another one makes, element by element, joins that."""
         anchor = second.anchor
-        c = contraction(anchor) if anchor is not None else None
+        c = contraction(anchor) if anchor is not None and not self.on_grid else None
         if anchor is None or c is None or len(self.facts[anchor].inner) != 1:
             return
         left = [r for r in self.regions.reads[anchor] if r.via[0][1].operand == c.left]
@@ -154,7 +155,7 @@ class Chains:
             or self._alone(rows, second, last)
             or (last and self._alone(second, last))
             or self._shapes(rows, second, weights)
-            or self._sizes(rows, weights)
+            or (self._in_blocks(weights, last) if self.on_grid else self._sizes(rows, weights))
             or self._packed(first.anchor)
             or self._packed(second.anchor)
             or self._mergeable(*(x for x in (first, rows, second, last) if x is not None))
@@ -202,7 +203,17 @@ class Chains:
         return None
 
     @staticmethod
-    def _packed(anchor: Node) -> Why | None:
+    def _in_blocks(weights: Node, last: Region | None) -> Why | None:
+        """Of a GPU: rows of a block of keys are in registers, as an instruction takes them."""
+        if last is None:
+            return "too large", "rows of all keys are in no registers"
+        if weights.dtype.bits != 16:
+            return "not fusible", f"no instruction multiplies rows of {weights.dtype}"
+        return None
+
+    def _packed(self, anchor: Node) -> Why | None:
+        if self.on_grid:
+            return None
         c = contraction(anchor)
         if c is None or c.lane != anchor.rank - 1 or not anchor.inputs[c.right].op.inline:
             return "misaligned access", "an operand of the contraction is not packed"

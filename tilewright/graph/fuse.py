@@ -112,7 +112,8 @@ class _Fuser:
         Totals(self.regions, self.facts, self.readers, self.too_large).join()
         self.absorb()
         found = (self.regions, self.facts, self.readers, self.results)
-        chains = Chains(*found, self.too_large, self.target.scratch)
+        on_grid = self.target.grid is not None
+        chains = Chains(*found, self.too_large, self.target.scratch, on_grid)
         self.unchained = chains.link()
 
     # ---- forward: every node joins a producer's region or starts one

@@ -16,6 +16,7 @@ from tilewright.ir.expr import Index, walk
 from tilewright.ir.target import Target
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.choices import Choices
+from tilewright.kernel.defaults.grid_chains import schedule_chain
 from tilewright.kernel.defaults.grid_products import schedule_product
 from tilewright.kernel.defaults.grid_sums import schedule_sum
 from tilewright.kernel.defaults.inlining import inline_maps
@@ -51,7 +52,7 @@ LARGEST_SHARE = 24
 
 def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace, Nest]:
     """The trace and the nest it leads to."""
-    for shape in (_maps, schedule_product, _rows):
+    for shape in (schedule_chain, _maps, schedule_product, _rows):
         s = Scheduler(group, target, choices)
         try:
             if shape(s):
