@@ -140,8 +140,8 @@ def test_strict_sums_stay_in_order() -> None:
 def register_product(across: bool, a: str = "0,{z},{h},{g},{p},{q},{e}") -> Nest:
     """y = a @ b.T of a group of four warps: a in registers, indexed as `a` says, b in shared
     memory, where its rows run along the sum or across it."""
-    index = dict(z="z", h="h", g="g", p="p", q="q", e="e")
-    own = dict(z="i//16%4", h="k//8", g="i//8%2", p="i%8", q="k//2%4", e="k%2")
+    index = {x: x for x in "zhgpqe"}
+    own = {"z": "i//16%4", "h": "k//8", "g": "i//8%2", "p": "i%8", "q": "k//2%4", "e": "k%2"}
     cell = "0,i//16%4,j//8,i//8%2,i%8,j//2%4,j%2"
     b = "k,j" if across else "j,k"
     loops = "thread.z z in 4: thread.y p in 8: thread.x q in 4: unroll h in 8: unroll g in 2:"

@@ -73,7 +73,7 @@ class Chains:
     def _link_products(self, second: Region) -> None:
         """A contraction whose rows another one makes, element by element, joins that."""
         anchor = second.anchor
-        c = contraction(anchor) if anchor is not None else None
+        c = contraction(anchor) if anchor is not None and not self.target.grid is not None else None
         if anchor is None or c is None or len(self.facts[anchor].inner) != 1:
             return
         left = [r for r in self.regions.reads[anchor] if r.via[0][1].operand == c.left]
@@ -156,8 +156,7 @@ class Chains:
             or self._alone(rows, second, last)
             or (None if last is None else self._alone(second, last))
             or self._shapes(rows, second, weights)
-            or self._sizes(rows, weights)
-            or self._read_again(first.anchor, second.anchor, weights)
+            or self._small_enough(first.anchor, second.anchor, rows, weights, last)
             or self._packed(first.anchor)
             or self._packed(second.anchor)
             or self._mergeable(*(x for x in (first, rows, second, last) if x is not None))
@@ -192,6 +191,13 @@ class Chains:
                 return "incompatible iteration", "rows are read that it does not multiply"
         return None
 
+    def _small_enough(
+        self, first: Node, second: Node, rows: Region, weights: Node, last: Region | None
+    ) -> Why | None:
+        if self.target.grid is not None:
+            return self._in_blocks(weights, last)
+        return self._sizes(rows, weights) or self._read_again(first, second, weights)
+
     def _sizes(self, rows: Region, weights: Node) -> Why | None:
         many, (keys,) = rows.outer[-1], rows.inner
         if not isinstance(keys, int):
@@ -217,7 +223,17 @@ class Chains:
         return "too large", f"every block of rows would read the same {again} bytes"
 
     @staticmethod
-    def _packed(anchor: Node) -> Why | None:
+    def _in_blocks(weights: Node, last: Region | None) -> Why | None:
+        """Of a GPU: rows of a block of keys are in registers, as an instruction takes them."""
+        if last is None:
+            return "too large", "rows of all keys are in no registers"
+        if weights.dtype.bits != 16:
+            return "not fusible", f"no instruction multiplies rows of {weights.dtype}"
+        return None
+
+    def _packed(self, anchor: Node) -> Why | None:
+        if self.target.grid is not None:
+            return None  # operands lie as they come
         c = contraction(anchor)
         if c is None or c.lane != anchor.rank - 1 or not anchor.inputs[c.right].op.inline:
             return "misaligned access", "an operand of the contraction is not packed"

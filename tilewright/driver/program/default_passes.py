@@ -18,6 +18,7 @@ from tilewright.graph.decompose import Decompose
 from tilewright.graph.dots import DotProducts
 from tilewright.graph.empty import EmptyValues
 from tilewright.graph.fold import FoldConstants
+from tilewright.graph.grid_key_blocks import GridKeyBlocks
 from tilewright.graph.key_blocks import KeyBlocks
 from tilewright.graph.long_concats import LongConcats
 from tilewright.graph.narrow_products import NarrowProducts
@@ -53,6 +54,7 @@ GPU = Pipeline(
     (
         Simplify(),
         BatchNormFold(),
+        GridKeyBlocks(),
         Decompose(),
         EmptyValues(),
         Simplify(),

@@ -16,6 +16,7 @@ from tilewright.ir.expr import Index, walk
 from tilewright.ir.target import Target
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.choices import Choices
+from tilewright.kernel.defaults.grid_chains import schedule_chain
 from tilewright.kernel.defaults.grid_library import call_library
 from tilewright.kernel.defaults.grid_products import schedule_product
 from tilewright.kernel.defaults.grid_sums import schedule_sum
@@ -54,7 +55,7 @@ def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace
     """The trace and the nest it leads to."""
     if choices.library:
         return _with_library(group, target)
-    for shape in (_maps, schedule_product, _rows):
+    for shape in (schedule_chain, _maps, schedule_product, _rows):
         s = Scheduler(group, target, choices)
         try:
             if shape(s):

@@ -25,7 +25,8 @@ REGISTERS = 4  # of a thread, of the first operand of one instruction: pairs of 
 
 
 def register_product_name(kind: str, groups: int, across: bool) -> str:
-    """Of groups of warps; do rows of the second operand run across the sum: nvptx.wgmma.1.rt.bf16."""
+    """Of groups of warps; rows of the second operand run along the sum or across it:
+    nvptx.wgmma.1.rt.bf16."""
     return f"nvptx.wgmma.{groups}.r{'t' if across else 'n'}.{kind}"
 
 

@@ -1,0 +1,102 @@
+"""Attention as the group that one kernel of a GPU computes, with arguments and what they give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright import ops, targets
+from tilewright.base.events import Log
+from tilewright.driver.program.default_passes import passes as default_passes
+from tilewright.graph.fuse import fuse
+from tilewright.ir import passes
+from tilewright.ir.node import Graph, Node, input
+from tilewright.ir.types import DTYPES, TensorType, from_memory, to_memory
+from tilewright.kernel.group import Group, build_group
+from tilewright.kernel.nest import Nest, start
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import apply, parse_trace, print_trace
+from tilewright.targets import nvptx
+
+
+@dataclass(frozen=True)
+class Attention:
+    """softmax(q k^T) v; fewer heads of keys are shared by those of queries."""
+
+    rows: int = 128
+    keys: int = 128
+    width: int = 64
+    batch: int = 1
+    heads: int = 1
+    shared: int = 0  # heads of keys; 0: as many as of queries
+    causal: bool = False
+    dtype: str = "bf16"
+    target: str = "cuda:90"
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        q = (self.batch, self.heads, self.rows, self.width)
+        k = (self.batch, self.shared or self.heads, self.keys, self.width)
+        return {"q": q, "k": k, "v": k}
+
+    def _chain(self) -> tuple[Group, list[str]]:
+        kind = DTYPES[self.dtype]
+        q, k, v = (input(x, TensorType(kind, shape)) for x, shape in self._shapes().items())
+        out = ops.attention(q, k, v, causal=self.causal, scale=self.width**-0.5)
+        target = targets.get(self.target)
+        listed = [p.on(target) for p in default_passes(target)]
+        graph = passes.run(listed, Graph("attention", (q, k, v), (out,)), Log())
+        found = fuse(graph, target, Log()).clusters
+        assert len(found) == 1 and found[0].kind == "chain", f"{self} is {list(map(str, found))}"
+        (c,) = found
+        group = build_group("chain", c.nodes, c.inputs, c.outputs, roles=c.roles)
+        return group, [_label(x) for x in c.inputs]
+
+    def group(self) -> Group:
+        return self._chain()[0]
+
+    def nest(self, multiprocessors: int = 132) -> Nest:
+        """By the default schedule, which is one launch of products of groups of warps."""
+        target = nvptx.with_numbers(targets.get(self.target), multiprocessors=multiprocessors)
+        g = self.group()
+        trace, nest = default_schedule(g, target)
+        text = print_trace(trace)
+        assert "Components" in text, f"{self} is not scheduled as a chain"
+        assert apply(start(g), parse_trace(text)) == nest
+        return nest
+
+    def arguments(self) -> dict[str, np.ndarray]:
+        """Of the group, by name."""
+        rng = np.random.default_rng(self.rows + 7 * self.keys)
+        kind = DTYPES[self.dtype]
+        given = {
+            x: from_memory(to_memory(rng.standard_normal(shape).astype(np.float32), kind), kind)
+            for x, shape in self._shapes().items()
+        }
+        group, labels = self._chain()
+        sizes = [[int(str(d)) for d in b.shape] for b in group.inputs]
+        return {
+            b.name: given[label].reshape(size)
+            for b, label, size in zip(group.inputs, labels, sizes, strict=True)
+        }
+
+    def expected(self) -> np.ndarray:
+        """In double precision."""
+        group, labels = self._chain()
+        given = self.arguments()
+        by = {label: given[b.name] for b, label in zip(group.inputs, labels, strict=True)}
+        q, k, v = (by[x].astype(np.float64).reshape(s) for x, s in self._shapes().items())
+        k, v = (np.repeat(x, self.heads // x.shape[1], axis=1) for x in (k, v))
+        scores = q @ k.swapaxes(-1, -2) * self.width**-0.5
+        if self.causal:
+            scores = np.where(np.tri(self.rows, self.keys, dtype=bool), scores, -np.inf)
+        e = np.exp(scores - scores.max(-1, keepdims=True))
+        out = e / e.sum(-1, keepdims=True) @ v
+        return out.reshape([int(str(d)) for d in group.outputs[0].shape])
+
+
+def _label(n: Node) -> str:
+    """The input that a node is a view of."""
+    while n.inputs:
+        (n,) = n.inputs
+    return str(n.op.label)  # type: ignore[attr-defined]

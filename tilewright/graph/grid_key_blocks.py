@@ -1,0 +1,75 @@
+"""GridKeyBlocks: attention over blocks of keys, for GPUs: what one block of threads walks over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright import rewrites
+from tilewright.base.events import Log
+from tilewright.ir.node import Graph, Node
+from tilewright.ir.passes import Pass, of_target
+from tilewright.ir.rewrite import rewrite
+from tilewright.ir.target import Target
+from tilewright.ir.types import bf16, f16
+from tilewright.ops.elementwise import Cast
+from tilewright.ops.linear import Matmul
+from tilewright.rewrites.key_blocks import key_block_rules
+
+FEW_ROWS = 16  # of queries: fewer leave most of a product's rows empty
+WIDEST = 256  # a head: its sums are in the registers of one group of warps
+GROUP_ROWS = 64  # of an instruction of a group of warps
+VECTOR = 8  # elements that are copied at a time
+
+
+def _multiplies(target: Target) -> bool:
+    """By groups of warps, which the schedule of the chain has."""
+    tiles = (p.tile for p in target.products if p.a in (bf16, f16))
+    return any(t is not None and t[0] >= GROUP_ROWS for t in tiles)
+
+
+@dataclass(frozen=True)
+class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
+    """`softmax(scores) values` of 16-bit floats over blocks of keys, put together as they come. The
+    chain of both products is one kernel (kernel/defaults/grid_chains.py)."""
+
+    block: int = 64  # keys: steps of the sum that one use of an instruction takes
+    multiplies: bool = of_target(True, _multiplies)  # by an instruction, 16-bit floats
+
+    def apply(self, program: Graph, log: Log) -> Graph:
+        if not self.multiplies:
+            return program
+        program = rewrite(program, rewrites.rules(families=("spelled",)), log, 1)
+        return rewrite(program, key_block_rules(self.size), log, 1)
+
+    def size(self, scores: Node) -> int | None:
+        """Of a block; None where the products are none of warps."""
+        rows, keys = scores.shape[-2:]
+        found = _product(scores)
+        if found is None or not isinstance(rows, int) or not isinstance(keys, int):
+            return None
+        width = found.inputs[0].shape[-1]
+        narrow = all(
+            isinstance(x.op, Cast) and x.inputs[0].dtype in (bf16, f16)
+            for x in map(_unviewed, found.inputs)
+        )
+        fits = isinstance(width, int) and width <= WIDEST and width % VECTOR == 0
+        return self.block if narrow and fits and rows >= FEW_ROWS and keys else None
+
+
+def _product(scores: Node) -> Node | None:
+    """The product that scores are made of, element by element."""
+    stack, seen = [scores], {scores}
+    while stack:
+        x = stack.pop()
+        if isinstance(x.op, Matmul):
+            return x
+        if x.op.elementwise:
+            stack += (y for y in x.inputs if y not in seen)
+            seen.update(x.inputs)
+    return None
+
+
+def _unviewed(x: Node) -> Node:
+    while x.op.view and len(x.inputs) == 1:
+        (x,) = x.inputs
+    return x

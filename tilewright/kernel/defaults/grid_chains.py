@@ -1,0 +1,363 @@
+"""Attention on a GPU as one kernel: a product, work on its rows, and a product of these, over
+blocks of keys.
+
+A block of threads has a tile of rows and walks over the blocks of keys. Queries stay in shared
+memory; keys and values come there some blocks ahead. Scores are the sums of the first product, in
+registers, and so are the weights that they become: these are the first operand of the second
+product where they are. Running maxima and sums are in the registers of the four threads of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.base.errors import Refused
+from tilewright.ir import dim as D
+from tilewright.ir.expr import Fn, Load
+from tilewright.ir.types import DType
+from tilewright.ir.value_text import value_text
+from tilewright.kernel.axis import moved
+from tilewright.kernel.defaults.grid_group_products import across
+from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
+from tilewright.kernel.fragments import LANES, WARP
+from tilewright.kernel.group import Stage
+from tilewright.kernel.guards import copied
+from tilewright.kernel.intrinsic import INTRINSICS
+from tilewright.kernel.nest import Loop, Store, own_loops, seek
+from tilewright.kernel.nest import walk as walk_nest
+from tilewright.kernel.steps.barrier import Synchronise
+from tilewright.kernel.steps.bind import Bind
+from tilewright.kernel.steps.components import Components
+from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.materialise import Materialise
+from tilewright.kernel.steps.pipeline import Pipeline
+from tilewright.kernel.steps.relayout import Relayout
+from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.rfactor import RFactor
+from tilewright.kernel.steps.set_scope import SetScope
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.swizzle import Swizzle
+from tilewright.kernel.steps.tensorize import Tensorize
+from tilewright.kernel.steps.trim import Trim
+from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.steps.vectorize import Vectorize
+
+ROWS = 64  # of one instruction
+WIDE = 64  # steps of the sum of one use of it, and elements of a row of a tile
+VECTOR = 8  # elements of 16 bytes
+AHEAD = 1  # blocks of keys
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a group is made of, if it is a chain."""
+
+    scores: Stage
+    weights: Stage
+    sums: Stage
+    end: Stage
+    out: Stage
+
+
+def chain_of(s: Scheduler) -> Parts | None:
+    g = s.group
+    found = [g.role(x) for x in ("scores", "weights", "sums", "end")]
+    outs = [x for x in g.stages if g.buffer(x.name).scope == "out"]
+    if len(outs) != 1 or not outs[0].is_map:
+        return None
+    scores, weights, sums, end = found
+    if scores is None or weights is None or sums is None or end is None:
+        return None
+    return Parts(scores, weights, sums, end, outs[0])
+
+
+def schedule_chain(s: Scheduler) -> bool:
+    parts = chain_of(s)
+    if parts is None or s.target.grid is None or s.group.precision == "strict":
+        return False
+    _Chain(s, parts).schedule()
+    return True
+
+
+class _Chain:
+    def __init__(self, s: Scheduler, p: Parts, groups: int = 1) -> None:
+        self.s, self.p, self.groups = s, p, groups
+        self.rows = ROWS * groups
+
+    def schedule(self) -> None:
+        s, p = self.s, self.p
+        between = self._inlined()
+        found = instructions(s, self._factors(p.sums.name)[0].dtype, self.groups)
+        if found is None:
+            raise Refused("no instruction multiplies rows in registers")
+        first, second = found
+        q, k = self._operands(p.scores.name)
+        v = self._operand(p.sums.name, p.weights.name)
+        end, out = p.end.name, p.out.name
+        s.do(Reorder(tuple(x.name for x in (*p.end.axes[:-2], *p.end.raxes, *p.end.axes[-2:]))))
+        *outer, i, j = (x.name for x in s.path(out))
+        s.do(Split(i, self.rows))
+        s.do(Reorder((*outer, f"{i}.0", f"{i}.1", j)))
+        tiles = f"{i}.0"
+        s.do(ComputeAt(end, tiles))
+        s.do(Components(end, len(p.end.axes) - 1))
+        (part,) = (x.name for x in p.end.raxes)
+        for name in (p.sums.name, *reversed(between), p.scores.name):
+            s.do(ComputeAt(name, part))
+        s.do(ComputeAt(q, tiles))
+        for x in (v, k):
+            s.do(ComputeAt(x, part))
+        for x in (q, k, v):
+            s.do(SetScope(x, "shared"))
+        s.attempt(Trim(part))
+        self._blocks(outer, tiles)
+        self._spread(f"{i}.1", j)
+        self._between(between)
+        for name in self._running:
+            self._map(name)
+            self._in_registers(name)
+        self._copy(q, boxes=False)
+        self._copy(k)
+        self._copy(v, turned=True)
+        self._product(p.scores.name, first)
+        self._product(p.sums.name, second)
+        for x in (k, v):
+            s.do(Pipeline(part, x, AHEAD, asynchronous=True))
+        s.do(Synchronise())
+
+    @property
+    def _running(self) -> list[str]:
+        """What is known of the keys so far, and what it takes to add a block to it."""
+        return [b.name for b in self.s.nest.buffers if b.name.startswith(f"{self.p.end.name}_")]
+
+    # ---- what is stored
+
+    def _inlined(self) -> list[str]:
+        """Maps become part of what reads them, but for weights, and powers that several stages
+        read; the stages between both products that are left."""
+        s, p = self.s, self.p
+        own = {p.scores.name, p.sums.name, p.end.name, p.out.name}
+        left: list[str] = []
+        for st in s.group.stages:
+            if st.name in own:
+                continue
+            if st.is_map and st.name != p.weights.name:
+                value = s.store(st.name).value
+                often = cost(value) and self._readers(st.name) > 1
+                if not often and s.attempt(ComputeInline(st.name)):
+                    continue
+            left.append(st.name)
+        return left
+
+    def _readers(self, name: str) -> int:
+        stores = [x for x, _ in walk_nest(self.s.nest.body) if isinstance(x, Store)]
+        return sum(any(r.source == name for r in store_reads(x)) for x in stores)
+
+    def _operands(self, stage: str) -> tuple[str, str]:
+        """Copies of both operands of a product: the one with its rows, the one with its columns."""
+        row = self.s.axes(stage)[0][-2].var
+        found = sorted(self._factors(stage), key=lambda x: row not in _symbols(x))
+        return self._copy_of(stage, found[0], "a"), self._copy_of(stage, found[1], "b")
+
+    def _operand(self, stage: str, other: str) -> str:
+        """A copy of the operand that a product has besides another one."""
+        (found,) = (x for x in self._factors(stage) if x.source != other)
+        return self._copy_of(stage, found, "b")
+
+    def _factors(self, stage: str) -> list[Load]:
+        value = self.s.store(stage).value
+        parts = value.args if isinstance(value, Fn) and value.name == "mul" else ()
+        inner = [x.args[0] if isinstance(x, Fn) and x.name == "cast" else x for x in parts]
+        found = [x for x in inner if isinstance(x, Load)]
+        if len(found) != 2 or any(x.dtype.bits != 16 for x in found):
+            raise Refused(f"{stage} is no product of two 16-bit floats")
+        return found
+
+    def _copy_of(self, stage: str, x: Load, which: str) -> str:
+        if self.s.nest.buffer(str(x.source)).scope == "local":
+            return str(x.source)
+        into = f"{stage}_{which}"
+        self.s.do(Materialise(stage, value_text(x), into))
+        return into
+
+    # ---- loops and registers
+
+    def _blocks(self, outer: list[str], tiles: str) -> None:
+        s, out = self.s, self.p.out.name
+        for k in range(len(outer) - 1):
+            s.do(Fuse(outer[0], outer[1], f"{out}.z{k}"))
+            outer = [f"{out}.z{k}", *outer[2:]]
+        for loop in outer:
+            s.do(Bind(loop, "block.y"))
+        s.do(Bind(tiles, "block.x"))
+
+    def _row(self, loop: str) -> tuple[str, tuple[str, str]]:
+        """(turns, (warps, threads along y)) of the loop over rows."""
+        s = self.s
+        s.do(Split(loop, 16))
+        s.do(Split(f"{loop}.1", 8))
+        return f"{loop}.1.0", (f"{loop}.0", f"{loop}.1.1")
+
+    def _column(self, loop: str) -> tuple[str, str, str]:
+        """(turns, threads along x, lanes) of the loop over columns."""
+        s = self.s
+        s.do(Split(loop, 8))
+        s.do(Split(f"{loop}.1", 2))
+        return f"{loop}.0", f"{loop}.1.0", f"{loop}.1.1"
+
+    def _bind(self, turns: tuple[str, ...], threads: tuple[str, ...], *more: str) -> None:
+        """Loops in the order turns, threads, others; the threads along z, y and x."""
+        s = self.s
+        s.do(Reorder((*turns, *threads, *more)))
+        for loop, axis in zip(threads, ("thread.z", "thread.y", "thread.x"), strict=False):
+            s.do(Bind(loop, axis))
+        for loop in turns:
+            s.do(Unroll(loop))
+
+    def _spread(self, i: str, j: str) -> None:
+        """The loops over a tile to the threads that have its elements."""
+        turn, (z, y) = self._row(i)
+        blocks, x, lanes = self._column(j)
+        self._bind((blocks, turn), (z, y, x), lanes)
+        self.s.do(Vectorize(lanes))
+
+    def _spread_row(self, i: str) -> None:
+        turn, threads = self._row(i)
+        self._bind((turn,), threads)
+
+    def _stores(self, stage: str) -> list[tuple[Store, list[Loop]]]:
+        """The stores of a stage with the loops that are its own."""
+        found = seek(self.s.nest.body, ("stage", stage))
+        return [(x, own_loops(p, stage)) for x, p in found if isinstance(x, Store)]
+
+    def _between(self, stages: list[str]) -> None:
+        """What is done to rows of a block, by the threads that have their elements."""
+        for name in stages:
+            if self.s.store(name).combine is not None:
+                self._reduction(name)
+            else:
+                self._map(name)
+            self._in_registers(name)
+
+    def _map(self, stage: str) -> None:
+        for _, own in self._stores(stage):
+            names = [x.name for x in own]
+            if len(names) == 1:
+                self._spread_row(*names)
+            elif len(names) == 2:
+                self._spread(*names)
+            else:
+                raise Refused(f"{stage} is neither over rows nor over a tile of them")
+
+    def _reduction(self, stage: str) -> None:
+        """A partial result of every thread of a row, then one of all of them, which all have."""
+        s = self.s
+        (row,), (column,) = (tuple(x.name for x in loops) for loops in s.axes(stage))
+        (first,) = (x.name for x in self._stores(stage)[0][1])
+        blocks, own, lanes = self._column(column)
+        part = f"{stage}p"
+        s.do(RFactor(stage, (own,), part))
+        self._spread_row(first)
+        turn, threads = self._row(row)
+        self._bind((turn,), (*threads, own))
+        (_, init), (_, _) = self._stores(part)
+        turn, threads = self._row(init[0].name)
+        self._bind((turn,), (*threads, init[1].name))
+        turn, threads = self._row(moved(row, part))
+        self._bind((turn, moved(blocks, part)), (*threads, moved(own, part)), moved(lanes, part))
+        s.do(Unroll(moved(lanes, part)))
+        s.do(Relayout(part, "i, x -> i//16, i//8%2, i%8, x"))
+
+    def _in_registers(self, buffer: str) -> None:
+        """A tile, or a value for each of its rows, where its threads have it."""
+        shape = self.s.nest.buffer(buffer).shape
+        names = [f"n{k}" for k in range(len(shape))]
+        wide = [k for k, d in enumerate(shape) if d != 1]
+        i = names[wide[0]]
+        places = list(names)
+        if len(wide) == 1:
+            places[wide[0]] = f"{i}//16, {i}//8%2, {i}%8"
+        else:
+            j, warps = names[wide[1]], 4 * self.groups
+            places[wide[0]] = f"{i}//{self.rows}, {i}//16%{warps}, {j}//8, {i}//8%2, {i}%8"
+            places[wide[1]] = f"{j}//2%4, {j}%2"
+        self.s.do(Relayout(buffer, f"{', '.join(names)} -> {', '.join(places)}"))
+
+    # ---- shared memory and products
+
+    def _copy(self, stage: str, boxes: bool = True, turned: bool = False) -> None:
+        """A tile of an operand in shared memory: rows of 128 bytes, swizzled, of which wide heads
+        have several next to each other. It is brought by the copy engine where that is possible."""
+        s = self.s
+        ((store, own),) = self._stores(stage)
+        rank = len(s.nest.buffer(stage).shape)
+        names = [f"n{k}" for k in range(rank)]
+        rows, columns = (x.name for x in own)
+        i, j = names[-2:]
+        if turned:
+            rows, columns, i, j = columns, rows, j, i
+            s.do(Reorder((rows, columns)))
+        blocks = f"{i}//{WIDE}, {j}//{WIDE}, {i}%{WIDE}" if turned else f"{j}//{WIDE}, {i}"
+        places = ", ".join([*names[:-2], blocks, f"{j}%{WIDE}"])
+        s.do(Relayout(stage, f"{', '.join(names)} -> {places}"))
+        s.do(Swizzle(stage, 3, 3, 3))
+        source = copied(store.value)
+        width = s.loops(columns)[0].extent
+        assert isinstance(width, int)
+        before = s.nest, list(s.trace)
+        if boxes and source is not None:
+            if width > WIDE:
+                s.do(Split(columns, WIDE))
+                s.do(Reorder((f"{columns}.0", rows, f"{columns}.1")))
+                s.do(Unroll(f"{columns}.0"))
+            if s.attempt(Tensorize(rows, f"nvptx.bulk.{len(source.index)}.{source.dtype}")):
+                return
+            s.nest, s.trace[:] = before
+        flat = f"{stage}.v"
+        s.do(Split(columns, VECTOR))
+        s.do(Fuse(rows, f"{columns}.0", flat))
+        s.do(Split(flat, LANES * 4 * self.groups))
+        s.do(Split(f"{flat}.1", WARP["thread.x"]))
+        s.do(Split(f"{flat}.1.0", WARP["thread.y"]))
+        s.do(Bind(f"{flat}.1.0.0", "thread.z"))
+        s.do(Bind(f"{flat}.1.0.1", "thread.y"))
+        s.do(Bind(f"{flat}.1.1", "thread.x"))
+        s.do(Unroll(f"{flat}.0"))
+        s.do(Vectorize(f"{columns}.1"))
+
+    def _product(self, stage: str, instruction: str) -> None:
+        s = self.s
+        (_, first), (_, own) = self._stores(stage)
+        i, j, k = (x.name for x in own)
+        self._spread(*(x.name for x in first))
+        inner = [i, j]
+        if stage == self.p.sums.name and s.loops(j)[0].extent != WIDE:
+            s.do(Split(j, WIDE))
+            inner = [i, f"{j}.0", f"{j}.1"]
+        if s.loops(k)[0].extent != WIDE:
+            s.do(Split(k, WIDE))
+            s.do(Reorder((f"{k}.0", *inner, f"{k}.1")))
+            s.do(Unroll(f"{k}.0"))
+        self._in_registers(stage)
+        s.do(Tensorize(i, instruction))
+
+
+def instructions(s: Scheduler, kind: DType, groups: int) -> tuple[str, str] | None:
+    """Products of groups of warps: of two operands in shared memory whose rows run along the sum,
+    and of one in registers with one whose rows run across it."""
+    of_target = [INTRINSICS[p.instruction] for p in s.target.products if p.a is kind]
+    first = [i for i in of_target if set(i.tiles) == {"a", "b"} and across(i) == (False, False)]
+    second = [
+        i
+        for i in INTRINSICS.values()
+        if set(i.fragments) == {"a", "c"} and set(i.tiles) == {"b"} and len(i.maps["b"]) == 3
+        if i.group.buffer("a").dtype is kind and all(map(s.target.has, i.features))
+    ]
+    found = [[i.name for i in which if i.warps == 4 * groups] for which in (first, second)]
+    return (found[0][0], found[1][0]) if all(found) else None
+
+
+def _symbols(x: Load) -> frozenset[D.Sym]:
+    return frozenset().union(*map(D.symbols, x.index))
