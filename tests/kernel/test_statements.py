@@ -16,8 +16,6 @@ from tilewright.kernel.nest import (
     If,
     Loop,
     Nest,
-    free_vars,
-    inner_vars,
     marks,
     own_marks,
     reads,
@@ -31,6 +29,7 @@ from tilewright.kernel.nest import (
 from tilewright.kernel.step import apply, parse_trace
 from tilewright.kernel.steps.join import Join
 from tilewright.kernel.text import nest_text, parse_nest
+from tilewright.kernel.variables import free_vars, inner_vars
 
 ALL = """
 nest k where n: 1..

@@ -42,7 +42,6 @@ from tilewright.kernel.nest import (
     Wait,
     While,
     bodies,
-    free_vars,
     own_values,
     reads,
     store_loads,
@@ -52,6 +51,7 @@ from tilewright.kernel.nest import (
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.text import group_text, nest_lines, nest_text
 from tilewright.kernel.threads import thread_faults
+from tilewright.kernel.variables import free_vars
 
 __all__ = ["CheckFailed", "incomplete", "verify"]
 

@@ -34,8 +34,6 @@ from tilewright.kernel.nest import (
     Store,
     Wait,
     While,
-    free_vars,
-    inner_vars,
     own_values,
     substitute_all,
     transform,
@@ -53,6 +51,7 @@ from tilewright.kernel.overlap import (
     same_last,
     uses,
 )
+from tilewright.kernel.variables import free_vars, inner_vars
 
 _FENCES = (Barrier, Commit, Wait)
 # Statements that are never reordered, whatever they touch.

@@ -18,7 +18,6 @@ from tilewright.kernel.nest import (
     Wait,
     While,
     bodies,
-    inner_vars,
     transform,
     walk,
     with_bodies,
@@ -36,6 +35,7 @@ from tilewright.kernel.threads import (
     same_thread,
     thread_axes,
 )
+from tilewright.kernel.variables import inner_vars
 
 ONE = (*THREADS, "lane", "tensor")  # loops that are looked at as one statement
 OLDEST = 8  # more asynchronous instructions than this are not distinguished

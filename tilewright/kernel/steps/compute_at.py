@@ -26,7 +26,6 @@ from tilewright.kernel.nest import (
     Stmt,
     Store,
     bodies,
-    inner_vars,
     on_loops,
     own_values,
     reads_of,
@@ -37,6 +36,7 @@ from tilewright.kernel.nest import (
 )
 from tilewright.kernel.overlap import uses
 from tilewright.kernel.step import Step
+from tilewright.kernel.variables import inner_vars
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from tilewright.kernel.nest import (
     Store,
     bodies,
     find,
-    inner_vars,
     reads,
     sources,
     transform,
@@ -21,6 +20,7 @@ from tilewright.kernel.nest import (
     writes,
 )
 from tilewright.kernel.step import Step
+from tilewright.kernel.variables import inner_vars
 
 
 @dataclass(frozen=True)

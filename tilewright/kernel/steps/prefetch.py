@@ -18,7 +18,6 @@ from tilewright.kernel.nest import (
     Path,
     Stmt,
     Store,
-    inner_vars,
     on_loops,
     reads,
     transform,
@@ -26,6 +25,7 @@ from tilewright.kernel.nest import (
     writes,
 )
 from tilewright.kernel.step import Step
+from tilewright.kernel.variables import inner_vars
 
 CACHE_LINE = 64
 

@@ -25,7 +25,6 @@ from tilewright.kernel.nest import (
     Stmt,
     Store,
     find,
-    inner_vars,
     reads,
     stages_in,
     substitute_all,
@@ -33,6 +32,7 @@ from tilewright.kernel.nest import (
     walk,
 )
 from tilewright.kernel.step import Step
+from tilewright.kernel.variables import inner_vars
 
 
 @dataclass(frozen=True)

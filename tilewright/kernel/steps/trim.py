@@ -18,13 +18,13 @@ from tilewright.kernel.nest import (
     Stmt,
     Store,
     Wait,
-    inner_vars,
     on_loops,
     store_loads,
     substitute_all,
     walk,
 )
 from tilewright.kernel.step import Step
+from tilewright.kernel.variables import inner_vars
 
 
 @dataclass(frozen=True)
