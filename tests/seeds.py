@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -25,15 +26,19 @@ def drawn(seeds: Sequence[int], quick: int) -> list[Any]:
 def crossed(rows: Iterable[Any], columns: Iterable[Any], step: int) -> list[Any]:
     """Pairs as parameters of a test: in every run only those on every `step`-th diagonal, so that
     each value takes part, the others with `-m slow`. `step` is at most the number of either."""
+    return diagonals(rows, columns, step=step)
+
+
+def diagonals(*axes: Iterable[Any], step: int) -> list[Any]:
+    """The same of any number of parameters: in every run one of `step` combinations. Each value
+    takes part where another parameter has at least `step` values."""
     return [
         pytest.param(
-            row,
-            column,
-            marks=() if (i + j) % step == 0 else pytest.mark.slow,
-            id=named(row, column),
+            *(value for _, value in numbered),
+            marks=() if sum(k for k, _ in numbered) % step == 0 else pytest.mark.slow,
+            id=named(*(value for _, value in numbered)),
         )
-        for i, row in enumerate(rows)
-        for j, column in enumerate(columns)
+        for numbered in product(*map(enumerate, axes))
     ]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.kernel.fuzz import Judge
+from tests.seeds import crossed
 from tilewright import ops
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
@@ -72,19 +73,19 @@ SIZES = {"even": (24, 24, 2 * LANES), "ragged": (13, 29, 2 * LANES), "tail": (14
 
 
 # Of many rows, which the interpreter takes long for, one head and fewer prefixes.
-EVERY = [
-    pytest.param("even", 14, (2, 2), id="even"),
-    pytest.param("ragged", 14, (2, 2), id="ragged"),
-    pytest.param("tail", 60, (1, 1), id="tail"),
-    *(pytest.param(s, 7, (2, 2), id=f"{s}-all", marks=pytest.mark.slow) for s in SIZES),
+EVERY = [("even", 14, (2, 2)), ("ragged", 14, (2, 2)), ("tail", 60, (1, 1))]
+ALL = [
+    pytest.param((size, 7, (2, 2)), causal, id=f"{size}-all-{causal}", marks=pytest.mark.slow)
+    for size in SIZES
+    for causal in (False, True)
 ]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("size", "every", "heads"), EVERY)
+@pytest.mark.parametrize(("case", "causal"), [*crossed(EVERY, [False, True], 2), *ALL])
 def test_every_prefix_computes_the_same(
-    size: str, every: int, heads: tuple[int, int], causal: bool
+    case: tuple[str, int, tuple[int, int]], causal: bool
 ) -> None:
+    size, every, heads = case
     g = attention(*SIZES[size], causal, default(), heads=heads)
     judge = Judge(g, [{}])
     judge.exact = False
@@ -106,17 +107,19 @@ BLOCKS = {
     "unknown": (D.sym("n"), D.sym("k"), {"n": 75, "k": 53}),
     "none": (D.sym("n"), D.sym("k"), {"n": 1, "k": 0}),
 }
-HEADS = [
-    *(pytest.param(s, (2, 1) if s in ("even", "ragged") else (1, 1), id=s) for s in BLOCKS),
-    *(pytest.param(s, (2, 2), id=f"{s}-heads", marks=pytest.mark.slow) for s in BLOCKS),
+HEADS = [(s, (2, 1) if s in ("even", "ragged") else (1, 1)) for s in BLOCKS]
+MORE_HEADS = [
+    pytest.param((size, (2, 2)), causal, id=f"{size}-heads-{causal}", marks=pytest.mark.slow)
+    for size in BLOCKS
+    for causal in (False, True)
 ]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("size", "heads"), HEADS)
+@pytest.mark.parametrize(("case", "causal"), [*crossed(HEADS, [False, True], 2), *MORE_HEADS])
 def test_keys_in_blocks(
-    size: str, heads: tuple[int, int], causal: bool, monkeypatch: pytest.MonkeyPatch
+    case: tuple[str, tuple[int, int]], causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    size, heads = case
     monkeypatch.setattr(key_blocks, "MANY_KEYS", 50)
     rows, keys, dims = BLOCKS[size]
     g = attention(rows, keys, LANES, causal, default(), 48, heads)

@@ -7,7 +7,7 @@ import pytest
 from tests.kernel.examples import EXAMPLES
 from tests.kernel.fuzz import Judge, plain_outputs
 from tests.kernel.random_groups import sample
-from tests.seeds import drawn
+from tests.seeds import crossed, drawn
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
@@ -38,8 +38,7 @@ def check(judge: Judge, target: Target) -> int:
     return len(trace)
 
 
-@pytest.mark.parametrize("machine", TARGETS)
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(("name", "machine"), crossed(EXAMPLES, TARGETS, 2))
 def test_every_prefix_computes_the_same(name: str, machine: str) -> None:
     example = EXAMPLES[name]
     judge = Judge(example.group, example.dims)
@@ -171,18 +170,20 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize("choices", CHOICES, ids=str)
-def test_other_choices_compute_the_same(choices: Choices) -> None:
-    for group in (narrow(), EXAMPLES["matmul"].group, EXAMPLES["packed-linear"].group):
-        for name in TARGETS:
-            target = default() if name == "host" else get(name)
-            trace, nest = default_schedule(group, target, choices)
-            assert apply(start(group), parse_trace(print_trace(trace))) == nest
-            judge = Judge(group, [{}])
-            judge.exact = False
-            judge.nest(nest)
-            if name == "host":
-                judge.native(nest)
+@pytest.mark.parametrize(
+    ("choices", "of"), crossed(CHOICES, ["narrow", "matmul", "packed-linear"], 3)
+)
+def test_other_choices_compute_the_same(choices: Choices, of: str) -> None:
+    group = narrow() if of == "narrow" else EXAMPLES[of].group
+    for name in TARGETS:
+        target = default() if name == "host" else get(name)
+        trace, nest = default_schedule(group, target, choices)
+        assert apply(start(group), parse_trace(print_trace(trace))) == nest
+        judge = Judge(group, [{}])
+        judge.exact = False
+        judge.nest(nest)
+        if name == "host":
+            judge.native(nest)
 
 
 def test_choices_say_what_they_are_and_what_they_cannot_be() -> None:

@@ -35,7 +35,7 @@ from tilewright.kernel.text import parse_group
 PER_SLICE = 15
 
 
-@pytest.mark.parametrize("piece", drawn(range(16), quick=2))
+@pytest.mark.parametrize("piece", drawn(range(16), quick=1))
 def test_slice(piece: int) -> None:
     seeds = range(piece * PER_SLICE, (piece + 1) * PER_SLICE)
     counts, reports = fuzz(seeds)
@@ -55,13 +55,14 @@ def test_every_step_is_drawn_and_accepted(monkeypatch: pytest.MonkeyPatch) -> No
     raise AssertionError(f"never accepted: {sorted(set(DRAWN) - set(counts.accepted))}")
 
 
-def test_threads() -> None:
+@pytest.mark.parametrize("first", drawn(range(20_000, 20_040, 10), quick=1))
+def test_threads(first: int) -> None:
     """Some of the traces with blocks, threads and shared memory run on the SIMT executor."""
     counts = Counts()
-    for seed in range(20_000, 20_030):
+    for seed in range(first, first + 10):
         group, dims, trace, why = explore_threads(seed, counts)
         assert why is None, f"seed {seed}: {why}\n{case_text(group, dims, trace)}"
-    assert counts.accepted["Synchronise"] > 3, counts.table()
+    assert counts.accepted["Synchronise"] > 1, counts.table()
 
 
 def test_strict_precision_is_judged_bit_by_bit() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.llvm.test_statements import nest, same, strays
+from tests.seeds import drawn
 
 SIZE = 24
 
@@ -103,7 +104,7 @@ class Writer:
         return "\n".join([*head, *self.body([], 0), *self.body([], 0), *tail]) + "\n"
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", drawn(range(16), quick=6))
 def test_random_nests(seed: int) -> None:
     text = Writer(seed).text()
     p = np.arange(SIZE, dtype=np.int32) * 3 % 17

@@ -23,6 +23,7 @@ ALIKE = {
     "llama_decode1": "decoding into a cache",
     "clip": "bert and vit",
     "whisper_encoder": "bert behind convolutions",
+    "vit": "bert behind a convolution",
 }
 
 
@@ -44,12 +45,14 @@ def test_full_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("tiny", SIZES)
-@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("name", [pytest.param("bert", marks=pytest.mark.slow), "llama"])
 def test_bfloat16(name: str, tiny: bool) -> None:
     assert check_model(name, tiny, torch.bfloat16) == []
 
 
 @pytest.mark.parametrize("tiny", SIZES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
+)
 def test_decoding_into_a_cache(dtype: torch.dtype, tiny: bool) -> None:
     assert check_decoding(tiny, dtype) == []

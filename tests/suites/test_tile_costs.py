@@ -5,6 +5,7 @@ import pytest
 from tests.suites import tile_costs, tile_speed
 
 
+@pytest.mark.slow
 def test_kernels_of_the_comparison_are_right_and_timed() -> None:
     found = tile_costs.kernels_by(64, 1, "-m", "tilewright.triton", "--device", "cpu")
     assert len(found) == 3 and all(0 < seconds < 60 for seconds in found.values())

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as attention
 
 import tilewright as tw
-from tests.seeds import crossed
+from tests.seeds import crossed, drawn, named
 from tilewright.graph import key_blocks
 from tilewright.ir.target import Target
 from tilewright.targets import default
@@ -116,7 +116,7 @@ def test_additive_minus_infinity() -> None:
     assert "chain(" in compiled(lambda q, k, v, m: attention(q, k, v, m), *args, hidden)[1]
 
 
-@pytest.mark.parametrize("window", [1, 5, 40])
+@pytest.mark.parametrize("window", drawn([5, 1, 40], quick=1))
 def test_sliding_windows_are_skipped(window: int) -> None:
     def local(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         i = torch.arange(q.shape[-2])[:, None]
@@ -303,7 +303,7 @@ def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 SPELLINGS = [attention, causal, unfused, spelled_out(1), spelled_out(-3)]
 
 
-@pytest.mark.parametrize(("shape", "f"), crossed(LONG, SPELLINGS, 3))
+@pytest.mark.parametrize(("shape", "f"), crossed(LONG, SPELLINGS, 5))
 def test_blocks(small_blocks: None, shape: str, f: Function) -> None:
     q, keys = LONG[shape]
     assert in_blocks(compiled(f, *heads(*q, keys=keys))[1])
@@ -325,7 +325,7 @@ def test_blocks_with_masks(small_blocks: None, shape: tuple[int, ...], kind: str
     assert in_blocks(compiled(lambda q, k, v, m: f(q, k, v, m), *args, mask)[1])
 
 
-@pytest.mark.parametrize("window", [1, 5, 130])
+@pytest.mark.parametrize("window", drawn([5, 1, 130], quick=1))
 def test_blocks_of_sliding_windows(small_blocks: None, window: int) -> None:
     def local(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         i = torch.arange(q.shape[-2])[:, None]
@@ -384,7 +384,11 @@ def test_one_block_is_one_kernel_as_before() -> None:
         assert "chain(" in text and "rescaling" not in text
 
 
-@pytest.mark.parametrize("f", [attention, causal, unfused])
+@pytest.mark.parametrize(
+    "f",
+    [causal, *(pytest.param(f, marks=pytest.mark.slow) for f in (attention, unfused))],
+    ids=named,
+)
 def test_any_length(f: Function) -> None:
     """Rows and keys in numbers that nobody knows when it is compiled."""
     fast = tw.compile(f)

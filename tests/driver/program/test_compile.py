@@ -206,7 +206,7 @@ def _resident() -> int:
 
 
 @pytest.mark.parametrize(
-    "count", [pytest.param(100, id="100"), pytest.param(1000, id="1000", marks=pytest.mark.slow)]
+    "count", [pytest.param(50, id="50"), pytest.param(1000, id="1000", marks=pytest.mark.slow)]
 )
 @pytest.mark.skipif(
     not os.path.exists("/proc/self/statm"),
@@ -220,11 +220,11 @@ def test_many_compiles_do_not_grow_the_process(count: int) -> None:
         (got,) = call(program, [like(x)])
         np.testing.assert_allclose(got.sum(1), 1, rtol=1e-5)
 
-    for k in range(50):
+    for k in range(30):
         compile_one(k)
     gc.collect()
     before = _resident()
-    for k in range(50, 50 + count):
+    for k in range(30, 30 + count):
         compile_one(k)
     gc.collect()
     # A program that stayed would be some 200 KiB of code and loops each.

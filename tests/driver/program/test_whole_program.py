@@ -21,7 +21,7 @@ from torch import nn
 import tilewright as tw
 from tests.driver.random_programs import check_seed
 from tests.driver.taken_core import slowdown
-from tests.seeds import drawn
+from tests.seeds import crossed, drawn
 from tilewright import ops, targets
 from tilewright.base import knobs, machine
 from tilewright.driver.looking.graph_run import judge, random_inputs, run_arrays
@@ -223,14 +223,11 @@ def right(_=0):
 """
 
 
-def test_one_thread() -> None:
-    shown = PROGRAM + "print(right(), pool.get_threads(), pool.workers())"
-    assert python(shown, TILEWRIGHT_THREADS="1") == "True 1 0"
-
-
-def test_forked_processes_run_what_was_compiled() -> None:
-    """Children of `fork`, and those of multiprocessing."""
+def test_one_thread_and_forked_processes() -> None:
+    """A process that was told to have one thread; then with three, children of `fork`, and those
+    of multiprocessing, run what was compiled."""
     forked = """
+print(right(), pool.get_threads(), pool.workers())
 tw.set_threads(3)
 assert right()
 for _ in range(3):
@@ -245,8 +242,9 @@ print("done", pool.workers())
 with multiprocessing.get_context("fork").Pool(3) as workers:
     print(workers.map(right, range(6)), right())
 """
-    lines = python(PROGRAM + forked, OMP_NUM_THREADS="1").splitlines()
-    assert lines == ["done 2", f"{[True] * 6} True"]
+    variables = {"OMP_NUM_THREADS": "1", "TILEWRIGHT_THREADS": "1"}
+    lines = python(PROGRAM + forked, **variables).splitlines()
+    assert lines == ["True 1 0", "done 2", f"{[True] * 6} True"]
 
 
 # ---- processors that can do less
@@ -315,9 +313,10 @@ class Unloaded:
         assert any(name in x.defined for x in self.found)
 
 
-@pytest.mark.parametrize("target", ["x86-64", "x86-64-v3", "x86-64-v4", "arm64"])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_programs_compile_for(target: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "target"), crossed(PROGRAMS, ["x86-64", "x86-64-v3", "x86-64-v4", "arm64"], 2)
+)
+def test_programs_compile_for(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "Library", Unloaded)
     monkeypatch.setattr(programs, "require_runnable", lambda target: None)
     chosen = targets.get(target)

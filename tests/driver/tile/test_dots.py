@@ -9,7 +9,7 @@ import torch
 
 import tilewright as tw
 import tilewright.language as tl
-from tests.seeds import named
+from tests.seeds import diagonals, named
 from tests.targets.test_dots import TILES, V2, V3, V4, arm64_with, x86_with
 from tilewright.driver.tile.compile import write_tile
 from tilewright.ir.types import DTYPES
@@ -100,9 +100,12 @@ def agrees(got: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 SIZES = [(64, 64, 64), (45, 50, 70), (96, 160, 256)]
 
 
-@pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS], ids=str)
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("blocks", [(64, 64, 64), (16, 16, 16), (32, 128, 32)], ids=str)
+BLOCKS = [(64, 64, 64), (16, 16, 16), (32, 128, 32)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "blocks"), diagonals([*INTEGERS, *FLOATS], SIZES, BLOCKS, step=3)
+)
 def test_products(dtype: torch.dtype, size: tuple, blocks: tuple) -> None:
     rows, columns, deep = size
     a, b = numbers(dtype, rows, deep), numbers(dtype, deep, columns, seed=1)

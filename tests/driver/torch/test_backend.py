@@ -433,7 +433,7 @@ def test_a_non_tensor_is_a_constant() -> None:
     assert_same(fast(x, 2, "down"), x)
 
 
-@pytest.mark.parametrize("seed", drawn(range(20, 120), quick=6))
+@pytest.mark.parametrize("seed", drawn(range(20, 120), quick=3))
 def test_random_programs(seed: int) -> None:
     check_seed(seed)
 
