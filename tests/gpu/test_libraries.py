@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -84,7 +85,11 @@ def test_ours_stays_where_the_library_is_hardly_faster_or_not_wanted(
     _, machine = gpu
     net = nn.Linear(4, 3)
     x = torch.randn(2, 4)
-    for ours, theirs, options in ((100e-6, 98e-6, {}), (100e-6, 10e-6, {"choose": "default"})):
+    cases: list[tuple[float, float, dict[str, Any]]] = [
+        (100e-6, 98e-6, {}),
+        (100e-6, 10e-6, {"choose": "default"}),
+    ]
+    for ours, theirs, options in cases:
         asked = times(monkeypatch, ours, theirs)
         with torch.no_grad():
             fast = on_fake_gpu(net, machine, **options)

@@ -13,6 +13,7 @@ from tilewright.base.errors import Refused
 from tilewright.base.events import Log
 from tilewright.driver.program.grid_run import prepared
 from tilewright.graph.fuse import fuse
+from tilewright.ir.dim import Dim
 from tilewright.ir.node import Graph
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel import simt
@@ -59,14 +60,19 @@ def linear(d: DType, rows: int, deep: int, columns: int) -> Graph:
     return graph(build.relu(build.add(y, b)))
 
 
+def number(d: Dim) -> int:
+    assert isinstance(d, int)
+    return d
+
+
 def called(call: LibraryCall, arrays: dict[str, np.ndarray]) -> None:
     """What a library would do, by numpy, on the views of the call."""
     views = []
     for v in call.views:
         flat = arrays[v.buffer].reshape(-1)
-        strides = tuple(int(s) * flat.itemsize for s in v.strides)
-        shape = tuple(map(int, v.shape))
-        views.append(np.lib.stride_tricks.as_strided(flat[int(v.offset) :], shape, strides))
+        strides = tuple(number(s) * flat.itemsize for s in v.strides)
+        shape = tuple(map(number, v.shape))
+        views.append(np.lib.stride_tricks.as_strided(flat[number(v.offset) :], shape, strides))
     a, b, out = views
     if call.function == "product":
         out[...] = np.matmul(a, b)
@@ -125,7 +131,7 @@ def test_the_call_computes_what_its_loops_say(name: str) -> None:
     group, nest, call = scheduled(GRAPHS[name]())
     rng = np.random.default_rng(0)
     given = {
-        b.name: rng.integers(-3, 4, [int(d) for d in b.shape]).astype(np.float32)
+        b.name: rng.integers(-3, 4, [number(d) for d in b.shape]).astype(np.float32)
         for b in group.inputs
     }
     want = run(start(group), given)
@@ -134,7 +140,7 @@ def test_the_call_computes_what_its_loops_say(name: str) -> None:
     # The call by numpy, on plain memory, then what is left of the kernel.
     arrays = dict(given)
     result = call.arguments[-1]
-    arrays[result] = np.zeros([int(d) for d in nest.buffer(result).shape], np.float32)
+    arrays[result] = np.zeros([number(d) for d in nest.buffer(result).shape], np.float32)
     called(call, arrays)
     ours = without_library(nest)
     if ours.body:

@@ -82,7 +82,9 @@ def test_rows_that_no_cache_keeps_are_walked_through_once() -> None:
     taken = found.considered[0].choices
     assert "outer rows" in taken or "block" in taken
     rules = next(x for x in found.considered if x.choices == "rules")
-    assert found.considered[0].estimated < 0.97 * rules.estimated
+    best = found.considered[0]
+    assert best.estimated is not None and rules.estimated is not None
+    assert best.estimated < 0.97 * rules.estimated
 
 
 def test_rows_that_do_not_fill_tiles_get_other_tiles() -> None:

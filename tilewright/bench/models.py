@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -19,13 +19,14 @@ from tilewright.bench.example import Builder, Example, prepared
 # By name, because a type checker would read all of that package, which takes very long.
 hf: Any = import_module("transformers")
 
+F = TypeVar("F", bound=Builder)
 BUILDERS: dict[str, Builder] = {}
 
 
-def model(name: str) -> Callable[[Builder], Builder]:
+def model(name: str) -> Callable[[F], F]:
     """Registers a builder, whose argument says whether it builds the tiny size."""
 
-    def register(build: Builder) -> Builder:
+    def register(build: F) -> F:
         BUILDERS[name] = build
         return build
 

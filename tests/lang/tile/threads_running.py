@@ -105,6 +105,7 @@ def run_emulated(
         else:
             given[g.name] = int(np.array(x, np.float32).view(np.int32))
     loaded = emulate.Loaded(made)
+    gx, gy, gz = (*grid, 1, 1)[:3]
     for x in made.launches:
         parameters = [given[name] for name in (*x.arguments, *made.dims)]
-        loaded.launch(x, parameters, (*grid, 1, 1)[:3])
+        loaded.launch(x, parameters, (gx, gy, gz))

@@ -67,12 +67,17 @@ class Products:
         """How each operand should lie, as a map of its axes, by the products that read it."""
         out: dict[str, dict[str, str]] = {}
         for p in pieces:
-            found = factors(p) or ()
-            for x in found:
+            found = factors(p)
+            for x in found or ():
                 name = str(x.source)
                 axis = adjacent[name]
                 grouped = p.stage in chosen and is_group(chosen[p.stage])
-                if grouped and x is found[0] and "a" in INTRINSICS[chosen[p.stage]].fragments:
+                if (
+                    grouped
+                    and found
+                    and x is found[0]
+                    and "a" in INTRINSICS[chosen[p.stage]].fragments
+                ):
                     out.setdefault(name, {})[p.stage] = "a, b"
                     continue
                 made = self._blocks(x, axis, p) if grouped else "ab"[1 - axis] + ", " + "ab"[axis]
