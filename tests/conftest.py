@@ -14,8 +14,12 @@ os.environ["TILEWRIGHT_CACHE_DIR"] = _cache.name
 
 # More processes than this would spend their time on importing torch.
 MOST_WORKERS = 8
-# Tests of a minute and more start first, so that no worker is left alone with one at the end.
-LONG: tuple[str, ...] = ()
+# Tests of ten seconds and more start first, so that no worker is left alone with one at the end.
+LONG = (
+    "tests/test_quality.py::test_clean[pyrefly]",
+    "tests/suites/test_opinfo.py::test_slice",
+    "tests/driver/torch/test_own_weights.py::test_resident_memory",
+)
 
 
 @pytest.hookimpl(tryfirst=True)
