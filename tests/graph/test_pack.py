@@ -32,9 +32,9 @@ def maps(*outputs: Node, target: Target = NEON) -> list[str]:
 @pytest.mark.parametrize(
     ("target", "tile"),
     [
-        (NEON, RegisterTile(6, 12, 8)),
-        (AVX2, RegisterTile(6, 16, 6)),
-        (AVX512, RegisterTile(8, 48, 8)),
+        (NEON, RegisterTile(6, 12, 8, 7)),
+        (AVX2, RegisterTile(6, 16, 6, 6)),
+        (AVX512, RegisterTile(8, 48, 8, 8)),
     ],
 )
 def test_tiles_fill_the_registers(target: Target, tile: RegisterTile) -> None:
@@ -44,7 +44,7 @@ def test_tiles_fill_the_registers(target: Target, tile: RegisterTile) -> None:
 
 
 def test_narrower_columns_leave_registers_for_more_rows() -> None:
-    assert register_tile(AVX512, f32, 32) == RegisterTile(14, 32, 8)
+    assert register_tile(AVX512, f32, 32) == RegisterTile(14, 32, 8, 14)
     assert register_tile(AVX512, f32, 48) == register_tile(AVX512, f32)
     assert register_tile(AVX2, f32, 8).rows == 14
     assert register_tile(AVX2, f32, 4).columns == 8  # one vector is the least

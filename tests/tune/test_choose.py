@@ -30,6 +30,7 @@ from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Nest, Work
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import print_trace
+from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.text import parse_group
 from tilewright.targets import default, get
@@ -76,11 +77,13 @@ def test_where_nothing_is_lost_nothing_else_is_tried() -> None:
     assert len(candidates(packed(96, 512, 96), ARM, thorough=True)) > 3
 
 
-def test_rows_that_no_cache_keeps_are_walked_through_once() -> None:
-    group = packed(3000, 256, 60)
-    found = Ranked().choose(group, ARM)
-    taken = found.considered[0].choices
-    assert "outer rows" in taken or "block" in taken
+@pytest.mark.parametrize(("columns", "taken"), [(60, "outer rows"), (1200, "block")])
+def test_rows_that_no_cache_keeps_are_walked_through_once(columns: int, taken: str) -> None:
+    """As they are where all columns stay in the cache, else in blocks."""
+    group = packed(3000, 256, columns)
+    found = Ranked().choose(group, replace(ARM, cores=2))
+    assert taken in found.considered[0].choices
+    assert len([x for x in found.considered if "block" in x.choices]) == (taken == "block")
     rules = next(x for x in found.considered if x.choices == "rules")
     best = found.considered[0]
     assert best.estimated is not None and rules.estimated is not None
@@ -88,8 +91,18 @@ def test_rows_that_no_cache_keeps_are_walked_through_once() -> None:
 
 
 def test_rows_that_do_not_fill_tiles_get_other_tiles() -> None:
-    found = Ranked().choose(packed(49, 256, 240), ARM)
-    assert found.considered[0].choices == "rows 7"
+    found = Ranked().choose(packed(25, 256, 240), ARM)
+    assert found.considered[0].choices == "rows 5"
+
+
+def test_rows_that_a_taller_tile_divides_leave_none_over() -> None:
+    """By the rules alone: no part of a tile needs code of its own, and nothing else is tried."""
+    (found,) = candidates(packed(49, 256, 240), ARM)
+    tiles = tiles_of(found.trace, packed(49, 256, 240), packed(49, 256, 240).stage("t"))
+    assert tiles is not None and tiles.tall == 7
+    assert not any(isinstance(step, Peel) for step in found.trace)
+    both = packed(42, 256, 240)
+    assert Split("y.i0", 6) in default_schedule(both, ARM)[0]
 
 
 def test_steps_that_candidates_share_are_applied_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,24 +101,35 @@ class Product:
 @dataclass(frozen=True)
 class TileShape:
     """Sums that stay in vector registers: `rows` times `vectors` of columns. `adjacent` is the
-    number of rows where their elements are adjacent in memory, so that vectors load them."""
+    number of rows where their elements are adjacent in memory, so that vectors load them. Up to
+    `most` rows are as good where they divide all rows: then no part of a tile is left over."""
 
     rows: int
     vectors: int
     adjacent: int
+    most: int = 0  # 0: `rows`
 
     def __post_init__(self) -> None:
         positive = min(self.rows, self.vectors, self.adjacent) > 0
         require(positive, f"a register tile has positive sizes, not {self.text()}")
+        require(
+            not self.most or self.most > self.rows,
+            f"a register tile of {self.rows} rows has at most {self.most}",
+        )
 
     def text(self) -> str:
-        return f"{self.rows}x{self.vectors}:{self.adjacent}"
+        text = f"{self.rows}x{self.vectors}:{self.adjacent}"
+        return f"{text}:{self.most}" if self.most else text
 
     @classmethod
     def parse(cls, text: str, where: str = "") -> TileShape:
-        shape, _, adjacent = text.partition(":")
-        sizes = (*_numbers(shape, where), *_numbers(adjacent, where))
-        require(len(sizes) == 3, f"{text!r} should read ROWSxVECTORS:ADJACENT", where=where)
+        shape, _, more = text.partition(":")
+        sizes = (*_numbers(shape, where), *(x for y in more.split(":") for x in _numbers(y, where)))
+        require(
+            len(sizes) in (3, 4),
+            f"{text!r} should read ROWSxVECTORS:ADJACENT or ROWSxVECTORS:ADJACENT:MOST",
+            where=where,
+        )
         return cls(*sizes)
 
 

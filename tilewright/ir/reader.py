@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 from tilewright.base.errors import Invalid
 
@@ -29,8 +28,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_?](?:[\w?@]|\.(?=[\w?]))*\Z")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     kind: str  # name, number, string, sign, comment, end
     text: str
     start: int
@@ -68,12 +66,13 @@ class Reader:
         pos, end = 0, len(self.text)
         while pos < end:
             m = _TOKEN.match(self.text, pos)
-            if m is None or m.lastgroup is None:
+            kind = None if m is None else m.lastgroup
+            if m is None or kind is None:
                 self.fail("a token", pos)
-            if m.lastgroup == "comment":
+            if kind == "comment":
                 self.comments[self.line(pos)] = m.group()[1:].strip()
-            elif m.lastgroup not in ("space", "newline"):
-                out.append(Token(m.lastgroup, m.group(), pos))
+            elif kind not in ("space", "newline"):
+                out.append(Token(kind, m.group(), pos))
             pos = m.end()
         out.append(Token("end", "", end))
         return out
@@ -116,24 +115,25 @@ class Reader:
     # ---- taking tokens
 
     def sees(self, *texts: str) -> bool:
-        t = self.token
+        t = self.tokens[self.at]
         return t.text in texts and t.kind != "string"
 
     def sees_kind(self, kind: str) -> bool:
-        return self.token.kind == kind
+        return self.tokens[self.at].kind == kind
 
     def next(self) -> Token:
-        t = self.token
+        t = self.tokens[self.at]
         if t.kind != "end":
             self.at += 1
         return t
 
     def take(self, text: str) -> bool:
         """Step over `text` if it is next."""
-        if self.sees(text):
-            self.at += 1
-            return True
-        return False
+        t = self.tokens[self.at]
+        if t.text != text or t.kind == "string":
+            return False
+        self.at += 1
+        return True
 
     def expect(self, text: str) -> Token:
         if not self.sees(text):

@@ -22,11 +22,13 @@ BYTES = (i8, u8)
 @dataclass(frozen=True)
 class RegisterTile:
     """Rows and columns of sums that stay in registers while they are added up; `adjacent` is the
-    number of rows where their elements are adjacent in memory and loaded in vectors."""
+    number of rows where their elements are adjacent in memory and loaded in vectors, `most` how
+    many there may be where they divide all rows."""
 
     rows: int
     columns: int
     adjacent: int
+    most: int
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,19 @@ def register_tile(
     the edges; of the columns that an operand was packed in, if given; of a product's own registers,
     if it has such."""
     if product is not None and product.tile is not None:
-        return RegisterTile(product.rows, product.columns, product.rows)
+        return RegisterTile(product.rows, product.columns, product.rows, product.rows)
     lanes = lanes_of(target, dtype)
     fitting = [t for t in target.tiles if columns is None or t.vectors * lanes <= columns]
     t = fitting[0] if fitting else target.tiles[-1]
-    return RegisterTile(t.rows, t.vectors * lanes, t.adjacent)
+    return RegisterTile(t.rows, t.vectors * lanes, t.adjacent, max(t.rows, t.most))
+
+
+def dividing_rows(rows: int, most: int, of: Dim) -> int:
+    """So many rows of a tile that none are left over, if some more than `rows` do that: what is
+    left over needs code of its own, and leaves registers idle."""
+    if not isinstance(of, int):
+        return rows
+    return next((r for r in range(rows, most + 1) if of % r == 0), rows)
 
 
 def window_rows(target: Target, vectors: int, pixels: Dim) -> int:

@@ -116,7 +116,7 @@ class Target:
         )
         for t in self.tiles:
             require(
-                t.rows * t.vectors < self.vector_registers,
+                max(t.rows, t.most) * t.vectors < self.vector_registers,
                 f"the register tile {t.text()} of target {self.name} does not fit its "
                 f"{self.vector_registers} registers",
             )

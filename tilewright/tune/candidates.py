@@ -135,10 +135,10 @@ def _many_rows(found: _Found, t: Tiles, dtype: DType, thorough: bool) -> None:
     c, target = found.all[0].cost, found.target
     idle = c.threads < (1 - WORTH) * (target.cores if c.threads > 1 else 1)
     moves = thorough or idle or c.waiting(target) > WORTH
-    ragged = c.stalling(target) > WORTH
+    ragged = c.stalling(target) > WORTH and _filled(t.rows, t.tall) < 1
     most = register_tile(target, dtype).adjacent
     if moves:
-        _orders(found, t, None, dtype)
+        _orders(found, t, None, dtype, thorough)
     # The tallest that rows fill best.
     heights = sorted(range(max(2, t.tall - 2), max(most, t.tall + 1) + 1), reverse=True)
     vectors = -(-t.wide // target.lanes(dtype.bits))
@@ -147,17 +147,19 @@ def _many_rows(found: _Found, t: Tiles, dtype: DType, thorough: bool) -> None:
     heights = [r for r in heights if r != t.tall]
     for rows in heights[: 2 if thorough else 1 if ragged else 0]:
         if thorough:
-            _orders(found, t, rows, dtype)
+            _orders(found, t, rows, dtype, thorough)
         best = found.best.choices
         if best.block is None or best.block % rows == 0:
             found.add(replace(best, rows=rows))
 
 
-def _orders(found: _Found, t: Tiles, rows: int | None, dtype: DType) -> None:
-    """The other loop over tiles outside, and blocks of rows."""
+def _orders(found: _Found, t: Tiles, rows: int | None, dtype: DType, thorough: bool) -> None:
+    """The other loop over tiles outside, and blocks of rows. Where all columns stay in the second
+    cache, rows outside read everything once: blocks gain nothing then, whatever the model says."""
     found.add(Choices(rows=rows, outer="rows" if t.outer == "columns" else "columns"))
+    stay = t.deep * t.columns * dtype.bytes <= found.target.l2 // 2
     block = _block(t, rows or t.tall, dtype.bytes, found.target)
-    if block is not None:
+    if block is not None and (thorough or not stay):
         found.add(Choices(rows=rows, outer="columns", block=block))
 
 

@@ -154,10 +154,10 @@ def compiled(
         if parts.prologue is not None:
             below = stages.inside("weights")
             prologue = below.graph("input", parts.prologue)
-            with phases("passes"):
-                recipes = recipes_of(prologue)
             once = _Builder(*common, below, Default(), any_size=True)  # not worth a choice
             once.begin(prologue, len(prologue.inputs))
+            with phases("passes"):  # while other processes compile
+                recipes = recipes_of(prologue)
         always = _Builder(*common, stages, by)
         always.begin(parts.main, len(graph.inputs), graph.inputs)
         builders = [b for b in (once, always) if b is not None]

@@ -44,11 +44,10 @@ class Compilers:
         self._turns = quick_turns()
         self._changed = threading.Condition()
         # Under that lock: kernels that nobody has begun, how many other processes compile now, what
-        # they answered, how many of them are ready, and whether more kernels may come.
+        # they answered, and whether more kernels may come.
         self._waiting: list[Kernel] = []
         self._away = 0
         self._answers: list[tuple[Kernel, Answer]] = []
-        self._ready = 0
         self._open = True
         for p in processes:
             threading.Thread(target=self._hand_over, args=(p,), daemon=True).start()
@@ -72,8 +71,8 @@ class Compilers:
             self._changed.notify_all()
 
     def do(self, work: Callable[[], None]) -> None:
-        """Work that is not Python's: on a thread, where no process has its core."""
-        if self._pool is None or self._ready >= self._jobs - 1:
+        """Work that is not Python's: on a thread, where no process uses its core."""
+        if self._pool is None or self._away >= self._jobs - 1:
             work()
         else:
             self._going.append((self._pool.submit(work), work))
@@ -114,8 +113,6 @@ class Compilers:
         while not process.is_ready(_SOON):
             if process.ended or not self._open:
                 return process.give_back()
-        with self._changed:
-            self._ready += 1
         while not process.ended and (kernel := self._begin_elsewhere()) is not None:
             assert kernel.request is not None
             answer = process.answer(kernel.request)
@@ -126,8 +123,6 @@ class Compilers:
                 else:
                     self._answers.append((kernel, answer))
                 self._changed.notify_all()
-        with self._changed:
-            self._ready -= 1
         process.give_back()
 
     def _begin_elsewhere(self) -> Kernel | None:

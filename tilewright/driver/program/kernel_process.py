@@ -23,8 +23,9 @@ if TYPE_CHECKING:  # loaded where something is compiled
 READY = "ready"  # what a process says when it has imported all it needs
 _SERVER = "from tilewright.driver.program.kernel_server import main; main()"
 _ROOT = Path(__file__).resolve().parents[3]  # where the package lies
-# A process for each so many kernels that a graph may have: it starts in the time of about five.
-_KERNELS = 24
+# A process for each so many kernels that a graph may have, by its different operators or by all of
+# them, which may become different kernels: it starts in the time of about five.
+_KERNELS, _NODES = 24, 1000
 # More of them would wait for one another's memory, and for this process to tell them what to do.
 _MOST = 8
 
@@ -155,10 +156,12 @@ def processes_for(graph: Graph, target: Target) -> list[KernelProcess]:
     python = sys.executable and not hasattr(sys, "frozen")  # else it is a program of its own
     if jobs == 1 or not knobs.compile_processes.get() or not python or target.grid is not None:
         return []
-    distinct = {(n.op, n.type, *(x.type for x in n.inputs)) for n in graph.nodes()}
+    nodes = graph.nodes()
+    distinct = {(n.op, n.type, *(x.type for x in n.inputs)) for n in nodes}
+    wanted = max(len(distinct) // _KERNELS, len(nodes) // _NODES)
     found: list[KernelProcess] = []
     with suppress(OSError):
-        while len(found) < min(jobs - 1, len(distinct) // _KERNELS, _MOST):
+        while len(found) < min(jobs - 1, wanted, _MOST):
             found.append(_one())
     return found
 

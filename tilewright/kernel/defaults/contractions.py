@@ -9,7 +9,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Const, Fn, Load, Value, extent, walk
 from tilewright.ir.product import Product
-from tilewright.ir.register_tile import products_of, register_tile, window_rows
+from tilewright.ir.register_tile import dividing_rows, products_of, register_tile, window_rows
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.few_rows import few_rows, schedule_few_rows
@@ -96,7 +96,9 @@ def find_tile(s: Scheduler, acc: Stage, host: str) -> Tile | None:
     axes = [f"i{k}" for k in range(len(names))]
     vectors = max(1, width // lanes)
     large, plain = product is not None, _block(s, ops, acc.axes[col]) is None
-    return Tile(acc.name, host, names, axes, row, col, rows, lanes, vectors, group, plain, large)
+    most = tile.most if rows == tile.rows else rows
+    made = Tile(acc.name, host, names, axes, row, col, rows, lanes, vectors, group, plain, large)
+    return replace(made, most=most)
 
 
 def _loads_rows(s: Scheduler) -> bool:
@@ -181,6 +183,8 @@ def schedule_contraction(
         t.col, t.row = (col - 1 if col > row else col), row - 1
     if copy is not None:
         t.copy, t.rows = copy, tall
+    elif s.choices.rows is None and not t.window:
+        t.rows = dividing_rows(t.rows, t.most, s.loops(names[t.row])[0].extent)
     # Panels that do not stay in the cache together are read once, not for each row of the image.
     if image and large and len(names) == len(acc.axes):
         t.height = names[t.row - 1]

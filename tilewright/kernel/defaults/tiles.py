@@ -47,6 +47,7 @@ class Tile:
     height: str | None = None  # of an image all of which passes by a panel before the next one
     window: bool = False  # neighbouring rows of one operand share what they read
     around: bool = True  # are the host's other loops right around those of rows and lanes?
+    most: int = 0  # so many rows, if they divide all and `rows` do not
     choices: Choices = Choices()
 
 

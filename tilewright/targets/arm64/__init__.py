@@ -30,12 +30,12 @@ _RATES: dict[str, Any] = {
 
 
 # Short vectors multiply by a lane of a vector of elements, which each row has in a register. Three
-# vectors of columns leave registers for that.
+# vectors of columns leave registers for that, and for seven rows.
 _NEON: dict[str, Any] = {
     "vector_bits": 128,
     "vector_registers": 32,
     "has_fma": True,
-    "tiles": (TileShape(6, 3, 8),),
+    "tiles": (TileShape(6, 3, 8, most=7),),
     "vector_convention": "aarch64_vector_pcs",
 }
 
