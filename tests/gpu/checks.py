@@ -19,7 +19,15 @@ from tests.gpu import te_kernels
 from tests.gpu.function_checks import function_errors
 from tests.gpu.library_checks import library_checks
 from tests.gpu.model_checks import model_checks
-from tests.gpu.product_checks import FUSED, SHAPES, exact_products, group_products, timed
+from tests.gpu.product_checks import (
+    FUSED,
+    OTHERS,
+    SHAPES,
+    clusters,
+    exact_products,
+    group_products,
+    timed,
+)
 from tests.gpu.programs import PROGRAMS
 from tests.gpu.random_products import drawn as drawn_product
 from tests.gpu.tile_checks import CHECKS
@@ -513,7 +521,8 @@ def checks(inductor: bool) -> Iterator[Check]:
     for name in ("biased", "column_sums", "total", "product", "matvec"):
         for d in (f32, bf16):
             yield _program(name, d, (1024, 1000), False)
-    for shape in (*SHAPES, *FUSED):
+    yield Check("clusters", clusters, seconds=120.0)
+    for shape in (*SHAPES, *FUSED, *OTHERS):
         yield Check(shape.title, lambda shape=shape: timed(shape, check))
     for size in SHORT_ROWS:
         for name in ("softmax", "layer_norm"):

@@ -13,24 +13,28 @@ import torch.nn.functional as F
 from tests.gpu.random_products import Product
 from tests.gpu.timing import medians
 from tests.graph.build import arg, build, graph
+from tilewright import targets
 from tilewright.driver.program.grid_run import GridKernel, GridProgram, target_of
 from tilewright.ir.node import Graph
-from tilewright.ir.types import bf16
+from tilewright.ir.types import DType, bf16, f32
+from tilewright.kernel.defaults import grid_group_products
 from tilewright.kernel.interpret import run_group
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.runtime.cuda.device import device
 from tilewright.targets.nvptx import with_numbers
 
-TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+OLDER = ("cuda:75", "cuda:80")  # whose code newer GPUs run too
 
 
-def exact_products(products: list[tuple[Product, int]]) -> set[str]:
-    """Products of numbers whose sums are exact, each for a GPU of so many multiprocessors; the
-    instructions that did them."""
+def exact_products(products: list[tuple[Product, int, str]]) -> set[str]:
+    """Products of numbers whose sums are exact, each for a GPU of so many multiprocessors and for
+    an older target than this one, or "" for its own; the instructions that did them."""
     on, used = device(0), set[str]()
-    for p, multiprocessors in products:
-        target = with_numbers(target_of(on), multiprocessors=multiprocessors)
+    for p, multiprocessors, name in products:
+        older = targets.get(name) if name in OLDER else target_of(on)
+        target = with_numbers(older, multiprocessors=multiprocessors)
         trace, nest = default_schedule(p.group(), target)
         used |= {str(s.instruction) for s in trace if isinstance(s, Tensorize)}
         given = p.arguments()
@@ -58,18 +62,47 @@ ORDERS = ((False, False), (False, True), (True, False), (True, True))
 
 def group_products() -> dict[str, Any]:
     """By groups of warps, operands in every order, tiles of every size."""
-    every: list[tuple[Product, int]] = []
-    for across in ORDERS:
-        every.append((Product(256, 512, 448, across=across, epilogue="bias"), 1))
-        every.append((Product(128, 128, 128, across=across, dtype="f16", batch=3), 1))
-        every.append((Product(128, 256, 64, across=across), 64))
-        # Sizes that no tile divides; a long sum in parts.
-        every.append((Product(200, 136, 264, across=across, epilogue="bias", batch=2), 4))
-        every.append((Product(72, 104, 2056, across=across, epilogue="relu"), 64))
-    used = exact_products(every)
+    used = exact_products(_every())
     groups = sorted(x for x in used if "wgmma" in x)
     assert len(groups) >= 8, f"few products are done by groups of warps: {groups}"
     return {"facts": ", ".join(sorted(used))}
+
+
+def _every() -> list[tuple[Product, int, str]]:
+    out: list[tuple[Product, int, str]] = []
+    for across in ORDERS:
+        out.append((Product(256, 512, 448, across=across, epilogue="bias"), 1, ""))
+        out.append((Product(128, 128, 128, across=across, dtype="f16", batch=3), 1, ""))
+        out.append((Product(128, 256, 64, across=across), 64, ""))
+        # Sizes that no tile divides; a long sum in parts.
+        out.append((Product(200, 136, 264, across=across, epilogue="bias", batch=2), 4, ""))
+        out.append((Product(72, 104, 2056, across=across, epilogue="relu"), 64, ""))
+    return out
+
+
+def clusters() -> dict[str, Any]:
+    """Blocks that share what the copy engine brings: right, and timed beside blocks that do not."""
+    said: list[str] = []
+    usual = grid_group_products.CLUSTER
+    try:
+        for blocks in (2, 4):
+            grid_group_products.CLUSTER = blocks
+            exact_products(_every())
+        for shape in CLUSTERED:
+            sets = [shape.inputs() for _ in range(3)]
+            contenders: dict[str, list[Callable[[], object]]] = {}
+            for blocks in (1, 2, 4):
+                grid_group_products.CLUSTER = blocks
+                p = GridProgram(shape.graph())
+                p.compile()
+                contenders[f"{blocks}"] = [lambda x=x, p=p: p(*x) for x in sets]
+            contenders["cuBLAS"] = [lambda x=x, s=shape: s.reference(*x) for x in sets]
+            t = medians(contenders, 20)
+            times = ", ".join(f"{k} {v * 1e6:.1f} us" for k, v in t.items())
+            said.append(f"{shape.title}: {times}")
+    finally:
+        grid_group_products.CLUSTER = usual
+    return {"facts": "; ".join(said)}
 
 
 @dataclass(frozen=True)
@@ -82,26 +115,29 @@ class Shape:
     batch: int = 1
     linear: bool = False
     gelu: bool = False
+    dtype: DType = bf16
 
     @property
     def title(self) -> str:
         batch = f"{self.batch}x" if self.batch > 1 else ""
         what = "gelu" if self.gelu else "linear" if self.linear else "gemm"
-        return f"{what} bf16 {batch}{self.rows}x{self.columns}x{self.deep}"
+        return f"{what} {self.dtype} {batch}{self.rows}x{self.columns}x{self.deep}"
 
     def graph(self) -> Graph:
         lead = (self.batch,) if self.batch > 1 else ()
-        x = arg("x", *lead, self.rows, self.deep, dtype=bf16)
+        x = arg("x", *lead, self.rows, self.deep, dtype=self.dtype)
         if not self.linear:
-            return graph(build.matmul(x, arg("w", *lead, self.deep, self.columns, dtype=bf16)))
-        w = arg("w", *lead, self.columns, self.deep, dtype=bf16)
+            return graph(
+                build.matmul(x, arg("w", *lead, self.deep, self.columns, dtype=self.dtype))
+            )
+        w = arg("w", *lead, self.columns, self.deep, dtype=self.dtype)
         order = (0, 2, 1) if lead else (1, 0)
         y = build.matmul(x, build.permute(w, order))
         if not self.gelu:
             return graph(y)
-        b = arg("b", self.columns, dtype=bf16)
+        b = arg("b", self.columns, dtype=self.dtype)
         wide = [build.cast(v, v.dtype.accumulator) for v in (y, b)]
-        return graph(build.cast(build.gelu(build.add(*wide)), bf16))
+        return graph(build.cast(build.gelu(build.add(*wide)), self.dtype))
 
     def inputs(self) -> list[torch.Tensor]:
         lead = (self.batch,) if self.batch > 1 else ()
@@ -109,7 +145,7 @@ class Shape:
         shape = (self.columns, self.deep) if self.linear else (self.deep, self.columns)
         w = torch.randn(*lead, *shape, device="cuda") / self.deep**0.5
         more = [torch.randn(self.columns, device="cuda")] if self.gelu else []
-        return [v.bfloat16() for v in (x, w, *more)]
+        return [v.to(TYPES[str(self.dtype)]) for v in (x, w, *more)]
 
     def reference(self, x: torch.Tensor, w: torch.Tensor, *b: torch.Tensor) -> torch.Tensor:
         if not self.linear:
@@ -132,6 +168,24 @@ SHAPES = (
     Shape(512, 512, 65536),
     Shape(1024, 1024, 16384, linear=True),
 )
+# Without tensor cores, and rows of operands or results that are no multiples of 16 bytes.
+OTHERS = (
+    Shape(4096, 4096, 4096, dtype=f32),
+    Shape(128, 768, 3072, linear=True, dtype=f32),
+    Shape(128, 3072, 768, linear=True, dtype=f32),
+    Shape(1000, 1001, 1003, dtype=f32),
+    Shape(128, 50257, 768, linear=True),
+    Shape(4001, 4093, 4095),
+    Shape(4001, 4093, 4095, linear=True),
+)
+CLUSTERED = (
+    Shape(4096, 4096, 4096),
+    Shape(256, 4096, 4096),
+    Shape(1000, 1000, 1000),
+    Shape(4000, 4088, 4104, linear=True),
+    Shape(1024, 1024, 1024, batch=16),
+    Shape(128, 3072, 768),
+)
 FUSED = (
     Shape(4096, 4096, 4096, linear=True, gelu=True),
     Shape(8192, 16384, 4096, linear=True, gelu=True),
@@ -144,14 +198,16 @@ def timed(shape: Shape, check: Callable[..., float]) -> dict[str, Any]:
     p = GridProgram(shape.graph())
     p.compile()
     sets = [shape.inputs() for _ in range(3)]
-    poison = torch.full((2 * shape.rows * shape.columns * shape.batch,), 255, dtype=torch.uint8)
+    poison = torch.full(
+        (shape.dtype.bytes * shape.rows * shape.columns * shape.batch,), 255, dtype=torch.uint8
+    )
     poison = poison.cuda()
     del poison  # what is allocated next holds NaN where nothing is written
     (got,) = p(*sets[0])
     eager = shape.reference(*sets[0])
     small = shape.rows * shape.columns * shape.deep * shape.batch <= 2**34
     exact = shape.reference(*(v.double() if small else v.float() for v in sets[0]))
-    error = check(got, exact, eager, bf16)
+    error = check(got, exact, eager, shape.dtype)
     assert torch.equal(got, p(*sets[0])[0]), "two runs differ"
     del exact, eager
     t = medians(
