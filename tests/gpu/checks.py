@@ -23,9 +23,12 @@ from tests.gpu.product_checks import (
     FUSED,
     OTHERS,
     SHAPES,
+    VARIED,
     clusters,
     exact_products,
     group_products,
+    narrow_products,
+    product_variants,
     timed,
 )
 from tests.gpu.programs import PROGRAMS
@@ -456,7 +459,7 @@ def program(name: str, d: DType, size: tuple[int, int], inductor: bool) -> Found
     return found
 
 
-VARIED = (
+ROWS_VARIED = (
     ("softmax", bf16, LARGE),
     ("softmax", bf16, RAGGED),
     ("layer_norm", bf16, LARGE),
@@ -468,7 +471,7 @@ VARIED = (
 def variants() -> Found:
     """Other numbers in default schedules: elements of a row that a thread has, threads of a map."""
     said: list[str] = []
-    for name, d, size in VARIED:
+    for name, d, size in ROWS_VARIED:
         said.append(
             f"{name} {d} {size[0]}x{size[1]}: " + _varied(name, d, size, "SHARE", (8, 16, 32))
         )
@@ -522,6 +525,10 @@ def checks(inductor: bool) -> Iterator[Check]:
         for d in (f32, bf16):
             yield _program(name, d, (1024, 1000), False)
     yield Check("clusters", clusters, seconds=120.0)
+    yield Check("products of bytes", narrow_products, seconds=120.0)
+    for shape in VARIED:
+        title = f"variants of {shape.title}"
+        yield Check(title, lambda shape=shape: product_variants(shape), seconds=120.0)
     for shape in (*SHAPES, *FUSED, *OTHERS):
         yield Check(shape.title, lambda shape=shape: timed(shape, check))
     for size in SHORT_ROWS:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,10 @@ from tilewright.ir.node import Graph
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel.defaults import grid_group_products
 from tilewright.kernel.interpret import run_group
+from tilewright.kernel.nest import Loop, walk
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.steps.tensorize import Tensorize
+from tilewright.kernel.text import parse_group
 from tilewright.runtime.cuda.device import device
 from tilewright.targets.nvptx import with_numbers
 
@@ -80,29 +83,148 @@ def _every() -> list[tuple[Product, int, str]]:
     return out
 
 
-def clusters() -> dict[str, Any]:
-    """Blocks that share what the copy engine brings: right, and timed beside blocks that do not."""
-    said: list[str] = []
-    usual = grid_group_products.CLUSTER
+# Numbers of default schedules: rows and columns of a block by its groups of warps, parts of sums,
+# blocks that share copies, blocks of a multiprocessor.
+Variant = dict[str, Any]
+
+
+def _tiles(rows: int, columns: int) -> dict[int, tuple[tuple[int, int, int], ...]]:
+    """One tile alone."""
+    return {1: (), 2: ()} | {max(1, rows // 64): ((rows, columns, 1),)}
+
+
+VARIANTS: dict[str, Variant] = {
+    "as it is": {},
+    "clusters of 2": {"CLUSTER": 2},
+    "clusters of 4": {"CLUSTER": 4},
+    "128x128, 2 blocks": {"TILES": _tiles(128, 128), "BLOCKS": 2, "PARTS": (1,)},
+    "128x128, 2 blocks, clusters": {
+        "TILES": _tiles(128, 128),
+        "BLOCKS": 2,
+        "PARTS": (1,),
+        "CLUSTER": 2,
+    },
+    "128x256": {"TILES": _tiles(128, 256), "PARTS": (1,)},
+    "128x128": {"TILES": _tiles(128, 128), "PARTS": (1,)},
+    "128x128, 2 parts": {"TILES": _tiles(128, 128), "PARTS": (2,)},
+    "64x128, clusters": {"TILES": _tiles(64, 128), "PARTS": (1,), "CLUSTER": 4},
+    "64x256": {"TILES": _tiles(64, 256), "PARTS": (1,)},
+}
+
+
+@contextmanager
+def _with(numbers: Variant) -> Iterator[None]:
+    usual = {name: getattr(grid_group_products, name) for name in numbers}
     try:
-        for blocks in (2, 4):
-            grid_group_products.CLUSTER = blocks
-            exact_products(_every())
-        for shape in CLUSTERED:
-            sets = [shape.inputs() for _ in range(3)]
-            contenders: dict[str, list[Callable[[], object]]] = {}
-            for blocks in (1, 2, 4):
-                grid_group_products.CLUSTER = blocks
-                p = GridProgram(shape.graph())
-                p.compile()
-                contenders[f"{blocks}"] = [lambda x=x, p=p: p(*x) for x in sets]
-            contenders["cuBLAS"] = [lambda x=x, s=shape: s.reference(*x) for x in sets]
-            t = medians(contenders, 20)
-            times = ", ".join(f"{k} {v * 1e6:.1f} us" for k, v in t.items())
-            said.append(f"{shape.title}: {times}")
+        for name, x in numbers.items():
+            setattr(grid_group_products, name, x)
+        yield
     finally:
-        grid_group_products.CLUSTER = usual
-    return {"facts": "; ".join(said)}
+        for name, x in usual.items():
+            setattr(grid_group_products, name, x)
+
+
+def clusters() -> dict[str, Any]:
+    """Blocks that share what the copy engine brings, and two blocks of a multiprocessor."""
+    for numbers in ({"CLUSTER": 2}, {"CLUSTER": 4}, {"BLOCKS": 2}):
+        with _with(numbers):
+            used = exact_products(_every())
+    return {"facts": ", ".join(sorted(used))}
+
+
+def product_variants(shape: Shape) -> dict[str, Any]:
+    """One product by other numbers in its schedule, beside cuBLAS."""
+    sets = [shape.inputs() for _ in range(3)]
+    want = shape.reference(*sets[0])
+    contenders: dict[str, list[Callable[[], object]]] = {}
+    refused: list[str] = []
+    for name, numbers in VARIANTS.items():
+        with _with(numbers):
+            p = GridProgram(shape.graph())
+            p.compile()
+        loops = [x for k, *_ in p.kernels for x, _ in walk(k.nest.body) if isinstance(x, Loop)]
+        if not any("wgmma" in x.instruction for x in loops):
+            refused.append(name)
+            continue
+        (got,) = p(*sets[0])
+        error = float((got.double() - want.double()).norm() / want.double().norm())
+        assert error < 0.01, f"{name}: the error is {error}"
+        contenders[name] = [lambda x=x, p=p: p(*x) for x in sets]
+    contenders["eager"] = [lambda x=x: shape.reference(*x) for x in sets]
+    t = medians(contenders, 20)
+    times = [f"{k} {v * 1e6:.1f} us ({t['eager'] / v:.2f})" for k, v in t.items()]
+    return {
+        "us": min(t.values()) * 1e6,
+        "facts": "; ".join([*times, *(f"no {x}" for x in refused)]),
+    }
+
+
+NARROW = {
+    "f8e4m3": torch.float8_e4m3fn,
+    "f8e5m2": torch.float8_e5m2,
+    "i8": torch.int8,
+    "bf16": torch.bfloat16,
+}
+
+
+def _narrow_kernel(dtype: str, size: int) -> GridKernel:
+    sums, zero = ("i32", "0:i32") if dtype == "i8" else ("f32", "0.0")
+    out = "i32" if dtype == "i8" else "bf16"
+    n = size
+    group = parse_group(f"""
+group product
+  in a: {dtype}[{n},{n}]
+  in w: {dtype}[{n},{n}]
+  out y: {out}[{n},{n}]
+  local c: {sums}[{n},{n}]
+  c[c.i,c.j] add= cast<{sums}>(a[c.i,c.k]) * cast<{sums}>(w[c.j,c.k]) \
+for c.i in {n}, c.j in {n}, c.k in {n} from {zero}
+  y[y.i,y.j] = cast<{out}>(c[y.i,y.j]) for y.i in {n}, y.j in {n}
+""")
+    on = device(0)
+    target = target_of(on)
+    trace, nest = default_schedule(group, target)
+    assert any("wgmma" in str(s) for s in trace), f"{dtype} is not multiplied by groups of warps"
+    return GridKernel(nest, target, on)
+
+
+def _eager_narrow(dtype: str, a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    if dtype == "i8":
+        return torch._int_mm(a, w.t())
+    if dtype == "bf16":
+        return a @ w.t()
+    one = torch.ones((), device="cuda")
+    return torch._scaled_mm(a, w.t(), one, one, out_dtype=torch.bfloat16)
+
+
+def narrow_products(size: int = 8192) -> dict[str, Any]:
+    """Numbers of one byte: exact, beside bfloat16 of our own and beside cuBLAS. Two factors of
+    e5m2 are nothing that cuBLAS multiplies."""
+    said: list[str] = []
+    contenders: dict[str, list[Callable[[], object]]] = {}
+    stream = torch.cuda.current_stream().cuda_stream
+    for dtype, kind in NARROW.items():
+        a, w = (torch.randint(-3, 4, (size, size), device="cuda").to(kind) for _ in range(2))
+        into = torch.int32 if dtype == "i8" else torch.bfloat16
+        y = torch.empty(size, size, dtype=into, device="cuda")
+        k = _narrow_kernel(dtype, size)
+        given = {"a": a, "w": w, "y": y}
+        k(given, {}, stream)
+        want = a[:256].double() @ w.double().t()
+        assert torch.equal(y[:256].double(), want.to(into).double()), f"{dtype} is wrong"
+        contenders[dtype] = [lambda k=k, given=given: k(given, {}, stream)]
+        if dtype != "f8e5m2":
+            f = lambda dtype=dtype, a=a, w=w: _eager_narrow(dtype, a, w)  # noqa: E731
+            contenders[f"cuBLAS {dtype}"] = [f]
+    t = medians(contenders, 20)
+    work = 2 * size**3
+    for name, v in t.items():
+        said.append(f"{name} {v * 1e6:.1f} us, {work / v * 1e-12:.0f} T/s")
+    return {
+        "us": t["f8e4m3"] * 1e6,
+        "eager": t["cuBLAS f8e4m3"] / t["f8e4m3"],
+        "facts": f"{t['bf16'] / t['f8e4m3']:.2f} times bf16; " + "; ".join(said),
+    }
 
 
 @dataclass(frozen=True)
@@ -178,13 +300,17 @@ OTHERS = (
     Shape(4001, 4093, 4095),
     Shape(4001, 4093, 4095, linear=True),
 )
-CLUSTERED = (
+# Of which other numbers in their schedules are timed.
+VARIED = (
     Shape(4096, 4096, 4096),
     Shape(256, 4096, 4096),
     Shape(1000, 1000, 1000),
     Shape(4000, 4088, 4104, linear=True),
     Shape(1024, 1024, 1024, batch=16),
     Shape(128, 3072, 768),
+    Shape(4096, 4096, 4096, linear=True, gelu=True),
+    Shape(8192, 16384, 4096, linear=True, gelu=True),
+    Shape(256, 4096, 4096, linear=True, gelu=True),
 )
 FUSED = (
     Shape(4096, 4096, 4096, linear=True, gelu=True),

@@ -14,12 +14,23 @@ from tests.gpu.random_products import Product, check, check_seed
 from tests.seeds import drawn
 from tilewright import targets
 from tilewright.base.errors import Refused, Unsupported
+from tilewright.ir import dim as D
 from tilewright.kernel import simt
 from tilewright.kernel.banks import conflicts
 from tilewright.kernel.defaults import grid_group_products, grid_thread_products
 from tilewright.kernel.interpret import RunError, run_group
 from tilewright.kernel.legal import legalise
-from tilewright.kernel.nest import Barrier, Loop, Nest, Stmt, Wait, transform, walk
+from tilewright.kernel.nest import (
+    Alloc,
+    Barrier,
+    Loop,
+    Nest,
+    Stmt,
+    Store,
+    Wait,
+    transform,
+    walk,
+)
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.pragma import Pragma
@@ -90,7 +101,6 @@ def test_two_groups_of_warps(monkeypatch: pytest.MonkeyPatch) -> None:
         (Product(40, 72, 136, across=(False, True), epilogue="bias"), 1),
         (Product(72, 35, 40, batch=2, across=(True, False), epilogue="relu"), 1),
         (Product(40, 24, 520, across=(False, True), epilogue="relu"), 2),
-        (Product(33, 41, 67, across=(False, False)), 1),  # rows that only threads can copy
     ],
 )
 def test_sizes_that_no_tile_divides(
@@ -202,14 +212,18 @@ def test_a_row_is_scheduled_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    "p",
+    ("p", "target"),
     [
-        Product(40, 44, 40, across=(False, True), epilogue="bias"),
-        Product(37, 41, 29, across=(True, False), dtype="f16"),
+        (Product(40, 44, 40, across=(False, True), epilogue="bias"), "cuda:80"),
+        (Product(37, 41, 29, across=(True, False), dtype="f16"), "cuda:80"),
+        (Product(33, 41, 35, across=(False, False)), "cuda:90"),  # rows for no copy engine
     ],
 )
-def test_sizes_that_no_tile_of_a_warp_divides(p: Product) -> None:
-    check(p, p.nest(1, "cuda:80"), name="cuda:80")
+def test_sizes_that_no_tile_of_a_warp_divides(p: Product, target: str) -> None:
+    nest = p.nest(1, target)
+    used = {s.instruction for s, _ in walk(nest.body) if isinstance(s, Loop)}
+    assert f"nvptx.mma.{p.dtype}" in used
+    check(p, nest, name=target)
 
 
 # ---- threads
@@ -315,6 +329,19 @@ def test_other_operands_and_results(text: str, numbers: dict[str, int], target: 
     for got in found:
         for name, expected in want.items():
             np.testing.assert_array_equal(got[name].astype("d"), expected.astype("d"))
+
+
+@pytest.mark.parametrize("p", [Product(4, 96, 200, epilogue="bias"), Product(3, 5, 700, 2)])
+def test_sums_of_few_rows_are_in_registers(p: Product) -> None:
+    """No thread adds to memory of the GPU step by step."""
+    _, nest = default_schedule(p.group(), GPU)
+    common = {s.buffer for s in nest.body if isinstance(s, Alloc)} | {"y"}
+    for s, path in walk(nest.body):
+        if isinstance(s, Store) and s.combine and s.buffer in common:
+            inner = [q for q in path if q.kind in ("serial", "unroll")]
+            assert all(q.var in D.symbols(sum(s.index)) or q.extent == 4 for q in inner), s
+    given = p.arguments()
+    np.testing.assert_array_equal(simt.run(nest, given)["y"], run_group(p.group(), given)["y"])
 
 
 # ---- floats of 8 bits, and bytes

@@ -62,6 +62,10 @@ TILES: dict[int, tuple[tuple[int, int, int], ...]] = {
 SHORT = 128 * 128  # results of a tile whose steps are short
 RESULTS = 5  # of a block, which it begins and ends with in a cycle
 OTHER_REGISTERS = 26  # of a thread, besides its sums
+# Blocks of a multiprocessor among which shared memory is divided: while one stores its results
+# another one multiplies. One has more steps on their way.
+BLOCKS = 1
+RESERVED = 1024  # bytes of shared memory that every block takes besides its own
 # Blocks that share what the copy engine brings to all of them; 1: each brings its own.
 CLUSTER = 1
 NEIGHBOURS = 8  # tiles of rows that run at the same time and read the same columns
@@ -109,9 +113,10 @@ def group_tiles(
 def versions(t: Tile, grid: Grid) -> tuple[int, int]:
     """(steps that copies are ahead, products that go on): as many as there is room for. Steps of
     small tiles are so short that two of them go on."""
-    slack = min(t.steps - 1, 2 if t.rows * t.columns <= SHORT else 1)
-    fit = (grid.block_shared - BARRIERS) // ((t.rows + t.columns) * ROW)
-    fit = min(fit, 8)  # the remainder of a power of two is cheap
+    room = min(grid.block_shared, grid.shared // BLOCKS - RESERVED) - BARRIERS
+    fit = min(room // ((t.rows + t.columns) * ROW), 8)  # the remainder of a power of two is cheap
+    short = t.rows * t.columns <= SHORT and fit > 4
+    slack = min(t.steps - 1, 2 if short else 1)
     return max(1, min(fit - 1 - slack, t.steps - 1)), slack
 
 
@@ -243,8 +248,8 @@ class GroupProduct(WarpProduct):
         s = self.s
         count = s.loops(i)[0].extent
         assert isinstance(count, int)
-        beside = max(k for k in range(1, NEIGHBOURS + 1) if count % k == 0)
-        s.do(Split(i, beside))
+        self._beside = max(k for k in range(1, NEIGHBOURS + 1) if count % k == 0)
+        s.do(Split(i, self._beside))
         s.do(Reorder((f"{i}.0", j, f"{i}.1")))
         s.do(Fuse(f"{i}.0", j, f"{y}.columns"))
         s.do(Fuse(f"{y}.columns", f"{i}.1", f"{y}.tiles"))
@@ -258,7 +263,7 @@ class GroupProduct(WarpProduct):
         for loop in outer:
             s.do(Bind(loop, "block.y"))
         s.do(Bind(block, "block.x"))
-        if CLUSTER > 1:
+        if CLUSTER > 1 and self._beside % CLUSTER == 0:
             # Neighbours have the same columns: they share the copies of that operand's tiles.
             s.attempt(Pragma(block, "cluster", CLUSTER))
 

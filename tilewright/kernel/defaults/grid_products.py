@@ -72,28 +72,27 @@ def schedule_product(s: Scheduler) -> bool:
 def _candidates(
     s: Scheduler, names: list[str], sizes: list[Dim], operands: tuple[Operand, Operand]
 ) -> list[tuple[type[WarpProduct], Tile, str]]:
-    """Ways to multiply, the best first."""
+    """Ways to multiply, the best first. Where the copy engine cannot bring the tiles, warps come
+    before groups of them: their copies are vectors."""
     groups: list[tuple[float, Tile, str]] = []
-    out: list[tuple[type[WarpProduct], Tile, str]] = []
+    warps: list[tuple[type[WarpProduct], Tile, str]] = []
     order = tuple(x.deep < x.row for x in operands)
+    item = s.nest.buffer(operands[0].buffer).dtype.bytes
+    brought = all(in_boxes(s, x) for x in operands)
     for name in names:
         i = INTRINSICS[name]
         if not i.tiles:
             tile = warp_tile(s, sizes)
-            out += [(WarpProduct, tile, name)] if tile is not None else []
-        elif across(i) == order:
-            item = s.nest.buffer(operands[0].buffer).dtype.bytes
+            warps += [(WarpProduct, tile, name)] if tile is not None else []
+        elif across(i) == order and (brought or i.warps == 4):
             # Threads that copy tiles themselves have registers for small ones only.
-            if i.warps == 4 or all(in_boxes(s, x) for x in operands):
-                groups += [(time, t, name) for time, t in group_tiles(s, i, sizes, item)]
+            groups += [(time, t, name) for time, t in group_tiles(s, i, sizes, item)]
     groups.sort(key=lambda x: x[0])
-    item = s.nest.buffer(operands[0].buffer).dtype.bytes
+    of_groups = [(GroupProduct, t, name) for _, t, name in groups[:2]]
     others = sorted(thread_tiles(s, sizes, item), key=lambda x: x[0])
-    return [
-        *((GroupProduct, t, name) for _, t, name in groups[:2]),
-        *out,
-        *((ThreadProduct, t, "") for _, t in others[:2]),
-    ]
+    of_threads = [(ThreadProduct, t, "") for _, t in others[:2]]
+    first = [*of_groups, *warps] if brought else [*warps, *of_groups]
+    return [*first, *of_threads]
 
 
 def _same_places(s: Scheduler, c: Stage, outs: list[Stage]) -> bool:
