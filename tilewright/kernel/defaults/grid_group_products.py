@@ -24,6 +24,7 @@ from tilewright.kernel.defaults.grid_warp_products import (
     Operand,
     Tile,
     WarpProduct,
+    assumed,
     row_length,
     source_of,
 )
@@ -88,8 +89,8 @@ def group_tiles(
     blocks on all multiprocessors, or of reading the operands, and of adding up parts."""
     grid = s.target.grid
     assert grid is not None
-    known = [d for d in sizes if isinstance(d, int)]
-    if len(known) != len(sizes):
+    known = assumed(sizes)
+    if known is None:
         return
     deep = ROW // item
     rows, columns = known[-3:-1]
@@ -128,6 +129,8 @@ def resident(t: Tile, groups: int, grid: Grid) -> int:
 
 
 class GroupProduct(WarpProduct):
+    _rows = ""  # the loop over tiles of rows, where it is not one with that over columns
+
     def schedule(self) -> None:
         s, t = self.s, self.tile
         shared = {x: x.copy for x in (self.a, self.b)}
@@ -244,10 +247,13 @@ class GroupProduct(WarpProduct):
         return k
 
     def _ordered(self, y: str, i: str, j: str) -> str:
-        """Blocks in an order in which those at work at a time read few rows and columns."""
+        """Blocks in an order in which those at work at a time read few rows and columns. How many
+        there are of rows that are not known before stays a loop of its own."""
         s = self.s
         count = s.loops(i)[0].extent
-        assert isinstance(count, int)
+        if not isinstance(count, int):
+            self._rows, self._beside = i, 1
+            return j
         self._beside = max(k for k in range(1, NEIGHBOURS + 1) if count % k == 0)
         s.do(Split(i, self._beside))
         s.do(Reorder((f"{i}.0", j, f"{i}.1")))
@@ -261,7 +267,9 @@ class GroupProduct(WarpProduct):
             s.do(Fuse(outer[0], outer[1], f"{y}.z{k}"))
             outer = [f"{y}.z{k}", *outer[2:]]
         for loop in outer:
-            s.do(Bind(loop, "block.y"))
+            s.do(Bind(loop, "block.z" if self._rows else "block.y"))
+        if self._rows:
+            s.do(Bind(self._rows, "block.y"))
         s.do(Bind(block, "block.x"))
         if CLUSTER > 1 and self._beside % CLUSTER == 0:
             # Neighbours have the same columns: they share the copies of that operand's tiles.

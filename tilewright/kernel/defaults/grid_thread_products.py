@@ -21,7 +21,13 @@ from tilewright.kernel.defaults.grid_parts import (
     added_up,
     take_apart,
 )
-from tilewright.kernel.defaults.grid_warp_products import Operand, Tile, WarpProduct, row_length
+from tilewright.kernel.defaults.grid_warp_products import (
+    Operand,
+    Tile,
+    WarpProduct,
+    assumed,
+    row_length,
+)
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.fragments import LANES, WARP
 from tilewright.kernel.steps.barrier import Synchronise
@@ -61,8 +67,8 @@ def thread_tiles(s: Scheduler, sizes: list[Dim], item: int) -> Iterator[tuple[fl
     """Tiles, and parts of the sum, each with a rough estimate of its cycles."""
     grid = s.target.grid
     assert grid is not None
-    known = [d for d in sizes if isinstance(d, int)]
-    if len(known) != len(sizes):
+    known = assumed(sizes)
+    if known is None:
         return
     rows, columns, sum_ = known[-3:]
     if rows < FEWEST or columns < FEWEST:

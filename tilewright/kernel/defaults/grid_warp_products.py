@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd, log2, prod
 
+from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.fragments import LANES, WARP
@@ -52,6 +53,7 @@ TILES = (
 )
 DEPTHS = (64, 32, 16)
 FEWEST = 8  # rows and columns
+TYPICAL = 512  # rows that are not known before
 UNUSED = 1.3  # times the places of results that a tile may take
 
 
@@ -106,17 +108,23 @@ class Tile:
         return self.rows // self.warp_rows * (self.columns // self.warp_columns)
 
 
+def assumed(sizes: list[Dim]) -> list[int] | None:
+    """Sizes with a number for batches and rows that are not known before; None where columns or
+    the length of the sum are not."""
+    if not all(isinstance(d, int) for d in sizes[-2:]):
+        return None
+    return [d if isinstance(d, int) else min(TYPICAL, D.bounds(d)[1]) for d in sizes]
+
+
 def warp_tile(s: Scheduler, sizes: list[Dim]) -> Tile | None:
     """Of the tiles that leave the fewest places unused, the first one that gives every
     multiprocessor a block; or the one with the most blocks."""
     grid = s.target.grid
     assert grid is not None
-    rows, columns, deep = sizes[-3:]
-    if not all(isinstance(d, int) for d in (rows, columns, deep)):
+    known = assumed(sizes)
+    if known is None or min(known[-3:-1]) < FEWEST:
         return None
-    assert isinstance(rows, int) and isinstance(columns, int) and isinstance(deep, int)
-    if min(rows, columns) < FEWEST:
-        return None
+    rows, columns, deep = known[-3:]
     found: list[Tile] = []
     for m, n, wm, wn in TILES:
         for step in DEPTHS:
@@ -128,7 +136,7 @@ def warp_tile(s: Scheduler, sizes: list[Dim]) -> Tile | None:
     places = {t: _waste(rows, t.rows) * _waste(columns, t.columns) for t in found}
     most = max(UNUSED, min(places.values(), default=1.0))
     found = [t for t in found if places[t] <= most]
-    whole = [t for t in found if _blocks(t, sizes) >= grid.multiprocessors]
+    whole = [t for t in found if _blocks(t, known) >= grid.multiprocessors]
     return next(iter([*whole, *reversed(found)]), None)
 
 
@@ -137,8 +145,7 @@ def _waste(size: int, by: int) -> float:
     return -(-size // by) * by / size
 
 
-def _blocks(t: Tile, sizes: list[Dim]) -> int:
-    known = [d if isinstance(d, int) else 1 for d in sizes]
+def _blocks(t: Tile, known: list[int]) -> int:
     return prod(known[:-3]) * -(-known[-3] // t.rows) * -(-known[-2] // t.columns)
 
 
