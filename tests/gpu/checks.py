@@ -19,7 +19,18 @@ from tests.gpu import te_kernels
 from tests.gpu.function_checks import function_errors
 from tests.gpu.library_checks import library_checks
 from tests.gpu.model_checks import model_checks
-from tests.gpu.product_checks import FUSED, SHAPES, exact_products, group_products, timed
+from tests.gpu.product_checks import (
+    FUSED,
+    OTHERS,
+    SHAPES,
+    VARIED,
+    clusters,
+    exact_products,
+    group_products,
+    narrow_products,
+    product_variants,
+    timed,
+)
 from tests.gpu.programs import PROGRAMS
 from tests.gpu.random_products import drawn as drawn_product
 from tests.gpu.tile_checks import CHECKS
@@ -448,7 +459,7 @@ def program(name: str, d: DType, size: tuple[int, int], inductor: bool) -> Found
     return found
 
 
-VARIED = (
+ROWS_VARIED = (
     ("softmax", bf16, LARGE),
     ("softmax", bf16, RAGGED),
     ("layer_norm", bf16, LARGE),
@@ -460,7 +471,7 @@ VARIED = (
 def variants() -> Found:
     """Other numbers in default schedules: elements of a row that a thread has, threads of a map."""
     said: list[str] = []
-    for name, d, size in VARIED:
+    for name, d, size in ROWS_VARIED:
         said.append(
             f"{name} {d} {size[0]}x{size[1]}: " + _varied(name, d, size, "SHARE", (8, 16, 32))
         )
@@ -513,7 +524,12 @@ def checks(inductor: bool) -> Iterator[Check]:
     for name in ("biased", "column_sums", "total", "product", "matvec"):
         for d in (f32, bf16):
             yield _program(name, d, (1024, 1000), False)
-    for shape in (*SHAPES, *FUSED):
+    yield Check("clusters", clusters, seconds=120.0)
+    yield Check("products of bytes", narrow_products, seconds=120.0)
+    for shape in VARIED:
+        title = f"variants of {shape.title}"
+        yield Check(title, lambda shape=shape: product_variants(shape), seconds=120.0)
+    for shape in (*SHAPES, *FUSED, *OTHERS):
         yield Check(shape.title, lambda shape=shape: timed(shape, check))
     for size in SHORT_ROWS:
         for name in ("softmax", "layer_norm"):

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.emulate_warps import (
+    NUMBERS,
     Arrivals,
     Copies,
     described,
@@ -95,7 +96,8 @@ class Threads:
     def __init__(self) -> None:
         self.mine = threading.local()
         self.size = (1, 1, 1)
-        self.barrier = threading.Barrier(1)
+        self.barriers = [threading.Barrier(1)]  # of the blocks that run
+        self.together = threading.Barrier(1)  # of the cluster
         self.warps: list[threading.Barrier] = []
         self.groups: list[threading.Barrier] = []  # of four warps
         self.values: list[Any] = []
@@ -115,6 +117,8 @@ class Threads:
             give(f"nvvm_read_ptx_sreg_tid_{axis}", number, (), lambda k=k: self.mine.thread[k])
             give(f"nvvm_read_ptx_sreg_ctaid_{axis}", number, (), lambda k=k: self.mine.block[k])
         give("nvvm_barrier_cta_sync_aligned_all", None, (number,), lambda _: self._wait())
+        give("nvvm_barrier_cluster_arrive_aligned", None, (), lambda: None)
+        give("nvvm_barrier_cluster_wait_aligned", None, (), lambda: self.together.wait(30))
         for name, t in (("f32", ctypes.c_float), ("i32", number)):
             give(f"nvvm_shfl_sync_bfly_{name}", t, (number, t, number, number), self._exchanged)
         single = ctypes.c_float
@@ -132,10 +136,11 @@ class Threads:
             name = f"emulated_ldmatrix_sync_aligned_m8n8_x4{how}_b16_p3"
             give(name, None, (address, address), f)
         for columns in range(8, 257, 8):
-            for kind, order in product_of(("bf16", "f16"), map("".join, product_of("01r", "01"))):
+            for kind, order in product_of(NUMBERS, map("".join, product_of("01r", "01"))):
                 f = partial(group_product, columns=columns, kind=kind, order=order)
                 f = partial(self._together, f, team=4 * WARP)
-                name = f"emulated_wgmma_m64n{columns}k16_{kind}_{order}"
+                deep = 16 if kind in ("bf16", "f16") else 32
+                name = f"emulated_wgmma_m64n{columns}k{deep}_{kind}_{order}"
                 give(name, None, (address, address), f)
         for size in (4, 8, 16):
             kind = "cg" if size == 16 else "ca"
@@ -145,13 +150,16 @@ class Threads:
             part = lambda to, of, read, size=size: self.copies().ask(to, of, size, read)  # noqa: E731
             give(f"{name}_s", None, (address, address, number), part)
         self.arrivals = Arrivals()
-        give("nvvm_mbarrier_init", None, (address,), self.arrivals.begin)
+        give("nvvm_mbarrier_init", None, (address,), self._begin)
         give("nvvm_mbarrier_arrive", None, (address,), self.arrivals.arrive)
         give("nvvm_mbarrier_expect_tx", None, (address, number), self.arrivals.expect)
         give("nvvm_mbarrier_try_wait", None, (address, number), self.arrivals.wait)
         for axes in (2, 3, 4, 5):
             kinds = (address, address, *[number] * axes, address)
             give(f"nvvm_bulk_tensor_{axes}d", None, kinds, self.arrivals.copy)
+            to_all = lambda *x: self.arrivals.copy_to_all(self.mine.rank, *x)  # noqa: E731
+            name = f"nvvm_bulk_tensor_{axes}d_to_all"
+            give(name, None, (*kinds, ctypes.c_int16), to_all)
         give("nvvm_cp_async_commit_group", None, (), lambda: self.copies().commit())
         give("nvvm_cp_async_wait_group", None, (number,), lambda k: self.copies().wait(k))
         return out
@@ -178,7 +186,10 @@ class Threads:
         warp.wait(30)
 
     def _wait(self) -> None:
-        self.barrier.wait(30)
+        self.barriers[self.mine.rank].wait(30)
+
+    def _begin(self, at: int) -> None:
+        self.arrivals.begin(at, self.mine.rank)
 
     def _exchanged(self, mask: int, x: Any, step: int, last: int) -> Any:
         assert mask == -1 and last == WARP - 1
@@ -190,21 +201,29 @@ class Threads:
         warp.wait(30)
         return found
 
-    def run(self, function: Any, launch: Launch, block: tuple[int, ...], args: list[Any]) -> None:
+    def run(
+        self, functions: list[Any], launch: Launch, blocks: list[tuple[int, ...]], args: list[Any]
+    ) -> None:
+        """The blocks of a cluster, each by its own copy of the code, which has its own memory."""
         x, y, z = launch.threads
-        count = x * y * z
-        self.barrier = threading.Barrier(count)
+        each = x * y * z
+        count = each * len(blocks)
+        assert len(blocks) == 1 or each % WARP == 0
+        self.barriers = [threading.Barrier(each) for _ in blocks]
+        self.together = threading.Barrier(count)
         self.warps = [threading.Barrier(min(WARP, count - k)) for k in range(0, count, WARP)]
         self.groups = [threading.Barrier(4 * WARP) for _ in range(count // (4 * WARP))]
         self.values = [None] * (-(-count // WARP) * WARP)
+        self.arrivals.first.clear()
         failed: list[BaseException] = []
 
-        def one(k: int) -> None:
-            self.mine.number, self.mine.block = k, block
+        def one(n: int) -> None:
+            rank, k = divmod(n, each)
+            self.mine.number, self.mine.rank, self.mine.block = n, rank, blocks[rank]
             self.mine.thread = (k % x, k // x % y, k // (x * y))
             self.mine.copies = Copies()
             try:
-                function(*args)
+                functions[rank](*args)
             except BaseException as e:
                 failed.append(e)
 
@@ -220,7 +239,7 @@ class Threads:
     ) -> None:
         """The same of threads that do not wait for each other, which is much quicker."""
         x, y, z = launch.threads
-        self.mine.block = block
+        self.mine.block, self.mine.rank = block, 0
         for k in range(x * y * z):
             self.mine.number, self.mine.thread = k, (k % x, k // x % y, k // (x * y))
             function(*args)
@@ -245,7 +264,9 @@ class Loaded:
         self.kernels = kernels
         self.threads = Threads()
         image = compile_object(for_processor(kernels.text), targets.host())
-        self.library = Library([image], self.threads.symbols())
+        symbols = self.threads.symbols()
+        most = max(x.cluster for x in kernels.launches)
+        self.libraries = [Library([image], symbols) for _ in range(most)]
 
     def planned(self, sizes: dict[str, int]) -> list[SimpleNamespace]:
         """The launches for given sizes."""
@@ -277,10 +298,12 @@ class Loaded:
             for m in x.boxes
         ]
         parameters = [*parameters, *(m.ctypes.data for m in maps)]
-        function = ctypes.CFUNCTYPE(None, *kinds)(self.library.address(x.symbol))
+        made = ctypes.CFUNCTYPE(None, *kinds)
+        functions = [made(y.address(x.symbol)) for y in self.libraries[: x.cluster]]
         gx, gy, gz = blocks
-        for k in range(gx * gy * gz):
-            self.threads.run(function, x, (k % gx, k // gx % gy, k // (gx * gy)), parameters)
+        places = [(k % gx, k // gx % gy, k // (gx * gy)) for k in range(gx * gy * gz)]
+        for k in range(0, len(places), x.cluster):
+            self.threads.run(functions, x, places[k : k + x.cluster], parameters)
 
 
 def run_kernels(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,10 +52,13 @@ def _called(found: re.Match[str], defines: dict[str, str]) -> str:
             lines.append(f"  %r{k} = insertvalue {result} {old}, {t} %x{k}, {k}")
         defines[name] = "\n".join([*lines, f"  ret {result} %r{len(types) - 1}", "}"])
         return f"call {result} @{name}({given})"
-    product = re.search(r"(m64n\d+k16)\.f32\.(\w+)\..* p, 1, 1, (?:([01]), )?([01]);", text)
+    # The order of operands: numbers of 16 bits have it, of the first one where it is no register.
+    ends = r" p(?:, 1, 1)?(?:(?:, ([01]))?, ([01]))?;"
+    product = re.search(rf"(m64n\d+k\d+)\.\w32\.(\w+)\..*{ends}", text)
     assert product is not None, f"no product of a group of warps: {text}"
     shape, kind, first, second = product.groups()
-    name = f"nvvm_wgmma_{shape}_{kind}_{first or 'r'}{second}"
+    own = "r" if second is not None else "0"
+    name = f"nvvm_wgmma_{shape}_{kind}_{first or own}{second or '0'}"
     defines[name] = f"declare {result} @{name}({', '.join(types)})"
     return f"call {result} @{name}({given})"
 
@@ -67,6 +70,7 @@ def _asked(found: re.Match[str], defines: dict[str, str]) -> str:
     plain = re.search(r"mbarrier\.(init|arrive|expect_tx|try_wait)\.", text)
     assert bulk is not None or plain is not None, f"unknown assembler: {text}"
     name = f"nvvm_bulk_tensor_{bulk[1]}d" if bulk is not None else f"nvvm_mbarrier_{plain[1]}"  # type: ignore[index]
+    name += "_to_all" if ".multicast::cluster" in text else ""
     types = ", ".join(x.split()[0] for x in _arguments(given))
     defines[name] = f"declare void @{name}({types})"
     return f"call void @{name}({given})"
@@ -183,21 +187,40 @@ def matrices(given: list[int], turned: bool) -> list[bytes]:
     ]
 
 
-def _tile(descriptor: int, rows: int, across: bool) -> np.ndarray:
-    """16 columns of a tile in memory that is swizzled by 128 bytes, as 16-bit codes; across, 16
+def _tile(descriptor: int, rows: int, across: bool, item: int) -> np.ndarray:
+    """32 bytes of the rows of a tile in memory that is swizzled by 128 bytes, as codes; across, 16
     rows of blocks of 64."""
     start = descriptor << 4
-    row, column = np.arange(rows)[:, None], np.arange(16)
+    row, column = np.arange(rows)[:, None], np.arange(32 // item)
     if across:
         assert start % 1024 == 0, "a tile begins at a multiple of 1024 bytes"
         at = start + row // 64 * 8192 + 128 * column + 2 * (row % 64)
     else:
         assert start % 1024 in range(0, 128, 32), "a tile begins at a multiple of 1024 bytes"
-        at = start + 128 * row + 2 * column
+        at = start + 128 * row + item * column
     at ^= (at >> 7 & 7) << 4
     first = int(at.min())
-    memory = np.frombuffer(ctypes.string_at(first, int(at.max()) - first + 2), np.uint8)
-    return memory[at - first] | memory[at - first + 1].astype(np.uint16) << 8
+    memory = np.frombuffer(ctypes.string_at(first, int(at.max()) - first + item), np.uint8)
+    codes = memory[at - first].astype(np.uint16)
+    return codes if item == 1 else codes | memory[at - first + 1].astype(np.uint16) << 8
+
+
+def _floats(bits: np.ndarray, exponent: int, fraction: int) -> np.ndarray:
+    """Floats of 8 bits, finite ones."""
+    sign = np.where(bits >> 7, -1.0, 1.0)
+    power = (bits >> fraction & (1 << exponent) - 1).astype(np.int64)
+    part = (bits & (1 << fraction) - 1) / 2.0**fraction
+    bias = (1 << exponent - 1) - 1
+    return sign * np.where(power == 0, part * 2.0 ** (1 - bias), (1 + part) * 2.0 ** (power - bias))
+
+
+NUMBERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "bf16": _bf16,
+    "f16": lambda x: x.view(np.float16),
+    "e4m3": lambda x: _floats(x, 4, 3),
+    "e5m2": lambda x: _floats(x, 5, 2),
+    "s8": lambda x: x.astype(np.uint8).view(np.int8),
+}
 
 
 def _registers(raw: list[bytes]) -> np.ndarray:
@@ -222,16 +245,18 @@ def group_product(given: list[int], columns: int, kind: str, order: str) -> list
     descriptors = {x[16 if own else 0 : head] for x in raw}
     assert len(descriptors) == 1, "threads of a group give different descriptors"
     *first, b = (int(x) for x in np.frombuffer(descriptors.pop(), np.uint64))
-    numbers = _bf16 if kind == "bf16" else lambda x: x.view(np.float16)
-    a = _registers(raw) if own else _tile(first[0], 64, order[0] == "1")
-    left, right = (numbers(x).astype(np.float64) for x in (a, _tile(b, columns, order[1] == "1")))
+    item = 2 if kind in ("bf16", "f16") else 1
+    a = _registers(raw) if own else _tile(first[0], 64, order[0] == "1", item)
+    tiles = a, _tile(b, columns, order[1] == "1", item)
+    left, right = (NUMBERS[kind](x).astype(np.float64) for x in tiles)
     d = left @ right.T
+    sums = np.int32 if kind == "s8" else np.float32
     out: list[bytes] = []
     for thread, x in enumerate(raw):
         row = 16 * (thread // 32) + thread % 32 // 4
         r = np.arange(count)
         at = row + 8 * (r // 2 % 2), 8 * (r // 4) + 2 * (thread % 4) + r % 2
-        out.append((np.frombuffer(x[head:], np.float32) + d[at]).astype(np.float32).tobytes())
+        out.append((np.frombuffer(x[head:], sums) + d[at]).astype(sums).tobytes())
     return out
 
 
@@ -241,19 +266,20 @@ class Copies:
     def __init__(self) -> None:
         self.groups: list[list[tuple[int, int, int, int]]] = [[]]
 
-    def ask(self, to: int, of: int, size: int, read: int) -> None:
-        """Of `size` bytes, as many as are read; the others are zeros."""
-        assert to % size == 0 and of % size == 0, f"a copy of {size} bytes is not aligned"
-        self.groups[-1].append((to, of, size, read))
+    def ask(self, to: int, of: int, size: int, given: int) -> None:
+        """The rest of what is not given are zeros; where nothing is, the address is any."""
+        assert to % size == 0 and (of % size == 0 or not given), f"{size} bytes are not aligned"
+        ctypes.memset(to, 0xFF, size)
+        self.groups[-1].append((to, of, size, given))
 
     def commit(self) -> None:
         self.groups.append([])
 
     def wait(self, pending: int) -> None:
         while len(self.groups) - 1 > pending:
-            for to, of, size, read in self.groups.pop(0):
+            for to, of, size, given in self.groups.pop(0):
                 ctypes.memset(to, 0, size)
-                ctypes.memmove(to, of, read)
+                ctypes.memmove(to, of, given)
 
 
 def described(
@@ -274,16 +300,19 @@ class _Barrier:
 
 
 class Arrivals:
-    """Memory barriers of a block and the copies they wait for. Nothing arrives before somebody
-    waits, and then only what was asked for in the phase."""
+    """Memory barriers of the blocks of a cluster and the copies they wait for. Nothing arrives
+    before somebody waits, and then only what was asked for in the phase; until then there is
+    garbage where it goes."""
 
     def __init__(self) -> None:
         self.barriers: dict[int, _Barrier] = {}
+        self.first: dict[int, int] = {}  # by block of a cluster, the address of its first one
         self.changed = threading.Condition()
 
-    def begin(self, at: int) -> None:
+    def begin(self, at: int, block: int) -> None:
         with self.changed:
             self.barriers[at] = _Barrier()
+            self.first[block] = min(at, self.first.get(block, at))
 
     def arrive(self, at: int) -> None:
         with self.changed:
@@ -296,13 +325,25 @@ class Arrivals:
         with self.changed:
             self.barriers[at].bytes_left += count
 
+    def copy_to_all(self, block: int, to: int, described_at: int, *rest: int) -> None:
+        """The same to several blocks of a cluster, at the same place of their shared memory."""
+        *rest_, blocks = rest
+        for other, first in self.first.items():
+            if blocks >> other & 1:
+                far = first - self.first[block]
+                self.copy(to + far, described_at, *rest_[:-1], rest_[-1] + far)
+
     def copy(self, to: int, described_at: int, *rest: int) -> None:
         *places, at = rest
         head = np.frombuffer(ctypes.string_at(described_at, 24), np.int64)
         count = 4 + 2 * int(head[2])
         numbers = np.frombuffer(ctypes.string_at(described_at, 8 * count), np.int64)
+        rank = int(head[2])
         with self.changed:
+            size = int(head[1]) * int(np.prod(numbers[3 + rank : 3 + 2 * rank]))
+            ctypes.memset(to, 0xFF, size)
             self.barriers[at].copies.append((to, numbers.copy(), tuple(reversed(places))))
+            self.changed.notify_all()
 
     def wait(self, at: int, parity: int) -> None:
         with self.changed:

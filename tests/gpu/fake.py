@@ -225,7 +225,7 @@ class _Module:
         for k in range(gx * gy * gz):
             block = (k % gx, k // gx % gy, k // (gx * gy))
             if self.together:
-                self.threads.run(function, x, block, values)
+                self.threads.run([function], x, [block], values)
             else:
                 self.threads.one_by_one(function, x, block, values)
 

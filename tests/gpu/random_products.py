@@ -4,7 +4,7 @@ to the results, tiles. The schedule is run on the executor of threads, its code 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -73,12 +73,13 @@ group product
         """By the default schedule for a GPU with so many multiprocessors."""
         target = nvptx.with_numbers(targets.get(name), multiprocessors=multiprocessors)
         trace, nest = default_schedule(self.group(), target)
-        assert "mma" in print_trace(trace), f"{self} is not multiplied by warps"
+        by = "Pipeline" if self.dtype == "f32" else "mma"
+        assert by in print_trace(trace), f"{self} is not multiplied in tiles"
         assert apply(start(self.group()), parse_trace(print_trace(trace))) == nest
         return nest
 
 
-def check(p: Product, nest: Nest, emulated: bool = True) -> None:
+def check(p: Product, nest: Nest, emulated: bool = True, name: str = "cuda:90") -> None:
     """Right on the executor and emulated, in the fewest turns of the memory banks."""
     verify(nest)
     given = p.arguments()
@@ -88,11 +89,12 @@ def check(p: Product, nest: Nest, emulated: bool = True) -> None:
     np.testing.assert_array_equal(got, want)
     assert not any(t.conflicts for t in banks.values()), banks
     if emulated:
-        got = emulate.run(nest, given, target=targets.get("cuda:90"))["y"].astype(np.float64)
+        got = emulate.run(nest, given, target=targets.get(name))["y"].astype(np.float64)
         np.testing.assert_array_equal(got, want)
 
 
-def drawn(seed: int) -> tuple[Product, int]:
+def drawn(seed: int) -> tuple[Product, int, str]:
+    """A product, so many multiprocessors, and a target."""
     rng = random.Random(seed)
     size = lambda: 16 * rng.choice([1, 1, 2, 2, 3, 4])  # noqa: E731
     p = Product(
@@ -104,12 +106,18 @@ def drawn(seed: int) -> tuple[Product, int]:
         (rng.random() < 0.5, rng.random() < 0.5),
         rng.choice(list(EPILOGUES)),
     )
-    return p, rng.choice([1, 4, 16])
+    many, name = rng.choice([1, 4, 16]), "cuda:90"
+    if rng.random() < 0.5:  # any sizes, by single warps or by threads
+        name = rng.choice(["cuda:80", "cuda:80", "cuda:75"])
+        rows, columns, deep = (rng.randint(16, 70) for _ in range(3))
+        dtype = "f32" if name == "cuda:75" else rng.choice(["bf16", "f16", "f32"])
+        p = replace(p, rows=rows, columns=columns, deep=deep, dtype=dtype)
+    return p, many, name
 
 
 def check_seed(seed: int) -> None:
-    p, multiprocessors = drawn(seed)
-    check(p, p.nest(multiprocessors))
+    p, multiprocessors, name = drawn(seed)
+    check(p, p.nest(multiprocessors, name), name=name)
 
 
 GENERATOR = checked("gpu-products", check_seed)

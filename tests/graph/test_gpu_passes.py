@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from tests.graph.build import arg, build, graph
+import numpy as np
+import pytest
+
+from tests.graph.build import arg, build, graph, weight
 from tilewright.base.events import Log
 from tilewright.driver.program.default_passes import passes
 from tilewright.graph.align import SinkReshapes
+from tilewright.graph.aligned_rows import AlignRows
+from tilewright.graph.fold import split_weights
 from tilewright.graph.fuse import fuse
 from tilewright.graph.narrow_products import NarrowProducts
+from tilewright.ir.interpret import evaluate
 from tilewright.ir.types import bf16, f32
+from tilewright.kernel.group import build_group
+from tilewright.kernel.legal import legalise
+from tilewright.kernel.schedule import default_schedule
+from tilewright.llvm.grid import emit_kernels
 from tilewright.targets import get
+
+ODD = {
+    "columns": (False, 24, 41, 64),  # x @ w, w of odd rows
+    "sum": (True, 24, 40, 67),  # both have rows along the sum
+    "all": (False, 24, 35, 67),
+}
 
 
 def test_a_norm_behind_a_product_is_one_kernel() -> None:
@@ -42,3 +58,43 @@ def test_weights_of_attention_are_rounded_and_other_floats_are_not() -> None:
     assert out.outputs[0].op.name == "wide_matmul"
     plain = NarrowProducts().apply(graph(build.matmul(x, wide)), Log())
     assert plain.outputs[0].op.name == "matmul"
+
+
+@pytest.mark.parametrize("name", list(ODD))
+def test_rows_for_the_copy_engine(name: str) -> None:
+    """Weights of odd rows are copied once, with longer ones; the products are the same, and the
+    copy engine brings their tiles."""
+    turned, rows, columns, deep = ODD[name]
+    x = arg("x", rows, deep, dtype=bf16)
+    shape = (columns, deep) if turned else (deep, columns)
+    w = weight("w", *shape, dtype=bf16)
+    y = build.matmul(x, build.permute(w, (1, 0)) if turned else w)
+    g, target = graph(y), get("cuda:90")
+    if deep % 8:  # x is no weight: too small to be copied in every call
+        assert AlignRows(("bf16",)).apply(g, Log()) is g
+        x = weight("x", rows, deep, dtype=bf16)
+        g = graph(build.matmul(x, build.permute(w, (1, 0)) if turned else w))
+    ready = AlignRows(("bf16",)).apply(g, Log())
+    rng = np.random.default_rng(0)
+    given = [
+        (rng.integers(-4, 5, [int(str(d)) for d in i.shape]) / 2).astype(bf16.numpy)
+        for i in g.inputs
+    ]
+    (want,), (got,) = evaluate(g, given), evaluate(ready, given)
+    np.testing.assert_array_equal(got, want)
+    prologue, main = split_weights(ready, views=False)
+    assert "pad" in {n.op.name for n in prologue.nodes()} | {n.op.name for n in main.nodes()}
+    clusters = fuse(ready, target, Log()).clusters
+    products = [c for c in clusters if any("matmul" in n.op.name for n in c.nodes)]
+    (c,) = products
+    _, nest = default_schedule(build_group("k", c.nodes, c.inputs, c.outputs), target)
+    kernels = emit_kernels(legalise(nest, target), target)
+    assert len(kernels.launches[0].boxes) == 2, "threads copy the tiles"
+
+
+def test_rows_that_are_aligned_stay() -> None:
+    x, w = arg("x", 24, 64, dtype=bf16), weight("w", 64, 40, dtype=bf16)
+    g = graph(build.matmul(x, w))
+    assert AlignRows(("bf16",)).apply(g, Log()) is g
+    odd = graph(build.matmul(x, weight("v", 64, 41, dtype=bf16)))
+    assert AlignRows().apply(odd, Log()) is odd, "without a copy engine"

@@ -14,16 +14,31 @@ from tests.gpu.random_products import Product, check, check_seed
 from tests.seeds import drawn
 from tilewright import targets
 from tilewright.base.errors import Refused, Unsupported
+from tilewright.ir import dim as D
 from tilewright.kernel import simt
 from tilewright.kernel.banks import conflicts
-from tilewright.kernel.defaults import grid_group_products
+from tilewright.kernel.defaults import grid_group_products, grid_thread_products
 from tilewright.kernel.interpret import RunError, run_group
 from tilewright.kernel.legal import legalise
-from tilewright.kernel.nest import Barrier, Loop, Nest, Stmt, Wait, transform, walk
+from tilewright.kernel.nest import (
+    Alloc,
+    Barrier,
+    Loop,
+    Nest,
+    Stmt,
+    Store,
+    Wait,
+    transform,
+    walk,
+)
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.steps.barrier import Synchronise
+from tilewright.kernel.steps.pragma import Pragma
+from tilewright.kernel.steps.tensorize import Tensorize
+from tilewright.kernel.text import parse_group
 from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
+from tilewright.targets import nvptx
 
 
 @pytest.mark.parametrize("seed", drawn(range(60), 2))
@@ -86,7 +101,6 @@ def test_two_groups_of_warps(monkeypatch: pytest.MonkeyPatch) -> None:
         (Product(40, 72, 136, across=(False, True), epilogue="bias"), 1),
         (Product(72, 35, 40, batch=2, across=(True, False), epilogue="relu"), 1),
         (Product(40, 24, 520, across=(False, True), epilogue="relu"), 2),
-        (Product(33, 41, 67, across=(False, False)), 1),  # rows that only threads can copy
     ],
 )
 def test_sizes_that_no_tile_divides(
@@ -189,19 +203,263 @@ def test_what_is_missing_is_noticed(kind: type, says: str) -> None:
         simt.run(without(nest, kind), p.arguments())
 
 
+def test_a_row_is_scheduled_otherwise() -> None:
+    trace, _ = default_schedule(Product(1, 64, 64).group(), targets.get("cuda:80"))
+    assert not any("mma" in str(s) for s in trace)
+
+
+# ---- single warps
+
+
 @pytest.mark.parametrize(
-    "p",
+    ("p", "target"),
     [
-        Product(64, 60, 64),  # columns that no tile divides
-        Product(64, 64, 40),
-        Product(1, 64, 64),
+        (Product(40, 44, 40, across=(False, True), epilogue="bias"), "cuda:80"),
+        (Product(37, 41, 29, across=(True, False), dtype="f16"), "cuda:80"),
+        (Product(33, 41, 35, across=(False, False)), "cuda:90"),  # rows for no copy engine
     ],
 )
-def test_other_products_are_scheduled_otherwise(p: Product) -> None:
-    trace, _ = default_schedule(p.group(), targets.get("cuda:80"))
-    assert not any("mma" in str(s) for s in trace)
+def test_sizes_that_no_tile_of_a_warp_divides(p: Product, target: str) -> None:
+    nest = p.nest(1, target)
+    used = {s.instruction for s, _ in walk(nest.body) if isinstance(s, Loop)}
+    assert f"nvptx.mma.{p.dtype}" in used
+    check(p, nest, name=target)
 
 
-def test_a_gpu_without_such_instructions() -> None:
-    trace, _ = default_schedule(Product(64, 64, 64).group(), targets.get("cuda:75"))
-    assert not any("mma" in str(s) for s in trace)
+# ---- threads
+
+
+@pytest.mark.parametrize(
+    ("p", "target"),
+    [
+        (Product(64, 64, 32, dtype="f32", across=(False, True), epilogue="bias"), "cuda:90"),
+        (Product(37, 41, 29, dtype="f32", across=(False, False), epilogue="relu"), "cuda:80"),
+        (Product(24, 40, 24, dtype="f32", across=(True, True), batch=2), "cuda:75"),
+    ],
+)
+def test_products_of_threads(p: Product, target: str) -> None:
+    """Of numbers that no instruction multiplies."""
+    check(p, p.nest(1, target), name=target)
+
+
+def test_parts_of_products_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_thread_products, "PARTS", (2,))
+    monkeypatch.setattr(grid_thread_products, "TILES", ((32, 32, 4, 2, 1.0),))
+    p = Product(24, 20, 200, dtype="f32", across=(False, False), epilogue="relu")
+    nest = p.nest()
+    assert len(emit_kernels(legalise(nest, GPU), GPU).launches) == 2
+    check(p, nest)
+
+
+@pytest.mark.parametrize("across", drawn(ORDERS, 1))
+def test_the_code_of_threads(across: tuple[bool, bool]) -> None:
+    """In a step a thread adds 64 products 16 times and reads 64 vectors for them; little else."""
+    p = Product(4096, 4096, 4096, across=across, dtype="f32")
+    nest = p.nest(132)
+    assert not conflicts(nest)
+    ptx = assembly(emit_kernels(legalise(nest, GPU), GPU).text, GPU)
+    inner = max(ptx.split("\n$L"), key=lambda x: x.count("fma.rn.f32"))
+    assert inner.count("fma.rn.f32") == 1024 and inner.count("ld.shared.v4") == 64
+    assert len(inner.splitlines()) < 1024 + 64 + 40
+    assert "cp.async.c" in ptx and ptx.count("bar.sync") == 1
+    (made,) = assemble(ptx, GPU.cpu) or [None]
+    assert made is None or (made.spilled == 0 and made.registers <= 128)  # two blocks fit
+
+
+# ---- what is read and stored
+
+
+SLICES = """
+group attention
+  in a: bf16[1,{rows},{wide}]
+  out y: f32[1,2,{rows},{rows}]
+  local c: f32[1,2,{rows},{rows}]
+  c[c.z,c.h,c.i,c.j] add= cast<f32>(a[0,c.i,64*c.h+c.k]) * cast<f32>(a[0,c.j,64*c.h+c.k+128]) \
+for c.z in 1, c.h in 2, c.i in {rows}, c.j in {rows}, c.k in 64 from 0.0
+  y[y.z,y.h,y.i,y.j] = c[0,y.h,y.i,y.j] * 0.125 for y.z in 1, y.h in 2, y.i in {rows}, y.j in {rows}
+"""
+VALUES = """
+group attention
+  in a: bf16[{rows},{wide}]
+  in p: bf16[2,{rows},{rows}]
+  out y: bf16[2,{rows},64]
+  local c: f32[2,{rows},64]
+  c[c.h,c.i,c.j] add= cast<f32>(p[c.h,c.i,c.k]) * cast<f32>(a[c.k,64*c.h+c.j+256]) \
+for c.h in 2, c.i in {rows}, c.j in 64, c.k in {rows} from 0.0
+  y[y.h,y.i,y.j] = cast<bf16>(c[y.h,y.i,y.j]) for y.h in 2, y.i in {rows}, y.j in 64
+"""
+SEVERAL = """
+group residual
+  in a: bf16[{rows},64]
+  in w: bf16[64,{columns}]
+  in r: bf16[{rows},{columns}]
+  out y: bf16[{rows},{columns}]
+  out z: f32[{rows},{columns}]
+  local c: f32[{rows},{columns}]
+  c[c.i,c.j] add= cast<f32>(a[c.i,c.k]) * cast<f32>(w[c.k,c.j]) \
+for c.i in {rows}, c.j in {columns}, c.k in 64 from 0.0
+  y[y.i,y.j] = cast<bf16>(c[y.i,y.j]) + r[y.i,y.j] for y.i in {rows}, y.j in {columns}
+  z[z.i,z.j] = cast<f32>(y[z.i,z.j]) for z.i in {rows}, z.j in {columns}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers", "target"),
+    [
+        (SLICES, {"rows": 64, "wide": 384}, "cuda:90"),
+        (SLICES, {"rows": 24, "wide": 257}, "cuda:80"),
+        (VALUES, {"rows": 64, "wide": 384}, "cuda:90"),
+        (SEVERAL, {"rows": 64, "columns": 64}, "cuda:90"),
+        (SEVERAL, {"rows": 40, "columns": 41}, "cuda:90"),
+        (SEVERAL, {"rows": 40, "columns": 41}, "cuda:80"),
+    ],
+)
+def test_other_operands_and_results(text: str, numbers: dict[str, int], target: str) -> None:
+    """Operands that are parts of one wider matrix; several results of one sum."""
+    group = parse_group(text.format(**numbers))
+    trace, nest = default_schedule(group, targets.get(target))
+    assert any(isinstance(s, Tensorize) and "mma" in s.instruction for s in trace)
+    rng = np.random.default_rng(0)
+    given = {
+        b.name: (rng.integers(-4, 5, [int(str(d)) for d in b.shape]) / 2).astype(b.dtype.numpy)
+        for b in group.inputs
+    }
+    want = run_group(group, given)
+    found = [simt.run(nest, given)]
+    if numbers["rows"] <= 40 or "columns" not in numbers:
+        found.append(emulate.run(nest, given, target=targets.get(target)))
+    for got in found:
+        for name, expected in want.items():
+            np.testing.assert_array_equal(got[name].astype("d"), expected.astype("d"))
+
+
+ROWS = """
+group product where M: 1..
+  in a: {t}[M,72]
+  in w: {t}[24,72]
+  out y: {t}[M,24]
+  local c: f32[M,24]
+  c[c.i,c.j] add= cast<f32>(a[c.i,c.k]) * cast<f32>(w[c.j,c.k]) \
+for c.i in M, c.j in 24, c.k in 72 from 0.0
+  y[y.i,y.j] = cast<{t}>(c[y.i,y.j] * 0.5) for y.i in M, y.j in 24
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "by"),
+    [
+        ("bf16", "cuda:90", "wgmma"),
+        ("bf16", "cuda:80", "nvptx.mma"),
+        ("f32", "cuda:90", "Pipeline"),
+    ],
+)
+def test_rows_that_are_not_known_before(kind: str, target: str, by: str) -> None:
+    group, gpu = parse_group(ROWS.format(t=kind)), targets.get(target)
+    trace, nest = default_schedule(group, gpu)
+    assert any(by in str(s) for s in trace)
+    rng = np.random.default_rng(0)
+    for rows in (70, 20):
+        given = {
+            "a": (rng.integers(-4, 5, (rows, 72)) / 2).astype(group.buffer("a").dtype.numpy),
+            "w": (rng.integers(-4, 5, (24, 72)) / 2).astype(group.buffer("w").dtype.numpy),
+        }
+        want = run_group(group, given, {"M": rows})["y"]
+        np.testing.assert_array_equal(simt.run(nest, given, {"M": rows})["y"], want)
+    got = emulate.run(nest, given, {"M": rows}, target=gpu)["y"]
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("p", [Product(4, 96, 200, epilogue="bias"), Product(3, 5, 700, 2)])
+def test_sums_of_few_rows_are_in_registers(p: Product) -> None:
+    """No thread adds to memory of the GPU step by step."""
+    _, nest = default_schedule(p.group(), GPU)
+    common = {s.buffer for s in nest.body if isinstance(s, Alloc)} | {"y"}
+    for s, path in walk(nest.body):
+        if isinstance(s, Store) and s.combine and s.buffer in common:
+            inner = [q for q in path if q.kind in ("serial", "unroll")]
+            assert all(q.var in D.symbols(sum(s.index)) or q.extent == 4 for q in inner), s
+    given = p.arguments()
+    np.testing.assert_array_equal(simt.run(nest, given)["y"], run_group(p.group(), given)["y"])
+
+
+# ---- floats of 8 bits, and bytes
+
+
+@pytest.mark.parametrize("dtype", drawn(["f8e4m3", "i8", "f8e5m2"], 2))
+def test_numbers_of_one_byte(dtype: str) -> None:
+    sums = "i32" if dtype == "i8" else "f32"
+    group = parse_group(f"""
+group product
+  in a: {dtype}[24,144]
+  in w: {dtype}[40,144]
+  out y: {sums}[24,40]
+  local c: {sums}[24,40]
+  c[c.i,c.j] add= cast<{sums}>(a[c.i,c.k]) * cast<{sums}>(w[c.j,c.k]) \
+for c.i in 24, c.j in 40, c.k in 144 from {"0.0" if sums == "f32" else "0:i32"}
+  y[y.i,y.j] = c[y.i,y.j] for y.i in 24, y.j in 40
+""")
+    trace, nest = default_schedule(group, nvptx.with_numbers(GPU, multiprocessors=1))
+    assert any(isinstance(s, Tensorize) and f"wgmma.1.nn.{dtype}" in s.instruction for s in trace)
+    rng = np.random.default_rng(0)
+    given = {
+        b.name: (rng.integers(-4, 5, [int(str(d)) for d in b.shape])).astype(b.dtype.numpy)
+        for b in group.inputs
+    }
+    want = run_group(group, given)["y"]
+    np.testing.assert_array_equal(simt.run(nest, given)["y"], want)
+    np.testing.assert_array_equal(emulate.run(nest, given, target=GPU)["y"], want)
+    ptx = assembly(emit_kernels(legalise(nest, GPU), GPU).text, GPU)
+    assert all(x.spilled == 0 for x in assemble(ptx, GPU.cpu))
+
+
+# ---- clusters
+
+
+@pytest.mark.parametrize("across", drawn(ORDERS, 1))
+def test_blocks_of_a_cluster_share_copies(
+    monkeypatch: pytest.MonkeyPatch, across: tuple[bool, bool]
+) -> None:
+    monkeypatch.setattr(grid_group_products, "CLUSTER", 2)
+    monkeypatch.setattr(grid_group_products, "versions", lambda *_: (1, 0))
+    p = Product(128, 64, 128, across=across)
+    nest = with_tile(monkeypatch, p)
+    made = emit_kernels(legalise(nest, GPU), GPU)
+    assert made.launches[0].cluster == 2
+    assert made.text.count("multicast::cluster") == 1 and "barrier.cta" not in made.text
+    # Blocks share the columns: each brings half of the rows of their box.
+    assert sorted(b.box for b in made.launches[0].boxes) == [(32, 64), (64, 64)]
+    check(p, nest)
+    ptx = assembly(made.text, GPU)
+    assert ".reqnctapercluster 2, 1, 1" in ptx
+    assert all(x.spilled == 0 for x in assemble(ptx, GPU.cpu))
+
+
+def test_a_cluster_needs_its_own_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With barriers of single blocks one overwrites what the other one still reads."""
+    monkeypatch.setattr(grid_group_products, "CLUSTER", 2)
+    monkeypatch.setattr(grid_group_products, "versions", lambda *_: (1, 0))
+    p = Product(128, 64, 1024, across=(False, False))
+    made = emit_kernels(legalise(with_tile(monkeypatch, p), GPU), GPU)
+    first, loop = made.text.split("W:", 1)
+    alone = "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)"
+    loop = loop.replace("call void @llvm.nvvm.barrier.cluster.arrive.aligned()", alone)
+    loop = loop.replace("call void @llvm.nvvm.barrier.cluster.wait.aligned()", "")
+    declared = "declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)\n"
+    bad = replace(made, text=f"{declared}{first}W:{loop}")
+    given = p.arguments()
+    want = run_group(p.group(), given)["y"]
+    try:
+        got = emulate.run_kernels(bad, given, {}, 16)["y"]
+    except AssertionError:
+        return  # a phase that never ends
+    assert not np.array_equal(got, want)
+
+
+def test_clusters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    nest = with_tile(monkeypatch, Product(192, 64, 64))
+    with pytest.raises(Refused, match="no whole clusters of 2"):
+        Pragma("y.tiles", "cluster", 2).apply(nest)
+    with pytest.raises(Refused, match="a cluster of 3 blocks"):
+        Pragma("y.tiles", "cluster", 3).apply(nest)
+    with pytest.raises(Refused, match=r"not block\.x"):
+        Pragma("c.r0.0", "cluster", 2).apply(nest)

@@ -38,6 +38,11 @@ class Grid:
         """Can threads copy into shared memory without waiting for what they copy?"""
         return "cp.async" in self.has
 
+    @property
+    def copies_tiles(self) -> bool:
+        """Is there an engine that copies tiles of matrices by itself?"""
+        return "tma" in self.has
+
     def __post_init__(self):
         for field in fields(self):
             value = getattr(self, field.name)

@@ -86,7 +86,7 @@ def placed(
     if len(last) < len(fragment):
         return f"it has {len(index)} axes, the fragment {len(fragment)}"
     for k, i in enumerate(before):
-        if D.symbols(i) & moving:
+        if D.symbols(i) & moving and D.bounds(i) != (0, 0):
             return f"axis {k}, before those of the fragment, is {i}"
     for k, (i, c) in enumerate(zip(last, fragment, strict=True)):
         want = D.substitute(c.at, table)

@@ -510,7 +510,8 @@ def _fragment(
     inside = {x.var: 0 for _, x in pairs if x is not None}
     begins = [D.substitute(d, inside) for d in index[first:]]
     own = [d if k == outermost(fragment) else 0 for k, d in enumerate(begins)]
-    at: tuple[Dim, ...] = (*index[:first], *own)
+    # What is before the fragment does not move with its axes, or is 0 for all of them.
+    at: tuple[Dim, ...] = (*(D.substitute(d, inside) for d in index[:first]), *own)
     return Operand(operand, buffer, 0, (), at, owners)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tilewright.ir.expr import all_of
 from tilewright.ir.target import Grid
+from tilewright.kernel.divisors import Divisors, whole_lanes
 from tilewright.kernel.guards import conditions, copied
 from tilewright.kernel.nest import Store
 from tilewright.llvm.addresses import Addresses
@@ -25,12 +26,16 @@ class AsyncCopies:
     ) -> None:
         self.w, self.c, self.addresses, self.values = w, c, addresses, values
         self.possible = grid.copies_in_background
+        self.divisors = Divisors(())
 
     def copy(self, s: Store) -> bool:
         """Writes the instruction, if there is one for this."""
         c, a = self.c, self.addresses
-        v, b = copied(s.value), c.buffers[s.buffer]
-        given_if = conditions(s.value)
+        # A condition that all lanes fulfil alike is written without the lane.
+        one = s if c.lane is None else whole_lanes(s, c.lane[0], self.divisors)
+        assert isinstance(one, Store)
+        v, b = copied(one.value), c.buffers[s.buffer]
+        given_if = conditions(one.value)
         if not self.possible or v is None or c.under or any(map(c.is_vector, given_if)):
             return False
         source, w = c.buffers[str(v.source)], c.width

@@ -3,7 +3,9 @@ engine brings to shared memory, and products of groups of warps.
 
 One thread issues the copy of a box. Each group of copies has a memory barrier, of a ring of them:
 the bytes of the group's copies are counted there, and every thread waits for it. Groups are
-numbered by a counter that all threads have, so Commit and Wait need not know of loops. Where the
+numbered by a counter that all threads have, so Commit and Wait need not know of loops. Blocks of
+a cluster share the copy of a box that all of them need: each brings some of its rows to all. Their
+barriers are those of the cluster, so that none writes what another one still reads. Where the
 copy engine cannot be used (addresses or rows that are no multiples of 16 bytes) the threads copy
 the box.
 """
@@ -31,7 +33,7 @@ from tilewright.kernel.nest import (
     substitute_all,
     walk,
 )
-from tilewright.kernel.threads import instruction_around
+from tilewright.kernel.threads import grid_of, instruction_around
 from tilewright.llvm.async_copies import AsyncCopies
 from tilewright.llvm.body import Body
 from tilewright.llvm.combine import ThreadSums
@@ -76,6 +78,15 @@ def ring(launch: tuple[Stmt, ...]) -> int:
     return 1 << (max(waits, default=0) + 2).bit_length()
 
 
+def cluster_of(launch: tuple[Stmt, ...]) -> tuple[Loop | None, int]:
+    """The loop over blocks that has clusters, and how many blocks one has."""
+    for x in grid_of(launch)[0]:
+        size = dict(x.pragmas).get("cluster", 1)
+        if size > 1:
+            return x, size
+    return None, 1
+
+
 class Block(Protocol):
     """What is known of the block of threads."""
 
@@ -104,6 +115,10 @@ class BulkCopies:
         self.launch, self.block, self.plain = launch, block, plain
         self.boxes: list[Box] = []
         self.barriers, self.ring = barriers, ring(launch)
+        # Clusters are for what the copy engine brings: without it there are none.
+        self.cluster, self.cluster_blocks = cluster_of(launch) if self.ring else (None, 1)
+        shape = f"{self.cluster_blocks},1,1"
+        self.attribute = "" if self.cluster is None else f' "nvvm.cluster_dim"="{shape}"'
         self.elects = False  # is the issuing thread known?
         # Are there copies that threads issue themselves?
         self.plain_copies = any(
@@ -166,7 +181,8 @@ class BulkCopies:
             return False
         found = match(i, self.c.n, s)
         assert isinstance(found, Match), found.reason
-        box = self.box_of(found)
+        blocks = self._shared_by(found)
+        box = self.box_of(found, blocks)
         if box is None:
             self._by_threads(s)
             return True
@@ -184,8 +200,12 @@ class BulkCopies:
             (SHARED, "%arrived", self._of_group(self.put("load i32, ptr %issued, align 4"))),
         ]
         name = f"{i.name}.{'_'.join(map(str, found.constants.values()))}"
+        if blocks > 1:
+            name = f"{name}.{blocks}"
+            here = self.block.positions.short("block.x")
+            args.append(("i32", "%rank", self.put(f"and i32 {here}, {blocks - 1}")))
         head = ", ".join(f"{t} {x}" for t, x, _ in args)
-        body = i.emission(found.constants).rstrip()
+        body = i.emission({**found.constants, "cluster": blocks}).rstrip()
         self.w.arith.defines[name] = (
             f'define internal void @"{name}"({head}) alwaysinline nounwind {{\n{body}\n}}'
         )
@@ -194,8 +214,22 @@ class BulkCopies:
         self.c.touch(s)
         return True
 
-    def box_of(self, found: Match) -> Box | None:
-        """The instruction of the copy engine, where it takes the tensor."""
+    def _shared_by(self, found: Match) -> int:
+        """How many blocks get the same box and bring equal parts of its rows."""
+        x, count = self.cluster, self.cluster_blocks
+        rows = found.constants["i"] or 0
+        if x is None or rows % (8 * count):  # swizzled memory repeats after 8 rows
+            return 1
+        source, to = found.operands
+        each = D.the_sym(D.var(self.w.fresh("rank"), count))
+        number = count * D.var(self.w.fresh("cluster"), D.floordiv(x.extent, count))
+        same = {x.var: number + D.as_int(each)}
+        index = [D.substitute(d, same) for d in (*source.index, to.base)]
+        return 1 if any(each in D.symbols(d) for d in index) else count
+
+    def box_of(self, found: Match, blocks: int = 1) -> Box | None:
+        """The instruction of the copy engine, where it takes the tensor. Blocks of a cluster share
+        its rows."""
         source, to = found.operands
         b = self.c.buffers[source.buffer]
         steps: list[Dim] = [b.dtype.bytes]
@@ -206,6 +240,7 @@ class BulkCopies:
         if self.block.aligned % 16 or not whole or not small:
             return None
         sizes = [k for k in found.constants.values() if k is not None]
+        sizes[0] //= blocks
         swizzle = self.c.buffers[to.buffer].swizzle
         over = 0 if swizzle is None else b.dtype.bytes << (swizzle.base + swizzle.bits)
         ones = (1,) * (len(b.shape) - len(sizes))

@@ -22,9 +22,16 @@ class ThreadSums:
     def __init__(self, w: Writer, positions: Positions, shared: Shared) -> None:
         self.w, self.put, self.arith = w, w.put, w.arith
         self.positions, self.shared, self.threads = positions, shared, positions.threads
+        self.cluster = False  # do the blocks of a cluster write each other's shared memory?
 
     def barrier(self) -> None:
-        """All threads of the block wait for one another."""
+        """All threads of the block wait for one another; in a cluster, those of all its blocks."""
+        if self.cluster:
+            for what in ("arrive", "wait"):
+                name = f"@llvm.nvvm.barrier.cluster.{what}.aligned"
+                self.arith.declares.add(f"declare void {name}()")
+                self.w.line(f"call void {name}()")
+            return
         name = "@llvm.nvvm.barrier.cta.sync.aligned.all"
         self.arith.declares.add(f"declare void {name}(i32)")
         self.w.line(f"call void {name}(i32 0)")

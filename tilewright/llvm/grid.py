@@ -70,6 +70,7 @@ class Launch:
     shared: int
     arguments: tuple[str, ...]
     boxes: tuple[Box, ...] = ()
+    cluster: int = 1  # neighbouring blocks along x that run at the same time
 
 
 @dataclass(frozen=True)
@@ -162,18 +163,20 @@ class _Module:
         k.enter()
         k.bulk.enter()
         body.block(tuple(s for s in self.launch if not (isinstance(s, Alloc) and s.buffer in own)))
+        k.leave()
         loops, _ = grid_of(self.launch)
         blocks = {x.kind: _count(x, set(self.n.dims)) for x in loops}
         size = ",".join(map(str, self.threads))
         head = f"define ptx_kernel void @{symbol}({', '.join(k.parameters())})"
         lines = [
             *k.shared.globals(),
-            f'{head} "nvvm.reqntid"="{size}" nounwind {{',
+            f'{head} "nvvm.reqntid"="{size}"{k.bulk.attribute} nounwind {{',
             *body.lines(),
         ]
         gx, gy, gz = (blocks.get(axis, 1) for axis in BLOCKS)
         names, boxes = tuple(b.name for b in args), tuple(k.bulk.boxes)
-        made = Launch(symbol, (gx, gy, gz), self.threads, k.shared.dynamic, names, boxes)
+        shared, together = k.shared.dynamic, k.bulk.cluster_blocks
+        made = Launch(symbol, (gx, gy, gz), self.threads, shared, names, boxes, together)
         return lines, made
 
 
@@ -231,6 +234,7 @@ class _Thread:
         self.sums = ThreadSums(self.w, self.positions, self.shared)
         copies = AsyncCopies(self.w, self.c, self.a, body.values, m.grid)
         self.bulk = BulkCopies(body, m.launch, self, copies, self.shared.barriers)
+        self.sums.cluster = self.bulk.cluster is not None
         self.a.part, self.a.aligned = self._own_place, self._alignment
         check_lanes(m.launch, buffers)
         self.tiles = self.bulk.threads_write_tiles()
@@ -262,6 +266,11 @@ class _Thread:
             self.a.base[b.name] = (f"%base{k}", 0)
         for k, s in enumerate(self.c.n.dims):
             self.c.env[s] = (f"%dim{k}", 0)
+
+    def leave(self) -> None:
+        """A block of a cluster stays until all have got what it has asked for."""
+        if self.sums.cluster:
+            self.sums.barrier()
 
     # ---- loops
 

@@ -46,6 +46,7 @@ INTRINSICS: dict[str, str] = {
     "read.ptx.sreg.": "",
     "barrier.cta.sync.": "",
     "barrier.cta.red.": "",
+    "barrier.cluster.": "clusters",
     "bar.warp.sync": "",
     "shfl.sync.": "",
     "vote.": "",

@@ -12,6 +12,7 @@ from tilewright import targets
 from tilewright.base.errors import Invalid
 from tilewright.driver.program.packed_reads import ReadPacked
 from tilewright.graph.align import SinkReshapes
+from tilewright.graph.aligned_rows import AlignRows
 from tilewright.graph.batch_norm import BatchNormFold
 from tilewright.graph.channels import ChannelsLast
 from tilewright.graph.decompose import Decompose
@@ -63,6 +64,7 @@ GPU = Pipeline(
         Reciprocals(),
         NarrowProducts(),
         SinkReshapes(),
+        AlignRows(),
     )
 )
 

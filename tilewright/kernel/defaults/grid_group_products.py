@@ -13,22 +13,33 @@ from math import gcd, prod
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.target import Grid
-from tilewright.kernel.defaults.grid_warp_products import Operand, Tile, WarpProduct
+from tilewright.kernel.defaults.grid_parts import (
+    BANDWIDTH,
+    PARTS,
+    add_up,
+    added_up,
+    take_apart,
+)
+from tilewright.kernel.defaults.grid_warp_products import (
+    Operand,
+    Tile,
+    WarpProduct,
+    assumed,
+    row_length,
+    source_of,
+)
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
-from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.complete import Complete
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.fuse import Fuse
-from tilewright.kernel.steps.pad import Pad
-from tilewright.kernel.steps.pad_sum import PadSum
 from tilewright.kernel.steps.pipeline import Pipeline
+from tilewright.kernel.steps.pragma import Pragma
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
-from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.storage_align import StorageAlign
@@ -51,12 +62,14 @@ TILES: dict[int, tuple[tuple[int, int, int], ...]] = {
 }
 SHORT = 128 * 128  # results of a tile whose steps are short
 RESULTS = 5  # of a block, which it begins and ends with in a cycle
-LAUNCH = 5000  # cycles of another launch
-BANDWIDTH = 2400  # bytes of memory in a cycle
 OTHER_REGISTERS = 26  # of a thread, besides its sums
-PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # into which a sum is taken apart
+# Blocks of a multiprocessor among which shared memory is divided: while one stores its results
+# another one multiplies. One has more steps on their way.
+BLOCKS = 1
+RESERVED = 1024  # bytes of shared memory that every block takes besides its own
+# Blocks that share what the copy engine brings to all of them; 1: each brings its own.
+CLUSTER = 1
 NEIGHBOURS = 8  # tiles of rows that run at the same time and read the same columns
-ADDING = 256  # threads of a block that adds up parts
 
 
 def across(i: Intrinsic) -> tuple[bool, bool]:
@@ -66,9 +79,7 @@ def across(i: Intrinsic) -> tuple[bool, bool]:
 
 def in_boxes(s: Scheduler, x: Operand) -> bool:
     """Can the copy engine bring tiles of an operand? Its rows are multiples of 16 bytes."""
-    b = s.nest.buffer(x.buffer)
-    last = b.shape[-1]
-    return isinstance(last, int) and last * b.dtype.bytes % VECTOR == 0
+    return row_length(s, x) * s.nest.buffer(x.buffer).dtype.bytes % VECTOR == 0
 
 
 def group_tiles(
@@ -78,8 +89,8 @@ def group_tiles(
     blocks on all multiprocessors, or of reading the operands, and of adding up parts."""
     grid = s.target.grid
     assert grid is not None
-    known = [d for d in sizes if isinstance(d, int)]
-    if len(known) != len(sizes):
+    known = assumed(sizes)
+    if known is None:
         return
     deep = ROW // item
     rows, columns = known[-3:-1]
@@ -97,18 +108,16 @@ def group_tiles(
             rounds = -(-tiles * parts // grid.multiprocessors)
             beside = m * n / RESULTS / resident(tile, i.warps // 4, grid)
             time = max(rounds * (each * cycles + beside), read)
-            if parts > 1:
-                moved = 8 * parts * prod(known[:-1])  # written and read, in float32
-                time += LAUNCH + moved / BANDWIDTH
-            yield time, tile
+            yield time + added_up(parts, prod(known[:-1])), tile
 
 
 def versions(t: Tile, grid: Grid) -> tuple[int, int]:
     """(steps that copies are ahead, products that go on): as many as there is room for. Steps of
     small tiles are so short that two of them go on."""
-    slack = min(t.steps - 1, 2 if t.rows * t.columns <= SHORT else 1)
-    fit = (grid.block_shared - BARRIERS) // ((t.rows + t.columns) * ROW)
-    fit = min(fit, 8)  # the remainder of a power of two is cheap
+    room = min(grid.block_shared, grid.shared // BLOCKS - RESERVED) - BARRIERS
+    fit = min(room // ((t.rows + t.columns) * ROW), 8)  # the remainder of a power of two is cheap
+    short = t.rows * t.columns <= SHORT and fit > 4
+    slack = min(t.steps - 1, 2 if short else 1)
     return max(1, min(fit - 1 - slack, t.steps - 1)), slack
 
 
@@ -120,23 +129,31 @@ def resident(t: Tile, groups: int, grid: Grid) -> int:
 
 
 class GroupProduct(WarpProduct):
+    _rows = ""  # the loop over tiles of rows, where it is not one with that over columns
+
     def schedule(self) -> None:
         s, t = self.s, self.tile
-        shared = {x: f"{x.buffer}_s" for x in (self.a, self.b)}
+        shared = {x: x.copy for x in (self.a, self.b)}
         k = s.path(self.stage.name)[-1].name
         self._operands(shared, k)
-        c, y = (self.stage.name, self.out) if t.parts == 1 else self._parts(k)
+        c, y = (self.stage.name, self.out) if t.parts == 1 else self._apart(k)
         rank = len(s.nest.buffer(c).shape)
         self._pad(c, rank - 2, t.rows)
         self._pad(c, rank - 1, t.columns)
-        # Parts are memory of our own: of whole tiles, stored as they are.
-        staged = t.parts == 1
+        # Parts are memory of our own: of whole tiles, stored as they are. Several results are
+        # stored out of registers too.
+        staged = t.parts == 1 and not self.several
         made = f"{y}_s" if staged else y
         if staged:
             s.do(CacheWrite(y, made))
-        for axis, size in ((rank - 2, t.rows), (rank - 1, t.columns)):
-            self._pad(made, axis, size)
-        outer, block, rest = self._tiles(y, staged)
+        if staged or t.parts > 1:
+            for axis, size in ((rank - 2, t.rows), (rank - 1, t.columns)):
+                self._pad(made, axis, size)
+        if staged or t.parts > 1:
+            outer, block, rest = self._tiles(y, staged)
+        else:
+            outer, tiles, rest = self._result_tiles(y, 2)
+            block = self._ordered(y, *tiles)
         if staged:
             s.do(ComputeAt(made, block))
         s.do(ComputeAt(c, block))
@@ -147,8 +164,11 @@ class GroupProduct(WarpProduct):
         if staged:
             s.do(SetScope(made, "shared"))
         self._bind_blocks(y, outer, block)
-        row, column = s.path(made)[-2:]
-        s.do(Vectorize(self._spread(row.name, column.name, "")))
+        if staged or t.parts > 1:
+            row, column = s.path(made)[-2:]
+            s.do(Vectorize(self._spread(row.name, column.name, "")))
+        else:
+            self._stored(*rest)
         first, second = (D.the_sym(d).name for d in s.first_store(c).index[-2:])
         s.do(Vectorize(self._spread(first, second, "")))
         if staged:
@@ -161,38 +181,30 @@ class GroupProduct(WarpProduct):
         ahead, slack = versions(t, s.target.grid)
         for x in (self.a, self.b):
             s.do(Pipeline(f"{k}.0", shared[x], ahead, asynchronous=True, slack=slack))
-        if not staged:
-            self._add()
+        if t.parts > 1:
+            add_up(s, self.stage, self.out)
         s.do(Synchronise())
 
-    def _operands(self, shared: dict[Operand, str], k: str) -> None:
-        """Copies of the operands, with zeros past their ends where tiles go beyond."""
-        s, t = self.s, self.tile
-        for x, size in ((self.a, t.rows), (self.b, t.columns)):
-            s.do(CacheRead(x.buffer, self.stage.name, shared[x]))
-            self._pad(shared[x], x.row, size, zeros=True)
-            self._pad(shared[x], x.deep, t.deep * t.steps, zeros=True)
-        extent = s.loops(k)[0].extent
-        if not isinstance(extent, int) or extent % (t.deep * t.steps):
-            s.do(PadSum(k, t.deep * t.steps))
+    def _stored(self, i: str, j: str, lanes: str) -> None:
+        s = self.s
+        wide = s.loops(lanes)[0].extent
+        assert isinstance(wide, int)
+        s.do(Split(i, BLOCK * self.groups))
+        s.do(Split(f"{i}.1", 16))
+        s.do(Split(f"{i}.1.1", 8))
+        s.do(Split(j, 8 // wide))
+        s.do(Split(f"{j}.1", 2 // wide))
+        turns = (f"{i}.0", f"{j}.0", f"{i}.1.1.0")
+        threads = (f"{i}.1.0", f"{i}.1.1.1", f"{j}.1.0")
+        s.do(Reorder((*turns, *threads, f"{j}.1.1")))
+        for loop, axis in zip(threads, ("thread.z", "thread.y", "thread.x"), strict=True):
+            s.do(Bind(loop, axis))
+        for loop in (*turns, f"{j}.1.1"):
+            s.do(Unroll(loop))
+        s.do(Vectorize(lanes))
 
-    def _pad(self, stage: str, axis: int, size: int, zeros: bool = False) -> None:
-        d = self.s.nest.buffer(stage).shape[axis]
-        # Where nothing is read past an end, no condition is needed.
-        plain = not zeros and Pad(stage, axis, size)
-        if (not isinstance(d, int) or d % size) and not (plain and self.s.attempt(plain)):
-            self.s.do(Pad(stage, axis, size, zeros=True))
-
-    def _parts(self, k: str) -> tuple[str, str]:
-        """Parts of the sum, each computed by other blocks; (what these compute, where it goes)."""
-        s, c = self.s, self.stage.name
-        into, own = f"{c}_p", f"{c}_o"
-        s.do(Split(k, self.tile.deep * self.tile.steps))
-        s.do(RFactor(c, (f"{k}.0",), into))
-        names = [f"n{k}" for k in range(len(self.stage.axes))]
-        s.do(Relayout(into, f"{', '.join([*names, 'p'])} -> {', '.join(['p', *names])}"))
-        s.do(CacheWrite(into, own))
-        return own, into
+    def _apart(self, k: str) -> tuple[str, str]:
+        return take_apart(self.s, self.stage, k, self.tile.deep * self.tile.steps)
 
     def _tiles(self, y: str, staged: bool) -> tuple[list[str], str, tuple[str, str, str]]:
         """The loops over results as tiles: those around, that over tiles, and those inside."""
@@ -235,12 +247,15 @@ class GroupProduct(WarpProduct):
         return k
 
     def _ordered(self, y: str, i: str, j: str) -> str:
-        """Blocks in an order in which those at work at a time read few rows and columns."""
+        """Blocks in an order in which those at work at a time read few rows and columns. How many
+        there are of rows that are not known before stays a loop of its own."""
         s = self.s
         count = s.loops(i)[0].extent
-        assert isinstance(count, int)
-        beside = max(k for k in range(1, NEIGHBOURS + 1) if count % k == 0)
-        s.do(Split(i, beside))
+        if not isinstance(count, int):
+            self._rows, self._beside = i, 1
+            return j
+        self._beside = max(k for k in range(1, NEIGHBOURS + 1) if count % k == 0)
+        s.do(Split(i, self._beside))
         s.do(Reorder((f"{i}.0", j, f"{i}.1")))
         s.do(Fuse(f"{i}.0", j, f"{y}.columns"))
         s.do(Fuse(f"{y}.columns", f"{i}.1", f"{y}.tiles"))
@@ -252,8 +267,13 @@ class GroupProduct(WarpProduct):
             s.do(Fuse(outer[0], outer[1], f"{y}.z{k}"))
             outer = [f"{y}.z{k}", *outer[2:]]
         for loop in outer:
-            s.do(Bind(loop, "block.y"))
+            s.do(Bind(loop, "block.z" if self._rows else "block.y"))
+        if self._rows:
+            s.do(Bind(self._rows, "block.y"))
         s.do(Bind(block, "block.x"))
+        if CLUSTER > 1 and self._beside % CLUSTER == 0:
+            # Neighbours have the same columns: they share the copies of that operand's tiles.
+            s.attempt(Pragma(block, "cluster", CLUSTER))
 
     def _spread(self, i: str, j: str, warps: str) -> str:
         s = self.s
@@ -282,27 +302,6 @@ class GroupProduct(WarpProduct):
         b = s.nest.buffer(made)
         s.do(StorageAlign(made, len(b.shape) - 2, self.tile.columns, VECTOR // b.dtype.bytes))
 
-    def _add(self) -> None:
-        """Results as sums of their parts, in a launch of their own."""
-        s, c, y = self.s, self.stage.name, self.out
-        *outer, i, j = (p.name for p in s.path(y))
-        last = s.loops(j)[0].extent
-        assert isinstance(last, int)
-        s.do(Split(j, gcd(4, last)))
-        s.do(ComputeAt(c, f"{j}.0"))
-        *_, along, part = (p.name for p in s.path(c))
-        s.do(Reorder((part, along)))
-        for loop in (along, f"{c}.init.i{len(self.stage.axes) - 1}", f"{j}.1"):
-            s.do(Vectorize(loop))
-        s.do(Unroll(part))
-        flat = f"{j}.0"
-        for k, loop in enumerate(reversed([*outer, i])):
-            s.do(Fuse(loop, flat, f"{y}.f{k}"))
-            flat = f"{y}.f{k}"
-        s.do(Split(flat, ADDING))
-        s.do(Bind(f"{flat}.0", "block.x"))
-        s.do(Bind(f"{flat}.1", "thread.x"))
-
     def _box(self, stage: str, x: Operand) -> None:
         """A tile of an operand, which the copy engine brings: rows of 128 bytes, swizzled."""
         s = self.s
@@ -316,7 +315,8 @@ class GroupProduct(WarpProduct):
             s.do(Reorder((f"{columns}.0", rows, f"{columns}.1")))
             s.do(Unroll(f"{columns}.0"))
         s.do(Swizzle(stage, 3, (VECTOR // kind.bytes).bit_length() - 1, 3))
-        s.do(Tensorize(rows, f"nvptx.bulk.{x.rank}.{kind}"))
+        axes = len(s.nest.buffer(source_of(s, x)).shape)
+        s.do(Tensorize(rows, f"nvptx.bulk.{axes}.{kind}"))
 
     def _results(self, c: str, rank: int = 0) -> None:
         names = [f"n{k}" for k in range(rank)]

@@ -45,27 +45,30 @@ def _scheduled(s: Scheduler, stage: str) -> None:
     if not reduced:
         raise Refused(f"{stage} has nothing to reduce")
     r = _fused(s, stage, [p.name for p in reduced], "q")
-    d = _fused(s, stage, [p.name for p in data], "d") if data else None
     loop = s.loops(r)[0]
     rows = contiguous(s, s.store(stage), loop.var)
     results = prod(p.extent if isinstance(p.extent, int) else 1 << 20 for p in data)
     piece = _piece(s, loop, results, rows)
-    data_loops = [d] if d is not None else []
+    names = [p.name for p in data]
     if piece:
+        # Before loops over results are fused: pieces have the same axes.
         part = f"{stage}c"
         s.do(Split(r, piece))
         s.do(RFactor(stage, (f"{r}.0",), part))
-        own = [x.replace(f"{stage}.", f"{part}.", 1) for x in (*data_loops, f"{r}.0", f"{r}.1")]
-        if d is not None and not rows:
+        own = [moved(f"{r}.0", part), moved(f"{r}.1", part)]
+        over = [_fused(s, part, [moved(x, part) for x in names], "d")] if names else []
+        if over and not rows:
             # Threads run over results: their partial ones of one piece are adjacent.
             axes = [f"i{k}" for k in range(len(s.nest.buffer(part).shape))]
             s.attempt(Relayout(part, f"{', '.join(axes)} -> {', '.join((axes[-1], *axes[:-1]))}"))
-            s.do(Reorder((own[1], own[0])))
-            own[:2] = own[1::-1]
-        _shared(s, part, own[:-1], own[-1], rows)
+            s.do(Reorder((own[0], *over)))
+            over = [own[0], *over]
+        else:
+            over = [*over, own[0]]
+        _shared(s, part, over, own[1], rows)
         r = f"{r}.0"
-        rows = d is None
-    _shared(s, stage, data_loops, r, rows)
+        rows = not names
+    _shared(s, stage, [_fused(s, stage, names, "d")] if names else [], r, rows)
 
 
 def _loops(s: Scheduler, stage: str) -> tuple[list[Loop], list[Loop]]:

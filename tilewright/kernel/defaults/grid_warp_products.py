@@ -9,18 +9,23 @@ done to the registers before they are stored.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log2, prod
+from math import gcd, log2, prod
 
+from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.fragments import LANES, WARP
 from tilewright.kernel.group import Stage
+from tilewright.kernel.guards import copied
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.cache_read import CacheRead
+from tilewright.kernel.steps.complete import Complete
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.fuse_axes import FuseAxes
+from tilewright.kernel.steps.pad import Pad
+from tilewright.kernel.steps.pad_sum import PadSum
 from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
@@ -47,16 +52,42 @@ TILES = (
     (16, 16, 16, 16),
 )
 DEPTHS = (64, 32, 16)
+FEWEST = 8  # rows and columns
+TYPICAL = 512  # rows that are not known before
+UNUSED = 1.3  # times the places of results that a tile may take
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A buffer that is read at [..., row, k] or [..., k, row]: the positions of both."""
+    """A buffer that is read at [..., row, k] or [..., k, row]: the positions of both. One that is
+    gathered is a stage of the nest, which becomes the copy in shared memory; of others a copy is
+    made."""
 
     buffer: str
     row: int
     deep: int
     rank: int
+    gathered: bool = False
+
+    @property
+    def copy(self) -> str:
+        """The stage that copies it to shared memory."""
+        return self.buffer if self.gathered else f"{self.buffer}_s"
+
+
+def source_of(s: Scheduler, x: Operand) -> str:
+    """The argument that an operand is read from."""
+    if not x.gathered:
+        return x.buffer
+    found = copied(s.store(x.buffer).value)
+    assert found is not None
+    return str(found.source)
+
+
+def row_length(s: Scheduler, x: Operand) -> int:
+    """Of the argument, as far as it is known: 1 where it is not."""
+    last = s.nest.buffer(source_of(s, x)).shape[-1]
+    return last if isinstance(last, int) else 1
 
 
 @dataclass(frozen=True)
@@ -77,32 +108,45 @@ class Tile:
         return self.rows // self.warp_rows * (self.columns // self.warp_columns)
 
 
+def assumed(sizes: list[Dim]) -> list[int] | None:
+    """Sizes with a number for batches and rows that are not known before; None where columns or
+    the length of the sum are not."""
+    if not all(isinstance(d, int) for d in sizes[-2:]):
+        return None
+    return [d if isinstance(d, int) else min(TYPICAL, D.bounds(d)[1]) for d in sizes]
+
+
 def warp_tile(s: Scheduler, sizes: list[Dim]) -> Tile | None:
-    """The first tile that divides the sizes and gives every multiprocessor a block; or the one
-    with the most blocks."""
+    """Of the tiles that leave the fewest places unused, the first one that gives every
+    multiprocessor a block; or the one with the most blocks."""
     grid = s.target.grid
     assert grid is not None
-    rows, columns, deep = sizes[-3:]
-    if not all(isinstance(d, int) for d in (rows, columns, deep)):
+    known = assumed(sizes)
+    if known is None or min(known[-3:-1]) < FEWEST:
         return None
-    assert isinstance(rows, int) and isinstance(columns, int) and isinstance(deep, int)
-    last: Tile | None = None
+    rows, columns, deep = known[-3:]
+    found: list[Tile] = []
     for m, n, wm, wn in TILES:
         for step in DEPTHS:
             bytes_ = (SEVERAL + 1) * (m + n) * step * 2
             fits = bytes_ <= grid.block_shared and m * step >= VECTOR * LANES
-            if rows % m or columns % n or deep % step or not fits:
-                continue
-            last = Tile(m, n, wm, wn, step)
-            if _blocks(last, sizes) >= grid.multiprocessors:
-                return last
-            break
-    return last
+            if fits and (_waste(deep, step) <= UNUSED or step == DEPTHS[-1]):
+                found.append(Tile(m, n, wm, wn, step, 1, -(-deep // step)))
+                break
+    places = {t: _waste(rows, t.rows) * _waste(columns, t.columns) for t in found}
+    most = max(UNUSED, min(places.values(), default=1.0))
+    found = [t for t in found if places[t] <= most]
+    whole = [t for t in found if _blocks(t, known) >= grid.multiprocessors]
+    return next(iter([*whole, *reversed(found)]), None)
 
 
-def _blocks(t: Tile, sizes: list[Dim]) -> int:
-    known = [d if isinstance(d, int) else 1 for d in sizes]
-    return prod(known[:-3]) * (known[-3] // t.rows) * (known[-2] // t.columns)
+def _waste(size: int, by: int) -> float:
+    """How many times its places a size takes in whole tiles."""
+    return -(-size // by) * by / size
+
+
+def _blocks(t: Tile, known: list[int]) -> int:
+    return prod(known[:-3]) * -(-known[-3] // t.rows) * -(-known[-2] // t.columns)
 
 
 @dataclass
@@ -114,28 +158,30 @@ class WarpProduct:
     b: Operand
     tile: Tile
     instruction: str
+    several: bool = False  # results: the loops of `out` store others too
 
     def schedule(self) -> None:
         s, c, t = self.s, self.stage.name, self.tile
-        shared = {x: f"{x.buffer}_s" for x in (self.a, self.b)}
+        shared = {x: x.copy for x in (self.a, self.b)}
         own = {x: f"{x.buffer}_f" for x in (self.a, self.b)}
+        k = s.path(c)[-1].name
+        self._operands(shared, k)
         for x in (self.a, self.b):
-            s.do(CacheRead(x.buffer, c, shared[x]))
             s.do(CacheRead(shared[x], c, own[x]))
-        *outer, i, j = (p.name for p in s.path(self.out))
-        s.do(Split(i, t.rows))
-        s.do(Split(j, t.columns))
-        s.do(Reorder((*outer, f"{i}.0", f"{j}.0", f"{i}.1", f"{j}.1")))
-        s.do(ComputeAt(c, f"{j}.0"))
+        rank = len(s.nest.buffer(c).shape)
+        self._pad(c, rank - 2, t.rows)
+        self._pad(c, rank - 1, t.columns)
+        outer, tiles, inside = self._result_tiles(self.out, 2)
+        s.do(ComputeAt(c, tiles[1]))
         depth = self._sum(c)
         for x in (self.b, self.a):
             s.do(ComputeAt(own[x], f"{depth}.1.0"))
         for x in (self.b, self.a):
             s.do(ComputeAt(shared[x], f"{depth}.0"))
             s.do(SetScope(shared[x], "shared"))
-        self._blocks(outer, f"{i}.0", f"{j}.0")
+        self._blocks(outer, *tiles)
         s.do(Bind(f"{c}.w", "thread.z"))
-        s.do(Vectorize(self._spread(f"{i}.1", f"{j}.1", f"{self.out}.w")))
+        self._stored(*inside)
         first = [f"{c}.init.i{k}" for k in range(len(self.stage.axes))]
         s.do(Vectorize(self._spread(first[-2], first[-1], f"{c}.init.w")))
         for x in (self.a, self.b):
@@ -148,6 +194,69 @@ class WarpProduct:
         for x in (self.a, self.b):
             s.do(Pipeline(f"{depth}.0", shared[x], SEVERAL, asynchronous=True))
         s.do(Synchronise())
+
+    def _operands(self, shared: dict[Operand, str], k: str) -> None:
+        """Copies of the operands, with zeros past their ends where tiles go beyond."""
+        s, t = self.s, self.tile
+        for x, size in ((self.a, t.rows), (self.b, t.columns)):
+            if not x.gathered:
+                s.do(CacheRead(x.buffer, self.stage.name, shared[x]))
+            self._pad(shared[x], x.row, size, zeros=True)
+            self._pad(shared[x], x.deep, t.deep * t.steps, zeros=True)
+        extent = s.loops(k)[0].extent
+        if not isinstance(extent, int) or extent % (t.deep * t.steps):
+            s.do(PadSum(k, t.deep * t.steps))
+
+    def _result_tiles(
+        self, y: str, most: int
+    ) -> tuple[list[str], tuple[str, str], tuple[str, str, str]]:
+        """The loops over results: those around, two over tiles, and those inside one, the last of
+        them lanes. Iterations past the ends are there and do nothing."""
+        s, t = self.s, self.tile
+        *outer, i, j = (p.name for p in s.path(y))
+        last = s.loops(j)[0].extent
+        assert isinstance(last, int)
+        wide = gcd(most, last)
+        s.do(Split(j, wide))
+        j, lanes = f"{j}.0", f"{j}.1"
+        s.do(Split(i, t.rows))
+        s.do(Split(j, t.columns // wide))
+        s.do(Reorder((*outer, f"{i}.0", f"{j}.0", f"{i}.1", f"{j}.1", lanes)))
+        for loop, size in ((f"{j}.1", t.columns // wide), (f"{i}.1", t.rows)):
+            if s.loops(loop)[0].extent != size:
+                s.do(Complete(loop, size))
+        if s.loops(f"{i}.1.there"):
+            s.do(Reorder((f"{i}.1", f"{j}.1", f"{i}.1.there")))
+        return outer, (f"{i}.0", f"{j}.0"), (f"{i}.1", f"{j}.1", lanes)
+
+    def _stored(self, i: str, j: str, lanes: str) -> None:
+        """Each thread stores its own results, two at a time where pairs are aligned."""
+        s, t = self.s, self.tile
+        wide = s.loops(lanes)[0].extent
+        assert isinstance(wide, int)
+        s.do(Split(i, t.warp_rows))
+        s.do(Split(f"{i}.1", 8))
+        s.do(Split(f"{i}.1.0", 2))
+        s.do(Split(j, t.warp_columns // wide))
+        s.do(Split(f"{j}.1", 8 // wide))
+        s.do(Split(f"{j}.1.1", 2 // wide))
+        turns = (f"{i}.1.0.0", f"{j}.1.0", f"{i}.1.0.1")
+        threads = (f"{i}.1.1", f"{j}.1.1.0", f"{j}.1.1.1")
+        s.do(Reorder((f"{i}.0", f"{j}.0", *turns, *threads)))
+        s.do(Fuse(f"{i}.0", f"{j}.0", f"{self.out}.w"))
+        s.do(Bind(f"{self.out}.w", "thread.z"))
+        s.do(Bind(f"{i}.1.1", "thread.y"))
+        s.do(Bind(f"{j}.1.1.0", "thread.x"))
+        for loop in (*turns, f"{j}.1.1.1"):
+            s.do(Unroll(loop))
+        s.do(Vectorize(lanes))
+
+    def _pad(self, stage: str, axis: int, size: int, zeros: bool = False) -> None:
+        d = self.s.nest.buffer(stage).shape[axis]
+        # Where nothing is read past an end, no condition is needed.
+        plain = not zeros and Pad(stage, axis, size)
+        if (not isinstance(d, int) or d % size) and not (plain and self.s.attempt(plain)):
+            self.s.do(Pad(stage, axis, size, zeros=True))
 
     def _sum(self, c: str) -> str:
         """The loops of the sum: steps, warps, steps of an instruction, instructions."""

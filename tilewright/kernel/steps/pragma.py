@@ -3,13 +3,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from tilewright.ir import dim as D
 from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops
 from tilewright.kernel.step import Step
 
 # unroll       so many iterations are written out by LLVM, with a loop for the rest
 # nontemporal  results written inside go past the caches (1), or do not (0)
-PRAGMAS = ("unroll", "nontemporal")
+# cluster      so many neighbouring blocks of a GPU run at the same time and share what the copy
+#              engine brings to all of them
+PRAGMAS = ("unroll", "nontemporal", "cluster")
 MAX_COUNT = 64
+CLUSTERS = (2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,8 @@ class Pragma(Step):
     for i in 100: …   Pragma('i', 'unroll', 4)   for i in 100 pragma unroll 4: …
 
     "unroll": LLVM writes so many iterations out. "nontemporal": with 1, what is written to results
-    inside goes past the caches.
+    inside goes past the caches. "cluster": neighbouring blocks along block.x that read one tile get
+    it by one copy.
     """
 
     stays: ClassVar[bool] = True
@@ -29,9 +34,11 @@ class Pragma(Step):
 
     def apply(self, n: Nest) -> Nest:
         self.need(self.key in PRAGMAS, f"{self.key} is no pragma", f"one of {', '.join(PRAGMAS)}")
-        most = MAX_COUNT if self.key == "unroll" else 1
+        most = {"unroll": MAX_COUNT, "cluster": CLUSTERS[-1]}.get(self.key, 1)
         fits = isinstance(self.value, int) and 0 <= self.value <= most
         self.need(fits, f"{self.value} is not a value of {self.key}", f"0 to {most}")
+        if self.key == "cluster":
+            self._clusters(n)
         for x, _ in self.loops(n, self.loop):
             serial = self.key != "unroll" or x.kind in ("serial", "parallel")
             self.need(serial, f"{self.loop} is already {x.kind}", "only loops can be unrolled")
@@ -42,3 +49,12 @@ class Pragma(Step):
             return (replace(s, pragmas=(*others, given)),)
 
         return on_loops(n, self.loop, one)
+
+    def _clusters(self, n: Nest) -> None:
+        sizes = f"one of {', '.join(map(str, CLUSTERS))}"
+        self.need(self.value in CLUSTERS, f"a cluster of {self.value} blocks", sizes)
+        for x, _ in self.loops(n, self.loop):
+            bound = x.kind == "block.x"
+            self.need(bound, f"{self.loop} is {x.kind}, not block.x", "Bind it first")
+            whole = D.known_eq(D.mod(x.extent, self.value), 0)
+            self.need(whole, f"{self.loop} = {x.extent} are no whole clusters of {self.value}")

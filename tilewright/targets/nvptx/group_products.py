@@ -1,20 +1,23 @@
 """Products of groups of four warps on sm_90a: wgmma, whose operands lie in shared memory.
 
 Rows of a tile are 128 bytes, swizzled as a descriptor of PTX says it (by 128 bytes). Those of an
-operand run along the sum (a[i,k], b[j,k]), or across it, in blocks of 64 (a[i//64,k,i%64]). One use
-is all of a tile of 64 steps of the sum, and goes on until it is waited for. The sums are fragments
-of all 128 threads.
+operand run along the sum (a[i,k], b[j,k]), or across it, in blocks of 64 (a[i//64,k,i%64]), which
+is for numbers of 16 bits only. One use is all of a tile of 128 bytes of the sum, and goes on until
+it is waited for. The sums are fragments of all 128 threads.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tilewright.ir.product import Product
-from tilewright.ir.types import DTYPES, f32
+from tilewright.ir.types import DTYPES
 from tilewright.kernel.intrinsic import Intrinsic, Sizes, declare
 from tilewright.kernel.swizzle import Swizzled
 
-ROWS, DEEP = 64, 16  # of one instruction
-WIDE = 64  # elements of 128 bytes
+ROWS, DEEP = 64, 16  # of one instruction, of elements of 16 bits
+STEP = 32  # bytes of the sum of one instruction
+WIDE = 64  # elements of 16 bits of a row, and of a block that lies across the sum
 ROW = 128  # bytes
 BLOCK = WIDE * ROW  # 64 rows
 # Of a tile that is swizzled by 128 bytes: 8 rows are 1024 bytes apart from the next 8; across the
@@ -36,17 +39,55 @@ def descriptor(x: str, across: bool) -> list[str]:
     ]
 
 
+@dataclass(frozen=True)
+class Kind:
+    """Numbers that are multiplied: their dtype, what PTX calls them, the dtype of sums, and whether
+    rows may run across the sum."""
+
+    dtype: str
+    name: str
+    sums: str = "f32"
+    across: bool = False
+
+    @property
+    def item(self) -> int:
+        return DTYPES[self.dtype].bytes
+
+    @property
+    def llvm(self) -> str:
+        """The type of a sum."""
+        return "float" if self.sums == "f32" else "i32"
+
+    def ends(self, across: tuple[bool, bool]) -> str:
+        """The last operands of the instruction: signs of the factors, and their order."""
+        signs = "" if self.sums == "i32" else ", 1, 1"
+        return signs + (f", {int(across[0])}, {int(across[1])}" if self.across else "")
+
+
+KINDS = {
+    x.dtype: x
+    for x in (
+        Kind("bf16", "bf16", across=True),
+        Kind("f16", "f16", across=True),
+        Kind("f8e4m3", "e4m3"),
+        Kind("f8e5m2", "e5m2"),
+        Kind("i8", "s8", "i32"),
+    )
+}
+
+
 def alone(text: str) -> str:
     return f'  call void asm sideeffect "{text}", "~{{memory}}"() convergent'
 
 
-def _body(kind: str, groups: int, across: tuple[bool, bool], sizes: Sizes) -> str:
+def _body(kind: Kind, groups: int, across: tuple[bool, bool], sizes: Sizes) -> str:
     """The rows are dealt out to so many groups of warps, 64 at a time."""
     rows = (sizes["i"] or 0) * (sizes.get("g") or 1)
     columns = (sizes["j"] or 0) * (sizes.get("h") or 1)
     count = columns // 2  # sums of a thread, of 64 rows
     parts = rows // (ROWS * groups)
-    result = f"{{ {', '.join(['float'] * count)} }}"
+    t = kind.llvm
+    result = f"{{ {', '.join([t] * count)} }}"
     lines = [*descriptor("a", across[0]), *descriptor("b", across[1])]
     if groups > 1:
         lines += [
@@ -58,24 +99,25 @@ def _body(kind: str, groups: int, across: tuple[bool, bool], sizes: Sizes) -> st
         ]
     first = "%a.own" if groups > 1 else "%a.d"
     for k in range(parts * count):
-        lines.append(f"  %p{k} = getelementptr float, ptr %c, i64 {k}")
-        lines.append(f"  %c0.{k} = load float, ptr %p{k}, align 4")
+        lines.append(f"  %p{k} = getelementptr {t}, ptr %c, i64 {k}")
+        lines.append(f"  %c0.{k} = load {t}, ptr %p{k}, align 4")
     lines.append(alone("wgmma.fence.sync.aligned;"))
-    tied = ",".join(["=f"] * count + ["l", "l"] + [str(k) for k in range(count)] + ["~{memory}"])
+    own = ["=f" if t == "float" else "=r"] * count
+    tied = ",".join([*own, "l", "l", *(str(k) for k in range(count)), "~{memory}"])
     names = ", ".join(f"${k}" for k in range(count))
-    shape = f"m64n{columns}k16.f32.{kind}.{kind}"
+    sums = kind.sums.replace("i", "s")
+    shape = f"m64n{columns}k{STEP // kind.item}.{sums}.{kind.name}.{kind.name}"
     text = "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned."
-    text += f"{shape} {{{names}}}, ${count}, ${count + 1}, p, 1, 1, "
-    text += f"{int(across[0])}, {int(across[1])}; }}"
-    # 16 steps of the sum further on: elements of a row, or rows.
-    step_a, step_b = (DEEP * ROW // 16 if x else DEEP * 2 // 16 for x in across)
-    for step in range(WIDE // DEEP):
+    text += f"{shape} {{{names}}}, ${count}, ${count + 1}, p{kind.ends(across)}; }}"
+    # One instruction further on: elements of a row, or rows.
+    step_a, step_b = (STEP // kind.item * ROW // 16 if x else STEP // 16 for x in across)
+    for step in range(ROW // STEP):
         lines.append(f"  %b.d{step} = add i64 %b.d, {step * step_b}")
         for part in range(parts):
             at = part * groups * BLOCK // 16 + step * step_a
             lines.append(f"  %a.d{step}.{part} = add i64 {first}, {at}")
-            sums = [f"%c{step}.{part * count + k}" for k in range(count)]
-            given = [f"i64 %a.d{step}.{part}", f"i64 %b.d{step}", *(f"float {c}" for c in sums)]
+            old = [f"{t} %c{step}.{part * count + k}" for k in range(count)]
+            given = [f"i64 %a.d{step}.{part}", f"i64 %b.d{step}", *old]
             into = f"%r{step}.{part}"
             lines.append(
                 f'  {into} = call {result} asm sideeffect "{text}", "{tied}"'
@@ -86,7 +128,7 @@ def _body(kind: str, groups: int, across: tuple[bool, bool], sizes: Sizes) -> st
                 lines.append(f"  {to} = extractvalue {result} {into}, {k}")
     lines.append(alone("wgmma.commit_group.sync.aligned;"))
     for k in range(parts * count):
-        lines.append(f"  store float %c{WIDE // DEEP}.{k}, ptr %p{k}, align 4")
+        lines.append(f"  store {t} %c{ROW // STEP}.{k}, ptr %p{k}, align 4")
     return "\n".join([*lines, "  ret void"])
 
 
@@ -99,22 +141,25 @@ def product_name(kind: str, groups: int, across: tuple[bool, bool]) -> str:
 def _declare(kind: str, groups: int, across: tuple[bool, bool]) -> None:
     name = product_name(kind, groups, across)
     least, warps = ROWS * groups, 4 * groups
-    by = Swizzled(3, 3, 3)
+    of = KINDS[kind]
+    by = Swizzled(3, (16 // of.item).bit_length() - 1, 3)
+    deep = ROW // of.item  # steps of the sum
     # Rows and columns are one loop each, or blocks of 64 and a place in them.
     if across[0]:
-        rows, a, a_at, i = f"{ROWS}*parts", f"parts,{WIDE},{ROWS}", "c.g,c.k,c.i", f"{ROWS}*c.g+c.i"
+        rows, a, a_at, i = f"{ROWS}*parts", f"parts,{deep},{ROWS}", "c.g,c.k,c.i", f"{ROWS}*c.g+c.i"
         row_loops, row_sizes = f"c.g in parts, c.i in {ROWS}", f"parts: {groups}..{2}"
     else:
-        rows, a, a_at, i = "rows", f"rows,{WIDE}", "c.i,c.k", "c.i"
+        rows, a, a_at, i = "rows", f"rows,{deep}", "c.i,c.k", "c.i"
         row_loops, row_sizes = "c.i in rows", f"rows: {least}..128"
     if across[1]:
-        columns, b, b_at = f"{WIDE}*blocks", f"blocks,{WIDE},{WIDE}", "c.h,c.k,c.j"
+        columns, b, b_at = f"{WIDE}*blocks", f"blocks,{deep},{WIDE}", "c.h,c.k,c.j"
         j, loops, sizes = f"{WIDE}*c.h+c.j", f"c.h in blocks, c.j in {WIDE}", "blocks: 1..4"
     else:
-        columns, b, b_at, j = "columns", f"columns,{WIDE}", "c.j,c.k", "c.j"
+        columns, b, b_at, j = "columns", f"columns,{deep}", "c.j,c.k", "c.j"
         loops, sizes = "c.j in columns", "columns: 8..256"
-    value = f"cast<f32>(a[{a_at}]) * cast<f32>(b[{b_at}])"
+    value = f"cast<{of.sums}>(a[{a_at}]) * cast<{of.sums}>(b[{b_at}])"
     row, column = i.replace("c.", ""), j.replace("c.", "")
+    least_columns = 8 if of.sums == "f32" else 32
     multiples = {"g": groups} if across[0] else {"i": least}
     declare(
         Intrinsic(
@@ -123,18 +168,18 @@ def _declare(kind: str, groups: int, across: tuple[bool, bool]) -> None:
 group wgmma where {row_sizes}, {sizes}
   in a: {kind}[{a}]
   in b: {kind}[{b}]
-  out c: f32[{rows},{columns}]
-  c[{i},{j}] add= {value} for {row_loops}, {loops}, c.k in {WIDE}
+  out c: {of.sums}[{rows},{columns}]
+  c[{i},{j}] add= {value} for {row_loops}, {loops}, c.k in {deep}
 """,
             {
-                "a": (BLOCK // 2, WIDE, 1) if across[0] else (WIDE, 1),
-                "b": (BLOCK // 2, WIDE, 1) if across[1] else (WIDE, 1),
+                "a": (BLOCK // 2, WIDE, 1) if across[0] else (deep, 1),
+                "b": (BLOCK // 2, WIDE, 1) if across[1] else (deep, 1),
             },
-            lambda sizes: _body(kind, groups, across, sizes),
+            lambda sizes: _body(of, groups, across, sizes),
             ("declare i32 @llvm.nvvm.read.ptx.sreg.tid.z()",),
             ("wgmma",),
-            multiples if across[1] else {**multiples, "j": 8},
-            exact=False,
+            multiples if across[1] else {**multiples, "j": least_columns},
+            exact=of.sums == "i32",
             fragments={
                 "c": f"({row})//{least}, thread.z: ({row})//16%{warps}, ({column})//8, "
                 f"({row})//8%2, thread.y: ({row})%8, thread.x: ({column})//2%4, ({column})%2"
@@ -146,11 +191,11 @@ group wgmma where {row_sizes}, {sizes}
                 name,
                 DTYPES[kind],
                 DTYPES[kind],
-                f32,
+                DTYPES[of.sums],
                 rows=128,
                 columns=256,
-                lanes=WIDE if across[1] else 8,
-                tile=(least, WIDE if across[1] else 8, WIDE),
+                lanes=WIDE if across[1] else least_columns,
+                tile=(least, WIDE if across[1] else least_columns, deep),
             ),
         )
     )
@@ -158,7 +203,10 @@ group wgmma where {row_sizes}, {sizes}
 
 ORDERS = tuple((x, y) for x in (False, True) for y in (False, True))
 NAMES = [
-    (kind, groups, across) for kind in ("bf16", "f16") for groups in (2, 1) for across in ORDERS
+    (kind, groups, across)
+    for kind, x in KINDS.items()
+    for groups in (2, 1)
+    for across in (ORDERS if x.across else ORDERS[:1])
 ]
 for _name in NAMES:
     _declare(*_name)
@@ -170,18 +218,30 @@ def bulk_name(kind: str, axes: int) -> str:
 
 
 def _bulk_body(bytes_: int, axes: int, sizes: Sizes) -> str:
-    """Asked for by one thread, which lets the barrier wait for that many bytes before."""
-    rows = sizes["i"] or 0
+    """Asked for by one thread, which lets the barrier wait for that many bytes before. In a cluster
+    each block asks for its share of the rows, which goes to all of them."""
+    rows, blocks = sizes["i"] or 0, sizes.get("cluster") or 1
     places = ", ".join(f"${k + 2}" for k in range(axes))
     kinds = ",".join(["l", "l", *["r"] * axes, "l"])
-    given = ", ".join(f"i32 %s.{k}" for k in range(axes))
+    given = [f"i32 %s.{k}" for k in range(axes)]
     shared = "ptr addrspace(3)"
     copy = f"cp.async.bulk.tensor.{axes}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+    to, end, share = "%to", "", ""
+    if blocks > 1:
+        given[1] = "i32 %row"
+        to, copy, end = "%own", f"{copy}.multicast::cluster", f", ${axes + 3}"
+        kinds += ",h"
+        share = f"""  %first = mul i32 %rank, {rows // blocks}
+  %row = add i32 %s.1, %first
+  %bytes = mul i32 %first, {bytes_}
+  %own = getelementptr i8, {shared} %to, i32 %bytes
+"""
+    last = f", i16 {(1 << blocks) - 1}" if blocks > 1 else ""
     return f"""  %to = addrspacecast ptr %d to {shared}
-  call void asm sideeffect "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;", \
+{share}  call void asm sideeffect "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;", \
 "l,n,~{{memory}}"({shared} %arrived, i32 {rows * bytes_})
-  call void asm sideeffect "{copy} [$0], [$1, {{{places}}}], [${axes + 2}];", \
-"{kinds},~{{memory}}"({shared} %to, ptr %s, {given}, {shared} %arrived)
+  call void asm sideeffect "{copy} [$0], [$1, {{{places}}}], [${axes + 2}]{end};", \
+"{kinds},~{{memory}}"({shared} {to}, ptr %s, {", ".join(given)}, {shared} %arrived{last})
   ret void"""
 
 
@@ -208,6 +268,6 @@ group bulk where rows: 8..256
     )
 
 
-for _kind in ("bf16", "f16"):
+for _kind in KINDS:
     for _axes in (2, 3, 4, 5):
         _bulk(_kind, _axes)
