@@ -22,6 +22,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node
 from tilewright.ir.target import Target
+from tilewright.ops.views import Pad
 
 # Scores of this many rows are a thread's scratch; see kernel/defaults/chains.py.
 TILE_ROWS = 12
@@ -260,6 +261,15 @@ class Chains:
             assert last.anchor is not None
             last.kind, last.roles = "chain", {"end": last.anchor}
             self.regions.merge(second, last)
+            if self.on_grid:
+                self._with_edges(last)
+
+    def _with_edges(self, chain: Region) -> None:
+        """Zeros past the last key are made where keys and values are copied to."""
+        for p in list(self.regions.preceding(chain)):
+            padded = p.kind == "map" and all(n.op.view or isinstance(n.op, Pad) for n in p.nodes)
+            if padded and (self._alone(p, chain) or self._mergeable(p, chain)) is None:
+                self.regions.merge(p, chain)
 
 
 def _roles(scores: Node, sums: Node) -> dict[str, Node]:
