@@ -261,7 +261,7 @@ class Chains:
             assert last.anchor is not None
             last.kind, last.roles = "chain", {"end": last.anchor}
             self.regions.merge(second, last)
-            if self.on_grid:
+            if self.target.grid is not None:
                 self._with_edges(last)
 
     def _with_edges(self, chain: Region) -> None:

@@ -26,8 +26,8 @@ from tilewright.kernel.nest import Loop, Store, own_loops, seek
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
-from tilewright.kernel.steps.components import Components
 from tilewright.kernel.steps.complete import Complete
+from tilewright.kernel.steps.components import Components
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.fuse import Fuse
