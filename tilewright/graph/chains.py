@@ -74,7 +74,7 @@ class Chains:
     def _link_products(self, second: Region) -> None:
         """A contraction whose rows another one makes, element by element, joins that."""
         anchor = second.anchor
-        c = contraction(anchor) if anchor is not None and not self.target.grid is not None else None
+        c = contraction(anchor) if anchor is not None and self.target.grid is None else None
         if anchor is None or c is None or len(self.facts[anchor].inner) != 1:
             return
         left = [r for r in self.regions.reads[anchor] if r.via[0][1].operand == c.left]

@@ -50,6 +50,7 @@ ROWS = 64  # of one instruction
 WIDE = 64  # steps of the sum of one use of it, and elements of a row of a tile
 VECTOR = 8  # elements of 16 bytes
 AHEAD = 1  # blocks of keys
+GROUPS = 1  # of warps, each with 64 rows of a tile; all read the same keys
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,12 @@ def schedule_chain(s: Scheduler) -> bool:
     parts = chain_of(s)
     if parts is None or s.target.grid is None or s.group.precision == "strict":
         return False
-    _Chain(s, parts).schedule()
+    _Chain(s, parts, GROUPS).schedule()
     return True
 
 
 class _Chain:
-    def __init__(self, s: Scheduler, p: Parts, groups: int = 1) -> None:
+    def __init__(self, s: Scheduler, p: Parts, groups: int) -> None:
         self.s, self.p, self.groups = s, p, groups
         self.rows = ROWS * groups
 
