@@ -103,6 +103,20 @@ group chain
   z[z.i0] = t[z.i0] for z.i0 in 8
 """
 
+# A maximum so far for each row, to which sums are rescaled.
+RUNNING = """
+group running
+  in m: f32[5,4]
+  in w: f32[5,4,6]
+  out y: f32[4,6]
+  local t: (f32,f32)[4,6]
+  combine both: max(l0[], r0[]); \
+l1[] * exp(l0[] - max(l0[], r0[])) + r1[] * exp(r0[] - max(l0[], r0[])) from -1e+30; 0.0
+  t[t.i0,t.i1] both= tuple(m[t.r0,t.i0], w[t.r0,t.i0,t.i1]) for t.i0 in 4, t.i1 in 6, t.r0 in 5 \
+from tuple(-1e+30, 0.0)
+  y[y.i0,y.i1] = item(t[y.i0,y.i1], 1) + item(t[y.i0,y.i1], 0) for y.i0 in 4, y.i1 in 6
+"""
+
 EMPTY = """
 group empty where n: 0..
   in x: f32[8,n]
@@ -369,6 +383,7 @@ EXAMPLES = {
     "rfactor": (SUM, "Split('s.r0', 4)", "RFactor('s', ('s.r0.1',), 'p')"),
     "set-scope": (TWO, "ComputeAt('t', 'y.i0')", "SetScope('t', 'register')"),
     "set-scope-shared": (TWO, "ComputeAt('t', 'y.i0')", "SetScope('t', 'shared')"),
+    "components": (RUNNING, "Reorder(('t.r0', 't.i0', 't.i1'))", "Components('t', 1)"),
     "swizzle": (TWO, "SetScope('t', 'shared')", "Swizzle('t', 1, 1, 1)"),
     "bind": (MAP, "Split('y.i0', 16)\nBind('y.i0.0', 'block.x')", "Bind('y.i0.1', 'thread.x')"),
     "synchronise": (

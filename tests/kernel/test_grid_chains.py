@@ -3,22 +3,46 @@ banks, nothing spilled; what is left out of it is noticed."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from tests.gpu import emulate
+from tests.gpu.assembler import assemble
 from tests.gpu.attention_groups import Attention
 from tilewright import targets
 from tilewright.kernel import simt
 from tilewright.kernel.banks import Turns
 from tilewright.kernel.check import verify
-from tilewright.kernel.nest import Nest
+from tilewright.kernel.interpret import RunError
+from tilewright.kernel.legal import legalise
+from tilewright.kernel.nest import Barrier, Loop, Stmt, Wait, transform, walk
+from tilewright.llvm.grid import emit_kernels
+from tilewright.llvm.objects import assembly
 
 GPU = targets.get("cuda:90")
-# Weights are rounded to 16 bits before they are multiplied, and the results are.
+# Weights are rounded to 16 bits before they are multiplied, and so are the results.
 NEAR = {"atol": 0.02, "rtol": 0.02}
 
 
-def check(a: Attention, emulated: bool = False) -> Nest:
+@pytest.mark.parametrize(
+    ("a", "emulated"),
+    [
+        (Attention(rows=64, keys=192), True),
+        (Attention(rows=40, keys=100, causal=True, heads=2, shared=1, dtype="f16"), False),
+        (Attention(rows=64, keys=70, width=72), False),
+        pytest.param(Attention(rows=128, keys=128, width=128), True, marks=pytest.mark.slow),
+        pytest.param(
+            Attention(rows=100, keys=100, width=96, causal=True), True, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            Attention(rows=128, keys=192, causal=True, batch=2), True, marks=pytest.mark.slow
+        ),
+    ],
+    ids=str,
+)
+def test_one_kernel(a: Attention, emulated: bool) -> None:
     nest = a.nest()
     verify(nest)
     given, want = a.arguments(), a.expected()
@@ -29,8 +53,48 @@ def check(a: Attention, emulated: bool = False) -> Nest:
     if emulated:
         (got,) = emulate.run(nest, given, target=GPU).values()
         np.testing.assert_allclose(got, want, **NEAR)
-    return nest
 
 
-def test_blocks_of_keys() -> None:
-    check(Attention(rows=64, keys=192), emulated=True)
+def test_hidden_blocks_are_left_out() -> None:
+    """Of causal attention, blocks of keys after the last row of a tile."""
+    a = Attention(rows=2048, keys=2048, causal=True)
+    loops = [x for x, _ in walk(a.nest().body) if isinstance(x, Loop)]
+    tiles = next(x for x in loops if x.kind == "block.x")
+    (blocks,) = (x for x in loops if x.axis.name == "r0" and x.kind == "serial")
+    assert str(blocks.extent) == f"{tiles.name}+1"
+
+
+@pytest.mark.parametrize(
+    ("left_out", "says"),
+    [
+        (Wait(0, products=True), "has not waited for products"),
+        (Wait(0), "is in flight"),
+        (Barrier(), "with no barrier between"),
+    ],
+    ids=str,
+)
+def test_waits_are_needed(left_out: Stmt, says: str) -> None:
+    a = Attention(rows=64, keys=192)
+    nest = a.nest()
+    bad = replace(nest, body=transform(nest.body, lambda s: () if s == left_out else (s,)))
+    with pytest.raises(RunError, match=says):
+        simt.run(bad, a.arguments())
+
+
+@pytest.mark.parametrize(
+    ("a", "registers"),
+    [
+        (Attention(2048, 2048, 64, batch=8, heads=16), 128),
+        (Attention(4096, 4096, 128, batch=4, heads=16, causal=True), 200),
+    ],
+    ids=str,
+)
+def test_the_code(a: Attention, registers: int) -> None:
+    made = emit_kernels(legalise(a.nest(), GPU), GPU)
+    (launch,) = made.launches
+    ptx = assembly(made.text, GPU)
+    assert ptx.count("wgmma.mma_async") == 2 * 4 * a.width // 64 - (a.width > 64) * 4
+    assert "cp.async.bulk.tensor" in ptx and ".local" not in ptx
+    for x in assemble(ptx, GPU.cpu):
+        assert x.spilled == 0 and x.registers <= registers
+    assert launch.threads == (4, 8, 4)

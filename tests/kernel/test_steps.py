@@ -38,6 +38,7 @@ from tests.kernel.step_examples import (
     TRIANGLE,
     TURNED,
     TWO,
+    RUNNING,
     WINDOW,
 )
 from tilewright.base.errors import Refused
@@ -231,6 +232,10 @@ REFUSALS = [
     (BROADCAST, "", "Materialise('y', 'exp(x[y.i0])', 'z')", "something called z already"),
     (WINDOW, "", "Materialise('y', 't[y.i0-1]', 'e')", "inside t only under a condition"),
     (WINDOW, "", "Materialise('y', '0.0', 'e')", "a number already"),
+    (TWO, "", "Components('t', 1)", "t is no tuple"),
+    (RUNNING, "", "Components('t', 1)", "inside other loops than its own"),
+    (RUNNING, "", "Components('t', 0)", "no components are the same along axis 0"),
+    (RUNNING, "", "Components('t', 2)", "t has no axis 2"),
     (TWO, "ComputeAt('t', 'y.i0')", "Materialise('y', 't[0,y.i1]', 'e')", "written when y begins"),
     (
         MAP,

@@ -22,6 +22,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node
 from tilewright.ir.target import Target
+from tilewright.ops.views import Pad
 
 # Scores of this many rows are a thread's scratch; see kernel/defaults/chains.py.
 TILE_ROWS = 12
@@ -73,7 +74,7 @@ class Chains:
     def _link_products(self, second: Region) -> None:
         """A contraction whose rows another one makes, element by element, joins that."""
         anchor = second.anchor
-        c = contraction(anchor) if anchor is not None and not self.target.grid is not None else None
+        c = contraction(anchor) if anchor is not None and self.target.grid is None else None
         if anchor is None or c is None or len(self.facts[anchor].inner) != 1:
             return
         left = [r for r in self.regions.reads[anchor] if r.via[0][1].operand == c.left]
@@ -260,6 +261,15 @@ class Chains:
             assert last.anchor is not None
             last.kind, last.roles = "chain", {"end": last.anchor}
             self.regions.merge(second, last)
+            if self.target.grid is not None:
+                self._with_edges(last)
+
+    def _with_edges(self, chain: Region) -> None:
+        """Zeros past the last key are made where keys and values are copied to."""
+        for p in list(self.regions.preceding(chain)):
+            padded = p.kind == "map" and all(n.op.view or isinstance(n.op, Pad) for n in p.nodes)
+            if padded and (self._alone(p, chain) or self._mergeable(p, chain)) is None:
+                self.regions.merge(p, chain)
 
 
 def _roles(scores: Node, sums: Node) -> dict[str, Node]:

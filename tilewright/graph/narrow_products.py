@@ -11,6 +11,7 @@ from tilewright.ir.passes import Pass
 from tilewright.ir.types import DType, bf16, f16, f32
 from tilewright.ops.elementwise import Cast, cast
 from tilewright.ops.linear import Matmul
+from tilewright.ops.views import Pad
 from tilewright.ops.wide_matmul import wide_matmul
 
 HALVES = (f16, bf16)
@@ -41,7 +42,8 @@ def _uncast(x: Node, dtypes: tuple[DType, ...] = HALVES) -> Node | None:
     """What was cast to x, perhaps seen through views."""
     if isinstance(x.op, Cast):
         return x.inputs[0] if x.inputs[0].dtype in dtypes else None
-    if not x.op.view or len(x.inputs) != 1:
+    zeros = isinstance(x.op, Pad) and x.op.value == 0
+    if not (x.op.view or zeros) or len(x.inputs) != 1:
         return None
     inner = _uncast(x.inputs[0], dtypes)
     return None if inner is None else node(x.op, inner)

@@ -202,7 +202,7 @@ class GridProgram:
         self.kernels: list[tuple[GridKernel, Group, tuple[Node, ...], tuple[Node, ...]]] = []
         known: dict[str, GridKernel] = {}
         for c in self.fused.clusters:
-            g = build_group("kernel", c.nodes, c.inputs, c.outputs)
+            g = build_group("kernel", c.nodes, c.inputs, c.outputs, roles=c.roles)
             text = group_text(g)
             if text not in known:
                 named = replace(g, name=f"k{len(known)}")

@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.base.errors import Refused
-from tilewright.ir import dim as D
-from tilewright.ir.expr import Fn, Load
+from tilewright.ir.expr import Fn, Value
 from tilewright.ir.types import DType
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.axis import moved
@@ -27,11 +26,14 @@ from tilewright.kernel.nest import Loop, Store, own_loops, seek
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
+from tilewright.kernel.steps.complete import Complete
 from tilewright.kernel.steps.components import Components
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.materialise import Materialise
+from tilewright.kernel.steps.pad import Pad
+from tilewright.kernel.steps.pad_sum import PadSum
 from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
@@ -48,6 +50,7 @@ ROWS = 64  # of one instruction
 WIDE = 64  # steps of the sum of one use of it, and elements of a row of a tile
 VECTOR = 8  # elements of 16 bytes
 AHEAD = 1  # blocks of keys
+GROUPS = 1  # of warps, each with 64 rows of a tile; all read the same keys
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,12 @@ def schedule_chain(s: Scheduler) -> bool:
     parts = chain_of(s)
     if parts is None or s.target.grid is None or s.group.precision == "strict":
         return False
-    _Chain(s, parts).schedule()
+    _Chain(s, parts, GROUPS).schedule()
     return True
 
 
 class _Chain:
-    def __init__(self, s: Scheduler, p: Parts, groups: int = 1) -> None:
+    def __init__(self, s: Scheduler, p: Parts, groups: int) -> None:
         self.s, self.p, self.groups = s, p, groups
         self.rows = ROWS * groups
 
@@ -96,13 +99,10 @@ class _Chain:
         q, k = self._operands(p.scores.name)
         v = self._operand(p.sums.name, p.weights.name)
         end, out = p.end.name, p.out.name
+        self._pad(q, k, v, [p.scores.name, *between, p.sums.name, end])
         s.do(Reorder(tuple(x.name for x in (*p.end.axes[:-2], *p.end.raxes, *p.end.axes[-2:]))))
-        *outer, i, j = (x.name for x in s.path(out))
-        s.do(Split(i, self.rows))
-        s.do(Reorder((*outer, f"{i}.0", f"{i}.1", j)))
-        tiles = f"{i}.0"
+        outer, tiles, results = self._tiles(out)
         s.do(ComputeAt(end, tiles))
-        s.do(Components(end, len(p.end.axes) - 1))
         (part,) = (x.name for x in p.end.raxes)
         for name in (p.sums.name, *reversed(between), p.scores.name):
             s.do(ComputeAt(name, part))
@@ -112,8 +112,9 @@ class _Chain:
         for x in (q, k, v):
             s.do(SetScope(x, "shared"))
         s.attempt(Trim(part))
+        s.do(Components(end, len(p.end.axes) - 1))
         self._blocks(outer, tiles)
-        self._spread(f"{i}.1", j)
+        self._results(*results)
         self._between(between)
         for name in self._running:
             self._map(name)
@@ -158,29 +159,79 @@ class _Chain:
     def _operands(self, stage: str) -> tuple[str, str]:
         """Copies of both operands of a product: the one with its rows, the one with its columns."""
         row = self.s.axes(stage)[0][-2].var
-        found = sorted(self._factors(stage), key=lambda x: row not in _symbols(x))
+        found = sorted(self._factors(stage), key=lambda x: row not in x.symbols())
         return self._copy_of(stage, found[0], "a"), self._copy_of(stage, found[1], "b")
 
     def _operand(self, stage: str, other: str) -> str:
         """A copy of the operand that a product has besides another one."""
-        (found,) = (x for x in self._factors(stage) if x.source != other)
+        (found,) = (x for x in self._factors(stage) if other not in x.sources)
         return self._copy_of(stage, found, "b")
 
-    def _factors(self, stage: str) -> list[Load]:
+    def _factors(self, stage: str) -> list[Value]:
         value = self.s.store(stage).value
         parts = value.args if isinstance(value, Fn) and value.name == "mul" else ()
         inner = [x.args[0] if isinstance(x, Fn) and x.name == "cast" else x for x in parts]
-        found = [x for x in inner if isinstance(x, Load)]
+        found = [x for x in inner if copied(x) is not None]
         if len(found) != 2 or any(x.dtype.bits != 16 for x in found):
             raise Refused(f"{stage} is no product of two 16-bit floats")
         return found
 
-    def _copy_of(self, stage: str, x: Load, which: str) -> str:
-        if self.s.nest.buffer(str(x.source)).scope == "local":
-            return str(x.source)
+    def _copy_of(self, stage: str, x: Value, which: str) -> str:
         into = f"{stage}_{which}"
         self.s.do(Materialise(stage, value_text(x), into))
         return into
+
+    # ---- whole tiles
+
+    def _pad(self, q: str, k: str, v: str, stages: list[str]) -> None:
+        """Rows and widths that no tile divides: zeros are copied and multiplied there."""
+        s, p = self.s, self.p
+        rows, width = s.nest.buffer(p.out.name).shape[-2:]
+        deep = s.reduced(p.scores.name)[0]
+        if not isinstance(rows, int) or not isinstance(width, int):
+            raise Refused(f"{rows} rows of {width}: how many there are is not known")
+        sizes = [(q, -2, rows, self.rows), (q, -1, deep.extent, WIDE), (k, -1, deep.extent, WIDE)]
+        sizes += [(v, -2, width, WIDE)]
+        for stage, axis, size, whole in sizes:
+            if size % whole:
+                rank = len(s.nest.buffer(stage).shape)
+                s.do(Pad(stage, rank + axis, whole, zeros=True))
+        if deep.extent % WIDE:
+            s.do(PadSum(deep.name, WIDE))
+        for stage in stages:
+            rank = len(s.nest.buffer(stage).shape)
+            if rows % self.rows:
+                s.do(Pad(stage, rank - 2, self.rows))
+            if width % WIDE and stage in (p.sums.name, p.end.name):
+                s.do(Pad(stage, rank - 1, WIDE))
+
+    def _tiles(self, out: str) -> tuple[list[str], str, tuple[str, str, str]]:
+        """The loops over results: those around, that over tiles, and those of a tile: rows, pairs
+        of columns, the two of a pair."""
+        s = self.s
+        *outer, i, j = (x.name for x in s.path(out))
+        width = s.loops(j)[0].extent
+        assert isinstance(width, int)
+        pairs = -(-width // WIDE) * WIDE // 2
+        s.do(Split(i, self.rows))
+        s.do(Split(j, 2))
+        s.do(Split(f"{j}.0", pairs))
+        rows, columns, lanes = f"{i}.1", f"{j}.0.1", f"{j}.1"
+        s.do(Reorder((*outer, f"{i}.0", f"{j}.0.0", rows, columns, lanes)))
+        for loop, size in ((columns, pairs), (rows, self.rows)):
+            if s.loops(loop)[0].extent != size:
+                s.do(Complete(loop, size))
+        if s.loops(f"{rows}.there"):
+            s.do(Reorder((rows, columns, f"{rows}.there")))
+        s.do(Fuse(f"{i}.0", f"{j}.0.0", f"{out}.t"))
+        return outer, f"{out}.t", (rows, columns, lanes)
+
+    def _results(self, rows: str, pairs: str, lanes: str) -> None:
+        s = self.s
+        turn, (z, y) = self._row(rows)
+        s.do(Split(pairs, 4))
+        self._bind((f"{pairs}.0", turn), (z, y, f"{pairs}.1"))
+        s.do(Vectorize(lanes))
 
     # ---- loops and registers
 
@@ -357,7 +408,3 @@ def instructions(s: Scheduler, kind: DType, groups: int) -> tuple[str, str] | No
     ]
     found = [[i.name for i in which if i.warps == 4 * groups] for which in (first, second)]
     return (found[0][0], found[1][0]) if all(found) else None
-
-
-def _symbols(x: Load) -> frozenset[D.Sym]:
-    return frozenset().union(*map(D.symbols, x.index))

@@ -152,7 +152,8 @@ class _Apart:
         return tuple(out)
 
     def _own(self, s: Stmt) -> tuple[list[Loop], Store] | None:
-        """A store to the buffer and the loops along its axes, alone in one another."""
+        """A store to the buffer and loops along its axes, alone in one another, among them that
+        along the axis."""
         loops: list[Loop] = []
         while isinstance(s, Loop) and len(s.body) == 1 and s.kind == "serial":
             loops.append(s)
@@ -160,7 +161,8 @@ class _Apart:
         if not isinstance(s, Store) or s.buffer != self.buffer.name:
             return None
         along = [D.the_sym(i) for i in s.index if D.is_sym(i)]
-        return (loops, s) if all(x.var in along for x in loops) else None
+        whole = D.symbols(s.index[self.step.axis]) <= {x.var for x in loops}
+        return (loops, s) if whole and all(x.var in along for x in loops) else None
 
     def _written(self, loops: list[Loop], s: Store) -> list[Stmt]:
         name = self.buffer.name

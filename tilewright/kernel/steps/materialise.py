@@ -3,9 +3,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
-from tilewright.ir.expr import Const, Value, load, loads, replaced, rewrite, walk
+from tilewright.ir.expr import Const, Fn, Index, Value, load, loads, replaced, rewrite, walk
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.group import Buffer
+from tilewright.kernel.guards import conditions, copied
 from tilewright.kernel.nest import Alloc, Nest, Path, Stmt, Store, transform, wrap
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.step import Step
@@ -73,7 +74,16 @@ class Materialise(Step):
             late = f"{x!r} is written when {self.stage} begins, or later"
             self.need(name not in written | placed, late, "materialise before placing")
             shape = n.buffer(name).shape
+            own = conditions(part) if copied(part) is x else []
             inside = all(
-                D.nonneg(i) and D.known_lt(i, d) for i, d in zip(x.index, shape, strict=True)
+                D.nonneg(i) and (D.known_lt(i, d) or any(_below(c, i, d) for c in own))
+                for i, d in zip(x.index, shape, strict=True)
             )
             self.need(inside, f"{x!r} is inside {name} only under a condition")
+
+
+def _below(c: Value, at: D.Dim, size: D.Dim) -> bool:
+    """Is a condition that an index is less than a size?"""
+    if not isinstance(c, Fn) or c.name != "lt" or not isinstance(c.args[0], Index):
+        return False
+    return D.known_eq(c.args[0].dim, at) and D.known_eq(c.args[1].as_dim(), size)
