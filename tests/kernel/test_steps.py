@@ -29,6 +29,7 @@ from tests.kernel.step_examples import (
     PACKED,
     PART,
     ROWS,
+    RUNNING,
     SCAN,
     SCANNED,
     SCATTER,
@@ -38,7 +39,6 @@ from tests.kernel.step_examples import (
     TRIANGLE,
     TURNED,
     TWO,
-    RUNNING,
     WINDOW,
 )
 from tilewright.base.errors import Refused
