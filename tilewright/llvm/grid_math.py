@@ -153,8 +153,13 @@ class GridArith(Arith):
             self.put(f"shl {pairs} {both}, {sixteen}"),
             self.put(f"and {pairs} {both}, {mask}"),
         )
-        which = ", ".join(f"i32 {k // 2 + k % 2 * (lanes // 2)}" for k in range(lanes))
-        made = self.put(f"shufflevector {pairs} {low}, {pairs} {high}, <{lanes} x i32> <{which}>")
+        if lanes == 2:
+            one = self.put(f"insertelement <2 x i32> poison, i32 {low}, i64 0")
+            made = self.put(f"insertelement <2 x i32> {one}, i32 {high}, i64 1")
+        else:
+            which = ", ".join(f"i32 {k // 2 + k % 2 * (lanes // 2)}" for k in range(lanes))
+            either = f"{pairs} {low}, {pairs} {high}"
+            made = self.put(f"shufflevector {either}, <{lanes} x i32> <{which}>")
         return self.put(f"bitcast {vector('i32', lanes)} {made} to {vector('float', lanes)}")
 
     def math(self, name: str, d: DType, lanes: int, *args: str) -> str:

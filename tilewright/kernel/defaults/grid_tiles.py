@@ -36,6 +36,8 @@ WARPS = 4
 SPARE = 4096  # bytes of shared memory that sums over threads may take
 RESERVED = 1024  # bytes of shared memory that every block takes besides its own
 OTHER_REGISTERS = 40  # of a thread, besides the sums of products
+SLACK = 1  # products that go on while the next iteration begins
+DENSER = True  # rather more blocks of a multiprocessor than more versions of operands?
 
 
 def schedule_tile_grid(
@@ -126,7 +128,7 @@ def fetch_ahead(s: Scheduler, stages: int) -> None:
         made = [x.buffer for x in loop.body if isinstance(x, Alloc)]
         wanted = [b for b in made if s.nest.buffer(b).scope == "shared" and _copied(loop, b)]
         own = sum(bytes_of(s.nest, b) for b in wanted)
-        slack = int(_goes_on(s.nest, loop))
+        slack = SLACK if _goes_on(s.nest, loop) else 0
         ahead = _versions(s, stages, own, slack) - 1 - slack
         for b in wanted if ahead > 0 else ():
             s.attempt(Pipeline(loop.name, b, ahead, asynchronous=True, slack=slack))
@@ -142,7 +144,8 @@ def _versions(s: Scheduler, stages: int, own: int, slack: int) -> int:
     blocks = lambda k: grid.shared // (others + own * k + RESERVED)  # noqa: E731
     more = stages + slack
     by_registers = grid.registers // max(1, _registers(s.nest))
-    if room >= more and min(by_registers, blocks(more)) >= min(by_registers, blocks(stages)):
+    as_many = min(by_registers, blocks(more)) >= min(by_registers, blocks(stages))
+    if room >= more and (as_many or not DENSER):
         return more
     return min(stages, room)
 
