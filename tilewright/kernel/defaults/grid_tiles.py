@@ -96,7 +96,12 @@ def _distributed(s: Scheduler, warps: int, refused: Refusals) -> Refusals:
         return frozenset((stage, wanted[stage]) for stage in lost)
     said = tuple(f"{name} = {layout_text(x)}" for name, x in layouts.items() if x)
     products = tuple(f"{stage} = {name}" for stage, name in found.products.items())
-    s.do(Distribute(threads, said, products))
+    share = Distribute(threads, said, products)
+    grouped = frozenset(x for x in found.products.items() if is_group(x[1]))
+    if grouped and not s.attempt(share):
+        return grouped  # operands that lie otherwise than these instructions need them
+    if not grouped:
+        s.do(share)
     return frozenset(
         (stage, name)
         for stage, name in found.products.items()
