@@ -97,7 +97,13 @@ def beside(
     took = {f"{name}_us": 1e6 * t for name, t in found.items() if name != "ours"}
     ratios = {f"of_{name}": t / found["ours"] for name, t in found.items() if name != "ours"}
     host = 1e6 * host_seconds(ours)
-    return {"us": 1e6 * found["ours"], "error": error, "host_us": host, **took, **ratios}
+    facts = ", ".join(f"{name} of {other}" for other, name in _shown(ratios).items())
+    out = {"us": 1e6 * found["ours"], "error": error, "host_us": host, **took, **ratios}
+    return {**out, "facts": facts}
+
+
+def _shown(ratios: dict[str, float]) -> dict[str, str]:
+    return {name.removeprefix("of_"): f"{x:.2f}" for name, x in ratios.items()}
 
 
 def add(n: int = 1 << 26) -> Found:
@@ -186,7 +192,9 @@ def matmul_variants(size: int, block: tuple[int, int, int], warps: int, stages: 
         error = float((c.double() - a.double() @ b.double()).norm() / c.double().norm())
         assert error < 5e-3, f"{name} is off by {error:.2e} of the norm"
         calls[name] = [call]
-    return {f"{name}_us": 1e6 * t for name, t in medians(calls).items()}
+    took = {name: 1e6 * t for name, t in medians(calls).items()}
+    facts = ", ".join(f"{name} {t:.1f} us" for name, t in took.items())
+    return {"facts": facts, **{f"{name}_us": t for name, t in took.items()}}
 
 
 @contextmanager
