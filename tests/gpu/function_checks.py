@@ -30,7 +30,7 @@ def function_errors() -> Found:
     for name in EXACT:
         for short in (False, True):
             worst, at = _error(name, short)
-            promised = SHORT if short and name not in KEPT else ERROR_BOUNDS[name]
+            promised = SHORT[name] if short and name not in KEPT else ERROR_BOUNDS[name]
             found[f"{name}{' of 16 bits' if short else ''}"] = worst
             if not worst <= promised:
                 over.append(f"{name}: {worst:.2f} at {at!r}, {promised} are promised")

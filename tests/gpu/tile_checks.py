@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -16,6 +21,7 @@ from tests.gpu.timing import host_seconds, medians
 from tests.lang.tile.kernels import CASES, Case
 from tests.lang.tile.random_kernels import kernel
 from tests.lang.tile.random_running import failure
+from tilewright.kernel.defaults import grid_tiles
 
 Found = dict[str, Any]
 
@@ -91,7 +97,13 @@ def beside(
     took = {f"{name}_us": 1e6 * t for name, t in found.items() if name != "ours"}
     ratios = {f"of_{name}": t / found["ours"] for name, t in found.items() if name != "ours"}
     host = 1e6 * host_seconds(ours)
-    return {"us": 1e6 * found["ours"], "error": error, "host_us": host, **took, **ratios}
+    facts = ", ".join(f"{name} of {other}" for other, name in _shown(ratios).items())
+    out = {"us": 1e6 * found["ours"], "error": error, "host_us": host, **took, **ratios}
+    return {**out, "facts": facts}
+
+
+def _shown(ratios: dict[str, float]) -> dict[str, str]:
+    return {name.removeprefix("of_"): f"{x:.2f}" for name, x in ratios.items()}
 
 
 def add(n: int = 1 << 26) -> Found:
@@ -137,10 +149,19 @@ def layernorm(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Fo
 
 
 def matmul(
-    m: int, n: int, k: int, block: tuple[int, int, int], dtype: torch.dtype, warps: int, stages: int
+    m: int,
+    n: int,
+    k: int,
+    block: tuple[int, int, int],
+    dtype: torch.dtype,
+    warps: int,
+    stages: int,
+    turned: bool = False,
 ) -> Found:
+    """Tutorial 3's; `turned`: the second operand's columns are adjacent in memory."""
     a = torch.randn(m, k, device="cuda", dtype=dtype)
-    b = torch.randn(k, n, device="cuda", dtype=dtype)
+    b = torch.randn(n, k, device="cuda", dtype=dtype).T if turned else None
+    b = torch.randn(k, n, device="cuda", dtype=dtype) if b is None else b
     c = torch.empty(m, n, device="cuda", dtype=dtype)
     grid = (tw.cdiv(m, block[0]) * tw.cdiv(n, block[1]),)
 
@@ -154,8 +175,43 @@ def matmul(
     return beside(launch, c, a.double() @ b.double(), 5e-3, others)
 
 
+def matmul_variants(size: int, block: tuple[int, int, int], warps: int, stages: int) -> Found:
+    """How many versions of operands there are, and whether a product goes on while the next
+    iteration begins: as chosen by default, with one version more, and without that."""
+    a, b = (torch.randn(size, size, device="cuda", dtype=bf16) for _ in range(2))
+    c, grid = torch.empty_like(a), (tw.cdiv(size, block[0]) * tw.cdiv(size, block[1]),)
+    calls: dict[str, list[Callable[[], Any]]] = {}
+    for name, slack, denser in (("chosen", 1, True), ("more", 1, False), ("waiting", 0, True)):
+        with patch.multiple(grid_tiles, SLACK=slack, DENSER=denser), uncached():
+            f = tw.jit(load(False).matmul_kernel.fn)
+            call = partial(
+                f[grid], a, b, c, size, size, size, size, 1, size, 1, size, 1, *block, 8,
+                num_warps=warps, num_stages=stages,
+            )  # fmt: skip
+            call()
+        error = float((c.double() - a.double() @ b.double()).norm() / c.double().norm())
+        assert error < 5e-3, f"{name} is off by {error:.2e} of the norm"
+        calls[name] = [call]
+    took = {name: 1e6 * t for name, t in medians(calls).items()}
+    facts = ", ".join(f"{name} {t:.1f} us" for name, t in took.items())
+    return {"facts": facts, **{f"{name}_us": t for name, t in took.items()}}
+
+
+@contextmanager
+def uncached() -> Iterator[None]:
+    """What is compiled here is not in the disk cache, and does not get there."""
+    with TemporaryDirectory() as folder, patch.dict(os.environ, TILEWRIGHT_CACHE_DIR=folder):
+        yield
+
+
 def attention(
-    heads: int, n: int, dim: int, causal: bool, block: tuple[int, int] = (64, 64)
+    heads: int,
+    n: int,
+    dim: int,
+    causal: bool,
+    block: tuple[int, int] = (64, 64),
+    warps: int = 4,
+    stages: int = 3,
 ) -> Found:
     q, k, v = (torch.randn(1, heads, n, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     out = torch.empty_like(q)
@@ -163,7 +219,7 @@ def attention(
 
     def launch(of: Any) -> Callable[[], Any]:
         return lambda: of.attention_kernel[(n // block[0], heads)](
-            q, k, v, out, n, scale, *block, dim, causal, num_warps=4, num_stages=3
+            q, k, v, out, n, scale, *block, dim, causal, num_warps=warps, num_stages=stages
         )
 
     first, second, third = (x[:, :2].double() for x in (q, k, v))
@@ -190,6 +246,24 @@ CHECKS: dict[str, Callable[[], Found]] = {
     "tile layernorm bf16 8192x4096": lambda: layernorm(8192, 4096, bf16),
     "tile matmul f32 1024": lambda: matmul(1024, 1024, 1024, (64, 64, 32), torch.float32, 4, 3),
     "tile matmul bf16 4096": lambda: matmul(4096, 4096, 4096, (128, 128, 64), bf16, 8, 3),
+    "tile matmul bf16 4096 by 256": lambda: matmul(4096, 4096, 4096, (128, 256, 64), bf16, 8, 3),
+    "tile matmul bf16 8192 by 256": lambda: matmul(8192, 8192, 8192, (128, 256, 64), bf16, 8, 3),
+    "tile matmul bf16 4096 turned": lambda: matmul(
+        4096, 4096, 4096, (128, 256, 64), bf16, 8, 3, True
+    ),
+    "tile matmul f16 2048 by 4 warps": lambda: matmul(
+        2048, 2048, 2048, (128, 128, 64), torch.float16, 4, 4
+    ),
+    "tile matmul bf16 4000x4088x4104": lambda: matmul(4000, 4088, 4104, (128, 128, 64), bf16, 8, 3),
+    "tile matmul variants 128x128": lambda: matmul_variants(4096, (128, 128, 64), 8, 3),
+    "tile matmul variants 128x256": lambda: matmul_variants(4096, (128, 256, 64), 8, 3),
+    "tile matmul variants 64x128": lambda: matmul_variants(4096, (64, 128, 64), 4, 4),
     "tile attention bf16 16x2048x64": lambda: attention(16, 2048, 64, False),
     "tile causal attention bf16 16x2048x64": lambda: attention(16, 2048, 64, True),
+    "tile attention bf16 128x2048x64": lambda: attention(128, 2048, 64, False, (128, 64), 8),
+    "tile attention bf16 64x4096x128": lambda: attention(64, 4096, 128, False, (128, 64), 8),
+    "tile attention bf16 64x4096x128 by 128": lambda: attention(
+        64, 4096, 128, False, (128, 128), 8, 2
+    ),
+    "tile causal attention bf16 64x4096x128": lambda: attention(64, 4096, 128, True, (128, 64), 8),
 }

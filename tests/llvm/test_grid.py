@@ -10,7 +10,7 @@ import pytest
 import tilewright as tw
 from tests.gpu import emulate, te_kernels
 from tests.gpu.assembler import assemble
-from tests.gpu.functions import LEAST, PARTS, function_nest
+from tests.gpu.functions import LEAST, PARTS, SHORT, function_nest
 from tests.gpu.programs import PROGRAMS, groups, inputs
 from tests.kernel.fuzz import Counts, Judge, explore_threads
 from tests.seeds import crossed, drawn
@@ -189,7 +189,9 @@ def test_functions_keep_their_bounds(name: str, short: bool) -> None:
         got = sum(made[p] for p in PARTS) if short else made["y"]
         fits &= (np.abs(want) > LEAST) if short else True
         error = ulps(np.asarray(got)[fits], want[fits])
-    assert error.max() <= ERROR_BOUNDS[name], f"{error.max()} at {given[fits][error.argmax()]}"
+    # Of a short exp the product is rounded; of others the instructions alone are off.
+    promised = SHORT[name] if short and name == "exp" else ERROR_BOUNDS[name]
+    assert error.max() <= promised, f"{error.max()} at {given[fits][error.argmax()]}"
 
 
 FAULTS = {

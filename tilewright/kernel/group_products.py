@@ -13,16 +13,21 @@ from __future__ import annotations
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load, cast, fn, load
+from tilewright.ir.types import DType
 from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic
-from tilewright.kernel.layouts import FRAGMENT, LANES, REGISTER, Digit, Layout
+from tilewright.kernel.layouts import FRAGMENT, LANES, Digit, Layout
 from tilewright.kernel.nest import Loop, Stmt, Store, Wait
 from tilewright.kernel.pieces import Piece, factors
 from tilewright.kernel.warp_products import Fragments
 
-WIDE = 64  # elements of a row, and steps of the sum of one use
-BLOCK = 64  # rows of a group of four warps
+ROW = 128  # bytes of a row, and of the steps of the sum of one use
 MOST_ROWS, MOST_COLUMNS = 128, 256  # of one use
 GROUPS = (4, 8)  # warps that do a product together
+
+
+def wide(d: DType) -> int:
+    """Elements of a row."""
+    return ROW // d.bytes
 
 
 def is_group(name: str) -> bool:
@@ -66,27 +71,29 @@ def group_product_loops(p: Piece, instruction: str, laid: Fragments) -> tuple[St
     s, found, i = p.statement, factors(p), INTRINSICS[instruction]
     assert isinstance(s, Store) and found is not None
     rows, columns, deep = (_extent(x) for x in p.loops[-3:])
-    name, used = s.stage, _rows_of_use(rows)
+    name, used, row_of = s.stage, _rows_of_use(rows), wide(found[0].dtype)
     # Turns of the instruction, and what it does in one.
-    turn, step = _variable(f"{name}.m0", rows // used), _variable(f"{name}.k0", deep // WIDE)
+    turn, step = _variable(f"{name}.m0", rows // used), _variable(f"{name}.k0", deep // row_of)
     inner: list[Dim] = []
     places: list[Dim] = []
     for axis, operand, size in (("i", "a", used), ("j", "b", columns)):
-        blocks = across(i, operand) and size > WIDE
-        at = D.var(f"{name}.{axis}", WIDE if blocks else size)
+        blocks = across(i, operand) and size > row_of
+        at = D.var(f"{name}.{axis}", row_of if blocks else size)
         if blocks:
-            block = D.var(f"{name}.{axis}0", size // WIDE)
+            block = D.var(f"{name}.{axis}0", size // row_of)
             inner += [block, at]
-            at = WIDE * block + at
+            at = row_of * block + at
         else:
             inner.append(at)
         places.append(at)
     row, column = places
-    k = D.var(f"{name}.k", WIDE)
+    k = D.var(f"{name}.k", row_of)
     inner.append(k)
     table = dict(
         zip(
-            (x.var for x in p.loops[-3:]), (used * turn + row, column, WIDE * step + k), strict=True
+            (x.var for x in p.loops[-3:]),
+            (used * turn + row, column, row_of * step + k),
+            strict=True,
         )
     )
     warps = i.warps
@@ -97,7 +104,7 @@ def group_product_loops(p: Piece, instruction: str, laid: Fragments) -> tuple[St
     a, b = found
     first: Load | object = a.substitute(table)
     if str(a.source) in laid.registers:
-        along: list[Dim] = [(WIDE * step + k) // 8, k // 2 % 4, k % 2]
+        along: list[Dim] = [(row_of * step + k) // 8, k // 2 % 4, k % 2]
         first = load(str(a.source), laid.place(str(a.source), [digits, along]), a.dtype)
     second = b.substitute(table)
     assert isinstance(first, Load) and isinstance(second, Load)
@@ -119,11 +126,3 @@ def _extent(x: Loop) -> int:
 
 def _variable(name: str, extent: int) -> Dim:
     return D.var(name, extent) if extent > 1 else 0
-
-
-def registers_of(x: Layout) -> int:
-    """How many elements along a loop each thread has."""
-    out = 1
-    for d in x:
-        out *= d.extent if d.at in (REGISTER, FRAGMENT, LANES) else 1
-    return out

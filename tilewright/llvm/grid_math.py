@@ -1,8 +1,9 @@
 """Scalar functions on a GPU, where an instruction of it is the better part of a polynomial.
 
-A GPU has approximations of 2^x and 1/x. Arguments are brought near zero first, where those are off
-by no more than two units in the last place; nothing is flushed to zero on the way. So exp, exp2 and
-sigmoid are good to three units (measured on an H200: 2.1, 2.1 and 2.7), which is more than
+A GPU has approximations of 2^x and 1/x, off by no more than two units in the last place near zero;
+nothing is flushed to zero on the way. So exp2 and sigmoid are good to three units (measured on an
+H200: 2.1 and 2.7). exp is 2^x of a rounded product, which is off by up to 70 units where the result
+is very large or very small: 2^-17 of it, a hundredth of a unit of 16 bits. Both are more than
 `vmath.ERROR_BOUNDS` promises for float32: they are used in kernels all of whose results are rounded
 to 16 bits or fewer. tanh keeps its bound and is always used. Functions that are not here are the
 polynomials of llvm/vmath. The check `function_errors` of tests/gpu measures both.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.ir.types import DType, f32
+from tilewright.ir.types import DType, bf16, f32
 from tilewright.llvm.scalars import Arith, literal, register_type, vector
 
 _LOG2E = 1.4426950408889634
@@ -81,7 +82,7 @@ class _Text:
 
 
 def _exp(t: _Text, x: str) -> str:
-    return t.power(x, _LOG2E_HIGH, _LOG2E_LOW)
+    return t.call("nvvm.ex2.approx.f", t.op("fmul", x, _LOG2E_HIGH))
 
 
 def _exp2(t: _Text, x: str) -> str:
@@ -139,6 +140,27 @@ class GridArith(Arith):
             return super()._float(name, d, t, lanes, a, flag)
         self.declares.add("declare float @llvm.nvvm.div.full(float, float)")
         return self._each("@llvm.nvvm.div.full", lanes, *a)
+
+    def _widened(self, x: str, d: DType, lanes: int) -> str:
+        """Two numbers of bf16 are the halves of a register: one is shifted up, one has the other
+        masked out."""
+        if d is not bf16 or lanes % 2:
+            return super()._widened(x, d, lanes)
+        pairs = vector("i32", lanes // 2)
+        both = self.put(f"bitcast {vector('i16', lanes)} {x} to {pairs}")
+        sixteen, mask = (self.splat_literal(c, "i32", lanes // 2) for c in ("16", "-65536"))
+        low, high = (
+            self.put(f"shl {pairs} {both}, {sixteen}"),
+            self.put(f"and {pairs} {both}, {mask}"),
+        )
+        if lanes == 2:
+            one = self.put(f"insertelement <2 x i32> poison, i32 {low}, i64 0")
+            made = self.put(f"insertelement <2 x i32> {one}, i32 {high}, i64 1")
+        else:
+            which = ", ".join(f"i32 {k // 2 + k % 2 * (lanes // 2)}" for k in range(lanes))
+            either = f"{pairs} {low}, {pairs} {high}"
+            made = self.put(f"shufflevector {either}, <{lanes} x i32> <{which}>")
+        return self.put(f"bitcast {vector('i32', lanes)} {made} to {vector('float', lanes)}")
 
     def math(self, name: str, d: DType, lanes: int, *args: str) -> str:
         short = self.short or d.bits <= 16 or name in EXACT

@@ -19,7 +19,7 @@ from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.distribution import programs_of
 from tilewright.kernel.fragments import WARP
-from tilewright.kernel.group_products import WIDE, across, group_layouts, is_group
+from tilewright.kernel.group_products import across, group_layouts, is_group, wide
 from tilewright.kernel.guards import copied
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Nest, Stmt, Store, reads, walk
@@ -85,15 +85,16 @@ class Products:
         return out
 
     def _blocks(self, x: Load, axis: int, p: Piece) -> str:
-        """Rows of 64 elements, those of a block of 64 columns together; across the sum, those of 64
-        of its steps."""
+        """Rows of 128 bytes, those of a block of such columns together; across the sum, those of as
+        many of its steps."""
         columns, rows = "ab"[axis], "ab"[1 - axis]
         shape = self.nest.buffer(str(x.source)).shape
-        if shape[axis] == WIDE:
+        row = wide(x.dtype)
+        if shape[axis] == row:
             return f"{rows}, {columns}"
-        steps = self._along(x, axis, p) is False and shape[1 - axis] != WIDE
-        first, last = (f"{rows}//{WIDE}, ", f"{rows}%{WIDE}") if steps else ("", rows)
-        return f"{first}{columns}//{WIDE}, {last}, {columns}%{WIDE}"
+        steps = self._along(x, axis, p) is False and shape[1 - axis] != row
+        first, last = (f"{rows}//{row}, ", f"{rows}%{row}") if steps else ("", rows)
+        return f"{first}{columns}//{row}, {last}, {columns}%{row}"
 
     def adjacent(self, pieces: list[Piece]) -> dict[str, int]:
         """By operand, the axis along which neighbours in memory lie when it is filled."""
@@ -157,7 +158,8 @@ class Products:
         assert found is not None
         rows, columns, deep = (x.extent for x in p.loops)
         assert isinstance(rows, int) and isinstance(columns, int) and isinstance(deep, int)
-        if deep % WIDE or group_layouts(rows, columns, self.warps) is None:
+        even = columns % i.multiples.get("j", 1) == 0 and deep % wide(found[0].dtype) == 0
+        if not even or group_layouts(rows, columns, self.warps) is None:
             return False
         for operand, x in zip("ab", found, strict=True):
             if operand in i.fragments:
@@ -167,8 +169,8 @@ class Products:
             along = self._along(x, adjacent.get(str(x.source), 1), p)
             if along is None or along == across(i, operand):
                 return False
-            wide = self.nest.buffer(str(x.source)).shape[adjacent.get(str(x.source), 1)]
-            if not isinstance(wide, int) or wide % WIDE:
+            size = self.nest.buffer(str(x.source)).shape[adjacent.get(str(x.source), 1)]
+            if not isinstance(size, int) or size % wide(x.dtype):
                 return False
         return True
 
@@ -188,7 +190,7 @@ def _body(n: Nest) -> tuple[Stmt, ...]:
 
 def lay_out_operands(s: Scheduler, products: Mapping[str, str]) -> None:
     """Operands of products lie in shared memory in the order in which they are read when it is
-    filled: neighbours are adjacent. Those of groups of warps are in blocks of 64 columns."""
+    filled: neighbours are adjacent. Those of groups of warps are in blocks of 128 bytes."""
     known = Products(s.nest, s.target, 0)
     pieces = known.pieces
     wanted = known.maps(pieces, products, known.adjacent(pieces))
@@ -209,6 +211,6 @@ def beside(n: Nest, name: str) -> bool:
         for found, at in cells:
             if found == name:
                 step = D.coefficient(linear_index(b, at), lanes[-1].var)
-                if step != 1 or lanes[-1].extent not in (2, 4, 8):
+                if step != 1 or lanes[-1].extent not in (2, 4, 8, 16 // b.dtype.bytes):
                     return False
     return True

@@ -23,7 +23,7 @@ from tilewright.kernel.group_products import is_group, is_group_step
 from tilewright.kernel.guards import copied
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.layouts import layout_text
-from tilewright.kernel.nest import Alloc, If, Loop, Nest, Stmt, Store, Wait, mentions, reads, walk
+from tilewright.kernel.nest import Alloc, Loop, Nest, Stmt, Store, Wait, mentions, reads, walk
 from tilewright.kernel.pieces import pieces_in
 from tilewright.kernel.step import Trace
 from tilewright.kernel.steps.barrier import Synchronise
@@ -36,6 +36,8 @@ WARPS = 4
 SPARE = 4096  # bytes of shared memory that sums over threads may take
 RESERVED = 1024  # bytes of shared memory that every block takes besides its own
 OTHER_REGISTERS = 40  # of a thread, besides the sums of products
+SLACK = 1  # products that go on while the next iteration begins
+DENSER = True  # rather more blocks of a multiprocessor than more versions of operands?
 
 
 def schedule_tile_grid(
@@ -61,9 +63,17 @@ def schedule_tile_grid(
         if not lost:
             break
         refused |= lost
-    fetch_ahead(s, stages)
     swizzle_operands(s)
-    s.do(Synchronise(near, tiles=True))
+    before, done = s.nest, list(s.trace)
+    # Where a product that goes on is in the way of something after all, it is waited for.
+    for slack in sorted({SLACK, 0}, reverse=True):
+        s.nest, s.trace = before, list(done)
+        fetch_ahead(s, stages, slack)
+        last = Synchronise(near, tiles=True)
+        if slack == 0:
+            s.do(last)
+        elif s.attempt(last):
+            break
     return tuple(s.trace), s.nest
 
 
@@ -94,7 +104,12 @@ def _distributed(s: Scheduler, warps: int, refused: Refusals) -> Refusals:
         return frozenset((stage, wanted[stage]) for stage in lost)
     said = tuple(f"{name} = {layout_text(x)}" for name, x in layouts.items() if x)
     products = tuple(f"{stage} = {name}" for stage, name in found.products.items())
-    s.do(Distribute(threads, said, products))
+    share = Distribute(threads, said, products)
+    grouped = frozenset(x for x in found.products.items() if is_group(x[1]))
+    if grouped and not s.attempt(share):
+        return grouped  # operands that lie otherwise than these instructions need them
+    if not grouped:
+        s.do(share)
     return frozenset(
         (stage, name)
         for stage, name in found.products.items()
@@ -118,33 +133,42 @@ def _lost_sums(d: Distribution, body: tuple[Stmt, ...]) -> set[str]:
     }
 
 
-def fetch_ahead(s: Scheduler, stages: int) -> None:
+def fetch_ahead(s: Scheduler, stages: int, slack: int) -> None:
     """Operands of products that a loop copies from memory are on their way some iterations before
-    they are needed, as many as fit. Of a loop whose only product goes on by itself, one may do so
-    while the next iteration begins."""
+    they are needed, as many as fit. The last product of a loop may go on while the next iteration
+    begins: of what it reads there is one version more."""
     for loop in [x for x, _ in walk(s.nest.body) if isinstance(x, Loop) and x.kind == "serial"]:
         made = [x.buffer for x in loop.body if isinstance(x, Alloc)]
         wanted = [b for b in made if s.nest.buffer(b).scope == "shared" and _copied(loop, b)]
-        own = sum(bytes_of(s.nest, b) for b in wanted)
-        slack = int(_goes_on(s.nest, loop))
-        ahead = _versions(s, stages, own, slack) - 1 - slack
-        for b in wanted if ahead > 0 else ():
-            s.attempt(Pipeline(loop.name, b, ahead, asynchronous=True, slack=slack))
+        longer = _going_on(s.nest, loop) & set(wanted) if slack else set[str]()
+        versions, more = _versions(s, stages, wanted, longer)
+        for b in wanted if versions > 1 else ():
+            own = slack if more and b in longer else 0
+            s.attempt(Pipeline(loop.name, b, versions - 1, asynchronous=True, slack=own))
 
 
-def _versions(s: Scheduler, stages: int, own: int, slack: int) -> int:
-    """How many versions of operands there are: as the launch says, and one more for a product that
-    goes on where that leaves a multiprocessor as many blocks."""
+def _versions(s: Scheduler, stages: int, wanted: list[str], longer: set[str]) -> tuple[int, bool]:
+    """How many versions of operands there are, and whether there is one more of what a product
+    reads that goes on: as the launch says, and one more where that leaves a multiprocessor as many
+    blocks; else one of those is the one more."""
     grid = s.target.grid
     assert grid is not None
+    own, more = (sum(bytes_of(s.nest, b) for b in x) for x in (wanted, longer))
     others = sum(bytes_of(s.nest, b) for b in _shared(s.nest)) - own
-    room = (grid.block_shared - SPARE - others) // own if own else 0
-    blocks = lambda k: grid.shared // (others + own * k + RESERVED)  # noqa: E731
-    more = stages + slack
     by_registers = grid.registers // max(1, _registers(s.nest))
-    if room >= more and min(by_registers, blocks(more)) >= min(by_registers, blocks(stages)):
-        return more
-    return min(stages, room)
+
+    def fits(k: int, extra: int) -> bool:
+        return others + own * k + extra <= grid.block_shared - SPARE
+
+    def blocks(k: int, extra: int) -> int:
+        return min(by_registers, grid.shared // (others + own * k + extra + RESERVED))
+
+    while stages > 1 and not fits(stages, 0):
+        stages -= 1
+    if longer and fits(stages, more):
+        if blocks(stages, more) >= blocks(stages, 0) or not DENSER:
+            return stages, True
+    return (stages - 1, True) if longer and stages > 2 else (stages, False)
 
 
 def _registers(n: Nest) -> int:
@@ -160,18 +184,24 @@ def _registers(n: Nest) -> int:
     return sum(bytes_of(n, b.name) // 4 for b in tiles) + OTHER_REGISTERS * threads
 
 
-def _goes_on(n: Nest, loop: Loop) -> bool:
-    """Is one product of a loop all that uses its sums there, so that it need not wait for it?"""
-    waits = [x for x in loop.body if isinstance(x, Wait) and x.products]
-    found = [
-        x.buffer
-        for x, path in walk(loop.body)
+def _going_on(n: Nest, loop: Loop) -> set[str]:
+    """What the last product of a loop reads in shared memory, if nothing else touches its sums or
+    its operand in registers before all products are waited for, in the next iteration at the
+    latest."""
+    waits = [k for k, x in enumerate(loop.body) if isinstance(x, Wait) and x.products]
+    last = waits[-1] if waits else 0
+    inside = [
+        x
+        for x, path in walk(loop.body[max(0, last - 1) : last])
         if isinstance(x, Store) and any(q.instruction and is_group(q.instruction) for q in path)
     ]
-    if len(waits) != 1 or len(set(found)) != 1:
-        return False
-    users = [x for x, _ in walk(loop.body) if isinstance(x, (Store, If))]
-    return sum(found[0] in mentions(x) for x in users) == len(found)
+    used = {x.buffer for x in inside} | {str(r.source) for x in inside for r in reads(x)}
+    held = {b for b in used if n.buffer(b).scope == "local"}
+    early = loop.body[: waits[0]] if len(waits) > 1 else loop.body[: max(0, last - 1)]
+    others = [x for x in (*early, *loop.body[last + 1 :]) if not isinstance(x, Alloc)]
+    if any(held & mentions(x) for x in others):
+        return set()
+    return used - held
 
 
 def _copied(loop: Loop, buffer: str) -> bool:

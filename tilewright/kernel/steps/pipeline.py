@@ -55,7 +55,8 @@ class Pipeline(Step):
         y += t[k%2]
 
     With `slack`, so many asynchronous instructions that read the stage go on while later iterations
-    begin: there are as many versions more, and what is left is waited for after the loop.
+    begin, those before the loop's last wait: there are as many versions more, and what is left is
+    waited for after the loop.
     """
 
     loop: str
@@ -87,12 +88,13 @@ class Pipeline(Step):
         return self.ahead + 1 + self.slack
 
     def _waited(self, loop: Loop) -> None:
-        """Each iteration has one asynchronous instruction, if some of them are left to go on."""
+        """If asynchronous instructions are left to go on, they are those before the last wait."""
         waits = [s.pending for s in loop.body if isinstance(s, Wait) and s.products]
-        what = f"{self.loop} waits for asynchronous instructions {len(waits)} times"
-        self.need(not self.slack or len(waits) == 1, what, "Tensorize one before this")
+        what = f"{self.loop} waits for no asynchronous instructions"
+        self.need(not self.slack or waits, what, "Tensorize one before this")
         other = f"{self.loop} has a slack of {max(waits, default=0)} already"
-        self.need(set(waits) <= {0, self.slack}, other, "use the same number for all")
+        same = not self.slack or set(waits) <= {0, self.slack}
+        self.need(same, other, "use the same number for all")
 
     def check_branches(self, n: Nest) -> None:
         """Pointers and branches do not matter if the loop changes no argument's memory and is in no
@@ -180,9 +182,12 @@ class Pipeline(Step):
             return made if there else []
         return [Loop(D.the_sym(D.var(f"{self.stage}.{_SOME}", there)), "serial", tuple(made))]
 
-    def _later(self, s: Stmt) -> Stmt:
-        """A wait that lets the latest asynchronous instructions go on."""
-        return Wait(self.slack, products=True) if s == Wait(0, products=True) else s
+    def _later(self, body: list[Stmt]) -> list[Stmt]:
+        """The last wait lets the latest asynchronous instructions go on."""
+        waits = [k for k, s in enumerate(body) if isinstance(s, Wait) and s.products]
+        if self.slack and waits:
+            body[waits[-1]] = Wait(self.slack, products=True)
+        return body
 
     def _marked(self, s: Stmt) -> Stmt:
         if not self.asynchronous:
@@ -207,7 +212,7 @@ class Pipeline(Step):
         made = self._made(loop, own, v + self.ahead, loop.extent - self.ahead - v)
         turn = version_of(self.stage, D.mod(v, self.versions))
         kept = [s for s in loop.body if s != Alloc(self.stage) and all(s is not x for x in own)]
-        body = [self._later(s) for s in substitute_all(kept, {}, *turn)]
+        body = self._later(list(substitute_all(kept, {}, *turn)))
         waits = [s for s in body if isinstance(s, Wait) and not s.products]
         if not self.asynchronous:
             return replace(loop, body=(*waits, *made, *(s for s in body if s not in waits)))
