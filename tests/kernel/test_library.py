@@ -20,7 +20,7 @@ from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.interpret import run
 from tilewright.kernel.library import LibraryCall, library_calls, library_loops, without_library
-from tilewright.kernel.nest import Alloc, Nest, start
+from tilewright.kernel.nest import Alloc, Loop, Nest, start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import apply, parse_trace, print_trace
 from tilewright.kernel.text import nest_text, parse_nest
@@ -154,9 +154,9 @@ def test_what_is_no_product_is_refused() -> None:
 def test_later_steps_leave_the_loops_of_a_call_alone() -> None:
     group = group_of(GRAPHS["alone"]())
     trace, nest = default_schedule(group, TARGET, LIBRARY)
-    loop = library_loops(nest)[0].name
+    (inner,) = (s.name for s in library_loops(nest)[0].body if isinstance(s, Loop))
     with pytest.raises(Refused, match="a library is called for these loops"):
-        apply(nest, parse_trace(f"Split({loop!r}, 2)"))
+        apply(nest, parse_trace(f"Split({inner!r}, 2)"))
     with pytest.raises(Refused, match="a library call already"):
         apply(nest, parse_trace(str(trace[-1])))
 
