@@ -24,6 +24,7 @@ from tilewright.kernel.nest import Alloc, Loop, Nest, start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import apply, parse_trace, print_trace
 from tilewright.kernel.text import nest_text, parse_group, parse_nest
+from tilewright.ops.wide_matmul import wide_matmul
 from tilewright.targets import get
 
 TARGET = get("cuda:90")
@@ -110,8 +111,17 @@ group windows
 from 0.0
   y0[y0.i0,y0.i1] = t2[y0.i0,y0.i1] for y0.i0 in 8, y0.i1 in 3
 """
+
+
+def test_wide_sums_of_narrow_products() -> None:
+    g = graph(wide_matmul(arg("x", 2, 5, 7, dtype=bf16), arg("y", 2, 7, 3, dtype=bf16), f32))
+    call = scheduled(g)[2]
+    assert [v.dtype for v in call.views] == [bf16, bf16, f32]
+
+
 GRAPHS: dict[str, Callable[[], Graph | Group]] = {
     "windows": lambda: parse_group(WINDOWS),
+    "one of a batch": lambda: graph(build.relu(build.matmul(arg("x", 1, 5, 7), arg("y", 1, 7, 3)))),
     "linear": lambda: linear(f32, 6, 8, 10),
     "alone": lambda: graph(build.matmul(arg("x", 5, 7), arg("y", 7, 3))),
     "batched": lambda: graph(build.matmul(arg("x", 2, 5, 7), arg("y", 2, 7, 3))),

@@ -140,12 +140,11 @@ class _Region:
         _need(len(dtypes) == 1, "the operands are of different dtypes")
         self.dtype = dtypes.pop()
         _need(self.dtype.name in FLOATS, f"there is no library function of {self.dtype}")
-        narrow = self.result.dtype is self.dtype
-        _need(narrow, f"products of {self.dtype} are stored as {self.result.dtype}")
-        _need(
-            n.buffer(self.store.buffer).dtype is self.dtype.accumulator,
-            "sums are not as wide as the library's",
-        )
+        wide = self.dtype.accumulator
+        known = self.result.dtype in (self.dtype, wide)
+        _need(known, f"products of {self.dtype} are stored as {self.result.dtype}")
+        same = n.buffer(self.store.buffer).dtype is wide
+        _need(same, "sums are not as wide as the library's")
 
     def _check_start(self, before: Sequence[tuple[Store, Path]]) -> None:
         _need(len(before) == 1, "sums begin with more than an initial value")
@@ -162,8 +161,8 @@ class _Region:
         _need(len(after) == 1, "more is done to the sums than a conversion")
         copy, path = after[0]
         b = self.n.buffer(copy.buffer)
-        wanted = E.cast(E.load(own.name, copy.index, own.dtype), b.dtype)
-        same = copy.value is wanted and copy.combine is None and b.shape == own.shape
+        same = is_conversion(copy.index, copy.value, own, b)
+        same = same and copy.combine is None and b.shape == own.shape
         _need(same and _is_whole(b, copy, path), "more is done to the sums than a conversion")
         return self._plain(b)
 
@@ -235,6 +234,8 @@ class _Region:
     # ---- convolutions
 
     def convolution(self) -> LibraryCall | None:
+        if self.result.dtype is not self.dtype:
+            return None
         for apart in (False, True):
             for image in (0, 1):
                 found = _Windows(self, image, apart).call()
@@ -263,10 +264,12 @@ class _Windows:
         table: dict[Sym, Dim] = {
             v: sum((D.as_int(d) * step for d, step in parts), 0) for v, parts in own.items()
         }
-        self.cells = [d for v in region.cells for d, _ in own[v]]
-        cells = set(self.cells)
-        self.summed = {d for parts in own.values() for d, _ in parts} - cells
         self.index = tuple(D.substitute(i, table) for i in x.index)
+        used = set().union(*map(D.symbols, self.index))
+        self.cells = [d for v in region.cells for d, _ in own[v] if extent(d) != 1 or d in used]
+        every_digit = {d for parts in own.values() for d, _ in parts}
+        outer = {d for v in region.cells for d, _ in own[v]}
+        self.summed = {d for d in every_digit - outer if extent(d) != 1 or d in used}
         self.filters, self.results = (D.substitute(i, table) for i in (filters, results))
         if self.guard is not None:
             self.guard = self.guard.substitute(table)
@@ -387,6 +390,15 @@ def _digits(v: Sym, functions: Sequence[Dim]) -> list[tuple[Sym, int]]:
     pairs = [(step, end // step) for step, end in zip(steps, upper, strict=True)]
     made = [(D.the_sym(D.var(f"{v.name}.d{step}", size)), step) for step, size in pairs]
     return made[::-1]
+
+
+def is_conversion(index: Sequence[Dim], value: Value, of: Buffer, to: Buffer) -> bool:
+    """Is a value the element of a buffer at this index, converted?"""
+    single: dict[Sym, Dim] = {
+        D.the_sym(i): 0 for i in index if D.is_sym(i) and extent(D.the_sym(i)) == 1
+    }
+    at = [D.substitute(i, single) for i in index]
+    return value.substitute(single) is E.cast(E.load(of.name, at, of.dtype), to.dtype)
 
 
 def _need(condition: object, why: str) -> None:

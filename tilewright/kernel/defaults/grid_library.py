@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.base.errors import Refused
-from tilewright.ir.expr import Fn, Load, Value, cast, load, loads
+from tilewright.ir.expr import Fn, Load, Value, loads
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.group import Group, Stage
+from tilewright.kernel.library import is_conversion
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.library import Library
 
@@ -63,11 +64,8 @@ def _conversion(group: Group, acc: Stage) -> tuple[str, ...]:
     if len(readers) != 1 or not readers[0].is_map:
         return ()
     (reader,) = readers
-    own = group.buffer(acc.name)
-    index = reader.where
-    if reader.value is not cast(load(own.name, index, own.dtype), group.buffer(reader.name).dtype):
-        return ()
-    return (reader.name,)
+    own, to = group.buffer(acc.name), group.buffer(reader.name)
+    return (reader.name,) if is_conversion(reader.where, reader.value, own, to) else ()
 
 
 def _rest(group: Group, left: tuple[Stage, ...], result: str) -> Group:
