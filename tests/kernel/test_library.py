@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.gpu.random_products import Product
 from tests.graph.build import arg, build, graph, weight
 from tilewright.base.errors import Refused
 from tilewright.base.events import Log
@@ -191,3 +192,11 @@ def test_strict_sums_stay_ours() -> None:
     group = replace(scheduled(GRAPHS["alone"]())[0], precision="strict")
     with pytest.raises(Refused, match="strict"):
         default_schedule(group, TARGET, LIBRARY)
+
+
+def test_another_tile_of_a_product() -> None:
+    p = Product(256, 256, 128, across=(False, False)).group()
+    best, other = (default_schedule(p, TARGET, c)[0] for c in (Choices(), Choices(tile=1)))
+    assert best != other and "Tensorize" in print_trace(other)
+    with pytest.raises(Refused, match="no other tile"):
+        default_schedule(p, TARGET, Choices(tile=99))

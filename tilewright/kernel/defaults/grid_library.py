@@ -17,7 +17,7 @@ def call_library(s: Scheduler) -> Group | None:
     """Takes the steps that make the sum of products a library's. What is left of the group, if
     anything is, reads the result. Refused where no library computes it."""
     group = s.group
-    sums = [x for x in group.stages if x.combine == "add" and x.raxes and _multiplies(x.value)]
+    sums = sums_of_products(group)
     if len(sums) != 1:
         raise Refused(f"{group.name} has {len(sums)} sums of products, and a library is for one")
     (acc,) = sums
@@ -30,8 +30,10 @@ def call_library(s: Scheduler) -> Group | None:
     return _rest(group, left, region[-1]) if left else None
 
 
-def _multiplies(v: Value) -> bool:
-    return isinstance(v, Fn) and v.name == "mul"
+def sums_of_products(group: Group) -> list[Stage]:
+    """The stages that a library may be called for, and that instructions may multiply."""
+    sums = [x for x in group.stages if x.combine == "add" and x.raxes]
+    return [x for x in sums if isinstance(x.value, Fn) and x.value.name == "mul"]
 
 
 def _views(group: Group, acc: Stage) -> list[str]:
