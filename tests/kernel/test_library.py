@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.gpu.random_products import Product
 from tests.graph.build import arg, build, graph, weight
 from tilewright.base.errors import Refused
 from tilewright.base.events import Log
@@ -21,10 +22,11 @@ from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.interpret import run
 from tilewright.kernel.library import LibraryCall, library_calls, library_loops, without_library
-from tilewright.kernel.nest import Alloc, Nest, start
+from tilewright.kernel.nest import Alloc, Loop, Nest, start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import apply, parse_trace, print_trace
-from tilewright.kernel.text import nest_text, parse_nest
+from tilewright.kernel.text import nest_text, parse_group, parse_nest
+from tilewright.ops.wide_matmul import wide_matmul
 from tilewright.targets import get
 
 TARGET = get("cuda:90")
@@ -41,8 +43,8 @@ def group_of(g: Graph, product: bool = True) -> Group:
     raise AssertionError("no such group")
 
 
-def scheduled(g: Graph) -> tuple[Group, Nest, LibraryCall]:
-    group = group_of(g)
+def scheduled(g: Graph | Group) -> tuple[Group, Nest, LibraryCall]:
+    group = g if isinstance(g, Group) else group_of(g)
     trace, nest = default_schedule(group, TARGET, LIBRARY)
     assert apply(start(group), parse_trace(print_trace(trace))) == nest
     assert parse_nest(nest_text(nest)) == nest
@@ -101,7 +103,32 @@ def test_a_linear_layer_is_a_product_and_a_map_of_ours() -> None:
     assert not library_loops(ours) and any(b.name == out.buffer for b in ours.buffers)
 
 
-GRAPHS: dict[str, Callable[[], Graph]] = {
+# A convolution as a product of windows: 3 x 3 by 2, images with channels last.
+WINDOWS = """
+group windows
+  in a0: f32[2,4,4,2]
+  in a1: f32[3,18]
+  out y0: f32[8,3]
+  local t0: f32[8,18]
+  local t2: f32[8,3]
+  t0[t0.i0,t0.i1] = select(#(2*((t0.i0//2)%2)+(t0.i1//6)-1) >= 0 & \
+#(((t0.i1//2)%3)+2*(t0.i0%2)-1) >= 0, a0[(t0.i0//4),2*((t0.i0//2)%2)+(t0.i1//6)-1,\
+((t0.i1//2)%3)+2*(t0.i0%2)-1,(t0.i1%2)], 0.0) for t0.i0 in 8, t0.i1 in 18
+  t2[t2.i0,t2.i1] add= t0[t2.i0,t2.r0] * a1[t2.i1,t2.r0] for t2.i0 in 8, t2.i1 in 3, t2.r0 in 18 \
+from 0.0
+  y0[y0.i0,y0.i1] = t2[y0.i0,y0.i1] for y0.i0 in 8, y0.i1 in 3
+"""
+
+
+def test_wide_sums_of_narrow_products() -> None:
+    g = graph(wide_matmul(arg("x", 2, 5, 7, dtype=bf16), arg("y", 2, 7, 3, dtype=bf16), f32))
+    call = scheduled(g)[2]
+    assert [v.dtype for v in call.views] == [bf16, bf16, f32]
+
+
+GRAPHS: dict[str, Callable[[], Graph | Group]] = {
+    "windows": lambda: parse_group(WINDOWS),
+    "one of a batch": lambda: graph(build.relu(build.matmul(arg("x", 1, 5, 7), arg("y", 1, 7, 3)))),
     "linear": lambda: linear(f32, 6, 8, 10),
     "alone": lambda: graph(build.matmul(arg("x", 5, 7), arg("y", 7, 3))),
     "batched": lambda: graph(build.matmul(arg("x", 2, 5, 7), arg("y", 2, 7, 3))),
@@ -158,16 +185,24 @@ def test_what_is_no_product_is_refused() -> None:
 
 
 def test_later_steps_leave_the_loops_of_a_call_alone() -> None:
-    group = group_of(GRAPHS["alone"]())
+    group = scheduled(GRAPHS["alone"]())[0]
     trace, nest = default_schedule(group, TARGET, LIBRARY)
-    loop = library_loops(nest)[0].name
+    (inner,) = (s.name for s in library_loops(nest)[0].body if isinstance(s, Loop))
     with pytest.raises(Refused, match="a library is called for these loops"):
-        apply(nest, parse_trace(f"Split({loop!r}, 2)"))
+        apply(nest, parse_trace(f"Split({inner!r}, 2)"))
     with pytest.raises(Refused, match="a library call already"):
         apply(nest, parse_trace(str(trace[-1])))
 
 
 def test_strict_sums_stay_ours() -> None:
-    group = replace(group_of(GRAPHS["alone"]()), precision="strict")
+    group = replace(scheduled(GRAPHS["alone"]())[0], precision="strict")
     with pytest.raises(Refused, match="strict"):
         default_schedule(group, TARGET, LIBRARY)
+
+
+def test_another_tile_of_a_product() -> None:
+    p = Product(256, 256, 128, across=(False, False)).group()
+    best, other = (default_schedule(p, TARGET, c)[0] for c in (Choices(), Choices(tile=1)))
+    assert best != other and "Tensorize" in print_trace(other)
+    with pytest.raises(Refused, match="no other tile"):
+        default_schedule(p, TARGET, Choices(tile=99))

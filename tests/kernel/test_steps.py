@@ -25,6 +25,7 @@ from tests.kernel.step_examples import (
     LATER,
     LOWEST_BEFORE,
     MAP,
+    MATRICES,
     OUTPUTS,
     PACKED,
     PART,
@@ -94,6 +95,10 @@ def test_every_step_has_an_example() -> None:
 # (group, steps before, the step, what its refusal says)
 REFUSALS = [
     (MAP, "", "Split('y.i7', 4)", "there is no loop y.i7"),
+    (MAP, "", "Library(('y',))", "not one sum of products"),
+    (MATRICES, "", "Library(('s', 'y'))", "more is done to the sums than a conversion"),
+    (MATRICES, "Split('s.i0', 2)", "Library(('s',))", "not stored element by element"),
+    (MATRICES, "Library(('s',))", "Split('s.i1', 2)", "a library is called for these loops"),
     (MAP, "", "Split('y.i0', 0)", "0 is not a positive factor"),
     (MAP, "", "Split('y.i0', -2)", "-2 is not a positive factor"),
     (GRID, "Vectorize('y.i1')", "Split('y.i1', 2)", "y.i1 is already lane"),

@@ -67,6 +67,7 @@ __all__ = [
     "minimum",
     "mod",
     "nonneg",
+    "only_atom",
     "substitute",
     "sym",
     "symbols",

@@ -140,12 +140,11 @@ class _Region:
         _need(len(dtypes) == 1, "the operands are of different dtypes")
         self.dtype = dtypes.pop()
         _need(self.dtype.name in FLOATS, f"there is no library function of {self.dtype}")
-        narrow = self.result.dtype is self.dtype
-        _need(narrow, f"products of {self.dtype} are stored as {self.result.dtype}")
-        _need(
-            n.buffer(self.store.buffer).dtype is self.dtype.accumulator,
-            "sums are not as wide as the library's",
-        )
+        wide = self.dtype.accumulator
+        known = self.result.dtype in (self.dtype, wide)
+        _need(known, f"products of {self.dtype} are stored as {self.result.dtype}")
+        same = n.buffer(self.store.buffer).dtype is wide
+        _need(same, "sums are not as wide as the library's")
 
     def _check_start(self, before: Sequence[tuple[Store, Path]]) -> None:
         _need(len(before) == 1, "sums begin with more than an initial value")
@@ -162,8 +161,8 @@ class _Region:
         _need(len(after) == 1, "more is done to the sums than a conversion")
         copy, path = after[0]
         b = self.n.buffer(copy.buffer)
-        wanted = E.cast(E.load(own.name, copy.index, own.dtype), b.dtype)
-        same = copy.value is wanted and copy.combine is None and b.shape == own.shape
+        same = is_conversion(copy.index, copy.value, own, b)
+        same = same and copy.combine is None and b.shape == own.shape
         _need(same and _is_whole(b, copy, path), "more is done to the sums than a conversion")
         return self._plain(b)
 
@@ -235,33 +234,66 @@ class _Region:
     # ---- convolutions
 
     def convolution(self) -> LibraryCall | None:
-        for image in (0, 1):
-            found = self._convolution(image)
-            if found is not None:
-                return found
+        if self.result.dtype is not self.dtype:
+            return None
+        for apart in (False, True):
+            for image in (0, 1):
+                found = _Windows(self, image, apart).call()
+                if found is not None:
+                    return found
         return None
 
-    def _convolution(self, image: int) -> LibraryCall | None:
-        """With one of the operands as the images."""
-        x, w = self.loads[image], self.loads[1 - image]
-        source, weights = self.buffers[image], self.buffers[1 - image]
-        if self.guards[1 - image] is not None:
+
+class _Windows:
+    """A sum of products as a convolution, with one of the operands as the images.
+
+    Axes may be several in one (windows as the rows of a matrix, taps and channels as its columns):
+    these are taken apart into the digits that index functions are made of.
+    """
+
+    def __init__(self, region: _Region, image: int, apart: bool) -> None:
+        x, w = region.loads[image], region.loads[1 - image]
+        self.source, self.result = region.buffers[image], region.result
+        self.guard = region.guards[image]
+        self.plain = region.guards[1 - image] is None
+        self.weights = region.buffers[1 - image]
+        filters = linear_index(self.weights, w.index)
+        results = linear_index(region.result, tuple(map(D.as_int, region.cells)))
+        every = (*x.index, filters) if apart else ()
+        own = {p.var: _digits(p.var, every) for p in region.path}
+        table: dict[Sym, Dim] = {
+            v: sum((D.as_int(d) * step for d, step in parts), 0) for v, parts in own.items()
+        }
+        self.index = tuple(D.substitute(i, table) for i in x.index)
+        used = set().union(*map(D.symbols, self.index))
+        self.cells = [d for v in region.cells for d, _ in own[v] if extent(d) != 1 or d in used]
+        every_digit = {d for parts in own.values() for d, _ in parts}
+        outer = {d for v in region.cells for d, _ in own[v]}
+        self.summed = {d for d in every_digit - outer if extent(d) != 1 or d in used}
+        self.filters, self.results = (D.substitute(i, table) for i in (filters, results))
+        if self.guard is not None:
+            self.guard = self.guard.substitute(table)
+        self.along = [*self.cells, *self.summed]
+
+    def call(self) -> LibraryCall | None:
+        if not self.plain:
             return None
-        summed = {p.var for p in self.path} - set(self.cells)
-        kernel = _linear([linear_index(weights, w.index)] * 3, [p.var for p in self.path])
-        if kernel is None:
+        found = _linear([self.filters, self.results, self.results], self.along)
+        if found is None:
             return None
-        reads = {v: a.strides[0] for v, a in zip([p.var for p in self.path], kernel, strict=True)}
-        channels_out = [v for v in self.cells if reads[v] != 0]
-        if len(channels_out) != 1 or any(reads[v] == 0 for v in summed):
+        self.reads = {v: a.strides[0] for v, a in zip(self.along, found, strict=True)}
+        self.places = {v: a.strides[1] for v, a in zip(self.along, found, strict=True)}
+        channels_out = [v for v in self.cells if self.reads[v] != 0]
+        if len(channels_out) != 1 or any(self.reads[v] == 0 for v in self.summed):
             return None
         (o,) = channels_out
         space: list[tuple[int, Sym, Sym]] = []  # place in the image's index, position, tap
         batch: list[tuple[int, Sym]] = []
         channel: list[tuple[int, Sym]] = []
-        for at, i in enumerate(x.index):
-            own = D.symbols(i) & {p.var for p in self.path}
-            taps, cells = [v for v in own if v in summed], [v for v in own if v in self.cells]
+        along = set(self.along)
+        for at, i in enumerate(self.index):
+            own = D.symbols(i) & along
+            taps, cells = [v for v in own if v in self.summed], [v for v in own if v in self.cells]
             if len(taps) == 1 and (not cells or cells == [o]):
                 channel.append((at, taps[0]))
             elif len(taps) == 1 and len(cells) == 1:
@@ -273,79 +305,100 @@ class _Region:
         known = {o, *(v for _, v in batch), *(p for _, p, _ in space)}
         if len(channel) != 1 or len(batch) > 1 or not 1 <= len(space) <= 3:
             return None
-        if known != set(self.cells) or {c for _, c in channel} | {t for *_, t in space} != summed:
+        taken = {c for _, c in channel} | {t for *_, t in space}
+        if known != set(self.cells) or taken != self.summed:
             return None
         space.sort(key=lambda s: self.cells.index(s[1]))
-        return self._windows(x, source, weights, image, o, batch, channel[0], space, reads)
+        return self._made(o, batch, channel[0], space)
 
-    def _windows(
+    def _made(
         self,
-        x: Load,
-        source: Buffer,
-        weights: Buffer,
-        image: int,
         o: Sym,
         batch: list[tuple[int, Sym]],
         channel: tuple[int, Sym],
         space: list[tuple[int, Sym, Sym]],
-        reads: dict[Sym, Dim],
     ) -> LibraryCall | None:
-        guard = self.guards[image]
-        if guard is not None and guard is not _inside(x, source):
+        source, guard = self.source, self.guard
+        if guard is not None and guard is not _inside(self.index, source):
             return None
         at, c = channel
         channels, per_group = source.shape[at], extent(c)
-        groups = _groups(x.index[at], o, c, channels)
-        if groups is None:
+        groups = _groups(self.index[at], o, c, channels)
+        settings = [self._axis(place, p, t) for place, p, t in space]
+        if groups is None or any(s is None for s in settings):
             return None
-        stride, padding, dilation = [], [], []
-        for place, p, t in space:
-            i = x.index[place]
-            step, apart = D.coefficient(i, p), D.coefficient(i, t)
-            before = -D.substitute(i, {p: 0, t: 0})
-            numbers = (step, apart, before)
-            if not all(isinstance(v, int) for v in numbers):
-                return None
-            assert isinstance(step, int) and isinstance(apart, int) and isinstance(before, int)
-            exact = i == step * D.as_int(p) + apart * D.as_int(t) - before
-            size = source.shape[place] + 2 * before - apart * (extent(t) - 1) - 1
-            fits = D.known_eq(D.floordiv(size, step) + 1, extent(p)) if step > 0 else False
-            if not exact or apart <= 0 or before < 0 or not fits or (before and guard is None):
-                return None
-            stride.append(step)
-            padding.append(before)
-            dilation.append(apart)
-        strides = source.strides()
-        first = [b for b, _ in batch]
-        spatial = [place for place, *_ in space]
-        sizes = (*(source.shape[b] for b in first), channels, *(source.shape[s] for s in spatial))
-        steps = (*(strides[b] for b in first), strides[at], *(strides[s] for s in spatial))
-        if not batch:
-            sizes, steps = (1, *sizes), (source.size, *steps)
-        images = View(source.name, source.dtype, 0, sizes, steps)
         if any(not D.known_eq(source.shape[b], extent(v)) for b, v in batch):
             return None
+        stride, padding, dilation = zip(*(s for s in settings if s is not None), strict=True)
+        strides = source.strides()
+        order = (*(b for b, _ in batch), at, *(place for place, *_ in space))
+        sizes, steps = tuple(source.shape[k] for k in order), tuple(strides[k] for k in order)
         taps = [t for *_, t in space]
         shape = (extent(o), per_group, *map(extent, taps))
-        to = (reads[o], reads[c], *(reads[t] for t in taps))
-        start = D.substitute(
-            linear_index(weights, self.loads[1 - image].index), {p.var: 0 for p in self.path}
-        )
-        kernels = View(weights.name, weights.dtype, start, shape, to)
-        own = dict(zip(self.cells, self.result.strides(), strict=True))
-        order = (*(v for _, v in batch), o, *(p for _, p, _ in space))
-        cells, places = tuple(map(extent, order)), tuple(own[v] for v in order)
+        zero: dict[Sym, Dim] = dict.fromkeys(self.along, 0)
+        start = D.substitute(self.filters, zero)
+        to = tuple(self.reads[v] for v in (o, c, *taps))
+        kernels = View(self.weights.name, self.weights.dtype, start, shape, to)
+        axes = (*(v for _, v in batch), o, *(p for _, p, _ in space))
+        cells, places = tuple(map(extent, axes)), tuple(self.places[v] for v in axes)
         if not batch:
+            sizes, steps = (1, *sizes), (source.size, *steps)
             cells, places = (1, *cells), (self.result.size, *places)
-        out = View(self.result.name, self.result.dtype, 0, cells, places)
-        return LibraryCall(
-            "convolution",
-            (images, kernels, out),
-            tuple(stride),
-            tuple(padding),
-            tuple(dilation),
-            groups,
-        )
+        images = View(source.name, source.dtype, 0, sizes, steps)
+        first = D.substitute(self.results, zero)
+        out = View(self.result.name, self.result.dtype, first, cells, places)
+        views = (images, kernels, out)
+        return LibraryCall("convolution", views, stride, padding, dilation, groups)
+
+    def _axis(self, place: int, p: Sym, t: Sym) -> tuple[int, int, int] | None:
+        """Stride, padding and dilation of a spatial axis, where it is like any library's."""
+        i = self.index[place]
+        step, apart = D.coefficient(i, p), D.coefficient(i, t)
+        before = -D.substitute(i, {p: 0, t: 0})
+        if not (isinstance(step, int) and isinstance(apart, int) and isinstance(before, int)):
+            return None
+        exact = i == step * D.as_int(p) + apart * D.as_int(t) - before
+        if not exact or step <= 0 or apart <= 0 or before < 0:
+            return None
+        if before and self.guard is None:
+            return None
+        size = self.source.shape[place] + 2 * before - apart * (extent(t) - 1) - 1
+        fits = D.known_eq(D.floordiv(size, step) + 1, extent(p))
+        return (step, before, apart) if fits else None
+
+
+def _digits(v: Sym, functions: Sequence[Dim]) -> list[tuple[Sym, int]]:
+    """A variable as digits, the first the most significant, with what each counts: where functions
+    divide it. One digit where they do not, or where its parts do not divide one another."""
+    whole = extent(v)
+    ends: set[int] = set()
+    for f in functions:
+        for a in D.atoms(f):
+            if not isinstance(a, D.Quo) or not isinstance(a.b, int):
+                continue
+            inner, size = a.a, a.b
+            if isinstance(below := D.only_atom(inner), D.Quo) and below.op == "floordiv":
+                inner, size = below.a, size * below.b if isinstance(below.b, int) else 0
+            if D.is_sym(inner) and D.the_sym(inner) is v and size > 0:
+                ends.add(size)
+    if not isinstance(whole, int):
+        return [(v, 1)]
+    steps = [1, *sorted(e for e in ends if 1 < e < whole)]
+    upper = [*steps[1:], whole]
+    if len(steps) == 1 or any(b % a for a, b in zip(steps, upper, strict=True)):
+        return [(v, 1)]
+    pairs = [(step, end // step) for step, end in zip(steps, upper, strict=True)]
+    made = [(D.the_sym(D.var(f"{v.name}.d{step}", size)), step) for step, size in pairs]
+    return made[::-1]
+
+
+def is_conversion(index: Sequence[Dim], value: Value, of: Buffer, to: Buffer) -> bool:
+    """Is a value the element of a buffer at this index, converted?"""
+    single: dict[Sym, Dim] = {
+        D.the_sym(i): 0 for i in index if D.is_sym(i) and extent(D.the_sym(i)) == 1
+    }
+    at = [D.substitute(i, single) for i in index]
+    return value.substitute(single) is E.cast(E.load(of.name, at, of.dtype), to.dtype)
 
 
 def _need(condition: object, why: str) -> None:
@@ -374,9 +427,9 @@ def _uncast(v: Value) -> Value:
     return v
 
 
-def _inside(x: Load, b: Buffer) -> Value:
+def _inside(index: Sequence[Dim], b: Buffer) -> Value:
     """The condition that all indices are within the buffer, as padding states it."""
-    pairs = zip(x.index, b.shape, strict=True)
+    pairs = zip(index, b.shape, strict=True)
     return E.all_of(*(c for i, d in pairs for c in (E.index(i) >= 0, E.index(i) < d)))
 
 

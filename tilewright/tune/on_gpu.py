@@ -19,6 +19,7 @@ from tilewright.graph.classify import guess
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.choices import Choices
+from tilewright.kernel.defaults.grid_library import sums_of_products
 from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.library import library_calls, without_library
@@ -61,7 +62,7 @@ class Measured:
     cache: Cache
     seconds: float
     log: Log
-    variants: tuple[Choices, ...] = (RULES, LIBRARY)
+    variants: tuple[Choices, ...] = (RULES, Choices(tile=1), LIBRARY)
     alone: bool = True
     spent: float = field(default=0.0, init=False)
 
@@ -70,7 +71,7 @@ class Measured:
         return f"measured on {self.machine.key()}"
 
     def choose(self, group: Work, target: Target) -> Chosen:
-        if isinstance(group, Nest):
+        if isinstance(group, Nest) or not sums_of_products(group):
             return Default().choose(group, target)
         found = self._candidates(group, target)
         if len(found) < 2:

@@ -75,7 +75,12 @@ def invoke(call: GivenCall, addresses: Sequence[int], device: torch.device) -> N
     x, y, out = (tensor_at(a, m, device) for a, m in zip(addresses, call.operands, strict=True))
     if call.function == "product":
         multiply = torch.mm if out.dim() == 2 else torch.bmm
-        multiply(x, y, out=out)
+        if out.dtype is x.dtype:
+            multiply(x, y, out=out)
+        elif x.is_cuda:  # sums of 16-bit products that stay wide
+            multiply(x, y, out_dtype=out.dtype, out=out)
+        else:
+            multiply(x.to(out.dtype), y.to(out.dtype), out=out)
     else:
         _convolution(call, x, y, out)
 

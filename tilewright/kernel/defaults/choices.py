@@ -28,6 +28,7 @@ class Choices:
     copy: bool | None = None  # may pixels be copied to be adjacent?
     lanes: int | None = None  # of a map's innermost loop
     library: bool | None = None  # is a library called for the sum of products?
+    tile: int | None = None  # of a product on a GPU: how many of the best, by the estimate, to skip
 
     def __post_init__(self) -> None:
         require(
@@ -35,7 +36,7 @@ class Choices:
             f"outer is {self.outer!r}, which is none of the loops over tiles",
             hint=f"it is {' or '.join(OUTER)}",
         )
-        for name in ("rows", "vectors", "side", "block", "chain", "lanes"):
+        for name in ("rows", "vectors", "side", "block", "chain", "lanes", "tile"):
             value = getattr(self, name)
             require(value is None or value > 0, f"{name} is {value}, which should be positive")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.base.errors import Refused
-from tilewright.ir.expr import Fn, Load, Value, cast, load, loads
+from tilewright.ir.expr import Fn, Load, Value, loads
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.group import Group, Stage
+from tilewright.kernel.library import is_conversion
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.library import Library
 
@@ -16,7 +17,7 @@ def call_library(s: Scheduler) -> Group | None:
     """Takes the steps that make the sum of products a library's. What is left of the group, if
     anything is, reads the result. Refused where no library computes it."""
     group = s.group
-    sums = [x for x in group.stages if x.combine == "add" and x.raxes and _multiplies(x.value)]
+    sums = sums_of_products(group)
     if len(sums) != 1:
         raise Refused(f"{group.name} has {len(sums)} sums of products, and a library is for one")
     (acc,) = sums
@@ -29,8 +30,10 @@ def call_library(s: Scheduler) -> Group | None:
     return _rest(group, left, region[-1]) if left else None
 
 
-def _multiplies(v: Value) -> bool:
-    return isinstance(v, Fn) and v.name == "mul"
+def sums_of_products(group: Group) -> list[Stage]:
+    """The stages that a library may be called for, and that instructions may multiply."""
+    sums = [x for x in group.stages if x.combine == "add" and x.raxes]
+    return [x for x in sums if isinstance(x.value, Fn) and x.value.name == "mul"]
 
 
 def _views(group: Group, acc: Stage) -> list[str]:
@@ -63,11 +66,8 @@ def _conversion(group: Group, acc: Stage) -> tuple[str, ...]:
     if len(readers) != 1 or not readers[0].is_map:
         return ()
     (reader,) = readers
-    own = group.buffer(acc.name)
-    index = reader.where
-    if reader.value is not cast(load(own.name, index, own.dtype), group.buffer(reader.name).dtype):
-        return ()
-    return (reader.name,)
+    own, to = group.buffer(acc.name), group.buffer(reader.name)
+    return (reader.name,) if is_conversion(reader.where, reader.value, own, to) else ()
 
 
 def _rest(group: Group, left: tuple[Stage, ...], result: str) -> Group:

@@ -72,6 +72,13 @@ def schedule_product(s: Scheduler) -> bool:
 def _candidates(
     s: Scheduler, names: list[str], sizes: list[Dim], operands: tuple[Operand, Operand]
 ) -> list[tuple[type[WarpProduct], Tile, str]]:
+    """Ways to multiply, the best first; a chooser that measures passes over the first ones."""
+    return _ways(s, names, sizes, operands)[s.choices.tile or 0 :]
+
+
+def _ways(
+    s: Scheduler, names: list[str], sizes: list[Dim], operands: tuple[Operand, Operand]
+) -> list[tuple[type[WarpProduct], Tile, str]]:
     """Ways to multiply, the best first. Where the copy engine cannot bring the tiles, warps come
     before groups of them: their copies are vectors."""
     groups: list[tuple[float, Tile, str]] = []

@@ -55,6 +55,11 @@ def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace
     """The trace and the nest it leads to."""
     if choices.library:
         return _with_library(group, target)
+    if choices.tile:
+        s = Scheduler(group, target, choices)
+        if not schedule_product(s):
+            raise Refused(f"{group.name} has no other tile")
+        return tuple(s.trace), s.nest
     for shape in (schedule_chain, _maps, schedule_product, _rows):
         s = Scheduler(group, target, choices)
         try:
