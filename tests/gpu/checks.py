@@ -17,6 +17,7 @@ import torch.nn.functional as F
 import tilewright as tw
 from tests.gpu import te_kernels
 from tests.gpu.attention_checks import attention_checks
+from tests.gpu.decode_checks import decode_checks
 from tests.gpu.function_checks import function_errors
 from tests.gpu.library_checks import library_checks
 from tests.gpu.model_checks import model_checks
@@ -545,6 +546,8 @@ def checks(inductor: bool) -> Iterator[Check]:
     for name, f in attention_checks():
         yield Check(name, f, seconds=90.0)
     for name, f in (*library_checks(inductor), *model_checks(inductor)):
+        yield Check(name, f, seconds=150.0)
+    for name, f in decode_checks():
         yield Check(name, f, seconds=150.0)
     yield Check("illegal_address", illegal_address, last=True)
 

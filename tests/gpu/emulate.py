@@ -52,6 +52,7 @@ def for_processor(text: str) -> str:
         "= internal global [262144 x i8] undef",
         text,
     )
+    text = re.sub(r'\n *call void asm sideeffect "prefetch[^\n]*', "", text)
     text = text.replace(MAP, "ptr")
     text = re.sub(r" ?addrspace\(\d\)", "", text)
     text = re.sub(
@@ -100,6 +101,8 @@ class Threads:
         self.together = threading.Barrier(1)  # of the cluster
         self.warps: list[threading.Barrier] = []
         self.groups: list[threading.Barrier] = []  # of four warps
+        self.named: dict[tuple[int, int, int], threading.Barrier] = {}
+        self.lock = threading.Lock()
         self.values: list[Any] = []
         self.references: list[Any] = []
 
@@ -119,6 +122,10 @@ class Threads:
         give("nvvm_barrier_cta_sync_aligned_all", None, (number,), lambda _: self._wait())
         give("nvvm_barrier_cluster_arrive_aligned", None, (), lambda: None)
         give("nvvm_barrier_cluster_wait_aligned", None, (), lambda: self.together.wait(30))
+        name = "nvvm_barrier_cta_sync_aligned_count"
+        give(name, None, (number, number), lambda k, n: self._some(k, n).wait(30))
+        name = "nvvm_bar_warp_sync"
+        give(name, None, (number,), lambda mask: self._some(-1, mask.bit_count()).wait(30))
         for name, t in (("f32", ctypes.c_float), ("i32", number)):
             give(f"nvvm_shfl_sync_bfly_{name}", t, (number, t, number, number), self._exchanged)
         single = ctypes.c_float
@@ -191,6 +198,12 @@ class Threads:
     def _begin(self, at: int) -> None:
         self.arrivals.begin(at, self.mine.rank)
 
+    def _some(self, number: int, count: int) -> threading.Barrier:
+        """A barrier by its number, of so many threads."""
+        with self.lock:
+            key = self.mine.rank, number, count
+            return self.named.setdefault(key, threading.Barrier(count))
+
     def _exchanged(self, mask: int, x: Any, step: int, last: int) -> Any:
         assert mask == -1 and last == WARP - 1
         me = self.mine.number
@@ -227,7 +240,7 @@ class Threads:
             except BaseException as e:
                 failed.append(e)
 
-        threads = [threading.Thread(target=one, args=(k,)) for k in range(count)]
+        threads = [threading.Thread(target=one, args=(k,), daemon=True) for k in range(count)]
         for t in threads:
             t.start()
         for t in threads:

@@ -44,6 +44,8 @@ _TOGETHER = ("barrier", "shfl", "mma", "ldmatrix", "cp_async", "cp.async")
 class FakeLibrary:
     """libcuda with one GPU of capability 9.0, whose memory is that of this process."""
 
+    multiprocessors = 4
+
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.memory: dict[int, Any] = {}
@@ -84,7 +86,7 @@ class FakeLibrary:
         out._obj.value = 1
 
     def do_cuDeviceGetAttribute(self, out: Any, which: int, _: Any) -> None:
-        out._obj.value = {75: 9, 76: 0, 16: 4, 10: 32, 1: 1024}.get(which, 0)
+        out._obj.value = {75: 9, 76: 0, 16: self.multiprocessors, 10: 32, 1: 1024}.get(which, 0)
 
     def do_cuDeviceGetName(self, name: Any, *_: Any) -> None:
         name.value = b"a stand-in"
@@ -133,6 +135,17 @@ class FakeLibrary:
         module, name = self.functions[function]
         values = module.values(name, places)
         module.run(name, (gx, gy, gz), (tx, ty, tz), values)
+
+    def do_cuLaunchCooperativeKernel(self, function: int, *rest: Any) -> None:
+        blocks, _, _, threads, _, _, _, _, places = rest
+        module, name = self.functions[function]
+        module.run_together(name, blocks, threads, module.values(name, places))
+
+    def do_cuOccupancyMaxActiveBlocksPerMultiprocessor(self, out: Any, *_: Any) -> None:
+        out._obj.value = 1
+
+    def do_cuMemcpyHtoDAsync_v2(self, to: int, source: int, size: int, _: int) -> None:
+        ctypes.memmove(to, source, size)
 
     # ---- events
 
@@ -202,9 +215,20 @@ class _Module:
         assert found, f"there is no kernel in\n{text[:400]}"
         self.counts = {name: len(_split(parameters)) for name, parameters in found}
         self.together = any(word in text for word in _TOGETHER)
+        self.image = compile_object(for_processor(text), targets.host())
         self.threads = Threads()
-        image = compile_object(for_processor(text), targets.host())
-        self.library = Library([image], self.threads.symbols())
+        self.libraries = [Library([self.image], self.threads.symbols())]
+
+    def run_together(self, name: str, blocks: int, threads: int, values: list[int]) -> None:
+        """All blocks at the same time. Each has a copy of the code: its own shared memory."""
+        while len(self.libraries) < blocks:
+            self.libraries.append(Library([self.image], self.threads.symbols()))
+        kinds = [ctypes.c_int64] * len(values)
+        functions = [
+            ctypes.CFUNCTYPE(None, *kinds)(x.address(name)) for x in self.libraries[:blocks]
+        ]
+        x = Launch(name, (blocks, 1, 1), (threads, 1, 1), 0, ())
+        self.threads.run(functions, x, [(k, 0, 0) for k in range(blocks)], values)
 
     def values(self, name: str, places: Any) -> list[int]:
         count = self.counts[name]
@@ -218,7 +242,7 @@ class _Module:
         values: list[int],
     ) -> None:
         kinds = [ctypes.c_int64] * len(values)
-        function = ctypes.CFUNCTYPE(None, *kinds)(self.library.address(name))
+        function = ctypes.CFUNCTYPE(None, *kinds)(self.libraries[0].address(name))
         gx, gy, gz = blocks
         tx, ty, tz = threads
         x = Launch(name, (gx, gy, gz), (tx, ty, tz), 0, ())

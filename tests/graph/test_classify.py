@@ -75,6 +75,7 @@ def test_reshapes_keep_positions(batch: D.Dim) -> None:
     assert facts(build.reshape(y, (batch, 48))).reshape
     assert facts(build.reshape(build.reshape(y, (batch * 6, 8)), (batch, 6, 8))).reshape
     assert facts(build.reshape(y, (batch, 6, 2, 4))).reshape
+    assert facts(build.reshape(arg("three", 3, 4, 64), (1, 768))).reshape
     assert not facts(build.permute(y, (0, 2, 1))).reshape
     assert not facts(build.slice(y, 1, 0, 5)).reshape
     # moving an axis of size 1 moves nothing

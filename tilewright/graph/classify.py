@@ -216,7 +216,34 @@ def _keeps_position(a: Access, ins: tuple[Tensor, ...], out: Tensor) -> bool:
     unit: dict[Sym, Dim] = {s: 0 for s in out.axes if D.known_eq(E.extent(s), 1)}
     there = D.substitute(linear_index(a.index, source.shape), unit)
     here = D.substitute(linear_index([D.as_int(s) for s in out.axes], out.shape), unit)
-    return D.known_eq(there, here)
+    return D.known_eq(_digits_joined(there), here)
+
+
+def _digits_joined(x: Dim) -> Dim:
+    """A sum in which digits of a number are put together: 64*(j//64%4) + j%64 is j%256, and
+    256*(j//256) + j%256 is j."""
+    while isinstance(x, D.Int):
+        terms = [(mono[0], c) for mono, c in x.terms if len(mono) == 1]
+        digits = [(q, c) for q, c in terms if isinstance(q, D.Quo)]
+        made = next((y for low in digits for high in digits if (y := _joined(low, high))), None)
+        if made is None:
+            return x
+        x = x + made[0] - made[1]
+    return x
+
+
+def _joined(low: tuple[D.Quo, int], high: tuple[D.Quo, int]) -> tuple[Dim, Dim] | None:
+    """(what two neighbouring digits are together, what they are now), each with its factor."""
+    (q, c), (r, d) = low, high
+    if q.op != "mod" or not isinstance(q.b, int) or d != c * q.b:
+        return None
+    now = c * D.from_atom(q) + d * D.from_atom(r)
+    rest = D.floordiv(q.a, q.b)
+    if D.known_eq(D.from_atom(r), rest):
+        return c * q.a, now
+    if r.op == "mod" and isinstance(r.b, int) and D.known_eq(r.a, rest):
+        return c * D.mod(q.a, q.b * r.b), now
+    return None
 
 
 def _size(shape: Sequence[Dim]) -> Dim:

@@ -252,6 +252,7 @@ class Access:
     elected: bool = False  # by one thread of the block, whichever
     # Of an asynchronous instruction that goes on: how many others began since.
     lasting: int | None = None
+    loops: frozenset[Sym] = frozenset()  # around it
 
     def __str__(self) -> str:
         return f"{self.buffer}[{','.join(map(str, self.index))}]"
@@ -296,7 +297,8 @@ def accesses(n: Nest, s: Stmt, path: Path) -> list[Access]:
         if i is not None and (i.asynchronous or i.engine):
             age = 0 if i.asynchronous else None
             found = [replace(a, lasting=age, elected=bool(i.engine)) for a in found]
-        out += found
+        around = frozenset(q.var for q in p)
+        out += [replace(a, loops=around) for a in found]
     return out
 
 

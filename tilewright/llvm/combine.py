@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
+from tilewright.base.errors import Unsupported
 from tilewright.ir.types import DType
 from tilewright.kernel.nest import THREADS
 from tilewright.llvm.positions import Positions
@@ -16,16 +17,22 @@ from tilewright.llvm.shared_memory import Shared
 from tilewright.llvm.writer import Writer
 
 WARP = 32
+TASK_BARRIER = 1  # number 0 is that of the kernel that runs tasks
 
 
 class ThreadSums:
-    def __init__(self, w: Writer, positions: Positions, shared: Shared) -> None:
+    def __init__(self, w: Writer, positions: Positions, shared: Shared, task: bool = False) -> None:
+        self.task = task  # does the block have more threads than take part?
         self.w, self.put, self.arith = w, w.put, w.arith
         self.positions, self.shared, self.threads = positions, shared, positions.threads
         self.cluster = False  # do the blocks of a cluster write each other's shared memory?
 
     def barrier(self) -> None:
-        """All threads of the block wait for one another; in a cluster, those of all its blocks."""
+        """All threads of the block wait for one another; in a cluster, those of all its blocks; of a
+        task, those that take part."""
+        if self.task:
+            self._task_barrier(prod(self.threads))
+            return
         if self.cluster:
             for what in ("arrive", "wait"):
                 name = f"@llvm.nvvm.barrier.cluster.{what}.aligned"
@@ -35,6 +42,17 @@ class ThreadSums:
         name = "@llvm.nvvm.barrier.cta.sync.aligned.all"
         self.arith.declares.add(f"declare void {name}(i32)")
         self.w.line(f"call void {name}(i32 0)")
+
+    def _task_barrier(self, count: int) -> None:
+        if count == 1:
+            return
+        name, given = "@llvm.nvvm.bar.warp.sync", (2**count - 1,)
+        if count > WARP:
+            name, given = "@llvm.nvvm.barrier.cta.sync.aligned.count", (TASK_BARRIER, count)
+            if count % WARP:
+                raise Unsupported(f"{count} threads of a task wait for each other: no whole warps")
+        self.arith.declares.add(f"declare void {name}({', '.join('i32' for _ in given)})")
+        self.w.line(f"call void {name}({', '.join(f'i32 {x}' for x in given)})")
 
     def among_threads(self, x: str, function: str, d: DType, over: list[str]) -> str:
         """x of all threads along these axes, combined; every one of them has the result."""

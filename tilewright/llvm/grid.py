@@ -55,6 +55,8 @@ from tilewright.llvm.writer import Metadata
 PRIVATE_LIMIT = 64 * 1024
 # Calls of one scalar function in a kernel that are written out: a call costs registers and time.
 INLINED = 1024
+# The shared memory of a kernel that runs tasks, which these use one after the other.
+SHARED = "tw_tasks"
 # Nothing is prefetched: other threads run while one waits.
 TRAITS = Traits(short_division=True, scope='syncscope("device") ', prefetches=False, barriers=True)
 
@@ -86,15 +88,16 @@ class Kernels:
     alignment: int
 
 
-def emit_kernels(n: Nest, target: Target, alignment: int = 16) -> Kernels:
+def emit_kernels(n: Nest, target: Target, alignment: int = 16, tasks: bool = False) -> Kernels:
     """The module of a nest that is legal for the target (kernel/legal/). Arguments whose addresses
-    are not multiples of 16 bytes need one that was made with a smaller `alignment`."""
+    are not multiples of 16 bytes need one that was made with a smaller `alignment`. As `tasks` its
+    launches are functions that a block of another kernel calls (llvm/tasks.py)."""
     grid = target.grid
     if grid is None:
         raise Unsupported(f"{target.name} has no grid", hint="compile for a target such as cuda:90")
     metadata = Metadata()
     found = [
-        _Module(n, target, grid, launch, alignment, metadata)
+        _Module(n, target, grid, launch, alignment, metadata, tasks)
         for launch in launches(n.body)
         if any(not isinstance(s, Alloc) for s in launch)
     ]
@@ -136,7 +139,9 @@ class _Module:
         launch: tuple[Stmt, ...],
         alignment: int,
         metadata: Metadata,
+        task: bool = False,
     ) -> None:
+        self.task = task
         self.n, self.target, self.grid, self.alignment = n, target, grid, alignment
         self.metadata = metadata
         self.launch = launch
@@ -166,18 +171,24 @@ class _Module:
         k.leave()
         loops, _ = grid_of(self.launch)
         blocks = {x.kind: _count(x, set(self.n.dims)) for x in loops}
-        size = ",".join(map(str, self.threads))
-        head = f"define ptx_kernel void @{symbol}({', '.join(k.parameters())})"
-        lines = [
-            *k.shared.globals(),
-            f'{head} "nvvm.reqntid"="{size}"{k.bulk.attribute} nounwind {{',
-            *body.lines(),
-        ]
+        head = self._head(symbol, k.parameters(), k.bulk.attribute)
+        lines = [*k.shared.globals(), head, *body.lines()]
         gx, gy, gz = (blocks.get(axis, 1) for axis in BLOCKS)
         names, boxes = tuple(b.name for b in args), tuple(k.bulk.boxes)
         shared, together = k.shared.dynamic, k.bulk.cluster_blocks
         made = Launch(symbol, (gx, gy, gz), self.threads, shared, names, boxes, together)
+        if self.task and boxes:
+            raise Unsupported(f"{symbol} takes tensor maps, which belong to a launch")
         return lines, made
+
+    def _head(self, symbol: str, parameters: list[str], more: str) -> str:
+        if self.task:
+            place = ", ".join(f"i32 %task.{axis}" for axis in "xyz")
+            given = ", ".join((*parameters, place))
+            return f"define internal void @{symbol}({given}) convergent noinline nounwind {{"
+        size = ",".join(map(str, self.threads))
+        head = f"define ptx_kernel void @{symbol}({', '.join(parameters)})"
+        return f'{head} "nvvm.reqntid"="{size}"{more} nounwind {{'
 
 
 def _threads_of(launch: tuple[Stmt, ...], grid: Grid) -> tuple[int, int, int]:
@@ -222,7 +233,12 @@ class _Thread:
         in_shared = [buffers[x] for x in allocated if buffers[x].scope == "shared"]
         shared = list(dict.fromkeys(in_shared))
         self.shared = Shared(
-            symbol, shared, m.grid, apart_in_time(m.n, m.launch), BARRIER * ring(m.launch)
+            SHARED if m.task else symbol,
+            shared,
+            m.grid,
+            apart_in_time(m.n, m.launch),
+            BARRIER * ring(m.launch),
+            common=m.task,
         )
         for b in shared:
             self.a.base[b.name] = (self.shared.places[b.name], 0)
@@ -230,8 +246,8 @@ class _Thread:
         given = {b.name for b in self.c.args}  # memory from outside the launch is common to all
         local = {x: b for x, b in buffers.items() if x not in given}
         self.own = own_parts(m.n, m.launch, local)
-        self.positions = Positions(self.w, m.threads)
-        self.sums = ThreadSums(self.w, self.positions, self.shared)
+        self.positions = Positions(self.w, m.threads, m.task)
+        self.sums = ThreadSums(self.w, self.positions, self.shared, m.task)
         copies = AsyncCopies(self.w, self.c, self.a, body.values, m.grid)
         self.bulk = BulkCopies(body, m.launch, self, copies, self.shared.barriers)
         self.sums.cluster = self.bulk.cluster is not None

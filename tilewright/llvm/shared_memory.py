@@ -15,6 +15,7 @@ from tilewright.kernel.threads import grid_of, uses_of
 
 # Shared memory that a kernel may have without more being allocated at its launch.
 STATIC_SHARED = 48 * 1024
+_BYTES = {"i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64": 8, "double": 8}
 
 
 def check_lanes(launch: tuple[Stmt, ...], buffers: Mapping[str, Buffer]) -> None:
@@ -67,10 +68,12 @@ class Shared:
         grid: Grid,
         apart: frozenset[tuple[str, str]] = frozenset(),
         barriers: int = 0,
+        common: bool = False,
     ) -> None:
         """Buffers that are `apart` may have one place. `barriers` are bytes besides all buffers,
-        for memory barriers."""
-        self.symbol, self.grid = symbol, grid
+        for memory barriers. All is in one dynamic piece where several functions use that in
+        turn (`common`)."""
+        self.symbol, self.grid, self.common = symbol, grid, common
         self.lines: list[str] = []
         self.places: dict[str, str] = {}
         sizes = {b.name: bytes_of(b, "shared memory") for b in buffers}
@@ -96,12 +99,13 @@ class Shared:
             )
         # What is one memory for several has to be places in one variable.
         together = len(buffers) > 1 and bool(apart)
-        self.dynamic = total if total > STATIC_SHARED - 4096 or together else 0
-        if self.dynamic:
-            name, most = f"@{symbol}_shared", max(whole.values())
+        dynamic = total > STATIC_SHARED - 4096 or together or common
+        self.dynamic = total if dynamic else 0
+        if dynamic:
+            name, most = f"@{symbol}_shared", 1024 if common else max(whole.values())
             self.lines.append(f"{name} = external addrspace(3) global [0 x i8], align {most}")
         for b in buffers:
-            if self.dynamic:
+            if dynamic:
                 at = places[b.name]
                 where = f"getelementptr (i8, ptr addrspace(3) @{symbol}_shared, i64 {at})"
             else:
@@ -109,7 +113,7 @@ class Shared:
                 self.lines.append(self._variable(where, sizes[b.name], "i8", whole[b.name]))
             self.places[b.name] = f"addrspacecast (ptr addrspace(3) {where} to ptr)"
         self.barriers: str | None = None
-        if barriers and self.dynamic:
+        if barriers and dynamic:
             self.barriers = f"getelementptr (i8, ptr addrspace(3) @{symbol}_shared, i64 {first})"
         elif barriers:
             self.barriers = self.variable(barriers // 8, "i64")
@@ -121,6 +125,10 @@ class Shared:
 
     def variable(self, count: int, t: str) -> str:
         """More of it, for the emitter's own use."""
+        if self.common:
+            at = self.dynamic
+            self.dynamic += -(-count * _BYTES[t] // 16) * 16
+            return f"getelementptr (i8, ptr addrspace(3) @{self.symbol}_shared, i64 {at})"
         name = f"@{self.symbol}_v{len(self.lines)}"
         self.lines.append(self._variable(name, count, t, 16))
         return name

@@ -134,6 +134,11 @@ class Program:
         """The machine whose memory it uses; empty: this one."""
         return ""
 
+    @property
+    def manner(self) -> str:
+        """How its kernels are launched, where there is more than one way."""
+        return ""
+
     def allocate(self, size: int) -> tuple[int, object]:
         """Memory for a value that outlives calls: its address, and what owns it."""
         memory, address = aligned(size)

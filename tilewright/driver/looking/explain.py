@@ -63,6 +63,7 @@ class ProgramReport:
     passes: tuple[PassRun, ...] = ()  # what each pass did
     target: Target | None = None  # the machine that it is for
     once: int = 0  # so many of the kernels, the first ones, run only when weights have changed
+    manner: str = ""  # how its kernels are launched, where there is more than one way
 
     @property
     def seconds(self) -> float:
@@ -242,6 +243,7 @@ def _reports(programs: Iterable[Any]) -> Iterator[ProgramReport]:
             p.details.cut.passes,
             p.data.target,
             len(p.prologue.kernels) if p.prologue is not None else 0,
+            p.manner,
         )
 
 
@@ -273,6 +275,8 @@ def _program(p: ProgramReport, first: int) -> Iterator[Any]:
         f"{count(p.calls, 'kernel call')} per run",
         f"memory: arena {bytes_text(p.arena)}, folded weights {bytes_text(p.folded_bytes)}",
     ]
+    if p.manner:
+        facts.append(p.manner)
     yield Text(head, style="bold")
     if p.kernels:
         yield Text("\n".join(f"  {x}" for x in facts))

@@ -149,16 +149,17 @@ def compiled(
     with Compilers(target, processes) as compilers:
         with phases("passes"):
             parts = split(graph, options, target, events, stages, schedules, phases.passes)
-        code = code_for(target, machine)
-        common = (target, events, phases, options.profile, schedules, compilers, code)
+        common = (target, events, phases, options.profile, schedules, compilers)
         if parts.prologue is not None:
             below = stages.inside("weights")
             prologue = below.graph("input", parts.prologue)
-            once = _Builder(*common, below, Default(), any_size=True)  # not worth a choice
+            code = code_for(target, machine)
+            once = _Builder(*common, code, below, Default(), any_size=True)  # not worth a choice
             once.begin(prologue, len(prologue.inputs))
             with phases("passes"):  # while other processes compile
                 recipes = recipes_of(prologue)
-        always = _Builder(*common, stages, by)
+        code = code_for(target, machine, options.one_kernel)
+        always = _Builder(*common, code, stages, by)
         always.begin(parts.main, len(graph.inputs), graph.inputs)
         builders = [b for b in (once, always) if b is not None]
         with phases("kernels"):
@@ -340,7 +341,9 @@ class _Builder:
             if source.ttype.size != 0:
                 k = self._distinct(copy_group("kernel", source.ttype))
                 k.names.append("copy")
-                actions.append(Call(k.symbol, (where(source), Slot("out", out)), k.dims))
+                size = nbytes(source.ttype)
+                args = (where(source), Slot("out", out))
+                actions.append(Call(k.symbol, args, k.dims, (size, size), 1))
         self.stages.clusters(fused, p, symbols.get)
         e = Entry(symbol, tuple(actions), dims)
         self.entries.append(e)
@@ -441,13 +444,14 @@ class _Builder:
             stages = self.stages.kernel(k.symbol)
             given = self.schedules.traces.get(k.symbol)
             how = self.by.name if given is None else f"given\n{print_trace(given)}"
-            key = f"{self.target.key()}\n{k.text}\n{how}"
+            key = f"{self.target.key()}\n{k.text}\n{how}\n{self.code.form}"
             hit = None if stages.dumping or stages.is_edited else self.cache.get("kernel", key)
             if hit is not None:
                 head, _, k.image = hit.partition(b"\n")
                 trace, chosen_by, parallel = json.loads(head)
                 k.schedule = Scheduled(trace, parallel, chosen_by)
                 k.cached = True
+                self.code.known(k.symbol, k.image)
             else:
                 todo.append((k, stages, key))
         mine = [k for k, _, _ in todo if k.symbol not in self.schedules.traces]
@@ -530,7 +534,8 @@ def _chooser(options: Options, target: Target, log: Log, machine: Machine | None
         return options.choose
     name = knobs.choose.get() if options.choose == "auto" else options.choose
     seconds = options.tune_seconds or knobs.tune_seconds.get()
-    if name in ("auto", "timed") and machine is not None and machine.libraries is not None:
+    libraries = machine is not None and machine.libraries is not None and not options.one_kernel
+    if name in ("auto", "timed") and machine is not None and libraries:
         return on_gpu(machine, Cache.from_knobs(log), seconds, log)
     if name == "auto":
         name = "ranked" if target.rated else "default"

@@ -44,3 +44,5 @@ class Options:
     # one's own; "auto": as TILEWRIGHT_CHOOSE says
     choose: str | Chooser = "auto"
     tune_seconds: int = 0  # that timing may take per program; 0: as TILEWRIGHT_TUNE_SECONDS says
+    # On a GPU: all kernels of a program are tasks of one, where that is possible
+    one_kernel: bool = False

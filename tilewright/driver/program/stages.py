@@ -155,6 +155,15 @@ class Stages:
         self.write(file, lambda: text)
         return text
 
+    def tasks(self, text: str, target: Target, graph: Callable[[], str]) -> bytes:
+        """The PTX of a program that is one kernel; its task graph is to be read, not edited."""
+        self.write("tasks.txt", graph)
+        text = self.edited("tasks.ll", str) or text
+        self.write("tasks.ll", lambda: text)
+        made = self.edited("tasks.ptx", str) or assembly(text, target)
+        self.write("tasks.ptx", lambda: made)
+        return made.encode()
+
     def kernel(self, symbol: str) -> KernelStages:
         return KernelStages(self, f"{self.number():02}-{symbol}", symbol)
 

@@ -175,6 +175,7 @@ class Session:
             schedules=given.schedules,
             choose=given.choose,
             tune_seconds=given.tune_seconds,
+            one_kernel=given.one_kernel and machine is not None,
         )
         return compile_graph(graph, options, self.log, machine)
 

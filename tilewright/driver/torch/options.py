@@ -50,6 +50,9 @@ class TorchOptions:
     # (by measuring); "auto": as TILEWRIGHT_CHOOSE says.
     choose: str = "auto"
     tune_seconds: int = 0  # that timing may take per program; 0: as TILEWRIGHT_TUNE_SECONDS says
+    # On a GPU: all kernels of a program are tasks of one, where that is possible. For chains of
+    # many short kernels, such as a language model that makes one token.
+    one_kernel: bool = False
     # Traces in place of default schedules, by the names that `tw.explain` gives to kernels.
     schedules: dict[str, str] = field(default_factory=dict)
 

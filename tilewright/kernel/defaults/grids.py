@@ -49,6 +49,11 @@ FEWEST = 128  # threads of a block that has short rows
 # elements, which take as many loads, twice as many (measured on an H200).
 SHARE = 16
 LARGEST_SHARE = 24
+# Products of a row with a matrix, which is read once: a warp for each result, so many in a block,
+# and so many vectors of each that are on their way at a time.
+WARP = 32
+WARPS: int = 8
+BESIDE: int = 8
 
 
 def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace, Nest]:
@@ -60,7 +65,7 @@ def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace
         if not schedule_product(s):
             raise Refused(f"{group.name} has no other tile")
         return tuple(s.trace), s.nest
-    for shape in (schedule_chain, _maps, schedule_product, _rows):
+    for shape in (schedule_chain, _maps, schedule_product, _stored_once, _rows):
         s = Scheduler(group, target, choices)
         try:
             if shape(s):
@@ -169,7 +174,12 @@ def _product(mono: tuple[D.Atom, ...]) -> D.Dim:
 # ---- rows
 
 
-def _rows(s: Scheduler) -> bool:
+def _stored_once(s: Scheduler) -> bool:
+    """Rows that have one result each, which one thread of the row stores."""
+    return _rows(s, once=True)
+
+
+def _rows(s: Scheduler, once: bool = False) -> bool:
     """A block for every row, or for a few short ones: what is read of it is read once, all else is
     in registers."""
     stages = inline_maps(s)
@@ -195,7 +205,7 @@ def _rows(s: Scheduler) -> bool:
             s.do(ComputeInline(x.name))
             inner.remove(x)
     copies = _copies(s, [*inner, *outs], prefix, width) if small else []
-    return _block_per_row(s, host, [x.name for x in outs], inner, copies, prefix, width)
+    return _block_per_row(s, host, [x.name for x in outs], inner, copies, prefix, width, once)
 
 
 def _most_threads(s: Scheduler) -> int:
@@ -233,6 +243,7 @@ def _block_per_row(
     copies: list[str],
     prefix: int,
     width: D.Dim,
+    once: bool,
 ) -> bool:
     for o in outs:
         for j in range(prefix - 1):
@@ -250,24 +261,34 @@ def _block_per_row(
                         placed.add(x.name)
                 s.do(ComputeWith(o, at))
             at = s.path(host)[0].name
+    sums = [x.name for x in inner if x.is_reduce]
+    streamed = not copies and len(sums) == len(inner) and _streamed(s, sums, outs, width)
+    if once and any(len(s.path(x)) != 1 for x in outs):
+        return False
+    if once:
+        s.do(Split(at, 1))
+        at = f"{at}.0"
     for name in [*(x.name for x in reversed(inner)), *copies]:
         if name not in placed:
             s.do(ComputeAt(name, at))
     along = [*copies, *(x.name for x in inner), *outs]
     columns = {x: p for x in along if (p := _column(s, x, at, width)) is not None}
     lanes = _lanes(s, list(columns), *(p.var for p in columns.values()))
-    threads = _threads(s, width, lanes, at)
     unrolled = isinstance(width, int) and width <= LARGEST_SHARE * _most_threads(s)
-    sums = [x.name for x in inner if x.is_reduce]
+    threads = WARP if streamed else _threads(s, width, lanes, at)
     for x, p in columns.items():
-        if x in sums:
+        if streamed:
+            _stream(s, x, p.name, lanes)
+        elif x in sums:
             _sum(s, x, p.name, lanes, threads, unrolled)
         else:
             _spread(s, p.name, lanes, threads, unrolled)
+    if once:
+        s.do(Bind(f"{at.removesuffix('.0')}.1", "thread.x"))
     if isinstance(width, int):
         for x in (*copies, *(x.name for x in inner if x.name in columns and x.name not in sums)):
             _in_registers(s, x, lanes, threads)
-    rows = _rows_together(s, at, threads)
+    rows = _rows_together(s, at, WARPS * WARP if streamed else FEWEST, threads)
     several = (Split(at, rows), Bind(f"{at}.0", "block.x"), Bind(f"{at}.1", "thread.y"))
     if rows == 1 or not _all(s, *several, Synchronise()):
         s.do(Bind(at, "block.x"))
@@ -291,10 +312,10 @@ def _all(s: Scheduler, *steps: Step) -> bool:
     return False
 
 
-def _rows_together(s: Scheduler, at: str, threads: int) -> int:
+def _rows_together(s: Scheduler, at: str, fewest: int, threads: int) -> int:
     """Short rows share a block, so that a multiprocessor has enough threads; all blocks have as
     many, since threads of a block come to their sums together."""
-    rows, extent = max(1, FEWEST // threads), s.loops(at)[0].extent
+    rows, extent = max(1, fewest // threads), s.loops(at)[0].extent
     while rows > 1 and not _divides(rows, extent):
         rows //= 2
     return rows
@@ -367,6 +388,43 @@ def _sum(s: Scheduler, stage: str, loop: str, lanes: int, threads: int, unrolled
     mine = [x if x is None else moved(x, part) for x in (turns, own, lane)]
     assert mine[0] is not None and mine[1] is not None
     _finish(s, mine[0], mine[1], mine[2], unrolled)
+    s.do(Bind(own, "thread.x"))
+
+
+def _streamed(s: Scheduler, sums: list[str], outs: list[str], width: D.Dim) -> bool:
+    """Are these products of rows of a matrix, each read once, with something much smaller?"""
+    if not isinstance(width, int) or any(len(s.path(x)) != 1 for x in outs):
+        return False
+    for x in sums:
+        path = [p for p in s.path(x) if p.extent != 1]
+        reads = [r for r in store_reads(s.store(x)) if str(r.source) != x]
+        moving = [[p for p in path if any(p.var in D.symbols(i) for i in r.index)] for r in reads]
+        lanes = _lanes(s, [x], path[-1].var)
+        if len(reads) != 2 or lanes == 1 or width % (WARP * lanes):
+            return False
+        if sorted(map(len, moving)) != [1, len(path)] or len(path) < 2:
+            return False
+    return True
+
+
+def _stream(s: Scheduler, stage: str, loop: str, lanes: int) -> None:
+    """A sum by one warp; some vectors of a thread are on their way at a time."""
+    turns, own, lane = _split(s, loop, lanes, WARP)
+    part = f"{stage}p"
+    s.do(RFactor(stage, (own,), part))
+    axis = len(s.nest.buffer(part).shape) - 1
+    s.do(Bind(f"{part}.init.i{axis}", "thread.x"))
+    again = moved(turns, part)
+    count = s.loops(again)[0].extent if s.loops(again) else 1
+    beside = next((k for k in (BESIDE, 6, 5, 4, 3, 2) if _divides(k, count)), 1)
+    if count != beside:
+        s.do(Split(again, beside))
+        again = f"{again}.1"
+    s.do(Bind(moved(own, part), "thread.x"))
+    if s.loops(again):
+        s.attempt(Unroll(again))
+    if lane is not None and s.loops(moved(lane, part)):
+        s.do(Vectorize(moved(lane, part)))
     s.do(Bind(own, "thread.x"))
 
 

@@ -267,8 +267,9 @@ class _Scan:
 
     def _refuse_replicas(self, s: Stmt, here: list[Access]) -> None:
         """What runs in every thread along an axis may write a cell once, not update it."""
-        inner = inner_vars(s)
+        under = inner_vars(s)
         for w in (w for w in here if not w.elected):
+            inner = under & w.loops
             missing = [x for x in self.axes if x not in dict(w.threads)]
             others = [a for a in here if a.buffer == w.buffer and a is not w]
             again = any(not advances(self.n, w, v, inner - {v}) for v in inner)

@@ -68,6 +68,7 @@ _P, _I, _U, _S = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, ctypes.c_size_t
 # Of functions that are called often, so that their arguments are converted once and for all.
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuLaunchKernel": (_P, *[_U] * 7, _P, _P, _P),
+    "cuLaunchCooperativeKernel": (_P, *[_U] * 7, _P, _P),
     "cuGraphLaunch": (_P, _P),
     "cuEventRecord": (_P, _P),
     "cuEventSynchronize": (_P,),
@@ -79,6 +80,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemFree_v2": (_P,),
     "cuMemcpyHtoD_v2": (_P, _P, _S),
     "cuMemcpyDtoH_v2": (_P, _P, _S),
+    "cuMemcpyHtoDAsync_v2": (_P, _P, _S, _P),
     "cuMemcpyDtoDAsync_v2": (_P, _P, _S, _P),
     "cuMemsetD8_v2": (_P, ctypes.c_ubyte, _S),
     "cuMemHostAlloc": (_P, _S, _U),

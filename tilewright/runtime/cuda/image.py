@@ -10,6 +10,7 @@ from tilewright.ir.dim import Dim
 from tilewright.kernel.library import LibraryCall
 from tilewright.llvm.entry import Branch, Slot
 from tilewright.llvm.grid import Launch
+from tilewright.llvm.tasks import Kind
 from tilewright.runtime.container import packed, unpacked
 from tilewright.runtime.records import read_record, write_record
 
@@ -25,6 +26,26 @@ class Scratch:
 
 
 @dataclass(frozen=True)
+class Stream:
+    """Block number t of a launch reads `size` bytes at `stride` * t of an argument."""
+
+    argument: str
+    stride: int
+    size: int
+
+
+@dataclass(frozen=True)
+class TaskParts:
+    """A kernel as functions that a block of another one calls: LLVM text, a function for each
+    launch, and the memory that each streams through; or why it cannot be that."""
+
+    text: bytes = b""
+    launches: tuple[Launch, ...] = ()
+    streams: tuple[tuple[Stream, ...], ...] = ()
+    refused: str = ""
+
+
+@dataclass(frozen=True)
 class KernelImage:
     """The code of a group: calls of libraries, its launches in order, the names of its arguments
     (inputs, then outputs), the sizes that it takes, and those that every launch takes after its
@@ -37,6 +58,7 @@ class KernelImage:
     dims: tuple[str, ...]
     ptx: bytes
     calls: tuple[LibraryCall, ...] = ()  # that come before the launches
+    tasks: TaskParts | None = None
 
 
 @dataclass(frozen=True)
@@ -49,11 +71,14 @@ class Size:
 
 @dataclass(frozen=True)
 class Work:
-    """A kernel over slots; `sizes` in the order of the kernel's own names (`KernelImage.sizes`)."""
+    """A kernel over slots, the last `written` of which it fills; `sizes` in the order of the
+    kernel's own names (`KernelImage.sizes`), `room` in bytes of the slots, where it is known."""
 
     symbol: str
     args: tuple[Slot, ...]
     sizes: tuple[Size, ...]
+    room: tuple[Dim, ...] = ()
+    written: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,10 +91,24 @@ class Steps:
 
 
 @dataclass(frozen=True)
+class TasksImage:
+    """All kernels of a program as one (llvm/tasks.py); kinds are numbered in their order."""
+
+    threads: int
+    shared: int
+    words: int
+    kinds: tuple[Kind, ...]
+    ptx: bytes
+
+
+@dataclass(frozen=True)
 class EntryImage:
-    """All entries; the last one is the program's own."""
+    """All entries; the last one is the program's own. `tasks` is the same as one kernel, `refused`
+    why there is none."""
 
     entries: tuple[Steps, ...]
+    tasks: TasksImage | None = None
+    refused: str = ""
 
 
 def to_bytes(kind: type[T], value: T) -> bytes:

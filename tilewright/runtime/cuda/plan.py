@@ -10,15 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from tilewright.base.errors import Invalid
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.kernel.library import LibraryCall
+from tilewright.kernel.tasks import ARENA, Use
 from tilewright.llvm.entry import Branch, Slot
 from tilewright.llvm.grid import blocks_of
 from tilewright.runtime.cuda.device import Device
-from tilewright.runtime.cuda.image import KernelImage, Steps, Work
+from tilewright.runtime.cuda.image import KernelImage, Steps, Stream, Work
 from tilewright.runtime.cuda.kernels import launcher_of
 from tilewright.runtime.cuda.machine import GivenCall, Matrix
 from tilewright.runtime.cuda.module import Facts, Launcher, Module
@@ -30,12 +32,18 @@ LOADERS = 8  # threads in which the driver compiles PTX
 
 @dataclass(frozen=True)
 class Planned:
-    """A launch: value k of its arguments is `base[k]`, plus the address of number `source[k]`."""
+    """A launch: value k of its arguments is `base[k]`, plus the address of number `source[k]`.
+    `uses` is the memory that it reads and writes, `streams` what its blocks stream through; None
+    where that is not known."""
 
     launcher: Launcher
     blocks: tuple[int, int, int]
     base: tuple[int, ...]
     source: tuple[int, ...]
+    kind: str = ""
+    uses: tuple[Use, ...] | None = None
+    streams: tuple[Stream, ...] = ()
+    arguments: tuple[str, ...] = ()
 
     def values(self, addresses: Sequence[int]) -> list[int]:
         return [
@@ -112,12 +120,26 @@ class Kernels:
         return [f.function.facts(x.threads[0] * x.threads[1] * x.threads[2]) for f, x in pairs]
 
 
+class Described:
+    """Kernels that are not loaded, for plans that are only looked at."""
+
+    def __init__(self, images: Mapping[str, KernelImage]) -> None:
+        self.images = images
+        self.launchers: dict[str, list[Any]] = {
+            symbol: [None] * len(x.launches) for symbol, x in images.items()
+        }
+
+
 class Planner:
     """Makes the plan of an entry for given sizes. Behind the arena's bytes kernels have memory of
     their own, which they use one after the other."""
 
     def __init__(
-        self, kernels: Kernels, entries: Mapping[str, Steps], sizes: Mapping[str, int], arena: int
+        self,
+        kernels: Kernels | Described,
+        entries: Mapping[str, Steps],
+        sizes: Mapping[str, int],
+        arena: int,
     ) -> None:
         self.kernels, self.entries = kernels, entries
         self.sizes, self.arena = dict(sizes), arena
@@ -154,16 +176,38 @@ class Planner:
         sizes = {n: self.sizes[s.name] if s.name else s.value for n, s in named}
         places = {n: where(x) for n, x in zip(image.arguments, w.args, strict=True)}
         room = 0
+        taken: dict[str, int] = {}
         for s in image.scratch:
             places[s.name] = self.arena + room, last
-            room += _rounded(int(D.evaluate(s.size, sizes)))
+            taken[s.name] = int(D.evaluate(s.size, sizes))
+            room += _rounded(taken[s.name])
+        known = len(w.room) == len(w.args)
+        if known:
+            bytes_of = (int(D.evaluate(d, self.sizes)) for d in w.room)
+            taken |= dict(zip(image.arguments, bytes_of, strict=True))
+        only_read = set(image.arguments[: len(image.arguments) - w.written])
         dims = tuple(sizes[d] for d in image.dims)
         made: list[Planned | PlannedCall] = [_call(c, places, sizes) for c in image.calls]
-        for launcher, x in zip(self.kernels.launchers[w.symbol], image.launches, strict=True):
+        streams = image.tasks.streams if image.tasks is not None else ()
+        for k, x in enumerate(image.launches):
             given = [places[a] for a in x.arguments]
             base = (*(b for b, _ in given), *dims)
             source = (*(s for _, s in given), *(FIXED for _ in dims))
-            made.append(Planned(launcher, blocks_of(x, sizes), base, source))
+            uses = (
+                _use(*places[a], taken[a], a not in only_read, last) for a in x.arguments if known
+            )
+            made.append(
+                Planned(
+                    self.kernels.launchers[w.symbol][k],
+                    blocks_of(x, sizes),
+                    base,
+                    source,
+                    x.symbol,
+                    tuple(uses) if known else None,
+                    streams[k] if streams else (),
+                    x.arguments,
+                )
+            )
         return made, room
 
     def _branch(
@@ -191,6 +235,13 @@ def _call(
     found = [places[v.buffer] for v in c.views]
     base = tuple(start + b for start, (b, _) in zip(starts, found, strict=True))
     return PlannedCall(given, base, tuple(s for _, s in found))
+
+
+def _use(base: int, source: int, size: int, writes: bool, last: int) -> Use:
+    """Memory of a call: the arena, or what is at an address of its own."""
+    if source == last:
+        return Use(ARENA, base, size, writes)
+    return Use(f"address{source}", 0, size, writes)
 
 
 def _rounded(size: int) -> int:

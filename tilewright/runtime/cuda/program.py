@@ -37,6 +37,7 @@ from tilewright.runtime.cuda.plan import (
     Planner,
 )
 from tilewright.runtime.cuda.replay import Called, Launched, Replay, no_libraries
+from tilewright.runtime.cuda.tasks import TaskReplay, Tasks
 from tilewright.runtime.program import Details, Program
 from tilewright.runtime.program_data import ProgramData
 from tilewright.runtime.shared import Derived, Weight
@@ -90,9 +91,9 @@ class GpuBound:
 
 @dataclass(eq=False)
 class _Graph:
-    """A graph, and the addresses that it has now."""
+    """A graph, or one kernel in its place, and the addresses that it has now."""
 
-    replay: Replay
+    replay: Replay | TaskReplay
     bound: GpuBound
     varying: tuple[int, ...]
     addresses: list[int]
@@ -167,7 +168,10 @@ class CudaProgram(Program):
             named = zip((k.symbol for k in self.data.kernels), kernels, strict=True)
             images = {symbol: from_bytes(KernelImage, image) for symbol, image in named}
             self.code = Kernels(images, device)
-            self._entries = {e.symbol: e for e in from_bytes(EntryImage, entry).entries}
+            made = from_bytes(EntryImage, entry)
+            self._entries = {e.symbol: e for e in made.entries}
+            self.tasks = Tasks(made.tasks, device) if made.tasks is not None else None
+            self.not_one_kernel = made.refused  # why there are no tasks, where they were asked for
             self._constants = [Memory.of(device, c.array) for c in self.data.constants]
         finally:
             device.leave(before)
@@ -180,6 +184,12 @@ class CudaProgram(Program):
         return CudaProgram(data, self.machine)
 
     # ---- memory
+
+    @property
+    def manner(self) -> str:
+        if self.not_one_kernel:
+            return f"launched kernel by kernel, not as one: {self.not_one_kernel}"
+        return f"one kernel; {self.tasks.facts}" if self.tasks is not None else ""
 
     @property
     def place(self) -> str:
@@ -331,8 +341,13 @@ class CudaProgram(Program):
 
     def _recorded(
         self, room: _Room, straight: Sequence[Planned | PlannedCall], addresses: list[int]
-    ) -> Replay:
-        """The launches as a CUDA graph."""
+    ) -> Replay | TaskReplay:
+        """The launches as one kernel or a CUDA graph."""
+        if self.tasks is not None:
+            try:
+                return self.tasks.replay(straight, addresses)
+            except Unsupported as why:
+                self.tasks, self.not_one_kernel = None, why.what
         launches: list[Launched | Called] = [
             (p.launcher, p.blocks, p.values(addresses))
             if isinstance(p, Planned)

@@ -1,0 +1,136 @@
+"""Products of one row, and a step of a language model as one kernel, on a GPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import tilewright as tw
+from tests.gpu.decode import FULL, TINY, Size, example
+from tests.gpu.model_checks import judged
+from tests.gpu.timing import host_seconds, medians
+from tilewright.kernel.defaults import grids
+from tilewright.runtime.cuda import tasks
+from tilewright.runtime.cuda.program import CudaProgram
+
+Found = dict[str, Any]
+# (columns, depth): of the bar, of the layers of a model of a billion weights, of its head.
+VECTORS = ((16384, 4096), (4096, 16384), (3072, 2048), (2048, 8192), (32000, 2048))
+# By name: warps of a block, and vectors of a thread that are on their way at a time.
+SHAPES = {"8 warps, 8 loads": (8, 8), "4 warps, 8 loads": (4, 8), "8 warps, 4 loads": (8, 4)}
+
+
+def _copied(size: int) -> float:
+    """Bytes a second of a large copy."""
+    a = torch.empty(size, dtype=torch.uint8, device="cuda")
+    b = torch.empty_like(a)
+    return 2 * size / medians({"copy": [lambda: b.copy_(a)]}, 20)["copy"]
+
+
+def one_row(columns: int, depth: int) -> Found:
+    """A row times a matrix in bf16 beside torch, the matrices too many for the cache."""
+    count = max(2, 2**28 // (columns * depth * 2))
+    weights = [torch.randn(columns, depth, dtype=torch.bfloat16).cuda() for _ in range(count)]
+    x = torch.randn(1, depth, dtype=torch.bfloat16).cuda()
+    wide = F.linear(x.double(), weights[0].double())
+    contenders: dict[str, list[Callable[[], object]]] = {
+        "torch": [lambda w=w: F.linear(x, w) for w in weights]
+    }
+    before, worst = (grids.WARPS, grids.BESIDE), 0.0
+    for name, (warps, loads) in SHAPES.items():
+        grids.WARPS, grids.BESIDE = warps, loads
+        try:
+            fast = tw.compile(lambda x, w, n=name: F.linear(x, w), choose="default")
+            worst = max(worst, judged(fast(x, weights[0]), wide, F.linear(x, weights[0])))
+        finally:
+            grids.WARPS, grids.BESIDE = before
+        contenders[name] = [lambda f=fast, w=w: f(x, w) for w in weights]
+    t = medians(contenders, 40)
+    moved, ours = columns * depth * 2, t["8 warps, 8 loads"]
+    others = ", ".join(f"{k}: {v * 1e6:.1f} us" for k, v in t.items())
+    return {
+        "us": ours * 1e6,
+        "gbs": moved / ours / 1e9,
+        "of_copy": moved / ours / _copied(2**29),
+        "eager": t["torch"] / ours,
+        "error": worst,
+        "facts": others,
+    }
+
+
+def step(s: Size, dtype: torch.dtype, timed: bool) -> Found:
+    """A step as one kernel and as a CUDA graph of the same kernels: right, then timed."""
+    model, inputs = example(s, dtype, "cuda")
+    token, at, keys, values = inputs
+    others = ((token + 1) % s.words, at // 2, keys.flip(2).contiguous(), values)
+    one = tw.compile(model, one_kernel=True)
+    graph = tw.compile(model)
+    found: Found = {"error": 0.0}
+    wide = copy.deepcopy(model).double() if not timed else None
+    with torch.no_grad():
+        for given in (inputs, others, inputs, others, inputs):
+            eager = model(*given)
+            if wide is not None:
+                exact = wide(*(x.double() if x.is_floating_point() else x for x in given))
+            else:
+                exact = [x.double() for x in eager]
+            for f in (one, graph):
+                found["error"] = max(found["error"], judged(f(*given), exact, eager))
+        (made,) = one.units[0].programs
+        assert isinstance(made, CudaProgram) and made.tasks is not None, made.not_one_kernel
+        found["facts"] = f"{made.tasks.facts}, {made.tasks.resident} blocks"
+        if timed:
+            found |= _times(s, model, one, graph, made, [inputs, others])
+    return found
+
+
+def _times(
+    s: Size, model: Any, one: Any, graph: Any, made: CudaProgram, given: list[tuple[Any, ...]]
+) -> Found:
+    assert made.tasks is not None
+    moved = 2 * (s.weights + 2 * s.layers * s.groups * s.keys * s.head)
+
+    def calls(f: Any) -> list[Callable[[], object]]:
+        return [lambda x=x: f(*x) for x in given]
+
+    t = medians({"one kernel": calls(one), "graph": calls(graph), "eager": calls(model)}, 20)
+    host = host_seconds(lambda: one(*given[0]), 50)
+    before, each = (tasks.AHEAD_BYTES, tasks.AHEAD_MOST), made.tasks.facts.blocks
+    processors = made.tasks.resident // each
+    for blocks in range(1, each + 1):
+        for name, ahead in (
+            ("no fetching", (0, 0)),
+            ("32 KiB", before),
+            ("64 KiB", (2**16, 2**17)),
+        ):
+            made.tasks.blocks = blocks * processors
+            tasks.AHEAD_BYTES, tasks.AHEAD_MOST = ahead
+            made.trim()
+            try:
+                key = f"{blocks} blocks, {name}"
+                t[key] = medians({key: calls(one)}, 20)[key]
+            finally:
+                tasks.AHEAD_BYTES, tasks.AHEAD_MOST = before
+    made.tasks.blocks = made.tasks.resident
+    made.trim()
+    shown = ", ".join(f"{k}: {v * 1e6:.0f} us" for k, v in t.items())
+    return {
+        "us": t["one kernel"] * 1e6,
+        "gbs": moved / t["one kernel"] / 1e9,
+        "of_copy": moved / t["one kernel"] / _copied(2**29),
+        "eager": t["eager"] / t["one kernel"],
+        "host_us": host * 1e6,
+        "facts": f"{shown}; {made.tasks.facts}",
+    }
+
+
+def decode_checks() -> Iterator[tuple[str, Callable[[], Found]]]:
+    for columns, depth in VECTORS:
+        yield f"one row {depth}x{columns} bf16", lambda c=columns, d=depth: one_row(c, d)
+    yield "decode tiny f32", lambda: step(TINY, torch.float32, False)
+    yield "decode tiny bf16", lambda: step(TINY, torch.bfloat16, False)
+    yield "decode 1b bf16", lambda: step(FULL, torch.bfloat16, True)

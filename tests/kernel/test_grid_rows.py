@@ -1,0 +1,95 @@
+"""Products of one row on a GPU, sums of several axes in pieces, and what blocks stream through."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu.assembler import assemble
+from tests.kernel.test_grids import GPU, judge, scheduled
+from tilewright.ir.types import bf16
+from tilewright.kernel.legal import legalise
+from tilewright.kernel.nest import Nest
+from tilewright.kernel.streams import streams
+from tilewright.kernel.text import parse_group
+from tilewright.kernel.threads import launches
+from tilewright.llvm.grid import emit_kernels
+from tilewright.llvm.objects import assembly
+
+
+def product(columns: int, depth: int, more: str = "") -> str:
+    return f"""
+group product
+  in w: bf16[{columns},{depth}]
+  in x: bf16[1,{depth}]
+  out y: bf16[1,{columns}]
+  {"out z: f32[1," + str(columns) + "]" if more else ""}
+  local c: f32[1,{columns}]
+  c[c.i,c.j] add= cast<f32>(x[c.i,c.k]) * cast<f32>(w[c.j,c.k]) \
+for c.i in 1, c.j in {columns}, c.k in {depth} from 0.0
+  y[y.i,y.j] = cast<bf16>(c[y.i,y.j]) for y.i in 1, y.j in {columns}
+  {more}
+"""
+
+
+def launch_of(nest: Nest) -> tuple[tuple[int, ...], tuple[int, int, int]]:
+    (found,) = emit_kernels(legalise(nest, GPU), GPU).launches
+    return tuple(int(str(d)) for d in found.blocks), found.threads
+
+
+@pytest.mark.parametrize(("columns", "depth", "rows"), [(16, 512, 8), (12, 256, 4), (16, 2048, 8)])
+def test_a_product_of_one_row_has_a_warp_for_each_result(
+    columns: int, depth: int, rows: int
+) -> None:
+    g = parse_group(product(columns, depth))
+    nest = scheduled(g)
+    judge(g, nest, {}, bf16)
+    assert launch_of(nest) == ((columns // rows, 1, 1), (32, rows, 1))
+    # Blocks read one piece of the matrix after the other.
+    (launch,) = launches(nest.body)
+    assert list(streams(nest, launch)) == [("w", 2 * rows * depth, 2 * rows * depth)]
+    ptx = assembly(emit_kernels(legalise(nest, GPU), GPU).text, GPU)
+    assert ptx.count("v4.b32") == 2 * min(8, depth // 256), "eight vectors at a time, of both"
+    for x in assemble(ptx, "sm_90a"):
+        assert x.spilled == 0 and x.registers <= 128
+
+
+def test_results_that_others_read_are_stored_by_one_thread() -> None:
+    more = "z[z.i,z.j] = cast<f32>(y[z.i,z.j]) * cast<f32>(y[z.i,z.j]) for z.i in 1, z.j in 16"
+    g = parse_group(product(16, 256, more))
+    nest = scheduled(g)
+    judge(g, nest, {}, bf16)
+    assert launch_of(nest) == ((2, 1, 1), (32, 8, 1))
+    assert "barrier" not in str(nest.body)
+
+
+def test_short_rows_share_a_block_where_each_has_one_result() -> None:
+    g = parse_group("""
+group scores
+  in k: bf16[2,32,64]
+  in q: bf16[2,4,64]
+  out y: bf16[2,4,32]
+  local c: f32[2,4,32]
+  c[c.h,c.i,c.j] add= cast<f32>(q[c.h,c.i,c.d]) * cast<f32>(k[c.h,c.j,c.d]) \
+for c.h in 2, c.i in 4, c.j in 32, c.d in 64 from 0.0
+  y[y.h,y.i,y.j] = cast<bf16>(c[y.h,y.i,y.j]) for y.h in 2, y.i in 4, y.j in 32
+""")
+    nest = scheduled(g)
+    judge(g, nest, {}, bf16)
+    assert launch_of(nest) == ((8, 1, 1), (4, 32, 1))
+
+
+def test_sums_over_several_axes_of_results_are_taken_in_pieces() -> None:
+    g = parse_group("""
+group values
+  in p: bf16[2,4,512]
+  in v: bf16[2,512,16]
+  out y: bf16[2,4,16]
+  local c: f32[2,4,16]
+  c[c.h,c.i,c.j] add= cast<f32>(p[c.h,c.i,c.k]) * cast<f32>(v[c.h,c.k,c.j]) \
+for c.h in 2, c.i in 4, c.j in 16, c.k in 512 from 0.0
+  y[y.h,y.i,y.j] = cast<bf16>(c[y.h,y.i,y.j]) for y.h in 2, y.i in 4, y.j in 16
+""")
+    nest = scheduled(g)
+    judge(g, nest, {}, bf16)
+    first = emit_kernels(legalise(nest, GPU), GPU).launches[0]
+    assert first.blocks == (1, 32, 1), "each of the pieces has 16 products"

@@ -1,0 +1,134 @@
+"""A program as one kernel: its table, what is fetched ahead, and modules put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tilewright import targets
+from tilewright.base.errors import Unsupported
+from tilewright.kernel.tasks import ARENA, Use, ordered
+from tilewright.llvm import tasks as layout
+from tilewright.llvm.grid import Launch
+from tilewright.llvm.objects import assembly
+from tilewright.llvm.tasks import Kind, emit_tasks, merged
+from tilewright.runtime.cuda import tasks
+from tilewright.runtime.cuda.image import Stream, TasksImage
+from tilewright.runtime.cuda.plan import FIXED, Planned
+
+NOBODY: Any = None  # launches are described here, not done
+
+
+def launch(source: int, start: int, weight: int, blocks: int = 8) -> Planned:
+    """Reads an address and a weight, writes to a place of the arena, which is address 9."""
+    uses = (
+        Use(f"address{source}", 0, 64),
+        Use(f"address{weight}", 0, 8 * 4096),
+        Use(ARENA, start, 64, True),
+    )
+    return Planned(
+        NOBODY,
+        (blocks, 1, 1),
+        (0, 0, start, 5),
+        (source, weight, 9, FIXED),
+        "k",
+        uses,
+        (Stream("w", 4096, 4096),),
+        ("x", "w", "y"),
+    )
+
+
+IMAGE = TasksImage(256, 0, layout.VALUES + 4, (Kind("k", 128, 3, 1),), b"")
+ADDRESSES = [1000 * k for k in range(8)] + [0, 90_000]
+
+
+def graph(launches: list[Planned], blocks: int = 4) -> tasks.TaskGraph:
+    return ordered(tasks.phases_of(launches, IMAGE.kinds), blocks, 256)
+
+
+def test_weights_are_fetched_in_the_order_of_use_and_not_too_far_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tasks, "AHEAD_BYTES", 8192)
+    monkeypatch.setattr(tasks, "AHEAD_MOST", 12288)
+    found = [launch(0, 0, 1), launch(0, 256, 2), launch(0, 512, 3)]
+    g = tasks.with_ahead(graph(found), found)
+    # Every block has two tasks of each phase.
+    asked = [[(a.phase, a.first, a.last) for a in p.ahead] for p in g.phases]
+    assert asked == [[(0, 0, 2)], [(1, 0, 2)], [(2, 0, 2)]]
+    monkeypatch.setattr(tasks, "AHEAD_BYTES", 16384)
+    monkeypatch.setattr(tasks, "AHEAD_MOST", 16384)
+    g = tasks.with_ahead(graph(found), found)
+    asked = [[(a.phase, a.first, a.last) for a in p.ahead] for p in g.phases]
+    assert asked == [[(0, 0, 2), (1, 0, 2)], [(2, 0, 2)], []]
+
+
+def test_what_is_written_is_not_fetched() -> None:
+    writes = launch(0, 0, 1)
+    other = Use("address1", 0, 64, True)
+    assert writes.uses is not None
+    found = [launch(0, 0, 1), Planned(NOBODY, (1, 1, 1), (0,), (1,), "k", (other,))]
+    assert not any(p.ahead for p in tasks.with_ahead(graph(found), found).phases)
+
+
+def test_addresses_that_overlap_are_one_memory() -> None:
+    found = [launch(0, 0, 1), launch(2, 256, 3)]
+    values = [p.values(ADDRESSES) for p in found]
+    names = tasks.same_memory(found, values)
+    # A weight takes 32,768 bytes: what lies less than that behind address 1 is the same memory.
+    assert names == {"address2": "address1", "address3": "address1"}
+    far = [0, 100_000, 200_000, 300_000, 0, 0, 0, 0, 0, 400_000]
+    assert not tasks.same_memory(found, [p.values(far) for p in found])
+
+
+def test_a_table_follows_its_values() -> None:
+    found = [launch(0, 0, 1), launch(0, 256, 2)]
+    g = tasks.with_ahead(graph(found), found)
+    table = tasks.Table(g, found, IMAGE, [p.values(ADDRESSES) for p in found])
+    row = table.words[1]
+    assert list(row[layout.VALUES : layout.VALUES + 4]) == [0, 2000, 90_256, 5]
+    assert row[layout.TASKS] == 8 and row[layout.FIRST] == 0 and row[layout.COUNTER] == -1
+    places = {(k, n) for k, p in enumerate(g.phases) for n, a in enumerate(p.ahead) if a.phase == 1}
+    assert places
+    table.put(1, 1, 77)
+    for k, n in places:
+        at = layout.AHEAD + n * layout.AHEAD_WORDS
+        assert table.words[k, at + layout.ADDRESS] == 77
+
+
+def test_too_many_waits_are_refused() -> None:
+    found = [launch(0, 256 * k, 1) for k in range(20)]
+    whole = Use(ARENA, 0, 1 << 20, True)
+    found.append(Planned(NOBODY, (1, 1, 1), (0,), (9,), "k", (whole,)))
+    with pytest.raises(Unsupported, match="waits for 20 others"):
+        tasks.Table(graph(found), found, IMAGE, [p.values(ADDRESSES) for p in found])
+
+
+def test_modules_are_put_together() -> None:
+    a = """declare float @llvm.fabs.f32(float)
+define internal float @help(float %x) {
+  ret float %x
+}
+define internal void @a(i32 %task.x, i32 %task.y, i32 %task.z) convergent noinline nounwind {
+  br label %end, !llvm.loop !0
+end:
+  ret void
+}
+!0 = distinct !{!0, !1}
+!1 = !{!"llvm.loop.unroll.disable"}
+"""
+    b = a.replace("@a(", "@b(").replace("ret float %x", "ret float 0.0")
+    text = merged([a, b, a])
+    assert text.count("@help(float") == 1 and text.count("@help.1(float") == 1
+    assert text.count("declare") == 1 and text.count("void @a(") == 1
+    assert "!2 = distinct !{!2, !3}" in text
+    kinds = [(a, [Launch("a", (1, 1, 1), (64, 1, 1), 0, ())], 0)]
+    kinds += [(b, [Launch("b", (1, 1, 1), (4, 8, 2), 96, ())], 0)]
+    for name in ("cuda:75", "cuda:90"):
+        target = targets.get(name)
+        assert target.grid is not None
+        made = emit_tasks(kinds, target.grid)
+        assert made.threads == 64 and made.shared == 96
+        ptx = assembly(made.text, target)
+        assert "ld.acquire.gpu" in ptx and "fence.acq_rel.gpu" in ptx and "prefetch" in ptx
