@@ -28,8 +28,8 @@ class ThreadSums:
         self.cluster = False  # do the blocks of a cluster write each other's shared memory?
 
     def barrier(self) -> None:
-        """All threads of the block wait for one another; in a cluster, those of all its blocks; of a
-        task, those that take part."""
+        """All threads of the block wait for one another; of a cluster, those of all its blocks; of
+        a task, those that take part."""
         if self.task:
             self._task_barrier(prod(self.threads))
             return
