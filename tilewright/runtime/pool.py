@@ -35,6 +35,11 @@ def address() -> int:
     return _pool().library.address("tw_parallel")
 
 
+def prepare() -> None:
+    """Have the pool's code at hand, which programs need when they are loaded."""
+    _pool()
+
+
 def concurrent_symbols() -> dict[str, int]:
     """The addresses of what kernels call whose programs wait for each other (concurrent_ir.py)."""
     return _pool().concurrent
@@ -51,7 +56,12 @@ def set_threads(count: int) -> None:
 
 def get_threads() -> int:
     """The number of threads of a region: TILEWRIGHT_THREADS or the usable cores until set."""
-    return _pool().threads()
+    known = _pools.get("pool")
+    return _first_threads() if known is None else known.threads()
+
+
+def _first_threads() -> int:
+    return min(MAX_THREADS, knobs.threads.get() or usable_cores())
 
 
 def workers() -> int:
@@ -80,7 +90,7 @@ class _Pool:
         self.workers = function("tw_pool_workers", result=ctypes.c_int64)
         self.reset()
         self.set_spin(_DEFAULT_SPIN_US * 1000)
-        self.resize(min(MAX_THREADS, knobs.threads.get() or usable_cores()))
+        self.resize(_first_threads())
 
     @cached_property
     def concurrent(self) -> dict[str, int]:

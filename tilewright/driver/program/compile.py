@@ -64,6 +64,7 @@ from tilewright.llvm.entry import (
     calls_of,
 )
 from tilewright.ops.control import Cond
+from tilewright.runtime import pool
 from tilewright.runtime.cuda.machine import Machine
 from tilewright.runtime.profile import Marks
 from tilewright.runtime.program import Cut, Details, Program
@@ -147,6 +148,8 @@ def compiled(
     once: _Builder | None = None
     recipes: tuple[Recipe, ...] = ()
     with Compilers(target, processes) as compilers:
+        if machine is None:
+            compilers.do(pool.prepare)  # it is compiled by the first program on a machine
         with phases("passes"):
             parts = split(graph, options, target, events, stages, schedules, phases.passes)
         common = (target, events, phases, options.profile, schedules, compilers)
@@ -253,6 +256,8 @@ class _Builder:
         self.constants: dict[Literal, int] = {}
         self.first_constant = 0
         self.any_size = any_size
+        # Each kernel when it is found, not all together: files are numbered, and clocks run alone.
+        self.at_once = not by.alone and not stages.active
         self.image = b""  # of the entry
 
     def begin(self, graph: Graph, given: int, order: Sequence[Node] = ()) -> None:
@@ -269,7 +274,8 @@ class _Builder:
         with self.phases("fusion and memory"):
             _, self.arena = self.entry(graph, symbol, inputs)
         with self.phases("kernels"):
-            self._compile()
+            if not self.at_once:
+                self._compile(list(self.kernels.values()))
         self.types = tuple(n.ttype for n in own)
         self.outs = tuple(n.ttype for n in graph.outputs)
         self.literals = tuple(literals)
@@ -427,7 +433,9 @@ class _Builder:
         symbol = symbol_of_text(text)
         if symbol not in self.kernels:
             named = replace(group, name=symbol)
-            self.kernels[symbol] = _Kernel(symbol, named, text, dims=group.dims())
+            k = self.kernels[symbol] = _Kernel(symbol, named, text, dims=group.dims())
+            if self.at_once:
+                self._compile([k])
         return self.kernels[symbol]
 
     def _scheduled(self, symbol: str, group: Group) -> Chosen:
@@ -437,10 +445,10 @@ class _Builder:
             return self.by.choose(group, self.target)
         return Chosen(given, self.schedules.applied(symbol, group, given))
 
-    def _compile(self) -> None:
-        """Objects for the distinct kernels: from the cache, or by the compilers from now on."""
+    def _compile(self, kernels: Sequence[_Kernel]) -> None:
+        """Objects for distinct kernels: from the cache, or by the compilers from now on."""
         todo: list[tuple[_Kernel, KernelStages, str]] = []
-        for k in self.kernels.values():
+        for k in kernels:
             stages = self.stages.kernel(k.symbol)
             given = self.schedules.traces.get(k.symbol)
             how = self.by.name if given is None else f"given\n{print_trace(given)}"
@@ -461,7 +469,7 @@ class _Builder:
             self.compilers.finish()
         chosen = choose_all(self.by, clocked, self.target) if clocked else {}
 
-        for k in self.kernels.values():
+        for k in kernels:
             if k.symbol in self.schedules.traces:
                 self.log.add("schedule", f"{k.symbol} is scheduled by the given trace")
         for k, stages, key in todo:

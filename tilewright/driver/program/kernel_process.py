@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
-import select
+import selectors
 import subprocess
 import sys
 from contextlib import suppress
@@ -78,10 +78,9 @@ class KernelProcess:
 
     def is_ready(self, within: float) -> bool:
         """Has it imported what it needs, or does it in so many seconds?"""
-        if not self._ready and not self.ended:
-            if select.select([self._output], [], [], within)[0]:
-                self._ready = self._read() == READY
-                self.ended = not self._ready
+        if not self._ready and not self.ended and has_more(self._output, within):
+            self._ready = self._read() == READY
+            self.ended = not self._ready
         return self._ready
 
     def answer(self, request: Request) -> Answer | None:
@@ -110,14 +109,10 @@ class KernelProcess:
         return False
 
     def close(self) -> None:
+        """End it: it has nothing to finish."""
         self.ended = True
-        with suppress(OSError):
-            self._input.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1)
-            return
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
     @property
     def _input(self) -> IO[bytes]:
@@ -135,6 +130,14 @@ class KernelProcess:
         except (EOFError, OSError, pickle.UnpicklingError):
             self.ended = True
             return None
+
+
+def has_more(pipe: IO[bytes], within: float) -> bool:
+    """Is there something to read from a pipe, be it its end, or is there in so many seconds? Each
+    message is written once the last one was read, so that none is in a buffer of ours."""
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(pipe, selectors.EVENT_READ)
+        return bool(waiting.select(within))
 
 
 # Processes that compile nothing now.

@@ -12,14 +12,13 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import select
 import signal
 import sys
 import time
 from dataclasses import replace
 from typing import IO
 
-from tilewright.driver.program.kernel_process import READY, Answer, Request, Scheduled
+from tilewright.driver.program.kernel_process import READY, Answer, Request, Scheduled, has_more
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.step import Trace, print_trace
 from tilewright.kernel.steps.parallel import Parallel
@@ -76,12 +75,11 @@ def _send(answers: IO[bytes], what: object) -> None:
 
 
 def _waits(requests: IO[bytes]) -> bool:
-    """Is there a request, or the end of all? Each is written once the last one was answered, so
-    that none is in a buffer of ours. The collector looks for garbage while there is none."""
-    if select.select([requests], [], [], 1.0)[0]:
+    """Is there a request, or the end of all? The collector has its turn while there is none."""
+    if has_more(requests, 1.0):
         return True
     gc.collect()
-    return bool(select.select([requests], [], [], _IDLE)[0])
+    return has_more(requests, _IDLE)
 
 
 def main() -> None:
