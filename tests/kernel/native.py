@@ -5,9 +5,10 @@ see that it touches nothing else: memory that ends (or begins) at a page which m
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -22,6 +23,26 @@ from tilewright.targets import default
 # Bytes before and after each output that no kernel may touch.
 MARGIN = 1024
 CANARY = 0xA5
+
+
+def fatal_side(call: Callable[[bool], None]) -> str | None:
+    """On which side of its arguments a call touches memory that it must not: it is made with
+    arguments at the end of what may be touched, then at the beginning. One child process makes both
+    calls: to fork a process that has torch takes tens of milliseconds."""
+    sides = ("after the end", "before the beginning")
+    reached = mmap.mmap(-1, 1)  # shared with the child
+    child = os.fork()
+    if child == 0:
+        faulthandler.disable()  # it is this process that says what happened
+        status = 1
+        try:
+            for k in range(len(sides)):
+                reached[0] = k
+                call(k == 0)
+            status = 0
+        finally:
+            os._exit(status)
+    return sides[reached[0]] if os.waitpid(child, 0)[1] else None
 
 
 def _as_declared(a: np.ndarray, b: Buffer) -> np.ndarray:
@@ -72,19 +93,13 @@ class Native:
     ) -> str | None:
         """What becomes of a process in which touching memory outside the arguments is fatal."""
         sizes = dict(dims or {})
-        for at_end in (True, False):
-            child = os.fork()
-            if child == 0:
-                try:
-                    memory = [self._guarded(b, arrays, sizes, at_end) for b in self.arguments]
-                    self.call([address for _, address in memory], sizes)
-                finally:
-                    os._exit(0)
-            _, status = os.waitpid(child, 0)
-            if status:
-                side = "after the end" if at_end else "before the beginning"
-                return f"native code touches memory {side} of an argument (status {status})"
-        return None
+
+        def call(at_end: bool) -> None:
+            memory = [self._guarded(b, arrays, sizes, at_end) for b in self.arguments]
+            self.call([address for _, address in memory], sizes)
+
+        side = fatal_side(call)
+        return None if side is None else f"native code touches memory {side} of an argument"
 
     @property
     def arguments(self) -> list[Buffer]:

@@ -4,15 +4,14 @@ touches nothing that was not chosen."""
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import mmap
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.kernel.native import fatal_side
 from tilewright.ir.target import Target
 from tilewright.ir.types import DTYPES, from_memory, to_memory
 from tilewright.kernel.check import verify
@@ -90,20 +89,12 @@ def same(
 def strays(n: Nest, arrays: Mapping[str, np.ndarray], dims: Mapping[str, int]) -> str | None:
     """What becomes of a process in which touching memory beside the arguments is fatal."""
     compiled = Compiled(n)
-    for at_end in (True, False):
-        child = os.fork()
-        if child == 0:
-            faulthandler.disable()  # it is this process that says what happened
-            status = 1
-            try:
-                kept = [_beside(arrays[b.name], at_end) for b in n.buffers if b.name in arrays]
-                compiled.at([address for _, address in kept], dims)
-                status = 0
-            finally:
-                os._exit(status)
-        if os.waitpid(child, 0)[1]:
-            return "after the end" if at_end else "before the beginning"
-    return None
+
+    def call(at_end: bool) -> None:
+        memory = [_beside(arrays[b.name], at_end) for b in n.buffers if b.name in arrays]
+        compiled.at([address for _, address in memory], dims)
+
+    return fatal_side(call)
 
 
 def _beside(array: np.ndarray, at_end: bool) -> tuple[mmap.mmap, int]:
