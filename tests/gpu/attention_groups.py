@@ -31,18 +31,20 @@ class Attention:
     heads: int = 1
     shared: int = 0  # heads of keys; 0: as many as of queries
     causal: bool = False
+    turned: bool = False  # heads lie next to each other, as a product with weights leaves them
     dtype: str = "bf16"
     target: str = "cuda:90"
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        q = (self.batch, self.heads, self.rows, self.width)
-        k = (self.batch, self.shared or self.heads, self.keys, self.width)
-        return {"q": q, "k": k, "v": k}
+        sizes = ((self.heads, self.rows), *[(self.shared or self.heads, self.keys)] * 2)
+        ordered = (x[::-1] if self.turned else x for x in sizes)
+        return {x: (self.batch, *two, self.width) for x, two in zip("qkv", ordered, strict=True)}
 
     def _chain(self) -> tuple[Group, list[str]]:
         kind = DTYPES[self.dtype]
         q, k, v = (input(x, TensorType(kind, shape)) for x, shape in self._shapes().items())
-        out = ops.attention(q, k, v, causal=self.causal, scale=self.width**-0.5)
+        heads = [ops.permute(x, (0, 2, 1, 3)) if self.turned else x for x in (q, k, v)]
+        out = ops.attention(*heads, causal=self.causal, scale=self.width**-0.5)
         target = targets.get(self.target)
         listed = [p.on(target) for p in default_passes(target)]
         graph = passes.run(listed, Graph("attention", (q, k, v), (out,)), Log())
@@ -86,6 +88,8 @@ class Attention:
         given = self.arguments()
         by = {label: given[b.name] for b, label in zip(group.inputs, labels, strict=True)}
         q, k, v = (by[x].astype(np.float64).reshape(s) for x, s in self._shapes().items())
+        if self.turned:
+            q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
         k, v = (np.repeat(x, self.heads // x.shape[1], axis=1) for x in (k, v))
         scores = q @ k.swapaxes(-1, -2) * self.width**-0.5
         if self.causal:

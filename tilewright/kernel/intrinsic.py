@@ -219,6 +219,7 @@ class Operand:
     strides: tuple[Dim, ...]
     index: tuple[Dim, ...] = ()
     owners: tuple[tuple[int, str], ...] = ()  # (axis of the buffer, axis of the threads)
+    box: tuple[int, ...] = ()  # of an argument: what the copy engine brings at a time
 
 
 @dataclass(frozen=True)
@@ -472,18 +473,26 @@ def _boxed(
     index: tuple[Dim, ...],
     pairs: Pairs,
 ) -> Operand | Mismatch:
-    """An operand that is a box of an argument, if its axes are the argument's last ones."""
+    """An operand that is a box of an argument: its axes are axes of the argument, in order, and its
+    columns are the last one."""
     b = n.buffer(buffer)
     if b.scope != "in" or b.pointer or len(index) != i.engine:
         return Mismatch(f"{operand} of {i.name} is an argument of {i.engine} axes", 3)
     table: dict[Sym, Dim] = {a: 0 if x is None else D.as_int(x.var) for a, x in pairs}
     inside = {x.var: 0 for _, x in pairs if x is not None}
     first = tuple(D.substitute(d, inside) for d in index)
-    axes = (*(0 for _ in range(len(index) - len(declared))), *declared)
-    for k, (at, start, along) in enumerate(zip(index, first, axes, strict=True)):
-        if not D.known_eq(at - start, D.substitute(along, table)):
+    left = [d for d in (D.substitute(d, table) for d in declared) if d != 0]
+    box: list[int] = []
+    for k, (at, start) in enumerate(zip(index, first, strict=True)):
+        along = left[0] if left and not D.known_eq(at, start) else 0
+        columns = k == len(index) - 1
+        if not D.known_eq(at - start, along) or (len(left) == 1 and along != 0 and not columns):
             return Mismatch(f"axis {k} of {buffer} is read at {at}, which is no box", 3)
-    return Operand(operand, buffer, 0, (), first)
+        box.append(D.bounds(along)[1] + 1)
+        left = left[1:] if along != 0 else left
+    if left:
+        return Mismatch(f"{buffer} is not read along {left[0]}", 3)
+    return Operand(operand, buffer, 0, (), first, box=tuple(box))
 
 
 def _fragment(

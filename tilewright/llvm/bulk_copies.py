@@ -243,8 +243,7 @@ class BulkCopies:
         sizes[0] //= blocks
         swizzle = self.c.buffers[to.buffer].swizzle
         over = 0 if swizzle is None else b.dtype.bytes << (swizzle.base + swizzle.bits)
-        ones = (1,) * (len(b.shape) - len(sizes))
-        return Box(b.name, str(b.dtype), b.dtype.bytes, b.shape, (*ones, *sizes), over)
+        return Box(b.name, str(b.dtype), b.dtype.bytes, b.shape, source.box, over)
 
     def _by_threads(self, s: Loop) -> None:
         """The threads of the block share the elements."""
