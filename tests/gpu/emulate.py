@@ -149,6 +149,11 @@ class Threads:
                 deep = 16 if kind in ("bf16", "f16") else 32
                 name = f"emulated_wgmma_m64n{columns}k{deep}_{kind}_{order}"
                 give(name, None, (address, address), f)
+        for columns, order, steps in product_of((64, 128), ("00", "01", "10", "11"), (16, 32)):
+            f = partial(group_product, columns=columns, kind="bf16", order=order, steps=steps)
+            f = partial(self._together, f, team=4 * WARP)
+            name = f"emulated_wgmma_m64n{columns}k16_bf16_{order}_{steps}"
+            give(name, None, (address, address), f)
         for size in (4, 8, 16):
             kind = "cg" if size == 16 else "ca"
             name = f"nvvm_cp_async_{kind}_shared_global_{size}"

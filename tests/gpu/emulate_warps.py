@@ -59,6 +59,8 @@ def _called(found: re.Match[str], defines: dict[str, str]) -> str:
     shape, kind, first, second = product.groups()
     own = "r" if second is not None else "0"
     name = f"nvvm_wgmma_{shape}_{kind}_{first or own}{second or '0'}"
+    short = re.search(r"/\* (\d+) steps \*/", text)
+    name += f"_{short[1]}" if short is not None else ""
     defines[name] = f"declare {result} @{name}({', '.join(types)})"
     return f"call {result} @{name}({given})"
 
@@ -95,7 +97,7 @@ def without_assembler(text: str) -> str:
     text = _WITHOUT_RESULT.sub(lambda m: _asked(m, defines), text)
     # A descriptor of one address: what tells how it lies is not looked at, but for its kind.
     text = re.sub(r"(and i64 %\w+\.at), 262143", rf"\1, {(1 << 48) - 16}", text)
-    text = re.sub(r"(%\w+\.d = add i64 %\w+\.16), \d+", r"\1, 0", text)
+    text = re.sub(r"(%\w+\.d = add i64 %\w+\.16), -?\d+", r"\1, 0", text)
     return "\n".join([*defines.values(), text])
 
 
@@ -187,18 +189,19 @@ def matrices(given: list[int], turned: bool) -> list[bytes]:
     ]
 
 
-def _tile(descriptor: int, rows: int, across: bool, item: int) -> np.ndarray:
-    """32 bytes of the rows of a tile in memory that is swizzled by 128 bytes, as codes; across, 16
-    rows of blocks of 64."""
+def _tile(descriptor: int, rows: int, across: bool, item: int, width: int = 128) -> np.ndarray:
+    """32 bytes of the rows of a tile in memory, as codes: rows of `width` bytes, swizzled over
+    them; across, 16 rows of blocks of 64, as many rows as others have elements."""
     start = descriptor << 4
     row, column = np.arange(rows)[:, None], np.arange(32 // item)
     if across:
         assert start % 1024 == 0, "a tile begins at a multiple of 1024 bytes"
-        at = start + row // 64 * 8192 + 128 * column + 2 * (row % 64)
+        at = start + row // 64 * 64 * width + 128 * column + 2 * (row % 64)
     else:
-        assert start % 1024 in range(0, 128, 32), "a tile begins at a multiple of 1024 bytes"
-        at = start + 128 * row + item * column
-    at ^= (at >> 7 & 7) << 4
+        whole = 8 * width
+        assert start % whole in range(0, width, 32), f"a tile begins at a multiple of {whole}"
+        at = start + width * row + item * column
+    at ^= (at >> 7 & (7 if across else width // 16 - 1)) << 4
     first = int(at.min())
     memory = np.frombuffer(ctypes.string_at(first, int(at.max()) - first + item), np.uint8)
     codes = memory[at - first].astype(np.uint16)
@@ -234,7 +237,9 @@ def _registers(raw: list[bytes]) -> np.ndarray:
     return out
 
 
-def group_product(given: list[int], columns: int, kind: str, order: str) -> list[bytes]:
+def group_product(
+    given: list[int], columns: int, kind: str, order: str, steps: int = 64
+) -> list[bytes]:
     """wgmma of 64 rows: threads give two descriptors and their sums, or registers of the first
     operand (order "r.") and a descriptor. The order of an operand is 1 where its rows run across
     the sum."""
@@ -246,8 +251,8 @@ def group_product(given: list[int], columns: int, kind: str, order: str) -> list
     assert len(descriptors) == 1, "threads of a group give different descriptors"
     *first, b = (int(x) for x in np.frombuffer(descriptors.pop(), np.uint64))
     item = 2 if kind in ("bf16", "f16") else 1
-    a = _registers(raw) if own else _tile(first[0], 64, order[0] == "1", item)
-    tiles = a, _tile(b, columns, order[1] == "1", item)
+    a = _registers(raw) if own else _tile(first[0], 64, order[0] == "1", item, 2 * steps)
+    tiles = a, _tile(b, columns, order[1] == "1", item, 2 * steps)
     left, right = (NUMBERS[kind](x).astype(np.float64) for x in tiles)
     d = left @ right.T
     sums = np.int32 if kind == "s8" else np.float32

@@ -254,6 +254,7 @@ CHECKS: dict[str, Callable[[], Found]] = {
     "tile matmul f16 2048 by 4 warps": lambda: matmul(
         2048, 2048, 2048, (128, 128, 64), torch.float16, 4, 4
     ),
+    "tile matmul bf16 4096 by 32": lambda: matmul(4096, 4096, 4096, (128, 128, 32), bf16, 4, 4),
     "tile matmul bf16 4000x4088x4104": lambda: matmul(4000, 4088, 4104, (128, 128, 64), bf16, 8, 3),
     "tile matmul variants 128x128": lambda: matmul_variants(4096, (128, 128, 64), 8, 3),
     "tile matmul variants 128x256": lambda: matmul_variants(4096, (128, 256, 64), 8, 3),

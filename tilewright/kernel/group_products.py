@@ -2,17 +2,17 @@
 operands are tiles of shared memory, which the instruction reads by itself; the first one may be in
 registers too.
 
-A tile has rows of 128 bytes. A wider one is stored in blocks of that many columns, one after the
-other (`a, b -> b//64, a, b%64`). The layouts (kernel/layouts.py) are those of the instruction: of
-the rows `… z f2 y8`, of the columns `f x4 v2`. It goes on while the threads do other things, so a
-wait follows.
+A tile has rows of 128 bytes, or as many as the instruction has steps of the sum. A wider one is
+stored in blocks of that many columns, one after the other (`a, b -> b//64, a, b%64`). The layouts
+(kernel/layouts.py) are those of the instruction: of the rows `… z f2 y8`, of the columns
+`f x4 v2`. It goes on while the threads do other things, so a wait follows.
 """
 
 from __future__ import annotations
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Load, cast, fn, load
+from tilewright.ir.expr import Load, cast, extent, fn, load
 from tilewright.ir.types import DType
 from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic
 from tilewright.kernel.layouts import FRAGMENT, LANES, Digit, Layout
@@ -20,7 +20,7 @@ from tilewright.kernel.nest import Loop, Stmt, Store, Wait
 from tilewright.kernel.pieces import Piece, factors
 from tilewright.kernel.warp_products import Fragments
 
-ROW = 128  # bytes of a row, and of the steps of the sum of one use
+ROW = 128  # bytes of a row
 MOST_ROWS, MOST_COLUMNS = 128, 256  # of one use
 GROUPS = (4, 8)  # warps that do a product together
 
@@ -28,6 +28,18 @@ GROUPS = (4, 8)  # warps that do a product together
 def wide(d: DType) -> int:
     """Elements of a row."""
     return ROW // d.bytes
+
+
+def depth(i: Intrinsic) -> int:
+    """Steps of the sum that one use of an instruction is for."""
+    n = extent(i.group.stages[0].raxes[-1])
+    assert isinstance(n, int)
+    return n
+
+
+def row_of(i: Intrinsic, operand: str, d: DType) -> int:
+    """Elements of a row of an operand."""
+    return wide(d) if across(i, operand) else depth(i)
 
 
 def is_group(name: str) -> bool:
@@ -71,28 +83,29 @@ def group_product_loops(p: Piece, instruction: str, laid: Fragments) -> tuple[St
     s, found, i = p.statement, factors(p), INTRINSICS[instruction]
     assert isinstance(s, Store) and found is not None
     rows, columns, deep = (_extent(x) for x in p.loops[-3:])
-    name, used, row_of = s.stage, _rows_of_use(rows), wide(found[0].dtype)
+    name, used, steps = s.stage, _rows_of_use(rows), depth(i)
     # Turns of the instruction, and what it does in one.
-    turn, step = _variable(f"{name}.m0", rows // used), _variable(f"{name}.k0", deep // row_of)
+    turn, step = _variable(f"{name}.m0", rows // used), _variable(f"{name}.k0", deep // steps)
     inner: list[Dim] = []
     places: list[Dim] = []
     for axis, operand, size in (("i", "a", used), ("j", "b", columns)):
-        blocks = across(i, operand) and size > row_of
-        at = D.var(f"{name}.{axis}", row_of if blocks else size)
+        row = wide(found[0].dtype)
+        blocks = across(i, operand) and size > row
+        at = D.var(f"{name}.{axis}", row if blocks else size)
         if blocks:
-            block = D.var(f"{name}.{axis}0", size // row_of)
+            block = D.var(f"{name}.{axis}0", size // row)
             inner += [block, at]
-            at = row_of * block + at
+            at = row * block + at
         else:
             inner.append(at)
         places.append(at)
     row, column = places
-    k = D.var(f"{name}.k", row_of)
+    k = D.var(f"{name}.k", steps)
     inner.append(k)
     table = dict(
         zip(
             (x.var for x in p.loops[-3:]),
-            (used * turn + row, column, row_of * step + k),
+            (used * turn + row, column, steps * step + k),
             strict=True,
         )
     )
@@ -104,7 +117,7 @@ def group_product_loops(p: Piece, instruction: str, laid: Fragments) -> tuple[St
     a, b = found
     first: Load | object = a.substitute(table)
     if str(a.source) in laid.registers:
-        along: list[Dim] = [(row_of * step + k) // 8, k // 2 % 4, k % 2]
+        along: list[Dim] = [(steps * step + k) // 8, k // 2 % 4, k % 2]
         first = load(str(a.source), laid.place(str(a.source), [digits, along]), a.dtype)
     second = b.substitute(table)
     assert isinstance(first, Load) and isinstance(second, Load)

@@ -19,7 +19,7 @@ from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.distribution import programs_of
 from tilewright.kernel.fragments import WARP
-from tilewright.kernel.group_products import across, group_layouts, is_group, wide
+from tilewright.kernel.group_products import across, depth, group_layouts, is_group, row_of
 from tilewright.kernel.guards import copied
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Nest, Stmt, Store, reads, walk
@@ -67,33 +67,27 @@ class Products:
         """How each operand should lie, as a map of its axes, by the products that read it."""
         out: dict[str, dict[str, str]] = {}
         for p in pieces:
-            found = factors(p)
-            for x in found or ():
+            for operand, x in zip("ab", factors(p) or ()):
                 name = str(x.source)
                 axis = adjacent[name]
-                grouped = p.stage in chosen and is_group(chosen[p.stage])
-                if (
-                    grouped
-                    and found
-                    and x is found[0]
-                    and "a" in INTRINSICS[chosen[p.stage]].fragments
-                ):
-                    out.setdefault(name, {})[p.stage] = "a, b"
-                    continue
-                made = self._blocks(x, axis, p) if grouped else "ab"[1 - axis] + ", " + "ab"[axis]
+                made = f"{'ab'[1 - axis]}, {'ab'[axis]}"
+                if p.stage in chosen and is_group(chosen[p.stage]):
+                    i = INTRINSICS[chosen[p.stage]]
+                    row = row_of(i, operand, x.dtype)
+                    made = self._blocks(x, axis, row, depth(i), p)
+                    made = "a, b" if operand in i.fragments else made
                 out.setdefault(name, {})[p.stage] = made
         return out
 
-    def _blocks(self, x: Load, axis: int, p: Piece) -> str:
-        """Rows of 128 bytes, those of a block of such columns together; across the sum, those of as
-        many of its steps."""
+    def _blocks(self, x: Load, axis: int, row: int, deep: int, p: Piece) -> str:
+        """Rows of so many elements, those of a block of such columns together; across the sum,
+        those of as many steps as one use of the instruction has."""
         columns, rows = "ab"[axis], "ab"[1 - axis]
         shape = self.nest.buffer(str(x.source)).shape
-        row = wide(x.dtype)
         if shape[axis] == row:
             return f"{rows}, {columns}"
-        steps = self._along(x, axis, p) is False and shape[1 - axis] != row
-        first, last = (f"{rows}//{row}, ", f"{rows}%{row}") if steps else ("", rows)
+        steps = self._along(x, axis, p) is False and shape[1 - axis] != deep
+        first, last = (f"{rows}//{deep}, ", f"{rows}%{deep}") if steps else ("", rows)
         return f"{first}{columns}//{row}, {last}, {columns}%{row}"
 
     def adjacent(self, pieces: list[Piece]) -> dict[str, int]:
@@ -122,30 +116,26 @@ class Products:
         kinds = (*(x.dtype for x in found), s.value.dtype)
         deep = p.loops[-1].extent
         assert isinstance(deep, int)
-        for name in self._from_registers(kinds):
+        for name in self._groups(kinds):
             if self._grouped(p, name, adjacent):
                 yield name
         for x in self.target.products:
-            i = INTRINSICS[x.instruction]
-            if x.dtypes != kinds:
-                continue
-            if i.team == WARP:
-                if found[0].dtype.bits == 16 and deep % DEEP == 0:
-                    yield x.instruction
-            elif i.warps == self.warps and self._grouped(p, x.instruction, adjacent):
+            single = INTRINSICS[x.instruction].team == WARP and x.dtypes == kinds
+            if single and found[0].dtype.bits == 16 and deep % DEEP == 0:
                 yield x.instruction
 
-    def _from_registers(self, kinds: tuple[DType, ...]) -> Iterator[str]:
-        """Instructions of groups of warps whose first operand is in registers."""
+    def _groups(self, kinds: tuple[DType, ...]) -> list[str]:
+        """Instructions of groups of so many warps: those whose first operand is in registers
+        before others, then those of more steps of the sum."""
+        found: list[tuple[bool, int, str]] = []
         for name, i in INTRINSICS.items():
-            if (
-                i.warps == self.warps
-                and "a" in i.fragments
-                and all(map(self.target.has, i.features))
-            ):
-                types = {b.name: b.dtype for b in i.group.buffers}
-                if (types["a"], types["b"], types["c"]) == kinds:
-                    yield name
+            if i.warps != self.warps or self.warps == 1 or not i.asynchronous:
+                continue
+            types = {b.name: b.dtype for b in i.group.buffers}
+            same = (types["a"], types["b"], types["c"]) == kinds
+            if same and all(map(self.target.has, i.features)):
+                found.append(("a" not in i.fragments, -depth(i), name))
+        return [name for _, _, name in sorted(found)]
 
     def _copied(self, name: str) -> bool:
         """Is a buffer filled out of an argument's memory?"""
@@ -158,7 +148,7 @@ class Products:
         assert found is not None
         rows, columns, deep = (x.extent for x in p.loops)
         assert isinstance(rows, int) and isinstance(columns, int) and isinstance(deep, int)
-        even = columns % i.multiples.get("j", 1) == 0 and deep % wide(found[0].dtype) == 0
+        even = columns % i.multiples.get("j", 1) == 0 and deep % depth(i) == 0
         if not even or group_layouts(rows, columns, self.warps) is None:
             return False
         for operand, x in zip("ab", found, strict=True):
@@ -170,7 +160,7 @@ class Products:
             if along is None or along == across(i, operand):
                 return False
             size = self.nest.buffer(str(x.source)).shape[adjacent.get(str(x.source), 1)]
-            if not isinstance(size, int) or size % wide(x.dtype):
+            if not isinstance(size, int) or size % row_of(i, operand, x.dtype):
                 return False
         return True
 
