@@ -126,9 +126,10 @@ def _with(numbers: Variant) -> Iterator[None]:
 
 def clusters() -> dict[str, Any]:
     """Blocks that share what the copy engine brings, and two blocks of a multiprocessor."""
+    used: set[str] = set()
     for numbers in ({"CLUSTER": 2}, {"CLUSTER": 4}, {"BLOCKS": 2}):
         with _with(numbers):
-            used = exact_products(_every())
+            used |= exact_products(_every())
     return {"facts": ", ".join(sorted(used))}
 
 
