@@ -188,17 +188,17 @@ def _loss(results: Any) -> torch.Tensor:
 
 
 def _bert() -> tuple[nn.Module, tuple[Any, ...]]:
-    from tilewright.bench.models import bert
+    from tilewright.bench.models import bert_of
 
-    made = bert(False, 16)
+    made = bert_of(False, 16)
     module = made.module.to("cuda", torch.bfloat16).eval()  # without dropout: eager's is random
     return module, tuple(x.cuda() for x in made.inputs)
 
 
 def _convolutions() -> tuple[nn.Module, tuple[Any, ...]]:
-    from tilewright.bench.models import resnet50
+    from tilewright.bench.models import resnet50_of
 
-    made = resnet50(False, 16)
+    made = resnet50_of(False, 16)
     module = made.module.to("cuda", torch.bfloat16).train()
     return module, tuple(x.to("cuda", torch.bfloat16) for x in made.inputs)
 

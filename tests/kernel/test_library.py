@@ -126,7 +126,16 @@ def test_wide_sums_of_narrow_products() -> None:
     assert [v.dtype for v in call.views] == [bf16, bf16, f32]
 
 
+# The same with columns of zeros behind those of the windows.
+LONGER = (
+    WINDOWS.replace("[3,18]", "[3,20]")
+    .replace("[8,18]", "[8,20]")
+    .replace("r0 in 18", "r0 in 20")
+    .replace("t0.i1 in 18", "t0.i1 in 20")
+    .replace("select(#(2*", "select(#((t0.i1//2)) < 9 & #(2*")
+)
 GRAPHS: dict[str, Callable[[], Graph | Group]] = {
+    "longer windows": lambda: parse_group(LONGER),
     "windows": lambda: parse_group(WINDOWS),
     "one of a batch": lambda: graph(build.relu(build.matmul(arg("x", 1, 5, 7), arg("y", 1, 7, 3)))),
     "linear": lambda: linear(f32, 6, 8, 10),

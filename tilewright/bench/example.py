@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +34,7 @@ def prepared(
 ) -> Example:
     """In eval mode, at `dtype` and on `device`; the same weights and inputs for the same seed."""
     torch.manual_seed(seed)
-    with torch.device(device):
+    with torch.device(device) if device != "cpu" else nullcontext():
         example = on_device(builder(tiny), device)
     inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in example.inputs)
     return Example(example.module.to(dtype).eval(), inputs)

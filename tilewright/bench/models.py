@@ -80,8 +80,7 @@ def randomize_batch_norm(module: nn.Module) -> nn.Module:
     return module
 
 
-@model("resnet50")
-def resnet50(tiny: bool, batch: int = 1) -> Example:
+def resnet50_of(tiny: bool, batch: int) -> Example:
     sizes: dict[str, Any] = (
         {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [2, 1], "num_labels": 10}
         if tiny
@@ -91,9 +90,14 @@ def resnet50(tiny: bool, batch: int = 1) -> Example:
     return vision(randomize_batch_norm(inner), image(33 if tiny else 224, batch), "logits")
 
 
+@model("resnet50")
+def resnet50(tiny: bool) -> Example:
+    return resnet50_of(tiny, 1)
+
+
 @model("resnet50_b64")
 def resnet50_b64(tiny: bool) -> Example:
-    return resnet50(tiny, 2 if tiny else 64)
+    return resnet50_of(tiny, 2 if tiny else 64)
 
 
 @model("mobilenetv2")
@@ -120,17 +124,21 @@ def convnext(tiny: bool) -> Example:
     return vision(inner, image(40 if tiny else 224), "logits")
 
 
-@model("bert")
-def bert(tiny: bool, batch: int = 1) -> Example:
+def bert_of(tiny: bool, batch: int) -> Example:
     sizes = _transformer(tiny) | ({"vocab_size": 101} if tiny else {})
     inner = hf.BertModel(hf.BertConfig(**sizes))
     ids = tokens(inner.config.vocab_size, batch, 13 if tiny else 128)
     return language(inner, ids, "last_hidden_state", "pooler_output")
 
 
+@model("bert")
+def bert(tiny: bool) -> Example:
+    return bert_of(tiny, 1)
+
+
 @model("bert_b32")
 def bert_b32(tiny: bool) -> Example:
-    return bert(tiny, 2 if tiny else 32)
+    return bert_of(tiny, 2 if tiny else 32)
 
 
 @model("gpt2")
@@ -140,17 +148,21 @@ def gpt2(tiny: bool) -> Example:
     return language(inner, tokens(inner.config.vocab_size, 1, 13 if tiny else 128), "logits")
 
 
-@model("vit")
-def vit(tiny: bool, batch: int = 1) -> Example:
+def vit_of(tiny: bool, batch: int) -> Example:
     side = 24 if tiny else 224
     sizes = _transformer(tiny) | ({"patch_size": 8} if tiny else {})
     inner = hf.ViTForImageClassification(hf.ViTConfig(image_size=side, num_labels=10, **sizes))
     return vision(inner, image(side, batch), "logits")
 
 
+@model("vit")
+def vit(tiny: bool) -> Example:
+    return vit_of(tiny, 1)
+
+
 @model("vit_b8")
 def vit_b8(tiny: bool) -> Example:
-    return vit(tiny, 2 if tiny else 8)
+    return vit_of(tiny, 2 if tiny else 8)
 
 
 def llama_config(tiny: bool) -> Any:

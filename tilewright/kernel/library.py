@@ -14,7 +14,7 @@ from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.ir import expr as E
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Const, Fn, Load, Value, extent
+from tilewright.ir.expr import Const, Fn, Index, Load, Value, extent
 from tilewright.ir.types import DType
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Buffer
@@ -260,7 +260,11 @@ class _Windows:
         filters = linear_index(self.weights, w.index)
         results = linear_index(region.result, tuple(map(D.as_int, region.cells)))
         every = (*x.index, filters) if apart else ()
-        own = {p.var: _digits(p.var, every) for p in region.path}
+        ends: dict[Sym, int] = {}
+        if apart and self.guard is not None:
+            summed = {p.var for p in region.path} - set(region.cells)
+            self.guard, ends = _limits(self.guard, summed)
+        own = {p.var: _digits(p.var, every, ends.get(p.var)) for p in region.path}
         table: dict[Sym, Dim] = {
             v: sum((D.as_int(d) * step for d, step in parts), 0) for v, parts in own.items()
         }
@@ -367,10 +371,35 @@ class _Windows:
         return (step, before, apart) if fits else None
 
 
-def _digits(v: Sym, functions: Sequence[Dim]) -> list[tuple[Sym, int]]:
+def _limits(guard: Value, along: set[Sym]) -> tuple[Value | None, dict[Sym, int]]:
+    """A condition without the parts that say only where some variables end (terms of a sum beyond
+    that are 0), and these ends."""
+    rest: list[Value] = []
+    ends: dict[Sym, int] = {}
+    waiting = [guard]
+    while waiting:
+        c = waiting.pop()
+        if isinstance(c, Fn) and c.name == "and":
+            waiting += reversed(c.args)
+            continue
+        if isinstance(c, Fn) and c.name == "lt" and isinstance(c.args[0], Index):
+            i, most = c.args[0].dim, c.args[1]
+            a = D.only_atom(i)
+            step = a.b if isinstance(a, D.Quo) and a.op == "floordiv" else 1
+            v = a.a if isinstance(a, D.Quo) and a.op == "floordiv" else i
+            whole = isinstance(most, Const) and isinstance(step, int)
+            if whole and D.is_sym(v) and D.the_sym(v) in along:
+                ends[D.the_sym(v)] = step * int(most.value)
+                continue
+        rest.append(c)
+    return (E.all_of(*rest) if rest else None), ends
+
+
+def _digits(v: Sym, functions: Sequence[Dim], end: int | None) -> list[tuple[Sym, int]]:
     """A variable as digits, the first the most significant, with what each counts: where functions
-    divide it. One digit where they do not, or where its parts do not divide one another."""
-    whole = extent(v)
+    divide it. One digit where they do not, or where its parts do not divide one another. `end`:
+    where it ends before its own end."""
+    whole = end or extent(v)
     ends: set[int] = set()
     for f in functions:
         for a in D.atoms(f):
@@ -385,9 +414,11 @@ def _digits(v: Sym, functions: Sequence[Dim]) -> list[tuple[Sym, int]]:
         return [(v, 1)]
     steps = [1, *sorted(e for e in ends if 1 < e < whole)]
     upper = [*steps[1:], whole]
-    if len(steps) == 1 or any(b % a for a, b in zip(steps, upper, strict=True)):
+    if any(b % a for a, b in zip(steps, upper, strict=True)):
+        steps, upper = [1], [whole]
+    if end is None and len(steps) == 1:
         return [(v, 1)]
-    pairs = [(step, end // step) for step, end in zip(steps, upper, strict=True)]
+    pairs = [(a, b // a) for a, b in zip(steps, upper, strict=True)]
     made = [(D.the_sym(D.var(f"{v.name}.d{step}", size)), step) for step, size in pairs]
     return made[::-1]
 

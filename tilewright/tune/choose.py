@@ -24,11 +24,11 @@ class Considered:
     """One schedule that a kernel could have had, with seconds of a call."""
 
     choices: str
-    estimated: float | None  # None: it was only timed
+    estimated: float  # 0: it was only timed
     timed: float | None = None
 
     def __str__(self) -> str:
-        if self.estimated is None:
+        if not self.estimated:
             return f"{self.choices}: {_time_text(self.timed or 0.0)} timed"
         shown = f"{self.choices}: {_time_text(self.estimated)} estimated"
         return shown if self.timed is None else f"{shown}, {_time_text(self.timed)} timed"

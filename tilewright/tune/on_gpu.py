@@ -140,7 +140,7 @@ class Measured:
         best = min(right, key=lambda k: right[k])
         first = best if right[best] < (1 - MARGIN) * right[0] else 0
         order = sorted(right, key=lambda k: (k != first, right[k]))
-        considered = tuple(Considered(_label(found[k]), None, right[k]) for k in order)
+        considered = tuple(Considered(_label(found[k]), 0.0, right[k]) for k in order)
         return Chosen(found[first][1], found[first][2], considered)
 
 
