@@ -54,7 +54,10 @@ class Layer:
                 self.channels, self.filters, self.kernel, self.stride, padding, groups=self.groups
             )
         made = made.cuda().bfloat16().eval()
-        return made.to(memory_format=torch.channels_last)
+        for p in made.parameters():
+            if p.ndim == 4:
+                p.data = p.data.contiguous(memory_format=torch.channels_last)
+        return made
 
     def input(self, batch: int) -> torch.Tensor:
         x = torch.randn(batch, self.channels, self.size, self.size, device="cuda")
@@ -160,7 +163,8 @@ def tiles(groups: int, tile: tuple[int, int, int], ahead: int) -> Iterator[None]
 
     try:
         os.environ.update(off)
-        grid_group_products.TILES = {1: (), 2: ()} | {groups: (tile,)}
+        empty: dict[int, tuple[tuple[int, int, int], ...]] = {1: (), 2: ()}
+        grid_group_products.TILES = {**empty, groups: (tile,)}
         grid_group_products.versions = versions
         yield
     finally:

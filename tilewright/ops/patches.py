@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import ClassVar
 
 import numpy as np
@@ -48,7 +49,7 @@ class Patches(Op):
         want_positive("patches", "dilation", self.dilation)
         channels = x.shape[-1]
         require(
-            isinstance(channels, int) and product(self.kernel) * channels <= self.columns,
+            isinstance(channels, int) and prod(self.kernel) * channels <= self.columns,
             f"patches: {self.columns} columns are too few for windows of {x!r}",
         )
         return TensorType(x.dtype, (x.shape[0] * product(self.windows), self.columns))
