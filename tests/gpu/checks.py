@@ -17,6 +17,7 @@ import torch.nn.functional as F
 import tilewright as tw
 from tests.gpu import te_kernels
 from tests.gpu.attention_checks import attention_checks
+from tests.gpu.conv_checks import conv_checks
 from tests.gpu.decode_checks import decode_checks
 from tests.gpu.function_checks import function_errors
 from tests.gpu.library_checks import library_checks
@@ -540,6 +541,8 @@ def checks(inductor: bool) -> Iterator[Check]:
         for name in TIMED:
             for d in (bf16, f32):
                 yield _program(name, d, size, inductor)
+    for name, f in conv_checks(check):
+        yield Check(name, f, seconds=120.0)
     yield Check("variants", variants)
     for name, f in CHECKS.items():
         yield Check(name, f, seconds=120.0)

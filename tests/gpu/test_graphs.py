@@ -12,8 +12,10 @@ from torch import nn
 
 import tilewright as tw
 from tests.gpu.fake import FakeLibrary, fake_machine, on_fake_gpu, texts_are_known
+from tilewright import targets
 from tilewright.base.errors import Invalid
 from tilewright.driver.torch import late
+from tilewright.kernel.defaults import grid_windows
 from tilewright.runtime.cuda import program
 from tilewright.runtime.cuda.machine import Machine
 
@@ -174,6 +176,46 @@ class Words(nn.Module):
 def test_a_training_step_with_attention(gpu: Gpu) -> None:
     _, machine = gpu
     trained(Words(), machine, torch.tensor([[0, 3, 1]]))
+
+
+class Photos(nn.Module):
+    """Convolutions of several kinds, pooling, a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, 2, 1, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        self.second, self.each = nn.Conv2d(16, 16, 3, 1, 1), nn.Conv2d(16, 16, 3, 1, 1, groups=16)
+        self.third = nn.Conv2d(16, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.pool(torch.relu(self.norm(self.first(x))))
+        x = torch.relu(self.second(x) + x)
+        return self.third(torch.relu(self.each(x))).mean((2, 3))
+
+
+@pytest.mark.parametrize("last", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_convolutions_of_16_bits(monkeypatch: pytest.MonkeyPatch, last: bool) -> None:
+    """Images are turned once, where they are not stored with channels last; the kernels are those
+    of the convolutions, of the pooling and of the mean."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(grid_windows, "FEWEST", 1)
+    format = torch.channels_last if last else torch.contiguous_format
+    net = Photos().bfloat16().eval()
+    for p in net.parameters():
+        if p.ndim == 4:
+            p.data = p.data.contiguous(memory_format=format)
+    x = torch.randn(1, 3, 16, 16).bfloat16().contiguous(memory_format=format)
+    with texts_are_known(monkeypatch), torch.no_grad():
+        _, machine = fake_machine(targets.get("cuda:80"))
+        fast = on_fake_gpu(net, machine, strict=True)
+        got = fast(x)
+        (made,) = fast.units[0].programs
+        assert sum(k.calls for k in made.kernels) == 7
+        assert sum("nvptx.mma" in k.trace for k in made.kernels) == 3
+        exact = net.double()(x.double())
+    assert float((got - exact).abs().max()) < 0.01 * float(exact.abs().max())
 
 
 def test_a_wrong_index_is_said_at_the_next_call(gpu: Gpu) -> None:

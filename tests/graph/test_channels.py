@@ -77,6 +77,15 @@ def test_one_filter_per_channel_has_adjacent_filters() -> None:
     assert maps[-1:] == ["i0, i1, i2, i3 -> i1, i2, i3, i0"]
 
 
+def test_a_result_with_channels_last_is_no_copy() -> None:
+    y = conv(arg("x", 1, 4, 7, 7), weight("u", 8, 4, 1, 1))
+    before, after = turned(build.permute(y, (0, 2, 3, 1)))
+    same(before, after)
+    assert after.outputs[0].op.name == "arranged"
+    before, after = turned(build.permute(y, (0, 3, 2, 1)))
+    same(before, after)
+
+
 def test_groups() -> None:
     before, after = turned(conv(arg("x", 2, 6, 5, 5), weight("w", 9, 2, 3, 3), groups=3))
     same(before, after)

@@ -57,3 +57,19 @@ def test_a_maximum_is_no_less_than_either_argument() -> None:
     assert D.nonneg(line + first + step - 1)
     assert D.known_le(D.minimum(line, step), line)
     assert not D.nonneg(line + first + step - 2)
+
+
+@pytest.mark.parametrize("sizes", [(3, 5), (2, 3, 4), (2, 4, 3, 5), (4, 6, 2, 2, 3)])
+def test_digits_put_together_are_the_number(sizes: tuple[int, ...]) -> None:
+    """However many there are: (x//m)//n is x//(m*n), which belongs to the remainder (x//m)%n."""
+    count = 1
+    for n in sizes:
+        count *= n
+    x = D.var("x", count)
+    rest: D.Dim = x
+    total: D.Dim = 0
+    step = 1
+    for n in reversed(sizes):
+        total = total + step * D.mod(rest, n)
+        rest, step = D.floordiv(rest, n), step * n
+    assert total == x and rest == 0

@@ -14,19 +14,31 @@ from tilewright.graph.classify import contraction, facts
 from tilewright.ir import dim as D
 from tilewright.ir.maps import Map
 from tilewright.ir.node import Graph, Node, node
-from tilewright.ir.passes import Pass
-from tilewright.ir.types import TensorType
-from tilewright.ops.arranged import Order, arranged, inverse
+from tilewright.ir.passes import Pass, of_target
+from tilewright.ir.target import Target
+from tilewright.ir.types import TensorType, f32
+from tilewright.ops.arranged import Order, arranged, inverse, reordered
 from tilewright.ops.layout import relayout
-from tilewright.ops.views import permute, reshape
+from tilewright.ops.views import Permute, permute, reshape
+
+
+def multiplied(t: Target) -> tuple[str, ...]:
+    """The dtypes of which instructions multiply matrices, with sums in float32."""
+    return tuple(sorted({p.a.name for p in t.products if p.a is p.b and p.c is f32}))
 
 
 @dataclass(frozen=True)
 class ChannelsLast(Pass, needs=("Decompose",), rounds=True):
     """Rewrite convolutions, and what lies between them, to the order with channels innermost."""
 
+    # On a GPU: the images that are turned, there also for filters of single channels. Threads read
+    # neighbouring pixels of others.
+    dtypes: tuple[str, ...] | None = of_target(
+        None, lambda t: None if t.grid is None else multiplied(t)
+    )
+
     def apply(self, program: Graph, log: Log) -> Graph:
-        last = _spread(program)
+        last = _spread(program, self.dtypes)
         if not last:
             return program
         count = sum(facts(n).kind == "contract" for n in last)
@@ -38,10 +50,13 @@ def order_of(rank: int) -> Order:
     return (0, *range(2, rank), 1)
 
 
-def _spread(graph: Graph) -> set[Node]:
+def _spread(graph: Graph, dtypes: tuple[str, ...] | None) -> set[Node]:
     """Values to be stored with channels last."""
     nodes = graph.nodes()
     stack = [n for n in nodes if _is_seed(n) and _keeps_apart(n)]
+    if dtypes is not None:
+        stack += [n for n in nodes if _has_filters(n) and _keeps_apart(n)]
+        stack = [n for n in stack if n.inputs[0].dtype.name in dtypes]
     last: set[Node] = set()
     if not stack:
         return last
@@ -140,6 +155,12 @@ class _Rewriting:
         for n in graph.nodes():
             if n in self.last:
                 moved[n] = self.stored[n] = self.turned(n)
+            elif isinstance(n.op, Permute) and n.inputs[0] in self.stored:
+                # Of an image that its user wants with channels last, nothing is left to do.
+                x = self.stored[n.inputs[0]]
+                order = reordered(inverse(order_of(n.rank)), n.op.perm)
+                same = order == tuple(range(n.rank))
+                moved[n] = self.plain[n] = x if same else permute(x, order)
             else:
                 ins = tuple(self.as_it_was(x) for x in n.inputs)
                 same = all(a is b for a, b in zip(ins, n.inputs, strict=True))

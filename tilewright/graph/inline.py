@@ -7,6 +7,7 @@ or a program reads has to lie in memory, and so has what a reader would gather b
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import replace
 
 from tilewright.graph.classify import Facts, guess, nbytes
 from tilewright.graph.cluster import Why
@@ -35,7 +36,9 @@ class Inlining:
         for n, f in self.facts.items():
             if n.op.barrier:
                 self.apart[n] = ("not fusible", "its result is stored on purpose")
-            elif f.kind == "view" or self.is_position(n, f) or self.is_mask(n, f):
+            elif f.kind == "view" or n.op.inline:
+                self.inlined.add(n)
+            elif self.is_position(n, f) or self.is_mask(n, f):
                 self.inlined.add(n)
         for o in self.graph.outputs:
             self.results.add(self.store(o))
@@ -61,18 +64,27 @@ class Inlining:
         return x
 
     def settle_operands(self, n: Node, f: Facts) -> None:
-        """Operands of a contraction are stored values, or affine views of stored values."""
+        """Operands of a contraction are stored values, affine views of stored values, or what
+        kernels read through by definition."""
         for read in self.reads_of(n):
             x = read.via[0][0].inputs[read.via[0][1].operand]
-            if any(self.facts[v].kind != "view" for v, _ in read.via[1:]):
+            if any(self.facts[v].kind != "view" and not v.op.inline for v, _ in read.via[1:]):
                 self.store(x)
                 continue
             while self.facts[x].reshape and x in self.inlined:
                 x = x.inputs[0]
             if x not in self.inlined or read.source.op.barrier or x.op.inline:
                 continue
-            if not all(D.coefficient(i, s) is not None for i in read.index() for s in f.axes):
+            index = self.renamed(read).index()
+            if not all(D.coefficient(i, s) is not None for i in index for s in f.axes):
                 self.store(x, ("misaligned access", "the index of the view is not affine"))
+
+    def renamed(self, read: Read) -> Read:
+        """Up to a reshape of what is stored, which is only another shape of the same memory."""
+        via = read.via
+        while len(via) > 1 and self.facts[via[-1][0]].reshape:
+            via = via[:-1]
+        return replace(read, via=via)
 
     def settle_row(self, n: Node, f: Facts) -> None:
         """A view that several readers would gather with a stride is better copied once."""
@@ -149,7 +161,7 @@ class Inlining:
         while stack:
             n = stack.pop()
             kind = self.facts[n].kind
-            if kind == "view" and n not in self.results:
+            if (kind == "view" or n.op.inline) and n not in self.results:
                 stack += self.users[n]
             elif kind not in ("map", "reduce"):
                 return False

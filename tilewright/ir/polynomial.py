@@ -121,7 +121,7 @@ def _joined(terms: dict[Monomial, int], mono: Monomial) -> bool:
             continue
         c = terms[mono]
         rest = mono[:k] + mono[k + 1 :]
-        quo = _atom("floordiv", atom.a, atom.b)
+        quo = _quotient(atom)
         if isinstance(atom.b, int):
             other, factor = tuple(sorted((*rest, quo))), atom.b
         elif len(atom.b.terms) == 1:
@@ -139,6 +139,17 @@ def _joined(terms: dict[Monomial, int], mono: Monomial) -> bool:
                 del terms[key]
         return True
     return False
+
+
+def _quotient(atom: Quo) -> Atom:
+    """The quotient that belongs to a remainder; that of x//m by n is x//(m*n)."""
+    inner = only_atom(atom.a)
+    if isinstance(inner, Quo) and inner.op == "floordiv":
+        if isinstance(inner.b, int) and isinstance(atom.b, int):
+            found = only_atom(floordiv(inner.a, inner.b * atom.b))
+            if found is not None:
+                return found
+    return _atom("floordiv", atom.a, atom.b)
 
 
 def _terms(x: Dim) -> tuple[tuple[Monomial, int], ...]:

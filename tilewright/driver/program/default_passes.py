@@ -15,6 +15,7 @@ from tilewright.graph.align import SinkReshapes
 from tilewright.graph.aligned_rows import AlignRows
 from tilewright.graph.batch_norm import BatchNormFold
 from tilewright.graph.channels import ChannelsLast
+from tilewright.graph.conv_products import ConvProducts
 from tilewright.graph.decompose import Decompose
 from tilewright.graph.dots import DotProducts
 from tilewright.graph.empty import EmptyValues
@@ -61,6 +62,8 @@ GPU = Pipeline(
         Simplify(),
         FoldConstants(),
         LongConcats(),
+        ChannelsLast(),
+        ConvProducts(),
         Reciprocals(),
         NarrowProducts(),
         SinkReshapes(),

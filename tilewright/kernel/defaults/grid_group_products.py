@@ -55,9 +55,9 @@ GROUP = 128  # threads
 VECTOR = 16  # bytes
 BARRIERS = 1024  # bytes of shared memory besides tiles
 # By the number of groups of a block: its rows and columns, and cycles that a step of the sum takes
-# (measured on an H200, of rows of 128 bytes).
+# (measured on an H200, of rows of 128 bytes; those of 128 rows and 64 columns are estimated).
 TILES: dict[int, tuple[tuple[int, int, int], ...]] = {
-    2: ((128, 256, 1160), (128, 128, 650)),
+    2: ((128, 256, 1160), (128, 128, 650), (128, 64, 400)),
     1: ((64, 128, 380), (64, 256, 720), (64, 64, 300)),
 }
 SHORT = 128 * 128  # results of a tile whose steps are short
@@ -83,10 +83,11 @@ def in_boxes(s: Scheduler, x: Operand) -> bool:
 
 
 def group_tiles(
-    s: Scheduler, i: Intrinsic, sizes: list[Dim], item: int
+    s: Scheduler, i: Intrinsic, sizes: list[Dim], item: int, bytes_: int | None = None
 ) -> Iterator[tuple[float, Tile]]:
     """Tiles, and parts of the sum, each with a rough estimate of its cycles: of the rounds of
-    blocks on all multiprocessors, or of reading the operands, and of adding up parts."""
+    blocks on all multiprocessors, or of reading the operands, and of adding up parts. `bytes_` are
+    those of the operands, where they are not matrices in memory."""
     grid = s.target.grid
     assert grid is not None
     known = assumed(sizes)
@@ -97,7 +98,9 @@ def group_tiles(
     if rows < FEWEST or columns < FEWEST:
         return
     steps = -(-known[-1] // deep)
-    read = item * prod(known[:-3]) * (rows + columns) * known[-1] / BANDWIDTH
+    if bytes_ is None:
+        bytes_ = item * prod(known[:-3]) * (rows + columns) * known[-1]
+    read = bytes_ / BANDWIDTH
     for m, n, cycles in TILES[i.warps // 4]:
         tiles = prod(known[:-3]) * -(-rows // m) * -(-columns // n)
         for parts in PARTS:
@@ -303,8 +306,12 @@ class GroupProduct(WarpProduct):
         s.do(StorageAlign(made, len(b.shape) - 2, self.tile.columns, VECTOR // b.dtype.bytes))
 
     def _box(self, stage: str, x: Operand) -> None:
-        """A tile of an operand, which the copy engine brings: rows of 128 bytes, swizzled."""
+        """A tile of an operand: rows of 128 bytes, swizzled. The copy engine brings it, or threads
+        gather it."""
         s = self.s
+        if x.lanes:
+            self._copy(stage, x, GROUP * self.groups)
+            return
         kind = s.nest.buffer(x.buffer).dtype
         rows, columns = f"{stage}.i{x.rank - 2}", f"{stage}.i{x.rank - 1}"
         if x.deep < x.row:

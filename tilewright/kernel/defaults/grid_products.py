@@ -49,7 +49,7 @@ def schedule_product(s: Scheduler) -> bool:
         if x is not sums[0] and x not in outs:
             s.do(ComputeInline(x.name))
     c, y = sums[0], outs[0]
-    if not _same_places(s, c, outs):
+    if not same_places(s, c, outs):
         return False
     found = _operands(s, c)
     if found is None:
@@ -102,7 +102,7 @@ def _ways(
     return [*first, *of_threads]
 
 
-def _same_places(s: Scheduler, c: Stage, outs: list[Stage]) -> bool:
+def same_places(s: Scheduler, c: Stage, outs: list[Stage]) -> bool:
     """Does each result depend on the sum, and on other results, at its own place?"""
     made = {c.name, *(x.name for x in outs)}
     extents = [[p.extent for p in s.path(x.name)] for x in outs]
@@ -149,14 +149,14 @@ def _operands(s: Scheduler, c: Stage) -> tuple[Operand, Operand] | None:
     if first is None or second is None or first.dtype is not second.dtype:
         return None
     outer, same = {p.var for p in path[:-3]}, first.source == second.source
-    a = _plain(first, i, k, outer) if not same else None
-    b = _plain(second, j, k, outer) if not same else None
+    a = plain_operand(first, i, k, outer) if not same else None
+    b = plain_operand(second, j, k, outer) if not same else None
     a = a or _gathered(s, c, first, i, k, f"{c.name}_a")
     b = b or _gathered(s, c, second, j, k, f"{c.name}_b")
     return a, b
 
 
-def _plain(x: Load, row: Sym, deep: Sym, outer: set[Sym]) -> Operand | None:
+def plain_operand(x: Load, row: Sym, deep: Sym, outer: set[Sym]) -> Operand | None:
     """An operand that has its row and its step of the sum last, in either order."""
     if not all(D.is_sym(d) for d in x.index):
         return None

@@ -61,13 +61,14 @@ UNUSED = 1.3  # times the places of results that a tile may take
 class Operand:
     """A buffer that is read at [..., row, k] or [..., k, row]: the positions of both. One that is
     gathered is a stage of the nest, which becomes the copy in shared memory; of others a copy is
-    made."""
+    made. Where only threads can copy it, so many elements of the last axis are copied together."""
 
     buffer: str
     row: int
     deep: int
     rank: int
     gathered: bool = False
+    lanes: int = 0
 
     @property
     def copy(self) -> str:
@@ -309,11 +310,14 @@ class WarpProduct:
         rows, columns = f"{stage}.i{x.rank - 2}", f"{stage}.i{x.rank - 1}"
         width = s.loops(columns)[0].extent
         assert isinstance(width, int)
-        flat = f"{stage}.v"
-        s.do(Split(columns, VECTOR))
-        s.do(Fuse(rows, f"{columns}.0", flat))
+        flat, inner, lanes = f"{stage}.v", columns, x.lanes or VECTOR
+        if lanes > 1:
+            s.do(Split(columns, lanes))
+            inner = f"{columns}.0"
+        s.do(Fuse(rows, inner, flat))
         self._deal(flat, threads)
-        s.do(Vectorize(f"{columns}.1"))
+        if lanes > 1:
+            s.do(Vectorize(f"{columns}.1"))
         vectors = width // VECTOR
         bits = min(3, int(log2(vectors)))
         # Rows of 8 vectors or more: by the row; of shorter ones several lie side by side.

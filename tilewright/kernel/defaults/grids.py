@@ -1,6 +1,7 @@
 """Default schedules of a GPU: blocks, threads and vectors of 16 bytes.
 
-Four shapes: maps (a flat walk through memory), matrix products (grid_products.py), rows (a block
+Shapes: maps (a flat walk through memory), matrix products (grid_products.py; of windows of images:
+grid_convolutions.py), rows (a block
 for every row, which stays in the registers of its threads between one read and one write of memory)
 and everything else, stage by stage in launches of its own, where each thread computes one result.
 """
@@ -11,20 +12,20 @@ from math import prod
 
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Sym
-from tilewright.ir.expr import Index, walk
 from tilewright.ir.target import Target
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.grid_chains import schedule_chain
+from tilewright.kernel.defaults.grid_convolutions import schedule_convolution
+from tilewright.kernel.defaults.grid_lanes import vector_lanes
 from tilewright.kernel.defaults.grid_library import call_library
 from tilewright.kernel.defaults.grid_products import schedule_product
 from tilewright.kernel.defaults.grid_sums import schedule_sum
+from tilewright.kernel.defaults.grid_windows import schedule_windows
 from tilewright.kernel.defaults.inlining import inline_maps
 from tilewright.kernel.defaults.maps import collapse, fuse_outer
 from tilewright.kernel.defaults.rows import common_prefix
-from tilewright.kernel.defaults.scheduler import Scheduler, accesses, contiguous, store_reads
-from tilewright.kernel.dependence import linear_index
+from tilewright.kernel.defaults.scheduler import Scheduler, contiguous, store_reads
 from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.nest import Loop, Nest, Store, seek
 from tilewright.kernel.nest import walk as walk_nest
@@ -42,7 +43,6 @@ from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 
-VECTOR = 16  # bytes of one access to memory, at most
 THREADS = 256  # of a block that computes a map
 FEWEST = 128  # threads of a block that has short rows
 # Elements of a row that a thread has: few enough for registers, enough loads at a time. Of single
@@ -60,18 +60,15 @@ def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace
     """The trace and the nest it leads to."""
     if choices.library:
         return _with_library(group, target)
-    if choices.tile:
-        s = Scheduler(group, target, choices)
-        if not schedule_product(s):
-            raise Refused(f"{group.name} has no other tile")
-        return tuple(s.trace), s.nest
-    for shape in (schedule_chain, _maps, schedule_product, _stored_once, _rows):
+    for shape in (schedule_convolution, schedule_product) if choices.tile else _SHAPES:
         s = Scheduler(group, target, choices)
         try:
             if shape(s):
                 return tuple(s.trace), s.nest
         except Refused:  # a shape that does not fit; the next one starts again
             continue
+    if choices.tile:
+        raise Refused(f"{group.name} has no other tile")
     s = Scheduler(group, target, choices)
     _stage_by_stage(s)
     return tuple(s.trace), s.nest
@@ -116,7 +113,7 @@ def _map_alone(s: Scheduler, stage: str) -> None:
         _plain(s, [p.name for p in path], stage)
         return
     last = path[-1]
-    lanes = _lanes(s, [stage], last.var)
+    lanes = vector_lanes(s, [stage], last.var)
     over = last.name
     if lanes > 1:
         s.do(Split(over, lanes))
@@ -137,38 +134,6 @@ def _flat(s: Scheduler, loop: str, threads: int) -> None:
 
 def _divides(k: int, extent: D.Dim) -> bool:
     return D.known_eq(D.mod(extent, k), 0)
-
-
-def _lanes(s: Scheduler, stages: list[str], *along: Sym) -> int:
-    """Lanes of 16 bytes, fewer where addresses are not multiples of that; 1 where neighbours are
-    not adjacent in memory. `along` are the loops that they run over, one for each stage."""
-    found: list[tuple[int, list[int]]] = []
-    for stage, var in zip(stages, along, strict=True):
-        for b, index in accesses(s, s.store(stage)):
-            lin = linear_index(b, index)
-            step = D.coefficient(lin, var)
-            if step is None or step not in (0, 1):
-                return 1
-            if step == 1 and b.scope in ("in", "out"):
-                terms = [] if isinstance(lin, int) else lin.terms
-                rest = [c for mono, c in terms if D.as_int(var) != _product(mono)]
-                sized = any(isinstance(a, Sym) and a in s.nest.dims for m, _ in terms for a in m)
-                found.append((b.dtype.bytes, [1] if sized else rest))
-        if any(isinstance(v, Index) and var in v.symbols() for v in walk(s.store(stage).value)):
-            return 1
-    if not found:
-        return 1
-    lanes = VECTOR // min(size for size, _ in found)
-    while lanes > 1 and any(c % lanes for _, rest in found for c in rest):
-        lanes //= 2
-    return lanes
-
-
-def _product(mono: tuple[D.Atom, ...]) -> D.Dim:
-    out: D.Dim = 1
-    for atom in mono:
-        out = out * D.from_atom(atom)
-    return out
 
 
 # ---- rows
@@ -273,7 +238,7 @@ def _block_per_row(
             s.do(ComputeAt(name, at))
     along = [*copies, *(x.name for x in inner), *outs]
     columns = {x: p for x in along if (p := _column(s, x, at, width)) is not None}
-    lanes = _lanes(s, list(columns), *(p.var for p in columns.values()))
+    lanes = vector_lanes(s, list(columns), *(p.var for p in columns.values()))
     unrolled = isinstance(width, int) and width <= LARGEST_SHARE * _most_threads(s)
     threads = WARP if streamed else _threads(s, width, lanes, at)
     for x, p in columns.items():
@@ -476,3 +441,15 @@ def _plain(s: Scheduler, loops: list[str], name: str) -> None:
         _flat(s, flat, THREADS)
     except Refused:  # each iteration needs the result of the one before: one thread does them all
         s.nest, s.trace[:] = before
+
+
+# Tried in turn; what none of them takes is scheduled stage by stage.
+_SHAPES = (
+    schedule_chain,
+    _maps,
+    schedule_convolution,
+    schedule_product,
+    _stored_once,
+    _rows,
+    schedule_windows,
+)

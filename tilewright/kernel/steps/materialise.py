@@ -33,7 +33,7 @@ class Materialise(Step):
             fixed = D.symbols(q.extent) <= set(n.dims)
             self.need(fixed, f"the extent of {q.name} varies", "materialise first, then split")
         top = next(k for k, s in enumerate(n.body) if s is (path[0] if path else store))
-        self._complete(n, n.body[top:], part)
+        self._complete(n, n.body[top:], part, _always(store.value, part))
         own = tuple(D.the_sym(D.var(f"{self.into}.i{k}", q.extent)) for k, q in enumerate(axes))
         at = tuple(map(D.as_int, own))
         moved = {q.var: i for q, i in zip(axes, at, strict=True)}
@@ -65,8 +65,9 @@ class Materialise(Step):
         self.need(not isinstance(found[0][2], Const), f"{self.value} is a number already")
         return found[0]
 
-    def _complete(self, n: Nest, rest: tuple[Stmt, ...], part: Value) -> None:
-        """Everything that the value reads is there, and inside its buffer, before the stage."""
+    def _complete(self, n: Nest, rest: tuple[Stmt, ...], part: Value, always: bool) -> None:
+        """Everything that the value reads is there before the stage, and inside its buffer: it is
+        if the stage computes the value at every point, and else it has to be proved."""
         written = {s.buffer for s, _ in walk_nest(rest) if isinstance(s, Store)}
         placed = {s.buffer for s, p in walk_nest(n.body) if isinstance(s, Alloc) and p}
         for x in loads(part):
@@ -75,11 +76,23 @@ class Materialise(Step):
             self.need(name not in written | placed, late, "materialise before placing")
             shape = n.buffer(name).shape
             own = conditions(part) if copied(part) is x else []
-            inside = all(
+            inside = always or all(
                 D.nonneg(i) and (D.known_lt(i, d) or any(_below(c, i, d) for c in own))
                 for i, d in zip(x.index, shape, strict=True)
             )
             self.need(inside, f"{x!r} is inside {name} only under a condition")
+
+
+def _always(v: Value, part: Value) -> bool:
+    """Is the part of a value computed whatever a choice in it chooses?"""
+    stack = [v]
+    while stack:
+        x = stack.pop()
+        if x is part:
+            return True
+        chosen = isinstance(x, Fn) and x.name == "select"
+        stack += x.operands()[:1] if chosen else x.operands()
+    return False
 
 
 def _below(c: Value, at: D.Dim, size: D.Dim) -> bool:
