@@ -15,10 +15,11 @@ from rich.progress import track
 from tests import nightly
 
 
-def drawn(seeds: Sequence[int], quick: int) -> list[Any]:
-    """Seeds as parameters of a test: the first few in every run, the others with `-m slow`."""
+def drawn(seeds: Sequence[Any], quick: int) -> list[Any]:
+    """Seeds, or other values, as parameters of a test: the first few in every run, the others with
+    `-m slow`."""
     return [
-        pytest.param(seed, marks=() if k < quick else pytest.mark.slow, id=str(seed))
+        pytest.param(seed, marks=() if k < quick else pytest.mark.slow, id=named(seed))
         for k, seed in enumerate(seeds)
     ]
 

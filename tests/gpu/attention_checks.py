@@ -48,8 +48,8 @@ class Case:
         return [torch.randn(s, device="cuda").bfloat16() for s in (q, k, k)]
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        more = {"enable_gqa": True} if self.shared else {}
-        return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, **more)
+        shared = bool(self.shared)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=shared)
 
     def graph(self) -> Graph:
         q, k = ((self.batch, n, self.rows, self.width) for n in (self.heads, self.shared))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product as product_of
 from types import SimpleNamespace
@@ -220,7 +220,11 @@ class Threads:
         return found
 
     def run(
-        self, functions: list[Any], launch: Launch, blocks: list[tuple[int, ...]], args: list[Any]
+        self,
+        functions: list[Any],
+        launch: Launch,
+        blocks: Sequence[tuple[int, ...]],
+        args: list[Any],
     ) -> None:
         """The blocks of a cluster, each by its own copy of the code, which has its own memory."""
         x, y, z = launch.threads

@@ -90,7 +90,9 @@ Variant = dict[str, Any]
 
 def _tiles(rows: int, columns: int) -> dict[int, tuple[tuple[int, int, int], ...]]:
     """One tile alone."""
-    return {1: (), 2: ()} | {max(1, rows // 64): ((rows, columns, 1),)}
+    found: dict[int, tuple[tuple[int, int, int], ...]] = {1: (), 2: ()}
+    found[max(1, rows // 64)] = ((rows, columns, 1),)
+    return found
 
 
 VARIANTS: dict[str, Variant] = {

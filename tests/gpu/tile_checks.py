@@ -98,8 +98,8 @@ def beside(
     ratios = {f"of_{name}": t / found["ours"] for name, t in found.items() if name != "ours"}
     host = 1e6 * host_seconds(ours)
     facts = ", ".join(f"{name} of {other}" for other, name in _shown(ratios).items())
-    out = {"us": 1e6 * found["ours"], "error": error, "host_us": host, **took, **ratios}
-    return {**out, "facts": facts}
+    all_found = {"us": 1e6 * found["ours"], "error": error, "host_us": host, **took, **ratios}
+    return {**all_found, "facts": facts}
 
 
 def _shown(ratios: dict[str, float]) -> dict[str, str]:
@@ -160,8 +160,8 @@ def matmul(
 ) -> Found:
     """Tutorial 3's; `turned`: the second operand's columns are adjacent in memory."""
     a = torch.randn(m, k, device="cuda", dtype=dtype)
-    b = torch.randn(n, k, device="cuda", dtype=dtype).T if turned else None
-    b = torch.randn(k, n, device="cuda", dtype=dtype) if b is None else b
+    b = torch.randn(*((n, k) if turned else (k, n)), device="cuda", dtype=dtype)
+    b = b.T if turned else b
     c = torch.empty(m, n, device="cuda", dtype=dtype)
     grid = (tw.cdiv(m, block[0]) * tw.cdiv(n, block[1]),)
 

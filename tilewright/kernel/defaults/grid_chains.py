@@ -49,8 +49,8 @@ from tilewright.kernel.steps.vectorize import Vectorize
 ROWS = 64  # of one instruction
 WIDE = 64  # steps of the sum of one use of it, and elements of a row of a tile
 VECTOR = 8  # elements of 16 bytes
-AHEAD = 1  # blocks of keys
-GROUPS = 1  # of warps, each with 64 rows of a tile; all read the same keys
+AHEAD: int = 1  # blocks of keys
+GROUPS: int = 1  # of warps, each with 64 rows of a tile; all read the same keys
 
 
 @dataclass(frozen=True)

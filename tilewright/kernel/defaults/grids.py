@@ -364,7 +364,7 @@ def _streamed(s: Scheduler, sums: list[str], outs: list[str], width: D.Dim) -> b
         path = [p for p in s.path(x) if p.extent != 1]
         reads = [r for r in store_reads(s.store(x)) if str(r.source) != x]
         moving = [[p for p in path if any(p.var in D.symbols(i) for i in r.index)] for r in reads]
-        lanes = _lanes(s, [x], path[-1].var)
+        lanes = vector_lanes(s, [x], path[-1].var)
         if len(reads) != 2 or lanes == 1 or width % (WARP * lanes):
             return False
         if sorted(map(len, moving)) != [1, len(path)] or len(path) < 2:
