@@ -133,7 +133,7 @@ class Products:
                 continue
             types = {b.name: b.dtype for b in i.group.buffers}
             same = (types["a"], types["b"], types["c"]) == kinds
-            if same and all(map(self.target.has, i.features)):
+            if same and all(self.target.has(f) for f in i.features):
                 found.append(("a" not in i.fragments, -depth(i), name))
         return [name for _, _, name in sorted(found)]
 
