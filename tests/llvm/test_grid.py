@@ -271,3 +271,21 @@ def test_random_nests(seed: int) -> None:
     if sum(prod(blocks_of(x, sizes)) * prod(x.threads) for x in made.launches) > 2_000:
         return  # too many threads for a processor
     judge.compare(emulate.run(nest, judge.inputs[0], sizes), 0, "emulated code")
+
+
+@pytest.mark.parametrize(
+    ("what", "fences"),
+    [("add relaxed", 0), ("add acq_rel", 2), ("xchg release", 1), ("add acquire", 1)],
+)
+def test_atomic_operations_have_their_order(what: str, fences: int) -> None:
+    """LLVM drops the order of `atomicrmw` for a GPU: fences stand for it."""
+    target = targets.get("cuda:90")
+    nest = parse_nest(f"""
+nest counted
+  out y: i32[8]
+  block.x i in 8:
+    thread.x t in 1:
+      a: {what} y[0] with 1:i32
+""")
+    ptx = assembly(emit_kernels(legalise(nest, target), target).text, target)
+    assert ptx.count("fence.acq_rel.gpu") == fences

@@ -34,8 +34,18 @@ class Atomics:
         self.scope = scope  # the scope of atomics: all threads by default
 
     def atomic(self, s: Atomic) -> None:
-        self.values.masks.lane_by_lane(lambda: self._atomic(s))
+        self.values.masks.lane_by_lane(lambda: self._ordered(s))
         self.c.touch(s)
+
+    def _ordered(self, s: Atomic) -> None:
+        """LLVM writes `atomicrmw` for a GPU without its order (loads and exchanges by comparison
+        have theirs), so fences stand around it."""
+        fenced = bool(self.scope) and s.kind not in ("load", "cas")
+        if fenced and s.order in ("release", "acq_rel"):
+            self.w.line(f"fence {self.scope}release")
+        self._atomic(s)
+        if fenced and s.order in ("acquire", "acq_rel"):
+            self.w.line(f"fence {self.scope}acquire")
 
     def _atomic(self, s: Atomic) -> None:
         b = self.c.buffers[s.buffer]
