@@ -57,11 +57,13 @@ def _tensors(x: Any) -> list[torch.Tensor]:
     return [x] if isinstance(x, torch.Tensor) else list(x)
 
 
-def model(name: str, tiny: bool, dtype: torch.dtype, inductor: bool) -> Found:
+def model(
+    name: str, tiny: bool, dtype: torch.dtype, inductor: bool, one_kernel: bool = False
+) -> Found:
     """Right by float64 on several inputs, then timed beside eager and Inductor with CUDA graphs."""
     ex = _build(name, tiny, dtype)
     wide = copy.deepcopy(ex.module).double()
-    fast = tw.compile(ex.module)
+    fast = tw.compile(ex.module, one_kernel=one_kernel)
     began = time.perf_counter()
     fast(*ex.inputs)
     torch.cuda.synchronize()
