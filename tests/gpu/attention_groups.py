@@ -45,6 +45,7 @@ class Attention:
         q, k, v = (input(x, TensorType(kind, shape)) for x, shape in self._shapes().items())
         heads = [ops.permute(x, (0, 2, 1, 3)) if self.turned else x for x in (q, k, v)]
         out = ops.attention(*heads, causal=self.causal, scale=self.width**-0.5)
+        out = ops.permute(out, (0, 2, 1, 3)) if self.turned else out
         target = targets.get(self.target)
         listed = [p.on(target) for p in default_passes(target)]
         graph = passes.run(listed, Graph("attention", (q, k, v), (out,)), Log())
@@ -96,6 +97,7 @@ class Attention:
             scores = np.where(np.tri(self.rows, self.keys, dtype=bool), scores, -np.inf)
         e = np.exp(scores - scores.max(-1, keepdims=True))
         out = e / e.sum(-1, keepdims=True) @ v
+        out = out.swapaxes(1, 2) if self.turned else out
         return out.reshape([int(str(d)) for d in group.outputs[0].shape])
 
 

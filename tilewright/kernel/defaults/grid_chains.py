@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.base.errors import Refused
+from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Value
 from tilewright.ir.types import DType
 from tilewright.ir.value_text import value_text
@@ -186,7 +187,7 @@ class _Chain:
     def _pad(self, q: str, k: str, v: str, stages: list[str]) -> None:
         """Rows and widths that no tile divides: zeros are copied and multiplied there."""
         s, p = self.s, self.p
-        rows, width = s.nest.buffer(p.out.name).shape[-2:]
+        rows, width = s.nest.buffer(p.end.name).shape[-2:]
         deep = s.reduced(p.scores.name)[0]
         if not isinstance(rows, int) or not isinstance(width, int):
             raise Refused(f"{rows} rows of {width}: how many there are is not known")
@@ -209,7 +210,7 @@ class _Chain:
         """The loops over results: those around, that over tiles, and those of a tile: rows, pairs
         of columns, the two of a pair."""
         s = self.s
-        *outer, i, j = (x.name for x in s.path(out))
+        outer, (i, j) = self._axes(out)
         width = s.loops(j)[0].extent
         assert isinstance(width, int)
         pairs = -(-width // WIDE) * WIDE // 2
@@ -225,6 +226,18 @@ class _Chain:
             s.do(Reorder((rows, columns, f"{rows}.there")))
         s.do(Fuse(f"{i}.0", f"{j}.0.0", f"{out}.t"))
         return outer, f"{out}.t", (rows, columns, lanes)
+
+    def _axes(self, out: str) -> tuple[list[str], tuple[str, str]]:
+        """The loops over results, those over a tile's rows and columns last: these may be stored
+        with their axes in another order."""
+        s, end = self.s, self.p.end.name
+        read = {x.index for x in store_reads(s.store(out)) if x.source == end}
+        names = {D.as_int(x.var): x.name for x in s.path(out)}
+        own = [names.get(d) for d in read.pop()[-2:]] if len(read) == 1 else []
+        i, j = own if len(own) == 2 else (None, None)
+        if i is None or j is None or i == j:
+            raise Refused(f"{out} is not made of one row of {end} at a time")
+        return [x for x in names.values() if x not in (i, j)], (i, j)
 
     def _results(self, rows: str, pairs: str, lanes: str) -> None:
         s = self.s
