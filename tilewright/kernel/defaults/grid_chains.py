@@ -148,10 +148,31 @@ class _Chain:
             if st.is_map and st.name != p.weights.name:
                 value = s.store(st.name).value
                 often = cost(value) and self._readers(st.name) > 1
-                if not often and s.attempt(ComputeInline(st.name)):
+                if not often and not self._masks(st.name) and s.attempt(ComputeInline(st.name)):
                     continue
             left.append(st.name)
-        return left
+        return [x for name in left for x in (*self._mask_of(name), name)]
+
+    def _masks(self, stage: str) -> bool:
+        """Does a stage put scores and an argument together? It is read once."""
+        read = store_reads(self.s.store(stage))
+        inputs = any(self.s.nest.buffer(str(x.source)).scope == "in" for x in read)
+        return inputs and any(x.source == self.p.scores.name for x in read)
+
+    def _mask_of(self, stage: str) -> list[str]:
+        """A copy of what a stage reads of an argument, where tiles of rows go past its end."""
+        s = self.s
+        rows = s.nest.buffer(self.p.end.name).shape[-2]
+        if not self._masks(stage) or (isinstance(rows, int) and rows % self.rows == 0):
+            return []
+        row = s.axes(stage)[0][-2].var
+        read = store_reads(s.store(stage))
+        of_rows = [x for x in read if s.nest.buffer(str(x.source)).scope == "in"]
+        made: list[str] = []
+        for k, x in enumerate(x for x in dict.fromkeys(of_rows) if row in x.symbols()):
+            made.append(f"{stage}_m{k}")
+            s.do(Materialise(stage, value_text(x), made[-1]))
+        return made
 
     def _readers(self, name: str) -> int:
         stores = [x for x, _ in walk_nest(self.s.nest.body) if isinstance(x, Store)]
@@ -201,8 +222,8 @@ class _Chain:
             s.do(PadSum(deep.name, WIDE))
         for stage in stages:
             rank = len(s.nest.buffer(stage).shape)
-            if rows % self.rows:
-                s.do(Pad(stage, rank - 2, self.rows))
+            if rows % self.rows and not s.attempt(Pad(stage, rank - 2, self.rows)):
+                s.do(Pad(stage, rank - 2, self.rows, zeros=True))
             if width % WIDE and stage in (p.sums.name, p.end.name):
                 s.do(Pad(stage, rank - 1, WIDE))
 
