@@ -17,7 +17,7 @@ from tilewright.ir.expr import Fn, Value
 from tilewright.ir.types import DType
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.axis import moved
-from tilewright.kernel.defaults.grid_group_products import across
+from tilewright.kernel.defaults.grid_group_products import across as orders_of
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
 from tilewright.kernel.fragments import LANES, WARP
 from tilewright.kernel.group import Stage
@@ -50,6 +50,7 @@ from tilewright.kernel.steps.vectorize import Vectorize
 ROWS = 64  # of one instruction
 WIDE = 64  # steps of the sum of one use of it, and elements of a row of a tile
 VECTOR = 8  # elements of 16 bytes
+MOST_ALONG_Y = 65535  # blocks of a grid
 AHEAD: int = 1  # blocks of keys
 GROUPS: int = 1  # of warps, each with 64 rows of a tile; all read the same keys
 
@@ -274,9 +275,12 @@ class _Chain:
         for k in range(len(outer) - 1):
             s.do(Fuse(outer[0], outer[1], f"{out}.z{k}"))
             outer = [f"{out}.z{k}", *outer[2:]]
+        # Tiles of one head run at the same time: they read the same keys.
+        heads = D.bounds(s.loops(outer[0])[0].extent)[1] if outer else 1
+        along, across = ("block.x", "block.y") if heads <= MOST_ALONG_Y else ("block.y", "block.x")
         for loop in outer:
-            s.do(Bind(loop, "block.y"))
-        s.do(Bind(tiles, "block.x"))
+            s.do(Bind(loop, across))
+        s.do(Bind(tiles, along))
 
     def _row(self, loop: str) -> tuple[str, tuple[str, str]]:
         """(turns, (warps, threads along y)) of the loop over rows."""
@@ -433,7 +437,7 @@ def instructions(s: Scheduler, kind: DType, groups: int) -> tuple[str, str] | No
     """Products of groups of warps: of two operands in shared memory whose rows run along the sum,
     and of one in registers with one whose rows run across it."""
     of_target = [INTRINSICS[p.instruction] for p in s.target.products if p.a is kind]
-    first = [i for i in of_target if set(i.tiles) == {"a", "b"} and across(i) == (False, False)]
+    first = [i for i in of_target if set(i.tiles) == {"a", "b"} and orders_of(i) == (False, False)]
     second = [
         i
         for i in INTRINSICS.values()
