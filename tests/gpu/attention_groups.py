@@ -32,6 +32,7 @@ class Attention:
     shared: int = 0  # heads of keys; 0: as many as of queries
     causal: bool = False
     turned: bool = False  # heads lie next to each other, as a product with weights leaves them
+    mask: bool = False  # added to the scores
     dtype: str = "bf16"
     target: str = "cuda:90"
 
@@ -42,12 +43,14 @@ class Attention:
 
     def _chain(self) -> tuple[Group, list[str]]:
         kind = DTYPES[self.dtype]
-        q, k, v = (input(x, TensorType(kind, shape)) for x, shape in self._shapes().items())
+        given = [input(x, TensorType(kind, shape)) for x, shape in self._shapes().items()]
+        q, k, v, *mask = given
         heads = [ops.permute(x, (0, 2, 1, 3)) if self.turned else x for x in (q, k, v)]
-        out = ops.attention(*heads, causal=self.causal, scale=self.width**-0.5)
+        out = ops.attention(*heads, *mask, causal=self.causal, scale=self.width**-0.5)
+        out = ops.permute(out, (0, 2, 1, 3)) if self.turned else out
         target = targets.get(self.target)
         listed = [p.on(target) for p in default_passes(target)]
-        graph = passes.run(listed, Graph("attention", (q, k, v), (out,)), Log())
+        graph = passes.run(listed, Graph("attention", tuple(given), (out,)), Log())
         found = fuse(graph, target, Log()).clusters
         assert len(found) == 1 and found[0].kind == "chain", f"{self} is {list(map(str, found))}"
         (c,) = found
@@ -87,15 +90,18 @@ class Attention:
         group, labels = self._chain()
         given = self.arguments()
         by = {label: given[b.name] for b, label in zip(group.inputs, labels, strict=True)}
-        q, k, v = (by[x].astype(np.float64).reshape(s) for x, s in self._shapes().items())
+        shaped = [by[x].astype(np.float64).reshape(s) for x, s in self._shapes().items()]
+        q, k, v, *mask = shaped
         if self.turned:
             q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
         k, v = (np.repeat(x, self.heads // x.shape[1], axis=1) for x in (k, v))
         scores = q @ k.swapaxes(-1, -2) * self.width**-0.5
+        scores = scores + mask[0] if mask else scores
         if self.causal:
             scores = np.where(np.tri(self.rows, self.keys, dtype=bool), scores, -np.inf)
         e = np.exp(scores - scores.max(-1, keepdims=True))
         out = e / e.sum(-1, keepdims=True) @ v
+        out = out.swapaxes(1, 2) if self.turned else out
         return out.reshape([int(str(d)) for d in group.outputs[0].shape])
 
 

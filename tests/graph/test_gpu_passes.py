@@ -14,7 +14,7 @@ from tilewright.graph.fold import split_weights
 from tilewright.graph.fuse import fuse
 from tilewright.graph.narrow_products import NarrowProducts
 from tilewright.ir.interpret import evaluate
-from tilewright.ir.types import bf16, f32
+from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel.group import build_group
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.schedule import default_schedule
@@ -98,3 +98,21 @@ def test_rows_that_are_aligned_stay() -> None:
     assert AlignRows(("bf16",)).apply(g, Log()) is g
     odd = graph(build.matmul(x, weight("v", 64, 41, dtype=bf16)))
     assert AlignRows().apply(odd, Log()) is odd, "without a copy engine"
+
+
+def _clusters(target: str, rows: int, dtype: DType) -> list[str]:
+    """The kernels that attention becomes, between permutations of its heads."""
+    on = get(target)
+    q, k, v = (arg(x, 2, rows, 4, 64, dtype=dtype) for x in "qkv")
+    heads = [build.permute(x, (0, 2, 1, 3)) for x in (q, k, v)]
+    made = graph(build.permute(build.attention(*heads, causal=True), (0, 2, 1, 3)))
+    ready = passes(on).run(made, on, Log())
+    return [c.kind for c in fuse(ready, on, Log()).clusters]
+
+
+def test_attention_is_one_kernel_where_groups_of_warps_multiply() -> None:
+    """Keys that no block divides are padded, and heads turned, by that kernel itself."""
+    assert _clusters("cuda:90", 100, bf16) == ["chain"]
+    assert "chain" not in _clusters("cuda:80", 100, bf16)
+    assert "chain" not in _clusters("cuda:90", 100, f32)
+    assert "chain" not in _clusters("cuda:90", 8, bf16)

@@ -31,7 +31,7 @@ NEAR = {"atol": 0.02, "rtol": 0.02}
     [
         (Attention(rows=64, keys=192), True),
         (Attention(40, 100, causal=True, heads=2, shared=1, dtype="f16", turned=True), True),
-        (Attention(rows=64, keys=70, width=72), False),
+        (Attention(rows=40, keys=70, width=72, mask=True), False),
         pytest.param(Attention(rows=128, keys=128, width=128), True, marks=pytest.mark.slow),
         pytest.param(
             Attention(rows=100, keys=100, width=96, causal=True), True, marks=pytest.mark.slow

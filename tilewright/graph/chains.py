@@ -22,7 +22,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node
 from tilewright.ir.target import Target
-from tilewright.ops.views import Pad
+from tilewright.ops.views import Pad, Permute
 
 # Scores of this many rows are a thread's scratch; see kernel/defaults/chains.py.
 TILE_ROWS = 12
@@ -263,6 +263,7 @@ class Chains:
             self.regions.merge(second, last)
             if self.target.grid is not None:
                 self._with_edges(last)
+                self._with_turn(last)
 
     def _with_edges(self, chain: Region) -> None:
         """Zeros past the last key are made where keys and values are copied to."""
@@ -270,6 +271,17 @@ class Chains:
             padded = p.kind == "map" and all(n.op.view or isinstance(n.op, Pad) for n in p.nodes)
             if padded and (self._alone(p, chain) or self._mergeable(p, chain)) is None:
                 self.regions.merge(p, chain)
+
+    def _with_turn(self, chain: Region) -> None:
+        """Results whose axes are only wanted in another order are stored in that."""
+        of = self.regions.of
+        read = {id(x): x for n in chain.nodes for q, _ in self.readers.get(n, ()) if (x := of[q])}
+        read.pop(id(chain), None)
+        for after in read.values() if len(read) == 1 else ():
+            turns = after.kind == "map" and all(isinstance(n.op, Permute) for n in after.nodes)
+            if turns and (self._alone(chain, after) or self._mergeable(chain, after)) is None:
+                after.kind = "chain"
+                self.regions.merge(chain, after)
 
 
 def _roles(scores: Node, sums: Node) -> dict[str, Node]:

@@ -16,7 +16,7 @@ from tilewright.ops.linear import Matmul
 from tilewright.rewrites.key_blocks import key_block_rules
 
 FEW_ROWS = 16  # of queries: fewer leave most of a product's rows empty
-WIDEST = 256  # a head: its sums are in the registers of one group of warps
+WIDEST = 128  # a head: twice its sums, and scores, are in the registers of one group of warps
 GROUP_ROWS = 64  # of an instruction of a group of warps
 VECTOR = 8  # elements that are copied at a time
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.base.errors import Refused
+from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Value
 from tilewright.ir.types import DType
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.axis import moved
-from tilewright.kernel.defaults.grid_group_products import across
+from tilewright.kernel.defaults.grid_group_products import across as orders_of
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
 from tilewright.kernel.fragments import LANES, WARP
 from tilewright.kernel.group import Stage
@@ -49,6 +50,7 @@ from tilewright.kernel.steps.vectorize import Vectorize
 ROWS = 64  # of one instruction
 WIDE = 64  # steps of the sum of one use of it, and elements of a row of a tile
 VECTOR = 8  # elements of 16 bytes
+MOST_ALONG_Y = 65535  # blocks of a grid
 AHEAD: int = 1  # blocks of keys
 GROUPS: int = 1  # of warps, each with 64 rows of a tile; all read the same keys
 
@@ -147,10 +149,31 @@ class _Chain:
             if st.is_map and st.name != p.weights.name:
                 value = s.store(st.name).value
                 often = cost(value) and self._readers(st.name) > 1
-                if not often and s.attempt(ComputeInline(st.name)):
+                if not often and not self._masks(st.name) and s.attempt(ComputeInline(st.name)):
                     continue
             left.append(st.name)
-        return left
+        return [x for name in left for x in (*self._mask_of(name), name)]
+
+    def _masks(self, stage: str) -> bool:
+        """Does a stage put scores and an argument together? It is read once."""
+        read = store_reads(self.s.store(stage))
+        inputs = any(self.s.nest.buffer(str(x.source)).scope == "in" for x in read)
+        return inputs and any(x.source == self.p.scores.name for x in read)
+
+    def _mask_of(self, stage: str) -> list[str]:
+        """A copy of what a stage reads of an argument, where tiles of rows go past its end."""
+        s = self.s
+        rows = s.nest.buffer(self.p.end.name).shape[-2]
+        if not self._masks(stage) or (isinstance(rows, int) and rows % self.rows == 0):
+            return []
+        row = s.axes(stage)[0][-2].var
+        read = store_reads(s.store(stage))
+        of_rows = [x for x in read if s.nest.buffer(str(x.source)).scope == "in"]
+        made: list[str] = []
+        for k, x in enumerate(x for x in dict.fromkeys(of_rows) if row in x.symbols()):
+            made.append(f"{stage}_m{k}")
+            s.do(Materialise(stage, value_text(x), made[-1]))
+        return made
 
     def _readers(self, name: str) -> int:
         stores = [x for x, _ in walk_nest(self.s.nest.body) if isinstance(x, Store)]
@@ -186,7 +209,7 @@ class _Chain:
     def _pad(self, q: str, k: str, v: str, stages: list[str]) -> None:
         """Rows and widths that no tile divides: zeros are copied and multiplied there."""
         s, p = self.s, self.p
-        rows, width = s.nest.buffer(p.out.name).shape[-2:]
+        rows, width = s.nest.buffer(p.end.name).shape[-2:]
         deep = s.reduced(p.scores.name)[0]
         if not isinstance(rows, int) or not isinstance(width, int):
             raise Refused(f"{rows} rows of {width}: how many there are is not known")
@@ -200,8 +223,8 @@ class _Chain:
             s.do(PadSum(deep.name, WIDE))
         for stage in stages:
             rank = len(s.nest.buffer(stage).shape)
-            if rows % self.rows:
-                s.do(Pad(stage, rank - 2, self.rows))
+            if rows % self.rows and not s.attempt(Pad(stage, rank - 2, self.rows)):
+                s.do(Pad(stage, rank - 2, self.rows, zeros=True))
             if width % WIDE and stage in (p.sums.name, p.end.name):
                 s.do(Pad(stage, rank - 1, WIDE))
 
@@ -209,7 +232,7 @@ class _Chain:
         """The loops over results: those around, that over tiles, and those of a tile: rows, pairs
         of columns, the two of a pair."""
         s = self.s
-        *outer, i, j = (x.name for x in s.path(out))
+        outer, (i, j) = self._axes(out)
         width = s.loops(j)[0].extent
         assert isinstance(width, int)
         pairs = -(-width // WIDE) * WIDE // 2
@@ -226,6 +249,18 @@ class _Chain:
         s.do(Fuse(f"{i}.0", f"{j}.0.0", f"{out}.t"))
         return outer, f"{out}.t", (rows, columns, lanes)
 
+    def _axes(self, out: str) -> tuple[list[str], tuple[str, str]]:
+        """The loops over results, those over a tile's rows and columns last: these may be stored
+        with their axes in another order."""
+        s, end = self.s, self.p.end.name
+        read = {x.index for x in store_reads(s.store(out)) if x.source == end}
+        names = {D.as_int(x.var): x.name for x in s.path(out)}
+        own = [names.get(d) for d in read.pop()[-2:]] if len(read) == 1 else []
+        i, j = own if len(own) == 2 else (None, None)
+        if i is None or j is None or i == j:
+            raise Refused(f"{out} is not made of one row of {end} at a time")
+        return [x for x in names.values() if x not in (i, j)], (i, j)
+
     def _results(self, rows: str, pairs: str, lanes: str) -> None:
         s = self.s
         turn, (z, y) = self._row(rows)
@@ -240,9 +275,12 @@ class _Chain:
         for k in range(len(outer) - 1):
             s.do(Fuse(outer[0], outer[1], f"{out}.z{k}"))
             outer = [f"{out}.z{k}", *outer[2:]]
+        # Tiles of one head run at the same time: they read the same keys.
+        heads = D.bounds(s.loops(outer[0])[0].extent)[1] if outer else 1
+        along, across = ("block.x", "block.y") if heads <= MOST_ALONG_Y else ("block.y", "block.x")
         for loop in outer:
-            s.do(Bind(loop, "block.y"))
-        s.do(Bind(tiles, "block.x"))
+            s.do(Bind(loop, across))
+        s.do(Bind(tiles, along))
 
     def _row(self, loop: str) -> tuple[str, tuple[str, str]]:
         """(turns, (warps, threads along y)) of the loop over rows."""
@@ -399,7 +437,7 @@ def instructions(s: Scheduler, kind: DType, groups: int) -> tuple[str, str] | No
     """Products of groups of warps: of two operands in shared memory whose rows run along the sum,
     and of one in registers with one whose rows run across it."""
     of_target = [INTRINSICS[p.instruction] for p in s.target.products if p.a is kind]
-    first = [i for i in of_target if set(i.tiles) == {"a", "b"} and across(i) == (False, False)]
+    first = [i for i in of_target if set(i.tiles) == {"a", "b"} and orders_of(i) == (False, False)]
     second = [
         i
         for i in INTRINSICS.values()
