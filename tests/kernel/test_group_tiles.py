@@ -18,7 +18,7 @@ from tests.kernel.test_distribute import described, numbers
 from tests.lang.tile.threads_running import run_emulated, run_threads, scheduled
 from tilewright.base.errors import Refused
 from tilewright.driver.tile.compile import binding_of
-from tilewright.ir.types import bf16, f32, from_memory, i32
+from tilewright.ir.types import bf16, f32, from_memory, i8, i32
 from tilewright.kernel import simt
 from tilewright.kernel.defaults.grid_tiles import schedule_tile_grid
 from tilewright.kernel.interpret import RunError
@@ -216,18 +216,18 @@ def remainders_kernel(x, out, start, n, BLOCK: tl.constexpr):
 
 
 def test_remainders_of_negative_places_are_no_neighbours() -> None:
-    """Of -16 to -1 by 16 they are 0, -15, …, -1."""
-    start, n = -16, 16
-    x, out = np.arange(32, dtype=np.float32), np.zeros(16, np.float32)
+    """Of -512 to -1 by 512 they are 0, -511, …, -1."""
+    start, n = -512, 512
+    x, out = np.arange(2 * n, dtype=np.float32), np.zeros(n, np.float32)
     given = {
         "x": Argument.pointer(f32, 16),
         "out": Argument.pointer(f32, 16),
         "start": Argument.scalar(i32, 16),
         "n": Argument.scalar(i32, 16, True),
-        "BLOCK": Argument.constant(16),
+        "BLOCK": Argument.constant(n),
     }
     run_threads(translate(remainders_kernel, given), (1,), [x, out, start, n])
-    np.testing.assert_array_equal(out, x[n + np.fmod(start + np.arange(16), n)])
+    np.testing.assert_array_equal(out, x[n + np.fmod(start + np.arange(n), n)])
 
 
 @tw.jit
@@ -243,3 +243,34 @@ def test_divisors_of_some_programs_may_be_negative(programs: int) -> None:
     out = torch.zeros(3, dtype=torch.int32)
     heights_kernel[(programs,)](out, 3)
     assert out.tolist() == [0, 10, -20][:programs] + [0] * (3 - programs)
+
+
+# ---- bytes
+
+
+@tw.jit
+def bytes_kernel(a, b, c, K, SIZE: tl.constexpr, BLOCK_K: tl.constexpr):
+    i, k = tl.arange(0, SIZE), tl.arange(0, BLOCK_K)
+    sums = tl.zeros((SIZE, SIZE), dtype=tl.int32)
+    for at in range(0, K, BLOCK_K):
+        x = tl.load(a + i[:, None] * K + at + k[None, :])
+        y = tl.load(b + i[None, :] * K + at + k[:, None])
+        sums = tl.dot(x, y, sums)
+    tl.store(c + i[:, None] * SIZE + i[None, :], sums)
+
+
+def test_products_of_bytes() -> None:
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-128, 128, (64, 256)).astype(np.int8) for _ in range(2))
+    c = np.zeros((64, 64), np.int32)
+    given = {
+        **{x: Argument.pointer(i8, 16) for x in "ab"},
+        "c": Argument.pointer(i32, 16),
+        "K": Argument.scalar(i32, 16, True),
+        "SIZE": Argument.constant(64),
+        "BLOCK_K": Argument.constant(128),
+    }
+    kernel = translate(bytes_kernel, given)
+    assert "by nvptx.wgmma.1.nn.i8" in nest_text(scheduled(kernel)[1])
+    run_emulated(kernel, (1,), [a.reshape(-1), b.reshape(-1), c.reshape(-1), 256])
+    np.testing.assert_array_equal(c, a.astype(np.int32) @ b.astype(np.int32).T)
