@@ -109,8 +109,8 @@ def drawn(seed: int) -> tuple[Convolution, int]:
     rng = random.Random(seed)
     kernel = rng.choice([(1, 1), (3, 3), (3, 3), (2, 3), (1, 5)])
     c = Convolution(
-        rng.choice([1, 2, 3]),
-        (rng.randint(4, 9), rng.randint(5, 9)),
+        rng.choice([1, 2]),
+        (rng.randint(2, 5), rng.randint(2, 6)),
         rng.choice([3, 4, 8, 16, 24, 64]),
         rng.choice([16, 24, 64, 72]),
         kernel,

@@ -27,6 +27,7 @@ from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
 
 GPU = targets.get("cuda:90")
+SMALL = Convolution(1, (5, 5), 24, 16)
 
 
 def instructions(n: Nest) -> set[str]:
@@ -41,10 +42,10 @@ def test_random_convolutions(seed: int) -> None:
 @pytest.mark.parametrize(
     ("c", "copies"),
     [
-        (Convolution(), "cp.async.cg.shared.global"),  # 8 channels at a time
+        (SMALL, "cp.async.cg.shared.global"),  # 8 channels at a time
         (Convolution(1, (9, 9), 3, 16, (7, 7), 2, 3), "cp.async.ca.shared.global"),  # 4
         (Convolution(2, (5, 7), 24, 40, stride=2, residual=True), "cp.async.cg.shared.global"),
-        (Convolution(2, (9, 9), 64, 64, (1, 1), 2, 0), "cp.async.cg.shared.global"),
+        (Convolution(1, (9, 9), 64, 64, (1, 1), 2, 0), "cp.async.cg.shared.global"),
     ],
     ids=str,
 )
@@ -52,7 +53,7 @@ def test_windows_are_gathered_to_shared_memory(c: Convolution, copies: str) -> N
     g = c.group()
     nest = scheduled(g)
     assert any("wgmma" in x for x in instructions(nest)), instructions(nest)
-    check(g, nest, emulated=c.channels != 24)
+    check(g, nest, emulated=c is SMALL)
     text = assembly(emit_kernels(legalise(nest, GPU), GPU).text, GPU)
     # Windows by threads, filters by the copy engine; both are seen by what multiplies them.
     assert copies in text and "cp.async.bulk.tensor" in text and "fence.proxy.async" in text
@@ -60,9 +61,7 @@ def test_windows_are_gathered_to_shared_memory(c: Convolution, copies: str) -> N
 
 LARGE = (
     Convolution(64, (56, 56), 64, 64),
-    Convolution(64, (28, 28), 128, 128, stride=2),
     Convolution(64, (14, 14), 256, 256, residual=True),
-    Convolution(1, (7, 7), 512, 512),
     Convolution(64, (224, 224), 3, 64, (7, 7), 2, 3),
 )
 
@@ -83,7 +82,7 @@ def test_the_code(c: Convolution) -> None:
     ids=str,
 )
 def test_waits_for_windows_are_needed(left_out: type[Stmt], says: str) -> None:
-    g = Convolution().group()
+    g = SMALL.group()
     nest = scheduled(g)
 
     def without(s: Stmt) -> tuple[Stmt, ...]:

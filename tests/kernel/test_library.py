@@ -120,6 +120,19 @@ from 0.0
 """
 
 
+# Windows of one pixel, every second one.
+PIXELS = """
+group pixels
+  in a0: f32[2,4,5,2]
+  in a1: f32[3,2]
+  out y0: f32[12,3]
+  local t2: f32[12,3]
+  t2[t2.i0,t2.i1] add= a0[(t2.i0//6),2*((t2.i0//3)%2),2*(t2.i0%3),t2.r0] * a1[t2.i1,t2.r0] \
+for t2.i0 in 12, t2.i1 in 3, t2.r0 in 2 from 0.0
+  y0[y0.i0,y0.i1] = t2[y0.i0,y0.i1] for y0.i0 in 12, y0.i1 in 3
+"""
+
+
 def test_wide_sums_of_narrow_products() -> None:
     g = graph(wide_matmul(arg("x", 2, 5, 7, dtype=bf16), arg("y", 2, 7, 3, dtype=bf16), f32))
     call = scheduled(g)[2]
@@ -137,6 +150,7 @@ LONGER = (
 GRAPHS: dict[str, Callable[[], Graph | Group]] = {
     "longer windows": lambda: parse_group(LONGER),
     "windows": lambda: parse_group(WINDOWS),
+    "pixels": lambda: parse_group(PIXELS),
     "one of a batch": lambda: graph(build.relu(build.matmul(arg("x", 1, 5, 7), arg("y", 1, 7, 3)))),
     "linear": lambda: linear(f32, 6, 8, 10),
     "alone": lambda: graph(build.matmul(arg("x", 5, 7), arg("y", 7, 3))),

@@ -304,12 +304,16 @@ class _Windows:
                 space.append((at, cells[0], taps[0]))
             elif not taps and len(cells) == 1 and D.is_sym(i):
                 batch.append((at, cells[0]))
+            elif not taps and len(cells) == 1:  # windows of one pixel, with others between them
+                tap = D.the_sym(D.var(f"tap{at}", 1))
+                self.reads[tap] = 1
+                space.append((at, cells[0], tap))
             elif own or i != 0:
                 return None
         known = {o, *(v for _, v in batch), *(p for _, p, _ in space)}
         if len(channel) != 1 or len(batch) > 1 or not 1 <= len(space) <= 3:
             return None
-        taken = {c for _, c in channel} | {t for *_, t in space}
+        taken = {c for _, c in channel} | {t for *_, t in space if t in along}
         if known != set(self.cells) or taken != self.summed:
             return None
         space.sort(key=lambda s: self.cells.index(s[1]))
@@ -357,11 +361,13 @@ class _Windows:
     def _axis(self, place: int, p: Sym, t: Sym) -> tuple[int, int, int] | None:
         """Stride, padding and dilation of a spatial axis, where it is like any library's."""
         i = self.index[place]
-        step, apart = D.coefficient(i, p), D.coefficient(i, t)
+        single = extent(t) == 1
+        step, apart = D.coefficient(i, p), 1 if single else D.coefficient(i, t)
         before = -D.substitute(i, {p: 0, t: 0})
         if not (isinstance(step, int) and isinstance(apart, int) and isinstance(before, int)):
             return None
-        exact = i == step * D.as_int(p) + apart * D.as_int(t) - before
+        taps = 0 if single else apart * D.as_int(t)
+        exact = (D.substitute(i, {t: 0}) if single else i) == step * D.as_int(p) + taps - before
         if not exact or step <= 0 or apart <= 0 or before < 0:
             return None
         if before and self.guard is None:
