@@ -13,10 +13,13 @@ from torch import nn
 
 import tilewright as tw
 from tests.gpu.fake import FakeLibraries, FakeLibrary, fake_machine, on_fake_gpu, texts_are_known
-from tilewright.base.errors import TilewrightError, Unsupported
+from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.ir.target import Target
 from tilewright.kernel.library import library_calls
 from tilewright.kernel.nest import Nest
+from tilewright.kernel.schedule import default_schedule
+from tilewright.kernel.step import print_trace
+from tilewright.kernel.text import parse_group
 from tilewright.runtime.cuda import program
 from tilewright.runtime.cuda.machine import GivenCall, Machine
 from tilewright.tune import on_gpu
@@ -131,3 +134,21 @@ def test_times_of_a_kernel_and_a_library(gpu: tuple[FakeLibrary, Machine]) -> No
     with pytest.raises(Unsupported, match="the rules"):
         by = on_gpu.Measured(machine, None, 1.0, fast.log)  # type: ignore[arg-type]
         by._best([(on_gpu.RULES, (), None)], [Unsupported("no")])  # type: ignore[list-item]
+
+
+def test_a_users_schedule_may_call_a_library(gpu: tuple[FakeLibrary, Machine]) -> None:
+    _, machine = gpu
+    net, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh()), torch.randn(2, 4)
+    with torch.no_grad():
+        first = on_fake_gpu(net, machine, choose="default")
+        first(x)
+        (kernel,) = (k for k in tw.explain(first).kernels if " * " in k.group)
+        trace, _ = default_schedule(parse_group(kernel.group), machine.target, on_gpu.LIBRARY)
+        fast = on_fake_gpu(net, machine, schedules={kernel.symbol: print_trace(trace)})
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
+    assert isinstance(machine.libraries, FakeLibraries)
+    assert [c.function for c in machine.libraries.calls] == ["product"] * 3
+    without = replace(machine, libraries=None)
+    with torch.no_grad(), pytest.raises(Invalid, match="computed by a library, and none is at"):
+        on_fake_gpu(net, without, schedules={kernel.symbol: print_trace(trace)})(x)
