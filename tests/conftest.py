@@ -18,7 +18,6 @@ MOST_WORKERS = 8
 LONG = (
     "tests/test_quality.py::test_clean[pyrefly]",
     "tests/suites/test_opinfo.py::test_slice",
-    "tests/driver/torch/test_own_weights.py::test_resident_memory",
 )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.ir.narrow_values import FORMS, floats_to_round, nearest
 from tests.kernel.native import Native
+from tests.seeds import crossed
 from tilewright.ir.types import DTYPES, DType, as_dtype, f32, from_memory, to_memory
 from tilewright.kernel.interpret import run
 from tilewright.kernel.legal import legalise
@@ -170,8 +171,7 @@ def integers(d: DType, seed: int, n: int = 600) -> np.ndarray:
     return rng.permutation(x)
 
 
-@pytest.mark.parametrize("name", BINARY)
-@pytest.mark.parametrize("d", WHOLE)
+@pytest.mark.parametrize(("d", "name"), crossed(WHOLE, BINARY, 2))
 def test_functions_of_integers(d: str, name: str) -> None:
     a, b = integers(DTYPES[d], 0), integers(DTYPES[d], 1)
     got, own = both(f"{name}(a@, b@)", d, a=(a, d), b=(b, d))
@@ -232,8 +232,7 @@ def test_unary_functions_of_unsigned(d: str, name: str) -> None:
     np.testing.assert_array_equal(own, expected)
 
 
-@pytest.mark.parametrize("dst", [*WHOLE, *FLOATS, "bool"])
-@pytest.mark.parametrize("src", [*UNSIGNED, "i64"])
+@pytest.mark.parametrize(("src", "dst"), crossed([*UNSIGNED, "i64"], [*WHOLE, *FLOATS, "bool"], 2))
 def test_casts_of_integers(src: str, dst: str) -> None:
     a = integers(DTYPES[src], 5)
     got, own = both(f"cast<{dst}>(a@)", dst, a=(a, src))
@@ -244,8 +243,7 @@ def test_casts_of_integers(src: str, dst: str) -> None:
         np.testing.assert_array_equal(got.view(expected.dtype), expected)
 
 
-@pytest.mark.parametrize("dst", WHOLE)
-@pytest.mark.parametrize("src", ["f32", "f64", "f16", "bf16", "f8e5m2"])
+@pytest.mark.parametrize(("src", "dst"), crossed(["f32", "f64", "f16", "bf16", "f8e5m2"], WHOLE, 2))
 def test_casts_to_integers(src: str, dst: str) -> None:
     d = DTYPES[dst]
     rng = np.random.default_rng(6)
@@ -315,8 +313,9 @@ def test_the_number_wins_over_nan(d: str, name: str) -> None:
 # ---- other machines
 
 
-@pytest.mark.parametrize("machine", ["x86-64", "x86-64-v3", "x86-64-v4"])
-@pytest.mark.parametrize("name", [*FORMS, "u64"])
+@pytest.mark.parametrize(
+    ("name", "machine"), crossed([*FORMS, "u64"], ["x86-64", "x86-64-v3", "x86-64-v4"], 3)
+)
 def test_objects_for_other_machines(name: str, machine: str) -> None:
     target = get(machine)
     values = [f"cast<{name}>(a@)", f"cast<{name}>(fma(a@, a@, maxnum(a@, a@)))"]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.kernel.native import fatal_side
+from tests.seeds import crossed
 from tilewright.ir.target import Target
 from tilewright.ir.types import DTYPES, from_memory, to_memory
 from tilewright.kernel.check import verify
@@ -124,8 +125,9 @@ nest k where n: 1..
 """
 
 
-@pytest.mark.parametrize("d", ("f32", "f64", "f16", "bf16", "i8", "i32", "u16"))
-@pytest.mark.parametrize("n", (1, 7, 8, 9, 21))
+@pytest.mark.parametrize(
+    ("d", "n"), crossed(("f32", "f64", "f16", "bf16", "i8", "i32", "u16"), (1, 7, 8, 9, 21), 3)
+)
 def test_only_lanes_that_are_chosen_are_read_and_written(d: str, n: int) -> None:
     text = MASKED.format(d=d, t=".0" if "f" in d else "")
     dtype = DTYPES[d]
@@ -452,8 +454,12 @@ def test_atomics_lose_nothing(d: str, kind: str) -> None:
         assert from_memory(p, dtype)[k] == wanted
 
 
-@pytest.mark.parametrize("d", ("i32", "f32", "bf16", "u64", "f8e4m3"))
-@pytest.mark.parametrize("order", ("relaxed", "acquire", "release", "acq_rel"))
+@pytest.mark.parametrize(
+    ("d", "order"),
+    crossed(
+        ("i32", "f32", "bf16", "u64", "f8e4m3"), ("relaxed", "acquire", "release", "acq_rel"), 2
+    ),
+)
 def test_exchange_and_compare(d: str, order: str) -> None:
     dtype, n = DTYPES[d], 3
     x = to_memory(np.array([5, 6, 7]), dtype)

@@ -4,13 +4,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.seeds import crossed
 from tests.suites.model_checks import check_training, whole_graph
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-@pytest.mark.parametrize("name", ["conv", "transformer"])
-def test_losses_as_in_eager(name: str, fused: bool) -> None:
-    assert check_training(name, fused) == []
+@pytest.mark.parametrize(
+    ("name", "optimizer"), crossed(["conv", "transformer"], ["plain", "fused"], 2)
+)
+def test_losses_as_in_eager(name: str, optimizer: str) -> None:
+    assert check_training(name, optimizer == "fused") == []
 
 
 def test_dropout_is_dropout() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.graph.build import arg, build, graph, weight
 from tests.kernel.native import Native
-from tests.seeds import crossed, named
+from tests.seeds import crossed
 from tilewright.base.events import Log
 from tilewright.base.machine import CacheSizes
 from tilewright.graph.dots import DotProducts
@@ -149,19 +149,23 @@ def arguments_of(target: Target, g: Graph) -> tuple[Group, dict[str, np.ndarray]
     return group, dict(zip((b.name for b in group.inputs), arrays, strict=True)), want
 
 
-@pytest.mark.parametrize(("make", "features", "dtypes", "instruction"), CASES, ids=named)
-@pytest.mark.parametrize("size", [(33, 64, 40), (7, 66, 19)], ids=str)
-def test_loops_of_the_instruction_compute_the_sums(
-    make: type, features: tuple[str, ...], dtypes: tuple, instruction: str, size: tuple
-) -> None:
+@pytest.mark.parametrize(("case", "size"), crossed(CASES, [(33, 64, 40), (7, 66, 19)], 2))
+def test_loops_of_the_instruction_compute_the_sums(case: tuple, size: tuple) -> None:
+    make, features, dtypes, _ = case
     target = make(*features)
     group, arrays, want = arguments_of(target, product(*dtypes, *size))
     _, nest = default_schedule(group, target)
     np.testing.assert_allclose(run(nest, arrays)["y0"], want, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtypes", [(i8, i8), (u8, i8), (i8, u8), (u8, u8), (bf16, bf16)], ids=str)
-@pytest.mark.parametrize("size", [(1, 64, 24), (6, 4, 12), (45, 67, 50), (12, 130, 7)], ids=str)
+@pytest.mark.parametrize(
+    ("dtypes", "size"),
+    crossed(
+        [(i8, i8), (u8, i8), (i8, u8), (u8, u8), (bf16, bf16)],
+        [(1, 64, 24), (6, 4, 12), (45, 67, 50), (12, 130, 7)],
+        2,
+    ),
+)
 def test_native_code_computes_the_sums(dtypes: tuple, size: tuple) -> None:
     group, arrays, want = arguments_of(default(), product(*dtypes, *size))
     _, nest = default_schedule(group, default())

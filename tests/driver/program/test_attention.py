@@ -81,7 +81,7 @@ def test_shapes(shape: str, causal: bool) -> None:
     assert "chain(" in text or shape in ("one-key", "narrow")
 
 
-@pytest.mark.parametrize("shape", ["square", "ragged", "blocks"])
+@pytest.mark.parametrize("shape", drawn(["ragged", "square", "blocks"], quick=1))
 def test_found_from_the_unfused_pattern(shape: str) -> None:
     q, keys = SHAPES[shape]
     args = heads(*q, keys=keys)
@@ -146,20 +146,20 @@ def spelled_out(window: int) -> Function:
     return local
 
 
-@pytest.mark.parametrize("n", [48, 144, 200])
+@pytest.mark.parametrize("n", drawn([200, 48, 144], quick=1))
 def test_work_is_skipped_where_a_condition_makes_scores_infinite(n: int) -> None:
     _, text = compiled(spelled_out(1), *heads(1, 4, n, 16))
     assert "chain(" in text and text.count("Trim(") >= 3
 
 
-@pytest.mark.parametrize("window", [0, -3, -150])
+@pytest.mark.parametrize("window", drawn([-3, 0, -150], quick=1))
 def test_rows_that_see_nothing_are_no_numbers(window: int) -> None:
     got, text = compiled(spelled_out(window), *heads(1, 2, 144, 16))
     assert "chain(" in text
     assert torch.isnan(got[0, :, 0]).all()
 
 
-@pytest.mark.parametrize(("n", "f"), crossed([48, 144, 200], [attention, unfused], 2))
+@pytest.mark.parametrize(("n", "f"), crossed([48, 144, 200], [attention, unfused], 3))
 def test_lowest_numbers_are_skipped_where_each_row_sees_something(n: int, f: Function) -> None:
     """Some models add the lowest number, not -inf: a row that sees nothing is an average then."""
     lowest = torch.finfo(torch.float32).min
@@ -345,7 +345,7 @@ def test_blocks_of_shared_heads(small_blocks: None, is_causal: bool) -> None:
     assert in_blocks(text)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", drawn([torch.bfloat16, torch.float16], quick=1))
 def test_blocks_of_dtypes(small_blocks: None, dtype: torch.dtype) -> None:
     args = heads(2, 3, 48, 16, keys=(2, 3, 200, 16), dtype=dtype)
     assert in_blocks(compiled(causal, *args)[1])

@@ -15,7 +15,7 @@ from torch._C import DispatchKey
 import tilewright as tw
 from tests.driver import check_costs
 from tests.driver.hostile_inputs import USES, Program, check_seed, fault
-from tests.seeds import drawn
+from tests.seeds import crossed, drawn
 from tilewright.base import knobs
 
 
@@ -47,8 +47,12 @@ def test_hostile_inputs(seed: int) -> None:
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize("mode", ["plain", "branch", "other branch"])
-@pytest.mark.parametrize("bad", [(NAN, -0.001), (-0.001, NAN), (NAN, INF), (NAN,)])
+@pytest.mark.parametrize(
+    ("bad", "mode"),
+    crossed(
+        [(NAN, -0.001), (-0.001, NAN), (NAN, INF), (NAN,)], ["plain", "branch", "other branch"], 3
+    ),
+)
 def test_a_nan_hides_no_other_element(mode: str, bad: tuple[float, ...]) -> None:
     """Each element is judged alone, and which branch runs does not depend on them."""
     use = next(u for u in USES if u.name == "cross_entropy of chances")

@@ -107,7 +107,7 @@ def test_a_function_that_is_called_very_often_is_not_written_out() -> None:
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("tile_chain", 40), ("tile_integers", 30), ("tile_sums", 10), ("bitonic", 6)],
+    [("tile_chain", 40), ("tile_integers", 30), ("tile_sums", 10), ("bitonic", 10)],
 )
 def test_long_tile_kernels(name: str, size: int) -> None:
     """They are right, and twice the program is about twice the text."""

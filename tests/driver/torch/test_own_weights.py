@@ -378,6 +378,7 @@ for own in (True, False):
 """
 
 
+@pytest.mark.slow  # `test_the_model_is_in_memory_once` counts the bytes of tensors and packed forms
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
 def test_resident_memory() -> None:
     run = subprocess.run([sys.executable, "-c", RESIDENT], cwd=ROOT, capture_output=True, text=True)

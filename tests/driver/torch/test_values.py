@@ -11,6 +11,7 @@ from torch import nn
 
 import tilewright as tw
 from tests.capture.running import assert_same, check, session
+from tests.seeds import crossed
 
 
 @pytest.fixture(autouse=True)
@@ -101,8 +102,12 @@ def swap(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-@pytest.mark.parametrize("function", [add_into, write_slice, through_a_view, twice, swap])
-@pytest.mark.parametrize("layout", ["plain", "permuted", "sliced"])
+@pytest.mark.parametrize(
+    ("function", "layout"),
+    crossed(
+        [add_into, write_slice, through_a_view, twice, swap], ["plain", "permuted", "sliced"], 3
+    ),
+)
 def test_mutated_inputs(function: Callable, layout: str) -> None:
     x = {
         "plain": torch.randn(4, 4),
