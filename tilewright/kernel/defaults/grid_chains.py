@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Fn, Value
 from tilewright.ir.types import DType
 from tilewright.ir.value_text import value_text
@@ -114,11 +115,14 @@ class _Chain:
         for x in (q, k, v):
             s.do(SetScope(x, "shared"))
         s.attempt(Trim(part))
+        before = {b.name for b in s.nest.buffers}
         s.do(Components(end, len(p.end.axes) - 1))
+        # What is known of the keys so far, and what it takes to add a block to it.
+        running = [b.name for b in s.nest.buffers if b.name not in before]
         self._blocks(outer, tiles)
         self._results(*results)
         self._between(between)
-        for name in self._running:
+        for name in running:
             self._map(name)
             self._in_registers(name)
         self._copy(q, boxes=False)
@@ -129,11 +133,6 @@ class _Chain:
         for x in (k, v):
             s.do(Pipeline(part, x, AHEAD, asynchronous=True))
         s.do(Synchronise())
-
-    @property
-    def _running(self) -> list[str]:
-        """What is known of the keys so far, and what it takes to add a block to it."""
-        return [b.name for b in self.s.nest.buffers if b.name.startswith(f"{self.p.end.name}_")]
 
     # ---- what is stored
 
@@ -254,7 +253,7 @@ class _Chain:
         with their axes in another order."""
         s, end = self.s, self.p.end.name
         read = {x.index for x in store_reads(s.store(out)) if x.source == end}
-        names = {D.as_int(x.var): x.name for x in s.path(out)}
+        names: dict[Dim, str] = {D.as_int(x.var): x.name for x in s.path(out)}
         own = [names.get(d) for d in read.pop()[-2:]] if len(read) == 1 else []
         i, j = own if len(own) == 2 else (None, None)
         if i is None or j is None or i == j:
@@ -442,7 +441,7 @@ def instructions(s: Scheduler, kind: DType, groups: int) -> tuple[str, str] | No
         i
         for i in INTRINSICS.values()
         if set(i.fragments) == {"a", "c"} and set(i.tiles) == {"b"} and len(i.maps["b"]) == 3
-        if i.group.buffer("a").dtype is kind and all(map(s.target.has, i.features))
+        if i.group.buffer("a").dtype is kind and all(s.target.has(f) for f in i.features)
     ]
     found = [[i.name for i in which if i.warps == 4 * groups] for which in (first, second)]
     return (found[0][0], found[1][0]) if all(found) else None
