@@ -156,7 +156,8 @@ def processes_for(graph: Graph, target: Target) -> list[KernelProcess]:
     """Processes that help to compile a graph, where it is large enough; they start while this one
     goes on. None where they cannot be started."""
     jobs = knobs.compile_jobs.get() or target.cores or 1
-    python = sys.executable and not hasattr(sys, "frozen")  # else it is a program of its own
+    # Where Python is inside another program, that is the executable: it must not be started again.
+    python = "py" in Path(sys.executable or "").name and not hasattr(sys, "frozen")
     if jobs == 1 or not knobs.compile_processes.get() or not python or target.grid is not None:
         return []
     nodes = graph.nodes()
