@@ -11,8 +11,8 @@ stored in blocks of that many columns, one after the other (`a, b -> b//64, a, b
 from __future__ import annotations
 
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Load, cast, extent, fn, load
+from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.expr import Load, Value, cast, extent, fn, load
 from tilewright.ir.types import DType
 from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic
 from tilewright.kernel.layouts import FRAGMENT, LANES, Digit, Layout
@@ -89,33 +89,31 @@ def group_product_loops(p: Piece, instruction: str, laid: Fragments) -> tuple[St
     inner: list[Dim] = []
     places: list[Dim] = []
     for axis, operand, size in (("i", "a", used), ("j", "b", columns)):
-        row = wide(found[0].dtype)
-        blocks = across(i, operand) and size > row
-        at = D.var(f"{name}.{axis}", row if blocks else size)
+        together = wide(found[0].dtype)
+        blocks = across(i, operand) and size > together
+        at: Dim = D.var(f"{name}.{axis}", together if blocks else size)
         if blocks:
-            block = D.var(f"{name}.{axis}0", size // row)
+            block = D.var(f"{name}.{axis}0", size // together)
             inner += [block, at]
-            at = row * block + at
+            at = together * block + at
         else:
             inner.append(at)
         places.append(at)
     row, column = places
     k = D.var(f"{name}.k", steps)
     inner.append(k)
-    table = dict(
-        zip(
-            (x.var for x in p.loops[-3:]),
-            (used * turn + row, column, steps * step + k),
-            strict=True,
-        )
-    )
+    at_loops: tuple[Dim, ...] = (used * turn + row, column, steps * step + k)
+    table: dict[Sym, Dim] = {x.var: d for x, d in zip(p.loops[-3:], at_loops, strict=True)}
     warps = i.warps
     parts = used // (16 * warps)
-    digits = [*([turn] if rows > used else []), *([row // (16 * warps)] if parts > 1 else [])]
+    digits: list[Dim] = [
+        *([turn] if rows > used else []),
+        *([row // (16 * warps)] if parts > 1 else []),
+    ]
     digits += [row // 16 % warps, row // 8 % 2, row % 8]
     others: list[Dim] = [column // 8, column // 2 % 4, column % 2]
     a, b = found
-    first: Load | object = a.substitute(table)
+    first: Value = a.substitute(table)
     if str(a.source) in laid.registers:
         along: list[Dim] = [(steps * step + k) // 8, k // 2 % 4, k % 2]
         first = load(str(a.source), laid.place(str(a.source), [digits, along]), a.dtype)
