@@ -434,6 +434,7 @@ def test_blocks_of_a_cluster_share_copies(
     assert all(x.spilled == 0 for x in assemble(ptx, GPU.cpu))
 
 
+@pytest.mark.slow
 def test_a_cluster_needs_its_own_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     """With barriers of single blocks one overwrites what the other one still reads."""
     monkeypatch.setattr(grid_group_products, "CLUSTER", 2)

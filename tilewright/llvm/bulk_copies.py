@@ -218,9 +218,10 @@ class BulkCopies:
         """How many blocks get the same box and bring equal parts of its rows."""
         x, count = self.cluster, self.cluster_blocks
         rows = found.constants["i"] or 0
-        if x is None or rows % (8 * count):  # swizzled memory repeats after 8 rows
-            return 1
         source, to = found.operands
+        # Swizzled memory repeats after 8 rows; blocks move along the last axis but one.
+        if x is None or rows % (8 * count) or source.box[-2:-1] != (rows,):
+            return 1
         each = D.the_sym(D.var(self.w.fresh("rank"), count))
         number = count * D.var(self.w.fresh("cluster"), D.floordiv(x.extent, count))
         same = {x.var: number + D.as_int(each)}
@@ -239,11 +240,14 @@ class BulkCopies:
         small = all(D.bounds(d)[1] < LARGEST for d in b.shape)
         if self.block.aligned % 16 or not whole or not small:
             return None
-        sizes = [k for k in found.constants.values() if k is not None]
-        sizes[0] //= blocks
+        box = (
+            (*source.box[:-2], source.box[-2] // blocks, source.box[-1])
+            if blocks > 1
+            else source.box
+        )
         swizzle = self.c.buffers[to.buffer].swizzle
         over = 0 if swizzle is None else b.dtype.bytes << (swizzle.base + swizzle.bits)
-        return Box(b.name, str(b.dtype), b.dtype.bytes, b.shape, source.box, over)
+        return Box(b.name, str(b.dtype), b.dtype.bytes, b.shape, box, over)
 
     def _by_threads(self, s: Loop) -> None:
         """The threads of the block share the elements."""

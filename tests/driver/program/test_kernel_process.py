@@ -78,6 +78,7 @@ def test_without_other_processes_everything_is_done_here(monkeypatch: pytest.Mon
     """One that ends at once, and none that can be started."""
     monkeypatch.setattr(kernel_process, "_SERVER", "pass")
     monkeypatch.setattr(kernel_process, "_KERNELS", 1)
+    monkeypatch.setattr(kernel_process, "_idle", [])
     x = input("x", TensorType(f32, (6, 8)))
     graph = Graph("small", (x,), (ops.exp(ops.neg(x)),))
     with knobs.compile_jobs.override(2):

@@ -157,7 +157,7 @@ def processes_for(graph: Graph, target: Target) -> list[KernelProcess]:
     goes on. None where they cannot be started."""
     jobs = knobs.compile_jobs.get() or target.cores or 1
     # Where Python is inside another program, that is the executable: it must not be started again.
-    python = "py" in Path(sys.executable or "").name and not hasattr(sys, "frozen")
+    python = "py" in os.path.basename(sys.executable or "") and not hasattr(sys, "frozen")
     if jobs == 1 or not knobs.compile_processes.get() or not python or target.grid is not None:
         return []
     nodes = graph.nodes()

@@ -151,15 +151,15 @@ def _declare(kind: str, groups: int, across: tuple[bool, bool]) -> None:
     else:
         rows, a, a_at, i = "rows", f"rows,{deep}", "c.i,c.k", "c.i"
         row_loops, row_sizes = "c.i in rows", f"rows: {least}..128"
+    least_columns = 8 if of.sums == "f32" else 32
     if across[1]:
         columns, b, b_at = f"{WIDE}*blocks", f"blocks,{deep},{WIDE}", "c.h,c.k,c.j"
         j, loops, sizes = f"{WIDE}*c.h+c.j", f"c.h in blocks, c.j in {WIDE}", "blocks: 1..4"
     else:
         columns, b, b_at, j = "columns", f"columns,{deep}", "c.j,c.k", "c.j"
-        loops, sizes = "c.j in columns", "columns: 8..256"
+        loops, sizes = "c.j in columns", f"columns: {least_columns}..256"
     value = f"cast<{of.sums}>(a[{a_at}]) * cast<{of.sums}>(b[{b_at}])"
     row, column = i.replace("c.", ""), j.replace("c.", "")
-    least_columns = 8 if of.sums == "f32" else 32
     multiples = {"g": groups} if across[0] else {"i": least}
     declare(
         Intrinsic(
