@@ -12,6 +12,10 @@ from torch import nn
 
 import tilewright as tw
 from tests.seeds import drawn
+from tilewright.kernel.nest import Loop, start, walk
+from tilewright.kernel.step import apply, parse_trace
+from tilewright.kernel.text import parse_group
+from tilewright.targets import default
 
 DTYPES = [torch.float32, torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -131,6 +135,20 @@ def test_winograd_is_a_choice() -> None:
             assert ("winograd_input" in kernels(fast)) is taken
             torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-5)
             torch.compiler.reset()
+
+
+def test_threads_share_images_that_tiles_do_not_divide() -> None:
+    """Loops over tiles with a rest are taken apart: they do not become one loop for threads."""
+    net, x = nn.Conv2d(64, 64, 3, padding=1).eval(), torch.randn(1, 64, 14, 14)
+    with torch.no_grad():
+        fast = tw.compile(net, x)
+    kernels = [k for p in tw.explain(fast).programs for k in p.kernels]
+    (k,) = (k for k in kernels if "winograd_output" in k.name)
+    nest = apply(start(parse_group(k.group)), parse_trace(k.trace))
+    loops = [s for s, _ in walk(nest.body) if isinstance(s, Loop) and s.kind == "parallel"]
+    cores, vectors = default().cores, 64 // default().lanes(32)
+    each = -(-vectors // cores)
+    assert cores == 1 or [s.extent for s in loops] == [-(-vectors // each)]
 
 
 def test_strict_precision_sums_in_the_order_of_the_definition() -> None:

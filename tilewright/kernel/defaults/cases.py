@@ -6,6 +6,8 @@ they have in common.
 
 from __future__ import annotations
 
+from math import prod
+
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Const, Fn, Index, walk
 from tilewright.kernel.defaults.scheduler import Scheduler, lanes_for, work_per_point
@@ -48,14 +50,21 @@ def schedule_cases(s: Scheduler, host: str) -> bool:
     lanes = max(1, lanes_for(s, host, s.target.lanes(32)))
     work = work_per_point(s, host)
     s.do(Split(last.name, lanes))
-    s.do(Reorder((*outer, f"{last.name}.0", f"{last.name}.1", *inner)))
+    vectors, part = f"{last.name}.0", ""
+    if ragged and (each := _vectors_of_a_thread(s, outer, ragged[0], vectors)) is not None:
+        s.do(Split(vectors, each))
+        part, vectors = f"{vectors}.0", f"{vectors}.1"
+    s.do(Reorder((*filter(None, [part]), *outer, vectors, f"{last.name}.1", *inner)))
     if not (isinstance(last.extent, int) and last.extent % lanes == 0):
-        ragged.append(f"{last.name}.0")
+        ragged.append(vectors)
     for x in ragged:
         s.attempt(Peel(x))
     for x in inner:
         s.attempt(Unroll(x))
     s.attempt(Vectorize(f"{last.name}.1"))
+    if part:
+        points = D.bounds(prod(p.extent for p in path))[1]
+        return s.parallel(part, work * points // s.target.cores)
     top = outer[0] if outer else f"{last.name}.0"
     for k, x in enumerate(outer[1:]):
         if not s.attempt(Fuse(top, x, f"{host}.o{k}")):
@@ -64,6 +73,17 @@ def schedule_cases(s: Scheduler, host: str) -> bool:
     size = last.extent if isinstance(last.extent, int) else 256
     s.parallel(top, work * size // 4)
     return True
+
+
+def _vectors_of_a_thread(s: Scheduler, outer: list[str], ragged: str, vectors: str) -> int | None:
+    """Where threads share the vectors: loops from the first with a rest on are taken apart, and do
+    not become one. None where those outside are enough for all threads."""
+    outside = [s.loops(x)[0].extent for x in outer[: outer.index(ragged)]]
+    (many,) = (x.extent for x in s.loops(vectors))
+    threads = s.target.cores
+    if not isinstance(many, int) or D.bounds(prod(outside))[1] >= threads:
+        return None
+    return -(-many // threads) if many > 1 else None
 
 
 def case_axes(s: Scheduler, stage: str) -> dict[str, int]:
