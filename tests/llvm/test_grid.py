@@ -39,6 +39,8 @@ HOW = [(f32, (2, 256), 16), (bf16, (2, 67), 2), (bf16, (2, 1100), 16), (f32, (2,
 @pytest.mark.parametrize(("name", "how"), crossed(list(PROGRAMS), HOW, 4))
 def test_programs(name: str, how: tuple[DType, tuple[int, int], int]) -> None:
     d, size, alignment = how
+    if name in ("product", "matmul", "linear"):  # more columns are more work, not other code
+        size = size[0], min(size[1], 300)
     for g in groups(PROGRAMS[name](d, *size)):
         nest = default_schedule(g, emulate.PLAIN)[1]
         args = inputs(g, {})

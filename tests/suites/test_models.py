@@ -24,6 +24,11 @@ ALIKE = {
     "clip": "bert and vit",
     "whisper_encoder": "bert behind convolutions",
     "vit": "bert behind a convolution",
+    "resnet50_b64": "resnet50",
+    "bert_b32": "bert",
+    "vit_b8": "vit",
+    "llama_1b_decode1": "decoding into a cache",
+    "llama_1b_512": "llama",
 }
 
 
