@@ -3,6 +3,7 @@
     python -m tests.gpu                       # all, with Inductor as long as time allows
     python -m tests.gpu --no-inductor         # quicker
     python -m tests.gpu --only "matmul,softmax bf16 8192x4096"
+    python -m tests.gpu --part 1/4            # one of four groups of checks
     python -m tests.gpu --json results.json   # all that was measured
 
 Checks run in a process of their own. One that crashes, hangs or loses the context costs itself
@@ -37,7 +38,7 @@ class Worker:
     def __init__(self, names: list[str], inductor: bool, until: float) -> None:
         command = [sys.executable, "-m", "tests.gpu.worker", f"--inductor-until={until}"]
         command += ["--inductor"] if inductor else []
-        command += ["--only", ",".join(names)] if names else []
+        command += ["--only", *names]
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -135,7 +136,9 @@ def _table(found: list[dict[str, Any]]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="parts of names, separated by commas")
+    parser.add_argument("--without", default="", help="parts of names that are left out")
+    parser.add_argument("--part", default="1/1", help="K/N: the K-th of every N checks")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--no-inductor", action="store_true")
     parser.add_argument("--seconds", type=float, default=270.0, help="in all")
@@ -153,6 +156,10 @@ def main() -> None:
         sys.exit(1)
     if given.only:
         names = [x for x in names if any(part in x for part in given.only.split(","))]
+    if given.without:
+        names = [x for x in names if not any(part in x for part in given.without.split(","))]
+    part, parts = (int(x) for x in given.part.split("/"))
+    names = names[part - 1 :: parts]
     deadline = began + given.seconds
     found = run(names, not given.no_inductor, began + 0.7 * given.seconds, deadline)
     order = {name: k for k, name in enumerate(names)}

@@ -16,15 +16,14 @@ from tests.gpu.checks import checks
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="", help="names, separated by commas; all others not")
+    parser.add_argument("--only", nargs="*", help="names of checks; all where it is left out")
     parser.add_argument("--inductor", action="store_true")
     parser.add_argument("--inductor-until", type=float, default=float("inf"))
     given = parser.parse_args()
-    wanted = given.only.split(",") if given.only else None
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
     for c, without in zip(checks(given.inductor), checks(False), strict=True):
-        if wanted is not None and c.name not in wanted:
+        if given.only is not None and c.name not in given.only:
             continue
         c = c if time.time() < given.inductor_until else without
         print(json.dumps({"begin": c.name, "seconds": c.seconds}), flush=True)
