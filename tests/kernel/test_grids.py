@@ -8,7 +8,7 @@ import pytest
 
 from tests.gpu.assembler import assemble
 from tests.gpu.programs import PROGRAMS, groups, inputs
-from tests.seeds import crossed
+from tests.seeds import crossed, drawn
 from tilewright import targets
 from tilewright.ir import dim as D
 from tilewright.ir.types import DType, bf16, f32
@@ -121,6 +121,21 @@ PADDED = """group kernel
 def test_loops_that_no_block_divides_are_blocks_of_threads() -> None:
     """There are too many to list: that no two threads write one element is proved."""
     trace, _ = default_schedule(parse_group(PADDED), GPU)
+    assert {s.axis for s in trace if isinstance(s, Bind)} == {"block.x", "thread.x"}
+
+
+@pytest.mark.parametrize("seed", drawn(range(100), 8))
+def test_maps_of_any_shape_are_blocks_of_threads(seed: int) -> None:
+    """The loops of a copy with another order of axes become one, which blocks of threads share."""
+    rng = np.random.default_rng(seed)
+    a, b, c = (int(x) for x in rng.integers(100, 300, 3))
+    few = int(rng.integers(3, 9))
+    text = f"""group kernel
+  in a0: bf16[{a},{few},{b},{c}]
+  out y0: bf16[{a},{b},{c},{few + 1}]
+  y0[i,j,k,l] = select(#(l) < {few}, a0[i,l,j,k], 0.0:bf16) for i in {a}, j in {b}, k in {c}, l in {few + 1}
+"""  # noqa: E501
+    trace, _ = default_schedule(parse_group(text), GPU)
     assert {s.axis for s in trace if isinstance(s, Bind)} == {"block.x", "thread.x"}
 
 

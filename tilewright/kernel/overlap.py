@@ -135,7 +135,7 @@ def _flat(b: Buffer, index: Sequence[Dim]) -> Dim:
 
 def _without_remainders(x: Dim) -> Dim:
     """x with a - b*(a//b) in place of a % b: digits of one number, each times what it counts, are
-    that number again."""
+    that number again. Quotients are reduced, so that those of equal numbers cancel."""
     for _ in range(MAX_DIGITS):
         terms = [] if isinstance(x, int) else x.terms
         alone = ((c, m[0]) for m, c in terms if len(m) == 1)
@@ -145,7 +145,28 @@ def _without_remainders(x: Dim) -> Dim:
             break
         c, q = digit
         x = x - c * D.from_atom(q) + c * (q.a - D.floordiv(q.a, q.b) * q.b)
+    terms = [] if isinstance(x, int) else x.terms
+    for m, c in terms:
+        q = m[0] if len(m) == 1 else None
+        if isinstance(q, D.Quo) and q.op == "floordiv" and isinstance(q.b, int):
+            x = x + c * (_reduced(q.a, q.b) - D.from_atom(q))
     return x
+
+
+def _reduced(a: Dim, b: int) -> Dim:
+    """a//b by the smallest divisor: (g*x + r)//(g*b) is (x + r//g)//b."""
+    terms = [] if isinstance(a, int) else a.terms
+    g = max((gcd(c, b) for m, c in terms if m), default=1)
+    if g == 1 or g == b:
+        return D.floordiv(a, b)
+    whole: Dim = 0
+    for m, c in terms:
+        if c % g == 0 and m:
+            part: Dim = c // g
+            for atom in m:
+                part = part * D.from_atom(atom)
+            whole = whole + part
+    return D.floordiv(whole + _reduced(a - whole * g, g), b // g)
 
 
 def _reads(x: Dim) -> set[str]:

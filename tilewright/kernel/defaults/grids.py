@@ -431,16 +431,18 @@ def _plain(s: Scheduler, loops: list[str], name: str) -> None:
     """Loops, outermost first, as blocks of threads, as far as they may run in any order."""
     if not loops:
         return
+    before = s.nest, list(s.trace)
     flat = loops[0]
     for k, inner in enumerate(loops[1:]):
         if not s.attempt(Fuse(flat, inner, f"{name}.w{k}")):
             break
         flat = f"{name}.w{k}"
-    before = s.nest, list(s.trace)
-    try:
-        _flat(s, flat, THREADS)
-    except Refused:  # each iteration needs the result of the one before: one thread does them all
-        s.nest, s.trace[:] = before
+    for loop in (flat, *loops):
+        try:
+            _flat(s, loop, THREADS)
+            return
+        except Refused:  # each iteration needs the result of the one before
+            s.nest, s.trace[:] = before[0], list(before[1])
 
 
 # Tried in turn; what none of them takes is scheduled stage by stage.
