@@ -12,6 +12,7 @@ from tilewright.graph.align import SinkReshapes
 from tilewright.graph.aligned_rows import AlignRows
 from tilewright.graph.fold import split_weights
 from tilewright.graph.fuse import fuse
+from tilewright.graph.merged_products import MergeProducts
 from tilewright.graph.narrow_products import NarrowProducts
 from tilewright.ir.interpret import evaluate
 from tilewright.ir.types import DType, bf16, f32
@@ -116,3 +117,36 @@ def test_attention_is_one_kernel_where_groups_of_warps_multiply() -> None:
     assert "chain" not in _clusters("cuda:80", 100, bf16)
     assert "chain" not in _clusters("cuda:90", 100, f32)
     assert "chain" not in _clusters("cuda:90", 8, bf16)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_of_one_operand_with_weights_are_one(turned: bool) -> None:
+    """Queries, keys and values: one product, whose columns each takes a part of."""
+    x = arg("x", 6, 8, dtype=bf16)
+    sizes = (5, 3, 4)
+    out = []
+    for k, n in enumerate(sizes):
+        w = weight(f"w{k}", *((n, 8) if turned else (8, n)), dtype=bf16)
+        y = build.matmul(x, build.permute(w, (1, 0)) if turned else w)
+        out.append(build.reshape(build.add(y, weight(f"b{k}", n, dtype=bf16)), (2, 3, n)))
+    g = graph(*out)
+    merged = MergeProducts(True).apply(g, Log())
+    (product,) = [n for n in merged.nodes() if n.op.name == "matmul"]
+    assert product.shape == (6, sum(sizes))
+    assert [n.op.name for n in merged.nodes()].count("add") == 1
+    assert (product.inputs[1].op.name == "permute") == turned, "rows stay what they are in memory"
+    rng = np.random.default_rng(1)
+    values = [rng.standard_normal([int(str(d)) for d in n.shape]) for n in g.inputs]
+    for got, want in zip(evaluate(merged, values), evaluate(g, values), strict=True):
+        np.testing.assert_allclose(got, want)
+
+
+def test_products_whose_results_go_on_stay_alone() -> None:
+    """What is done to the results is their epilogue; changing operands are not put together."""
+    x = arg("x", 6, 8, dtype=bf16)
+    gate, up = (build.matmul(x, weight(name, 8, 5, dtype=bf16)) for name in ("gate", "up"))
+    gated = graph(build.mul(build.tanh(gate), up))
+    assert MergeProducts(True).apply(gated, Log()) is gated
+    both = [build.matmul(x, arg(name, 8, 5, dtype=bf16)) for name in ("a", "b")]
+    given = graph(*(build.reshape(y, (30,)) for y in both))
+    assert MergeProducts(True).apply(given, Log()) is given

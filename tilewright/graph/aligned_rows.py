@@ -71,7 +71,7 @@ def _aligned(a: Node, b: Node) -> tuple[Node, Node] | None:
     changed = [longer or wide[0], longer or wide[1]]
     if not any(changed):
         return None
-    least = FEWEST if all(map(_weight, _of((a, b), changed))) else LARGE
+    least = FEWEST if all(map(only_weights, _of((a, b), changed))) else LARGE
     if min(rows, columns) < least:
         return None
     out: list[Node] = []
@@ -106,7 +106,7 @@ def _longer(x: Node, axis: int, per: int) -> Node:
     return pad(x, [0] * x.rank, more)
 
 
-def _weight(x: Node) -> bool:
+def only_weights(x: Node) -> bool:
     """Is it computed of weights alone?"""
     todo = [x]
     while todo:

@@ -23,6 +23,7 @@ from tilewright.graph.fold import FoldConstants
 from tilewright.graph.grid_key_blocks import GridKeyBlocks
 from tilewright.graph.key_blocks import KeyBlocks
 from tilewright.graph.long_concats import LongConcats
+from tilewright.graph.merged_products import MergeProducts
 from tilewright.graph.narrow_products import NarrowProducts
 from tilewright.graph.online_softmax import OnlineSoftmax as OnlineSoftmax
 from tilewright.graph.pack import PackOperands
@@ -67,6 +68,7 @@ GPU = Pipeline(
         Reciprocals(),
         NarrowProducts(),
         SinkReshapes(),
+        MergeProducts(),
         AlignRows(),
     )
 )
