@@ -119,6 +119,20 @@ def test_attention_is_one_kernel_where_groups_of_warps_multiply() -> None:
     assert "chain" not in _clusters("cuda:90", 8, bf16)
 
 
+def test_attention_in_wide_floats_is_one_kernel() -> None:
+    """Torch's own definition: operands are cast and scaled, rows that see nothing are zero."""
+    q, k, v = (build.cast(arg(x, 2, 4, 100, 64, dtype=bf16), f32) for x in "qkv")
+    k = build.permute(k, (0, 1, 3, 2))
+    mask = build.reshape(arg("mask", 2, 100, dtype=bf16), (2, 1, 1, 100))
+    scores = build.add(build.matmul(build.mul(q, 0.35), build.mul(k, 0.35)), build.cast(mask, f32))
+    some = build.any(build.ne(scores, float("-inf")), (3,), True)
+    weights = build.where(some, build.softmax(scores, 3), 0.0)
+    made = graph(build.cast(build.matmul(weights, v), bf16))
+    on = get("cuda:90")
+    ready = passes(on).run(made, on, Log())
+    assert [c.kind for c in fuse(ready, on, Log()).clusters] == ["chain"]
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_products_of_one_operand_with_weights_are_one(turned: bool) -> None:
     """Queries, keys and values: one product, whose columns each takes a part of."""

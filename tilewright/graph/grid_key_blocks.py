@@ -38,7 +38,8 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
     def apply(self, program: Graph, log: Log) -> Graph:
         if not self.multiplies:
             return program
-        program = rewrite(program, rewrites.rules(families=("spelled",)), log, 1)
+        known = rewrites.rules("rounding", families=("spelled", "scaled"))
+        program = rewrite(program, known, log, 3)
         return rewrite(program, key_block_rules(self.size), log, 1)
 
     def size(self, scores: Node) -> int | None:
