@@ -73,6 +73,7 @@ __all__ = [
     "symbols",
     "the_sym",
     "var",
+    "wrapped_coefficient",
 ]
 
 
@@ -171,6 +172,33 @@ def coefficient(x: Dim, s: Sym) -> Dim | None:
             if not isinstance(a, Sym) and s in symbols(from_atom(a)):
                 return None
     return linear(x, s)[1]
+
+
+@remembered
+def wrapped_coefficient(x: Dim, s: Sym) -> Dim | None:
+    """The coefficient of s where x is affine in it or in remainders of what is: by how much x
+    grows from one value of s to the next, as long as no remainder wraps around."""
+    if isinstance(x, int):
+        return 0
+    total: Dim = 0
+    for mono, c in x.terms:
+        step: Dim | None = None
+        rest: Dim = c
+        for a in mono:
+            if s not in symbols(from_atom(a)):
+                rest = rest * from_atom(a)
+            elif step is not None:
+                return None
+            elif a is s:
+                step = 1
+            elif isinstance(a, Quo) and a.op == "mod" and s not in symbols(a.b):
+                step = wrapped_coefficient(a.a, s)
+                if step is None:
+                    return None
+            else:
+                return None
+        total = total + rest * step if step is not None else total
+    return total
 
 
 def evaluate(

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim
+from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Load, Value, load, rewrite
 from tilewright.kernel.dependence import linear_index, split_terms
 from tilewright.kernel.group import Buffer
@@ -29,6 +29,17 @@ class _Moving:
 
     def __init__(self, line: str) -> None:
         self.lines, self.steps = [line], 0
+
+
+def _one_remainder(x: Dim, own: Sym) -> bool:
+    """Is it a multiple of one remainder of what grows with the lanes?"""
+    if isinstance(x, int) or len(x.terms) != 1:
+        return False
+    lanes = [a for a in x.terms[0][0] if own in D.symbols(D.from_atom(a))]
+    if len(lanes) != 1 or not isinstance(lanes[0], D.Quo) or lanes[0].op != "mod":
+        return False
+    step = D.coefficient(lanes[0].a, own)
+    return isinstance(step, int) and step > 0 and own not in D.symbols(lanes[0].b)
 
 
 class Addresses:
@@ -179,6 +190,14 @@ class Addresses:
         const, terms, _ = self.c.with_lane(0, lambda: self.indices.terms(lin))
         return self.pointer(b, const, terms)
 
+    def _each_adjacent(self, b: Buffer, moving: Dim, w: int) -> str:
+        v = f"<{w} x i64>"
+        x = self.indices.lanes(moving, w)
+        first = self.put(f"shufflevector {v} {x}, {v} poison, <{w} x i32> zeroinitializer")
+        steps = ", ".join(f"i64 {k * b.unit}" for k in range(w))
+        wanted = self.put(f"add {v} {first}, <{steps}>")
+        return self.w.across("and", self.put(f"icmp eq {v} {x}, {wanted}"), w)
+
     def adjacent(self, b: Buffer, lin: Dim, w: int) -> str:
         """Do all lanes, at an index that is no function of theirs before it is computed, lie one
         after the other?"""
@@ -193,12 +212,13 @@ class Addresses:
         if (found := self.w.known(key)) is not None:
             return found
         level = self.indices.level(moving)
-        v = f"<{w} x i64>"
         with self.w.at(level):
-            x = self.indices.lanes(moving, w)
-            first = self.put(f"shufflevector {v} {x}, {v} poison, <{w} x i32> zeroinitializer")
-            steps = ", ".join(f"i64 {k * b.unit}" for k in range(w))
-            wanted = self.put(f"add {v} {first}, <{steps}>")
-            r = self.w.across("and", self.put(f"icmp eq {v} {x}, {wanted}"), w)
+            if _one_remainder(moving, own) and D.wrapped_coefficient(moving, own) == b.unit:
+                # It wraps around between the first lane and the last one, or nowhere.
+                ends = [self.c.with_lane(k, lambda: self.indices.dim(moving)) for k in (0, w - 1)]
+                far = self.put(f"sub i64 {ends[1]}, {ends[0]}")
+                r = self.put(f"icmp eq i64 {far}, {(w - 1) * b.unit}")
+            else:
+                r = self._each_adjacent(b, moving, w)
         self.w.remember(key, level, r)
         return r

@@ -12,7 +12,8 @@ from typing import Any
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
-from tilewright.ir.expr import Const, Value, load
+from tilewright.ir.dim import Dim
+from tilewright.ir.expr import Const, Load, Value, load
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.legal import check_legal
@@ -44,6 +45,8 @@ from tilewright.llvm.scalars import Arith, register_type
 from tilewright.llvm.stores import Stores
 from tilewright.llvm.values import Values
 from tilewright.llvm.writer import Metadata, Writer
+
+FEW_LINES = 8  # prefetches that are written one after the other
 
 
 class Body:
@@ -80,9 +83,6 @@ class Body:
         elif isinstance(s, Alloc):
             if s.buffer not in self.context.lets:
                 self.allocate(s.buffer)
-        elif isinstance(s, Prefetch):
-            if self.traits.prefetches:
-                self._prefetch(s)
         elif isinstance(s, If):
             self._if(s)
         elif isinstance(s, While):
@@ -101,8 +101,12 @@ class Body:
             if k and isinstance(ask := body[k - 1], Prefetch) and asks(s, ask):
                 assert isinstance(s, Loop)
                 self.instructions.call(s, ask)
-            elif not (isinstance(s, Prefetch) and k + 1 < len(body) and asks(body[k + 1], s)):
+            elif not isinstance(s, Prefetch):
                 self.statement(s)
+            elif self.traits.prefetches and not (k + 1 < len(body) and asks(body[k + 1], s)):
+                # A product has the first cache full of what it multiplies.
+                product = any(isinstance(x, Loop) and x.kind == "tensor" for x in body[k + 1 :])
+                self._prefetch(s, 2 if product else 3)
         self.machine.release([s.buffer for s in body if isinstance(s, Alloc)])
 
     def allocate(self, name: str) -> None:
@@ -205,16 +209,25 @@ class Body:
         self.iteration(s, LANE if width > 1 else 0)
         c.lane = None
 
-    def _prefetch(self, s: Prefetch) -> None:
+    def _prefetch(self, s: Prefetch, near: int) -> None:
+        """`near`: 3 is into the first cache, 2 into the second one."""
         if self.context.lane is not None:
-            self.context.with_lane(0, lambda: self._prefetch(s))
-        elif s.lines > 1:
-            b = self.context.buffers[str(s.load.source)]
-            k = D.var(self.writer.fresh("lines"), s.lines)
+            self.context.with_lane(0, lambda: self._prefetch(s, near))
+            return
+        b = self.context.buffers[str(s.load.source)]
+
+        def line(k: Dim) -> Load:
             at = (*s.load.index[:-1], s.load.index[-1] + k * (64 // b.dtype.bytes))
-            self.loop(Loop(D.the_sym(k), "serial", (Prefetch(load(b.name, at, b.dtype)),)))
+            return load(b.name, at, b.dtype)
+
+        if s.lines > FEW_LINES:
+            k = D.var(self.writer.fresh("lines"), s.lines)
+            self.loop(Loop(D.the_sym(k), "serial", (Prefetch(line(k)),)))
+        elif s.lines == 1:
+            self.instructions.prefetch(s.load, near)
         else:
-            self.instructions.prefetch(s)
+            for k in range(s.lines):
+                self.instructions.prefetch(line(k), near)
 
     # ---- branches
 

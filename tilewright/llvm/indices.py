@@ -284,8 +284,33 @@ class Indices:
             a, b = self.lanes(atom.a, w), self.lanes(atom.b, w)
             return self.arith.intrinsic(f"s{atom.op}", "i64", w, a, b)
         whole = D.from_atom(atom)
+        if atom.op == "mod" and self._steps_by_one(atom):
+            return self._remainders(atom, w)
         each = [self.c.with_lane(k, lambda: self.dim(whole)) for k in range(w)]
         return self.w.build(each, "i64")
+
+    def _steps_by_one(self, atom: Quo) -> bool:
+        assert self.c.lane is not None
+        own = self.c.lane[0]
+        return D.coefficient(atom.a, own) == 1 and own not in D.symbols(atom.b)
+
+    def _remainders(self, atom: Quo, w: int) -> str:
+        """Remainders of neighbours: one division, and each that follows is one more, or 0."""
+        whole = D.from_atom(atom)
+        key = ("remainders", atom, w, self.c.constants(D.symbols(whole)), self.epochs(whole))
+        if (found := self.w.known(key)) is not None:
+            return found
+        level = self.level(whole)
+        with self.w.at(level):
+            each = [self.c.with_lane(0, lambda: self.dim(whole))]
+            divisor = self.dim(atom.b)
+            for _ in range(w - 1):
+                more = self.put(f"add i64 {each[-1]}, 1")
+                end = self.put(f"icmp eq i64 {more}, {divisor}")
+                each.append(self.put(f"select i1 {end}, i64 0, i64 {more}"))
+            r = self.w.build(each, "i64")
+        self.w.remember(key, level, r)
+        return r
 
     def compared(self, v: Fn, w: int) -> str | None:
         """A comparison of two index functions that differ by the lane and one number: the lanes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from tilewright.base.errors import Unsupported
+from tilewright.ir.expr import Load
 from tilewright.ir.target import Target
 from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic, Match, Operand, match
 from tilewright.kernel.nest import Loop, Prefetch, Stmt
@@ -30,11 +31,11 @@ class Instructions:
         self.addresses, self.target, self.fragments = addresses, target, fragments
         self.used: dict[str, Intrinsic] = {}  # instructions in this function
 
-    def prefetch(self, s: Prefetch) -> None:
+    def prefetch(self, x: Load, near: int) -> None:
         """Only an address is computed, so it does not matter where it points."""
-        p = self.addresses.of(self.c.buffers[str(s.load.source)], s.load.index)
+        p = self.addresses.of(self.c.buffers[str(x.source)], x.index)
         self.arith.declares.add(_PREFETCH)
-        self.w.line(f"call void @llvm.prefetch.p0(ptr {p}, i32 0, i32 3, i32 1)")
+        self.w.line(f"call void @llvm.prefetch.p0(ptr {p}, i32 0, i32 {near}, i32 1)")
 
     def asks(self, s: Stmt, ask: Prefetch) -> bool:
         """Does an instruction prefetch lines while it runs?"""

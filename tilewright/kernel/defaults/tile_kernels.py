@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Load, loads
@@ -107,6 +108,7 @@ def schedule_programs(n: Nest, target: Target) -> tuple[Trace, Nest]:
     s.nest = windows.joined(done)
     for name in products:
         _prefetch(s, name, found)
+    _prefetch_rows(s, found)
     return tuple(s.trace), s.nest
 
 
@@ -204,6 +206,22 @@ def _prefetch(s: Scheduler, product: str, found: _Stages) -> None:
             followed = around[0] in (p.name for p in s.path(name)) and _is_followed(found, name, x)
             if s.nest.buffer(str(x.source)).pointer and moves and not followed:
                 s.attempt(Prefetch(str(x.source), loop.name, 1, around[-1]))
+
+
+def _prefetch_rows(s: Scheduler, found: _Stages) -> None:
+    """The next program's rows arrive while this one computes: no processor looks ahead from one
+    page to the next, and a row of a page's size or more begins with a wait for memory."""
+    for name in found.order:
+        path = s.path(name)
+        own = own_loops(path, name)
+        if len(path) != len(own) + 1 or path[0].kind != "parallel" or len(own) < 2:
+            continue
+        extents = [p.extent for p in own if isinstance(p.extent, int)]
+        for x in loads(s.store(name).value):
+            b = s.nest.buffer(str(x.source))
+            long = len(extents) == len(own) and prod(extents) * b.dtype.bytes >= PAGE
+            if b.pointer and long and any(path[0].var in D.symbols(i) for i in x.index):
+                s.attempt(Prefetch(b.name, path[0].name, 1, own[-2].name))
 
 
 def _is_followed(found: _Stages, copy: str, x: Load) -> bool:
