@@ -49,6 +49,9 @@ FEWEST = 128  # threads of a block that has short rows
 # elements, which take as many loads, twice as many (measured on an H200).
 SHARE = 16
 LARGEST_SHARE = 24
+# The same of rows that are only read: sums over threads are most of what is left to do for them,
+# and no results take registers.
+READ_SHARE = 32
 # Products of a row with a matrix, which is read once: a warp for each result, so many in a block,
 # and so many vectors of each that are on their way at a time.
 WARP = 32
@@ -240,7 +243,8 @@ def _block_per_row(
     columns = {x: p for x in along if (p := _column(s, x, at, width)) is not None}
     lanes = vector_lanes(s, list(columns), *(p.var for p in columns.values()))
     unrolled = isinstance(width, int) and width <= LARGEST_SHARE * _most_threads(s)
-    threads = WARP if streamed else _threads(s, width, lanes, at)
+    share = READ_SHARE if once else SHARE
+    threads = WARP if streamed else _threads(s, width, lanes, share, at)
     for x, p in columns.items():
         if streamed:
             _stream(s, x, p.name, lanes)
@@ -296,12 +300,12 @@ def _column(s: Scheduler, stage: str, at: str, width: D.Dim) -> Loop | None:
     return own[0]
 
 
-def _threads(s: Scheduler, width: D.Dim, lanes: int, at: str) -> int:
+def _threads(s: Scheduler, width: D.Dim, lanes: int, share: int, at: str) -> int:
     """Threads of a row: so many that each has a share for its registers. A short row has a part of
     a warp, if other rows fill the rest of it."""
     if not isinstance(width, int):
         return THREADS
-    share = max(SHARE if lanes > 1 else 2 * SHARE, lanes)
+    share = max(share if lanes > 1 else 2 * share, lanes)
     threads = 32
     while threads < _most_threads(s) and threads * share < width:
         threads *= 2
