@@ -17,7 +17,7 @@ from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.grid_chains import schedule_chain
 from tilewright.kernel.defaults.grid_convolutions import schedule_convolution
-from tilewright.kernel.defaults.grid_lanes import vector_lanes
+from tilewright.kernel.defaults.grid_lanes import aligned_lanes, vector_lanes
 from tilewright.kernel.defaults.grid_library import call_library
 from tilewright.kernel.defaults.grid_products import schedule_product
 from tilewright.kernel.defaults.grid_sums import schedule_sum
@@ -30,6 +30,7 @@ from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.nest import Loop, Nest, Store, seek
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.step import Step, Trace
+from tilewright.kernel.steps.align import Align
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.cache_read import CacheRead
@@ -245,6 +246,14 @@ def _block_per_row(
     unrolled = isinstance(width, int) and width <= LARGEST_SHARE * _most_threads(s)
     share = READ_SHARE if once else SHARE
     threads = WARP if streamed else _threads(s, width, lanes, share, at)
+    if unrolled and not streamed:
+        assert isinstance(width, int)
+        row = s.loops(at)[0].var
+        wide = aligned_lanes(s, list(columns), row, width, *(p.var for p in columns.values()))
+        by = _threads(s, width - wide, wide, share, at)
+        align = Align(tuple(p.name for p in columns.values()), at, wide, by)
+        if wide > lanes and s.attempt(align):
+            lanes, threads = wide, by
     for x, p in columns.items():
         if streamed:
             _stream(s, x, p.name, lanes)
@@ -327,6 +336,8 @@ def _places(width: int, lanes: int, threads: int) -> int:
 def _split(s: Scheduler, loop: str, lanes: int, threads: int) -> tuple[str, str, str | None]:
     """(turns, threads, lanes) of a loop along the row."""
     vectors, lane = loop, None
+    if not s.loops(loop):  # Align has done it
+        return f"{loop}.0.0", f"{loop}.0.1", f"{loop}.1"
     if lanes > 1:
         s.do(Split(loop, lanes))
         vectors, lane = f"{loop}.0", f"{loop}.1"
