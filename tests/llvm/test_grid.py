@@ -219,9 +219,7 @@ SUMS = """nest k
         ("exp(x[8*b+t])", " + exp(x[8*b+t])", False),  # is a result, too
     ],
 )
-def test_terms_of_sums_have_a_formula_of_their_own(
-    term: str, more: str, instruction: bool
-) -> None:
+def test_terms_of_sums_have_a_formula_of_their_own(term: str, more: str, instruction: bool) -> None:
     """Good to three units, as far as it is the formula; other uses keep the promised bounds."""
     nest = parse_nest(SUMS.format(term, more))
     code = emit_kernels(legalise(nest, emulate.PLAIN), emulate.PLAIN)

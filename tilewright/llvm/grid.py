@@ -58,7 +58,13 @@ INLINED = 1024
 # The shared memory of a kernel that runs tasks, which these use one after the other.
 SHARED = "tw_tasks"
 # Nothing is prefetched: other threads run while one waits.
-TRAITS = Traits(short_division=True, scope='syncscope("device") ', prefetches=False, barriers=True)
+TRAITS = Traits(
+    short_division=True,
+    scope='syncscope("device") ',
+    prefetches=False,
+    barriers=True,
+    aligned_vector=16,
+)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Load, Value, load
-from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops, reads, seek, substitute_all, walk
+from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops, reads, substitute_all, walk
 from tilewright.kernel.nest import Store as Assignment
 from tilewright.kernel.step import Step
 
@@ -53,11 +53,17 @@ class Align(Step):
         enough = single <= self.threads
         self.need(enough, f"{self.threads} threads are too few for {single} single elements")
         along = self._along(n, {x.var for x in found})
-        turns = -(-whole // self.threads)
-        for x in {x.name: x for x in found}.values():
-            n = on_loops(n, x.name, lambda s: self._parts(n, s, along, whole, single, turns))
+        (row, _), *_ = self.loops(n, self.at)
+        first = D.mod(-width * D.as_int(row.var), self.lanes)
+
+        def parts(s: Loop) -> tuple[Stmt, ...]:
+            return self._parts(s, along, first, whole, single)
+
+        for name in dict.fromkeys(x.name for x in found):
+            n = on_loops(n, name, parts)
+        turns = -(-whole // self.threads) + 2
         for b in (b for b in n.buffers if b.name in along):
-            shape = (*b.shape[:-1], self.lanes * self.threads * (turns + 2))
+            shape = (*b.shape[:-1], self.lanes * self.threads * turns)
             n = n.with_buffer(replace(b, shape=shape, layout=None))
         return n
 
@@ -77,12 +83,10 @@ class Align(Step):
         return along
 
     def _parts(
-        self, n: Nest, s: Loop, along: set[str], whole: int, single: int, turns: int
+        self, s: Loop, along: set[str], first: Dim, whole: int, single: int
     ) -> tuple[Stmt, ...]:
         """The elements before the first whole vector, the vectors, and those after them."""
-        (row, *_) = [x for x, _ in seek(n.body, ("loop", self.at)) if isinstance(x, Loop)]
-        width = s.extent
-        first = D.mod(-width * D.as_int(row.var), self.lanes)
+        turns = -(-whole // self.threads)
         k, t, lane = f"{s.name}.0.0", f"{s.name}.0.1", f"{s.name}.1"
         turn = D.var(k, turns)
         left = D.minimum(self.threads, whole - self.threads * turn)
@@ -100,7 +104,9 @@ class Align(Step):
             return body[0]
 
         before, after = D.var(t, first), D.var(t, single - first)
-        ends = [self.lanes * (self.threads * (turns + j) + e) for j, e in enumerate((before, after))]
+        ends = [
+            self.lanes * (self.threads * (turns + j) + e) for j, e in enumerate((before, after))
+        ]
         return (
             copy((before,), before, ends[0], (1,)),
             copy((turn, vector, element), first + place, place, (0, 1, 2)),
