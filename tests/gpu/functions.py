@@ -17,6 +17,23 @@ LEAST = 2.0**-100
 PARTS = ("h", "m", "l")
 
 
+def term_nest(name: str, count: int, threads: int = 256) -> Nest:
+    """y = name(x) of so many floats, each the only term of a sum."""
+    at = f"{threads}*b+t"
+    return parse_nest(f"""
+nest k
+  in x: f32[{count}]
+  out y: f32[{count}]
+  local s: f32[1]
+  block.x b in {count // threads}:
+    thread.x t in {threads}:
+      alloc s
+      s: s[0] = 0.0
+      s: s[0] add= {name}(x[{at}])
+      y: y[{at}] = s[0]
+""")
+
+
 def function_nest(name: str, count: int, short: bool, threads: int = 256) -> Nest:
     """y = name(x) of so many floats; with `short`, as the parts of y."""
     at = f"{threads}*b+t"

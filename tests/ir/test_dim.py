@@ -73,3 +73,13 @@ def test_digits_put_together_are_the_number(sizes: tuple[int, ...]) -> None:
         total = total + step * D.mod(rest, n)
         rest, step = D.floordiv(rest, n), step * n
     assert total == x and rest == 0
+
+
+def test_remainders_of_what_is_brought_to_a_multiple() -> None:
+    r, k = D.var("r", 100), D.var("k", 50)
+    first = D.mod(-67 * r, 8)
+    for n in (2, 4, 8):
+        assert D.mod(67 * r + first + 8 * k, n) == 0
+        assert D.mod(67 * r + first + 3, n) == 3 % n
+    assert not isinstance(D.mod(67 * r + first, 16), int)
+    assert not isinstance(D.mod(67 * r + 2 * first, 8), int)

@@ -27,6 +27,7 @@ from tilewright.kernel.nest import (
     walk,
 )
 from tilewright.kernel.step import STEPS, Step
+from tilewright.kernel.steps.align import Align
 from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.cache_write import CacheWrite
 from tilewright.kernel.steps.complete import Complete
@@ -291,6 +292,18 @@ def _complete(n: Nest, rng: random.Random) -> Step | None:
     return Complete(rng.choice(ragged)) if ragged else None
 
 
+def _align(n: Nest, rng: random.Random) -> Step | None:
+    """All loops of one length inside another loop, or some of them."""
+    paths = [(s, p) for s, p in walk(n.body) if isinstance(s, Loop) and p]
+    if not paths:
+        return None
+    inner, path = rng.choice(paths)
+    at = rng.choice([q.name for q in path])
+    same = {s.name for s, p in paths if s.extent == inner.extent and at in {q.name for q in p}}
+    some = same if rng.random() < 0.8 else {inner.name}
+    return Align(tuple(sorted(some)), at, rng.choice((2, 4)), rng.choice((8, 16)))
+
+
 def _permute(n: Nest, rng: random.Random) -> Step | None:
     b = rng.choice([n.buffer(x) for x in _locals(n)] or list(n.buffers))
     order = list(range(len(b.shape)))
@@ -441,6 +454,7 @@ _TABLE: list[tuple[Maker, int]] = [
     (_pad, 2),
     (_pad_sum, 1),
     (_complete, 2),
+    (_align, 2),
     (_permute, 1),
     (_storage_align, 1),
     (_cache_write, 2),

@@ -28,6 +28,20 @@ group two
   t[t.i0,t.i1] = exp(x[t.i0,t.i1]) for t.i0 in 8, t.i1 in 6
   y[y.i0,y.i1] = t[y.i0,y.i1] + 1.0 for y.i0 in 8, y.i1 in 6
 """
+ANYWHERE = """
+group rows
+  in x: f32[5,47]
+  out y: f32[5,47]
+  local t: f32[5,47]
+  t[t.i0,t.i1] = exp(x[t.i0,t.i1]) for t.i0 in 5, t.i1 in 47
+  y[y.i0,y.i1] = t[y.i0,y.i1] + 1.0 for y.i0 in 5, y.i1 in 47
+"""
+ANYWHERE_SUMS = """
+group row_sums
+  in x: f32[5,47]
+  out s: f32[5]
+  s[s.i0] add= x[s.i0,s.r0] for s.i0 in 5, s.r0 in 47 from 0.0
+"""
 OUTPUTS = """
 group outputs
   in x: f32[20]
@@ -411,6 +425,12 @@ EXAMPLES = {
     "pad-zeros": (TWO, "", "Pad('t', 1, 4, zeros=True)"),
     "pad-sum": (PRODUCTS, ZEROS, "PadSum('s.r0', 4)"),
     "complete": (MAP, "Split('y.i0', 16)", "Complete('y.i0.1')"),
+    "align": (ANYWHERE, "ComputeAt('t', 'y.i0')", "Align(('t.i1', 'y.i1'), 'y.i0', 4, 8)"),
+    "align-rfactor": (
+        ANYWHERE_SUMS,
+        "InitAt('s', 's.i0')\nAlign(('s.r0',), 's.i0', 4, 8)",
+        "RFactor('s', ('s.r0.0.1',), 'p')",
+    ),
     "permute": (TWO, "", "Permute('t', (1, 0))"),
     "cache-write": (SUM, "", "CacheWrite('s', 'c')"),
     "split-parts": (MAP, "", "Split('y.i0', parts=4)"),

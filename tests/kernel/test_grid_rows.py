@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from tests.gpu import emulate
 from tests.gpu.assembler import assemble
+from tests.gpu.programs import PROGRAMS, groups, inputs
 from tests.kernel.test_grids import GPU, judge, scheduled
-from tilewright.ir.types import bf16
+from tilewright.ir.types import DType, bf16, f32
+from tilewright.kernel.interpret import run_group
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Nest
+from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.streams import streams
 from tilewright.kernel.text import parse_group
 from tilewright.kernel.threads import launches
@@ -60,6 +65,32 @@ def test_results_that_others_read_are_stored_by_one_thread() -> None:
     judge(g, nest, {}, bf16)
     assert launch_of(nest) == ((2, 1, 1), (32, 8, 1))
     assert "barrier" not in str(nest.body)
+
+
+@pytest.mark.parametrize("d", [bf16, f32])
+@pytest.mark.parametrize("name", ["softmax", "layer_norm", "cross_entropy"])
+def test_rows_that_begin_anywhere_are_vectors(name: str, d: DType) -> None:
+    """By the executor of threads, and by the code: wide accesses, but for the ends of a row."""
+    (g,) = groups(PROGRAMS[name](d, 3, 307))
+    nest = scheduled(g)
+    judge(g, nest, {}, d)
+    ptx = assembly(emit_kernels(legalise(nest, GPU), GPU).text, GPU)
+    size = {bf16: "b16", f32: "b32"}[d]
+    inputs_along = len([b for b in g.inputs if b.shape[-1:] == (307,)])
+    ends = 2 * inputs_along + (name == "cross_entropy")
+    assert ptx.count("ld.global.nc.v4.b32") >= 1
+    assert ptx.count(f"ld.global.nc.{size}") == ends
+    if name != "cross_entropy":
+        assert ptx.count("st.global.v4.b32") >= 1
+        assert ptx.count(f"st.global.{size}") == 2
+    # The code itself, among it vectors of what begins elsewhere than the row.
+    plain = default_schedule(g, emulate.PLAIN)[1]
+    given = inputs(g, {})
+    want = run_group(g, given, {})
+    for out, got in emulate.run(plain, given).items():
+        close = 2e-2 if d is bf16 else 1e-5
+        x, y = (v.astype(np.float64) for v in (got, want[out]))
+        np.testing.assert_allclose(x, y, rtol=close, atol=close)
 
 
 def test_short_rows_share_a_block_where_each_has_one_result() -> None:

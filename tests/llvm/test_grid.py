@@ -196,6 +196,46 @@ def test_functions_keep_their_bounds(name: str, short: bool) -> None:
     assert error.max() <= promised, f"{error.max()} at {given[fits][error.argmax()]}"
 
 
+SUMS = """nest k
+  in x: f32[512]
+  out y: f32[512]
+  local s: f32[1]
+  block.x b in 64:
+    thread.x t in 8:
+      alloc s
+      s: s[0] = 0.0
+      s: s[0] add= {}
+      y: y[8*b+t] = s[0]{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("term", "more", "instruction"),
+    [
+        ("exp(x[8*b+t])", "", True),
+        ("2.0 * cast<f32>(select(x[8*b+t] < 0.0, exp(x[8*b+t]), 1.0))", "", True),
+        ("exp(x[8*b+t]) - 1.0", "", False),  # cancels
+        ("exp(exp(x[8*b+t]))", "", False),  # magnifies
+        ("exp(x[8*b+t])", " + exp(x[8*b+t])", False),  # is a result, too
+    ],
+)
+def test_terms_of_sums_have_a_formula_of_their_own(term: str, more: str, instruction: bool) -> None:
+    """Good to three units, as far as it is the formula; other uses keep the promised bounds."""
+    nest = parse_nest(SUMS.format(term, more))
+    code = emit_kernels(legalise(nest, emulate.PLAIN), emulate.PLAIN)
+    assert ("tw.grid.exp.term" in code.text) == instruction
+    if not instruction or term != "exp(x[8*b+t])":
+        return
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 3e38, -3e38], "f")
+    x = np.concatenate([np.linspace(-110, 95, 504, dtype=np.float32), special])
+    got = emulate.run(nest, {"x": x})["y"]
+    with np.errstate(all="ignore"):
+        want = np.exp(x.astype(np.float64))
+        fits = np.isfinite(want.astype(np.float32))
+        np.testing.assert_array_equal(got[~fits], want[~fits].astype(np.float32))
+        assert ulps(got[fits], want[fits]).max() <= 3.0
+
+
 FAULTS = {
     "a block of 2000 x 1 x 1 threads is too large": "  thread.x i in 2000:\n    y: y[i] = x[i]\n",
     "a barrier that not all threads": (

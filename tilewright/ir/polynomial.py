@@ -444,7 +444,21 @@ def mod(a: Dim, n: Dim) -> Dim:
     part = _reduce_gcd(rest, n)
     if part is not None:
         return mod(part[0], part[1]) * part[2] + part[3]
-    return from_atom(_atom("mod", rest, n))
+    whole = _without_remainders(rest, n)
+    return whole % n if isinstance(whole, int) else from_atom(_atom("mod", rest, n))
+
+
+def _without_remainders(a: Dim, n: Dim) -> Dim:
+    """What has the same remainder: (x % m) * c is x * c where n divides m * c."""
+    out: Dim = 0
+    for mono, c in _terms(a):
+        inner = mono[0] if len(mono) == 1 else None
+        plain = not isinstance(inner, Quo) or inner.op != "mod" or not isinstance(n, int)
+        if plain or not isinstance(inner.b, int) or c * inner.b % n:
+            out = out + _make({mono: c})
+        else:
+            out = out + c * inner.a
+    return out
 
 
 def _divide(a: Dim, n: Dim) -> tuple[Dim, Dim | None]:

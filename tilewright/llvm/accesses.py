@@ -6,25 +6,56 @@ In registers numbers have the form in which they are computed, in memory that of
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.legal.accesses import COLD
 from tilewright.llvm.context import Context
+from tilewright.llvm.machine import Traits
 from tilewright.llvm.scalars import memory_type, suffix, vector
 from tilewright.llvm.writer import Writer
 
 
 class Accesses:
-    def __init__(self, w: Writer, c: Context, keeping: str) -> None:
+    def __init__(self, w: Writer, c: Context, traits: Traits) -> None:
         self.w, self.c, self.arith = w, c, w.arith
-        self.keeping = keeping  # how functions are called that leave most vector registers alone
+        self.keeping, self.vector = traits.keeping, traits.aligned_vector
 
     # ---- all lanes
 
     def load(self, b: Buffer, p: str, w: int = 1, align: int = 0) -> str:
         """So many elements from an address on."""
-        t = vector(memory_type(b.dtype), w)
-        x = self.w.put(f"load {t}, ptr {p}, align {align or b.dtype.bytes}")
+        t, align = vector(memory_type(b.dtype), w), align or b.dtype.bytes
+        if b.scope == "in" and align < self.vector == w * b.dtype.bytes:
+            x = self._shifted(t, p, align)
+        else:
+            x = self.w.put(f"load {t}, ptr {p}, align {align}")
         return self.arith.widen(x, b.dtype, w)
+
+    def _shifted(self, t: str, p: str, align: int) -> str:
+        """A vector of 16 bytes at any address, out of the two that begin at multiples of 16 and
+        have all of it; where one has, they are the same one, so nothing else is touched."""
+        put, size = self.w.put, self.vector
+        past = put(f"and i64 {put(f'ptrtoint ptr {p} to i64')}, {size - 1}")
+        start = put(f"getelementptr i8, ptr {p}, i64 {put(f'sub i64 0, {past}')}")
+        more = put(f"and i64 {put(f'add i64 {past}, {size - 1}')}, {size}")
+        words: list[str] = []
+        for q in (start, put(f"getelementptr i8, ptr {start}, i64 {more}")):
+            x = put(f"load <4 x i32>, ptr {q}, align {size}")
+            words += [put(f"extractelement <4 x i32> {x}, i64 {k}") for k in range(4)]
+        past = put(f"trunc i64 {past} to i32")
+        for step in (8, 4):
+            if align <= step:
+                bit = put(f"icmp ne i32 {put(f'and i32 {past}, {step}')}, 0")
+                pairs = zip(words, words[step // 4 :], strict=False)
+                words = [put(f"select i1 {bit}, i32 {far}, i32 {near}") for near, far in pairs]
+        if align < 4:
+            bits = put(f"shl i32 {put(f'and i32 {past}, 3')}, 3")
+            words = [
+                self.arith.intrinsic("fshr", "i32", 1, far, near, bits)
+                for near, far in pairwise(words)
+            ]
+        return put(f"bitcast <4 x i32> {self.w.build(words[:4], 'i32')} to {t}")
 
     def store(
         self,

@@ -139,8 +139,7 @@ class Addresses:
             return least
         fixed = {s: k for s in D.symbols(lin) if isinstance(k := self.c.env.get(s), int)}
         first = D.substitute(lin, {**fixed, self.c.lane[0]: 0})
-        counts = [first] if isinstance(first, int) else [c for _, c in first.terms]
-        while bytes_ > least and any(c * least % bytes_ for c in counts):
+        while bytes_ > least and D.mod(first, max(1, bytes_ // least)) != 0:
             bytes_ //= 2
         return max(bytes_, least)
 

@@ -66,7 +66,7 @@ class Body:
         c = self.context = Context(n, args, traits.barriers)
         self.indices = Indices(w, c, traits.short_division)
         a = self.addresses = Addresses(w, c, self.indices, traits.steps_apart)
-        self.accesses = Accesses(w, c, traits.keeping)
+        self.accesses = Accesses(w, c, traits)
         v = self.values = Values(w, c, self.indices, a, self.accesses)
         self.stores = Stores(w, c, v, a, self.accesses)
         self.atomics = Atomics(w, c, v, a, traits.scope)

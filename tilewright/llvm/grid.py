@@ -43,7 +43,7 @@ from tilewright.llvm.async_copies import AsyncCopies
 from tilewright.llvm.body import Body
 from tilewright.llvm.bulk_copies import BARRIER, MAP, Box, BulkCopies, ring
 from tilewright.llvm.combine import ThreadSums
-from tilewright.llvm.grid_math import GridArith
+from tilewright.llvm.grid_math import GridArith, only_terms
 from tilewright.llvm.machine import Traits
 from tilewright.llvm.own_parts import PRIVATE, own_parts
 from tilewright.llvm.positions import Positions
@@ -58,7 +58,13 @@ INLINED = 1024
 # The shared memory of a kernel that runs tasks, which these use one after the other.
 SHARED = "tw_tasks"
 # Nothing is prefetched: other threads run while one waits.
-TRAITS = Traits(short_division=True, scope='syncscope("device") ', prefetches=False, barriers=True)
+TRAITS = Traits(
+    short_division=True,
+    scope='syncscope("device") ',
+    prefetches=False,
+    barriers=True,
+    aligned_vector=16,
+)
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,9 @@ class _Module:
         results = [b.dtype for b in n.buffers if b.scope == "out"]
         short = all(d.is_float and d.bits <= 16 for d in results)
         strict = n.precision == "strict"
-        self.arith = GridArith(True, strict, "bf16" in grid.has, often=INLINED, short=short)
+        terms = frozenset() if strict else only_terms(launch)
+        has_bf16 = "bf16" in grid.has
+        self.arith = GridArith(True, strict, has_bf16, often=INLINED, short=short, terms=terms)
         self.threads = _threads_of(launch, grid)
 
     def kernel(self, symbol: str) -> tuple[list[str], Launch]:

@@ -7,13 +7,21 @@ is very large or very small: 2^-17 of it, a hundredth of a unit of 16 bits. Both
 `vmath.ERROR_BOUNDS` promises for float32: they are used in kernels all of whose results are rounded
 to 16 bits or fewer. tanh keeps its bound and is always used. Functions that are not here are the
 polynomials of llvm/vmath. The check `function_errors` of tests/gpu measures both.
+
+Terms of a sum have a formula of their own: exp as 2^n times the instruction's 2^f, good to three
+units, in half as many instructions as the polynomial. A sum that may be added up in any order is
+off by more than that anyway: by as many units as it has additions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from tilewright.ir.expr import Fn, Value, walk
 from tilewright.ir.types import DType, bf16, f32
+from tilewright.kernel.nest import Stmt, Store, own_values
+from tilewright.kernel.nest import walk as walk_nest
 from tilewright.llvm.scalars import Arith, literal, register_type, vector
 
 _LOG2E = 1.4426950408889634
@@ -85,6 +93,10 @@ def _exp(t: _Text, x: str) -> str:
     return t.call("nvvm.ex2.approx.f", t.op("fmul", x, _LOG2E_HIGH))
 
 
+def _exp_of_term(t: _Text, x: str) -> str:
+    return t.power(x, _LOG2E_HIGH, _LOG2E_LOW)
+
+
 def _exp2(t: _Text, x: str) -> str:
     """The instruction alone, off by 2.06 units at most on an H200; small results are not lost."""
     return t.call("nvvm.ex2.approx.f", x)
@@ -118,21 +130,47 @@ def _tanh(t: _Text, x: str) -> str:
 
 FUNCTIONS = {"exp": _exp, "exp2": _exp2, "sigmoid": _sigmoid, "tanh": _tanh}
 EXACT = frozenset({"tanh"})  # those within the bounds of float32
+TERMS = {"exp": _exp_of_term}  # formulas for terms of a sum
+# What keeps the relative error of an operand: a sum of it may cancel, a function magnify it.
+_FACTORS = frozenset({"mul", "neg", "cast", "select"})
 
 
-def definition(name: str) -> tuple[str, frozenset[str]]:
+def only_terms(launch: tuple[Stmt, ...]) -> frozenset[str]:
+    """Functions that are used for terms of sums (or factors of them), and for nothing else."""
+    terms: set[str] = set()
+    others: set[str] = set()
+    for s, _ in walk_nest(launch):
+        for v in own_values(s):
+            used = {x for x in walk(v) if isinstance(x, Fn) and x.name in TERMS}
+            summed = isinstance(s, Store) and s.function == "add" and v is s.value
+            factors = set(_factors(v)) if summed else set()
+            terms |= {x.name for x in used & factors}
+            others |= {x.name for x in used - factors}
+    return frozenset(terms - others)
+
+
+def _factors(v: Value) -> Iterator[Value]:
+    yield v
+    if isinstance(v, Fn) and v.name in _FACTORS and v.dtype.is_float:
+        for x in v.args[1:] if v.name == "select" else v.args:
+            yield from _factors(x)
+
+
+def definition(symbol: str, f: Callable[[_Text, str], str]) -> tuple[str, frozenset[str]]:
     """A function of float32 and the intrinsics that it calls."""
     t = _Text()
-    result = FUNCTIONS[name](t, "%x")
-    head = f"define internal float @tw.grid.{name}(float %x) alwaysinline nounwind {{"
+    result = f(t, "%x")
+    head = f"define internal float @{symbol}(float %x) alwaysinline nounwind {{"
     return "\n".join([head, *t.lines, f"  ret float {result}", "}"]), frozenset(t.declares)
 
 
 @dataclass
 class GridArith(Arith):
-    """Scalar functions with a GPU's instructions; with `short`, for results of 16 bits or fewer."""
+    """Scalar functions with a GPU's instructions; with `short`, for results of 16 bits or fewer.
+    `terms` are those that are terms of sums wherever they are used."""
 
     short: bool = False
+    terms: frozenset[str] = frozenset()
 
     def _float(self, name: str, d: DType, t: str, lanes: int, a: list[str], flag: str = "") -> str:
         """Quotients off by at most 2 units, where results are short."""
@@ -164,12 +202,13 @@ class GridArith(Arith):
 
     def math(self, name: str, d: DType, lanes: int, *args: str) -> str:
         short = self.short or d.bits <= 16 or name in EXACT
-        if name not in FUNCTIONS or register_type(d) != "float" or not short:
+        f = FUNCTIONS.get(name) if short else TERMS.get(name) if name in self.terms else None
+        if f is None or register_type(d) != "float":
             return super().math(name, d, lanes, *args)
-        text, declares = definition(name)
-        self.defines[f"tw.grid.{name}"] = text
+        symbol = f"tw.grid.{name}{'' if short else '.term'}"
+        self.defines[symbol], declares = definition(symbol, f)
         self.declares |= declares
-        return self._each(f"@tw.grid.{name}", lanes, args[0])
+        return self._each(f"@{symbol}", lanes, args[0])
 
     def _each(self, name: str, lanes: int, *args: str) -> str:
         """A function of one number, for every lane."""

@@ -17,7 +17,7 @@ from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.grid_chains import schedule_chain
 from tilewright.kernel.defaults.grid_convolutions import schedule_convolution
-from tilewright.kernel.defaults.grid_lanes import vector_lanes
+from tilewright.kernel.defaults.grid_lanes import aligned_lanes, vector_lanes
 from tilewright.kernel.defaults.grid_library import call_library
 from tilewright.kernel.defaults.grid_products import schedule_product
 from tilewright.kernel.defaults.grid_sums import schedule_sum
@@ -30,6 +30,7 @@ from tilewright.kernel.group import Group, Stage
 from tilewright.kernel.nest import Loop, Nest, Store, seek
 from tilewright.kernel.nest import walk as walk_nest
 from tilewright.kernel.step import Step, Trace
+from tilewright.kernel.steps.align import Align
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.cache_read import CacheRead
@@ -49,6 +50,9 @@ FEWEST = 128  # threads of a block that has short rows
 # elements, which take as many loads, twice as many (measured on an H200).
 SHARE = 16
 LARGEST_SHARE = 24
+# The same of rows that are only read: sums over threads are most of what is left to do for them,
+# and no results take registers.
+READ_SHARE = 32
 # Products of a row with a matrix, which is read once: a warp for each result, so many in a block,
 # and so many vectors of each that are on their way at a time.
 WARP = 32
@@ -240,7 +244,16 @@ def _block_per_row(
     columns = {x: p for x in along if (p := _column(s, x, at, width)) is not None}
     lanes = vector_lanes(s, list(columns), *(p.var for p in columns.values()))
     unrolled = isinstance(width, int) and width <= LARGEST_SHARE * _most_threads(s)
-    threads = WARP if streamed else _threads(s, width, lanes, at)
+    share = READ_SHARE if once else SHARE
+    threads = WARP if streamed else _threads(s, width, lanes, share, at)
+    if unrolled and not streamed:
+        assert isinstance(width, int)
+        row = s.loops(at)[0].var
+        wide = aligned_lanes(s, list(columns), row, width, *(p.var for p in columns.values()))
+        by = _threads(s, width - wide, wide, share, at)
+        align = Align(tuple(p.name for p in columns.values()), at, wide, by)
+        if wide > lanes and s.attempt(align):
+            lanes, threads = wide, by
     for x, p in columns.items():
         if streamed:
             _stream(s, x, p.name, lanes)
@@ -296,12 +309,12 @@ def _column(s: Scheduler, stage: str, at: str, width: D.Dim) -> Loop | None:
     return own[0]
 
 
-def _threads(s: Scheduler, width: D.Dim, lanes: int, at: str) -> int:
+def _threads(s: Scheduler, width: D.Dim, lanes: int, share: int, at: str) -> int:
     """Threads of a row: so many that each has a share for its registers. A short row has a part of
     a warp, if other rows fill the rest of it."""
     if not isinstance(width, int):
         return THREADS
-    share = max(SHARE if lanes > 1 else 2 * SHARE, lanes)
+    share = max(share if lanes > 1 else 2 * share, lanes)
     threads = 32
     while threads < _most_threads(s) and threads * share < width:
         threads *= 2
@@ -323,6 +336,8 @@ def _places(width: int, lanes: int, threads: int) -> int:
 def _split(s: Scheduler, loop: str, lanes: int, threads: int) -> tuple[str, str, str | None]:
     """(turns, threads, lanes) of a loop along the row."""
     vectors, lane = loop, None
+    if not s.loops(loop):  # Align has done it
+        return f"{loop}.0.0", f"{loop}.0.1", f"{loop}.1"
     if lanes > 1:
         s.do(Split(loop, lanes))
         vectors, lane = f"{loop}.0", f"{loop}.1"

@@ -53,22 +53,25 @@ class RFactor(Step):
         return replace(n, body=body).with_buffer(made[0]).with_role(self.stage, self.into)
 
     def _rebuilt(self, n: Nest, body: tuple[Stmt, ...], made: list[Buffer]) -> tuple[Stmt, ...]:
-        """The body with the outermost chain of loops around the reduction taken apart."""
+        """The body with the outermost chain of loops around the reduction taken apart, or the
+        chains that follow each other."""
         out: list[Stmt] = []
+        chains: list[tuple[list[Loop], Store]] = []
         for s in body:
-            if ("stage", self.stage) not in marks(s):
-                out.append(s)
-                continue
-            found = self._chain(s) if isinstance(s, Loop) else None
+            found = self._chain(s) if ("stage", self.stage) in marks(s) else None
             if found is not None:
-                out.extend(self._factored(n, *found, made))
-            else:
-                out.append(with_bodies(s, [self._rebuilt(n, x, made) for x in bodies(s)]))
-        return tuple(out)
+                chains.append(found)
+                continue
+            if chains:
+                out.extend(self._factored(n, chains, made))
+                chains = []
+            inside = [self._rebuilt(n, x, made) for x in bodies(s)]
+            out.append(with_bodies(s, inside) if ("stage", self.stage) in marks(s) else s)
+        return (*out, *(self._factored(n, chains, made) if chains else ()))
 
-    def _chain(self, s: Loop) -> tuple[list[Loop], Store] | None:
+    def _chain(self, s: Stmt) -> tuple[list[Loop], Store] | None:
         """The loops from s down to the reduction's store, if they hold it and the loops to keep."""
-        if stages_in(s) != {self.stage}:
+        if not isinstance(s, Loop) or stages_in(s) != {self.stage}:
             return None
         chain = [s]
         while len(chain[-1].body) == 1 and isinstance(inner := chain[-1].body[0], Loop):
@@ -80,39 +83,50 @@ class RFactor(Step):
         assert isinstance(st, Store)
         return chain, st
 
-    def _factored(self, n: Nest, chain: list[Loop], st: Store, made: list[Buffer]) -> list[Stmt]:
+    def _factored(
+        self, n: Nest, chains: list[tuple[list[Loop], Store]], made: list[Buffer]
+    ) -> list[Stmt]:
+        found = [(chain, st, *self._axes(n, chain, st)) for chain, st in chains]
+        # All of them reduce into partial results as wide as the widest needs.
+        widest = max(found, key=lambda x: [w if isinstance(w, int) else 0 for w in x[3]])
+        chain, st, axes, widths = widest
+        for _, other, _, least in found:
+            same = len(least) == len(widths) and other.combine == st.combine
+            fits = same and all(map(D.known_le, least, widths)) and other.index == st.index
+            self.need(fits or other is st, f"the loops of {self.stage} reduce into other places")
         assert st.combine is not None
+        dtype = st.value.dtype
+        over = tuple(D.the_sym(D.var(first_name(self.into, k), d)) for k, d in enumerate(widths))
+        zero = identity(st.combine, dtype)
+        init = wrap(over, Store(self.into, self.into, tuple(map(D.as_int, over)), zero))
+        parts = [self._partial(n, chain, st, axes) for chain, st, axes, _ in found]
+        last: dict[Sym, Dim] = {}
+        own = {x.var for x in chain}
+        for x, w in zip(axes, widths, strict=True):
+            # Wide where the loop itself is ragged along a loop that is summed up already.
+            ragged = x.name in self.loops_kept or bool(D.symbols(x.extent) & own)
+            last[x.var] = D.var(x.name, w) if ragged else D.as_int(x.var)
+        where = tuple(D.substitute(i, last) for i in st.index)
+        final = replace(st, index=where, value=load(self.into, list(last.values()), dtype))
+        made.append(Buffer(self.into, dtype, tuple(widths), "local"))
+        final = wrap(tuple(map(D.the_sym, last.values())), final)
+        return [Alloc(self.into), init, *parts, final]
+
+    def _partial(self, n: Nest, chain: list[Loop], st: Store, axes: list[Loop]) -> Stmt:
+        """The loops of one chain, reducing into the partial results."""
         if n.precision == "strict" and rounds(st):
             use = Use(st, None, tuple(chain), 0)
             loop = next(x for x in chain if x.name in self.loops_kept)
             self.keep(n, [Carried("reduction", loop, use, use)])
-        dtype = st.value.dtype
-        axes, widths = self._axes(n, chain, st)
         names = {x.var: str(x.axis.of(self.into)) for x in chain}
         self.need(len(set(names.values())) == len(chain), "two of its loops would have one name")
-        over = tuple(D.the_sym(D.var(first_name(self.into, k), d)) for k, d in enumerate(widths))
-        zero = identity(st.combine, dtype)
-        init = wrap(over, Store(self.into, self.into, tuple(map(D.as_int, over)), zero))
         table: dict[Sym, Dim] = {}
         for x in chain:
             table[x.var] = D.var(names[x.var], D.substitute(x.extent, table))
         at = tuple(table[x.var] for x in axes)
         value = st.value.substitute(table)
         part = Store(self.into, self.into, at, value, st.combine)
-        last: dict[Sym, Dim] = {}
-        for x, w in zip(axes, widths, strict=True):
-            # Wide where the loop itself is ragged along a loop that is summed up already.
-            ragged = x.name in self.loops_kept or bool(D.symbols(x.extent) & set(table))
-            last[x.var] = D.var(x.name, w) if ragged else D.as_int(x.var)
-        where = tuple(D.substitute(i, last) for i in st.index)
-        final = replace(st, index=where, value=load(self.into, list(last.values()), dtype))
-        made.append(Buffer(self.into, dtype, tuple(widths), "local"))
-        return [
-            Alloc(self.into),
-            init,
-            wrap(tuple(map(D.the_sym, table.values())), part),
-            wrap(tuple(map(D.the_sym, last.values())), final),
-        ]
+        return wrap(tuple(map(D.the_sym, table.values())), part)
 
     def _axes(self, n: Nest, chain: list[Loop], st: Store) -> tuple[list[Loop], list[Dim]]:
         """The loops that index the partial results, data axes first, and how wide each axis is."""
