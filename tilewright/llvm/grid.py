@@ -88,6 +88,12 @@ class Kernels:
     alignment: int
 
 
+# What threads have stored is seen by instructions that read tiles of shared memory by themselves.
+# Copies by cp.async are seen without it once they are waited for, as Triton and CUTLASS have it. It
+# waits for all copies that are on their way: with it in a loop none would be ahead of its use.
+FENCE = 'call void asm sideeffect "fence.proxy.async.shared::cta;", "~{memory}"()'
+
+
 def emit_kernels(n: Nest, target: Target, alignment: int = 16, tasks: bool = False) -> Kernels:
     """The module of a nest that is legal for the target (kernel/legal/). Arguments whose addresses
     are not multiples of 16 bytes need one that was made with a smaller `alignment`. As `tasks` its
@@ -172,7 +178,8 @@ class _Module:
         loops, _ = grid_of(self.launch)
         blocks = {x.kind: _count(x, set(self.n.dims)) for x in loops}
         head = self._head(symbol, k.parameters(), k.bulk.attribute)
-        lines = [*k.shared.globals(), head, *body.lines()]
+        inside = [x for x in body.lines() if k.stored or x.strip() != FENCE]
+        lines = [*k.shared.globals(), head, *inside]
         gx, gy, gz = (blocks.get(axis, 1) for axis in BLOCKS)
         names, boxes = tuple(b.name for b in args), tuple(k.bulk.boxes)
         shared, together = k.shared.dynamic, k.bulk.cluster_blocks
@@ -253,7 +260,9 @@ class _Thread:
         self.sums.cluster = self.bulk.cluster is not None
         self.a.part, self.a.aligned = self._own_place, self._alignment
         check_lanes(m.launch, buffers)
-        self.tiles = self.bulk.threads_write_tiles()
+        self.tiles = {x.buffer for x in self.bulk.tiles_of_threads()}
+        # Does a thread store any of it, rather than copy it by cp.async?
+        self.stored = not all(x.asynchronous for x in self.bulk.tiles_of_threads())
         self.divergent = 0  # conditions that not all threads of the block fulfil alike
 
     # ---- the kernel's beginning
@@ -429,7 +438,9 @@ class _Thread:
         return self.aligned if b.scope in ("in", "out") else 16
 
     def copy(self, s: Store) -> bool:
-        return self.bulk.plain.copy(s)
+        done = self.bulk.plain.copy(s)
+        self.stored |= not done and s.buffer in self.tiles
+        return done
 
     def tile(self, s: Loop) -> bool:
         return self.bulk.tile(s)
@@ -440,9 +451,8 @@ class _Thread:
         if isinstance(s, Barrier):
             if self.divergent:
                 raise Unsupported("a barrier that not all threads of a block reach")
-            if self.tiles:  # what threads have written is seen by instructions that read tiles
-                text = "fence.proxy.async.shared::cta;"
-                self.w.line(f'call void asm sideeffect "{text}", "~{{memory}}"()')
+            if self.tiles:
+                self.w.line(FENCE)
             self.sums.barrier()
             self.c.renew(self.c.mutable)  # what others have written is seen from here on
         elif isinstance(s, Wait) and s.products:
