@@ -49,6 +49,7 @@ from tilewright.llvm.own_parts import PRIVATE, own_parts
 from tilewright.llvm.positions import Positions
 from tilewright.llvm.scalars import memory_type, register_type
 from tilewright.llvm.shared_memory import Shared, apart_in_time, bytes_of, check_lanes
+from tilewright.llvm.tile_fences import TileFences
 from tilewright.llvm.writer import Metadata
 
 # Bytes of one thread's own buffer; beyond this it is no use of a GPU.
@@ -86,12 +87,6 @@ class Kernels:
     scratch: tuple[Buffer, ...]
     dims: tuple[str, ...]
     alignment: int
-
-
-# What threads have stored is seen by instructions that read tiles of shared memory by themselves.
-# Copies by cp.async are seen without it once they are waited for, as Triton and CUTLASS have it. It
-# waits for all copies that are on their way: with it in a loop none would be ahead of its use.
-FENCE = 'call void asm sideeffect "fence.proxy.async.shared::cta;", "~{memory}"()'
 
 
 def emit_kernels(n: Nest, target: Target, alignment: int = 16, tasks: bool = False) -> Kernels:
@@ -178,8 +173,7 @@ class _Module:
         loops, _ = grid_of(self.launch)
         blocks = {x.kind: _count(x, set(self.n.dims)) for x in loops}
         head = self._head(symbol, k.parameters(), k.bulk.attribute)
-        inside = [x for x in body.lines() if k.stored or x.strip() != FENCE]
-        lines = [*k.shared.globals(), head, *inside]
+        lines = [*k.shared.globals(), head, *k.fences.kept(body.lines())]
         gx, gy, gz = (blocks.get(axis, 1) for axis in BLOCKS)
         names, boxes = tuple(b.name for b in args), tuple(k.bulk.boxes)
         shared, together = k.shared.dynamic, k.bulk.cluster_blocks
@@ -260,9 +254,7 @@ class _Thread:
         self.sums.cluster = self.bulk.cluster is not None
         self.a.part, self.a.aligned = self._own_place, self._alignment
         check_lanes(m.launch, buffers)
-        self.tiles = {x.buffer for x in self.bulk.tiles_of_threads()}
-        # Does a thread store any of it, rather than copy it by cp.async?
-        self.stored = not all(x.asynchronous for x in self.bulk.tiles_of_threads())
+        self.fences = TileFences(self.w, m.launch, self.bulk.tiles_of_threads())
         self.divergent = 0  # conditions that not all threads of the block fulfil alike
 
     # ---- the kernel's beginning
@@ -412,6 +404,9 @@ class _Thread:
         self.w.line(f"{ssa} = alloca [{count} x {memory_type(b.dtype)}], align 16", entry=True)
         self.a.base[name] = (ssa, 0)
 
+    def before(self, s: Stmt) -> None:
+        self.fences.before(s)
+
     def release(self, names: list[str]) -> None:
         """A thread's memory is there as long as the thread."""
 
@@ -439,7 +434,8 @@ class _Thread:
 
     def copy(self, s: Store) -> bool:
         done = self.bulk.plain.copy(s)
-        self.stored |= not done and s.buffer in self.tiles
+        if not done:
+            self.fences.not_copied(s)
         return done
 
     def tile(self, s: Loop) -> bool:
@@ -451,8 +447,7 @@ class _Thread:
         if isinstance(s, Barrier):
             if self.divergent:
                 raise Unsupported("a barrier that not all threads of a block reach")
-            if self.tiles:
-                self.w.line(FENCE)
+            self.fences.barrier(s)
             self.sums.barrier()
             self.c.renew(self.c.mutable)  # what others have written is seen from here on
         elif isinstance(s, Wait) and s.products:
