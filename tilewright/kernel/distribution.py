@@ -315,6 +315,8 @@ class Distribution:
         """The loops over threads by their axes. Of an axis that several loops have parts of there
         is one, and their digits are those of its number."""
         own: dict[str, Loop] = {}
+        # Neighbouring threads have neighbouring vectors.
+        loops = sorted(loops, key=lambda x: any(d.at == LANES for d in x[1]))
         for axis, parts in axis_parts(l for _, l in loops).items():
             places = [
                 (x.var, k)

@@ -6,7 +6,8 @@ first. Each digit is a thread's place along an axis of the block, a lane of a ve
     2 z4 y8 x4 v4      element 512*r + 128*z + 16*y + 4*x + lane; r counts a thread's vectors
 
 Two loops around a copy to shared memory may have parts of one axis, which together are all of it:
-`4 y4` of rows and `y2 x4 v8` of columns. The part of the later loop counts single threads.
+`4 y4` of rows and `y2 x4 v8` of columns. The part of the loop with lanes, or of the last one,
+counts single threads.
 
 A fragment digit (f) is a register too, one of those that an instruction of whole warps takes
 together (kernel/fragments.py); it stands after all other registers in the buffer's new axes.
