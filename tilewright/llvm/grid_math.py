@@ -86,8 +86,8 @@ def _exp(t: _Text, x: str) -> str:
 
 
 def _exp2(t: _Text, x: str) -> str:
-    """The instruction alone, off by 2.06 units at most on an H200. Results below 2^-126 are zero, as
-    Triton has it: to keep them takes three more instructions, a quarter of an attention's loop."""
+    """The instruction alone, off by 2.06 units at most on an H200. Results below 2^-126 are zero,
+    as Triton's: to keep them takes three instructions more, a quarter of an attention's loop."""
     return t.call("nvvm.ex2.approx.ftz.f", x)
 
 

@@ -56,8 +56,8 @@ class Pipeline(Step):
 
     With `slack`, so many asynchronous instructions that read the stage go on while later iterations
     begin, those before the loop's last wait: there are as many versions more, and what is left is
-    waited for after the loop. With `late`, copies are issued at the end of an iteration, when one of
-    those instructions less goes on: there is one version less, and one barrier more.
+    waited for after the loop. With `late`, copies are issued at the end of an iteration, when fewer
+    of those instructions go on: there is one version less, and one barrier more.
     """
 
     loop: str
