@@ -21,7 +21,7 @@ from tests.gpu.timing import host_seconds, medians
 from tests.lang.tile.kernels import CASES, Case
 from tests.lang.tile.random_kernels import kernel
 from tests.lang.tile.random_running import failure
-from tilewright.kernel.defaults import grid_tiles
+from tilewright.kernel.defaults import grid_tile_layouts, grid_tiles
 
 Found = dict[str, Any]
 
@@ -176,13 +176,22 @@ def matmul(
 
 
 def matmul_variants(size: int, block: tuple[int, int, int], warps: int, stages: int) -> Found:
-    """How many versions of operands there are, and whether a product goes on while the next
-    iteration begins: as chosen by default, with one version more, and without that."""
+    """How many versions of operands there are, whether a product goes on while the next iteration
+    begins, and whether copies have whole rows of 128 bytes: as chosen by default, with one version
+    more, without the product going on, with copies of 64 bytes of a row, and with copies at the
+    beginning of an iteration."""
     a, b = (torch.randn(size, size, device="cuda", dtype=bf16) for _ in range(2))
     c, grid = torch.empty_like(a), (tw.cdiv(size, block[0]) * tw.cdiv(size, block[1]),)
     calls: dict[str, list[Callable[[], Any]]] = {}
-    for name, slack, denser in (("chosen", 1, True), ("more", 1, False), ("waiting", 0, True)):
-        with patch.multiple(grid_tiles, SLACK=slack, DENSER=denser), uncached():
+    for name, slack, denser, late, parts in (
+        ("chosen", 1, True, True, True),
+        ("more", 1, False, True, True),
+        ("waiting", 0, True, True, True),
+        ("half rows", 1, True, True, False),
+        ("early", 1, True, False, True),
+    ):
+        chosen = patch.multiple(grid_tiles, SLACK=slack, DENSER=denser, LATE=late)
+        with chosen, patch.object(grid_tile_layouts, "PARTS", parts), uncached():
             f = tw.jit(load(False).matmul_kernel.fn)
             call = partial(
                 f[grid], a, b, c, size, size, size, size, 1, size, 1, size, 1, *block, 8,

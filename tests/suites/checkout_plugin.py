@@ -1,10 +1,13 @@
-"""Marks what is known not to pass of others' tests, and picks a few of their cases; see
-checkouts.py."""
+"""Marks what is known not to pass of others' tests, picks a few of their cases, and writes down how
+each ended; see checkouts.py."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import sys
+import zlib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,13 +23,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tests from a checkout")
     group.addoption("--known", type=Path, help="what does not pass: reasons by pattern, in JSON")
     group.addoption("--smallest", type=int, help="only so many cases of each test")
+    group.addoption("--every", type=int, default=1, help="only one of so many cases")
+    group.addoption("--outcomes", type=Path, help="a file for how each case ended, in JSON")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     path, most = config.getoption("--known"), config.getoption("--smallest")
     known: dict[str, str] = json.loads(path.read_text()) if path else {}
+    every = config.getoption("--every")
+    if every > 1:  # the same ones whatever else is collected
+        items[:] = [x for x in items if zlib.crc32(_name(x).encode()) % every == 0]
     for item in items:
-        name = f"{item.path.name}::{item.name}"
+        name = _name(item)
         for pattern, reason in known.items():
             # Brackets are part of the names of cases, not of the pattern.
             if fnmatchcase(name, pattern.replace("[", "[[]")):
@@ -36,6 +44,53 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = set(smallest(items, most))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
+
+
+def _name(item: pytest.Item) -> str:
+    return f"{item.path.name}::{item.name}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--outcomes")
+    if path is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Outcomes(path))
+
+
+class Outcomes:
+    """How each case ended, and the last line that a failed one said."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.found: dict[str, list[str]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            name = report.nodeid.rpartition("/")[2]
+            self.found[name] = [report.outcome, _last_words(report)]
+
+    def pytest_sessionfinish(self) -> None:
+        self.path.write_text(json.dumps(self.found, indent=1))
+
+
+def _last_words(report: pytest.TestReport) -> str:
+    if report.outcome != "failed":
+        return ""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(report.longrepr if crash is None else crash.message).strip()[:300]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    """Where a case has lost the context of its GPU, a new process goes on with the next one."""
+    report = yield
+    torch: Any = sys.modules.get("torch")
+    if hasattr(item.config, "workerinput") and report.failed and torch is not None:
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError:
+                os._exit(1)
+    return report
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,10 +7,14 @@ begins with "sometimes: ".
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,18 +26,35 @@ PLUGIN = "tests.suites.checkout_plugin"
 ROOT = Path(__file__).parent.parent.parent
 
 
-def run_tests(
-    folder: Path, arguments: Sequence[str], known: Path, importable: Sequence[Path] = ()
-) -> int:
-    """Run pytest in a folder and print a table of what did not run; its exit status."""
+# How pytest is started on Tilewright in Triton's place, by where tensors are; and on Triton.
+BY = {
+    "cpu": ("tilewright.triton", "--device", "cpu", "-m", "pytest"),
+    "cuda": ("tilewright.triton", "-m", "pytest"),
+    "triton": ("pytest",),
+}
+
+
+def environment_of(importable: Sequence[Path] = ()) -> dict[str, str]:
+    """The variables of a process that runs others' tests with the plugin."""
     paths = [*map(str, (ROOT, *importable)), *filter(None, [os.environ.get("PYTHONPATH")])]
     plugins = [PLUGIN, *filter(None, [os.environ.get("PYTEST_PLUGINS")])]
-    environment = {
+    return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTEST_PLUGINS": ",".join(plugins),
     }
-    command = [sys.executable, "-m", "tilewright.triton", "--device", "cpu", "-m", "pytest"]
+
+
+def run_tests(
+    folder: Path,
+    arguments: Sequence[str],
+    known: Path,
+    importable: Sequence[Path] = (),
+    by: str = "cpu",
+) -> int:
+    """Run pytest in a folder and print a table of what did not run; its exit status."""
+    environment = environment_of(importable)
+    command = [sys.executable, "-m", *BY[by]]
     # One word: pytest looks for its settings next to whatever looks like a path.
     command += ["-q", "-W", "ignore", "--tb=short", "-rsxX", f"--known={known}", *arguments]
     run = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
@@ -55,3 +76,39 @@ def run_tests(
         table.add_row(what, why, str(count))
     Console().print(table)
     return run.wait()
+
+
+def run_beside(folder: Path, arguments: Sequence[str], seconds: float) -> float:
+    """The same tests on Triton and on Tilewright, both on the GPU and at the same time; prints what
+    only Triton passes and returns our part of what it passes."""
+    with tempfile.TemporaryDirectory() as into:
+        runs: dict[str, subprocess.Popen[bytes]] = {}
+        for by in ("triton", "cuda"):
+            path = Path(into) / f"{by}.json"
+            command = [sys.executable, "-m", *BY[by], "-q", "-W", "ignore", "--tb=short"]
+            command += [f"--outcomes={path}", *arguments]
+            with path.with_suffix(".txt").open("w") as log:
+                runs[by] = subprocess.Popen(
+                    command, cwd=folder, env=environment_of(), stdout=log, stderr=subprocess.STDOUT
+                )
+        end = time.monotonic() + seconds
+        found: dict[str, dict[str, list[str]]] = {}
+        for by, process in runs.items():
+            path = Path(into) / f"{by}.json"
+            try:
+                process.wait(max(1.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)  # it still writes what it has
+                process.wait(30)
+            tail = path.with_suffix(".txt").read_text().splitlines()[-1:]
+            print(by, *tail)
+            found[by] = json.loads(path.read_text()) if path.exists() else {}
+    both = found["triton"].keys() & found["cuda"].keys()
+    wanted = [n for n in both if found["triton"][n][0] == "passed"]
+    lost = sorted(n for n in wanted if found["cuda"][n][0] != "passed")
+    for name in lost:
+        outcome, said = found["cuda"][name]
+        print(f"{outcome} {name}: {' '.join(said.split())[:160]}")
+    part = 1 - len(lost) / max(1, len(wanted))
+    print(f"{len(both)} cases, Triton passes {len(wanted)}, of these Tilewright {part:.1%}")
+    return part

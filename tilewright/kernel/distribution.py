@@ -24,7 +24,6 @@ from tilewright.ir.types import DType, f64, i64
 from tilewright.kernel.divisors import Divisors, dim_part, whole_lanes
 from tilewright.kernel.group import Buffer, pointer_buffer
 from tilewright.kernel.group_products import group_product_loops, is_group, is_group_step
-from tilewright.kernel.guards import copied
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.layouts import (
     AXES,
@@ -33,6 +32,7 @@ from tilewright.kernel.layouts import (
     Digit,
     Layout,
     axes_of,
+    axis_parts,
     size,
     strides,
     whole,
@@ -50,7 +50,6 @@ from tilewright.kernel.nest import (
     Store,
     While,
     bodies,
-    mentions,
     reads,
     substitute,
     substitute_all,
@@ -58,6 +57,7 @@ from tilewright.kernel.nest import (
     with_bodies,
 )
 from tilewright.kernel.pieces import Piece, choices_in, factors, piece_of, pieces_in, scattered
+from tilewright.kernel.shared_again import used_again
 from tilewright.kernel.swizzle import Swizzled
 from tilewright.kernel.warp_products import Fragments, is_step, product_loops
 
@@ -274,6 +274,7 @@ class Distribution:
         says which cell of registers is written instead."""
         shared = [(x, l) for x, l in loops if x not in serial]
         digits = {x.var: _variables(x, l) for x, l in shared}
+        own = self._threads(shared, digits)
         along = self._lanes(shared, leaf) if lanes else None
         for x, l in shared:
             if x is along:
@@ -286,17 +287,15 @@ class Distribution:
             buffer, at = into(digits)
             leaf = replace(leaf, buffer=buffer, index=at)
         turns: list[Loop] = []
-        own: dict[str, Loop] = {}
         lane: Loop | None = None
         for x, _ in shared:
             for v, d in digits[x.var]:
-                sym = D.the_sym(v)
                 if d.axis is not None:
-                    own[d.axis] = Loop(sym, d.axis, ())
-                elif d.at == LANES and x is along:
-                    lane = Loop(sym, "lane", ())
+                    continue
+                if d.at == LANES and x is along:
+                    lane = Loop(D.the_sym(v), "lane", ())
                 else:
-                    turns.append(Loop(sym, "unroll", ()))
+                    turns.append(Loop(D.the_sym(v), "unroll", ()))
         if lane is not None:
             leaf = whole_lanes(leaf, lane.var, self.divisors)
         if prod(D.bounds(x.extent)[1] for x in turns) > MOST_WRITTEN_OUT:
@@ -309,6 +308,32 @@ class Distribution:
         for x in reversed(chain):
             leaf = x.around((leaf,))
         return leaf
+
+    def _threads(
+        self, loops: Sequence[Laid], digits: dict[Sym, list[tuple[Dim, Digit]]]
+    ) -> dict[str, Loop]:
+        """The loops over threads by their axes. Of an axis that several loops have parts of there
+        is one, and their digits are those of its number."""
+        own: dict[str, Loop] = {}
+        # Neighbouring threads have neighbouring vectors.
+        loops = sorted(loops, key=lambda x: any(d.at == LANES for d in x[1]))
+        for axis, parts in axis_parts(l for _, l in loops).items():
+            places = [
+                (x.var, k)
+                for x, _ in loops
+                for k, y in enumerate(digits[x.var])
+                if y[1].axis == axis
+            ]
+            var, at = places[-1]
+            number = digits[var][at][0]
+            if len(parts) > 1:
+                number = D.var(f"{var.name}.{at}.{axis[-1]}", prod(parts))
+                step = 1
+                for (v, k), n in zip(reversed(places), reversed(parts), strict=True):
+                    digits[v][k] = (number // step % n, digits[v][k][1])
+                    step *= n
+            own[axis] = Loop(D.the_sym(number), axis, ())
+        return own
 
     def _neighbours(self, leaf: Stmt, x: Loop, layout: Layout, digits: dict[Sym, Any]) -> Stmt:
         """Places that are read from memory, of lanes that are neighbours: the first one's and the
@@ -483,49 +508,6 @@ class Distribution:
         told: tuple[Stmt, ...] = (Alloc(slot), take, If(room, stores))
         leaf: Stmt = If(fn("not", s.condition) if s.condition is not None else _TRUE, told)
         return _with_leaf(p.leaf, leaf)
-
-
-def used_again(body: tuple[Stmt, ...], shared: Mapping[str, Buffer]) -> tuple[Stmt, ...]:
-    """Shared memory that is not needed any more takes the next buffer of its kind. What copies of
-    an argument's memory fill stays apart: it may be filled ahead of its time."""
-    last: dict[str, int] = {}
-    for k, s in enumerate(body):
-        for name in mentions(s):
-            last[name] = k
-    copies = {
-        s.buffer for s, _ in walk(body) if isinstance(s, Store) and copied(s.value) is not None
-    }
-    free: dict[tuple[Any, ...], list[str]] = {}
-    names: dict[str, str] = {}
-    ends: dict[int, list[str]] = {}
-    out: list[Stmt] = []
-    for k, s in enumerate(body):
-        if isinstance(s, Alloc) and s.buffer in shared and s.buffer not in copies:
-            kind = _kind(shared[s.buffer])
-            found = free.get(kind, [])
-            names[s.buffer] = found.pop() if found else s.buffer
-            ends.setdefault(last[s.buffer], []).append(s.buffer)
-            if names[s.buffer] == s.buffer:
-                out.append(s)
-        else:
-            inside = tuple(used_again(x, shared) for x in bodies(s))
-            out.append(with_bodies(s, inside) if inside else s)
-        for name in ends.get(k, []):
-            free.setdefault(_kind(shared[name]), []).append(names[name])
-    moved = {a: b for a, b in names.items() if a != b}
-
-    def on_load(x: Load) -> Value:
-        known = moved.get(str(x.source))
-        return x if known is None else load(known, x.index, x.dtype)
-
-    def on_store(name: str, at: tuple[Dim, ...]) -> tuple[str, tuple[Dim, ...]]:
-        return moved.get(name, name), at
-
-    return substitute_all(out, {}, on_load, on_store) if moved else tuple(out)
-
-
-def _kind(b: Buffer) -> tuple[Any, ...]:
-    return b.dtype, b.shape, b.swizzle
 
 
 _TRUE = fn("eq", const(0, i64), const(0, i64))

@@ -5,12 +5,17 @@ first. Each digit is a thread's place along an axis of the block, a lane of a ve
 
     2 z4 y8 x4 v4      element 512*r + 128*z + 16*y + 4*x + lane; r counts a thread's vectors
 
+Two loops around a copy to shared memory may have parts of one axis, which together are all of it:
+`4 y4` of rows and `y2 x4 v8` of columns. The part of the loop with lanes, or of the last one,
+counts single threads.
+
 A fragment digit (f) is a register too, one of those that an instruction of whole warps takes
 together (kernel/fragments.py); it stands after all other registers in the buffer's new axes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -72,6 +77,14 @@ def size(x: Layout) -> int:
 def axes_of(x: Layout) -> set[str]:
     """The axes of threads that a layout uses."""
     return {d.axis for d in x if d.axis is not None}
+
+
+def axis_parts(layouts: Iterable[Layout]) -> dict[str, list[int]]:
+    """By axis of threads, how many of them each digit of some loops takes, the first loop first."""
+    out: dict[str, list[int]] = {}
+    for d in (d for x in layouts for d in x if d.axis is not None):
+        out.setdefault(str(d.axis), []).append(d.extent)
+    return out
 
 
 def strides(x: Layout) -> list[int]:

@@ -75,6 +75,7 @@ class Body:
         self.instructions = Instructions(w, c, a, target, self.machine)
 
     def statement(self, s: Stmt) -> None:
+        self.machine.before(s)
         if isinstance(s, Loop):
             self.loop(s)
         elif isinstance(s, Store):

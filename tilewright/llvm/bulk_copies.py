@@ -281,9 +281,10 @@ class BulkCopies:
         self.body.loop(Loop(D.the_sym(turn), "serial", body))
         del self.c.env[me]
 
-    def threads_write_tiles(self) -> bool:
-        """Do threads write shared memory that instructions read by themselves?"""
+    def tiles_of_threads(self) -> list[Store]:
+        """What threads write in shared memory that instructions read by themselves."""
         read: set[str] = set()
+        out: list[Store] = []
         for s, i in instructions(self.launch):
             found = match(i, self.c.n, s)
             if not i.engine and i.tiles and isinstance(found, Match):
@@ -295,8 +296,8 @@ class BulkCopies:
                     None if whole is None else match(INTRINSICS[whole.instruction], self.c.n, whole)
                 )
                 if not by_engine(p) or not isinstance(found, Match) or self.box_of(found) is None:
-                    return True
-        return False
+                    out.append(s)
+        return out
 
     # ---- groups of copies
 

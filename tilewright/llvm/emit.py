@@ -158,6 +158,9 @@ class _Processor:
             body.addresses.base[name] = (w.put(f"call ptr @malloc(i64 {total})"), w.depth)
             self.freed.add(name)
 
+    def before(self, s: Stmt) -> None:
+        """Nothing: a processor's threads see what they stored."""
+
     def release(self, names: list[str]) -> None:
         for name in names:
             if name in self.freed:

@@ -49,6 +49,7 @@ from tilewright.llvm.own_parts import PRIVATE, own_parts
 from tilewright.llvm.positions import Positions
 from tilewright.llvm.scalars import memory_type, register_type
 from tilewright.llvm.shared_memory import Shared, apart_in_time, bytes_of, check_lanes
+from tilewright.llvm.tile_fences import TileFences
 from tilewright.llvm.writer import Metadata
 
 # Bytes of one thread's own buffer; beyond this it is no use of a GPU.
@@ -180,7 +181,7 @@ class _Module:
         loops, _ = grid_of(self.launch)
         blocks = {x.kind: _count(x, set(self.n.dims)) for x in loops}
         head = self._head(symbol, k.parameters(), k.bulk.attribute)
-        lines = [*k.shared.globals(), head, *body.lines()]
+        lines = [*k.shared.globals(), head, *k.fences.kept(body.lines())]
         gx, gy, gz = (blocks.get(axis, 1) for axis in BLOCKS)
         names, boxes = tuple(b.name for b in args), tuple(k.bulk.boxes)
         shared, together = k.shared.dynamic, k.bulk.cluster_blocks
@@ -261,7 +262,7 @@ class _Thread:
         self.sums.cluster = self.bulk.cluster is not None
         self.a.part, self.a.aligned = self._own_place, self._alignment
         check_lanes(m.launch, buffers)
-        self.tiles = self.bulk.threads_write_tiles()
+        self.fences = TileFences(self.w, m.launch, self.bulk.tiles_of_threads())
         self.divergent = 0  # conditions that not all threads of the block fulfil alike
 
     # ---- the kernel's beginning
@@ -411,6 +412,9 @@ class _Thread:
         self.w.line(f"{ssa} = alloca [{count} x {memory_type(b.dtype)}], align 16", entry=True)
         self.a.base[name] = (ssa, 0)
 
+    def before(self, s: Stmt) -> None:
+        self.fences.before(s)
+
     def release(self, names: list[str]) -> None:
         """A thread's memory is there as long as the thread."""
 
@@ -437,7 +441,10 @@ class _Thread:
         return self.aligned if b.scope in ("in", "out") else 16
 
     def copy(self, s: Store) -> bool:
-        return self.bulk.plain.copy(s)
+        done = self.bulk.plain.copy(s)
+        if not done:
+            self.fences.not_copied(s)
+        return done
 
     def tile(self, s: Loop) -> bool:
         return self.bulk.tile(s)
@@ -448,9 +455,7 @@ class _Thread:
         if isinstance(s, Barrier):
             if self.divergent:
                 raise Unsupported("a barrier that not all threads of a block reach")
-            if self.tiles:  # what threads have written is seen by instructions that read tiles
-                text = "fence.proxy.async.shared::cta;"
-                self.w.line(f'call void asm sideeffect "{text}", "~{{memory}}"()')
+            self.fences.barrier(s)
             self.sums.barrier()
             self.c.renew(self.c.mutable)  # what others have written is seen from here on
         elif isinstance(s, Wait) and s.products:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tilewright.kernel.intrinsic import Operand
-from tilewright.kernel.nest import Barrier, Commit, Loop, Report, Store, Wait, While
+from tilewright.kernel.nest import Barrier, Commit, Loop, Report, Stmt, Store, Wait, While
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,9 @@ class Traits:
 
 class Machine(Protocol):
     """How one function is run. Statements that a machine cannot run are refused with a reason."""
+
+    def before(self, s: Stmt) -> None:
+        """Whatever has to be done before a statement."""
 
     def allocate(self, name: str) -> None:
         """Memory for a buffer, from here to the end of the enclosing body."""

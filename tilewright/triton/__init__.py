@@ -15,9 +15,10 @@ from pathlib import Path
 from types import ModuleType
 
 from tilewright.base.errors import Invalid
-from tilewright.base.knobs import interpret
+from tilewright.base.knobs import interpret, triton_backend
 from tilewright.driver.tile.jit import DEFAULTS
-from tilewright.triton import absent, compiling, modules, redirect
+from tilewright.runtime.cuda.device import device as gpu
+from tilewright.triton import absent, compiling, hosting, modules, redirect
 
 __all__ = ["install", "installed", "uninstall"]
 
@@ -48,6 +49,8 @@ def install(device: str | None = None, checkout: str | Path | None = None) -> Mo
     compiling.attach(redirect.replace)
     if device == "cpu":
         redirect.redirect()
+    elif triton_backend.get() is None and hosting.on_gpu():
+        os.environ[triton_backend.name] = f"cuda:{gpu(0).capability}"
     return made["triton"]
 
 

@@ -1,8 +1,9 @@
-"""Triton's host-side API, answered for a CPU: the active driver, the target, device
-properties, sources to compile, allocators."""
+"""Triton's host-side API, answered for a CPU or for the GPU that torch uses: the active driver, the
+target, device properties, sources to compile, allocators."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -20,6 +21,8 @@ from tilewright.lang.tile.front.functions import Argument
 from tilewright.lang.tile.language import core
 from tilewright.lang.tile.language.types import tuple_type
 from tilewright.language.target_info import GPUTarget, current_target
+from tilewright.runtime.cuda.device import device
+from tilewright.runtime.cuda.driver import available
 from tilewright.runtime.pool import get_threads
 from tilewright.targets import host
 from tilewright.triton.cuda import Event, Stream, capability
@@ -98,18 +101,88 @@ class CPUDriver:
         raise Unsupported("kernels here are launched without C++", hint="call f[grid](…)")
 
 
+class GPUDriver(CPUDriver):
+    """Triton's driver, of the GPU that torch uses."""
+
+    binary_ext = "cubin"
+
+    def __init__(self) -> None:
+        self.utils = SimpleNamespace(get_device_properties=gpu_properties)
+
+    def get_active_torch_device(self) -> Any:
+        import torch
+
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def get_device_interface(self) -> Any:
+        import torch
+
+        return torch.cuda
+
+    def get_current_device(self) -> int:
+        import torch
+
+        return torch.cuda.current_device()
+
+    def set_current_device(self, device: int) -> None:
+        import torch
+
+        torch.cuda.set_device(device)
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        import torch
+
+        return torch.cuda.current_stream(device).cuda_stream
+
+    def get_empty_cache_for_benchmark(self) -> Any:
+        import torch
+
+        return torch.empty(256 << 18, dtype=torch.int32, device="cuda")
+
+    def clear_cache(self, cache: Any) -> None:
+        cache.zero_()
+
+
+def gpu_properties(number: int | None = None) -> dict[str, int]:
+    """What Triton says of a GPU, by its names."""
+    facts = dict(device(number or 0).facts)
+    return {
+        "max_shared_mem": facts["block_shared"],
+        "max_num_regs": facts["registers"],
+        "multiprocessor_count": facts["multiprocessors"],
+        "warpSize": facts["warp"],
+        "sm_clock_rate": facts["clock_khz"],
+        "mem_clock_rate": facts["memory_khz"],
+        "mem_bus_width": facts["bus_bits"],
+        "max_threads_per_sm": facts["threads"],
+    }
+
+
+def on_gpu() -> bool:
+    """Are kernels launched on a real GPU: is there one, and was the CPU not asked for?"""
+    torch: Any = sys.modules.get("torch")
+    return not redirected() and available() and (torch is None or torch.cuda.is_available())
+
+
 class DriverConfig:
     """`triton.runtime.driver`."""
 
     def __init__(self) -> None:
-        self.default = CPUDriver()
-        self.active: Any = self.default
+        self.chosen: Any = None
+
+    @property
+    def default(self) -> CPUDriver:
+        return GPUDriver() if on_gpu() else CPUDriver()
+
+    @property
+    def active(self) -> Any:
+        return self.default if self.chosen is None else self.chosen
 
     def set_active(self, driver: Any) -> None:
-        self.active = driver
+        self.chosen = driver
 
     def reset_active(self) -> None:
-        self.active = self.default
+        self.chosen = None
 
 
 driver = DriverConfig()
@@ -230,7 +303,7 @@ class IRSource:
 
 
 def max_shared_mem(device: Any = None) -> int:
-    return device_properties(device)["max_shared_mem"]
+    return driver.active.utils.get_device_properties(device)["max_shared_mem"]
 
 
 # ---- small things

@@ -17,13 +17,14 @@ from tilewright.ir.expr import Rewriter
 from tilewright.kernel.divisors import Divisors, comparisons, dim_part, settled
 from tilewright.kernel.group_products import group_layouts, is_group, is_group_step
 from tilewright.kernel.intrinsic import INTRINSICS
-from tilewright.kernel.layouts import Digit, Layout, axes_of
+from tilewright.kernel.layouts import Digit, Layout, axes_of, axis_parts
 from tilewright.kernel.nest import Loop, Nest, Stmt
 from tilewright.kernel.pieces import Cell, Piece, factors, pieces_in
 from tilewright.kernel.warp_products import columns_layout, is_step, rows_layout
 
 VECTOR = 16  # bytes of one access to memory, at most
 PLAIN = 4  # elements of a vector where memory does not say
+PARTS = True  # may loops of a copy have parts of an axis of threads?
 THREAD_AXES = ("x", "y", "z")
 
 
@@ -159,11 +160,12 @@ class Layouts:
         out: dict[str, Layout] = {}
         for p in self.pieces:
             taken: set[str] = set()
-            for x in p.loops:
-                if x in _serial(p):
-                    continue
+            loops = [x for x in p.loops if x not in _serial(p)]
+            parts = axis_parts(found.get(self.root(x.name), ()) for x in loops)
+            whole = {a for a, n in parts.items() if prod(n) > self.widths[a[-1]]}
+            for x in loops:
                 layout = found.get(self.root(x.name), ())
-                if taken & axes_of(layout):
+                if taken & axes_of(layout) & whole:
                     layout = self._apart(p, x, taken, found)
                 taken |= axes_of(layout)
                 out[x.name] = layout
@@ -247,59 +249,70 @@ class Layouts:
         free = [a for a in THREAD_AXES if f"thread.{a}" not in taken]
         inner = self.inner(p)
         rows = [x for x in open_ if x is not inner]
+        left = {a: self.widths[a] for a in free}
         if inner in open_:
-            threads = prod(self.widths[a] for a in free)
+            threads = prod(left.values())
             lanes = self._vector_of(self.root(inner.name))
             size, others = self.extents[inner.name], prod(self.extents[x.name] for x in rows)
             while lanes > 1 and size * others // lanes < threads:
                 lanes //= 2
             lanes = min(lanes, size)
-            use = self._columns(size // lanes, others, free)
+            use = self._columns(size // lanes, others, left, self._to_shared(p))
             found[self.root(inner.name)] = self._layout(size, use, lanes)
-            free = [a for a in free if a not in use]
+            left = {a: n // use.get(a, 1) for a, n in left.items() if n > use.get(a, 1)}
         for x in rows:
-            use = self._fitting(self.extents[x.name], free)
+            use = self._fitting(self.extents[x.name], left)
             found[self.root(x.name)] = self._layout(self.extents[x.name], use, 1)
-            free = [a for a in free if a not in use]
+            left = {a: n for a, n in left.items() if a not in use}
 
-    def _columns(self, vectors: int, rows: int, free: list[str]) -> list[str]:
+    def _to_shared(self, p: Piece) -> bool:
+        """Is it a copy to what an instruction reads in shared memory, and nothing else uses?"""
+        operands = [
+            str(x.source) for q in self.pieces if q.stage in self.products for x in factors(q) or ()
+        ]
+        alone = all(len(self.members[self.root(x.name)]) == 1 for x in p.loops)
+        return alone and PARTS and all(name in operands for name, _ in p.writes())
+
+    def _columns(
+        self, vectors: int, rows: int, free: Mapping[str, int], parts: bool
+    ) -> dict[str, int]:
         """Threads along a row: a whole warp where it is long enough; warps go to rows where there
-        are enough of those."""
-        out: list[str] = []
-        for a in free:
-            n = self.widths[a]
+        are enough of those. Where an axis may be had in `parts`, the threads that are served
+        together read one row: of a whole one of 128 bytes memory is asked once."""
+        out: dict[str, int] = {}
+        for a, n in free.items():
             if vectors < n:
+                if parts and 1 < vectors and a != "z" and n % vectors == 0:
+                    out[a] = vectors
                 break
             if a == "z" and rows >= n:
                 continue
-            if a == "y" and vectors < n and rows >= n:
-                continue
-            out.append(a)
+            out[a] = n
             vectors //= n
         return out
 
-    def _fitting(self, size: int, free: list[str]) -> list[str]:
-        out: list[str] = []
+    def _fitting(self, size: int, free: Mapping[str, int]) -> dict[str, int]:
+        out: dict[str, int] = {}
         for a in reversed(free):
-            if size >= self.widths[a]:
-                out.append(a)
-                size //= self.widths[a]
-        return sorted(out)
+            if size >= free[a]:
+                out[a] = free[a]
+                size //= free[a]
+        return {a: out[a] for a in free if a in out}
 
-    def _layout(self, size: int, axes: list[str], lanes: int) -> Layout:
+    def _layout(self, size: int, axes: Mapping[str, int], lanes: int) -> Layout:
         digits = [Digit(lanes, "v")] if lanes > 1 else []
         left = size // lanes
-        for a in axes:
-            if self.widths[a] > 1:
-                digits.insert(0, Digit(self.widths[a], a))
-                left //= self.widths[a]
+        for a, n in axes.items():
+            if n > 1:
+                digits.insert(0, Digit(n, a))
+                left //= n
         return tuple([Digit(left)] * (left > 1) + digits)
 
     def _apart(self, p: Piece, x: Loop, taken: set[str], found: dict[str, Layout]) -> Layout:
         """A layout for one loop of one piece, whose own is that of another loop there too."""
         later = p.loops[p.loops.index(x) + 1 :]
         used = taken.union(*(axes_of(found.get(self.root(y.name), ())) for y in later))
-        free = [a for a in THREAD_AXES if f"thread.{a}" not in used]
+        free = {a: self.widths[a] for a in THREAD_AXES if f"thread.{a}" not in used}
         return self._layout(self.extents[x.name], self._fitting(self.extents[x.name], free), 1)
 
 

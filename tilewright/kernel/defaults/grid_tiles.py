@@ -37,6 +37,7 @@ SPARE = 4096  # bytes of shared memory that sums over threads may take
 RESERVED = 1024  # bytes of shared memory that every block takes besides its own
 OTHER_REGISTERS = 40  # of a thread, besides the sums of products
 SLACK = 1  # products that go on while the next iteration begins
+LATE = True  # are copies issued at the end of an iteration where that saves a version?
 DENSER = True  # rather more blocks of a multiprocessor than more versions of operands?
 
 
@@ -142,9 +143,11 @@ def fetch_ahead(s: Scheduler, stages: int, slack: int) -> None:
         wanted = [b for b in made if s.nest.buffer(b).scope == "shared" and _copied(loop, b)]
         longer = _going_on(s.nest, loop) & set(wanted) if slack else set[str]()
         versions, more = _versions(s, stages, wanted, longer)
+        late = LATE and more and versions + 1 == stages
         for b in wanted if versions > 1 else ():
             own = slack if more and b in longer else 0
-            s.attempt(Pipeline(loop.name, b, versions - 1, asynchronous=True, slack=own))
+            ahead = versions if late else versions - 1
+            s.attempt(Pipeline(loop.name, b, ahead, asynchronous=True, slack=own, late=late))
 
 
 def _versions(s: Scheduler, stages: int, wanted: list[str], longer: set[str]) -> tuple[int, bool]:

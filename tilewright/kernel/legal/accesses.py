@@ -39,7 +39,9 @@ class _Lanes:
     def __init__(self, n: Nest, target: Target) -> None:
         self.buffers: dict[str, Buffer] = {b.name: b for b in n.buffers}
         self.pointers = frozenset(b.name for b in n.buffers if b.pointer)
-        self.memory = frozenset(b.name for b in n.buffers if not b.pointer and b.scope != "let")
+        # A GPU's thread has its own tiles in registers: it chooses between these without a branch.
+        held = ("let",) if target.grid is None else ("let", "local")
+        self.memory = frozenset(b.name for b in n.buffers if not b.pointer and b.scope not in held)
         self.masks = target.has_masks or target.grid is not None
         self.zeros = target.grid is None  # those of a GPU's thread would be its own, and no faster
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import ClassVar
 
 from tilewright.base.errors import Invalid
 from tilewright.kernel.distribution import Distribution, on_blocks, programs_of
 from tilewright.kernel.intrinsic import INTRINSICS, tensor_faults
-from tilewright.kernel.layouts import Layout, axes_of, parse_layout, size
+from tilewright.kernel.layouts import Layout, axis_parts, parse_layout, size
 from tilewright.kernel.nest import Nest
 from tilewright.kernel.pieces import pieces_in
 from tilewright.kernel.step import Step
@@ -49,17 +50,19 @@ class Distribute(Step):
         grid, body = on_blocks(n, programs)
         x, y, z = self.threads
         widths = {"thread.x": x, "thread.y": y, "thread.z": z}
+        shared = Distribution(n, body, (x, y, z), layouts, products)
         for p in pieces_in(body):
-            used: set[str] = set()
             # Along the sum of a product a layout is that of its first operand.
-            for loop in p.loops[:-1] if p.stage in products else p.loops:
-                found = layouts.get(loop.name, ())
-                wrong = [d for d in found if d.axis is not None and d.extent != widths[d.axis]]
-                self.need(not wrong, f"{loop.name} is {wrong} of a block of {self.threads} threads")
-                twice = used & axes_of(found)
-                self.need(not twice, f"two loops of {p.stage} share the threads {sorted(twice)}")
-                used |= axes_of(found)
-        buffers, made = Distribution(n, body, (x, y, z), layouts, products).done()
+            loops = p.loops[:-1] if p.stage in products else p.loops
+            copied = all(name not in shared.registers for name, _ in p.writes())
+            for axis, parts in axis_parts(layouts.get(q.name, ()) for q in loops).items():
+                said = (
+                    f"{p.stage} has {parts} threads along {axis[-1]} of a block of {self.threads}"
+                )
+                self.need(prod(parts) == widths[axis], said)
+                alone = copied or len(parts) == 1
+                self.need(alone, f"{said}: only what is in shared memory may be in parts")
+        buffers, made = shared.done()
         for loop in reversed(grid):
             made = (loop.around(made),)
         out = replace(n, buffers=tuple(buffers), body=made)
@@ -78,6 +81,6 @@ class Distribute(Step):
             for loop, _ in self.loops(n, name):
                 same = loop.extent == size(out[name])
                 self.need(same, f"{name} has {loop.extent} iterations, {layout} {size(out[name])}")
-            once = [d.axis for d in out[name] if d.axis is not None]
-            self.need(len(set(once)) == len(once), f"{layout} has an axis of threads twice")
+            twice = [a for a, parts in axis_parts([out[name]]).items() if len(parts) > 1]
+            self.need(not twice, f"{layout} has an axis of threads twice")
         return out

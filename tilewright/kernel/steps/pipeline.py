@@ -56,7 +56,8 @@ class Pipeline(Step):
 
     With `slack`, so many asynchronous instructions that read the stage go on while later iterations
     begin, those before the loop's last wait: there are as many versions more, and what is left is
-    waited for after the loop.
+    waited for after the loop. With `late`, copies are issued at the end of an iteration, when fewer
+    of those instructions go on: there is one version less, and one barrier more.
     """
 
     loop: str
@@ -64,12 +65,15 @@ class Pipeline(Step):
     ahead: int = 1
     asynchronous: bool = False
     slack: int = 0
+    late: bool = False
 
     def apply(self, n: Nest) -> Nest:
         enough = isinstance(self.ahead, int) and 1 <= self.ahead <= MAX_AHEAD
         self.need(enough, f"{self.ahead} iterations ahead", f"1 to {MAX_AHEAD}")
         some = isinstance(self.slack, int) and 0 <= self.slack <= MAX_AHEAD
         self.need(some, f"a slack of {self.slack} iterations", f"0 to {MAX_AHEAD}")
+        late = self.asynchronous or not self.late
+        self.need(late, "only what is copied in the background may be late", "asynchronous=True")
         self.loops(n, self.loop)
         loop, _ = loop_of(self, n, self.stage)
         inside = f"{self.stage} is allocated in {loop.name}, not in {self.loop}"
@@ -85,7 +89,7 @@ class Pipeline(Step):
 
     @property
     def versions(self) -> int:
-        return self.ahead + 1 + self.slack
+        return self.ahead + 1 + self.slack - (self.late and self.slack > 0)
 
     def _waited(self, loop: Loop) -> None:
         """If asynchronous instructions are left to go on, they are those before the last wait."""
@@ -216,10 +220,15 @@ class Pipeline(Step):
         waits = [s for s in body if isinstance(s, Wait) and not s.products]
         if not self.asynchronous:
             return replace(loop, body=(*waits, *made, *(s for s in body if s not in waits)))
+        if not waits and self.late:
+            return replace(loop, body=(Wait(self.ahead - 1), *body, *made, Commit()))
         if not waits:
             return replace(loop, body=(Wait(self.ahead - 1), *made, Commit(), *body))
         together = f"{self.loop} copies another stage {waits[0].pending + 1} iterations ahead"
         self.need(waits[0].pending == self.ahead - 1, together, "use the same number for all")
+        ends = isinstance(body[-1], Commit)
+        mixed = f"{self.loop} copies another stage {'late' if ends else 'early'}"
+        self.need(ends == self.late, mixed, "the same for all")
         return replace(loop, body=_before_commit(tuple(body), made))
 
 

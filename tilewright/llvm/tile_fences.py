@@ -1,0 +1,72 @@
+"""Where threads of a GPU make what they stored visible to instructions that read tiles of shared
+memory by themselves: a fence between the stores and the next barrier.
+
+A fence waits for all copies that are on their way: in a loop with copies ahead of their use none
+would be ahead any more. So it stands only where a thread has stored something since the last one.
+Copies by cp.async need none once they are waited for: Triton's and CUTLASS's loops have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.kernel.nest import Barrier, If, Loop, Stmt, Store, While, walk
+from tilewright.llvm.writer import Writer
+
+FENCE = 'call void asm sideeffect "fence.proxy.async.shared::cta;", "~{memory}"()'
+IF_COPIED = f"{FENCE} ; of copies"  # kept where an asynchronous store is an ordinary one
+
+
+class TileFences:
+    """The fences of one kernel. `stores` are those of its threads to tiles."""
+
+    def __init__(self, w: Writer, launch: tuple[Stmt, ...], stores: Sequence[Store]) -> None:
+        self.w = w
+        self.tiles = {s.buffer for s in stores}
+        self.stored = {s.buffer for s in stores if not s.asynchronous}
+        self.open = False  # has a thread stored something since the last fence?
+        self.copied_by_stores = False
+        # Around a loop what is stored late comes before what is early.
+        self.around = {
+            id(x)
+            for s, _ in walk(launch)
+            if _repeats(s) and self._stores(s)
+            for x, _ in walk((s,))
+            if isinstance(x, Barrier)
+        }
+
+    def before(self, s: Stmt) -> None:
+        """Before each statement is written."""
+        if isinstance(s, Store):
+            self.open |= s.buffer in self.stored
+        elif self.open and (isinstance(s, If) or _repeats(s)) and _has_barrier(s):
+            self._fence()
+
+    def barrier(self, s: Barrier) -> None:
+        if self.open or id(s) in self.around:
+            self._fence()
+        elif self.tiles:
+            self.w.line(IF_COPIED)
+
+    def not_copied(self, s: Store) -> None:
+        """An asynchronous store is written as an ordinary one."""
+        self.copied_by_stores |= s.buffer in self.tiles
+
+    def kept(self, lines: list[str]) -> list[str]:
+        """The lines of the kernel without the fences that it turned out not to need."""
+        return [x for x in lines if self.copied_by_stores or x.strip() != IF_COPIED]
+
+    def _fence(self) -> None:
+        self.w.line(FENCE)
+        self.open = False
+
+    def _stores(self, s: Stmt) -> bool:
+        return any(isinstance(x, Store) and x.buffer in self.stored for x, _ in walk((s,)))
+
+
+def _repeats(s: Stmt) -> bool:
+    return isinstance(s, While) or (isinstance(s, Loop) and s.kind == "serial")
+
+
+def _has_barrier(s: Stmt) -> bool:
+    return any(isinstance(x, Barrier) for x, _ in walk((s,)))
