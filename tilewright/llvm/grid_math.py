@@ -7,12 +7,19 @@ is very large or very small: 2^-17 of it, a hundredth of a unit of 16 bits. Both
 `vmath.ERROR_BOUNDS` promises for float32: they are used in kernels all of whose results are rounded
 to 16 bits or fewer. tanh keeps its bound and is always used. Functions that are not here are the
 polynomials of llvm/vmath. The check `function_errors` of tests/gpu measures both.
+
+In such kernels exp of a difference, as in a softmax, is 2^x too, and results below 2^-126 are zero: to
+keep them takes three more instructions. Where the first operand is a product with a constant, as
+exp(s * 0.125 - top), the product, the difference and the factor log2(e) are one instruction:
+2^(s * k - top * log2(e)). The result is off by as much as if both operands of the difference had been
+rounded once more, which the product has been anyway: by 2^-23 times their size, relative to it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilewright.ir.expr import Const, Fn, Value, const, fn
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.llvm.scalars import Arith, literal, register_type, vector
 
@@ -170,6 +177,25 @@ class GridArith(Arith):
         self.defines[f"tw.grid.{name}"] = text
         self.declares |= declares
         return self._each(f"@tw.grid.{name}", lanes, args[0])
+
+    def exponent(self, v: Value) -> Value | None:
+        """What 2 is raised to for exp of a difference."""
+        if not self.short or self.strict or not isinstance(v, Fn) or v.name != "exp":
+            return None
+        (x,) = v.args
+        if v.dtype is not f32 or not isinstance(x, Fn) or x.name != "sub":
+            return None
+        a, b = x.args
+        if isinstance(a, Fn) and a.name == "mul" and isinstance(a.args[1], Const):
+            times = const(float(a.args[1].value) * _LOG2E, f32)
+            return fn("fma", a.args[0], times, fn("mul", b, const(-_LOG2E, f32)))
+        return fn("mul", x, const(_LOG2E, f32))
+
+    def power(self, x: str, lanes: int) -> str:
+        """2^x; what is below 2^-126 is zero."""
+        name = "@llvm.nvvm.ex2.approx.ftz.f"
+        self.declares.add(f"declare float {name}(float)")
+        return self._each(name, lanes, x)
 
     def _each(self, name: str, lanes: int, *args: str) -> str:
         """A function of one number, for every lane."""
