@@ -8,11 +8,11 @@ is very large or very small: 2^-17 of it, a hundredth of a unit of 16 bits. Both
 to 16 bits or fewer. tanh keeps its bound and is always used. Functions that are not here are the
 polynomials of llvm/vmath. The check `function_errors` of tests/gpu measures both.
 
-In such kernels exp of a difference, as in a softmax, is 2^x too, and results below 2^-126 are zero: to
-keep them takes three more instructions. Where the first operand is a product with a constant, as
-exp(s * 0.125 - top), the product, the difference and the factor log2(e) are one instruction:
-2^(s * k - top * log2(e)). The result is off by as much as if both operands of the difference had been
-rounded once more, which the product has been anyway: by 2^-23 times their size, relative to it.
+In such kernels exp of a difference, as in a softmax, is 2^x too, and results below 2^-126 are zero:
+to keep them takes three more instructions. Where the first operand is a product with a constant, as
+in exp(s * 0.125 - top), product, difference and the factor log2(e) are one instruction:
+2^(s * k - top * log2(e)). The result is off as if both operands of the difference had been rounded
+once more, which the product has been anyway: by 2^-23 of their size, relative to the result.
 """
 
 from __future__ import annotations

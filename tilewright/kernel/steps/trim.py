@@ -259,6 +259,8 @@ def _not_neutral(n: Nest, v: Value, neutral: object, lax: _Lax, depth: int) -> I
     elif v.name == "mul" and neutral == 0 and lax.numbers:
         for x in v.args:
             yield from _not_neutral(n, x, neutral, lax, depth)
+    elif v.name == "mul" and neutral == -inf and _positive(v.args[1]):
+        yield from _not_neutral(n, v.args[0], neutral, lax, depth)
     elif v.name == "div" and neutral == 0 and lax.weights:
         yield from _not_neutral(n, v.args[0], neutral, lax, depth)
     elif v.name == "exp" and neutral == 0:
@@ -280,6 +282,10 @@ def _not_neutral(n: Nest, v: Value, neutral: object, lax: _Lax, depth: int) -> I
         elif isinstance(then, Const) and then.value == neutral:
             yield from _holds(condition, False)
             yield from _not_neutral(n, other, neutral, lax, depth)
+
+
+def _positive(v: Value) -> bool:
+    return isinstance(v, Const) and 0 < float(v.value) < inf
 
 
 def _finite(v: Value, lax: _Lax) -> bool:
