@@ -26,6 +26,7 @@ from tilewright.kernel.guards import copied
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Loop, Store, own_loops, seek
 from tilewright.kernel.nest import walk as walk_nest
+from tilewright.kernel.steps.add_into import AddInto
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.complete import Complete
@@ -37,6 +38,7 @@ from tilewright.kernel.steps.materialise import Materialise
 from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.pad_sum import PadSum
 from tilewright.kernel.steps.pipeline import Pipeline
+from tilewright.kernel.steps.rebase import Rebase
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.rfactor import RFactor
@@ -117,6 +119,7 @@ class _Chain:
         s.attempt(Trim(part))
         before = {b.name for b in s.nest.buffers}
         s.do(Components(end, len(p.end.axes) - 1))
+        self._rebase(before)
         # What is known of the keys so far, and what it takes to add a block to it.
         running = [b.name for b in s.nest.buffers if b.name not in before]
         self._blocks(outer, tiles)
@@ -202,6 +205,15 @@ class _Chain:
         into = f"{stage}_{which}"
         self.s.do(Materialise(stage, value_text(x), into))
         return into
+
+    def _rebase(self, before: set[str]) -> None:
+        """Weights are relative to the maximum so far: so the second product adds to the sums so
+        far, once these are."""
+        s, p = self.s, self.p
+        powers = next(x.source for x in store_reads(s.store(p.weights.name)))
+        made = [b.name for b in s.nest.buffers if b.name not in before]
+        if any(s.attempt(Rebase(str(powers), x)) for x in made):
+            s.attempt(AddInto(p.sums.name))
 
     # ---- whole tiles
 
@@ -417,9 +429,10 @@ class _Chain:
 
     def _product(self, stage: str, instruction: str) -> None:
         s = self.s
-        (_, first), (_, own) = self._stores(stage)
+        *before, (update, own) = self._stores(stage)
         i, j, k = (x.name for x in own)
-        self._spread(*(x.name for x in first))
+        for _, first in before:
+            self._spread(*(x.name for x in first))
         inner = [i, j]
         if stage == self.p.sums.name and s.loops(j)[0].extent != WIDE:
             s.do(Split(j, WIDE))
@@ -428,7 +441,8 @@ class _Chain:
             s.do(Split(k, WIDE))
             s.do(Reorder((f"{k}.0", *inner, f"{k}.1")))
             s.do(Unroll(f"{k}.0"))
-        self._in_registers(stage)
+        if update.buffer == stage:  # else it adds to a running value, which is there already
+            self._in_registers(stage)
         s.do(Tensorize(i, instruction))
 
 
