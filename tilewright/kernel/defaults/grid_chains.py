@@ -41,12 +41,14 @@ from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.rebase import Rebase
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.reverse import Reverse
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.swizzle import Swizzle
 from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.trim import Trim
+from tilewright.kernel.steps.unmask import Unmask
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 
@@ -116,7 +118,7 @@ class _Chain:
             s.do(ComputeAt(x, part))
         for x in (q, k, v):
             s.do(SetScope(x, "shared"))
-        s.attempt(Trim(part))
+        trimmed = s.attempt(Trim(part))
         before = {b.name for b in s.nest.buffers}
         s.do(Components(end, len(p.end.axes) - 1))
         self._rebase(before)
@@ -136,6 +138,9 @@ class _Chain:
         for x in (k, v):
             s.do(Pipeline(part, x, AHEAD, asynchronous=True))
         s.do(Synchronise())
+        s.attempt(Unmask(part))
+        if trimmed:  # later tiles take longer, so they begin first
+            s.do(Reverse(tiles))
 
     # ---- what is stored
 

@@ -272,15 +272,15 @@ def _not_neutral(n: Nest, v: Value, neutral: object, lax: _Lax, depth: int) -> I
             yield from _not_neutral(n, x, -inf, lax, depth)
     elif v.name == "select":
         condition, then, other = v.args
-        lowest = lax.lowest and neutral == -inf and _exact(condition, True)
+        lowest = lax.lowest and neutral == -inf and is_exact(condition, True)
         if lowest and isinstance(other, Const) and float(other.value) < LOWEST:
-            yield from _holds(condition, True)
+            yield from conditions_of(condition, True)
             yield from _not_neutral(n, then, neutral, lax, depth)
         elif isinstance(other, Const) and other.value == neutral:
-            yield from _holds(condition, True)
+            yield from conditions_of(condition, True)
             yield from _not_neutral(n, then, neutral, lax, depth)
         elif isinstance(then, Const) and then.value == neutral:
-            yield from _holds(condition, False)
+            yield from conditions_of(condition, False)
             yield from _not_neutral(n, other, neutral, lax, depth)
 
 
@@ -313,15 +313,15 @@ LOWEST = -1e30
 _OPPOSITE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 
 
-def _holds(v: Value, truth: bool) -> Iterator[Dim]:
+def conditions_of(v: Value, truth: bool) -> Iterator[Dim]:
     """Integers that are at least 0 where a condition is as said."""
     if not isinstance(v, Fn):
         return
     if v.name == "not":
-        yield from _holds(v.args[0], not truth)
+        yield from conditions_of(v.args[0], not truth)
     elif v.name == ("and" if truth else "or"):
         for x in v.args:
-            yield from _holds(x, truth)
+            yield from conditions_of(x, truth)
     elif v.name in _OPPOSITE:
         a, b = (_whole(x) for x in v.args)
         if a is None or b is None:
@@ -332,14 +332,14 @@ def _holds(v: Value, truth: bool) -> Iterator[Dim]:
         yield b - a - (name in ("lt", "gt"))
 
 
-def _exact(v: Value, truth: bool) -> bool:
-    """Is a condition as said exactly where the integers of `_holds` are at least 0?"""
+def is_exact(v: Value, truth: bool) -> bool:
+    """Is a condition as said exactly where the integers of `conditions_of` are at least 0?"""
     if not isinstance(v, Fn):
         return False
     if v.name == "not":
-        return _exact(v.args[0], not truth)
+        return is_exact(v.args[0], not truth)
     if v.name == ("and" if truth else "or"):
-        return all(_exact(x, truth) for x in v.args)
+        return all(is_exact(x, truth) for x in v.args)
     return v.name in _OPPOSITE and all(_whole(x) is not None for x in v.args)
 
 
