@@ -54,20 +54,22 @@ class Unmask(Step):
         self.need(end != 0, f"the first iteration of {self.loop} needs its conditions")
 
         def one(x: Loop) -> tuple[Stmt, ...]:
-            first, rest = D.var(self.loop, end), D.var(f"{self.loop}.rest", x.extent - end)
+            left = x.extent - end
+            first, rest = D.var(self.loop, end), D.var(f"{self.loop}.rest", left)
             plain = transform(x.body, lambda s: (_without(s, ends),))
+            # What the only iteration that is left does not do is left out.
+            last = substitute_all(x.body, {x.var: end + (0 if left == 1 else rest)})
+            last = transform(tuple(last), _some)
             return (
-                replace(
-                    x, var=D.the_sym(first), body=tuple(substitute_all(plain, {x.var: first}))
-                ),
-                replace(
-                    x,
-                    var=D.the_sym(rest),
-                    body=tuple(substitute_all(x.body, {x.var: end + rest})),
-                ),
+                replace(x, var=D.the_sym(first), body=substitute_all(plain, {x.var: first})),
+                replace(x, var=D.the_sym(rest), body=last),
             )
 
         return self.bounded(on_loops(n, self.loop, one))
+
+
+def _some(s: Stmt) -> tuple[Stmt, ...]:
+    return () if isinstance(s, Loop) and s.extent == 0 else (s,)
 
 
 def _choices(body: tuple[Stmt, ...]) -> Iterator[Fn]:
