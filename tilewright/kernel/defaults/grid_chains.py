@@ -413,11 +413,19 @@ class _Chain:
         assert isinstance(width, int)
         before = s.nest, list(s.trace)
         if boxes and source is not None:
-            if width > WIDE:
-                s.do(Split(columns, WIDE))
-                s.do(Reorder((f"{columns}.0", rows, f"{columns}.1")))
-                s.do(Unroll(f"{columns}.0"))
-            if s.attempt(Tensorize(rows, f"nvptx.bulk.{len(source.index)}.{source.dtype}")):
+            outer: list[str] = []
+            box = [rows, columns]
+            high = s.loops(rows)[0].extent
+            for k, size in enumerate((high if turned else WIDE, width)):
+                if size != WIDE:
+                    s.do(Split(box[k], WIDE))
+                    outer.append(f"{box[k]}.0")
+                    box[k] = f"{box[k]}.1"
+            if outer:
+                s.do(Reorder((*outer, *box)))
+            for loop in outer:
+                s.do(Unroll(loop))
+            if s.attempt(Tensorize(box[0], f"nvptx.bulk.{len(source.index)}.{source.dtype}")):
                 return
             s.nest, s.trace[:] = before
         flat = f"{stage}.v"
