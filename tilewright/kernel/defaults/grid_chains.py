@@ -34,6 +34,7 @@ from tilewright.kernel.steps.components import Components
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.join_copies import JoinCopies
 from tilewright.kernel.steps.materialise import Materialise
 from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.pad_sum import PadSum
@@ -130,13 +131,14 @@ class _Chain:
         for name in running:
             self._map(name)
             self._in_registers(name)
-        self._copy(q, boxes=False)
+        self._copy(q)
         self._copy(k)
         self._copy(v, turned=True)
         self._product(p.scores.name, first)
         self._product(p.sums.name, second)
         for x in (k, v):
             s.do(Pipeline(part, x, AHEAD, asynchronous=True))
+        s.do(JoinCopies(q))
         s.do(Synchronise())
         s.attempt(Unmask(part))
         if trimmed:  # later tiles take longer, so they begin first
@@ -392,7 +394,7 @@ class _Chain:
 
     # ---- shared memory and products
 
-    def _copy(self, stage: str, boxes: bool = True, turned: bool = False) -> None:
+    def _copy(self, stage: str, turned: bool = False) -> None:
         """A tile of an operand in shared memory: rows of 128 bytes, swizzled, of which wide heads
         have several next to each other. It is brought by the copy engine where that is possible."""
         s = self.s
@@ -412,7 +414,7 @@ class _Chain:
         width = s.loops(columns)[0].extent
         assert isinstance(width, int)
         before = s.nest, list(s.trace)
-        if boxes and source is not None:
+        if source is not None:
             outer: list[str] = []
             box = [rows, columns]
             high = s.loops(rows)[0].extent
