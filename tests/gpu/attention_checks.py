@@ -16,6 +16,7 @@ from tests.gpu.timing import medians
 from tests.graph.build import arg, graph
 from tilewright import ops
 from tilewright.driver.program.grid_run import GridProgram
+from tilewright.graph import grid_key_blocks
 from tilewright.ir.node import Graph
 from tilewright.ir.types import bf16
 from tilewright.kernel.defaults import grid_chains
@@ -130,28 +131,36 @@ def attention(c: Case) -> Found:
     }
 
 
-def variants() -> Found:
-    """How many blocks of keys are ahead, and how many groups of warps share them."""
-    found: list[str] = []
-    before = grid_chains.AHEAD, grid_chains.GROUPS
+# (keys of a block, groups of warps, blocks of keys ahead), by the width of heads.
+VARIANTS = {
+    64: ((64, 1, 1), (64, 2, 1), (128, 1, 1), (128, 2, 1)),
+    128: ((64, 1, 1), (64, 2, 1), (128, 2, 1)),
+}
+
+
+def variants(c: Case) -> Found:
+    """How many keys a block has, how many groups of warps share it, how far it is ahead."""
+    x = c.inputs()
+    want = c(*x)
+    calls: dict[str, list[Callable[[], object]]] = {}
+    before = grid_key_blocks.KEYS, grid_chains.GROUPS, grid_chains.AHEAD
     try:
-        for c in (CASES[0], CASES[1], CASES[2], CASES[3]):
-            x = c.inputs()
-            want = c(*x)
-            calls: dict[str, list[Callable[[], object]]] = {}
-            for ahead, groups in ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2)):
-                grid_chains.AHEAD, grid_chains.GROUPS = ahead, groups
-                made = GridProgram(c.graph())  # scheduled anew, whatever is cached
-                torch.testing.assert_close(made(*x)[0], want, atol=0.02, rtol=0.02)
-                calls[f"{ahead} ahead, {groups} groups"] = [lambda f=made, x=x: f(*x)]
-            for name, seconds in medians(calls, 12).items():
-                found.append(f"{c.title}, {name}: {seconds * 1e6:.1f} us")
+        for keys, groups, ahead in VARIANTS[c.width]:
+            grid_key_blocks.KEYS, grid_chains.GROUPS, grid_chains.AHEAD = keys, groups, ahead
+            made = GridProgram(c.graph())  # scheduled anew, whatever is cached
+            torch.testing.assert_close(made(*x)[0], want, atol=0.02, rtol=0.02)
+            name = f"{keys} keys, {groups} groups, {ahead} ahead"
+            calls[name] = [lambda f=made, x=x: f(*x)]
     finally:
-        grid_chains.AHEAD, grid_chains.GROUPS = before
-    return {"facts": "; ".join(found)}
+        grid_key_blocks.KEYS, grid_chains.GROUPS, grid_chains.AHEAD = before
+    for name, peer in _peers(c).items():
+        calls[name] = [lambda f=peer, x=x: f(*x)]
+    found = medians(calls, 12)
+    return {"facts": ", ".join(f"{name}: {t * 1e6:.1f} us" for name, t in found.items())}
 
 
 def attention_checks() -> Iterator[tuple[str, Callable[[], Found]]]:
     for c in CASES:
         yield c.title, lambda c=c: attention(c)
-    yield "attention variants", variants
+    for c in CASES[:4]:
+        yield f"variants of {c.title}", lambda c=c: variants(c)

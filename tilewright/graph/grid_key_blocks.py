@@ -19,6 +19,7 @@ FEW_ROWS = 16  # of queries: fewer leave most of a product's rows empty
 WIDEST = 128  # a head: twice its sums, and scores, are in the registers of one group of warps
 GROUP_ROWS = 64  # of an instruction of a group of warps
 VECTOR = 8  # elements that are copied at a time
+KEYS: int = 64  # of a block: a multiple of the steps of the sum that an instruction takes
 
 
 def _multiplies(target: Target) -> bool:
@@ -32,7 +33,7 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
     """`softmax(scores) values` of 16-bit floats over blocks of keys, put together as they come. The
     chain of both products is one kernel (kernel/defaults/grid_chains.py)."""
 
-    block: int = 64  # keys: steps of the sum that one use of an instruction takes
+    block: int = 0  # keys; 0: as many as `KEYS` says
     multiplies: bool = of_target(True, _multiplies)  # by an instruction, 16-bit floats
 
     def apply(self, program: Graph, log: Log) -> Graph:
@@ -54,7 +55,8 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
             for x in map(_unviewed, found.inputs)
         )
         fits = isinstance(width, int) and width <= WIDEST and width % VECTOR == 0
-        return self.block if narrow and fits and rows >= FEW_ROWS and keys else None
+        block = self.block or KEYS
+        return block if narrow and fits and rows >= FEW_ROWS and keys else None
 
 
 def _product(scores: Node) -> Node | None:

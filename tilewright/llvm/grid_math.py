@@ -11,6 +11,12 @@ polynomials of llvm/vmath. The check `function_errors` of tests/gpu measures bot
 Terms of a sum have a formula of their own: exp as 2^n times the instruction's 2^f, good to three
 units, in half as many instructions as the polynomial. A sum that may be added up in any order is
 off by more than that anyway: by as many units as it has additions.
+
+In such kernels exp of a difference, as in a softmax, is 2^x too, and results below 2^-126 are zero:
+to keep them takes three more instructions. Where the first operand is a product with a constant, as
+in exp(s * 0.125 - top), product, difference and the factor log2(e) are one instruction:
+2^(s * k - top * log2(e)). The result is off as if both operands of the difference had been rounded
+once more, which the product has been anyway: by 2^-23 of their size, relative to the result.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tilewright.ir.expr import Fn, Value, walk
+from tilewright.ir.expr import Const, Fn, Value, const, fn, walk
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel.nest import Stmt, Store, own_values
 from tilewright.kernel.nest import walk as walk_nest
@@ -210,6 +216,25 @@ class GridArith(Arith):
         self.defines[symbol], declares = definition(symbol, f)
         self.declares |= declares
         return self._each(f"@{symbol}", lanes, args[0])
+
+    def exponent(self, v: Value) -> Value | None:
+        """What 2 is raised to for exp of a difference."""
+        if not self.short or self.strict or not isinstance(v, Fn) or v.name != "exp":
+            return None
+        (x,) = v.args
+        if v.dtype is not f32 or not isinstance(x, Fn) or x.name != "sub":
+            return None
+        a, b = x.args
+        if isinstance(a, Fn) and a.name == "mul" and isinstance(a.args[1], Const):
+            times = const(float(a.args[1].value) * _LOG2E, f32)
+            return fn("fma", a.args[0], times, fn("mul", b, const(-_LOG2E, f32)))
+        return fn("mul", x, const(_LOG2E, f32))
+
+    def power(self, x: str, lanes: int) -> str:
+        """2^x; what is below 2^-126 is zero."""
+        name = "@llvm.nvvm.ex2.approx.ftz.f"
+        self.declares.add(f"declare float {name}(float)")
+        return self._each(name, lanes, x)
 
     def _each(self, name: str, lanes: int, *args: str) -> str:
         """A function of one number, for every lane."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tilewright.base.errors import Unsupported
+from tilewright.ir.expr import Value
 from tilewright.ir.types import DTYPES, DType, b1, bf16, f16, f32, f64, i64, u64
 from tilewright.llvm import narrow, vmath
 from tilewright.llvm.text import splat
@@ -101,6 +102,13 @@ class Arith:
         own = vmath.symbol(name, elem, lanes)
         self.calls[own] += 1
         return self.put(f"call {v} @{own}({call})")
+
+    def exponent(self, v: Value) -> Value | None:
+        """What 2 is raised to, where a machine computes a value so: `power` does it."""
+        return None
+
+    def power(self, x: str, lanes: int) -> str:
+        raise NotImplementedError("no value is computed as a power of two")
 
     def definitions(self) -> list[str]:
         """What the module defines besides its kernels. A function that is called very often is not

@@ -8,6 +8,7 @@ Past the last key there is nothing to see.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from tilewright import ops
@@ -167,12 +168,37 @@ def _in_blocks(scores: Node, values: Node, size: int | None, zeros: bool) -> Nod
     if not b.even:
         x = ew.where(ew.lt(b.positions(), number(b.keys, i64)), x, NOTHING)
     axis = (x.rank - 1,)
-    top = amax(x, axis, True)
+    raw, scale = _scaled(x)
+    top = amax(raw, axis, True)
+    if scale is not None:
+        x, top = ew.mul(raw, scale), ew.mul(top, scale)
     e = ew.exp(ew.sub(x, ew.where(ew.eq(top, NOTHING), 0.0, top)))
     weighted = matmul(e, b.along_rows(values))
     if not all(map(D.known_eq, weighted.shape[:-1], top.shape[:-1])):
         return None
     return softmax_parts(top, sum(e, axis, True), weighted, zeros)
+
+
+def _scaled(x: Node) -> tuple[Node, Node | None]:
+    """(y, factor) where x is y times a positive number: the greatest x is the greatest y times it,
+    to the bit. A condition that hides elements is one on y."""
+    if x.op.name == "where" and _number(x.inputs[2]) == NOTHING:
+        condition, inner, nothing = x.inputs
+        y, scale = _scaled(inner)
+        return (x, None) if scale is None else (ew.where(condition, y, nothing), scale)
+    if x.op.name == "mul":
+        y, scale = x.inputs
+        factor = _number(scale)
+        if factor is not None and 0 < factor < math.inf:
+            return y, scale
+    return x, None
+
+
+def _number(x: Node) -> float | None:
+    """The one number that a value is made of."""
+    while x.op.view:
+        (x,) = x.inputs
+    return float(x.op.value) if isinstance(x.op, Full) else None
 
 
 class _Blocks:

@@ -26,6 +26,7 @@ from tilewright.kernel.guards import copied
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Loop, Store, own_loops, seek
 from tilewright.kernel.nest import walk as walk_nest
+from tilewright.kernel.steps.add_into import AddInto
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.bind import Bind
 from tilewright.kernel.steps.complete import Complete
@@ -33,18 +34,22 @@ from tilewright.kernel.steps.components import Components
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.join_copies import JoinCopies
 from tilewright.kernel.steps.materialise import Materialise
 from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.pad_sum import PadSum
 from tilewright.kernel.steps.pipeline import Pipeline
+from tilewright.kernel.steps.rebase import Rebase
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.reverse import Reverse
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.swizzle import Swizzle
 from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.trim import Trim
+from tilewright.kernel.steps.unmask import Unmask
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
 
@@ -114,9 +119,10 @@ class _Chain:
             s.do(ComputeAt(x, part))
         for x in (q, k, v):
             s.do(SetScope(x, "shared"))
-        s.attempt(Trim(part))
+        trimmed = s.attempt(Trim(part))
         before = {b.name for b in s.nest.buffers}
         s.do(Components(end, len(p.end.axes) - 1))
+        self._rebase(before)
         # What is known of the keys so far, and what it takes to add a block to it.
         running = [b.name for b in s.nest.buffers if b.name not in before]
         self._blocks(outer, tiles)
@@ -125,14 +131,18 @@ class _Chain:
         for name in running:
             self._map(name)
             self._in_registers(name)
-        self._copy(q, boxes=False)
+        self._copy(q)
         self._copy(k)
         self._copy(v, turned=True)
         self._product(p.scores.name, first)
         self._product(p.sums.name, second)
         for x in (k, v):
             s.do(Pipeline(part, x, AHEAD, asynchronous=True))
+        s.do(JoinCopies(q))
         s.do(Synchronise())
+        s.attempt(Unmask(part))
+        if trimmed:  # later tiles take longer, so they begin first
+            s.do(Reverse(tiles))
 
     # ---- what is stored
 
@@ -202,6 +212,15 @@ class _Chain:
         into = f"{stage}_{which}"
         self.s.do(Materialise(stage, value_text(x), into))
         return into
+
+    def _rebase(self, before: set[str]) -> None:
+        """Weights are relative to the maximum so far: so the second product adds to the sums so
+        far, once these are."""
+        s, p = self.s, self.p
+        powers = next(x.source for x in store_reads(s.store(p.weights.name)))
+        made = [b.name for b in s.nest.buffers if b.name not in before]
+        if any(s.attempt(Rebase(str(powers), x)) for x in made):
+            s.attempt(AddInto(p.sums.name))
 
     # ---- whole tiles
 
@@ -375,7 +394,7 @@ class _Chain:
 
     # ---- shared memory and products
 
-    def _copy(self, stage: str, boxes: bool = True, turned: bool = False) -> None:
+    def _copy(self, stage: str, turned: bool = False) -> None:
         """A tile of an operand in shared memory: rows of 128 bytes, swizzled, of which wide heads
         have several next to each other. It is brought by the copy engine where that is possible."""
         s = self.s
@@ -395,12 +414,20 @@ class _Chain:
         width = s.loops(columns)[0].extent
         assert isinstance(width, int)
         before = s.nest, list(s.trace)
-        if boxes and source is not None:
-            if width > WIDE:
-                s.do(Split(columns, WIDE))
-                s.do(Reorder((f"{columns}.0", rows, f"{columns}.1")))
-                s.do(Unroll(f"{columns}.0"))
-            if s.attempt(Tensorize(rows, f"nvptx.bulk.{len(source.index)}.{source.dtype}")):
+        if source is not None:
+            outer: list[str] = []
+            box = [rows, columns]
+            high = s.loops(rows)[0].extent
+            for k, size in enumerate((high if turned else WIDE, width)):
+                if size != WIDE:
+                    s.do(Split(box[k], WIDE))
+                    outer.append(f"{box[k]}.0")
+                    box[k] = f"{box[k]}.1"
+            if outer:
+                s.do(Reorder((*outer, *box)))
+            for loop in outer:
+                s.do(Unroll(loop))
+            if s.attempt(Tensorize(box[0], f"nvptx.bulk.{len(source.index)}.{source.dtype}")):
                 return
             s.nest, s.trace[:] = before
         flat = f"{stage}.v"
@@ -417,9 +444,10 @@ class _Chain:
 
     def _product(self, stage: str, instruction: str) -> None:
         s = self.s
-        (_, first), (_, own) = self._stores(stage)
+        *before, (update, own) = self._stores(stage)
         i, j, k = (x.name for x in own)
-        self._spread(*(x.name for x in first))
+        for _, first in before:
+            self._spread(*(x.name for x in first))
         inner = [i, j]
         if stage == self.p.sums.name and s.loops(j)[0].extent != WIDE:
             s.do(Split(j, WIDE))
@@ -428,7 +456,8 @@ class _Chain:
             s.do(Split(k, WIDE))
             s.do(Reorder((f"{k}.0", *inner, f"{k}.1")))
             s.do(Unroll(f"{k}.0"))
-        self._in_registers(stage)
+        if update.buffer == stage:  # else it adds to a running value, which is there already
+            self._in_registers(stage)
         s.do(Tensorize(i, instruction))
 
 

@@ -8,6 +8,7 @@ from tilewright.ir.combine import Combiner
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Fn, Load, Value, item, load, tuple_of
 from tilewright.ir.parts import replaced
+from tilewright.ir.parts import walk as walk_values
 from tilewright.ir.types import DType, TupleDType
 from tilewright.kernel.axis import axis_name, first_name
 from tilewright.kernel.group import Buffer
@@ -178,16 +179,22 @@ class _Apart:
         new = list(s.combine(self._components(s.index), given))
         over = D.symbols(s.index[self.step.axis])
         before: list[Stmt] = []
-        for k in sorted(self.shared):
-            before += self._once(f"{component(name, k)}n", loops, s, new[k])
         factors = self._factors([v for k, v in enumerate(new) if k not in self.shared], over)
+        first = [k for k in sorted(self.shared) if not any(_contains(new[k], v) for v in factors)]
+        for k in first:
+            before += self._once(f"{component(name, k)}n", loops, s, new[k])
         names: dict[Value, Value] = {}
         for k, v in enumerate(factors):
             # What was computed for a component is not computed again.
-            moved = self._with_new(v, new, s.index)
+            moved = self._with_new(v, new, s.index, first)
             own = f"{name}_f{k}"
             before += self._once(own, loops, s, moved)
             names[v] = load(own, self._at(min(self.shared), s.index), v.dtype)
+        for k in sorted(self.shared.difference(first)):
+            v = new[k]
+            for old, named in names.items():
+                v = replaced(v, old, named)
+            before += self._once(f"{component(name, k)}n", loops, s, v)
         updates: list[Stmt] = []
         for k, v in enumerate(new):
             own = component(name, k)
@@ -205,9 +212,11 @@ class _Apart:
             updates.insert(0, self._around(own, loops, Store(own, own, s.index, v)))
         return [*before, *updates]
 
-    def _with_new(self, v: Value, new: Sequence[Value], index: Index) -> Value:
+    def _with_new(
+        self, v: Value, new: Sequence[Value], index: Index, made: Sequence[int]
+    ) -> Value:
         """A value that contains what a shared component becomes reads that instead."""
-        for k in self.shared:
+        for k in made:
             if isinstance(new[k], Fn):
                 own = f"{component(self.buffer.name, k)}n"
                 v = replaced(v, new[k], load(own, self._at(k, index), new[k].dtype))
@@ -253,6 +262,10 @@ class _Apart:
                 axes.append(D.the_sym(v))
         (made,) = substitute_all([s], table)
         return wrap(tuple(axes), made)
+
+
+def _contains(v: Value, part: Value) -> bool:
+    return any(x is part for x in walk_values(v))
 
 
 def _sources(v: Value) -> set[str]:

@@ -259,6 +259,8 @@ def _not_neutral(n: Nest, v: Value, neutral: object, lax: _Lax, depth: int) -> I
     elif v.name == "mul" and neutral == 0 and lax.numbers:
         for x in v.args:
             yield from _not_neutral(n, x, neutral, lax, depth)
+    elif v.name == "mul" and neutral == -inf and _positive(v.args[1]):
+        yield from _not_neutral(n, v.args[0], neutral, lax, depth)
     elif v.name == "div" and neutral == 0 and lax.weights:
         yield from _not_neutral(n, v.args[0], neutral, lax, depth)
     elif v.name == "exp" and neutral == 0:
@@ -270,16 +272,20 @@ def _not_neutral(n: Nest, v: Value, neutral: object, lax: _Lax, depth: int) -> I
             yield from _not_neutral(n, x, -inf, lax, depth)
     elif v.name == "select":
         condition, then, other = v.args
-        lowest = lax.lowest and neutral == -inf and _exact(condition, True)
+        lowest = lax.lowest and neutral == -inf and is_exact(condition, True)
         if lowest and isinstance(other, Const) and float(other.value) < LOWEST:
-            yield from _holds(condition, True)
+            yield from conditions_of(condition, True)
             yield from _not_neutral(n, then, neutral, lax, depth)
         elif isinstance(other, Const) and other.value == neutral:
-            yield from _holds(condition, True)
+            yield from conditions_of(condition, True)
             yield from _not_neutral(n, then, neutral, lax, depth)
         elif isinstance(then, Const) and then.value == neutral:
-            yield from _holds(condition, False)
+            yield from conditions_of(condition, False)
             yield from _not_neutral(n, other, neutral, lax, depth)
+
+
+def _positive(v: Value) -> bool:
+    return isinstance(v, Const) and 0 < float(v.value) < inf
 
 
 def _finite(v: Value, lax: _Lax) -> bool:
@@ -307,15 +313,15 @@ LOWEST = -1e30
 _OPPOSITE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 
 
-def _holds(v: Value, truth: bool) -> Iterator[Dim]:
+def conditions_of(v: Value, truth: bool) -> Iterator[Dim]:
     """Integers that are at least 0 where a condition is as said."""
     if not isinstance(v, Fn):
         return
     if v.name == "not":
-        yield from _holds(v.args[0], not truth)
+        yield from conditions_of(v.args[0], not truth)
     elif v.name == ("and" if truth else "or"):
         for x in v.args:
-            yield from _holds(x, truth)
+            yield from conditions_of(x, truth)
     elif v.name in _OPPOSITE:
         a, b = (_whole(x) for x in v.args)
         if a is None or b is None:
@@ -326,14 +332,14 @@ def _holds(v: Value, truth: bool) -> Iterator[Dim]:
         yield b - a - (name in ("lt", "gt"))
 
 
-def _exact(v: Value, truth: bool) -> bool:
-    """Is a condition as said exactly where the integers of `_holds` are at least 0?"""
+def is_exact(v: Value, truth: bool) -> bool:
+    """Is a condition as said exactly where the integers of `conditions_of` are at least 0?"""
     if not isinstance(v, Fn):
         return False
     if v.name == "not":
-        return _exact(v.args[0], not truth)
+        return is_exact(v.args[0], not truth)
     if v.name == ("and" if truth else "or"):
-        return all(_exact(x, truth) for x in v.args)
+        return all(is_exact(x, truth) for x in v.args)
     return v.name in _OPPOSITE and all(_whole(x) is not None for x in v.args)
 
 
