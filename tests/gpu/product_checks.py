@@ -19,6 +19,7 @@ from tilewright.driver.program.grid_run import GridKernel, GridProgram, target_o
 from tilewright.ir.node import Graph
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel.defaults import grid_group_products
+from tilewright.kernel.defaults.grid_group_products import BLOCK
 from tilewright.kernel.interpret import run_group
 from tilewright.kernel.nest import Loop, walk
 from tilewright.kernel.schedule import default_schedule
@@ -112,6 +113,23 @@ VARIANTS: dict[str, Variant] = {
     "64x128, clusters": {"TILES": _tiles(64, 128), "PARTS": (1,), "CLUSTER": 4},
     "64x256": {"TILES": _tiles(64, 256), "PARTS": (1,)},
 }
+# Of few rows, where reading the operands takes longest, and of short sums.
+SMALL: dict[str, Variant] = {
+    "as it is": {},
+    "64x64": {"TILES": _tiles(64, 64), "PARTS": (1,)},
+    "64x64, 4 stages": {"TILES": _tiles(64, 64), "PARTS": (1,), "STAGES": 4},
+    "64x64, 12 stages": {"TILES": _tiles(64, 64), "PARTS": (1,), "STAGES": 12},
+    "64x64, 2 parts": {"TILES": _tiles(64, 64), "PARTS": (2,)},
+    "64x64, 2 parts, 2 blocks": {"TILES": _tiles(64, 64), "PARTS": (2,), "BLOCKS": 2},
+    "64x64, 4 parts, 3 blocks": {"TILES": _tiles(64, 64), "PARTS": (4,), "BLOCKS": 3},
+    "64x128, 2 parts": {"TILES": _tiles(64, 128), "PARTS": (2,)},
+    "64x128, 4 parts, 2 blocks": {"TILES": _tiles(64, 128), "PARTS": (4,), "BLOCKS": 2},
+    "64x256, 4 parts": {"TILES": _tiles(64, 256), "PARTS": (4,)},
+    "64x128": {"TILES": _tiles(64, 128), "PARTS": (1,)},
+    "64x256": {"TILES": _tiles(64, 256), "PARTS": (1,)},
+    "128x128": {"TILES": _tiles(128, 128), "PARTS": (1,)},
+    "128x256": {"TILES": _tiles(128, 256), "PARTS": (1,)},
+}
 
 
 @contextmanager
@@ -141,7 +159,8 @@ def product_variants(shape: Shape) -> dict[str, Any]:
     want = shape.reference(*sets[0])
     contenders: dict[str, list[Callable[[], object]]] = {}
     refused: list[str] = []
-    for name, numbers in VARIANTS.items():
+    few = shape.rows <= BLOCK or shape.deep <= BLOCK
+    for name, numbers in (SMALL if few else VARIANTS).items():
         with _with(numbers):
             p = GridProgram(shape.graph())
             p.compile()
@@ -307,9 +326,11 @@ OTHERS = (
 VARIED = (
     Shape(4096, 4096, 4096),
     Shape(256, 4096, 4096),
+    Shape(64, 8192, 8192, linear=True),
     Shape(1000, 1000, 1000),
     Shape(4000, 4088, 4104, linear=True),
     Shape(1024, 1024, 1024, batch=16),
+    Shape(512, 512, 64, batch=64, linear=True),
     Shape(128, 3072, 768),
     Shape(4096, 4096, 4096, linear=True, gelu=True),
     Shape(8192, 16384, 4096, linear=True, gelu=True),

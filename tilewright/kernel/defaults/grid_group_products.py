@@ -66,6 +66,7 @@ OTHER_REGISTERS = 26  # of a thread, besides its sums
 # Blocks of a multiprocessor among which shared memory is divided: while one stores its results
 # another one multiplies. One has more steps on their way.
 BLOCKS = 1
+STAGES = 8  # steps in shared memory at most: the remainder of a power of two is cheap
 RESERVED = 1024  # bytes of shared memory that every block takes besides its own
 # Blocks that share what the copy engine brings to all of them; 1: each brings its own.
 CLUSTER = 1
@@ -118,7 +119,7 @@ def versions(t: Tile, grid: Grid) -> tuple[int, int]:
     """(steps that copies are ahead, products that go on): as many as there is room for. Steps of
     small tiles are so short that two of them go on."""
     room = min(grid.block_shared, grid.shared // BLOCKS - RESERVED) - BARRIERS
-    fit = min(room // ((t.rows + t.columns) * ROW), 8)  # the remainder of a power of two is cheap
+    fit = min(room // ((t.rows + t.columns) * ROW), STAGES)
     short = t.rows * t.columns <= SHORT and fit > 4
     slack = min(t.steps - 1, 2 if short else 1)
     return max(1, min(fit - 1 - slack, t.steps - 1)), slack

@@ -28,7 +28,7 @@ from tilewright.kernel.step import Step
 from tilewright.kernel.versions import loop_of, version_of
 
 # Every version takes memory, and latency is hidden long before this.
-MAX_AHEAD = 7
+MAX_AHEAD = 15
 
 # The axis of a loop of one iteration, or none: a stage of an iteration that there may not be.
 _SOME = "some"
@@ -81,11 +81,12 @@ class Pipeline(Step):
             self._copy(n, own)
         body = self._rebuilt(n.body, loop, own)
         b = n.buffer(self.stage)
-        return replace(n, body=body).with_buffer(replace(b, shape=(self.versions, *b.shape)))
+        return replace(n, body=body).with_buffer(replace(b, shape=(self.versions(loop), *b.shape)))
 
-    @property
-    def versions(self) -> int:
-        return self.ahead + 1 + self.slack
+    def versions(self, loop: Loop) -> int:
+        """As many as there are on their way and in use, but no more than iterations."""
+        most = self.ahead + 1 + self.slack
+        return max(1, min(loop.extent, most)) if isinstance(loop.extent, int) else most
 
     def _waited(self, loop: Loop) -> None:
         """If asynchronous instructions are left to go on, they are those before the last wait."""
@@ -175,7 +176,7 @@ class Pipeline(Step):
 
     def _made(self, loop: Loop, own: list[Stmt], u: Dim, left: Dim) -> list[Stmt]:
         """The stage of iteration u, if there is one: if any are left."""
-        turn = version_of(self.stage, D.mod(u, self.versions))
+        turn = version_of(self.stage, D.mod(u, self.versions(loop)))
         made = [self._marked(s) for s in substitute_all(own, {loop.var: u}, *turn)]
         there = D.minimum(1, D.maximum(left, 0))
         if isinstance(there, int):
@@ -210,7 +211,7 @@ class Pipeline(Step):
         """The loop, which computes the stage of a later iteration, then uses that of its own."""
         v = D.as_int(loop.var)
         made = self._made(loop, own, v + self.ahead, loop.extent - self.ahead - v)
-        turn = version_of(self.stage, D.mod(v, self.versions))
+        turn = version_of(self.stage, D.mod(v, self.versions(loop)))
         kept = [s for s in loop.body if s != Alloc(self.stage) and all(s is not x for x in own)]
         body = self._later(list(substitute_all(kept, {}, *turn)))
         waits = [s for s in body if isinstance(s, Wait) and not s.products]
