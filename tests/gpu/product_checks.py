@@ -100,6 +100,28 @@ VARIANTS: dict[str, Variant] = {
     "as it is": {},
     "clusters of 2": {"CLUSTER": 2},
     "clusters of 4": {"CLUSTER": 4},
+    "roles": {"ROLES": True},
+    "roles, clusters of 2": {"ROLES": True, "CLUSTER": 2},
+    "roles, clusters of 4": {"ROLES": True, "CLUSTER": 4},
+    "roles, 128x128, 2 blocks": {
+        "TILES": _tiles(128, 128),
+        "BLOCKS": 2,
+        "PARTS": (1,),
+        "ROLES": True,
+        "CLUSTER": 2,
+    },
+    "roles, 128x128, 2 parts, clusters": {
+        "TILES": _tiles(128, 128),
+        "PARTS": (2,),
+        "ROLES": True,
+        "CLUSTER": 2,
+    },
+    "roles, 64x128, clusters of 4": {
+        "TILES": _tiles(64, 128),
+        "PARTS": (1,),
+        "ROLES": True,
+        "CLUSTER": 4,
+    },
     "128x128, 2 blocks": {"TILES": _tiles(128, 128), "BLOCKS": 2, "PARTS": (1,)},
     "128x128, 2 blocks, clusters": {
         "TILES": _tiles(128, 128),
@@ -147,7 +169,8 @@ def _with(numbers: Variant) -> Iterator[None]:
 def clusters() -> dict[str, Any]:
     """Blocks that share what the copy engine brings, and two blocks of a multiprocessor."""
     used: set[str] = set()
-    for numbers in ({"CLUSTER": 2}, {"CLUSTER": 4}, {"BLOCKS": 2}):
+    roles = [{"ROLES": True, "CLUSTER": k} for k in (1, 2, 4)]
+    for numbers in (*roles, {"CLUSTER": 2}, {"CLUSTER": 4}, {"BLOCKS": 2}):
         with _with(numbers):
             used |= exact_products(_every())
     return {"facts": ", ".join(sorted(used))}

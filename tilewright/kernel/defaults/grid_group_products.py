@@ -40,6 +40,7 @@ from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.pragma import Pragma
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.roles import Roles
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.storage_align import StorageAlign
@@ -70,6 +71,8 @@ STAGES = 8  # steps in shared memory at most: the remainder of a power of two is
 RESERVED = 1024  # bytes of shared memory that every block takes besides its own
 # Blocks that share what the copy engine brings to all of them; 1: each brings its own.
 CLUSTER = 1
+# Does a warp of its own ask for the copies? It runs ahead as far as there is memory.
+ROLES = False
 NEIGHBOURS = 8  # tiles of rows that run at the same time and read the same columns
 
 
@@ -183,8 +186,11 @@ class GroupProduct(WarpProduct):
         s.do(Tensorize(self._first, self.instruction))
         assert s.target.grid is not None
         ahead, slack = versions(t, s.target.grid)
-        for x in (self.a, self.b):
-            s.do(Pipeline(f"{k}.0", shared[x], ahead, asynchronous=True, slack=slack))
+        if ROLES and not any(x.lanes for x in (self.a, self.b)):
+            s.do(Roles(f"{k}.0", min(ahead + 1 + slack, t.steps), slack))
+        else:
+            for x in (self.a, self.b):
+                s.do(Pipeline(f"{k}.0", shared[x], ahead, asynchronous=True, slack=slack))
         if t.parts > 1:
             add_up(s, self.stage, self.out)
         s.do(Synchronise())

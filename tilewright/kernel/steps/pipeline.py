@@ -74,11 +74,11 @@ class Pipeline(Step):
         loop, _ = loop_of(self, n, self.stage)
         inside = f"{self.stage} is allocated in {loop.name}, not in {self.loop}"
         self.need(loop.name == self.loop, inside, f"ComputeAt('{self.stage}', '{self.loop}') first")
-        own = self._producers(n, loop)
-        self._independent(own, loop)
+        own = self.producers(n, loop)
+        self.independent(own, loop)
         self._waited(loop)
         if self.asynchronous:
-            self._copy(n, own)
+            self.copies(n, own)
         body = self._rebuilt(n.body, loop, own)
         b = n.buffer(self.stage)
         return replace(n, body=body).with_buffer(replace(b, shape=(self.versions(loop), *b.shape)))
@@ -109,7 +109,7 @@ class Pipeline(Step):
         reached = {id(x) for x in _plain_loops(n.body)}
         self.need(all(id(x) in reached for x, _ in found), f"{self.loop} is inside a branch")
 
-    def _producers(self, n: Nest, loop: Loop) -> list[Stmt]:
+    def producers(self, n: Nest, loop: Loop) -> list[Stmt]:
         """The statements of the loop that compute the stage, and nothing else."""
         stores = [s for s, _ in walk(n.body) if isinstance(s, Store) and s.buffer == self.stage]
         named = dict.fromkeys(s.stage for s in stores)
@@ -123,7 +123,7 @@ class Pipeline(Step):
         self.need(not early, f"{self.stage} is read before it is complete")
         return own
 
-    def _independent(self, own: list[Stmt], loop: Loop) -> None:
+    def independent(self, own: list[Stmt], loop: Loop) -> None:
         """What is computed early needs nothing that the loop makes on its way."""
         rest = [s for s in loop.body if all(s is not x for x in own)]
         made = {s.buffer for s, _ in walk(tuple(rest)) if isinstance(s, Store)}
@@ -131,7 +131,7 @@ class Pipeline(Step):
             late = f"{self.stage} reads {x!r}, which {self.loop} writes on its way"
             self.need(x.source not in made, late, f"leave {self.stage} in its iteration")
 
-    def _copy(self, n: Nest, own: list[Stmt]) -> None:
+    def copies(self, n: Nest, own: list[Stmt]) -> None:
         stores = [s for s, _ in walk(tuple(own)) if isinstance(s, Store)]
         plain = len(stores) == 1 and copied(stores[0].value) and not stores[0].combine
         self.need(plain, f"{self.stage} is not a plain copy", "leave out asynchronous")
@@ -177,7 +177,7 @@ class Pipeline(Step):
     def _made(self, loop: Loop, own: list[Stmt], u: Dim, left: Dim) -> list[Stmt]:
         """The stage of iteration u, if there is one: if any are left."""
         turn = version_of(self.stage, D.mod(u, self.versions(loop)))
-        made = [self._marked(s) for s in substitute_all(own, {loop.var: u}, *turn)]
+        made = [self.marked(s) for s in substitute_all(own, {loop.var: u}, *turn)]
         there = D.minimum(1, D.maximum(left, 0))
         if isinstance(there, int):
             return made if there else []
@@ -190,7 +190,7 @@ class Pipeline(Step):
             body[waits[-1]] = Wait(self.slack, products=True)
         return body
 
-    def _marked(self, s: Stmt) -> Stmt:
+    def marked(self, s: Stmt) -> Stmt:
         if not self.asynchronous:
             return s
         mark = lambda x: (replace(x, asynchronous=True),) if isinstance(x, Store) else (x,)  # noqa: E731
