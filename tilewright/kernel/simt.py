@@ -303,7 +303,9 @@ class _Block:
         if absent.size:
             what = f"{self.thread(absent[0])} does not reach {s.name}"
             raise RunError(f"{what}, which a block issues once")
-        self.bring(s, {k: v[0] if np.ndim(v) else v for k, v in env.items()}, 0)
+        # Any thread may be that one: here it is none that instructions of warps read for.
+        first = {k: v[0] if np.ndim(v) else v for k, v in env.items()}
+        self.bring(s, first, self.count - 1)
 
     def bring(self, s: Loop, here: Env, by: int) -> None:
         chain = [s]
