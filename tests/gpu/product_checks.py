@@ -103,6 +103,15 @@ VARIANTS: dict[str, Variant] = {
     "roles": {"ROLES": True},
     "roles, clusters of 2": {"ROLES": True, "CLUSTER": 2},
     "roles, clusters of 4": {"ROLES": True, "CLUSTER": 4},
+    "persistent": {"ROLES": True, "PERSISTENT": True},
+    "persistent, clusters of 2": {"ROLES": True, "PERSISTENT": True, "CLUSTER": 2},
+    "persistent, 128x128, clusters of 2": {
+        "TILES": _tiles(128, 128),
+        "PARTS": (1,),
+        "ROLES": True,
+        "PERSISTENT": True,
+        "CLUSTER": 2,
+    },
     "roles, 128x128, 2 blocks": {
         "TILES": _tiles(128, 128),
         "BLOCKS": 2,
@@ -139,8 +148,16 @@ VARIANTS: dict[str, Variant] = {
 SMALL: dict[str, Variant] = {
     "as it is": {},
     "64x64": {"TILES": _tiles(64, 64), "PARTS": (1,)},
-    "64x64, 4 stages": {"TILES": _tiles(64, 64), "PARTS": (1,), "STAGES": 4},
-    "64x64, 12 stages": {"TILES": _tiles(64, 64), "PARTS": (1,), "STAGES": 12},
+    "64x64, 4 stages": {"TILES": _tiles(64, 64), "PARTS": (1,), "STAGES": (4,)},
+    "64x64, 8 stages": {"TILES": _tiles(64, 64), "PARTS": (1,), "STAGES": (8,)},
+    "64x64, roles": {"TILES": _tiles(64, 64), "PARTS": (1,), "ROLES": True},
+    "64x64, roles, 2 parts, 2 blocks": {
+        "TILES": _tiles(64, 64),
+        "PARTS": (2,),
+        "BLOCKS": 2,
+        "ROLES": True,
+    },
+    "64x128, roles": {"TILES": _tiles(64, 128), "PARTS": (1,), "ROLES": True},
     "64x64, 2 parts": {"TILES": _tiles(64, 64), "PARTS": (2,)},
     "64x64, 2 parts, 2 blocks": {"TILES": _tiles(64, 64), "PARTS": (2,), "BLOCKS": 2},
     "64x64, 4 parts, 3 blocks": {"TILES": _tiles(64, 64), "PARTS": (4,), "BLOCKS": 3},
@@ -169,7 +186,7 @@ def _with(numbers: Variant) -> Iterator[None]:
 def clusters() -> dict[str, Any]:
     """Blocks that share what the copy engine brings, and two blocks of a multiprocessor."""
     used: set[str] = set()
-    roles = [{"ROLES": True, "CLUSTER": k} for k in (1, 2, 4)]
+    roles = [{"ROLES": True, "PERSISTENT": k > 1, "CLUSTER": k} for k in (1, 2, 4)]
     for numbers in (*roles, {"CLUSTER": 2}, {"CLUSTER": 4}, {"BLOCKS": 2}):
         with _with(numbers):
             used |= exact_products(_every())

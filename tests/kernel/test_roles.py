@@ -3,10 +3,10 @@ that is planted in them is found."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from tests.gpu import emulate
@@ -17,7 +17,7 @@ from tilewright.base.errors import Refused
 from tilewright.kernel import simt
 from tilewright.kernel.check import verify
 from tilewright.kernel.defaults import grid_group_products
-from tilewright.kernel.interpret import RunError, run_group
+from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import (
     Acquire,
@@ -45,7 +45,7 @@ TWO = Product(128, 64, 448)  # two blocks with the same columns
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven iterations in the memory of four, one product goes on."""
-    for name, x in {"ROLES": True, "STAGES": 4, "TILES": {1: ((64, 64, 1),), 2: ()}}.items():
+    for name, x in {"ROLES": True, "STAGES": (4,), "TILES": {1: ((64, 64, 1),), 2: ()}}.items():
         monkeypatch.setattr(grid_group_products, name, x)
 
 
@@ -126,6 +126,23 @@ def test_refusals(step: str, message: str) -> None:
         apply(before, parse_trace(steps + step))
 
 
+# ---- blocks that walk over tiles
+
+
+def test_blocks_walk_over_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three tiles of seven iterations each: which memory is whose goes on counting."""
+    monkeypatch.setattr(grid_group_products, "PERSISTENT", True)
+    p = Product(64, 192, 448, across=(False, False))
+    nest = p.nest()
+    assert "release 0" in nest_text(nest)
+    check(p, nest)
+    # As if every tile began with the first version.
+    index = nest_text(nest).replace("(c.r0.0+7*y.tiles.0)%4", "c.r0.0%4")
+    assert index != nest_text(nest)
+    with pytest.raises(RunError, match=r"in flight|reads"):
+        simt.run(parse_nest(index), p.arguments())
+
+
 # ---- clusters
 
 
@@ -148,22 +165,12 @@ def test_blocks_of_a_cluster_wait_for_each_other_at_memory_barriers(
 
 
 @pytest.mark.slow
-def test_a_block_that_releases_its_own_memory_only_is_found(
+def test_a_block_that_releases_the_first_ones_memory_only_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It overwrites what the other one still reads."""
-    monkeypatch.setattr(grid_group_products, "STAGES", 2)
-    monkeypatch.setattr(grid_group_products, "CLUSTER", 2)
-    p = replace(TWO, deep=2048)
-    made = emit_kernels(legalise(p.nest(), GPU), GPU)
-    lines = made.text.split("\n")
-    (at,) = [k for k, x in enumerate(lines) if "mapa.shared::cluster" in x]
-    to, _, _ = lines[at][lines[at].rindex("(ptr") :].partition(", i32 ")
-    own = '"{ .reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [$0]; }", "l,~{memory}"'
-    lines[at] = f"  call void asm sideeffect {own}{to})"
-    given, want = p.arguments(), run_group(p.group(), p.arguments())["y"]
-    try:
-        got = emulate.run_kernels(replace(made, text="\n".join(lines)), given, {}, 16)["y"]
-    except AssertionError:
-        return  # a phase that never ends, or has too many arrivals
-    assert not np.array_equal(got, want)
+    """The producer of the second one waits for ever."""
+    made = shared(monkeypatch)
+    wrong = re.sub(r"(icmp ult i32 %\S+), 2\b", r"\1, 1", made.text)
+    assert wrong != made.text
+    with pytest.raises(AssertionError, match="threads failed"):
+        emulate.run_kernels(replace(made, text=wrong), TWO.arguments(), {}, 16)
