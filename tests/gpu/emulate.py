@@ -125,7 +125,7 @@ class Threads:
         name = "nvvm_barrier_cta_sync_aligned_count"
         give(name, None, (number, number), lambda k, n: self._some(k, n).wait(30))
         name = "nvvm_bar_warp_sync"
-        give(name, None, (number,), lambda mask: self._some(-1, mask.bit_count()).wait(30))
+        give(name, None, (number,), self._warp_wait)
         for name, t in (("f32", ctypes.c_float), ("i32", number)):
             give(f"nvvm_shfl_sync_bfly_{name}", t, (number, t, number, number), self._exchanged)
         single = ctypes.c_float
@@ -162,7 +162,9 @@ class Threads:
             part = lambda to, of, read, size=size: self.copies().ask(to, of, size, read)  # noqa: E731
             give(f"{name}_s", None, (address, address, number), part)
         self.arrivals = Arrivals()
-        give("nvvm_mbarrier_init", None, (address,), self._begin)
+        give("nvvm_mbarrier_init", None, (address, number), self._begin)
+        far = lambda at, block: self.arrivals.arrive_at(self.mine.rank, at, block)  # noqa: E731
+        give("nvvm_mbarrier_arrive_at", None, (address, number), far)
         give("nvvm_mbarrier_arrive", None, (address,), self.arrivals.arrive)
         give("nvvm_mbarrier_expect_tx", None, (address, number), self.arrivals.expect)
         give("nvvm_mbarrier_try_wait", None, (address, number), self.arrivals.wait)
@@ -200,8 +202,15 @@ class Threads:
     def _wait(self) -> None:
         self.barriers[self.mine.rank].wait(30)
 
-    def _begin(self, at: int) -> None:
-        self.arrivals.begin(at, self.mine.rank)
+    def _begin(self, at: int, count: int) -> None:
+        self.arrivals.begin(at, self.mine.rank, count)
+
+    def _warp_wait(self, mask: int) -> None:
+        """Threads of a warp wait for each other: all, or the first ones of the only one."""
+        all_ = mask == -1
+        (self.warps[self.mine.number // WARP] if all_ else self._some(-1, mask.bit_count())).wait(
+            30
+        )
 
     def _some(self, number: int, count: int) -> threading.Barrier:
         """A barrier by its number, of so many threads."""
@@ -230,18 +239,21 @@ class Threads:
         x, y, z = launch.threads
         each = x * y * z
         count = each * len(blocks)
+        wide = -(-each // (4 * WARP)) * 4 * WARP  # numbers of a block, in whole groups
         assert len(blocks) == 1 or each % WARP == 0
         self.barriers = [threading.Barrier(each) for _ in blocks]
         self.together = threading.Barrier(count)
-        self.warps = [threading.Barrier(min(WARP, count - k)) for k in range(0, count, WARP)]
-        self.groups = [threading.Barrier(4 * WARP) for _ in range(count // (4 * WARP))]
-        self.values = [None] * (-(-count // WARP) * WARP)
+        sizes = [max(1, min(WARP, each - k)) for k in range(0, wide, WARP)]
+        self.warps = [threading.Barrier(size) for _ in blocks for size in sizes]
+        self.groups = [threading.Barrier(4 * WARP) for _ in range(wide * len(blocks) // 4 // WARP)]
+        self.values = [None] * (wide * len(blocks))
         self.arrivals.first.clear()
         failed: list[BaseException] = []
 
         def one(n: int) -> None:
             rank, k = divmod(n, each)
-            self.mine.number, self.mine.rank, self.mine.block = n, rank, blocks[rank]
+            self.mine.number, self.mine.rank = rank * wide + k, rank
+            self.mine.block = blocks[rank]
             self.mine.thread = (k % x, k // x % y, k // (x * y))
             self.mine.copies = Copies()
             try:

@@ -72,7 +72,7 @@ def _asked(found: re.Match[str], defines: dict[str, str]) -> str:
     plain = re.search(r"mbarrier\.(init|arrive|expect_tx|try_wait)\.", text)
     assert bulk is not None or plain is not None, f"unknown assembler: {text}"
     name = f"nvvm_bulk_tensor_{bulk[1]}d" if bulk is not None else f"nvvm_mbarrier_{plain[1]}"  # type: ignore[index]
-    name += "_to_all" if ".multicast::cluster" in text else ""
+    name += "_to_all" if ".multicast::cluster" in text else "_at" if "mapa." in text else ""
     types = ", ".join(x.split()[0] for x in _arguments(given))
     defines[name] = f"declare void @{name}({types})"
     return f"call void @{name}({given})"
@@ -296,10 +296,11 @@ def described(
 
 @dataclass
 class _Barrier:
-    """A memory barrier of one arrival: its phase ends when that has come and all bytes have."""
+    """A memory barrier: its phase ends when all arrivals have come and all bytes have."""
 
+    count: int
+    left: int  # arrivals of this phase
     phase: int = 0
-    came: bool = False
     bytes_left: int = 0
     copies: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -314,17 +315,21 @@ class Arrivals:
         self.first: dict[int, int] = {}  # by block of a cluster, the address of its first one
         self.changed = threading.Condition()
 
-    def begin(self, at: int, block: int) -> None:
+    def begin(self, at: int, block: int, count: int) -> None:
         with self.changed:
-            self.barriers[at] = _Barrier()
+            self.barriers[at] = _Barrier(count, count)
             self.first[block] = min(at, self.first.get(block, at))
 
     def arrive(self, at: int) -> None:
         with self.changed:
             b = self.barriers[at]
-            assert not b.came, "a phase has two arrivals"
-            b.came = True
+            assert b.left, "a phase has too many arrivals"
+            b.left -= 1
             self._ended(b)
+
+    def arrive_at(self, block: int, at: int, other: int) -> None:
+        """At the same memory barrier of another block of the cluster."""
+        self.arrive(at + self.first[other] - self.first[block])
 
     def expect(self, at: int, count: int) -> None:
         with self.changed:
@@ -355,7 +360,7 @@ class Arrivals:
             b = self.barriers[at]
 
             def over() -> bool:
-                if b.came and b.phase % 2 == parity:
+                if not b.left and b.phase % 2 == parity:
                     for x in b.copies:
                         b.bytes_left -= _copied(*x)
                     b.copies.clear()
@@ -365,8 +370,8 @@ class Arrivals:
             assert self.changed.wait_for(over, 30), "nobody ends the phase of a memory barrier"
 
     def _ended(self, b: _Barrier) -> None:
-        if b.came and not b.bytes_left and not b.copies:
-            b.phase, b.came = b.phase + 1, False
+        if not b.left and not b.bytes_left and not b.copies:
+            b.phase, b.left = b.phase + 1, b.count
         self.changed.notify_all()
 
 

@@ -19,6 +19,7 @@ from tilewright.driver.program.grid_run import GridKernel, GridProgram, target_o
 from tilewright.ir.node import Graph
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel.defaults import grid_group_products
+from tilewright.kernel.defaults.grid_group_products import BLOCK
 from tilewright.kernel.interpret import run_group
 from tilewright.kernel.nest import Loop, walk
 from tilewright.kernel.schedule import default_schedule
@@ -99,6 +100,37 @@ VARIANTS: dict[str, Variant] = {
     "as it is": {},
     "clusters of 2": {"CLUSTER": 2},
     "clusters of 4": {"CLUSTER": 4},
+    "roles": {"ROLES": True},
+    "roles, clusters of 2": {"ROLES": True, "CLUSTER": 2},
+    "roles, clusters of 4": {"ROLES": True, "CLUSTER": 4},
+    "persistent": {"ROLES": True, "PERSISTENT": True},
+    "persistent, clusters of 2": {"ROLES": True, "PERSISTENT": True, "CLUSTER": 2},
+    "persistent, 128x128, clusters of 2": {
+        "TILES": _tiles(128, 128),
+        "PARTS": (1,),
+        "ROLES": True,
+        "PERSISTENT": True,
+        "CLUSTER": 2,
+    },
+    "roles, 128x128, 2 blocks": {
+        "TILES": _tiles(128, 128),
+        "BLOCKS": 2,
+        "PARTS": (1,),
+        "ROLES": True,
+        "CLUSTER": 2,
+    },
+    "roles, 128x128, 2 parts, clusters": {
+        "TILES": _tiles(128, 128),
+        "PARTS": (2,),
+        "ROLES": True,
+        "CLUSTER": 2,
+    },
+    "roles, 64x128, clusters of 4": {
+        "TILES": _tiles(64, 128),
+        "PARTS": (1,),
+        "ROLES": True,
+        "CLUSTER": 4,
+    },
     "128x128, 2 blocks": {"TILES": _tiles(128, 128), "BLOCKS": 2, "PARTS": (1,)},
     "128x128, 2 blocks, clusters": {
         "TILES": _tiles(128, 128),
@@ -111,6 +143,31 @@ VARIANTS: dict[str, Variant] = {
     "128x128, 2 parts": {"TILES": _tiles(128, 128), "PARTS": (2,)},
     "64x128, clusters": {"TILES": _tiles(64, 128), "PARTS": (1,), "CLUSTER": 4},
     "64x256": {"TILES": _tiles(64, 256), "PARTS": (1,)},
+}
+# Of few rows, where reading the operands takes longest, and of short sums.
+SMALL: dict[str, Variant] = {
+    "as it is": {},
+    "64x64": {"TILES": _tiles(64, 64), "PARTS": (1,)},
+    "64x64, 4 stages": {"TILES": _tiles(64, 64), "PARTS": (1,), "STAGES": (4,)},
+    "64x64, 8 stages": {"TILES": _tiles(64, 64), "PARTS": (1,), "STAGES": (8,)},
+    "64x64, roles": {"TILES": _tiles(64, 64), "PARTS": (1,), "ROLES": True},
+    "64x64, roles, 2 parts, 2 blocks": {
+        "TILES": _tiles(64, 64),
+        "PARTS": (2,),
+        "BLOCKS": 2,
+        "ROLES": True,
+    },
+    "64x128, roles": {"TILES": _tiles(64, 128), "PARTS": (1,), "ROLES": True},
+    "64x64, 2 parts": {"TILES": _tiles(64, 64), "PARTS": (2,)},
+    "64x64, 2 parts, 2 blocks": {"TILES": _tiles(64, 64), "PARTS": (2,), "BLOCKS": 2},
+    "64x64, 4 parts, 3 blocks": {"TILES": _tiles(64, 64), "PARTS": (4,), "BLOCKS": 3},
+    "64x128, 2 parts": {"TILES": _tiles(64, 128), "PARTS": (2,)},
+    "64x128, 4 parts, 2 blocks": {"TILES": _tiles(64, 128), "PARTS": (4,), "BLOCKS": 2},
+    "64x256, 4 parts": {"TILES": _tiles(64, 256), "PARTS": (4,)},
+    "64x128": {"TILES": _tiles(64, 128), "PARTS": (1,)},
+    "64x256": {"TILES": _tiles(64, 256), "PARTS": (1,)},
+    "128x128": {"TILES": _tiles(128, 128), "PARTS": (1,)},
+    "128x256": {"TILES": _tiles(128, 256), "PARTS": (1,)},
 }
 
 
@@ -129,7 +186,8 @@ def _with(numbers: Variant) -> Iterator[None]:
 def clusters() -> dict[str, Any]:
     """Blocks that share what the copy engine brings, and two blocks of a multiprocessor."""
     used: set[str] = set()
-    for numbers in ({"CLUSTER": 2}, {"CLUSTER": 4}, {"BLOCKS": 2}):
+    roles = [{"ROLES": True, "PERSISTENT": k > 1, "CLUSTER": k} for k in (1, 2, 4)]
+    for numbers in (*roles, {"CLUSTER": 2}, {"CLUSTER": 4}, {"BLOCKS": 2}):
         with _with(numbers):
             used |= exact_products(_every())
     return {"facts": ", ".join(sorted(used))}
@@ -141,7 +199,8 @@ def product_variants(shape: Shape) -> dict[str, Any]:
     want = shape.reference(*sets[0])
     contenders: dict[str, list[Callable[[], object]]] = {}
     refused: list[str] = []
-    for name, numbers in VARIANTS.items():
+    few = shape.rows <= BLOCK or shape.deep <= BLOCK
+    for name, numbers in (SMALL if few else VARIANTS).items():
         with _with(numbers):
             p = GridProgram(shape.graph())
             p.compile()
@@ -307,9 +366,11 @@ OTHERS = (
 VARIED = (
     Shape(4096, 4096, 4096),
     Shape(256, 4096, 4096),
+    Shape(64, 8192, 8192, linear=True),
     Shape(1000, 1000, 1000),
     Shape(4000, 4088, 4104, linear=True),
     Shape(1024, 1024, 1024, batch=16),
+    Shape(512, 512, 64, batch=64, linear=True),
     Shape(128, 3072, 768),
     Shape(4096, 4096, 4096, linear=True, gelu=True),
     Shape(8192, 16384, 4096, linear=True, gelu=True),

@@ -22,17 +22,15 @@ from tilewright.ir.expr import const, loads, loads_among
 from tilewright.ir.types import b1
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import (
+    FENCES,
     Alloc,
     Atomic,
-    Barrier,
-    Commit,
     Loop,
     Nest,
     Path,
     Report,
     Stmt,
     Store,
-    Wait,
     While,
     own_values,
     substitute_all,
@@ -53,7 +51,6 @@ from tilewright.kernel.overlap import (
 )
 from tilewright.kernel.variables import free_vars, inner_vars
 
-_FENCES = (Barrier, Commit, Wait)
 # Statements that are never reordered, whatever they touch.
 _STOPS = (While, Atomic, Report)
 
@@ -106,7 +103,7 @@ def _stops(body: tuple[Stmt, ...], loop: Loop | None) -> list[Carried]:
 
 def _fences(loop: Loop) -> list[Carried]:
     """Threads that wait for one another in every iteration."""
-    barriers = any(isinstance(s, _FENCES) for s, _ in walk(loop.body))
+    barriers = any(isinstance(s, FENCES) for s, _ in walk(loop.body))
     return [Carried("order", loop)] if barriers else []
 
 
@@ -401,7 +398,7 @@ def _windowed(n: Nest, loop: Loop) -> set[str]:
     out: set[str] = set()
     windows: dict[str, list[tuple[int, Dim, Dim]]] = {}
     sums: dict[str, object] = {}  # buffers that different iterations accumulate into, and how
-    if any(isinstance(s, (*_FENCES, *_STOPS)) for s, _ in inside):
+    if any(isinstance(s, (*FENCES, *_STOPS)) for s, _ in inside):
         out.add("order")
     for s in stores:
         if s.buffer in own:

@@ -175,6 +175,22 @@ class Wait:
 
 
 @dataclass(frozen=True)
+class Acquire:
+    """Before the copies of an iteration of a loop with roles (kernel/roles.py): the producer waits
+    until the threads of the block have released the iteration `versions` earlier."""
+
+    versions: int
+
+
+@dataclass(frozen=True)
+class Release:
+    """The threads of the block have read what was copied for all iterations that they have waited
+    for, but for the latest `pending`."""
+
+    pending: int = 0
+
+
+@dataclass(frozen=True)
 class Prefetch:
     """Prefetches the cache line of an element, which may lie outside its buffer, and those that
     follow it, `lines` in all; reads nothing."""
@@ -237,7 +253,16 @@ class Report:
     condition: Value | None = None
 
 
-Stmt = Union[Loop, Store, Alloc, Barrier, Commit, Wait, Prefetch, If, While, Atomic, Report]
+Fence = Union[Barrier, Commit, Wait, Acquire, Release]
+Stmt = Union[Loop, Store, Alloc, Fence, Prefetch, If, While, Atomic, Report]
+# What orders the threads of a block, and computes nothing.
+FENCES = (Barrier, Commit, Wait, Acquire, Release)
+
+
+def shows_others(s: Stmt) -> bool:
+    """Does a thread see after it what others, or the copy engine, have written?"""
+    return isinstance(s, Barrier) or (isinstance(s, Wait) and not s.products)
+
 
 # What steps do not move anything across.
 BRANCHES = (If, While, Atomic, Report)
@@ -467,7 +492,7 @@ def substitute_all(
 
 
 def _substituted(s: Stmt, new: Rewriter, on_store: OnAccess | None) -> Stmt:
-    if isinstance(s, (Alloc, Barrier, Commit, Wait)):
+    if isinstance(s, (Alloc, *FENCES)):
         return s
     if new.only is not None and not new.table and new.only not in mentions(s):
         return s

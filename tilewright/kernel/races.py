@@ -23,6 +23,10 @@ class Watch:
             self.writer[c] = self.reader[c] = NOBODY
         self.touched = []
 
+    def hand_over(self, cells: np.ndarray) -> None:
+        """What was written there is seen by all from now on."""
+        self.writer[cells] = NOBODY
+
     def site(self, what: str) -> int:
         if not self.sites or self.sites[-1] != what:
             self.sites.append(what)

@@ -39,6 +39,7 @@ from tilewright.kernel.nest import (
     If,
     Loop,
     Nest,
+    Release,
     Stmt,
     Store,
     Wait,
@@ -48,7 +49,9 @@ from tilewright.kernel.nest import (
 )
 from tilewright.kernel.races import MANY, Watch
 from tilewright.kernel.regions import Everything, Region
+from tilewright.kernel.roles import consumers, producer, role_loop
 from tilewright.kernel.simt_reads import Owned, Reader
+from tilewright.kernel.simt_roles import Producer
 from tilewright.kernel.text import line_text
 from tilewright.kernel.threads import combined, grid_of, launches, thread_chain
 
@@ -146,21 +149,28 @@ class _Block:
         self.memory = dict(grid.memory)
         self.private: dict[str, np.ndarray] = {}  # per thread and cell: has it been written?
         self.sizes = grid.sizes
-        self.copies = Copies(self.count)
+        self.copies = Copies(self.count + 1)  # a producer is one more than the threads
+        self.producer: Producer | None = None
         self.products = Products(self.count)
         self.goes_on = False  # is an asynchronous instruction running?
         self.inner: set[int] = set()  # loops inside those where all threads were seen to come
         self.counted = True  # are accesses to shared memory those of the threads named?
 
     def run(self, body: tuple[Stmt, ...]) -> None:
-        self.statements(body, dict(self.at), self.grid.random.permutation(self.count))
+        everyone = self.grid.random.permutation(self.count)
+        if role_loop(body) is None:
+            self.statements(body, dict(self.at), everyone)
+            return
+        self.producer = Producer(self, producer(body), dict(self.at))
+        self.statements(consumers(body), dict(self.at), everyone)
+        self.producer.end()
 
     # ---- statements: `who` is the thread of each point that runs
 
     def statements(self, body: tuple[Stmt, ...], env: Env, who: np.ndarray) -> None:
         for s in body:
             if isinstance(s, Alloc):
-                self._allocate(s.buffer)
+                self.allocate(s.buffer)
             elif isinstance(s, Barrier):
                 self._barrier(who)
             elif isinstance(s, Store):
@@ -169,6 +179,9 @@ class _Block:
                 self.copies.commit(who)
             elif isinstance(s, Wait):
                 self._wait(s, who)
+            elif isinstance(s, Release) and self.producer is not None:
+                self._all(who, "a release")
+                self.producer.release(s)
             elif isinstance(s, Loop):
                 self._loop(s, env, who)
             elif isinstance(s, Atomic):
@@ -190,7 +203,7 @@ class _Block:
             if who.size:
                 self.statements(s.body, env, who)
 
-    def _allocate(self, name: str) -> None:
+    def allocate(self, name: str) -> None:
         b = self.grid.nest.buffer(name)
         if name in self.grid.memory:
             return  # global, allocated before the launch
@@ -203,12 +216,15 @@ class _Block:
             self.private[name] = np.zeros((self.count, one.size), np.bool_)
 
     def _barrier(self, who: np.ndarray) -> None:
-        absent = np.setdiff1d(np.arange(self.count), who)
-        if absent.size:
-            some = f"{self.thread(who[0])} waits at a barrier" if who.size else "a barrier"
-            raise RunError(f"{some} that {self.thread(absent[0])} does not reach")
+        self._all(who, "a barrier")
         for w in self.by_thread.values():
             w.clear()
+
+    def _all(self, who: np.ndarray, where: str) -> None:
+        absent = np.setdiff1d(np.arange(self.count), who)
+        if absent.size:
+            some = f"{self.thread(who[0])} waits at {where}" if who.size else where
+            raise RunError(f"{some} that {self.thread(absent[0])} does not reach")
 
     def _wait(self, s: Wait, who: np.ndarray) -> None:
         """What arrives is written now, by the thread that issued the copy; what an instruction read
@@ -216,6 +232,11 @@ class _Block:
         for r in self.products.wait(who, s.pending) if s.products else ():
             self.by_thread[r.buffer].read(r.cells, r.threads, r.what)
         if s.products:
+            return
+        if self.producer is not None:
+            self._all(who, "a wait for copies")
+            for x in self.producer.wait():
+                self.memory[x.buffer].reshape(-1)[x.cells] = x.values
             return
         for x in self.copies.wait(who, s.pending):
             self.memory[x.buffer].reshape(-1)[x.cells] = x.values
@@ -282,16 +303,20 @@ class _Block:
         if absent.size:
             what = f"{self.thread(absent[0])} does not reach {s.name}"
             raise RunError(f"{what}, which a block issues once")
+        # Any thread may be that one: here it is none that instructions of warps read for.
+        first = {k: v[0] if np.ndim(v) else v for k, v in env.items()}
+        self.bring(s, first, self.count - 1)
+
+    def bring(self, s: Loop, here: Env, by: int) -> None:
         chain = [s]
         while isinstance(inner := chain[-1].body[0], Loop):
             chain.append(inner)
-        here: Env = {k: v[0] if np.ndim(v) else v for k, v in env.items()}
         points = np.indices([int(D.evaluate(x.extent, here)) for x in chain])
-        here |= {x.name: at.reshape(-1) for x, at in zip(chain, points, strict=True)}
+        here = here | {x.name: at.reshape(-1) for x, at in zip(chain, points, strict=True)}
         store = chain[-1].body[0]
         assert isinstance(store, Store)
         self.counted = False
-        self.store(store, here, np.zeros(points[0].size, np.int64))
+        self.store(store, here, np.full(points[0].size, by))
         self.counted = True
 
     def _rows_given(self, stage: str, x: Operand, here: Env, first: np.ndarray) -> None:
@@ -580,6 +605,8 @@ class _Block:
         )
 
     def thread(self, t: Any, short: bool = False) -> str:
+        if t == self.count:
+            return "the producer"
         axes = [a for a, n in zip(THREADS, self.size, strict=True) if n > 1] or [THREADS[0]]
         at = ", ".join(f"{a[-1]}={int(self.coords[a][t])}" for a in axes)
         return f"thread ({at})" + ("" if short else f" of {self._block()}")

@@ -58,6 +58,7 @@ from tilewright.kernel.nest import (
     KINDS,
     ORDERS,
     SCOPES,
+    Acquire,
     Alloc,
     Atomic,
     Barrier,
@@ -66,6 +67,7 @@ from tilewright.kernel.nest import (
     Loop,
     Nest,
     Prefetch,
+    Release,
     Report,
     Stmt,
     Store,
@@ -187,6 +189,10 @@ def line_text(s: Stmt) -> str:
         return "commit"
     if isinstance(s, Wait):
         return f"wait {'products ' if s.products else ''}{s.pending}"
+    if isinstance(s, Acquire):
+        return f"acquire {s.versions}"
+    if isinstance(s, Release):
+        return f"release {s.pending}"
     if isinstance(s, Prefetch):
         return f"prefetch {value_text(s.load)}" + (f" lines {s.lines}" if s.lines > 1 else "")
     if isinstance(s, If):
@@ -425,6 +431,8 @@ def _read_body(
             out.append(Commit())
         elif word == "wait" and (count := rest.removeprefix("products ")).isdecimal():
             out.append(Wait(int(count), rest.startswith("products ")))
+        elif word in ("acquire", "release") and rest.isdecimal():
+            out.append(Acquire(int(rest)) if word == "acquire" else Release(int(rest)))
         elif word == "prefetch":
             at, _, lines_in_all = rest.partition(" lines ")
             many = int(lines_in_all) if lines_in_all.isdecimal() else 1

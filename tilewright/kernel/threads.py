@@ -15,7 +15,8 @@ Six rules make a nest a program for many threads:
    is done by the threads of a warp together: each element of a fragment is read and written in the
    memory of the thread that owns it. One that is asynchronous goes on until a Wait for products.
 6. A copy by the copy engine (kernel/intrinsic.py) is issued by one thread of the block. It
-   stands outside thread loops and arrives at a Wait like any other asynchronous copy.
+   stands outside thread loops and arrives at a Wait like any other asynchronous copy. In a loop
+   with roles (kernel/roles.py) a warp of its own issues it, which only Acquire and Wait order.
 
 A grid is the block loops at the outermost level of a nest, alone in one another. Statements next
 to them are launches of their own, neighbours without block loops together as one block. Memory that
@@ -53,6 +54,7 @@ from tilewright.kernel.nest import (
     store_loads,
     walk,
 )
+from tilewright.kernel.roles import by_producer, role_faults
 
 
 def launches(body: tuple[Stmt, ...]) -> list[tuple[Stmt, ...]]:
@@ -193,6 +195,7 @@ def thread_faults(n: Nest) -> Iterator[tuple[str, Stmt]]:
         for c in found:
             yield from ((what, c.store) for what in _combined_faults(c, size))
         yield from _warp_faults(n, launch)
+        yield from role_faults(launch)
     outermost = {s.buffer for s in n.body if isinstance(s, Alloc)}
     for s, p in walk(n.body):
         threads = [q for q in p if q.kind in THREADS]
@@ -250,6 +253,7 @@ class Access:
     earlier: frozenset[str] = frozenset()  # loops of which this was done in an earlier iteration
     order: str = ""  # of an atomic operation: how it is ordered with other memory
     elected: bool = False  # by one thread of the block, whichever
+    produced: bool = False  # by the producer of a loop with roles
     # Of an asynchronous instruction that goes on: how many others began since.
     lasting: int | None = None
     loops: frozenset[Sym] = frozenset()  # around it
@@ -296,7 +300,8 @@ def accesses(n: Nest, s: Stmt, path: Path) -> list[Access]:
         i = instruction_around(p)
         if i is not None and (i.asynchronous or i.engine):
             age = 0 if i.asynchronous else None
-            found = [replace(a, lasting=age, elected=bool(i.engine)) for a in found]
+            made = by_producer(p)
+            found = [replace(a, lasting=age, elected=bool(i.engine), produced=made) for a in found]
         around = frozenset(q.var for q in p)
         out += [replace(a, loops=around) for a in found]
     return out

@@ -5,7 +5,9 @@ One thread issues the copy of a box. Each group of copies has a memory barrier, 
 the bytes of the group's copies are counted there, and every thread waits for it. Groups are
 numbered by a counter that all threads have, so Commit and Wait need not know of loops. Blocks of
 a cluster share the copy of a box that all of them need: each brings some of its rows to all. Their
-barriers are those of the cluster, so that none writes what another one still reads. Where the
+barriers are those of the cluster, so that none writes what another one still reads. In a loop with
+roles (kernel/roles.py) there is one memory barrier more for each version: every warp arrives there
+when it has released it, at those of all blocks of its cluster, and the producer waits. Where the
 copy engine cannot be used (addresses or rows that are no multiples of 16 bytes) the threads copy
 the box.
 """
@@ -33,6 +35,7 @@ from tilewright.kernel.nest import (
     substitute_all,
     walk,
 )
+from tilewright.kernel.roles import role_loop, versions_of
 from tilewright.kernel.threads import grid_of, instruction_around
 from tilewright.llvm.async_copies import AsyncCopies
 from tilewright.llvm.body import Body
@@ -74,8 +77,16 @@ def ring(launch: tuple[Stmt, ...]) -> int:
     those that a slow thread may still be waiting for."""
     if not any(i.engine for _, i in instructions(launch)):
         return 0
+    loop = role_loop(launch)
+    if loop is not None:
+        return versions_of(loop)
     waits = [s.pending for s, _ in walk(launch) if isinstance(s, Wait) and not s.products]
     return 1 << (max(waits, default=0) + 2).bit_length()
+
+
+def barriers(launch: tuple[Stmt, ...]) -> int:
+    """All memory barriers: in a loop with roles, those by which versions are released too."""
+    return ring(launch) * (1 if role_loop(launch) is None else 2)
 
 
 def cluster_of(launch: tuple[Stmt, ...]) -> tuple[Loop | None, int]:
@@ -120,6 +131,9 @@ class BulkCopies:
         shape = f"{self.cluster_blocks},1,1"
         self.attribute = "" if self.cluster is None else f' "nvvm.cluster_dim"="{shape}"'
         self.elects = False  # is the issuing thread known?
+        self.roles = role_loop(launch) is not None
+        self.producing = False  # is the producer's code written?
+        self.by_hand = False  # are there boxes that threads copy?
         # Are there copies that threads issue themselves?
         self.plain_copies = any(
             isinstance(s, Store) and s.asynchronous and not by_engine(p) for s, p in walk(launch)
@@ -136,16 +150,20 @@ class BulkCopies:
         """Memory barriers, and the counters of groups."""
         if not self.ring:
             return
-        for name in ("issued", "arrived"):
+        for name in ("issued", "arrived", *(["released"] if self.roles else [])):
             self.line(f"%{name} = alloca i32, align 4", entry=True)
             self.line(f"store i32 0, ptr %{name}, align 4", entry=True)
         self._elected(self._made)
-        self.block.sums.barrier()
+        self.block.sums.everyone()
 
     def _made(self) -> None:
-        for k in range(self.ring):
+        x, y, z = self.block.threads
+        warps = x * y * z // LANES * self.cluster_blocks
+        for k in range(barriers(self.launch)):
             p = f"getelementptr (i64, {SHARED} {self.barriers}, i64 {k})"
-            self._asm("mbarrier.init.shared::cta.b64 [$0], 1;", "l", f"{SHARED} {p}")
+            count = 1 if k < self.ring else warps
+            given = f"{SHARED} {p}, i32 {count}"
+            self._asm("mbarrier.init.shared::cta.b64 [$0], $1;", "l,n", given)
         self._asm("fence.mbarrier_init.release.cluster;", "", "")
 
     def _asm(self, text: str, kinds: str, given: str, convergent: bool = False) -> None:
@@ -170,7 +188,13 @@ class BulkCopies:
                 self.line(f"%elected.xy = or i32 {x}, {y}", entry=True)
                 self.line(f"%elected.xyz = or i32 %elected.xy, {z}", entry=True)
                 self.line("%elected = icmp eq i32 %elected.xyz, 0", entry=True)
-        self.w.branch("%elected", f)
+        self.w.branch("%elected.lane" if self.producing else "%elected", f)
+
+    def produce(self, body: tuple[Stmt, ...]) -> None:
+        """The code of the producer, which is a warp: one thread of it issues copies."""
+        self.producing = True
+        self.body.block(body)
+        self.producing = False
 
     # ---- copies
 
@@ -250,11 +274,12 @@ class BulkCopies:
         return Box(b.name, str(b.dtype), b.dtype.bytes, b.shape, box, over)
 
     def _by_threads(self, s: Loop) -> None:
-        """The threads of the block share the elements."""
+        """The threads of the block, or of the producer, share the elements."""
+        self.by_hand = True
         chain = [s]
         while isinstance(inner := chain[-1].body[0], Loop):
             chain.append(inner)
-        wide = self.block.threads
+        wide = (*self.block.threads[:2], 1) if self.producing else self.block.threads
         threads, count = wide[0] * wide[1] * wide[2], 1
         for x in chain:
             assert isinstance(x.extent, int)
@@ -272,9 +297,10 @@ class BulkCopies:
         plain = Store(store.stage, store.buffer, store.index, store.value)
         body = tuple(substitute_all((plain,), table))
         x, y, z = (self.block.positions.long(a) for a in THREADS)
-        row = self.put(f"mul nuw nsw i64 {z}, {wide[1]}")
-        row = self.put(f"add nuw nsw i64 {row}, {y}")
-        row = self.put(f"mul nuw nsw i64 {row}, {wide[0]}")
+        if not self.producing:
+            row = self.put(f"mul nuw nsw i64 {z}, {wide[1]}")
+            y = self.put(f"add nuw nsw i64 {row}, {y}")
+        row = self.put(f"mul nuw nsw i64 {y}, {wide[0]}")
         self.c.env[me] = (self.put(f"add nuw nsw i64 {row}, {x}"), self.w.depth)
         if count % threads:
             raise Unsupported(f"{s.name} copies {count} elements by {threads} threads")
@@ -303,14 +329,31 @@ class BulkCopies:
 
     def _of_group(self, number: str) -> str:
         """The memory barrier of a group."""
-        slot = self.put(f"and i32 {number}, {self.ring - 1}")
+        slot = self.put(f"urem i32 {number}, {self.ring}")
         return self.put(f"getelementptr i64, {SHARED} {self.barriers}, i32 {slot}")
+
+    def _of_release(self, number: str) -> str:
+        """The memory barrier at which the memory of an iteration is released."""
+        return self.put(f"getelementptr i64, {SHARED} {self._of_group(number)}, i32 {self.ring}")
+
+    def _turn(self, number: str) -> str:
+        """Which of two turns of its memory barrier a group is."""
+        return self.put(f"and i32 {self.put(f'udiv i32 {number}, {self.ring}')}, 1")
+
+    def _await(self, at: str, turn: str) -> None:
+        # The labels are the block's own, which is written out as often as it is inlined.
+        wait = "mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1;"
+        text = f"{{ .reg .pred p; W: {wait} @p bra D; bra W; D: }}"
+        self._asm(text, "l,r", f"{SHARED} {at}, i32 {turn}", convergent=True)
 
     def commit(self) -> None:
         if self.plain_copies:
             self.plain.commit()
         if not self.ring:
             return
+        if self.producing and self.by_hand:
+            self._asm("fence.proxy.async.shared::cta;", "", "")
+            self._warp()
         number = self.put("load i32, ptr %issued, align 4")
         arrived = self._of_group(number)
         text = "{ .reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [$0]; }"
@@ -322,25 +365,65 @@ class BulkCopies:
             self.plain.wait(pending)
         if not self.ring:
             return
+        if self.roles:  # for the copies of the same iteration
+            number = self.put("load i32, ptr %arrived, align 4")
+            self._await(self._of_group(number), self._turn(number))
+            self.line(f"store i32 {self.put(f'add i32 {number}, 1')}, ptr %arrived, align 4")
+            self.c.renew(self.c.mutable)  # what has arrived is seen from here on
+            return
         end = self.put("load i32, ptr %issued, align 4")
         end = self.put(f"sub i32 {end}, {pending}")
+        self._up_to("arrived", end, lambda x: self._await(self._of_group(x), self._turn(x)))
+
+    def _up_to(self, counter: str, end: str, f: Callable[[str], None]) -> None:
+        """Each number from a counter on, which is `end` afterwards, if it was less."""
         n = self.w.fresh("W")
         self.line(f"br label %{n}")
         self.w.label(n)
-        number = self.put("load i32, ptr %arrived, align 4")
+        number = self.put(f"load i32, ptr %{counter}, align 4")
         more = self.put(f"icmp slt i32 {number}, {end}")
         self.line(f"br i1 {more}, label %{n}.one, label %{n}.done")
         self.w.label(f"{n}.one")
-        turn = self.put(f"lshr i32 {number}, {self.ring.bit_length() - 1}")
-        turn = self.put(f"and i32 {turn}, 1")
-        # The labels are the block's own, which is written out as often as it is inlined.
-        wait = "mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1;"
-        text = f"{{ .reg .pred p; W: {wait} @p bra D; bra W; D: }}"
-        given = f"{SHARED} {self._of_group(number)}, i32 {turn}"
-        self._asm(text, "l,r", given, convergent=True)
-        self.line(f"store i32 {self.put(f'add i32 {number}, 1')}, ptr %arrived, align 4")
+        f(number)
+        self.line(f"store i32 {self.put(f'add i32 {number}, 1')}, ptr %{counter}, align 4")
         self.line(f"br label %{n}")
         self.w.label(f"{n}.done")
+
+    # ---- roles
+
+    def acquire(self) -> None:
+        """The producer waits for the memory of its iteration. That of the first ones is free: a new
+        memory barrier is behind its other turn."""
+        number = self.put("load i32, ptr %issued, align 4")
+        turn = self.put(f"xor i32 {self._turn(number)}, 1")
+        self._await(self._of_release(number), turn)
+
+    def release(self, pending: int) -> None:
+        """Every warp arrives for itself, when all its threads have come; one thread for each block
+        of the cluster."""
+        end = self.put("load i32, ptr %arrived, align 4")
+        end = self.put(f"sub i32 {end}, {pending}")
+        x, y = (self.block.positions.short(a) for a in THREADS[:2])
+        lane = self.put(f"add i32 {self.put(f'mul i32 {y}, {self.block.threads[0]}')}, {x}")
+        who = self.put(f"icmp ult i32 {lane}, {self.cluster_blocks}")
+        self._warp()
+
+        def arrive(number: str) -> None:
+            at = self._of_release(number)
+            if self.cluster is None:
+                text = "{ .reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [$0]; }"
+                self.w.branch(who, lambda: self._asm(text, "l", f"{SHARED} {at}"))
+                return
+            there = "mapa.shared::cluster.u64 r, $0, $1;"
+            text = "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r];"
+            text, given = f"{{ .reg .b64 r; {there} {text} }}", f"{SHARED} {at}, i32 {lane}"
+            self.w.branch(who, lambda: self._asm(text, "l,r", given))
+
+        self._up_to("released", end, arrive)
+
+    def _warp(self) -> None:
+        self.w.arith.declares.add("declare void @llvm.nvvm.bar.warp.sync(i32)")
+        self.line("call void @llvm.nvvm.bar.warp.sync(i32 -1)")
 
     # ---- asynchronous instructions
 

@@ -17,22 +17,33 @@ from tilewright.llvm.shared_memory import Shared
 from tilewright.llvm.writer import Writer
 
 WARP = 32
-TASK_BARRIER = 1  # number 0 is that of the kernel that runs tasks
+OWN_BARRIER = 1  # of some threads of a block; number 0 is that of all
 
 
 class ThreadSums:
-    def __init__(self, w: Writer, positions: Positions, shared: Shared, task: bool = False) -> None:
-        self.task = task  # does the block have more threads than take part?
+    def __init__(
+        self,
+        w: Writer,
+        positions: Positions,
+        shared: Shared,
+        threads: tuple[int, int, int],
+        some: bool = False,
+    ) -> None:
+        self.some = some  # does the block have more threads than these?
         self.w, self.put, self.arith = w, w.put, w.arith
-        self.positions, self.shared, self.threads = positions, shared, positions.threads
+        self.positions, self.shared, self.threads = positions, shared, threads
         self.cluster = False  # do the blocks of a cluster write each other's shared memory?
 
     def barrier(self) -> None:
-        """All threads of the block wait for one another; of a cluster, those of all its blocks; of
-        a task, those that take part."""
-        if self.task:
-            self._task_barrier(prod(self.threads))
+        """All threads of the block that take part wait for one another; of a cluster, those of all
+        its blocks."""
+        if self.some:
+            self._own_barrier(prod(self.threads))
             return
+        self.everyone()
+
+    def everyone(self) -> None:
+        """The same of all threads, also of those that do not take part."""
         if self.cluster:
             for what in ("arrive", "wait"):
                 name = f"@llvm.nvvm.barrier.cluster.{what}.aligned"
@@ -43,14 +54,14 @@ class ThreadSums:
         self.arith.declares.add(f"declare void {name}(i32)")
         self.w.line(f"call void {name}(i32 0)")
 
-    def _task_barrier(self, count: int) -> None:
+    def _own_barrier(self, count: int) -> None:
         if count == 1:
             return
         name, given = "@llvm.nvvm.bar.warp.sync", (2**count - 1,)
         if count > WARP:
-            name, given = "@llvm.nvvm.barrier.cta.sync.aligned.count", (TASK_BARRIER, count)
+            name, given = "@llvm.nvvm.barrier.cta.sync.aligned.count", (OWN_BARRIER, count)
             if count % WARP:
-                raise Unsupported(f"{count} threads of a task wait for each other: no whole warps")
+                raise Unsupported(f"{count} threads of a block wait for each other: no whole warps")
         self.arith.declares.add(f"declare void {name}({', '.join('i32' for _ in given)})")
         self.w.line(f"call void {name}({', '.join(f'i32 {x}' for x in given)})")
 

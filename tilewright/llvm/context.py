@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Value
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Barrier, Nest, Stmt, walk, writes
+from tilewright.kernel.nest import Nest, Stmt, shows_others, walk, writes
 
 LANE = "lane"
 
@@ -64,7 +64,7 @@ class Context:
     def changed(self, body: tuple[Stmt, ...]) -> frozenset[str]:
         """The buffers that statements may change for this thread: pointers may be into the same
         memory, and at a barrier it sees all that others have written."""
-        if self.barriers and any(isinstance(s, Barrier) for s, _ in walk(body)):
+        if self.barriers and any(shows_others(s) for s, _ in walk(body)):
             return frozenset(writes(self.n.body))
         found = writes(body)
         return frozenset(found | self.pointers if found & self.pointers else found)

@@ -16,13 +16,12 @@ from tilewright.kernel.nest import (
     WAITS,
     Alloc,
     Barrier,
-    Commit,
+    Fence,
     Loop,
     Nest,
     Report,
     Stmt,
     Store,
-    Wait,
     While,
     mentions,
     walk,
@@ -174,7 +173,7 @@ class _Processor:
         hint = "make it Parallel instead, or compile for a GPU"
         raise Unsupported(f"{s.name} is bound to {s.kind}, which a CPU does not have", hint=hint)
 
-    def synchronise(self, s: Barrier | Commit | Wait) -> None:
+    def synchronise(self, s: Fence) -> None:
         if isinstance(s, Barrier):  # copies arrive at once here
             raise Unsupported("a barrier between threads: a CPU has no thread blocks")
 

@@ -25,11 +25,13 @@ from tilewright.kernel.intrinsic import Operand
 from tilewright.kernel.nest import (
     BLOCKS,
     THREADS,
+    Acquire,
     Alloc,
     Barrier,
-    Commit,
+    Fence,
     Loop,
     Nest,
+    Release,
     Report,
     Stmt,
     Store,
@@ -38,10 +40,11 @@ from tilewright.kernel.nest import (
     mentions,
     walk,
 )
+from tilewright.kernel.roles import consumers, producer, role_loop
 from tilewright.kernel.threads import block_size, combined, grid_of, launches, thread_chain
 from tilewright.llvm.async_copies import AsyncCopies
 from tilewright.llvm.body import Body
-from tilewright.llvm.bulk_copies import BARRIER, MAP, Box, BulkCopies, ring
+from tilewright.llvm.bulk_copies import BARRIER, MAP, Box, BulkCopies, barriers
 from tilewright.llvm.combine import ThreadSums
 from tilewright.llvm.grid_math import GridArith, only_terms
 from tilewright.llvm.machine import Traits
@@ -158,7 +161,12 @@ class _Module:
         terms = frozenset() if strict else only_terms(launch)
         has_bf16 = "bf16" in grid.has
         self.arith = GridArith(True, strict, has_bf16, often=INLINED, short=short, terms=terms)
-        self.threads = _threads_of(launch, grid)
+        self.threads = x, y, z = _threads_of(launch, grid)
+        self.roles = role_loop(launch) is not None
+        # The producer is a warp behind those of the block's threads.
+        self.all_threads = (x, y, z + 1) if self.roles else self.threads
+        if self.roles and (task or x * y != grid.warp):
+            raise Unsupported("a loop with roles in a task, or where warps are not along thread.z")
 
     def kernel(self, symbol: str) -> tuple[list[str], Launch]:
         used = frozenset().union(*(mentions(s) for s in self.launch))
@@ -176,7 +184,7 @@ class _Module:
         assert isinstance(k, _Thread)
         k.enter()
         k.bulk.enter()
-        body.block(tuple(s for s in self.launch if not (isinstance(s, Alloc) and s.buffer in own)))
+        k.run(tuple(s for s in self.launch if not (isinstance(s, Alloc) and s.buffer in own)))
         k.leave()
         loops, _ = grid_of(self.launch)
         blocks = {x.kind: _count(x, set(self.n.dims)) for x in loops}
@@ -185,7 +193,7 @@ class _Module:
         gx, gy, gz = (blocks.get(axis, 1) for axis in BLOCKS)
         names, boxes = tuple(b.name for b in args), tuple(k.bulk.boxes)
         shared, together = k.shared.dynamic, k.bulk.cluster_blocks
-        made = Launch(symbol, (gx, gy, gz), self.threads, shared, names, boxes, together)
+        made = Launch(symbol, (gx, gy, gz), self.all_threads, shared, names, boxes, together)
         if self.task and boxes:
             raise Unsupported(f"{symbol} takes tensor maps, which belong to a launch")
         return lines, made
@@ -195,7 +203,7 @@ class _Module:
             place = ", ".join(f"i32 %task.{axis}" for axis in "xyz")
             given = ", ".join((*parameters, place))
             return f"define internal void @{symbol}({given}) convergent noinline nounwind {{"
-        size = ",".join(map(str, self.threads))
+        size = ",".join(map(str, self.all_threads))
         head = f"define ptx_kernel void @{symbol}({', '.join(parameters)})"
         return f'{head} "nvvm.reqntid"="{size}"{more} nounwind {{'
 
@@ -246,7 +254,7 @@ class _Thread:
             shared,
             m.grid,
             apart_in_time(m.n, m.launch),
-            BARRIER * ring(m.launch),
+            BARRIER * barriers(m.launch),
             common=m.task,
         )
         for b in shared:
@@ -255,8 +263,10 @@ class _Thread:
         given = {b.name for b in self.c.args}  # memory from outside the launch is common to all
         local = {x: b for x, b in buffers.items() if x not in given}
         self.own = own_parts(m.n, m.launch, local)
-        self.positions = Positions(self.w, m.threads, m.task)
-        self.sums = ThreadSums(self.w, self.positions, self.shared, m.task)
+        self.positions = Positions(self.w, m.all_threads, m.task)
+        some = m.task or m.roles
+        self.sums = ThreadSums(self.w, self.positions, self.shared, m.threads, some)
+        self.roles = m.roles
         copies = AsyncCopies(self.w, self.c, self.a, body.values, m.grid)
         self.bulk = BulkCopies(body, m.launch, self, copies, self.shared.barriers)
         self.sums.cluster = self.bulk.cluster is not None
@@ -292,10 +302,20 @@ class _Thread:
         for k, s in enumerate(self.c.n.dims):
             self.c.env[s] = (f"%dim{k}", 0)
 
+    def run(self, body: tuple[Stmt, ...]) -> None:
+        """What the threads do; next to them, the producer of a loop with roles."""
+        if not self.roles:
+            self.body.block(body)
+            return
+        z = self.positions.short("thread.z")
+        mine = self.w.put(f"icmp eq i32 {z}, {self.threads[2]}")
+        with_copies = partial(self.bulk.produce, producer(body))
+        self.w.branch(mine, with_copies, partial(self.body.block, consumers(body)))
+
     def leave(self) -> None:
         """A block of a cluster stays until all have got what it has asked for."""
         if self.sums.cluster:
-            self.sums.barrier()
+            self.sums.everyone()
 
     # ---- loops
 
@@ -451,7 +471,7 @@ class _Thread:
 
     # ---- waiting and reporting
 
-    def synchronise(self, s: Barrier | Commit | Wait) -> None:
+    def synchronise(self, s: Fence) -> None:
         if isinstance(s, Barrier):
             if self.divergent:
                 raise Unsupported("a barrier that not all threads of a block reach")
@@ -462,6 +482,10 @@ class _Thread:
             self.bulk.wait_for_products(s.pending)
         elif isinstance(s, Wait):
             self.bulk.wait(s.pending)
+        elif isinstance(s, Acquire):
+            self.bulk.acquire()
+        elif isinstance(s, Release):
+            self.bulk.release(s.pending)
         else:
             self.bulk.commit()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tilewright.kernel.intrinsic import Operand
-from tilewright.kernel.nest import Barrier, Commit, Loop, Report, Stmt, Store, Wait, While
+from tilewright.kernel.nest import Fence, Loop, Report, Stmt, Store, While
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Machine(Protocol):
     def bound(self, s: Loop) -> None:
         """A loop over the blocks of a grid or the threads of a block."""
 
-    def synchronise(self, s: Barrier | Commit | Wait) -> None:
+    def synchronise(self, s: Fence) -> None:
         """Threads wait for one another, or for copies."""
 
     def copy(self, s: Store) -> bool:

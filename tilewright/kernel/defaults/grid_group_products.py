@@ -40,6 +40,7 @@ from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.pragma import Pragma
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.roles import Roles
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.storage_align import StorageAlign
@@ -55,20 +56,30 @@ GROUP = 128  # threads
 VECTOR = 16  # bytes
 BARRIERS = 1024  # bytes of shared memory besides tiles
 # By the number of groups of a block: its rows and columns, and cycles that a step of the sum takes
-# (measured on an H200, of rows of 128 bytes; those of 128 rows and 64 columns are estimated).
+# (measured on an H200, of rows of 128 bytes; those of 64 columns are estimated). But for the
+# largest one these are the bytes of a step, of which the cache gives some 42 in a cycle.
 TILES: dict[int, tuple[tuple[int, int, int], ...]] = {
-    2: ((128, 256, 1160), (128, 128, 650), (128, 64, 400)),
-    1: ((64, 128, 380), (64, 256, 720), (64, 64, 300)),
+    2: ((128, 256, 1160), (128, 128, 650), (128, 64, 600)),
+    1: ((64, 128, 560), (64, 256, 800), (64, 64, 390)),
 }
+HIDDEN = 8  # so many cycles that others hide count as one
 SHORT = 128 * 128  # results of a tile whose steps are short
 RESULTS = 5  # of a block, which it begins and ends with in a cycle
 OTHER_REGISTERS = 26  # of a thread, besides its sums
 # Blocks of a multiprocessor among which shared memory is divided: while one stores its results
 # another one multiplies. One has more steps on their way.
 BLOCKS = 1
+# Steps in shared memory, the most that fit: the remainder of a power of two is cheap, and more of
+# them pay only where steps are very short.
+STAGES = (12, 8, 7, 6, 5, 4, 3, 2)
 RESERVED = 1024  # bytes of shared memory that every block takes besides its own
 # Blocks that share what the copy engine brings to all of them; 1: each brings its own.
 CLUSTER = 1
+# Does a warp of its own ask for the copies? It runs ahead as far as there is memory.
+ROLES = False
+# Do blocks walk over several tiles, with roles? The copies of the next tile come while the results
+# of one are stored.
+PERSISTENT = False
 NEIGHBOURS = 8  # tiles of rows that run at the same time and read the same columns
 
 
@@ -110,15 +121,17 @@ def group_tiles(
             tile = Tile(m, n, m, n, deep, parts, each)
             rounds = -(-tiles * parts // grid.multiprocessors)
             beside = m * n / RESULTS / resident(tile, i.warps // 4, grid)
-            time = max(rounds * (each * cycles + beside), read)
+            made = rounds * (each * cycles + beside)
+            time = max(made, read) + min(made, read) / HIDDEN
             yield time + added_up(parts, prod(known[:-1])), tile
 
 
-def versions(t: Tile, grid: Grid) -> tuple[int, int]:
-    """(steps that copies are ahead, products that go on): as many as there is room for. Steps of
-    small tiles are so short that two of them go on."""
-    room = min(grid.block_shared, grid.shared // BLOCKS - RESERVED) - BARRIERS
-    fit = min(room // ((t.rows + t.columns) * ROW), 8)  # the remainder of a power of two is cheap
+def versions(t: Tile, grid: Grid, besides: int = 0) -> tuple[int, int]:
+    """(steps that copies are ahead, products that go on): as many as there is room for besides so
+    many bytes. Steps of small tiles are so short that two of them go on."""
+    room = min(grid.block_shared, grid.shared // BLOCKS - RESERVED) - BARRIERS - besides
+    room //= (t.rows + t.columns) * ROW
+    fit = next((x for x in STAGES if x <= room), 2)
     short = t.rows * t.columns <= SHORT and fit > 4
     slack = min(t.steps - 1, 2 if short else 1)
     return max(1, min(fit - 1 - slack, t.steps - 1)), slack
@@ -157,6 +170,7 @@ class GroupProduct(WarpProduct):
         else:
             outer, tiles, rest = self._result_tiles(y, 2)
             block = self._ordered(y, *tiles)
+        outer, block, walk = self._walked(outer, block) if staged else (outer, block, "")
         if staged:
             s.do(ComputeAt(made, block))
         s.do(ComputeAt(c, block))
@@ -166,7 +180,7 @@ class GroupProduct(WarpProduct):
             s.do(SetScope(shared[x], "shared"))
         if staged:
             s.do(SetScope(made, "shared"))
-        self._bind_blocks(y, outer, block)
+        self._bind_blocks(y, outer, walk or block)
         if staged or t.parts > 1:
             row, column = s.path(made)[-2:]
             s.do(Vectorize(self._spread(row.name, column.name, "")))
@@ -181,9 +195,14 @@ class GroupProduct(WarpProduct):
         self._results(c, rank)
         s.do(Tensorize(self._first, self.instruction))
         assert s.target.grid is not None
-        ahead, slack = versions(t, s.target.grid)
-        for x in (self.a, self.b):
-            s.do(Pipeline(f"{k}.0", shared[x], ahead, asynchronous=True, slack=slack))
+        besides = s.nest.buffer(made).dtype.bytes * t.rows * (t.columns + VECTOR) if walk else 0
+        ahead, slack = versions(t, s.target.grid, besides)
+        if ROLES and not any(x.lanes for x in (self.a, self.b)):
+            most = ahead + 1 + slack
+            s.do(Roles(f"{k}.0", most if walk else min(most, t.steps), slack))
+        else:
+            for x in (self.a, self.b):
+                s.do(Pipeline(f"{k}.0", shared[x], ahead, asynchronous=True, slack=slack))
         if t.parts > 1:
             add_up(s, self.stage, self.out)
         s.do(Synchronise())
@@ -263,6 +282,26 @@ class GroupProduct(WarpProduct):
         s.do(Fuse(f"{i}.0", j, f"{y}.columns"))
         s.do(Fuse(f"{y}.columns", f"{i}.1", f"{y}.tiles"))
         return f"{y}.tiles"
+
+    def _walked(self, outer: list[str], block: str) -> tuple[list[str], str, str]:
+        """As many blocks as run at a time, each of which walks over tiles: (loops around, that over
+        the tiles of a block, that over blocks), where all of them get as many."""
+        s, grid = self.s, self.s.target.grid
+        assert grid is not None
+        sizes = [s.loops(x)[0].extent for x in (*outer, block)]
+        gathered = any(x.lanes for x in (self.a, self.b))
+        if not ROLES or not PERSISTENT or self._rows or gathered:
+            return outer, block, ""
+        count = prod(x for x in sizes if isinstance(x, int))
+        rounds = -(-count // grid.multiprocessors)
+        if not all(isinstance(x, int) for x in sizes) or rounds < 2 or count % rounds:
+            return outer, block, ""
+        for k, loop in enumerate(reversed(outer)):
+            s.do(Fuse(loop, block, f"{self.out}.all{k}"))
+            block = f"{self.out}.all{k}"
+        s.do(Split(block, count // rounds))
+        s.do(Reorder((f"{block}.1", f"{block}.0")))
+        return [], f"{block}.0", f"{block}.1"
 
     def _bind_blocks(self, y: str, outer: list[str], block: str) -> None:
         s = self.s

@@ -35,7 +35,6 @@ from tilewright.kernel.nest import (
     THREADS,
     Alloc,
     Atomic,
-    Barrier,
     If,
     Loop,
     Nest,
@@ -47,6 +46,7 @@ from tilewright.kernel.nest import (
     mentions,
     own_values,
     reads,
+    shows_others,
     walk,
     with_bodies,
     writes,
@@ -145,7 +145,7 @@ class _Hoister:
     def changed(self, s: Stmt) -> frozenset[str]:
         """The buffers that a statement may change: pointers may be into the same memory, and at a
         barrier other threads may have written anything."""
-        if any(isinstance(x, Barrier) for x, _ in walk((s,))):
+        if any(shows_others(x) for x, _ in walk((s,))):
             return self.written
         found = frozenset(writes((s,)))
         return found | self.pointers if found & self.pointers else found

@@ -98,7 +98,10 @@ class AddInto(Step):
         for x in loops:
             self.need(x.var in table, f"{x.name} adds {self.stage} several times")
         self.need(
-            all(D.is_sym(i) or isinstance(i, int) or not D.symbols(i) & set(table) for i in final.index)
+            all(
+                D.is_sym(i) or isinstance(i, int) or not D.symbols(i) & set(table)
+                for i in final.index
+            )
             and set(table) <= {D.the_sym(i) for i in final.index if D.is_sym(i)},
             f"places of {final.buffer} are added to several times",
         )
@@ -121,7 +124,9 @@ class AddInto(Step):
         self.need(moved is not None, f"what {final.buffer} was is made of later results")
         assert moved is not None
         made, at = moved
-        adding = transform((made[at],), lambda s: (self._added(s, final, onto),) if s is update else (s,))
+        adding = transform(
+            (made[at],), lambda s: (self._added(s, final, onto),) if s is update else (s,)
+        )
         alone = not any(isinstance(x, Store) and x is not update for x, _ in walk((made[at],)))
         self.need(alone, f"{self.stage} is computed together with something else")
         return *made[:at], *scaling, *adding, *made[at + 1 :], *body[last:]

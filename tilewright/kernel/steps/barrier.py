@@ -209,6 +209,8 @@ class _Scan:
         results may not be used until then, but the next one may go on with them."""
         for a in (a for a in old if a.lasting is not None):
             for b in (b for b in new if b.buffer == a.buffer and (a.writes or b.writes)):
+                if b.produced:  # after a release
+                    continue
                 verb = "writes" if a.writes else "reads"
                 what = f"{b.stage} touches {b}, which {a.stage} still {verb} as {a}"
                 fine = (a.writes and b.lasting is not None) or apart(a, b, uniform)
@@ -220,7 +222,7 @@ class _Scan:
     def _meets(self, a: Access, b: Access, uniform: set[Sym]) -> bool:
         if self._ordered(a, b):
             return True
-        if a.buffer in self.private or (a.elected and b.elected):
+        if a.buffer in self.private or (a.elected and b.elected) or a.produced or b.produced:
             return False
         if not (a.writes or b.writes):
             return False
@@ -317,6 +319,7 @@ def _all(w: Access, v: Sym) -> bool:
 def _copies(n: Nest, body: tuple[Stmt, ...], path: Path) -> list[Access]:
     """The asynchronous copies of a block, each in any iteration of the loops inside it."""
     found = [a for s in body for a in accesses(n, s, path) if a.asynchronous]
+    found = [a for a in found if not a.produced]
     for s, _ in walk(body):
         found = [_anywhere(a, s) for a in found]
     return found

@@ -212,9 +212,7 @@ class _Apart:
             updates.insert(0, self._around(own, loops, Store(own, own, s.index, v)))
         return [*before, *updates]
 
-    def _with_new(
-        self, v: Value, new: Sequence[Value], index: Index, made: Sequence[int]
-    ) -> Value:
+    def _with_new(self, v: Value, new: Sequence[Value], index: Index, made: Sequence[int]) -> Value:
         """A value that contains what a shared component becomes reads that instead."""
         for k in made:
             if isinstance(new[k], Fn):

@@ -28,7 +28,7 @@ from tilewright.kernel.step import Step
 from tilewright.kernel.versions import loop_of, version_of
 
 # Every version takes memory, and latency is hidden long before this.
-MAX_AHEAD = 7
+MAX_AHEAD = 15
 
 # The axis of a loop of one iteration, or none: a stage of an iteration that there may not be.
 _SOME = "some"
@@ -78,18 +78,19 @@ class Pipeline(Step):
         loop, _ = loop_of(self, n, self.stage)
         inside = f"{self.stage} is allocated in {loop.name}, not in {self.loop}"
         self.need(loop.name == self.loop, inside, f"ComputeAt('{self.stage}', '{self.loop}') first")
-        own = self._producers(n, loop)
-        self._independent(own, loop)
+        own = self.producers(n, loop)
+        self.independent(own, loop)
         self._waited(loop)
         if self.asynchronous:
-            self._copy(n, own)
+            self.copies(n, own)
         body = self._rebuilt(n.body, loop, own)
         b = n.buffer(self.stage)
-        return replace(n, body=body).with_buffer(replace(b, shape=(self.versions, *b.shape)))
+        return replace(n, body=body).with_buffer(replace(b, shape=(self.versions(loop), *b.shape)))
 
-    @property
-    def versions(self) -> int:
-        return self.ahead + 1 + self.slack - (self.late and self.slack > 0)
+    def versions(self, loop: Loop) -> int:
+        """As many as there are on their way and in use, but no more than iterations."""
+        most = self.ahead + 1 + self.slack - (self.late and self.slack > 0)
+        return max(1, min(loop.extent, most)) if isinstance(loop.extent, int) else most
 
     def _waited(self, loop: Loop) -> None:
         """If asynchronous instructions are left to go on, they are those before the last wait."""
@@ -112,7 +113,7 @@ class Pipeline(Step):
         reached = {id(x) for x in _plain_loops(n.body)}
         self.need(all(id(x) in reached for x, _ in found), f"{self.loop} is inside a branch")
 
-    def _producers(self, n: Nest, loop: Loop) -> list[Stmt]:
+    def producers(self, n: Nest, loop: Loop) -> list[Stmt]:
         """The statements of the loop that compute the stage, and nothing else."""
         stores = [s for s, _ in walk(n.body) if isinstance(s, Store) and s.buffer == self.stage]
         named = dict.fromkeys(s.stage for s in stores)
@@ -126,7 +127,7 @@ class Pipeline(Step):
         self.need(not early, f"{self.stage} is read before it is complete")
         return own
 
-    def _independent(self, own: list[Stmt], loop: Loop) -> None:
+    def independent(self, own: list[Stmt], loop: Loop) -> None:
         """What is computed early needs nothing that the loop makes on its way."""
         rest = [s for s in loop.body if all(s is not x for x in own)]
         made = {s.buffer for s, _ in walk(tuple(rest)) if isinstance(s, Store)}
@@ -134,7 +135,7 @@ class Pipeline(Step):
             late = f"{self.stage} reads {x!r}, which {self.loop} writes on its way"
             self.need(x.source not in made, late, f"leave {self.stage} in its iteration")
 
-    def _copy(self, n: Nest, own: list[Stmt]) -> None:
+    def copies(self, n: Nest, own: list[Stmt]) -> None:
         stores = [s for s, _ in walk(tuple(own)) if isinstance(s, Store)]
         plain = len(stores) == 1 and copied(stores[0].value) and not stores[0].combine
         self.need(plain, f"{self.stage} is not a plain copy", "leave out asynchronous")
@@ -179,8 +180,8 @@ class Pipeline(Step):
 
     def _made(self, loop: Loop, own: list[Stmt], u: Dim, left: Dim) -> list[Stmt]:
         """The stage of iteration u, if there is one: if any are left."""
-        turn = version_of(self.stage, D.mod(u, self.versions))
-        made = [self._marked(s) for s in substitute_all(own, {loop.var: u}, *turn)]
+        turn = version_of(self.stage, D.mod(u, self.versions(loop)))
+        made = [self.marked(s) for s in substitute_all(own, {loop.var: u}, *turn)]
         there = D.minimum(1, D.maximum(left, 0))
         if isinstance(there, int):
             return made if there else []
@@ -193,7 +194,7 @@ class Pipeline(Step):
             body[waits[-1]] = Wait(self.slack, products=True)
         return body
 
-    def _marked(self, s: Stmt) -> Stmt:
+    def marked(self, s: Stmt) -> Stmt:
         if not self.asynchronous:
             return s
         mark = lambda x: (replace(x, asynchronous=True),) if isinstance(x, Store) else (x,)  # noqa: E731
@@ -214,7 +215,7 @@ class Pipeline(Step):
         """The loop, which computes the stage of a later iteration, then uses that of its own."""
         v = D.as_int(loop.var)
         made = self._made(loop, own, v + self.ahead, loop.extent - self.ahead - v)
-        turn = version_of(self.stage, D.mod(v, self.versions))
+        turn = version_of(self.stage, D.mod(v, self.versions(loop)))
         kept = [s for s in loop.body if s != Alloc(self.stage) and all(s is not x for x in own)]
         body = self._later(list(substitute_all(kept, {}, *turn)))
         waits = [s for s in body if isinstance(s, Wait) and not s.products]

@@ -9,15 +9,13 @@ from tilewright.ir.combine import identity
 from tilewright.ir.dim import Dim, Quo, Sym
 from tilewright.ir.expr import Const, Fn, Index, Load, Value, rewrite
 from tilewright.kernel.nest import (
+    FENCES,
     Alloc,
-    Barrier,
-    Commit,
     Loop,
     Nest,
     Path,
     Stmt,
     Store,
-    Wait,
     on_loops,
     store_loads,
     substitute_all,
@@ -124,9 +122,7 @@ def _lasting(x: Loop) -> Iterator[tuple[Stmt, Path]]:
     """Stores that outlast an iteration, with the loops around them in it; and what waits."""
     gone = {s.buffer for s, _ in walk(x.body) if isinstance(s, Alloc)}
     for s, path in walk(x.body):
-        if isinstance(s, (Barrier, Commit, Wait)) or (
-            isinstance(s, Store) and s.buffer not in gone
-        ):
+        if isinstance(s, FENCES) or (isinstance(s, Store) and s.buffer not in gone):
             yield s, path
 
 

@@ -1,0 +1,176 @@
+"""Loops whose copies a warp of its own issues: right on the executor and emulated, and every fault
+that is planted in them is found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.gpu import emulate
+from tests.gpu.assembler import assemble
+from tests.gpu.random_products import Product, check
+from tilewright import targets
+from tilewright.base.errors import Refused
+from tilewright.kernel import simt
+from tilewright.kernel.check import verify
+from tilewright.kernel.defaults import grid_group_products
+from tilewright.kernel.interpret import RunError
+from tilewright.kernel.legal import legalise
+from tilewright.kernel.nest import (
+    Acquire,
+    Barrier,
+    Commit,
+    Nest,
+    Release,
+    Stmt,
+    Wait,
+    start,
+    transform,
+    walk,
+)
+from tilewright.kernel.roles import role_loop
+from tilewright.kernel.step import apply, parse_trace
+from tilewright.kernel.text import nest_text, parse_nest
+from tilewright.llvm.grid import Kernels, emit_kernels
+from tilewright.llvm.objects import assembly
+
+GPU = targets.get("cuda:90")
+ONE = Product(64, 64, 448, across=(False, False), epilogue="relu")
+TWO = Product(128, 64, 448)  # two blocks with the same columns
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven iterations in the memory of four, one product goes on."""
+    for name, x in {"ROLES": True, "STAGES": (4,), "TILES": {1: ((64, 64, 1),), 2: ()}}.items():
+        monkeypatch.setattr(grid_group_products, name, x)
+
+
+def changed(n: Nest, change: Callable[[Stmt], tuple[Stmt, ...]]) -> Nest:
+    return replace(n, body=transform(n.body, change))
+
+
+def without(kind: type[Stmt]) -> Callable[[Stmt], tuple[Stmt, ...]]:
+    return lambda s: () if isinstance(s, kind) else (s,)
+
+
+def instead(a: Stmt, b: Stmt) -> Callable[[Stmt], tuple[Stmt, ...]]:
+    return lambda s: (b,) if s == a else (s,)
+
+
+def test_a_loop_with_roles_has_no_barrier_and_is_right() -> None:
+    nest = ONE.nest()
+    loop = role_loop(nest.body)
+    assert loop is not None and isinstance(loop.body[0], Acquire)
+    assert not any(isinstance(s, Barrier) for s, _ in walk(loop.body))
+    assert parse_nest(nest_text(nest)) == nest
+    check(ONE, nest)
+
+
+def test_unaligned_arguments_are_copied_by_the_producer() -> None:
+    given, nest = ONE.arguments(), ONE.nest()
+    want = simt.run(nest, given)["y"]
+    assert (emulate.run(nest, given, target=GPU, alignment=2)["y"] == want).all()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        instead(Acquire(4), Acquire(5)),
+        instead(Release(1), Release(0)),
+        instead(Release(1), Release(4)),
+        without(Acquire),
+        without(Release),
+        lambda s: () if s == Wait(0) else (s,),
+        lambda s: () if s == Wait(1, products=True) else (s,),
+    ],
+)
+def test_planted_faults_are_found(fault: Callable[[Stmt], tuple[Stmt, ...]]) -> None:
+    nest = changed(ONE.nest(), fault)
+    with pytest.raises(RunError, match=r"in flight|still reads|nothing goes on|barrier|waits"):
+        simt.run(nest, ONE.arguments())
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (without(Release), "never release"),
+        (without(Commit), "not one group of copies"),
+        (lambda s: (s, Barrier()) if isinstance(s, Acquire) else (s,), "more than copies"),
+        (instead(Wait(0), Wait(1)), "do not wait for the copies of their iteration"),
+        (lambda s: (s, Commit()) if s == Wait(0, products=True) else (s,), "copies outside of"),
+    ],
+)
+def test_what_is_no_loop_with_roles(
+    fault: Callable[[Stmt], tuple[Stmt, ...]], message: str
+) -> None:
+    with pytest.raises(Exception, match=message):
+        verify(changed(ONE.nest(), fault))
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ("Roles('c.r0.0', 17)", "17 versions"),
+        ("Roles('c.r0.0', 2, 2)", "a slack of 2"),
+        ("Roles('y.i', 4)", "nothing is allocated in y.i"),
+    ],
+)
+def test_refusals(step: str, message: str) -> None:
+    before = start(ONE.group())
+    steps = "Split('c.r0', 64)\n" if "c.r0" in step else ""
+    with pytest.raises(Refused, match=message):
+        apply(before, parse_trace(steps + step))
+
+
+# ---- blocks that walk over tiles
+
+
+def test_blocks_walk_over_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three tiles of seven iterations each: which memory is whose goes on counting."""
+    monkeypatch.setattr(grid_group_products, "PERSISTENT", True)
+    p = Product(64, 192, 448, across=(False, False))
+    nest = p.nest()
+    assert "release 0" in nest_text(nest)
+    check(p, nest)
+    # As if every tile began with the first version.
+    index = nest_text(nest).replace("(c.r0.0+7*y.tiles.0)%4", "c.r0.0%4")
+    assert index != nest_text(nest)
+    with pytest.raises(RunError, match=r"in flight|reads"):
+        simt.run(parse_nest(index), p.arguments())
+
+
+# ---- clusters
+
+
+def shared(monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    monkeypatch.setattr(grid_group_products, "CLUSTER", 2)
+    return emit_kernels(legalise(TWO.nest(), GPU), GPU)
+
+
+def test_blocks_of_a_cluster_wait_for_each_other_at_memory_barriers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = shared(monkeypatch)
+    assert made.launches[0].cluster == 2 and made.launches[0].threads == (4, 8, 5)
+    # When the kernel begins and when it ends, not in the loop.
+    assert made.text.count("call void @llvm.nvvm.barrier.cluster.wait") == 2
+    assert made.text.count("mapa.shared::cluster") == 1
+    given, want = TWO.arguments(), simt.run(TWO.nest(), TWO.arguments())["y"]
+    assert (emulate.run_kernels(made, given, {}, 16)["y"] == want).all()
+    assert all(x.spilled == 0 for x in assemble(assembly(made.text, GPU), GPU.cpu))
+
+
+@pytest.mark.slow
+def test_a_block_that_releases_the_first_ones_memory_only_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The producer of the second one waits for ever."""
+    made = shared(monkeypatch)
+    wrong = re.sub(r"(icmp ult i32 %\S+), 2\b", r"\1, 1", made.text)
+    assert wrong != made.text
+    with pytest.raises(AssertionError, match="threads failed"):
+        emulate.run_kernels(replace(made, text=wrong), TWO.arguments(), {}, 16)
