@@ -129,6 +129,9 @@ class _Fuser:
         if f.kind in ("program", "contract"):
             regions.new(f.kind, () if f.kind == "program" else n.shape, n).anchor = n
             return
+        if isinstance(n.type, TupleType):
+            regions.new("column", f.outputs[0].shape, n).anchor = n
+            return
         row = f.kind == "reduce" and self.is_row(n, f)
         found = sorted(regions.producers(n), key=lambda r: _PRIORITY[r.kind])
         if n.rank == 0 and sum(map(self.is_total, found)) > 1:

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from tilewright import rewrites
 from tilewright.base.events import Log
-from tilewright.ir.node import Graph, Node
+from tilewright.graph.classify import guess
+from tilewright.ir.node import Graph, Item, Node, rebuild
 from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.rewrite import rewrite
 from tilewright.ir.target import Target
 from tilewright.ir.types import bf16, f16
+from tilewright.ops.attention import AttentionForward
 from tilewright.ops.elementwise import Cast
 from tilewright.ops.linear import Matmul
-from tilewright.rewrites.key_blocks import key_block_rules
+from tilewright.rewrites.key_blocks import Cut, attention_in_blocks, key_block_rules
 
 FEW_ROWS = 16  # of queries: fewer leave most of a product's rows empty
 WIDEST = 128  # a head: twice its sums, and scores, are in the registers of one group of warps
 GROUP_ROWS = 64  # of an instruction of a group of warps
+MANY_KEYS = 1024  # from which on few rows are a tile all the same: reading the keys takes longest
+RESIDENT = 2  # blocks of threads on a multiprocessor
+# What takes as long as so many blocks of keys: to start with the first one, and another launch.
+START, LAUNCH = 2, 8
 VECTOR = 8  # elements that are copied at a time
+
+
+def _resident(target: Target) -> int:
+    return RESIDENT * target.grid.multiprocessors if target.grid is not None else RESIDENT
 
 
 def _multiplies(target: Target) -> bool:
@@ -33,13 +44,25 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
     chain of both products is one kernel (kernel/defaults/grid_chains.py)."""
 
     block: int = 64  # keys: steps of the sum that one use of an instruction takes
+    resident: int = of_target(264, _resident)  # blocks of threads at a time
     multiplies: bool = of_target(True, _multiplies)  # by an instruction, 16-bit floats
 
     def apply(self, program: Graph, log: Log) -> Graph:
         if not self.multiplies:
             return program
         program = rewrite(program, rewrites.rules(families=("spelled",)), log, 1)
-        return rewrite(program, key_block_rules(self.size), log, 1)
+        cut = Cut(self.size, self.parts, GROUP_ROWS)
+        program = rewrite(program, key_block_rules(cut), log, 1)
+
+        def with_log(n: Node) -> Node:
+            """Attention whose gradient needs the logarithm of the denominators."""
+            source = n.inputs[0] if isinstance(n.op, Item) else None
+            if source is None or not isinstance(source.op, AttentionForward):
+                return n
+            made = attention_in_blocks(source.op, cut, True, *source.inputs)
+            return n if made is None else made[n.op.k]
+
+        return rebuild(program, with_log)
 
     def size(self, scores: Node) -> int | None:
         """Of a block; None where the products are none of warps."""
@@ -53,7 +76,23 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
             for x in map(_unviewed, found.inputs)
         )
         fits = isinstance(width, int) and width <= WIDEST and width % VECTOR == 0
-        return self.block if narrow and fits and rows >= FEW_ROWS and keys else None
+        enough = rows >= FEW_ROWS or keys >= MANY_KEYS
+        return self.block if narrow and fits and enough and keys else None
+
+    def parts(self, scores: Node, blocks: int) -> int:
+        """Parts of the keys, where tiles of rows are too few for all multiprocessors."""
+        tiles = -(-prod(map(guess, scores.shape[:-1])) // GROUP_ROWS)
+        if isinstance(rows := scores.shape[-2], int):
+            tiles = prod(map(guess, scores.shape[:-2])) * -(-rows // GROUP_ROWS)
+
+        def turns(parts: int) -> float:
+            """Blocks of keys that one block of threads walks over, one after the other."""
+            again = -(-tiles * parts // self.resident)
+            more = LAUNCH + parts / 16 if parts > 1 else 0
+            # Blocks without a rest need no condition that positions are below the number of keys.
+            return again * (-(-blocks // parts) + START) + more + START * (blocks % parts > 0)
+
+        return min(range(1, blocks + 1), key=turns)
 
 
 def _product(scores: Node) -> Node | None:

@@ -28,7 +28,7 @@ from tilewright.ops.creation import iota
 from tilewright.ops.linear import matmul
 from tilewright.ops.reductions import amax, sum
 from tilewright.ops.shapes import broadcast_shapes, same_dtype, want_kind
-from tilewright.ops.views import pad, reshape, transpose
+from tilewright.ops.views import expand, pad, reshape, transpose
 
 NOTHING = float("-inf")
 
@@ -81,12 +81,50 @@ class _Attention(Op):
             columns = iota(k.shape[-2], dtype=i64)
             scores = ew.where(ew.ge(rows, columns), scores, NOTHING)
         for m in mask:
-            own = _apart(m, groups)
-            if m.dtype.is_bool:
-                scores = ew.where(own, scores, NOTHING)
-            else:
-                scores = ew.add(scores, ew.cast(own, scores.dtype))
+            scores = _masked(scores, _apart(m, groups))
         return scores
+
+    def rows(self, q: Node, k: Node, v: Node, *mask: Node) -> tuple[Node, Node, int]:
+        """Masked scores and the values that they weigh, in the accumulator's dtype, and how many
+        heads of queries share one of keys: these are apart, `joined` brings them together."""
+        k, v = _once(k, _as_long(v, k))
+        groups = _groups(q.shape, k.shape)
+        wide_q, wide_k, wide_v = _wide(q, k, v)
+        return self.scores(wide_q, wide_k, mask), _together(wide_v, groups), groups
+
+    def shared_rows(self, q: Node, k: Node, v: Node, *mask: Node) -> tuple[Node, Node]:
+        """The same with the heads that share keys as rows of one product: [.., shared, groups * L,
+        ..]. They read each key once."""
+        k, v = _once(k, _as_long(v, k))
+        groups = _groups(q.shape, k.shape)
+        wide_q, wide_k, wide_v = _wide(q, k, v)
+        rows = _rows(_apart(wide_q, groups), groups)
+        scores = ew.mul(matmul(rows, transpose(wide_k, -2, -1)), self.scale)
+        length = q.shape[-2]
+        if self.causal:
+            own = reshape(iota(length, dtype=i64), (1, length, 1))
+            places = _rows(expand(own, (groups, length, 1)), groups)
+            seen = ew.ge(places, iota(k.shape[-2], dtype=i64))
+            scores = ew.where(seen, scores, NOTHING)
+        for m in mask:
+            scores = _masked(scores, _mask_rows(m, groups, length))
+        return scores, wide_v
+
+
+def _masked(scores: Node, mask: Node) -> Node:
+    if mask.dtype.is_bool:
+        return ew.where(mask, scores, NOTHING)
+    return ew.add(scores, ew.cast(mask, scores.dtype))
+
+
+def _mask_rows(m: Node, groups: int, length: Dim) -> Node:
+    """A mask [.., heads or 1, L or 1, S] for rows of `groups` heads next to each other."""
+    apart = _apart(m, groups) if m.rank > 2 else reshape(m, (1, 1, *m.shape))
+    own, rows, keys = apart.shape[-3:]
+    if D.known_eq(own, 1) and D.known_eq(rows, 1):
+        return reshape(apart, (*apart.shape[:-3], 1, keys))
+    whole = expand(apart, (*apart.shape[:-3], groups, length, keys))
+    return _rows(whole, groups)
 
 
 def _apart(x: Node, groups: int) -> Node:
@@ -223,14 +261,6 @@ class Attention(_Attention):
         # Dividing what was seen, not the weights: one division per row and width.
         seen = ew.div(matmul(e, values), ew.where(ew.eq(total, 0.0), 1.0, total))
         return joined(ew.cast(seen, q.dtype), groups)
-
-    def rows(self, q: Node, k: Node, v: Node, *mask: Node) -> tuple[Node, Node, int]:
-        """Masked scores and the values that they weigh, in the accumulator's dtype, and how many
-        heads of queries share one of keys: these are apart, `joined` brings them together."""
-        k, v = _once(k, _as_long(v, k))
-        groups = _groups(q.shape, k.shape)
-        wide_q, wide_k, wide_v = _wide(q, k, v)
-        return self.scores(wide_q, wide_k, mask), _together(wide_v, groups), groups
 
     def reference(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *mask: np.ndarray
