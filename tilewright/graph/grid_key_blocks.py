@@ -13,7 +13,7 @@ from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.rewrite import rewrite
 from tilewright.ir.target import Target
 from tilewright.ir.types import bf16, f16
-from tilewright.ops.attention import AttentionForward
+from tilewright.ops.attention import AttentionBackward, AttentionForward
 from tilewright.ops.elementwise import Cast
 from tilewright.ops.linear import Matmul
 from tilewright.rewrites.key_blocks import Cut, attention_in_blocks, key_block_rules
@@ -54,15 +54,19 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
         cut = Cut(self.size, self.parts, GROUP_ROWS)
         program = rewrite(program, key_block_rules(cut), log, 1)
 
-        def with_log(n: Node) -> Node:
-            """Attention whose gradient needs the logarithm of the denominators."""
+        def several(n: Node) -> Node:
+            """Attention whose gradient needs the logarithms of denominators, and that gradient."""
             source = n.inputs[0] if isinstance(n.op, Item) else None
-            if source is None or not isinstance(source.op, AttentionForward):
-                return n
-            made = attention_in_blocks(source.op, cut, True, *source.inputs)
+            made: tuple[Node, ...] | None = None
+            if source is not None and isinstance(source.op, AttentionForward):
+                made = attention_in_blocks(source.op, cut, True, *source.inputs)
+            elif source is not None and isinstance(source.op, AttentionBackward):
+                grad, q, k, *rest = source.inputs
+                if self.size(source.op.rows(q, k, *rest[:1])[0]) is not None:
+                    made = source.op.recomputed(grad, q, k, *rest)
             return n if made is None else made[n.op.k]
 
-        return rebuild(program, with_log)
+        return rebuild(program, several)
 
     def size(self, scores: Node) -> int | None:
         """Of a block; None where the products are none of warps."""

@@ -102,13 +102,20 @@ class _Attention(Op):
         scores = ew.mul(matmul(rows, transpose(wide_k, -2, -1)), self.scale)
         length = q.shape[-2]
         if self.causal:
-            own = reshape(iota(length, dtype=i64), (1, length, 1))
-            places = _rows(expand(own, (groups, length, 1)), groups)
-            seen = ew.ge(places, iota(k.shape[-2], dtype=i64))
+            seen = self._visible(q, k, groups)
             scores = ew.where(seen, scores, NOTHING)
         for m in mask:
             scores = _masked(scores, _mask_rows(m, groups, length))
         return scores, wide_v
+
+    def _visible(self, q: Node, k: Node, groups: int, turned: bool = False) -> Node:
+        """Which keys causal attention sees from rows of `groups` heads; turned: keys by rows."""
+        length = q.shape[-2]
+        own = reshape(iota(length, dtype=i64), (1, length, 1))
+        rows = _rows(expand(own, (groups, length, 1)), groups) if groups > 1 else own
+        places = reshape(rows, (1, -1) if turned else (-1, 1))
+        keys = iota(k.shape[-2], dtype=i64)
+        return ew.ge(places, reshape(keys, (-1, 1) if turned else (1, -1)))
 
 
 def _masked(scores: Node, mask: Node) -> Node:
@@ -354,6 +361,44 @@ class AttentionBackward(_Attention):
         rows = [_rows(x, groups) for x in (ds, own_q, p, g)]
         dk = matmul(transpose(rows[0], -2, -1), rows[1])
         dv = matmul(transpose(rows[2], -2, -1), rows[3])
+        return ew.cast(dq, q.dtype), ew.cast(dk, k.dtype), ew.cast(dv, v.dtype)
+
+    def recomputed(
+        self, grad: Node, q: Node, k: Node, v: Node, out: Node, log_total: Node, *mask: Node
+    ) -> tuple[Node, Node, Node]:
+        """The same gradients, each from weights of its own, so that none are stored: those of keys
+        and values from weights with keys as rows. What a product multiplies is rounded to the dtype
+        of the operands."""
+        groups = _groups(q.shape, k.shape)
+        g, wide_q, wide_k, wide_v, o, total = _wide(grad, q, k, v, out, log_total)
+        total = reshape(ew.where(ew.eq(total, NOTHING), 0.0, total), total.shape + (1,))
+        inner = sum(ew.mul(g, o), (g.rank - 1,), True)
+
+        def narrow(x: Node) -> Node:
+            return ew.cast(ew.cast(x, q.dtype), x.dtype)
+
+        def weights(scores: Node, seen: Node, each: Node, within: Node) -> tuple[Node, Node]:
+            p = ew.exp(ew.sub(scores, each))
+            return p, ew.mul(ew.mul(p, ew.sub(seen, within)), self.scale)
+
+        scores = self.scores(wide_q, wide_k, mask)
+        own_g, own_total, own_inner = (_apart(x, groups) for x in (g, total, inner))
+        seen = matmul(own_g, transpose(_together(wide_v, groups), -2, -1))
+        _, ds = weights(scores, seen, own_total, own_inner)
+        dq = joined(matmul(narrow(ds), _together(wide_k, groups)), groups)
+        rows, of_rows, each, within = (
+            _rows(_apart(x, groups), groups) for x in (wide_q, g, total, inner)
+        )
+        turned = ew.mul(matmul(wide_k, transpose(rows, -2, -1)), self.scale)
+        seen = matmul(wide_v, transpose(of_rows, -2, -1))
+        if self.causal:
+            turned = ew.where(self._visible(q, k, groups, turned=True), turned, NOTHING)
+        for m in mask:
+            own = _mask_rows(m, groups, q.shape[-2])
+            turned = _masked(turned, transpose(own, -2, -1))
+        each, within = (transpose(x, -2, -1) for x in (each, within))
+        p, ds = weights(turned, seen, each, within)
+        dk, dv = matmul(narrow(ds), rows), matmul(narrow(p), of_rows)
         return ew.cast(dq, q.dtype), ew.cast(dk, k.dtype), ew.cast(dv, v.dtype)
 
     def reference(
