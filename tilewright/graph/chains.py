@@ -136,7 +136,7 @@ class Chains:
         (last,) = found.values()
         if last.kind != "column" or last.anchor is None:
             return None
-        rank = last.anchor.rank
+        rank = len(self.facts[last.anchor].outputs[0].shape)
         around = (*range(rank - 2), rank, rank - 2)  # parts of the rows are right outside of them
         for p in (rows, second):
             for q, r in self._edges(p, last):

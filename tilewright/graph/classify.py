@@ -103,6 +103,12 @@ def _facts(_: type[Op], op: Op, types: tuple[Type, ...]) -> Facts:
     ins, outs = definition(op, tuple(_tensor(t, op) for t in types))
     found = list(stages(outs))
     out = outs[0]
+    if len(outs) > 1 and _of_one_reduction(found, outs):
+        reduce = found[0].body
+        assert isinstance(reduce, Reduce)
+        reads = [v for v in E.walk(reduce.body) if isinstance(v, Load)]
+        accesses = tuple(_access(v, ins, found[0].axes + reduce.axes) for v in reads)
+        return Facts("reduce", ins, (found[0],), reduce, accesses, _weight(reduce) + 1)
     if len(outs) != 1 or found != [out] or out.kind != "compute":
         return Facts("program", ins, outs)
     assert out.body is not None
@@ -132,6 +138,13 @@ def _facts(_: type[Op], op: Op, types: tuple[Type, ...]) -> Facts:
         pointwise=not any(isinstance(v, Index) for v in inside)
         and all(_broadcast(a, ins[a.operand].shape, out.shape) for a in accesses),
     )
+
+
+def _of_one_reduction(found: list[Tensor], outs: tuple[Tensor, ...]) -> bool:
+    """Are several results maps of one reduction, which carries what they need?"""
+    first, *rest = found
+    plain = all(t.kind == "compute" for t in found) and isinstance(first.body, Reduce)
+    return plain and all(o in rest for o in outs) and all(t.inputs() == (first,) for t in rest)
 
 
 def _tensor(t: Type, op: Op) -> TensorType:

@@ -31,6 +31,7 @@ from tilewright.graph.classify import (
 from tilewright.graph.cluster import Cluster, Fused, Refusal, Why
 from tilewright.graph.inline import inlining_of
 from tilewright.graph.order import few_live_bytes
+from tilewright.graph.product_chains import ProductChains
 from tilewright.graph.regions import (
     Read,
     Region,
@@ -112,6 +113,7 @@ class _Fuser:
         Totals(self.regions, self.facts, self.readers, self.too_large).join()
         self.absorb()
         found = (self.regions, self.facts, self.readers, self.results)
+        ProductChains(*found, self.target).link()
         chains = Chains(*found, self.too_large, self.target)
         self.unchained = chains.link()
 
@@ -128,6 +130,9 @@ class _Fuser:
             return
         if f.kind in ("program", "contract"):
             regions.new(f.kind, () if f.kind == "program" else n.shape, n).anchor = n
+            return
+        if isinstance(n.type, TupleType):
+            regions.new("column", f.outputs[0].shape, n).anchor = n
             return
         row = f.kind == "reduce" and self.is_row(n, f)
         found = sorted(regions.producers(n), key=lambda r: _PRIORITY[r.kind])

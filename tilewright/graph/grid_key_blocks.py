@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from tilewright import rewrites
 from tilewright.base.events import Log
-from tilewright.ir.node import Graph, Node
+from tilewright.graph.classify import guess
+from tilewright.ir.node import Graph, Item, Node, rebuild
 from tilewright.ir.passes import Pass, of_target
 from tilewright.ir.rewrite import rewrite
 from tilewright.ir.target import Target
 from tilewright.ir.types import bf16, f16
+from tilewright.ops.attention import AttentionBackward, AttentionForward
 from tilewright.ops.elementwise import Cast
 from tilewright.ops.linear import Matmul
-from tilewright.rewrites.key_blocks import key_block_rules
+from tilewright.rewrites.key_blocks import Cut, attention_in_blocks, key_block_rules
 
 FEW_ROWS = 16  # of queries: fewer leave most of a product's rows empty
 WIDEST = 128  # a head: twice its sums, and scores, are in the registers of one group of warps
 GROUP_ROWS = 64  # of an instruction of a group of warps
+MANY_KEYS = 1024  # from which on few rows are a tile all the same: reading the keys takes longest
+RESIDENT = 2  # blocks of threads on a multiprocessor
+# What takes as long as so many blocks of keys: to start with the first one, and another launch.
+START, LAUNCH = 2, 8
 VECTOR = 8  # elements that are copied at a time
 KEYS: int = 64  # of a block: a multiple of the steps of the sum that an instruction takes
+
+
+def _resident(target: Target) -> int:
+    return RESIDENT * target.grid.multiprocessors if target.grid is not None else RESIDENT
 
 
 def _multiplies(target: Target) -> bool:
@@ -34,6 +45,7 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
     chain of both products is one kernel (kernel/defaults/grid_chains.py)."""
 
     block: int = 0  # keys; 0: as many as `KEYS` says
+    resident: int = of_target(264, _resident)  # blocks of threads at a time
     multiplies: bool = of_target(True, _multiplies)  # by an instruction, 16-bit floats
 
     def apply(self, program: Graph, log: Log) -> Graph:
@@ -41,7 +53,22 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
             return program
         known = rewrites.rules("rounding", families=("spelled", "scaled"))
         program = rewrite(program, known, log, 3)
-        return rewrite(program, key_block_rules(self.size), log, 1)
+        cut = Cut(self.size, self.parts, GROUP_ROWS)
+        program = rewrite(program, key_block_rules(cut), log, 1)
+
+        def several(n: Node) -> Node:
+            """Attention whose gradient needs the logarithms of denominators, and that gradient."""
+            source = n.inputs[0] if isinstance(n.op, Item) else None
+            made: tuple[Node, ...] | None = None
+            if source is not None and isinstance(source.op, AttentionForward):
+                made = attention_in_blocks(source.op, cut, True, *source.inputs)
+            elif source is not None and isinstance(source.op, AttentionBackward):
+                grad, q, k, *rest = source.inputs
+                if self.size(source.op.rows(q, k, *rest[:1])[0]) is not None:
+                    made = source.op.recomputed(grad, q, k, *rest)
+            return n if made is None else made[n.op.k]
+
+        return rebuild(program, several)
 
     def size(self, scores: Node) -> int | None:
         """Of a block; None where the products are none of warps."""
@@ -56,7 +83,23 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
         )
         fits = isinstance(width, int) and width <= WIDEST and width % VECTOR == 0
         block = self.block or KEYS
-        return block if narrow and fits and rows >= FEW_ROWS and keys else None
+        enough = rows >= FEW_ROWS or keys >= MANY_KEYS
+        return block if narrow and fits and enough and keys else None
+
+    def parts(self, scores: Node, blocks: int) -> int:
+        """Parts of the keys, where tiles of rows are too few for all multiprocessors."""
+        tiles = -(-prod(map(guess, scores.shape[:-1])) // GROUP_ROWS)
+        if isinstance(rows := scores.shape[-2], int):
+            tiles = prod(map(guess, scores.shape[:-2])) * -(-rows // GROUP_ROWS)
+
+        def turns(parts: int) -> float:
+            """Blocks of keys that one block of threads walks over, one after the other."""
+            again = -(-tiles * parts // self.resident)
+            more = LAUNCH + parts / 16 if parts > 1 else 0
+            # Blocks without a rest need no condition that positions are below the number of keys.
+            return again * (-(-blocks // parts) + START) + more + START * (blocks % parts > 0)
+
+        return min(range(1, blocks + 1), key=turns)
 
 
 def _product(scores: Node) -> Node | None:

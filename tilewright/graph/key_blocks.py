@@ -14,7 +14,7 @@ from tilewright.ir.register_tile import register_tile
 from tilewright.ir.rewrite import rewrite
 from tilewright.ir.target import Target
 from tilewright.ir.types import f32
-from tilewright.rewrites.key_blocks import has_positions, key_block_rules
+from tilewright.rewrites.key_blocks import Cut, has_positions, key_block_rules
 
 # Lanes of the kernels that work on rows of scores, of which a block is a multiple.
 LANES = 16
@@ -44,7 +44,7 @@ class KeyBlocks(Pass, before=("Decompose",), rounds=True):
 
     def apply(self, program: Graph, log: Log) -> Graph:
         program = rewrite(program, rewrites.rules(families=("spelled",)), log, 1)
-        return rewrite(program, key_block_rules(self.size), log, 1)
+        return rewrite(program, key_block_rules(Cut(self.size)), log, 1)
 
     def size(self, scores: Node) -> int | None:
         """Of a block; None where all keys are one."""

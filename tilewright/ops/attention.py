@@ -28,7 +28,7 @@ from tilewright.ops.creation import iota
 from tilewright.ops.linear import matmul
 from tilewright.ops.reductions import amax, sum
 from tilewright.ops.shapes import broadcast_shapes, same_dtype, want_kind
-from tilewright.ops.views import pad, reshape, transpose
+from tilewright.ops.views import expand, pad, reshape, transpose
 
 NOTHING = float("-inf")
 
@@ -81,12 +81,57 @@ class _Attention(Op):
             columns = iota(k.shape[-2], dtype=i64)
             scores = ew.where(ew.ge(rows, columns), scores, NOTHING)
         for m in mask:
-            own = _apart(m, groups)
-            if m.dtype.is_bool:
-                scores = ew.where(own, scores, NOTHING)
-            else:
-                scores = ew.add(scores, ew.cast(own, scores.dtype))
+            scores = _masked(scores, _apart(m, groups))
         return scores
+
+    def rows(self, q: Node, k: Node, v: Node, *mask: Node) -> tuple[Node, Node, int]:
+        """Masked scores and the values that they weigh, in the accumulator's dtype, and how many
+        heads of queries share one of keys: these are apart, `joined` brings them together."""
+        k, v = _once(k, _as_long(v, k))
+        groups = _groups(q.shape, k.shape)
+        wide_q, wide_k, wide_v = _wide(q, k, v)
+        return self.scores(wide_q, wide_k, mask), _together(wide_v, groups), groups
+
+    def shared_rows(self, q: Node, k: Node, v: Node, *mask: Node) -> tuple[Node, Node]:
+        """The same with the heads that share keys as rows of one product: [.., shared, groups * L,
+        ..]. They read each key once."""
+        k, v = _once(k, _as_long(v, k))
+        groups = _groups(q.shape, k.shape)
+        wide_q, wide_k, wide_v = _wide(q, k, v)
+        rows = _rows(_apart(wide_q, groups), groups)
+        scores = ew.mul(matmul(rows, transpose(wide_k, -2, -1)), self.scale)
+        length = q.shape[-2]
+        if self.causal:
+            seen = self._visible(q, k, groups)
+            scores = ew.where(seen, scores, NOTHING)
+        for m in mask:
+            scores = _masked(scores, _mask_rows(m, groups, length))
+        return scores, wide_v
+
+    def _visible(self, q: Node, k: Node, groups: int, turned: bool = False) -> Node:
+        """Which keys causal attention sees from rows of `groups` heads; turned: keys by rows."""
+        length = q.shape[-2]
+        own = reshape(iota(length, dtype=i64), (1, length, 1))
+        rows = _rows(expand(own, (groups, length, 1)), groups) if groups > 1 else own
+        places = reshape(rows, (1, -1) if turned else (-1, 1))
+        keys = iota(k.shape[-2], dtype=i64)
+        return ew.ge(places, reshape(keys, (-1, 1) if turned else (1, -1)))
+
+
+def _masked(scores: Node, mask: Node) -> Node:
+    if mask.dtype.is_bool:
+        return ew.where(mask, scores, NOTHING)
+    return ew.add(scores, ew.cast(mask, scores.dtype))
+
+
+def _mask_rows(m: Node, groups: int, length: Dim) -> Node:
+    """A mask [.., heads or 1, L or 1, S] for rows of `groups` heads next to each other."""
+    apart = _apart(m, groups) if m.rank > 2 else reshape(m, (1, 1, *m.shape))
+    own, rows, keys = apart.shape[-3:]
+    if D.known_eq(own, 1) and D.known_eq(rows, 1):
+        return reshape(apart, (*apart.shape[:-3], 1, keys))
+    whole = expand(apart, (*apart.shape[:-3], groups, length, keys))
+    return _rows(whole, groups)
 
 
 def _apart(x: Node, groups: int) -> Node:
@@ -224,14 +269,6 @@ class Attention(_Attention):
         seen = ew.div(matmul(e, values), ew.where(ew.eq(total, 0.0), 1.0, total))
         return joined(ew.cast(seen, q.dtype), groups)
 
-    def rows(self, q: Node, k: Node, v: Node, *mask: Node) -> tuple[Node, Node, int]:
-        """Masked scores and the values that they weigh, in the accumulator's dtype, and how many
-        heads of queries share one of keys: these are apart, `joined` brings them together."""
-        k, v = _once(k, _as_long(v, k))
-        groups = _groups(q.shape, k.shape)
-        wide_q, wide_k, wide_v = _wide(q, k, v)
-        return self.scores(wide_q, wide_k, mask), _together(wide_v, groups), groups
-
     def reference(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *mask: np.ndarray
     ) -> np.ndarray:
@@ -324,6 +361,44 @@ class AttentionBackward(_Attention):
         rows = [_rows(x, groups) for x in (ds, own_q, p, g)]
         dk = matmul(transpose(rows[0], -2, -1), rows[1])
         dv = matmul(transpose(rows[2], -2, -1), rows[3])
+        return ew.cast(dq, q.dtype), ew.cast(dk, k.dtype), ew.cast(dv, v.dtype)
+
+    def recomputed(
+        self, grad: Node, q: Node, k: Node, v: Node, out: Node, log_total: Node, *mask: Node
+    ) -> tuple[Node, Node, Node]:
+        """The same gradients, each from weights of its own, so that none are stored: those of keys
+        and values from weights with keys as rows. What a product multiplies is rounded to the dtype
+        of the operands."""
+        groups = _groups(q.shape, k.shape)
+        g, wide_q, wide_k, wide_v, o, total = _wide(grad, q, k, v, out, log_total)
+        total = reshape(ew.where(ew.eq(total, NOTHING), 0.0, total), total.shape + (1,))
+        inner = sum(ew.mul(g, o), (g.rank - 1,), True)
+
+        def narrow(x: Node) -> Node:
+            return ew.cast(ew.cast(x, q.dtype), x.dtype)
+
+        def weights(scores: Node, seen: Node, each: Node, within: Node) -> tuple[Node, Node]:
+            p = ew.exp(ew.sub(scores, each))
+            return p, ew.mul(ew.mul(p, ew.sub(seen, within)), self.scale)
+
+        scores = self.scores(wide_q, wide_k, mask)
+        own_g, own_total, own_inner = (_apart(x, groups) for x in (g, total, inner))
+        seen = matmul(own_g, transpose(_together(wide_v, groups), -2, -1))
+        _, ds = weights(scores, seen, own_total, own_inner)
+        dq = joined(matmul(narrow(ds), _together(wide_k, groups)), groups)
+        rows, of_rows, each, within = (
+            _rows(_apart(x, groups), groups) for x in (wide_q, g, total, inner)
+        )
+        turned = ew.mul(matmul(wide_k, transpose(rows, -2, -1)), self.scale)
+        seen = matmul(wide_v, transpose(of_rows, -2, -1))
+        if self.causal:
+            turned = ew.where(self._visible(q, k, groups, turned=True), turned, NOTHING)
+        for m in mask:
+            own = _mask_rows(m, groups, q.shape[-2])
+            turned = _masked(turned, transpose(own, -2, -1))
+        each, within = (transpose(x, -2, -1) for x in (each, within))
+        p, ds = weights(turned, seen, each, within)
+        dk, dv = matmul(narrow(ds), rows), matmul(narrow(p), of_rows)
         return ew.cast(dq, q.dtype), ew.cast(dk, k.dtype), ew.cast(dv, v.dtype)
 
     def reference(

@@ -20,7 +20,7 @@ from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Tensor, Value
 from tilewright.ir.node import Node, Op, node
 from tilewright.ir.operator import Sample, operator
-from tilewright.ir.types import DType, TensorType, f64
+from tilewright.ir.types import DType, TensorType, TupleType, f64
 from tilewright.ops import samples as S
 from tilewright.ops.shapes import same_dtype, want_kind
 
@@ -100,17 +100,11 @@ class SoftmaxMatmul(Op):
         yield S.case(cls(), S.normal(0, 4), S.normal(4, 2, seed=5))
 
 
-@operator
-class SoftmaxParts(Op):
-    """Softmax times values of all keys, from parts of the keys: their maxima [.., P, L, 1], the
-    sums of their weights exp(score - maximum) and those weights times values [.., P, L, N].
+class _Parts(Op):
+    """What reduces parts of the keys: their maxima [.., P, L, 1], the sums of their weights
+    exp(score - maximum) and those weights times values [.., P, L, N]."""
 
-    A row of which no part has seen anything (-inf, 0, 0) is zero, or no number.
-    """
-
-    zeros: bool
-
-    def infer(self, top: TensorType, total: TensorType, seen: TensorType) -> TensorType:
+    def check(self, top: TensorType, total: TensorType, seen: TensorType) -> None:
         same_dtype(self.name, top, total, seen)
         want_kind(self.name, top, "f")
         each = (*seen.shape[:-1], 1)
@@ -122,43 +116,56 @@ class SoftmaxParts(Op):
                 f"{self.name}: {top!r}, {total!r} and {seen!r} do not fit",
                 hint="[.., P, L, 1] twice and [.., P, L, N]",
             )
+
+    @staticmethod
+    def reduced(top: Tensor, total: Tensor, seen: Tensor, at: tuple[Dim, ...]) -> Value:
+        """(maximum, sum, weighted sum) of all parts at one place."""
+        *batch, row, column = at
+
+        def part(p: Dim) -> Value:
+            each = (*batch, p, row, 0)
+            return E.tuple_of(top[each], total[each], seen[(*batch, p, row, column)])
+
+        return E.reduce(_rescaling(seen.dtype), (seen.shape[-3],), part)
+
+
+def _divided(parts: Value, zeros: bool) -> Value:
+    """The weighted values; of a row that has seen nothing zero, or no number."""
+    sums = E.item(parts, 1)
+    if zeros:
+        d = sums.dtype
+        sums = E.select(E.fn("eq", sums, E.const(0.0, d)), E.const(1.0, d), sums)
+    return E.item(parts, 2) / sums
+
+
+@operator
+class SoftmaxParts(_Parts):
+    """Softmax times values of all keys, from parts of the keys: their maxima [.., P, L, 1], the
+    sums of their weights exp(score - maximum) and those weights times values [.., P, L, N].
+
+    A row of which no part has seen anything (-inf, 0, 0) is zero, or no number.
+    """
+
+    zeros: bool
+
+    def infer(self, top: TensorType, total: TensorType, seen: TensorType) -> TensorType:
+        self.check(top, total, seen)
         return TensorType(seen.dtype, (*seen.shape[:-3], *seen.shape[-2:]))
 
     def compute(self, top: Tensor, total: Tensor, seen: Tensor) -> Tensor:
-        d = seen.dtype
-
         def body(*at: Dim) -> Value:
-            *batch, row, column = at
+            return _divided(self.reduced(top, total, seen, at), self.zeros)
 
-            def part(p: Dim) -> Value:
-                each = (*batch, p, row, 0)
-                return E.tuple_of(top[each], total[each], seen[(*batch, p, row, column)])
-
-            parts = E.reduce(_rescaling(d), (seen.shape[-3],), part)
-            sums = E.item(parts, 1)
-            if self.zeros:
-                sums = E.select(E.fn("eq", sums, E.const(0.0, d)), E.const(1.0, d), sums)
-            return E.item(parts, 2) / sums
-
-        return E.compute((*seen.shape[:-3], *seen.shape[-2:]), body, d)
+        return E.compute((*seen.shape[:-3], *seen.shape[-2:]), body, seen.dtype)
 
     def reference(self, top: np.ndarray, total: np.ndarray, seen: np.ndarray) -> np.ndarray:
-        whole = np.max(top, -3, keepdims=True, initial=NOTHING)
-        scale = np.exp(top - np.where(whole == NOTHING, 0, whole))
-        sums = (total * scale).sum(-3)
-        if self.zeros:
-            sums = np.where(sums == 0, 1, sums)
-        with np.errstate(invalid="ignore"):
-            return (seen * scale).sum(-3) / sums
+        return _numpy_parts(top, total, seen, self.zeros)[0]
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for zeros, shape in ((True, (3, 5)), (False, (2, 4, 3)), (True, (1, 2))):
-            top = S.uniform(*shape, 1, lo=-60, hi=60)
-            total = S.uniform(*shape, 1, lo=1, hi=9)
-            yield S.case(cls(zeros), top, total, S.normal(*shape, 6))
-        unseen = np.full((2, 3, 1), NOTHING, np.float32)
-        yield S.case(cls(True), unseen, np.zeros_like(unseen), np.zeros((2, 3, 6), np.float32))
+            yield S.case(cls(zeros), *_sample_parts(*shape))
+        yield S.case(cls(True), *_unseen())
         yield S.case(
             cls(False),
             S.normal(2, 3, 1),
@@ -168,6 +175,63 @@ class SoftmaxParts(Op):
         )
 
 
+@operator
+class SoftmaxPartsLog(_Parts):
+    """(softmax times values, log of the sum of exp(score) of each row) from parts of the keys, as
+    SoftmaxParts has them; rows that see nothing are zero."""
+
+    def infer(self, top: TensorType, total: TensorType, seen: TensorType) -> TupleType:
+        self.check(top, total, seen)
+        shape = (*seen.shape[:-3], *seen.shape[-2:])
+        return TupleType((TensorType(seen.dtype, shape), TensorType(seen.dtype, shape[:-1])))
+
+    def program(self, top: Tensor, total: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        shape, d = (*seen.shape[:-3], *seen.shape[-2:]), seen.dtype
+        parts = E.compute(shape, lambda *at: self.reduced(top, total, seen, at), name="parts")
+        out = E.compute(shape, lambda *at: _divided(parts[at], True), d)
+
+        def log_total(*at: Dim) -> Value:
+            whole = parts[(*at, 0)]  # maximum and sum are the same along a row
+            return E.fn("add", E.fn("log", E.item(whole, 1)), E.item(whole, 0))
+
+        return out, E.compute(shape[:-1], log_total, d)
+
+    def reference(
+        self, top: np.ndarray, total: np.ndarray, seen: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        out, sums, whole = _numpy_parts(top, total, seen, True)
+        with np.errstate(divide="ignore"):
+            return out, (np.log(sums) + whole)[..., 0]
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for shape in ((3, 5), (2, 4, 3), (1, 2)):
+            yield S.case(cls(), *_sample_parts(*shape))
+        yield S.case(cls(), *_unseen())
+
+
+def _numpy_parts(
+    top: np.ndarray, total: np.ndarray, seen: np.ndarray, zeros: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(weighted values, sums of weights, maxima)"""
+    whole = np.max(top, -3, keepdims=True, initial=NOTHING)
+    scale = np.exp(top - np.where(whole == NOTHING, 0, whole))
+    sums = (total * scale).sum(-3)
+    by = np.where(sums == 0, 1, sums) if zeros else sums
+    with np.errstate(invalid="ignore"):
+        return (seen * scale).sum(-3) / by, sums, whole[..., 0, :, :]
+
+
+def _sample_parts(*shape: int) -> tuple[np.ndarray, ...]:
+    top = S.uniform(*shape, 1, lo=-60, hi=60)
+    return top, S.uniform(*shape, 1, lo=1, hi=9), S.normal(*shape, 6)
+
+
+def _unseen() -> tuple[np.ndarray, ...]:
+    top = np.full((2, 3, 1), NOTHING, np.float32)
+    return top, np.zeros_like(top), np.zeros((2, 3, 6), np.float32)
+
+
 def softmax_matmul(scores: Node, values: Node) -> Node:
     return node(SoftmaxMatmul(), scores, values)
 
@@ -175,3 +239,8 @@ def softmax_matmul(scores: Node, values: Node) -> Node:
 def softmax_parts(top: Node, total: Node, seen: Node, zeros: bool) -> Node:
     """Of rows that see nothing: `zeros` instead of no numbers."""
     return node(SoftmaxParts(zeros), top, total, seen)
+
+
+def softmax_parts_log(top: Node, total: Node, seen: Node) -> Node:
+    """(weighted values, log of the sum of exp(score) of each row)"""
+    return node(SoftmaxPartsLog(), top, total, seen)

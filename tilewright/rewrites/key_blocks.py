@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tilewright import ops
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.ir.node import Node, node
-from tilewright.ir.operator import composition, is_composed
+from tilewright.ir.operator import composition, is_composed, outputs_of
 from tilewright.ir.pattern import Match, Pattern, Rest, Rule, Var, guard, op
 from tilewright.ir.types import TupleType, i64
 from tilewright.ops import elementwise as ew
-from tilewright.ops.attention import Attention, joined
+from tilewright.ops.attention import Attention, AttentionForward, joined
 from tilewright.ops.creation import Full, Iota, full, iota, number
 from tilewright.ops.elementwise import Cast
 from tilewright.ops.linear import Matmul, matmul
-from tilewright.ops.online_softmax import softmax_parts
+from tilewright.ops.online_softmax import softmax_parts, softmax_parts_log
 from tilewright.ops.reductions import AnyOf, amax, sum
 from tilewright.ops.softmax import Softmax
 from tilewright.ops.views import Expand, Reshape, pad, permute, reshape
@@ -34,25 +35,41 @@ NOTHING = float("-inf")
 
 # Keys in a block, for scores [.., rows, keys]. None: all of them are one.
 Size = Callable[[Node], "int | None"]
+# Into how many parts so many blocks of keys are taken, for scores [.., rows, keys].
+Parts = Callable[[Node, int], int]
 
 
-def key_block_rules(size: Size) -> tuple[Rule, ...]:
+def _one(scores: Node, blocks: int) -> int:
+    return 1
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How keys are cut: into blocks, which running maxima put together, and these into parts, each
+    with a result of its own. Heads that share keys are rows of one product where they have fewer
+    rows than `together`."""
+
+    size: Size
+    parts: Parts = _one
+    together: int = 0
+
+
+def key_block_rules(cut: Cut) -> tuple[Rule, ...]:
     """Attention in blocks of keys, however it is spelled."""
     q, k, v, x, mask = Var("q"), Var("k"), Var("v"), Var("x"), Rest("mask")
 
     def attention(m: Match) -> Node | None:
         found = m.op(0)
         assert isinstance(found, Attention)
-        scores, values, groups = found.rows(m.q, m.k, m.v, *m.mask)
-        out = _in_blocks(scores, values, size(scores), True)
-        return None if out is None else joined(ew.cast(out, m.root.dtype), groups)
+        out = attention_in_blocks(found, cut, False, m.q, m.k, m.v, *m.mask)
+        return None if out is None else out[0]
 
     def product(zeros: bool) -> Callable[[Match], Node | None]:
         def right(m: Match) -> Node | None:
             wide = m.x.dtype.accumulator
             scores, values = ew.cast(m.x, wide), ew.cast(m.v, wide)
-            out = _in_blocks(scores, values, size(scores), zeros)
-            return None if out is None else ew.cast(out, m.root.dtype)
+            out = _in_blocks(scores, values, cut, zeros, False)
+            return None if out is None else ew.cast(out[0], m.root.dtype)
 
         return right
 
@@ -157,11 +174,35 @@ def _opened(x: Node) -> Node:
     return x
 
 
-def _in_blocks(scores: Node, values: Node, size: int | None, zeros: bool) -> Node | None:
-    """softmax(scores) values; None where there is one block, or no product makes the scores."""
+def attention_in_blocks(
+    op: Attention | AttentionForward, cut: Cut, log: bool, q: Node, k: Node, v: Node, *mask: Node
+) -> tuple[Node, ...] | None:
+    """Attention and, if wanted, the logarithm of each row's denominator; None where it stays as it
+    is."""
+    scores, values, groups = op.rows(q, k, v, *mask)
+    length = q.shape[-2]
+    few = groups > 1 and isinstance(length, int) and length < cut.together
+    if few:
+        scores, values = op.shared_rows(q, k, v, *mask)
+    found = _in_blocks(scores, values, cut, True, log)
+    if found is None:
+        return None
+    out, *rest = found
+    out = ew.cast(out, q.dtype)
+    shape = (*q.shape[:-1], out.shape[-1])
+    out = reshape(out, shape) if few else joined(out, groups)
+    return out, *(reshape(x, shape[:-1]) for x in rest)
+
+
+def _in_blocks(
+    scores: Node, values: Node, cut: Cut, zeros: bool, log: bool
+) -> tuple[Node, ...] | None:
+    """softmax(scores) values, and the logarithm of each row's denominator; None where there is one
+    block, or no product makes the scores."""
+    size = cut.size(scores)
     if size is None:
         return None
-    b = _Blocks(scores.shape[-1], size)
+    b = _Blocks(scores.shape[-1], size, lambda blocks: cut.parts(scores, blocks))
     x = b.along_last(scores)
     if not b.products:
         return None
@@ -176,7 +217,15 @@ def _in_blocks(scores: Node, values: Node, size: int | None, zeros: bool) -> Nod
     weighted = matmul(e, b.along_rows(values))
     if not all(map(D.known_eq, weighted.shape[:-1], top.shape[:-1])):
         return None
-    return softmax_parts(top, sum(e, axis, True), weighted, zeros)
+    total = sum(e, axis, True)
+    if len(b.counts) > 1:
+        # The result of a part weighs as much as its denominator says.
+        weighted, logs = outputs_of(softmax_parts_log(top, total, weighted))
+        top = reshape(logs, (*logs.shape, 1))
+        total = ew.where(ew.eq(top, NOTHING), 0.0, full(top.shape, 1.0, top.dtype))
+    if log:
+        return outputs_of(softmax_parts_log(top, total, weighted))
+    return (softmax_parts(top, total, weighted, zeros),)
 
 
 def _scaled(x: Node) -> tuple[Node, Node | None]:
@@ -203,20 +252,24 @@ def _number(x: Node) -> float | None:
 
 class _Blocks:
     """Values over keys as values over blocks: [.., rows, keys] -> [.., blocks, rows, block], and 1
-    where an axis has one element for all of them."""
+    where an axis has one element for all of them. In several parts: [.., parts, blocks, rows,
+    block]."""
 
-    def __init__(self, keys: Dim, size: int) -> None:
+    def __init__(self, keys: Dim, size: int, parts: Callable[[int], int]) -> None:
         self.keys, self.size = keys, size
-        self.count = D.ceildiv(keys, size)
-        self.even = D.known_eq(self.count * size, keys)
+        count = D.ceildiv(keys, size)
+        found = parts(count) if isinstance(count, int) else 1
+        self.counts: tuple[Dim, ...] = (found, D.ceildiv(count, found)) if found > 1 else (count,)
+        self.whole: Dim = size * math.prod(self.counts)  # keys and what follows the last one
+        self.even = D.known_eq(self.whole, keys)
         self.known: dict[Node, Node] = {}
         self.products = 0  # that were taken apart
 
     def positions(self) -> Node:
-        return self._in_blocks(iota(self.count * self.size, dtype=i64))
+        return self._in_blocks(iota(self.whole, dtype=i64))
 
     def _in_blocks(self, x: Node) -> Node:
-        return reshape(x, (self.count, 1, self.size))
+        return reshape(x, (*self.counts, 1, self.size))
 
     def along_last(self, x: Node) -> Node:
         if x not in self.known:
@@ -234,7 +287,7 @@ class _Blocks:
         if isinstance(op, Full):
             return full((), op.value, op.dtype)
         if isinstance(op, Iota):
-            return self._in_blocks(iota(self.count * self.size, op.start, op.step, op.dtype))
+            return self._in_blocks(iota(self.whole, op.start, op.step, op.dtype))
         if isinstance(op, Matmul):
             self.products += 1
             rows, columns = x.inputs
@@ -258,33 +311,34 @@ class _Blocks:
         if x.rank == 1 or not D.known_eq(y.shape[-2], x.shape[-2]):
             return None
         inner = self.along_last(y)
-        whole = (*y.shape[:-2], self.count, y.shape[-2], self.size)
+        whole = (*y.shape[:-2], *self.counts, y.shape[-2], self.size)
         if len(whole) != inner.rank or not all(map(D.known_eq, whole, inner.shape)):
             return None
-        return reshape(inner, (*x.shape[:-2], *inner.shape[-3:]))
+        return reshape(inner, (*x.shape[:-2], *inner.shape[y.rank - 2 :]))
 
     def _each(self, x: Node) -> Node:
         """The same for all blocks."""
-        return reshape(x, (*x.shape[:-2], 1, *x.shape[-2:]))
+        return reshape(x, (*x.shape[:-2], *(1 for _ in self.counts), *x.shape[-2:]))
 
     def _stored(self, x: Node) -> Node:
         """A node that is not looked into: its last axis is cut into blocks, each with all rows."""
         if x.rank == 1:
             return self._in_blocks(self._filled(x, 0))
         x = self._filled(x, x.rank - 1)
-        x = reshape(x, (*x.shape[:-1], self.count, self.size))
-        return permute(x, (*range(x.rank - 3), x.rank - 2, x.rank - 3, x.rank - 1))
+        rows = x.rank - 2
+        x = reshape(x, (*x.shape[:-1], *self.counts, self.size))
+        return permute(x, (*range(rows), *range(rows + 1, x.rank - 1), rows, x.rank - 1))
 
     def along_rows(self, x: Node) -> Node:
         """[.., keys, width] -> [.., blocks, block, width]"""
         x = self._filled(x, x.rank - 2)
-        return reshape(x, (*x.shape[:-2], self.count, self.size, x.shape[-1]))
+        return reshape(x, (*x.shape[:-2], *self.counts, self.size, x.shape[-1]))
 
     def _filled(self, x: Node, axis: int) -> Node:
         if self.even:
             return x
-        more = [self.count * self.size - self.keys if k == axis else 0 for k in range(x.rank)]
+        more = [self.whole - self.keys if k == axis else 0 for k in range(x.rank)]
         return pad(x, (0,) * x.rank, more, False if x.dtype.is_bool else 0)
 
 
-RULES = key_block_rules(lambda scores: 2)
+RULES = key_block_rules(Cut(lambda scores: 2, lambda scores, blocks: min(2, blocks), 2))

@@ -19,6 +19,7 @@ from tilewright.ir.types import DType
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.grid_group_products import across as orders_of
+from tilewright.kernel.defaults.grid_row_results import place_rows
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
 from tilewright.kernel.fragments import LANES, WARP
 from tilewright.kernel.group import Stage
@@ -70,18 +71,21 @@ class Parts:
     sums: Stage
     end: Stage
     out: Stage
+    each: tuple[Stage, ...] = ()  # results with one value for each row
 
 
 def chain_of(s: Scheduler) -> Parts | None:
     g = s.group
     found = [g.role(x) for x in ("scores", "weights", "sums", "end")]
     outs = [x for x in g.stages if g.buffer(x.name).scope == "out"]
-    if len(outs) != 1 or not outs[0].is_map:
-        return None
     scores, weights, sums, end = found
     if scores is None or weights is None or sums is None or end is None:
         return None
-    return Parts(scores, weights, sums, end, outs[0])
+    whole = [x for x in outs if len(x.axes) == len(end.axes)]
+    each = tuple(x for x in outs if x not in whole)
+    if len(whole) != 1 or not all(x.is_map for x in outs):
+        return None
+    return Parts(scores, weights, sums, end, whole[0], each)
 
 
 def schedule_chain(s: Scheduler) -> bool:
@@ -110,6 +114,7 @@ class _Chain:
         self._pad(q, k, v, [p.scores.name, *between, p.sums.name, end])
         s.do(Reorder(tuple(x.name for x in (*p.end.axes[:-2], *p.end.raxes, *p.end.axes[-2:]))))
         outer, tiles, results = self._tiles(out)
+        each = [place_rows(s, x.name, tiles, self.rows) for x in p.each]
         s.do(ComputeAt(end, tiles))
         (part,) = (x.name for x in p.end.raxes)
         for name in (p.sums.name, *reversed(between), p.scores.name):
@@ -127,6 +132,9 @@ class _Chain:
         running = [b.name for b in s.nest.buffers if b.name not in before]
         self._blocks(outer, tiles)
         self._results(*results)
+        for rows, once in each:
+            turn, threads = self._row(rows)
+            self._bind((turn,), (*threads, once))
         self._between(between)
         for name in running:
             self._map(name)
@@ -150,7 +158,7 @@ class _Chain:
         """Maps become part of what reads them, but for weights, and powers that several stages
         read; the stages between both products that are left."""
         s, p = self.s, self.p
-        own = {p.scores.name, p.sums.name, p.end.name, p.out.name}
+        own = {p.scores.name, p.sums.name, p.end.name, p.out.name, *(x.name for x in p.each)}
         left: list[str] = []
         for st in s.group.stages:
             if st.name in own:

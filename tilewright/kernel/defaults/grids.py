@@ -19,6 +19,7 @@ from tilewright.kernel.defaults.grid_chains import schedule_chain
 from tilewright.kernel.defaults.grid_convolutions import schedule_convolution
 from tilewright.kernel.defaults.grid_lanes import aligned_lanes, vector_lanes
 from tilewright.kernel.defaults.grid_library import call_library
+from tilewright.kernel.defaults.grid_product_chains import schedule_products
 from tilewright.kernel.defaults.grid_products import schedule_product
 from tilewright.kernel.defaults.grid_sums import schedule_sum
 from tilewright.kernel.defaults.grid_windows import schedule_windows
@@ -463,6 +464,7 @@ def _plain(s: Scheduler, loops: list[str], name: str) -> None:
 # Tried in turn; what none of them takes is scheduled stage by stage.
 _SHAPES = (
     schedule_chain,
+    schedule_products,
     _maps,
     schedule_convolution,
     schedule_product,

@@ -16,6 +16,8 @@ from tilewright.kernel.nest import (
     Stmt,
     Store,
     holds,
+    marks,
+    on_loops,
     sources,
     stages_in,
     substitute_all,
@@ -48,6 +50,16 @@ class ComputeWith(Step):
             saying = f"{', '.join(sorted(clash))} is used between {self.stage} and {self.at}: "
             self.keep(n, exchanged(n, *((s, other) if before else (other, s))), saying)
 
+    def with_loops(self, n: Nest, places: list[int]) -> list[int]:
+        """Of the nests of a reduction, those that update it, where first values have other loops
+        than the ones to share: these stay, or come to stand before the shared loops."""
+        (target, path), *_ = self.loops(n, self.at)
+        first = [k for k in places if not _updates(n.body[k])]
+        apart = all(not _pairs(n.body[k], (*path, target)) for k in first)
+        return (
+            [k for k in places if k not in first] if apart and len(first) < len(places) else places
+        )
+
     def inside(self, s: Loop, shared: Path) -> list[Stmt]:
         """What is inside the loops of the stage that are paired with the shared ones."""
         table: dict[Sym, Dim] = {}
@@ -74,13 +86,19 @@ def share_all(steps: Sequence[ComputeWith], n: Nest) -> Nest:
 
 def _share(steps: Sequence[ComputeWith], n: Nest) -> Nest:
     first = steps[0]
+    around = _around(steps, n)
+    if around is not None:
+        inner = _share(steps, replace(n, body=around.body))
+        return on_loops(n, around.name, lambda x: (x.around(inner.body),))
     places: dict[str, list[int]] = {}
     for k, s in enumerate(n.body):
         for stage in stages_in(s) if isinstance(s, Loop) else ():
             places.setdefault(stage, []).append(k)
     moving: dict[int, ComputeWith] = {}
+    firsts: dict[int, ComputeWith] = {}  # first values with other loops than the shared ones
     for step in steps:
-        found = places.get(step.stage, [])
+        found = step.with_loops(n, places.get(step.stage, []))
+        firsts.update((k, step) for k in places.get(step.stage, []) if k not in found)
         step.need(found, f"{step.stage} has no loops at the outermost level")
         moving.update(dict.fromkeys(found, step))
     targets = first.loops(n, first.at)
@@ -95,24 +113,32 @@ def _share(steps: Sequence[ComputeWith], n: Nest) -> Nest:
     middle = before or min(moving) > host
     first.need(middle, f"{first.at} is in the middle of {first.stage}")
     own: list[Loop] = []
+    ahead = {k: s for k in sorted(firsts) if k > host and isinstance(s := n.body[k], Loop)}
     for k in sorted(moving):
         s = n.body[k]
         assert isinstance(s, Loop)
         own.append(s)
         for j in range(min(k, host) + 1, max(k, host)):
-            if j not in moving:
+            if j not in moving and j not in ahead:
                 moving[k].passes(n, s, n.body[j], before)
+    for k, s in ahead.items():
+        for j in range(host, k):
+            if j not in moving and j not in ahead:
+                firsts[k].passes(n, s, n.body[j], False)
     moved = [moving[k].inside(s, shared) for k, s in zip(sorted(moving), own, strict=True)]
     together = tuple(y for part in moved for y in part)
-    body = _placed(n.body, own, target, together, before)
+    body = _placed(n.body, [*own, *ahead.values()], target, together, before)
     # Memory that what moves forward touches (if only where a condition never holds) is
     # allocated in time.
-    touched = frozenset().union(*(_writes(x) | sources(x) for x in own))
+    touched = frozenset().union(*(_writes(x) | sources(x) for x in (*own, *ahead.values())))
     late = [s for s in n.body[host:] if isinstance(s, Alloc) and s.buffer in touched]
     if late:
         rest = [s for s in body if s not in late]
         at = next(k for k, s in enumerate(rest) if isinstance(s, Loop) and s.var is shared[0].var)
         body = (*rest[:at], *late, *rest[at:])
+    if ahead:
+        at = next(k for k, s in enumerate(body) if isinstance(s, Loop) and s.var is shared[0].var)
+        body = (*body[:at], *ahead.values(), *body[at:])
     out = replace(n, body=body)
     top = next(y for y in out.body if isinstance(y, Loop) and y.var is shared[0].var)
     bad = interleaved(out, top, moved, before)
@@ -122,6 +148,14 @@ def _share(steps: Sequence[ComputeWith], n: Nest) -> Nest:
             bad = carried(out, y)
             first.keep(out, bad, hint=anew_hint(out, bad))
     return out
+
+
+def _around(steps: Sequence[ComputeWith], n: Nest) -> Loop | None:
+    """The loop that has all of these nests inside, also the one they are to share loops with."""
+    found = {id(s): s for s in n.body for x in steps if ("stage", x.stage) in marks(s)}
+    path = steps[0].loops(n, steps[0].at)[0][1]
+    (only,) = found.values() if len(found) == 1 else (None,)
+    return only if isinstance(only, Loop) and path and path[0] is only else None
 
 
 def _placed(
@@ -135,6 +169,19 @@ def _placed(
     gone = set(map(id, own))
     rest = tuple(s for s in body if id(s) not in gone)
     return transform(rest, one, ("loop", target.name))
+
+
+def _updates(s: Stmt) -> bool:
+    return any(isinstance(x, Store) and x.combine is not None for x, _ in walk((s,)))
+
+
+def _pairs(s: Stmt, shared: Path) -> bool:
+    """Does a nest have loops of these extents, each alone in the one around it?"""
+    for q in shared:
+        if not isinstance(s, Loop) or not D.known_eq(s.extent, q.extent):
+            return False
+        s = s.body[0]
+    return True
 
 
 def _writes(s: Stmt) -> set[str]:

@@ -1,0 +1,224 @@
+"""Products of what other products make, as one kernel of a GPU: the gradients of attention.
+
+A block of threads has a tile of rows and walks over blocks of columns. The first products, whose
+rows stay in shared memory, are in registers, and so is what is made of them; that is the first
+operand of the last products where it is. These add up over all blocks. graph/product_chains.py says
+which products are one kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.base.errors import Refused
+from tilewright.kernel.defaults.grid_chains import ROWS, WIDE, Parts, _Chain, instructions
+from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
+from tilewright.kernel.group import Stage
+from tilewright.kernel.steps.barrier import Synchronise
+from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.compute_with import ComputeWith
+from tilewright.kernel.steps.pad import Pad
+from tilewright.kernel.steps.pad_sum import PadSum
+from tilewright.kernel.steps.pipeline import Pipeline
+from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.set_scope import SetScope
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.tensorize import Tensorize
+from tilewright.kernel.steps.trim import Trim
+from tilewright.kernel.steps.unroll import Unroll
+
+AHEAD: int = 1  # blocks of columns
+
+
+@dataclass(frozen=True)
+class Products:
+    firsts: tuple[Stage, ...]
+    lasts: tuple[Stage, ...]
+    outs: tuple[Stage, ...]  # of each last one
+
+
+def products_of(s: Scheduler) -> Products | None:
+    g = s.group
+    roles = dict(g.roles)
+    firsts, lasts = (
+        tuple(x for x in g.stages if x.name in {v for r, v in roles.items() if r.startswith(name)})
+        for name in ("first", "last")
+    )
+    outs = [x for x in g.stages if g.buffer(x.name).scope == "out"]
+    if not firsts or not lasts or len(outs) != len(lasts) or not all(x.is_map for x in outs):
+        return None
+    return Products(firsts, lasts, tuple(outs))
+
+
+def schedule_products(s: Scheduler) -> bool:
+    found = products_of(s)
+    if found is None or s.target.grid is None or s.group.precision == "strict":
+        return False
+    _Products(s, found).schedule()
+    return True
+
+
+class _Products(_Chain):
+    def __init__(self, s: Scheduler, found: Products) -> None:
+        last, out = found.lasts[0], found.outs[0]
+        # Of the parts of a chain, those that its helpers ask for.
+        super().__init__(s, Parts(found.firsts[0], last, last, last, out), 1)
+        self.found = found
+
+    def schedule(self) -> None:
+        s, f = self.s, self.found
+        between = self._maps_left()
+        kinds = instructions(s, self._factors(f.lasts[0].name)[0].dtype, 1)
+        if kinds is None:
+            raise Refused("no instruction multiplies rows in registers")
+        rows, blocks = [], []  # copies of operands: for all blocks of columns, and for one
+        for x in f.firsts:
+            a, b = self._operands(x.name)
+            rows.append(a)
+            blocks.append((b, False))
+        for x in f.lasts:
+            blocks.append((self._right(x.name, between), True))
+        outs = self._outs()
+        self._whole_tiles(rows, [b for b, _ in blocks], between)
+        placed = [
+            self._tiles_of(last.name, out.name) for last, out in zip(f.lasts, outs, strict=True)
+        ]
+        outer, tiles, _ = placed[-1]  # what the others use is computed before it
+        for out in outs[:-1]:
+            s.do(ComputeWith(out.name, tiles))
+        for x in f.lasts:
+            s.do(ComputeAt(x.name, tiles))
+            i, c, k = (p.name for p in s.own(x.name))
+            s.do(Split(k, WIDE))
+            s.do(Reorder((f"{k}.0", i, c, f"{k}.1")))
+        part = s.reduced(f.lasts[0].name)[0].name
+        for x in f.lasts[1:]:
+            s.do(ComputeWith(x.name, part))
+        for name in (*reversed(between), *(x.name for x in reversed(f.firsts))):
+            s.do(ComputeAt(name, part))
+        for x in rows:
+            s.do(ComputeAt(x, tiles))
+        for x, _ in blocks:
+            s.do(ComputeAt(x, part))
+        for x in (*rows, *(b for b, _ in blocks)):
+            s.do(SetScope(x, "shared"))
+        s.attempt(Trim(part))
+        self._blocks(outer, tiles)
+        for _, _, results in placed:
+            self._results(*results)
+        self._between(between)
+        for x in rows:
+            self._copy(x, boxes=False)
+        for x, turned in blocks:
+            self._copy(x, turned=turned)
+        for x in f.firsts:
+            self._multiply(x.name, kinds[0], False)
+        for x in f.lasts:
+            self._multiply(x.name, kinds[1], True)
+        for x, _ in blocks:
+            s.do(Pipeline(part, x, AHEAD, asynchronous=True))
+        s.do(Synchronise())
+
+    # ---- what is stored
+
+    def _maps_left(self) -> list[str]:
+        """Maps become part of what reads them, but for what the last products multiply, and for
+        powers that several stages read."""
+        s, f = self.s, self.found
+        own = {x.name for x in (*f.firsts, *f.lasts, *f.outs)}
+        multiplied = {x.source for last in f.lasts for x in store_reads(s.store(last.name))}
+        left: list[str] = []
+        for st in s.group.stages:
+            if st.name in own:
+                continue
+            if not st.is_map:
+                raise Refused(f"{st.name} is neither a map nor one of the products")
+            often = cost(s.store(st.name).value) and self._readers(st.name) > 1
+            tile = st.name in multiplied and self._of_products(st.name)
+            if not often and not tile and s.attempt(ComputeInline(st.name)):
+                continue
+            left.append(st.name)
+        return left
+
+    def _of_products(self, stage: str) -> bool:
+        """Does a map have the shape of the first products?"""
+        s = self.s
+        shapes = {tuple(s.nest.buffer(x.name).shape) for x in self.found.firsts}
+        return tuple(s.nest.buffer(stage).shape) in shapes
+
+    def _right(self, stage: str, between: list[str]) -> str:
+        (found,) = (x for x in self._factors(stage) if not set(map(str, x.sources)) & set(between))
+        return self._copy_of(stage, found, "b")
+
+    def _outs(self) -> list[Stage]:
+        """The result of each last product."""
+        found: list[Stage] = []
+        for last in self.found.lasts:
+            (out,) = (
+                x
+                for x in self.found.outs
+                if any(r.source == last.name for r in store_reads(self.s.store(x.name)))
+            )
+            found.append(out)
+        return found
+
+    # ---- whole tiles
+
+    def _whole_tiles(self, rows: list[str], blocks: list[str], between: list[str]) -> None:
+        """Rows, columns and widths that no tile divides: zeros are copied and multiplied there."""
+        s, f = self.s, self.found
+        many, columns = s.nest.buffer(f.firsts[0].name).shape[-2:]
+        if not isinstance(many, int) or not isinstance(columns, int):
+            raise Refused(f"{many} rows of {columns}: how many there are is not known")
+        for stage in (*rows, *blocks):
+            shape = s.nest.buffer(stage).shape
+            for axis in (len(shape) - 2, len(shape) - 1):
+                size = shape[axis]
+                if isinstance(size, int) and size % WIDE:
+                    s.do(Pad(stage, axis, WIDE, zeros=True))
+        for x in (*f.firsts, *f.lasts):
+            deep = s.reduced(x.name)[0]
+            if deep.extent % WIDE and x in f.firsts:
+                s.do(PadSum(deep.name, WIDE))
+        for stage in (*(x.name for x in f.firsts), *between):
+            rank = len(s.nest.buffer(stage).shape)
+            for axis, size in ((rank - 2, many), (rank - 1, columns)):
+                if size % WIDE and not (stage not in between and s.attempt(Pad(stage, axis, WIDE))):
+                    s.do(Pad(stage, axis, WIDE, zeros=True))
+        for x in f.lasts:
+            deep = s.reduced(x.name)[0]
+            if columns % WIDE:
+                s.do(PadSum(deep.name, WIDE))
+            rank = len(s.nest.buffer(x.name).shape)
+            for axis in (rank - 2, rank - 1):
+                size = s.nest.buffer(x.name).shape[axis]
+                if isinstance(size, int) and size % WIDE:
+                    s.do(Pad(x.name, axis, WIDE))
+
+    def _tiles_of(self, last: str, out: str) -> tuple[list[str], str, tuple[str, str, str]]:
+        end = next(x for x in self.found.lasts if x.name == last)
+        p = self.p
+        self.p = Parts(p.scores, p.weights, p.sums, end, p.out)
+        made = self._tiles(out)
+        self.p = p
+        return made
+
+    def _multiply(self, stage: str, instruction: str, last: bool) -> None:
+        s = self.s
+        (_, first), (_, own) = self._stores(stage)
+        i, j, k = (x.name for x in own[-3:])
+        self._spread(*(x.name for x in first))
+        inner = [i, j]
+        if last and s.loops(j)[0].extent != WIDE:
+            s.do(Split(j, WIDE))
+            inner = [i, f"{j}.0", f"{j}.1"]
+        if s.loops(k)[0].extent != WIDE:
+            s.do(Split(k, WIDE))
+            s.do(Reorder((f"{k}.0", *inner, f"{k}.1")))
+            s.do(Unroll(f"{k}.0"))
+        self._in_registers(stage)
+        s.do(Tensorize(i, instruction))
+
+
+assert ROWS == WIDE  # rows and columns of a tile are padded alike
