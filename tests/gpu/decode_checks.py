@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import tilewright as tw
 from tests.gpu.decode import FULL, TINY, Size, example
 from tests.gpu.model_checks import SHORT, judged, model
+from tests.gpu.phase_times import rows
 from tests.gpu.timing import host_seconds, medians
 from tilewright.kernel.defaults import grids
 from tilewright.runtime.cuda import tasks
@@ -21,7 +22,12 @@ Found = dict[str, Any]
 # (columns, depth): of the bar, of the layers of a model of a billion weights, of its head.
 VECTORS = ((16384, 4096), (4096, 16384), (3072, 2048), (2048, 8192), (32000, 2048))
 # By name: warps of a block, and vectors of a thread that are on their way at a time.
-SHAPES = {"8 warps, 8 loads": (8, 8), "4 warps, 8 loads": (4, 8), "8 warps, 4 loads": (8, 4)}
+SHAPES = {
+    "as it is": (grids.WARPS, grids.BESIDE),
+    "8 warps, 8 loads": (8, 8),
+    "4 warps, 4 loads": (4, 4),
+    "16 warps, 4 loads": (16, 4),
+}
 
 
 def _copied(size: int) -> float:
@@ -50,7 +56,7 @@ def one_row(columns: int, depth: int) -> Found:
             grids.WARPS, grids.BESIDE = before
         contenders[name] = [lambda f=fast, w=w: f(x, w) for w in weights]
     t = medians(contenders, 40)
-    moved, ours = columns * depth * 2, t["8 warps, 8 loads"]
+    moved, ours = columns * depth * 2, t["as it is"]
     others = ", ".join(f"{k}: {v * 1e6:.1f} us" for k, v in t.items())
     return {
         "us": ours * 1e6,
@@ -128,6 +134,27 @@ def _times(
     }
 
 
+def by_kernel(s: Size, dtype: torch.dtype) -> Found:
+    """The kernels of a step one by one: as launches of a CUDA graph, and as phases in turn."""
+    net, inputs = example(s, dtype, "cuda")
+    one = tw.compile(net, one_kernel=True)
+    with torch.no_grad():
+        one(*inputs), one(*inputs)
+    (made,) = one.units[0].programs
+    assert isinstance(made, CudaProgram) and made.tasks is not None, made.not_one_kernel
+    names = {k.symbol: k.name for k in made.kernels}
+    found = list(rows(made, names))
+    total = {
+        "launched": sum(r.count * r.launch for r in found),
+        "in turn": sum(r.count * r.phase for r in found),
+        "floor": sum(r.count * r.moved for r in found) / _copied(2**29),
+    }
+    shown = ", ".join(f"{k} {v * 1e6:.0f} us" for k, v in total.items())
+    found.sort(key=lambda r: -r.count * r.launch)
+    lines = "".join(f"\n  {r}" for r in found)
+    return {"us": total["launched"] * 1e6, "facts": f"{shown}{lines}"}
+
+
 def decode_checks() -> Iterator[tuple[str, Callable[[], Found]]]:
     for columns, depth in VECTORS:
         yield f"one row {depth}x{columns} bf16", lambda c=columns, d=depth: one_row(c, d)
@@ -138,3 +165,4 @@ def decode_checks() -> Iterator[tuple[str, Callable[[], Found]]]:
     yield "decode tiny f32", lambda: step(TINY, torch.float32, False)
     yield "decode tiny bf16", lambda: step(TINY, torch.bfloat16, False)
     yield "decode 1b bf16", lambda: step(FULL, torch.bfloat16, True)
+    yield "decode by kernel 1b bf16", lambda: by_kernel(FULL, torch.bfloat16)

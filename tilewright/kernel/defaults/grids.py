@@ -58,7 +58,7 @@ READ_SHARE = 32
 # and so many vectors of each that are on their way at a time.
 WARP = 32
 WARPS: int = 8
-BESIDE: int = 8
+BESIDE: int = 4
 
 
 def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace, Nest]:
