@@ -16,8 +16,6 @@ from tilewright.kernel.nest import (
     Store,
     mentions,
     on_loops,
-    reads_of,
-    substitute_all,
     transform,
     walk,
 )

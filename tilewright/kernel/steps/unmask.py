@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim, Sym
+from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Fn, Value
 from tilewright.ir.parts import replaced
 from tilewright.ir.parts import walk as walk_values
