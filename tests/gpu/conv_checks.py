@@ -157,8 +157,8 @@ def tiles(groups: int, tile: tuple[int, int, int], ahead: int) -> Iterator[None]
     off = {knobs.cache.name: "off"}
     saved = {k: os.environ.get(k) for k in off}
 
-    def versions(t: Tile, grid: Grid) -> tuple[int, int]:
-        most, slack = usual[1](t, grid)
+    def versions(t: Tile, grid: Grid, besides: int = 0) -> tuple[int, int]:
+        most, slack = usual[1](t, grid, besides)
         return min(ahead, most), slack
 
     try:

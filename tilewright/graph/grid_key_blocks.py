@@ -58,11 +58,13 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
 
         def several(n: Node) -> Node:
             """Attention whose gradient needs the logarithms of denominators, and that gradient."""
-            source = n.inputs[0] if isinstance(n.op, Item) else None
+            if not isinstance(n.op, Item):
+                return n
+            source = n.inputs[0]
             made: tuple[Node, ...] | None = None
-            if source is not None and isinstance(source.op, AttentionForward):
+            if isinstance(source.op, AttentionForward):
                 made = attention_in_blocks(source.op, cut, True, *source.inputs)
-            elif source is not None and isinstance(source.op, AttentionBackward):
+            elif isinstance(source.op, AttentionBackward):
                 grad, q, k, *rest = source.inputs
                 if self.size(source.op.rows(q, k, *rest[:1])[0]) is not None:
                     made = source.op.recomputed(grad, q, k, *rest)

@@ -453,11 +453,11 @@ def _without_remainders(a: Dim, n: Dim) -> Dim:
     out: Dim = 0
     for mono, c in _terms(a):
         inner = mono[0] if len(mono) == 1 else None
-        plain = not isinstance(inner, Quo) or inner.op != "mod" or not isinstance(n, int)
-        if plain or not isinstance(inner.b, int) or c * inner.b % n:
-            out = out + _make({mono: c})
-        else:
-            out = out + c * inner.a
+        same = _make({mono: c})
+        if isinstance(inner, Quo) and inner.op == "mod" and isinstance(n, int):
+            if isinstance(inner.b, int) and c * inner.b % n == 0:
+                same = c * inner.a
+        out = out + same
     return out
 
 

@@ -307,16 +307,16 @@ class _Block:
         first = {k: v[0] if np.ndim(v) else v for k, v in env.items()}
         self.bring(s, first, self.count - 1)
 
-    def bring(self, s: Loop, here: Env, by: int) -> None:
+    def bring(self, s: Loop, env: Env, by: int) -> None:
         chain = [s]
         while isinstance(inner := chain[-1].body[0], Loop):
             chain.append(inner)
-        points = np.indices([int(D.evaluate(x.extent, here)) for x in chain])
-        here = here | {x.name: at.reshape(-1) for x, at in zip(chain, points, strict=True)}
+        points = np.indices([int(D.evaluate(x.extent, env)) for x in chain])
+        env = env | {x.name: at.reshape(-1) for x, at in zip(chain, points, strict=True)}
         store = chain[-1].body[0]
         assert isinstance(store, Store)
         self.counted = False
-        self.store(store, here, np.full(points[0].size, by))
+        self.store(store, env, np.full(points[0].size, by))
         self.counted = True
 
     def _rows_given(self, stage: str, x: Operand, here: Env, first: np.ndarray) -> None:

@@ -93,7 +93,7 @@ class Body:
         elif isinstance(s, Report):
             self.machine.refuse(s)
             self.values.masks.lane_by_lane(lambda: self._report(s))
-        else:
+        elif not isinstance(s, Prefetch):  # of those `block` takes care
             self.machine.synchronise(s)
 
     def block(self, body: tuple[Stmt, ...]) -> None:

@@ -402,7 +402,7 @@ class _Chain:
 
     # ---- shared memory and products
 
-    def _copy(self, stage: str, turned: bool = False) -> None:
+    def _copy(self, stage: str, boxes: bool = True, turned: bool = False) -> None:
         """A tile of an operand in shared memory: rows of 128 bytes, swizzled, of which wide heads
         have several next to each other. It is brought by the copy engine where that is possible."""
         s = self.s
@@ -422,7 +422,7 @@ class _Chain:
         width = s.loops(columns)[0].extent
         assert isinstance(width, int)
         before = s.nest, list(s.trace)
-        if source is not None:
+        if boxes and source is not None:
             outer: list[str] = []
             box = [rows, columns]
             high = s.loops(rows)[0].extent

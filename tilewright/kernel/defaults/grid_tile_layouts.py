@@ -293,7 +293,7 @@ class Layouts:
 
     def _fitting(self, size: int, free: Mapping[str, int]) -> dict[str, int]:
         out: dict[str, int] = {}
-        for a in reversed(free):
+        for a in reversed(list(free)):
             if size >= free[a]:
                 out[a] = free[a]
                 size //= free[a]

@@ -94,12 +94,12 @@ class Align(Step):
         element = D.var(lane, self.lanes)
         place = self.lanes * (self.threads * turn + vector) + element
         axis = s.of
-        parts = axis and [axis.part(0).part(0), axis.part(0).part(1), axis.part(1)]
+        parts = None if axis is None else (*(axis.part(0).part(k) for k in (0, 1)), axis.part(1))
 
         def copy(names: tuple[Dim, ...], at: Dim, into: Dim, loops: tuple[int, ...]) -> Stmt:
             body = self._moved(s, along, into, at)
             for v, j in reversed(list(zip(names, loops, strict=True))):
-                of = parts[j] if parts else None
+                of = parts[j] if parts is not None else None
                 body = (Loop(D.the_sym(v), "serial", body, pragmas=s.pragmas, of=of),)
             return body[0]
 

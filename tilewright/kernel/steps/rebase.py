@@ -219,9 +219,11 @@ def _factor(v: Value) -> tuple[Value, Load] | None:
         if one is not const(1.0, one.dtype):
             return None
     found = _difference(v)
-    if found is None or not isinstance(found[1], Load):
+    if found is None:
         return None
     m, n = found
+    if not isinstance(n, Load):
+        return None
     if equal is None:
         return m, n
     # min(l, m) is m where m is not the greater of both.
