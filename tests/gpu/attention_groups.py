@@ -11,7 +11,7 @@ from tilewright.base.events import Log
 from tilewright.driver.program.default_passes import passes as default_passes
 from tilewright.graph.fuse import fuse
 from tilewright.ir import passes
-from tilewright.ir.node import Graph, Node, input
+from tilewright.ir.node import Graph, Input, Node, input
 from tilewright.ir.types import DTYPES, TensorType, from_memory, to_memory
 from tilewright.kernel.group import Group, build_group
 from tilewright.kernel.nest import Nest, start
@@ -109,4 +109,5 @@ def _label(n: Node) -> str:
     """The input that a node is a view of."""
     while n.inputs:
         (n,) = n.inputs
-    return str(n.op.label)  # type: ignore[attr-defined]
+    assert isinstance(n.op, Input)
+    return n.op.label

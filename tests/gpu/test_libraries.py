@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from torch import nn
 
 import tilewright as tw
 from tests.gpu.fake import FakeLibraries, FakeLibrary, fake_machine, on_fake_gpu, texts_are_known
+from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid, TilewrightError, Unsupported
 from tilewright.ir.target import Target
 from tilewright.kernel.library import library_calls
-from tilewright.kernel.nest import Nest
+from tilewright.kernel.nest import Nest, start
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import print_trace
 from tilewright.kernel.text import parse_group
@@ -123,7 +125,7 @@ def test_a_call_that_fails_is_no_candidate(
         assert any("cuBLAS through torch cannot be timed: not on this GPU" in t for t in told)
 
 
-def test_times_of_a_kernel_and_a_library(gpu: tuple[FakeLibrary, Machine]) -> None:
+def test_times_of_a_kernel_and_a_library(gpu: tuple[FakeLibrary, Machine], tmp_path: Path) -> None:
     _, machine = gpu
     net, x = nn.Linear(4, 3), torch.randn(2, 4)
     with torch.no_grad():
@@ -131,9 +133,10 @@ def test_times_of_a_kernel_and_a_library(gpu: tuple[FakeLibrary, Machine]) -> No
         torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
     (told,) = [e for e in fast.log.of("schedule") if "timed" in e.message]
     assert "cuBLAS" in told.message and "ours" in told.message
+    nest = start(parse_group(tw.explain(fast).kernels[0].group))
     with pytest.raises(Unsupported, match="the rules"):
-        by = on_gpu.Measured(machine, None, 1.0, fast.log)  # type: ignore[arg-type]
-        by._best([(on_gpu.RULES, (), None)], [Unsupported("no")])  # type: ignore[list-item]
+        by = on_gpu.Measured(machine, Cache(tmp_path), 1.0, fast.log)
+        by._best([(on_gpu.RULES, (), nest)], [Unsupported("no")])
 
 
 def test_a_users_schedule_may_call_a_library(gpu: tuple[FakeLibrary, Machine]) -> None:

@@ -18,6 +18,7 @@ import tilewright as tw
 from tests.gpu.decode import TINY, example
 from tests.gpu.fake import FakeLibrary, fake_machine, on_fake_gpu, texts_are_known
 from tests.gpu.model_checks import judged
+from tilewright.driver.torch.api import Compiled
 from tilewright.kernel import simt_tasks
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.nest import Nest
@@ -51,9 +52,9 @@ class Net(nn.Module):
         return y.softmax(-1)
 
 
-def replays(fast: object) -> list[TaskReplay]:
+def replays(fast: Compiled) -> list[TaskReplay]:
     """The launches that a compiled function has made."""
-    (made,) = fast.units[0].programs  # type: ignore[attr-defined]
+    (made,) = fast.units[0].programs
     assert isinstance(made, CudaProgram), made
     found = [g.replay for r in made._rooms.values() for s in r.shapes.values() for g in s.graphs]
     assert all(isinstance(x, TaskReplay) for x in found), made.not_one_kernel

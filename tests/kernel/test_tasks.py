@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,8 +107,8 @@ def test_the_order_of_blocks_does_not_matter(blocks: int, seed: int) -> None:
     run(graph(blocks=blocks), seed, calls=2)
 
 
-def with_phase(g: TaskGraph, k: int, **changes: object) -> TaskGraph:
-    p = replace(g.phases[k], **changes)  # type: ignore[arg-type]
+def with_phase(g: TaskGraph, k: int, **changes: Any) -> TaskGraph:
+    p = replace(g.phases[k], **changes)
     return replace(g, phases=(*g.phases[:k], p, *g.phases[k + 1 :]))
 
 

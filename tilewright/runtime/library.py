@@ -53,7 +53,7 @@ class Library:
         self._lock = threading.Lock()
         self._release = weakref.finalize(self, _unload, loaded, loader)
         # At exit other threads may still be running the code; the process frees it anyway.
-        self._release.atexit = False  # type: ignore
+        self._release.atexit = False  # type: ignore  (in Python's documentation, not in its types)
 
     @property
     def names(self) -> tuple[str, ...]:

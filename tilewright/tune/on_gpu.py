@@ -3,10 +3,9 @@ ours for the rest. Loaded only where a GPU is."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import prod
 from statistics import median
 
@@ -23,9 +22,9 @@ from tilewright.kernel.defaults.grid_library import sums_of_products
 from tilewright.kernel.group import Buffer, Group
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.library import library_calls, without_library
-from tilewright.kernel.nest import Nest, Work, start
+from tilewright.kernel.nest import Nest, Work
 from tilewright.kernel.schedule import RULES, default_schedule
-from tilewright.kernel.step import Trace, apply, parse_trace, print_trace
+from tilewright.kernel.step import Trace
 from tilewright.kernel.text import group_text
 from tilewright.llvm.entry import Slot
 from tilewright.llvm.grid import emit_kernels
@@ -38,6 +37,7 @@ from tilewright.runtime.cuda.plan import Kernels, Plan, Planned, Planner
 from tilewright.runtime.cuda.replay import Called, Launched, Replay, no_libraries
 from tilewright.runtime.cuda.stream import Event
 from tilewright.tune.choose import Chosen, Considered, Default
+from tilewright.tune.stored import load_choice, store_choice
 
 # Another schedule than the rules' has to be faster by this part.
 MARGIN = 0.03
@@ -77,7 +77,7 @@ class Measured:
         if len(found) < 2:
             return Chosen(found[0][1], found[0][2])
         key = f"{self.name}\n{target.key()}\n{group_text(group)}"
-        known = self._known(key, group)
+        known = load_choice(self.cache, key, group)
         if known is not None:
             return known
         if self.spent > self.seconds:
@@ -94,21 +94,8 @@ class Measured:
         finally:
             self.spent += time.perf_counter() - began
         made = self._best(found, took)
-        stored = {
-            "trace": print_trace(made.trace),
-            "considered": [asdict(x) for x in made.considered],
-        }
-        self.cache.put("schedule", key, json.dumps(stored).encode())
+        store_choice(self.cache, key, made)
         return made
-
-    def _known(self, key: str, group: Group) -> Chosen | None:
-        hit = self.cache.get("schedule", key)
-        if hit is None:
-            return None
-        stored = json.loads(hit)
-        trace = parse_trace(stored["trace"])
-        considered = tuple(Considered(**x) for x in stored["considered"])
-        return Chosen(trace, apply(start(group), trace), considered)
 
     def _candidates(self, group: Group, target: Target) -> list[tuple[Choices, Trace, Nest]]:
         """Distinct schedules, the rules' first."""

@@ -3,11 +3,10 @@ show progress: a program whose schedules the cost model chooses compiles without
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -15,9 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tilewright.base.cache import Cache
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group
-from tilewright.kernel.nest import Nest, Work, start
+from tilewright.kernel.nest import Nest, Work
 from tilewright.kernel.schedule import RULES
-from tilewright.kernel.step import apply, parse_trace, print_trace
 from tilewright.kernel.text import group_text
 from tilewright.runtime import pool
 from tilewright.tune.candidates import candidate, candidates, points
@@ -25,13 +23,13 @@ from tilewright.tune.choose import (
     CLEARLY,
     Chooser,
     Chosen,
-    Considered,
     Default,
     Ranked,
     chosen,
     ranked,
 )
 from tilewright.tune.measure import timed
+from tilewright.tune.stored import load_choice, store_choice
 
 # Candidates that are timed, the one by the rules included.
 TOP = 4
@@ -58,7 +56,7 @@ class Timed:
         if isinstance(group, Nest):  # of a tile kernel, whose choices are the author's constants
             return Default().choose(group, target)
         key = f"{target.key()}\n{pool.get_threads()} threads\n{group_text(group)}"
-        known = self._known(key, group)
+        known = load_choice(self.cache, key, group)
         if known is not None:
             return known
         began = time.perf_counter()
@@ -67,21 +65,8 @@ class Timed:
         finally:
             self.spent += time.perf_counter() - began
         if made.final:
-            stored = {
-                "trace": print_trace(made.trace),
-                "considered": [asdict(x) for x in made.considered],
-            }
-            self.cache.put("schedule", key, json.dumps(stored).encode())
+            store_choice(self.cache, key, made)
         return made
-
-    def _known(self, key: str, group: Group) -> Chosen | None:
-        hit = self.cache.get("schedule", key)
-        if hit is None:
-            return None
-        stored = json.loads(hit)
-        trace = parse_trace(stored["trace"])
-        considered = tuple(Considered(**x) for x in stored["considered"])
-        return Chosen(trace, apply(start(group), trace), considered)
 
     def _timed(self, group: Group, target: Target, began: float) -> Chosen:
         def in_time() -> bool:

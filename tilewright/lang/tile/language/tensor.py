@@ -357,7 +357,7 @@ class tuple(base_value):
             n = len(v.flatten()) if isinstance(v, base_value) else 0
             made.append(v.rebuild(rest[:n]) if n else v)
             rest = rest[n:]
-        return tuple(made, self.type)  # type: ignore  (this class, not Python's)
+        return type(self)(made, self.type)
 
     def __getitem__(self, key: Any) -> Any:
         key = unwrap(key)
