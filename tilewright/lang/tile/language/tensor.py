@@ -357,7 +357,8 @@ class tuple(base_value):
             n = len(v.flatten()) if isinstance(v, base_value) else 0
             made.append(v.rebuild(rest[:n]) if n else v)
             rest = rest[n:]
-        return type(self)(made, self.type)
+        # A checker takes the name for Python's own tuple.
+        return tuple(made, self.type)  # type: ignore
 
     def __getitem__(self, key: Any) -> Any:
         key = unwrap(key)
