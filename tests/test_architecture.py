@@ -1,7 +1,6 @@
 """The house keeps its order: imports point one way, files stay small, no machine leaks in."""
 
 import ast
-import gc
 import re
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tilewright.base.collector import garbage_waits
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tilewright"
@@ -44,11 +45,8 @@ def python_files(*folders: str) -> list[Path]:
 def parsed(path: Path) -> ast.Module:
     """Without collecting garbage meanwhile, which takes longer than to parse. Nothing keeps the
     tree: what is found in it is cached."""
-    gc.disable()
-    try:
+    with garbage_waits():
         return ast.parse(path.read_text(), str(path))
-    finally:
-        gc.enable()
 
 
 HOLDS = (ast.stmt, ast.excepthandler, ast.match_case)  # what may have imports inside
