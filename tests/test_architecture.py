@@ -7,8 +7,11 @@ import sys
 from collections.abc import Iterator, Mapping, Set
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+
+from tilewright.base.collector import garbage_waits
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tilewright"
@@ -39,42 +42,74 @@ def python_files(*folders: str) -> list[Path]:
     return sorted(p for folder in folders for p in (ROOT / folder).rglob("*.py"))
 
 
-@cache
 def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), str(path))
+    """Without collecting garbage meanwhile, which takes longer than to parse. Nothing keeps the
+    tree: what is found in it is cached."""
+    with garbage_waits():
+        return ast.parse(path.read_text(), str(path))
+
+
+HOLDS = (ast.stmt, ast.excepthandler, ast.match_case)  # what may have imports inside
+
+
+def inside(node: ast.AST, everything: bool) -> Iterator[ast.AST]:
+    """What is written in it; without `everything`, no expressions, which are most of a file."""
+    return (x for x in ast.iter_child_nodes(node) if everything or isinstance(x, HOLDS))
+
+
+def mentions(path: Path, *words: str) -> bool:
+    text = path.read_text()
+    return any(word in text for word in words)
+
+
+class Contents(NamedTuple):
+    """Imports as (line, module, inside a function?), and names that a file needs at some time."""
+
+    imports: tuple[tuple[int, str, bool], ...]
+    names: frozenset[str]
 
 
 @cache
-def imported_modules(path: Path) -> tuple[tuple[int, str, bool], ...]:
-    """(line, absolute module name, inside a function?) of every import in a file, however deep.
+def contents(path: Path) -> Contents:
+    """`from a import b` is an import of `a.b`, so that importing a folder by name counts as
+    importing from it. A literal handed to `import_module` or `__import__` is an import as well.
+    Names are those of imports and all strings, but for what only type checkers see."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1] if path.is_relative_to(ROOT) else ()
+    everything = mentions(path, "import_module", "__import__", '"tilewright', "'tilewright")
+    imports: list[tuple[int, str, bool]] = []
+    names: set[str] = set()
 
-    `from a import b` yields `a.b`, so that importing a folder by name counts as importing from it.
-    A literal handed to `import_module` or `__import__` is an import as well.
-    """
-    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
-
-    def walk(node: ast.AST, local: bool) -> Iterator[tuple[int, str, bool]]:
+    def walk(node: ast.AST, local: bool, typing: bool) -> None:
+        found: list[str] = []
         match node:
             case ast.Import():
-                for name in node.names:
-                    yield node.lineno, name.name, local
+                found = [name.name for name in node.names]
             case ast.ImportFrom():
                 # One dot is the file's own package, each further dot one folder up.
                 up = package[: len(package) - node.level + 1] if node.level else ()
                 stem = ".".join((*up, *([node.module] if node.module else [])))
-                for name in node.names:
-                    yield node.lineno, f"{stem}.{name.name}", local
+                found = [f"{stem}.{name.name}" for name in node.names]
             case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)) if called in (
                 "import_module",
                 "__import__",
             ):
                 if node.args and isinstance(node.args[0], ast.Constant):
-                    yield node.lineno, str(node.args[0].value), local
-        inside = local or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            yield from walk(child, inside)
+                    found = [str(node.args[0].value)]
+            case ast.Constant(value=str(text)) if not typing:
+                names.add(text)
+        for module in found:
+            assert isinstance(node, ast.stmt | ast.expr)
+            imports.append((node.lineno, module, local))
+            if not typing:  # an import of a name is one of the module that has it
+                names.add(module if module in modules() else module.rpartition(".")[0])
+        later = local or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        checked = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for child in inside(node, everything):
+            only = checked and isinstance(node, ast.If) and child in node.body
+            walk(child, later, typing or only)
 
-    return tuple(walk(parsed(path), False))
+    walk(parsed(path), False, False)
+    return Contents(tuple(imports), frozenset(names))
 
 
 def folder_of(path: Path) -> str | None:
@@ -111,7 +146,7 @@ def test_imports_point_one_way() -> None:
         folder = folder_of(path)
         if folder is None or folder not in RANK:
             continue
-        for line, module, _ in imported_modules(path):
+        for line, module, _ in contents(path).imports:
             if why := violation(folder, module):
                 wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module}: {why}")
     order = " ".join(ORDER)
@@ -141,31 +176,9 @@ def modules() -> Mapping[str, Path]:
     return found
 
 
-@cache
 def needed(path: Path) -> frozenset[str]:
-    """The modules a file needs sooner or later: imported, or named by a string and loaded late.
-
-    What only type checkers import is not needed.
-    """
-    known = modules()
-    found: set[str] = set()
-    todo: list[ast.AST] = [parsed(path)]
-    while todo:
-        node = todo.pop()
-        match node:
-            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
-                todo += node.orelse
-                continue
-            case ast.Import():
-                found |= {a.name for a in node.names}
-            case ast.ImportFrom(module=str(module)):
-                for a in node.names:
-                    inner = f"{module}.{a.name}"
-                    found.add(inner if inner in known else module)
-            case ast.Constant(value=str(text)):
-                found.add(text)
-        todo += ast.iter_child_nodes(node)
-    return frozenset(found & known.keys())
+    """The modules a file needs sooner or later: imported, or named by a string and loaded late."""
+    return contents(path).names & modules().keys()
 
 
 def cycles(edges: Mapping[str, Set[str]]) -> list[list[str]]:
@@ -222,7 +235,7 @@ def test_imports_inside_driver_point_one_way() -> None:
 def test_local_imports_are_optional_third_parties() -> None:
     wrong = []
     for path in python_files("tilewright"):
-        for line, module, local in imported_modules(path):
+        for line, module, local in contents(path).imports:
             top = module.split(".")[0]
             ours = top == "tilewright" or top in HARD_DEPENDENCIES
             if local and (ours or top in sys.stdlib_module_names):

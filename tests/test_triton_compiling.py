@@ -15,7 +15,9 @@ import tilewright.triton as compat
 torch = pytest.importorskip("torch")
 
 BACKENDS = ["eager", "aot_eager", "tilewright"]
-BACKENDS += ["inductor"] if shutil.which("g++") or shutil.which("clang++") else []
+HAS_COMPILER = shutil.which("g++") is not None or shutil.which("clang++") is not None
+needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="Inductor needs a C++ compiler")
+INDUCTORS = pytest.param("inductor", marks=[pytest.mark.slow, needs_compiler])
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +53,7 @@ def launched(x):
     return y + 1
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, INDUCTORS])
 def test_any_function(backend):
     def f(x, y):
         made = torch.zeros(3, device=x.device) + torch.ones(3, device="cuda")
@@ -63,7 +65,7 @@ def test_any_function(backend):
     torch.testing.assert_close(fast(x, y), f(x, y))
 
 
-@pytest.mark.parametrize("backend", BACKENDS[:3])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_kernels_inside_compiled_functions(backend):
     x = torch.randn(100, device="cuda")
     fast = torch.compile(launched, backend=backend, fullgraph=True)
@@ -95,7 +97,7 @@ print("right")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("inductor" not in BACKENDS, reason="Inductor needs a C++ compiler")
+@needs_compiler
 def test_kernels_inside_functions_that_inductor_compiles(tmp_path):
     (tmp_path / "script.py").write_text(INDUCTOR)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}

@@ -83,3 +83,14 @@ def test_remainders_of_what_is_brought_to_a_multiple() -> None:
         assert D.mod(67 * r + first + 3, n) == 3 % n
     assert not isinstance(D.mod(67 * r + first, 16), int)
     assert not isinstance(D.mod(67 * r + 2 * first, 8), int)
+
+
+def test_steps_through_remainders() -> None:
+    i, n, k = D.var("i", 8), D.sym("n", 1), D.sym("k", 1)
+    s = D.the_sym(i)
+    assert D.wrapped_coefficient(3 * k + 2 * i, s) == 2
+    assert D.wrapped_coefficient(D.mod(k + i, n) * 5 + k, s) == 5
+    assert D.wrapped_coefficient(D.mod(D.mod(k + i, n) + i, n + 1) * k, s) == 2 * k
+    assert D.wrapped_coefficient(D.mod(k, n), s) == 0
+    for hidden in (D.floordiv(k + i, n), D.mod(k, n + i), i * i, D.minimum(i, n)):
+        assert D.wrapped_coefficient(hidden, s) is None

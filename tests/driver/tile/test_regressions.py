@@ -10,7 +10,7 @@ import tilewright as tw
 import tilewright.language as tl
 from tilewright import targets
 from tilewright.driver.tile.compile import write_tile
-from tilewright.ir.types import i32, i64
+from tilewright.ir.types import f32, i32, i64
 from tilewright.lang.tile.front.frontend import translate
 from tilewright.lang.tile.front.functions import Argument
 
@@ -247,3 +247,43 @@ def test_a_factor_that_is_one_number_makes_no_product_of_tiles(shape: tuple[int,
     at, by = np.array([1], np.int32), np.array([0.0, 0.5], np.float32)
     scaled_sum_kernel[(1,)](x, at, by, out, *shape)
     np.testing.assert_array_equal(out, x.sum(1) * 0.5)
+
+
+@tw.jit
+def around_kernel(x, out, start, n, B: tl.constexpr):
+    i = tl.arange(0, B)
+    tl.store(out + i, tl.load(x + (start + i) % n))
+
+
+@pytest.mark.parametrize("start", [0, 3, 40])
+@pytest.mark.parametrize("n", [1, 3, 31, 50, 200])
+def test_lanes_that_wrap_around(start: int, n: int) -> None:
+    x, out = np.arange(256, dtype=np.float32), np.zeros(32, np.float32)
+    around_kernel[(1,)](x, out, start, n, B=32)
+    np.testing.assert_array_equal(out, x[(start + np.arange(32)) % n])
+
+
+def test_lanes_that_wrap_around_take_no_division_each() -> None:
+    given = dict.fromkeys(("x", "out"), Argument.pointer(f32))
+    sizes = dict.fromkeys(("start", "n"), Argument.scalar(i32, 1, True))
+    kernel = translate(around_kernel, {**given, **sizes, "B": Argument.constant(32)})
+    text = write_tile(kernel, targets.get("x86-64-v4")).llir
+    body = text[text.index("around_kernel") :]
+    assert body.count("urem i64") + body.count("srem i64") <= 6, "32 lanes divide"
+
+
+@tw.jit
+def row_sums_kernel(x, out, n, B: tl.constexpr):
+    row, i = tl.program_id(0), tl.arange(0, B)
+    tl.store(out + row, tl.sum(tl.load(x + row * n + i, mask=i < n, other=0.0), axis=0))
+
+
+@pytest.mark.parametrize(("columns", "ahead"), [(1024, True), (256, False)])
+def test_rows_of_a_page_are_prefetched_for_the_next_program(columns: int, ahead: bool) -> None:
+    given = dict.fromkeys(("x", "out"), Argument.pointer(f32))
+    sizes = {"n": Argument.scalar(i32, 1, True), "B": Argument.constant(columns)}
+    forms = write_tile(translate(row_sums_kernel, {**given, **sizes}), targets.get("x86-64-v4"))
+    assert ("prefetch x" in forms.nest) == ahead
+    x, out = np.random.rand(3, columns).astype(np.float32), np.zeros(3, np.float32)
+    row_sums_kernel[(3,)](x, out, columns, B=columns)
+    np.testing.assert_allclose(out, x.sum(1), rtol=1e-5)

@@ -108,7 +108,7 @@ def schedule_programs(n: Nest, target: Target) -> tuple[Trace, Nest]:
     s.nest = windows.joined(done)
     for name in products:
         _prefetch(s, name, found)
-    _prefetch_rows(s, found)
+    _prefetch_rows(s)
     return tuple(s.trace), s.nest
 
 
@@ -208,16 +208,16 @@ def _prefetch(s: Scheduler, product: str, found: _Stages) -> None:
                 s.attempt(Prefetch(str(x.source), loop.name, 1, around[-1]))
 
 
-def _prefetch_rows(s: Scheduler, found: _Stages) -> None:
+def _prefetch_rows(s: Scheduler) -> None:
     """The next program's rows arrive while this one computes: no processor looks ahead from one
     page to the next, and a row of a page's size or more begins with a wait for memory."""
+    found = _stages(s.nest)
     for name in found.order:
-        path = s.path(name)
-        own = own_loops(path, name)
+        path, own = found.paths[name], found.own(name)
         if len(path) != len(own) + 1 or path[0].kind != "parallel" or len(own) < 2:
             continue
         extents = [p.extent for p in own if isinstance(p.extent, int)]
-        for x in loads(s.store(name).value):
+        for x in loads(found.stores[name].value):
             b = s.nest.buffer(str(x.source))
             long = len(extents) == len(own) and prod(extents) * b.dtype.bytes >= PAGE
             if b.pointer and long and any(path[0].var in D.symbols(i) for i in x.index):
