@@ -478,6 +478,9 @@ def variants() -> Found:
         said.append(
             f"{name} {d} {size[0]}x{size[1]}: " + _varied(name, d, size, "SHARE", (8, 16, 32))
         )
+    for d, size in ((bf16, LARGE), (f32, LARGE), (bf16, RAGGED)):
+        found = _varied("cross_entropy", d, size, "READ_SHARE", (16, 32, 64))
+        said.append(f"cross_entropy {d} {size[0]}x{size[1]}: {found}")
     for name in ("add", "chain"):
         said.append(f"{name} bf16: " + _varied(name, bf16, LARGE, "THREADS", (128, 256, 512)))
     return {"facts": "; ".join(said)}

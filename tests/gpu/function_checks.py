@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from tests.gpu.functions import LEAST, PARTS, SHORT, function_nest
+from tests.gpu.functions import LEAST, OF_TERMS, PARTS, SHORT, function_nest, term_nest
 from tilewright.driver.program.grid_run import GridKernel, target_of
 from tilewright.llvm.grid_math import EXACT as KEPT
+from tilewright.llvm.grid_math import TERMS
 from tilewright.llvm.vmath import ERROR_BOUNDS
 from tilewright.runtime.cuda.device import device
 
@@ -34,6 +35,11 @@ def function_errors() -> Found:
             found[f"{name}{' of 16 bits' if short else ''}"] = worst
             if not worst <= promised:
                 over.append(f"{name}: {worst:.2f} at {at!r}, {promised} are promised")
+    for name in TERMS:
+        worst, at = _error(name, False, term=True)
+        found[f"{name} of a term"] = worst
+        if not worst <= OF_TERMS:
+            over.append(f"{name} of a term: {worst:.2f} at {at!r}, {OF_TERMS} are promised")
     found["facts"] = ", ".join(f"{k} {v:.2f} ulp" for k, v in found.items())
     found["facts"] += "; the instruction for 2^x at multiples of " + _ex2_at_points()
     assert not over, f"{'; '.join(over)} (all: {found['facts']})"
@@ -57,10 +63,11 @@ def _ex2_at_points() -> str:
     return ", ".join(said)
 
 
-def _error(name: str, short: bool) -> tuple[float, float]:
+def _error(name: str, short: bool, term: bool = False) -> tuple[float, float]:
     """The largest error of a function, and where it is."""
     on, count = device(0), 1 << 26
-    k = GridKernel(function_nest(name, count, short), target_of(on), on)
+    nest = term_nest(name, count) if term else function_nest(name, count, short)
+    k = GridKernel(nest, target_of(on), on)
     parts = PARTS if short else ("y",)
     kind = torch.bfloat16 if short else torch.float32
     outs = {p: torch.empty(count, device="cuda", dtype=kind) for p in parts}

@@ -10,7 +10,7 @@ import pytest
 import tilewright as tw
 from tests.gpu import emulate, te_kernels
 from tests.gpu.assembler import assemble
-from tests.gpu.functions import LEAST, PARTS, SHORT, function_nest
+from tests.gpu.functions import LEAST, OF_TERMS, PARTS, SHORT, function_nest
 from tests.gpu.programs import PROGRAMS, groups, inputs
 from tests.kernel.fuzz import Counts, Judge, explore_threads
 from tests.seeds import crossed, drawn
@@ -233,7 +233,7 @@ def test_terms_of_sums_have_a_formula_of_their_own(term: str, more: str, instruc
         want = np.exp(x.astype(np.float64))
         fits = np.isfinite(want.astype(np.float32))
         np.testing.assert_array_equal(got[~fits], want[~fits].astype(np.float32))
-        assert ulps(got[fits], want[fits]).max() <= 3.0
+        assert ulps(got[fits], want[fits]).max() <= OF_TERMS
 
 
 FAULTS = {

@@ -148,6 +148,8 @@ def openvino(e: Entrant) -> Call:
 def xla(e: Entrant) -> Call:
     """XLA through JAX, for operators, which are spelled once more for it."""
     _need("jax")
+    # JAX would take most of a GPU's memory at once, next to what torch has there.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
 
     if e.name not in FUNCTIONS:

@@ -33,7 +33,9 @@ class Materialise(Step):
             fixed = D.symbols(q.extent) <= set(n.dims)
             self.need(fixed, f"the extent of {q.name} varies", "materialise first, then split")
         top = next(k for k, s in enumerate(n.body) if s is (path[0] if path else store))
-        self._complete(n, n.body[top:], part, _always(store.value, part))
+        # Loops that vary with others are conditions: Complete makes such.
+        whole = all(D.symbols(q.extent) <= set(n.dims) for q in path)
+        self._complete(n, n.body[top:], part, whole and _always(store.value, part))
         own = tuple(D.the_sym(D.var(f"{self.into}.i{k}", q.extent)) for k, q in enumerate(axes))
         at = tuple(map(D.as_int, own))
         moved = {q.var: i for q, i in zip(axes, at, strict=True)}
