@@ -40,6 +40,7 @@ from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.pragma import Pragma
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.split import Split
@@ -60,9 +61,11 @@ READ_SHARE = 32
 WARP = 32
 WARPS: int = 8
 BESIDE: int = 8
-# Where warps make the row themselves: results of a warp at most, and blocks of a multiprocessor.
+# Where warps make the row themselves: results of a warp at most.
 MOST_ROWS = 16
-BLOCKS_BESIDE = 2
+# Blocks on a multiprocessor, between which registers are divided. Left to itself (0) the assembler
+# takes few, so that many blocks fit: then two loads are on their way instead of eight.
+RESIDENT: int = 2
 
 
 def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace, Nest]:
@@ -273,9 +276,12 @@ def _block_per_row(
             _in_registers(s, x, lanes, threads)
     rows = _rows_together(s, at, WARPS * WARP if streamed else FEWEST, threads)
     several = (Split(at, rows), Bind(f"{at}.0", "block.x"), Bind(f"{at}.1", "thread.y"))
-    if rows == 1 or not _all(s, *several, Synchronise()):
+    together = rows > 1 and _all(s, *several, Synchronise())
+    if not together:
         s.do(Bind(at, "block.x"))
         s.do(Synchronise())
+    if streamed:
+        _with_registers(s, f"{at}.0" if together else at)
     return True
 
 
@@ -472,8 +478,15 @@ def _made_row(s: Scheduler) -> bool:
     s.do(Split(f"{at}.0.0", warps))
     s.do(Bind(f"{at}.0.0.0", "block.x"))
     s.do(Bind(f"{at}.0.0.1", "thread.y"))
+    _with_registers(s, f"{at}.0.0.0")
     s.do(Synchronise())
     return True
+
+
+def _with_registers(s: Scheduler, block: str) -> None:
+    """Threads of a product that streams have registers for what is on its way."""
+    if RESIDENT:
+        s.do(Pragma(block, "resident", RESIDENT))
 
 
 def _row_of(s: Scheduler, product: Stage) -> str | None:
@@ -494,7 +507,7 @@ def _rows_of_a_warp(s: Scheduler, rows: D.Dim) -> int:
     assert s.target.grid is not None
     if not isinstance(rows, int):
         return 1
-    beside = BLOCKS_BESIDE * s.target.grid.multiprocessors * WARPS
+    beside = max(1, RESIDENT) * s.target.grid.multiprocessors * WARPS
     choices = [k for k in range(1, MOST_ROWS + 1) if rows % (k * WARPS) == 0] or [1]
     return min(choices, key=lambda k: (-(-rows // (k * beside)) * k, -k))
 
