@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import tilewright as tw
 from tests.gpu.decode import FULL, TINY, Size, example
 from tests.gpu.model_checks import SHORT, judged, model
-from tests.gpu.phase_times import rows
+from tests.gpu.phase_times import replay_of, rows, whole
 from tests.gpu.timing import host_seconds, medians
 from tilewright.kernel.defaults import grids
 from tilewright.runtime.cuda import tasks
@@ -21,12 +21,13 @@ from tilewright.runtime.cuda.program import CudaProgram
 Found = dict[str, Any]
 # (columns, depth): of the bar, of the layers of a model of a billion weights, of its head.
 VECTORS = ((16384, 4096), (4096, 16384), (3072, 2048), (2048, 8192), (32000, 2048))
-# By name: warps of a block, and vectors of a thread that are on their way at a time.
+# By name: warps of a block, vectors of a thread that are on their way at a time, and blocks of a
+# multiprocessor that there are registers for.
 SHAPES = {
-    "as it is": (grids.WARPS, grids.BESIDE),
-    "8 warps, 8 loads": (8, 8),
-    "4 warps, 4 loads": (4, 4),
-    "16 warps, 4 loads": (16, 4),
+    "as it is": (grids.WARPS, grids.BESIDE, grids.RESIDENT),
+    "few registers": (8, 8, 0),
+    "4 blocks": (8, 8, 4),
+    "3 blocks, 16 loads": (8, 16, 3),
 }
 
 
@@ -46,15 +47,17 @@ def one_row(columns: int, depth: int) -> Found:
     contenders: dict[str, list[Callable[[], object]]] = {
         "torch": [lambda w=w: F.linear(x, w) for w in weights]
     }
-    before, worst = (grids.WARPS, grids.BESIDE), 0.0
-    for name, (warps, loads) in SHAPES.items():
-        grids.WARPS, grids.BESIDE = warps, loads
+    before, worst = (grids.WARPS, grids.BESIDE, grids.RESIDENT), 0.0
+    for name, shape in SHAPES.items():
+        grids.WARPS, grids.BESIDE, grids.RESIDENT = shape
         try:
             fast = tw.compile(lambda x, w, n=name: F.linear(x, w), choose="default")
             worst = max(worst, judged(fast(x, weights[0]), wide, F.linear(x, weights[0])))
         finally:
-            grids.WARPS, grids.BESIDE = before
-        contenders[name] = [lambda f=fast, w=w: f(x, w) for w in weights]
+            grids.WARPS, grids.BESIDE, grids.RESIDENT = before
+        # Each begins with another matrix: none finds in the cache what the one before has read.
+        turned = weights[-len(contenders) :] + weights[: -len(contenders)]
+        contenders[name] = [lambda f=fast, w=w: f(x, w) for w in turned]
     t = medians(contenders, 40)
     moved, ours = columns * depth * 2, t["as it is"]
     others = ", ".join(f"{k}: {v * 1e6:.1f} us" for k, v in t.items())
@@ -144,7 +147,10 @@ def by_kernel(s: Size, dtype: torch.dtype) -> Found:
     assert isinstance(made, CudaProgram) and made.tasks is not None, made.not_one_kernel
     names = {k.symbol: k.name for k in made.kernels}
     found = list(rows(made, names))
+    t = whole(made)
     total = {
+        "one kernel": t["one kernel"],
+        "graph": t["graph"],
         "launched": sum(r.count * r.launch for r in found),
         "in turn": sum(r.count * r.phase for r in found),
         "floor": sum(r.count * r.moved for r in found) / _copied(2**29),
@@ -152,7 +158,8 @@ def by_kernel(s: Size, dtype: torch.dtype) -> Found:
     shown = ", ".join(f"{k} {v * 1e6:.0f} us" for k, v in total.items())
     found.sort(key=lambda r: -r.count * r.launch)
     lines = "".join(f"\n  {r}" for r in found)
-    return {"us": total["launched"] * 1e6, "facts": f"{shown}{lines}"}
+    shown += f"; {made.tasks.facts}, {len(replay_of(made).launches)} phases"
+    return {"us": t["one kernel"] * 1e6, "facts": f"{shown}{lines}"}
 
 
 def decode_checks() -> Iterator[tuple[str, Callable[[], Found]]]:

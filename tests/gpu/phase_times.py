@@ -69,7 +69,26 @@ def in_turn(
     return lambda stream: tasks.launch(g, table.address, counters.address, stream), g
 
 
-def rows(made: CudaProgram, names: Mapping[str, str], rounds: int = 5) -> Iterator[Row]:
+def whole(made: CudaProgram, rounds: int = 20) -> dict[str, float]:
+    """Seconds of all phases: as one kernel, and as a CUDA graph of the same launches."""
+    replay, stream = replay_of(made), made.machine.stream()
+    pairs = zip(replay.launches, replay._given(), strict=True)
+    graph = Replay(made.machine.device, [(p.launcher, p.blocks, v) for p, v in pairs])
+    calls = {"one kernel": [lambda: replay(stream)], "graph": [lambda: graph(stream)]}
+    return medians(calls, rounds)
+
+
+def rows(made: CudaProgram, names: Mapping[str, str], rounds: int = 5) -> list[Row]:
+    """The kinds of a program's phases; those that are alike in all but their code are one."""
+    found: dict[tuple[str, int, int, int], Row] = {}
+    for r in _rows(made, names, rounds):
+        key = r.kind, r.tasks, r.threads, r.moved
+        before = found.get(key)
+        found[key] = r if before is None else replace(before, count=before.count + r.count)
+    return list(found.values())
+
+
+def _rows(made: CudaProgram, names: Mapping[str, str], rounds: int) -> Iterator[Row]:
     """The kinds of a program's phases. Phases of a kind are run over and over, on the memory of all
     of them, so that weights are not in the cache."""
     replay, tasks = replay_of(made), made.tasks
@@ -94,4 +113,6 @@ def rows(made: CudaProgram, names: Mapping[str, str], rounds: int = 5) -> Iterat
         moved = moved or sum(u.size for u in uses if u.space != ARENA)
         size = len(own), g.phases[0].tasks, g.phases[0].threads
         each = t["launch"] / len(chosen), t["phase"] / len(chosen)
-        yield Row(names.get(kind, kind), *size, moved, *each)
+        symbol, _, part = kind.rpartition("_")
+        title = names.get(kind) or f"{names.get(symbol, kind)}, part {part}"
+        yield Row(title, *size, moved, *each)

@@ -4,7 +4,8 @@ Kinds of cluster (what the kernel level schedules):
   map       maps whose outputs share one shape; other shapes inside are inlined
   row       reductions of the same trailing axes with maps around them (softmax, layer norm)
   column    one reduction of any axes, maps inlined before it, maps of its shape after it
-  contract  one contraction, views of its operands before it, and maps of its shape after it
+  contract  one contraction, views of its operands before it, and maps of its shape after it; on a
+            GPU what makes the one row that it multiplies (see graph/prologues.py)
   chain     a contraction, a row made of its result, a contraction of that (see graph/chains.py)
   total     maps, and reductions of all elements they go through (see graph/totals.py)
   program   a scan, an ordered update or a definition of several stages, alone
@@ -32,6 +33,7 @@ from tilewright.graph.cluster import Cluster, Fused, Refusal, Why
 from tilewright.graph.inline import inlining_of
 from tilewright.graph.order import few_live_bytes
 from tilewright.graph.product_chains import ProductChains
+from tilewright.graph.prologues import Prologues
 from tilewright.graph.regions import (
     Read,
     Region,
@@ -116,6 +118,7 @@ class _Fuser:
         ProductChains(*found, self.target).link()
         chains = Chains(*found, self.too_large, self.target)
         self.unchained = chains.link()
+        Prologues(*found, self.too_large, self.target, self.limits.cheap).join()
 
     # ---- forward: every node joins a producer's region or starts one
 

@@ -118,6 +118,12 @@ class Regions:
         if region.used and region.ancestors != before:
             self._spread(region)
 
+    def move(self, n: Node, region: Region, to: Region) -> None:
+        """Another region, which read its value, computes a node."""
+        del region.nodes[n]
+        region.inputs = {r.source for m in region.nodes for r in self.reads[m]}
+        self.add(n, to)
+
     def _spread(self, region: Region) -> None:
         """What waits for the region waits for its ancestors too."""
         for r in self.all:

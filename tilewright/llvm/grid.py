@@ -188,7 +188,9 @@ class _Module:
         k.leave()
         loops, _ = grid_of(self.launch)
         blocks = {x.kind: _count(x, set(self.n.dims)) for x in loops}
-        head = self._head(symbol, k.parameters(), k.bulk.attribute)
+        resident = max((dict(x.pragmas).get("resident", 0) for x in loops), default=0)
+        more = f' "nvvm.minctasm"="{resident}"' if resident else ""
+        head = self._head(symbol, k.parameters(), f"{k.bulk.attribute}{more}")
         lines = [*k.shared.globals(), head, *k.fences.kept(body.lines())]
         gx, gy, gz = (blocks.get(axis, 1) for axis in BLOCKS)
         names, boxes = tuple(b.name for b in args), tuple(k.bulk.boxes)

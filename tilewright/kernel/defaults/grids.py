@@ -12,6 +12,7 @@ from math import prod
 
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
+from tilewright.ir.expr import extent, loads
 from tilewright.ir.target import Target
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.choices import Choices
@@ -39,6 +40,7 @@ from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.pragma import Pragma
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.rfactor import RFactor
 from tilewright.kernel.steps.split import Split
@@ -58,7 +60,12 @@ READ_SHARE = 32
 # and so many vectors of each that are on their way at a time.
 WARP = 32
 WARPS: int = 8
-BESIDE: int = 4
+BESIDE: int = 8
+# Where warps make the row themselves: results of a warp at most.
+MOST_ROWS = 16
+# Blocks on a multiprocessor, between which registers are divided. Left to itself (0) the assembler
+# takes few, so that many blocks fit: then two loads are on their way instead of eight.
+RESIDENT: int = 2
 
 
 def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace, Nest]:
@@ -269,9 +276,12 @@ def _block_per_row(
             _in_registers(s, x, lanes, threads)
     rows = _rows_together(s, at, WARPS * WARP if streamed else FEWEST, threads)
     several = (Split(at, rows), Bind(f"{at}.0", "block.x"), Bind(f"{at}.1", "thread.y"))
-    if rows == 1 or not _all(s, *several, Synchronise()):
+    together = rows > 1 and _all(s, *several, Synchronise())
+    if not together:
         s.do(Bind(at, "block.x"))
         s.do(Synchronise())
+    if streamed:
+        _with_registers(s, f"{at}.0" if together else at)
     return True
 
 
@@ -388,7 +398,7 @@ def _streamed(s: Scheduler, sums: list[str], outs: list[str], width: D.Dim) -> b
     return True
 
 
-def _stream(s: Scheduler, stage: str, loop: str, lanes: int) -> None:
+def _stream(s: Scheduler, stage: str, loop: str, lanes: int, beside: int = 0) -> None:
     """A sum by one warp; some vectors of a thread are on their way at a time."""
     turns, own, lane = _split(s, loop, lanes, WARP)
     part = f"{stage}p"
@@ -397,7 +407,7 @@ def _stream(s: Scheduler, stage: str, loop: str, lanes: int) -> None:
     s.do(Bind(f"{part}.init.i{axis}", "thread.x"))
     again = moved(turns, part)
     count = s.loops(again)[0].extent if s.loops(again) else 1
-    beside = next((k for k in (BESIDE, 6, 5, 4, 3, 2) if _divides(k, count)), 1)
+    beside = beside or next((k for k in (BESIDE, 6, 5, 4, 3, 2) if _divides(k, count)), 1)
     if count != beside:
         s.do(Split(again, beside))
         again = f"{again}.1"
@@ -420,6 +430,86 @@ def _in_registers(s: Scheduler, buffer: str, lanes: int, threads: int) -> None:
     if lanes == 1:
         places = [*axes[:-1], f"{c}//{threads}", f"{c}%{threads}"]
     s.do(Relayout(buffer, f"{', '.join(axes)} -> {', '.join(places)}"))
+
+
+# ---- products of a row that each warp makes for itself
+
+
+def _made_row(s: Scheduler) -> bool:
+    """Products of one row with the rows of matrices, where the row is made in the kernel: a warp
+    makes it in its registers, then multiplies some rows of the matrices."""
+    stages = s.group.stages
+    outs = [x for x in stages if s.group.buffer(x.name).scope == "out"]
+    products = [x for x in stages if x.is_reduce and any(extent(a) != 1 for a in x.axes)]
+    if len(outs) != 1 or not products or any(x.ordered or len(x.raxes) > 1 for x in stages):
+        return False
+    made = {_row_of(s, x) for x in products}
+    row = made.pop()
+    if row is None or made:
+        return False
+    for x in stages:
+        if x.is_map and x.name != row and x not in outs:
+            s.do(ComputeInline(x.name))
+    host = outs[0].name
+    while len(path := s.path(host)) > 1:
+        s.do(Fuse(path[0].name, path[1].name, f"{host}.o{len(path)}"))
+    at = path[0].name
+    s.do(Split(at, 1))  # one lane of the warp stores a result
+    turns = _rows_of_a_warp(s, path[0].extent)
+    s.do(Split(f"{at}.0", turns))
+    for x in reversed(products):
+        s.do(ComputeAt(x.name, f"{at}.0.1"))
+    before = [x.name for x in stages if x.is_reduce and x not in products]
+    for name in (row, *reversed(before)):
+        s.do(ComputeAt(name, f"{at}.0.0"))
+    loops = {x: s.path(x)[-1] for x in (row, *before, *(x.name for x in products))}
+    lanes = vector_lanes(s, list(loops), *(p.var for p in loops.values()))
+    depth = loops[row].extent
+    if not isinstance(depth, int) or depth % (WARP * lanes):
+        return False
+    for x in before:
+        _sum(s, x, loops[x].name, lanes, WARP, True)
+    _spread(s, loops[row].name, lanes, WARP, True)
+    for x in products:
+        _stream(s, x.name, loops[x.name].name, lanes, depth // (WARP * lanes))
+    _in_registers(s, row, lanes, WARP)
+    s.do(Bind(f"{at}.1", "thread.x"))
+    warps = _rows_together(s, f"{at}.0.0", WARPS * WARP, WARP)
+    s.do(Split(f"{at}.0.0", warps))
+    s.do(Bind(f"{at}.0.0.0", "block.x"))
+    s.do(Bind(f"{at}.0.0.1", "thread.y"))
+    _with_registers(s, f"{at}.0.0.0")
+    s.do(Synchronise())
+    return True
+
+
+def _with_registers(s: Scheduler, block: str) -> None:
+    """Threads of a product that streams have registers for what is on its way."""
+    if RESIDENT:
+        s.do(Pragma(block, "resident", RESIDENT))
+
+
+def _row_of(s: Scheduler, product: Stage) -> str | None:
+    """The stage of the group that a product multiplies a matrix with, if it is one row."""
+    found = [x for x in loads(product.value) if str(x.source) != product.name]
+    moving = {a for a in product.axes if extent(a) != 1}
+    rows = {str(x.source) for x in found if not moving & x.symbols()}
+    if len(rows) != 1:
+        return None
+    (name,) = rows
+    local = s.group.buffer(name).scope == "local"
+    return name if local and any(x.name == name and x.is_map for x in s.group.stages) else None
+
+
+def _rows_of_a_warp(s: Scheduler, rows: D.Dim) -> int:
+    """How many results a warp computes: few turns of all blocks that run at a time, and of these
+    choices the most, since the row is made once for all of them."""
+    assert s.target.grid is not None
+    if not isinstance(rows, int):
+        return 1
+    beside = max(1, RESIDENT) * s.target.grid.multiprocessors * WARPS
+    choices = [k for k in range(1, MOST_ROWS + 1) if rows % (k * WARPS) == 0] or [1]
+    return min(choices, key=lambda k: (-(-rows // (k * beside)) * k, -k))
 
 
 # ---- everything else
@@ -465,6 +555,7 @@ def _plain(s: Scheduler, loops: list[str], name: str) -> None:
 _SHAPES = (
     schedule_chain,
     schedule_products,
+    _made_row,
     _maps,
     schedule_convolution,
     schedule_product,

@@ -11,9 +11,12 @@ from tilewright.kernel.step import Step
 # nontemporal  results written inside go past the caches (1), or do not (0)
 # cluster      so many neighbouring blocks of a GPU run at the same time and share what the copy
 #              engine brings to all of them
-PRAGMAS = ("unroll", "nontemporal", "cluster")
+# resident     so many blocks of a GPU are on a multiprocessor at a time: threads may take all the
+#              registers that this leaves, for loads that are on their way together
+PRAGMAS = ("unroll", "nontemporal", "cluster", "resident")
 MAX_COUNT = 64
 CLUSTERS = (2, 4, 8)
+MOST_RESIDENT = 32
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Pragma(Step):
 
     "unroll": LLVM writes so many iterations out. "nontemporal": with 1, what is written to results
     inside goes past the caches. "cluster": neighbouring blocks along block.x that read one tile get
-    it by one copy.
+    it by one copy. "resident": threads may take the registers that so many blocks leave.
     """
 
     stays: ClassVar[bool] = True
@@ -34,11 +37,14 @@ class Pragma(Step):
 
     def apply(self, n: Nest) -> Nest:
         self.need(self.key in PRAGMAS, f"{self.key} is no pragma", f"one of {', '.join(PRAGMAS)}")
-        most = {"unroll": MAX_COUNT, "cluster": CLUSTERS[-1]}.get(self.key, 1)
+        limits = {"unroll": MAX_COUNT, "cluster": CLUSTERS[-1], "resident": MOST_RESIDENT}
+        most = limits.get(self.key, 1)
         fits = isinstance(self.value, int) and 0 <= self.value <= most
         self.need(fits, f"{self.value} is not a value of {self.key}", f"0 to {most}")
         if self.key == "cluster":
             self._clusters(n)
+        elif self.key == "resident":
+            self._of_blocks(n)
         for x, _ in self.loops(n, self.loop):
             serial = self.key != "unroll" or x.kind in ("serial", "parallel")
             self.need(serial, f"{self.loop} is already {x.kind}", "only loops can be unrolled")
@@ -53,8 +59,12 @@ class Pragma(Step):
     def _clusters(self, n: Nest) -> None:
         sizes = f"one of {', '.join(map(str, CLUSTERS))}"
         self.need(self.value in CLUSTERS, f"a cluster of {self.value} blocks", sizes)
+        self._of_blocks(n)
+        for x, _ in self.loops(n, self.loop):
+            whole = D.known_eq(D.mod(x.extent, self.value), 0)
+            self.need(whole, f"{self.loop} = {x.extent} are no whole clusters of {self.value}")
+
+    def _of_blocks(self, n: Nest) -> None:
         for x, _ in self.loops(n, self.loop):
             bound = x.kind == "block.x"
             self.need(bound, f"{self.loop} is {x.kind}, not block.x", "Bind it first")
-            whole = D.known_eq(D.mod(x.extent, self.value), 0)
-            self.need(whole, f"{self.loop} = {x.extent} are no whole clusters of {self.value}")
