@@ -250,7 +250,7 @@ def bytes_of(n: Nest, name: str) -> int:
 
 def swizzle_operands(s: Scheduler) -> None:
     """Rows that instructions read by the addresses of their threads are in different banks."""
-    used = s.nest.are(GATHERED)
+    used = s.nest.are(GATHERED) & set(_shared(s.nest))  # others have a place of another buffer
     for x, _ in walk(s.nest.body):
         if isinstance(x, Loop) and x.instruction and INTRINSICS[x.instruction].addresses:
             used |= {str(r.source) for r in reads(x)}
