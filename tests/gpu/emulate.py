@@ -45,6 +45,21 @@ PLAIN = targets.get("cuda:75")
 CANARY = 0xA5
 
 
+# An atomic update as an instruction of a GPU.
+_UPDATE = re.compile(
+    r'call (\w+) asm sideeffect "atom\.global\.gpu\.(\w+)\.(\w+)\.(\w)\d+ \$0, \[\$1\], \$2;", '
+    r'"[^"]*"\(ptr (%[\w.]+), \w+ ([^)]*)\)'
+)
+
+
+def _updated(m: re.Match[str]) -> str:
+    kind, order, name, sign, place, value = m.groups()
+    name = {"exch": "xchg", "add": "fadd" if sign == "f" else "add"}.get(name, name)
+    name = f"u{name}" if sign == "u" and name in ("max", "min") else name
+    order = {"relaxed": "monotonic"}.get(order, order)
+    return f"atomicrmw {name} ptr {place}, {kind} {value} {order}"
+
+
 def for_processor(text: str) -> str:
     """The module for this processor: one address space, and calls where a GPU has registers."""
     text = re.sub(
@@ -61,6 +76,7 @@ def for_processor(text: str) -> str:
     text = text.replace("addrspacecast ptr", "bitcast ptr").replace("define ptx_kernel", "define")
     text = re.sub(r"\brange\(i32 [^)]*\) ", "", text)
     text = text.replace('syncscope("device") ', "")
+    text = _UPDATE.sub(_updated, text)
     text = re.sub(r"@llvm\.nvvm\.([\w.]+)", lambda m: "@nvvm_" + m[1].replace(".", "_"), text)
     return with_structures(text)
 

@@ -41,7 +41,8 @@ def main() -> int:
     if options.jobs > 1 and find_spec("xdist") is None:
         parser.error("--jobs needs pytest-xdist: pip install pytest-xdist")
     gpu = options.beside or options.device == "cuda"
-    arguments = [*FILES, f"--every={options.every}"]
+    # Without settings of its own in the checkout pytest looks for no conftest above the tests.
+    arguments = [*FILES, f"--every={options.every}", f"--confcutdir={options.checkout.resolve()}"]
     arguments += [] if gpu else ["-m", "interpreter"]
     arguments += ["-k", options.k] if options.k else []
     arguments += ["-n", str(options.jobs)] if options.jobs > 1 else []

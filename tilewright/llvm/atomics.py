@@ -22,6 +22,19 @@ _ORDER = {
     "release": ("release", "monotonic"),
     "acq_rel": ("acq_rel", "acquire"),
 }
+# LLVM's updates as a GPU's instructions; the number of bits follows.
+_PTX = {
+    "add": "add.u",
+    "fadd": "add.f",
+    "max": "max.s",
+    "min": "min.s",
+    "umax": "max.u",
+    "umin": "min.u",
+    "and": "and.b",
+    "or": "or.b",
+    "xor": "xor.b",
+    "xchg": "exch.b",
+}
 _BOOLS = {"add": "or", "max": "or", "min": "and"}
 
 
@@ -39,13 +52,31 @@ class Atomics:
 
     def _ordered(self, s: Atomic) -> None:
         """LLVM writes `atomicrmw` for a GPU without its order (loads and exchanges by comparison
-        have theirs), so fences stand around it."""
-        fenced = bool(self.scope) and s.kind not in ("load", "cas")
+        have theirs): fences stand around it where it is not written as an instruction here."""
+        fenced = bool(self.scope) and s.kind not in ("load", "cas") and not self._has_order(s)
         if fenced and s.order in ("release", "acq_rel"):
             self.w.line(f"fence {self.scope}release")
         self._atomic(s)
         if fenced and s.order in ("acquire", "acq_rel"):
             self.w.line(f"fence {self.scope}acquire")
+
+    def _has_order(self, s: Atomic) -> bool:
+        """Is it one instruction of a GPU, on an argument's memory?"""
+        b = self.c.buffers[s.buffer]
+        wide = b.dtype in (f32, f64) or (not b.dtype.is_float and b.dtype.bytes in (4, 8))
+        return bool(self.scope) and b.pointer and wide
+
+    def _update(self, op: str, t: str, p: str, x: str, s: Atomic) -> str:
+        """What was there before an update."""
+        size = self.c.buffers[s.buffer].dtype.bytes
+        if not self._has_order(s):
+            how, _ = _ORDER[s.order]
+            return self.put(f"atomicrmw {op} ptr {p}, {t} {x} {self.scope}{how}, align {size}")
+        at = self.put(f"addrspacecast ptr {p} to ptr addrspace(1)")
+        text = f"atom.global.gpu.{s.order}.{_PTX[op]}{8 * size} $0, [$1], $2;"
+        kind = {"float": "f", "double": "d", "i32": "r", "i64": "l"}[t]
+        taken = f'"={kind},l,{kind},~{{memory}}"(ptr addrspace(1) {at}, {t} {x})'
+        return self.put(f'call {t} asm sideeffect "{text}", {taken}')
 
     def _atomic(self, s: Atomic) -> None:
         b = self.c.buffers[s.buffer]
@@ -61,23 +92,14 @@ class Atomics:
             expected = self._stored(self.values.value(s.compare), b)
             old = self._from_bits(self._exchange(p, expected, self._stored(v, b), s, b)[0], bits, t)
         elif s.kind == "xchg":
-            how, _ = _ORDER[s.order]
-            x = self._stored(v, b)
-            old = self.put(
-                f"atomicrmw xchg ptr {p}, {bits} {x} {self.scope}{how}, align {b.dtype.bytes}"
-            )
-            old = self._from_bits(old, bits, t)
+            old = self._from_bits(self._update("xchg", bits, p, self._stored(v, b), s), bits, t)
         elif b.dtype in (f32, f64) and s.kind in ("max", "min"):
             old = self._extreme_of_bits(s, b, p, v)
         elif b.dtype.is_float and b.dtype not in (f32, f64):
             old = self._by_exchange(s, b, p, v)
         else:
-            how, _ = _ORDER[s.order]
             x = self.arith.narrow(v, b.dtype, 1)
-            op = self._operation(s.kind, b.dtype)
-            old = self.put(
-                f"atomicrmw {op} ptr {p}, {t} {x} {self.scope}{how}, align {b.dtype.bytes}"
-            )
+            old = self._update(self._operation(s.kind, b.dtype), t, p, x, s)
         self.c.touch(s)
         if s.result is not None:
             at = self.addresses.of(self.c.buffers[s.result[0]], s.result[1])
@@ -117,16 +139,14 @@ class Atomics:
         """Floats in the order of their bits: those of one sign are in that of integers. See
         `atomic_extreme`."""
         t, bits = memory_type(b.dtype), f"i{8 * b.dtype.bytes}"
-        x, (how, _), n = self._stored(v, b), _ORDER[s.order], self.w.fresh("x")
+        x, n = self._stored(v, b), self.w.fresh("x")
         negative = self.put(f"icmp slt {bits} {x}, 0")
         self.w.line(f"br i1 {negative}, label %{n}.minus, label %{n}.plus")
         olds = []
         other = {"max": "umin", "min": "umax"}[s.kind]
         for label, op in ((f"{n}.minus", other), (f"{n}.plus", s.kind)):
             self.w.label(label)
-            old = self.put(
-                f"atomicrmw {op} ptr {p}, {bits} {x} {self.scope}{how}, align {b.dtype.bytes}"
-            )
+            old = self._update(op, bits, p, x, s)
             olds.append(f"[ {old}, %{label} ]")
             self.w.line(f"br label %{n}.end")
         self.w.label(f"{n}.end")

@@ -24,6 +24,7 @@ _ON_NUMBERS: dict[str, Callable[[int, int], int]] = {
     "min": min,
     "max": max,
 }
+_NEAR = 1 << 30  # fits 32 bits, and so do its sums with constants and lanes
 _FAR = 1 << 61  # half of what 64 bits hold, and room for a few sums
 
 
@@ -72,15 +73,7 @@ class Indices:
         key = (x, self.c.constants(D.symbols(x)), self.epochs(x))
         if (found := self.w.known(key)) is not None:
             return found
-        const, terms, lane = self.terms(x)
-        assert lane == 0, f"{x} has a lane where a scalar is needed"
-        total = ""
-        where = 0
-        for level in sorted(terms):
-            where = level
-            with self.w.at(level):
-                part = self._sum(terms[level])
-                total = part if not total else self.put(f"add i64 {total}, {part}")
+        const, total, where = self._apart(x)
         if not total:
             return str(const)
         if const:
@@ -88,6 +81,24 @@ class Indices:
                 total = self.put(f"add i64 {total}, {const}")
         self.w.remember(key, where, total)
         return total
+
+    def _apart(self, x: Dim) -> tuple[int, str, int]:
+        """The constant of an index function without a lane, the rest of it as an i64 ("": there is
+        none), and the level of that."""
+        const, terms, lane = self.terms(x)
+        assert lane == 0, f"{x} has a lane where a scalar is needed"
+        key = ("apart", tuple((k, *terms[k]) for k in sorted(terms)))
+        where = max(terms, default=0)
+        if (found := self.w.known(key)) is not None:
+            return const, found, where
+        total = ""
+        for level in sorted(terms):
+            with self.w.at(level):
+                part = self._sum(terms[level])
+                total = part if not total else self.put(f"add i64 {total}, {part}")
+        if total:
+            self.w.remember(key, where, total)
+        return const, total, where
 
     def _sum(self, terms: list[tuple[int, tuple[str, ...]]]) -> str:
         total = ""
@@ -323,7 +334,14 @@ class Indices:
         lane = self.terms(large - small)[2]
         if lane not in (1, -1):
             return None
-        more = self._more(small, large, int(v.name in ("le", "ge")))
+        one = int(v.name in ("le", "ge"))
+        if not _is_far(large) and not _is_far(small):
+            const, rest, level = self._apart(D.substitute(large - small, {self.c.lane[0]: 0}))
+            if rest and abs(const) < _NEAR // 2:
+                limit = self.arith.splat(self._near(rest, level), "i32", w)
+                numbers = ", ".join(f"i32 {-lane * k - const - one}" for k in range(w))
+                return self.put(f"icmp slt <{w} x i32> <{numbers}>, {limit}")
+        more = self._more(small, large, one)
         if more is None:
             return None
         low, high = (0, w) if lane == -1 else (1 - w, 1)
@@ -331,6 +349,17 @@ class Indices:
         limit = self.arith.splat(self.put(f"trunc i64 {base} to i32"), "i32", w)
         numbers = ", ".join(f"i32 {-lane * k}" for k in range(w))
         return self.put(f"icmp slt <{w} x i32> <{numbers}>, {limit}")
+
+    def _near(self, x: str, level: int) -> str:
+        """A number of 64 bits as one of 32, or the most that is far from all lanes."""
+        key = ("near", x)
+        if (found := self.w.known(key)) is not None:
+            return found
+        with self.w.at(level):
+            base = self.w.integer("smin", self.w.integer("smax", x, str(-_NEAR)), str(_NEAR))
+            out = self.put(f"trunc i64 {base} to i32")
+        self.w.remember(key, level, out)
+        return out
 
     def _more(self, small: Dim, large: Dim, one: int) -> str | None:
         """By how much one index function is more than another in lane 0, and one more on request.

@@ -124,3 +124,15 @@ def test_few_registers_less_are_asked_for(launches: Launches) -> None:
     x, out = there(torch.ones(100, dtype=torch.float16)), there(torch.zeros(100))
     scaled_kernel[(4,)](x, out, 100, 0.5, BLOCK=128)
     assert len(launches.modules) == 2 and ".minnctapersm 16\n" in launches.launched[0]
+
+
+@tw.jit
+def idle_kernel(x, n):
+    tl.program_id(0)
+
+
+def test_a_kernel_that_does_nothing_is_not_launched(launches: Launches) -> None:
+    x = there(torch.ones(32))
+    for _ in range(2):
+        kernel = idle_kernel[(4,)](x, 32)
+    assert not launches.calls and "idle_kernel" in kernel.asm["ttir"]

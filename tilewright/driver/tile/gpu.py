@@ -69,6 +69,9 @@ class GpuTile:
         b: Binding = self.code.binding
         self.pairs, self.stored = b.pairs, b.stored
         self.reports = Reports(b.name, b.sites)
+        if not self.code.symbol:
+            self.launch = _nothing
+            return
         function = self._loaded()
         count = len(b.slots) + len(b.dims) + (self.code.reports >= 0)
         self.launcher = Launcher(function, self.code.threads, count)
@@ -152,6 +155,10 @@ class GpuTile:
             at += 2 + count
         if self.reports.broken:
             self.reports.finish()
+
+
+def _nothing(values: Any, given: Any, grid: Grid) -> None:
+    """The launch of a kernel that does nothing."""
 
 
 def bits_of(dtype: str) -> Callable[[Any], int]:

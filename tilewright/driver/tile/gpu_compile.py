@@ -31,7 +31,8 @@ from tilewright.llvm.objects import cached_ptx
 
 @dataclass(frozen=True)
 class GpuCode:
-    """What a launch on a GPU needs: the code, and how to call it."""
+    """What a launch on a GPU needs: the code, and how to call it. Of a kernel that does nothing
+    there is no code, and no symbol."""
 
     binding: Binding
     ptx: str = field(repr=False)
@@ -73,6 +74,8 @@ class GpuForms:
 
     @property
     def code(self) -> GpuCode:
+        if not self.kernels.launches:  # it does nothing
+            return GpuCode(binding_of(self.lowered, self.form, []), "", "", (1, 1, 1), 0, -1)
         (launch,) = self.kernels.launches
         known = {b.name: b for b in self.form.buffers}
         names = [x for x in launch.arguments if x != REPORTS]

@@ -20,6 +20,7 @@ from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.layouts import Digit, Layout, axes_of, axis_parts
 from tilewright.kernel.nest import Loop, Nest, Stmt
 from tilewright.kernel.pieces import Cell, Piece, factors, pieces_in
+from tilewright.kernel.steps.gather_store import ROLE as GATHERED
 from tilewright.kernel.warp_products import columns_layout, is_step, rows_layout
 
 VECTOR = 16  # bytes of one access to memory, at most
@@ -43,6 +44,7 @@ class Layouts:
         self.pieces = list(pieces_in(self.body, self.nest.are("product")))
         self.buffers = {b.name: b for b in self.nest.buffers}
         self.divisors = Divisors(self.body)
+        self.gathered = self.nest.are(GATHERED)
         self.extents: dict[str, int] = {}
         for p in self.pieces:
             for x in p.loops:
@@ -78,12 +80,16 @@ class Layouts:
             if product is None:
                 cells += [(str(r.source), r.index) for r in p.reads()]
             for name, at in cells:
-                if self.buffers[name].scope != "local":
+                if self.buffers[name].scope != "local" or self._regathered(p, name):
                     continue
                 for k, i in enumerate(at):
                     loop = own.get(D.the_sym(i)) if D.is_sym(i) else None
                     if loop is not None:
                         self._join(first.setdefault((name, k), loop), loop)
+
+    def _regathered(self, p: Piece, name: str) -> bool:
+        """Is it a tile that is gathered so that it is read with another layout?"""
+        return name in self.gathered and p.stage != name
 
     # ---- what memory says
 
@@ -266,12 +272,14 @@ class Layouts:
             left = {a: n for a, n in left.items() if a not in use}
 
     def _to_shared(self, p: Piece) -> bool:
-        """Is it a copy to what an instruction reads in shared memory, and nothing else uses?"""
+        """Is it a copy to what an instruction reads in shared memory and nothing else uses, or
+        from what is gathered there?"""
         operands = [
             str(x.source) for q in self.pieces if q.stage in self.products for x in factors(q) or ()
         ]
         alone = all(len(self.members[self.root(x.name)]) == 1 for x in p.loops)
-        return alone and PARTS and all(name in operands for name, _ in p.writes())
+        stored = any(str(x.source) in self.gathered for x in p.reads())
+        return alone and PARTS and (stored or all(name in operands for name, _ in p.writes()))
 
     def _columns(
         self, vectors: int, rows: int, free: Mapping[str, int], parts: bool

@@ -6,10 +6,12 @@ Products get their instructions (grid_tile_products.py) and loops their layouts
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.target import Target
-from tilewright.kernel.defaults.grid_tile_layouts import THREAD_AXES, Layouts
+from tilewright.kernel.defaults.grid_tile_layouts import THREAD_AXES, VECTOR, Layouts
 from tilewright.kernel.defaults.grid_tile_products import (
     Products,
     Refusals,
@@ -28,15 +30,19 @@ from tilewright.kernel.pieces import pieces_in
 from tilewright.kernel.step import Trace
 from tilewright.kernel.steps.barrier import Synchronise
 from tilewright.kernel.steps.distribute import Distribute
+from tilewright.kernel.steps.gather_store import ROLE as GATHERED
+from tilewright.kernel.steps.gather_store import GatherStore
 from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.swizzle import Swizzle
-from tilewright.kernel.threads import block_size
+from tilewright.kernel.threads import block_size, has_threads
 
 WARPS = 4
 SPARE = 4096  # bytes of shared memory that sums over threads may take
 RESERVED = 1024  # bytes of shared memory that every block takes besides its own
 OTHER_REGISTERS = 40  # of a thread, besides the sums of products
 SLACK = 1  # products that go on while the next iteration begins
+GATHER = True  # are results stored through shared memory where they are in pairs?
+FRAGMENT_LANES = 2  # neighbours that a thread has of an instruction's results
 LATE = True  # are copies issued at the end of an iteration where that saves a version?
 DENSER = True  # rather more blocks of a multiprocessor than more versions of operands?
 
@@ -65,6 +71,8 @@ def schedule_tile_grid(
             break
         refused |= lost
     swizzle_operands(s)
+    if not has_threads(s.nest.body):  # a kernel that does nothing
+        return tuple(s.trace), s.nest
     before, done = s.nest, list(s.trace)
     # Where a product that goes on is in the way of something after all, it is waited for.
     for slack in sorted({SLACK, 0}, reverse=True):
@@ -86,6 +94,7 @@ def _distributed(s: Scheduler, warps: int, refused: Refusals) -> Refusals:
     threads = (x, y, warps * grid.warp // (x * y))
     wanted = Products(s.nest, s.target, warps).chosen(refused)
     lay_out_operands(s, wanted)
+    gather_stores(s, wanted)
     programs = programs_of(s.nest)
     assert programs is not None
     _, body = on_blocks(s.nest, programs)
@@ -116,6 +125,21 @@ def _distributed(s: Scheduler, warps: int, refused: Refusals) -> Refusals:
         for stage, name in found.products.items()
         if is_group(name) and not all(beside(s.nest, b) for b in _tiles(s.nest, stage))
     )
+
+
+def gather_stores(s: Scheduler, wanted: Mapping[str, str]) -> None:
+    """What an instruction leaves in pairs of neighbours is stored in whole vectors, through shared
+    memory."""
+    programs = programs_of(s.nest)
+    assert programs is not None
+    layouts = Layouts(s.nest, programs.body, {}, {})
+    sums = {p.writes()[0][0] for p in layouts.pieces if p.stage in wanted}
+    for p in layouts.pieces:
+        x = p.statement
+        if not GATHER or not isinstance(x, Store) or len(p.loops) != 2:
+            continue
+        if sums & x.value.sources and layouts.vector(p, layouts.inner(p)) > FRAGMENT_LANES:
+            s.attempt(GatherStore(p.stage))
 
 
 def _tiles(n: Nest, stage: str) -> set[str]:
@@ -157,7 +181,9 @@ def _versions(s: Scheduler, stages: int, wanted: list[str], longer: set[str]) ->
     grid = s.target.grid
     assert grid is not None
     own, more = (sum(bytes_of(s.nest, b) for b in x) for x in (wanted, longer))
-    others = sum(bytes_of(s.nest, b) for b in _shared(s.nest)) - own
+    # What is gathered after the loop has the memory of operands.
+    apart = [b for b in _shared(s.nest) if b not in s.nest.are(GATHERED)]
+    others = sum(bytes_of(s.nest, b) for b in apart) - own
     by_registers = grid.registers // max(1, _registers(s.nest))
 
     def fits(k: int, extra: int) -> bool:
@@ -224,14 +250,15 @@ def bytes_of(n: Nest, name: str) -> int:
 
 def swizzle_operands(s: Scheduler) -> None:
     """Rows that instructions read by the addresses of their threads are in different banks."""
-    used: set[str] = set()
+    used = s.nest.are(GATHERED) & set(_shared(s.nest))  # others have a place of another buffer
     for x, _ in walk(s.nest.body):
         if isinstance(x, Loop) and x.instruction and INTRINSICS[x.instruction].addresses:
             used |= {str(r.source) for r in reads(x)}
     for name in sorted(used):
         b = s.nest.buffer(name)
-        width = b.shape[-1]
-        vectors = width // 8 if isinstance(width, int) else 1
+        width, each = b.shape[-1], VECTOR // b.dtype.bytes
+        vectors = width // each if isinstance(width, int) else 1
         bits = min(3, vectors.bit_length() - 1)
         if b.scope == "shared" and bits and vectors & (vectors - 1) == 0 and beside(s.nest, name):
-            s.attempt(Swizzle(name, bits, 3, max(vectors.bit_length() - 1, 3)))
+            unit = each.bit_length() - 1
+            s.attempt(Swizzle(name, bits, unit, max(vectors.bit_length() - 1, 3)))
