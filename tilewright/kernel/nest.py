@@ -584,14 +584,6 @@ def reads(s: Stmt) -> list[Load]:
     return own + [x for body in bodies(s) for b in body for x in reads(b)]
 
 
-def reads_of(s: Stmt, buffer: str) -> list[Load]:
-    """What a statement, and those inside, read of a buffer."""
-    if buffer not in sources(s):
-        return []
-    own = [x for v in own_values(s) for x in loads(v, buffer)]
-    return own + [x for body in bodies(s) for b in body for x in reads_of(b, buffer)]
-
-
 def writes(body: tuple[Stmt, ...]) -> set[str]:
     """The buffers that statements, and those inside, write."""
     out: set[str] = set()
