@@ -464,6 +464,7 @@ EXAMPLES = {
         "Pipeline('y.i0.0', 't', asynchronous=True)",
     ),
     "roles": (BOXES, BOXED, "Roles('y.i0.0', 2)"),
+    "walk": (MAP, "Split('y.i0', 10)\nBind('y.i0.0', 'block.x')", "Walk('y.i0.0', 4)"),
     "prefetch": (SUM, "", "Prefetch('x', 's.i0', 2)"),
     "prefetch-over": (SUM, "Split('s.r0', 32)", "Prefetch('x', 's.i0', 1, 's.r0.0')"),
     "prefetch-copy": (COPIED, COPY, "Prefetch('x', 'y.i0', 1, 'y.i1')"),
