@@ -142,6 +142,12 @@ SMALL: dict[str, Variant] = {
     "64x64, 4 stages": {"TILES": _tiles(64, 64), "PARTS": (1,), "STAGES": (4,)},
     "64x64, 8 stages": {"TILES": _tiles(64, 64), "PARTS": (1,), "STAGES": (8,)},
     "64x64, roles": {"TILES": _tiles(64, 64), "PARTS": (1,), "ROLES": True},
+    "64x64, roles, clusters of 4": {
+        "TILES": _tiles(64, 64),
+        "PARTS": (1,),
+        "ROLES": True,
+        "CLUSTER": 4,
+    },
     "64x64, roles, 2 parts, 2 blocks": {
         "TILES": _tiles(64, 64),
         "PARTS": (2,),

@@ -143,6 +143,20 @@ def test_blocks_walk_over_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         simt.run(parse_nest(index), p.arguments())
 
 
+@pytest.mark.parametrize(
+    ("p", "multiprocessors"),
+    [(Product(64, 192, 128), 2), (Product(64, 64, 128, batch=3), 1)],
+    ids=["not as many tiles for each block", "a batch"],
+)
+def test_walks_over_other_tiles(
+    monkeypatch: pytest.MonkeyPatch, p: Product, multiprocessors: int
+) -> None:
+    monkeypatch.setattr(grid_group_products, "PERSISTENT", True)
+    nest = p.nest(multiprocessors)
+    assert "release 0" in nest_text(nest)
+    check(p, nest, emulated=False)
+
+
 # ---- clusters
 
 

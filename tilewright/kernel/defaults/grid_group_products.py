@@ -313,8 +313,8 @@ class GroupProduct(WarpProduct):
             s.do(Bind(self._rows, "block.y"))
         s.do(Bind(block, "block.x"))
         self._grid = [*outer, *([self._rows] if self._rows else []), block]
-        if CLUSTER > 1 and self._beside % CLUSTER == 0:
-            # Neighbours have the same columns: they share the copies of that operand's tiles.
+        if CLUSTER > 1 and (self._beside % CLUSTER == 0 or self._beside == 1):
+            # Neighbours have the same columns, or the same rows: they share the copies of those.
             s.attempt(Pragma(block, "cluster", CLUSTER))
 
     def _spread(self, i: str, j: str, warps: str) -> str:
