@@ -32,6 +32,7 @@ from tests.gpu.product_checks import (
     group_products,
     narrow_products,
     product_variants,
+    roles,
     timed,
 )
 from tests.gpu.programs import PROGRAMS
@@ -531,6 +532,7 @@ def checks(inductor: bool) -> Iterator[Check]:
         for d in (f32, bf16):
             yield _program(name, d, (1024, 1000), False)
     yield Check("clusters", clusters, seconds=120.0)
+    yield Check("roles", roles, seconds=120.0)
     yield Check("products of bytes", narrow_products, seconds=120.0)
     for shape in VARIED:
         title = f"variants of {shape.title}"

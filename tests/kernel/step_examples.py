@@ -378,6 +378,22 @@ group matrices
 ZEROS = "Pad('u', 1, 4, zeros=True)\nPad('v', 0, 4, zeros=True)"
 
 # name of the golden file: (group or nest, steps before, the step)
+# Tiles that the copy engine brings.
+BOXES = """
+group boxes
+  in x: bf16[32,64]
+  out y: bf16[32,64]
+  local t: bf16[32,64]
+  t[t.i0,t.i1] = x[t.i0,t.i1] for t.i0 in 32, t.i1 in 64
+  y[y.i0,y.i1] = t[y.i0,y.i1] for y.i0 in 32, y.i1 in 64
+"""
+BOXED = """
+Split('y.i0', 8)
+ComputeAt('t', 'y.i0.0')
+SetScope('t', 'shared')
+Swizzle('t', 3, 3, 3)
+Tensorize('t.i0', 'nvptx.bulk.2.bf16')
+"""
 EXAMPLES = {
     "split": (MAP, "", "Split('y.i0', 16)"),
     "split-symbolic": (SYMBOLIC, "", "Split('y.i0', 4)"),
@@ -448,6 +464,8 @@ EXAMPLES = {
         f"{PLACED}\nSetScope('t', 'shared')",
         "Pipeline('y.i0.0', 't', asynchronous=True)",
     ),
+    "roles": (BOXES, BOXED, "Roles('y.i0.0', 2)"),
+    "walk": (MAP, "Split('y.i0', 10)\nBind('y.i0.0', 'block.x')", "Walk('y.i0.0', 4)"),
     "prefetch": (SUM, "", "Prefetch('x', 's.i0', 2)"),
     "prefetch-over": (SUM, "Split('s.r0', 32)", "Prefetch('x', 's.i0', 1, 's.r0.0')"),
     "prefetch-copy": (COPIED, COPY, "Prefetch('x', 'y.i0', 1, 'y.i1')"),

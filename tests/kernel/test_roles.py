@@ -38,13 +38,13 @@ from tilewright.llvm.grid import Kernels, emit_kernels
 from tilewright.llvm.objects import assembly
 
 GPU = targets.get("cuda:90")
-ONE = Product(64, 64, 448, across=(False, False), epilogue="relu")
-TWO = Product(128, 64, 448)  # two blocks with the same columns
+ONE = Product(64, 64, 320, across=(False, False), epilogue="relu")
+TWO = Product(128, 64, 320)  # two blocks with the same columns
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven iterations in the memory of four, one product goes on."""
+    """Five iterations in the memory of four, one product goes on."""
     for name, x in {"ROLES": True, "STAGES": (4,), "TILES": {1: ((64, 64, 1),), 2: ()}}.items():
         monkeypatch.setattr(grid_group_products, name, x)
 
@@ -130,17 +130,31 @@ def test_refusals(step: str, message: str) -> None:
 
 
 def test_blocks_walk_over_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three tiles of seven iterations each: which memory is whose goes on counting."""
+    """Two tiles of five iterations each: which memory is whose goes on counting."""
     monkeypatch.setattr(grid_group_products, "PERSISTENT", True)
-    p = Product(64, 192, 448, across=(False, False))
+    p = Product(64, 128, 320, across=(False, False))
     nest = p.nest()
     assert "release 0" in nest_text(nest)
     check(p, nest)
     # As if every tile began with the first version.
-    index = nest_text(nest).replace("(c.r0.0+7*y.tiles.0)%4", "c.r0.0%4")
+    index = nest_text(nest).replace("(c.r0.0+5*y.tiles.0)%4", "c.r0.0%4")
     assert index != nest_text(nest)
     with pytest.raises(RunError, match=r"in flight|reads"):
         simt.run(parse_nest(index), p.arguments())
+
+
+@pytest.mark.parametrize(
+    ("p", "multiprocessors"),
+    [(Product(64, 192, 128), 2), (Product(64, 64, 128, batch=3), 1)],
+    ids=["not as many tiles for each block", "a batch"],
+)
+def test_walks_over_other_tiles(
+    monkeypatch: pytest.MonkeyPatch, p: Product, multiprocessors: int
+) -> None:
+    monkeypatch.setattr(grid_group_products, "PERSISTENT", True)
+    nest = p.nest(multiprocessors)
+    assert "release 0" in nest_text(nest)
+    check(p, nest, emulated=False)
 
 
 # ---- clusters

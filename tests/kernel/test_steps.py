@@ -56,7 +56,7 @@ families()  # declares the instructions that steps may name
 
 # What not every CPU has; test_simt.py and tests/targets run these.
 NOT_NATIVE = ("bind", "synchronise", "set-scope-shared", "tensorize", "pipeline-asynchronous")
-NOT_NATIVE += ("swizzle", "distribute")
+NOT_NATIVE += ("swizzle", "distribute", "roles", "walk")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

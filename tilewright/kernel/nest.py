@@ -176,16 +176,14 @@ class Wait:
 
 @dataclass(frozen=True)
 class Acquire:
-    """Before the copies of an iteration of a loop with roles (kernel/roles.py): the producer waits
-    until the threads of the block have released the iteration `versions` earlier."""
+    """A producer (kernel/roles.py) waits for the release of the iteration `versions` earlier."""
 
     versions: int
 
 
 @dataclass(frozen=True)
 class Release:
-    """The threads of the block have read what was copied for all iterations that they have waited
-    for, but for the latest `pending`."""
+    """Threads have read what was copied for all iterations but the latest `pending`."""
 
     pending: int = 0
 
@@ -257,11 +255,6 @@ Fence = Union[Barrier, Commit, Wait, Acquire, Release]
 Stmt = Union[Loop, Store, Alloc, Fence, Prefetch, If, While, Atomic, Report]
 # What orders the threads of a block, and computes nothing.
 FENCES = (Barrier, Commit, Wait, Acquire, Release)
-
-
-def shows_others(s: Stmt) -> bool:
-    """Does a thread see after it what others, or the copy engine, have written?"""
-    return isinstance(s, Barrier) or (isinstance(s, Wait) and not s.products)
 
 
 # What steps do not move anything across.
@@ -589,14 +582,6 @@ def reads(s: Stmt) -> list[Load]:
     """What a statement, and those inside, read."""
     own = [x for v in own_values(s) for x in loads(v)]
     return own + [x for body in bodies(s) for b in body for x in reads(b)]
-
-
-def reads_of(s: Stmt, buffer: str) -> list[Load]:
-    """What a statement, and those inside, read of a buffer."""
-    if buffer not in sources(s):
-        return []
-    own = [x for v in own_values(s) for x in loads(v, buffer)]
-    return own + [x for body in bodies(s) for b in body for x in reads_of(b, buffer)]
 
 
 def writes(body: tuple[Stmt, ...]) -> set[str]:

@@ -22,6 +22,7 @@ from tilewright.kernel.nest import (
     THREADS,
     Acquire,
     Alloc,
+    Barrier,
     Commit,
     Loop,
     Path,
@@ -32,6 +33,11 @@ from tilewright.kernel.nest import (
     transform,
     walk,
 )
+
+
+def shows_others(s: Stmt) -> bool:
+    """Does a thread see after it what others, or the copy engine, have written?"""
+    return isinstance(s, Barrier) or (isinstance(s, Wait) and not s.products)
 
 
 def has_roles(s: Stmt) -> bool:

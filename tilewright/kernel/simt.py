@@ -27,7 +27,7 @@ from tilewright.kernel.banks import Turns, given_rows, turns
 from tilewright.kernel.copies import Copies, Copy, Products
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.fragments import LANE, LANES
-from tilewright.kernel.interpret import Env, Machine, RunError, _atomically, _combine, execute
+from tilewright.kernel.interpret import Env, Machine, RunError, _combine, execute
 from tilewright.kernel.intrinsic import INTRINSICS, Match, Operand, warp_match
 from tilewright.kernel.nest import (
     BRANCHES,
@@ -50,7 +50,7 @@ from tilewright.kernel.nest import (
 from tilewright.kernel.races import MANY, Watch
 from tilewright.kernel.regions import Everything, Region
 from tilewright.kernel.roles import consumers, producer, role_loop
-from tilewright.kernel.simt_reads import Owned, Reader
+from tilewright.kernel.simt_reads import Owned, Reader, atomically
 from tilewright.kernel.simt_roles import Producer
 from tilewright.kernel.text import line_text
 from tilewright.kernel.threads import combined, grid_of, launches, thread_chain
@@ -185,7 +185,7 @@ class _Block:
             elif isinstance(s, Loop):
                 self._loop(s, env, who)
             elif isinstance(s, Atomic):
-                self._atomic(s, env, who)
+                atomically(self, s, self.grid.nest.buffer(s.buffer).dtype, env, who)
             elif isinstance(s, If):
                 taken = np.broadcast_to(Reader(self, "if", env, who)(s.condition), who.shape)
                 for body_, there in ((s.then, taken), (s.other, ~taken)):
@@ -444,36 +444,6 @@ class _Block:
         else:
             with np.errstate(all="ignore"):
                 _combine(s.function, b.dtype).at(flat, at, v)
-
-    def _atomic(self, s: Atomic, env: Env, who: np.ndarray) -> None:
-        """One thread after the other; atomics on one cell do not race."""
-        b, n = self.grid.nest.buffer(s.buffer), len(who)
-        ev = Reader(self, s.stage, env, who)
-        value = np.broadcast_to(as_dtype(ev(s.value), b.dtype), (n,))
-        compare = None
-        if s.compare is not None:
-            compare = np.broadcast_to(as_dtype(ev(s.compare), b.dtype), (n,))
-        index = [np.broadcast_to(ev.dim(i), (n,)) for i in s.index]
-        cells = self.cells(s.buffer, index, who, True, f"{s.stage}: {s.buffer} is changed")
-        flat = self.memory[s.buffer].reshape(-1)
-        old = np.zeros(n, b.dtype.numpy)
-        for k, cell in enumerate(cells):
-            old[k] = flat[cell]
-            expected = None if compare is None else compare[k]
-            flat[cell] = as_dtype(
-                np.asarray(_atomically(s.kind, b.dtype, old[k], value[k], expected)), b.dtype
-            )
-        if s.result is not None:
-            name, at = s.result
-            places = [np.broadcast_to(ev.dim(i), (n,)) for i in at]
-            into = self.cells(name, places, who, True, f"{s.stage}: {name} is written")
-            if name in self.private:
-                self.private[name][who, into] = True
-                into = who * self.private[name].shape[1] + into
-            else:
-                what = f"{name}[{','.join(map(str, at))}]"
-                self.touch(s.stage, name, what, into, who, np.zeros(n, np.bool_))
-            self.memory[name].reshape(-1)[into] = old
 
     def _ask(self, s: Store, what: str, cells: np.ndarray, who: np.ndarray, v: np.ndarray) -> None:
         """An asynchronous copy: a write from now on, the data of which comes later."""

@@ -1,5 +1,5 @@
-"""What the stores of a block of threads read, for the executor in kernel/simt.py: every load is
-checked and watched."""
+"""What the stores of a block of threads read, and their atomic operations, for the executor in
+kernel/simt.py: every load is checked and watched."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import numpy as np
 from tilewright.ir.dim import Dim
 from tilewright.ir.expr import Load
 from tilewright.ir.interpret import Evaluator
+from tilewright.ir.types import DType, as_dtype
 from tilewright.kernel.fragments import LANES, PLACES, WARP
-from tilewright.kernel.interpret import Env, RunError
+from tilewright.kernel.interpret import Env, RunError, _atomically
+from tilewright.kernel.nest import Atomic
 from tilewright.kernel.regions import Everything, Region
 
 
@@ -114,3 +116,34 @@ class Owned(Reader):
         name = str(v.source)
         self.who = self.owner(name, v.index) if name in self.owners else self.first
         return super()._load(v)
+
+
+def atomically(block: Block, s: Atomic, dtype: DType, env: Env, who: np.ndarray) -> None:
+    """One thread after the other; atomics on one cell do not race."""
+    n = len(who)
+    ev = Reader(block, s.stage, env, who)
+    value = np.broadcast_to(as_dtype(ev(s.value), dtype), (n,))
+    compare = None
+    if s.compare is not None:
+        compare = np.broadcast_to(as_dtype(ev(s.compare), dtype), (n,))
+    index = [np.broadcast_to(ev.dim(i), (n,)) for i in s.index]
+    cells = block.cells(s.buffer, index, who, True, f"{s.stage}: {s.buffer} is changed")
+    flat = block.memory[s.buffer].reshape(-1)
+    old = np.zeros(n, dtype.numpy)
+    for k, cell in enumerate(cells):
+        old[k] = flat[cell]
+        expected = None if compare is None else compare[k]
+        flat[cell] = as_dtype(
+            np.asarray(_atomically(s.kind, dtype, old[k], value[k], expected)), dtype
+        )
+    if s.result is not None:
+        name, at = s.result
+        places = [np.broadcast_to(ev.dim(i), (n,)) for i in at]
+        into = block.cells(name, places, who, True, f"{s.stage}: {name} is written")
+        if name in block.private:
+            block.private[name][who, into] = True
+            into = who * block.private[name].shape[1] + into
+        else:
+            what = f"{name}[{','.join(map(str, at))}]"
+            block.touch(s.stage, name, what, into, who, np.zeros(n, np.bool_))
+        block.memory[name].reshape(-1)[into] = old

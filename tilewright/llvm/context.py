@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Value
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Nest, Stmt, shows_others, walk, writes
+from tilewright.kernel.nest import Nest, Stmt, walk, writes
+from tilewright.kernel.roles import shows_others
 
 LANE = "lane"
 

@@ -48,6 +48,7 @@ from tilewright.kernel.steps.swizzle import Swizzle
 from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
+from tilewright.kernel.steps.walk import Walk
 
 ROW = 128  # bytes of a row of a tile
 BLOCK = 64  # rows of one instruction, and of a block of an operand that lies across the sum
@@ -170,7 +171,6 @@ class GroupProduct(WarpProduct):
         else:
             outer, tiles, rest = self._result_tiles(y, 2)
             block = self._ordered(y, *tiles)
-        outer, block, walk = self._walked(outer, block) if staged else (outer, block, "")
         if staged:
             s.do(ComputeAt(made, block))
         s.do(ComputeAt(c, block))
@@ -180,7 +180,7 @@ class GroupProduct(WarpProduct):
             s.do(SetScope(shared[x], "shared"))
         if staged:
             s.do(SetScope(made, "shared"))
-        self._bind_blocks(y, outer, walk or block)
+        self._bind_blocks(y, outer, block)
         if staged or t.parts > 1:
             row, column = s.path(made)[-2:]
             s.do(Vectorize(self._spread(row.name, column.name, "")))
@@ -195,6 +195,7 @@ class GroupProduct(WarpProduct):
         self._results(c, rank)
         s.do(Tensorize(self._first, self.instruction))
         assert s.target.grid is not None
+        walk = staged and self._walks()
         besides = s.nest.buffer(made).dtype.bytes * t.rows * (t.columns + VECTOR) if walk else 0
         ahead, slack = versions(t, s.target.grid, besides)
         if ROLES and not any(x.lanes for x in (self.a, self.b)):
@@ -283,25 +284,23 @@ class GroupProduct(WarpProduct):
         s.do(Fuse(f"{y}.columns", f"{i}.1", f"{y}.tiles"))
         return f"{y}.tiles"
 
-    def _walked(self, outer: list[str], block: str) -> tuple[list[str], str, str]:
-        """As many blocks as run at a time, each of which walks over tiles: (loops around, that over
-        the tiles of a block, that over blocks), where all of them get as many."""
+    def _walks(self) -> bool:
+        """Few blocks, as many as run at a time, walk over all tiles."""
         s, grid = self.s, self.s.target.grid
         assert grid is not None
-        sizes = [s.loops(x)[0].extent for x in (*outer, block)]
+        sizes = [s.loops(x)[0].extent for x in self._grid]
         gathered = any(x.lanes for x in (self.a, self.b))
-        if not ROLES or not PERSISTENT or self._rows or gathered:
-            return outer, block, ""
-        count = prod(x for x in sizes if isinstance(x, int))
-        rounds = -(-count // grid.multiprocessors)
-        if not all(isinstance(x, int) for x in sizes) or rounds < 2 or count % rounds:
-            return outer, block, ""
-        for k, loop in enumerate(reversed(outer)):
-            s.do(Fuse(loop, block, f"{self.out}.all{k}"))
-            block = f"{self.out}.all{k}"
-        s.do(Split(block, count // rounds))
-        s.do(Reorder((f"{block}.1", f"{block}.0")))
-        return [], f"{block}.0", f"{block}.1"
+        known = [x for x in sizes if isinstance(x, int)]
+        if not ROLES or not PERSISTENT or gathered or len(known) < len(sizes):
+            return False
+        rounds = -(-prod(known) // grid.multiprocessors)
+        blocks = -(-known[0] // rounds)
+        if len(known) == 1:  # whole clusters
+            blocks = -(-blocks // CLUSTER) * CLUSTER
+        if rounds < 2 or blocks * prod(known[1:]) > grid.multiprocessors:
+            return False
+        s.do(Walk(self._grid[0], blocks))
+        return True
 
     def _bind_blocks(self, y: str, outer: list[str], block: str) -> None:
         s = self.s
@@ -313,8 +312,9 @@ class GroupProduct(WarpProduct):
         if self._rows:
             s.do(Bind(self._rows, "block.y"))
         s.do(Bind(block, "block.x"))
-        if CLUSTER > 1 and self._beside % CLUSTER == 0:
-            # Neighbours have the same columns: they share the copies of that operand's tiles.
+        self._grid = [*outer, *([self._rows] if self._rows else []), block]
+        if CLUSTER > 1 and (self._beside % CLUSTER == 0 or self._beside == 1):
+            # Neighbours have the same columns, or the same rows: they share the copies of those.
             s.attempt(Pragma(block, "cluster", CLUSTER))
 
     def _spread(self, i: str, j: str, warps: str) -> str:

@@ -46,11 +46,11 @@ from tilewright.kernel.nest import (
     mentions,
     own_values,
     reads,
-    shows_others,
     walk,
     with_bodies,
     writes,
 )
+from tilewright.kernel.roles import shows_others
 
 
 def hoist_reads(n: Nest, target: Target) -> Nest:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
-from tilewright.ir.expr import Load
+from tilewright.ir.expr import Load, loads
 from tilewright.kernel.box import (
     Box,
     clipped,
@@ -28,7 +28,6 @@ from tilewright.kernel.nest import (
     bodies,
     on_loops,
     own_values,
-    reads_of,
     sources,
     substitute_all,
     walk,
@@ -69,7 +68,7 @@ class ComputeAt(Step):
             self.need(not outer, kind, "place first")
         axes = whole_axes(self, self.stage, tops, b)
         moving = set().union(*(inner_vars(s) for s in target.body))
-        box = region([x.index for x in reads_of(target, self.stage)], moving, b.shape)
+        box = region([x.index for x in _reads_of(target, self.stage)], moving, b.shape)
         self._self_reads(n, tops, box, b)
         table = narrowed_axes(axes, box, b.shape)
         box = [(clipped(*part, full)[0], part[1]) for part, full in zip(box, b.shape, strict=True)]
@@ -157,3 +156,11 @@ class ComputeAt(Step):
                     writes = next(u for u in everything if u.store is x.store and u.writes)
                     saying = f"{self.stage} reads itself at {x}, which would not be there: "
                     self.keep(n, [Carried("order", None, writes, x)], saying)
+
+
+def _reads_of(s: Stmt, buffer: str) -> list[Load]:
+    """What a statement, and those inside, read of a buffer."""
+    if buffer not in sources(s):
+        return []
+    own = [x for v in own_values(s) for x in loads(v, buffer)]
+    return own + [x for body in bodies(s) for b in body for x in _reads_of(b, buffer)]

@@ -88,9 +88,12 @@ class Pipeline(Step):
         return replace(n, body=body).with_buffer(replace(b, shape=(self.versions(loop), *b.shape)))
 
     def versions(self, loop: Loop) -> int:
-        """As many as there are on their way and in use, but no more than iterations."""
+        """As many as there are on their way and in use; of a loop that all of them come before, one
+        for each iteration."""
+        count = loop.extent
+        first = isinstance(count, int) and 1 <= count <= self.ahead
         most = self.ahead + 1 + self.slack - (self.late and self.slack > 0)
-        return max(1, min(loop.extent, most)) if isinstance(loop.extent, int) else most
+        return count if isinstance(count, int) and first else most
 
     def _waited(self, loop: Loop) -> None:
         """If asynchronous instructions are left to go on, they are those before the last wait."""
