@@ -53,12 +53,14 @@ from tilewright.kernel.steps.trim import Trim
 from tilewright.kernel.steps.unmask import Unmask
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
+from tilewright.kernel.steps.wait_once import WaitOnce
 
 ROWS = 64  # of one instruction
 WIDE = 64  # steps of the sum of one use of it, and elements of a row of a tile
 VECTOR = 8  # elements of 16 bytes
 MOST_ALONG_Y = 65535  # blocks of a grid
 AHEAD: int = 1  # blocks of keys
+SLACK: int = 0  # 1: the second product goes on while the next block of keys begins
 GROUPS: int = 1  # of warps, each with 64 rows of a tile; all read the same keys
 
 
@@ -145,7 +147,8 @@ class _Chain:
         self._product(p.scores.name, first)
         self._product(p.sums.name, second)
         for x in (k, v):
-            s.do(Pipeline(part, x, AHEAD, asynchronous=True))
+            slack = SLACK if x == v else 0
+            s.do(Pipeline(part, x, AHEAD, asynchronous=True, slack=slack))
         s.do(JoinCopies(q))
         s.do(Synchronise())
         s.attempt(Unmask(part))
@@ -460,13 +463,16 @@ class _Chain:
         if stage == self.p.sums.name and s.loops(j)[0].extent != WIDE:
             s.do(Split(j, WIDE))
             inner = [i, f"{j}.0", f"{j}.1"]
-        if s.loops(k)[0].extent != WIDE:
+        several = s.loops(k)[0].extent != WIDE
+        if several:
             s.do(Split(k, WIDE))
             s.do(Reorder((f"{k}.0", *inner, f"{k}.1")))
             s.do(Unroll(f"{k}.0"))
         if update.buffer == stage:  # else it adds to a running value, which is there already
             self._in_registers(stage)
         s.do(Tensorize(i, instruction))
+        if several:
+            s.do(WaitOnce(f"{k}.0"))
 
 
 def instructions(s: Scheduler, kind: DType, groups: int) -> tuple[str, str] | None:
