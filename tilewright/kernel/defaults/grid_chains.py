@@ -282,6 +282,7 @@ class _Chain:
         """The loops over results, those over a tile's rows and columns last: these may be stored
         with their axes in another order."""
         s, end = self.s, self.p.end.name
+        self._rows_as_one(out)
         read = {x.index for x in store_reads(s.store(out)) if x.source == end}
         names: dict[Dim, str] = {D.as_int(x.var): x.name for x in s.path(out)}
         own = [names.get(d) for d in read.pop()[-2:]] if len(read) == 1 else []
@@ -289,6 +290,23 @@ class _Chain:
         if i is None or j is None or i == j:
             raise Refused(f"{out} is not made of one row of {end} at a time")
         return [x for x in names.values() if x not in (i, j)], (i, j)
+
+    def _rows_as_one(self, out: str) -> None:
+        """Rows of several heads next to each other, where results have an axis of their heads: one
+        loop over both."""
+        s, end = self.s, self.p.end.name
+        path = s.path(out)
+        for row in {x.index[-2] for x in store_reads(s.store(out)) if x.source == end}:
+            own = [x for x in path if x.var in D.symbols(row)]
+            inner = [x for x in own if D.coefficient(row, x.var) == 1]
+            if len(own) != 2 or len(inner) != 1:
+                continue
+            (head,) = (x for x in own if x is not inner[0])
+            if D.known_eq(D.coefficient(row, head.var), inner[0].extent):
+                others = [x.name for x in path if x not in own]
+                both = (head.name, inner[0].name)
+                s.do(Reorder((*others[:-1], *both, *others[-1:])))
+                s.do(Fuse(*both, f"{out}.rows"))
 
     def _results(self, rows: str, pairs: str, lanes: str) -> None:
         s = self.s
