@@ -34,6 +34,7 @@ from tilewright.kernel.steps.complete import Complete
 from tilewright.kernel.steps.components import Components
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.delay import Delay
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.join_copies import JoinCopies
 from tilewright.kernel.steps.materialise import Materialise
@@ -147,9 +148,11 @@ class _Chain:
         self._product(p.scores.name, first)
         self._product(p.sums.name, second)
         for x in (k, v):
-            slack = SLACK if x == v else 0
+            slack = min(SLACK, 1) if x == v else 0
             s.do(Pipeline(part, x, AHEAD, asynchronous=True, slack=slack))
         s.do(JoinCopies(q))
+        if SLACK > 1:
+            s.do(Delay(part, p.sums.name))
         s.do(Synchronise())
         s.attempt(Unmask(part))
         if trimmed:  # later tiles take longer, so they begin first
