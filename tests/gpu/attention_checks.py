@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -131,28 +131,49 @@ def attention(c: Case) -> Found:
     }
 
 
-# (keys of a block, groups of warps, blocks of keys ahead), by the width of heads.
+@dataclass(frozen=True)
+class Variant:
+    """How many keys a block has, how many groups of warps share it, how far it is ahead, and
+    whether the second product goes on meanwhile."""
+
+    keys: int
+    groups: int
+    ahead: int = 1
+    slack: int = 0
+
+    def program(self, c: Case) -> GridProgram:
+        """Scheduled anew, whatever is cached."""
+        places = ((grid_key_blocks, "KEYS"), *((grid_chains, x) for x in _CONSTANTS))
+        before = [getattr(module, name) for module, name in places]
+        try:
+            for (module, name), x in zip(places, astuple(self), strict=True):
+                setattr(module, name, x)
+            return GridProgram(c.graph())
+        finally:
+            for (module, name), x in zip(places, before, strict=True):
+                setattr(module, name, x)
+
+    def __str__(self) -> str:
+        return f"{self.keys} keys, {self.groups} groups, {self.ahead} ahead, slack {self.slack}"
+
+
+_CONSTANTS = ("GROUPS", "AHEAD", "SLACK")
+# By the width of heads.
 VARIANTS = {
-    64: ((64, 1, 1), (64, 2, 1), (128, 1, 1), (128, 2, 1)),
-    128: ((64, 1, 1), (64, 2, 1), (128, 2, 1)),
+    64: (Variant(64, 1), Variant(64, 1, slack=1), Variant(64, 2), Variant(128, 1), Variant(128, 2)),
+    128: (Variant(64, 1), Variant(64, 2), Variant(64, 2, slack=1), Variant(128, 2)),
 }
 
 
 def variants(c: Case) -> Found:
-    """How many keys a block has, how many groups of warps share it, how far it is ahead."""
+    """The same by other constants of the schedule."""
     x = c.inputs()
     want = c(*x)
     calls: dict[str, list[Callable[[], object]]] = {}
-    before = grid_key_blocks.KEYS, grid_chains.GROUPS, grid_chains.AHEAD
-    try:
-        for keys, groups, ahead in VARIANTS[c.width]:
-            grid_key_blocks.KEYS, grid_chains.GROUPS, grid_chains.AHEAD = keys, groups, ahead
-            made = GridProgram(c.graph())  # scheduled anew, whatever is cached
-            torch.testing.assert_close(made(*x)[0], want, atol=0.02, rtol=0.02)
-            name = f"{keys} keys, {groups} groups, {ahead} ahead"
-            calls[name] = [lambda f=made, x=x: f(*x)]
-    finally:
-        grid_key_blocks.KEYS, grid_chains.GROUPS, grid_chains.AHEAD = before
+    for v in VARIANTS[c.width]:
+        made = v.program(c)
+        torch.testing.assert_close(made(*x)[0], want, atol=0.02, rtol=0.02)
+        calls[str(v)] = [lambda f=made, x=x: f(*x)]
     for name, peer in _peers(c).items():
         calls[name] = [lambda f=peer, x=x: f(*x)]
     found = medians(calls, 12)

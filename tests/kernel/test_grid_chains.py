@@ -12,12 +12,15 @@ from tests.gpu import emulate
 from tests.gpu.assembler import assemble
 from tests.gpu.attention_groups import Attention
 from tilewright import targets
+from tilewright.ir import dim as D
+from tilewright.ir.expr import Index
+from tilewright.ir.parts import walk as walk_values
 from tilewright.kernel import simt
 from tilewright.kernel.banks import Turns
 from tilewright.kernel.check import verify
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
-from tilewright.kernel.nest import Barrier, Loop, Stmt, Wait, transform, walk
+from tilewright.kernel.nest import Barrier, Loop, Stmt, Store, Wait, transform, walk
 from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
 
@@ -55,13 +58,53 @@ def test_one_kernel(a: Attention, emulated: bool) -> None:
         np.testing.assert_allclose(got, want, **NEAR)
 
 
-def test_hidden_blocks_are_left_out() -> None:
-    """Of causal attention, blocks of keys after the last row of a tile."""
-    a = Attention(rows=2048, keys=2048, causal=True)
+def _key_loops(a: Attention) -> tuple[Loop, list[Loop]]:
+    """The loop over tiles, and those over blocks of keys."""
     loops = [x for x, _ in walk(a.nest().body) if isinstance(x, Loop)]
     tiles = next(x for x in loops if x.kind == "block.x")
-    (blocks,) = (x for x in loops if x.axis.name == "r0" and x.kind == "serial")
-    assert str(blocks.extent) == f"{tiles.name}+1"
+    return tiles, [x for x in loops if any(isinstance(s, Wait) and not s.products for s in x.body)]
+
+
+def test_hidden_blocks_are_left_out() -> None:
+    """Of causal attention, blocks of keys after the last row of a tile; the longest tiles begin."""
+    tiles, parts = _key_loops(Attention(2048, 2048, batch=8, heads=16, causal=True))
+    for t in range(32):
+        assert sum(D.evaluate(x.extent, {tiles.name: t}) for x in parts) == 32 - t
+
+
+@pytest.mark.parametrize(
+    "a",
+    [
+        Attention(2048, 2048, batch=8, heads=16, causal=True),
+        Attention(2000, 2000, batch=8, heads=16),
+        Attention(1999, 1999, batch=8, heads=16, causal=True),
+    ],
+    ids=str,
+)
+def test_masks_are_in_the_last_blocks(a: Attention) -> None:
+    _, (first, rest) = _key_loops(a)
+
+    def masks(x: Loop) -> list[Store]:
+        return [
+            s
+            for s, path in walk(x.body)
+            if isinstance(s, Store) and not any(q.kind == "tensor" for q in path)
+            if any(isinstance(v, Index) for v in walk_values(s.value))
+        ]
+
+    assert not masks(first) and masks(rest)
+    assert rest.extent == 1
+
+
+def test_the_second_product_adds_to_the_running_sums() -> None:
+    """There is one set of sums, and a multiply-add and a power of two for each weight."""
+    a = Attention(2048, 2048, batch=8, heads=16)
+    made = emit_kernels(legalise(a.nest(), GPU), GPU)
+    lines = assembly(made.text, GPU).splitlines()
+    powers = [x for x in lines if "ex2.approx.ftz" in x]
+    sums = [x for x in lines if x.strip().startswith(("fma.rn", "mul"))]
+    assert len(powers) == 32 + 2 and "fence.proxy.async" not in made.text
+    assert len(sums) < 32 * 2 + 32  # weights, the sums so far and, at the end, results
 
 
 @pytest.mark.parametrize(
@@ -93,7 +136,9 @@ def test_the_code(a: Attention, registers: int) -> None:
     made = emit_kernels(legalise(a.nest(), GPU), GPU)
     (launch,) = made.launches
     ptx = assembly(made.text, GPU)
-    assert ptx.count("wgmma.mma_async") == 2 * 4 * a.width // 64 - (a.width > 64) * 4
+    # Of 16 steps of a sum each; the last blocks of keys of causal attention have their own.
+    each = (a.width + 64) // 16
+    assert ptx.count("wgmma.mma_async") == each * (1 + a.causal)
     assert "cp.async.bulk.tensor" in ptx and ".local" not in ptx
     for x in assemble(ptx, GPU.cpu):
         assert x.spilled == 0 and x.registers <= registers

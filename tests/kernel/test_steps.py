@@ -14,6 +14,7 @@ from tests.kernel.step_examples import (
     BROADCAST,
     CHAIN,
     COPIED,
+    COPIES,
     COPY,
     DIAGONAL,
     EMPTY,
@@ -21,11 +22,14 @@ from tests.kernel.step_examples import (
     FROM,
     GATHER,
     GRID,
+    IN_GROUPS,
+    IN_PARTS,
     LATE,
     LATER,
     LOWEST_BEFORE,
     MAP,
     MATRICES,
+    ONLINE,
     OUTPUTS,
     PACKED,
     PART,
@@ -56,7 +60,7 @@ families()  # declares the instructions that steps may name
 
 # What not every CPU has; test_simt.py and tests/targets run these.
 NOT_NATIVE = ("bind", "synchronise", "set-scope-shared", "tensorize", "pipeline-asynchronous")
-NOT_NATIVE += ("swizzle", "distribute", "roles", "walk")
+NOT_NATIVE += ("swizzle", "distribute", "roles", "walk", "reverse", "join-copies", "wait-once")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -237,6 +241,16 @@ REFUSALS = [
     (BROADCAST, "", "Materialise('y', 'exp(x[y.i0])', 'z')", "something called z already"),
     (WINDOW, "", "Materialise('y', 't[y.i0-1]', 'e')", "inside t only under a condition"),
     (WINDOW, "", "Materialise('y', '0.0', 'e')", "a number already"),
+    (ONLINE, IN_PARTS, "Rebase('e', 't_f0')", "e is relative to another value"),
+    (ONLINE, IN_PARTS, "Rebase('e', 't_0n')", "t_0n does not rescale to a greater maximum"),
+    (ONLINE, IN_PARTS, "Rebase('s', 't_f1')", "s is not written once"),
+    (ONLINE, IN_PARTS, "AddInto('s')", "t_1 is not something and s added to it"),
+    (ONLINE, IN_PARTS, "AddInto('e')", "e is not one sum from 0"),
+    (SUM, "", "Unmask('s.r0')", "no condition surely holds in the first iterations"),
+    (MAP, "", "Reverse('y.i0')", "y.i0 is serial"),
+    (COPIES, "SetScope('u', 'shared')", "JoinCopies('u')", "u is read before a group is committed"),
+    (COPIES, IN_GROUPS, "JoinCopies('s')", "s is local"),
+    (GRID, "", "WaitOnce('y.i0')", "y.i0 does not end with a wait for products"),
     (TWO, "", "Components('t', 1)", "t is no tuple"),
     (RUNNING, "", "Components('t', 1)", "inside other loops than its own"),
     (RUNNING, "", "Components('t', 0)", "no components are the same along axis 0"),

@@ -428,10 +428,13 @@ class BulkCopies:
     # ---- asynchronous instructions
 
     def wait_for_products(self, pending: int) -> None:
-        """Results are there after a wait for all, which LLVM learns by their passing through it."""
+        """Results but those of the last instructions are there after a wait, which LLVM learns by
+        their passing through it."""
         text = f"wgmma.wait_group.sync.aligned {pending};"
-        held = [(x, self.block.part(self.c.buffers[x])) for x in self.results if x in self.a.base]
-        if pending or not held:
+        going = self.body.instructions.begun[-pending:] if pending else []
+        there = [x for x in self.results if x in self.a.base and x not in going]
+        held = [(x, self.block.part(self.c.buffers[x])) for x in there]
+        if not held:
             self._asm(text, "", "", convergent=True)
             return
         places: list[tuple[str, str]] = []

@@ -30,6 +30,7 @@ class Instructions:
         self.w, self.c, self.arith = w, c, w.arith
         self.addresses, self.target, self.fragments = addresses, target, fragments
         self.used: dict[str, Intrinsic] = {}  # instructions in this function
+        self.begun: list[str] = []  # what asynchronous instructions write, in their order
 
     def prefetch(self, x: Load, near: int) -> None:
         """Only an address is computed, so it does not matter where it points."""
@@ -78,6 +79,8 @@ class Instructions:
         self.arith.declares |= {*i.declares, DECLARATION}
         self.w.line(f'call void @"{name}"({", ".join(f"{t} {v}" for t, _, v in args)})')
         self.used[i.name] = i
+        if i.asynchronous:
+            self.begun.append(found.operands[-1].buffer)
         self.c.touch(s)
 
     def require(self, i: Intrinsic) -> None:

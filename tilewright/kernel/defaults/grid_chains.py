@@ -34,6 +34,7 @@ from tilewright.kernel.steps.complete import Complete
 from tilewright.kernel.steps.components import Components
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
+from tilewright.kernel.steps.delay import Delay
 from tilewright.kernel.steps.fuse import Fuse
 from tilewright.kernel.steps.join_copies import JoinCopies
 from tilewright.kernel.steps.materialise import Materialise
@@ -53,12 +54,14 @@ from tilewright.kernel.steps.trim import Trim
 from tilewright.kernel.steps.unmask import Unmask
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
+from tilewright.kernel.steps.wait_once import WaitOnce
 
 ROWS = 64  # of one instruction
 WIDE = 64  # steps of the sum of one use of it, and elements of a row of a tile
 VECTOR = 8  # elements of 16 bytes
 MOST_ALONG_Y = 65535  # blocks of a grid
 AHEAD: int = 1  # blocks of keys
+SLACK: int = 0  # 1: the second product goes on while the next block of keys begins
 GROUPS: int = 1  # of warps, each with 64 rows of a tile; all read the same keys
 
 
@@ -145,8 +148,11 @@ class _Chain:
         self._product(p.scores.name, first)
         self._product(p.sums.name, second)
         for x in (k, v):
-            s.do(Pipeline(part, x, AHEAD, asynchronous=True))
+            slack = min(SLACK, 1) if x == v else 0
+            s.do(Pipeline(part, x, AHEAD, asynchronous=True, slack=slack))
         s.do(JoinCopies(q))
+        if SLACK > 1:
+            s.do(Delay(part, p.sums.name))
         s.do(Synchronise())
         s.attempt(Unmask(part))
         if trimmed:  # later tiles take longer, so they begin first
@@ -279,6 +285,7 @@ class _Chain:
         """The loops over results, those over a tile's rows and columns last: these may be stored
         with their axes in another order."""
         s, end = self.s, self.p.end.name
+        self._rows_as_one(out)
         read = {x.index for x in store_reads(s.store(out)) if x.source == end}
         names: dict[Dim, str] = {D.as_int(x.var): x.name for x in s.path(out)}
         own = [names.get(d) for d in read.pop()[-2:]] if len(read) == 1 else []
@@ -286,6 +293,23 @@ class _Chain:
         if i is None or j is None or i == j:
             raise Refused(f"{out} is not made of one row of {end} at a time")
         return [x for x in names.values() if x not in (i, j)], (i, j)
+
+    def _rows_as_one(self, out: str) -> None:
+        """Rows of several heads next to each other, where results have an axis of their heads: one
+        loop over both."""
+        s, end = self.s, self.p.end.name
+        path = s.path(out)
+        for row in {x.index[-2] for x in store_reads(s.store(out)) if x.source == end}:
+            own = [x for x in path if x.var in D.symbols(row)]
+            inner = [x for x in own if D.coefficient(row, x.var) == 1]
+            if len(own) != 2 or len(inner) != 1:
+                continue
+            (head,) = (x for x in own if x is not inner[0])
+            if D.known_eq(D.coefficient(row, head.var), inner[0].extent):
+                others = [x.name for x in path if x not in own]
+                both = (head.name, inner[0].name)
+                s.do(Reorder((*others[:-1], *both, *others[-1:])))
+                s.do(Fuse(*both, f"{out}.rows"))
 
     def _results(self, rows: str, pairs: str, lanes: str) -> None:
         s = self.s
@@ -460,13 +484,16 @@ class _Chain:
         if stage == self.p.sums.name and s.loops(j)[0].extent != WIDE:
             s.do(Split(j, WIDE))
             inner = [i, f"{j}.0", f"{j}.1"]
-        if s.loops(k)[0].extent != WIDE:
+        several = s.loops(k)[0].extent != WIDE
+        if several:
             s.do(Split(k, WIDE))
             s.do(Reorder((f"{k}.0", *inner, f"{k}.1")))
             s.do(Unroll(f"{k}.0"))
         if update.buffer == stage:  # else it adds to a running value, which is there already
             self._in_registers(stage)
         s.do(Tensorize(i, instruction))
+        if several:
+            s.do(WaitOnce(f"{k}.0"))
 
 
 def instructions(s: Scheduler, kind: DType, groups: int) -> tuple[str, str] | None:

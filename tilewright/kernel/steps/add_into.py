@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Const, Fn, Load, Value, const
-from tilewright.ir.parts import replaced
+from tilewright.ir.expr import Const, Fn, Load, Value
 from tilewright.kernel.box import own_statements
 from tilewright.kernel.earlier import earlier
 from tilewright.kernel.nest import (
@@ -55,10 +54,10 @@ class AddInto(Step):
         assert home is not None
         self.need(len(self.loops(n, home.name)) == 1, f"there are several loops {home.name}")
         rest = self._rest(final)
-        onto = self._onto(n, final, path[path.index(home) + 1 :])
+        self._adds_each(n, final, path[path.index(home) + 1 :])
 
         def one_loop(x: Loop) -> tuple[Stmt, ...]:
-            return (replace(x, body=self._body(x, final, rest, update, onto)),)
+            return (replace(x, body=self._body(x, final, rest, update)),)
 
         return on_loops(n, home.name, one_loop).without_buffer(self.stage)
 
@@ -69,45 +68,32 @@ class AddInto(Step):
         mine = [x for x in sums if isinstance(x, Load) and x.source == self.stage]
         plain = final.combine is None and len(mine) == 1
         self.need(plain, f"{final.buffer} is not something and {self.stage} added to it")
-        rest = replaced(v, mine[0], const(0.0, v.dtype))
-        assert isinstance(v, Fn)
-        (rest,) = (x for x in v.args if x is not mine[0])
+        (rest,) = (x for x in sums if x is not mine[0])
         self.need(self.stage not in rest.sources, f"{final.buffer} reads {self.stage} twice")
         return rest
 
-    def _onto(self, n: Nest, final: Store, loops: tuple[Loop, ...]) -> dict[Sym, Dim]:
-        """The place of the running value for one of the sum: what to put for the symbols of the
-        final store's index. Every place of the sum is added once."""
-        assert isinstance(final.value, Fn)
-        (read,) = (x for x in final.value.args if isinstance(x, Load) and x.source == self.stage)
-        shape = n.buffer(self.stage).shape
-        table: dict[Sym, Dim] = {}
-        for k, (i, size) in enumerate(zip(read.index, shape, strict=True)):
-            if D.is_sym(i):
-                of = next((x for x in loops if x.var is D.the_sym(i)), None)
-                whole = of is not None and D.known_eq(of.extent, size)
-                self.need(
-                    whole and D.the_sym(i) not in table,
-                    f"{final.buffer} does not read all of {self.stage}",
-                )
-                table[D.the_sym(i)] = D.var(f"?{k}", size)
-            else:
-                self.need(i == 0 and size == 1, f"{final.buffer} reads a part of {self.stage}")
-        for x in loops:
-            self.need(x.var in table, f"{x.name} adds {self.stage} several times")
-        self.need(
-            all(
-                D.is_sym(i) or isinstance(i, int) or not D.symbols(i) & set(table)
-                for i in final.index
-            )
-            and set(table) <= {D.the_sym(i) for i in final.index if D.is_sym(i)},
-            f"places of {final.buffer} are added to several times",
-        )
-        return table
+    def _read(self, final: Store) -> Load:
+        """Where the running value reads the sum."""
+        parts = final.value.args if isinstance(final.value, Fn) else ()
+        (read,) = (x for x in parts if isinstance(x, Load) and x.source == self.stage)
+        return read
 
-    def _body(
-        self, home: Loop, final: Store, rest: Value, update: Store, onto: dict[Sym, Dim]
-    ) -> tuple[Stmt, ...]:
+    def _adds_each(self, n: Nest, final: Store, loops: tuple[Loop, ...]) -> None:
+        """Every place of the sum is added once, to a place of its own."""
+        extents = {x.var: x.extent for x in loops}
+        axes: set[Sym] = set()
+        for i, size in zip(self._read(final).index, n.buffer(self.stage).shape, strict=True):
+            whole = i == 0 and size == 1
+            if D.is_sym(i):
+                v = D.the_sym(i)
+                whole = v in extents and v not in axes and D.known_eq(extents[v], size)
+                axes.add(v)
+            self.need(whole, f"{final.buffer} does not read all of {self.stage}")
+        self.need(axes == set(extents), f"{final.buffer} adds {self.stage} several times")
+        places = {D.the_sym(i) for i in final.index if D.is_sym(i)}
+        self.need(axes <= places, f"places of {final.buffer} are added to several times")
+
+    def _body(self, home: Loop, final: Store, rest: Value, update: Store) -> tuple[Stmt, ...]:
         body = [s for s in home.body if not self._begins(s)]
         last = next(k for k, s in enumerate(body) if any(x is final for x, _ in walk((s,))))
         scaling = transform(
@@ -118,20 +104,20 @@ class AddInto(Step):
         between = body[at:last]
         free = not any(final.buffer in mentions(s) for s in between)
         self.need(at < last and free, f"{final.buffer} is used while {self.stage} is added up")
-        moved = earlier(body[:last], at, set(rest.sources))  # type: ignore[arg-type]
+        moved = earlier(body[:last], at, set(map(str, rest.sources)))
         self.need(moved is not None, f"what {final.buffer} was is made of later results")
         assert moved is not None
         made, at = moved
         adding = transform(
-            (made[at],), lambda s: (self._added(s, final, onto),) if s is update else (s,)
+            (made[at],), lambda s: (self._added(update, final),) if s is update else (s,)
         )
         alone = not any(isinstance(x, Store) and x is not update for x, _ in walk((made[at],)))
         self.need(alone, f"{self.stage} is computed together with something else")
         return *made[:at], *scaling, *adding, *made[at + 1 :], *body[last:]
 
-    def _added(self, s: Store, final: Store, onto: dict[Sym, Dim]) -> Store:
-        (read,) = (x for x in final.value.args if isinstance(x, Load) and x.source == self.stage)
-        places = zip(read.index, s.index, strict=True)
+    def _added(self, s: Store, final: Store) -> Store:
+        """The update, of the running value."""
+        places = zip(self._read(final).index, s.index, strict=True)
         table: dict[Sym, Dim] = {D.the_sym(i): at for i, at in places if D.is_sym(i)}
         index = tuple(D.substitute(i, table) for i in final.index)
         return replace(s, buffer=final.buffer, index=index)

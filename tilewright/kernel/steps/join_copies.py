@@ -52,20 +52,15 @@ class JoinCopies(Step):
         """The next group is committed, and waited for before anything reads the copy."""
         groups = 0
         for s in body:
-            if isinstance(s, Loop) and not groups and not _waits(s):
-                read = self.stage in sources(s)
-                self.need(not read, f"{self.stage} is read before a group is committed")
-            inside = [x for x, _ in walk((s,)) if isinstance(x, Commit)]
-            if isinstance(s, Commit) or (inside and isinstance(s, Loop) and not _waits(s)):
-                times = 1 if isinstance(s, Commit) else D.bounds(s.extent)[0]  # type: ignore[union-attr]
-                groups += int(times) * max(1, len(inside))
-                continue
             if isinstance(s, Loop) and _waits(s):
                 first = s.body[0]
                 enough = isinstance(first, Wait) and not first.products and first.pending < groups
                 self.need(enough, f"{s.name} does not begin with a wait for what was committed")
                 return
-            self.need(self.stage not in sources(s), f"{self.stage} is read before a wait")
+            early = f"{self.stage} is read before a group is committed and waited for"
+            self.need(self.stage not in sources(s), early)
+            times = D.bounds(s.extent)[0] if isinstance(s, Loop) else 1
+            groups += int(times) * sum(isinstance(x, Commit) for x, _ in walk((s,)))
         self.need(False, f"nothing waits for copies after {self.stage}", "Pipeline first")
 
 
