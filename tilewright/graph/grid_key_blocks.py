@@ -51,7 +51,7 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
         if not self.multiplies:
             return program
         program = rewrite(program, rewrites.rules(families=("spelled",)), log, 1)
-        cut = Cut(self.size, self.parts, GROUP_ROWS)
+        cut = Cut(self.size, self.parts, FEW_ROWS)
         program = rewrite(program, key_block_rules(cut), log, 1)
 
         def several(n: Node) -> Node:
