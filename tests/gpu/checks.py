@@ -17,6 +17,7 @@ import torch.nn.functional as F
 import tilewright as tw
 from tests.gpu import te_kernels
 from tests.gpu.attention_checks import attention_checks
+from tests.gpu.attention_gradient_checks import attention_gradient_checks
 from tests.gpu.conv_checks import conv_checks
 from tests.gpu.decode_checks import decode_checks
 from tests.gpu.function_checks import function_errors
@@ -551,7 +552,7 @@ def checks(inductor: bool) -> Iterator[Check]:
     yield Check("variants", variants)
     for name, f in CHECKS.items():
         yield Check(name, f, seconds=120.0)
-    for name, f in attention_checks():
+    for name, f in (*attention_checks(), *attention_gradient_checks()):
         yield Check(name, f, seconds=90.0)
     for name, f in (*library_checks(inductor), *model_checks(inductor)):
         yield Check(name, f, seconds=150.0)

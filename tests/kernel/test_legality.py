@@ -14,7 +14,7 @@ from tests.kernel.legality import Tally, forced, judge, small_case, survey
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.kernel.dependence import Carried, carried, reordered
-from tilewright.kernel.interpret import Machine, execute
+from tilewright.kernel.interpret import Machine, execute, run
 from tilewright.kernel.nest import Loop, Nest, find, start
 from tilewright.kernel.step import apply, parse_trace
 from tilewright.kernel.steps import parallel
@@ -188,15 +188,39 @@ def test_lanes_wait_at_no_barrier() -> None:
 
 
 def test_nests_of_one_stage_that_take_turns() -> None:
-    """First values in the loop of an update that touches all cells: they come too late."""
+    """One touches all cells in every iteration: the other comes too late."""
+    n = nest(
+        "  for h in 4:\n    z: z[h] = x[h]\n"
+        "  for i in 4:\n    y: y[i] add= x[i]\n"
+        "  for r in 4:\n    for j in 4:\n      y: y[j] max= x[4*r+j]\n",
+        "in x: f32[40]\n  out y: f32[40]\n  out z: f32[40]",
+    )
+    with pytest.raises(Refused, match="different iterations of h write"):
+        apply(n, parse_trace("ComputeWith('y', 'h')"))
+
+
+def test_first_values_stand_before_a_shared_loop() -> None:
+    """The loop of a sum has no first values to share: they are set before it."""
     n = nest(
         "  for h in 4:\n    z: z[h] = x[h]\n"
         "  for i in 4:\n    y: y[i] = 0.0\n"
         "  for r in 4:\n    for j in 4:\n      y: y[j] add= x[4*r+j]\n",
         "in x: f32[40]\n  out y: f32[40]\n  out z: f32[40]",
     )
-    with pytest.raises(Refused, match="different iterations of h write"):
-        apply(n, parse_trace("ComputeWith('y', 'h')"))
+    made = apply(n, parse_trace("ComputeWith('y', 'h')"))
+    assert [getattr(s, "name", "") for s in made.body] == ["i", "h"]
+    given = {"x": np.arange(40, dtype=np.float32)}
+    for name, want in run(n, given).items():
+        np.testing.assert_array_equal(run(made, given)[name][:4], want[:4])
+    # What is read in between is not passed.
+    between = nest(
+        "  for h in 4:\n    z: z[h] = y[h]\n"
+        "  for i in 4:\n    y: y[i] = 0.0\n"
+        "  for r in 4:\n    for j in 4:\n      y: y[j] add= x[4*r+j]\n",
+        "in x: f32[40]\n  out y: f32[40]\n  out z: f32[40]",
+    )
+    with pytest.raises(Refused):
+        apply(between, parse_trace("ComputeWith('y', 'h')"))
 
 
 def test_indices_from_memory_are_taken_to_meet() -> None:

@@ -53,7 +53,7 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
             return program
         known = rewrites.rules("rounding", families=("spelled", "scaled"))
         program = rewrite(program, known, log, 3)
-        cut = Cut(self.size, self.parts, GROUP_ROWS)
+        cut = Cut(self.size, self.parts, FEW_ROWS)
         program = rewrite(program, key_block_rules(cut), log, 1)
 
         def several(n: Node) -> Node:

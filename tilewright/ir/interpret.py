@@ -21,7 +21,7 @@ from tilewright.ir.expr import Const, Fn, Index, Load, Reduce, Tensor, Value, ex
 from tilewright.ir.node import Constant, Graph, Input, Item, Node, topological
 from tilewright.ir.operator import definition, is_composed, stages
 from tilewright.ir.scalar import applied
-from tilewright.ir.types import DType, TensorType, TupleType, as_dtype, clamped, u64
+from tilewright.ir.types import DType, TensorType, TupleDType, TupleType, as_dtype, clamped, u64
 
 # What memory holds of a tensor: an array, or one for each component of a tuple.
 Stored = np.ndarray | tuple[np.ndarray, ...]
@@ -116,6 +116,8 @@ def tensor(t: Tensor, mem: Mapping[Tensor, Stored], sizes: Mapping[str, int]) ->
     shape = tuple(int(D.evaluate(d, sizes)) for d in t.shape)
     domain = tuple(int(D.evaluate(extent(a), sizes)) for a in t.axes)
     if t.kind == "compute":
+        if 0 in shape and isinstance(t.dtype, TupleDType):
+            return tuple(np.zeros(shape, d.numpy) for d in t.dtype.items)
         if 0 in shape:
             return np.zeros(shape, t.dtype.numpy)
         ev = Evaluator(mem, sizes, _grid(t, domain))

@@ -182,6 +182,8 @@ class SoftmaxPartsLog(_Parts):
 
     def infer(self, top: TensorType, total: TensorType, seen: TensorType) -> TupleType:
         self.check(top, total, seen)
+        if seen.shape[-1] == 0:
+            raise Invalid(f"{self.name}: {seen!r} has no values to weigh")
         shape = (*seen.shape[:-3], *seen.shape[-2:])
         return TupleType((TensorType(seen.dtype, shape), TensorType(seen.dtype, shape[:-1])))
 
@@ -208,6 +210,7 @@ class SoftmaxPartsLog(_Parts):
         for shape in ((3, 5), (2, 4, 3), (1, 2)):
             yield S.case(cls(), *_sample_parts(*shape))
         yield S.case(cls(), *_unseen())
+        yield S.case(cls(), *_sample_parts(0, 3, 2))
 
 
 def _numpy_parts(

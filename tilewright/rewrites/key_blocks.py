@@ -200,7 +200,7 @@ def _in_blocks(
     """softmax(scores) values, and the logarithm of each row's denominator; None where there is one
     block, or no product makes the scores."""
     size = cut.size(scores)
-    if size is None:
+    if size is None or values.shape[-1] == 0:
         return None
     b = _Blocks(scores.shape[-1], size, lambda blocks: cut.parts(scores, blocks))
     x = b.along_last(scores)

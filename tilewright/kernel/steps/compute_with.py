@@ -51,14 +51,12 @@ class ComputeWith(Step):
             self.keep(n, exchanged(n, *((s, other) if before else (other, s))), saying)
 
     def with_loops(self, n: Nest, places: list[int]) -> list[int]:
-        """Of the nests of a reduction, those that update it, where first values have other loops
-        than the ones to share: these stay, or come to stand before the shared loops."""
-        (target, path), *_ = self.loops(n, self.at)
+        """The nests of a stage that share the loops. Where one of these is the loop of a sum, first
+        values have none to share: they stay, or come to stand before the shared loops."""
+        (_, path), *_ = self.loops(n, self.at)
         first = [k for k in places if not _updates(n.body[k])]
-        apart = all(not _pairs(n.body[k], (*path, target)) for k in first)
-        return (
-            [k for k in places if k not in first] if apart and len(first) < len(places) else places
-        )
+        rest = [k for k in places if k not in first]
+        return rest if any(_sums(n.body[k], len(path) + 1) for k in rest) else places
 
     def inside(self, s: Loop, shared: Path) -> list[Stmt]:
         """What is inside the loops of the stage that are paired with the shared ones."""
@@ -175,13 +173,14 @@ def _updates(s: Stmt) -> bool:
     return any(isinstance(x, Store) and x.combine is not None for x, _ in walk((s,)))
 
 
-def _pairs(s: Stmt, shared: Path) -> bool:
-    """Does a nest have loops of these extents, each alone in the one around it?"""
-    for q in shared:
-        if not isinstance(s, Loop) or not D.known_eq(s.extent, q.extent):
-            return False
+def _sums(s: Stmt, depth: int) -> bool:
+    """Is one of the outermost loops of a nest one of a reduction?"""
+    over: set[Sym] = set()
+    while isinstance(s, Loop) and len(over) < depth:
+        over.add(s.var)
         s = s.body[0]
-    return True
+    updates = [x for x, _ in walk((s,)) if isinstance(x, Store) and x.combine is not None]
+    return any(over - set().union(*map(D.symbols, x.index)) for x in updates)
 
 
 def _writes(s: Stmt) -> set[str]:

@@ -1,0 +1,128 @@
+"""Gradients of attention on a GPU: right, and timed beside torch's own kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.nn.attention import sdpa_kernel
+
+from tests.gpu.attention_checks import BACKENDS, Case, Found
+from tests.gpu.model_checks import judged
+from tests.gpu.timing import medians
+from tests.graph.build import arg
+from tilewright import ops
+from tilewright.driver.program.grid_run import GridProgram
+from tilewright.ir.node import Graph, Node
+from tilewright.ir.operator import outputs_of
+from tilewright.ir.types import bf16, f32
+from tilewright.kernel.defaults import grid_product_chains
+
+CASES = (
+    Case(8, 16, 2048, 64),
+    Case(8, 16, 2048, 64, causal=True),
+    Case(4, 16, 4096, 128),
+    Case(4, 16, 4096, 128, causal=True),
+    Case(4, 32, 2048, 128, shared=8, causal=True),
+    Case(8, 16, 2000, 64),
+    Case(16, 12, 128, 64),
+)
+
+
+def _given(c: Case) -> tuple[Node, Node, Node]:
+    q = (c.batch, c.heads, c.rows, c.width)
+    k = (c.batch, c.shared or c.heads, c.keys or c.rows, c.width)
+    q_, k_, v_ = (arg(x, *shape, dtype=bf16) for x, shape in zip("qkv", (q, k, k), strict=True))
+    return q_, k_, v_
+
+
+def forward(c: Case) -> Graph:
+    given = _given(c)
+    pair = ops.attention_forward(*given, causal=c.causal, scale=c.width**-0.5)
+    return Graph("forward", given, outputs_of(pair))
+
+
+def backward(c: Case) -> Graph:
+    q, k, v = _given(c)
+    grad, out = (arg(x, *q.shape, dtype=bf16) for x in ("grad", "out"))
+    total = arg("total", *q.shape[:-1], dtype=f32)
+    given = (grad, q, k, v, out, total)
+    found = outputs_of(ops.attention_backward(*given, causal=c.causal, scale=c.width**-0.5))
+    return Graph("backward", given, found)
+
+
+def _eager(c: Case, x: list[torch.Tensor], grad: torch.Tensor) -> Callable[[], object]:
+    """A call that computes the gradients of a forward pass that has been."""
+    with torch.enable_grad():
+        given = [t.detach().requires_grad_() for t in x]
+        out = c(*given)
+
+    def call() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(out, given, grad.to(out.dtype), retain_graph=True)
+
+    return call
+
+
+def gradients(c: Case) -> Found:
+    """Right by float64 (float32 where that takes too much memory), then timed beside torch."""
+    x = c.inputs()
+    ahead, back = GridProgram(forward(c)), GridProgram(backward(c))
+    out, total = ahead(*x)
+    grad = torch.randn_like(out)
+    given = (grad, *x, out, total)
+    got = back(*given)
+    large = c.batch * c.heads * c.rows * (c.keys or c.rows) > 2**28
+    exact = _eager(c, [t.float() if large else t.double() for t in x], grad)()
+    error = judged(
+        [out, *got], [c(*(t.float() for t in x)), *exact], [c(*x), *_eager(c, x, grad)()]
+    )
+    again = back(*given)
+    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True)), "two runs differ"
+    del exact
+    contenders: dict[str, list[Callable[[], object]]] = {"ours": [lambda: back(*given)]}
+    for name, backend in BACKENDS.items():
+        try:
+            with sdpa_kernel(backend):
+                peer = _eager(c, x, grad)
+                peer()
+        except RuntimeError:  # which backends take which shapes is torch's own matter
+            continue
+        contenders[name] = [peer]
+    contenders["forward"] = [lambda: ahead(*x)]
+    t = medians(contenders, 12)
+    best = min((s for name, s in t.items() if name in BACKENDS), default=t["ours"])
+    beside = ", ".join(f"{name} {s * 1e6:.1f} us" for name, s in t.items())
+    rate = 2.5 * c.work / t["ours"] * 1e-12
+    return {
+        "us": t["ours"] * 1e6,
+        "eager": best / t["ours"],
+        "error": error,
+        "facts": f"{len(back.kernels)} kernels, {rate:.0f} TFLOP/s of five products; {beside}",
+    }
+
+
+def variants() -> Found:
+    """How many blocks are ahead of the one that is multiplied."""
+    found: list[str] = []
+    before = grid_product_chains.AHEAD
+    try:
+        for c in CASES[:4]:
+            x = c.inputs()
+            out = torch.randn_like(x[0])
+            total = torch.full(out.shape[:-1], 8.0, device="cuda")
+            calls: dict[str, list[Callable[[], object]]] = {}
+            for ahead in (1, 2):
+                grid_product_chains.AHEAD = ahead
+                made = GridProgram(backward(c))
+                calls[f"{ahead} ahead"] = [lambda f=made, g=(out, *x, out, total): f(*g)]
+            for name, seconds in medians(calls, 8).items():
+                found.append(f"{c.title}, {name}: {seconds * 1e6:.1f} us")
+    finally:
+        grid_product_chains.AHEAD = before
+    return {"facts": "; ".join(found)}
+
+
+def attention_gradient_checks() -> Iterator[tuple[str, Callable[[], Found]]]:
+    for c in CASES:
+        yield f"gradients of {c.title}", lambda c=c: gradients(c)
+    yield "variants of attention's gradients", variants
