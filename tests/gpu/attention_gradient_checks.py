@@ -51,7 +51,10 @@ def backward(c: Case) -> Graph:
     return Graph("backward", given, found)
 
 
-def _eager(c: Case, x: list[torch.Tensor], grad: torch.Tensor) -> Callable[[], object]:
+Call = Callable[[], tuple[torch.Tensor, ...]]
+
+
+def _eager(c: Case, x: list[torch.Tensor], grad: torch.Tensor) -> Call:
     """A call that computes the gradients of a forward pass that has been."""
     with torch.enable_grad():
         given = [t.detach().requires_grad_() for t in x]

@@ -74,7 +74,10 @@ def whole(made: CudaProgram, rounds: int = 20) -> dict[str, float]:
     replay, stream = replay_of(made), made.machine.stream()
     pairs = zip(replay.launches, replay._given(), strict=True)
     graph = Replay(made.machine.device, [(p.launcher, p.blocks, v) for p, v in pairs])
-    calls = {"one kernel": [lambda: replay(stream)], "graph": [lambda: graph(stream)]}
+    calls: dict[str, list[Callable[[], object]]] = {
+        "one kernel": [lambda: replay(stream)],
+        "graph": [lambda: graph(stream)],
+    }
     return medians(calls, rounds)
 
 

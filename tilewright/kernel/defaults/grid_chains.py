@@ -305,7 +305,8 @@ class _Chain:
             if len(own) != 2 or len(inner) != 1:
                 continue
             (head,) = (x for x in own if x is not inner[0])
-            if D.known_eq(D.coefficient(row, head.var), inner[0].extent):
+            times = D.coefficient(row, head.var)
+            if times is not None and D.known_eq(times, inner[0].extent):
                 others = [x.name for x in path if x not in own]
                 both = (head.name, inner[0].name)
                 s.do(Reorder((*others[:-1], *both, *others[-1:])))
