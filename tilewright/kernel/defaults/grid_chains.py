@@ -84,7 +84,8 @@ def chain_of(s: Scheduler) -> Parts | None:
     scores, weights, sums, end = found
     if scores is None or weights is None or sums is None or end is None:
         return None
-    whole = [x for x in outs if len(x.axes) == len(end.axes)]
+    size = g.buffer(end.name).size
+    whole = [x for x in outs if D.known_eq(g.buffer(x.name).size, size)]
     each = tuple(x for x in outs if x not in whole)
     if len(whole) != 1 or not all(x.is_map for x in outs):
         return None
