@@ -157,7 +157,6 @@ group copied
 NAMED = COPIED.replace("out y", "in k: i64[6]\n  out y").replace(
     "x[t.i0,t.i1,t.i2]", "x[t.i0,${max(min(k[t.i1], 5), 0)},t.i2]"
 )
-WRAPPED = COPIED.replace("x[t.i0,t.i1,t.i2]", "x[t.i0,t.i1,(t.i2+17)%40]")
 LATER = NAMED.replace("k[t.i1]", "k[t.i0]")
 COPY = "ComputeAt('t', 'y.i0')\nSplit('t.i2', 8)\nVectorize('t.i2.1')"
 BROADCAST = """
@@ -589,7 +588,6 @@ EXAMPLES = {
         f"{COPY}\nSplit('y.r0', 10)",
         "Prefetch('x', 'y.i0', 1, 'y.r0.0')",
     ),
-    "prefetch-copy-wrapped": (WRAPPED, COPY, "Prefetch('x', 'y.i0', 1, 'y.i1')"),
     "prefetch-copy-named": (NAMED, COPY, "Prefetch('x', 'y.i0', 1, 'y.i1')"),
     "pragma": (MAP, "", "Pragma('y.i0', 'unroll', 4)"),
     "pragma-nontemporal": (GRID, "", "Pragma('y.i0', 'nontemporal')"),

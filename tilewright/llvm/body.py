@@ -105,9 +105,7 @@ class Body:
             elif not isinstance(s, Prefetch):
                 self.statement(s)
             elif self.traits.prefetches and not (k + 1 < len(body) and asks(body[k + 1], s)):
-                # A product has the first cache full of what it multiplies.
-                product = any(isinstance(x, Loop) and x.kind == "tensor" for x in body[k + 1 :])
-                self._prefetch(s, 2 if product else 3)
+                self._prefetch(s)
         self.machine.release([s.buffer for s in body if isinstance(s, Alloc)])
 
     def allocate(self, name: str) -> None:
@@ -210,10 +208,9 @@ class Body:
         self.iteration(s, LANE if width > 1 else 0)
         c.lane = None
 
-    def _prefetch(self, s: Prefetch, near: int) -> None:
-        """`near`: 3 is into the first cache, 2 into the second one."""
+    def _prefetch(self, s: Prefetch) -> None:
         if self.context.lane is not None:
-            self.context.with_lane(0, lambda: self._prefetch(s, near))
+            self.context.with_lane(0, lambda: self._prefetch(s))
             return
         b = self.context.buffers[str(s.load.source)]
 
@@ -225,10 +222,10 @@ class Body:
             k = D.var(self.writer.fresh("lines"), s.lines)
             self.loop(Loop(D.the_sym(k), "serial", (Prefetch(line(k)),)))
         elif s.lines == 1:
-            self.instructions.prefetch(s.load, near)
+            self.instructions.prefetch(s.load)
         else:
             for k in range(s.lines):
-                self.instructions.prefetch(line(k), near)
+                self.instructions.prefetch(line(k))
 
     # ---- branches
 

@@ -32,11 +32,11 @@ class Instructions:
         self.used: dict[str, Intrinsic] = {}  # instructions in this function
         self.begun: list[str] = []  # what asynchronous instructions write, in their order
 
-    def prefetch(self, x: Load, near: int) -> None:
+    def prefetch(self, x: Load) -> None:
         """Only an address is computed, so it does not matter where it points."""
         p = self.addresses.of(self.c.buffers[str(x.source)], x.index)
         self.arith.declares.add(_PREFETCH)
-        self.w.line(f"call void @llvm.prefetch.p0(ptr {p}, i32 0, i32 {near}, i32 1)")
+        self.w.line(f"call void @llvm.prefetch.p0(ptr {p}, i32 0, i32 3, i32 1)")
 
     def asks(self, s: Stmt, ask: Prefetch) -> bool:
         """Does an instruction prefetch lines while it runs?"""

@@ -165,7 +165,7 @@ class Prefetch(Step):
         others = [q for q in path if q not in along]
         extents = [q.extent for q in path if isinstance(q.extent, int)]
         self.need(len(extents) == len(path), f"how much is read of {self.buffer} is not constant")
-        stride = D.wrapped_coefficient(linear_index(b, at.index), lanes.var)
+        stride = D.coefficient(linear_index(b, at.index), lanes.var)
         data = any(lanes.var in v.symbols() for i in at.index for v in D.data_values(i))
         self.need(stride == 1 or data, f"{lanes.name} does not read neighbours in {self.buffer}")
         size = prod(q.extent for q in along if isinstance(q.extent, int))
