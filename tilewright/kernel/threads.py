@@ -375,11 +375,22 @@ def apart(a: Access, b: Access, uniform: set[Sym]) -> bool:
     for i, j in zip(a.index, b.index, strict=True):
         if any(True for x in (i, j) for _ in D.data_values(x)):
             continue
-        own = {s: D.sym(f"{s.name}*", s.lo, s.hi) for s in D.symbols(j) - uniform}
-        j = D.substitute(j, own)
+        j = _of_another(j, uniform)
         if D.known_ne(i, j) or _other_turn(i, j) or _between_multiples(i - j):
             return True
     return False
+
+
+def _of_another(x: Dim, uniform: set[Sym]) -> Dim:
+    """The same index with variables of its own, but for uniform ones; their bounds mention these."""
+    own: dict[Sym, Dim] = {}
+
+    def renamed(x: Dim) -> Dim:
+        for s in D.symbols(x) - uniform - own.keys():
+            own[s] = D.sym(f"{s.name}*", renamed(s.lo), None if s.hi is None else renamed(s.hi))
+        return D.substitute(x, own)
+
+    return renamed(x)
 
 
 def _between_multiples(x: Dim) -> bool:
