@@ -21,6 +21,13 @@ from tilewright.runtime.cuda.program import CudaProgram
 Found = dict[str, Any]
 # (columns, depth): of the bar, of the layers of a model of a billion weights, of its head.
 VECTORS = ((16384, 4096), (4096, 16384), (3072, 2048), (2048, 8192), (32000, 2048))
+# By name: bytes that a block fetches at a wait, and that it may be ahead.
+AHEADS = {
+    "no fetching": (0, 0),
+    "32 KiB": (2**15, 3 * 2**15),
+    "64 KiB": (2**16, 2**17),
+    "128 KiB": (2**17, 2**17),
+}
 # By name: warps of a block, vectors of a thread that are on their way at a time, and blocks of a
 # multiprocessor that there are registers for.
 SHAPES = {
@@ -108,24 +115,8 @@ def _times(
     contenders = {"one kernel": one, "graph": graph, "measured": measured, "eager": net}
     t = medians({name: calls(f) for name, f in contenders.items()}, 20)
     host = host_seconds(lambda: one(*given[0]), 50)
-    before, each = (tasks.AHEAD_BYTES, tasks.AHEAD_MOST), made.tasks.facts.blocks
-    processors = made.tasks.resident // each
-    for blocks in range(1, each + 1):
-        for name, ahead in (
-            ("no fetching", (0, 0)),
-            ("32 KiB", before),
-            ("64 KiB", (2**16, 2**17)),
-        ):
-            made.tasks.blocks = blocks * processors
-            tasks.AHEAD_BYTES, tasks.AHEAD_MOST = ahead
-            made.trim()
-            try:
-                key = f"{blocks} blocks, {name}"
-                t[key] = medians({key: calls(one)}, 20)[key]
-            finally:
-                tasks.AHEAD_BYTES, tasks.AHEAD_MOST = before
-    made.tasks.blocks = made.tasks.resident
-    made.trim()
+    for blocks in range(1, made.tasks.facts.blocks + 1):
+        t |= _fetching(made, calls(one), blocks)
     shown = ", ".join(f"{k}: {v * 1e6:.0f} us" for k, v in t.items())
     return {
         "us": t["one kernel"] * 1e6,
@@ -137,12 +128,37 @@ def _times(
     }
 
 
+def _fetching(
+    made: CudaProgram, calls: list[Callable[[], object]], blocks: int
+) -> dict[str, float]:
+    """Seconds of a call with so many blocks a multiprocessor, by what they fetch at a wait."""
+    assert made.tasks is not None
+    t: dict[str, float] = {}
+    before, each = (tasks.AHEAD_BYTES, tasks.AHEAD_MOST), made.tasks.facts.blocks
+    made.tasks.blocks = made.tasks.resident // each * blocks
+    for name, ahead in AHEADS.items():
+        tasks.AHEAD_BYTES, tasks.AHEAD_MOST = ahead
+        made.trim()
+        try:
+            key = f"{blocks} blocks, {name}"
+            t[key] = medians({key: calls}, 20)[key]
+        finally:
+            tasks.AHEAD_BYTES, tasks.AHEAD_MOST = before
+    made.tasks.blocks = made.tasks.resident
+    made.trim()
+    return t
+
+
 def by_kernel(s: Size, dtype: torch.dtype) -> Found:
     """The kernels of a step one by one: as launches of a CUDA graph, and as phases in turn."""
     net, inputs = example(s, dtype, "cuda")
     one = tw.compile(net, one_kernel=True)
     with torch.no_grad():
-        one(*inputs), one(*inputs)
+        got, want = (one(*inputs), one(*inputs))[1], net(*inputs)
+        off = max(
+            float((x - y).abs().max() / y.abs().max()) for x, y in zip(got, want, strict=True)
+        )
+        assert off < 0.05, f"results differ by {off:.2f} of the largest"
     (made,) = one.units[0].programs
     assert isinstance(made, CudaProgram) and made.tasks is not None, made.not_one_kernel
     names = {k.symbol: k.name for k in made.kernels}
@@ -157,9 +173,12 @@ def by_kernel(s: Size, dtype: torch.dtype) -> Found:
     }
     shown = ", ".join(f"{k} {v * 1e6:.0f} us" for k, v in total.items())
     found.sort(key=lambda r: -r.count * r.launch)
+    phases = len(replay_of(made).launches)
+    fetched = _fetching(made, [lambda: one(*inputs)], made.tasks.facts.blocks)
+    shown += "".join(f", {k} {v * 1e6:.0f} us" for k, v in fetched.items())
     lines = "".join(f"\n  {r}" for r in found)
-    shown += f"; {made.tasks.facts}, {len(replay_of(made).launches)} phases"
-    return {"us": t["one kernel"] * 1e6, "facts": f"{shown}{lines}"}
+    shown += f"; {made.tasks.facts}, {phases} phases"
+    return {"us": t["one kernel"] * 1e6, "error": off, "facts": f"{shown}{lines}"}
 
 
 def decode_checks() -> Iterator[tuple[str, Callable[[], Found]]]:

@@ -18,6 +18,7 @@ from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.grid_chains import schedule_chain
 from tilewright.kernel.defaults.grid_convolutions import schedule_convolution
+from tilewright.kernel.defaults.grid_few_sums import schedule_few_sums
 from tilewright.kernel.defaults.grid_lanes import aligned_lanes, vector_lanes
 from tilewright.kernel.defaults.grid_library import call_library
 from tilewright.kernel.defaults.grid_product_chains import schedule_products
@@ -562,4 +563,5 @@ _SHAPES = (
     _stored_once,
     _rows,
     schedule_windows,
+    schedule_few_sums,
 )

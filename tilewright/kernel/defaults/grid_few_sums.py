@@ -1,0 +1,92 @@
+"""Few long sums of a GPU whose neighbouring results read neighbours in memory, and maps of them, in
+one launch: the weighted values of a few rows of attention, for one.
+
+A warp has as many results as a vector has lanes. Its threads share the steps of the sum, and then
+combine what they have.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilewright.kernel.axis import moved
+from tilewright.kernel.defaults.grid_lanes import vector_lanes
+from tilewright.kernel.defaults.grid_products import same_places
+from tilewright.kernel.defaults.inlining import inline_maps
+from tilewright.kernel.defaults.scheduler import Scheduler
+from tilewright.kernel.steps.barrier import Synchronise
+from tilewright.kernel.steps.bind import Bind
+from tilewright.kernel.steps.compute_at import ComputeAt
+from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.pragma import Pragma
+from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.rfactor import RFactor
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.steps.unroll import Unroll
+from tilewright.kernel.steps.vectorize import Vectorize
+
+WARPS = 4  # of a block
+BESIDE = 8  # vectors of a thread that are on their way at a time
+RESIDENT = 4  # blocks of a multiprocessor that there are registers for
+SHORTEST = 128  # sums of fewer steps leave threads without work
+
+
+def schedule_few_sums(s: Scheduler) -> bool:
+    """Takes a group that is one sum, with fewer results than threads of the GPU, and maps of it."""
+    assert s.target.grid is not None
+    kept = inline_maps(s)
+    sums = [x for x in kept if x.is_reduce]
+    outs = [x for x in kept if s.group.buffer(x.name).scope == "out"]
+    if len(sums) != 1 or len(outs) != 1 or len(kept) != 2 or any(x.ordered for x in kept):
+        return False
+    c, host = sums[0], outs[0].name
+    sizes = [p.extent for p in s.path(c.name)]
+    if len(c.raxes) != 1 or len(sizes) < 2 or not same_places(s, c, outs):
+        return False
+    known = [d for d in sizes if isinstance(d, int)]
+    *results, depth = known
+    warp, threads = s.target.grid.warp, s.target.grid.multiprocessors * s.target.grid.threads
+    if len(known) != len(sizes) or prod(results) > threads or depth < SHORTEST or depth % warp:
+        return False
+    *_, column, deep = s.path(c.name)
+    last = s.path(host)[-1]
+    lanes = vector_lanes(s, [c.name, host], column.var, last.var)
+    if lanes == 1 or results[-1] % lanes:
+        return False
+    s.do(Split(last.name, lanes))
+    vectors, once = f"{last.name}.0.0", f"{last.name}.0.1"
+    s.do(Split(f"{last.name}.0", 1))  # one thread of the warp stores the results
+    s.do(ComputeAt(c.name, vectors))
+    at, *others = [p.name for p in s.path(host)[:-2]]
+    for k, inner in enumerate(others):
+        s.do(Fuse(at, inner, f"{host}.w{k}"))
+        at = f"{host}.w{k}"
+    *_, column, deep = s.path(c.name)
+    s.do(Split(deep.name, warp))
+    own, part = f"{deep.name}.1", f"{c.name}p"
+    s.do(RFactor(c.name, (own,), part))
+    lane, turns, mine = (moved(x, part) for x in (column.name, f"{deep.name}.0", own))
+    s.do(Reorder((turns, mine, lane)))
+    count = depth // warp
+    beside = next(k for k in (BESIDE, 4, 2, 1) if count % k == 0)
+    if count > beside > 1:
+        s.do(Split(turns, beside))
+        turns = f"{turns}.1"
+    if beside > 1:
+        s.do(Unroll(turns))
+    width = len(s.nest.buffer(part).shape) - 1
+    s.do(Bind(f"{part}.init.i{width}", "thread.x"))
+    s.do(Bind(mine, "thread.x"))
+    s.do(Vectorize(lane))
+    s.do(Reorder((column.name, own)))
+    s.do(Unroll(column.name))
+    s.do(Bind(own, "thread.x"))
+    s.do(Bind(once, "thread.x"))
+    s.do(Vectorize(f"{last.name}.1"))
+    warps = next(k for k in (WARPS, 2, 1) if prod(results) // lanes % k == 0)
+    s.do(Split(at, warps))
+    s.do(Bind(f"{at}.0", "block.x"))
+    s.do(Bind(f"{at}.1", "thread.y"))
+    s.do(Pragma(f"{at}.0", "resident", RESIDENT))
+    s.do(Synchronise())
+    return True
