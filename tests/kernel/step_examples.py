@@ -547,6 +547,7 @@ EXAMPLES = {
         "Distribute(threads=(4, 8, 1), layouts=('s.i0 = y8 x4 v2', 'u.i0 = y8 x4 v2', "
         "'z.i0 = 2 y8 x4'))",
     ),
+    "gather-store": (PROGRAMS, "", "GatherStore('z')"),
     "pad": (PACKED, "", "Pad('t', 0, 12)"),
     "pad-zeros": (TWO, "", "Pad('t', 1, 4, zeros=True)"),
     "pad-sum": (PRODUCTS, ZEROS, "PadSum('s.r0', 4)"),

@@ -44,7 +44,7 @@ KINDS = (
 ANY_ORDER = ("independent", "parallel")
 # shared: one per block of threads; stack, heap, let: local, of legal nests (memory.py and hoist.py
 # of kernel/legal/); the others are explained at group.Buffer
-NEST_ROLES = ("product", "scan")
+NEST_ROLES = ("product", "scan", "gathered")
 SCOPES = ("in", "out", "local", "register", "stack", "heap", "let", "shared", "memory")
 
 # What an Atomic does to its cell, and how it is ordered with the rest of its thread's memory.

@@ -42,11 +42,11 @@ class GatherStore(Step):
         s = p.statement
         self.need(isinstance(s, Store), f"{self.stage} is no plain store")
         assert isinstance(s, Store)
-        memory = n.buffer(s.buffer).pointer and s.combine is None
+        memory = n.buffer(s.buffer).scope != "local" and s.combine is None
         self.need(memory, f"{self.stage} does not store to an argument's memory")
         # Where the condition fails there may be nothing to read.
-        behind = [x for x in s.value.sources if n.buffer(str(x)).pointer]
-        self.need(not behind, f"{self.stage} reads the memory of {behind}")
+        others = sorted(str(x) for x in s.value.sources if n.buffer(str(x)).scope != "local")
+        self.need(not others, f"{self.stage} reads the memory of {', '.join(others)}")
         shape = tuple(x.extent for x in p.loops)
         b = Buffer(f"{self.stage}_out", s.value.dtype, shape, "local")
         made = replace(n, body=self._rebuilt(n.body, self._parts(p, s, b)))

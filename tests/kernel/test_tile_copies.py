@@ -1,0 +1,124 @@
+"""How tiles get to shared memory and results out of it: whole rows, barriers, fences, branches."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.gpu.tile_kernels import load
+from tests.kernel.test_distribute import described, numbers
+from tests.kernel.test_group_tiles import attention, product, run_broken, without
+from tests.lang.tile.threads_running import scheduled
+from tilewright.base.errors import Refused
+from tilewright.kernel import simt
+from tilewright.kernel.interpret import RunError
+from tilewright.kernel.legal import legalise
+from tilewright.kernel.nest import Barrier, Nest
+from tilewright.kernel.step import parse_trace
+from tilewright.kernel.text import nest_text, parse_nest
+from tilewright.lang.tile.front.frontend import translate
+from tilewright.lang.tile.ir import Kernel
+from tilewright.llvm.grid import emit_kernels
+from tilewright.targets.nvptx import for_capability
+
+TARGET = for_capability(90)
+
+
+def code(nest: Nest) -> str:
+    return emit_kernels(legalise(nest, TARGET), TARGET).text
+
+
+def causal(n: int = 128, dim: int = 64) -> Kernel:
+    q, k, v, out = (numbers(1, n, dim) for _ in range(4))
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "DIM": dim, "CAUSAL": True}
+    given = {"q": q, "k": k, "v": v, "out": out, "n": n, "scale": 0.25}
+    return translate(load(False).attention_kernel, described(**given, **blocks))
+
+
+def test_neighbouring_threads_copy_a_whole_row() -> None:
+    """Eight threads, which memory serves together, have 128 bytes of one row."""
+    _, nest = scheduled(product((64, 64, 128), (64, 64, 64))[0])
+    for copy in re.findall(r"async t\d\[(.*)\] =", nest_text(nest)):
+        assert re.search(r"32\*\(?\S+\.y%2\)?\+8\*\S+\+\S+$", copy), copy
+
+
+PARTS = """
+nest parts
+  in x: i32[3,8,16]
+  out y: i32[3,8,16]
+  local t: i32[8,16]
+  independent program in 3:
+    alloc t
+    for s.i0 in 8:
+      for s.i1 in 16:
+        s: t[s.i0,s.i1] = x[program,s.i0,s.i1] + 1:i32
+    for z.i0 in 8:
+      for z.i1 in 16:
+        z: y[program,z.i0,z.i1] = t[z.i0,z.i1] * 2:i32
+"""
+
+
+@pytest.mark.parametrize(
+    ("layouts", "says"),
+    [
+        ("'s.i0 = 2 y4', 's.i1 = 2 y2 x4', 'z.i0 = y8', 'z.i1 = 4 x4'", None),
+        (
+            "'s.i0 = 2 y4', 's.i1 = 2 y2 x4', 'z.i0 = 2 y4', 'z.i1 = 2 y2 x4'",
+            "only what is in shared memory may be in parts",
+        ),
+        ("'s.i0 = 2 y4', 's.i1 = 4 x4'", r"s has \[4\] threads along y"),
+    ],
+)
+def test_only_copies_have_parts_of_an_axis(layouts: str, says: str | None) -> None:
+    n = parse_nest(PARTS.strip("\n"))
+    step, last = parse_trace(f"Distribute((4, 8, 1), ({layouts}))\nSynchronise(tiles=True)")
+    if says is not None:
+        with pytest.raises(Refused, match=says):
+            step.apply(n)
+        return
+    x = np.arange(384, dtype=np.int32).reshape(3, 8, 16)
+    found = simt.run(last.apply(step.apply(n)), {"x": x}, {})
+    np.testing.assert_array_equal(found["y"], 2 * x + 2)
+
+
+def test_copies_are_issued_behind_the_product() -> None:
+    """Three versions of operands are enough for two iterations ahead and a product that goes on."""
+    nest = scheduled(product((64, 128, 512), (64, 128, 64))[0])[1]
+    text = nest_text(nest)
+    assert "shared t3: bf16[3,64,64]" in text and "wait 1" in text
+    loop = text[text.index("for for0 in") :]
+    assert loop.index("wgmma") < loop.index("wait products 1") < loop.index("async t3")
+
+
+@pytest.mark.parametrize(("which", "says"), [(1, "reads t3"), (3, "no barrier between")])
+def test_a_missing_barrier_is_found(which: int, says: str) -> None:
+    """Before what is copied behind a product, and between results and those who store them."""
+    kernel, values, _ = product((64, 128, 256), (64, 128, 64))
+    nest = scheduled(kernel)[1]
+    with pytest.raises(RunError, match=says):
+        run_broken(without(nest, Barrier, which), kernel, values)
+
+
+def test_fences_stand_behind_stores_only() -> None:
+    """In a loop a fence would wait for the copies that are ahead."""
+    assert "fence.proxy" not in code(scheduled(product((64, 64, 128), (64, 64, 64))[0])[1])
+    text = code(scheduled(attention(128, 64, (64, 64))[0])[1])  # queries are stored
+    assert text.count("fence.proxy") == 1
+    assert text.index("fence.proxy") < text.index("call void @llvm.nvvm.barrier")
+
+
+def test_results_are_stored_in_whole_vectors() -> None:
+    nest = scheduled(product((64, 64, 64), (64, 64, 64))[0])[1]
+    text = code(nest)
+    assert "store <8 x i16>" in text or "store <4 x i32>" in text or "<8 x bfloat>" in text
+    own = [line for line in nest_text(nest).splitlines() if "s8: c_2[" in line]
+    assert own and "s8_out[" in own[0].partition(" = ")[2]
+
+
+def test_masks_of_registers_are_no_branches() -> None:
+    """Nor numbers of 64 bits for each element."""
+    full, masked = (code(scheduled(x)[1]) for x in (attention(128, 64, (64, 64))[0], causal()))
+    assert masked.count("br i1") == full.count("br i1")
+    assert masked.count("smax.i64") <= full.count("smax.i64") + 4
