@@ -162,11 +162,11 @@ _CONSTANTS = ("GROUPS", "AHEAD", "SLACK")
 VARIANTS = {
     64: (
         *(Variant(64, 1), Variant(64, 2), Variant(128, 2)),
-        *(Variant(64, 1, slack=2), Variant(64, 2, slack=2), Variant(128, 2, slack=2)),
+        *(Variant(64, 1, slack=2), Variant(64, 2, slack=2)),
     ),
     128: (
         *(Variant(64, 1), Variant(64, 2), Variant(128, 2)),
-        *(Variant(64, 1, slack=2), Variant(64, 2, slack=2), Variant(128, 2, slack=2)),
+        *(Variant(64, 1, slack=2), Variant(64, 2, slack=2)),
     ),
 }
 

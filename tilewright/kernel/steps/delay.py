@@ -115,7 +115,8 @@ class Delay(Step):
         """Does a copy go to another version than the one that the product before reads? There are
         few versions, which come in turn."""
         read = {y.index[0] for y in reads(product) if y.source == x.buffer}
-        for k in range(1, min(int(D.bounds(loop.extent)[1]), 64)):
+        # The last iteration copies nothing for a next one.
+        for k in range(1, min(int(D.bounds(loop.extent)[1]) - 1, 64)):
             there = D.substitute(x.index[0], {loop.var: k})
             if any(D.known_eq(D.substitute(i, {loop.var: k - 1}), there) for i in read):
                 return False
