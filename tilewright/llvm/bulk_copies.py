@@ -32,8 +32,11 @@ from tilewright.kernel.nest import (
     Stmt,
     Store,
     Wait,
+    bodies,
+    sources,
     substitute_all,
     walk,
+    writes,
 )
 from tilewright.kernel.roles import role_loop, versions_of
 from tilewright.kernel.threads import grid_of, instruction_around
@@ -143,6 +146,7 @@ class BulkCopies:
         names = [x.operands[-1].buffer for x in found if isinstance(x, Match)]
         # Private buffers that asynchronous instructions write.
         self.results = [x for x in dict.fromkeys(names) if x in own]
+        self.meanwhile = _meanwhile(launch)
 
     # ---- the kernel's beginning
 
@@ -427,13 +431,24 @@ class BulkCopies:
 
     # ---- asynchronous instructions
 
-    def wait_for_products(self, pending: int) -> None:
+    def _boundary(self) -> None:
+        """The end of a basic block, over which the assembler does not move a wait: it waits for
+        copies that are there already."""
+        number = self.put("load i32, ptr %arrived, align 4")
+        number = self.put(f"sub i32 {number}, 1")
+        self._await(self._of_group(number), self._turn(number))
+
+    def wait_for_products(self, s: Wait) -> None:
         """Results but those of the last instructions are there after a wait, which LLVM learns by
         their passing through it."""
+        pending = s.pending
         text = f"wgmma.wait_group.sync.aligned {pending};"
         going = self.body.instructions.begun[-pending:] if pending else []
         there = [x for x in self.results if x in self.a.base and x not in going]
-        held = [(x, self.block.part(self.c.buffers[x])) for x in there]
+        done = [x for x in self.meanwhile.get(id(s), ()) if x in self.a.base and x not in there]
+        if done and self.ring:
+            self._boundary()
+        held = [(x, self.block.part(self.c.buffers[x])) for x in (*there, *done)]
         if not held:
             self._asm(text, "", "", convergent=True)
             return
@@ -456,6 +471,23 @@ class BulkCopies:
             x = self.put(f"extractvalue {result} {made}, {k}")
             self.line(f"store {t} {x}, ptr {p}, align 4")
         self.c.renew(frozenset(name for name, _ in held))
+
+
+def _meanwhile(launch: tuple[Stmt, ...]) -> dict[int, list[str]]:
+    """For waits for all asynchronous instructions, what is computed and read later while some go
+    on: since a wait that has left them."""
+    out: dict[int, list[str]] = {}
+    for body in (launch, *(b for s, _ in walk(launch) for b in bodies(s))):
+        begin: int | None = None
+        for k, s in enumerate(body):
+            if not isinstance(s, Wait) or not s.products:
+                continue
+            if begin is not None and not s.pending:
+                made = writes(body[begin:k])
+                read = frozenset().union(*(sources(x) for x in body[k:]))
+                out[id(s)] = sorted(made & read)
+            begin = k if s.pending else None
+    return out
 
 
 def _multiple(d: Dim, of: int) -> bool:

@@ -481,7 +481,7 @@ class _Thread:
             self.sums.barrier()
             self.c.renew(self.c.mutable)  # what others have written is seen from here on
         elif isinstance(s, Wait) and s.products:
-            self.bulk.wait_for_products(s.pending)
+            self.bulk.wait_for_products(s)
         elif isinstance(s, Wait):
             self.bulk.wait(s.pending)
         elif isinstance(s, Acquire):

@@ -58,7 +58,7 @@ class Delay(Step):
         before = [k for k in range(at) if _uses(body[k])]
         first = before[-1] + 1 if before else 0
         self.need(before and _waits(body[first : first + 1]), f"no product before {self.stage}")
-        self._free(body, first, at)
+        self._free(loop, first, at)
         product = body[at]
         touched = sources(product) | writes((product,))
         used = (
@@ -93,9 +93,10 @@ class Delay(Step):
 
         return self.bounded(on_loops(n, self.loop, one))
 
-    def _free(self, body: Sequence[Stmt], first: int, at: int) -> None:
+    def _free(self, loop: Loop, first: int, at: int) -> None:
         """What the product of the iteration before passes does not touch what it uses; copies that
         are brought ahead go to other versions."""
+        body = loop.body
         product = body[at]
         results = writes((product,))
         for s in (*body[: first + 1], *body[at + 2 :]):
@@ -105,20 +106,19 @@ class Delay(Step):
             for x, _ in walk((s,)):
                 if isinstance(x, Store) and x.buffer in sources(product):
                     self.need(
-                        x.asynchronous and self._apart(x, product),
+                        x.asynchronous and self._apart(x, product, loop),
                         f"{x.buffer} is written while {self.stage} reads it",
                         "more versions of it: Pipeline with slack",
                     )
 
-    def _apart(self, x: Store, product: Stmt) -> bool:
-        """Does a copy go to another version than the one that the product before reads?"""
-        loop = next((s for s in D.symbols(x.index[0]) if s.name == self.loop), None)
-        if loop is None:
-            return False
+    def _apart(self, x: Store, product: Stmt, loop: Loop) -> bool:
+        """Does a copy go to another version than the one that the product before reads? There are
+        few versions, which come in turn."""
         read = {y.index[0] for y in reads(product) if y.source == x.buffer}
-        for k in range(1, 65):
-            there = D.substitute(x.index[0], {loop: k})
-            if any(D.substitute(i, {loop: k - 1}) == there for i in read):
+        # The last iteration copies nothing for a next one.
+        for k in range(1, min(int(D.bounds(loop.extent)[1]) - 1, 64)):
+            there = D.substitute(x.index[0], {loop.var: k})
+            if any(D.known_eq(D.substitute(i, {loop.var: k - 1}), there) for i in read):
                 return False
         return True
 
