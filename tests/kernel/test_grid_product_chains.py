@@ -1,0 +1,214 @@
+"""Attention's gradients, few rows against many keys, and logarithms of denominators, as kernels of
+a GPU that store no scores: right on the executor of threads and emulated, nothing spilled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from tests.gpu import emulate
+from tests.gpu.assembler import assemble
+from tests.graph.build import arg
+from tilewright import ops, targets
+from tilewright.base.events import Log
+from tilewright.driver.program.default_passes import passes as default_passes
+from tilewright.graph.cluster import Cluster
+from tilewright.graph.fuse import Fused, fuse
+from tilewright.ir import passes
+from tilewright.ir.interpret import evaluate
+from tilewright.ir.node import Graph, input, node
+from tilewright.ir.operator import outputs_of
+from tilewright.ir.types import bf16, f32, from_memory, to_memory
+from tilewright.kernel import simt
+from tilewright.kernel.check import verify
+from tilewright.kernel.group import Group, build_group
+from tilewright.kernel.interpret import RunError
+from tilewright.kernel.legal import legalise
+from tilewright.kernel.nest import Barrier, Nest, Stmt, Wait, transform
+from tilewright.kernel.schedule import default_schedule
+from tilewright.llvm.grid import emit_kernels
+from tilewright.llvm.objects import assembly
+
+GPU = targets.get("cuda:90")
+# What products multiply is rounded to 16 bits, and so are the results.
+NEAR = {"atol": 0.02, "rtol": 0.02}
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Attention of some heads; its results, its gradients, or both of its results."""
+
+    rows: int
+    keys: int
+    width: int = 64
+    batch: int = 1
+    heads: int = 1
+    shared: int = 1  # heads of keys
+    causal: bool = False
+
+    def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (
+            (self.batch, self.heads, self.rows, self.width),
+            (self.batch, self.shared, self.keys, self.width),
+        )
+
+    def forward(self, log: bool) -> Graph:
+        q, k = self._shapes()
+        given = tuple(arg(x, *s, dtype=bf16) for x, s in zip("qkv", (q, k, k), strict=True))
+        scale = self.width**-0.5
+        if log:
+            out = outputs_of(ops.attention_forward(*given, causal=self.causal, scale=scale))
+        else:
+            out = (ops.attention(*given, causal=self.causal, scale=scale),)
+        return Graph("attention", given, out)
+
+    def backward(self) -> Graph:
+        q, k = self._shapes()
+        shapes = (("grad", q), ("q", q), ("k", k), ("v", k), ("out", q))
+        given = (*(arg(x, *s, dtype=bf16) for x, s in shapes), arg("total", *q[:-1], dtype=f32))
+        back = ops.attention_backward(*given, causal=self.causal, scale=self.width**-0.5)
+        return Graph("backward", given, outputs_of(back))
+
+
+def fused(g: Graph) -> Fused:
+    listed = [p.on(GPU) for p in default_passes(GPU)]
+    return fuse(passes.run(listed, g, Log()), GPU, Log())
+
+
+@dataclass(frozen=True)
+class Chain:
+    cluster: Cluster
+    group: Group
+    nest: Nest
+
+    def numbers(self, seed: int = 3) -> dict[str, np.ndarray]:
+        """Of 16 bits around 0; logarithms of denominators and the like are near 4."""
+        rng = np.random.default_rng(seed)
+        given: dict[str, np.ndarray] = {}
+        for b in self.group.inputs:
+            x = 0.5 * rng.standard_normal([int(str(d)) for d in b.shape]).astype(np.float32)
+            x = x + np.float32(4 * (b.dtype is f32))
+            given[b.name] = from_memory(to_memory(x, b.dtype), b.dtype)
+        return given
+
+    def wanted(self, given: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """By the definitions of the operators."""
+        c = self.cluster
+        new = {n: input(f"x{k}", n.ttype) for k, n in enumerate(c.inputs)}
+        graph = Graph("chain", tuple(new.values()), ())
+        for n in c.nodes:
+            new[n] = new.get(n) or node(n.op, *(new[x] for x in n.inputs))
+        made = replace(graph, outputs=tuple(new[n] for n in c.outputs))
+        return evaluate(made, list(given.values()))
+
+
+def chains(g: Graph) -> Iterator[Chain]:
+    for c in fused(g).clusters:
+        if c.kind == "chain":
+            group = build_group("chain", c.nodes, c.inputs, c.outputs, roles=c.roles)
+            yield Chain(c, group, default_schedule(group, GPU)[1])
+
+
+def judged(c: Chain, emulated: bool) -> None:
+    verify(c.nest)
+    given = c.numbers()
+    want = dict(zip((b.name for b in c.group.outputs), c.wanted(given), strict=True))
+    results = [simt.run(c.nest, given)]
+    results += [emulate.run(c.nest, given, target=GPU)] if emulated else []
+    for got in results:
+        for name, x in want.items():
+            np.testing.assert_allclose(got[name], x, **NEAR)
+
+
+@pytest.mark.parametrize(
+    ("a", "emulated"),
+    [
+        (Heads(40, 70, causal=True), False),
+        pytest.param(Heads(64, 128), True, marks=pytest.mark.slow),
+        pytest.param(Heads(40, 70, 72, heads=2), True, marks=pytest.mark.slow),
+        pytest.param(Heads(64, 64, 128, causal=True), True, marks=pytest.mark.slow),
+        pytest.param(Heads(100, 130, 64, 2, 4, 2, True), True, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_gradients(a: Heads, emulated: bool) -> None:
+    """A kernel for those of the queries, one for those of keys and values."""
+    found = list(chains(a.backward()))
+    assert [len(x.group.outputs) for x in found] == [1, 2]
+    for x in found:
+        judged(x, emulated)
+
+
+def test_gradients_are_what_they_were() -> None:
+    """The graph of the kernels against that of the operator, which stores weights."""
+    a = Heads(5, 7, 8, 2, 4, 2, True)
+    given = a.backward().inputs
+    op = a.backward().outputs[0].inputs[0].op
+    rng = np.random.default_rng(0)
+    args = [rng.standard_normal([int(str(d)) for d in n.shape]).astype(np.float32) for n in given]
+    args[-1] += 3
+    wide = [arg(f"x{k}", *n.shape) for k, n in enumerate(given)]
+    made = Graph("made", tuple(wide), op.recomputed(*wide))  # type: ignore[attr-defined]
+    want = Graph("want", tuple(wide), op.compose(*wide))  # type: ignore[attr-defined]
+    for got, x in zip(evaluate(made, args), evaluate(want, args), strict=True):
+        np.testing.assert_allclose(got, x, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "left_out", [Wait(0, products=True), Wait(0), Barrier()], ids=["products", "copies", "barrier"]
+)
+def test_waits_are_needed(left_out: Stmt) -> None:
+    _, c = chains(Heads(128, 64).backward())
+    body = transform(c.nest.body, lambda s: () if s == left_out else (s,))
+    with pytest.raises(RunError):
+        simt.run(replace(c.nest, body=body), c.numbers())
+
+
+def test_the_code_of_gradients() -> None:
+    for c in chains(Heads(2048, 2048, 128, 4, 16, 16, True).backward()):
+        made = emit_kernels(legalise(c.nest, GPU), GPU)
+        assert len(made.launches) == 1
+        ptx = assembly(made.text, GPU)
+        assert "cp.async.bulk.tensor" in ptx and ".local" not in ptx
+        for x in assemble(ptx, GPU.cpu):
+            assert x.spilled == 0, f"that of {len(c.group.outputs)} results spills"
+
+
+@pytest.mark.parametrize("a", [Heads(70, 100, causal=True)], ids=str)
+def test_logarithms_of_denominators(a: Heads) -> None:
+    """The forward pass of training is the kernel of attention, which stores them too."""
+    (c,) = chains(a.forward(True))
+    assert len(fused(a.forward(True)).clusters) == 1
+    judged(c, False)
+
+
+def test_few_rows_and_many_keys() -> None:
+    """Parts of the keys, each with rows of all heads that share them, and one more kernel."""
+    a = Heads(1, 1024, heads=2)
+    f = fused(a.forward(False))
+    assert [c.kind for c in f.clusters] == ["chain", "column"]
+    parts = f.clusters[0].outputs[-1].shape
+    assert parts[:2] == (1, 1) and parts[2] > 1 and parts[3:] == (2, 64)
+    (c,) = chains(a.forward(False))
+    judged(c, False)
+    # Few keys are none: one row of them is read by threads.
+    few = fused(replace(a, keys=256).forward(False))
+    assert "chain" not in {c.kind for c in few.clusters}
+
+
+@pytest.mark.parametrize(("length", "causal"), [(1, False), (3, True)])
+def test_parts_are_what_all_keys_are(length: int, causal: bool) -> None:
+    """Heads next to each other as rows, in parts that have something after their last key."""
+    a = Heads(length, 1111, 8, 2, 4, 2, causal)
+    g = a.forward(True)
+    made = passes.run([p.on(GPU) for p in default_passes(GPU)], g, Log())
+    rng = np.random.default_rng(1)
+    args = [
+        rng.standard_normal([int(str(d)) for d in n.shape]).astype(np.float32) for n in g.inputs
+    ]
+    args = [from_memory(to_memory(x, bf16), bf16) for x in args]
+    for got, want in zip(evaluate(made, args), evaluate(g, args), strict=True):
+        np.testing.assert_allclose(got, want, **NEAR)
