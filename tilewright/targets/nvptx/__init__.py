@@ -21,7 +21,6 @@ from tilewright.targets.family import Family, Host
 from tilewright.targets.nvptx import group_products as group_products  # declares them
 from tilewright.targets.nvptx import intrinsics as intrinsics  # declares them
 from tilewright.targets.nvptx import register_products as register_products  # declares them
-from tilewright.targets.nvptx import short_products as short_products  # declares them
 
 _KIB = 1024
 _MIB = 1024 * 1024

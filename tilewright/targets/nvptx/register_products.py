@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from tilewright.kernel.intrinsic import Intrinsic, Sizes, declare
 from tilewright.kernel.swizzle import Swizzled
-from tilewright.targets.nvptx.group_products import (
-    BLOCK,
+from tilewright.targets.nvptx.wgmma import (
     DEEP,
     ROW,
     ROWS,
+    UNIT,
     WIDE,
-    alone,
+    Sums,
+    columns_of,
     descriptor,
+    word,
 )
 
 REGISTERS = 4  # of a thread, of the first operand of one instruction: pairs of elements
@@ -33,70 +35,45 @@ def register_product_name(kind: str, groups: int, across: bool) -> str:
 def _body(kind: str, groups: int, across: bool, sizes: Sizes) -> str:
     """The rows are dealt out to so many groups of warps, 64 at a time."""
     columns = (sizes["j"] or 0) * (sizes.get("h") or 1)
-    count = columns // 2  # sums of a thread, of 64 rows
-    parts = (sizes["i"] or 0) // (ROWS * groups)
-    steps = WIDE // DEEP
-    result = f"{{ {', '.join(['float'] * count)} }}"
-    lines = [*descriptor("b", across)]
-    for k in range(parts * steps * REGISTERS):
+    sums = Sums("f32", (sizes["i"] or 0) // (ROWS * groups), columns // 2)
+    count, steps, lines = sums.count, WIDE // DEEP, sums.lines
+    lines += descriptor("b", word(across, ROW, WIDE))
+    for k in range(sums.parts * steps * REGISTERS):
         lines.append(f"  %q{k} = getelementptr i32, ptr %a, i64 {k}")
         lines.append(f"  %a{k} = load i32, ptr %q{k}, align 4")
-    for k in range(parts * count):
-        lines.append(f"  %p{k} = getelementptr float, ptr %c, i64 {k}")
-        lines.append(f"  %c0.{k} = load float, ptr %p{k}, align 4")
-    lines.append(alone("wgmma.fence.sync.aligned;"))
-    given = ["r"] * REGISTERS + ["l"] + [str(k) for k in range(count)] + ["~{memory}"]
-    tied = ",".join(["=f"] * count + given)
-    sums = ", ".join(f"${k}" for k in range(count))
+    sums.load()
     left = ", ".join(f"${count + k}" for k in range(REGISTERS))
-    text = "{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned."
-    text += f"m64n{columns}k16.f32.{kind}.{kind} {{{sums}}}, {{{left}}}, ${count + REGISTERS}, "
-    text += f"p, 1, 1, {int(across)}; }}"
+    operands = f"{{{left}}}, ${count + REGISTERS}"
+    text = sums.text(f"m64n{columns}k16.f32.{kind}.{kind}", operands, f", 1, 1, {int(across)}")
     # 16 steps of the sum further on: elements of a row, or rows.
-    further = DEEP * ROW // 16 if across else DEEP * 2 // 16
+    further = DEEP * (ROW if across else 2) // UNIT
     for step in range(steps):
         lines.append(f"  %b.d{step} = add i64 %b.d, {step * further}")
-        for part in range(parts):
+        for part in range(sums.parts):
             first = (part * steps + step) * REGISTERS
             own = [f"i32 %a{first + k}" for k in range(REGISTERS)]
-            own += [f"i64 %b.d{step}"]
-            own += [f"float %c{step}.{part * count + k}" for k in range(count)]
-            into = f"%r{step}.{part}"
-            lines.append(
-                f'  {into} = call {result} asm sideeffect "{text}", "{tied}"'
-                f"({', '.join(own)}) convergent"
-            )
-            for k in range(count):
-                to = f"%c{step + 1}.{part * count + k}"
-                lines.append(f"  {to} = extractvalue {result} {into}, {k}")
-    lines.append(alone("wgmma.commit_group.sync.aligned;"))
-    for k in range(parts * count):
-        lines.append(f"  store float %c{steps}.{k}, ptr %p{k}, align 4")
-    return "\n".join([*lines, "  ret void"])
+            sums.add(part, text, (*"r" * REGISTERS, "l"), (*own, f"i64 %b.d{step}"))
+        sums.next()
+    return sums.store()
 
 
 def _declare(kind: str, groups: int, across: bool) -> None:
     least, warps = ROWS * groups, 4 * groups
-    if across:
-        columns, b, b_at = f"{WIDE}*blocks", f"blocks,{WIDE},{WIDE}", "c.h,c.k,c.j"
-        j, loops, sizes = f"{WIDE}*c.h+c.j", f"c.h in blocks, c.j in {WIDE}", "blocks: 1..4"
-    else:
-        columns, b, b_at, j = "columns", f"columns,{WIDE}", "c.j,c.k", "c.j"
-        loops, sizes = "c.j in columns", "columns: 8..256"
-    column = f"({j.replace('c.', '')})"
-    value = f"cast<f32>(a[c.i,c.k]) * cast<f32>(b[{b_at}])"
+    b = columns_of(across, WIDE)
+    column = f"({b.name})"
+    value = f"cast<f32>(a[c.i,c.k]) * cast<f32>(b[{b.at}])"
     rows = f"i//{least}, thread.z: i//16%{warps}"
     declare(
         Intrinsic(
             register_product_name(kind, groups, across),
             f"""
-group wgmma where rows: {least}..128, {sizes}
+group wgmma where rows: {least}..128, {b.sizes}
   in a: {kind}[rows,{WIDE}]
-  in b: {kind}[{b}]
-  out c: f32[rows,{columns}]
-  c[c.i,{j}] add= {value} for c.i in rows, {loops}, c.k in {WIDE}
+  in b: {kind}[{b.shape}]
+  out c: f32[rows,{b.size}]
+  c[c.i,{b.place}] add= {value} for c.i in rows, {b.loops}, c.k in {WIDE}
 """,
-            {"b": (BLOCK // 2, WIDE, 1) if across else (WIDE, 1)},
+            {"b": b.strides},
             lambda sizes: _body(kind, groups, across, sizes),
             (),
             ("wgmma",),
