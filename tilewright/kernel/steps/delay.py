@@ -61,7 +61,9 @@ class Delay(Step):
         self._free(body, first, at)
         product = body[at]
         touched = sources(product) | writes((product,))
-        used = (k for k in range(first + 1, at) if touched & (writes((body[k],)) | sources(body[k])))
+        used = (
+            k for k in range(first + 1, at) if touched & (writes((body[k],)) | sources(body[k]))
+        )
         free = next(used, at)
         mine = [s for s in body if isinstance(s, Alloc) and s.buffer in sources(product)]
 
