@@ -34,6 +34,7 @@ from tests.gpu.product_checks import (
     narrow_products,
     product_variants,
     roles,
+    thread_variants,
     timed,
 )
 from tests.gpu.programs import PROGRAMS
@@ -538,6 +539,9 @@ def checks(inductor: bool) -> Iterator[Check]:
     for shape in VARIED:
         title = f"variants of {shape.title}"
         yield Check(title, lambda shape=shape: product_variants(shape), seconds=120.0)
+    for shape in (x for x in OTHERS if "f32" in x.title):
+        title = f"variants of {shape.title}"
+        yield Check(title, lambda shape=shape: thread_variants(shape), seconds=120.0)
     for shape in (*SHAPES, *FUSED, *OTHERS):
         yield Check(shape.title, lambda shape=shape: timed(shape, check))
     for size in SHORT_ROWS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from tilewright import targets
 from tilewright.driver.program.grid_run import GridKernel, GridProgram, target_of
 from tilewright.ir.node import Graph
 from tilewright.ir.types import DType, bf16, f32
-from tilewright.kernel.defaults import grid_group_products
+from tilewright.kernel.defaults import grid_group_products, grid_thread_products
 from tilewright.kernel.defaults.grid_group_products import BLOCK
 from tilewright.kernel.interpret import run_group
 from tilewright.kernel.nest import Loop, walk
@@ -166,15 +167,15 @@ SMALL: dict[str, Variant] = {
 
 
 @contextmanager
-def _with(numbers: Variant) -> Iterator[None]:
-    usual = {name: getattr(grid_group_products, name) for name in numbers}
+def _with(numbers: Variant, of: ModuleType = grid_group_products) -> Iterator[None]:
+    usual = {name: getattr(of, name) for name in numbers}
     try:
         for name, x in numbers.items():
-            setattr(grid_group_products, name, x)
+            setattr(of, name, x)
         yield
     finally:
         for name, x in usual.items():
-            setattr(grid_group_products, name, x)
+            setattr(of, name, x)
 
 
 def clusters() -> dict[str, Any]:
@@ -222,6 +223,25 @@ def product_variants(shape: Shape) -> dict[str, Any]:
         "us": min(t.values()) * 1e6,
         "facts": "; ".join([*times, *(f"no {x}" for x in refused)]),
     }
+
+
+def thread_variants(shape: Shape) -> dict[str, Any]:
+    """A product of float32 by other tiles and parts, beside cuBLAS and the chosen ones."""
+    sets = [shape.inputs() for _ in range(3)]
+    contenders: dict[str, list[Callable[[], object]]] = {}
+    own: list[tuple[str, Variant]] = [("as it is", {})]
+    for t in grid_thread_products.TILES[1:4]:
+        for parts in (1, 4, 8, 16):
+            own.append((f"{t[0]}x{t[1]}, {parts} parts", {"TILES": (t,), "PARTS": (parts,)}))
+    for name, numbers in own:
+        with _with(numbers, grid_thread_products):
+            p = GridProgram(shape.graph())
+            p.compile()
+        contenders[name] = [lambda x=x, p=p: p(*x) for x in sets]
+    contenders["eager"] = [lambda x=x: shape.reference(*x) for x in sets]
+    t = medians(contenders, 12)
+    times = [f"{k} {v * 1e6:.1f} us ({t['eager'] / v:.2f})" for k, v in t.items()]
+    return {"us": t["as it is"] * 1e6, "facts": "; ".join(times)}
 
 
 NARROW = {

@@ -242,10 +242,11 @@ def test_products_of_threads(p: Product, target: str) -> None:
     check(p, p.nest(1, target), name=target)
 
 
-def test_parts_of_products_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("columns", [20, 21])
+def test_parts_of_products_of_threads(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setattr(grid_thread_products, "PARTS", (2,))
-    monkeypatch.setattr(grid_thread_products, "TILES", ((32, 32, 4, 2, 1.0),))
-    p = Product(24, 20, 200, dtype="f32", across=(False, False), epilogue="relu")
+    monkeypatch.setattr(grid_thread_products, "TILES", ((32, 32, 4, 2, 1.0, 0.0),))
+    p = Product(24, columns, 200, dtype="f32", across=(False, False), epilogue="relu")
     nest = p.nest()
     assert len(emit_kernels(legalise(nest, GPU), GPU).launches) == 2
     check(p, nest)

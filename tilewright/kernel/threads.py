@@ -382,7 +382,7 @@ def apart(a: Access, b: Access, uniform: set[Sym]) -> bool:
 
 
 def _of_another(x: Dim, uniform: set[Sym]) -> Dim:
-    """The same index with variables of its own, but for uniform ones; their bounds mention these."""
+    """The same index with variables of its own, but for uniform ones. Bounds mention them, too."""
     own: dict[Sym, Dim] = {}
 
     def renamed(x: Dim) -> Dim:

@@ -49,14 +49,17 @@ def add_up(s: Scheduler, stage: Stage, out: str) -> None:
     *outer, i, j = (p.name for p in s.path(out))
     last = s.loops(j)[0].extent
     assert isinstance(last, int)
-    s.do(Split(j, gcd(4, last)))
-    s.do(ComputeAt(c, f"{j}.0"))
+    wide, flat = gcd(4, last), j
+    if wide > 1:
+        s.do(Split(j, wide))
+        flat = f"{j}.0"
+    s.do(ComputeAt(c, flat))
     *_, along, part = (p.name for p in s.path(c))
-    s.do(Reorder((part, along)))
-    for loop in (along, f"{c}.init.i{len(stage.axes) - 1}", f"{j}.1"):
-        s.do(Vectorize(loop))
+    if wide > 1:
+        s.do(Reorder((part, along)))
+        for loop in (along, f"{c}.init.i{len(stage.axes) - 1}", f"{j}.1"):
+            s.do(Vectorize(loop))
     s.do(Unroll(part))
-    flat = f"{j}.0"
     for k, loop in enumerate(reversed([*outer, i])):
         s.do(Fuse(loop, flat, f"{out}.f{k}"))
         flat = f"{out}.f{k}"

@@ -14,6 +14,7 @@ from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
 from tilewright.ir.expr import extent, loads
 from tilewright.ir.target import Target
+from tilewright.ir.value_text import value_text
 from tilewright.kernel.axis import moved
 from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.defaults.grid_chains import schedule_chain
@@ -41,6 +42,7 @@ from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
 from tilewright.kernel.steps.fuse import Fuse
+from tilewright.kernel.steps.materialise import Materialise
 from tilewright.kernel.steps.pragma import Pragma
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.rfactor import RFactor
@@ -57,6 +59,7 @@ LARGEST_SHARE = 24
 # The same of rows that are only read: sums over threads are most of what is left to do for them,
 # and no results take registers.
 READ_SHARE = 32
+BESIDE_ENDS = 4  # vectors of a thread, at least, of rows that have single elements at both ends
 # Products of a row with a matrix, which is read once: a warp for each result, so many in a block,
 # and so many vectors of each that are on their way at a time.
 WARP = 32
@@ -183,7 +186,22 @@ def _rows(s: Scheduler, once: bool = False) -> bool:
             s.do(ComputeInline(x.name))
             inner.remove(x)
     copies = _copies(s, [*inner, *outs], prefix, width) if small else []
-    return _block_per_row(s, host, [x.name for x in outs], inner, copies, prefix, width, once)
+    early = [m for x in outs for m in _selected(s, x.name)] if once else []
+    names = [x.name for x in outs]
+    return _block_per_row(s, host, names, inner, copies, early, prefix, width, once)
+
+
+def _selected(s: Scheduler, out: str) -> list[str]:
+    """What a result reads of an argument at a place that is read itself, as stages: such reads wait
+    for each other, so they begin with the row instead of after its sums."""
+    made: list[str] = []
+    for r in store_reads(s.store(out)):
+        data = any(True for i in r.index for _ in D.data_values(i))
+        into = f"{out}_at{len(made)}"
+        if data and s.nest.buffer(str(r.source)).scope == "in":
+            if s.attempt(Materialise(out, value_text(r), into)):
+                made.append(into)
+    return made
 
 
 def _most_threads(s: Scheduler) -> int:
@@ -219,6 +237,7 @@ def _block_per_row(
     outs: list[str],
     inner: list[Stage],
     copies: list[str],
+    early: list[str],
     prefix: int,
     width: D.Dim,
     once: bool,
@@ -246,7 +265,7 @@ def _block_per_row(
     if once:
         s.do(Split(at, 1))
         at = f"{at}.0"
-    for name in [*(x.name for x in reversed(inner)), *copies]:
+    for name in [*early, *(x.name for x in reversed(inner)), *copies]:
         if name not in placed:
             s.do(ComputeAt(name, at))
     along = [*copies, *(x.name for x in inner), *outs]
@@ -259,7 +278,7 @@ def _block_per_row(
         assert isinstance(width, int)
         row = s.loops(at)[0].var
         wide = aligned_lanes(s, list(columns), row, width, *(p.var for p in columns.values()))
-        by = _threads(s, width - wide, wide, share, at)
+        by = _threads(s, width - wide, wide, max(share, BESIDE_ENDS * wide), at)
         align = Align(tuple(p.name for p in columns.values()), at, wide, by)
         if wide > lanes and s.attempt(align):
             lanes, threads = wide, by
