@@ -95,7 +95,7 @@ def test_registers_are_left_by_blocks_of_a_grid() -> None:
     trace = (Split("y0.i0", 32), Bind("y0.i0.0", "block.x"))
     nest = apply(start(g), (*trace, Pragma("y0.i0.0", "resident", 4)))
     assert "pragma resident 4" in nest_text(nest) and parse_nest(nest_text(nest)) == nest
-    with pytest.raises(Refused, match="not block.x"):
+    with pytest.raises(Refused, match=r"not block\.x"):
         apply(start(g), (*trace, Pragma("y0.i0.1", "resident", 4)))
     with pytest.raises(Refused, match="not a value of resident"):
         apply(start(g), (*trace, Pragma("y0.i0.0", "resident", 33)))
