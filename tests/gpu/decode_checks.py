@@ -33,8 +33,8 @@ AHEADS = {
 SHAPES = {
     "as it is": (grids.WARPS, grids.BESIDE, grids.RESIDENT),
     "few registers": (8, 8, 0),
-    "4 blocks": (8, 8, 4),
-    "3 blocks, 16 loads": (8, 16, 3),
+    "2 blocks": (8, 8, 2),
+    "2 blocks, 16 loads": (8, 16, 2),
 }
 
 

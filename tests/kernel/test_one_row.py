@@ -10,10 +10,17 @@ from tests.gpu.assembler import assemble
 from tests.gpu.programs import groups, inputs
 from tests.graph.build import arg, average, build, graph, weight
 from tests.kernel.test_grids import GPU, judge, scheduled
+from tilewright.base.errors import Refused
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel.interpret import run_group
 from tilewright.kernel.legal import legalise
+from tilewright.kernel.nest import start
+from tilewright.kernel.step import apply
+from tilewright.kernel.steps.bind import Bind
+from tilewright.kernel.steps.pragma import Pragma
+from tilewright.kernel.steps.split import Split
+from tilewright.kernel.text import nest_text, parse_nest
 from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
 
@@ -78,6 +85,17 @@ def test_eight_loads_are_on_their_way() -> None:
     """Without a limit that leaves registers, ptxas puts two or three at a time."""
     (g,) = groups(graph(times(arg("x", 1, 8192, dtype=bf16), "w", bf16, 2048, 8192)))
     made = emit_kernels(legalise(scheduled(g), GPU), GPU)
-    assert made.text.count('"nvvm.minctasm"="2"') == 1
+    assert made.text.count('"nvvm.minctasm"="3"') == 1
     for x in assemble(assembly(made.text, GPU), GPU.cpu):
-        assert 64 < x.registers <= 128 and x.spilled == 0, x
+        assert 64 < x.registers <= 80 and x.spilled == 0, x
+
+
+def test_registers_are_left_by_blocks_of_a_grid() -> None:
+    (g,) = groups(graph(build.exp(arg("x", 512))))
+    trace = (Split("y0.i0", 32), Bind("y0.i0.0", "block.x"))
+    nest = apply(start(g), (*trace, Pragma("y0.i0.0", "resident", 4)))
+    assert "pragma resident 4" in nest_text(nest) and parse_nest(nest_text(nest)) == nest
+    with pytest.raises(Refused, match=r"not block\.x"):
+        apply(start(g), (*trace, Pragma("y0.i0.1", "resident", 4)))
+    with pytest.raises(Refused, match="not a value of resident"):
+        apply(start(g), (*trace, Pragma("y0.i0.0", "resident", 33)))

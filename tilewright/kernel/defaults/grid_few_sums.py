@@ -44,9 +44,11 @@ def schedule_few_sums(s: Scheduler) -> bool:
     if len(c.raxes) != 1 or len(sizes) < 2 or not same_places(s, c, outs):
         return False
     known = [d for d in sizes if isinstance(d, int)]
+    if len(known) != len(sizes):
+        return False
     *results, depth = known
     warp, threads = s.target.grid.warp, s.target.grid.multiprocessors * s.target.grid.threads
-    if len(known) != len(sizes) or prod(results) > threads or depth < SHORTEST or depth % warp:
+    if prod(results) > threads or depth < SHORTEST or depth % warp:
         return False
     *_, column, deep = s.path(c.name)
     last = s.path(host)[-1]

@@ -68,8 +68,10 @@ BESIDE: int = 8
 # Where warps make the row themselves: results of a warp at most.
 MOST_ROWS = 16
 # Blocks on a multiprocessor, between which registers are divided. Left to itself (0) the assembler
-# takes few, so that many blocks fit: then two loads are on their way instead of eight.
-RESIDENT: int = 2
+# takes few, so that many blocks fit: then two loads are on their way instead of eight. Rows that
+# warps make themselves take more.
+RESIDENT: int = 3
+ROW_RESIDENT = 2
 
 
 def grid_schedule(group: Group, target: Target, choices: Choices) -> tuple[Trace, Nest]:
@@ -300,8 +302,8 @@ def _block_per_row(
     if not together:
         s.do(Bind(at, "block.x"))
         s.do(Synchronise())
-    if streamed:
-        _with_registers(s, f"{at}.0" if together else at)
+    if streamed and RESIDENT:
+        s.do(Pragma(f"{at}.0" if together else at, "resident", RESIDENT))
     return True
 
 
@@ -498,15 +500,9 @@ def _made_row(s: Scheduler) -> bool:
     s.do(Split(f"{at}.0.0", warps))
     s.do(Bind(f"{at}.0.0.0", "block.x"))
     s.do(Bind(f"{at}.0.0.1", "thread.y"))
-    _with_registers(s, f"{at}.0.0.0")
+    s.do(Pragma(f"{at}.0.0.0", "resident", ROW_RESIDENT))
     s.do(Synchronise())
     return True
-
-
-def _with_registers(s: Scheduler, block: str) -> None:
-    """Threads of a product that streams have registers for what is on its way."""
-    if RESIDENT:
-        s.do(Pragma(block, "resident", RESIDENT))
 
 
 def _row_of(s: Scheduler, product: Stage) -> str | None:
@@ -527,7 +523,7 @@ def _rows_of_a_warp(s: Scheduler, rows: D.Dim) -> int:
     assert s.target.grid is not None
     if not isinstance(rows, int):
         return 1
-    beside = max(1, RESIDENT) * s.target.grid.multiprocessors * WARPS
+    beside = ROW_RESIDENT * s.target.grid.multiprocessors * WARPS
     choices = [k for k in range(1, MOST_ROWS + 1) if rows % (k * WARPS) == 0] or [1]
     return min(choices, key=lambda k: (-(-rows // (k * beside)) * k, -k))
 
