@@ -143,7 +143,7 @@ class Variant:
 
     def program(self, c: Case) -> GridProgram:
         """Scheduled anew, whatever is cached."""
-        places = ((grid_key_blocks, "KEYS"), *((grid_chains, x) for x in _CONSTANTS))
+        places = ((grid_key_blocks, "FIXED"), *((grid_chains, x) for x in _CONSTANTS))
         before = [getattr(module, name) for module, name in places]
         try:
             for (module, name), x in zip(places, astuple(self), strict=True):
@@ -161,7 +161,7 @@ _CONSTANTS = ("GROUPS", "AHEAD", "SLACK")
 # By the width of heads. A slack of 2: the second product goes on during the next softmax.
 VARIANTS = {
     64: (
-        *(Variant(64, 1), Variant(64, 2), Variant(128, 2)),
+        *(Variant(64, 1), Variant(128, 1), Variant(128, 1, ahead=2)),
         *(Variant(64, 1, slack=2), Variant(64, 2, slack=2)),
     ),
     128: (

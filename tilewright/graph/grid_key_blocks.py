@@ -26,7 +26,12 @@ RESIDENT = 2  # blocks of threads on a multiprocessor
 # What takes as long as so many blocks of keys: to start with the first one, and another launch.
 START, LAUNCH = 2, 8
 VECTOR = 8  # elements that are copied at a time
-KEYS: int = 64  # of a block: a multiple of the steps of the sum that an instruction takes
+# Keys of a block, a multiple of the steps of the sum that an instruction takes. More of them have
+# fewer instructions for each, but scores of heads wider than this leave no registers for them.
+KEYS = (64, 128)
+NARROW = 64
+MORE = 1.05  # keys that there are not, for larger blocks
+FIXED: int = 0  # keys of a block whatever the sizes are, to measure them
 
 
 def _resident(target: Target) -> int:
@@ -44,7 +49,7 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
     """`softmax(scores) values` of 16-bit floats over blocks of keys, put together as they come. The
     chain of both products is one kernel (kernel/defaults/grid_chains.py)."""
 
-    block: int = 0  # keys; 0: as many as `KEYS` says
+    block: int = 0  # keys; 0: what suits the sizes
     resident: int = of_target(264, _resident)  # blocks of threads at a time
     multiplies: bool = of_target(True, _multiplies)  # by an instruction, 16-bit floats
 
@@ -84,9 +89,10 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
             for x in map(_unviewed, found.inputs)
         )
         fits = isinstance(width, int) and width <= WIDEST and width % VECTOR == 0
-        block = self.block or KEYS
         enough = rows >= FEW_ROWS or keys >= MANY_KEYS
-        return block if narrow and fits and enough and keys else None
+        if not narrow or not isinstance(width, int) or not fits or not enough or not keys:
+            return None
+        return self.block or FIXED or _keys(rows, keys, width)
 
     def parts(self, scores: Node, blocks: int) -> int:
         """Parts of the keys, where tiles of rows are too few for all multiprocessors."""
@@ -102,6 +108,11 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
             return again * (-(-blocks // parts) + START) + more + START * (blocks % parts > 0)
 
         return min(range(1, blocks + 1), key=turns)
+
+
+def _keys(rows: int, keys: int, width: int) -> int:
+    few, many = (-(-keys // k) * k for k in KEYS)
+    return KEYS[width <= NARROW and rows >= GROUP_ROWS and many <= MORE * few]
 
 
 def _product(scores: Node) -> Node | None:

@@ -10,6 +10,7 @@ product where they are. Running maxima and sums are in the registers of the four
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
@@ -62,7 +63,7 @@ VECTOR = 8  # elements of 16 bytes
 MOST_ALONG_Y = 65535  # blocks of a grid
 AHEAD: int = 1  # blocks of keys
 SLACK: int = 0  # 1: the second product goes on while the next block of keys begins
-GROUPS: int = 1  # of warps, each with 64 rows of a tile; all read the same keys
+GROUPS: int = 0  # of warps, each with 64 rows of a tile; all read the same keys. 0: what suits
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,17 @@ def schedule_chain(s: Scheduler) -> bool:
     parts = chain_of(s)
     if parts is None or s.target.grid is None or s.group.precision == "strict":
         return False
-    _Chain(s, parts, GROUPS).schedule()
+    _Chain(s, parts, GROUPS or _groups(s, parts)).schedule()
     return True
+
+
+def _groups(s: Scheduler, p: Parts) -> int:
+    """Two where heads are wide, so that shared memory is what bounds the number of warps, and there
+    are tiles enough for all multiprocessors."""
+    *outer, rows, width = (D.bounds(d)[1] for d in s.nest.buffer(p.end.name).shape)
+    tiles = prod(outer) * -(-rows // (2 * ROWS))
+    many = s.target.grid is not None and tiles >= s.target.grid.multiprocessors
+    return 2 if width > WIDE and many else 1
 
 
 class _Chain:
