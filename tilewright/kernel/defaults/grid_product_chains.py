@@ -11,10 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.base.errors import Refused
+from tilewright.ir.expr import Load, Value
 from tilewright.kernel.defaults.grid_chains import ROWS, WIDE, Parts, _Chain, instructions
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
 from tilewright.kernel.group import Stage
 from tilewright.kernel.steps.barrier import Synchronise
+from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
@@ -72,15 +74,20 @@ class _Products(_Chain):
         kinds = instructions(s, self._factors(f.lasts[0].name)[0].dtype, 1)
         if kinds is None:
             raise Refused("no instruction multiplies rows in registers")
-        rows, blocks = [], []  # copies of operands: for all blocks of columns, and for one
+        # Copies of operands: for all blocks of columns, and for one.
+        rows: list[str] = []
+        blocks: dict[str, bool] = {}
+        shared = self._shared_copies(between)
         for x in f.firsts:
-            a, b = self._operands(x.name)
-            rows.append(a)
-            blocks.append((b, False))
+            a, b = self._by_rows(x.name)
+            rows.append(self._copy_of(x.name, a, "a"))
+            blocks[_one_of(b, shared) or self._copy_of(x.name, b, "b")] = False
         for x in f.lasts:
-            blocks.append((self._right(x.name, between), True))
+            b = self._right(x.name, between)
+            if _one_of(b, shared) is None:
+                blocks[self._copy_of(x.name, b, "b")] = True
         outs = self._outs()
-        self._whole_tiles(rows, [b for b, _ in blocks], between)
+        self._whole_tiles(rows, list(blocks), between)
         placed = [
             self._tiles_of(last.name, out.name) for last, out in zip(f.lasts, outs, strict=True)
         ]
@@ -99,9 +106,9 @@ class _Products(_Chain):
             s.do(ComputeAt(name, part))
         for x in rows:
             s.do(ComputeAt(x, tiles))
-        for x, _ in blocks:
+        for x in blocks:
             s.do(ComputeAt(x, part))
-        for x in (*rows, *(b for b, _ in blocks)):
+        for x in (*rows, *blocks):
             s.do(SetScope(x, "shared"))
         s.attempt(Trim(part))
         self._blocks(outer, tiles)
@@ -110,13 +117,13 @@ class _Products(_Chain):
         self._between(between)
         for x in rows:
             self._copy(x, boxes=False)
-        for x, turned in blocks:
+        for x, turned in blocks.items():
             self._copy(x, turned=turned)
         for x in f.firsts:
             self._multiply(x.name, kinds[0], False)
         for x in f.lasts:
             self._multiply(x.name, kinds[1], True)
-        for x, _ in blocks:
+        for x in blocks:
             s.do(Pipeline(part, x, AHEAD, asynchronous=True))
         s.do(Synchronise())
 
@@ -147,9 +154,33 @@ class _Products(_Chain):
         shapes = {tuple(s.nest.buffer(x.name).shape) for x in self.found.firsts}
         return tuple(s.nest.buffer(stage).shape) in shapes
 
-    def _right(self, stage: str, between: list[str]) -> str:
+    def _by_rows(self, stage: str) -> list[Value]:
+        """Both operands of a product, the one with its rows first."""
+        row = self.s.axes(stage)[0][-2].var
+        return sorted(self._factors(stage), key=lambda x: row not in x.symbols())
+
+    def _right(self, stage: str, between: list[str]) -> Value:
+        """What a last product multiplies rows by."""
         (found,) = (x for x in self._factors(stage) if not set(map(str, x.sources)) & set(between))
-        return self._copy_of(stage, found, "b")
+        return found
+
+    def _shared_copies(self, between: list[str]) -> set[str]:
+        """Copies of arguments that are columns of a first product and what a last one multiplies
+        by: both read the same tile, along the sum and across it."""
+        s, f = self.s, self.found
+        made: set[str] = set()
+        for x in f.firsts:
+            a, b = self._by_rows(x.name)
+            for y in f.lasts:
+                right = self._right(y.name, between)
+                if not isinstance(b, Load) or not isinstance(right, Load):
+                    continue
+                once = b.source == right.source and b.source not in a.sources
+                into = f"{b.source}_c"
+                if once and s.attempt(CacheRead(str(b.source), (x.name, y.name), into)):
+                    made.add(into)
+                    break
+        return made
 
     def _outs(self) -> list[Stage]:
         """The result of each last product."""
@@ -219,6 +250,10 @@ class _Products(_Chain):
             s.do(Unroll(f"{k}.0"))
         self._in_registers(stage)
         s.do(Tensorize(i, instruction))
+
+
+def _one_of(x: Value, buffers: set[str]) -> str | None:
+    return next((str(b) for b in x.sources if b in buffers), None)
 
 
 assert ROWS == WIDE  # rows and columns of a tile are padded alike
