@@ -73,13 +73,13 @@ class Measured:
     def choose(self, group: Work, target: Target) -> Chosen:
         if isinstance(group, Nest) or not sums_of_products(group):
             return Default().choose(group, target)
-        found = self._candidates(group, target)
-        if len(found) < 2:
-            return Chosen(found[0][1], found[0][2])
         key = f"{self.name}\n{target.key()}\n{group_text(group)}"
         known = load_choice(self.cache, key, group)
         if known is not None:
             return known
+        found = self._candidates(group, target)
+        if len(found) < 2:
+            return Chosen(found[0][1], found[0][2])
         if self.spent > self.seconds:
             return Chosen(found[0][1], found[0][2], final=False)
         began = time.perf_counter()
