@@ -54,7 +54,7 @@ MOST_WRITTEN_OUT = 8  # more cost more time to compile than they save
 MOST_JOINED = 16  # stages in one loop: more need more registers than there are
 MOST_BETWEEN = 2  # loops between two that become one
 # Programs that threads claim together are about this many operations of whole vectors, some
-# microseconds: at a fourth of it claiming took a tenth of a layer normalisation.
+# microseconds: at a fourth of it claiming took a twentieth of a layer normalisation.
 PIECE = 16384
 PAGE = 4096  # bytes, beyond which no processor looks ahead by itself
 
