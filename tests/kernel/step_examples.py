@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.kernel.step_groups import ANYWHERE, ANYWHERE_SUMS
+
 MAP = """
 group map
   in x: f32[100]
@@ -27,20 +29,6 @@ group two
   local t: f32[8,6]
   t[t.i0,t.i1] = exp(x[t.i0,t.i1]) for t.i0 in 8, t.i1 in 6
   y[y.i0,y.i1] = t[y.i0,y.i1] + 1.0 for y.i0 in 8, y.i1 in 6
-"""
-ANYWHERE = """
-group rows
-  in x: f32[5,47]
-  out y: f32[5,47]
-  local t: f32[5,47]
-  t[t.i0,t.i1] = exp(x[t.i0,t.i1]) for t.i0 in 5, t.i1 in 47
-  y[y.i0,y.i1] = t[y.i0,y.i1] + 1.0 for y.i0 in 5, y.i1 in 47
-"""
-ANYWHERE_SUMS = """
-group row_sums
-  in x: f32[5,47]
-  out s: f32[5]
-  s[s.i0] add= x[s.i0,s.r0] for s.i0 in 5, s.r0 in 47 from 0.0
 """
 OUTPUTS = """
 group outputs

@@ -93,6 +93,16 @@ def test_rows_that_begin_anywhere_are_vectors(name: str, d: DType) -> None:
         np.testing.assert_allclose(x, y, rtol=close, atol=close)
 
 
+def test_rows_that_begin_anywhere_share_a_block() -> None:
+    """Threads of one row touch what no other row has: no barrier between the parts of a row."""
+    (g,) = groups(PROGRAMS["softmax"](bf16, 8, 781))
+    nest = scheduled(g)
+    judge(g, nest, {}, bf16)
+    assert launch_of(nest) == ((2, 1, 1), (32, 4, 1))
+    (g,) = groups(PROGRAMS["softmax"](bf16, 8191, 4099))
+    assert "Barrier" not in str(scheduled(g).body)
+
+
 def test_short_rows_share_a_block_where_each_has_one_result() -> None:
     g = parse_group("""
 group scores

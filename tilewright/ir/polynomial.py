@@ -452,12 +452,12 @@ def _without_remainders(a: Dim, n: Dim) -> Dim:
     """What has the same remainder: (x % m) * c is x * c where n divides m * c."""
     out: Dim = 0
     for mono, c in _terms(a):
+        term: Dim = _make({mono: c})
         inner = mono[0] if len(mono) == 1 else None
-        same = _make({mono: c})
-        if isinstance(inner, Quo) and inner.op == "mod" and isinstance(n, int):
-            if isinstance(inner.b, int) and c * inner.b % n == 0:
-                same = c * inner.a
-        out = out + same
+        if isinstance(inner, Quo) and inner.op == "mod":
+            if isinstance(inner.b, int) and isinstance(n, int) and c * inner.b % n == 0:
+                term = c * inner.a
+        out = out + term
     return out
 
 

@@ -25,7 +25,7 @@ is allocated at the outermost level is global, unless it is shared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import gcd
@@ -277,7 +277,10 @@ class Access:
         return replace(self, earlier=self.earlier | {loop.name})
 
     def _at(self, loop: Loop, where: Dim) -> Access:
-        return replace(self, index=tuple(D.substitute(i, {loop.var: where}) for i in self.index))
+        new: dict[Sym, Dim] = {loop.var: where}
+        index = tuple(_renamed(i, new, "", lambda s: _mentions(s, loop.var)) for i in self.index)
+        threads = tuple((axis, D.the_sym(new.get(v, D.as_int(v)))) for axis, v in self.threads)
+        return replace(self, index=index, threads=threads)
 
 
 def accesses(n: Nest, s: Stmt, path: Path) -> list[Access]:
@@ -369,28 +372,43 @@ def _warp_faults(n: Nest, launch: tuple[Stmt, ...]) -> Iterator[tuple[str, Stmt]
                 yield f"{what}, inside {q.name} threads part", s
 
 
+def two_threads(n: Nest, a: Access, b: Access, axes: Iterable[str], uniform: set[Sym]) -> bool:
+    """May two threads touch one cell by these accesses? Threads along an axis that surely are the
+    same have one value of their variable for both."""
+    if same_thread(n, a, b, axes, uniform):
+        return False
+    other = dict(b.threads)
+    shared = [(axis, v) for axis, v in a.threads if other.get(axis) is v]
+    same = {v for axis, v in shared if same_thread(n, a, b, (axis,), uniform)}
+    return not apart(a, b, uniform | same)
+
+
 def apart(a: Access, b: Access, uniform: set[Sym]) -> bool:
     """Are the cells that two accesses touch surely different ones, whatever the threads are? The
     uniform symbols have one value for both."""
     for i, j in zip(a.index, b.index, strict=True):
         if any(True for x in (i, j) for _ in D.data_values(x)):
             continue
-        j = _of_another(j, uniform)
+        j = _renamed(j, {}, "*", lambda s: s not in uniform)
         if D.known_ne(i, j) or _other_turn(i, j) or _between_multiples(i - j):
             return True
     return False
 
 
-def _of_another(x: Dim, uniform: set[Sym]) -> Dim:
-    """The same index with variables of its own, but for uniform ones. Bounds mention them, too."""
-    own: dict[Sym, Dim] = {}
+def _renamed(x: Dim, new: dict[Sym, Dim], mark: str, which: Callable[[Sym], bool]) -> Dim:
+    """x with variables for some of its own: of the same bounds, which mention new ones too."""
+    for s in D.symbols(x) - new.keys():
+        if which(s):
+            low = _renamed(s.lo, new, mark, which)
+            high = None if s.hi is None else _renamed(s.hi, new, mark, which)
+            new[s] = D.sym(f"{s.name}{mark}", low, high)
+    return D.substitute(x, new)
 
-    def renamed(x: Dim) -> Dim:
-        for s in D.symbols(x) - uniform - own.keys():
-            own[s] = D.sym(f"{s.name}*", renamed(s.lo), None if s.hi is None else renamed(s.hi))
-        return D.substitute(x, own)
 
-    return renamed(x)
+def _mentions(s: Sym, v: Sym) -> bool:
+    """Do the bounds of a variable depend on another?"""
+    ends = D.symbols(s.lo) | (D.symbols(s.hi) if s.hi is not None else set())
+    return v in ends or any(_mentions(x, v) for x in ends)
 
 
 def _between_multiples(x: Dim) -> bool:

@@ -34,6 +34,7 @@ from tilewright.kernel.threads import (
     launches,
     same_thread,
     thread_axes,
+    two_threads,
 )
 from tilewright.kernel.variables import inner_vars
 
@@ -232,8 +233,7 @@ class _Scan:
             return False
         if self._moves(a) or self._moves(b):
             return True
-        same = same_thread(self.n, a, b, self.axes, uniform)
-        return not same and not apart(a, b, uniform)
+        return two_threads(self.n, a, b, self.axes, uniform)
 
     def _moves(self, a: Access) -> bool:
         """Is a cell selected by memory that may have changed since?"""
@@ -290,7 +290,7 @@ class _Scan:
                     continue
                 axes = dict([*w.threads, *a.threads])
                 what = f"{a.stage} touches {a}, which another thread may write as {w}"
-                alone = same_thread(self.n, w, a, axes, uniform)
+                alone = not two_threads(self.n, w, a, axes, uniform)
                 self.step.need(alone, f"{what}, inside one thread loop", "bind inner loops only")
 
     def refuse_lost(self, body: tuple[Stmt, ...], path: Path) -> None:

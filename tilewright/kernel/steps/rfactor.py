@@ -109,8 +109,8 @@ class RFactor(Step):
         where = tuple(D.substitute(i, last) for i in st.index)
         final = replace(st, index=where, value=load(self.into, list(last.values()), dtype))
         made.append(Buffer(self.into, dtype, tuple(widths), "local"))
-        final = wrap(tuple(map(D.the_sym, last.values())), final)
-        return [Alloc(self.into), init, *parts, final]
+        over_all = wrap(tuple(map(D.the_sym, last.values())), final)
+        return [Alloc(self.into), init, *parts, over_all]
 
     def _partial(self, n: Nest, chain: list[Loop], st: Store, axes: list[Loop]) -> Stmt:
         """The loops of one chain, reducing into the partial results."""
