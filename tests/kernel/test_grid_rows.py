@@ -122,15 +122,15 @@ for c.h in 2, c.i in 4, c.j in 32, c.d in 64 from 0.0
 def test_sums_over_several_axes_of_results_are_taken_in_pieces() -> None:
     g = parse_group("""
 group values
-  in p: bf16[2,4,512]
-  in v: bf16[2,512,16]
-  out y: bf16[2,4,16]
-  local c: f32[2,4,16]
+  in p: bf16[2,1,4096]
+  in v: bf16[2,4096,16]
+  out y: bf16[2,1,16]
+  local c: f32[2,1,16]
   c[c.h,c.i,c.j] add= cast<f32>(p[c.h,c.i,c.k]) * cast<f32>(v[c.h,c.k,c.j]) \
-for c.h in 2, c.i in 4, c.j in 16, c.k in 512 from 0.0
-  y[y.h,y.i,y.j] = cast<bf16>(c[y.h,y.i,y.j]) for y.h in 2, y.i in 4, y.j in 16
+for c.h in 2, c.i in 1, c.j in 16, c.k in 4096 from 0.0
+  y[y.h,y.i,y.j] = cast<bf16>(c[y.h,y.i,y.j]) for y.h in 2, y.i in 1, y.j in 16
 """)
     nest = scheduled(g)
     judge(g, nest, {}, bf16)
     first = emit_kernels(legalise(nest, GPU), GPU).launches[0]
-    assert first.blocks == (1, 32, 1), "each of the pieces has 16 products"
+    assert first.blocks == (1, 256, 1), "each of the pieces has 16 products"

@@ -28,11 +28,12 @@ from tilewright.kernel.steps.vectorize import Vectorize
 WARPS = 4  # of a block
 BESIDE = 8  # vectors of a thread that are on their way at a time
 RESIDENT = 4  # blocks of a multiprocessor that there are registers for
-SHORTEST = 128  # sums of fewer steps leave threads without work
+SHORTEST, LONGEST = 128, 2048  # steps of a sum: threads have work, and one warp is done soon
 
 
 def schedule_few_sums(s: Scheduler) -> bool:
-    """Takes a group that is one sum, with fewer results than threads of the GPU, and maps of it."""
+    """Takes a group that is one sum, with fewer results than threads of the GPU, and maps of it.
+    Longer sums are taken in pieces, by several blocks (grid_sums.py)."""
     assert s.target.grid is not None
     kept = inline_maps(s)
     sums = [x for x in kept if x.is_reduce]
@@ -48,7 +49,7 @@ def schedule_few_sums(s: Scheduler) -> bool:
         return False
     *results, depth = known
     warp, threads = s.target.grid.warp, s.target.grid.multiprocessors * s.target.grid.threads
-    if prod(results) > threads or depth < SHORTEST or depth % warp:
+    if prod(results) > threads or not SHORTEST <= depth <= LONGEST or depth % warp:
         return False
     *_, column, deep = s.path(c.name)
     last = s.path(host)[-1]
