@@ -178,8 +178,8 @@ def matmul(
 def matmul_variants(size: int, block: tuple[int, int, int], warps: int, stages: int) -> Found:
     """How many versions of operands there are, whether a product goes on while the next iteration
     begins, and whether copies have whole rows of 128 bytes: as chosen by default, with one version
-    more, without the product going on, with copies of 64 bytes of a row, and with copies at the
-    beginning of an iteration."""
+    more, without the product going on, with copies of 64 bytes of a row, with copies at the
+    beginning of an iteration, and with results stored in pairs."""
     a, b = (torch.randn(size, size, device="cuda", dtype=bf16) for _ in range(2))
     c, grid = torch.empty_like(a), (tw.cdiv(size, block[0]) * tw.cdiv(size, block[1]),)
     calls: dict[str, list[Callable[[], Any]]] = {}
@@ -189,8 +189,10 @@ def matmul_variants(size: int, block: tuple[int, int, int], warps: int, stages: 
         ("waiting", 0, True, True, True),
         ("half rows", 1, True, True, False),
         ("early", 1, True, False, True),
+        ("pairs", 1, True, True, True),
     ):
-        chosen = patch.multiple(grid_tiles, SLACK=slack, DENSER=denser, LATE=late)
+        gather = name != "pairs"
+        chosen = patch.multiple(grid_tiles, SLACK=slack, DENSER=denser, LATE=late, GATHER=gather)
         with chosen, patch.object(grid_tile_layouts, "PARTS", parts), uncached():
             f = tw.jit(load(False).matmul_kernel.fn)
             call = partial(

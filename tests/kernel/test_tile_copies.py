@@ -7,6 +7,8 @@ import re
 import numpy as np
 import pytest
 
+import tilewright as tw
+import tilewright.language as tl
 from tests.gpu.tile_kernels import load
 from tests.kernel.test_distribute import described, numbers
 from tests.kernel.test_group_tiles import attention, product, run_broken, without
@@ -115,6 +117,30 @@ def test_results_are_stored_in_whole_vectors() -> None:
     assert "store <8 x i16>" in text or "store <4 x i32>" in text or "<8 x bfloat>" in text
     own = [line for line in nest_text(nest).splitlines() if "s8: c_2[" in line]
     assert own and "s8_out[" in own[0].partition(" = ")[2]
+
+
+@tw.jit
+def persistent_kernel(a, b, c, n, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    for tile in range(tl.program_id(0), n // BM, 2):
+        at_m, at_n, at_k = tile * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+        sums = tl.zeros((BM, BN), dtype=tl.float32)
+        for k in range(0, n, BK):
+            x = tl.load(a + at_m[:, None] * n + (k + at_k)[None, :])
+            y = tl.load(b + (k + at_k)[:, None] * n + at_n[None, :])
+            sums = tl.dot(x, y, sums)
+        tl.store(c + at_m[:, None] * n + at_n[None, :], sums.to(tl.bfloat16))
+
+
+@pytest.mark.parametrize(("columns", "gathered"), [(128, True), (256, False)])
+def test_results_are_gathered_where_there_is_room(columns: int, gathered: bool) -> None:
+    """In a loop over tiles operands of the next one are brought meanwhile."""
+    a = numbers(16)
+    blocks = {"BM": 128, "BN": columns, "BK": 64}
+    kernel = translate(persistent_kernel, described(a=a, b=a, c=a, n=256, **blocks))
+    nest = scheduled(kernel, 8)[1]
+    assert ("_out" in nest_text(nest)) is gathered
+    shared = emit_kernels(legalise(nest, TARGET), TARGET).launches[0].shared
+    assert TARGET.grid is not None and shared <= TARGET.grid.block_shared
 
 
 def test_masks_of_registers_are_no_branches() -> None:

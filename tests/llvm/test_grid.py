@@ -331,3 +331,24 @@ nest counted
 """)
     ptx = assembly(emit_kernels(legalise(nest, target), target).text, target)
     assert ptx.count("fence.acq_rel.gpu") == fences
+
+
+@pytest.mark.parametrize(
+    ("what", "instruction"),
+    [
+        ("add relaxed", "relaxed.add.u32"),
+        ("max acq_rel", "acq_rel.max.s32"),
+        ("xchg release", "release.exch.b32"),
+    ],
+)
+def test_atomic_operations_behind_pointers_are_one_instruction(what: str, instruction: str) -> None:
+    target = targets.get("cuda:90")
+    nest = parse_nest(f"""
+nest counted
+  out y: *i32
+  block.x i in 8:
+    thread.x t in 1:
+      a: {what} y[i] with 1:i32
+""")
+    ptx = assembly(emit_kernels(legalise(nest, target), target).text, target)
+    assert f"atom.global.gpu.{instruction}" in ptx and "fence" not in ptx

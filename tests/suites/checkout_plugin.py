@@ -32,7 +32,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     known: dict[str, str] = json.loads(path.read_text()) if path else {}
     every = config.getoption("--every")
     if every > 1:  # the same ones whatever else is collected
-        items[:] = [x for x in items if zlib.crc32(_name(x).encode()) % every == 0]
+        left = [x for x in items if zlib.crc32(_name(x).encode()) % every == 0]
+        config.hook.pytest_deselected(items=[x for x in items if x not in left])
+        items[:] = left
     for item in items:
         name = _name(item)
         for pattern, reason in known.items():

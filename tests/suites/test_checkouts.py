@@ -37,6 +37,8 @@ def test_what_is_known_and_only_the_smallest_cases(tmp_path: Path) -> None:
         ({f"{CASE}[*": "why"}, [], 1, "2 failed, 1 xfailed"),
         ({f"{CASE}[*": "sometimes: why"}, [], 0, "1 xfailed, 2 xpassed"),
         ({}, ["--smallest=1"], 0, "1 passed, 2 deselected"),
+        ({}, ["--every=2"], 0, "1 passed, 2 deselected"),
+        ({}, [f"--outcomes={tmp_path / 'ends.json'}"], 1, "1 failed, 2 passed"),
     ]
     (tmp_path / "test_theirs.py").write_text(CASES)
     arguments = []
@@ -57,3 +59,7 @@ def test_what_is_known_and_only_the_smallest_cases(tmp_path: Path) -> None:
     ends = [k for k, line in enumerate(lines) if line.startswith("ended with")]
     found = [(lines[k], lines[k - 1].rpartition(" in ")[0]) for k in ends]
     assert found == [(f"ended with {status}", said) for *_, status, said in wanted], run.stdout
+    outcomes = json.loads((tmp_path / "ends.json").read_text())
+    ends = {f"{CASE}[1]": "passed", f"{CASE}[2]": "failed", f"{CASE}[4]": "passed"}
+    assert {name: outcome for name, (outcome, _) in outcomes.items()} == ends
+    assert "assert 2 != 2" in outcomes[f"{CASE}[2]"][1]

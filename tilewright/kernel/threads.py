@@ -95,6 +95,19 @@ def uses_of(body: tuple[Stmt, ...], buffers: Iterable[str]) -> dict[str, tuple[i
     return out
 
 
+def apart_in_time(n: Nest, launch: tuple[Stmt, ...]) -> frozenset[tuple[str, str]]:
+    """Pairs of shared buffers of a block of which one is used up before the other is first used,
+    with a barrier between."""
+    _, body = grid_of(launch)
+    uses = uses_of(body, (b.name for b in n.buffers if b.scope == "shared"))
+    out: set[tuple[str, str]] = set()
+    for a, (_, last) in uses.items():
+        for b, (first, _) in uses.items():
+            if any(isinstance(s, Barrier) for s in body[last + 1 : first]):
+                out.add((a, b))
+    return frozenset(out)
+
+
 def handed_on(n: Nest, body: tuple[Stmt, ...]) -> dict[int, set[str]]:
     """By statement that is the first to use a shared buffer, the shared buffers of the body that
     are not used any more then."""

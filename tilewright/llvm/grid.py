@@ -41,7 +41,14 @@ from tilewright.kernel.nest import (
     walk,
 )
 from tilewright.kernel.roles import consumers, producer, role_loop
-from tilewright.kernel.threads import block_size, combined, grid_of, launches, thread_chain
+from tilewright.kernel.threads import (
+    apart_in_time,
+    block_size,
+    combined,
+    grid_of,
+    launches,
+    thread_chain,
+)
 from tilewright.llvm.async_copies import AsyncCopies
 from tilewright.llvm.body import Body
 from tilewright.llvm.bulk_copies import BARRIER, MAP, Box, BulkCopies, barriers
@@ -51,7 +58,7 @@ from tilewright.llvm.machine import Traits
 from tilewright.llvm.own_parts import PRIVATE, own_parts
 from tilewright.llvm.positions import Positions
 from tilewright.llvm.scalars import memory_type, register_type
-from tilewright.llvm.shared_memory import Shared, apart_in_time, bytes_of, check_lanes
+from tilewright.llvm.shared_memory import Shared, bytes_of, check_lanes
 from tilewright.llvm.tile_fences import TileFences
 from tilewright.llvm.writer import Metadata
 

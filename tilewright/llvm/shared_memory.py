@@ -9,9 +9,8 @@ from tilewright.ir import dim as D
 from tilewright.ir.target import Grid
 from tilewright.kernel.dependence import linear_index
 from tilewright.kernel.group import Buffer
-from tilewright.kernel.nest import Barrier, Nest, Stmt, Store, store_loads, walk
+from tilewright.kernel.nest import Stmt, Store, store_loads, walk
 from tilewright.kernel.swizzle import multiple
-from tilewright.kernel.threads import grid_of, uses_of
 
 # Shared memory that a kernel may have without more being allocated at its launch.
 STATIC_SHARED = 48 * 1024
@@ -42,19 +41,6 @@ def check_lanes(launch: tuple[Stmt, ...], buffers: Mapping[str, Buffer]) -> None
 def _alignment(b: Buffer) -> int:
     """All banks; of swizzled memory, what instructions that read swizzled tiles need."""
     return 128 if b.swizzle is None else min(1024, max(128, b.swizzle.period * b.dtype.bytes))
-
-
-def apart_in_time(n: Nest, launch: tuple[Stmt, ...]) -> frozenset[tuple[str, str]]:
-    """Pairs of shared buffers of a block of which one is used up before the other is first used,
-    with a barrier between."""
-    _, body = grid_of(launch)
-    uses = uses_of(body, (b.name for b in n.buffers if b.scope == "shared"))
-    out: set[tuple[str, str]] = set()
-    for a, (_, last) in uses.items():
-        for b, (first, _) in uses.items():
-            if any(isinstance(s, Barrier) for s in body[last + 1 : first]):
-                out.add((a, b))
-    return frozenset(out)
 
 
 class Shared:

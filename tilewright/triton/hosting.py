@@ -333,6 +333,13 @@ class InterpretedFunction(JITFunction[Any]):
     by = INTERPRET
 
 
+class NullAllocator:
+    """What stands for no allocator of the caller."""
+
+    def __call__(self, size: int, alignment: int, stream: int | None) -> Any:
+        raise Invalid("a kernel asks for memory of its own", hint="call triton.set_allocator first")
+
+
 def set_allocator(allocator: Any) -> None:
     """Accepted and ignored: kernels on a CPU allocate their own memory."""
 

@@ -144,7 +144,7 @@ def _contents() -> dict[str, dict[str, Any]]:
         "triton.runtime.cache": {**files, "triton_key": lambda: VERSION, "knobs": knobs},
         "triton.runtime.interpreter": {**_take(hosting, "InterpretedFunction"), **errors},
         "triton.runtime._allocation": _take(
-            hosting, "set_allocator set_profile_allocator has_profile_allocator"
+            hosting, "NullAllocator set_allocator set_profile_allocator has_profile_allocator"
         ),
         "triton.compiler": {**compiling, **failures},
         "triton.compiler.compiler": compiling,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
-from tilewright.ir.target import Target
+from tilewright.ir.target import Grid, Target
 from tilewright.kernel.defaults.grid_tile_layouts import THREAD_AXES, VECTOR, Layouts
 from tilewright.kernel.defaults.grid_tile_products import (
     Products,
@@ -34,7 +34,7 @@ from tilewright.kernel.steps.gather_store import ROLE as GATHERED
 from tilewright.kernel.steps.gather_store import GatherStore
 from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.swizzle import Swizzle
-from tilewright.kernel.threads import block_size, has_threads
+from tilewright.kernel.threads import apart_in_time, block_size, has_threads
 
 WARPS = 4
 SPARE = 4096  # bytes of shared memory that sums over threads may take
@@ -48,10 +48,17 @@ DENSER = True  # rather more blocks of a multiprocessor than more versions of op
 
 
 def schedule_tile_grid(
-    n: Nest, target: Target, warps: int = WARPS, stages: int = 3, near: tuple[str, ...] = ()
+    n: Nest,
+    target: Target,
+    warps: int = WARPS,
+    stages: int = 3,
+    near: tuple[str, ...] = (),
+    gather: bool | None = None,
 ) -> tuple[Trace, Nest]:
     """The default trace of a tile kernel for a GPU and the nest that it leads to. `near` are pairs
-    of arguments that may be into the same memory."""
+    of arguments that may be into the same memory. Results are gathered (`gather`) where there is
+    shared memory for them."""
+    gathers = GATHER if gather is None else gather
     grid = target.grid
     assert grid is not None
     programs = programs_of(n)
@@ -66,7 +73,7 @@ def schedule_tile_grid(
     refused: Refusals = frozenset()
     while True:
         s = Scheduler(n, target)
-        lost = _distributed(s, warps, refused)
+        lost = _distributed(s, warps, refused, gathers)
         if not lost:
             break
         refused |= lost
@@ -83,10 +90,25 @@ def schedule_tile_grid(
             s.do(last)
         elif s.attempt(last):
             break
+    if gathers and not _has_room(s.nest, grid):
+        return schedule_tile_grid(n, target, warps, stages, near, gather=False)
     return tuple(s.trace), s.nest
 
 
-def _distributed(s: Scheduler, warps: int, refused: Refusals) -> Refusals:
+def _has_room(n: Nest, grid: Grid) -> bool:
+    """Is there shared memory for what is gathered, where operands lie that are used before, or
+    beside them?"""
+    sizes = {b: bytes_of(n, b) for b in _shared(n)}
+    gathered, apart = n.are(GATHERED) & sizes.keys(), apart_in_time(n, n.body)
+
+    def needed(name: str) -> int:
+        beside = [b for b in sizes if (b, name) not in apart and (name, b) not in apart]
+        return sum(sizes[b] for b in beside)
+
+    return all(needed(b) <= grid.block_shared - SPARE for b in gathered)
+
+
+def _distributed(s: Scheduler, warps: int, refused: Refusals, gathers: bool) -> Refusals:
     """Shares the tiles among threads; returns the products that this way cannot be done."""
     grid = s.target.grid
     assert grid is not None
@@ -94,7 +116,8 @@ def _distributed(s: Scheduler, warps: int, refused: Refusals) -> Refusals:
     threads = (x, y, warps * grid.warp // (x * y))
     wanted = Products(s.nest, s.target, warps).chosen(refused)
     lay_out_operands(s, wanted)
-    gather_stores(s, wanted)
+    if gathers:
+        gather_stores(s, wanted)
     programs = programs_of(s.nest)
     assert programs is not None
     _, body = on_blocks(s.nest, programs)
@@ -136,7 +159,7 @@ def gather_stores(s: Scheduler, wanted: Mapping[str, str]) -> None:
     sums = {p.writes()[0][0] for p in layouts.pieces if p.stage in wanted}
     for p in layouts.pieces:
         x = p.statement
-        if not GATHER or not isinstance(x, Store) or len(p.loops) != 2:
+        if not isinstance(x, Store) or len(p.loops) != 2:
             continue
         if sums & x.value.sources and layouts.vector(p, layouts.inner(p)) > FRAGMENT_LANES:
             s.attempt(GatherStore(p.stage))

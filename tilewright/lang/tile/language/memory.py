@@ -146,7 +146,7 @@ _value = value  # `store` has a parameter of that name
 def _writable(what: str, pointer: Any) -> Value:
     p = _pointers(what, pointer)
     if isinstance(pointer, tensor) and pointer.dtype.is_const():
-        raise Invalid(f"{what} through a pointer to constants", hint="drop tl.const from it")
+        raise Invalid(f"Cannot {what} to a constant pointer", hint="drop tl.const from it")
     return p
 
 
