@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.gpu import emulate
+from tests.gpu import emulate, emulate_warps
 from tests.gpu.assembler import assemble
 from tests.gpu.random_products import Product, check
 from tilewright import targets
@@ -179,11 +179,12 @@ def test_blocks_of_a_cluster_wait_for_each_other_at_memory_barriers(
     assert all(x.spilled == 0 for x in assemble(assembly(made.text, GPU), GPU.cpu))
 
 
-@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_block_that_releases_the_first_ones_memory_only_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The producer of the second one waits for ever."""
+    monkeypatch.setattr(emulate_warps, "PATIENCE", 3.0)
     made = shared(monkeypatch)
     wrong = re.sub(r"(icmp ult i32 %\S+), 2\b", r"\1, 1", made.text)
     assert wrong != made.text
