@@ -121,13 +121,21 @@ class Threads:
         self.lock = threading.Lock()
         self.values: list[Any] = []
         self.references: list[Any] = []
+        self.failed: list[BaseException] = []
 
     def symbols(self) -> dict[str, int]:
         """Addresses of the functions that emitted code calls."""
         out: dict[str, int] = {}
 
         def give(name: str, result: Any, arguments: tuple[Any, ...], f: Callable[..., Any]) -> None:
-            made = ctypes.CFUNCTYPE(result, *arguments)(f)
+            def kept(*given: Any) -> Any:
+                try:
+                    return f(*given)
+                except BaseException as e:  # which would be lost on its way through native code
+                    self.failed.append(e)
+                    raise
+
+            made = ctypes.CFUNCTYPE(result, *arguments)(kept)
             self.references.append(made)
             out[name] = ctypes.cast(made, ctypes.c_void_p).value or 0
 
@@ -264,7 +272,8 @@ class Threads:
         self.groups = [threading.Barrier(4 * WARP) for _ in range(wide * len(blocks) // 4 // WARP)]
         self.values = [None] * (wide * len(blocks))
         self.arrivals.first.clear()
-        failed: list[BaseException] = []
+        failed = self.failed
+        failed.clear()
 
         def one(n: int) -> None:
             rank, k = divmod(n, each)

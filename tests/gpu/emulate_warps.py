@@ -28,6 +28,7 @@ _WITHOUT_RESULT = re.compile(
 )
 
 
+PATIENCE = 30.0  # seconds in which a thread that waits has to get on
 # Of warps of 4 by 8 threads: the first one. It is asked for before threads part.
 _ELECTED = """define internal { i32, i1 } @nvvm_elect_sync(i32 %mask) {
   %x = call i32 @nvvm_read_ptx_sreg_tid_x()
@@ -367,7 +368,8 @@ class Arrivals:
                     self._ended(b)
                 return b.phase % 2 != parity
 
-            assert self.changed.wait_for(over, 30), "nobody ends the phase of a memory barrier"
+            ended = self.changed.wait_for(over, PATIENCE)
+            assert ended, "nobody ends the phase of a memory barrier"
 
     def _ended(self, b: _Barrier) -> None:
         if not b.left and not b.bytes_left and not b.copies:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.kernel.box_groups import BOXED, BOXES
 from tests.kernel.step_groups import ANYWHERE, ANYWHERE_SUMS
 
 MAP = """
@@ -469,22 +470,6 @@ Tensorize('s.i0', 'nvptx.wgmma.1.nn.bf16')
 ZEROS = "Pad('u', 1, 4, zeros=True)\nPad('v', 0, 4, zeros=True)"
 
 # name of the golden file: (group or nest, steps before, the step)
-# Tiles that the copy engine brings.
-BOXES = """
-group boxes
-  in x: bf16[32,64]
-  out y: bf16[32,64]
-  local t: bf16[32,64]
-  t[t.i0,t.i1] = x[t.i0,t.i1] for t.i0 in 32, t.i1 in 64
-  y[y.i0,y.i1] = t[y.i0,y.i1] for y.i0 in 32, y.i1 in 64
-"""
-BOXED = """
-Split('y.i0', 8)
-ComputeAt('t', 'y.i0.0')
-SetScope('t', 'shared')
-Swizzle('t', 3, 3, 3)
-Tensorize('t.i0', 'nvptx.bulk.2.bf16')
-"""
 EXAMPLES = {
     "split": (MAP, "", "Split('y.i0', 16)"),
     "split-symbolic": (SYMBOLIC, "", "Split('y.i0', 4)"),

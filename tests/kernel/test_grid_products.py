@@ -413,6 +413,14 @@ for c.i in 24, c.j in 40, c.k in 144 from {"0.0" if sums == "f32" else "0:i32"}
     assert all(x.spilled == 0 for x in assemble(ptx, GPU.cpu))
 
 
+def test_few_rows_and_short_sums() -> None:
+    """No tile has more rows than there are, and no memory is there for steps that are not."""
+    _, nest = default_schedule(Product(64, 8192, 8192, across=(False, False)).group(), GPU)
+    assert nest.buffer("a_s").shape == nest.buffer("w_s").shape == (12, 64, 64)
+    _, nest = default_schedule(Product(512, 512, 64, across=(False, False)).group(), GPU)
+    assert nest.buffer("a_s").shape[0] == nest.buffer("w_s").shape[0] == 1
+
+
 # ---- clusters
 
 

@@ -6,6 +6,7 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
 from tilewright.kernel.nest import BLOCKS, Loop, Nest, Stmt, on_loops, substitute_all
 from tilewright.kernel.step import Step
+from tilewright.kernel.threads import grid_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Walk(Step):
             self.need(some, f"{self.blocks} blocks", "1 or more")
             fewer = isinstance(x.extent, int) and self.blocks < x.extent
             self.need(fewer, f"{self.blocks} are no fewer blocks than {x.extent}")
-            for q in _grid(x)[1:]:
+            for q in grid_of((x,))[0][1:]:
                 free = x.var not in D.symbols(q.extent)
                 self.need(free, f"the extent of {q.name} depends on {self.loop}")
         for name in (f"{self.loop}.0", f"{self.loop}.1"):
@@ -41,19 +42,11 @@ class Walk(Step):
         even = D.mod(s.extent, self.blocks) == 0
         last: Dim = 0 if even else self.blocks - 1 - here
         turn = D.var(f"{self.loop}.0", D.floordiv(s.extent + last, self.blocks))
-        grid = _grid(s)
-        inside = substitute_all(grid[-1].body, {s.var: self.blocks * turn + here})
+        grid, each = grid_of((s,))
+        inside = substitute_all(each, {s.var: self.blocks * turn + here})
         body: tuple[Stmt, ...] = inside
         if D.is_sym(turn):
             body = (Loop(D.the_sym(turn), "serial", inside),)
         for q in reversed(grid[1:]):
             body = (q.around(body),)
         return (replace(s, var=D.the_sym(here), body=body),)
-
-
-def _grid(s: Loop) -> list[Loop]:
-    """A loop over blocks and those that are alone inside it."""
-    out = [s]
-    while len(out[-1].body) == 1 and isinstance(x := out[-1].body[0], Loop) and x.kind in BLOCKS:
-        out.append(x)
-    return out
