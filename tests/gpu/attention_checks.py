@@ -161,12 +161,12 @@ _CONSTANTS = ("GROUPS", "AHEAD", "SLACK")
 # By the width of heads. A slack of 2: the second product goes on during the next softmax.
 VARIANTS = {
     64: (
-        *(Variant(64, 1), Variant(128, 1), Variant(128, 1, ahead=2)),
-        *(Variant(64, 1, slack=2), Variant(64, 2, slack=2)),
+        *(Variant(64, 1), Variant(128, 1), Variant(64, 1, slack=2)),
+        *(Variant(128, 1, slack=2), Variant(128, 2, slack=2)),
     ),
     128: (
-        *(Variant(64, 1), Variant(64, 2), Variant(128, 2)),
-        *(Variant(64, 1, slack=2), Variant(64, 2, slack=2)),
+        *(Variant(64, 2), Variant(64, 1, slack=2)),
+        *(Variant(64, 2, slack=2), Variant(128, 2, slack=2)),
     ),
 }
 

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from tests.kernel.attention_examples import (
+    BOTH,
+    CAUSAL,
+    COPIES,
+    GROUPS,
+    IN_GROUPS,
+    IN_PARTS,
+    ONLINE,
+    TWICE,
+    USES,
+)
 from tests.kernel.box_groups import BOXED, BOXES
 from tests.kernel.step_groups import ANYWHERE, ANYWHERE_SUMS
 
@@ -363,110 +374,6 @@ group matrices
   s[s.i0,s.i1] add= a[s.i0,s.r0] * b[s.r0,s.i1] for s.i0 in 4, s.i1 in 6, s.r0 in 10 from 0.0
   y[y.i0,y.i1] = exp(s[y.i0,y.i1]) for y.i0 in 4, y.i1 in 6
 """
-# Weighted sums of parts, put together by the greatest value so far.
-ONLINE = """
-group online
-  in x: f32[3,4,5]
-  in v: f32[3,5,6]
-  out y: f32[4,6]
-  local m: f32[3,4]
-  local e: f32[3,4,5]
-  local s: f32[3,4,6]
-  local t: (f32,f32)[4,6]
-  combine both: max(l0[], r0[]); \
-l1[] * exp(l0[] - max(l0[], r0[])) + r1[] * exp(r0[] - max(l0[], r0[])) from -1e+30; 0.0
-  m[m.i0,m.i1] max= x[m.i0,m.i1,m.r0] for m.i0 in 3, m.i1 in 4, m.r0 in 5 from -inf
-  e[e.i0,e.i1,e.i2] = exp(x[e.i0,e.i1,e.i2] - m[e.i0,e.i1]) for e.i0 in 3, e.i1 in 4, e.i2 in 5
-  s[s.i0,s.i1,s.i2] add= e[s.i0,s.i1,s.r0] * v[s.i0,s.r0,s.i2] \
-for s.i0 in 3, s.i1 in 4, s.i2 in 6, s.r0 in 5 from 0.0
-  t[t.i0,t.i1] both= tuple(m[t.r0,t.i0], s[t.r0,t.i0,t.i1]) for t.i0 in 4, t.i1 in 6, t.r0 in 3 \
-from tuple(-1e+30, 0.0)
-  y[y.i0,y.i1] = item(t[y.i0,y.i1], 1) for y.i0 in 4, y.i1 in 6
-"""
-IN_PARTS = """
-Reorder(('t.r0', 't.i0', 't.i1'))
-ComputeAt('s', 't.r0')
-ComputeAt('e', 't.r0')
-ComputeAt('m', 't.r0')
-Components('t', 1)
-"""
-CAUSAL = """
-group causal
-  in x: f32[8,12]
-  out y: f32[8]
-  local s: f32[8]
-  s[s.i0] add= select(#(s.i0) >= #(s.r0), x[s.i0,s.r0], 0.0) for s.i0 in 8, s.r0 in 12 from 0.0
-  y[y.i0] = s[y.i0] for y.i0 in 8
-"""
-# One operand for all steps of a sum, the other one in parts.
-COPIES = """
-group copies
-  in a: f32[8]
-  in b: f32[4,8]
-  out y: f32[4]
-  local u: f32[8]
-  local v: f32[4,8]
-  local s: f32[4]
-  u[u.i0] = a[u.i0] for u.i0 in 8
-  v[v.i0,v.i1] = b[v.i0,v.i1] for v.i0 in 4, v.i1 in 8
-  s[s.i0] add= u[s.r0] * v[s.i0,s.r0] for s.i0 in 4, s.r0 in 8 from 0.0
-  y[y.i0] = s[y.i0] for y.i0 in 4
-"""
-IN_GROUPS = """
-ComputeAt('s', 'y.i0')
-ComputeAt('v', 'y.i0')
-SetScope('u', 'shared')
-SetScope('v', 'shared')
-Pipeline('y.i0', 'v', asynchronous=True)
-"""
-# A product by two uses of an asynchronous instruction.
-GROUPS = """
-group groups
-  in a: bf16[64,128]
-  in b: bf16[64,128]
-  out y: f32[64,64]
-  local p: bf16[64,128]
-  local q: bf16[64,128]
-  local s: f32[64,64]
-  p[p.i0,p.i1] = a[p.i0,p.i1] for p.i0 in 64, p.i1 in 128
-  q[q.i0,q.i1] = b[q.i0,q.i1] for q.i0 in 64, q.i1 in 128
-  s[s.i0,s.i1] add= cast<f32>(p[s.i0,s.r0]) * cast<f32>(q[s.i1,s.r0]) \
-for s.i0 in 64, s.i1 in 64, s.r0 in 128 from 0.0
-  y[y.i0,y.i1] = s[y.i0,y.i1] for y.i0 in 64, y.i1 in 64
-"""
-
-
-def _bound(i: str, j: str) -> str:
-    """A tile of 64 rows by the threads that have its elements."""
-    return f"""
-Split('{i}', 16)
-Split('{i}.1', 8)
-Split('{j}', 8)
-Split('{j}.1', 2)
-Reorder(('{i}.1.0', '{j}.0', '{i}.0', '{i}.1.1', '{j}.1.0', '{j}.1.1'))
-Bind('{i}.0', 'thread.z')
-Bind('{i}.1.1', 'thread.y')
-Bind('{j}.1.0', 'thread.x')
-"""
-
-
-USES = (
-    """
-SetScope('p', 'shared')
-SetScope('q', 'shared')
-Relayout('p', 'i, j -> j//64, i, j%64')
-Relayout('q', 'i, j -> j//64, i, j%64')
-Swizzle('p', 3, 3, 3)
-Swizzle('q', 3, 3, 3)
-Relayout('s', 'i, j -> i//64, i//16%4, j//8, i//8%2, i%8, j//2%4, j%2')
-"""
-    + "".join(_bound(f"{x}.i0", f"{x}.i1") for x in ("p", "q", "s.init", "y"))
-    + """
-Split('s.r0', 64)
-Reorder(('s.r0.0', 's.i0', 's.i1', 's.r0.1'))
-Tensorize('s.i0', 'nvptx.wgmma.1.nn.bf16')
-"""
-)
 ZEROS = "Pad('u', 1, 4, zeros=True)\nPad('v', 0, 4, zeros=True)"
 
 # name of the golden file: (group or nest, steps before, the step)
@@ -506,6 +413,7 @@ EXAMPLES = {
     "reverse": (MAP, "Split('y.i0', 16)\nBind('y.i0.0', 'block.x')", "Reverse('y.i0.0')"),
     "join-copies": (COPIES, IN_GROUPS, "JoinCopies('u')"),
     "wait-once": (GROUPS, USES, "WaitOnce('s.r0.0')"),
+    "delay": (TWICE, BOTH, "Delay('o.r0', 'o')"),
     "components": (RUNNING, "Reorder(('t.r0', 't.i0', 't.i1'))", "Components('t', 1)"),
     "swizzle": (TWO, "SetScope('t', 'shared')", "Swizzle('t', 1, 1, 1)"),
     "bind": (MAP, "Split('y.i0', 16)\nBind('y.i0.0', 'block.x')", "Bind('y.i0.1', 'thread.x')"),

@@ -18,6 +18,7 @@ from tilewright.ir.parts import walk as walk_values
 from tilewright.kernel import simt
 from tilewright.kernel.banks import Turns
 from tilewright.kernel.check import verify
+from tilewright.kernel.defaults import grid_chains
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import Barrier, Loop, Stmt, Store, Wait, transform, walk
@@ -121,6 +122,21 @@ def test_waits_are_needed(left_out: Stmt, says: str) -> None:
     bad = replace(nest, body=transform(nest.body, lambda s: () if s == left_out else (s,)))
     with pytest.raises(RunError, match=says):
         simt.run(bad, a.arguments())
+
+
+def test_the_second_product_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """During the next softmax: right, and each of both waits is needed."""
+    monkeypatch.setattr(grid_chains, "SLACK", 2)
+    a = Attention(rows=64, keys=180)
+    nest = a.nest()
+    verify(nest)
+    for run in (simt.run, lambda n, x: emulate.run(n, x, target=GPU)):
+        (got,) = run(nest, a.arguments()).values()
+        np.testing.assert_allclose(got, a.expected(), **NEAR)
+    for wait in (Wait(1, products=True), Wait(0, products=True)):
+        bad = replace(nest, body=transform(nest.body, lambda s, w=wait: () if s == w else (s,)))
+        with pytest.raises(RunError, match="waited for products"):
+            simt.run(bad, a.arguments())
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tests.kernel.attention_examples import COPIES, IN_GROUPS, IN_PARTS, ONLINE
 from tests.kernel.fuzz import Judge
 from tests.kernel.step_examples import (
     AHEAD,
@@ -14,7 +15,6 @@ from tests.kernel.step_examples import (
     BROADCAST,
     CHAIN,
     COPIED,
-    COPIES,
     COPY,
     DIAGONAL,
     EMPTY,
@@ -22,14 +22,11 @@ from tests.kernel.step_examples import (
     FROM,
     GATHER,
     GRID,
-    IN_GROUPS,
-    IN_PARTS,
     LATE,
     LATER,
     LOWEST_BEFORE,
     MAP,
     MATRICES,
-    ONLINE,
     OUTPUTS,
     PACKED,
     PART,
@@ -60,7 +57,16 @@ families()  # declares the instructions that steps may name
 
 # What not every CPU has; test_simt.py and tests/targets run these.
 NOT_NATIVE = ("bind", "synchronise", "set-scope-shared", "tensorize", "pipeline-asynchronous")
-NOT_NATIVE += ("swizzle", "distribute", "roles", "walk", "reverse", "join-copies", "wait-once")
+NOT_NATIVE += (
+    "swizzle",
+    "distribute",
+    "roles",
+    "walk",
+    "reverse",
+    "join-copies",
+    "wait-once",
+    "delay",
+)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -250,6 +256,7 @@ REFUSALS = [
     (MAP, "", "Reverse('y.i0')", "y.i0 is serial"),
     (COPIES, "SetScope('u', 'shared')", "JoinCopies('u')", "u is read before a group is committed"),
     (COPIES, IN_GROUPS, "JoinCopies('s')", "s is local"),
+    (GRID, "", "Delay('y.i0', 'y')", "y is no asynchronous product that y.i0 waits for"),
     (GRID, "", "WaitOnce('y.i0')", "y.i0 does not end with a wait for products"),
     (TWO, "", "Components('t', 1)", "t is no tuple"),
     (RUNNING, "", "Components('t', 1)", "inside other loops than its own"),

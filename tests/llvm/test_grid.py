@@ -196,6 +196,36 @@ def test_functions_keep_their_bounds(name: str, short: bool) -> None:
     assert error.max() <= promised, f"{error.max()} at {given[fits][error.argmax()]}"
 
 
+SCALED = """nest k
+  in x: f32[256]
+  in m: f32[1]
+  out h: bf16[256]
+  out l: bf16[256]
+  block.x b in 1:
+    thread.x i in 256:
+      h: h[i] = cast<bf16>(exp(x[i] * 0.125 - m[0]))
+      l: l[i] = cast<bf16>(exp(x[i] * 0.125 - m[0]) - cast<f32>(h[i]))
+"""
+
+
+def test_exp_of_a_scaled_difference() -> None:
+    """One multiply-add and a power of two, off by two more roundings of the difference's operands;
+    -inf, and numbers that are none, are as they were."""
+    nest = parse_nest(SCALED)
+    code = emit_kernels(legalise(nest, emulate.PLAIN), emulate.PLAIN)
+    assert "@llvm.fma.f32" in code.text and "nvvm.ex2.approx.ftz" in code.text
+    x = np.linspace(-400, 80, 256).astype(np.float32)
+    x[:2] = -np.inf, np.nan
+    top = np.array([10.0], np.float32)
+    made = {k: v.astype(np.float64) for k, v in emulate.run(nest, {"x": x, "m": top}).items()}
+    want = np.exp(x.astype(np.float64) * 0.125 - 10.0)
+    np.testing.assert_array_equal(made["h"][:2], [0.0, np.nan])
+    got = (made["h"] + made["l"])[2:]
+    size = np.abs(x[2:]) * 0.125 + 10.0
+    # What both results are rounded to has 16 bits together.
+    assert np.all(np.abs(got - want[2:]) <= (size * 2.0**-23 + 2.0**-16) * want[2:])
+
+
 SUMS = """nest k
   in x: f32[512]
   out y: f32[512]

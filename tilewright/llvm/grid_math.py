@@ -12,11 +12,10 @@ Terms of a sum have a formula of their own: exp as 2^n times the instruction's 2
 units, in half as many instructions as the polynomial. A sum that may be added up in any order is
 off by more than that anyway: by as many units as it has additions.
 
-In such kernels exp of a difference, as in a softmax, is 2^x too, and results below 2^-126 are zero:
-to keep them takes three more instructions. Where the first operand is a product with a constant, as
-in exp(s * 0.125 - top), product, difference and the factor log2(e) are one instruction:
-2^(s * k - top * log2(e)). The result is off as if both operands of the difference had been rounded
-once more, which the product has been anyway: by 2^-23 of their size, relative to the result.
+In such kernels exp of a difference whose first operand is a product with a constant, as
+exp(s * 0.125 - top) in a softmax, is 2^(s * k - top * log2(e)): product, difference and the factor
+log2(e) are one instruction for each s. The result is off as if both operands of the difference had
+been rounded once more, which the product has been anyway: by 2^-23 of their size, relative to it.
 """
 
 from __future__ import annotations
@@ -217,24 +216,18 @@ class GridArith(Arith):
         self.declares |= declares
         return self._each(f"@{symbol}", lanes, args[0])
 
-    def exponent(self, v: Value) -> Value | None:
-        """What 2 is raised to for exp of a difference."""
+    def instead(self, v: Value) -> Value | None:
+        """exp(x * c - y) as 2^(x * (c log2(e)) - y * log2(e))."""
         if not self.short or self.strict or not isinstance(v, Fn) or v.name != "exp":
             return None
-        (x,) = v.args
-        if v.dtype is not f32 or not isinstance(x, Fn) or x.name != "sub":
+        (difference,) = v.args
+        if v.dtype is not f32 or not isinstance(difference, Fn) or difference.name != "sub":
             return None
-        a, b = x.args
-        if isinstance(a, Fn) and a.name == "mul" and isinstance(a.args[1], Const):
-            times = const(float(a.args[1].value) * _LOG2E, f32)
-            return fn("fma", a.args[0], times, fn("mul", b, const(-_LOG2E, f32)))
-        return fn("mul", x, const(_LOG2E, f32))
-
-    def power(self, x: str, lanes: int) -> str:
-        """2^x; what is below 2^-126 is zero."""
-        name = "@llvm.nvvm.ex2.approx.ftz.f"
-        self.declares.add(f"declare float {name}(float)")
-        return self._each(name, lanes, x)
+        a, b = difference.args
+        if not isinstance(a, Fn) or a.name != "mul" or not isinstance(a.args[1], Const):
+            return None
+        times = const(float(a.args[1].value) * _LOG2E, f32)
+        return fn("exp2", fn("fma", a.args[0], times, fn("mul", b, const(-_LOG2E, f32))))
 
     def _each(self, name: str, lanes: int, *args: str) -> str:
         """A function of one number, for every lane."""

@@ -103,12 +103,9 @@ class Arith:
         self.calls[own] += 1
         return self.put(f"call {v} @{own}({call})")
 
-    def exponent(self, v: Value) -> Value | None:
-        """What 2 is raised to, where a machine computes a value so: `power` does it."""
+    def instead(self, v: Value) -> Value | None:
+        """What a machine computes in place of a value; None: the value itself."""
         return None
-
-    def power(self, x: str, lanes: int) -> str:
-        raise NotImplementedError("no value is computed as a power of two")
 
     def definitions(self) -> list[str]:
         """What the module defines besides its kernels. A function that is called very often is not

@@ -126,7 +126,7 @@ class Values:
             return self.arith.apply("select", v.dtype, w, [c, a, b])
         if vec and w > 1 and (found := self.indices.compared(v, w)) is not None:
             return found
-        if (exponent := self.arith.exponent(v)) is not None:
-            return self.arith.power(get(exponent, guarded), w)
+        if (other := self.arith.instead(v)) is not None:
+            return get(other, guarded)
         args = [get(a, guarded) for a in v.args]
         return self.arith.apply(v.name, v.args[-1].dtype, w, args)

@@ -60,6 +60,7 @@ class Delay(Step):
         self.need(before and _waits(body[first : first + 1]), f"no product before {self.stage}")
         self._free(loop, first, at)
         product = body[at]
+        parts = _one_by_one(product)
         touched = sources(product) | writes((product,))
         used = (
             k for k in range(first + 1, at) if touched & (writes((body[k],)) | sources(body[k]))
@@ -76,7 +77,7 @@ class Delay(Step):
             main: list[Stmt] = []
             for k, s in enumerate(body):
                 if k == first:
-                    main += substitute_all([product], {x.var: v - 1})
+                    main += substitute_all(parts, {x.var: v - 1})
                     main.append(Wait(_uses(product), products=True))
                     continue
                 if k == free:
@@ -87,7 +88,7 @@ class Delay(Step):
                 *mine,
                 replace(x, var=D.the_sym(start), body=substitute_all(once, {x.var: 0})),
                 replace(x, var=D.the_sym(u), body=substitute_all(main, {x.var: u + 1})),
-                *substitute_all([product], {x.var: x.extent - 1}),
+                *substitute_all(parts, {x.var: x.extent - 1}),
                 Wait(0, products=True),
             )
 
@@ -121,6 +122,14 @@ class Delay(Step):
             if any(D.known_eq(D.substitute(i, {loop.var: k - 1}), there) for i in read):
                 return False
         return True
+
+
+def _one_by_one(s: Stmt) -> list[Stmt]:
+    """The uses of an instruction as statements of their own: waits count these."""
+    if not isinstance(s, Loop) or s.instruction or not isinstance(s.extent, int):
+        return [s]
+    rounds = (substitute_all(s.body, {s.var: k}) for k in range(s.extent))
+    return [x for body in rounds for y in body for x in _one_by_one(y)]
 
 
 def _uses(s: Stmt) -> int:
