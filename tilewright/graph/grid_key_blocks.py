@@ -22,7 +22,7 @@ FEW_ROWS = 16  # of queries: fewer leave most of a product's rows empty
 WIDEST = 128  # a head: twice its sums, and scores, are in the registers of one group of warps
 GROUP_ROWS = 64  # of an instruction of a group of warps
 MANY_KEYS = 1024  # from which on few rows are a tile all the same: reading the keys takes longest
-RESIDENT = 2  # blocks of threads on a multiprocessor
+RESIDENT: int = 2  # blocks of threads on a multiprocessor
 # What takes as long as so many blocks of keys: to start with the first one, and another launch.
 START, LAUNCH = 2, 8
 VECTOR = 8  # elements that are copied at a time
