@@ -13,10 +13,11 @@ from tests.gpu.timing import medians
 from tests.graph.build import arg
 from tilewright import ops
 from tilewright.driver.program.grid_run import GridProgram
+from tilewright.graph import grid_key_blocks
 from tilewright.ir.node import Graph, Node
 from tilewright.ir.operator import outputs_of
 from tilewright.ir.types import bf16, f32
-from tilewright.kernel.defaults import grid_product_chains
+from tilewright.kernel.defaults import grid_chains, grid_product_chains
 
 CASES = (
     Case(8, 16, 2048, 64),
@@ -125,7 +126,29 @@ def variants() -> Found:
     return {"facts": "; ".join(found)}
 
 
+def few_rows() -> Found:
+    """Into how many parts keys are taken, and how many blocks of them are ahead."""
+    c = Case(8, 32, 1, 128, keys=8192, shared=8)
+    sets = [c.inputs() for _ in range(3)]
+    given = _given(c)
+    made = Graph("few", given, (ops.attention(*given, scale=c.width**-0.5),))
+    want = c(*sets[0])
+    calls: dict[str, list[Callable[[], object]]] = {}
+    before = grid_key_blocks.RESIDENT, grid_chains.AHEAD
+    try:
+        for resident, ahead in ((2, 1), (4, 1), (8, 1), (2, 2), (1, 2), (2, 3)):
+            grid_key_blocks.RESIDENT, grid_chains.AHEAD = resident, ahead
+            f = GridProgram(made)
+            torch.testing.assert_close(f(*sets[0])[0], want, atol=0.02, rtol=0.02)
+            calls[f"{resident} blocks, {ahead} ahead"] = [lambda f=f, x=x: f(*x) for x in sets]
+    finally:
+        grid_key_blocks.RESIDENT, grid_chains.AHEAD = before
+    times = medians(calls, 15)
+    return {"facts": "; ".join(f"{name}: {s * 1e6:.1f} us" for name, s in times.items())}
+
+
 def attention_gradient_checks() -> Iterator[tuple[str, Callable[[], Found]]]:
     for c in CASES:
         yield f"gradients of {c.title}", lambda c=c: gradients(c)
     yield "variants of attention's gradients", variants
+    yield "variants of attention with few rows", few_rows

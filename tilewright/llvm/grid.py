@@ -53,7 +53,7 @@ from tilewright.llvm.async_copies import AsyncCopies
 from tilewright.llvm.body import Body
 from tilewright.llvm.bulk_copies import BARRIER, MAP, Box, BulkCopies, barriers
 from tilewright.llvm.combine import ThreadSums
-from tilewright.llvm.grid_math import GridArith, only_terms
+from tilewright.llvm.grid_math import GridArith, only_terms, rounds_factors
 from tilewright.llvm.machine import Traits
 from tilewright.llvm.own_parts import PRIVATE, own_parts
 from tilewright.llvm.positions import Positions
@@ -163,7 +163,7 @@ class _Module:
         self.metadata = metadata
         self.launch = launch
         results = [b.dtype for b in n.buffers if b.scope == "out"]
-        short = all(d.is_float and d.bits <= 16 for d in results)
+        short = all(d.is_float and d.bits <= 16 for d in results) or rounds_factors(launch)
         strict = n.precision == "strict"
         terms = frozenset() if strict else only_terms(launch)
         has_bf16 = "bf16" in grid.has

@@ -5,8 +5,10 @@ nothing is flushed to zero on the way. So exp2 and sigmoid are good to three uni
 H200: 2.1 and 2.7). exp is 2^x of a rounded product, which is off by up to 70 units where the result
 is very large or very small: 2^-17 of it, a hundredth of a unit of 16 bits. Both are more than
 `vmath.ERROR_BOUNDS` promises for float32: they are used in kernels all of whose results are rounded
-to 16 bits or fewer. tanh keeps its bound and is always used. Functions that are not here are the
-polynomials of llvm/vmath. The check `function_errors` of tests/gpu measures both.
+to 16 bits or fewer, and in those that round what they compute to 16 bits before they multiply it
+(the weights of attention, whatever else it stores: a logarithm of their sum is off by 2^-17). tanh
+keeps its bound and is always used. Functions that are not here are the polynomials of llvm/vmath.
+The check `function_errors` of tests/gpu measures both.
 
 Terms of a sum have a formula of their own: exp as 2^n times the instruction's 2^f, good to three
 units, in half as many instructions as the polynomial. A sum that may be added up in any order is
@@ -153,6 +155,21 @@ def only_terms(launch: tuple[Stmt, ...]) -> frozenset[str]:
             terms |= {x.name for x in used & factors}
             others |= {x.name for x in used - factors}
     return frozenset(terms - others)
+
+
+def rounds_factors(launch: tuple[Stmt, ...]) -> bool:
+    """Does an instruction multiply what is computed here and rounded to 16 bits?"""
+    rounded: set[str] = set()
+    multiplied: set[str] = set()
+    for s, path in walk_nest(launch):
+        if not isinstance(s, Store):
+            continue
+        v = s.value
+        if isinstance(v, Fn) and v.name == "cast" and v.dtype.is_float and v.dtype.bits == 16:
+            rounded |= {s.buffer} if v.args[0].dtype is f32 else set()
+        if any(x.kind == "tensor" for x in path):
+            multiplied |= set(map(str, v.sources))
+    return bool(rounded & multiplied)
 
 
 def _factors(v: Value) -> Iterator[Value]:
