@@ -31,6 +31,7 @@ from tilewright.kernel.nest import Barrier, Nest, Stmt, Wait, transform
 from tilewright.kernel.schedule import default_schedule
 from tilewright.llvm.grid import emit_kernels
 from tilewright.llvm.objects import assembly
+from tilewright.ops.attention import AttentionBackward
 
 GPU = targets.get("cuda:90")
 # What products multiply is rounded to 16 bits, and so are the results.
@@ -48,6 +49,8 @@ class Heads:
     heads: int = 1
     shared: int = 1  # heads of keys
     causal: bool = False
+    turned: bool = False  # heads lie next to each other, as products with weights need them
+    mask: str = ""  # the shape of a mask: "keys", or "all"
 
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (
@@ -68,9 +71,16 @@ class Heads:
     def backward(self) -> Graph:
         q, k = self._shapes()
         shapes = (("grad", q), ("q", q), ("k", k), ("v", k), ("out", q))
-        given = (*(arg(x, *s, dtype=bf16) for x, s in shapes), arg("total", *q[:-1], dtype=f32))
-        back = ops.attention_backward(*given, causal=self.causal, scale=self.width**-0.5)
-        return Graph("backward", given, outputs_of(back))
+        order = (0, 2, 1, 3) if self.turned else (0, 1, 2, 3)
+        given = [arg(x, *(s[n] for n in order), dtype=bf16) for x, s in shapes]
+        heads = [ops.permute(x, order) for x in given]
+        more = [arg("total", *q[:-1], dtype=f32)]
+        rows = self.rows if self.mask == "all" else 1
+        more += [arg("mask", self.batch, 1, rows, self.keys, dtype=bf16)] if self.mask else []
+        scale = self.width**-0.5
+        back = ops.attention_backward(*heads, *more, causal=self.causal, scale=scale)
+        outs = tuple(ops.permute(x, order) for x in outputs_of(back))
+        return Graph("backward", (*given, *more), outs)
 
 
 def fused(g: Graph) -> Fused:
@@ -142,17 +152,39 @@ def test_gradients(a: Heads, emulated: bool) -> None:
         judged(x, emulated)
 
 
-def test_gradients_are_what_they_were() -> None:
+@pytest.mark.parametrize(
+    "a",
+    [
+        Heads(128, 128, heads=2, shared=2, turned=True),
+        Heads(100, 70, batch=2, heads=2, shared=2, mask="keys"),
+        Heads(100, 70, mask="all"),
+    ],
+    ids=str,
+)
+def test_gradients_are_two_chains(a: Heads) -> None:
+    """However heads lie in memory, and with masks: besides, there are the sums of rows."""
+    f = fused(a.backward())
+    assert sorted(c.kind for c in f.clusters) == ["chain", "chain", "map", "row"]
+    for c in chains(a.backward()):
+        assert len(emit_kernels(legalise(c.nest, GPU), GPU).launches) == 1
+
+
+@pytest.mark.parametrize("shared", [2, 4])
+@pytest.mark.parametrize(
+    "mask", [(), (7,), (5, 7), (1, 1, 7), (4, 5, 7), (2, 1, 1, 7), (2, 4, 5, 7)]
+)
+def test_gradients_are_what_they_were(shared: int, mask: tuple[int, ...]) -> None:
     """The graph of the kernels against that of the operator, which stores weights."""
-    a = Heads(5, 7, 8, 2, 4, 2, True)
+    a = Heads(5, 7, 8, 2, 4, shared, True)
     given = a.backward().inputs
-    op = a.backward().outputs[0].inputs[0].op
+    op = AttentionBackward(True, 0.3)
     rng = np.random.default_rng(0)
-    args = [rng.standard_normal([int(str(d)) for d in n.shape]).astype(np.float32) for n in given]
-    args[-1] += 3
-    wide = [arg(f"x{k}", *n.shape) for k, n in enumerate(given)]
-    made = Graph("made", tuple(wide), op.recomputed(*wide))  # type: ignore[attr-defined]
-    want = Graph("want", tuple(wide), op.compose(*wide))  # type: ignore[attr-defined]
+    shapes = [tuple(int(str(d)) for d in n.shape) for n in given] + ([mask] if mask else [])
+    args = [rng.standard_normal(s).astype(np.float32) for s in shapes]
+    args[5] += 3
+    wide = [arg(f"x{k}", *s) for k, s in enumerate(shapes)]
+    made = Graph("made", tuple(wide), op.recomputed(*wide))
+    want = Graph("want", tuple(wide), op.compose(*wide))
     for got, x in zip(evaluate(made, args), evaluate(want, args), strict=True):
         np.testing.assert_allclose(got, x, atol=1e-5, rtol=1e-5)
 
@@ -203,15 +235,18 @@ def test_few_rows_and_many_keys() -> None:
 
 
 @pytest.mark.parametrize(("length", "causal"), [(1, False), (3, True)])
-def test_parts_are_what_all_keys_are(length: int, causal: bool) -> None:
+@pytest.mark.parametrize("mask", [(), (1111,), (2, 1, 1, 1111), (2, 4, 1, 1111)])
+def test_parts_are_what_all_keys_are(length: int, causal: bool, mask: tuple[int, ...]) -> None:
     """Heads next to each other as rows, in parts that have something after their last key."""
-    a = Heads(length, 1111, 8, 2, 4, 2, causal)
-    g = a.forward(True)
+    q, k = (2, 4, length, 8), (2, 2, 1111, 8)
+    shapes = [q, k, k, *([mask] if mask else [])]
+    given = tuple(arg(f"x{k}", *s, dtype=bf16) for k, s in enumerate(shapes))
+    pair = ops.attention_forward(*given, causal=causal, scale=0.3)
+    g = Graph("attention", given, outputs_of(pair))
     made = passes.run([p.on(GPU) for p in default_passes(GPU)], g, Log())
+    assert "softmax_parts_log" in {n.op.name for n in made.nodes()}
     rng = np.random.default_rng(1)
-    args = [
-        rng.standard_normal([int(str(d)) for d in n.shape]).astype(np.float32) for n in g.inputs
-    ]
+    args = [rng.standard_normal(s).astype(np.float32) for s in shapes]
     args = [from_memory(to_memory(x, bf16), bf16) for x in args]
     for got, want in zip(evaluate(made, args), evaluate(g, args), strict=True):
         np.testing.assert_allclose(got, want, **NEAR)

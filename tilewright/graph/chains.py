@@ -50,6 +50,9 @@ class Chains:
     def link(self) -> dict[tuple[Node, Node], Why]:
         """Makes regions of chains; the reasons why rows were not made where they are read."""
         refused: dict[tuple[Node, Node], Why] = {}
+        for chain in self.regions.live():
+            if chain.kind == "chain":  # products that are one already
+                self._with_turn(chain)
         for second in self.regions.live():
             if second.kind != "contract":
                 continue
@@ -277,11 +280,20 @@ class Chains:
         of = self.regions.of
         read = {id(x): x for n in chain.nodes for q, _ in self.readers.get(n, ()) if (x := of[q])}
         read.pop(id(chain), None)
-        for after in read.values() if len(read) == 1 else ():
+        for after in read.values():
             turns = after.kind == "map" and all(isinstance(n.op, Permute) for n in after.nodes)
-            if turns and (self._alone(chain, after) or self._mergeable(chain, after)) is None:
-                after.kind = "chain"
-                self.regions.merge(chain, after)
+            if turns and self._only_for(chain, after) and self._mergeable(chain, after) is None:
+                roles = chain.roles
+                self.regions.merge(after, chain)
+                chain.kind, chain.roles = "chain", roles
+
+    def _only_for(self, chain: Region, after: Region) -> bool:
+        """Does nothing else read what the one reads of the other?"""
+        for n in chain.nodes:
+            found = {id(self.regions.of[q]) for q, _ in self.readers.get(n, ())}
+            if id(after) in found and (n in self.results or found - {id(after), id(chain)}):
+                return False
+        return True
 
 
 def _roles(scores: Node, sums: Node) -> dict[str, Node]:

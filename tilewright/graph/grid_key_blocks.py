@@ -71,7 +71,9 @@ class GridKeyBlocks(Pass, before=("Decompose",), rounds=True):
                 made = attention_in_blocks(source.op, cut, True, *source.inputs)
             elif isinstance(source.op, AttentionBackward):
                 grad, q, k, *rest = source.inputs
-                if self.size(source.op.rows(q, k, *rest[:1])[0]) is not None:
+                least = min(guess(q.shape[-2]), guess(k.shape[-2]))
+                rows = source.op.rows(q, k, *rest[:1])[0]
+                if least >= FEW_ROWS and self.size(rows) is not None:
                     made = source.op.recomputed(grad, q, k, *rest)
             return n if made is None else made[n.op.k]
 

@@ -126,6 +126,9 @@ def _masked(scores: Node, mask: Node) -> Node:
 
 def _mask_rows(m: Node, groups: int, length: Dim) -> Node:
     """A mask [.., heads or 1, L or 1, S] for rows of `groups` heads next to each other."""
+    m = reshape(m, (*(1 for _ in range(2 - m.rank)), *m.shape))
+    if groups == 1:
+        return m
     apart = _apart(m, groups) if m.rank > 2 else reshape(m, (1, 1, *m.shape))
     own, rows, keys = apart.shape[-3:]
     if D.known_eq(own, 1) and D.known_eq(rows, 1):

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.base.errors import Refused
+from tilewright.ir import dim as D
+from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Load, Value
 from tilewright.kernel.defaults.grid_chains import ROWS, WIDE, Parts, _Chain, instructions
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
@@ -175,12 +177,24 @@ class _Products(_Chain):
                 right = self._right(y.name, between)
                 if not isinstance(b, Load) or not isinstance(right, Load):
                     continue
-                once = b.source == right.source and b.source not in a.sources
+                same = b.source == right.source and self._same_tile(x, b, y, right)
+                once = same and b.source not in a.sources
                 into = f"{b.source}_c"
                 if once and s.attempt(CacheRead(str(b.source), (x.name, y.name), into)):
                     made.add(into)
                     break
         return made
+
+    @staticmethod
+    def _same_tile(x: Stage, columns: Load, y: Stage, right: Load) -> bool:
+        """Are the columns of a first product, element by element, what a last one multiplies by?"""
+        *batch, _, j = x.axes
+        *others, _, c = y.axes
+        if len(batch) != len(others):
+            return False
+        table: dict[Sym, Dim] = {a: D.as_int(b) for a, b in zip(batch, others, strict=True)}
+        table |= {j: D.as_int(y.raxes[0]), x.raxes[0]: D.as_int(c)}
+        return tuple(D.substitute(i, table) for i in columns.index) == right.index
 
     def _outs(self) -> list[Stage]:
         """The result of each last product."""
