@@ -105,6 +105,26 @@ def gradients(c: Case) -> Found:
     }
 
 
+def compiled() -> Found:
+    """Both passes by torch.compile, of heads that lie side by side."""
+    c = Case(2, 4, 200, 64, causal=True)
+
+    def f(*x: torch.Tensor) -> torch.Tensor:
+        return c(*(t.unflatten(-1, (c.heads, c.width)).transpose(1, 2) for t in x)).transpose(1, 2)
+
+    fast = torch.compile(f, backend="tilewright", options={"strict": True})
+    x = [torch.randn(c.batch, c.rows, c.heads * c.width, device="cuda").bfloat16() for _ in "qkv"]
+    results = []
+    grad = torch.randn(c.batch, c.rows, c.heads, c.width, device="cuda").bfloat16()
+    with torch.enable_grad():
+        for g, kind in ((fast, torch.bfloat16), (f, torch.float64), (f, torch.bfloat16)):
+            given = [t.to(kind, copy=True).requires_grad_() for t in x]
+            out = g(*given)
+            found = torch.autograd.grad(out, given, grad.to(kind))
+            results.append([out.detach().contiguous(), *found])
+    return {"error": judged(*results)}
+
+
 def variants() -> Found:
     """How many blocks are ahead of the one that is multiplied."""
     found: list[str] = []
@@ -150,5 +170,6 @@ def few_rows() -> Found:
 def attention_gradient_checks() -> Iterator[tuple[str, Callable[[], Found]]]:
     for c in CASES:
         yield f"gradients of {c.title}", lambda c=c: gradients(c)
+    yield "gradients of attention by torch.compile", compiled
     yield "variants of attention's gradients", variants
     yield "variants of attention with few rows", few_rows
