@@ -103,17 +103,18 @@ def schedule_chain(s: Scheduler) -> bool:
 
 def _groups(s: Scheduler, p: Parts) -> int:
     """Two where heads are wide, so that shared memory is what bounds the number of warps, and there
-    are tiles enough for all multiprocessors."""
+    are rows for both and tiles enough for all multiprocessors."""
     *outer, rows, width = (D.bounds(d)[1] for d in s.nest.buffer(p.end.name).shape)
     tiles = prod(outer) * -(-rows // (2 * ROWS))
     many = s.target.grid is not None and tiles >= s.target.grid.multiprocessors
-    return 2 if width > WIDE and many else 1
+    return 2 if width > WIDE and rows > ROWS and many else 1
 
 
 class _Chain:
     def __init__(self, s: Scheduler, p: Parts, groups: int) -> None:
         self.s, self.p, self.groups = s, p, groups
         self.rows = ROWS * groups
+        self.summed = {p.sums.name}  # products of rows in registers
 
     def schedule(self) -> None:
         s, p = self.s, self.p
@@ -489,11 +490,11 @@ class _Chain:
     def _product(self, stage: str, instruction: str) -> None:
         s = self.s
         *before, (update, own) = self._stores(stage)
-        i, j, k = (x.name for x in own)
+        i, j, k = (x.name for x in own[-3:])
         for _, first in before:
             self._spread(*(x.name for x in first))
         inner = [i, j]
-        if stage == self.p.sums.name and s.loops(j)[0].extent != WIDE:
+        if stage in self.summed and s.loops(j)[0].extent != WIDE:
             s.do(Split(j, WIDE))
             inner = [i, f"{j}.0", f"{j}.1"]
         several = s.loops(k)[0].extent != WIDE

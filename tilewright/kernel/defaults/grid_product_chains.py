@@ -28,9 +28,7 @@ from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
-from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.trim import Trim
-from tilewright.kernel.steps.unroll import Unroll
 
 AHEAD: int = 1  # blocks of columns
 
@@ -69,6 +67,7 @@ class _Products(_Chain):
         # Of the parts of a chain, those that its helpers ask for.
         super().__init__(s, Parts(found.firsts[0], last, last, last, out), 1)
         self.found = found
+        self.summed = {x.name for x in found.lasts}
 
     def schedule(self) -> None:
         s, f = self.s, self.found
@@ -122,9 +121,9 @@ class _Products(_Chain):
         for x, turned in blocks.items():
             self._copy(x, turned=turned)
         for x in f.firsts:
-            self._multiply(x.name, kinds[0], False)
+            self._product(x.name, kinds[0])
         for x in f.lasts:
-            self._multiply(x.name, kinds[1], True)
+            self._product(x.name, kinds[1])
         for x in blocks:
             s.do(Pipeline(part, x, AHEAD, asynchronous=True))
         s.do(Synchronise())
@@ -248,22 +247,6 @@ class _Products(_Chain):
         made = self._tiles(out)
         self.p = p
         return made
-
-    def _multiply(self, stage: str, instruction: str, last: bool) -> None:
-        s = self.s
-        (_, first), (_, own) = self._stores(stage)
-        i, j, k = (x.name for x in own[-3:])
-        self._spread(*(x.name for x in first))
-        inner = [i, j]
-        if last and s.loops(j)[0].extent != WIDE:
-            s.do(Split(j, WIDE))
-            inner = [i, f"{j}.0", f"{j}.1"]
-        if s.loops(k)[0].extent != WIDE:
-            s.do(Split(k, WIDE))
-            s.do(Reorder((f"{k}.0", *inner, f"{k}.1")))
-            s.do(Unroll(f"{k}.0"))
-        self._in_registers(stage)
-        s.do(Tensorize(i, instruction))
 
 
 def _one_of(x: Value, buffers: set[str]) -> str | None:
