@@ -226,7 +226,7 @@ def test_few_rows_and_many_keys() -> None:
     f = fused(a.forward(False))
     assert [c.kind for c in f.clusters] == ["chain", "column"]
     parts = f.clusters[0].outputs[-1].shape
-    assert parts[:2] == (1, 1) and parts[2] > 1 and parts[3:] == (2, 64)
+    assert parts[:2] == (1, 1) and parts[2] != 1 and parts[3:] == (2, 64)
     (c,) = chains(a.forward(False))
     judged(c, False)
     # Few keys are none: one row of them is read by threads.

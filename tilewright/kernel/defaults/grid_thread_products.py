@@ -53,7 +53,7 @@ ADDS = 128  # of a multiprocessor in a cycle, in float32
 ROWS, COLUMNS = WARP["thread.y"], WARP["thread.x"]  # threads of a warp along both
 # Rows and columns of a block and of a thread; how many times the cycles of its additions alone a
 # step takes, and how much more where a multiprocessor has one block alone, whose threads wait for
-# shared memory and for each other (fitted to 30 products on an H200, each within 15 %).
+# shared memory and for each other (fitted to products that were timed on an H200).
 TILES = (
     (128, 128, 8, 8, 1.2, 0.4),
     (64, 128, 8, 8, 1.4, 0.6),
