@@ -33,7 +33,7 @@ NEAR = {"atol": 0.02, "rtol": 0.02}
 @pytest.mark.parametrize(
     ("a", "emulated"),
     [
-        (Attention(rows=64, keys=192), True),
+        pytest.param(Attention(rows=64, keys=192), True, marks=pytest.mark.slow),
         (Attention(40, 100, causal=True, heads=2, shared=1, dtype="f16", turned=True), True),
         (Attention(rows=40, keys=70, width=72, mask=True), False),
         pytest.param(Attention(rows=128, keys=128, width=128), True, marks=pytest.mark.slow),
@@ -124,6 +124,7 @@ def test_waits_are_needed(left_out: Stmt, says: str) -> None:
         simt.run(bad, a.arguments())
 
 
+@pytest.mark.slow
 def test_the_second_product_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """During the next softmax: right, and each of both waits is needed."""
     monkeypatch.setattr(grid_chains, "SLACK", 2)

@@ -227,11 +227,15 @@ def test_few_rows_and_many_keys() -> None:
     assert [c.kind for c in f.clusters] == ["chain", "column"]
     parts = f.clusters[0].outputs[-1].shape
     assert parts[:2] == (1, 1) and parts[2] != 1 and parts[3:] == (2, 64)
-    (c,) = chains(a.forward(False))
-    judged(c, False)
     # Few keys are none: one row of them is read by threads.
     few = fused(replace(a, keys=256).forward(False))
     assert "chain" not in {c.kind for c in few.clusters}
+
+
+@pytest.mark.slow
+def test_parts_of_many_keys_are_right() -> None:
+    (c,) = chains(Heads(1, 1024, heads=2).forward(False))
+    judged(c, False)
 
 
 @pytest.mark.parametrize(("length", "causal"), [(1, False), (3, True)])

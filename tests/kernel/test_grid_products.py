@@ -214,7 +214,10 @@ def test_a_row_is_scheduled_otherwise() -> None:
 @pytest.mark.parametrize(
     ("p", "target"),
     [
-        (Product(40, 44, 40, across=(False, True), epilogue="bias"), "cuda:80"),
+        pytest.param(
+            *(Product(40, 44, 40, across=(False, True), epilogue="bias"), "cuda:80"),
+            marks=pytest.mark.slow,
+        ),
         (Product(37, 41, 29, across=(True, False), dtype="f16"), "cuda:80"),
         (Product(33, 41, 35, across=(False, False)), "cuda:90"),  # rows for no copy engine
     ],
@@ -242,7 +245,7 @@ def test_products_of_threads(p: Product, target: str) -> None:
     check(p, p.nest(1, target), name=target)
 
 
-@pytest.mark.parametrize("columns", [20, 21])
+@pytest.mark.parametrize("columns", [pytest.param(20, marks=pytest.mark.slow), 21])
 def test_parts_of_products_of_threads(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setattr(grid_thread_products, "PARTS", (2,))
     monkeypatch.setattr(grid_thread_products, "TILES", ((32, 32, 4, 2, 1.0, 0.0),))
@@ -308,11 +311,11 @@ for c.i in {rows}, c.j in {columns}, c.k in 64 from 0.0
     ("text", "numbers", "target"),
     [
         (SLICES, {"rows": 64, "wide": 384}, "cuda:90"),
-        (SLICES, {"rows": 24, "wide": 257}, "cuda:80"),
+        pytest.param(SLICES, {"rows": 24, "wide": 257}, "cuda:80", marks=pytest.mark.slow),
         (VALUES, {"rows": 64, "wide": 384}, "cuda:90"),
         (SEVERAL, {"rows": 64, "columns": 64}, "cuda:90"),
         (SEVERAL, {"rows": 40, "columns": 41}, "cuda:90"),
-        (SEVERAL, {"rows": 40, "columns": 41}, "cuda:80"),
+        pytest.param(SEVERAL, {"rows": 40, "columns": 41}, "cuda:80", marks=pytest.mark.slow),
     ],
 )
 def test_other_operands_and_results(text: str, numbers: dict[str, int], target: str) -> None:

@@ -179,6 +179,7 @@ def test_blocks_of_a_cluster_wait_for_each_other_at_memory_barriers(
     assert all(x.spilled == 0 for x in assemble(assembly(made.text, GPU), GPU.cpu))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_block_that_releases_the_first_ones_memory_only_is_found(
     monkeypatch: pytest.MonkeyPatch,

@@ -114,10 +114,6 @@ class RFactor(Step):
 
     def _partial(self, n: Nest, chain: list[Loop], st: Store, axes: list[Loop]) -> Stmt:
         """The loops of one chain, reducing into the partial results."""
-        if n.precision == "strict" and rounds(st):
-            use = Use(st, None, tuple(chain), 0)
-            loop = next(x for x in chain if x.name in self.loops_kept)
-            self.keep(n, [Carried("reduction", loop, use, use)])
         names = {x.var: str(x.axis.of(self.into)) for x in chain}
         self.need(len(set(names.values())) == len(chain), "two of its loops would have one name")
         table: dict[Sym, Dim] = {}
@@ -130,6 +126,10 @@ class RFactor(Step):
 
     def _axes(self, n: Nest, chain: list[Loop], st: Store) -> tuple[list[Loop], list[Dim]]:
         """The loops that index the partial results, data axes first, and how wide each axis is."""
+        if n.precision == "strict" and rounds(st):
+            use = Use(st, None, tuple(chain), 0)
+            loop = next(x for x in chain if x.name in self.loops_kept)
+            self.keep(n, [Carried("reduction", loop, use, use)])
         plain = all(x.kind == "serial" and not x.pragmas for x in chain)
         self.need(plain, "the loops already have a kind or a pragma", "rfactor first")
         where = {x.var: x for x in chain}
