@@ -23,8 +23,9 @@ LONG = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Folders of tests are divided among one process per core; files and single tests run in this
-    one. `-n` says otherwise, as does `-p no:xdist`; without pytest-xdist there is one process."""
+    """Folders of tests are divided among one process more than there are cores, since some tests
+    wait; files and single tests run in this one. `-n` says otherwise, as does `-p no:xdist`;
+    without pytest-xdist there is one process."""
     from tilewright.base.machine import usable_cores
 
     option = config.option
@@ -34,7 +35,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     whole = all(os.path.isdir(path) for path in config.args)
     if option.numprocesses is None and option.dist == "no" and whole and not alone:
         os.environ.setdefault("PYTHONHASHSEED", "0")  # sets in names of tests are printed alike
-        option.numprocesses = min(usable_cores(), MOST_WORKERS)
+        option.numprocesses = min(usable_cores() + 1, MOST_WORKERS)
         option.dist = "worksteal"
 
 
