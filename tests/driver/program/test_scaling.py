@@ -1,6 +1,7 @@
 """Deep, wide and long programs compile, are right, and take work in proportion to their size."""
 
 import math
+import os
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from tests.driver.running import run_graph
 from tests.driver.scaling import FAMILIES, growth, measure
 from tests.graph.build import TARGET, arg, build, fused, graph
+from tilewright.base import knobs
 from tilewright.base.events import Log
 from tilewright.graph.fuse import Fuse
 from tilewright.ir.node import Graph, Node
@@ -21,7 +23,7 @@ from tilewright.llvm import emit
 
 
 def lines_of(run: Callable[[], object]) -> int:
-    """How many lines of LLVM text a program takes."""
+    """How many lines of LLVM text a program takes, all of it written by this process."""
     found: list[int] = []
     whole = emit._Module.text
 
@@ -30,7 +32,8 @@ def lines_of(run: Callable[[], object]) -> int:
         found.append(text.count("\n"))
         return text
 
-    with patch.object(emit._Module, "text", counted):
+    here = {knobs.cache.name: "off", knobs.compile_processes.name: "0"}
+    with patch.object(emit._Module, "text", counted), patch.dict(os.environ, here):
         run()
     return sum(found)
 
