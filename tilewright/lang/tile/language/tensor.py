@@ -350,15 +350,14 @@ class tuple(base_value):
     def flatten(self) -> list[tensor]:
         return [t for v in self.values if isinstance(v, base_value) for t in v.flatten()]
 
-    def rebuild(self, tensors: Sequence[tensor]) -> tuple:
+    def rebuild(self, tensors: Sequence[tensor]) -> Any:
         rest = list(tensors)
         made = []
         for v in self.values:
             n = len(v.flatten()) if isinstance(v, base_value) else 0
             made.append(v.rebuild(rest[:n]) if n else v)
             rest = rest[n:]
-        # A checker takes the name for Python's own tuple.
-        return tuple(made, self.type)  # type: ignore
+        return type(self)(made, self.type)
 
     def __getitem__(self, key: Any) -> Any:
         key = unwrap(key)
