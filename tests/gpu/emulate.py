@@ -101,6 +101,11 @@ def _reciprocal(x: float) -> float:
         return float(_flushed(1 / np.float64(x)))
 
 
+def _inverse_root(x: float) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.float32(1 / np.sqrt(np.float64(x))))
+
+
 def _flushed(x: np.float64) -> np.float32:
     """The nearest float32; zero where that is not a normal number."""
     near = np.float32(x)
@@ -157,6 +162,7 @@ class Threads:
         give("nvvm_ex2_approx_f", single, (single,), _exact_power_of_two)
         give("nvvm_div_full", single, (single, single), _quotient)
         give("nvvm_rcp_approx_ftz_f", single, (single,), _reciprocal)
+        give("nvvm_rsqrt_approx_f", single, (single,), _inverse_root)
         address = ctypes.c_void_p
         for name in ("bf16", "f32_f32", "s8"):
             deep = "32" if name == "s8" else "16"

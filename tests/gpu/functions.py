@@ -11,7 +11,7 @@ from tilewright.kernel.text import parse_nest
 
 # Units in the last place of a float32 that functions for results of 16 bits may be off by. 70 are
 # less than 2^-17 of the result.
-SHORT = {"exp": 70.0, "exp2": 3.0, "sigmoid": 3.0}
+SHORT = {"exp": 70.0, "exp2": 3.0, "rsqrt": 3.0, "sigmoid": 3.0}
 OF_TERMS = 3.0  # the same of functions that are terms of sums
 # Below this the parts of a result are subnormal numbers and lose digits.
 LEAST = 2.0**-100

@@ -41,6 +41,7 @@ from tilewright.kernel.nest import (
     walk,
 )
 from tilewright.kernel.roles import consumers, producer, role_loop
+from tilewright.kernel.softmax_terms import softmax_terms
 from tilewright.kernel.threads import (
     apart_in_time,
     block_size,
@@ -167,7 +168,10 @@ class _Module:
         strict = n.precision == "strict"
         terms = frozenset() if strict else only_terms(launch)
         has_bf16 = "bf16" in grid.has
-        self.arith = GridArith(True, strict, has_bf16, often=INLINED, short=short, terms=terms)
+        softmax = frozenset() if strict or short else softmax_terms(n, launch)
+        self.arith = GridArith(
+            True, strict, has_bf16, often=INLINED, short=short, terms=terms, softmax=softmax
+        )
         self.threads = x, y, z = _threads_of(launch, grid)
         self.roles = role_loop(launch) is not None
         # The producer is a warp behind those of the block's threads.

@@ -1,18 +1,20 @@
 """Scalar functions on a GPU, where an instruction of it is the better part of a polynomial.
 
-A GPU has approximations of 2^x and 1/x, off by no more than two units in the last place near zero;
-nothing is flushed to zero on the way. So exp2 and sigmoid are good to three units (measured on an
-H200: 2.1 and 2.7). exp is 2^x of a rounded product, which is off by up to 70 units where the result
-is very large or very small: 2^-17 of it, a hundredth of a unit of 16 bits. Both are more than
-`vmath.ERROR_BOUNDS` promises for float32: they are used in kernels all of whose results are rounded
-to 16 bits or fewer, and in those that round what they compute to 16 bits before they multiply it
-(the weights of attention, whatever else it stores: a logarithm of their sum is off by 2^-17). tanh
-keeps its bound and is always used. Functions that are not here are the polynomials of llvm/vmath.
-The check `function_errors` of tests/gpu measures both.
+A GPU has approximations of 2^x, 1/x and 1/sqrt(x), off by no more than two units in the last place
+near zero; nothing is flushed to zero on the way. So exp2, rsqrt and sigmoid are good to three units
+(measured on an H200: exp2 2.1, sigmoid 2.7). exp is 2^x of a rounded product, which is off by up to
+70 units where the result is very large or very small: 2^-17 of it, a hundredth of a unit of 16 bits.
+All are more than `vmath.ERROR_BOUNDS` promises for float32: they are used in kernels all of whose
+results are rounded to 16 bits or fewer, and in those that round what they compute to 16 bits before
+they multiply it (the weights of attention, whatever else it stores: a logarithm of their sum is off
+by 2^-17). tanh keeps its bound and is always used. Functions that are not here are the polynomials
+of llvm/vmath. The check `function_errors` of tests/gpu measures both.
 
 Terms of a sum have a formula of their own: exp as 2^n times the instruction's 2^f, good to three
 units, in half as many instructions as the polynomial. A sum that may be added up in any order is
-off by more than that anyway: by as many units as it has additions.
+off by more than that anyway: by as many units as it has additions. Terms of a softmax are 2^x of a
+rounded product (kernel/softmax_terms.py): a term 2^-t is off by t half units of its own, which is
+less than a unit of the sum, whose largest term is 1. They are used where no other 2^x is.
 
 In such kernels exp of a difference whose first operand is a product with a constant, as
 exp(s * 0.125 - top) in a softmax, is 2^(s * k - top * log2(e)): product, difference and the factor
@@ -136,22 +138,29 @@ def _tanh(t: _Text, x: str) -> str:
     return t.choose(near, small, large)
 
 
-FUNCTIONS = {"exp": _exp, "exp2": _exp2, "sigmoid": _sigmoid, "tanh": _tanh}
+def _rsqrt(t: _Text, x: str) -> str:
+    """The instruction alone, off by 2^-22.9 of the result; nothing is flushed to zero."""
+    return t.call("nvvm.rsqrt.approx.f", x)
+
+
+FUNCTIONS = {"exp": _exp, "exp2": _exp2, "rsqrt": _rsqrt, "sigmoid": _sigmoid, "tanh": _tanh}
 EXACT = frozenset({"tanh"})  # those within the bounds of float32
-TERMS = {"exp": _exp_of_term}  # formulas for terms of a sum
+# Formulas for terms of a sum; 2^x for those of a softmax alone.
+TERMS = {"exp": _exp_of_term, "exp2": _exp2}
 # What keeps the relative error of an operand: a sum of it may cancel, a function magnify it.
 _FACTORS = frozenset({"mul", "neg", "cast", "select"})
 
 
 def only_terms(launch: tuple[Stmt, ...]) -> frozenset[str]:
-    """Functions that are used for terms of sums (or factors of them), and for nothing else."""
-    terms: set[str] = set()
+    """Functions that are used for terms of sums (or factors of them), and for nothing else; "exp2",
+    which then is one of a softmax, where the launch has none itself."""
+    terms = {"exp2"}
     others: set[str] = set()
     for s, _ in walk_nest(launch):
         for v in own_values(s):
             used = {x for x in walk(v) if isinstance(x, Fn) and x.name in TERMS}
             summed = isinstance(s, Store) and s.function == "add" and v is s.value
-            factors = set(_factors(v)) if summed else set()
+            factors = {x for x in used if x.name != "exp2"} & set(_factors(v)) if summed else set()
             terms |= {x.name for x in used & factors}
             others |= {x.name for x in used - factors}
     return frozenset(terms - others)
@@ -190,10 +199,11 @@ def definition(symbol: str, f: Callable[[_Text, str], str]) -> tuple[str, frozen
 @dataclass
 class GridArith(Arith):
     """Scalar functions with a GPU's instructions; with `short`, for results of 16 bits or fewer.
-    `terms` are those that are terms of sums wherever they are used."""
+    `terms` are those that are terms of sums wherever they are used, `softmax` the terms of one."""
 
     short: bool = False
     terms: frozenset[str] = frozenset()
+    softmax: frozenset[Value] = frozenset()
 
     def _float(self, name: str, d: DType, t: str, lanes: int, a: list[str], flag: str = "") -> str:
         """Quotients off by at most 2 units, where results are short."""
@@ -234,8 +244,17 @@ class GridArith(Arith):
         return self._each(f"@{symbol}", lanes, args[0])
 
     def instead(self, v: Value) -> Value | None:
-        """exp(x * c - y) as 2^(x * (c log2(e)) - y * log2(e))."""
-        if not self.short or self.strict or not isinstance(v, Fn) or v.name != "exp":
+        """exp(x * c - y) as 2^(x * (c log2(e)) - y * log2(e)); exp(x) of a softmax as
+        2^(x log2(e)); a quotient by a constant as a product, off by 1.5 units at most."""
+        if v in self.softmax and "exp2" in self.terms and isinstance(v, Fn) and not self.short:
+            return fn("exp2", fn("mul", v.args[0], const(_LOG2E_HIGH, f32)))
+        if not self.short or self.strict or not isinstance(v, Fn):
+            return None
+        if v.name == "div" and v.dtype is f32 and isinstance(v.args[1], Const):
+            by = float(v.args[1].value)
+            normal = 2.0**-100 <= abs(by) <= 2.0**100
+            return fn("mul", v.args[0], const(1 / by, f32)) if normal else None
+        if v.name != "exp":
             return None
         (difference,) = v.args
         if v.dtype is not f32 or not isinstance(difference, Fn) or difference.name != "sub":
