@@ -3,7 +3,7 @@
 A GPU has approximations of 2^x, 1/x and 1/sqrt(x), off by no more than two units in the last place
 near zero; nothing is flushed to zero on the way. So exp2, rsqrt and sigmoid are good to three units
 (measured on an H200: exp2 2.1, sigmoid 2.7). exp is 2^x of a rounded product, which is off by up to
-70 units where the result is very large or very small: 2^-17 of it, a hundredth of a unit of 16 bits.
+70 units where the result is very large or very small: 2^-17, a hundredth of a unit of 16 bits.
 All are more than `vmath.ERROR_BOUNDS` promises for float32: they are used in kernels all of whose
 results are rounded to 16 bits or fewer, and in those that round what they compute to 16 bits before
 they multiply it (the weights of attention, whatever else it stores: a logarithm of their sum is off
