@@ -134,3 +134,12 @@ for c.h in 2, c.i in 1, c.j in 16, c.k in 4096 from 0.0
     judge(g, nest, {}, bf16)
     first = emit_kernels(legalise(nest, GPU), GPU).launches[0]
     assert first.blocks == (1, 256, 1), "each of the pieces has 16 products"
+
+
+def test_reads_that_wait_for_each_other_begin_with_the_row() -> None:
+    """Also in the code: reads of constant memory are moved behind barriers by the assembler."""
+    (g,) = groups(PROGRAMS["cross_entropy"](bf16, 64, 1024))
+    ptx = assembly(emit_kernels(legalise(scheduled(g), GPU), GPU).text, GPU)
+    reads = [x.split()[0] for x in ptx.splitlines() if "ld.global" in x or "bar.sync" in x]
+    assert "ld.global.b16" in reads[: reads.index("bar.sync")]
+    assert not any(".nc" in x for x in reads)

@@ -17,7 +17,7 @@ from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
 from tilewright.ir.combine import identity
 from tilewright.ir.dim import Dim
-from tilewright.ir.expr import Value
+from tilewright.ir.expr import Load, Value
 from tilewright.ir.target import Grid, Target
 from tilewright.kernel.fragments import LANE, WARP
 from tilewright.kernel.group import Buffer
@@ -287,6 +287,7 @@ class _Thread:
         check_lanes(m.launch, buffers)
         self.fences = TileFences(self.w, m.launch, self.bulk.tiles_of_threads())
         self.divergent = 0  # conditions that not all threads of the block fulfil alike
+        self.in_order = _begun_early(m.launch)
 
     # ---- the kernel's beginning
 
@@ -298,7 +299,7 @@ class _Thread:
                 continue
             aligned = self.aligned if not b.pointer else max(b.alignment, b.dtype.bytes)
             alone = "" if b.pointer else "noalias "
-            read = "readonly " if b.scope == "in" else ""
+            read = "readonly " if b.scope == "in" and b.name not in self.in_order else ""
             out.append(f"ptr addrspace(1) {alone}{read}align {aligned} %arg{k}")
         out += [f"i64 %dim{k}" for k in range(len(self.c.n.dims))]
         return [*out, *(f"{MAP} %map{k}" for k in range(len(self.bulk.boxes)))]
@@ -516,3 +517,15 @@ def blocks_of(x: Launch, sizes: dict[str, int]) -> tuple[int, int, int]:
 
 def scratch_bytes(b: Buffer, sizes: dict[str, int]) -> int:
     return prod(int(D.evaluate(d, sizes)) for d in b.shape) * b.dtype.bytes
+
+
+def _begun_early(launch: tuple[Stmt, ...]) -> frozenset[str]:
+    """Buffers that are read at places that are read themselves, for later: two reads one after the
+    other, begun early on purpose. Of memory that it knows to be constant the assembler would begin
+    them where they are used, after barriers."""
+    found: set[str] = set()
+    for s, _ in walk(launch):
+        if isinstance(s, Store) and isinstance(s.value, Load):
+            if any(True for i in s.value.index for _ in D.data_values(i)):
+                found |= set(map(str, s.value.sources))
+    return frozenset(found)
