@@ -2,6 +2,7 @@ import gc
 
 import pytest
 
+from tilewright.base import collector
 from tilewright.base.collector import garbage_waits
 
 
@@ -21,3 +22,30 @@ def test_who_turned_it_off_keeps_it_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def made_inside() -> int:
+    """The generation of something that was made while garbage waited."""
+    with garbage_waits():
+        made = [[k] for k in range(100)]
+    return next(g for g in range(3) if any(x is made for x in gc.get_objects(g)))
+
+
+def test_what_was_made_inside_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()  # by the tests' settings
+    try:
+        gc.collect()
+        assert made_inside() == 2
+        monkeypatch.setattr(collector, "_MOST", 0)  # collections have to visit it
+        assert made_inside() < 2
+    finally:
+        if frozen:
+            gc.freeze()
+
+
+def test_what_the_user_froze_stays_frozen() -> None:
+    gc.freeze()
+    before = gc.get_freeze_count()
+    assert made_inside() < 2
+    assert 0 < before <= gc.get_freeze_count() + 100

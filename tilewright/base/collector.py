@@ -6,14 +6,41 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# Objects that may count as old before a collection has visited them: some of them are garbage.
+_MOST = 500_000
+
 
 @contextmanager
 def garbage_waits() -> Iterator[None]:
-    """No collection inside: one over all of torch's objects takes longer than many a pass."""
+    """No collection inside: one over all of torch's objects takes longer than many a pass. What was
+    made inside counts as old afterwards: otherwise the next few collections would visit all of it,
+    and all of torch's objects, as soon as something else is allocated."""
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_on:
+            _unvisited.grow_old()
             gc.enable()
+
+
+class _Unvisited:
+    """How many objects have become old without a collection since the last full one."""
+
+    def __init__(self) -> None:
+        self.count = self.collections = 0
+
+    def grow_old(self) -> None:
+        """Freezing takes objects from all generations, and the opposite gives them to the oldest;
+        what the user froze stays so. Where there are too many, collections go on as usual."""
+        done = gc.get_stats()[-1]["collections"]
+        if done != self.collections:
+            self.count, self.collections = 0, done
+        self.count += gc.get_count()[0]
+        if self.count <= _MOST and not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
+
+
+_unvisited = _Unvisited()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group
-from tilewright.runtime.cuda.machine import Machine
 from tilewright.tune.choose import Chooser, Chosen, Default, Ranked
+
+if TYPE_CHECKING:  # loaded where there is a GPU
+    from tilewright.runtime.cuda.machine import Machine
 
 # What uses the clock is loaded when something does: it takes as long as compiling several kernels.
 _TIMED = "tilewright.tune.timed"

@@ -16,6 +16,7 @@ import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from tilewright.base import knobs
 from tilewright.base.cache import Cache
@@ -65,13 +66,15 @@ from tilewright.llvm.entry import (
 )
 from tilewright.ops.control import Cond
 from tilewright.runtime import pool
-from tilewright.runtime.cuda.machine import Machine
 from tilewright.runtime.profile import Marks
 from tilewright.runtime.program import Cut, Details, Program
 from tilewright.runtime.program_data import KernelInfo, ProgramData, Recipe, Stored
 from tilewright.runtime.shared import recipes_of
 from tilewright.tune.choose import Chooser, Chosen, Default
 from tilewright.tune.choosers import choose_all, chooser, on_gpu
+
+if TYPE_CHECKING:  # loaded where there is a GPU
+    from tilewright.runtime.cuda.machine import Machine
 
 ALIGN = 64
 # Passing a kernel to a thread costs microseconds. Kernels on one thread are scans, which take
