@@ -49,6 +49,7 @@ BARRIER = 8  # bytes of a memory barrier
 SHARED = "ptr addrspace(3)"
 MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'
 LARGEST = 2**31  # of an axis that the copy engine takes
+MOST_AXES = 5  # that it takes
 
 
 @dataclass(frozen=True)
@@ -220,20 +221,23 @@ class BulkCopies:
         source, to = found.operands
         into = self.a.at(self.c.buffers[to.buffer], to.base)
         dim = self.body.indices.dim
-        places = [self.put(f"trunc i64 {dim(d)} to i32") for d in reversed(source.index)]
+        b = self.c.buffers[source.buffer]
+        index = [source.index[k] for k in reversed(_axes(b))]
+        places = [self.put(f"trunc i64 {dim(d)} to i32") for d in index]
         args = [
             ("ptr", "%s", f"%map{self.boxes.index(box)}"),
             ("ptr", "%d", into),
             *(("i32", f"%s.{k}", x) for k, x in enumerate(places)),
             (SHARED, "%arrived", self._of_group(self.put("load i32, ptr %issued, align 4"))),
         ]
-        name = f"{i.name}.{'_'.join(map(str, found.constants.values()))}"
+        name = f"{i.name}.{len(places)}.{'_'.join(map(str, found.constants.values()))}"
         if blocks > 1:
             name = f"{name}.{blocks}"
             here = self.block.positions.short("block.x")
             args.append(("i32", "%rank", self.put(f"and i32 {here}, {blocks - 1}")))
         head = ", ".join(f"{t} {x}" for t, x, _ in args)
-        body = i.emission({**found.constants, "cluster": blocks}).rstrip()
+        known = {**found.constants, "cluster": blocks, "axes": len(places)}
+        body = i.emission(known).rstrip()
         self.w.arith.defines[name] = (
             f'define internal void @"{name}"({head}) alwaysinline nounwind {{\n{body}\n}}'
         )
@@ -266,7 +270,8 @@ class BulkCopies:
             steps.append(steps[-1] * d)
         whole = all(_multiple(x, 16) for x in steps[1:])
         small = all(D.bounds(d)[1] < LARGEST for d in b.shape)
-        if self.block.aligned % 16 or not whole or not small:
+        axes = _axes(b)
+        if self.block.aligned % 16 or not whole or not small or len(axes) > MOST_AXES:
             return None
         box = (
             (*source.box[:-2], source.box[-2] // blocks, source.box[-1])
@@ -275,7 +280,8 @@ class BulkCopies:
         )
         swizzle = self.c.buffers[to.buffer].swizzle
         over = 0 if swizzle is None else b.dtype.bytes << (swizzle.base + swizzle.bits)
-        return Box(b.name, str(b.dtype), b.dtype.bytes, b.shape, box, over)
+        shape, box = (tuple(x[k] for k in axes) for x in (b.shape, box))
+        return Box(b.name, str(b.dtype), b.dtype.bytes, shape, box, over)
 
     def _by_threads(self, s: Loop) -> None:
         """The threads of the block, or of the producer, share the elements."""
@@ -488,6 +494,11 @@ def _meanwhile(launch: tuple[Stmt, ...]) -> dict[int, list[str]]:
                 out[id(s)] = sorted(made & read)
             begin = k if s.pending else None
     return out
+
+
+def _axes(b: Buffer) -> list[int]:
+    """The axes that the copy engine is told of: the last two, and those of several elements."""
+    return [k for k, d in enumerate(b.shape) if d != 1 or k >= len(b.shape) - 2]
 
 
 def _multiple(d: Dim, of: int) -> bool:
