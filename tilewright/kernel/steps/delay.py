@@ -7,8 +7,10 @@ from tilewright.ir import dim as D
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import (
     Alloc,
+    Commit,
     Loop,
     Nest,
+    Release,
     Stmt,
     Store,
     Wait,
@@ -21,6 +23,7 @@ from tilewright.kernel.nest import (
     walk,
     writes,
 )
+from tilewright.kernel.roles import has_roles
 from tilewright.kernel.step import Step
 
 
@@ -38,6 +41,8 @@ class Delay(Step):
                                               wait products 0       # y is there, p is free
                                               p = q
                                             y += p * c[n-1]; wait products 0
+
+    In a loop with roles an iteration releases what the one before has used (kernel/roles.py).
     """
 
     loop: str
@@ -67,6 +72,8 @@ class Delay(Step):
         )
         free = next(used, at)
         mine = [s for s in body if isinstance(s, Alloc) and s.buffer in sources(product)]
+        # The product reads the versions of its own iteration, so these are released one later.
+        body = tuple(Release(s.pending + 1) if isinstance(s, Release) else s for s in body)
 
         def one(x: Loop) -> tuple[Stmt, ...]:
             v = D.as_int(x.var)
@@ -96,8 +103,9 @@ class Delay(Step):
 
     def _free(self, loop: Loop, first: int, at: int) -> None:
         """What the product of the iteration before passes does not touch what it uses; copies that
-        are brought ahead go to other versions."""
-        body = loop.body
+        are brought ahead go to other versions, or wait for a release."""
+        body = loop.body[loop.body.index(Commit()) + 1 :] if has_roles(loop) else loop.body
+        first, at = (k - len(loop.body) + len(body) for k in (first, at))
         product = body[at]
         results = writes((product,))
         for s in (*body[: first + 1], *body[at + 2 :]):
