@@ -101,8 +101,8 @@ class Roles(Step):
         """The number of an iteration, counted from the beginning of the launch."""
         number, size = D.as_int(loop.var), loop.extent
         for q in reversed([q for q in path if q.kind in ("serial", "unroll")]):
-            what = f"how many iterations {self.loop} has in {q.name} is not known before"
-            self.need(isinstance(size, int), what)
+            what = f"how many iterations {self.loop} has differs in {q.name}"
+            self.need(q.var not in D.symbols(size), what)
             number, size = number + size * D.as_int(q.var), size * q.extent
         return number
 
