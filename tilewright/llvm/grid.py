@@ -35,6 +35,7 @@ from tilewright.kernel.nest import (
     Report,
     Stmt,
     Store,
+    Turn,
     Wait,
     While,
     mentions,
@@ -60,6 +61,7 @@ from tilewright.llvm.positions import Positions
 from tilewright.llvm.scalars import memory_type, register_type
 from tilewright.llvm.shared_memory import Shared, bytes_of, check_lanes
 from tilewright.llvm.tile_fences import TileFences
+from tilewright.llvm.turns import Turns
 from tilewright.llvm.writer import Metadata
 
 # Bytes of one thread's own buffer; beyond this it is no use of a GPU.
@@ -292,6 +294,7 @@ class _Thread:
         self.a.part, self.a.aligned = self._own_place, self._alignment
         check_lanes(m.launch, buffers)
         self.fences = TileFences(self.w, m.launch, self.bulk.tiles_of_threads())
+        self.turns = Turns(self.w, self.positions, m.launch, m.threads)
         self.divergent = 0  # conditions that not all threads of the block fulfil alike
 
     # ---- the kernel's beginning
@@ -324,12 +327,12 @@ class _Thread:
     def run(self, body: tuple[Stmt, ...]) -> None:
         """What the threads do; next to them, the producer of a loop with roles."""
         if not self.roles:
-            self.body.block(body)
+            self._threads(body)
             return
         z = self.positions.short("thread.z")
         mine = self.w.put(f"icmp eq i32 {z}, {self.threads[2]}")
         with_copies = partial(self.bulk.produce, producer(body))
-        threads = partial(self.body.block, consumers(body))
+        threads = partial(self._threads, consumers(body))
         if not self.registers:
             self.w.branch(mine, with_copies, threads)
             return
@@ -343,6 +346,11 @@ class _Thread:
             threads()
 
         self.w.branch(self.w.put(f"icmp uge i32 {z}, {self.threads[2]}"), others, own)
+
+    def _threads(self, body: tuple[Stmt, ...]) -> None:
+        self.turns.begin()
+        self.body.block(body)
+        self.turns.end()
 
     def _registers(self, more: str, count: int) -> None:
         text = f"setmaxnreg.{more}.sync.aligned.u32 {count};"
@@ -522,6 +530,8 @@ class _Thread:
             self.bulk.acquire()
         elif isinstance(s, Release):
             self.bulk.release(s.pending)
+        elif isinstance(s, Turn):
+            self.turns.take(s)
         else:
             self.bulk.commit()
 

@@ -52,6 +52,7 @@ from tilewright.kernel.steps.roles import Roles
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.swizzle import Swizzle
+from tilewright.kernel.steps.take_turns import TakeTurns
 from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.trim import Trim
 from tilewright.kernel.steps.unmask import Unmask
@@ -68,6 +69,7 @@ SLACK: int = 0  # 1: the second product goes on while the next block of keys beg
 GROUPS: int = 0  # of warps, each with 64 rows of a tile; all read the same keys. 0: what suits
 ROLES: int = 0  # versions of keys and values that a warp of its own brings; 0: none does
 REGISTERS: int = 240  # of a thread then
+TURNS: bool = False  # do groups of warps begin their products one after the other?
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,10 @@ class _Chain:
         if SLACK > 1:
             s.do(Delay(part, p.sums.name))
         s.do(Synchronise())
+        if TURNS and self.groups > 1:
+            for loop in (part, f"{part}.first"):
+                if s.loops(loop):
+                    s.do(TakeTurns(loop))
         s.attempt(Unmask(part))
         if trimmed:  # later tiles take longer, so they begin first
             s.do(Reverse(tiles))
