@@ -24,8 +24,8 @@ class Turns:
         threads: tuple[int, int, int],
     ) -> None:
         self.w, self.positions = w, positions
-        any_ = any(isinstance(s, Turn) for s, _ in walk(launch))
-        self.groups = threads[2] // GROUP if any_ else 1
+        taken = any(isinstance(s, Turn) for s, _ in walk(launch))
+        self.groups = threads[2] // GROUP if taken else 1
 
     def begin(self) -> None:
         if self.groups > 1:
@@ -51,6 +51,6 @@ class Turns:
         return self.w.put(f"lshr i32 {self.positions.short('thread.z')}, 2")
 
     def _barrier(self, what: str, name: str) -> None:
-        text = f"barrier.cta.{what}.aligned $0, {2 * THREADS};"
-        given = f"i32 {name}"
-        self.w.line(f'call void asm sideeffect "{text}", "r,~{{memory}}"({given}) convergent')
+        function = f"@llvm.nvvm.barrier.cta.{what}.aligned.count"
+        self.w.arith.declares.add(f"declare void {function}(i32, i32)")
+        self.w.line(f"call void {function}(i32 {name}, i32 {2 * THREADS})")
