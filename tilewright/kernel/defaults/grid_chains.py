@@ -69,6 +69,7 @@ SLACK: int = 0  # 1: the second product goes on while the next block of keys beg
 GROUPS: int = 0  # of warps, each with 64 rows of a tile; all read the same keys. 0: what suits
 ROLES: int = 0  # versions of keys and values that a warp of its own brings; 0: none does
 REGISTERS: int = 240  # of a thread then
+CLUSTER: int = 1  # tiles of one head that get keys and values by one copy
 TURNS: bool = False  # do groups of warps begin their products one after the other?
 
 
@@ -167,8 +168,9 @@ class _Chain:
         self._product(p.sums.name, second)
         if ROLES:
             s.do(Roles(part, ROLES))
-            if REGISTERS:
-                s.do(Pragma(tiles, "registers", REGISTERS))
+            s.do(Pragma(tiles, "registers", REGISTERS))
+            if CLUSTER > 1 and not trimmed:
+                s.attempt(Pragma(tiles, "cluster", CLUSTER))
         else:
             for x in (k, v):
                 slack = min(SLACK, 1) if x == v else 0
