@@ -44,7 +44,7 @@ def _called(found: re.Match[str], defines: dict[str, str]) -> str:
     """Assembler of a group of warps as a call."""
     result, text, given = found.groups()
     types = [x.split()[0] for x in given.split(", ")]
-    if "wait_group" in text:
+    if not text or "wait_group" in text:
         name = f"tied_{len(types)}_{types[0]}"
         taken = ", ".join(f"{t} %x{k}" for k, t in enumerate(types))
         lines = [f"define internal {result} @{name}({taken}) {{"]

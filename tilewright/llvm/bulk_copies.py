@@ -148,6 +148,7 @@ class BulkCopies:
         # Private buffers that asynchronous instructions write.
         self.results = [x for x in dict.fromkeys(names) if x in own]
         self.meanwhile = _meanwhile(launch)
+        self.going = 0  # products that are not waited for yet
 
     # ---- the kernel's beginning
 
@@ -207,6 +208,8 @@ class BulkCopies:
         """Writes a copy of the copy engine's; False: it is another instruction."""
         i = INTRINSICS[s.instruction]
         if not i.engine:
+            if i.asynchronous:
+                self._begin(s, i)
             return False
         found = match(i, self.c.n, s)
         assert isinstance(found, Match), found.reason
@@ -444,17 +447,33 @@ class BulkCopies:
         number = self.put(f"sub i32 {number}, 1")
         self._await(self._of_group(number), self._turn(number))
 
+    def _begin(self, s: Loop, i: Intrinsic) -> None:
+        """The first of several products: what later ones begin with is in registers before it, or
+        the assembler would let those wait for it."""
+        if not self.going:
+            found = match(i, self.c.n, s)
+            own = found.operands[-1].buffer if isinstance(found, Match) else ""
+            others = [x for x in self.results if x in self.a.base and x != own]
+            if others:
+                self._through("", others)
+        self.going += 1
+
     def wait_for_products(self, s: Wait) -> None:
         """Results but those of the last instructions are there after a wait, which LLVM learns by
         their passing through it."""
         pending = s.pending
+        self.going = min(self.going, pending)
         text = f"wgmma.wait_group.sync.aligned {pending};"
         going = self.body.instructions.begun[-pending:] if pending else []
         there = [x for x in self.results if x in self.a.base and x not in going]
         done = [x for x in self.meanwhile.get(id(s), ()) if x in self.a.base and x not in there]
         if done and self.ring:
             self._boundary()
-        held = [(x, self.block.part(self.c.buffers[x])) for x in (*there, *done)]
+        self._through(text, [*there, *done])
+
+    def _through(self, text: str, names: list[str]) -> None:
+        """Private buffers pass through an instruction, so that nothing moves across it."""
+        held = [(x, self.block.part(self.c.buffers[x])) for x in names]
         if not held:
             self._asm(text, "", "", convergent=True)
             return
@@ -480,15 +499,15 @@ class BulkCopies:
 
 
 def _meanwhile(launch: tuple[Stmt, ...]) -> dict[int, list[str]]:
-    """For waits for all asynchronous instructions, what is computed and read later while some go
-    on: since a wait that has left them."""
+    """For waits, what is computed and read later while asynchronous instructions go on: since a
+    wait that has left some."""
     out: dict[int, list[str]] = {}
     for body in (launch, *(b for s, _ in walk(launch) for b in bodies(s))):
         begin: int | None = None
         for k, s in enumerate(body):
             if not isinstance(s, Wait) or not s.products:
                 continue
-            if begin is not None and not s.pending:
+            if begin is not None:
                 made = writes(body[begin:k])
                 read = frozenset().union(*(sources(x) for x in body[k:]))
                 out[id(s)] = sorted(made & read)

@@ -23,6 +23,7 @@ from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
+from tilewright.kernel.steps.hasten import Hasten
 from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.pad_sum import PadSum
 from tilewright.kernel.steps.pipeline import Pipeline
@@ -37,6 +38,7 @@ from tilewright.kernel.steps.unmask import Unmask
 
 AHEAD: int = 1  # blocks of columns
 GROUPS: int = 1  # of warps, each with 64 rows of a tile; all read the same columns
+HASTEN: bool = True  # do products go on while others' results are worked on?
 ROLES: int = 0  # versions of columns that a warp of its own brings; 0: none does
 REGISTERS: int = 240  # of a thread then
 
@@ -142,6 +144,8 @@ class _Products(_Chain):
         else:
             for x in blocks:
                 s.do(Pipeline(part, x, AHEAD, asynchronous=True))
+        if HASTEN:
+            s.do(Hasten(part))
         s.do(Synchronise())
         s.attempt(Unmask(part))
         if isinstance(longer, int) and longer > 0:  # later tiles take longer, so they begin first

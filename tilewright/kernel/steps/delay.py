@@ -57,15 +57,15 @@ class Delay(Step):
         self.fresh(n, f"{self.loop}.first")
         body = loop.body
         at = next((k for k, s in enumerate(body) if stages_in(s) == {self.stage}), None)
-        late = at is not None and _uses(body[at]) > 0 and _waits(body[at + 1 : at + 2])
+        late = at is not None and uses_of(body[at]) > 0 and _waits(body[at + 1 : at + 2])
         self.need(late, f"{self.stage} is no asynchronous product that {self.loop} waits for")
         assert at is not None
-        before = [k for k in range(at) if _uses(body[k])]
+        before = [k for k in range(at) if uses_of(body[k])]
         first = before[-1] + 1 if before else 0
         self.need(before and _waits(body[first : first + 1]), f"no product before {self.stage}")
         self._free(loop, first, at)
         product = body[at]
-        parts = _one_by_one(product)
+        parts = one_by_one(product)
         touched = sources(product) | writes((product,))
         used = (
             k for k in range(first + 1, at) if touched & (writes((body[k],)) | sources(body[k]))
@@ -85,7 +85,7 @@ class Delay(Step):
             for k, s in enumerate(body):
                 if k == first:
                     main += substitute_all(parts, {x.var: v - 1})
-                    main.append(Wait(_uses(product), products=True))
+                    main.append(Wait(uses_of(product), products=True))
                     continue
                 if k == free:
                     main.append(Wait(0, products=True))
@@ -132,15 +132,15 @@ class Delay(Step):
         return True
 
 
-def _one_by_one(s: Stmt) -> list[Stmt]:
+def one_by_one(s: Stmt) -> list[Stmt]:
     """The uses of an instruction as statements of their own: waits count these."""
     if not isinstance(s, Loop) or s.instruction or not isinstance(s.extent, int):
         return [s]
     rounds = (substitute_all(s.body, {s.var: k}) for k in range(s.extent))
-    return [x for body in rounds for y in body for x in _one_by_one(y)]
+    return [x for body in rounds for y in body for x in one_by_one(y)]
 
 
-def _uses(s: Stmt) -> int:
+def uses_of(s: Stmt) -> int:
     """How many asynchronous instructions of groups of warps a statement is."""
     count = 0
     for x, path in walk((s,)):
