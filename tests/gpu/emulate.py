@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.emulate_warps import (
+    Counted,
     NUMBERS,
     Arrivals,
     Copies,
@@ -122,7 +123,7 @@ class Threads:
         self.together = threading.Barrier(1)  # of the cluster
         self.warps: list[threading.Barrier] = []
         self.groups: list[threading.Barrier] = []  # of four warps
-        self.named: dict[tuple[int, int, int], threading.Barrier] = {}
+        self.named: dict[tuple[int, int, int], Counted] = {}
         self.lock = threading.Lock()
         self.values: list[Any] = []
         self.references: list[Any] = []
@@ -153,6 +154,8 @@ class Threads:
         give("nvvm_barrier_cluster_wait_aligned", None, (), lambda: self.together.wait(30))
         name = "nvvm_barrier_cta_sync_aligned_count"
         give(name, None, (number, number), lambda k, n: self._some(k, n).wait(30))
+        name = "nvvm_barrier_cta_arrive_aligned_count"
+        give(name, None, (number, number), lambda k, n: self._some(k, n).arrive() and None)
         name = "nvvm_bar_warp_sync"
         give(name, None, (number,), self._warp_wait)
         for name, t in (("f32", ctypes.c_float), ("i32", number)):
@@ -242,11 +245,11 @@ class Threads:
             30
         )
 
-    def _some(self, number: int, count: int) -> threading.Barrier:
+    def _some(self, number: int, count: int) -> Counted:
         """A barrier by its number, of so many threads."""
         with self.lock:
             key = self.mine.rank, number, count
-            return self.named.setdefault(key, threading.Barrier(count))
+            return self.named.setdefault(key, Counted(count))
 
     def _exchanged(self, mask: int, x: Any, step: int, last: int) -> Any:
         assert mask == -1 and last == WARP - 1

@@ -44,7 +44,7 @@ def _called(found: re.Match[str], defines: dict[str, str]) -> str:
     """Assembler of a group of warps as a call."""
     result, text, given = found.groups()
     types = [x.split()[0] for x in given.split(", ")]
-    if "wait_group" in text:
+    if not text or "wait_group" in text:
         name = f"tied_{len(types)}_{types[0]}"
         taken = ", ".join(f"{t} %x{k}" for k, t in enumerate(types))
         lines = [f"define internal {result} @{name}({taken}) {{"]
@@ -293,6 +293,31 @@ def described(
 ) -> np.ndarray:
     """A tensor map, in words of the emulator's own."""
     return np.array([address, item, len(shape), *shape, *box, swizzle], np.int64)
+
+
+class Counted:
+    """A barrier that so many threads come to, some of which do not wait for the others."""
+
+    def __init__(self, count: int) -> None:
+        self.count = self.left = count
+        self.phase = 0
+        self.changed = threading.Condition()
+
+    def arrive(self) -> int:
+        """The phase that this is part of."""
+        with self.changed:
+            here = self.phase
+            self.left -= 1
+            if not self.left:
+                self.phase, self.left = here + 1, self.count
+                self.changed.notify_all()
+            return here
+
+    def wait(self, seconds: float) -> None:
+        with self.changed:
+            here = self.arrive()
+            ended = self.changed.wait_for(lambda: self.phase != here, seconds)
+            assert ended, "threads do not all come to a barrier"
 
 
 @dataclass

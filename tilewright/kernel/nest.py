@@ -189,6 +189,14 @@ class Release:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """Groups of four warps go on one after the other: each waits here for its turn, in every
+    iteration, until the one before passes it on. It orders when they run, not what they see."""
+
+    passes: bool = False
+
+
+@dataclass(frozen=True)
 class Prefetch:
     """Prefetches the cache line of an element, which may lie outside its buffer, and those that
     follow it, `lines` in all; reads nothing."""
@@ -251,10 +259,10 @@ class Report:
     condition: Value | None = None
 
 
-Fence = Union[Barrier, Commit, Wait, Acquire, Release]
+Fence = Union[Barrier, Commit, Wait, Acquire, Release, Turn]
 Stmt = Union[Loop, Store, Alloc, Fence, Prefetch, If, While, Atomic, Report]
 # What orders the threads of a block, and computes nothing.
-FENCES = (Barrier, Commit, Wait, Acquire, Release)
+FENCES = (Barrier, Commit, Wait, Acquire, Release, Turn)
 
 
 # What steps do not move anything across.

@@ -8,8 +8,9 @@ rest is done by the threads of the block. Two things order them, and no barrier:
 - the Acquire of an iteration waits until the threads have released the iteration that many earlier
   (Release), from which on the same memory is used again.
 
-Iterations are counted from the beginning of the launch, also where the loop is inside others. In
-order, one iteration after the other, the statements mean the same: nests are checked and
+Iterations are counted from the beginning of the launch, also where the loop is inside others.
+Several such loops one after the other, of as many versions, are one loop to this: the first
+iterations may be apart from the rest. In order, one iteration after the other, the statements mean the same: nests are checked and
 interpreted so.
 """
 
@@ -45,7 +46,7 @@ def has_roles(s: Stmt) -> bool:
 
 
 def role_loop(body: tuple[Stmt, ...]) -> Loop | None:
-    """The loop with roles of a launch, if it has one."""
+    """The first loop with roles of a launch, if it has one."""
     return next((s for s, _ in walk(body) if isinstance(s, Loop) and has_roles(s)), None)
 
 
@@ -91,14 +92,18 @@ def role_faults(launch: tuple[Stmt, ...]) -> Iterator[tuple[str, Stmt]]:
     for s, _ in walk(launch):
         if isinstance(s, Release) and (not loops or s.pending < 0):
             yield "copies are released that no producer waits for", s
-    for loop, _ in loops[1:]:
-        yield f"{loops[0][0].name} and {loop.name} have roles: one loop of a launch may", loop
-    for loop, path in loops[:1]:
+    for loop, path in loops[1:]:
+        first, around = loops[0]
+        if path != around or versions_of(loop) != versions_of(first):
+            what = "roles, but are not in one place, of as many versions"
+            yield f"{first.name} and {loop.name} have {what}", loop
+    mine = {id(s) for loop, _ in loops for s, _ in walk(loop.body)}
+    for loop, path in loops:
         yield from ((what, loop) for what in _loop_faults(loop, path))
-        mine = {id(s) for s, _ in walk(loop.body)}
-        for s, _ in walk(launch):
-            if id(s) not in mine and (isinstance(s, Commit) or _asks(s)):
-                yield f"copies outside of {loop.name}, whose copies a warp of its own issues", s
+    for s, _ in walk(launch) if loops else ():
+        if id(s) not in mine and (isinstance(s, Commit) or _asks(s)):
+            name = loops[0][0].name
+            yield f"copies outside of {name}, whose copies a warp of its own issues", s
 
 
 def _loop_faults(loop: Loop, path: Path) -> Iterator[str]:
@@ -120,7 +125,9 @@ def _loop_faults(loop: Loop, path: Path) -> Iterator[str]:
     waits = [x for x, _ in walk(rest) if isinstance(x, Wait) and not x.products]
     if [x.pending for x in waits] != [0] or rest[0] != waits[0]:
         yield f"{what}, but its threads do not wait for the copies of their iteration"
-    if any(isinstance(x, (Acquire, Alloc)) for x in rest if not isinstance(x, Loop)):
+    brought = {x.buffer for x, _ in walk(first) if isinstance(x, Store)}
+    again = any(isinstance(x, Alloc) and x.buffer in brought for x in rest)
+    if again or any(isinstance(x, Acquire) for x in rest):
         yield f"{what} and allocates or acquires memory behind its copies"
     if not any(isinstance(x, Release) for x in rest):
         yield f"{what}, but its threads never release what they have read"

@@ -40,6 +40,7 @@ from tilewright.kernel.nest import (
     Loop,
     Nest,
     Release,
+    Turn,
     Stmt,
     Store,
     Wait,
@@ -179,6 +180,8 @@ class _Block:
                 self.copies.commit(who)
             elif isinstance(s, Wait):
                 self._wait(s, who)
+            elif isinstance(s, Turn):
+                self._all(who, "a turn")
             elif isinstance(s, Release) and self.producer is not None:
                 self._all(who, "a release")
                 self.producer.release(s)

@@ -71,6 +71,7 @@ from tilewright.kernel.nest import (
     Report,
     Stmt,
     Store,
+    Turn,
     Wait,
     While,
     bodies,
@@ -193,6 +194,8 @@ def line_text(s: Stmt) -> str:
         return f"acquire {s.versions}"
     if isinstance(s, Release):
         return f"release {s.pending}"
+    if isinstance(s, Turn):
+        return "pass turn" if s.passes else "turn"
     if isinstance(s, Prefetch):
         return f"prefetch {value_text(s.load)}" + (f" lines {s.lines}" if s.lines > 1 else "")
     if isinstance(s, If):
@@ -433,6 +436,8 @@ def _read_body(
             out.append(Wait(int(count), rest.startswith("products ")))
         elif word in ("acquire", "release") and rest.isdecimal():
             out.append(Acquire(int(rest)) if word == "acquire" else Release(int(rest)))
+        elif line in ("turn", "pass turn"):
+            out.append(Turn(word == "pass"))
         elif word == "prefetch":
             at, _, lines_in_all = rest.partition(" lines ")
             many = int(lines_in_all) if lines_in_all.isdecimal() else 1

@@ -49,6 +49,7 @@ BARRIER = 8  # bytes of a memory barrier
 SHARED = "ptr addrspace(3)"
 MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'
 LARGEST = 2**31  # of an axis that the copy engine takes
+MOST_AXES = 5  # that it takes
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,7 @@ class BulkCopies:
         # Private buffers that asynchronous instructions write.
         self.results = [x for x in dict.fromkeys(names) if x in own]
         self.meanwhile = _meanwhile(launch)
+        self.going = 0  # products that are not waited for yet
 
     # ---- the kernel's beginning
 
@@ -206,6 +208,8 @@ class BulkCopies:
         """Writes a copy of the copy engine's; False: it is another instruction."""
         i = INTRINSICS[s.instruction]
         if not i.engine:
+            if i.asynchronous:
+                self._begin(s, i)
             return False
         found = match(i, self.c.n, s)
         assert isinstance(found, Match), found.reason
@@ -220,20 +224,23 @@ class BulkCopies:
         source, to = found.operands
         into = self.a.at(self.c.buffers[to.buffer], to.base)
         dim = self.body.indices.dim
-        places = [self.put(f"trunc i64 {dim(d)} to i32") for d in reversed(source.index)]
+        b = self.c.buffers[source.buffer]
+        index = [source.index[k] for k in reversed(_axes(b))]
+        places = [self.put(f"trunc i64 {dim(d)} to i32") for d in index]
         args = [
             ("ptr", "%s", f"%map{self.boxes.index(box)}"),
             ("ptr", "%d", into),
             *(("i32", f"%s.{k}", x) for k, x in enumerate(places)),
             (SHARED, "%arrived", self._of_group(self.put("load i32, ptr %issued, align 4"))),
         ]
-        name = f"{i.name}.{'_'.join(map(str, found.constants.values()))}"
+        name = f"{i.name}.{len(places)}.{'_'.join(map(str, found.constants.values()))}"
         if blocks > 1:
             name = f"{name}.{blocks}"
             here = self.block.positions.short("block.x")
             args.append(("i32", "%rank", self.put(f"and i32 {here}, {blocks - 1}")))
         head = ", ".join(f"{t} {x}" for t, x, _ in args)
-        body = i.emission({**found.constants, "cluster": blocks}).rstrip()
+        known = {**found.constants, "cluster": blocks, "axes": len(places)}
+        body = i.emission(known).rstrip()
         self.w.arith.defines[name] = (
             f'define internal void @"{name}"({head}) alwaysinline nounwind {{\n{body}\n}}'
         )
@@ -266,7 +273,8 @@ class BulkCopies:
             steps.append(steps[-1] * d)
         whole = all(_multiple(x, 16) for x in steps[1:])
         small = all(D.bounds(d)[1] < LARGEST for d in b.shape)
-        if self.block.aligned % 16 or not whole or not small:
+        axes = _axes(b)
+        if self.block.aligned % 16 or not whole or not small or len(axes) > MOST_AXES:
             return None
         box = (
             (*source.box[:-2], source.box[-2] // blocks, source.box[-1])
@@ -275,7 +283,8 @@ class BulkCopies:
         )
         swizzle = self.c.buffers[to.buffer].swizzle
         over = 0 if swizzle is None else b.dtype.bytes << (swizzle.base + swizzle.bits)
-        return Box(b.name, str(b.dtype), b.dtype.bytes, b.shape, box, over)
+        shape, box = (tuple(x[k] for k in axes) for x in (b.shape, box))
+        return Box(b.name, str(b.dtype), b.dtype.bytes, shape, box, over)
 
     def _by_threads(self, s: Loop) -> None:
         """The threads of the block, or of the producer, share the elements."""
@@ -438,17 +447,33 @@ class BulkCopies:
         number = self.put(f"sub i32 {number}, 1")
         self._await(self._of_group(number), self._turn(number))
 
+    def _begin(self, s: Loop, i: Intrinsic) -> None:
+        """The first of several products: what later ones begin with is in registers before it, or
+        the assembler would let those wait for it."""
+        if not self.going:
+            found = match(i, self.c.n, s)
+            own = found.operands[-1].buffer if isinstance(found, Match) else ""
+            others = [x for x in self.results if x in self.a.base and x != own]
+            if others:
+                self._through("", others)
+        self.going += 1
+
     def wait_for_products(self, s: Wait) -> None:
         """Results but those of the last instructions are there after a wait, which LLVM learns by
         their passing through it."""
         pending = s.pending
+        self.going = min(self.going, pending)
         text = f"wgmma.wait_group.sync.aligned {pending};"
         going = self.body.instructions.begun[-pending:] if pending else []
         there = [x for x in self.results if x in self.a.base and x not in going]
         done = [x for x in self.meanwhile.get(id(s), ()) if x in self.a.base and x not in there]
         if done and self.ring:
             self._boundary()
-        held = [(x, self.block.part(self.c.buffers[x])) for x in (*there, *done)]
+        self._through(text, [*there, *done])
+
+    def _through(self, text: str, names: list[str]) -> None:
+        """Private buffers pass through an instruction, so that nothing moves across it."""
+        held = [(x, self.block.part(self.c.buffers[x])) for x in names]
         if not held:
             self._asm(text, "", "", convergent=True)
             return
@@ -474,20 +499,25 @@ class BulkCopies:
 
 
 def _meanwhile(launch: tuple[Stmt, ...]) -> dict[int, list[str]]:
-    """For waits for all asynchronous instructions, what is computed and read later while some go
-    on: since a wait that has left them."""
+    """For waits, what is computed and read later while asynchronous instructions go on: since a
+    wait that has left some."""
     out: dict[int, list[str]] = {}
     for body in (launch, *(b for s, _ in walk(launch) for b in bodies(s))):
         begin: int | None = None
         for k, s in enumerate(body):
             if not isinstance(s, Wait) or not s.products:
                 continue
-            if begin is not None and not s.pending:
+            if begin is not None:
                 made = writes(body[begin:k])
                 read = frozenset().union(*(sources(x) for x in body[k:]))
                 out[id(s)] = sorted(made & read)
             begin = k if s.pending else None
     return out
+
+
+def _axes(b: Buffer) -> list[int]:
+    """The axes that the copy engine is told of: the last two, and those of several elements."""
+    return [k for k, d in enumerate(b.shape) if d != 1 or k >= len(b.shape) - 2]
 
 
 def _multiple(d: Dim, of: int) -> bool:

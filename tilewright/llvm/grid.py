@@ -35,6 +35,7 @@ from tilewright.kernel.nest import (
     Report,
     Stmt,
     Store,
+    Turn,
     Wait,
     While,
     mentions,
@@ -61,6 +62,7 @@ from tilewright.llvm.positions import Positions
 from tilewright.llvm.scalars import memory_type, register_type
 from tilewright.llvm.shared_memory import Shared, bytes_of, check_lanes
 from tilewright.llvm.tile_fences import TileFences
+from tilewright.llvm.turns import Turns
 from tilewright.llvm.writer import Metadata
 
 # Bytes of one thread's own buffer; beyond this it is no use of a GPU.
@@ -69,6 +71,8 @@ PRIVATE_LIMIT = 64 * 1024
 INLINED = 1024
 # The shared memory of a kernel that runs tasks, which these use one after the other.
 SHARED = "tw_tasks"
+# Warps of a producer that gives up registers, which a group does together, and what it keeps.
+PRODUCERS, FEWEST = 4, 24
 # Nothing is prefetched: other threads run while one waits.
 TRAITS = Traits(
     short_division=True,
@@ -174,8 +178,11 @@ class _Module:
         )
         self.threads = x, y, z = _threads_of(launch, grid)
         self.roles = role_loop(launch) is not None
-        # The producer is a warp behind those of the block's threads.
-        self.all_threads = (x, y, z + 1) if self.roles else self.threads
+        # Registers of the threads, some of which the producer gives them.
+        self.registers = _pragma(launch, "registers") if self.roles else 0
+        # The producer is a warp behind those of the block's threads; a group gives up registers.
+        more = PRODUCERS if self.registers else 1
+        self.all_threads = (x, y, z + more) if self.roles else self.threads
         if self.roles and (task or x * y != grid.warp):
             raise Unsupported("a loop with roles in a task, or where warps are not along thread.z")
 
@@ -199,7 +206,7 @@ class _Module:
         k.leave()
         loops, _ = grid_of(self.launch)
         blocks = {x.kind: _count(x, set(self.n.dims)) for x in loops}
-        resident = max((dict(x.pragmas).get("resident", 0) for x in loops), default=0)
+        resident = _pragma(self.launch, "resident") or min(self.registers, 1)
         more = f' "nvvm.minctasm"="{resident}"' if resident else ""
         head = self._head(symbol, k.parameters(), f"{k.bulk.attribute}{more}")
         lines = [*k.shared.globals(), head, *k.fences.kept(body.lines())]
@@ -237,6 +244,11 @@ def _threads_of(launch: tuple[Stmt, ...], grid: Grid) -> tuple[int, int, int]:
             hint=f"at most {grid.block_threads} in all, 64 along thread.z: Split before Bind",
         )
     return x, y, z
+
+
+def _pragma(launch: tuple[Stmt, ...], key: str) -> int:
+    """What the loops over blocks say; 0: nothing."""
+    return max((dict(x.pragmas).get(key, 0) for x in grid_of(launch)[0]), default=0)
 
 
 def _count(x: Loop, dims: set[D.Sym]) -> Dim:
@@ -279,13 +291,14 @@ class _Thread:
         self.positions = Positions(self.w, m.all_threads, m.task)
         some = m.task or m.roles
         self.sums = ThreadSums(self.w, self.positions, self.shared, m.threads, some)
-        self.roles = m.roles
+        self.roles, self.registers = m.roles, m.registers
         copies = AsyncCopies(self.w, self.c, self.a, body.values, m.grid)
         self.bulk = BulkCopies(body, m.launch, self, copies, self.shared.barriers)
         self.sums.cluster = self.bulk.cluster is not None
         self.a.part, self.a.aligned = self._own_place, self._alignment
         check_lanes(m.launch, buffers)
         self.fences = TileFences(self.w, m.launch, self.bulk.tiles_of_threads())
+        self.turns = Turns(self.w, self.positions, m.launch, m.threads)
         self.divergent = 0  # conditions that not all threads of the block fulfil alike
         self.in_order = _begun_early(m.launch)
 
@@ -319,12 +332,34 @@ class _Thread:
     def run(self, body: tuple[Stmt, ...]) -> None:
         """What the threads do; next to them, the producer of a loop with roles."""
         if not self.roles:
-            self.body.block(body)
+            self._threads(body)
             return
         z = self.positions.short("thread.z")
         mine = self.w.put(f"icmp eq i32 {z}, {self.threads[2]}")
         with_copies = partial(self.bulk.produce, producer(body))
-        self.w.branch(mine, with_copies, partial(self.body.block, consumers(body)))
+        threads = partial(self._threads, consumers(body))
+        if not self.registers:
+            self.w.branch(mine, with_copies, threads)
+            return
+
+        def others() -> None:
+            self._registers("dec", FEWEST)
+            self.w.branch(mine, with_copies)
+
+        def own() -> None:
+            self._registers("inc", self.registers)
+            threads()
+
+        self.w.branch(self.w.put(f"icmp uge i32 {z}, {self.threads[2]}"), others, own)
+
+    def _threads(self, body: tuple[Stmt, ...]) -> None:
+        self.turns.begin()
+        self.body.block(body)
+        self.turns.end()
+
+    def _registers(self, more: str, count: int) -> None:
+        text = f"setmaxnreg.{more}.sync.aligned.u32 {count};"
+        self.w.line(f'call void asm sideeffect "{text}", "~{{memory}}"() convergent')
 
     def leave(self) -> None:
         """A block of a cluster stays until all have got what it has asked for."""
@@ -500,6 +535,8 @@ class _Thread:
             self.bulk.acquire()
         elif isinstance(s, Release):
             self.bulk.release(s.pending)
+        elif isinstance(s, Turn):
+            self.turns.take(s)
         else:
             self.bulk.commit()
 

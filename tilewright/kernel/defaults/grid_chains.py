@@ -42,14 +42,17 @@ from tilewright.kernel.steps.materialise import Materialise
 from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.pad_sum import PadSum
 from tilewright.kernel.steps.pipeline import Pipeline
+from tilewright.kernel.steps.pragma import Pragma
 from tilewright.kernel.steps.rebase import Rebase
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.reverse import Reverse
 from tilewright.kernel.steps.rfactor import RFactor
+from tilewright.kernel.steps.roles import Roles
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.swizzle import Swizzle
+from tilewright.kernel.steps.take_turns import TakeTurns
 from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.trim import Trim
 from tilewright.kernel.steps.unmask import Unmask
@@ -64,6 +67,10 @@ MOST_ALONG_Y = 65535  # blocks of a grid
 AHEAD: int = 1  # blocks of keys
 SLACK: int = 0  # 1: the second product goes on while the next block of keys begins
 GROUPS: int = 0  # of warps, each with 64 rows of a tile; all read the same keys. 0: what suits
+ROLES: int = 0  # versions of keys and values that a warp of its own brings; 0: none does
+REGISTERS: int = 240  # of a thread then
+CLUSTER: int = 1  # tiles of one head that get keys and values by one copy
+TURNS: bool = False  # do groups of warps begin their products one after the other?
 
 
 @dataclass(frozen=True)
@@ -154,18 +161,28 @@ class _Chain:
         for name in running:
             self._map(name)
             self._in_registers(name)
-        self._copy(q)
+        self._copy(q, boxes=not ROLES)
         self._copy(k)
         self._copy(v, turned=True)
         self._product(p.scores.name, first)
         self._product(p.sums.name, second)
-        for x in (k, v):
-            slack = min(SLACK, 1) if x == v else 0
-            s.do(Pipeline(part, x, AHEAD, asynchronous=True, slack=slack))
-        s.do(JoinCopies(q))
+        if ROLES:
+            s.do(Roles(part, ROLES))
+            s.do(Pragma(tiles, "registers", REGISTERS))
+            if CLUSTER > 1 and not trimmed:
+                s.attempt(Pragma(tiles, "cluster", CLUSTER))
+        else:
+            for x in (k, v):
+                slack = min(SLACK, 1) if x == v else 0
+                s.do(Pipeline(part, x, AHEAD, asynchronous=True, slack=slack))
+            s.do(JoinCopies(q))
         if SLACK > 1:
             s.do(Delay(part, p.sums.name))
         s.do(Synchronise())
+        if TURNS and self.groups > 1:
+            for loop in (part, f"{part}.first"):
+                if s.loops(loop):
+                    s.do(TakeTurns(loop))
         s.attempt(Unmask(part))
         if trimmed:  # later tiles take longer, so they begin first
             s.do(Reverse(tiles))

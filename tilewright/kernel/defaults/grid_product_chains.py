@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from tilewright.base.errors import Refused
 from tilewright.ir import dim as D
-from tilewright.ir.dim import Dim, Sym
-from tilewright.ir.expr import Load, Value
-from tilewright.kernel.defaults.grid_chains import ROWS, WIDE, Parts, _Chain, instructions
+from tilewright.ir.dim import Dim, Quo, Sym
+from tilewright.ir.expr import Index, Load, Value
+from tilewright.ir.parts import walk as walk_values
+from tilewright.kernel.defaults.grid_chains import WIDE, Parts, _Chain, instructions
 from tilewright.kernel.defaults.scheduler import Scheduler, cost, store_reads
 from tilewright.kernel.group import Stage
 from tilewright.kernel.steps.barrier import Synchronise
@@ -22,15 +23,24 @@ from tilewright.kernel.steps.cache_read import CacheRead
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.compute_inline import ComputeInline
 from tilewright.kernel.steps.compute_with import ComputeWith
+from tilewright.kernel.steps.hasten import Hasten
 from tilewright.kernel.steps.pad import Pad
 from tilewright.kernel.steps.pad_sum import PadSum
 from tilewright.kernel.steps.pipeline import Pipeline
+from tilewright.kernel.steps.pragma import Pragma
 from tilewright.kernel.steps.reorder import Reorder
+from tilewright.kernel.steps.reverse import Reverse
+from tilewright.kernel.steps.roles import Roles
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.trim import Trim
+from tilewright.kernel.steps.unmask import Unmask
 
 AHEAD: int = 1  # blocks of columns
+GROUPS: int = 1  # of warps, each with 64 rows of a tile; all read the same columns
+HASTEN: bool = True  # do products go on while others' results are worked on?
+ROLES: int = 0  # versions of columns that a warp of its own brings; 0: none does
+REGISTERS: int = 240  # of a thread then
 
 
 @dataclass(frozen=True)
@@ -65,14 +75,14 @@ class _Products(_Chain):
     def __init__(self, s: Scheduler, found: Products) -> None:
         last, out = found.lasts[0], found.outs[0]
         # Of the parts of a chain, those that its helpers ask for.
-        super().__init__(s, Parts(found.firsts[0], last, last, last, out), 1)
+        super().__init__(s, Parts(found.firsts[0], last, last, last, out), GROUPS)
         self.found = found
         self.summed = {x.name for x in found.lasts}
 
     def schedule(self) -> None:
         s, f = self.s, self.found
         between = self._maps_left()
-        kinds = instructions(s, self._factors(f.lasts[0].name)[0].dtype, 1)
+        kinds = instructions(s, self._factors(f.lasts[0].name)[0].dtype, self.groups)
         if kinds is None:
             raise Refused("no instruction multiplies rows in registers")
         # Copies of operands: for all blocks of columns, and for one.
@@ -95,12 +105,15 @@ class _Products(_Chain):
         outer, tiles, _ = placed[-1]  # what the others use is computed before it
         for out in outs[:-1]:
             s.do(ComputeWith(out.name, tiles))
+        period = self._period(between)
         for x in f.lasts:
             s.do(ComputeAt(x.name, tiles))
             i, c, k = (p.name for p in s.own(x.name))
             s.do(Split(k, WIDE))
             s.do(Reorder((f"{k}.0", i, c, f"{k}.1")))
-        part = s.reduced(f.lasts[0].name)[0].name
+            if period:
+                s.do(Split(f"{k}.0", period // WIDE))
+        part = s.reduced(f.lasts[0].name)[1 if period else 0].name
         for x in f.lasts[1:]:
             s.do(ComputeWith(x.name, part))
         for name in (*reversed(between), *(x.name for x in reversed(f.firsts))):
@@ -112,6 +125,7 @@ class _Products(_Chain):
         for x in (*rows, *blocks):
             s.do(SetScope(x, "shared"))
         s.attempt(Trim(part))
+        longer = D.coefficient(s.loops(part)[0].extent, s.loops(tiles)[0].var)
         self._blocks(outer, tiles)
         for _, _, results in placed:
             self._results(*results)
@@ -124,9 +138,38 @@ class _Products(_Chain):
             self._product(x.name, kinds[0])
         for x in f.lasts:
             self._product(x.name, kinds[1])
-        for x in blocks:
-            s.do(Pipeline(part, x, AHEAD, asynchronous=True))
+        if ROLES:
+            s.do(Roles(part, ROLES))
+            s.do(Pragma(tiles, "registers", REGISTERS))
+        else:
+            for x in blocks:
+                s.do(Pipeline(part, x, AHEAD, asynchronous=True))
+        if HASTEN:
+            s.do(Hasten(part))
         s.do(Synchronise())
+        s.attempt(Unmask(part))
+        if isinstance(longer, int) and longer > 0:  # later tiles take longer, so they begin first
+            s.do(Reverse(tiles))
+
+    def _period(self, between: list[str]) -> int:
+        """After how many columns conditions begin again, such as those of a causal mask where
+        several heads of queries share keys; 0: never. Then the columns are two loops."""
+        s = self.s
+        columns = s.nest.buffer(self.found.firsts[0].name).shape[-1]
+        found: set[int] = set()
+        for name in between:
+            last = s.axes(name)[0][-1].var
+            for x in walk_values(s.store(name).value):
+                terms = x.dim.terms if isinstance(x, Index) and isinstance(x.dim, D.Int) else ()
+                atoms = [a for mono, _ in terms for a in mono]
+                found |= {
+                    a.b
+                    for a in atoms
+                    if isinstance(a, Quo) and a.op == "mod" and isinstance(a.b, int)
+                    if last in D.symbols(a.a)
+                }
+        several = [c for c in found if c % WIDE == 0 and D.known_lt(c, columns)]
+        return several[0] if len(several) == 1 else 0
 
     # ---- what is stored
 
@@ -215,30 +258,33 @@ class _Products(_Chain):
         many, columns = s.nest.buffer(f.firsts[0].name).shape[-2:]
         if not isinstance(many, int) or not isinstance(columns, int):
             raise Refused(f"{many} rows of {columns}: how many there are is not known")
-        for stage in (*rows, *blocks):
+        sizes = [(x, self.rows) for x in rows] + [(x, WIDE) for x in blocks]
+        for stage, high in sizes:
             shape = s.nest.buffer(stage).shape
-            for axis in (len(shape) - 2, len(shape) - 1):
+            for axis, whole in ((len(shape) - 2, high), (len(shape) - 1, WIDE)):
                 size = shape[axis]
-                if isinstance(size, int) and size % WIDE:
-                    s.do(Pad(stage, axis, WIDE, zeros=True))
+                if isinstance(size, int) and size % whole:
+                    s.do(Pad(stage, axis, whole, zeros=True))
         for x in (*f.firsts, *f.lasts):
             deep = s.reduced(x.name)[0]
             if deep.extent % WIDE and x in f.firsts:
                 s.do(PadSum(deep.name, WIDE))
         for stage in (*(x.name for x in f.firsts), *between):
             rank = len(s.nest.buffer(stage).shape)
-            for axis, size in ((rank - 2, many), (rank - 1, columns)):
-                if size % WIDE and not (stage not in between and s.attempt(Pad(stage, axis, WIDE))):
-                    s.do(Pad(stage, axis, WIDE, zeros=True))
+            # What is in rows past the end is stored nowhere; columns are added up.
+            if many % self.rows and not s.attempt(Pad(stage, rank - 2, self.rows)):
+                s.do(Pad(stage, rank - 2, self.rows, zeros=True))
+            if columns % WIDE and (stage in between or not s.attempt(Pad(stage, rank - 1, WIDE))):
+                s.do(Pad(stage, rank - 1, WIDE, zeros=True))
         for x in f.lasts:
             deep = s.reduced(x.name)[0]
             if columns % WIDE:
                 s.do(PadSum(deep.name, WIDE))
             rank = len(s.nest.buffer(x.name).shape)
-            for axis in (rank - 2, rank - 1):
+            for axis, whole in ((rank - 2, self.rows), (rank - 1, WIDE)):
                 size = s.nest.buffer(x.name).shape[axis]
-                if isinstance(size, int) and size % WIDE:
-                    s.do(Pad(x.name, axis, WIDE))
+                if isinstance(size, int) and size % whole:
+                    s.do(Pad(x.name, axis, whole))
 
     def _tiles_of(self, last: str, out: str) -> tuple[list[str], str, tuple[str, str, str]]:
         end = next(x for x in self.found.lasts if x.name == last)
@@ -252,5 +298,3 @@ class _Products(_Chain):
 def _one_of(x: Value, buffers: set[str]) -> str | None:
     return next((str(b) for b in x.sources if b in buffers), None)
 
-
-assert ROWS == WIDE  # rows and columns of a tile are padded alike

@@ -7,8 +7,10 @@ from tilewright.ir import dim as D
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import (
     Alloc,
+    Commit,
     Loop,
     Nest,
+    Release,
     Stmt,
     Store,
     Wait,
@@ -21,6 +23,7 @@ from tilewright.kernel.nest import (
     walk,
     writes,
 )
+from tilewright.kernel.roles import has_roles
 from tilewright.kernel.step import Step
 
 
@@ -38,6 +41,8 @@ class Delay(Step):
                                               wait products 0       # y is there, p is free
                                               p = q
                                             y += p * c[n-1]; wait products 0
+
+    In a loop with roles an iteration releases what the one before has used (kernel/roles.py).
     """
 
     loop: str
@@ -52,21 +57,23 @@ class Delay(Step):
         self.fresh(n, f"{self.loop}.first")
         body = loop.body
         at = next((k for k, s in enumerate(body) if stages_in(s) == {self.stage}), None)
-        late = at is not None and _uses(body[at]) > 0 and _waits(body[at + 1 : at + 2])
+        late = at is not None and uses_of(body[at]) > 0 and _waits(body[at + 1 : at + 2])
         self.need(late, f"{self.stage} is no asynchronous product that {self.loop} waits for")
         assert at is not None
-        before = [k for k in range(at) if _uses(body[k])]
+        before = [k for k in range(at) if uses_of(body[k])]
         first = before[-1] + 1 if before else 0
         self.need(before and _waits(body[first : first + 1]), f"no product before {self.stage}")
         self._free(loop, first, at)
         product = body[at]
-        parts = _one_by_one(product)
+        parts = one_by_one(product)
         touched = sources(product) | writes((product,))
         used = (
             k for k in range(first + 1, at) if touched & (writes((body[k],)) | sources(body[k]))
         )
         free = next(used, at)
         mine = [s for s in body if isinstance(s, Alloc) and s.buffer in sources(product)]
+        # The product reads the versions of its own iteration, so these are released one later.
+        body = tuple(Release(s.pending + 1) if isinstance(s, Release) else s for s in body)
 
         def one(x: Loop) -> tuple[Stmt, ...]:
             v = D.as_int(x.var)
@@ -78,7 +85,7 @@ class Delay(Step):
             for k, s in enumerate(body):
                 if k == first:
                     main += substitute_all(parts, {x.var: v - 1})
-                    main.append(Wait(_uses(product), products=True))
+                    main.append(Wait(uses_of(product), products=True))
                     continue
                 if k == free:
                     main.append(Wait(0, products=True))
@@ -96,8 +103,9 @@ class Delay(Step):
 
     def _free(self, loop: Loop, first: int, at: int) -> None:
         """What the product of the iteration before passes does not touch what it uses; copies that
-        are brought ahead go to other versions."""
-        body = loop.body
+        are brought ahead go to other versions, or wait for a release."""
+        body = loop.body[loop.body.index(Commit()) + 1 :] if has_roles(loop) else loop.body
+        first, at = (k - len(loop.body) + len(body) for k in (first, at))
         product = body[at]
         results = writes((product,))
         for s in (*body[: first + 1], *body[at + 2 :]):
@@ -124,15 +132,15 @@ class Delay(Step):
         return True
 
 
-def _one_by_one(s: Stmt) -> list[Stmt]:
+def one_by_one(s: Stmt) -> list[Stmt]:
     """The uses of an instruction as statements of their own: waits count these."""
     if not isinstance(s, Loop) or s.instruction or not isinstance(s.extent, int):
         return [s]
     rounds = (substitute_all(s.body, {s.var: k}) for k in range(s.extent))
-    return [x for body in rounds for y in body for x in _one_by_one(y)]
+    return [x for body in rounds for y in body for x in one_by_one(y)]
 
 
-def _uses(s: Stmt) -> int:
+def uses_of(s: Stmt) -> int:
     """How many asynchronous instructions of groups of warps a statement is."""
     count = 0
     for x, path in walk((s,)):

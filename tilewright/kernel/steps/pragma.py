@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from tilewright.ir import dim as D
 from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops
+from tilewright.kernel.roles import role_loop
 from tilewright.kernel.step import Step
 
 # unroll       so many iterations are written out by LLVM, with a loop for the rest
@@ -13,10 +14,13 @@ from tilewright.kernel.step import Step
 #              engine brings to all of them
 # resident     so many blocks of a GPU are on a multiprocessor at a time: threads may take all the
 #              registers that this leaves, for loads that are on their way together
-PRAGMAS = ("unroll", "nontemporal", "cluster", "resident")
+# registers    a thread of a loop with roles has so many: its producer, a group of four warps, gives
+#              up most of its own
+PRAGMAS = ("unroll", "nontemporal", "cluster", "resident", "registers")
 MAX_COUNT = 64
 CLUSTERS = (2, 4, 8)
 MOST_RESIDENT = 32
+MOST_REGISTERS = 240
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Pragma(Step):
     "unroll": LLVM writes so many iterations out. "nontemporal": with 1, what is written to results
     inside goes past the caches. "cluster": neighbouring blocks along block.x that read one tile get
     it by one copy. "resident": threads may take the registers that so many blocks leave.
+    "registers": in a loop with roles, threads take those of the producer's warps.
     """
 
     stays: ClassVar[bool] = True
@@ -38,13 +43,18 @@ class Pragma(Step):
     def apply(self, n: Nest) -> Nest:
         self.need(self.key in PRAGMAS, f"{self.key} is no pragma", f"one of {', '.join(PRAGMAS)}")
         limits = {"unroll": MAX_COUNT, "cluster": CLUSTERS[-1], "resident": MOST_RESIDENT}
+        limits["registers"] = MOST_REGISTERS
         most = limits.get(self.key, 1)
         fits = isinstance(self.value, int) and 0 <= self.value <= most
         self.need(fits, f"{self.value} is not a value of {self.key}", f"0 to {most}")
         if self.key == "cluster":
             self._clusters(n)
-        elif self.key == "resident":
+        elif self.key in ("resident", "registers"):
             self._of_blocks(n)
+        if self.key == "registers":
+            self.need(self.value % 8 == 0, f"{self.value} registers are no multiple of 8")
+            what = "no loop has a producer, whose registers there are"
+            self.need(role_loop(n.body) is not None, what, "Roles first")
         for x, _ in self.loops(n, self.loop):
             serial = self.key != "unroll" or x.kind in ("serial", "parallel")
             self.need(serial, f"{self.loop} is already {x.kind}", "only loops can be unrolled")

@@ -63,8 +63,10 @@ class Roles(Step):
         self.need(len(found) == 1, f"{self.loop} is {len(found)} loops", "do this before Peel")
         loop, path = found[0]
         self.need(loop.kind == "serial", f"{self.loop} is {loop.kind}")
-        stages = [s.buffer for s in loop.body if isinstance(s, Alloc)]
-        self.need(stages, f"nothing is allocated in {self.loop}", "ComputeAt the copies there")
+        made = [s.buffer for s in loop.body if isinstance(s, Alloc)]
+        stages = [x for x in made if n.buffer(x).scope == "shared"]
+        what = f"nothing shared is allocated in {self.loop}"
+        self.need(stages, what, "ComputeAt the copies there, SetScope to 'shared'")
         own = {x: self._copies(n, loop, x) for x in stages}
         main = self._main(n, loop, path, own)
         end: list[Stmt] = [Wait(0, products=True)] if self.slack else []
@@ -99,15 +101,16 @@ class Roles(Step):
         """The number of an iteration, counted from the beginning of the launch."""
         number, size = D.as_int(loop.var), loop.extent
         for q in reversed([q for q in path if q.kind in ("serial", "unroll")]):
-            what = f"how many iterations {self.loop} has in {q.name} is not known before"
-            self.need(isinstance(size, int), what)
+            what = f"how many iterations {self.loop} has differs in {q.name}"
+            self.need(q.var not in D.symbols(size), what)
             number, size = number + size * D.as_int(q.var), size * q.extent
         return number
 
     def _main(self, n: Nest, loop: Loop, path: Path, own: dict[str, list[Stmt]]) -> Loop:
         copies = [s for s in loop.body if any(s is x for found in own.values() for x in found)]
         gone = {id(s) for s in copies}
-        rest = [s for s in loop.body if id(s) not in gone and not isinstance(s, Alloc)]
+        gone |= {id(s) for s in loop.body if isinstance(s, Alloc) and s.buffer in own}
+        rest = [s for s in loop.body if id(s) not in gone]
         waits = [k for k, s in enumerate(rest) if isinstance(s, Wait) and s.products]
         what = f"{self.loop} waits for no asynchronous instructions"
         self.need(not self.slack or waits, what, "Tensorize one before this, or no slack")

@@ -178,10 +178,10 @@ def bulk_name(kind: str, axes: int) -> str:
     return f"nvptx.bulk.{axes}.{kind}"
 
 
-def _bulk_body(bytes_: int, axes: int, sizes: Sizes) -> str:
+def _bulk_body(bytes_: int, sizes: Sizes) -> str:
     """Asked for by one thread, which lets the barrier wait for that many bytes before. In a cluster
     each block asks for its share of the rows, which goes to all of them."""
-    rows, blocks = sizes["i"] or 0, sizes.get("cluster") or 1
+    rows, blocks, axes = sizes["i"] or 0, sizes.get("cluster") or 1, sizes["axes"] or 0
     places = ", ".join(f"${k + 2}" for k in range(axes))
     kinds = ",".join(["l", "l", *["r"] * axes, "l"])
     given = [f"i32 %s.{k}" for k in range(axes)]
@@ -219,7 +219,7 @@ group bulk where rows: 8..256
   d[d.i,d.k] = s[d.i,d.k] for d.i in rows, d.k in {wide}
 """,
             {"s": (None, 1), "d": (wide, 1)},
-            lambda sizes: _bulk_body(ROW, axes, sizes),
+            lambda sizes: _bulk_body(ROW, sizes),
             (),
             ("tma",),
             {"i": 8},
@@ -229,6 +229,7 @@ group bulk where rows: 8..256
     )
 
 
+# The engine takes five axes; those of one element are not among them.
 for _kind in KINDS:
-    for _axes in (2, 3, 4, 5):
+    for _axes in range(2, 9):
         _bulk(_kind, _axes)
