@@ -263,7 +263,7 @@ def test_a_launch_by_one_call_of_native_code() -> None:
         return 5
 
     def current(out: int) -> int:
-        ctypes.c_int64.from_address(out).value = contexts.pop()
+        ctypes.c_int64.from_address(out).value = next(contexts, d.context)
         return 0
 
     def change(context: int) -> int:
@@ -281,7 +281,7 @@ def test_a_launch_by_one_call_of_native_code() -> None:
     go = quick_launch(function, (32, 2, 1), 2, 1)
     assert go is not None
     given = struct.pack("<7q", 9, 10, 3, 1, -5, 1 << 40, 4096)
-    contexts = [77, d.context]
+    contexts = iter([d.context, 77])
     assert go(given) == go(given) == 5
     launched = (function.handle, [10, 3, 1, 32, 2, 1, 64], 9, [-5, 1 << 40], 4096)
     assert seen == [launched, d.context, launched]
