@@ -47,17 +47,25 @@ CANARY = 0xA5
 
 # An atomic update as an instruction of a GPU.
 _UPDATE = re.compile(
-    r'call (\w+) asm sideeffect "atom\.global\.gpu\.(\w+)\.(\w+)\.(\w)\d+ \$0, \[\$1\], \$2;", '
+    r'(%[\w.]+) = call (\w+) asm sideeffect '
+    r'"atom\.global\.gpu\.(\w+)\.(\w+)(?:\.noftz)?\.(bf|\w)\d+ \$0, \[\$1\], \$2;", '
     r'"[^"]*"\(ptr (%[\w.]+), \w+ ([^)]*)\)'
 )
 
 
 def _updated(m: re.Match[str]) -> str:
-    kind, order, name, sign, place, value = m.groups()
-    name = {"exch": "xchg", "add": "fadd" if sign == "f" else "add"}.get(name, name)
+    made, kind, order, name, sign, place, value = m.groups()
+    name = {"exch": "xchg", "add": "fadd" if sign in ("f", "bf") else "add"}.get(name, name)
     name = f"u{name}" if sign == "u" and name in ("max", "min") else name
     order = {"relaxed": "monotonic"}.get(order, order)
-    return f"atomicrmw {name} ptr {place}, {kind} {value} {order}"
+    if kind != "i16":
+        return f"{made} = atomicrmw {name} ptr {place}, {kind} {value} {order}"
+    half = {"f": "half", "bf": "bfloat"}[sign]  # given and taken as bits
+    return (
+        f"{made}.x = bitcast i16 {value} to {half}\n"
+        f"  {made}.old = atomicrmw fadd ptr {place}, {half} {made}.x {order}\n"
+        f"  {made} = bitcast {half} {made}.old to i16"
+    )
 
 
 def for_processor(text: str) -> str:
