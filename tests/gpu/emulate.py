@@ -47,7 +47,7 @@ CANARY = 0xA5
 
 # An atomic update as an instruction of a GPU.
 _UPDATE = re.compile(
-    r'(%[\w.]+) = call (\w+) asm sideeffect '
+    r"(%[\w.]+) = call (\w+) asm sideeffect "
     r'"atom\.global\.gpu\.(\w+)\.(\w+)(?:\.noftz)?\.(bf|\w)\d+ \$0, \[\$1\], \$2;", '
     r'"[^"]*"\(ptr (%[\w.]+), \w+ ([^)]*)\)'
 )
@@ -60,11 +60,11 @@ def _updated(m: re.Match[str]) -> str:
     order = {"relaxed": "monotonic"}.get(order, order)
     if kind != "i16":
         return f"{made} = atomicrmw {name} ptr {place}, {kind} {value} {order}"
-    half = {"f": "half", "bf": "bfloat"}[sign]  # given and taken as bits
-    return (
-        f"{made}.x = bitcast i16 {value} to {half}\n"
-        f"  {made}.old = atomicrmw fadd ptr {place}, {half} {made}.x {order}\n"
-        f"  {made} = bitcast {half} {made}.old to i16"
+    assert sign == "f", "a processor may lack sums of bfloat16"
+    return (  # bits are given and taken
+        f"{made}.x = bitcast i16 {value} to half\n"
+        f"  {made}.old = atomicrmw fadd ptr {place}, half {made}.x {order}\n"
+        f"  {made} = bitcast half {made}.old to i16"
     )
 
 
