@@ -166,8 +166,7 @@ class Threads:
         give("nvvm_div_full", single, (single, single), _quotient)
         give("nvvm_rcp_approx_ftz_f", single, (single,), _reciprocal)
         address = ctypes.c_void_p
-        for name in ("bf16", "f32_f32", "s8"):
-            deep = "32" if name == "s8" else "16"
+        for name, deep in (("bf16", 16), ("f32_f32", 16), ("s8", 32), ("tf32", 8)):
             f = partial(self._together, partial(product, kind=name))
             give(f"emulated_mma_m16n8k{deep}_row_col_{name}", None, (address, address), f)
         for how in ("", "_trans"):
