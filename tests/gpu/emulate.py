@@ -48,17 +48,25 @@ CANARY = 0xA5
 
 # An atomic update as an instruction of a GPU.
 _UPDATE = re.compile(
-    r'call (\w+) asm sideeffect "atom\.global\.gpu\.(\w+)\.(\w+)\.(\w)\d+ \$0, \[\$1\], \$2;", '
+    r"(%[\w.]+) = call (\w+) asm sideeffect "
+    r'"atom\.global\.gpu\.(\w+)\.(\w+)(?:\.noftz)?\.(bf|\w)\d+ \$0, \[\$1\], \$2;", '
     r'"[^"]*"\(ptr (%[\w.]+), \w+ ([^)]*)\)'
 )
 
 
 def _updated(m: re.Match[str]) -> str:
-    kind, order, name, sign, place, value = m.groups()
-    name = {"exch": "xchg", "add": "fadd" if sign == "f" else "add"}.get(name, name)
+    made, kind, order, name, sign, place, value = m.groups()
+    name = {"exch": "xchg", "add": "fadd" if sign in ("f", "bf") else "add"}.get(name, name)
     name = f"u{name}" if sign == "u" and name in ("max", "min") else name
     order = {"relaxed": "monotonic"}.get(order, order)
-    return f"atomicrmw {name} ptr {place}, {kind} {value} {order}"
+    if kind != "i16":
+        return f"{made} = atomicrmw {name} ptr {place}, {kind} {value} {order}"
+    assert sign == "f", "a processor may lack sums of bfloat16"
+    return (  # bits are given and taken
+        f"{made}.x = bitcast i16 {value} to half\n"
+        f"  {made}.old = atomicrmw fadd ptr {place}, half {made}.x {order}\n"
+        f"  {made} = bitcast half {made}.old to i16"
+    )
 
 
 def for_processor(text: str) -> str:
@@ -167,8 +175,7 @@ class Threads:
         give("nvvm_rcp_approx_ftz_f", single, (single,), _reciprocal)
         give("nvvm_rsqrt_approx_f", single, (single,), _inverse_root)
         address = ctypes.c_void_p
-        for name in ("bf16", "f32_f32", "s8"):
-            deep = "32" if name == "s8" else "16"
+        for name, deep in (("bf16", 16), ("f32_f32", 16), ("s8", 32), ("tf32", 8)):
             f = partial(self._together, partial(product, kind=name))
             give(f"emulated_mma_m16n8k{deep}_row_col_{name}", None, (address, address), f)
         for how in ("", "_trans"):

@@ -141,7 +141,7 @@ def _bf16(bits: np.ndarray) -> np.ndarray:
 
 def product(given: list[int], kind: str) -> list[bytes]:
     """mma.sync: 16 rows by 8 columns; each thread gives 4 registers of a, 2 of b and 4 sums."""
-    pack = 4 if kind == "s8" else 2
+    pack = {"s8": 4, "tf32": 1}.get(kind, 2)
     deep = 8 * pack
     sums = np.int32 if kind == "s8" else np.float32
     a, b, c = np.zeros((16, deep)), np.zeros((deep, 8)), np.zeros((16, 8))
@@ -172,6 +172,8 @@ def product(given: list[int], kind: str) -> list[bytes]:
 def _numbers(words: np.ndarray, kind: str) -> np.ndarray:
     if kind == "s8":
         return words.view(np.int8)
+    if kind == "tf32":
+        return (words & np.uint32(0xFFFFE000)).view(np.float32)
     return _bf16(words.view(np.uint16)) if kind == "bf16" else words.view(np.float16)
 
 

@@ -49,8 +49,8 @@ class FakeLibrary:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.memory: dict[int, Any] = {}
-        self.modules: dict[int, _Module] = {}
-        self.functions: dict[int, tuple[_Module, str]] = {}
+        self.modules: dict[int, Emulated] = {}
+        self.functions: dict[int, tuple[Emulated, str]] = {}
         self.graphs: dict[int, list[int]] = {}
         self.nodes: dict[int, tuple[Any, ...]] = {}
         self.recorded: dict[int, Callable[[], None]] = {}  # graphs of libraries
@@ -125,7 +125,7 @@ class FakeLibrary:
     # ---- code
 
     def do_cuModuleLoadDataEx(self, out: Any, text: Any, *_: Any) -> None:
-        out._obj.value = self.new(_Module(TEXTS[text.value.decode()]), self.modules)
+        out._obj.value = self.new(Emulated(TEXTS[text.value.decode()]), self.modules)
 
     def do_cuModuleGetFunction(self, out: Any, module: int, name: bytes) -> None:
         out._obj.value = self.new((self.modules[module], name.decode()), self.functions)
@@ -207,7 +207,7 @@ class FakeLibrary:
             module.run(name, blocks, threads, values)
 
 
-class _Module:
+class Emulated:
     """LLVM text for a GPU as code of this processor."""
 
     def __init__(self, text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,11 +15,10 @@ import numpy as np
 import torch
 
 import tilewright as tw
+from tests.gpu import random_tiles
 from tests.gpu.tile_kernels import load
 from tests.gpu.timing import host_seconds, medians
 from tests.lang.tile.kernels import CASES, Case
-from tests.lang.tile.random_kernels import kernel
-from tests.lang.tile.random_running import failure
 from tilewright.kernel.defaults import grid_tile_layouts, grid_tiles
 
 Found = dict[str, Any]
@@ -58,19 +56,12 @@ def kernels_of_tests() -> Found:
 
 
 def random_kernels(first: int, count: int, seconds: float) -> Found:
-    """Random kernels do on the GPU what they do step by step."""
-    wrong: list[str] = []
-    began, done = time.time(), 0
-    for seed in range(first, first + count):
-        if time.time() - began > seconds:
-            break
-        found = failure(kernel(seed), ("cuda",))
-        done += 1
-        if found is not None:
-            wrong.append(f"{seed}: {found.kind} {found.text[:200]}")
-    if wrong:
-        raise AssertionError(f"{len(wrong)} of {done}: " + "; ".join(wrong))
-    return {"kernels": done}
+    """Random kernels do on the GPU what they do on the processor and step by step."""
+    found = random_tiles.run(first, count, seconds)
+    if found.wrong:
+        shown = "; ".join(f"{seed}: {said[:200]}" for seed, said in found.wrong.items())
+        raise AssertionError(f"{found.summary()}: {shown}")
+    return {"kernels": len(found.done)}
 
 
 # ---- beside Triton

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping
 
 import torch
@@ -35,15 +36,15 @@ def medians(contenders: Mapping[str, list[Call]], rounds: int = 30) -> dict[str,
     }
 
 
-def host_seconds(call: Call, times: int = 200) -> float:
-    """Host time of one call while the GPU is busy with others."""
-    import time
-
+def host_seconds(call: Call, times: int = 200, rounds: int = 10) -> float:
+    """Host time of one call while the GPU is busy with others: the median of some rounds."""
     torch.cuda.synchronize()
     torch.cuda._sleep(20_000_000)
-    began = time.perf_counter()
-    for _ in range(times):
-        call()
-    took = time.perf_counter() - began
+    found = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        for _ in range(times // rounds):
+            call()
+        found.append((time.perf_counter() - began) / (times // rounds))
     torch.cuda.synchronize()
-    return took / times
+    return statistics.median(found)

@@ -6,10 +6,12 @@ from math import prod
 
 import numpy as np
 import pytest
+import torch
 
 import tilewright as tw
 from tests.gpu import emulate, te_kernels
 from tests.gpu.assembler import assemble
+from tests.gpu.fake import Emulated
 from tests.gpu.functions import LEAST, OF_TERMS, PARTS, SHORT, function_nest
 from tests.gpu.programs import PROGRAMS, groups, inputs
 from tests.kernel.fuzz import Counts, Judge, explore_threads
@@ -366,21 +368,44 @@ nest counted
 
 
 @pytest.mark.parametrize(
-    ("what", "instruction"),
+    ("what", "dtype", "instruction"),
     [
-        ("add relaxed", "relaxed.add.u32"),
-        ("max acq_rel", "acq_rel.max.s32"),
-        ("xchg release", "release.exch.b32"),
+        ("add relaxed", "i32", "relaxed.add.u32"),
+        ("max acq_rel", "i32", "acq_rel.max.s32"),
+        ("xchg release", "i32", "release.exch.b32"),
+        ("add release", "f16", "release.add.noftz.f16"),
+        ("add acq_rel", "bf16", "acq_rel.add.noftz.bf16"),
     ],
 )
-def test_atomic_operations_behind_pointers_are_one_instruction(what: str, instruction: str) -> None:
+def test_atomic_operations_behind_pointers_are_one_instruction(
+    what: str, dtype: str, instruction: str
+) -> None:
     target = targets.get("cuda:90")
+    one = "1:i32" if dtype == "i32" else f"1.0:{dtype}"
     nest = parse_nest(f"""
 nest counted
-  out y: *i32
+  out y: *{dtype}
   block.x i in 8:
     thread.x t in 1:
-      a: {what} y[i] with 1:i32
+      a: {what} y[i] with {one}
 """)
     ptx = assembly(emit_kernels(legalise(nest, target), target).text, target)
     assert f"atom.global.gpu.{instruction}" in ptx and "fence" not in ptx
+    if dtype == "bf16":  # one that an older GPU lacks
+        older = targets.get("cuda:80")
+        text = emit_kernels(legalise(nest, older), older).text
+        assert "cmpxchg" in text and "noftz.bf16" not in text
+
+
+def test_halves_are_added_by_all_threads() -> None:
+    nest = parse_nest("""
+nest summed
+  out y: *f16
+  block.x i in 2:
+    thread.x t in 8:
+      a: add relaxed y[t%2] with 0.25:f16
+""")
+    target, y = targets.get("cuda:90"), torch.ones(2, dtype=torch.float16)
+    made = emit_kernels(legalise(nest, target), target)
+    Emulated(made.text).run("summed", (2, 1, 1), (8, 1, 1), [y.data_ptr()])
+    assert y.tolist() == [3.0, 3.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from tilewright.runtime.cuda.driver import CudaError, Driver
 from tilewright.runtime.cuda.kernels import launcher_of
 from tilewright.runtime.cuda.memory import Memory, TensorMap
 from tilewright.runtime.cuda.module import Launcher, Module
+from tilewright.runtime.cuda.quick import quick_launch
 from tilewright.runtime.cuda.replay import Replay
 from tilewright.runtime.cuda.stream import Event, Graph, Stream
 
@@ -245,3 +247,41 @@ def test_rules_of_the_copy_engine(wrong: dict[str, Any], says: str) -> None:
     TensorMap(d, **right)
     with pytest.raises(TilewrightError, match=says):
         TensorMap(d, **{**right, **wrong})
+
+
+def test_a_launch_by_one_call_of_native_code() -> None:
+    """The words of a launch arrive where the driver reads them; the context is changed first where
+    another one is the thread's."""
+    seen: list[Any] = []
+    word, half = ctypes.c_void_p, ctypes.c_uint
+
+    def launch(f: int, *rest: Any) -> int:
+        *sizes, stream, places, _ = rest
+        at = (ctypes.c_void_p * 3).from_address(places)
+        values = [ctypes.c_int64.from_address(at[k]).value for k in range(2)]
+        seen.append((f, sizes, stream, values, at[2]))
+        return 5
+
+    def current(out: int) -> int:
+        ctypes.c_int64.from_address(out).value = next(contexts, d.context)
+        return 0
+
+    def change(context: int) -> int:
+        seen.append(context)
+        return 0
+
+    _, d = gpu()
+    kept = {
+        "cuLaunchKernel": ctypes.CFUNCTYPE(ctypes.c_int, word, *[half] * 7, *[word] * 3)(launch),
+        "cuCtxGetCurrent": ctypes.CFUNCTYPE(ctypes.c_int, word)(current),
+        "cuCtxSetCurrent": ctypes.CFUNCTYPE(ctypes.c_int, word)(change),
+    }
+    function = Module("", d).function("k", 64)
+    d.driver._functions.update(kept)
+    go = quick_launch(function, (32, 2, 1), 2, 1)
+    assert go is not None
+    given = struct.pack("<7q", 9, 10, 3, 1, -5, 1 << 40, 4096)
+    contexts = iter([d.context, 77])
+    assert go(given) == go(given) == 5
+    launched = (function.handle, [10, 3, 1, 32, 2, 1, 64], 9, [-5, 1 << 40], 4096)
+    assert seen == [launched, d.context, launched]

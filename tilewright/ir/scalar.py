@@ -292,6 +292,10 @@ def _toward_zero(dtype: DType) -> Callable[..., Any]:
     return apply
 
 
+def _tf32(x: Any) -> Any:
+    return (np.asarray(x, np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
 def _bits_of(dtype: DType) -> Callable[..., Any]:
     return lambda x: to_memory(np.asarray(x), dtype).view(f"u{dtype.bytes}")
 
@@ -333,6 +337,8 @@ _add(
     associative=True,
 )
 _add("copysign", 2, np.copysign, only="f")
+# The float32 that an instruction for products of tf32 takes for a number: 10 bits of its fraction.
+_add("tf32", 1, _tf32, only="f", takes=DTYPES["f32"])
 _add("nextafter", 2, np.nextafter, only="f")
 _add("and", 2, np.bitwise_and, only="iub", commutative=True, associative=True)
 _add("or", 2, np.bitwise_or, only="iub", commutative=True, associative=True)

@@ -23,7 +23,7 @@ from tilewright.ir.expr import Load, Rewriter, Value, cast, const, fn, load
 from tilewright.ir.types import DType, f64, i64
 from tilewright.kernel.divisors import Divisors, dim_part, whole_lanes
 from tilewright.kernel.group import Buffer, pointer_buffer
-from tilewright.kernel.group_products import group_product_loops, is_group, is_group_step
+from tilewright.kernel.group_products import group_product_loops, held_steps, is_group
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.layouts import (
     AXES,
@@ -59,7 +59,7 @@ from tilewright.kernel.nest import (
 from tilewright.kernel.pieces import Piece, choices_in, factors, piece_of, pieces_in, scattered
 from tilewright.kernel.shared_again import used_again
 from tilewright.kernel.swizzle import Swizzled
-from tilewright.kernel.warp_products import Fragments, is_step, product_loops
+from tilewright.kernel.warp_products import Fragments, product_loops
 
 GRID = ("grid0", "grid1", "grid2")
 REPORTS = "reports"  # memory for the reports of kernels: words used so far, then records
@@ -163,7 +163,7 @@ class Distribution:
         if found is not None:
             a, b = found
             yield str(b.source)
-            held = is_group_step if is_group(self.products[p.stage]) else is_step
+            held = held_steps(self.products[p.stage])
             if not held(self.layout(p.loops[-1])):
                 yield str(a.source)
 

@@ -10,6 +10,8 @@ stored in blocks of that many columns, one after the other (`a, b -> b//64, a, b
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Load, Value, cast, extent, fn, load
@@ -18,7 +20,7 @@ from tilewright.kernel.intrinsic import INTRINSICS, Intrinsic
 from tilewright.kernel.layouts import FRAGMENT, LANES, Digit, Layout
 from tilewright.kernel.nest import Loop, Stmt, Store, Wait
 from tilewright.kernel.pieces import Piece, factors
-from tilewright.kernel.warp_products import Fragments
+from tilewright.kernel.warp_products import Fragments, is_step
 
 ROW = 128  # bytes of a row
 MOST_ROWS, MOST_COLUMNS = 128, 256  # of one use
@@ -67,6 +69,16 @@ def group_layouts(rows: int, columns: int, warps: int) -> tuple[Layout, Layout] 
 def is_group_step(x: Layout) -> bool:
     """Are registers with this layout along the sum what an instruction takes?"""
     return len(x) == 3 and x == group_steps(x[0].extent * 8)
+
+
+def held_steps(instruction: str) -> Callable[[Layout], bool]:
+    """Are registers with a layout along the sum what this instruction takes as first operand?"""
+    if is_group(instruction):
+        return is_group_step
+    wide = any(
+        b.dtype.bytes == 4 and b.scope == "in" for b in INTRINSICS[instruction].group.buffers
+    )
+    return (lambda _: False) if wide else is_step
 
 
 def group_steps(size: int) -> Layout:

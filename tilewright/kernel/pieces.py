@@ -16,6 +16,7 @@ from tilewright.ir.expr import Fn, Load, Value, loads
 from tilewright.kernel.nest import Atomic, If, Loop, Report, Stmt, Store, bodies, own_values, walk
 
 Cell = tuple[str, tuple[Dim, ...]]  # of a buffer
+ROUNDED = "tf32"  # what a product may do to its factors first, besides casts
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,11 @@ def factors(p: Piece) -> tuple[Load, Load] | None:
     v = s.value
     if s is not p.leaf or not isinstance(v, Fn) or v.name != "mul" or not p.product:
         return None
-    plain = [x.args[0] if isinstance(x, Fn) and x.name == "cast" else x for x in v.args]
-    a, b = plain
+    a, b = (x.args[0] if isinstance(x, Fn) and x.name in ("cast", ROUNDED) else x for x in v.args)
     return (a, b) if isinstance(a, Load) and isinstance(b, Load) else None
+
+
+def is_rounded(v: Value) -> bool:
+    """Are the factors of a product rounded before they are multiplied?"""
+    found = v.args if isinstance(v, Fn) and v.name == "mul" else ()
+    return bool(found) and all(isinstance(x, Fn) and x.name == ROUNDED for x in found)

@@ -2,8 +2,9 @@
 second operand is in shared memory, the first is in either.
 
 What lies in shared memory is brought to registers 16 x 16 elements at a time (ldmatrix), transposed
-on the way where its rows run across. The layouts (kernel/layouts.py) are those of fragments: of the
-rows `… z f2 y8`, of the columns and of an operand's steps of the sum `… f2 x4 v2`.
+on the way where its rows run across; of float32 every thread reads its own elements. The layouts
+(kernel/layouts.py) are those of fragments: of the rows `… z f2 y8`, of the columns and of an
+operand's steps of the sum `… f2 x4 v2`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from tilewright.ir.types import DType
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.layouts import FRAGMENT, LANES, REGISTER, Digit, Layout
 from tilewright.kernel.nest import Alloc, Loop, Stmt, Store
-from tilewright.kernel.pieces import Piece, factors
+from tilewright.kernel.pieces import ROUNDED, Piece, factors, is_rounded
 
-ROWS, COLUMNS, DEEP = 16, 8, 16  # of one instruction
+ROWS, COLUMNS = 16, 8  # of one instruction
+DEEP = 16  # steps of the sum, of factors of 16 bits
 MOST_UNROLLED = 8  # steps of a sum
 ROW_DIGITS = (Digit(2, FRAGMENT), Digit(8, "y"))
 COLUMN_DIGITS = (Digit(2, FRAGMENT), Digit(4, "x"), Digit(2, LANES))
@@ -72,10 +74,12 @@ def product_loops(
     a, b = found
     i, j, r = (x.var for x in p.loops[-3:])
     name = s.stage
+    pack = 4 // a.dtype.bytes  # neighbours along the sum in a register
+    steps = 8 * pack
     ti, tj, tk = (
-        D.var(f"{name}.{x}", n) for x, n in zip("ijk", (ROWS, COLUMNS, DEEP), strict=True)
+        D.var(f"{name}.{x}", n) for x, n in zip("ijk", (ROWS, COLUMNS, steps), strict=True)
     )
-    deep = D.var(f"{name}.k0", _extent(r) // DEEP)
+    deep = D.var(f"{name}.k0", _extent(r) // steps)
     row = _digits(laid.rows, f"{name}.m", [ti // 8, ti % 8])
     half = D.var(f"{name}.n8", 2)
     column = _digits(laid.columns, f"{name}.n", [half, tj // 2, tj % 2])
@@ -88,26 +92,27 @@ def product_loops(
     else:
         turns = _turns(laid.rows, row)
         own = f"{name}_a"
-        buffers[own] = Buffer(own, kind, (_count(turns), 2, 2, 8, 4, 2), "local")
+        buffers[own] = Buffer(own, kind, (_count(turns), 2, 2, 8, 4, pack), "local")
         which = D.as_int(turns[0].var) if turns else 0
-        at = (which, tk // 8, ti // 8, ti % 8, tk // 2 % 4, tk % 2)
-        here = _moved(a, {i: at_row, r: DEEP * deep + tk})
+        at = (which, tk // (4 * pack), ti // 8, ti % 8, tk // pack % 4, tk % pack)
+        here = _moved(a, {i: at_row, r: steps * deep + tk})
         body.append(Alloc(own))
         body += _brought(name, "a", own, at, here, (ti, tk), turns, _along(a, i, r))
         first = load(own, at, kind)
     turns = _turns(laid.columns, column)
     own = f"{name}_b"
-    buffers[own] = Buffer(own, kind, (_count(turns), 2, 2, 8, 4, 2), "local")
+    buffers[own] = Buffer(own, kind, (_count(turns), 2, 2, 8, 4, pack), "local")
     which = D.as_int(turns[0].var) if turns else 0
     wide = D.var(f"{name}.j16", 16)
-    at = (which, wide // 8, tk // 8, wide % 8, tk // 2 % 4, tk % 2)
+    at = (which, wide // 8, tk // (4 * pack), wide % 8, tk // pack % 4, tk % pack)
     at_column = _place(laid.columns, column, wide)
-    here = _moved(b, {j: at_column, r: DEEP * deep + tk})
+    here = _moved(b, {j: at_column, r: steps * deep + tk})
     body.append(Alloc(own))
     body += _brought(name, "b", own, at, here, (wide, tk), turns, _along(b, j, r))
-    second = load(own, (which, half, tk // 8, tj, tk // 2 % 4, tk % 2), kind)
+    second = load(own, (which, half, tk // (4 * pack), tj, tk // pack % 4, tk % pack), kind)
     sums = s.value.dtype
-    value = fn("mul", cast(first, sums), cast(second, sums))
+    rounded = is_rounded(s.value)
+    value = fn("mul", *(fn(ROUNDED, x) if rounded else cast(x, sums) for x in (first, second)))
     where = laid.place(s.buffer, [row, column])
     inner: Stmt = Store(name, s.buffer, where, value, s.combine)
     inner = _tensor([ti, tj, tk], inner, instruction)
@@ -117,7 +122,7 @@ def product_loops(
     warps = _warps(laid.rows, row) + _warps(laid.columns, column)
     for v in warps:
         made = (Loop(v, "thread.z", made),)
-    kind_ = "unroll" if _extent(r) // DEEP <= MOST_UNROLLED else "serial"
+    kind_ = "unroll" if _extent(r) // steps <= MOST_UNROLLED else "serial"
     return (Loop(D.the_sym(deep), kind_, made),)
 
 
@@ -179,6 +184,8 @@ def _brought(
     along: bool,
 ) -> list[Stmt]:
     """A fragment out of shared memory."""
+    if here.dtype.bytes == 4:
+        return [_around(turns, _read(own, at, here, loops))]
     row, deep = (D.var(f"{own}.{c}", 16) for c in "ik")
     table = {D.the_sym(loops[0]): row, D.the_sym(loops[1]): deep}
     where = tuple(D.substitute(i, table) for i in at)
@@ -187,6 +194,18 @@ def _brought(
     text = f"nvptx.ldmatrix.{which}.{kind}{'' if along else '.trans'}"
     order = [row, deep] if along else [deep, row]
     return [_around(turns, _tensor(order, store, text))]
+
+
+def _read(own: str, at: tuple[Dim, ...], here: Load, loops: tuple[Dim, Dim]) -> Stmt:
+    """A fragment of words, each read by the thread that has it."""
+    digits = {c: D.var(f"{own}.{c}", n) for c, n in (("h", 2), ("q", 2), ("y", 8), ("x", 4))}
+    row, deep = 8 * digits["h"] + digits["y"], 4 * digits["q"] + digits["x"]
+    table = {D.the_sym(loops[0]): row, D.the_sym(loops[1]): deep}
+    where = tuple(D.substitute(i, table) for i in at)
+    made: Stmt = Store(own, own, where, here.substitute(table))
+    for c, kind in (("x", "thread.x"), ("y", "thread.y"), ("q", "unroll"), ("h", "unroll")):
+        made = Loop(D.the_sym(digits[c]), kind, (made,))
+    return made
 
 
 def _tensor(variables: Sequence[Dim], inner: Stmt, instruction: str) -> Stmt:

@@ -176,13 +176,25 @@ class Addresses:
     # ---- one for every lane
 
     def lanes(self, b: Buffer, lin: Dim, w: int) -> str:
-        if b.swizzle is not None:
-            raise Unsupported(f"lanes far apart in the swizzled {b.name}", hint="no swizzle")
-        x = self.indices.lanes(lin, w)
+        x = self._apart(b, lin, w)
         if b.scope == "memory":
             return self.put(f"inttoptr <{w} x i64> {x} to <{w} x ptr>")
         t = memory_type(b.dtype)
         return self.put(f"getelementptr {t}, ptr {self.base[b.name][0]}, <{w} x i64> {x}")
+
+    def each(self, b: Buffer, lin: Dim, w: int) -> list[str]:
+        """The same as one address each: LLVM loses the kind of memory of vectors of addresses."""
+        x, t = self._apart(b, lin, w), memory_type(b.dtype)
+        own = [self.put(f"extractelement <{w} x i64> {x}, i64 {k}") for k in range(w)]
+        if b.scope == "memory":
+            return [self.put(f"inttoptr i64 {i} to ptr") for i in own]
+        base = self.base[b.name][0]
+        return [self.put(f"getelementptr {t}, ptr {base}, i64 {i}") for i in own]
+
+    def _apart(self, b: Buffer, lin: Dim, w: int) -> str:
+        if b.swizzle is not None:
+            raise Unsupported(f"lanes far apart in the swizzled {b.name}", hint="no swizzle")
+        return self.indices.lanes(lin, w)
 
     def first(self, b: Buffer, lin: Dim) -> str:
         """Where the first lane is."""

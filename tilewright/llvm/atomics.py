@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.ir.types import DType, f32, f64
+from tilewright.ir.target import Target
+from tilewright.ir.types import DType, bf16, f16, f32, f64
 from tilewright.kernel.group import Buffer
 from tilewright.kernel.nest import Atomic
 from tilewright.llvm.addresses import Addresses
@@ -35,16 +36,25 @@ _PTX = {
     "xor": "xor.b",
     "xchg": "exch.b",
 }
+# Narrow floats that a GPU adds by one instruction, with what it must have for that.
+_HALVES = {f16: "f16", bf16: "bf16.math"}
 _BOOLS = {"add": "or", "max": "or", "min": "and"}
 
 
 class Atomics:
     def __init__(
-        self, w: Writer, c: Context, values: Values, addresses: Addresses, scope: str
+        self,
+        w: Writer,
+        c: Context,
+        values: Values,
+        addresses: Addresses,
+        scope: str,
+        target: Target,
     ) -> None:
         self.w, self.c, self.put, self.arith = w, c, w.put, w.arith
         self.values, self.addresses = values, addresses
         self.scope = scope  # the scope of atomics: all threads by default
+        self.added = tuple(d for d, has in _HALVES.items() if target.has(has))  # as one instruction
 
     def atomic(self, s: Atomic) -> None:
         self.values.masks.lane_by_lane(lambda: self._ordered(s))
@@ -63,8 +73,9 @@ class Atomics:
     def _has_order(self, s: Atomic) -> bool:
         """Is it one instruction of a GPU, on an argument's memory?"""
         b = self.c.buffers[s.buffer]
-        wide = b.dtype in (f32, f64) or (not b.dtype.is_float and b.dtype.bytes in (4, 8))
-        return bool(self.scope) and b.pointer and wide
+        known = b.dtype in (f32, f64) or (not b.dtype.is_float and b.dtype.bytes in (4, 8))
+        known = known or (b.dtype in self.added and s.kind == "add")
+        return bool(self.scope) and b.pointer and known
 
     def _update(self, op: str, t: str, p: str, x: str, s: Atomic) -> str:
         """What was there before an update."""
@@ -73,8 +84,10 @@ class Atomics:
             how, _ = _ORDER[s.order]
             return self.put(f"atomicrmw {op} ptr {p}, {t} {x} {self.scope}{how}, align {size}")
         at = self.put(f"addrspacecast ptr {p} to ptr addrspace(1)")
-        text = f"atom.global.gpu.{s.order}.{_PTX[op]}{8 * size} $0, [$1], $2;"
-        kind = {"float": "f", "double": "d", "i32": "r", "i64": "l"}[t]
+        half = f"add.noftz.{self.c.buffers[s.buffer].dtype.name}" if t == "i16" else ""
+        name = half or f"{_PTX[op]}{8 * size}"
+        text = f"atom.global.gpu.{s.order}.{name} $0, [$1], $2;"
+        kind = {"float": "f", "double": "d", "i16": "h", "i32": "r", "i64": "l"}[t]
         taken = f'"={kind},l,{kind},~{{memory}}"(ptr addrspace(1) {at}, {t} {x})'
         return self.put(f'call {t} asm sideeffect "{text}", {taken}')
 
@@ -96,7 +109,10 @@ class Atomics:
         elif b.dtype in (f32, f64) and s.kind in ("max", "min"):
             old = self._extreme_of_bits(s, b, p, v)
         elif b.dtype.is_float and b.dtype not in (f32, f64):
-            old = self._by_exchange(s, b, p, v)
+            if self._has_order(s):
+                old = self._from_bits(self._update("fadd", bits, p, self._stored(v, b), s), bits, t)
+            else:
+                old = self._by_exchange(s, b, p, v)
         else:
             x = self.arith.narrow(v, b.dtype, 1)
             old = self._update(self._operation(s.kind, b.dtype), t, p, x, s)

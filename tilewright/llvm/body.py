@@ -69,7 +69,7 @@ class Body:
         self.accesses = Accesses(w, c, traits)
         v = self.values = Values(w, c, self.indices, a, self.accesses)
         self.stores = Stores(w, c, v, a, self.accesses)
-        self.atomics = Atomics(w, c, v, a, traits.scope)
+        self.atomics = Atomics(w, c, v, a, traits.scope, target)
         self.traits, self.target = traits, target
         self.machine = machine(self)
         self.instructions = Instructions(w, c, a, target, self.machine)

@@ -173,11 +173,8 @@ class Loads:
         t = memory_type(b.dtype)
 
         def each() -> str:
-            at = self.addresses.lanes(b, lin, w)
-            xs: list[str] = []
-            for k in range(w):
-                p = self.put(f"extractelement <{w} x ptr> {at}, i64 {k}")
-                xs.append(self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}"))
+            at = self.addresses.each(b, lin, w)
+            xs = [self.put(f"load {t}, ptr {p}, align {b.dtype.bytes}") for p in at]
             return self.w.build(xs, t)
 
         def whole() -> str:

@@ -170,6 +170,11 @@ class Arith:
             return self.intrinsic(_INTRINSICS[name], t, lanes, *a)
         if name.startswith("toward_zero_"):
             return self._toward_zero(DTYPES[name.removeprefix("toward_zero_")], d, lanes, a[0])
+        if name == "tf32":
+            i = vector("i32", lanes)
+            bits = self.put(f"bitcast {v} {a[0]} to {i}")
+            kept = self.put(f"and {i} {bits}, {self.splat_literal(str(0xFFFFE000), 'i32', lanes)}")
+            return self.put(f"bitcast {i} {kept} to {v}")
         if name.startswith("bits_of_"):
             stored, whole = memory_type(d), f"i{d.bits}"
             x = self.narrow(a[0], d, lanes)

@@ -98,9 +98,7 @@ class Stores:
         t = memory_type(b.dtype)
 
         def each() -> None:
-            at = self.addresses.lanes(b, lin, w)
-            for k in range(w):
-                p = self.put(f"extractelement <{w} x ptr> {at}, i64 {k}")
+            for k, p in enumerate(self.addresses.each(b, lin, w)):
                 y = self.put(f"extractelement <{w} x {t}> {x}, i64 {k}")
                 self.accesses.raw_store(b, y, p)
 

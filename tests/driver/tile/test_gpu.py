@@ -47,12 +47,14 @@ class Launches:
         return SimpleNamespace(function=lambda name, shared: made)
 
     def launcher(self, function: Any, threads: tuple[int, ...], count: int) -> Any:
-        def again(given: list[int], blocks: tuple[int, ...], stream: int) -> None:
-            assert len(given) == count
-            self.calls.append((given, blocks, threads))
+        def go(given: bytes) -> int:
+            stream, *words = memoryview(given).cast("q")
+            assert len(words) == 3 + count and stream == 7
+            self.calls.append((words[3:], tuple(words[:3]), threads))
             self.launched.append(function.ptx)
+            return 0
 
-        return SimpleNamespace(again=again)
+        return SimpleNamespace(packed=lambda: go, failed=None)
 
 
 @pytest.fixture

@@ -353,6 +353,22 @@ def test_dot_of_scaled_eight_bit_floats(format, kind):
             tl.dot_scaled(x, scale, "e3m2", right, None, "fp16")
 
 
+def test_dot_of_scaled_floats_with_halves_is_exact():
+    """Every bit of a number of fp16 counts, and infinity stays one."""
+    rng = np.random.default_rng(5)
+    halves = rng.integers(1024, 31743, (32, 4)).astype(np.int16).view(np.float16)
+    halves[0, 0], halves[1, 1] = np.inf, 65504
+    a = rng.integers(1, 8, (2, 32))
+    with running():
+        x, y = tile(a, tl.float8e4nv), tile(halves.T, tl.float16)
+        s = tile([[130], [117]], tl.uint8)
+        left = array(tl.dot_scaled(x, s, "e4m3", tl.trans(y), None, "fp16"))
+        right = array(tl.dot_scaled(y, None, "fp16", tl.trans(x), s, "e4m3"))
+    want = a * 2.0 ** np.array([[3], [-10]]) @ halves.astype(np.float64)
+    np.testing.assert_allclose(left, want, rtol=1e-6)
+    np.testing.assert_array_equal(left, right.T)
+
+
 def test_programs():
     with running(grid=(4, 2)):
         assert int(tl.program_id(0)) == 0 and int(tl.num_programs(tl.constexpr(1))) == 2

@@ -26,8 +26,9 @@ def scheduled(
     kernel: ir.Kernel, warps: int = 4, capability: int = 90, wraps: bool = False
 ) -> tuple[Lowered, Nest]:
     """The nest of a kernel for a GPU."""
-    low = lower(kernel, wraps=wraps, threads=True)
-    return low, schedule_tile_grid(low.nest, for_capability(capability), warps)[1]
+    target = for_capability(capability)
+    low = lower(kernel, wraps=wraps, threads=True, rounds=target.has("mma.tf32"))
+    return low, schedule_tile_grid(low.nest, target, warps)[1]
 
 
 def run_threads(

@@ -176,6 +176,11 @@ class Handlers(dict[type, Callable[[Any], Bound]]):
     declared: DType | Pointer | None = None
     pointers: dict[Any, tuple[Kind, Kind]] = field(default_factory=dict)
 
+    @property
+    def binds_integers(self) -> bool:
+        """Is the kind of an integer that of its value?"""
+        return not isinstance(self.declared, DType)
+
     def __missing__(self, kind: type) -> Callable[[Any], Bound]:
         found = self[kind] = self._learn(kind)
         return found
@@ -304,7 +309,7 @@ class Handlers(dict[type, Callable[[Any], Bound]]):
         return scalar_kind(DTYPES["f32"]), float(x)
 
     def _integers(self) -> Callable[[Any], Bound]:
-        if isinstance(self.declared, DType):
+        if not self.binds_integers:
             return self._declared_integer
         small, large, unsigned = (DTYPES[n] for n in ("i32", "i64", "u64"))
         one, ones = constant_kind(1), self.one

@@ -27,7 +27,7 @@ from tilewright.driver.tile.compiled import ADDRESS, POINTER, Binding, overflow_
 from tilewright.driver.tile.request import Request
 from tilewright.driver.tile.tile_cache import Opaque, binding_text, key_of, read_binding
 from tilewright.ir.target import Target
-from tilewright.ir.types import DTYPES, to_memory
+from tilewright.ir.types import DTYPES, DType, to_memory
 from tilewright.kernel.distribution import REPORT_WORDS
 from tilewright.lang.tile.lowering.reports import Reports
 from tilewright.runtime.cuda.device import Device, device
@@ -41,6 +41,9 @@ FEW_SPILLED = 0  # bytes: 16 cost a softmax of float32 7 % (measured on an H200)
 SHARED = 64 << 10  # bytes that the blocks of a multiprocessor may have together, on any GPU
 _TEXTS = ("ttir", "nest", "trace", "llir", "ptx", "asm")
 Grid = tuple[int, int, int]
+# How `struct` writes a number of a dtype to a word, the lowest bytes of which are read.
+_FORMS = {"f32": "f4x", "f64": "d", "u64": "Q"}
+_FORMS |= dict.fromkeys(("bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32"), "q")
 
 
 @cache
@@ -104,8 +107,8 @@ class GpuTile:
 
         b: Binding = self.code.binding
         scope: dict[str, Any] = {
-            "use": self.on.use,
-            "again": self.launcher.again,
+            "go": self.launcher.packed(),
+            "failed": self.launcher.failed,
             "stream": torch._C._cuda_getCurrentRawStream,
             "report": self._report,
             "room": self._room,
@@ -116,19 +119,25 @@ class GpuTile:
             scope["fits"] = set()
             lines += overflow_lines(b.overflows)
         given: list[str] = []
+        forms: list[str] = []  # of the words, as `struct` has them
         for k, (which, what) in enumerate(b.slots):
-            if what in (POINTER, ADDRESS):
-                given.append(f"values[{which}]")
-            else:
-                scope[f"bits{k}"] = bits_of(what)
-                given.append(f"bits{k}(values[{which}])")
+            form = "q" if what in (POINTER, ADDRESS) else _FORMS.get(what)
+            given.append(f"values[{which}]")
+            if form is None:
+                scope[f"bits{k}"] = partial(bits_of, DTYPES[what])
+                given[-1] = f"bits{k}(values[{which}])"
+            forms.append(form or "q")
         if self.code.reports >= 0:
             lines.append("records = room()")
             given.insert(self.code.reports, "records.data_ptr()")
+            forms.insert(self.code.reports, "q")
         for kind, which, unit in b.dims:
             one = f"values[{which}]{f' // {unit}' if unit > 1 else ''}"
             given.append(f"grid[{which}]" if kind == "grid" else one)
-        lines += ["use()", f"again([{', '.join(given)}], grid, stream({self.on.number}))"]
+            forms.append("q")
+        scope["pack"] = struct.Struct(f"<4q{''.join(forms)}").pack
+        words = ", ".join((f"stream({self.on.number})", "*grid", *given))
+        lines += [f"code = go(pack({words}))", "if code:", "    failed(code, grid)"]
         if self.code.reports >= 0:
             lines.append("report(records)")
         body = "\n    ".join(lines)
@@ -161,18 +170,10 @@ def _nothing(values: Any, given: Any, grid: Grid) -> None:
     """The launch of a kernel that does nothing."""
 
 
-def bits_of(dtype: str) -> Callable[[Any], int]:
-    """Numbers of a dtype as eight bytes, the first of which are theirs."""
-    if dtype == "f32":
-        pack, unpack = struct.Struct("<fi").pack, struct.Struct("<q").unpack
-        return lambda v: unpack(pack(v, 0))[0]
-    d = DTYPES[dtype]
-
-    def made(v: Any) -> int:
-        content = to_memory(np.array([v], d.numpy), d).tobytes()
-        return int.from_bytes(content.ljust(8, b"\0"), "little", signed=True)
-
-    return made
+def bits_of(d: DType, v: Any) -> int:
+    """A number as eight bytes, the first of which are its own."""
+    content = to_memory(np.array([v], d.numpy), d).tobytes()
+    return int.from_bytes(content.ljust(8, b"\0"), "little", signed=True)
 
 
 class GpuExecutor:

@@ -90,7 +90,8 @@ def write_gpu_tile(wanted: Request, target: Target) -> GpuForms:
     kernel = wanted.kernel()
     with WRITING, garbage_waits():
         times = [perf_counter()]
-        lowered = lower(kernel, wanted.aliasing, wanted.wraps, threads=True)
+        rounds = target.has("mma.tf32")
+        lowered = lower(kernel, wanted.aliasing, wanted.wraps, threads=True, rounds=rounds)
         times.append(perf_counter())
         near = tuple(
             f"{lowered.given[a].name} {lowered.given[b].name}" for a, b in wanted.aliasing.near

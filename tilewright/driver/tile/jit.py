@@ -451,9 +451,16 @@ _SOURCE = """
 def launch(_tw_grid, /, {head}):
     try:
         {bind}
-        _tw_kernel = _tw_kernels[_tw_of({key}, _tw_options) if _tw_options else {key}]
-        if _tw_options and _tw_options.get("num_warps") not in _tw_warps:
-            _tw_kernel = None
+        _tw_key = {key}
+        if _tw_options:  # a key with warps and stages is that of a GPU's kernel
+            _tw_w = _tw_options.get("num_warps")
+            _tw_kernel = _tw_kernels.get((_tw_key, _tw_w, _tw_options.get("num_stages")))
+            if _tw_w not in _tw_warps:
+                _tw_kernel = None
+            elif _tw_kernel is None:
+                _tw_kernel = _tw_kernels[_tw_of(_tw_key, _tw_options)]
+        else:
+            _tw_kernel = _tw_kernels[_tw_key]
     except Exception:  # reported below, or no error: a kernel is to be made
         _tw_kernel = None
     if (
@@ -486,13 +493,20 @@ def bind(_tw_given):
         {bind}
         return {key}, {values}
 """
-# A tensor of torch itself is bound in place: key and value without a call.
+# A tensor of torch itself and a usual integer are bound in place: key and value without a call.
 _TENSOR = """\
 if {n}.__class__ is _tw_tensor and (_tw_v{k} := {n}.data_ptr()):
             _tw_k{k} = {n}.dtype
-            _tw_a{k} = {aligned} if {n}.is_cpu else ({aligned}, {n}.get_device())
+            _tw_a{k} = {aligned} if {n}.is_cpu else ({aligned}, {n}.get_device()){integer}
         else:
             _tw_k{k}, _tw_v{k} = _tw_handlers{k}[{n}.__class__]({n}); _tw_a{k} = None"""
+_INTEGER = """
+        elif {n}.__class__ is int and 1 < {n} <= 0x7FFFFFFF:
+            _tw_k{k} = _tw_positive{k} if {n} & 15 else _tw_many{k}
+            _tw_v{k} = {n}; _tw_a{k} = None"""
+_ONE = """
+        elif {n}.__class__ is int and {n} == 1:
+            _tw_k{k} = _tw_one{k}; _tw_v{k} = _tw_a{k} = None"""
 
 
 def calls(f: JITFunction[Any]) -> Calls:
@@ -533,7 +547,13 @@ def calls(f: JITFunction[Any]) -> Calls:
             continue
         handlers = scope[f"_tw_handlers{k}"] = handlers_of(p)
         aligned = f"not _tw_v{k} & 15" if handlers.align else "None"
-        lines.append(_TENSOR.format(n=n, k=k, aligned=aligned))
+        integer = ""
+        if handlers.binds_integers:
+            usual = handlers[int]
+            scope[f"_tw_positive{k}"], scope[f"_tw_many{k}"] = usual(3)[0], usual(16)[0]
+            scope[f"_tw_one{k}"] = usual(1)[0]
+            integer = (_INTEGER + _ONE * handlers.one).format(n=n, k=k)
+        lines.append(_TENSOR.format(n=n, k=k, aligned=aligned, integer=integer))
         key.append(f"_tw_k{k}, _tw_a{k}")
         values.append(f"_tw_v{k}")
     variadic = next((p.name for p in f.parameters if p.variadic), None)

@@ -15,13 +15,13 @@ from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Rewriter
 from tilewright.kernel.divisors import Divisors, comparisons, dim_part, settled
-from tilewright.kernel.group_products import group_layouts, is_group, is_group_step
+from tilewright.kernel.group_products import group_layouts, held_steps, is_group
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.layouts import Digit, Layout, axes_of, axis_parts
 from tilewright.kernel.nest import Loop, Nest, Stmt
 from tilewright.kernel.pieces import Cell, Piece, factors, pieces_in
 from tilewright.kernel.steps.gather_store import ROLE as GATHERED
-from tilewright.kernel.warp_products import columns_layout, is_step, rows_layout
+from tilewright.kernel.warp_products import columns_layout, rows_layout
 
 VECTOR = 16  # bytes of one access to memory, at most
 PLAIN = 4  # elements of a vector where memory does not say
@@ -229,7 +229,7 @@ class Layouts:
         if len(wanted) != 1:
             return ()
         rows, steps = wanted.pop()
-        fits = is_group_step if is_group(does) else is_step
+        fits = held_steps(does)
         return steps if rows == out[i.name] and fits(steps) else ()
 
     @staticmethod

@@ -23,7 +23,7 @@ from tilewright.kernel.group_products import across, depth, group_layouts, is_gr
 from tilewright.kernel.guards import copied
 from tilewright.kernel.intrinsic import INTRINSICS
 from tilewright.kernel.nest import Nest, Stmt, Store, reads, walk
-from tilewright.kernel.pieces import Piece, factors, pieces_in
+from tilewright.kernel.pieces import Piece, factors, is_rounded, pieces_in
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.warp_products import DEEP
 
@@ -119,10 +119,20 @@ class Products:
         for name in self._groups(kinds):
             if self._grouped(p, name, adjacent):
                 yield name
+        if is_rounded(s.value):
+            yield from (x for x in self._rounding() if deep % depth(INTRINSICS[x]) == 0)
+            return
         for x in self.target.products:
             single = INTRINSICS[x.instruction].team == WARP and x.dtypes == kinds
             if single and found[0].dtype.bits == 16 and deep % DEEP == 0:
                 yield x.instruction
+
+    def _rounding(self) -> Iterator[str]:
+        """Instructions of single warps that round their factors."""
+        for name, i in INTRINSICS.items():
+            if i.team == WARP and all(self.target.has(f) for f in i.features):
+                if any(is_rounded(x.value) for x in i.group.stages):
+                    yield name
 
     def _groups(self, kinds: tuple[DType, ...]) -> list[str]:
         """Instructions of groups of so many warps: those whose first operand is in registers

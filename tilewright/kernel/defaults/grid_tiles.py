@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
+from tilewright.ir.expr import Load
 from tilewright.ir.target import Grid, Target
 from tilewright.kernel.defaults.grid_tile_layouts import THREAD_AXES, VECTOR, Layouts
 from tilewright.kernel.defaults.grid_tile_products import (
@@ -277,6 +278,7 @@ def swizzle_operands(s: Scheduler) -> None:
     for x, _ in walk(s.nest.body):
         if isinstance(x, Loop) and x.instruction and INTRINSICS[x.instruction].addresses:
             used |= {str(r.source) for r in reads(x)}
+    used |= _read_by_threads(s.nest)
     for name in sorted(used):
         b = s.nest.buffer(name)
         width, each = b.shape[-1], VECTOR // b.dtype.bytes
@@ -285,3 +287,12 @@ def swizzle_operands(s: Scheduler) -> None:
         if b.scope == "shared" and bits and vectors & (vectors - 1) == 0 and beside(s.nest, name):
             unit = each.bit_length() - 1
             s.attempt(Swizzle(name, bits, unit, max(vectors.bit_length() - 1, 3)))
+
+
+def _read_by_threads(n: Nest) -> set[str]:
+    """What threads read out of shared memory, each its own elements, for an instruction."""
+    inside = [x for x, _ in walk(n.body) if isinstance(x, Loop) and x.instruction]
+    held = {str(r.source) for x in inside for r in reads(x)}
+    stores = [x for x, _ in walk(n.body) if isinstance(x, Store) and x.buffer in held]
+    plain = [x.value for x in stores if isinstance(x.value, Load)]
+    return {str(v.source) for v in plain} & set(_shared(n)) - held

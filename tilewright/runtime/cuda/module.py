@@ -12,6 +12,7 @@ from tilewright.base.errors import Invalid
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import CudaError
 from tilewright.runtime.cuda.memory import TensorMap
+from tilewright.runtime.cuda.quick import HEAD, quick_launch
 
 _LOG_BYTES = 16384
 # Options of the driver's compiler: logs of information and of errors with their sizes, many words.
@@ -170,7 +171,22 @@ class Launcher:
                 f.handle, *blocks, *self.threads, f.dynamic, stream, self._places, None
             )
         if code:
-            self._failed(code, blocks)
+            self.failed(code, blocks)
+
+    def packed(self) -> Callable[[bytes], int]:
+        """A function of packed words (quick.py) that launches and gives the driver's code."""
+        maps = len(self._maps)
+        return quick_launch(self.function, self.threads, self._count, maps) or self._unpacked
+
+    def _unpacked(self, given: bytes) -> int:
+        words = memoryview(given).cast("q")
+        stream, *blocks = words[:HEAD]
+        values = (ctypes.c_int64 * self._count)(*words[HEAD:][: self._count])
+        start = ctypes.addressof(values)
+        places = [start + 8 * k for k in range(self._count)] + list(words[HEAD + self._count :])
+        f, given_places = self.function, (ctypes.c_void_p * len(places))(*places)
+        f.device.use()
+        return self._launch(f.handle, *blocks, *self.threads, f.dynamic, stream, given_places, None)
 
     def tensor_maps(self, parameters: Sequence[int]) -> list[TensorMap]:
         """Those that a launch with these parameters takes after them."""
@@ -185,8 +201,11 @@ class Launcher:
             found = self._known[key] = m.make(parameters)
         return found
 
-    def _failed(self, code: int, blocks: tuple[int, int, int]) -> None:
+    def failed(self, code: int, blocks: tuple[int, int, int]) -> None:
+        """Raises the error of a launch; a grid without blocks is none."""
         f = self.function
+        if 0 in blocks:
+            return
         for axis, n, most in zip("xyz", blocks, MOST_BLOCKS, strict=True):
             if n > most:
                 raise Invalid(

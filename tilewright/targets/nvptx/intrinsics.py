@@ -42,13 +42,24 @@ def _product(function: str, pair: str, sums: str, registers: tuple[int, int]) ->
 
 def _mma(name: str, operand: str, sums: str, depth: int, function: str, has: str) -> None:
     """Products of 16 rows with 8 columns. A register has `pack` neighbours along k; 4 threads have
-    neighbouring registers, twice over."""
+    neighbouring registers, twice over. Of float32 the factors are rounded: default schedules use
+    that only where a kernel says so."""
     llvm = {"f32": "float", "i32": "i32"}[sums]
     pair = {"f16": "<2 x half>"}.get(operand, "i32")
-    pack = {"bf16": 2, "f16": 2, "i8": 4}[operand]
+    pack = {"bf16": 2, "f16": 2, "i8": 4, "f32": 1}[operand]
     half = 4 * pack
     body, declaration = _product(function, pair, llvm, (4, 2))
-    cast = f"cast<{sums}>(a[c.i,c.k]) * cast<{sums}>(b[c.j,c.k])"
+    to = "tf32" if operand == "f32" else f"cast<{sums}>"
+    product = Product(
+        name,
+        DTYPES[operand],
+        DTYPES[operand],
+        DTYPES[sums],
+        rows=16,
+        columns=8,
+        lanes=8,
+        tile=(16, 8, depth),
+    )
     declare(
         Intrinsic(
             name,
@@ -57,7 +68,7 @@ group mma
   in a: {operand}[16,{depth}]
   in b: {operand}[8,{depth}]
   out c: {sums}[16,8]
-  c[c.i,c.j] add= {cast} for c.i in 16, c.j in 8, c.k in {depth}
+  c[c.i,c.j] add= {to}(a[c.i,c.k]) * {to}(b[c.j,c.k]) for c.i in 16, c.j in 8, c.k in {depth}
 """,
             {},
             lambda _: body,
@@ -69,22 +80,14 @@ group mma
                 "b": f"k//{half}, thread.y: j, thread.x: k//{pack}%4, k%{pack}",
                 "c": "i//8, thread.y: i%8, thread.x: j//2, j%2",
             },
-            product=Product(
-                name,
-                DTYPES[operand],
-                DTYPES[operand],
-                DTYPES[sums],
-                rows=16,
-                columns=8,
-                lanes=8,
-                tile=(16, 8, depth),
-            ),
+            product=None if operand == "f32" else product,
         )
     )
 
 
 _mma("nvptx.mma.bf16", "bf16", "f32", 16, "@llvm.nvvm.mma.m16n8k16.row.col.bf16", "mma.bf16")
 _mma("nvptx.mma.f16", "f16", "f32", 16, "@llvm.nvvm.mma.m16n8k16.row.col.f32.f32", "mma.bf16")
+_mma("nvptx.mma.tf32", "f32", "f32", 8, "@llvm.nvvm.mma.m16n8k8.row.col.tf32", "mma.tf32")
 _mma("nvptx.mma.i8", "i8", "i32", 32, "@llvm.nvvm.mma.m16n8k32.row.col.s8", "mma.bf16")
 
 

@@ -165,7 +165,26 @@ def dot_scaled(
         scale = _scales(value(rhs_scale), across, wide, "rhs_scale")
         b = map_values("mul", b, _last_swapped(scale))
     shape = (*a.shape[:-1], b.shape[-1])
-    return wrap(_product(a, b, constant(0, t.float32, shape) if c is None else c, "ieee"))
+    total = constant(0, t.float32, shape) if c is None else c
+    for x, y in _exact_products(a, b, formats):
+        total = _product(x, y, total, "ieee")
+    return wrap(total)
+
+
+def _exact_products(a: Value, b: Value, formats: list[Any]) -> list[tuple[Value, Value]]:
+    """Operands of products of bfloat16 that add up to that of the matrices. A number of fp16 is a
+    sum of two of bfloat16, one of any other format is one (0 where it is below 2 ** -134); of two
+    matrices of fp16 the product stays one of float32."""
+    halves = [f == "fp16" for f in formats]
+    if all(halves) or not any(halves):
+        return [(a, b)]
+    small, wide = (b, a) if halves[0] else (a, b)
+    small = cast(small, t.bfloat16)
+    high = cast(wide, t.bfloat16)
+    rest = semantic.sub(wide, cast(high, t.float32))
+    infinite = semantic.compare("eq", map_values("abs", wide), float("inf"))
+    low = cast(semantic.where(infinite, 0.0, rest), t.bfloat16)
+    return [(x, small) if halves[0] else (small, x) for x in (high, low)]
 
 
 def _last_swapped(v: Value) -> Value:

@@ -81,9 +81,14 @@ _OPERATIONS = {
 
 
 def lower(
-    kernel: Kernel, aliasing: Aliasing = APART, wraps: bool = False, threads: bool = False
+    kernel: Kernel,
+    aliasing: Aliasing = APART,
+    wraps: bool = False,
+    threads: bool = False,
+    rounds: bool = False,
 ) -> Lowered:
     """The naive nest of a kernel, for arguments that overlap in memory as described; `wraps`: for
     launches in which positions may overflow; `threads`: for a machine whose threads share every
-    tile."""
-    return Lowering(kernel, _OPERATIONS, aliasing, Positions(wraps), threads).done()
+    tile; `rounds`: for one with instructions for products of tf32 and bfloat16."""
+    positions = Positions(wraps)
+    return Lowering(kernel, _OPERATIONS, aliasing, positions, threads, rounds).done()

@@ -91,6 +91,7 @@ class Lowering:
     aliasing: Aliasing = APART
     positions: Positions = field(default_factory=Positions)
     threads: bool = False  # do threads share every tile? Then scans are maps of whole tiles
+    rounds: bool = False  # are factors of float32 rounded where a kernel says so?
     buffers: dict[str, Buffer] = field(default_factory=dict)
     tiles: dict[ir.Value, AnyTile] = field(default_factory=dict)
     given: list[Given] = field(default_factory=list)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from tilewright.base.errors import Unsupported
 from tilewright.ir import dim as D
@@ -213,17 +215,57 @@ def lower_histogram(low: Lowering, o: ir.Operation) -> None:
 def lower_dot(low: Lowering, o: ir.Operation) -> None:
     a, b, c = (low.tile(v) for v in o.args)
     e = f32 if c.dtype in (f16, bf16) else c.dtype
-    a, b = factors(low, o, (a, b), e)
-    sums = sums_of(low, o.args[2], c, e)
-    stage = low.fresh("d")
-    low.roles.append(("product", stage))
     shape = c.shape
-    axes = [D.var(axis_name(stage, k), n) for k, n in enumerate(shape)]
-    over = D.var(axis_name(stage, 0, "r"), a.shape[-1])
-    left, right = a.at((*axes[:-1], over)), b.at((*axes[:-2], over, axes[-1]))
-    update = Store(stage, sums, tuple(axes), fn("mul", cast(left, e), cast(right, e)), "add")
-    low.out.append(wrap(tuple(map(D.the_sym, (*axes, over))), update))
+    pairs = rounded_factors(low, o, a, b) or [factors(low, o, (a, b), e)]
+    sums = sums_of(low, o.args[2], c, e)
+    for first, second in pairs:
+        stage = low.fresh("d")
+        low.roles.append(("product", stage))
+        axes = [D.var(axis_name(stage, k), n) for k, n in enumerate(shape)]
+        over = D.var(axis_name(stage, 0, "r"), first.shape[-1])
+        left, right = first.at((*axes[:-1], over)), second.at((*axes[:-2], over, axes[-1]))
+        update = Store(stage, sums, tuple(axes), fn("mul", cast(left, e), cast(right, e)), "add")
+        low.out.append(wrap(tuple(map(D.the_sym, (*axes, over))), update))
     low.define(o.result, converted(buffered(sums, shape, e), c.dtype, low.positions))
+
+
+# By input_precision: what factors of float32 are rounded to, and how many such parts they are.
+_PARTS = {"tf32": (f32, 1), "tf32x3": (f32, 2), "bf16x3": (bf16, 2), "bf16x6": (bf16, 3)}
+
+
+def rounded_factors(low: Lowering, o: ir.Operation, a: Tile, b: Tile) -> list[tuple[Tile, Tile]]:
+    """The factors of products that add up to one of float32 as precise as the kernel says, the
+    least first. None where it is to be exact, or where no instruction has so few rows."""
+    to, count = _PARTS.get(o.attrs.get("precision", "ieee"), (f32, 0))
+    fits = len(a.shape) == 2 and not any(n % 16 for n in (*a.shape, *b.shape))
+    if not (low.rounds and count and a.dtype is f32 and fits):
+        return []
+    a = low.stored(a)
+    parts = [_parts(low, t, to, count) for t in (a, own_copy(low, o, a, b))]
+    order = [(k, n - k) for n in reversed(range(count)) for k in range(n + 1)]
+    return [(parts[0][x], parts[1][y]) for x, y in order]
+
+
+def _parts(low: Lowering, t: Tile, to: DType, count: int) -> list[Tile]:
+    """Numbers as sums of numbers of fewer bits, the largest first. An infinite one is its first
+    part; an instruction rounds to tf32 by itself."""
+    out: list[Tile] = []
+    for k in range(count):
+        part = low.stored(t if to is f32 else converted(t, to, low.positions))
+        out.append(replace(part, at=partial(_as_tf32, part)) if to is f32 else part)
+        if k + 1 < count:
+            t = low.stored(replace(t, at=partial(_rest, t, out[-1]), buffer=""))
+    return out
+
+
+def _as_tf32(t: Tile, i: At) -> Value:
+    return fn("tf32", t.at(i))
+
+
+def _rest(t: Tile, part: Tile, i: At) -> Value:
+    x = t.at(i)
+    infinite = fn("eq", fn("abs", x), const(float("inf"), f32))
+    return select(infinite, const(0.0, f32), fn("sub", x, cast(part.at(i), f32)))
 
 
 def factors(low: Lowering, o: ir.Operation, both: tuple[Tile, Tile], e: DType) -> tuple[Tile, Tile]:

@@ -1,0 +1,106 @@
+"""A launch in one call of native code, for kernels that Python launches one by one.
+
+Most of the host's time of a launch through ctypes is the conversion of a dozen arguments. Here
+there are two: what never changes of a kernel, and the rest as packed words.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from tilewright.ir.target import Target
+from tilewright.llvm.objects import cached_object, host_cpu
+from tilewright.runtime.library import Library
+
+if TYPE_CHECKING:
+    from tilewright.runtime.cuda.module import Function
+
+HEAD = 4  # words before the parameters: the stream and the sizes of the grid
+_FIXED = "launch current change context function x y z shared values all".split()
+_SIZES = "gx gy gz x y z shared".split()
+
+
+def _native_text() -> str:
+    """`i32 tw_launch(fixed, given)`: makes the context the thread's where it is not, and launches.
+    The driver takes the address of each parameter: of a value that is its word, of a tensor map
+    the word is the address."""
+    lines = [
+        f"  %{n}.at = getelementptr i64, ptr %{of}, i64 {k}\n  %{n} = load i64, ptr %{n}.at"
+        for of, names in (("fixed", _FIXED), ("given", ("stream", "gx", "gy", "gz")))
+        for k, n in enumerate(names)
+    ]
+    lines += [f"  %{n}.32 = trunc i64 %{n} to i32" for n in _SIZES]
+    pointers = ("launch", "current", "change", "context", "function", "stream")
+    lines += [f"  %{n}.p = inttoptr i64 %{n} to ptr" for n in pointers]
+    loaded = "\n".join(lines)
+    sizes = ", ".join(f"i32 %{n}.32" for n in _SIZES)
+    return f"""
+define i32 @tw_launch(ptr %fixed, ptr %given) {{
+entry:
+{loaded}
+  %now.at = alloca ptr
+  %places = alloca ptr, i64 %all
+  %asked = call i32 %current.p(ptr %now.at)
+  %now = load ptr, ptr %now.at
+  %other = icmp ne ptr %now, %context.p
+  br i1 %other, label %changing, label %fill
+changing:
+  %changed = call i32 %change.p(ptr %context.p)
+  %refused = icmp ne i32 %changed, 0
+  br i1 %refused, label %failed, label %fill
+failed:
+  ret i32 %changed
+fill:
+  %k = phi i64 [ 0, %entry ], [ 0, %changing ], [ %k.next, %one ]
+  %more = icmp ult i64 %k, %all
+  br i1 %more, label %one, label %go
+one:
+  %word = add i64 %k, {HEAD}
+  %value = getelementptr i64, ptr %given, i64 %word
+  %held = load ptr, ptr %value
+  %plain = icmp ult i64 %k, %values
+  %what = select i1 %plain, ptr %value, ptr %held
+  %place = getelementptr ptr, ptr %places, i64 %k
+  store ptr %what, ptr %place
+  %k.next = add i64 %k, 1
+  br label %fill
+go:
+  %code = call i32 %launch.p(ptr %function.p, {sizes}, ptr %stream.p, ptr %places, ptr null)
+  ret i32 %code
+}}
+"""
+
+
+@cache
+def _native() -> Any:
+    host = host_cpu()
+    target = Target("launch", host.triple, host.cpu, host.features)
+    library = Library([cached_object(_native_text(), target)])
+    return library.function("tw_launch", ctypes.c_void_p, ctypes.c_char_p, result=ctypes.c_int)
+
+
+def quick_launch(
+    function: Function, threads: tuple[int, int, int], values: int, maps: int = 0
+) -> Callable[[bytes], int] | None:
+    """Launches `function` with packed words of 8 bytes: the stream, the grid, parameters, addresses
+    of tensor maps. Gives the driver's code. None: the driver's functions have no addresses."""
+    by = function.device.driver
+    names = ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxSetCurrent")
+    found = [address_of(by.function(n)) for n in names]
+    if None in found:
+        return None
+    words = (*found, function.device.context, function.handle, *threads, function.dynamic)
+    fixed = (ctypes.c_int64 * len(_FIXED))(*words, values, values + maps)
+    made: Any = partial(_native(), ctypes.addressof(fixed))
+    made.fixed = fixed  # lives as long
+    return made
+
+
+def address_of(function: Any) -> int | None:
+    """Where a function of a library is; None of what stands for one in Python."""
+    if not hasattr(function, "argtypes"):
+        return None
+    return ctypes.cast(function, ctypes.c_void_p).value
