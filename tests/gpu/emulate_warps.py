@@ -353,8 +353,10 @@ class Arrivals:
         with self.changed:
             size = int(head[1]) * int(np.prod(numbers[3 + rank : 3 + 2 * rank]))
             ctypes.memset(to, 0xFF, size)
-            self.barriers[at].copies.append((to, numbers.copy(), tuple(reversed(places))))
-            self.changed.notify_all()
+            b = self.barriers[at]
+            b.copies.append((to, numbers.copy(), tuple(reversed(places))))
+            if not b.left:
+                self.changed.notify_all()
 
     def wait(self, at: int, parity: int) -> None:
         with self.changed:
@@ -372,7 +374,9 @@ class Arrivals:
             assert ended, "nobody ends the phase of a memory barrier"
 
     def _ended(self, b: _Barrier) -> None:
-        if not b.left and not b.bytes_left and not b.copies:
+        if b.left:
+            return  # nobody that waits can go on
+        if not b.bytes_left and not b.copies:
             b.phase, b.left = b.phase + 1, b.count
         self.changed.notify_all()
 
