@@ -103,6 +103,13 @@ def _reciprocal(x: float) -> float:
         return float(_flushed(1 / np.float64(x)))
 
 
+def _to_bf16(x: float) -> float:
+    """A bfloat16 is returned where a float is, in its lower half."""
+    bits = int(np.float32(x).view(np.uint32))
+    code = bits >> 16 | 64 if x != x else bits + 0x7FFF + (bits >> 16 & 1) >> 16
+    return float(np.uint32(code).view(np.float32))
+
+
 def _flushed(x: np.float64) -> np.float32:
     """The nearest float32; zero where that is not a normal number."""
     near = np.float32(x)
@@ -203,6 +210,8 @@ class Threads:
         give("nvvm_ex2_approx_f", single, (single,), _exact_power_of_two)
         give("nvvm_div_full", single, (single, single), _quotient)
         give("nvvm_rcp_approx_ftz_f", single, (single,), _reciprocal)
+        # What a processor without bfloat16 calls, which is not in every system's libraries.
+        give("__truncsfbf2", single, (single,), _to_bf16)
         address = ctypes.c_void_p
         for name in ("bf16", "f32_f32", "s8"):
             deep = "32" if name == "s8" else "16"
