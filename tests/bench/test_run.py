@@ -10,7 +10,7 @@ import torch
 import torch._dynamo
 from torch import nn
 
-from tilewright.bench import run
+from tilewright.bench import machine, measure, run
 from tilewright.bench.__main__ import main
 from tilewright.bench.catalog import ALL, chosen
 from tilewright.bench.contenders import CONTENDERS, Entrant, Unavailable, _need, as_tensors
@@ -67,6 +67,12 @@ def scores(x):
 def scores_inputs():
     return torch.randn(5, 7)
 """
+
+
+@pytest.fixture(autouse=True)
+def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (measure, machine):
+        monkeypatch.setattr(module, "ROUND_SECONDS", 1e-3)
 
 
 @pytest.fixture

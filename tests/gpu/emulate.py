@@ -7,10 +7,11 @@ at barriers. Slow: for small sizes.
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product as product_of
 from types import SimpleNamespace
@@ -19,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.emulate_warps import (
-    Counted,
     NUMBERS,
+    PATIENCE,
     Arrivals,
     Copies,
+    Counted,
     described,
     group_product,
     matrices,
@@ -115,10 +117,62 @@ def _inverse_root(x: float) -> float:
         return float(np.float32(1 / np.sqrt(np.float64(x))))
 
 
+def _to_bf16(x: float) -> float:
+    """A bfloat16 is returned where a float is, in its lower half."""
+    bits = int(np.float32(x).view(np.uint32))
+    code = bits >> 16 | 64 if x != x else bits + 0x7FFF + (bits >> 16 & 1) >> 16
+    return float(np.uint32(code).view(np.float32))
+
+
 def _flushed(x: np.float64) -> np.float32:
     """The nearest float32; zero where that is not a normal number."""
     near = np.float32(x)
     return near if not abs(near) < np.finfo(np.float32).tiny else np.float32(0)
+
+
+class Meeting:
+    """A barrier. Each thread waits for a lock of its own, which it brings with it: threading's
+    barriers have all of them queue for one, twice, and here that is most of the work."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.lock = threading.Lock()
+        self.waiting: list[threading.Lock] = []
+
+    def wait(self, mine: threading.Lock) -> bool:
+        """Is this thread the last one? All the others are waiting then, until it says `go`."""
+        with self.lock:
+            last = len(self.waiting) == self.count - 1
+            if not last:
+                self.waiting.append(mine)
+        if not last:
+            assert mine.acquire(timeout=PATIENCE), "a thread waits for others that do not come"
+        return last
+
+    def go(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for x in waiting:
+            x.release()
+
+
+class Functions(Mapping[str, int]):
+    """Addresses of functions for emitted code, each made when it is asked for: there are more than
+    a thousand, and few are called."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Callable[[], Any]] = {}
+        self.made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> int:
+        if name not in self.made:
+            self.made[name] = self.given[name]()
+        return ctypes.cast(self.made[name], ctypes.c_void_p).value or 0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.given)
+
+    def __len__(self) -> int:
+        return len(self.given)
 
 
 class Threads:
@@ -127,19 +181,21 @@ class Threads:
     def __init__(self) -> None:
         self.mine = threading.local()
         self.size = (1, 1, 1)
-        self.barriers = [threading.Barrier(1)]  # of the blocks that run
-        self.together = threading.Barrier(1)  # of the cluster
-        self.warps: list[threading.Barrier] = []
-        self.groups: list[threading.Barrier] = []  # of four warps
+        self.barriers = [Meeting(1)]  # of the blocks that run
+        self.together = Meeting(1)  # of the cluster
+        self.warps: list[Meeting] = []
+        self.groups: list[Meeting] = []  # of four warps
         self.named: dict[tuple[int, int, int], Counted] = {}
+        self.few: dict[tuple[int, int], Meeting] = {}  # threads of a warp
         self.lock = threading.Lock()
         self.values: list[Any] = []
-        self.references: list[Any] = []
+        self.functions = Functions()
         self.failed: list[BaseException] = []
 
-    def symbols(self) -> dict[str, int]:
+    def symbols(self) -> Mapping[str, int]:
         """Addresses of the functions that emitted code calls."""
-        out: dict[str, int] = {}
+        if self.functions:
+            return self.functions
 
         def give(name: str, result: Any, arguments: tuple[Any, ...], f: Callable[..., Any]) -> None:
             def kept(*given: Any) -> Any:
@@ -149,9 +205,7 @@ class Threads:
                     self.failed.append(e)
                     raise
 
-            made = ctypes.CFUNCTYPE(result, *arguments)(kept)
-            self.references.append(made)
-            out[name] = ctypes.cast(made, ctypes.c_void_p).value or 0
+            self.functions.given[name] = lambda: ctypes.CFUNCTYPE(result, *arguments)(kept)
 
         number = ctypes.c_int32
         for k, axis in enumerate("xyz"):
@@ -159,9 +213,9 @@ class Threads:
             give(f"nvvm_read_ptx_sreg_ctaid_{axis}", number, (), lambda k=k: self.mine.block[k])
         give("nvvm_barrier_cta_sync_aligned_all", None, (number,), lambda _: self._wait())
         give("nvvm_barrier_cluster_arrive_aligned", None, (), lambda: None)
-        give("nvvm_barrier_cluster_wait_aligned", None, (), lambda: self.together.wait(30))
+        give("nvvm_barrier_cluster_wait_aligned", None, (), lambda: self._meet(self.together))
         name = "nvvm_barrier_cta_sync_aligned_count"
-        give(name, None, (number, number), lambda k, n: self._some(k, n).wait(30))
+        give(name, None, (number, number), lambda k, n: self._some(k, n).wait(PATIENCE))
         name = "nvvm_barrier_cta_arrive_aligned_count"
         give(name, None, (number, number), lambda k, n: self._some(k, n).arrive() and None)
         name = "nvvm_bar_warp_sync"
@@ -174,6 +228,8 @@ class Threads:
         give("nvvm_div_full", single, (single, single), _quotient)
         give("nvvm_rcp_approx_ftz_f", single, (single,), _reciprocal)
         give("nvvm_rsqrt_approx_f", single, (single,), _inverse_root)
+        # What a processor without bfloat16 calls, which is not in every system's libraries.
+        give("__truncsfbf2", single, (single,), _to_bf16)
         address = ctypes.c_void_p
         for name, deep in (("bf16", 16), ("f32_f32", 16), ("s8", 32), ("tf32", 8)):
             f = partial(self._together, partial(product, kind=name))
@@ -216,7 +272,7 @@ class Threads:
             give(name, None, (*kinds, ctypes.c_int16), to_all)
         give("nvvm_cp_async_commit_group", None, (), lambda: self.copies().commit())
         give("nvvm_cp_async_wait_group", None, (number,), lambda k: self.copies().wait(k))
-        return out
+        return self.functions
 
     def copies(self) -> Copies:
         """Those of the running thread."""
@@ -230,17 +286,19 @@ class Threads:
         me = self.mine.number
         warp = (self.warps if team == WARP else self.groups)[me // team]
         first = me - me % team
-        self.values[me] = given
-        if warp.wait(30) == 0:
-            results = f(self.values[first : first + team])
-            self.values[first : first + team] = results
-        warp.wait(30)
-        result = self.values[me]
-        ctypes.memmove(into, result, len(result))
-        warp.wait(30)
+        self.values[me] = given, into
+        if warp.wait(self.mine.lock):
+            addresses, places = zip(*self.values[first : first + team], strict=True)
+            for place, result in zip(places, f(list(addresses)), strict=True):
+                ctypes.memmove(place, result, len(result))
+            warp.go()
+
+    def _meet(self, of: Meeting) -> None:
+        if of.wait(self.mine.lock):
+            of.go()
 
     def _wait(self) -> None:
-        self.barriers[self.mine.rank].wait(30)
+        self._meet(self.barriers[self.mine.rank])
 
     def _begin(self, at: int, count: int) -> None:
         self.arrivals.begin(at, self.mine.rank, count)
@@ -248,9 +306,8 @@ class Threads:
     def _warp_wait(self, mask: int) -> None:
         """Threads of a warp wait for each other: all, or the first ones of the only one."""
         all_ = mask == -1
-        (self.warps[self.mine.number // WARP] if all_ else self._some(-1, mask.bit_count())).wait(
-            30
-        )
+        few = None if all_ else self._few(mask.bit_count())
+        self._meet(few or self.warps[self.mine.number // WARP])
 
     def _some(self, number: int, count: int) -> Counted:
         """A barrier by its number, of so many threads."""
@@ -258,15 +315,23 @@ class Threads:
             key = self.mine.rank, number, count
             return self.named.setdefault(key, Counted(count))
 
+    def _few(self, count: int) -> Meeting:
+        """A barrier of so many threads of the only warp."""
+        with self.lock:
+            return self.few.setdefault((self.mine.rank, count), Meeting(count))
+
     def _exchanged(self, mask: int, x: Any, step: int, last: int) -> Any:
         assert mask == -1 and last == WARP - 1
         me = self.mine.number
         warp = self.warps[me // WARP]
         self.values[me] = x
-        warp.wait(30)
-        found = self.values[me ^ step]
-        warp.wait(30)
-        return found
+        if warp.wait(self.mine.lock):
+            first = me - me % WARP
+            self.values[first : first + WARP] = [
+                self.values[k ^ step] for k in range(first, first + WARP)
+            ]
+            warp.go()
+        return self.values[me]
 
     def run(
         self,
@@ -281,33 +346,37 @@ class Threads:
         count = each * len(blocks)
         wide = -(-each // (4 * WARP)) * 4 * WARP  # numbers of a block, in whole groups
         assert len(blocks) == 1 or each % WARP == 0
-        self.barriers = [threading.Barrier(each) for _ in blocks]
-        self.together = threading.Barrier(count)
+        self.barriers = [Meeting(each) for _ in blocks]
+        self.together = Meeting(count)
         sizes = [max(1, min(WARP, each - k)) for k in range(0, wide, WARP)]
-        self.warps = [threading.Barrier(size) for _ in blocks for size in sizes]
-        self.groups = [threading.Barrier(4 * WARP) for _ in range(wide * len(blocks) // 4 // WARP)]
+        self.warps = [Meeting(size) for _ in blocks for size in sizes]
+        self.groups = [Meeting(4 * WARP) for _ in range(wide * len(blocks) // 4 // WARP)]
         self.values = [None] * (wide * len(blocks))
         self.arrivals.first.clear()
         failed = self.failed
         failed.clear()
+        ended: list[int] = []
+        over = threading.Event()
 
         def one(n: int) -> None:
             rank, k = divmod(n, each)
             self.mine.number, self.mine.rank = rank * wide + k, rank
             self.mine.block = blocks[rank]
             self.mine.thread = (k % x, k // x % y, k // (x * y))
-            self.mine.copies = Copies()
+            self.mine.copies, self.mine.lock = Copies(), threading.Lock()
+            self.mine.lock.acquire()
             try:
                 functions[rank](*args)
             except BaseException as e:
                 failed.append(e)
+            ended.append(n)
+            if len(ended) == count:
+                over.set()
 
-        threads = [threading.Thread(target=one, args=(k,), daemon=True) for k in range(count)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join(60)
-        assert not failed and not any(t.is_alive() for t in threads), f"threads failed: {failed}"
+        for k in range(count):  # without what else threading's threads do to start and end
+            _thread.start_new_thread(one, (k,))
+        in_time = over.wait(4 * PATIENCE)
+        assert in_time and not failed, f"threads failed: {failed}"
 
     def one_by_one(
         self, function: Any, launch: Launch, block: tuple[int, ...], args: list[Any]

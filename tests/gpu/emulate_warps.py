@@ -139,37 +139,34 @@ def _bf16(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+def _words(given: list[int], size: int) -> np.ndarray:
+    """What threads give, a row of bytes for each."""
+    raw = b"".join([ctypes.string_at(x, size) for x in given])
+    return np.frombuffer(raw, np.uint8).reshape(len(given), size)
+
+
 def product(given: list[int], kind: str) -> list[bytes]:
     """mma.sync: 16 rows by 8 columns; each thread gives 4 registers of a, 2 of b and 4 sums."""
     pack = {"s8": 4, "tf32": 1}.get(kind, 2)
     deep = 8 * pack
-    sums = np.int32 if kind == "s8" else np.float32
-    a, b, c = np.zeros((16, deep)), np.zeros((deep, 8)), np.zeros((16, 8))
-    wide = (np.float64, np.int64)[kind == "s8"]
-    a, b, c = a.astype(wide), b.astype(wide), c.astype(wide)
-    for lane, address in enumerate(given):
-        words = np.frombuffer(ctypes.string_at(address, 40), np.uint32)
-        group, within = lane // 4, lane % 4
-        for register in range(4):
-            row = group + 8 * (register % 2)
-            first = pack * within + 4 * pack * (register // 2)
-            a[row, first : first + pack] = _numbers(words[register : register + 1], kind)
-        for register in range(2):
-            first = pack * within + 4 * pack * register
-            b[first : first + pack, group] = _numbers(words[4 + register : 5 + register], kind)
-        own = words[6:].view(sums)
-        for register in range(4):
-            c[group + 8 * (register // 2), 2 * within + register % 2] = own[register]
-    d = (a @ b + c).astype(sums)
-    return [
-        np.array(
-            [d[lane // 4 + 8 * (r // 2), 2 * (lane % 4) + r % 2] for r in range(4)], sums
-        ).tobytes()
-        for lane in range(32)
-    ]
+    sums, wide = (np.int32, np.int64) if kind == "s8" else (np.float32, np.float64)
+    words = _words(given, 40)
+    lane = np.arange(32)[:, None, None]
+    group, within = lane // 4, lane % 4
+    register, part = np.arange(4)[:, None], np.arange(pack)
+    a, b = np.zeros((16, deep), wide), np.zeros((deep, 8), wide)
+    numbers = _numbers(words[:, :24], kind).reshape(32, 6, pack)
+    along = pack * within + part + 4 * pack * (register // 2)
+    a[group + 8 * (register % 2), along] = numbers[:, :4]
+    b[pack * within + part + 4 * pack * register[:2], group] = numbers[:, 4:]
+    at = lane[:, 0] // 4 + 8 * (register.T // 2), 2 * (lane[:, 0] % 4) + register.T % 2
+    own = np.ascontiguousarray(words[:, 24:]).view(sums).astype(wide)
+    d = ((a @ b)[at] + own).astype(sums)
+    return [x.tobytes() for x in d]
 
 
 def _numbers(words: np.ndarray, kind: str) -> np.ndarray:
+    words = np.ascontiguousarray(words)
     if kind == "s8":
         return words.view(np.int8)
     if kind == "tf32":
@@ -229,14 +226,13 @@ NUMBERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def _registers(raw: list[bytes]) -> np.ndarray:
+def _registers(raw: np.ndarray) -> np.ndarray:
     """64 rows of 16 elements out of the first four registers of 128 threads, as codes."""
     out = np.zeros((64, 16), np.uint16)
-    for thread, x in enumerate(raw):
-        row, column = 16 * (thread // 32) + thread % 32 // 4, 2 * (thread % 4)
-        for register, pair in enumerate(np.frombuffer(x[:16], np.uint16).reshape(4, 2)):
-            first = column + 8 * (register // 2)
-            out[row + 8 * (register % 2), first : first + 2] = pair
+    thread, register = np.arange(128)[:, None, None], np.arange(4)[:, None]
+    row = 16 * (thread // 32) + thread % 32 // 4 + 8 * (register % 2)
+    column = 2 * (thread % 4) + 8 * (register // 2) + np.arange(2)
+    out[row, column] = np.ascontiguousarray(raw[:, :16]).view(np.uint16).reshape(128, 4, 2)
     return out
 
 
@@ -249,23 +245,21 @@ def group_product(
     count = columns // 2
     own = order[0] == "r"
     head = 24 if own else 16
-    raw = [ctypes.string_at(x, head + 4 * count) for x in given]
-    descriptors = {x[16 if own else 0 : head] for x in raw}
-    assert len(descriptors) == 1, "threads of a group give different descriptors"
-    *first, b = (int(x) for x in np.frombuffer(descriptors.pop(), np.uint64))
+    raw = _words(given, head + 4 * count)
+    descriptors = np.ascontiguousarray(raw[:, 16 if own else 0 : head]).view(np.uint64)
+    assert (descriptors == descriptors[0]).all(), "threads of a group give different descriptors"
+    *first, b = (int(x) for x in descriptors[0])
     item = 2 if kind in ("bf16", "f16") else 1
     a = _registers(raw) if own else _tile(first[0], 64, order[0] == "1", item, 2 * steps)
     tiles = a, _tile(b, columns, order[1] == "1", item, 2 * steps)
     left, right = (NUMBERS[kind](x).astype(np.float64) for x in tiles)
     d = left @ right.T
     sums = np.int32 if kind == "s8" else np.float32
-    out: list[bytes] = []
-    for thread, x in enumerate(raw):
-        row = 16 * (thread // 32) + thread % 32 // 4
-        r = np.arange(count)
-        at = row + 8 * (r // 2 % 2), 8 * (r // 4) + 2 * (thread % 4) + r % 2
-        out.append((np.frombuffer(x[head:], sums) + d[at]).astype(sums).tobytes())
-    return out
+    thread, r = np.arange(128)[:, None], np.arange(count)
+    row = 16 * (thread // 32) + thread % 32 // 4
+    at = row + 8 * (r // 2 % 2), 8 * (r // 4) + 2 * (thread % 4) + r % 2
+    mine = np.ascontiguousarray(raw[:, head:]).view(sums)
+    return [x.tobytes() for x in (mine + d[at]).astype(sums)]
 
 
 class Copies:
@@ -380,8 +374,10 @@ class Arrivals:
         with self.changed:
             size = int(head[1]) * int(np.prod(numbers[3 + rank : 3 + 2 * rank]))
             ctypes.memset(to, 0xFF, size)
-            self.barriers[at].copies.append((to, numbers.copy(), tuple(reversed(places))))
-            self.changed.notify_all()
+            b = self.barriers[at]
+            b.copies.append((to, numbers.copy(), tuple(reversed(places))))
+            if not b.left:
+                self.changed.notify_all()
 
     def wait(self, at: int, parity: int) -> None:
         with self.changed:
@@ -399,7 +395,9 @@ class Arrivals:
             assert ended, "nobody ends the phase of a memory barrier"
 
     def _ended(self, b: _Barrier) -> None:
-        if not b.left and not b.bytes_left and not b.copies:
+        if b.left:
+            return  # nobody that waits can go on
+        if not b.bytes_left and not b.copies:
             b.phase, b.left = b.phase + 1, b.count
         self.changed.notify_all()
 

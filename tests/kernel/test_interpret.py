@@ -7,7 +7,10 @@ import pytest
 
 from tilewright.base.errors import Invalid
 from tilewright.ir.types import bf16, round_bf16
+from tilewright.kernel import interpret
 from tilewright.kernel.interpret import RunError, run, run_group
+from tilewright.kernel.lockstep import lockstep
+from tilewright.kernel.nest import Loop
 from tilewright.kernel.text import parse_group, parse_nest
 
 X = np.arange(6, dtype=np.float32)
@@ -130,3 +133,56 @@ def test_arguments_are_checked() -> None:
     symbolic = "nest k where M: 1..\n  out y: f32[M]\n  for i in M:\n    y: y[i] = 0.0\n"
     with pytest.raises(Invalid, match="needs a value for M"):
         run(parse_nest(symbolic), {})
+
+
+# ---- iterations that run together
+
+
+CARRIED = """
+nest carried where n: 0..9
+  in x: f32[n,4,5]
+  out y: f32[n,4]
+  local a: f32[1]
+  local b: f32[n,4]
+  alloc b
+  for i in n:
+    for j in 4:
+      y: y[i,j] = 1.0
+      b: b[i,j] = 0.5
+  for i in n:
+    for j in 4:
+      for k in {times}:
+        alloc a
+        a: a[0] = y[i,j] * 0.5 + x[i,j,k]
+        b: b[i,j] = b[i,j] + a[0] * y[i,j]
+        y: y[{where}] = a[0] - b[i,j]
+"""
+
+
+@pytest.mark.parametrize("times", ["5", "i", "j+1"])
+@pytest.mark.parametrize("where", ["i,j", "i,0", "i,3-j"])
+def test_loops_that_run_together(times: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one iteration after the other: those in which a place is another one's do not."""
+    n = parse_nest(CARRIED.format(times=times, where=where))
+    last = n.body[-1]
+    assert isinstance(last, Loop)
+    found = lockstep(last)
+    if where == "i,j":
+        expected = {"5": ["i", "j"], "i": ["j"], "j+1": ["i"]}[times]
+        assert found is not None and [q.name for q in found.together] == expected
+    else:
+        assert found is None
+    for size in (0, 1, 4):
+        x = np.random.default_rng(size).standard_normal((size, 4, 5)).astype(np.float32)
+        together = run(n, {"x": x}, {"n": size})["y"]
+        with monkeypatch.context() as m:
+            m.setattr(interpret, "lockstep", lambda s: None)
+            np.testing.assert_array_equal(run(n, {"x": x}, {"n": size})["y"], together)
+
+
+def test_what_is_wrong_in_some_iterations_that_run_together() -> None:
+    text = CARRIED.format(times="5", where="i,j")
+    with pytest.raises(RunError, match=r"reads outside axis 2 of 5 at i=0, j=0, k=4"):
+        run(parse_nest(text.replace("x[i,j,k]", "x[i,j,k+1]")), {"x": np.ones((2, 4, 5))}, {"n": 2})
+    unset = parse_nest(text.replace("a: a[0] = y[i,j]", "a: a[0] = a[0]"))
+    assert np.isnan(run(unset, {"x": np.ones((2, 4, 5))}, {"n": 2})["y"]).all()

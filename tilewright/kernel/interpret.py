@@ -6,12 +6,13 @@ memory holds garbage. An access outside its buffer is an error that names it; un
 the points that are taken count.
 
 A chain of loops around one store that does not read its own target is evaluated on all its points
-at once, in order: the same result, a hundred times faster.
+at once, in order: the same result, a hundred times faster. So are iterations that have nothing to
+do with each other (kernel/lockstep.py), one statement after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from tilewright.ir.interpret import Evaluator
 from tilewright.ir.scalar import atomic_extreme
 from tilewright.ir.types import DType, as_dtype, to_memory
 from tilewright.kernel.group import Buffer, Group
+from tilewright.kernel.lockstep import Lockstep, lockstep
 from tilewright.kernel.nest import (
     ANY_ORDER,
     LANES,
@@ -126,6 +128,9 @@ class Machine:
         self.memory: dict[str, np.ndarray] = {}
         self.regions: dict[str, Region | Everything] = {}
         self.race: _Race | None = None
+        self.together: dict[int, tuple[Loop, Lockstep | None]] = {}  # by the loop's identity
+        self.points = 0  # that run together
+        self.apart: set[str] = set()  # memory that each of them has for itself
         self.reports: list[tuple[int, list[Any]]] = []
         self.tell: Tell = lambda site, values: self.reports.append((site, values))
 
@@ -134,6 +139,7 @@ class Machine:
 
     def garbage(self, b: Buffer) -> np.ndarray:
         shape, d = self.shape(b), b.dtype
+        shape = (self.points, *shape) if self.points else shape
         if d.is_float:
             return np.full(shape, np.nan, d.numpy)
         if d.is_bool:
@@ -151,6 +157,8 @@ class Machine:
                     raise RunError(f"{s.buffer} is allocated while it is live")
                 self.memory[s.buffer] = self.garbage(self.nest.buffer(s.buffer))
                 fresh.append(s.buffer)
+                if self.points:
+                    self.apart.add(s.buffer)
             elif isinstance(s, Store):
                 self.store(s, env)
             elif isinstance(s, Loop):
@@ -166,6 +174,7 @@ class Machine:
             # The rest orders threads and copies: one thread has nothing to wait for.
         for name in fresh:
             del self.memory[name]
+            self.apart.discard(name)
 
     def _points(self, env: Env) -> int:
         return max((len(x) for x in env.values() if np.ndim(x)), default=1)
@@ -250,6 +259,8 @@ class Machine:
         if self.nest.buffer(name).scope == "in":
             raise RunError(f"{stage}: the input {name} is written")
         index = [np.asarray(ev.dim(i)) for i in at]
+        own = int(name in self.apart)
+        index = [np.arange(n)] * own + index
         region = self.regions.get(name)
         if region is not None:
             cells = region.find(np.broadcast_to(index[0], (n,)))
@@ -262,7 +273,7 @@ class Machine:
             if bad.any():
                 bad = np.broadcast_to(bad, (n,))
                 what, where = _cell_text(name, at), _places(ev.points, bad)
-                raise RunError(f"{stage}: {what} writes outside axis {k} of {size}{where}")
+                raise RunError(f"{stage}: {what} writes outside axis {k - own} of {size}{where}")
         cells, step = np.zeros(n, np.int64), 1
         for x, size in zip(reversed(index), reversed(a.shape), strict=True):
             cells += x * step
@@ -277,7 +288,7 @@ class Machine:
                 raise RunError(f"parallel loop {s.name} is inside {next(iter(env))}")
             anywhere = {x for x, r in self.regions.items() if isinstance(r, Everything)}
             self.race = _Race(s.name, set(self.memory) - anywhere)
-        if not self._at_once(s, env):
+        if not self._at_once(s, env) and not self._in_step(s, env):
             self._one_by_one(s, env)
         if s.kind == "parallel" and self.race is not None:
             self.race.judge(self.memory)
@@ -319,6 +330,33 @@ class Machine:
             return False
         if any(D.data_values(q.extent) or LANES in dict(q.pragmas) for q in chain):
             return False
+        points = self._all_points(chain, env)
+        if points is None:
+            return False
+        if len(points[s.name]):
+            self.store(x, {**env, **points})
+        return True
+
+    def _in_step(self, s: Loop, env: Env) -> bool:
+        """All iterations of loops that may run together, store by store."""
+        if self.points or any(np.ndim(x) for x in env.values()):
+            return False
+        if id(s) not in self.together:
+            self.together[id(s)] = s, lockstep(s)
+        found = self.together[id(s)][1]
+        if found is None or found.writes & self.regions.keys():
+            return False
+        points = self._all_points(found.together, env)
+        if points is None:
+            return False
+        self.points = len(points[found.together[0].name])
+        if self.points:
+            self.block(found.body, {**env, **points})
+        self.points = 0
+        return True
+
+    def _all_points(self, chain: Sequence[Loop], env: Env) -> Env | None:
+        """The iterations of loops inside each other, in order; none where there are too many."""
         points: Env = {}
         total = 1
         for q in chain:
@@ -328,14 +366,12 @@ class Machine:
             counts = np.broadcast_to(np.maximum(np.asarray(raw, np.int64), 0), (total,))
             total = int(counts.sum())
             if total > BATCH_LIMIT:
-                return False
+                return None
             ends = np.cumsum(counts)
             points = {name: np.repeat(v, counts) for name, v in points.items()}
             at = np.arange(total) - np.repeat(ends - counts, counts)
             points[q.name] = self.random.permutation(total) if q.kind == "parallel" else at
-        if total:
-            self.store(x, {**env, **points})
-        return True
+        return points
 
     def _meet(self, written: str, read: Load) -> bool:
         """May a store change what is read?"""
@@ -445,12 +481,13 @@ class _Reader(Evaluator):
         a = self.mem.get(name)
         if a is None:
             raise RunError(f"{self.stage}: {v!r} reads memory that is not allocated")
-        if len(v.index) != a.ndim:
+        index = [np.arange(a.shape[0])] if name in self.machine.apart else []
+        shape = a.shape[len(index) :]
+        if len(v.index) != len(shape):
             raise RunError(
-                f"{self.stage}: {v!r} has {len(v.index)} indices, {name} has {a.ndim} axes"
+                f"{self.stage}: {v!r} has {len(v.index)} indices, {name} has {len(shape)} axes"
             )
-        index = []
-        for k, (i, n) in enumerate(zip(v.index, a.shape, strict=True)):
+        for k, (i, n) in enumerate(zip(v.index, shape, strict=True)):
             x = np.asarray(self.dim(i))
             outside = (x < 0) | (x >= n)
             if outside.any():

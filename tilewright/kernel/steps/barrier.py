@@ -80,6 +80,16 @@ class Synchronise(Step):
         return replace(n, body=tuple(out))
 
 
+@dataclass(frozen=True)
+class _Touched:
+    """What a statement does to memory: all of it, what others may notice, and that in any
+    iteration of the loops inside the statement."""
+
+    all: list[Access]
+    here: list[Access]
+    left: list[Access]
+
+
 class _Scan:
     """One block, statement by statement, with what was touched since the last barrier.
 
@@ -98,6 +108,10 @@ class _Scan:
         pairs = [tuple(x.split()) for x in step.near]
         self.near = {(a, b) for a, b in pairs} | {(b, a) for a, b in pairs}
         self.copies: list[Access] = []  # asynchronous ones, in any iteration
+        # Loops are looked at again and again until nothing more is pending: what a statement does
+        # at its place, and a loop that meets nothing, are found once.
+        self.touched: dict[tuple[int, ...], _Touched] = {}
+        self.alone: dict[tuple[int, ...], tuple[tuple[Stmt, ...], list[Access]]] = {}
         self.common = {b.name for b in n.buffers if b.scope != "in" and b.name not in self.private}
 
     def body(
@@ -113,8 +127,11 @@ class _Scan:
             if isinstance(s, Loop) and not one:
                 what = f"{s.name} is parallel, next to threads of one block"
                 self.step.need(s.kind != "parallel", what, "Bind it instead")
-                inner, after = self._loop(s, path, [])
-                met, left = self._loop(s, path, pending)
+                at = _place(s, path)
+                if at not in self.alone:
+                    self.alone[at] = self._loop(s, path, [])
+                inner, after = self.alone[at]
+                met, left = self._loop(s, path, pending) if pending else (inner, after)
                 if _barriers(met) > _barriers(inner):  # once before the loop, not in every round
                     out.append(Barrier())
                 else:
@@ -130,12 +147,9 @@ class _Scan:
                 made, pending = self._choice(s, path, pending)
                 out.append(made)
                 continue
-            touched = accesses(self.n, s, path)
-            here = [a for a in touched if a.buffer in self.common]
-            self._refuse_replicas(s, here)
-            self._refuse_inside(here, uniform)
-            self._refuse_unfinished(pending, touched, uniform)
-            here += [a for a in touched if a.lasting is not None and a.buffer in self.private]
+            found = self._touched(s, path, uniform)
+            here = found.here
+            self._refuse_unfinished(pending, found.all, uniform)
             if self._talk(pending, here, uniform):
                 out.append(Barrier())
                 pending = [a for a in pending if a.lasting is not None]
@@ -143,9 +157,20 @@ class _Scan:
                 pending = self._waited(s, pending)
             if any(a.lasting is not None for a in here):
                 pending = [_older(a) for a in pending]
-            pending = _union(pending, [_anywhere(a, s) for a in here])
+            pending = _union(pending, found.left)
             out.append(s)
         return tuple(out), pending
+
+    def _touched(self, s: Stmt, path: Path, uniform: set[Sym]) -> _Touched:
+        at = _place(s, path)
+        if at not in self.touched:
+            all_ = accesses(self.n, s, path)
+            here = [a for a in all_ if a.buffer in self.common]
+            self._refuse_replicas(s, here)
+            self._refuse_inside(here, uniform)
+            here += [a for a in all_ if a.lasting is not None and a.buffer in self.private]
+            self.touched[at] = _Touched(all_, here, [_anywhere(a, s) for a in here])
+        return self.touched[at]
 
     def _condition(self, s: If | While, path: Path) -> list[Access]:
         hollow = with_bodies(s, [() for _ in bodies(s)])
@@ -309,6 +334,11 @@ class _Scan:
                     what = f"{r.stage} touches {r} of the private {s.buffer}, which other threads "
                     hint = f"SetScope('{s.buffer}', 'shared'), or bind both to the same axes"
                     self.step.need(kept, f"{what}write as {w}", hint)
+
+
+def _place(s: Stmt, path: Path) -> tuple[int, ...]:
+    """A statement where it stands: equal ones may stand in other loops too."""
+    return (*map(id, path), id(s))
 
 
 def _all(w: Access, v: Sym) -> bool:
