@@ -78,7 +78,26 @@ def for_processor(text: str) -> str:
     text = text.replace('syncscope("device") ', "")
     text = _UPDATE.sub(_updated, text)
     text = re.sub(r"@llvm\.nvvm\.([\w.]+)", lambda m: "@nvvm_" + m[1].replace(".", "_"), text)
-    return with_structures(text)
+    return with_structures(text) + (_TO_BF16 if "fptrunc" in text else "")
+
+
+# LLVM calls it where the processor has no instruction; older libraries of compilers lack it.
+_TO_BF16 = """
+define bfloat @__truncsfbf2(float %x) {
+  %bits = bitcast float %x to i32
+  %high = lshr i32 %bits, 16
+  %odd = and i32 %high, 1
+  %half = add i32 %odd, 32767
+  %sum = add i32 %bits, %half
+  %near = lshr i32 %sum, 16
+  %quiet = or i32 %high, 64
+  %nan = fcmp uno float %x, %x
+  %code = select i1 %nan, i32 %quiet, i32 %near
+  %short = trunc i32 %code to i16
+  %y = bitcast i16 %short to bfloat
+  ret bfloat %y
+}
+"""
 
 
 def _power_of_two(x: float) -> float:

@@ -81,6 +81,7 @@ ROLES = False
 # Do blocks walk over several tiles, with roles? The copies of the next tile come while the results
 # of one are stored.
 PERSISTENT = False
+PIECES = (1, 2, 4)  # in which such a block may store a tile
 NEIGHBOURS = 8  # tiles of rows that run at the same time and read the same columns
 
 
@@ -145,7 +146,22 @@ def resident(t: Tile, groups: int, grid: Grid) -> int:
     return max(1, min(grid.shared // bytes_, grid.registers // registers))
 
 
+def pieces(t: Tile, grid: Grid, item: int) -> int:
+    """In how many pieces of columns a block that walks over tiles stores results of so many bytes:
+    their memory is no tile's, so the fewest that leave room for as many steps."""
+    most = sum(versions(t, grid))
+    fit = (k for k in PIECES if sum(versions(t, grid, staging(t, item, k))) == most)
+    return next(fit, PIECES[-1])
+
+
+def staging(t: Tile, item: int, count: int) -> int:
+    """Bytes of the memory that a piece of the results goes through."""
+    return item * t.rows * (t.columns // count + VECTOR // item)
+
+
 class GroupProduct(WarpProduct):
+    _pieces = 1  # of columns, in which results are stored
+    _piece = ""  # the loop over them
     _rows = ""  # the loop over tiles of rows, where it is not one with that over columns
 
     def schedule(self) -> None:
@@ -160,6 +176,10 @@ class GroupProduct(WarpProduct):
         # Parts are memory of our own: of whole tiles, stored as they are. Several results are
         # stored out of registers too.
         staged = t.parts == 1 and not self.several
+        grid, item = s.target.grid, s.nest.buffer(y).dtype.bytes
+        assert grid is not None
+        if staged and self._may_walk():
+            self._pieces = pieces(t, grid, item)
         made = f"{y}_s" if staged else y
         if staged:
             s.do(CacheWrite(y, made))
@@ -172,7 +192,7 @@ class GroupProduct(WarpProduct):
             outer, tiles, rest = self._result_tiles(y, 2)
             block = self._ordered(y, *tiles)
         if staged:
-            s.do(ComputeAt(made, block))
+            s.do(ComputeAt(made, self._piece or block))
         s.do(ComputeAt(c, block))
         k = self._steps(c)
         for x in (self.b, self.a):
@@ -180,6 +200,8 @@ class GroupProduct(WarpProduct):
             s.do(SetScope(shared[x], "shared"))
         if staged:
             s.do(SetScope(made, "shared"))
+        if self._piece:
+            s.do(Unroll(self._piece))
         self._bind_blocks(y, outer, block)
         if staged or t.parts > 1:
             row, column = s.path(made)[-2:]
@@ -194,11 +216,10 @@ class GroupProduct(WarpProduct):
             self._box(shared[x], x)
         self._results(c, rank)
         s.do(Tensorize(self._first, self.instruction))
-        assert s.target.grid is not None
         walk = staged and self._walks()
-        besides = s.nest.buffer(made).dtype.bytes * t.rows * (t.columns + VECTOR) if walk else 0
-        ahead, slack = versions(t, s.target.grid, besides)
-        if ROLES and not any(x.lanes for x in (self.a, self.b)):
+        besides = staging(t, item, self._pieces) if walk else 0
+        ahead, slack = versions(t, grid, besides)
+        if self._may_have_roles():
             most = ahead + 1 + slack
             s.do(Roles(f"{k}.0", most if walk else min(most, t.steps), slack))
         else:
@@ -249,7 +270,12 @@ class GroupProduct(WarpProduct):
                 s.do(Complete(loop, size))
         if s.loops(f"{i}.1.there"):
             s.do(Reorder((f"{i}.1", f"{j}.1", f"{i}.1.there")))
-        return outer, self._ordered(y, f"{i}.0", f"{j}.0"), (f"{i}.1", f"{j}.1", lanes)
+        last = f"{j}.1"
+        if self._pieces > 1:
+            s.do(Split(last, t.columns // wide // self._pieces))
+            self._piece, last = f"{last}.0", f"{last}.1"
+            s.do(Reorder((self._piece, f"{i}.1", last)))
+        return outer, self._ordered(y, f"{i}.0", f"{j}.0"), (f"{i}.1", last, lanes)
 
     @property
     def groups(self) -> int:
@@ -284,14 +310,19 @@ class GroupProduct(WarpProduct):
         s.do(Fuse(f"{y}.columns", f"{i}.1", f"{y}.tiles"))
         return f"{y}.tiles"
 
+    def _may_have_roles(self) -> bool:
+        return ROLES and not any(x.lanes for x in (self.a, self.b))
+
+    def _may_walk(self) -> bool:
+        return PERSISTENT and self._may_have_roles()
+
     def _walks(self) -> bool:
         """Few blocks, as many as run at a time, walk over all tiles."""
         s, grid = self.s, self.s.target.grid
         assert grid is not None
         sizes = [s.loops(x)[0].extent for x in self._grid]
-        gathered = any(x.lanes for x in (self.a, self.b))
         known = [x for x in sizes if isinstance(x, int)]
-        if not ROLES or not PERSISTENT or gathered or len(known) < len(sizes):
+        if not self._may_walk() or len(known) < len(sizes):
             return False
         rounds = -(-prod(known) // grid.multiprocessors)
         blocks = -(-known[0] // rounds)
@@ -342,7 +373,8 @@ class GroupProduct(WarpProduct):
         self._deal(flat, GROUP * self.groups)
         s.do(Vectorize(lanes))
         b = s.nest.buffer(made)
-        s.do(StorageAlign(made, len(b.shape) - 2, self.tile.columns, VECTOR // b.dtype.bytes))
+        columns = self.tile.columns // self._pieces
+        s.do(StorageAlign(made, len(b.shape) - 2, columns, VECTOR // b.dtype.bytes))
 
     def _box(self, stage: str, x: Operand) -> None:
         """A tile of an operand: rows of 128 bytes, swizzled. The copy engine brings it, or threads
