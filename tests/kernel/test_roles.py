@@ -17,6 +17,7 @@ from tilewright.base.errors import Refused
 from tilewright.kernel import simt
 from tilewright.kernel.check import verify
 from tilewright.kernel.defaults import grid_group_products
+from tilewright.kernel.defaults.grid_warp_products import Tile
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import (
@@ -156,6 +157,38 @@ def test_walks_over_other_tiles(
     nest = p.nest(multiprocessors)
     assert "release 0" in nest_text(nest)
     check(p, nest, emulated=False)
+
+
+@pytest.mark.parametrize(
+    "p",
+    [Product(128, 128, 64), Product(72, 104, 64, across=(False, False), epilogue="bias")],
+    ids=["whole tiles", "ragged"],
+)
+def test_results_are_stored_in_pieces(monkeypatch: pytest.MonkeyPatch, p: Product) -> None:
+    """Which leaves room for as many steps as blocks have that do not walk."""
+    monkeypatch.setattr(grid_group_products, "PERSISTENT", True)
+    monkeypatch.setattr(grid_group_products, "PIECES", (2,))
+    monkeypatch.setattr(grid_group_products, "TILES", {1: ((64, 128, 1),), 2: ()})
+    nest = p.nest()
+    (made,) = (b for b in nest.buffers if b.name == "y_s")
+    assert made.shape == (64, 64 + 8)
+    check(p, nest, emulated=False)
+    loose = changed(nest, without(Barrier))
+    with pytest.raises(RunError, match="race|barrier"):
+        simt.run(loose, p.arguments())
+
+
+def test_as_many_pieces_as_leave_room_for_steps() -> None:
+    grid = GPU.grid
+    assert grid is not None
+    large, small = Tile(128, 256, 128, 256, 64, 1, 64), Tile(64, 64, 64, 64, 64, 1, 64)
+    stages = {"STAGES": (12, 8, 7, 6, 5, 4, 3, 2)}
+    with pytest.MonkeyPatch.context() as m:
+        for name, x in stages.items():
+            m.setattr(grid_group_products, name, x)
+        assert grid_group_products.pieces(large, grid, 2) == 2
+        assert grid_group_products.pieces(large, grid, 4) == 4
+        assert grid_group_products.pieces(small, grid, 2) == 1
 
 
 # ---- clusters
