@@ -174,7 +174,7 @@ def test_results_are_stored_in_pieces(monkeypatch: pytest.MonkeyPatch, p: Produc
     assert made.shape == (64, 64 + 8)
     check(p, nest, emulated=False)
     loose = changed(nest, without(Barrier))
-    with pytest.raises(RunError, match="race|barrier"):
+    with pytest.raises(RunError, match=r"race|barrier"):
         simt.run(loose, p.arguments())
 
 
