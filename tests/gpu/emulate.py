@@ -163,7 +163,8 @@ class Threads:
             give(f"nvvm_read_ptx_sreg_tid_{axis}", number, (), lambda k=k: self.mine.thread[k])
             give(f"nvvm_read_ptx_sreg_ctaid_{axis}", number, (), lambda k=k: self.mine.block[k])
         give("nvvm_barrier_cta_sync_aligned_all", None, (number,), lambda _: self._wait())
-        give("nvvm_barrier_cluster_arrive_aligned", None, (), lambda: None)
+        for order in ("", "_relaxed"):
+            give(f"nvvm_barrier_cluster_arrive{order}_aligned", None, (), lambda: None)
         give("nvvm_barrier_cluster_wait_aligned", None, (), lambda: self.together.wait(30))
         name = "nvvm_barrier_cta_sync_aligned_count"
         give(name, None, (number, number), lambda k, n: self._some(k, n).wait(30))

@@ -17,7 +17,7 @@ from tilewright.base.errors import Refused
 from tilewright.kernel import simt
 from tilewright.kernel.check import verify
 from tilewright.kernel.defaults import grid_group_products
-from tilewright.kernel.defaults.grid_warp_products import Tile
+from tilewright.kernel.defaults.grid_warp_products import Tile, Way
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import (
@@ -46,7 +46,8 @@ TWO = Product(128, 64, 256)  # two blocks with the same columns
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four iterations in the memory of three, one product goes on."""
-    for name, x in {"ROLES": True, "STAGES": (3,), "TILES": {1: ((64, 64, 1),), 2: ()}}.items():
+    numbers = {"WAYS": (Way(True),), "STAGES": (3,), "TILES": {1: ((64, 64, 1),), 2: ()}}
+    for name, x in numbers.items():
         monkeypatch.setattr(grid_group_products, name, x)
 
 
@@ -132,7 +133,7 @@ def test_refusals(step: str, message: str) -> None:
 
 def test_blocks_walk_over_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tiles of four iterations each: which memory is whose goes on counting."""
-    monkeypatch.setattr(grid_group_products, "PERSISTENT", True)
+    monkeypatch.setattr(grid_group_products, "WAYS", (Way(True, 1, True),))
     p = Product(64, 128, 256, across=(False, False))
     nest = p.nest()
     assert "release 0" in nest_text(nest)
@@ -153,7 +154,7 @@ def test_blocks_walk_over_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_walks_over_other_tiles(
     monkeypatch: pytest.MonkeyPatch, p: Product, multiprocessors: int
 ) -> None:
-    monkeypatch.setattr(grid_group_products, "PERSISTENT", True)
+    monkeypatch.setattr(grid_group_products, "WAYS", (Way(True, 1, True),))
     nest = p.nest(multiprocessors)
     assert "release 0" in nest_text(nest)
     check(p, nest, emulated=False)
@@ -166,7 +167,7 @@ def test_walks_over_other_tiles(
 )
 def test_results_are_stored_in_pieces(monkeypatch: pytest.MonkeyPatch, p: Product) -> None:
     """Which leaves room for as many steps as blocks have that do not walk."""
-    monkeypatch.setattr(grid_group_products, "PERSISTENT", True)
+    monkeypatch.setattr(grid_group_products, "WAYS", (Way(True, 1, True),))
     monkeypatch.setattr(grid_group_products, "PIECES", (2,))
     monkeypatch.setattr(grid_group_products, "TILES", {1: ((64, 128, 1),), 2: ()})
     nest = p.nest()
@@ -195,7 +196,7 @@ def test_as_many_pieces_as_leave_room_for_steps() -> None:
 
 
 def shared(monkeypatch: pytest.MonkeyPatch) -> Kernels:
-    monkeypatch.setattr(grid_group_products, "CLUSTER", 2)
+    monkeypatch.setattr(grid_group_products, "WAYS", (Way(True, 2),))
     return emit_kernels(legalise(TWO.nest(), GPU), GPU)
 
 

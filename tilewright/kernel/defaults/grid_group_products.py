@@ -8,6 +8,7 @@ go through shared memory, so that they are stored in whole vectors.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import gcd, prod
 
 from tilewright.ir import dim as D
@@ -24,6 +25,7 @@ from tilewright.kernel.defaults.grid_warp_products import (
     Operand,
     Tile,
     WarpProduct,
+    Way,
     assumed,
     row_length,
     source_of,
@@ -40,7 +42,7 @@ from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.pragma import Pragma
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
-from tilewright.kernel.steps.roles import Roles
+from tilewright.kernel.steps.roles import MOST, Roles
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.storage_align import StorageAlign
@@ -74,14 +76,8 @@ BLOCKS = 1
 # them pay only where steps are very short.
 STAGES = (12, 8, 7, 6, 5, 4, 3, 2)
 RESERVED = 1024  # bytes of shared memory that every block takes besides its own
-# Blocks that share what the copy engine brings to all of them; 1: each brings its own.
-CLUSTER = 1
-# Does a warp of its own ask for the copies? It runs ahead as far as there is memory.
-ROLES = False
-# Do blocks walk over several tiles, with roles? The copies of the next tile come while the results
-# of one are stored.
-PERSISTENT = False
-PIECES = (1, 2, 4)  # in which such a block may store a tile
+WAYS = (Way(),)  # to bring operands, which are estimated
+PIECES = (1, 2, 4)  # in which a block that walks over tiles may store one
 NEIGHBOURS = 8  # tiles of rows that run at the same time and read the same columns
 
 
@@ -120,12 +116,13 @@ def group_tiles(
             each = -(-steps // parts)
             if parts > 1 and (each < 4 or -(-steps // each) != parts):
                 continue
-            tile = Tile(m, n, m, n, deep, parts, each)
             rounds = -(-tiles * parts // grid.multiprocessors)
-            beside = m * n / RESULTS / resident(tile, i.warps // 4, grid)
-            made = rounds * (each * cycles + beside)
-            time = max(made, read) + min(made, read) / HIDDEN
-            yield time + added_up(parts, prod(known[:-1])), tile
+            for way in WAYS:
+                tile = Tile(m, n, m, n, deep, parts, each, way)
+                beside = m * n / RESULTS / resident(tile, i.warps // 4, grid)
+                made = rounds * (each * cycles + beside)
+                time = max(made, read) + min(made, read) / HIDDEN
+                yield time + added_up(parts, prod(known[:-1])), tile
 
 
 def versions(t: Tile, grid: Grid, besides: int = 0) -> tuple[int, int]:
@@ -218,8 +215,10 @@ class GroupProduct(WarpProduct):
         s.do(Tensorize(self._first, self.instruction))
         walk = staged and self._walks()
         besides = staging(t, item, self._pieces) if walk else 0
-        ahead, slack = versions(t, grid, besides)
+        # Copies of a block that walks are ahead of its tile too.
+        ahead, slack = versions(replace(t, steps=MOST) if walk else t, grid, besides)
         if self._may_have_roles():
+            slack = min(slack, t.steps - 1)
             most = ahead + 1 + slack
             s.do(Roles(f"{k}.0", most if walk else min(most, t.steps), slack))
         else:
@@ -311,10 +310,10 @@ class GroupProduct(WarpProduct):
         return f"{y}.tiles"
 
     def _may_have_roles(self) -> bool:
-        return ROLES and not any(x.lanes for x in (self.a, self.b))
+        return self.tile.way.roles and not any(x.lanes for x in (self.a, self.b))
 
     def _may_walk(self) -> bool:
-        return PERSISTENT and self._may_have_roles()
+        return self.tile.way.walks and self._may_have_roles()
 
     def _walks(self) -> bool:
         """Few blocks, as many as run at a time, walk over all tiles."""
@@ -327,7 +326,8 @@ class GroupProduct(WarpProduct):
         rounds = -(-prod(known) // grid.multiprocessors)
         blocks = -(-known[0] // rounds)
         if len(known) == 1:  # whole clusters
-            blocks = -(-blocks // CLUSTER) * CLUSTER
+            cluster = self.tile.way.cluster
+            blocks = -(-blocks // cluster) * cluster
         if rounds < 2 or blocks * prod(known[1:]) > grid.multiprocessors:
             return False
         s.do(Walk(self._grid[0], blocks))
@@ -344,9 +344,10 @@ class GroupProduct(WarpProduct):
             s.do(Bind(self._rows, "block.y"))
         s.do(Bind(block, "block.x"))
         self._grid = [*outer, *([self._rows] if self._rows else []), block]
-        if CLUSTER > 1 and (self._beside % CLUSTER == 0 or self._beside == 1):
+        count = self.tile.way.cluster
+        if count > 1 and (self._beside % count == 0 or self._beside == 1):
             # Neighbours have the same columns, or the same rows: they share the copies of those.
-            s.attempt(Pragma(block, "cluster", CLUSTER))
+            s.attempt(Pragma(block, "cluster", count))
 
     def _spread(self, i: str, j: str, warps: str) -> str:
         s = self.s
