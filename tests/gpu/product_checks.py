@@ -91,10 +91,10 @@ def _every() -> list[tuple[Product, int, str]]:
 Variant = dict[str, Any]
 
 
-def _tiles(rows: int, columns: int) -> dict[int, tuple[tuple[int, int, int], ...]]:
+def _tiles(rows: int, columns: int) -> dict[int, tuple[tuple[int, int, int, int], ...]]:
     """One tile alone."""
-    found: dict[int, tuple[tuple[int, int, int], ...]] = {1: (), 2: ()}
-    found[max(1, rows // 64)] = ((rows, columns, 1),)
+    found: dict[int, tuple[tuple[int, int, int, int], ...]] = {1: (), 2: ()}
+    found[max(1, rows // 64)] = ((rows, columns, 1, 1),)
     return found
 
 

@@ -71,7 +71,7 @@ ORDERS = [(False, False), (False, True), (True, False), (True, True)]
 def with_tile(monkeypatch: pytest.MonkeyPatch, p: Product, groups: int = 1, parts: int = 1) -> Nest:
     """Scheduled by tiles of 64 rows of each group of warps and 64 columns."""
     monkeypatch.setattr(
-        grid_group_products, "TILES", {1: (), 2: ()} | {groups: ((64 * groups, 64, 1),)}
+        grid_group_products, "TILES", {1: (), 2: ()} | {groups: ((64 * groups, 64, 1, 1),)}
     )
     monkeypatch.setattr(grid_group_products, "PARTS", (parts,))
     nest = p.nest()

@@ -46,7 +46,7 @@ TWO = Product(128, 64, 256)  # two blocks with the same columns
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four iterations in the memory of three, one product goes on."""
-    numbers = {"WAYS": (Way(True),), "STAGES": (3,), "TILES": {1: ((64, 64, 1),), 2: ()}}
+    numbers = {"WAYS": (Way(True),), "STAGES": (3,), "TILES": {1: ((64, 64, 1, 1),), 2: ()}}
     for name, x in numbers.items():
         monkeypatch.setattr(grid_group_products, name, x)
 
@@ -169,7 +169,7 @@ def test_results_are_stored_in_pieces(monkeypatch: pytest.MonkeyPatch, p: Produc
     """Which leaves room for as many steps as blocks have that do not walk."""
     monkeypatch.setattr(grid_group_products, "WAYS", (Way(True, 1, True),))
     monkeypatch.setattr(grid_group_products, "PIECES", (2,))
-    monkeypatch.setattr(grid_group_products, "TILES", {1: ((64, 128, 1),), 2: ()})
+    monkeypatch.setattr(grid_group_products, "TILES", {1: ((64, 128, 1, 1),), 2: ()})
     nest = p.nest()
     (made,) = (b for b in nest.buffers if b.name == "y_s")
     assert made.shape == (64, 64 + 8)

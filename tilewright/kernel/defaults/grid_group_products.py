@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd, prod
+from operator import mul
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
@@ -58,16 +59,19 @@ FEWEST = 16  # rows and columns, of which a tile has 64
 GROUP = 128  # threads
 VECTOR = 16  # bytes
 BARRIERS = 1024  # bytes of shared memory besides tiles
-# By the number of groups of a block: its rows and columns, and cycles that a step of the sum takes
-# (measured on an H200, of rows of 128 bytes; those of 64 columns are estimated). But for the
-# largest one these are the bytes of a step, of which the cache gives some 42 in a cycle.
-TILES: dict[int, tuple[tuple[int, int, int], ...]] = {
-    2: ((128, 256, 1160), (128, 128, 650), (128, 64, 600)),
-    1: ((64, 128, 560), (64, 256, 800), (64, 64, 390)),
+# By the number of groups of a block: its rows and columns, and cycles that a step of the sum takes,
+# where all threads ask for copies and where a warp of its own does, which runs ahead (measured on
+# an H200, of rows of 128 bytes; those of 64 columns are estimated). Large tiles take as long as
+# shared memory does: its 128 bytes in a cycle are what is copied and what instructions read.
+TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
+    2: ((128, 256, 1160, 1130), (128, 128, 650, 650), (128, 64, 600, 420)),
+    1: ((64, 128, 560, 340), (64, 256, 800, 660), (64, 64, 390, 260)),
 }
 HIDDEN = 8  # so many cycles that others hide count as one
 SHORT = 128 * 128  # results of a tile whose steps are short
-RESULTS = 5  # of a block, which it begins and ends with in a cycle
+STORED = 8  # results of a block that it ends with in a cycle
+BEGIN = 2400  # cycles until the first copies are there; of a block that walks they come before
+REQUEST = 1.9  # cycles of the copy engine for a row, or a part of it, in 128 bytes of memory
 OTHER_REGISTERS = 26  # of a thread, besides its sums
 # Blocks of a multiprocessor among which shared memory is divided: while one stores its results
 # another one multiplies. One has more steps on their way.
@@ -76,9 +80,11 @@ BLOCKS = 1
 # them pay only where steps are very short.
 STAGES = (12, 8, 7, 6, 5, 4, 3, 2)
 RESERVED = 1024  # bytes of shared memory that every block takes besides its own
-WAYS = (Way(),)  # to bring operands, which are estimated
+PLAIN = (Way(),)
+# To bring operands, the best of which is taken.
+WAYS = (*PLAIN, *(Way(True, k, x) for k in (1, 2) for x in (False, True)))
 PIECES = (1, 2, 4)  # in which a block that walks over tiles may store one
-NEIGHBOURS = 8  # tiles of rows that run at the same time and read the same columns
+NEIGHBOURS = 8  # at most
 
 
 def across(i: Intrinsic) -> tuple[bool, bool]:
@@ -92,11 +98,17 @@ def in_boxes(s: Scheduler, x: Operand) -> bool:
 
 
 def group_tiles(
-    s: Scheduler, i: Intrinsic, sizes: list[Dim], item: int, bytes_: int | None = None
+    s: Scheduler,
+    i: Intrinsic,
+    sizes: list[Dim],
+    item: int,
+    bytes_: int | None = None,
+    brought: tuple[Operand, Operand] | None = None,
 ) -> Iterator[tuple[float, Tile]]:
-    """Tiles, and parts of the sum, each with a rough estimate of its cycles: of the rounds of
+    """Tiles, parts of the sum and ways, each with a rough estimate of its cycles: of the rounds of
     blocks on all multiprocessors, or of reading the operands, and of adding up parts. `bytes_` are
-    those of the operands, where they are not matrices in memory."""
+    those of the operands, where they are not matrices in memory. Other ways than the plain one are
+    for operands that the copy engine brings."""
     grid = s.target.grid
     assert grid is not None
     known = assumed(sizes)
@@ -110,19 +122,50 @@ def group_tiles(
     if bytes_ is None:
         bytes_ = item * prod(known[:-3]) * (rows + columns) * known[-1]
     read = bytes_ / BANDWIDTH
-    for m, n, cycles in TILES[i.warps // 4]:
+    whole = all(isinstance(d, int) for d in sizes)
+    lines = [lines_of(s, x) for x in brought or ()]
+    for m, n, plain, ahead in TILES[i.warps // 4]:
         tiles = prod(known[:-3]) * -(-rows // m) * -(-columns // n)
         for parts in PARTS:
             each = -(-steps // parts)
             if parts > 1 and (each < 4 or -(-steps // each) != parts):
                 continue
             rounds = -(-tiles * parts // grid.multiprocessors)
-            for way in WAYS:
+            for way in WAYS if brought else PLAIN:
+                if way.walks and (rounds == 1 or parts > 1 or not whole):
+                    continue
                 tile = Tile(m, n, m, n, deep, parts, each, way)
-                beside = m * n / RESULTS / resident(tile, i.warps // 4, grid)
-                made = rounds * (each * cycles + beside)
+                own = own_rows(tile, rows, tiles)
+                if own is None or (way.roles and not way.walks and each == 1):
+                    continue
+                beside = (BEGIN + m * n / STORED) / resident(tile, i.warps // 4, grid)
+                beside = m * n / STORED if way.walks else beside
+                step = max(ahead if way.roles else plain, REQUEST * sum(map(mul, own, lines)))
+                made = rounds * (each * step + beside)
                 time = max(made, read) + min(made, read) / HIDDEN
                 yield time + added_up(parts, prod(known[:-1])), tile
+
+
+def lines_of(s: Scheduler, x: Operand) -> int:
+    """In how many pieces of memory of 128 bytes a row of a tile lies."""
+    return 1 if row_length(s, x) * s.nest.buffer(x.buffer).dtype.bytes % ROW == 0 else 2
+
+
+def own_rows(t: Tile, rows: int, tiles: int) -> tuple[int, int] | None:
+    """Of a tile and step, the rows of both operands that a block asks for itself; None where no
+    clusters of neighbours are made."""
+    count = t.way.cluster
+    beside = neighbours(-(-rows // t.rows))
+    if count == 1:
+        return t.rows, t.columns
+    if beside % count == 0:
+        return t.rows, t.columns // count
+    return (t.rows // count, t.columns) if beside == 1 and tiles % count == 0 else None
+
+
+def neighbours(count: int) -> int:
+    """Tiles of rows that run at the same time and read the same columns."""
+    return max(k for k in range(1, NEIGHBOURS + 1) if count % k == 0)
 
 
 def versions(t: Tile, grid: Grid, besides: int = 0) -> tuple[int, int]:
@@ -218,8 +261,8 @@ class GroupProduct(WarpProduct):
         # Copies of a block that walks are ahead of its tile too.
         ahead, slack = versions(replace(t, steps=MOST) if walk else t, grid, besides)
         if self._may_have_roles():
-            slack = min(slack, t.steps - 1)
             most = ahead + 1 + slack
+            slack = min(slack, t.steps - 1)
             s.do(Roles(f"{k}.0", most if walk else min(most, t.steps), slack))
         else:
             for x in (self.a, self.b):
@@ -302,7 +345,7 @@ class GroupProduct(WarpProduct):
         if not isinstance(count, int):
             self._rows, self._beside = i, 1
             return j
-        self._beside = max(k for k in range(1, NEIGHBOURS + 1) if count % k == 0)
+        self._beside = neighbours(count)
         s.do(Split(i, self._beside))
         s.do(Reorder((f"{i}.0", j, f"{i}.1")))
         s.do(Fuse(f"{i}.0", j, f"{y}.columns"))
@@ -317,24 +360,25 @@ class GroupProduct(WarpProduct):
 
     def _walks(self) -> bool:
         """Few blocks, as many as run at a time, walk over all tiles."""
-        s, grid = self.s, self.s.target.grid
+        s, grid, cluster = self.s, self.s.target.grid, self.tile.way.cluster
         assert grid is not None
-        sizes = [s.loops(x)[0].extent for x in self._grid]
-        known = [x for x in sizes if isinstance(x, int)]
-        if not self._may_walk() or len(known) < len(sizes):
+        tiles = s.loops(self._grid[0])[0].extent
+        if not self._may_walk() or len(self._grid) > 1 or not isinstance(tiles, int):
             return False
-        rounds = -(-prod(known) // grid.multiprocessors)
-        blocks = -(-known[0] // rounds)
-        if len(known) == 1:  # whole clusters
-            cluster = self.tile.way.cluster
-            blocks = -(-blocks // cluster) * cluster
-        if rounds < 2 or blocks * prod(known[1:]) > grid.multiprocessors:
-            return False
-        s.do(Walk(self._grid[0], blocks))
-        return True
+        rounds = -(-tiles // (grid.multiprocessors // cluster * cluster))
+        blocks = -(-tiles // rounds)
+        blocks = -(-blocks // cluster) * cluster
+        if rounds > 1:
+            s.do(Walk(self._grid[0], blocks))
+        return rounds > 1
 
     def _bind_blocks(self, y: str, outer: list[str], block: str) -> None:
         s = self.s
+        if self._may_walk() and not self._rows:  # over one loop
+            for k, loop in enumerate(reversed(outer)):
+                s.do(Fuse(loop, block, f"{y}.all{k}"))
+                block = f"{y}.all{k}"
+            outer = []
         for k in range(len(outer) - 1):
             s.do(Fuse(outer[0], outer[1], f"{y}.z{k}"))
             outer = [f"{y}.z{k}", *outer[2:]]
