@@ -12,6 +12,7 @@ import pytest
 from tests.gpu import emulate, emulate_warps
 from tests.gpu.assembler import assemble
 from tests.gpu.random_products import Product, check
+from tests.kernel.step_examples import MAP
 from tilewright import targets
 from tilewright.base.errors import Refused
 from tilewright.kernel import simt
@@ -34,7 +35,7 @@ from tilewright.kernel.nest import (
 )
 from tilewright.kernel.roles import role_loop
 from tilewright.kernel.step import apply, parse_trace
-from tilewright.kernel.text import nest_text, parse_nest
+from tilewright.kernel.text import nest_text, parse_group, parse_nest
 from tilewright.llvm.grid import Kernels, emit_kernels
 from tilewright.llvm.objects import assembly
 
@@ -193,6 +194,17 @@ def test_as_many_pieces_as_leave_room_for_steps() -> None:
 
 
 # ---- clusters
+
+
+def test_blocks_of_a_cluster_walk_equally_far() -> None:
+    """Each waits for what the others bring to it."""
+    before = start(parse_group(MAP))
+    bound = "Split('y.i0', 5)\nBind('y.i0.0', 'block.x')\n"
+    pair, walks = "Pragma('y.i0.0', 'cluster', 2)\n", "Walk('y.i0.0', {})\n"
+    assert apply(before, parse_trace(bound + pair + walks.format(8)))
+    for wrong in (pair + walks.format(7), walks.format(8) + "Pragma('y.i0.0.1', 'cluster', 2)"):
+        with pytest.raises(Refused, match="different numbers of iterations"):
+            apply(before, parse_trace(bound + wrong))
 
 
 def shared(monkeypatch: pytest.MonkeyPatch) -> Kernels:
