@@ -89,7 +89,26 @@ def for_processor(text: str) -> str:
     text = text.replace('syncscope("device") ', "")
     text = _UPDATE.sub(_updated, text)
     text = re.sub(r"@llvm\.nvvm\.([\w.]+)", lambda m: "@nvvm_" + m[1].replace(".", "_"), text)
-    return with_structures(text)
+    return with_structures(text) + (_TO_BF16 if "fptrunc" in text else "")
+
+
+# LLVM calls it where the processor has no instruction; older libraries of compilers lack it.
+_TO_BF16 = """
+define bfloat @__truncsfbf2(float %x) {
+  %bits = bitcast float %x to i32
+  %high = lshr i32 %bits, 16
+  %odd = and i32 %high, 1
+  %half = add i32 %odd, 32767
+  %sum = add i32 %bits, %half
+  %near = lshr i32 %sum, 16
+  %quiet = or i32 %high, 64
+  %nan = fcmp uno float %x, %x
+  %code = select i1 %nan, i32 %quiet, i32 %near
+  %short = trunc i32 %code to i16
+  %y = bitcast i16 %short to bfloat
+  ret bfloat %y
+}
+"""
 
 
 def _power_of_two(x: float) -> float:
@@ -212,7 +231,8 @@ class Threads:
             give(f"nvvm_read_ptx_sreg_tid_{axis}", number, (), lambda k=k: self.mine.thread[k])
             give(f"nvvm_read_ptx_sreg_ctaid_{axis}", number, (), lambda k=k: self.mine.block[k])
         give("nvvm_barrier_cta_sync_aligned_all", None, (number,), lambda _: self._wait())
-        give("nvvm_barrier_cluster_arrive_aligned", None, (), lambda: None)
+        for order in ("", "_relaxed"):
+            give(f"nvvm_barrier_cluster_arrive{order}_aligned", None, (), lambda: None)
         give("nvvm_barrier_cluster_wait_aligned", None, (), lambda: self._meet(self.together))
         name = "nvvm_barrier_cta_sync_aligned_count"
         give(name, None, (number, number), lambda k, n: self._some(k, n).wait(PATIENCE))

@@ -22,6 +22,7 @@ EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rsqrt": torch.rsqrt,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
+    "erfc": torch.erfc,
 }
 
 
@@ -82,7 +83,7 @@ def _error(name: str, short: bool, term: bool = False) -> tuple[float, float]:
             got = sum(outs[p].double() for p in parts)
             want = EXACT[name](x.double())
             near = want.float()
-            fine = torch.isfinite(near) & ((near.abs() > LEAST) if short else True)
+            fine = torch.isfinite(near) & ((near.abs() > LEAST[name]) if short else True)
             unit = torch.nextafter(near.abs(), torch.full_like(near, torch.inf)) - near.abs()
             error = torch.where(fine, (got - want).abs() / unit.double(), 0.0)
             most = float(error.max())

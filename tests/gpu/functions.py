@@ -10,11 +10,11 @@ from tilewright.kernel.nest import Nest
 from tilewright.kernel.text import parse_nest
 
 # Units in the last place of a float32 that functions for results of 16 bits may be off by. 70 are
-# less than 2^-17 of the result.
-SHORT = {"exp": 70.0, "exp2": 3.0, "rsqrt": 3.0, "sigmoid": 3.0}
+# less than 2^-17 of the result; of erfc it is 2^-10 at most, a quarter of a unit of bf16.
+SHORT = {"exp": 70.0, "exp2": 3.0, "rsqrt": 3.0, "sigmoid": 3.0, "erfc": 8192.0}
 OF_TERMS = 3.0  # the same of functions that are terms of sums
-# Below this the parts of a result are subnormal numbers and lose digits.
-LEAST = 2.0**-100
+# Below this the parts of a result are subnormal numbers and lose digits, or nothing is promised.
+LEAST = dict.fromkeys(SHORT, 2.0**-100) | {"tanh": 2.0**-100, "erfc": 2.0**-55}
 PARTS = ("h", "m", "l")
 
 

@@ -21,6 +21,7 @@ from tilewright.ir.node import Graph
 from tilewright.ir.types import DType, bf16, f32
 from tilewright.kernel.defaults import grid_group_products, grid_thread_products
 from tilewright.kernel.defaults.grid_group_products import BLOCK
+from tilewright.kernel.defaults.grid_warp_products import Way
 from tilewright.kernel.interpret import run_group
 from tilewright.kernel.nest import Loop, walk
 from tilewright.kernel.schedule import default_schedule
@@ -90,79 +91,52 @@ def _every() -> list[tuple[Product, int, str]]:
 Variant = dict[str, Any]
 
 
-def _tiles(rows: int, columns: int) -> dict[int, tuple[tuple[int, int, int], ...]]:
+def _tiles(rows: int, columns: int) -> dict[int, tuple[tuple[int, int, int, int], ...]]:
     """One tile alone."""
-    found: dict[int, tuple[tuple[int, int, int], ...]] = {1: (), 2: ()}
-    found[max(1, rows // 64)] = ((rows, columns, 1),)
+    found: dict[int, tuple[tuple[int, int, int, int], ...]] = {1: (), 2: ()}
+    found[max(1, rows // 64)] = ((rows, columns, 1, 1),)
     return found
 
 
+def _by(rows: int, columns: int, parts: int = 1, **more: Any) -> Variant:
+    return {"TILES": _tiles(rows, columns), "PARTS": (parts,), **more}
+
+
+ROLES, PAIRS, FOURS = (Way(True, k) for k in (1, 2, 4))
+WALK, WALKING_PAIRS = (Way(True, k, True) for k in (1, 2))
 VARIANTS: dict[str, Variant] = {
     "as it is": {},
-    "roles": {"ROLES": True},
-    "roles, clusters of 2": {"ROLES": True, "CLUSTER": 2},
-    "roles, clusters of 4": {"ROLES": True, "CLUSTER": 4},
-    "persistent": {"ROLES": True, "PERSISTENT": True},
-    "persistent, clusters of 2": {"ROLES": True, "PERSISTENT": True, "CLUSTER": 2},
-    "persistent, 128x128, clusters of 2": {
-        "TILES": _tiles(128, 128),
-        "PARTS": (1,),
-        "ROLES": True,
-        "PERSISTENT": True,
-        "CLUSTER": 2,
-    },
-    "roles, 128x128, 2 blocks": {
-        "TILES": _tiles(128, 128),
-        "BLOCKS": 2,
-        "PARTS": (1,),
-        "ROLES": True,
-        "CLUSTER": 2,
-    },
-    "roles, 128x128, 2 parts, clusters": {
-        "TILES": _tiles(128, 128),
-        "PARTS": (2,),
-        "ROLES": True,
-        "CLUSTER": 2,
-    },
-    "roles, 64x128, clusters of 4": {
-        "TILES": _tiles(64, 128),
-        "PARTS": (1,),
-        "ROLES": True,
-        "CLUSTER": 4,
-    },
-    "128x128, 2 blocks": {"TILES": _tiles(128, 128), "BLOCKS": 2, "PARTS": (1,)},
-    "128x256": {"TILES": _tiles(128, 256), "PARTS": (1,)},
-    "128x128": {"TILES": _tiles(128, 128), "PARTS": (1,)},
-    "128x128, 2 parts": {"TILES": _tiles(128, 128), "PARTS": (2,)},
-    "64x256": {"TILES": _tiles(64, 256), "PARTS": (1,)},
+    "plain": {"WAYS": (Way(),)},
+    "roles": {"WAYS": (ROLES,)},
+    "clusters of 2": {"WAYS": (PAIRS,)},
+    "clusters of 4": {"WAYS": (FOURS,)},
+    "walk": {"WAYS": (WALK,)},
+    "walk, clusters of 2": {"WAYS": (WALKING_PAIRS,)},
+    "walk, 128x128, clusters of 2": _by(128, 128, WAYS=(WALKING_PAIRS,)),
+    "128x128, 2 parts, clusters of 2": _by(128, 128, 2, WAYS=(PAIRS,)),
+    "64x128, clusters of 4": _by(64, 128, WAYS=(FOURS,)),
+    "128x128, 2 blocks": _by(128, 128, BLOCKS=2, WAYS=(Way(),)),
+    "128x256": _by(128, 256, WAYS=(Way(),)),
+    "128x128": _by(128, 128, WAYS=(Way(),)),
+    "128x128, 2 parts": _by(128, 128, 2, WAYS=(Way(),)),
+    "64x256": _by(64, 256, WAYS=(Way(),)),
 }
 # Of few rows, where reading the operands takes longest, and of short sums.
 SMALL: dict[str, Variant] = {
     "as it is": {},
-    "64x64": {"TILES": _tiles(64, 64), "PARTS": (1,)},
-    "64x64, 4 stages": {"TILES": _tiles(64, 64), "PARTS": (1,), "STAGES": (4,)},
-    "64x64, 8 stages": {"TILES": _tiles(64, 64), "PARTS": (1,), "STAGES": (8,)},
-    "64x64, roles": {"TILES": _tiles(64, 64), "PARTS": (1,), "ROLES": True},
-    "64x64, roles, clusters of 4": {
-        "TILES": _tiles(64, 64),
-        "PARTS": (1,),
-        "ROLES": True,
-        "CLUSTER": 4,
-    },
-    "64x64, roles, 2 parts, 2 blocks": {
-        "TILES": _tiles(64, 64),
-        "PARTS": (2,),
-        "BLOCKS": 2,
-        "ROLES": True,
-    },
-    "64x128, roles": {"TILES": _tiles(64, 128), "PARTS": (1,), "ROLES": True},
-    "64x64, 2 parts": {"TILES": _tiles(64, 64), "PARTS": (2,)},
-    "64x64, 2 parts, 2 blocks": {"TILES": _tiles(64, 64), "PARTS": (2,), "BLOCKS": 2},
-    "64x128, 2 parts": {"TILES": _tiles(64, 128), "PARTS": (2,)},
-    "64x128": {"TILES": _tiles(64, 128), "PARTS": (1,)},
-    "64x256": {"TILES": _tiles(64, 256), "PARTS": (1,)},
-    "128x128": {"TILES": _tiles(128, 128), "PARTS": (1,)},
-    "128x256": {"TILES": _tiles(128, 256), "PARTS": (1,)},
+    "64x64": _by(64, 64, WAYS=(Way(),)),
+    "64x64, 4 stages": _by(64, 64, WAYS=(Way(),), STAGES=(4,)),
+    "64x64, roles": _by(64, 64, WAYS=(ROLES,)),
+    "64x64, clusters of 4": _by(64, 64, WAYS=(FOURS,)),
+    "64x64, 2 parts": _by(64, 64, 2, WAYS=(Way(),)),
+    "64x64, 2 parts, 2 blocks": _by(64, 64, 2, WAYS=(Way(),), BLOCKS=2),
+    "64x128, roles": _by(64, 128, WAYS=(ROLES,)),
+    "64x128, 2 parts": _by(64, 128, 2, WAYS=(Way(),)),
+    "64x128": _by(64, 128, WAYS=(Way(),)),
+    "64x256": _by(64, 256, WAYS=(Way(),)),
+    "128x128": _by(128, 128, WAYS=(Way(),)),
+    "128x128, walk": _by(128, 128, WAYS=(WALK,)),
+    "128x256": _by(128, 256, WAYS=(Way(),)),
 }
 
 
@@ -180,14 +154,14 @@ def _with(numbers: Variant, of: ModuleType = grid_group_products) -> Iterator[No
 
 def clusters() -> dict[str, Any]:
     """Blocks that share what the copy engine brings, and two blocks of a multiprocessor."""
-    return _by_numbers({"CLUSTER": 2}, {"CLUSTER": 4}, {"BLOCKS": 2})
+    two, four = ({"WAYS": (Way(False, k),)} for k in (2, 4))
+    return _by_numbers(two, four, {"BLOCKS": 2})
 
 
 def roles() -> dict[str, Any]:
     """A warp of its own asks for copies, also for a cluster and for blocks that walk over tiles."""
-    usual, some = {"ROLES": True}, _every()[::3]
-    walk = {**usual, "PERSISTENT": True}
-    return _by_numbers(usual, walk, {**walk, "CLUSTER": 2}, products=some)
+    ways = ({"WAYS": (x,)} for x in (ROLES, PAIRS, WALK, WALKING_PAIRS))
+    return _by_numbers(*ways, products=_every()[::3])
 
 
 def _by_numbers(

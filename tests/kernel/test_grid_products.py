@@ -18,6 +18,7 @@ from tilewright.ir import dim as D
 from tilewright.kernel import simt
 from tilewright.kernel.banks import conflicts
 from tilewright.kernel.defaults import grid_group_products, grid_thread_products
+from tilewright.kernel.defaults.grid_warp_products import Way
 from tilewright.kernel.interpret import RunError, run_group
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import (
@@ -70,7 +71,7 @@ ORDERS = [(False, False), (False, True), (True, False), (True, True)]
 def with_tile(monkeypatch: pytest.MonkeyPatch, p: Product, groups: int = 1, parts: int = 1) -> Nest:
     """Scheduled by tiles of 64 rows of each group of warps and 64 columns."""
     monkeypatch.setattr(
-        grid_group_products, "TILES", {1: (), 2: ()} | {groups: ((64 * groups, 64, 1),)}
+        grid_group_products, "TILES", {1: (), 2: ()} | {groups: ((64 * groups, 64, 1, 1),)}
     )
     monkeypatch.setattr(grid_group_products, "PARTS", (parts,))
     nest = p.nest()
@@ -431,7 +432,7 @@ def test_few_rows_and_short_sums() -> None:
 def test_blocks_of_a_cluster_share_copies(
     monkeypatch: pytest.MonkeyPatch, across: tuple[bool, bool]
 ) -> None:
-    monkeypatch.setattr(grid_group_products, "CLUSTER", 2)
+    monkeypatch.setattr(grid_group_products, "WAYS", (Way(False, 2),))
     monkeypatch.setattr(grid_group_products, "versions", lambda *_: (1, 0))
     p = Product(128, 64, 128, across=across)
     nest = with_tile(monkeypatch, p)
@@ -449,7 +450,7 @@ def test_blocks_of_a_cluster_share_copies(
 @pytest.mark.slow
 def test_a_cluster_needs_its_own_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     """With barriers of single blocks one overwrites what the other one still reads."""
-    monkeypatch.setattr(grid_group_products, "CLUSTER", 2)
+    monkeypatch.setattr(grid_group_products, "WAYS", (Way(False, 2),))
     monkeypatch.setattr(grid_group_products, "versions", lambda *_: (1, 0))
     p = Product(128, 64, 1024, across=(False, False))
     made = emit_kernels(legalise(with_tile(monkeypatch, p), GPU), GPU)

@@ -12,11 +12,13 @@ import pytest
 from tests.gpu import emulate, emulate_warps
 from tests.gpu.assembler import assemble
 from tests.gpu.random_products import Product, check
+from tests.kernel.step_examples import MAP
 from tilewright import targets
 from tilewright.base.errors import Refused
 from tilewright.kernel import simt
 from tilewright.kernel.check import verify
 from tilewright.kernel.defaults import grid_group_products
+from tilewright.kernel.defaults.grid_warp_products import Tile, Way
 from tilewright.kernel.interpret import RunError
 from tilewright.kernel.legal import legalise
 from tilewright.kernel.nest import (
@@ -33,7 +35,7 @@ from tilewright.kernel.nest import (
 )
 from tilewright.kernel.roles import role_loop
 from tilewright.kernel.step import apply, parse_trace
-from tilewright.kernel.text import nest_text, parse_nest
+from tilewright.kernel.text import nest_text, parse_group, parse_nest
 from tilewright.llvm.grid import Kernels, emit_kernels
 from tilewright.llvm.objects import assembly
 
@@ -45,7 +47,8 @@ TWO = Product(128, 64, 256)  # two blocks with the same columns
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four iterations in the memory of three, one product goes on."""
-    for name, x in {"ROLES": True, "STAGES": (3,), "TILES": {1: ((64, 64, 1),), 2: ()}}.items():
+    numbers = {"WAYS": (Way(True),), "STAGES": (3,), "TILES": {1: ((64, 64, 1, 1),), 2: ()}}
+    for name, x in numbers.items():
         monkeypatch.setattr(grid_group_products, name, x)
 
 
@@ -131,7 +134,7 @@ def test_refusals(step: str, message: str) -> None:
 
 def test_blocks_walk_over_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tiles of four iterations each: which memory is whose goes on counting."""
-    monkeypatch.setattr(grid_group_products, "PERSISTENT", True)
+    monkeypatch.setattr(grid_group_products, "WAYS", (Way(True, 1, True),))
     p = Product(64, 128, 256, across=(False, False))
     nest = p.nest()
     assert "release 0" in nest_text(nest)
@@ -152,17 +155,60 @@ def test_blocks_walk_over_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_walks_over_other_tiles(
     monkeypatch: pytest.MonkeyPatch, p: Product, multiprocessors: int
 ) -> None:
-    monkeypatch.setattr(grid_group_products, "PERSISTENT", True)
+    monkeypatch.setattr(grid_group_products, "WAYS", (Way(True, 1, True),))
     nest = p.nest(multiprocessors)
     assert "release 0" in nest_text(nest)
     check(p, nest, emulated=False)
 
 
+@pytest.mark.parametrize(
+    "p",
+    [Product(128, 128, 64), Product(72, 104, 64, across=(False, False), epilogue="bias")],
+    ids=["whole tiles", "ragged"],
+)
+def test_results_are_stored_in_pieces(monkeypatch: pytest.MonkeyPatch, p: Product) -> None:
+    """Which leaves room for as many steps as blocks have that do not walk."""
+    monkeypatch.setattr(grid_group_products, "WAYS", (Way(True, 1, True),))
+    monkeypatch.setattr(grid_group_products, "PIECES", (2,))
+    monkeypatch.setattr(grid_group_products, "TILES", {1: ((64, 128, 1, 1),), 2: ()})
+    nest = p.nest()
+    (made,) = (b for b in nest.buffers if b.name == "y_s")
+    assert made.shape == (64, 64 + 8)
+    check(p, nest, emulated=False)
+    loose = changed(nest, without(Barrier))
+    with pytest.raises(RunError, match=r"race|barrier"):
+        simt.run(loose, p.arguments())
+
+
+def test_as_many_pieces_as_leave_room_for_steps() -> None:
+    grid = GPU.grid
+    assert grid is not None
+    large, small = Tile(128, 256, 128, 256, 64, 1, 64), Tile(64, 64, 64, 64, 64, 1, 64)
+    stages = {"STAGES": (12, 8, 7, 6, 5, 4, 3, 2)}
+    with pytest.MonkeyPatch.context() as m:
+        for name, x in stages.items():
+            m.setattr(grid_group_products, name, x)
+        assert grid_group_products.pieces(large, grid, 2) == 2
+        assert grid_group_products.pieces(large, grid, 4) == 4
+        assert grid_group_products.pieces(small, grid, 2) == 1
+
+
 # ---- clusters
 
 
+def test_blocks_of_a_cluster_walk_equally_far() -> None:
+    """Each waits for what the others bring to it."""
+    before = start(parse_group(MAP))
+    bound = "Split('y.i0', 5)\nBind('y.i0.0', 'block.x')\n"
+    pair, walks = "Pragma('y.i0.0', 'cluster', 2)\n", "Walk('y.i0.0', {})\n"
+    assert apply(before, parse_trace(bound + pair + walks.format(8)))
+    for wrong in (pair + walks.format(7), walks.format(8) + "Pragma('y.i0.0.1', 'cluster', 2)"):
+        with pytest.raises(Refused, match="different numbers of iterations"):
+            apply(before, parse_trace(bound + wrong))
+
+
 def shared(monkeypatch: pytest.MonkeyPatch) -> Kernels:
-    monkeypatch.setattr(grid_group_products, "CLUSTER", 2)
+    monkeypatch.setattr(grid_group_products, "WAYS", (Way(True, 2),))
     return emit_kernels(legalise(TWO.nest(), GPU), GPU)
 
 

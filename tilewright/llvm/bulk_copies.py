@@ -160,7 +160,7 @@ class BulkCopies:
             self.line(f"%{name} = alloca i32, align 4", entry=True)
             self.line(f"store i32 0, ptr %{name}, align 4", entry=True)
         self._elected(self._made)
-        self.block.sums.everyone()
+        self.block.sums.meet()
 
     def _made(self) -> None:
         x, y, z = self.block.threads
@@ -427,8 +427,10 @@ class BulkCopies:
                 text = "{ .reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [$0]; }"
                 self.w.branch(who, lambda: self._asm(text, "l", f"{SHARED} {at}"))
                 return
+            # Nothing that was written is handed over, only memory that has been read: an arrival
+            # that released writes to the cluster would wait for all of the thread's, every time.
             there = "mapa.shared::cluster.u64 r, $0, $1;"
-            text = "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r];"
+            text = "mbarrier.arrive.shared::cluster.b64 _, [r];"
             text, given = f"{{ .reg .b64 r; {there} {text} }}", f"{SHARED} {at}, i32 {lane}"
             self.w.branch(who, lambda: self._asm(text, "l,r", given))
 

@@ -42,10 +42,15 @@ class ThreadSums:
             return
         self.everyone()
 
-    def everyone(self) -> None:
+    def meet(self) -> None:
+        """All threads have come, of a cluster those of all its blocks: where kernels begin and
+        end. What they have written need not be seen by other blocks."""
+        self.everyone(".relaxed")
+
+    def everyone(self, order: str = "") -> None:
         """The same of all threads, also of those that do not take part."""
         if self.cluster:
-            for what in ("arrive", "wait"):
+            for what in (f"arrive{order}", "wait"):
                 name = f"@llvm.nvvm.barrier.cluster.{what}.aligned"
                 self.arith.declares.add(f"declare void {name}()")
                 self.w.line(f"call void {name}()")

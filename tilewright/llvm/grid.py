@@ -364,7 +364,7 @@ class _Thread:
     def leave(self) -> None:
         """A block of a cluster stays until all have got what it has asked for."""
         if self.sums.cluster:
-            self.sums.everyone()
+            self.sums.meet()
 
     # ---- loops
 

@@ -8,7 +8,9 @@ go through shared memory, so that they are stored in whole vectors.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import gcd, prod
+from operator import mul
 
 from tilewright.ir import dim as D
 from tilewright.ir.dim import Dim
@@ -24,6 +26,7 @@ from tilewright.kernel.defaults.grid_warp_products import (
     Operand,
     Tile,
     WarpProduct,
+    Way,
     assumed,
     row_length,
     source_of,
@@ -40,7 +43,7 @@ from tilewright.kernel.steps.pipeline import Pipeline
 from tilewright.kernel.steps.pragma import Pragma
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
-from tilewright.kernel.steps.roles import Roles
+from tilewright.kernel.steps.roles import MOST, Roles
 from tilewright.kernel.steps.set_scope import SetScope
 from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.storage_align import StorageAlign
@@ -56,16 +59,19 @@ FEWEST = 16  # rows and columns, of which a tile has 64
 GROUP = 128  # threads
 VECTOR = 16  # bytes
 BARRIERS = 1024  # bytes of shared memory besides tiles
-# By the number of groups of a block: its rows and columns, and cycles that a step of the sum takes
-# (measured on an H200, of rows of 128 bytes; those of 64 columns are estimated). But for the
-# largest one these are the bytes of a step, of which the cache gives some 42 in a cycle.
-TILES: dict[int, tuple[tuple[int, int, int], ...]] = {
-    2: ((128, 256, 1160), (128, 128, 650), (128, 64, 600)),
-    1: ((64, 128, 560), (64, 256, 800), (64, 64, 390)),
+# By the number of groups of a block: its rows and columns, and cycles that a step of the sum takes,
+# where all threads ask for copies and where a warp of its own does, which runs ahead (measured on
+# an H200, of rows of 128 bytes; those of 64 columns are estimated). Large tiles take as long as
+# shared memory does: its 128 bytes in a cycle are what is copied and what instructions read.
+TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
+    2: ((128, 256, 1160, 1130), (128, 128, 650, 650), (128, 64, 600, 420)),
+    1: ((64, 128, 560, 340), (64, 256, 800, 660), (64, 64, 390, 260)),
 }
 HIDDEN = 8  # so many cycles that others hide count as one
 SHORT = 128 * 128  # results of a tile whose steps are short
-RESULTS = 5  # of a block, which it begins and ends with in a cycle
+STORED = 8  # results of a block that it ends with in a cycle
+BEGIN = 2400  # cycles until the first copies are there; of a block that walks they come before
+REQUEST = 1.9  # cycles of the copy engine for a row, or a part of it, in 128 bytes of memory
 OTHER_REGISTERS = 26  # of a thread, besides its sums
 # Blocks of a multiprocessor among which shared memory is divided: while one stores its results
 # another one multiplies. One has more steps on their way.
@@ -74,14 +80,11 @@ BLOCKS = 1
 # them pay only where steps are very short.
 STAGES = (12, 8, 7, 6, 5, 4, 3, 2)
 RESERVED = 1024  # bytes of shared memory that every block takes besides its own
-# Blocks that share what the copy engine brings to all of them; 1: each brings its own.
-CLUSTER = 1
-# Does a warp of its own ask for the copies? It runs ahead as far as there is memory.
-ROLES = False
-# Do blocks walk over several tiles, with roles? The copies of the next tile come while the results
-# of one are stored.
-PERSISTENT = False
-NEIGHBOURS = 8  # tiles of rows that run at the same time and read the same columns
+PLAIN = (Way(),)
+# To bring operands, the best of which is taken.
+WAYS = (*PLAIN, *(Way(True, k, x) for k in (1, 2) for x in (False, True)))
+PIECES = (1, 2, 4)  # in which a block that walks over tiles may store one
+NEIGHBOURS = 8  # at most
 
 
 def across(i: Intrinsic) -> tuple[bool, bool]:
@@ -95,11 +98,17 @@ def in_boxes(s: Scheduler, x: Operand) -> bool:
 
 
 def group_tiles(
-    s: Scheduler, i: Intrinsic, sizes: list[Dim], item: int, bytes_: int | None = None
+    s: Scheduler,
+    i: Intrinsic,
+    sizes: list[Dim],
+    item: int,
+    bytes_: int | None = None,
+    brought: tuple[Operand, Operand] | None = None,
 ) -> Iterator[tuple[float, Tile]]:
-    """Tiles, and parts of the sum, each with a rough estimate of its cycles: of the rounds of
+    """Tiles, parts of the sum and ways, each with a rough estimate of its cycles: of the rounds of
     blocks on all multiprocessors, or of reading the operands, and of adding up parts. `bytes_` are
-    those of the operands, where they are not matrices in memory."""
+    those of the operands, where they are not matrices in memory. Other ways than the plain one are
+    for operands that the copy engine brings."""
     grid = s.target.grid
     assert grid is not None
     known = assumed(sizes)
@@ -113,18 +122,50 @@ def group_tiles(
     if bytes_ is None:
         bytes_ = item * prod(known[:-3]) * (rows + columns) * known[-1]
     read = bytes_ / BANDWIDTH
-    for m, n, cycles in TILES[i.warps // 4]:
+    whole = all(isinstance(d, int) for d in sizes)
+    lines = [lines_of(s, x) for x in brought or ()]
+    for m, n, plain, ahead in TILES[i.warps // 4]:
         tiles = prod(known[:-3]) * -(-rows // m) * -(-columns // n)
         for parts in PARTS:
             each = -(-steps // parts)
             if parts > 1 and (each < 4 or -(-steps // each) != parts):
                 continue
-            tile = Tile(m, n, m, n, deep, parts, each)
             rounds = -(-tiles * parts // grid.multiprocessors)
-            beside = m * n / RESULTS / resident(tile, i.warps // 4, grid)
-            made = rounds * (each * cycles + beside)
-            time = max(made, read) + min(made, read) / HIDDEN
-            yield time + added_up(parts, prod(known[:-1])), tile
+            for way in WAYS if brought else PLAIN:
+                if way.walks and (rounds == 1 or parts > 1 or not whole):
+                    continue
+                tile = Tile(m, n, m, n, deep, parts, each, way)
+                own = own_rows(tile, rows, tiles)
+                if own is None or (way.roles and not way.walks and each == 1):
+                    continue
+                beside = (BEGIN + m * n / STORED) / resident(tile, i.warps // 4, grid)
+                beside = m * n / STORED if way.walks else beside
+                step = max(ahead if way.roles else plain, REQUEST * sum(map(mul, own, lines)))
+                made = rounds * (each * step + beside)
+                time = max(made, read) + min(made, read) / HIDDEN
+                yield time + added_up(parts, prod(known[:-1])), tile
+
+
+def lines_of(s: Scheduler, x: Operand) -> int:
+    """In how many pieces of memory of 128 bytes a row of a tile lies."""
+    return 1 if row_length(s, x) * s.nest.buffer(x.buffer).dtype.bytes % ROW == 0 else 2
+
+
+def own_rows(t: Tile, rows: int, tiles: int) -> tuple[int, int] | None:
+    """Of a tile and step, the rows of both operands that a block asks for itself; None where no
+    clusters of neighbours are made."""
+    count = t.way.cluster
+    beside = neighbours(-(-rows // t.rows))
+    if count == 1:
+        return t.rows, t.columns
+    if beside % count == 0:
+        return t.rows, t.columns // count
+    return (t.rows // count, t.columns) if beside == 1 and tiles % count == 0 else None
+
+
+def neighbours(count: int) -> int:
+    """Tiles of rows that run at the same time and read the same columns."""
+    return max(k for k in range(1, NEIGHBOURS + 1) if count % k == 0)
 
 
 def versions(t: Tile, grid: Grid, besides: int = 0) -> tuple[int, int]:
@@ -145,7 +186,22 @@ def resident(t: Tile, groups: int, grid: Grid) -> int:
     return max(1, min(grid.shared // bytes_, grid.registers // registers))
 
 
+def pieces(t: Tile, grid: Grid, item: int) -> int:
+    """In how many pieces of columns a block that walks over tiles stores results of so many bytes:
+    their memory is no tile's, so the fewest that leave room for as many steps."""
+    most = sum(versions(t, grid))
+    fit = (k for k in PIECES if sum(versions(t, grid, staging(t, item, k))) == most)
+    return next(fit, PIECES[-1])
+
+
+def staging(t: Tile, item: int, count: int) -> int:
+    """Bytes of the memory that a piece of the results goes through."""
+    return item * t.rows * (t.columns // count + VECTOR // item)
+
+
 class GroupProduct(WarpProduct):
+    _pieces = 1  # of columns, in which results are stored
+    _piece = ""  # the loop over them
     _rows = ""  # the loop over tiles of rows, where it is not one with that over columns
 
     def schedule(self) -> None:
@@ -160,6 +216,10 @@ class GroupProduct(WarpProduct):
         # Parts are memory of our own: of whole tiles, stored as they are. Several results are
         # stored out of registers too.
         staged = t.parts == 1 and not self.several
+        grid, item = s.target.grid, s.nest.buffer(y).dtype.bytes
+        assert grid is not None
+        if staged and self._may_walk():
+            self._pieces = pieces(t, grid, item)
         made = f"{y}_s" if staged else y
         if staged:
             s.do(CacheWrite(y, made))
@@ -172,7 +232,7 @@ class GroupProduct(WarpProduct):
             outer, tiles, rest = self._result_tiles(y, 2)
             block = self._ordered(y, *tiles)
         if staged:
-            s.do(ComputeAt(made, block))
+            s.do(ComputeAt(made, self._piece or block))
         s.do(ComputeAt(c, block))
         k = self._steps(c)
         for x in (self.b, self.a):
@@ -180,6 +240,8 @@ class GroupProduct(WarpProduct):
             s.do(SetScope(shared[x], "shared"))
         if staged:
             s.do(SetScope(made, "shared"))
+        if self._piece:
+            s.do(Unroll(self._piece))
         self._bind_blocks(y, outer, block)
         if staged or t.parts > 1:
             row, column = s.path(made)[-2:]
@@ -194,12 +256,13 @@ class GroupProduct(WarpProduct):
             self._box(shared[x], x)
         self._results(c, rank)
         s.do(Tensorize(self._first, self.instruction))
-        assert s.target.grid is not None
         walk = staged and self._walks()
-        besides = s.nest.buffer(made).dtype.bytes * t.rows * (t.columns + VECTOR) if walk else 0
-        ahead, slack = versions(t, s.target.grid, besides)
-        if ROLES and not any(x.lanes for x in (self.a, self.b)):
+        besides = staging(t, item, self._pieces) if walk else 0
+        # Copies of a block that walks are ahead of its tile too.
+        ahead, slack = versions(replace(t, steps=MOST) if walk else t, grid, besides)
+        if self._may_have_roles():
             most = ahead + 1 + slack
+            slack = min(slack, t.steps - 1)
             s.do(Roles(f"{k}.0", most if walk else min(most, t.steps), slack))
         else:
             for x in (self.a, self.b):
@@ -249,7 +312,12 @@ class GroupProduct(WarpProduct):
                 s.do(Complete(loop, size))
         if s.loops(f"{i}.1.there"):
             s.do(Reorder((f"{i}.1", f"{j}.1", f"{i}.1.there")))
-        return outer, self._ordered(y, f"{i}.0", f"{j}.0"), (f"{i}.1", f"{j}.1", lanes)
+        last = f"{j}.1"
+        if self._pieces > 1:
+            s.do(Split(last, t.columns // wide // self._pieces))
+            self._piece, last = f"{last}.0", f"{last}.1"
+            s.do(Reorder((self._piece, f"{i}.1", last)))
+        return outer, self._ordered(y, f"{i}.0", f"{j}.0"), (f"{i}.1", last, lanes)
 
     @property
     def groups(self) -> int:
@@ -277,33 +345,40 @@ class GroupProduct(WarpProduct):
         if not isinstance(count, int):
             self._rows, self._beside = i, 1
             return j
-        self._beside = max(k for k in range(1, NEIGHBOURS + 1) if count % k == 0)
+        self._beside = neighbours(count)
         s.do(Split(i, self._beside))
         s.do(Reorder((f"{i}.0", j, f"{i}.1")))
         s.do(Fuse(f"{i}.0", j, f"{y}.columns"))
         s.do(Fuse(f"{y}.columns", f"{i}.1", f"{y}.tiles"))
         return f"{y}.tiles"
 
+    def _may_have_roles(self) -> bool:
+        return self.tile.way.roles and not any(x.lanes for x in (self.a, self.b))
+
+    def _may_walk(self) -> bool:
+        return self.tile.way.walks and self._may_have_roles()
+
     def _walks(self) -> bool:
         """Few blocks, as many as run at a time, walk over all tiles."""
-        s, grid = self.s, self.s.target.grid
+        s, grid, cluster = self.s, self.s.target.grid, self.tile.way.cluster
         assert grid is not None
-        sizes = [s.loops(x)[0].extent for x in self._grid]
-        gathered = any(x.lanes for x in (self.a, self.b))
-        known = [x for x in sizes if isinstance(x, int)]
-        if not ROLES or not PERSISTENT or gathered or len(known) < len(sizes):
+        tiles = s.loops(self._grid[0])[0].extent
+        if not self._may_walk() or len(self._grid) > 1 or not isinstance(tiles, int):
             return False
-        rounds = -(-prod(known) // grid.multiprocessors)
-        blocks = -(-known[0] // rounds)
-        if len(known) == 1:  # whole clusters
-            blocks = -(-blocks // CLUSTER) * CLUSTER
-        if rounds < 2 or blocks * prod(known[1:]) > grid.multiprocessors:
-            return False
-        s.do(Walk(self._grid[0], blocks))
-        return True
+        rounds = -(-tiles // (grid.multiprocessors // cluster * cluster))
+        blocks = -(-tiles // rounds)
+        blocks = -(-blocks // cluster) * cluster
+        if rounds > 1:
+            s.do(Walk(self._grid[0], blocks))
+        return rounds > 1
 
     def _bind_blocks(self, y: str, outer: list[str], block: str) -> None:
         s = self.s
+        if self._may_walk() and not self._rows:  # over one loop
+            for k, loop in enumerate(reversed(outer)):
+                s.do(Fuse(loop, block, f"{y}.all{k}"))
+                block = f"{y}.all{k}"
+            outer = []
         for k in range(len(outer) - 1):
             s.do(Fuse(outer[0], outer[1], f"{y}.z{k}"))
             outer = [f"{y}.z{k}", *outer[2:]]
@@ -313,9 +388,10 @@ class GroupProduct(WarpProduct):
             s.do(Bind(self._rows, "block.y"))
         s.do(Bind(block, "block.x"))
         self._grid = [*outer, *([self._rows] if self._rows else []), block]
-        if CLUSTER > 1 and (self._beside % CLUSTER == 0 or self._beside == 1):
+        count = self.tile.way.cluster
+        if count > 1 and (self._beside % count == 0 or self._beside == 1):
             # Neighbours have the same columns, or the same rows: they share the copies of those.
-            s.attempt(Pragma(block, "cluster", CLUSTER))
+            s.attempt(Pragma(block, "cluster", count))
 
     def _spread(self, i: str, j: str, warps: str) -> str:
         s = self.s
@@ -342,7 +418,8 @@ class GroupProduct(WarpProduct):
         self._deal(flat, GROUP * self.groups)
         s.do(Vectorize(lanes))
         b = s.nest.buffer(made)
-        s.do(StorageAlign(made, len(b.shape) - 2, self.tile.columns, VECTOR // b.dtype.bytes))
+        columns = self.tile.columns // self._pieces
+        s.do(StorageAlign(made, len(b.shape) - 2, columns, VECTOR // b.dtype.bytes))
 
     def _box(self, stage: str, x: Operand) -> None:
         """A tile of an operand: rows of 128 bytes, swizzled. The copy engine brings it, or threads

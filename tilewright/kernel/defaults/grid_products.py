@@ -13,6 +13,7 @@ from tilewright.ir.dim import Dim, Sym
 from tilewright.ir.expr import Fn, Load, Value
 from tilewright.ir.value_text import value_text
 from tilewright.kernel.defaults.grid_group_products import (
+    PLAIN,
     GroupProduct,
     across,
     group_tiles,
@@ -93,9 +94,12 @@ def _ways(
             warps += [(WarpProduct, tile, name)] if tile is not None else []
         elif across(i) == order and (brought or i.warps == 4):
             # Threads that copy tiles themselves have registers for small ones only.
-            groups += [(time, t, name) for time, t in group_tiles(s, i, sizes, item)]
+            found = group_tiles(s, i, sizes, item, brought=operands if brought else None)
+            groups += [(time, t, name) for time, t in found]
     groups.sort(key=lambda x: x[0])
-    of_groups = [(GroupProduct, t, name) for _, t, name in groups[:2]]
+    # Behind the best ones, one whose threads may copy an operand: no others can bring it then.
+    best = [*groups[:2], *[x for x in groups[2:] if x[1].way in PLAIN][:1]]
+    of_groups = [(GroupProduct, t, name) for _, t, name in best]
     others = sorted(thread_tiles(s, sizes, item), key=lambda x: x[0])
     of_threads = [(ThreadProduct, t, "") for _, t in others[:2]]
     first = [*of_groups, *warps] if brought else [*warps, *of_groups]

@@ -92,6 +92,21 @@ def row_length(s: Scheduler, x: Operand) -> int:
 
 
 @dataclass(frozen=True)
+class Way:
+    """How blocks get the tiles of operands that the copy engine brings, and results go.
+
+    roles      a warp of its own asks for copies: it runs ahead as far as there is memory
+    cluster    so many blocks share what the copy engine brings to all of them
+    walks      as many blocks as run at a time walk over all tiles: copies of the next tile come
+               while the results of one are stored (with roles)
+    """
+
+    roles: bool = False
+    cluster: int = 1
+    walks: bool = False
+
+
+@dataclass(frozen=True)
 class Tile:
     """Of a block and of a warp; `deep` elements of the sum at a time. Where the sum is taken apart,
     its parts and the steps of each."""
@@ -103,6 +118,7 @@ class Tile:
     deep: int
     parts: int = 1
     steps: int = 1
+    way: Way = Way()
 
     @property
     def warps(self) -> int:

@@ -7,6 +7,7 @@ from tilewright.ir import dim as D
 from tilewright.kernel.nest import Loop, Nest, Stmt, on_loops
 from tilewright.kernel.roles import role_loop
 from tilewright.kernel.step import Step
+from tilewright.kernel.threads import grid_of
 
 # unroll       so many iterations are written out by LLVM, with a loop for the rest
 # nontemporal  results written inside go past the caches (1), or do not (0)
@@ -73,6 +74,10 @@ class Pragma(Step):
         for x, _ in self.loops(n, self.loop):
             whole = D.known_eq(D.mod(x.extent, self.value), 0)
             self.need(whole, f"{self.loop} = {x.extent} are no whole clusters of {self.value}")
+            for q in grid_of((x,))[1]:
+                walks = isinstance(q, Loop) and q.kind == "serial" and x.var in D.symbols(q.extent)
+                what = "blocks of a cluster would have different numbers of iterations"
+                self.need(not walks, what, "clusters before Walk")
 
     def _of_blocks(self, n: Nest) -> None:
         for x, _ in self.loops(n, self.loop):

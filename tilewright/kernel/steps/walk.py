@@ -30,6 +30,10 @@ class Walk(Step):
             self.need(some, f"{self.blocks} blocks", "1 or more")
             fewer = isinstance(x.extent, int) and self.blocks < x.extent
             self.need(fewer, f"{self.blocks} are no fewer blocks than {x.extent}")
+            together = dict(x.pragmas).get("cluster", 1)
+            even = self.blocks % together == 0 and x.extent % together == 0
+            what = f"blocks of a cluster of {together} would have different numbers of iterations"
+            self.need(even, what, f"a multiple of {together}")
             for q in grid_of((x,))[0][1:]:
                 free = x.var not in D.symbols(q.extent)
                 self.need(free, f"the extent of {q.name} depends on {self.loop}")

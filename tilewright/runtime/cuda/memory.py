@@ -100,6 +100,8 @@ _TYPES = {
 }
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _BYTES = 128
+# What the cache gets of memory around a row that is missing there: 128 bytes (3: 256).
+PROMOTED = 2
 
 
 class TensorMap:
@@ -143,7 +145,7 @@ class TensorMap:
             ones,
             0,
             _SWIZZLES[swizzle],
-            2,
+            PROMOTED,
             0,
         )
 
