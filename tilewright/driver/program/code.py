@@ -10,6 +10,7 @@ from typing import Protocol
 
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.base.events import Log
+from tilewright.driver.program.kernel_process import Request
 from tilewright.driver.program.stages import KernelStages, Stages
 from tilewright.ir.dim import Dim
 from tilewright.ir.target import Target
@@ -23,6 +24,7 @@ from tilewright.llvm.entry import Action, Branch, Entry, calls_of, emit_entries
 from tilewright.llvm.grid import Launch, emit_kernels
 from tilewright.llvm.objects import cached_object
 from tilewright.llvm.tasks import TaskCode, emit_tasks
+from tilewright.runtime.cuda.assembling import assembled
 from tilewright.runtime.cuda.image import (
     EntryImage,
     KernelImage,
@@ -47,6 +49,8 @@ class Code(Protocol):
     """The code of one machine."""
 
     form: str  # what distinguishes kernels of one target from others in the cache
+    one_kernel: bool  # of a GPU: are kernels tasks of one?
+    assembles: bool
 
     def known(self, symbol: str, image: bytes) -> None:
         """A kernel that was compiled before."""
@@ -67,7 +71,16 @@ class Code(Protocol):
 
 def code_for(target: Target, machine: Machine | None, one_kernel: bool = False) -> Code:
     """The code of a target; programs for a GPU run on the machine, as one kernel if possible."""
-    return Objects(target) if target.grid is None else Grids(target, machine, one_kernel)
+    if target.grid is None:
+        return Objects(target)
+    assembles = machine is not None and machine.assembles
+    return Grids(target, machine, one_kernel, assembles)
+
+
+def grid_image(nest: Nest, group: Group, target: Target, request: Request) -> bytes:
+    """A kernel of a GPU, as another process requests it."""
+    code = Grids(target, None, request.one_kernel, request.assembles)
+    return code.kernel(nest, group, Stages().kernel(group.name))()
 
 
 def loaded(
@@ -89,7 +102,7 @@ def loaded(
 class Objects:
     """Code of processors."""
 
-    form = ""
+    form, one_kernel, assembles = "", False, False
 
     def known(self, symbol: str, image: bytes) -> None:
         """An object needs no other one."""
@@ -115,9 +128,12 @@ class Objects:
 class Grids:
     """Code of GPUs."""
 
-    def __init__(self, target: Target, machine: Machine | None, one_kernel: bool = False) -> None:
-        self.target, self.machine, self.one_kernel = target, machine, one_kernel
-        self.form = "one kernel" if one_kernel else ""
+    def __init__(
+        self, target: Target, machine: Machine | None, one_kernel: bool, assembles: bool
+    ) -> None:
+        self.target, self.machine = target, machine
+        self.one_kernel, self.assembles = one_kernel, assembles
+        self.form = ("one kernel" if one_kernel else "") + (" assembled" if assembles else "")
         self._images: dict[str, KernelImage] = {}  # of kernels that may become tasks
 
     def known(self, symbol: str, image: bytes) -> None:
@@ -141,8 +157,11 @@ class Grids:
             self._images[group.name] = image
 
         def compiled() -> bytes:
-            ptx = stages.ptx(made.text, self.target) if made.launches else b""
-            return to_bytes(KernelImage, replace(image, ptx=ptx))
+            if not made.launches:
+                return to_bytes(KernelImage, image)
+            ptx = stages.ptx(made.text, self.target)
+            code = assembled(ptx, self.target.cpu) if self.assembles else b""
+            return to_bytes(KernelImage, replace(image, ptx=ptx, cubin=code))
 
         return compiled
 
