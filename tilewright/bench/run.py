@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import subprocess
@@ -18,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from tilewright.bench.catalog import Case
-from tilewright.bench.measure import MIN_ROUNDS, take_turns
+from tilewright.bench.measure import MIN_ROUNDS, locked, take_turns
 from tilewright.bench.process import PATIENCE, Failed, Process
 from tilewright.bench.results import OURS, FirstCall, Result, Roof, Timing
 
@@ -121,7 +120,7 @@ class _Measurement:
                 except Failed as problem:
                     self.result.first_calls[name] = FirstCall(problem=str(problem))
             if self.plan.timing:
-                with _locked(self.plan.lock):
+                with locked(self.plan.lock):
                     right = {n: c for n, c in racers.items() if self._ready(n, c, "verdict")}
                     self.rounds(right, self._machine(alive, facts), facts)
         return self.result
@@ -199,7 +198,7 @@ class _Measurement:
                     racers[name] = child
                 else:
                     child.close()
-            with _locked(self.plan.lock):
+            with locked(self.plan.lock):
                 self.rounds(racers, self._machine(alive, facts), facts)
 
     def rounds(
@@ -308,17 +307,6 @@ class _Measurement:
             self.result.notes.append(f"with one core taken: {problem}")
         else:
             self.result.contended = median(rounds) / quiet.median
-
-
-@contextmanager
-def _locked(file: Path | None) -> Iterator[None]:
-    """Nobody else who locks this file is inside at the same time."""
-    if file is None:
-        yield
-        return
-    with file.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
 
 
 def _ask_round(child: Process, what: str = "call") -> float:
