@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import sys
 import types
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any
 
@@ -42,6 +44,9 @@ _TOO_OFTEN = (
     "pass what varies as a tensor, mark sizes with dynamic=True, "
     "or raise torch._dynamo.config.recompile_limit"
 )
+# Dynamo's settings: may guards of a module go by its dictionaries, and for how many of them?
+_TAGS = "use_recursive_dict_tags_for_guards"
+_MOST_TAGS = "max_saved_pointers_for_recursive_dict_tags_check"
 # How Dynamo's code names its helpers.
 _UTILS = "__import_torch_dot__dynamo_dot_utils"
 
@@ -175,7 +180,7 @@ class Compiled:
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._owner is not None:
             self._owner.watch()
-        with traceable():
+        with traceable(), quick_guards():
             out = self._slow(self.original, args, kwargs)
         if self._owner is not None:
             readers = [r for u in self.units for r in u.readers()]
@@ -239,6 +244,15 @@ class Compiled:
 
     def __repr__(self) -> str:
         return f"tilewright.compile({self.original!r})"
+
+
+def quick_guards() -> AbstractContextManager[Any]:
+    """Guards that are made inside look at a module's attributes again only where a dictionary of
+    it was changed, of which Python tells torch: from 3.12 on. Before that, torch would look into
+    memory that may be freed. Guards of a model with 200 weights then take a third of the time."""
+    if sys.version_info < (3, 12) or not hasattr(torch._dynamo.config, _TAGS):
+        return nullcontext()
+    return torch._dynamo.config.patch({_TAGS: True, _MOST_TAGS: 1 << 20})
 
 
 def _outline(
