@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch._dynamo.utils import compilation_time_metrics
 
 import tilewright as tw
 from tests.gpu.model_checks import _build
@@ -67,6 +68,9 @@ def profile(name: str) -> None:
         + f"; kernels {sum(k.seconds for k in p.kernels):.1f} s one after the other",
         flush=True,
     )
+    parts = compilation_time_metrics.items()
+    said = (f"{what} {sum(times):.2f}" for what, times in parts if sum(times) > 0.1)
+    print(f"  by torch's clock, one inside the other: {', '.join(said)}", flush=True)
     (room,) = p._rooms.values()
     (shape,) = room.shapes.values()
     replay, stream = shape.graphs[0].replay, p.machine.stream()
