@@ -260,14 +260,16 @@ def test_first_calls_of_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    "worker",
+    ("worker", "together"),
     [
-        pytest.param(OneApart, id="one process"),
-        pytest.param(Process, id="five processes", marks=pytest.mark.slow),
+        pytest.param(OneApart, False, id="one process"),
+        pytest.param(Process, False, id="five processes", marks=pytest.mark.slow),
+        pytest.param(Process, True, id="five processes, together", marks=pytest.mark.slow),
     ],
 )
 def test_from_end_to_end(
     worker: type,
+    together: bool,
     tmp_path: Path,
     peers: Path,
     capsys: pytest.CaptureFixture[str],
@@ -277,8 +279,9 @@ def test_from_end_to_end(
     monkeypatch.setattr(run, "Process", worker)
     numbers, text = tmp_path / "numbers.json", tmp_path / "tables.md"
     dying = f"{peers}:dying"
+    at_once = ["--together", "--lock", str(tmp_path / "lock")] if together else []
     status = main(
-        ["softmax", "--tiny", "--only", "time", "--threads", "1", "--rounds", "7"]
+        ["softmax", "--tiny", "--only", "time", "--threads", "1", "--rounds", "7", *at_once]
         + ["--peers", f"eager,{dying}", "--json", str(numbers), "--markdown", str(text)]
     )
     out = capsys.readouterr().out
@@ -289,6 +292,7 @@ def test_from_end_to_end(
     assert ours["interval"][0] <= ours["median"] <= ours["interval"][1]
     assert found["timings"][dying]["seconds"] == []
     assert list(found["ratios"]) == ["eager"] and found["of_roof"] > 0
+    assert ("eager" in found["first_calls"]) == together
     for shown in (found["timings"][dying]["problem"], out, text.read_text()):
         assert "its process ended with status 3" in shown
 

@@ -61,6 +61,7 @@ def model(
     name: str, tiny: bool, dtype: torch.dtype, inductor: bool, one_kernel: bool = False
 ) -> Found:
     """Right by float64 on several inputs, then timed beside eager and Inductor with CUDA graphs."""
+    torch._dynamo.reset()  # or inputs of another model of the same class would be of any size
     ex = _build(name, tiny, dtype)
     wide = copy.deepcopy(ex.module).double()
     fast = tw.compile(ex.module, one_kernel=one_kernel)

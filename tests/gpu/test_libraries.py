@@ -15,16 +15,18 @@ from torch import nn
 import tilewright as tw
 from tests.gpu.fake import FakeLibraries, FakeLibrary, fake_machine, on_fake_gpu, texts_are_known
 from tilewright.base.cache import Cache
-from tilewright.base.errors import Invalid, TilewrightError, Unsupported
+from tilewright.base.errors import Invalid, Refused, TilewrightError, Unsupported
 from tilewright.ir.target import Target
-from tilewright.kernel.library import library_calls
-from tilewright.kernel.nest import Nest, start
+from tilewright.kernel.defaults.choices import Choices
+from tilewright.kernel.group import Group
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import print_trace
 from tilewright.kernel.text import parse_group
 from tilewright.runtime.cuda import program
+from tilewright.runtime.cuda.image import KernelImage
 from tilewright.runtime.cuda.machine import GivenCall, Machine
 from tilewright.tune import on_gpu
+from tilewright.tune.choose import Made
 
 
 @pytest.fixture
@@ -40,10 +42,10 @@ def times(monkeypatch: pytest.MonkeyPatch, ours: float, library: float) -> list[
     asked: list[int] = []
 
     def timed(
-        nests: Sequence[Nest], target: Target, machine: Machine
+        images: Sequence[KernelImage], group: Group, target: Target, machine: Machine
     ) -> list[float | TilewrightError]:
-        asked.append(len(nests))
-        return [library if library_calls(n) else ours for n in nests]
+        asked.append(len(images))
+        return [library if x.calls else ours for x in images]
 
     monkeypatch.setattr(on_gpu, "timed", timed)
     return asked
@@ -133,10 +135,13 @@ def test_times_of_a_kernel_and_a_library(gpu: tuple[FakeLibrary, Machine], tmp_p
         torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
     (told,) = [e for e in fast.log.of("schedule") if "timed" in e.message]
     assert "cuBLAS" in told.message and "ours" in told.message
-    nest = start(parse_group(tw.explain(fast).kernels[0].group))
+
+    def make(group: Group, choices: Choices) -> Made:
+        raise Refused("nothing can be made of it")
+
     with pytest.raises(Unsupported, match="the rules"):
-        by = on_gpu.Measured(machine, Cache(tmp_path), 1.0, fast.log)
-        by._best([(on_gpu.RULES, (), nest)], [Unsupported("no")])
+        by = on_gpu.Measured(machine, Cache(tmp_path), 1.0, fast.log, make)
+        by._best([Made(on_gpu.RULES, "", b"")], ["ours"], [Unsupported("no")])
 
 
 def test_a_users_schedule_may_call_a_library(gpu: tuple[FakeLibrary, Machine]) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
 
 import torch
 
+from tilewright.bench.measure import locked
+
+LOCK = "TILEWRIGHT_TIMING_LOCK"
 Call = Callable[[], object]
 # Cycles for which the GPU is busy before a call is timed: the host is ahead of it then, and what is
 # timed does not wait for launches.
@@ -15,11 +19,17 @@ AHEAD = 600_000
 
 
 def medians(contenders: Mapping[str, list[Call]], rounds: int = 30) -> dict[str, float]:
-    """Seconds of one call each. A contender is its calls on different inputs, used in turn."""
+    """Seconds of one call each. A contender is its calls on different inputs, used in turn. Of
+    several processes that have LOCK in their environment one takes times at a time."""
     for calls in contenders.values():
         for call in (*calls, calls[0]):
             call()
     torch.cuda.synchronize()
+    with locked(os.environ.get(LOCK)):
+        return _medians(contenders, rounds)
+
+
+def _medians(contenders: Mapping[str, list[Call]], rounds: int) -> dict[str, float]:
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {k: [] for k in contenders}
     for k in range(rounds):
         for name, calls in contenders.items():

@@ -77,6 +77,14 @@ def argument_parser() -> argparse.ArgumentParser:
         "--compile-rounds", type=int, default=3, metavar="N", help="first calls of ours"
     )
     parser.add_argument(
+        "--together",
+        action="store_true",
+        help="contenders get ready at the same time, which is quicker; first calls are those",
+    )
+    parser.add_argument(
+        "--lock", type=Path, metavar="FILE", help="locked for rounds: several runs take turns"
+    )
+    parser.add_argument(
         "--contended", action="store_true", help="time ours with one core taken, too"
     )
     parser.add_argument(
@@ -157,6 +165,8 @@ def _plan(given: argparse.Namespace, cases: Sequence[Case]) -> Plan:
         own_weights=given.own_weights,
         device=given.device,
         patience=given.patience,
+        together=given.together,
+        lock=given.lock,
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import math
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 
 MIN_ROUNDS = 7
@@ -56,6 +59,17 @@ def take_turns(
             found[name].append(measures[name]())
         tick()
     return found
+
+
+@contextmanager
+def locked(file: Path | str | None) -> Iterator[None]:
+    """Nobody else who locks this file is inside at the same time."""
+    if not file:
+        yield
+        return
+    with open(file, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def nothing() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from tilewright.bench.catalog import Case
-from tilewright.bench.measure import MIN_ROUNDS, take_turns
+from tilewright.bench.measure import MIN_ROUNDS, locked, take_turns
 from tilewright.bench.process import PATIENCE, Failed, Process
 from tilewright.bench.results import OURS, FirstCall, Result, Roof, Timing
 
@@ -44,6 +45,10 @@ class Plan:
     own_weights: bool = False
     device: str = "cpu"
     patience: float = PATIENCE
+    # Contenders of a case get ready at the same time, each with an empty cache; first calls are
+    # those, beside each other. Where seconds of a machine are dear.
+    together: bool = False
+    lock: Path | None = None  # of rounds, which another run may be taking
 
     @property
     def compiled_peers(self) -> list[str]:
@@ -52,7 +57,8 @@ class Plan:
 
     def steps(self) -> int:
         """Of progress, per case."""
-        first = 3 * self.compile_rounds + 2 * len(self.compiled_peers) if self.compiling else 0
+        compiling = self.compiling and not self.together
+        first = 3 * self.compile_rounds + 2 * len(self.compiled_peers) if compiling else 0
         rounds = max(self.rounds, MIN_ROUNDS) + len(self.peers) + 3 if self.timing else 0
         return first + rounds
 
@@ -73,6 +79,8 @@ class _Measurement:
         self.result = Result(case.name, about, self.dtype, plan.threads)
 
     def run(self) -> Result:
+        if self.plan.together:
+            return self.run_together()
         facts: dict[str, Any] | None = None
         if self.plan.timing:  # float64 takes longer than the first calls of a large model
             try:
@@ -88,6 +96,33 @@ class _Measurement:
             self.first_calls()
         if facts is not None:
             self.times(facts)
+        return self.result
+
+    def run_together(self) -> Result:
+        """Contenders and the judge get ready at the same time; then rounds in turn."""
+        names = (OURS, *self.plan.peers)
+        self.tell(f"{', '.join(names)} and float64 get ready together")
+        with ExitStack() as alive, ThreadPoolExecutor(len(names) + 1) as pool:
+            racers = {n: alive.enter_context(self.process(self.caches[n])) for n in names}
+            judge = alive.enter_context(self.process())
+            judged = pool.submit(judge.ask, "judge", file=str(self.file))
+            begun = {n: pool.submit(c.ask, "prepare", contender=n) for n, c in racers.items()}
+            try:
+                facts = judged.result()
+            except Failed as problem:
+                self.result.problem = f"eager itself does not run: {problem}"
+                return self.result
+            judge.close()
+            self.result.weights = facts["weights"]
+            for name, first in begun.items():
+                try:
+                    self.result.first_calls[name] = FirstCall(first.result()["first"])
+                except Failed as problem:
+                    self.result.first_calls[name] = FirstCall(problem=str(problem))
+            if self.plan.timing:
+                with locked(self.plan.lock):
+                    right = {n: c for n, c in racers.items() if self._ready(n, c, "verdict")}
+                    self.rounds(right, self._machine(alive, facts), facts)
         return self.result
 
     def process(self, cache: Path | None = None) -> Process:
@@ -163,30 +198,40 @@ class _Measurement:
                     racers[name] = child
                 else:
                     child.close()
-            machine = self._machine(alive, facts)
-            measures: dict[str, Callable[[], float]] = {
-                name: lambda n=name, c=child: self._round(n, c) for name, child in racers.items()
-            }
-            if machine is not None:
-                limits = partial(self._limit, machine)
-                measures |= {what: partial(limits, what) for what in _LIMITS}
-            if not measures:
-                return
-            found = take_turns(measures, self.plan.rounds, lambda: self.tell("rounds"))
-            for name in racers:
-                timing = self.result.timings[name]
-                timing.seconds = [] if timing.problem else found[name]
-            if machine is not None:
-                self._roof(facts, *(median(found[what]) for what in _LIMITS))
-            self._memory(racers)
-            if self.plan.contended and self.result.ours is not None:
-                self._contend(racers[OURS], self.result.ours)
+            with locked(self.plan.lock):
+                self.rounds(racers, self._machine(alive, facts), facts)
 
-    def _ready(self, name: str, child: Process) -> bool:
+    def rounds(
+        self, racers: dict[str, Process], machine: Process | None, facts: dict[str, Any]
+    ) -> None:
+        """Contenders that are ready take turns, the machine's own limits among them."""
+        measures: dict[str, Callable[[], float]] = {
+            name: lambda n=name, c=child: self._round(n, c) for name, child in racers.items()
+        }
+        if machine is not None:
+            limits = partial(self._limit, machine)
+            measures |= {what: partial(limits, what) for what in _LIMITS}
+        if not measures:
+            return
+        found = take_turns(measures, self.plan.rounds, lambda: self.tell("rounds"))
+        for name in racers:
+            timing = self.result.timings[name]
+            timing.seconds = [] if timing.problem else found[name]
+        if machine is not None:
+            self._roof(facts, *(median(found[what]) for what in _LIMITS))
+        self._memory(racers)
+        if self.plan.contended and self.result.ours is not None:
+            self._contend(racers[OURS], self.result.ours)
+
+    def _ready(self, name: str, child: Process, do: str = "prepare") -> bool:
         """Is it prepared, with right results? Otherwise the reason is recorded."""
         timing = self.result.timings[name] = Timing()
+        known = self.result.first_calls.get(name) if do == "verdict" else None
+        if known is not None and known.problem:
+            timing.problem = known.problem
+            return False
         try:
-            answer = child.ask("prepare", contender=name, file=str(self.file))
+            answer = child.ask(do, contender=name, file=str(self.file))
             timing.error = answer["error"]
             if answer["problem"]:
                 self._judge(name, timing, answer["problem"])

@@ -6,10 +6,13 @@ All choosers have one interface, so that another one (a tuner that learns) can r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tilewright.ir.target import Target
+from tilewright.kernel.defaults.choices import Choices
+from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Nest, Work
 from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Trace
@@ -44,11 +47,16 @@ class Chosen:
     final: bool = True  # False: with more time the result could be another one
 
     def __str__(self) -> str:
-        if not self.considered:
-            return "by the rules"
-        first, *others = self.considered
-        behind = "; ".join(map(str, others))
-        return f"{first}" + (f" (others: {behind})" if others else " (no other was worth a try)")
+        return said_of(self.considered)
+
+
+def said_of(considered: Sequence[Considered]) -> str:
+    """The one taken, and the others, in words."""
+    if not considered:
+        return "by the rules"
+    first, *others = considered
+    behind = "; ".join(map(str, others))
+    return f"{first}" + (f" (others: {behind})" if others else " (no other was worth a try)")
 
 
 class Chooser(Protocol):
@@ -62,6 +70,37 @@ class Chooser(Protocol):
     def alone(self) -> bool: ...  # does it measure?
 
     def choose(self, group: Work, target: Target) -> Chosen: ...
+
+
+@dataclass(frozen=True)
+class Made:
+    """A kernel by some choices: its trace as text, and its code."""
+
+    choices: Choices
+    trace: str
+    image: bytes
+
+
+@dataclass(frozen=True)
+class Picked:
+    """One of several kernels of a group, and what the others would take."""
+
+    made: Made
+    considered: tuple[Considered, ...] = ()
+    final: bool = True
+
+    def __str__(self) -> str:
+        return said_of(self.considered)
+
+
+@runtime_checkable
+class Picker(Chooser, Protocol):
+    """A chooser that measures code. It says by which choices a group is worth compiling; whoever
+    asked compiles it, at the same time as others, and lets it pick one."""
+
+    def choices(self, group: Work) -> tuple[Choices, ...]: ...  # none: the rules decide
+
+    def pick(self, group: Group, target: Target, made: Sequence[Made]) -> Picked: ...
 
 
 @dataclass(frozen=True)

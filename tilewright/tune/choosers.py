@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,9 @@ from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
 from tilewright.ir.target import Target
+from tilewright.kernel.defaults.choices import Choices
 from tilewright.kernel.group import Group
-from tilewright.tune.choose import Chooser, Chosen, Default, Ranked
+from tilewright.tune.choose import Chooser, Chosen, Default, Made, Ranked
 
 if TYPE_CHECKING:  # loaded where there is a GPU
     from tilewright.runtime.cuda.machine import Machine
@@ -32,9 +34,16 @@ def chooser(name: str, cache: Cache, seconds: float) -> Chooser:
     return known[name]
 
 
-def on_gpu(machine: Machine, cache: Cache, seconds: float, log: Log) -> Chooser:
-    """By the clock of a GPU, libraries among the candidates."""
-    return import_module(_ON_GPU).Measured(machine, cache, seconds, log)
+def on_gpu(
+    machine: Machine, cache: Cache, seconds: float, log: Log, make: Callable[[Group, Choices], Made]
+) -> Chooser:
+    """By the clock of a GPU, libraries among the candidates; `make` compiles one."""
+    return import_module(_ON_GPU).Measured(machine, cache, seconds, log, make)
+
+
+def progress(total: int) -> AbstractContextManager[Callable[[], None]]:
+    """A bar where so many measurements take long; the function moves it on."""
+    return import_module(_TIMED).bar(total)
 
 
 def choose_all(by: Chooser, groups: Mapping[str, Group], target: Target) -> dict[str, Chosen]:

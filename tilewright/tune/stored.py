@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from tilewright.base.cache import Cache
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import start
-from tilewright.kernel.step import apply, parse_trace, print_trace
+from tilewright.kernel.step import apply, parse_trace
 from tilewright.tune.choose import Chosen, Considered
 
 KIND = "schedule"
@@ -24,9 +25,6 @@ def load_choice(cache: Cache, key: str, group: Group) -> Chosen | None:
     return Chosen(trace, apply(start(group), trace), considered)
 
 
-def store_choice(cache: Cache, key: str, made: Chosen) -> None:
-    stored = {
-        "trace": print_trace(made.trace),
-        "considered": [asdict(x) for x in made.considered],
-    }
+def store_choice(cache: Cache, key: str, trace: str, considered: Sequence[Considered]) -> None:
+    stored = {"trace": trace, "considered": [asdict(x) for x in considered]}
     cache.put(KIND, key, json.dumps(stored).encode())

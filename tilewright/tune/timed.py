@@ -16,6 +16,7 @@ from tilewright.ir.target import Target
 from tilewright.kernel.group import Group
 from tilewright.kernel.nest import Nest, Work
 from tilewright.kernel.schedule import RULES
+from tilewright.kernel.step import print_trace
 from tilewright.kernel.text import group_text
 from tilewright.runtime import pool
 from tilewright.tune.candidates import candidate, candidates, points
@@ -65,7 +66,7 @@ class Timed:
         finally:
             self.spent += time.perf_counter() - began
         if made.final:
-            store_choice(self.cache, key, made)
+            store_choice(self.cache, key, print_trace(made.trace), made.considered)
         return made
 
     def _timed(self, group: Group, target: Target, began: float) -> Chosen:
@@ -94,7 +95,7 @@ def in_order(by: Chooser, groups: Mapping[str, Group], target: Target) -> dict[s
     """One after the other, what computes most first, with a bar where that takes long."""
     out: dict[str, Chosen] = {}
     order = sorted(groups, key=lambda name: points(groups[name]), reverse=True)
-    with _bar(len(groups)) as advance:
+    with bar(len(groups)) as advance:
         for name in order:
             out[name] = by.choose(groups[name], target)
             advance()
@@ -102,7 +103,7 @@ def in_order(by: Chooser, groups: Mapping[str, Group], target: Target) -> dict[s
 
 
 @contextmanager
-def _bar(total: int) -> Iterator:
+def bar(total: int) -> Iterator:
     """A bar on a terminal, once it has taken longer than BAR_SECONDS."""
     console = Console(stderr=True)
     columns = (TextColumn("timing schedules"), BarColumn(), MofNCompleteColumn())

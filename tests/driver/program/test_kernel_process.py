@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,10 @@ from tilewright.driver.program.options import Options
 from tilewright.driver.program.programs import compile_graph
 from tilewright.ir.node import Graph, input
 from tilewright.ir.types import TensorType, f32
-from tilewright.targets import default
+from tilewright.kernel.defaults.choices import Choices
+from tilewright.runtime.cuda.assembling import assembled, available
+from tilewright.runtime.cuda.image import KernelImage, from_bytes
+from tilewright.targets import default, get
 
 GROUP = """
 group kernel
@@ -115,3 +119,25 @@ def _runs(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_another_process_compiles_for_a_gpu_by_given_choices(process: KernelProcess) -> None:
+    """The same bytes as here; a schedule that is refused is an answer, an error is none."""
+    target = get("cuda:90")
+    request = Request("k_0", GROUP, "default", target)
+    there, here = process.answer(request), answer(request)
+    assert there is not None and b".visible .entry" in there.image
+    assert (there.image, there.schedule) == (here.image, here.schedule)
+    library = process.answer(replace(request, choices=Choices(library=True)))
+    assert library is not None and "Library" in library.schedule.trace and not library.refused
+    no_product = replace(request, text=GROUP.replace("a0[t0.i0,t0.r0] * ", ""))
+    refused = process.answer(replace(no_product, choices=Choices(library=True)))
+    assert refused is not None and "sums of products" in refused.refused and not refused.image
+    assert process.answer(replace(request, text="no group")) is None
+
+
+def test_code_is_assembled_where_the_library_is() -> None:
+    request = Request("k_0", GROUP, "default", get("cuda:90"), assembles=True)
+    made = from_bytes(KernelImage, answer(request).image)
+    assert made.ptx and (made.cubin[:4] == b"\x7fELF" if available() else not made.cubin)
+    assert assembled(b"no PTX", "sm_90a") == b"" == assembled(made.ptx, "sm_80")

@@ -28,6 +28,8 @@ class Code(Protocol):
     """The code of one machine."""
 
     form: str  # what distinguishes kernels of one target from others in the cache
+    one_kernel: bool  # of a GPU: are kernels tasks of one?
+    assembles: bool
 
     def known(self, symbol: str, image: bytes) -> None:
         """A kernel that was compiled before."""
@@ -50,13 +52,14 @@ def code_for(target: Target, machine: Machine | None, one_kernel: bool = False) 
     """The code of a target; programs for a GPU run on the machine, as one kernel if possible."""
     if target.grid is None:
         return Objects(target)
-    return import_module(_GRIDS).Grids(target, machine, one_kernel)
+    assembles = machine is not None and machine.assembles
+    return import_module(_GRIDS).Grids(target, machine, one_kernel, assembles)
 
 
 class Objects:
     """Code of processors."""
 
-    form = ""
+    form, one_kernel, assembles = "", False, False
 
     def known(self, symbol: str, image: bytes) -> None:
         """An object needs no other one."""

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tilewright.base import knobs
 from tilewright.base.cache import Cache
 from tilewright.base.errors import Invalid
 from tilewright.base.events import Log
@@ -39,6 +38,7 @@ from tilewright.driver.program.schedules import (
 )
 from tilewright.driver.program.stages import KernelStages, Stages
 from tilewright.driver.program.storage import Where
+from tilewright.driver.program.trials import Trials, chooser_for, request_for
 from tilewright.graph.classify import nbytes
 from tilewright.graph.cluster import Cluster, Fused
 from tilewright.graph.cost import Roofline
@@ -53,6 +53,7 @@ from tilewright.ir.passes import PassRun
 from tilewright.ir.target import Target
 from tilewright.kernel.group import Group, copy_group
 from tilewright.kernel.nest import Nest
+from tilewright.kernel.schedule import RULES
 from tilewright.kernel.step import Trace, print_trace
 from tilewright.kernel.text import group_text
 from tilewright.llvm.entry import (
@@ -70,8 +71,8 @@ from tilewright.runtime.profile import Marks
 from tilewright.runtime.program import Cut, Details, Program
 from tilewright.runtime.program_data import KernelInfo, ProgramData, Recipe, Stored
 from tilewright.runtime.shared import recipes_of
-from tilewright.tune.choose import Chooser, Chosen, Default
-from tilewright.tune.choosers import choose_all, chooser, on_gpu
+from tilewright.tune.choose import Chooser, Chosen, Default, Picker
+from tilewright.tune.choosers import choose_all
 
 if TYPE_CHECKING:  # loaded where there is a GPU
     from tilewright.runtime.cuda.machine import Machine
@@ -144,7 +145,8 @@ def compiled(
     """The program of a graph, on a GPU or this processor. It is cached under the key, if there is
     one. Other processes help to compile it."""
     events = RecordingLog(log)
-    by = _chooser(options, target, events, machine)
+    code = code_for(target, machine, options.one_kernel)
+    by = chooser_for(options, target, events, code, machine)
     phases = Phases()
     stages = Stages.of(graph, events, options.dump, options.resume)
     schedules = Schedules.of(options)
@@ -159,17 +161,19 @@ def compiled(
         if parts.prologue is not None:
             below = stages.inside("weights")
             prologue = below.graph("input", parts.prologue)
-            code = code_for(target, machine)
-            once = _Builder(*common, code, below, Default(), any_size=True)  # not worth a choice
+            apart = code_for(target, machine)
+            once = _Builder(*common, apart, below, Default(), any_size=True)  # not worth a choice
             once.begin(prologue, len(prologue.inputs))
             with phases("passes"):  # while other processes compile
                 recipes = recipes_of(prologue)
-        code = code_for(target, machine, options.one_kernel)
         always = _Builder(*common, code, stages, by)
         always.begin(parts.main, len(graph.inputs), graph.inputs)
         builders = [b for b in (once, always) if b is not None]
         with phases("kernels"):
             compilers.finish()
+        with phases("timing kernels"):
+            always.pick()
+        with phases("kernels"):
             for b in builders:
                 b.end()
             compilers.finish()
@@ -261,6 +265,7 @@ class _Builder:
         self.any_size = any_size
         # Each kernel when it is found, not all together: files are numbered, and clocks run alone.
         self.at_once = not by.alone and not stages.active
+        self.trials = Trials(by, compilers, code, target, log) if isinstance(by, Picker) else None
         self.image = b""  # of the entry
 
     def begin(self, graph: Graph, given: int, order: Sequence[Node] = ()) -> None:
@@ -478,6 +483,11 @@ class _Builder:
         for k, stages, key in todo:
             self._begin(k, stages, key, chosen.get(k.symbol))
 
+    def pick(self) -> None:
+        """The kernels that a clock picks, once all are compiled."""
+        if self.trials is not None:
+            self.trials.pick()
+
     def end(self) -> None:
         """The object of the entry, once all kernels are compiled."""
         for k in self.kernels.values():
@@ -498,12 +508,18 @@ class _Builder:
 
         def taken(answer: Answer) -> None:
             k.schedule, k.image, k.seconds = answer.schedule, answer.image, answer.seconds
+            self.code.known(k.symbol, k.image)
             self._keep(k, stages, key)
 
-        own = self.by == CHOOSERS.get(self.by.name) and k.symbol not in self.schedules.traces
         request = None
-        if own and not stages.dumping and not stages.is_edited:
-            request = Request(k.symbol, k.text, self.by.name, self.target)
+        plain = not (k.symbol in self.schedules.traces or stages.dumping or stages.is_edited)
+        if plain and self.trials is not None:
+            if self.trials.begin(k.group, k.text, taken):
+                return
+            request = request_for(k.symbol, k.text, RULES, self.target, self.code)
+        elif plain and self.by == CHOOSERS.get(self.by.name):
+            own = self.code.one_kernel, self.code.assembles
+            request = Request(k.symbol, k.text, self.by.name, self.target, None, *own)
         here = partial(self._write, k, stages, key, found)
         self.compilers.add(Kernel(len(k.text), here, taken, request))
 
@@ -538,19 +554,6 @@ class _Builder:
         if s.final and not stages.is_edited:
             head = json.dumps([s.trace, s.chosen, s.parallel])
             self.cache.put("kernel", key, head.encode() + b"\n" + k.image)
-
-
-def _chooser(options: Options, target: Target, log: Log, machine: Machine | None = None) -> Chooser:
-    if not isinstance(options.choose, str):
-        return options.choose
-    name = knobs.choose.get() if options.choose == "auto" else options.choose
-    seconds = options.tune_seconds or knobs.tune_seconds.get()
-    libraries = machine is not None and machine.libraries is not None and not options.one_kernel
-    if name in ("auto", "timed") and machine is not None and libraries:
-        return on_gpu(machine, Cache.from_knobs(log), seconds, log)
-    if name == "auto":
-        name = "ranked" if target.rated else "default"
-    return chooser(name, Cache.from_knobs(log), seconds)
 
 
 def _apart(c: Cluster, p: Plan) -> bool:

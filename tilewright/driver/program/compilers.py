@@ -8,9 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from tilewright.base import knobs
 from tilewright.base.turns import quick_turns
-from tilewright.driver.program.kernel_process import Answer, KernelProcess, Request
+from tilewright.driver.program.kernel_process import (
+    Answer,
+    KernelProcess,
+    Request,
+    compile_jobs,
+)
 from tilewright.ir.target import Target
 
 # Seconds after which a thread that waits for a process to start looks whether it is still needed.
@@ -38,7 +42,7 @@ class Compilers:
     """
 
     def __init__(self, target: Target, processes: Sequence[KernelProcess] = ()) -> None:
-        self._jobs = knobs.compile_jobs.get() or target.cores or 1
+        self._jobs = compile_jobs(target)
         self._pool = ThreadPoolExecutor(self._jobs - 1) if self._jobs > 1 else None
         self._going: list[tuple[Future[None], Callable[[], None]]] = []
         self._turns = quick_turns()

@@ -8,6 +8,7 @@ from math import prod
 
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.base.events import Log
+from tilewright.driver.program.kernel_process import Request
 from tilewright.driver.program.stages import KernelStages, Stages
 from tilewright.ir.dim import Dim
 from tilewright.ir.target import Target
@@ -19,6 +20,7 @@ from tilewright.kernel.threads import launches
 from tilewright.llvm.entry import Action, Branch, Entry, calls_of
 from tilewright.llvm.grid import Launch, emit_kernels
 from tilewright.llvm.tasks import TaskCode, emit_tasks
+from tilewright.runtime.cuda.assembling import assembled
 from tilewright.runtime.cuda.image import (
     EntryImage,
     KernelImage,
@@ -39,12 +41,21 @@ from tilewright.runtime.program import Details, Program
 from tilewright.runtime.program_data import ProgramData
 
 
+def grid_image(nest: Nest, group: Group, target: Target, request: Request) -> bytes:
+    """A kernel of a GPU, as another process requests it."""
+    code = Grids(target, None, request.one_kernel, request.assembles)
+    return code.kernel(nest, group, Stages().kernel(group.name))()
+
+
 class Grids:
     """Code of GPUs."""
 
-    def __init__(self, target: Target, machine: Machine | None, one_kernel: bool = False) -> None:
-        self.target, self.machine, self.one_kernel = target, machine, one_kernel
-        self.form = "one kernel" if one_kernel else ""
+    def __init__(
+        self, target: Target, machine: Machine | None, one_kernel: bool, assembles: bool
+    ) -> None:
+        self.target, self.machine = target, machine
+        self.one_kernel, self.assembles = one_kernel, assembles
+        self.form = ("one kernel" if one_kernel else "") + (" assembled" if assembles else "")
         self._images: dict[str, KernelImage] = {}  # of kernels that may become tasks
 
     def known(self, symbol: str, image: bytes) -> None:
@@ -68,8 +79,11 @@ class Grids:
             self._images[group.name] = image
 
         def compiled() -> bytes:
-            ptx = stages.ptx(made.text, self.target) if made.launches else b""
-            return to_bytes(KernelImage, replace(image, ptx=ptx))
+            if not made.launches:
+                return to_bytes(KernelImage, image)
+            ptx = stages.ptx(made.text, self.target)
+            code = assembled(ptx, self.target.cpu) if self.assembles else b""
+            return to_bytes(KernelImage, replace(image, ptx=ptx, cubin=code))
 
         return compiled
 

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from tilewright.base import knobs
+from tilewright.base.machine import usable_cores
 from tilewright.ir.node import Graph
 from tilewright.ir.target import Target
 
 if TYPE_CHECKING:  # loaded where something is compiled
+    from tilewright.kernel.defaults.choices import Choices
     from tilewright.tune.choose import Considered
 
 READY = "ready"  # what a process says when it has imported all it needs
@@ -28,16 +30,22 @@ _ROOT = Path(__file__).resolve().parents[3]  # where the package lies
 _KERNELS, _NODES = 24, 1000
 # More of them would wait for one another's memory, and for this process to tell them what to do.
 _MOST = 8
+# The same of GPUs, whose kernels take ten times as long: several schedules of each are compiled.
+_GRID_KERNELS, _GRID_MOST = 3, 16
 
 
 @dataclass(frozen=True)
 class Request:
-    """A kernel to compile: its name, the text of its group, and what chooses its schedule."""
+    """A kernel to compile: its name, the text of its group, and what chooses its schedule, or what
+    was chosen (`choices`); of GPUs, what kind of code it becomes."""
 
     symbol: str
     text: str
     chooser: str
     target: Target
+    choices: Choices | None = None
+    one_kernel: bool = False
+    assembles: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,11 +61,13 @@ class Scheduled:
 
 @dataclass(frozen=True)
 class Answer:
-    """A kernel as it was requested, and the seconds that it took."""
+    """A kernel as it was requested, and the seconds that it took; or why there is none by these
+    choices."""
 
     schedule: Scheduled
     image: bytes
     seconds: float
+    refused: str = ""
 
 
 class KernelProcess:
@@ -155,19 +165,26 @@ def _close_all() -> None:
 def processes_for(graph: Graph, target: Target) -> list[KernelProcess]:
     """Processes that help to compile a graph, where it is large enough; they start while this one
     goes on. None where they cannot be started."""
-    jobs = knobs.compile_jobs.get() or target.cores or 1
+    jobs = compile_jobs(target)
     # Where Python is inside another program, that is the executable: it must not be started again.
     python = "py" in os.path.basename(sys.executable or "") and not hasattr(sys, "frozen")
-    if jobs == 1 or not knobs.compile_processes.get() or not python or target.grid is not None:
+    if jobs == 1 or not knobs.compile_processes.get() or not python:
         return []
+    kernels, most = (_KERNELS, _MOST) if target.grid is None else (_GRID_KERNELS, _GRID_MOST)
     nodes = graph.nodes()
     distinct = {(n.op, n.type, *(x.type for x in n.inputs)) for n in nodes}
-    wanted = max(len(distinct) // _KERNELS, len(nodes) // _NODES)
+    wanted = max(len(distinct) // kernels, len(nodes) // _NODES)
     found: list[KernelProcess] = []
     with suppress(OSError):
-        while len(found) < min(jobs - 1, wanted, _MOST):
+        while len(found) < min(jobs - 1, wanted, most):
             found.append(_one())
     return found
+
+
+def compile_jobs(target: Target) -> int:
+    """How many kernels are compiled at the same time; a GPU's cores compile nothing."""
+    cores = target.cores if target.grid is None else usable_cores()
+    return knobs.compile_jobs.get() or cores or 1
 
 
 def _one() -> KernelProcess:

@@ -16,10 +16,14 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from importlib import import_module
 from typing import IO
 
+from tilewright.base.errors import TilewrightError
 from tilewright.driver.program.kernel_process import READY, Answer, Request, Scheduled, has_more
+from tilewright.kernel.group import Group
 from tilewright.kernel.legal import legalise
+from tilewright.kernel.schedule import default_schedule
 from tilewright.kernel.step import Trace, print_trace
 from tilewright.kernel.steps.parallel import Parallel
 from tilewright.kernel.text import parse_group
@@ -27,6 +31,8 @@ from tilewright.llvm.emit import emit
 from tilewright.llvm.objects import compile_object
 from tilewright.targets import families
 from tilewright.tune.choose import Chooser, Chosen, Default, Ranked
+
+_CODE = "tilewright.driver.program.grid_code"  # of GPUs: loaded where there is one
 
 # Seconds without a request after which the process ends: another program may follow soon.
 _IDLE = 30.0
@@ -46,11 +52,24 @@ def scheduled(trace: Trace, found: Chosen | None) -> Scheduled:
 def answer(request: Request) -> Answer:
     """The same as the process that requests it would make."""
     began = time.perf_counter()
-    group = replace(parse_group(request.text), name=request.symbol)
-    found = CHOOSERS[request.chooser].choose(group, request.target)
-    text = emit(legalise(found.nest, request.target), request.target)
-    image = compile_object(text, request.target)
+    group, target = replace(parse_group(request.text), name=request.symbol), request.target
+    try:
+        found = _chosen(request, group)
+        if target.grid is None:
+            image = compile_object(emit(legalise(found.nest, target), target), target)
+        else:
+            image = import_module(_CODE).grid_image(found.nest, group, target, request)
+    except TilewrightError as why:
+        if request.choices is None:
+            raise
+        return Answer(Scheduled("", parallel=False), b"", time.perf_counter() - began, why.what)
     return Answer(scheduled(found.trace, found), image, time.perf_counter() - began)
+
+
+def _chosen(request: Request, group: Group) -> Chosen:
+    if request.choices is None:
+        return CHOOSERS[request.chooser].choose(group, request.target)
+    return Chosen(*default_schedule(group, request.target, request.choices))
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:

@@ -28,6 +28,7 @@ from tilewright.driver.torch.backend import Session
 from tilewright.driver.torch.devices import require_known
 from tilewright.driver.torch.options import TorchOptions
 from tilewright.driver.torch.own_weights import Owner
+from tilewright.driver.torch.unchanged import Unchanged
 from tilewright.driver.weights.given_up import traceable
 
 _number = count()
@@ -84,6 +85,10 @@ class Compiled:
             self._frame, backend=session.backend, fullgraph=fullgraph, dynamic=dynamic
         )
         self._entries: list[tuple[Any, Callable[..., Any]]] = []
+        self._roots: list[Any] = []  # of the guards of each
+        # By the number of an entry: what fits calls like one before, and its code.
+        self._quick: dict[int, tuple[Callable[[dict[str, Any]], bool], Callable[..., Any]]] = {}
+        self._misses = 0  # calls that were none like the last
         # By compile id: what it was compiled for, tensors without memory in place of the real ones.
         self._outlines: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self._takes_out = _has_parameter(function, "out")
@@ -94,10 +99,23 @@ class Compiled:
             return self._fill(kwargs.pop("out"), args, kwargs)
         function = self.original
         seen = {"function": function, "args": args, "kwargs": kwargs}
-        for fits, run in self._entries:
+        for fits, run in self._quick.values():
             if fits(seen):
                 return run(function, args, kwargs)
+        for k, (fits, run) in enumerate(self._entries):
+            if fits(seen):
+                self._watch(k, seen)
+                return run(function, args, kwargs)
         return self._compile(args, kwargs)
+
+    def _watch(self, k: int, seen: dict[str, Any]) -> None:
+        """The next call is likely to be like this one, of a module that nobody changed. Where it
+        was changed again and again, that is looked at more and more rarely."""
+        self._misses += 1
+        if self._misses & (self._misses - 1) == 0:
+            found = Unchanged.of(self._roots[k], seen, self._scope)
+            if found is not None:
+                self._quick = {**self._quick, k: (found.fits, self._entries[k][1])}
 
     def _fill(self, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Results go to the tensors of `out`, in the order of the results."""
@@ -162,10 +180,10 @@ class Compiled:
         if outline is not None:
             for e in _debug_get_cache_entry_list(self._frame.__code__):
                 self._outlines.setdefault(str(e.compile_id), outline)
-        self._entries = [
-            (e.guard_manager.root.check, self.runner(e))
-            for e in _debug_get_cache_entry_list(self._frame.__code__)
-        ]
+        entries = _debug_get_cache_entry_list(self._frame.__code__)
+        self._roots = [e.guard_manager.root for e in entries]
+        self._entries = [(e.guard_manager.root.check, self.runner(e)) for e in entries]
+        self._quick, self._misses = {}, 0
         if len(self._entries) <= known:
             self.log.add(
                 "fallback", f"{self._too_often()}: it ran in eager", operator="the function"

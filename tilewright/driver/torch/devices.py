@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.base.errors import Invalid, Unsupported
 from tilewright.driver.torch.libraries import TorchLibraries, can_record
+from tilewright.runtime.cuda.assembling import available
 from tilewright.runtime.cuda.device import device as gpu
 from tilewright.runtime.cuda.machine import Machine
 from tilewright.targets.nvptx import target_of
@@ -85,4 +86,5 @@ def machine_of(device: torch.device) -> Machine:
         torch.cuda.empty_cache,
         os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "1",
         TorchLibraries(place) if can_record() else None,
+        available(),
     )

@@ -59,6 +59,7 @@ class KernelImage:
     ptx: bytes
     calls: tuple[LibraryCall, ...] = ()  # that come before the launches
     tasks: TaskParts | None = None
+    cubin: bytes = b""  # the PTX assembled; nothing where that is left to the driver
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ class Machine:
     release: Callable[[], None]
     blocking: bool = False  # does every call wait until its work is done?
     libraries: Libraries | None = None
+    assembles: bool = False  # is PTX assembled before it is loaded?
 
     def lasting(self, size: int) -> tuple[int, object]:
         """Memory that no stream owns."""

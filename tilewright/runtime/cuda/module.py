@@ -23,9 +23,10 @@ MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 
 
 class Module:
-    """PTX that the driver has compiled; it goes when nothing refers to it any more."""
+    """Code that the driver has loaded: PTX, which it compiles, or what was assembled of that
+    (`cubin`), unless it refuses it. It goes when nothing refers to it any more."""
 
-    def __init__(self, ptx: str, device: Device) -> None:
+    def __init__(self, ptx: str, device: Device, cubin: bytes = b"") -> None:
         self.device = device
         device.use()
         logs = [ctypes.create_string_buffer(_LOG_BYTES) for _ in range(2)]
@@ -34,9 +35,11 @@ class Module:
             ctypes.addressof(logs[0]), _LOG_BYTES, ctypes.addressof(logs[1]), _LOG_BYTES, 1
         )
         handle = ctypes.c_void_p()
-        text = ctypes.create_string_buffer(ptx.encode())
         load = device.driver.function("cuModuleLoadDataEx")
-        code = load(ctypes.byref(handle), text, 5, options, values)
+        code = load(ctypes.byref(handle), cubin, 0, None, None) if cubin else 1
+        if code:
+            text = ctypes.create_string_buffer(ptx.encode())
+            code = load(ctypes.byref(handle), text, 5, options, values)
         self.log = logs[0].value.decode(errors="replace").strip()
         if code:
             said = logs[1].value.decode(errors="replace").strip()

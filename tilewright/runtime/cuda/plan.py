@@ -98,7 +98,7 @@ class Kernels:
         self.launchers: dict[str, list[Launcher]] = {}
 
         def load(symbol: str) -> Module:
-            return Module(images[symbol].ptx.decode(), device)
+            return Module(images[symbol].ptx.decode(), device, images[symbol].cubin)
 
         own = [symbol for symbol, x in images.items() if x.launches]
         if len(own) > 1:

@@ -1,0 +1,236 @@
+"""A quick check that a module is as it was when Dynamo's guards last looked at it.
+
+Guards look at every attribute of every part of a module that was traced: for two hundred weights,
+longer than all else in a call takes. Python counts the changes of a dictionary in the dictionary
+itself, so here the numbers of those that the guards look into are compared, by a native loop, with
+what else decides: classes, cells, lists, and what torch says of a tensor's shape and dtype. Only
+where a word differs do the guards look again. What is not about the module (arguments, globals, the
+state of torch) they check in every call.
+
+As Dynamo does, this assumes that nobody replaces `__dict__` of an object, or `__code__`,
+`__defaults__` and `__closure__` of a function.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import types
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tilewright.driver.weights.bound import find_places
+from tilewright.llvm.objects import cached_object
+from tilewright.runtime.library import Library
+from tilewright.targets import host
+
+_MODULE = "L['function']"
+# Pairs of an address and the word that is expected there; the first that differs ends the loop, so
+# that what lies behind a pointer is read only where the pointer is the same.
+_LOOP = """
+define i32 @tw_words(ptr %pairs, i64 %count) {
+entry:
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %same ]
+  %at = getelementptr [2 x i64], ptr %pairs, i64 %i
+  %place = load ptr, ptr %at
+  %now = load i64, ptr %place
+  %behind = getelementptr i64, ptr %at, i64 1
+  %was = load i64, ptr %behind
+  %equal = icmp eq i64 %now, %was
+  br i1 %equal, label %same, label %differs
+same:
+  %next = add i64 %i, 1
+  %done = icmp eq i64 %next, %count
+  br i1 %done, label %end, label %loop
+end:
+  ret i32 0
+differs:
+  ret i32 1
+}
+"""
+_WORD = 8
+_TYPE, _SIZE, _ITEMS = _WORD, 2 * _WORD, 3 * _WORD  # of an object; of a list
+_CONTENTS = 2 * _WORD  # of a cell
+_CHANGES = 3 * _WORD  # of a dictionary
+_MOST_AXES = 5  # whose sizes stand in the tensor itself
+_FIXED = (
+    *(type(None), bool, int, float, complex, str, bytes, tuple, range, slice, frozenset),
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.CodeType),
+    *(types.WrapperDescriptorType, types.MethodDescriptorType, types.GetSetDescriptorType),
+    *(property, staticmethod, classmethod),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+_Words = list[tuple[int, int]]
+
+
+class Unchanged:
+    """A module, and the guards of what was compiled for it."""
+
+    def __init__(self, rest: Any, words: _Words, keeps: list[Any]) -> None:
+        self._keeps = keeps  # objects that live stay where they are
+        self._table = np.array(words, np.uint64)
+        self._pairs, self._count = self._table.ctypes.data, len(words)
+        self._differ, self._rest = _differ(), rest.check
+
+    def fits(self, seen: dict[str, Any]) -> bool:
+        """Is the module as it was, and do the guards accept all else of a call?"""
+        return not self._differ(self._pairs, self._count) and self._rest(seen)
+
+    @staticmethod
+    def of(root: Any, seen: dict[str, Any], scope: Mapping[str, Any]) -> Unchanged | None:
+        """Of a call that the guards have just accepted; None where something that they look at
+        cannot be watched, or where gradients are computed: a tensor's need of one is elsewhere."""
+        if not counts_changes() or torch.is_grad_enabled() or not hasattr(root, "clone_manager"):
+            return None
+        if not isinstance(seen["function"], nn.Module):
+            return None
+        try:
+            found = _Found()
+            for source in _sources(root):
+                found.add(eval(source, {"L": seen, "G": scope}))
+        except Exception:  # a source that is no expression, or a value that cannot be watched
+            return None
+        rest = root.clone_manager(lambda node: not node.get_source().startswith(_MODULE))
+        return Unchanged(rest, found.words, found.keeps)
+
+
+def _sources(root: Any) -> Iterator[str]:
+    """Where the guards look below the module, as expressions."""
+    waiting, inside = [(root, False)], set[str]()
+    while waiting:
+        node, below = waiting.pop()
+        below = below or node.get_source().startswith(_MODULE)
+        if below and node.get_source() not in inside:
+            inside.add(node.get_source())
+            yield node.get_source()
+        pairs = getattr(node, "get_key_value_managers", dict)().values()
+        below_it = [x for pair in pairs for x in pair if x is not None]
+        waiting += [(x, below) for x in (*below_it, *node.get_child_managers())]
+
+
+class _Found:
+    """Words that say whether values are as they were."""
+
+    def __init__(self) -> None:
+        self.words: _Words = []
+        self.keeps: list[Any] = []
+        self._known: set[int] = set()
+
+    def add(self, value: Any) -> None:
+        if id(value) in self._known or isinstance(value, _FIXED):
+            return
+        self._known.add(id(value))
+        self.keeps.append(value)
+        if isinstance(value, type):
+            for one in value.__mro__[:-1]:
+                self._dictionary(gc.get_referents(one.__dict__)[0])
+        elif isinstance(value, dict):
+            self._dictionary(value)
+        elif isinstance(value, torch.Tensor):
+            self._tensor(value)
+        elif isinstance(value, list):
+            self._word(id(value) + _SIZE)
+            self._word(id(value) + _ITEMS)
+            start = _word(id(value) + _ITEMS)
+            for k in range(len(value)):
+                self._word(start + k * _WORD)
+        elif isinstance(value, types.CellType):
+            self._word(id(value) + _CONTENTS)
+        else:
+            self._object(value)
+
+    def _object(self, value: Any) -> None:
+        self._word(id(value) + _TYPE)
+        own = vars(value)  # an error where it has none
+        self._dictionary(own)
+        self.add(type(value))
+        if isinstance(value, nn.Module):
+            for name in ("_parameters", "_buffers", "_modules"):
+                self.add(own[name])
+            for x in (*own["_parameters"].values(), *own["_buffers"].values()):
+                self.add(x)
+
+    def _dictionary(self, value: dict[Any, Any]) -> None:
+        if id(value) + 1 not in self._known:  # an object's own, or one that guards look at
+            self._known.add(id(value) + 1)
+            self.keeps.append(value)
+            self._word(id(value) + _CHANGES)
+
+    def _tensor(self, value: torch.Tensor) -> None:
+        if value.dim() > _MOST_AXES or type(value) not in (torch.Tensor, nn.Parameter):
+            raise ValueError("this tensor cannot be watched")
+        for k in tensor_words():
+            self._word(value._cdata + k)
+
+    def _word(self, address: int) -> None:
+        self.words.append((address, _word(address)))
+
+
+def _word(address: int) -> int:
+    return ctypes.c_uint64.from_address(address).value
+
+
+@cache
+def counts_changes() -> bool:
+    """Do dictionaries, cells, lists and tensors look as expected here?"""
+    sample: dict[str, Any] = {"a": 1}
+    seen = [_word(id(sample) + _CHANGES)]
+    for change in (
+        lambda: sample.__setitem__("a", 2),
+        lambda: sample.__setitem__("b", 1),
+        lambda: sample.pop("b"),
+        sample.clear,
+    ):
+        change()
+        seen.append(_word(id(sample) + _CHANGES))
+    items = [sample, seen]
+    start = _word(id(items) + _ITEMS)
+    cell = types.CellType(sample)
+    return (
+        len(set(seen)) == len(seen)
+        and _word(id(sample) + _CHANGES) == seen[-1]
+        and _word(id(items) + _SIZE) == 2
+        and (_word(start), _word(start + _WORD)) == (id(sample), id(seen))
+        and _word(id(cell) + _CONTENTS) == id(sample)
+        and _word(id(sample) + _TYPE) == id(dict)
+        and bool(tensor_words())
+    )
+
+
+@cache
+def tensor_words() -> tuple[int, ...]:
+    """Offsets of the words of a tensor that differ with its memory, sizes, strides or dtype: found
+    by looking at tensors that differ so. None where one of those shows nowhere."""
+    places = find_places()
+    if places is None:
+        return ()
+    base = torch.empty(2 * 3 * 4 * 5 * 6)
+    one, twin = (base.view(2, 3, 4, 5, 6) for _ in range(2))
+    others = (
+        *(one.permute(1, 2, 3, 4, 0), base.view(6, 5, 4, 3, 2), base, base.view(1, -1), one[:1]),
+        *(one.view(torch.int32), one.clone()),
+    )
+
+    def differing(x: torch.Tensor) -> set[int]:
+        return {k for k in span if _word(one._cdata + k) != _word(x._cdata + k)}
+
+    # Up to the end of a tensor; what lies behind it would only be looked at in vain.
+    span = range(places.storage, 24 * _WORD, _WORD)
+    own = differing(twin)  # what every tensor has of its own: objects of Python and of torch
+    found = [differing(x) - own for x in others]
+    return tuple(sorted(set().union(*found))) if all(found) else ()
+
+
+@cache
+def _differ() -> Callable[[int, int], int]:
+    library = Library([cached_object(_LOOP, host())], {})
+    kinds = (ctypes.c_void_p, ctypes.c_int64)
+    # The interpreter's lock is not released: the loop reads Python objects.
+    return library.function("tw_words", *kinds, result=ctypes.c_int32, holds_lock=True)
