@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -11,6 +12,9 @@ import pytest
 # Each worker process has one of its own.
 _cache = tempfile.TemporaryDirectory(prefix="tilewright-tests-")
 os.environ["TILEWRIGHT_CACHE_DIR"] = _cache.name
+# Some dozens of processes import the source tree: as an installed package, with bytecode files.
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+sys.dont_write_bytecode = False
 
 # More processes than this would spend their time on importing torch.
 MOST_WORKERS = 8
