@@ -189,24 +189,33 @@ def plain_products(n: Nest) -> list[str]:
 
 def _prefetch(s: Scheduler, product: str, found: _Stages) -> None:
     """The next tiles of a loop arrive while the current ones are multiplied: each register tile
-    prefetches a share of what the copies of the operands will read."""
+    prefetches a share of what the copies of the operands will read, and the sums of the next."""
     path = s.path(product)
     own = own_loops(path, product)
     around = [p.name for p in own if p.kind == "serial"]
     outside = [p for p in path if p not in own]
     if not around or not outside or outside[-1].kind != "serial":
         return
-    loop = outside[-1]
-    operands = {str(x.source) for x in loads(found.stores[product].value)}
+    store = found.stores[product]
+    used = next(p.instruction for p in own if p.kind == "tensor")
+    # Vectors of operands stream through the first cache, which has no place for the next ones; an
+    # instruction with registers for whole matrices reads each of them once.
+    vectors = not any(p.tile for p in s.target.products if p.instruction == used)
+    level = 2 if vectors else 1
+    operands = {str(x.source) for x in loads(store.value)}
     for name in found.order:
-        copy = found.stores[name]
-        if copy.buffer not in operands or loop.name not in (p.name for p in found.paths[name]):
+        shared = [p for p in s.path(name) if p.name in (q.name for q in path)]
+        if found.stores[name].buffer not in operands or len(shared) < len(outside):
             continue
-        for x in loads(copy.value):
+        loop = shared[-1]  # of a panel that is filled in its turn, the one over panels
+        for x in loads(s.store(name).value):
             moves = any(loop.var in D.symbols(i) for i in x.index)
-            followed = around[0] in (p.name for p in s.path(name)) and _is_followed(found, name, x)
+            followed = len(shared) > len(outside) and _is_followed(s, name, x)
             if s.nest.buffer(str(x.source)).pointer and moves and not followed:
-                s.attempt(Prefetch(str(x.source), loop.name, 1, around[-1]))
+                s.attempt(Prefetch(str(x.source), loop.name, 1, around[-1], level))
+    sums = s.nest.buffer(store.buffer)
+    if vectors and prod(k for k in sums.shape if isinstance(k, int)) * sums.dtype.bytes > s.target.l1 // 2:
+        s.attempt(Prefetch(sums.name, around[-1], 1, around[-1]))
 
 
 def _prefetch_rows(s: Scheduler) -> None:
@@ -225,9 +234,9 @@ def _prefetch_rows(s: Scheduler) -> None:
                 s.attempt(Prefetch(b.name, path[0].name, 1, own[-2].name))
 
 
-def _is_followed(found: _Stages, copy: str, x: Load) -> bool:
+def _is_followed(s: Scheduler, copy: str, x: Load) -> bool:
     """Do rows that are copied follow each other so closely that a processor looks ahead itself?"""
-    steps = [D.coefficient(x.index[-1], p.var) for p in found.own(copy)] if x.index else []
+    steps = [D.coefficient(x.index[-1], p.var) for p in s.own(copy)] if x.index else []
     return all(isinstance(c, int) and c * x.dtype.bytes < PAGE for c in steps)
 
 

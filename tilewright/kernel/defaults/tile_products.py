@@ -95,8 +95,12 @@ def multiplies(s: Scheduler, stage: str, store: Store, own: list[Loop], alone: b
     inside: list[str] = []
     large = alone and not _fits_first_cache(s, store, own[-3:])
     filled = _filled_beside(s, stage, store) if large else None
-    together = _rows_together(s, store, own[-3:], (height, width), filled is not None)
-    row = rows.name
+    together, piece = _passing(s, store, own[-3:], (height, width), filled is not None)
+    row, deep = rows.name, over.name
+    if piece:
+        steps.append(Split(deep, piece))
+        outer.append(f"{deep}.0")
+        deep = f"{deep}.1"
     if together:
         steps.append(Split(row, together))
         outer.append(f"{row}.0")
@@ -113,10 +117,10 @@ def multiplies(s: Scheduler, stage: str, store: Store, own: list[Loop], alone: b
             inside.insert(0, f"{name}.1")
     for name in instructions:
         saved = s.nest, list(s.trace)
-        order = Reorder((*outer, *inside, over.name))
+        order = Reorder((*outer, *inside, deep))
         if all(map(s.attempt, (*steps, order))):
             if filled is not None and not together and columns.extent != width:
-                _fill_at(s, filled, width, outer[0])
+                _fill_at(s, filled, width, f"{columns.name}.0")
             if alone and outer and s.attempt(InitAt(store.buffer, outer[-1])):
                 _set_at_once(s, store.buffer)
             if s.attempt(Tensorize(inside[0], name)):
@@ -177,25 +181,29 @@ def _filled_beside(s: Scheduler, stage: str, store: Store) -> str | None:
     return name if outside(fill.stage, path) == outside(stage, tuple(here)) else None
 
 
-def _rows_together(
+def _passing(
     s: Scheduler, store: Store, loops: list[Loop], tile: tuple[int, int], filled: bool
-) -> int | None:
-    """How many rows pass by one panel before the next does; None where all of them do. The first
-    cache has place for some rows or for a panel, and what is not there comes out of the second one
-    again and again: whichever moves fewer bytes. `filled`: a panel is filled when its turn comes,
-    if there is one turn only."""
+) -> tuple[int | None, int | None]:
+    """How many rows pass by one panel before the next does, None where all of them do; and how many
+    steps of the sum at a time, None where all at once. The first cache has place for some rows or
+    for a panel, and what is not there comes out of the second one again and again: whichever moves
+    fewer bytes. `filled`: a panel is filled when its turn comes, if there is one turn only."""
     a = store.value.args[0] if isinstance(store.value, Fn) else None
     rows, columns, deep = (p.extent for p in loops)
     if not isinstance(a, Load) or not isinstance(rows, int) or not isinstance(deep, int):
-        return None
+        return None, None
     assert isinstance(columns, int)
     (height, width), size = tile, deep * a.dtype.bytes
     most = max(s.target.l1 // 2 // size, height)
     fitting = [n for n in range(height, rows, height) if rows % n == 0 and n <= most]
     if not fitting or most >= rows:
-        return None
+        return None, None
     some = max(fitting)
-    by_rows = rows + columns * (rows // some + filled)
-    by_panels = rows * (columns // width) + columns * (not filled)
-    fits = width * size <= s.target.l1 * 2 // 3
-    return None if fits and by_panels <= by_rows else some
+    place = s.target.l1 // 2 // (width * a.dtype.bytes)
+    piece = max(n for n in range(1, min(deep, place) + 1) if deep % n == 0)
+    sums = 2 * rows * columns  # read and written with every piece
+    by_rows = deep * (rows + columns * (rows // some + filled)) + sums
+    by_panels = deep * (rows * (columns // width) + columns * (not filled)) + sums * deep // piece
+    if by_rows < by_panels:
+        return some, None
+    return None, piece if piece < deep else None
