@@ -121,6 +121,7 @@ def whole_tile(target: Target, product: Product, rows: int, columns: int) -> tup
     def worth(tile: tuple[int, int]) -> tuple[bool, int, float]:
         height, vectors = tile[0], tile[1] // product.lanes
         sums = height * vectors
-        return sums <= room, min(sums, 16), -(vectors + height / product.lanes) / sums
+        loads = vectors + (height if product.loads == "each" else height / product.lanes)
+        return sums <= room, min(sums, 16), -loads / sums
 
     return max(((h, w) for h in heights for w in widths), key=worth)

@@ -211,10 +211,11 @@ def _prefetch(s: Scheduler, product: str, found: _Stages) -> None:
         for x in loads(s.store(name).value):
             moves = any(loop.var in D.symbols(i) for i in x.index)
             followed = len(shared) > len(outside) and _is_followed(s, name, x)
-            if s.nest.buffer(str(x.source)).pointer and moves and not followed:
-                s.attempt(Prefetch(str(x.source), loop.name, 1, around[-1], level))
-    sums = s.nest.buffer(store.buffer)
-    if vectors and prod(k for k in sums.shape if isinstance(k, int)) * sums.dtype.bytes > s.target.l1 // 2:
+            import os; V=os.environ.get("V","")
+            if s.nest.buffer(str(x.source)).pointer and moves and not followed and str(x.source)[0] not in V:
+                s.attempt(Prefetch(str(x.source), loop.name, 1, around[-1], 1 if "1" in V else level))
+    import os; sums = s.nest.buffer(store.buffer)
+    if 'c' not in os.environ.get('V','') and vectors and prod(k for k in sums.shape if isinstance(k, int)) * sums.dtype.bytes > s.target.l1 // 2:
         s.attempt(Prefetch(sums.name, around[-1], 1, around[-1]))
 
 

@@ -10,7 +10,7 @@ from tilewright.llvm.products import DotTile, FmaTile, Multiply, dot, dot_call, 
 
 def _fma(name: str, lanes: int, feature: str) -> Product:
     v = f"<{lanes} x float>"
-    p = Product(name, f32, f32, f32, rows=14, columns=3 * lanes, lanes=lanes, loads="each")
+    p = Product(name, f32, f32, f32, rows=14, columns=4 * lanes, lanes=lanes, loads="each")
     declares = (f"declare {v} @llvm.fma.v{lanes}f32({v}, {v}, {v})",)
     return declare_product(p, FmaTile(lanes), declares, (feature,))
 
