@@ -106,6 +106,28 @@ def in_registers(target: Target, rows: int, vectors: int) -> bool:
     return rows * vectors + vectors < target.vector_registers
 
 
+def _room(target: Target) -> int:
+    """Registers for sums: the others are for operands."""
+    return target.vector_registers - target.vector_registers // 4
+
+
+def ragged_rows(target: Target, product: Product, rows: int, width: int) -> int:
+    """Rows of a tile so many columns wide for a product of so many rows, where the last tile may
+    have fewer: as few instructions in all as possible. What multiplies is never less than hides
+    its latency."""
+    vectors = width // product.lanes
+    least = target.fma_pipes * target.fma_latency
+    most = max(1, min(rows, product.rows, _room(target) // vectors))
+
+    def instructions(height: int) -> int:
+        return max(height * vectors, least) + height + vectors if height else 0
+
+    def total(height: int) -> int:
+        return rows // height * instructions(height) + instructions(rows % height)
+
+    return min(range(most, 0, -1), key=total)
+
+
 def whole_tile(target: Target, product: Product, rows: int, columns: int) -> tuple[int, int] | None:
     """Rows and columns of a tile that divides a product of such sizes: enough sums to hide an
     instruction's latency, as many as registers hold, then as few loads per sum as possible."""
@@ -116,7 +138,7 @@ def whole_tile(target: Target, product: Product, rows: int, columns: int) -> tup
         return None
     if product.tile is not None:
         return max(heights), max(widths)
-    room = target.vector_registers - target.vector_registers // 4
+    room = _room(target)
 
     def worth(tile: tuple[int, int]) -> tuple[bool, int, float]:
         height, vectors = tile[0], tile[1] // product.lanes

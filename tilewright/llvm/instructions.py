@@ -16,7 +16,7 @@ from tilewright.llvm.opaque import DECLARATION
 from tilewright.llvm.products import prefetch
 from tilewright.llvm.writer import Writer
 
-SINGLE_LINES = 2  # that are prefetched before an instruction, not a bit with each of its steps
+SINGLE_LINES = 4  # that are prefetched before an instruction, not a bit with each of its steps
 _PREFETCH = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
 
 

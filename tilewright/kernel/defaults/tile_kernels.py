@@ -190,7 +190,8 @@ def plain_products(n: Nest) -> list[str]:
 def _prefetch(s: Scheduler, product: str, found: _Stages) -> None:
     """The next tiles of a loop arrive while the current ones are multiplied: each register tile
     prefetches a share of what the copies of the operands will read, and the sums of the next."""
-    path = s.path(product)
+    stores = (p for x, p in walk(s.nest.body) if isinstance(x, Store) and x.stage == product)
+    path = max(stores, key=len)  # not the one of the last, smaller register tile
     own = own_loops(path, product)
     around = [p.name for p in own if p.kind == "serial"]
     outside = [p for p in path if p not in own]

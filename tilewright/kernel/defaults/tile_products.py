@@ -13,12 +13,13 @@ from collections.abc import Mapping
 
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Load
-from tilewright.ir.register_tile import products_of, whole_tile
+from tilewright.ir.register_tile import products_of, ragged_rows, whole_tile
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.nest import Alloc, Loop, Path, Store, own_loops, own_values, walk
 from tilewright.kernel.step import Step
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.init_at import InitAt
+from tilewright.kernel.steps.peel import Peel
 from tilewright.kernel.steps.relayout import Relayout
 from tilewright.kernel.steps.reorder import Reorder
 from tilewright.kernel.steps.split import Split
@@ -89,6 +90,7 @@ def multiplies(s: Scheduler, stage: str, store: Store, own: list[Loop], alone: b
     if chosen is None:
         return False
     (height, width), instructions = chosen
+    height = _height(s, stage, store, own, chosen)
     rows, columns, over = own[-3:]
     steps: list[Step] = []
     outer: list[str] = []
@@ -124,9 +126,29 @@ def multiplies(s: Scheduler, stage: str, store: Store, own: list[Loop], alone: b
             if alone and outer and s.attempt(InitAt(store.buffer, outer[-1])):
                 _set_at_once(s, store.buffer)
             if s.attempt(Tensorize(inside[0], name)):
+                if f"{row}.0" in outer and (together or rows.extent) % height:
+                    s.do(Peel(f"{row}.0"))
                 return True
         s.nest, s.trace[:] = saved
     return False
+
+
+def _carried(s: Scheduler, stage: str, store: Store) -> bool:
+    """Does a loop around the product add to the same sums again and again?"""
+    outside = [p for p in s.path(stage) if p.axis.stage != stage]
+    return bool(outside) and Alloc(store.buffer) not in (x for x, _ in walk(outside[-1].body))
+
+
+def _height(
+    s: Scheduler, stage: str, store: Store, own: list[Loop], chosen: tuple[tuple[int, int], list[str]]
+) -> int:
+    """Rows of a register tile. The last of carried sums may have fewer: these are loaded and stored
+    anyway, and others start in their tile."""
+    ((height, width), (first, *_)), rows = chosen, own[-3].extent
+    product = next(p for p in s.target.products if p.instruction == first)
+    if product.loads != "each" or not isinstance(rows, int) or not _carried(s, stage, store):
+        return height
+    return ragged_rows(s.target, product, rows, width)
 
 
 def _fits_first_cache(s: Scheduler, store: Store, loops: list[Loop]) -> bool:
@@ -195,15 +217,13 @@ def _passing(
     assert isinstance(columns, int)
     (height, width), size = tile, deep * a.dtype.bytes
     most = max(s.target.l1 // 2 // size, height)
-    fitting = [n for n in range(height, rows, height) if rows % n == 0 and n <= most]
-    if not fitting or most >= rows:
+    if most >= rows:
         return None, None
-    some = max(fitting)
     place = s.target.l1 // 2 // (width * a.dtype.bytes)
     piece = max(n for n in range(1, min(deep, place) + 1) if deep % n == 0)
     sums = 2 * rows * columns  # read and written with every piece
-    by_rows = deep * (rows + columns * (rows // some + filled)) + sums
     by_panels = deep * (rows * (columns // width) + columns * (not filled)) + sums * deep // piece
-    if by_rows < by_panels:
+    some = max((n for n in range(height, most + 1, height) if rows % n == 0), default=0)
+    if some and deep * (rows + columns * (rows // some + filled)) + sums < by_panels:
         return some, None
     return None, piece if piece < deep else None

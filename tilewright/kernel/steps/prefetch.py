@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import ceil, prod
 from typing import ClassVar
 
@@ -64,7 +65,8 @@ class Prefetch(Step):
         self.need(ahead, f"{self.distance} is not a positive distance")
         known = self.level in LEVELS
         self.need(known, f"there is no cache of level {self.level} to prefetch into", "1 to 3")
-        found = [x for x, _ in self.loops(n, self.loop) if self._reads(x)]
+        around = {x: p for x, p in self.loops(n, self.loop) if self._reads(x)}
+        found = list(around)
         self.need(found, f"nothing in {self.loop} reads {self.buffer}")
         for x in found:
             self.need(x.kind in ("serial", "parallel"), f"{self.loop} is already {x.kind}")
@@ -79,7 +81,7 @@ class Prefetch(Step):
             def spread(x: Loop) -> tuple[Stmt, ...]:
                 if x not in found:
                     return (x,)
-                return (self._spread(n, x) if self._inside(x) else self._rows(n, x),)
+                return (self._spread(n, x) if self._inside(x) else self._rows(n, x, around[x]),)
 
             return on_loops(n, self.loop, spread)
 
@@ -146,7 +148,22 @@ class Prefetch(Step):
             return fresh
         return replace(x, body=transform(x.body, lambda s: (fresh if s is over else s,)))
 
-    def _rows(self, n: Nest, x: Loop) -> Loop:
+    def _later(self, x: Loop, around: Path) -> dict[Sym, Dim]:
+        """The iteration to prefetch for: after the last one of a loop comes the first one of the
+        next iteration of the loop around it."""
+        table: dict[Sym, Dim] = {}
+        step: Dim = self.distance
+        chain = list(takewhile(lambda q: q.kind == "serial", (x, *reversed(around)))) or [x]
+        for q in chain:
+            at = D.as_int(q.var) + step
+            wraps = q is not chain[-1] and isinstance(q.extent, int)
+            table[q.var] = at % q.extent if wraps else at
+            if not wraps:
+                break
+            step = at // q.extent
+        return table
+
+    def _rows(self, n: Nest, x: Loop, around: Path) -> Loop:
         """The loop with a share of what a copy inside it reads prefetched at the beginning of
         `over`."""
         over, shares, number = self._shares(x, False)
@@ -191,8 +208,7 @@ class Prefetch(Step):
             row = number * many + k if parts == 1 else number // parts
             part = 0 if parts == 1 else number % parts * each * line
             row = D.minimum(row, rows - 1)
-            table: dict[Sym, Dim] = {q.var: 0 for q in along}
-            table[x.var] = D.as_int(x.var) + self.distance
+            table: dict[Sym, Dim] = {q.var: 0 for q in along} | self._later(x, around)
             for q in reversed(others):
                 table[q.var] = row if q is others[0] else row % q.extent
                 row = row // q.extent
