@@ -106,6 +106,13 @@ def in_registers(target: Target, rows: int, vectors: int) -> bool:
     return rows * vectors + vectors < target.vector_registers
 
 
+def operand_level(target: Target, instruction: str) -> int:
+    """The cache that a product's next operands are prefetched into. Those of vectors stream through
+    the first one, which has no place for the next; an instruction with registers for whole matrices
+    reads each operand less often."""
+    return 1 if any(p.tile and p.instruction == instruction for p in target.products) else 2
+
+
 def _room(target: Target) -> int:
     """Registers for sums: the others are for operands."""
     return target.vector_registers - target.vector_registers // 4

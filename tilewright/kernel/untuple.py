@@ -80,9 +80,7 @@ class _Apart:
                 out += (Alloc(component(s.buffer, k)) for k in range(count))
             elif isinstance(s, Prefetch) and s.load.source in self.tuples:
                 name, d = str(s.load.source), self.tuples[str(s.load.source)]
-                parts = (
-                    load(component(name, k), s.load.index, x) for k, x in enumerate(d.items)
-                )
+                parts = (load(component(name, k), s.load.index, x) for k, x in enumerate(d.items))
                 out += (replace(s, load=x) for x in parts)
             else:
                 out.append(s)

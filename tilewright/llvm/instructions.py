@@ -16,7 +16,6 @@ from tilewright.llvm.opaque import DECLARATION
 from tilewright.llvm.products import prefetch
 from tilewright.llvm.writer import Writer
 
-SINGLE_LINES = 4  # that are prefetched before an instruction, not a bit with each of its steps
 _PREFETCH = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
 
 
@@ -43,7 +42,7 @@ class Instructions:
 
     def asks(self, s: Stmt, ask: Prefetch) -> bool:
         """Does an instruction prefetch lines while it runs?"""
-        if not isinstance(s, Loop) or s.kind != "tensor" or ask.lines <= SINGLE_LINES:
+        if not isinstance(s, Loop) or s.kind != "tensor" or ask.lines == 1:
             return False
         found = match(INTRINSICS[s.instruction], self.c.n, s)
         if INTRINSICS[s.instruction].ahead is None or not isinstance(found, Match):

@@ -14,6 +14,7 @@ from math import prod
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Load, loads
 from tilewright.ir.expr import walk as walk_value
+from tilewright.ir.register_tile import operand_level
 from tilewright.ir.target import Target
 from tilewright.kernel.defaults.rows import reduction_lanes
 from tilewright.kernel.defaults.scheduler import Scheduler, accesses, lanes_for, vector_loop
@@ -198,11 +199,7 @@ def _prefetch(s: Scheduler, product: str, found: _Stages) -> None:
     if not around or not outside or outside[-1].kind != "serial":
         return
     store = found.stores[product]
-    used = next(p.instruction for p in own if p.kind == "tensor")
-    # Vectors of operands stream through the first cache, which has no place for the next ones; an
-    # instruction with registers for whole matrices reads each of them once.
-    vectors = not any(p.tile for p in s.target.products if p.instruction == used)
-    level = 2 if vectors else 1
+    level = operand_level(s.target, next(p.instruction for p in own if p.instruction))
     operands = {str(x.source) for x in loads(store.value)}
     for name in found.order:
         shared = [p for p in s.path(name) if p.name in (q.name for q in path)]
@@ -212,11 +209,11 @@ def _prefetch(s: Scheduler, product: str, found: _Stages) -> None:
         for x in loads(s.store(name).value):
             moves = any(loop.var in D.symbols(i) for i in x.index)
             followed = len(shared) > len(outside) and _is_followed(s, name, x)
-            import os; V=os.environ.get("V","")
-            if s.nest.buffer(str(x.source)).pointer and moves and not followed and str(x.source)[0] not in V:
-                s.attempt(Prefetch(str(x.source), loop.name, 1, around[-1], 1 if "1" in V else level))
-    import os; sums = s.nest.buffer(store.buffer)
-    if 'c' not in os.environ.get('V','') and vectors and prod(k for k in sums.shape if isinstance(k, int)) * sums.dtype.bytes > s.target.l1 // 2:
+            if s.nest.buffer(str(x.source)).pointer and moves and not followed:
+                s.attempt(Prefetch(str(x.source), loop.name, 1, around[-1], level))
+    sums = s.nest.buffer(store.buffer)
+    elements = prod(k for k in sums.shape if isinstance(k, int))
+    if level > 1 and elements * sums.dtype.bytes > s.target.l1 // 2:
         s.attempt(Prefetch(sums.name, around[-1], 1, around[-1]))
 
 

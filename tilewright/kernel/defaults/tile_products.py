@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Load
+from tilewright.ir.product import Product
 from tilewright.ir.register_tile import products_of, ragged_rows, whole_tile
 from tilewright.kernel.defaults.scheduler import Scheduler
 from tilewright.kernel.nest import Alloc, Loop, Path, Store, own_loops, own_values, walk
@@ -67,7 +68,7 @@ def in_panels(
 
 def _chosen(
     s: Scheduler, store: Store, own: list[Loop]
-) -> tuple[tuple[int, int], list[str]] | None:
+) -> tuple[tuple[int, int], list[Product]] | None:
     """A register tile for a product of two tiles, and the instructions that may compute it."""
     v = store.value
     if store.combine is None or len(reduced(store, own)) != 1 or len(own) < 3:
@@ -80,7 +81,7 @@ def _chosen(
     sums = s.nest.buffer(store.buffer).dtype
     known = [p for p in products_of(s.target, (sums, sums, sums)) if p.group == 1]
     tile = whole_tile(s.target, known[0], rows, columns) if known else None
-    return None if tile is None else (tile, [p.instruction for p in known])
+    return None if tile is None else (tile, known)
 
 
 def multiplies(s: Scheduler, stage: str, store: Store, own: list[Loop], alone: bool) -> bool:
@@ -89,9 +90,11 @@ def multiplies(s: Scheduler, stage: str, store: Store, own: list[Loop], alone: b
     chosen = _chosen(s, store, own)
     if chosen is None:
         return False
-    (height, width), instructions = chosen
-    height = _height(s, stage, store, own, chosen)
+    (height, width), known = chosen
     rows, columns, over = own[-3:]
+    assert isinstance(rows.extent, int)
+    if known[0].loads == "each" and _carried(s, stage, store):
+        height = ragged_rows(s.target, known[0], rows.extent, width)
     steps: list[Step] = []
     outer: list[str] = []
     inside: list[str] = []
@@ -117,7 +120,7 @@ def multiplies(s: Scheduler, stage: str, store: Store, own: list[Loop], alone: b
             steps.append(Split(name, size))
             outer.append(f"{name}.0")
             inside.insert(0, f"{name}.1")
-    for name in instructions:
+    for name in (p.instruction for p in known):
         saved = s.nest, list(s.trace)
         order = Reorder((*outer, *inside, deep))
         if all(map(s.attempt, (*steps, order))):
@@ -134,21 +137,11 @@ def multiplies(s: Scheduler, stage: str, store: Store, own: list[Loop], alone: b
 
 
 def _carried(s: Scheduler, stage: str, store: Store) -> bool:
-    """Does a loop around the product add to the same sums again and again?"""
+    """Does a loop around the product add to the same sums again and again? Then the last register
+    tile may have fewer rows than the others; sums of no such loop start in their tile, in one way
+    for all."""
     outside = [p for p in s.path(stage) if p.axis.stage != stage]
     return bool(outside) and Alloc(store.buffer) not in (x for x, _ in walk(outside[-1].body))
-
-
-def _height(
-    s: Scheduler, stage: str, store: Store, own: list[Loop], chosen: tuple[tuple[int, int], list[str]]
-) -> int:
-    """Rows of a register tile. The last of carried sums may have fewer: these are loaded and stored
-    anyway, and others start in their tile."""
-    ((height, width), (first, *_)), rows = chosen, own[-3].extent
-    product = next(p for p in s.target.products if p.instruction == first)
-    if product.loads != "each" or not isinstance(rows, int) or not _carried(s, stage, store):
-        return height
-    return ragged_rows(s.target, product, rows, width)
 
 
 def _fits_first_cache(s: Scheduler, store: Store, loops: list[Loop]) -> bool:
