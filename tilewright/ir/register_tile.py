@@ -113,24 +113,26 @@ def operand_level(target: Target, instruction: str) -> int:
     return 1 if any(p.tile and p.instruction == instruction for p in target.products) else 2
 
 
-def _room(target: Target) -> int:
-    """Registers for sums: the others are for operands."""
-    return target.vector_registers - target.vector_registers // 4
+def _room(target: Target, vectors: int) -> int:
+    """Registers for sums: the others are for a row of so many vectors, an element and what is next."""
+    registers = target.vector_registers
+    return min(registers - registers // 4, registers - vectors - 1)
 
 
 def ragged_rows(target: Target, product: Product, rows: int, width: int) -> int:
     """Rows of a tile so many columns wide for a product of so many rows, where the last tile may
-    have fewer: as few instructions in all as possible. What multiplies is never less than hides
-    its latency."""
+    have fewer: as few instructions in all as possible. Those that multiply count for at least as
+    many as hide their latency; the code of a smaller last tile has to save a twentieth."""
     vectors = width // product.lanes
     least = target.fma_pipes * target.fma_latency
-    most = max(1, min(rows, product.rows, _room(target) // vectors))
+    most = max(1, min(rows, product.rows, _room(target, vectors) // vectors))
 
     def instructions(height: int) -> int:
         return max(height * vectors, least) + height + vectors if height else 0
 
-    def total(height: int) -> int:
-        return rows // height * instructions(height) + instructions(rows % height)
+    def total(height: int) -> float:
+        last = rows % height
+        return (rows // height * instructions(height) + instructions(last)) * (1.05 if last else 1)
 
     return min(range(most, 0, -1), key=total)
 
@@ -145,12 +147,11 @@ def whole_tile(target: Target, product: Product, rows: int, columns: int) -> tup
         return None
     if product.tile is not None:
         return max(heights), max(widths)
-    room = _room(target)
 
     def worth(tile: tuple[int, int]) -> tuple[bool, int, float]:
         height, vectors = tile[0], tile[1] // product.lanes
         sums = height * vectors
         loads = vectors + (height if product.loads == "each" else height / product.lanes)
-        return sums <= room, min(sums, 16), -loads / sums
+        return sums <= _room(target, vectors), min(sums, 16), -loads / sums
 
     return max(((h, w) for h in heights for w in widths), key=worth)
