@@ -114,7 +114,7 @@ def operand_level(target: Target, instruction: str) -> int:
 
 
 def _room(target: Target, vectors: int) -> int:
-    """Registers for sums: the others are for a row of so many vectors, an element and what is next."""
+    """Registers for sums: the others are for a row of so many vectors and an element."""
     registers = target.vector_registers
     return min(registers - registers // 4, registers - vectors - 1)
 
