@@ -137,11 +137,13 @@ def ragged_rows(target: Target, product: Product, rows: int, width: int) -> int:
     return min(range(most, 0, -1), key=total)
 
 
-def whole_tile(target: Target, product: Product, rows: int, columns: int) -> tuple[int, int] | None:
+def whole_tile(
+    target: Target, product: Product, rows: int, columns: int, widest: int | None = None
+) -> tuple[int, int] | None:
     """Rows and columns of a tile that divides a product of such sizes: enough sums to hide an
     instruction's latency, as many as registers hold, then as few loads per sum as possible."""
     heights = [n for n in range(1, min(rows, product.rows) + 1) if rows % n == 0]
-    most = min(columns, product.columns)
+    most = min(columns, product.columns if widest is None else widest)
     widths = [n for n in range(product.lanes, most + 1, product.lanes) if columns % n == 0]
     if not heights or not widths:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import prod
+from math import gcd, prod
 
 from tilewright.ir import dim as D
 from tilewright.ir.expr import Fn, Load, loads
@@ -285,7 +285,8 @@ def _lanes(s: Scheduler, stage: str, own: list[Loop], panel: int | None) -> None
 
 def _turned(s: Scheduler, stage: str, own: list[Loop], rows: Loop, panel: int) -> bool:
     """A panel filled from memory in which its rows are adjacent: as many vectors as it has
-    columns are read at a time, and stored turned round."""
+    columns, or as there are registers for, are read at a time, and stored turned round."""
+    panel = gcd(panel, s.target.vector_registers)
     over = D.symbols(s.store(stage).index[-1])
     columns = [p for p in own if p.var in over]
     lanes = min(s.target.lanes(32), rows.extent if isinstance(rows.extent, int) else 0)

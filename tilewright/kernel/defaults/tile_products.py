@@ -16,7 +16,7 @@ from tilewright.ir.expr import Fn, Load
 from tilewright.ir.product import Product
 from tilewright.ir.register_tile import products_of, ragged_rows, whole_tile
 from tilewright.kernel.defaults.scheduler import Scheduler
-from tilewright.kernel.nest import Alloc, Loop, Path, Store, own_loops, own_values, walk
+from tilewright.kernel.nest import Alloc, Loop, Path, Store, mentions, own_loops, own_values, walk
 from tilewright.kernel.step import Step
 from tilewright.kernel.steps.compute_at import ComputeAt
 from tilewright.kernel.steps.init_at import InitAt
@@ -27,6 +27,10 @@ from tilewright.kernel.steps.split import Split
 from tilewright.kernel.steps.tensorize import Tensorize
 from tilewright.kernel.steps.unroll import Unroll
 from tilewright.kernel.steps.vectorize import Vectorize
+
+# Vectors in a row of a register tile whose sums are not carried by a loop: with four, attention
+# took a tenth longer.
+FEW_VECTORS = 3
 
 
 def reduced(store: Store, own: list[Loop]) -> list[Loop]:
@@ -44,7 +48,7 @@ def in_panels(
     for name, store in stores.items():
         path = paths[name]
         own = own_loops(path, name)
-        chosen = _chosen(s, store, own)
+        chosen = _chosen(s, store, own, _carried(path, store))
         if chosen is None:
             continue
         (_, width), _ = chosen
@@ -67,7 +71,7 @@ def in_panels(
 
 
 def _chosen(
-    s: Scheduler, store: Store, own: list[Loop]
+    s: Scheduler, store: Store, own: list[Loop], carried: bool
 ) -> tuple[tuple[int, int], list[Product]] | None:
     """A register tile for a product of two tiles, and the instructions that may compute it."""
     v = store.value
@@ -80,20 +84,24 @@ def _chosen(
         return None
     sums = s.nest.buffer(store.buffer).dtype
     known = [p for p in products_of(s.target, (sums, sums, sums)) if p.group == 1]
-    tile = whole_tile(s.target, known[0], rows, columns) if known else None
+    widest = known[0].columns if known else 0
+    if known and not carried:
+        widest = min(widest, FEW_VECTORS * known[0].lanes)
+    tile = whole_tile(s.target, known[0], rows, columns, widest) if known else None
     return None if tile is None else (tile, known)
 
 
 def multiplies(s: Scheduler, stage: str, store: Store, own: list[Loop], alone: bool) -> bool:
     """A product of two tiles by the target's instruction, a register tile at a time. `alone`: the
     nest has all that reads its operands, so that these may be filled inside its loops."""
-    chosen = _chosen(s, store, own)
+    carried = _carried(tuple(s.path(stage)), store)
+    chosen = _chosen(s, store, own, carried)
     if chosen is None:
         return False
     (height, width), known = chosen
     rows, columns, over = own[-3:]
     assert isinstance(rows.extent, int)
-    if known[0].loads == "each" and _carried(s, stage, store):
+    if known[0].loads == "each" and carried:
         height = ragged_rows(s.target, known[0], rows.extent, width)
     steps: list[Step] = []
     outer: list[str] = []
@@ -136,12 +144,15 @@ def multiplies(s: Scheduler, stage: str, store: Store, own: list[Loop], alone: b
     return False
 
 
-def _carried(s: Scheduler, stage: str, store: Store) -> bool:
-    """Does a loop around the product add to the same sums again and again? Then the last register
-    tile may have fewer rows than the others; sums of no such loop start in their tile, in one way
-    for all."""
-    outside = [p for p in s.path(stage) if p.axis.stage != stage]
-    return bool(outside) and Alloc(store.buffer) not in (x for x, _ in walk(outside[-1].body))
+def _carried(path: Path, store: Store) -> bool:
+    """Does a loop around the product add to the same sums again and again, and nothing else in it
+    use them? Then the last register tile may have fewer rows than the others: sums that start in
+    their tile do that in one way for all."""
+    outside = [p for p in path if p.axis.stage != store.stage]
+    if not outside:
+        return False
+    others = [x for x, _ in walk(outside[-1].body) if getattr(x, "stage", "") != store.stage]
+    return not any(not isinstance(x, Loop) and store.buffer in mentions(x) for x in others)
 
 
 def _fits_first_cache(s: Scheduler, store: Store, loops: list[Loop]) -> bool:
